@@ -1,0 +1,37 @@
+# make conformance   judge every built-in implementation
+# make test          lint, types, the suite's own tests, and the built-in implementations
+
+PYTHON ?= python3
+VENV   ?= .venv
+RUN    := $(VENV)/bin/python
+READY  := $(VENV)/.ready
+
+.PHONY: conformance test lint types bounds format clean
+
+conformance: $(READY)
+	$(RUN) -m pytest --report report
+
+test: lint types
+	$(RUN) -m pytest tests/selftest tests/conformance --durations=5
+
+lint: $(READY)
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+
+types: $(READY)
+	$(RUN) -m mypy
+
+bounds: $(READY)
+	$(RUN) -m tests.measure_bounds
+
+format: $(READY)
+	$(RUN) -m ruff check --fix .
+	$(RUN) -m ruff format .
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(RUN) -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $(READY)
+
+clean:
+	rm -rf $(VENV) report .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,3 @@
+"""Hooks the suite into pytest."""
+
+pytest_plugins = ["tests.harness.plugin"]

@@ -1,0 +1,1 @@
+"""Who claims to do it: the adapter contract and the implementations that the suite knows."""

@@ -1,0 +1,98 @@
+"""The contract of an adapter: claims, one call, one result. Only NumPy arrays and plain values cross it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from spec.cases import Case
+from spec.features import Conventions, Feature, Scope
+from spec.problems import DTYPES, Array, Problem
+
+
+@dataclass(frozen=True)
+class Unable:
+    """Why an implementation cannot be asked a case."""
+
+    reason: str
+
+
+def any_case(case: Case) -> Case | Unable:
+    """The fit of an implementation that can be asked everything its features allow."""
+    return case
+
+
+@dataclass(frozen=True)
+class Claims:
+    """What an implementation says of itself; each claim is tested, nothing else is.
+
+    Attributes:
+        conventions: its answers where the field disagrees.
+        dtypes: names out of `spec.problems.DTYPES`.
+        fit: the nearest case that it can be asked, or why there is none (head widths that are multiples of 8 only,
+            an output width tied to another, ...). Called after the features have been applied.
+    """
+
+    scope: Scope
+    features: frozenset[Feature]
+    conventions: Conventions = Conventions()
+    dtypes: tuple[str, ...] = tuple(DTYPES)
+    fit: Callable[[Case], Case | Unable] = any_case
+
+    def __contains__(self, feature: Feature) -> bool:
+        return feature in self.features
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """What one call gave back, as NumPy arrays in the dtype the implementation chose.
+
+    Attributes:
+        output: (B, H, Lq, d_v) at the op level, (B, Lq, out_dim) at the module level.
+        weights: (B, H, Lq, Lk), where claimed.
+        averaged_weights: (B, Lq, Lk), where claimed.
+        log_sum_exp: (B, H, Lq), natural logarithm, where claimed.
+        gradients: by the names in `Problem.needs`; a shared input's under its first name.
+    """
+
+    output: Array
+    weights: Array | None = None
+    averaged_weights: Array | None = None
+    log_sum_exp: Array | None = None
+    gradients: Mapping[str, Array] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ExpectedFailure:
+    """A known deviation: the clause, the dtypes in which it shows (empty: all), why, and where it is public."""
+
+    clause: str
+    reason: str
+    link: str
+    dtypes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.link.startswith("https://"):
+            raise ValueError(f"the expected failure of {self.clause} needs a public https link, not {self.link!r}")
+        if not self.reason:
+            raise ValueError(f"the expected failure of {self.clause} needs a reason")
+
+
+@dataclass(frozen=True)
+class Implementation:
+    """An attention implementation behind one call.
+
+    Attributes:
+        name: dotted, unique, stable; it appears in test ids.
+        run: answers a problem on a device. It may keep no reference to the problem's arrays.
+        about: one line for listings.
+        expected_failures: deviations that are known and public.
+        construct: builds the module for a head count and width and throws it away; for clauses on errors.
+    """
+
+    name: str
+    claims: Claims
+    run: Callable[[Problem, str], Result]
+    about: str = ""
+    expected_failures: tuple[ExpectedFailure, ...] = ()
+    construct: Callable[[int, int], object] | None = None

@@ -1,0 +1,106 @@
+"""Fitting: the case nearest to a wanted one that an implementation's claims allow."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from implementations.contract import Claims, Unable
+from spec.cases import Case, Embedding, Garbage, Layout, MaskKind, ModuleForm, Padding, Scores, Sharing, Values
+from spec.features import Feature, Scope
+
+FREE_WIDTHS = (13, 11, 17)
+"""Input widths of query, key and value where they are free: coprime to each other and to the heads' widths."""
+
+
+def fit(case: Case, claims: Claims) -> Case | Unable:
+    """The case with the sizes, widths and module form that the claims allow, or why it cannot be asked."""
+    missing = [f for f in _required(case) if f not in claims]
+    if missing:
+        return Unable(f"does not claim {missing[0]}")
+    s = case.sizes
+    num_heads = s.num_heads if Feature.HEADS in claims else 1
+    d_v = s.d_v if Feature.VALUE_WIDTH in claims else s.d_k
+    query_length = s.query_length if Feature.CROSS in claims else s.key_length
+    fitted = case.sized(num_heads=num_heads, d_v=d_v, query_length=query_length)
+    if claims.scope is Scope.OP:
+        return claims.fit(replace(fitted, module=None))
+    nearest = claims.fit(replace(fitted, module=_form(fitted, claims)))
+    return nearest if isinstance(nearest, Unable) else _selectable(nearest)
+
+
+def _required(case: Case) -> list[Feature]:
+    needed = {
+        Feature.SCALE: case.scale is not None,
+        Feature.BOOL_MASK: case.mask is MaskKind.BOOL,
+        Feature.FLOAT_MASK: case.mask in (MaskKind.FLOAT, MaskKind.INFINITE),
+        Feature.VALID_LENS: case.padding in (Padding.LENGTHS, Padding.QUERY_LENGTHS),
+        Feature.KEY_PADDING: case.padding
+        in (Padding.RIGHT, Padding.LEFT, Padding.HOLES, Padding.EMPTY_SAMPLE),
+        Feature.CAUSAL: case.causal,
+        Feature.VIEWS: case.layout is not Layout.CONTIGUOUS,
+        Feature.CONTAINMENT: case.garbage is Garbage.NAN,
+    }
+    return [feature for feature, wanted in needed.items() if wanted]
+
+
+def _form(case: Case, claims: Claims) -> ModuleForm:
+    sharing = _sharing(claims)
+    select = case.scores is not Scores.NORMAL or case.values is not Values.NORMAL or case.garbage is not Garbage.NONE
+    query_dim, key_dim, value_dim = _selected_widths(case, sharing) if select else _random_widths(case, claims)
+    s = case.sizes
+    if Feature.MODEL_WIDTH not in claims:
+        query_dim = s.num_heads * s.d_k
+    if sharing is Sharing.SELF or Feature.INPUT_WIDTHS not in claims:
+        widest = query_dim if Feature.MODEL_WIDTH not in claims else max(query_dim, key_dim, value_dim)
+        query_dim = key_dim = value_dim = widest
+    if sharing is Sharing.KEY_VALUE:
+        value_dim = key_dim
+    return ModuleForm(
+        sharing=sharing,
+        query_dim=query_dim,
+        key_dim=key_dim,
+        value_dim=value_dim,
+        out_dim=query_dim if Feature.OUTPUT_PROJECTION in claims else s.num_heads * s.d_v,
+        bias=Feature.BIAS in claims,
+        output_projection=Feature.OUTPUT_PROJECTION in claims,
+        output_bias=Feature.OUTPUT_BIAS in claims,
+        embedding=Embedding.SELECT if select else Embedding.RANDOM,
+    )
+
+
+def _sharing(claims: Claims) -> Sharing:
+    if Feature.CROSS not in claims:
+        return Sharing.SELF
+    return Sharing.NONE if Feature.KEY_VALUE in claims else Sharing.KEY_VALUE
+
+
+def _random_widths(case: Case, claims: Claims) -> tuple[int, int, int]:
+    if Feature.INPUT_WIDTHS in claims or Feature.MODEL_WIDTH in claims:
+        return FREE_WIDTHS
+    width = case.sizes.num_heads * case.sizes.d_k
+    return width, width, width
+
+
+def _selected_widths(case: Case, sharing: Sharing) -> tuple[int, int, int]:
+    s = case.sizes
+    keyed, valued = s.num_heads * s.d_k, s.num_heads * s.d_v
+    if sharing is Sharing.SELF:
+        width = 2 * keyed + valued
+        return width, width, width
+    if sharing is Sharing.KEY_VALUE:
+        return max(keyed, valued), keyed + valued, keyed + valued
+    return max(keyed, valued), keyed, valued
+
+
+def _selectable(case: Case) -> Case | Unable:
+    form = case.module
+    assert form is not None
+    if form.embedding is Embedding.RANDOM:
+        return case
+    wanted = _selected_widths(case, form.sharing)
+    widths = (form.query_dim, form.key_dim, form.value_dim)
+    if any(width < needed for width, needed in zip(widths, wanted, strict=True)):
+        return Unable("its widths are tied, so that chosen scores cannot be laid into its inputs")
+    if form.output_projection and form.out_dim < case.sizes.num_heads * case.sizes.d_v:
+        return Unable("its output is narrower than its heads")
+    return case

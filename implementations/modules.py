@@ -1,0 +1,135 @@
+"""Module adapters: a torch module with projections inside becomes an implementation in a few lines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import nn
+
+from implementations.contract import Result
+from implementations.tensors import TORCH_DTYPES, gradients_of, tensors, to_array
+from spec.problems import Array, Problem
+
+Tensors = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A parameter that holds several of the problem's weights or biases, one after the other along its first axis."""
+
+    names: tuple[str, ...]
+
+
+Places = Mapping[str, str | Packed]
+"""Where a module keeps what: attribute path -> name in `Problem.parameters`, transposed as in nn.Linear."""
+
+
+def linears(**layers: str) -> dict[str, str]:
+    """Places of nn.Linear layers by role: linears(q="proj_q") is {"proj_q.weight": "w_q", "proj_q.bias": "b_q"}."""
+    return {
+        f"{layer}.{part}": f"{part[0]}_{role}" for role, layer in layers.items() for part in ("weight", "bias")
+    }
+
+
+def torch_module(
+    build: Callable[[Problem], nn.Module],
+    call: Callable[[nn.Module, Tensors, Problem], torch.Tensor | tuple[torch.Tensor, ...]],
+    places: Places | Callable[[nn.Module], Places],
+    *,
+    extras: Sequence[str] = (),
+) -> Callable[[Problem, str], Result]:
+    """A `run` for a module.
+
+    Args:
+        build: makes the module for a problem's widths; dtype and device are set here.
+        call: calls it with the problem's tensors by name (`query`, `attn_mask`, ...); its first answer is the
+            output, (B, Lq, width).
+        places: where its parameters are, or a function that finds them.
+        extras: what the call returns after the output, by the names of `Result`.
+    """
+
+    kept: dict[tuple[object, ...], nn.Module] = {}
+
+    def module_for(problem: Problem, device: str) -> nn.Module:
+        """One module a shape, kept from call to call as a user would keep it."""
+        shapes = tuple((name, array.shape) for name, array in problem.parameters.items())
+        key = (problem.dtype, device, problem.num_heads, problem.sharing, shapes)
+        if key not in kept:
+            with _random_state_kept():
+                kept[key] = build(problem).to(device, TORCH_DTYPES[problem.dtype])
+        return kept[key]
+
+    def run(problem: Problem, device: str) -> Result:
+        given = tensors(problem, device)
+        module = module_for(problem, device)
+        where = _present(module, places(module) if callable(places) else places)
+        load(module, where, given)
+        with torch.set_grad_enabled(problem.cotangent is not None):
+            answer = call(module, given, problem)
+        output, *rest = answer if isinstance(answer, tuple) else (answer,)
+        others = {n: to_array(t) for n, t in zip(extras, rest, strict=True)}
+        return Result(to_array(output), gradients=_gradients(problem, module, where, given, output), **others)
+
+    return run
+
+
+@contextmanager
+def _random_state_kept() -> Iterator[None]:
+    """Building a module draws its initial weights; that is no effect of calling it."""
+    with torch.random.fork_rng(devices=[]):
+        yield
+
+
+def _present(module: nn.Module, places: Places) -> Places:
+    """The places that this module really has: a layer without bias has none for one."""
+    return {path: place for path, place in places.items() if path in dict(module.named_parameters())}
+
+
+def load(module: nn.Module, places: Places, given: Tensors) -> None:
+    """Copies the problem's weights and biases into the module.
+
+    Raises:
+        ValueError: a parameter of the module has no place, or a weight fits none.
+    """
+    used: set[str] = set()
+    for path, parameter in module.named_parameters():
+        if path not in places:
+            raise ValueError(f"the suite does not know what parameter {path!r} {tuple(parameter.shape)} is")
+        names = _names(places[path])
+        used.update(names)
+        with torch.no_grad():
+            parameter.copy_(torch.cat([_as_stored(given, name) for name in names]).view_as(parameter))
+    lost = sorted(n for n in given if n[:2] in ("w_", "b_") and n not in used)
+    if lost:
+        raise ValueError(f"the module has no parameter for {', '.join(lost)}")
+
+
+def _as_stored(given: Tensors, name: str) -> torch.Tensor:
+    return given[name].detach().T if name.startswith("w_") else given[name].detach()
+
+
+def _names(place: str | Packed) -> tuple[str, ...]:
+    return place.names if isinstance(place, Packed) else (place,)
+
+
+def _gradients(
+    problem: Problem, module: nn.Module, places: Places, given: Tensors, output: torch.Tensor
+) -> dict[str, Array]:
+    if problem.cotangent is None:
+        return {}
+    leaves = {n: given[n] for n in problem.needs if n in given and n not in problem.parameters}
+    leaves |= {path: module.get_parameter(path) for path in places}
+    found = gradients_of(output, leaves, given["cotangent"])
+    for path, place in places.items():
+        found |= _unpacked(found.pop(path), _names(place), given)
+    return {name: found[name] for name in problem.needs}
+
+
+def _unpacked(gradient: Array, names: tuple[str, ...], given: Tensors) -> dict[str, Array]:
+    ends = np.cumsum([_as_stored(given, name).shape[0] for name in names])[:-1]
+    parts = np.split(gradient, ends)
+    return {n: part.T if n.startswith("w_") else part for n, part in zip(names, parts, strict=True)}

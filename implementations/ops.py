@@ -1,0 +1,102 @@
+"""Op adapters: a function of query, key and value becomes an implementation in a few lines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+
+from implementations.contract import Result
+from implementations.tensors import gradients_of, tensors, to_array
+from spec.features import Polarity
+from spec.problems import Array, Problem
+
+INPUTS = ("query", "key", "value")
+Answer = torch.Tensor | tuple[torch.Tensor, ...]
+"""The output, or a tuple of output and extras in the order that `extras` names."""
+
+
+def torch_op(
+    function: Callable[..., Answer],
+    *,
+    extras: tuple[str, ...] = (),
+    polarity: Polarity = Polarity.MAY_ATTEND,
+    context: Callable[[], AbstractContextManager[Any]] = nullcontext,
+) -> Callable[[Problem, str], Result]:
+    """A `run` for a function with the parameters of torch's scaled_dot_product_attention, or some of them.
+
+    Only what a problem asks for is passed: attn_mask, key_padding_mask, is_causal=True and scale
+    appear where they are wanted.
+
+    Args:
+        function: called as function(query, key, value, attn_mask=..., is_causal=..., scale=...).
+        extras: what it returns after the output, by the names of `Result`.
+        polarity: what True means in its boolean masks.
+        context: entered around each forward call, to choose a kernel for instance.
+    """
+
+    def run(problem: Problem, device: str) -> Result:
+        given = tensors(problem, device)
+        with context(), torch.set_grad_enabled(problem.cotangent is not None):
+            answer = function(*(given[n] for n in INPUTS), **_options(problem, given, polarity))
+        output, *rest = answer if isinstance(answer, tuple) else (answer,)
+        leaves = {name: given[name] for name in problem.needs}
+        found = {} if problem.cotangent is None else gradients_of(output, leaves, given["cotangent"])
+        others = {n: to_array(t) for n, t in zip(extras, rest, strict=True)}
+        return Result(to_array(output), gradients=found, **others)
+
+    return run
+
+
+def numpy_op(
+    function: Callable[..., Array | tuple[Array, ...]],
+    *,
+    extras: tuple[str, ...] = (),
+    polarity: Polarity = Polarity.MAY_ATTEND,
+) -> Callable[[Problem, str], Result]:
+    """A `run` for such a function of NumPy arrays: it gets views that it cannot write to, and has no gradients.
+
+    Args:
+        function: called as function(query, key, value, attn_mask=..., is_causal=..., scale=...).
+        extras: what it returns after the output, by the names of `Result`.
+        polarity: what True means in its boolean masks.
+    """
+
+    def run(problem: Problem, device: str) -> Result:
+        given = {name: _read_only(array) for name, array in problem.arrays().items()}
+        # Where NaN and infinity go is what the suite compares; a warning about them is no answer.
+        with np.errstate(all="ignore"):
+            answer = function(*(given[n] for n in INPUTS), **_options(problem, given, polarity))
+        output, *rest = answer if isinstance(answer, tuple) else (answer,)
+        others: dict[str, Any] = {n: _checked(a) for n, a in zip(extras, rest, strict=True)}
+        return Result(_checked(output), **others)
+
+    return run
+
+
+def _read_only(array: Array) -> Array:
+    view = array.view()
+    view.flags.writeable = False
+    return view
+
+
+def _checked(array: Array) -> Array:
+    if not isinstance(array, np.ndarray):
+        raise TypeError(f"a NumPy array was expected, got {type(array).__name__}")
+    return array
+
+
+def _options(problem: Problem, given: Mapping[str, Any], polarity: Polarity) -> dict[str, Any]:
+    options: dict[str, Any] = {}
+    for name in ("attn_mask", "key_padding_mask"):
+        if name in given:
+            flipped = problem.arrays()[name].dtype.kind == "b" and polarity is Polarity.MASKED_OUT
+            options[name] = ~given[name] if flipped else given[name]
+    if problem.causal:
+        options["is_causal"] = True
+    if problem.scale is not None:
+        options["scale"] = problem.scale
+    return options

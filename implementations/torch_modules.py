@@ -1,0 +1,143 @@
+"""torch.nn.MultiheadAttention: every path through it that computes differently is a variant of its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from implementations.contract import Claims, ExpectedFailure, Implementation
+from implementations.mha import MHA_FEATURES, PLACES, build_mha, call_mha, inputs_of, mask_options, one_mask
+from implementations.modules import Tensors, torch_module
+from spec.features import Conventions, Feature, Polarity, Scope
+from spec.problems import Problem
+
+
+class Functional(nn.Module):
+    """The parameters of nn.MultiheadAttention, given to nn.functional.multi_head_attention_forward."""
+
+    def __init__(self, embed_dim: int, num_heads: int) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.in_proj_weight = nn.Parameter(torch.empty(3 * embed_dim, embed_dim))
+        self.in_proj_bias = nn.Parameter(torch.empty(3 * embed_dim))
+        self.out_proj = nn.Linear(embed_dim, embed_dim)
+
+    def forward(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options: Any
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """(Lq, B, E), (Lk, B, E), (Lk, B, E) -> (Lq, B, E)."""
+        return F.multi_head_attention_forward(
+            query,
+            key,
+            value,
+            query.shape[-1],
+            self.num_heads,
+            self.in_proj_weight,
+            self.in_proj_bias,
+            bias_k=None,
+            bias_v=None,
+            add_zero_attn=False,
+            dropout_p=0.0,
+            out_proj_weight=self.out_proj.weight,
+            out_proj_bias=self.out_proj.bias,
+            training=False,
+            **options,
+        )
+
+
+def _eval_mha(problem: Problem) -> nn.Module:
+    return build_mha(nn.MultiheadAttention, batch_first=True)(problem).eval()
+
+
+def _claims(*added: Feature, without: tuple[Feature, ...] = ()) -> Claims:
+    features = MHA_FEATURES.union(added).difference(without)
+    return Claims(Scope.MODULE, features, Conventions(bool_mask=Polarity.MASKED_OUT), fit=one_mask)
+
+
+def _construct(num_heads: int, width: int) -> object:
+    return nn.MultiheadAttention(width, num_heads)
+
+
+def _fast(module: nn.Module, given: Tensors, problem: Problem) -> torch.Tensor:
+    """The inference path: one tensor for query, key and value, and no gradient wanted of anything."""
+    masks = mask_options(given, problem, Polarity.MASKED_OUT)
+    with torch.no_grad():
+        output: torch.Tensor = module(*inputs_of(given), need_weights=False, **masks)[0]
+    return output
+
+
+EMPTY_ROW_LINK = "https://github.com/pytorch/pytorch/issues/160064"
+FAST_PATH_LINK = "https://github.com/pytorch/pytorch/pull/190486"
+
+
+def _nan_for(reason: str, link: str, *clauses: str) -> tuple[ExpectedFailure, ...]:
+    return tuple(ExpectedFailure(clause, reason, link) for clause in clauses)
+
+
+_EMPTY_ROWS = ("masks.empty-row-bool", "masks.empty-row-float", "masks.empty-row-padding", "gradients.empty-row")
+_NAN_WEIGHTS = _nan_for("a row without keys is NaN where weights are returned", EMPTY_ROW_LINK, *_EMPTY_ROWS)
+
+_PER_HEAD = {"need_weights": True, "average_attn_weights": False}
+TORCH_MODULES = (
+    Implementation(
+        "torch.mha",
+        _claims(),
+        torch_module(
+            build_mha(nn.MultiheadAttention, batch_first=True), call_mha(need_weights=False), PLACES
+        ),
+        "nn.MultiheadAttention, batch first, no weights",
+        construct=_construct,
+    ),
+    Implementation(
+        "torch.mha.weights",
+        _claims(Feature.WEIGHTS),
+        torch_module(
+            build_mha(nn.MultiheadAttention, batch_first=True), call_mha(**_PER_HEAD), PLACES, extras=["weights"]
+        ),
+        "nn.MultiheadAttention that returns the weights of each head",
+        _NAN_WEIGHTS,
+    ),
+    Implementation(
+        "torch.mha.averaged",
+        _claims(Feature.AVERAGED_WEIGHTS),
+        torch_module(
+            build_mha(nn.MultiheadAttention, batch_first=True),
+            call_mha(need_weights=True),
+            PLACES,
+            extras=["averaged_weights"],
+        ),
+        "nn.MultiheadAttention that returns the mean of the weights over the heads",
+        _NAN_WEIGHTS,
+    ),
+    Implementation(
+        "torch.mha.length-first",
+        _claims(),
+        torch_module(
+            build_mha(nn.MultiheadAttention), call_mha(length_first=True, need_weights=False), PLACES
+        ),
+        "nn.MultiheadAttention, (L, B, E)",
+    ),
+    Implementation(
+        "torch.mha.kdim-vdim",
+        _claims(Feature.INPUT_WIDTHS),
+        torch_module(
+            build_mha(nn.MultiheadAttention, batch_first=True), call_mha(need_weights=False), PLACES
+        ),
+        "nn.MultiheadAttention with separate key and value widths",
+    ),
+    Implementation(
+        "torch.mha.fast-path",
+        _claims(without=(Feature.CROSS, Feature.KEY_VALUE, Feature.GRADIENTS, Feature.MASK_GRADIENT)),
+        torch_module(_eval_mha, _fast, PLACES),
+        "nn.MultiheadAttention in eval mode without gradients: the fused inference path",
+    ),
+    Implementation(
+        "torch.mha.functional",
+        _claims(),
+        torch_module(build_mha(Functional), call_mha(length_first=True, need_weights=False), PLACES),
+        "nn.functional.multi_head_attention_forward",
+    ),
+)

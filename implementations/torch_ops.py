@@ -1,0 +1,80 @@
+"""torch.nn.functional.scaled_dot_product_attention and its CPU kernels, each a variant of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Any
+
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from implementations.contract import Claims, ExpectedFailure, Implementation, Unable
+from implementations.ops import torch_op
+from spec.cases import Case
+from spec.features import CausalWithMask, Conventions, Feature, Scope
+
+SDPA_FEATURES = frozenset(
+    {
+        Feature.CORE,
+        Feature.HEADS,
+        Feature.CROSS,
+        Feature.KEY_VALUE,
+        Feature.VALUE_WIDTH,
+        Feature.SCALE,
+        Feature.BOOL_MASK,
+        Feature.FLOAT_MASK,
+        Feature.CAUSAL,
+        Feature.GRADIENTS,
+        Feature.MASK_GRADIENT,
+        Feature.VIEWS,
+        Feature.EMPTY_SIZES,
+    }
+)
+"""What the signature of scaled_dot_product_attention offers, apart from what later chapters ask."""
+
+
+def _kernel(backend: SDPBackend) -> Callable[[], AbstractContextManager[Any]]:
+    return lambda: sdpa_kernel(backend)
+
+
+def _flash_fit(case: Case) -> Case | Unable:
+    """The CPU flash kernel has one head width, and no gradient for a mask."""
+    return case.sized(d_v=case.sizes.d_k)
+
+
+NAN_SWALLOWED = "the CPU flash kernel answers zeros for a query that holds NaN"
+NAN_LINK = "https://github.com/pytorch/pytorch/issues/141128"
+LENGTH_UNCHECKED = "the CPU flash kernel does not compare the lengths of key and value"
+LENGTH_LINK = "https://github.com/pytorch/pytorch/pull/193728"
+
+_FLASH_DEVIATIONS = (
+    ExpectedFailure("numerics.nan-propagates", NAN_SWALLOWED, NAN_LINK),
+    ExpectedFailure("errors.key-value-length", LENGTH_UNCHECKED, LENGTH_LINK),
+)
+_CLAIMS = Claims(Scope.OP, SDPA_FEATURES, Conventions(causal_with_mask=CausalWithMask.EITHER))
+
+TORCH_OPS = (
+    Implementation(
+        "torch.sdpa",
+        _CLAIMS,
+        torch_op(F.scaled_dot_product_attention),
+        "scaled_dot_product_attention with the kernel that torch chooses",
+        _FLASH_DEVIATIONS,
+    ),
+    Implementation(
+        "torch.sdpa.math",
+        _CLAIMS,
+        torch_op(F.scaled_dot_product_attention, context=_kernel(SDPBackend.MATH)),
+        "scaled_dot_product_attention, composed of primitive operations",
+    ),
+    Implementation(
+        "torch.sdpa.flash",
+        replace(_CLAIMS, features=SDPA_FEATURES - {Feature.VALUE_WIDTH, Feature.MASK_GRADIENT}, fit=_flash_fit),
+        torch_op(F.scaled_dot_product_attention, context=_kernel(SDPBackend.FLASH_ATTENTION)),
+        "scaled_dot_product_attention, the fused CPU kernel",
+        _FLASH_DEVIATIONS,
+    ),
+)
+

@@ -1,0 +1,1 @@
+"""What must hold: the clauses, the features an implementation may claim, and the cases that ask."""

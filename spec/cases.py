@@ -1,0 +1,254 @@
+"""Cases: attention problems small enough to write down, from which every input can be rebuilt."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from enum import StrEnum
+from typing import Any, get_type_hints
+
+from spec.features import Scope
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The extents of one attention problem, per head. The defaults are coprime, so that no two axes look alike."""
+
+    batch: int = 2
+    num_heads: int = 3
+    query_length: int = 5
+    key_length: int = 7
+    d_k: int = 4
+    d_v: int = 3
+
+    def __str__(self) -> str:
+        return (
+            f"B={self.batch} H={self.num_heads} Lq={self.query_length} Lk={self.key_length} "
+            f"d_k={self.d_k} d_v={self.d_v}"
+        )
+
+
+class Scores(StrEnum):
+    """How the scores of a case are distributed."""
+
+    NORMAL = "normal"
+    """Independent normal scores with the case's spread."""
+    ONE_HOT = "one-hot"
+    """One key of each row leads by hundreds, exactly representable: its weight is 1."""
+    FAR_ROWS = "far-rows"
+    """Row maxima that lie hundreds apart, some far below zero."""
+    RISING = "rising"
+    """Scores that grow along the keys, so that the largest comes last."""
+    SUNKEN = "sunken"
+    """Scores of about -28672 for kept keys, of about 0 for masked ones."""
+    EQUAL = "equal"
+    """All scores of a row are the same."""
+    OVERFLOWING = "overflowing"
+    """Products q.k beyond the range of float16 whose scaled scores are within it."""
+
+
+class Values(StrEnum):
+    """What the rows of V hold."""
+
+    NORMAL = "normal"
+    CONSTANT = "constant"
+    """Every key of a head has the same value row."""
+
+
+class MaskKind(StrEnum):
+    """The kind of attention mask that is passed."""
+
+    NONE = "none"
+    BOOL = "bool"
+    FLOAT = "float"
+    """Finite, non-zero additions."""
+    INFINITE = "infinite"
+    """Finite additions, and minus infinity where a key is masked."""
+
+
+class MaskShape(StrEnum):
+    """Which axes of (B, H, Lq, Lk) the mask spells out; the others have extent 1, or are absent."""
+
+    FULL = "B,H,Lq,Lk"
+    SAMPLE = "B,1,Lq,Lk"
+    HEAD = "1,H,Lq,Lk"
+    SHARED = "Lq,Lk"
+    KEYS = "B,1,1,Lk"
+    QUERIES = "B,1,Lq,1"
+
+
+class Pattern(StrEnum):
+    """Which keys an attention mask leaves."""
+
+    RANDOM = "random"
+    """Holes everywhere, every row different, no row empty."""
+    ALL = "all"
+    """Nothing masked (a float mask: zeros)."""
+    SINGLE_KEY = "single-key"
+    """One key a row."""
+    SEGMENTS = "segments"
+    """Block-diagonal: keys of the query's own segment."""
+    FIRST_TILE = "first-tile"
+    """The first half of the keys is masked in every row."""
+    EMPTY_ROW = "empty-row"
+    """RANDOM, and query 1 of every head and sample may see nothing."""
+
+
+class Padding(StrEnum):
+    """Which keys of a sample are real."""
+
+    NONE = "none"
+    RIGHT = "right"
+    LEFT = "left"
+    HOLES = "holes"
+    EMPTY_SAMPLE = "empty-sample"
+    """The last sample has no real key."""
+    LENGTHS = "lengths"
+    """RIGHT, told as valid lengths (B,)."""
+    QUERY_LENGTHS = "query-lengths"
+    """Valid lengths (B, Lq), a count for each query."""
+
+
+class Garbage(StrEnum):
+    """What stands in masked keys and values."""
+
+    NONE = "none"
+    LARGE = "large"
+    """As large as the dtype bears without overflow of the scores."""
+    NAN = "nan"
+
+
+class Layout(StrEnum):
+    """How the arrays lie in memory; the numbers are the same."""
+
+    CONTIGUOUS = "contiguous"
+    TRANSPOSED = "transposed"
+    """Heads or tokens innermost but one: the usual result of a transpose."""
+    SLICED = "sliced"
+    """Every second row of a larger array."""
+    OFFSET = "offset"
+    """Starts one element after the beginning of its buffer."""
+    REVERSED = "reversed"
+    """Negative strides."""
+    BROADCAST = "broadcast"
+    """Key and value of stride 0 along the batch."""
+
+
+class Sharing(StrEnum):
+    """Which inputs of a module are one and the same array."""
+
+    SELF = "self"
+    """Query, key and value."""
+    KEY_VALUE = "key-value"
+    """Key and value."""
+    NONE = "none"
+
+
+class Embedding(StrEnum):
+    """How a module's projections are chosen."""
+
+    RANDOM = "random"
+    SELECT = "select"
+    """Zeros and ones that pick the wanted query, key and value out of the input."""
+
+
+@dataclass(frozen=True)
+class ModuleForm:
+    """The widths and parts of a module around the op."""
+
+    sharing: Sharing
+    query_dim: int
+    key_dim: int
+    value_dim: int
+    out_dim: int
+    bias: bool = False
+    output_projection: bool = False
+    output_bias: bool = False
+    embedding: Embedding = Embedding.RANDOM
+
+
+@dataclass(frozen=True)
+class Case:
+    """One attention problem. The default is an ordinary one: random scores, no mask, contiguous arrays.
+
+    `spread` is the standard deviation of the scores, `scale` None stands for the default 1/sqrt(d_k),
+    `value_scale` multiplies V. `module` None is the op level.
+    """
+
+    sizes: Sizes = Sizes()
+    seed: int = 0
+    scores: Scores = Scores.NORMAL
+    spread: float = 1.5
+    values: Values = Values.NORMAL
+    value_scale: float = 1.0
+    scale: float | None = None
+    mask: MaskKind = MaskKind.NONE
+    mask_shape: MaskShape = MaskShape.FULL
+    pattern: Pattern = Pattern.RANDOM
+    mask_offset: float = 0.0
+    padding: Padding = Padding.NONE
+    causal: bool = False
+    garbage: Garbage = Garbage.NONE
+    layout: Layout = Layout.CONTIGUOUS
+    module: ModuleForm | None = None
+
+    @property
+    def scope(self) -> Scope:
+        return Scope.OP if self.module is None else Scope.MODULE
+
+    def sized(self, **extents: int) -> Case:
+        """This case with some extents of its sizes changed."""
+        return replace(self, sizes=replace(self.sizes, **extents))
+
+    def to_json(self) -> str:
+        """A JSON object from which `from_json` rebuilds an equal case."""
+        return json.dumps(asdict(self), sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> Case:
+        """The case that `to_json` wrote.
+
+        Raises:
+            ValueError: the text is no such object; the message names the field.
+        """
+        built = _build(cls, json.loads(text), "case")
+        assert isinstance(built, cls)
+        return built
+
+    def __str__(self) -> str:
+        default = Case()
+        named = [f.name for f in fields(self) if f.name not in ("sizes", "module")]
+        changed = [f"{n}={getattr(self, n)}" for n in named if getattr(self, n) != getattr(default, n)]
+        form = [] if self.module is None else [_describe(self.module)]
+        return " ".join([str(self.sizes), *form, *changed])
+
+
+def _describe(form: ModuleForm) -> str:
+    widths = f"{form.query_dim},{form.key_dim},{form.value_dim}->{form.out_dim}"
+    return f"widths={widths} sharing={form.sharing} weights={form.embedding}"
+
+
+def _build(kind: type[Any], data: object, where: str) -> Any:
+    if not isinstance(data, Mapping):
+        raise ValueError(f"{where} must be an object, not {data!r}")
+    hints = get_type_hints(kind)
+    unknown = sorted(set(data) - set(hints))
+    if unknown:
+        raise ValueError(f"{where} has no field {unknown[0]!r}; it has: {', '.join(hints)}")
+    return kind(**{name: _value(hints[name], value, f"{where}.{name}") for name, value in data.items()})
+
+
+def _value(hint: Any, value: object, where: str) -> Any:
+    if hint == ModuleForm | None:
+        return None if value is None else _build(ModuleForm, value, where)
+    if hint is Sizes:
+        return _build(Sizes, value, where)
+    if isinstance(hint, type) and issubclass(hint, StrEnum):
+        if value not in list(hint):
+            raise ValueError(f"{where} cannot be {value!r}; choose from: {', '.join(hint)}")
+        return hint(value)
+    accepted = {float: (int, float), float | None: (int, float, type(None)), int: int, bool: bool}[hint]
+    if not isinstance(value, accepted) or (isinstance(value, bool) and hint is not bool):
+        raise ValueError(f"{where} cannot be {value!r}")
+    return value

@@ -1,0 +1,174 @@
+"""What an implementation may claim, and which answer it claims where the field disagrees."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from enum import StrEnum
+
+
+class Scope(StrEnum):
+    """The two levels at which attention is offered."""
+
+    OP = "op"
+    """A function of query, key and value with a head axis, (B, H, L, d)."""
+    MODULE = "module"
+    """Projections, heads and perhaps an output projection around the op, (B, L, width)."""
+
+
+class Feature(StrEnum):
+    """One thing that an implementation offers. A claimed feature is tested, an unclaimed one is not."""
+
+    CORE = "core"
+    """softmax(scale * Q K^T) V; every implementation claims it."""
+    HEADS = "heads"
+    """More than one head."""
+    VALUE_WIDTH = "value-width"
+    """d_v may differ from d_k."""
+    CROSS = "cross"
+    """Queries and keys may come from different sequences, of different lengths."""
+    KEY_VALUE = "key-value"
+    """Key and value may be two different inputs."""
+    SCALE = "scale"
+    """The caller may give the factor that multiplies the scores."""
+    BOOL_MASK = "bool-mask"
+    """A boolean attention mask."""
+    FLOAT_MASK = "float-mask"
+    """A float attention mask that is added to the scores."""
+    KEY_PADDING = "key-padding"
+    """A boolean mask (B, Lk) over the keys of each sample."""
+    VALID_LENS = "valid-lens"
+    """A count of leading valid keys, a sample (B,) or a query (B, Lq)."""
+    CAUSAL = "causal"
+    """A flag by which no query sees a later key."""
+    WEIGHTS = "weights"
+    """Returns the attention weights of every head."""
+    AVERAGED_WEIGHTS = "averaged-weights"
+    """Returns the mean of the attention weights over the heads."""
+    LOG_SUM_EXP = "log-sum-exp"
+    """Returns the natural log-sum-exp of every row of scores."""
+    GRADIENTS = "gradients"
+    """Differentiable in all inputs and parameters."""
+    MASK_GRADIENT = "mask-gradient"
+    """Differentiable in the float mask."""
+    PROJECTIONS = "projections"
+    """Learned maps of the inputs to query, key and value."""
+    MODEL_WIDTH = "model-width"
+    """The input width is free: it need not be H * d_k."""
+    INPUT_WIDTHS = "input-widths"
+    """Query, key and value inputs may differ in width."""
+    BIAS = "bias"
+    """The projections of query, key and value may have biases."""
+    OUTPUT_PROJECTION = "output-projection"
+    """A learned map of the concatenated heads to the output."""
+    OUTPUT_BIAS = "output-bias"
+    """The output projection may have a bias."""
+    VIEWS = "views"
+    """Takes strided, offset and broadcast views of arrays."""
+    EMPTY_SIZES = "empty-sizes"
+    """Takes a batch, a query sequence or a key sequence of length 0."""
+    CONTAINMENT = "containment"
+    """NaN and infinity in masked keys and values stay out of the output."""
+
+
+class Alignment(StrEnum):
+    """Which corner a causal mask starts from when Lq and Lk differ."""
+
+    TOP_LEFT = "top-left"
+    """Query i sees keys 0..i."""
+    BOTTOM_RIGHT = "bottom-right"
+    """Query i sees keys 0..i + Lk - Lq."""
+
+
+class EmptyRow(StrEnum):
+    """The answer for a query that may attend to no key."""
+
+    ZEROS = "zeros"
+    """Output, weights and gradients are zero: the specification's default."""
+    NAN = "nan"
+    """The output is NaN; gradients are unspecified."""
+    UNIFORM = "uniform"
+    """The mean of all values, masked ones included."""
+
+
+class CausalWithMask(StrEnum):
+    """What happens when the causal flag and a mask are given together."""
+
+    INTERSECT = "intersect"
+    """A query sees what both allow: the specification's default."""
+    ERROR = "error"
+    """The call is refused with an error."""
+    EITHER = "either"
+    """Refused, or intersected; never one of the two in silence."""
+
+
+class Polarity(StrEnum):
+    """What True means in a boolean mask of the implementation's own interface."""
+
+    MAY_ATTEND = "may-attend"
+    MASKED_OUT = "masked-out"
+
+
+class SoftmaxPrecision(StrEnum):
+    """The precision of the softmax for float64 input."""
+
+    WORKING = "working"
+    """That of the input, and float32 for half types: the specification's default."""
+    FLOAT32 = "float32"
+    """float32 at most, whatever the input."""
+
+
+@dataclass(frozen=True)
+class Conventions:
+    """The claimed answers to the questions on which the field disagrees.
+
+    The defaults are the specification's. An empty row is asked for each kind of mask,
+    because real libraries answer differently by kind.
+    """
+
+    causal_alignment: Alignment = Alignment.TOP_LEFT
+    causal_with_mask: CausalWithMask = CausalWithMask.INTERSECT
+    empty_row_bool: EmptyRow = EmptyRow.ZEROS
+    empty_row_float: EmptyRow = EmptyRow.ZEROS
+    empty_row_padding: EmptyRow = EmptyRow.ZEROS
+    empty_row_causal: EmptyRow = EmptyRow.ZEROS
+    bool_mask: Polarity = Polarity.MAY_ATTEND
+    softmax_precision: SoftmaxPrecision = SoftmaxPrecision.WORKING
+
+    def claiming(self, settings: Mapping[str, str]) -> Conventions:
+        """These conventions with KEY=VALUE settings applied; `empty-row` sets all four kinds.
+
+        Raises:
+            ValueError: a key or value that does not exist; the message lists what does.
+        """
+        changes: dict[str, StrEnum] = {}
+        for key, value in settings.items():
+            for name in _fields_of(key):
+                changes[name] = _choice(key, type(getattr(self, name)), value)
+        return replace(self, **changes)  # type: ignore[arg-type]  # _choice made each of its field's type
+
+    def items(self) -> list[tuple[str, str]]:
+        """(key, value) pairs in the spelling of the command line."""
+        return [(_key(f.name), str(getattr(self, f.name))) for f in fields(self)]
+
+
+def _key(name: str) -> str:
+    return name.replace("_", "-")
+
+
+def _fields_of(key: str) -> list[str]:
+    names = [f.name for f in fields(Conventions)]
+    if key == "empty-row":
+        return [name for name in names if name.startswith("empty_row")]
+    found = [name for name in names if _key(name) == key]
+    if not found:
+        known = ", ".join(["empty-row", *map(_key, names)])
+        raise ValueError(f"no convention is named {key!r}; there are: {known}")
+    return found
+
+
+def _choice(key: str, kind: type[StrEnum], value: str) -> StrEnum:
+    try:
+        return kind(value)
+    except ValueError:
+        raise ValueError(f"convention {key} cannot be {value!r}; choose from: {', '.join(kind)}") from None

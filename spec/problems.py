@@ -1,0 +1,141 @@
+"""Problems: the arrays of a case, in the numbers of one dtype, and their copies in any memory layout."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from spec.cases import Layout, Sharing
+from spec.features import Scope
+
+Array: TypeAlias = NDArray[np.generic]
+
+DTYPES: Mapping[str, np.dtype[np.generic]] = {
+    "float64": np.dtype(np.float64),
+    "float32": np.dtype(np.float32),
+    "bfloat16": np.dtype(ml_dtypes.bfloat16),
+    "float16": np.dtype(np.float16),
+}
+"""The dtypes in which implementations are asked, by name, widest first."""
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """What one call of an implementation is given.
+
+    At the op level query is (B, H, Lq, d_k), key (B, H, Lk, d_k), value (B, H, Lk, d_v); at the module level
+    they are (B, Lq, query_dim), (B, Lk, key_dim), (B, Lk, value_dim), and `parameters` holds `w_q` (query_dim,
+    H * d_k), `w_k`, `w_v`, `w_o` (H * d_v, out_dim) and biases `b_q`, `b_k`, `b_v`, `b_o`, as far as there are any:
+    a projection is x @ w + b.
+
+    Attributes:
+        attn_mask: broadcasts to (B, H, Lq, Lk); boolean with True = may attend, or float and added to the scores.
+        key_padding_mask: (B, Lk), True = may attend.
+        valid_lens: (B,) or (B, Lq) integers: so many leading keys are real.
+        causal: no query sees a later key.
+        scale: multiplies the scores; None is 1/sqrt(d_k).
+        cotangent: d loss / d output, shaped like the output; None asks for no gradients.
+        needs: the names of the inputs and parameters whose gradients are wanted.
+    """
+
+    scope: Scope
+    query: Array
+    key: Array
+    value: Array
+    num_heads: int
+    parameters: Mapping[str, Array] = field(default_factory=dict)
+    attn_mask: Array | None = None
+    key_padding_mask: Array | None = None
+    valid_lens: Array | None = None
+    causal: bool = False
+    scale: float | None = None
+    cotangent: Array | None = None
+    needs: tuple[str, ...] = ()
+    sharing: Sharing = Sharing.NONE
+    layout: Layout = Layout.CONTIGUOUS
+
+    @property
+    def dtype(self) -> str:
+        """The name of the working dtype."""
+        return dtype_name(self.query)
+
+    def arrays(self) -> dict[str, Array]:
+        """Every array of the problem by name; a shared input appears once, under its first name."""
+        named: dict[str, Array | None] = {"query": self.query}
+        if self.sharing is not Sharing.SELF:
+            named["key"] = self.key
+        if self.sharing is Sharing.NONE:
+            named["value"] = self.value
+        named.update(self.parameters)
+        named.update(attn_mask=self.attn_mask, key_padding_mask=self.key_padding_mask)
+        named.update(valid_lens=self.valid_lens, cotangent=self.cotangent)
+        return {name: array for name, array in named.items() if array is not None}
+
+    def with_arrays(self, arrays: Mapping[str, Array]) -> Problem:
+        """This problem with the named arrays replaced; shared inputs stay shared."""
+        query = arrays.get("query", self.query)
+        key = query if self.sharing is Sharing.SELF else arrays.get("key", self.key)
+        value = key if self.sharing is not Sharing.NONE else arrays.get("value", self.value)
+        return replace(
+            self,
+            query=query,
+            key=key,
+            value=value,
+            parameters={name: arrays.get(name, array) for name, array in self.parameters.items()},
+            attn_mask=arrays.get("attn_mask", self.attn_mask),
+            key_padding_mask=arrays.get("key_padding_mask", self.key_padding_mask),
+            valid_lens=arrays.get("valid_lens", self.valid_lens),
+            cotangent=arrays.get("cotangent", self.cotangent),
+        )
+
+    def fresh(self) -> Problem:
+        """A copy in memory of its own, laid out as the problem says: what a candidate may get its hands on."""
+        return self.with_arrays({n: lay_out(a, self._layout_of(n)) for n, a in self.arrays().items()})
+
+    def widened(self) -> Problem:
+        """The same numbers in float64: what the reference works on."""
+        return self.with_arrays({name: _widen(array) for name, array in self.arrays().items()})
+
+    def forward_only(self) -> Problem:
+        """This problem without the question for gradients."""
+        return replace(self, cotangent=None, needs=())
+
+    def _layout_of(self, name: str) -> Layout:
+        if self.layout is Layout.BROADCAST and name not in ("key", "value"):
+            return Layout.CONTIGUOUS
+        return self.layout
+
+
+def dtype_name(array: Array) -> str:
+    """The name under which the dtype is known in a NumPy, torch or ml_dtypes context."""
+    return array.dtype.name
+
+
+def lay_out(array: Array, layout: Layout) -> Array:
+    """A copy of the array, equal in every element, with the strides of the layout."""
+    match layout:
+        case Layout.TRANSPOSED if array.ndim >= 2:
+            axis = -3 if array.ndim >= 3 else -1
+            return np.ascontiguousarray(array.swapaxes(-2, axis)).swapaxes(-2, axis)
+        case Layout.SLICED if array.ndim >= 2:
+            wide = np.repeat(array, 2, axis=-2)
+            return wide[..., ::2, :]
+        case Layout.OFFSET:
+            buffer = np.empty(array.size + 1, array.dtype)
+            buffer[1:] = array.ravel()
+            return buffer[1:].reshape(array.shape)
+        case Layout.REVERSED if array.ndim >= 2:
+            return np.ascontiguousarray(array[..., ::-1, :])[..., ::-1, :]
+        case Layout.BROADCAST if array.ndim >= 2 and array.shape[0] > 0:
+            return np.broadcast_to(array[:1].copy(), array.shape)
+        case _:
+            return np.array(array, order="C")
+
+
+def _widen(array: Array) -> Array:
+    return array if array.dtype.kind in "bi" else array.astype(np.float64)

@@ -1,0 +1,130 @@
+"""Chapter 13, effects: a call answers, and leaves the world as it was."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from implementations.contract import Result
+from spec.cases import Case, MaskKind, MaskShape, Padding
+from spec.features import Feature
+from spec.problems import Array, Problem
+from tests.harness.judge import CandidateError, Judge, part_of
+from tests.harness.suite import clause
+
+VARIED = (
+    Case(seed=91),
+    Case(seed=92, mask=MaskKind.BOOL),
+    Case(seed=93, mask=MaskKind.FLOAT),
+    Case(seed=94, causal=True).sized(query_length=7),
+    Case(seed=95, causal=True, padding=Padding.RIGHT).sized(query_length=7),
+    Case(seed=96, scale=0.3, mask=MaskKind.INFINITE, mask_shape=MaskShape.SHARED),
+)
+
+
+def _same(first: Array | None, second: Array | None) -> bool:
+    """Bit by bit, NaN included."""
+    if first is None or second is None:
+        return first is second
+    return first.shape == second.shape and first.dtype == second.dtype and first.tobytes() == second.tobytes()
+
+
+@clause("effects.inputs")
+def test_inputs(judge: Judge) -> None:
+    for case in judge.cases(*VARIED):
+        asked = [judge.problem(case).forward_only()]
+        if Feature.GRADIENTS in judge.claims:
+            asked.append(judge.problem(case))
+        for problem in asked:
+            handed = problem.fresh()
+            try:
+                judge.ask_with(handed)
+            except CandidateError as error:
+                judge.assert_that(case, False, str(error))
+            before, after = problem.arrays(), handed.arrays()
+            spoilt = [name for name in before if not _same(before[name], after[name])]
+            judge.assert_that(case, not spoilt, f"the call changed the caller's {', '.join(spoilt)}")
+
+
+@clause("effects.repeatable")
+def test_repeatable(judge: Judge) -> None:
+    for case in judge.cases(*VARIED, Case(seed=97).sized(key_length=129, d_k=64)):
+        problem = judge.problem(case).forward_only()
+        _assert_bits(judge, case, "the same call twice gives different bits", lambda p=problem: (judge.ask(p), judge.ask(p)))
+
+
+def _assert_bits(judge: Judge, case: Case, said: str, answers: Callable[[], tuple[Result, Result]]) -> None:
+    try:
+        first, second = answers()
+    except CandidateError as error:
+        judge.assert_that(case, False, str(error))
+        return
+    parts = ("output", "weights", "averaged_weights", "log_sum_exp")
+    differ = [part for part in parts if not _same(part_of(first, part), part_of(second, part))]
+    judge.assert_that(case, not differ, f"{said}: {', '.join(differ)}")
+
+
+@clause("effects.no-memory")
+def test_no_memory(judge: Judge) -> None:
+    for case in judge.cases(*VARIED):
+        other = replace(case, seed=case.seed + 1000)
+        between = [judge.problem(c).forward_only() for c in judge.cases(other, Case(seed=98), Case(seed=99).sized(key_length=4))]
+        problem = judge.problem(case).forward_only()
+
+        def around(problem: Problem = problem, between: list[Problem] = between) -> tuple[Result, Result]:
+            first = judge.ask(problem)
+            first = replace(first, output=first.output.copy())
+            for question in between:
+                judge.ask(question)
+            return first, judge.ask(problem)
+
+        _assert_bits(judge, case, "calls in between change the answer", around)
+        judge.assert_conforms(other, said="a call with the same shapes and new values")
+
+
+@clause("effects.global-state")
+def test_global_state(judge: Judge) -> None:
+    for case in judge.cases(*VARIED[:4]):
+        before = _state()
+        try:
+            judge.ask(judge.problem(case))
+        except CandidateError as error:
+            judge.assert_that(case, False, str(error))
+        after = _state()
+        moved = [name for name in before if before[name] != after[name]]
+        judge.assert_that(case, not moved, f"the call changed the {', '.join(moved)}")
+
+
+def _state() -> dict[str, object]:
+    return {
+        "random state of torch": torch.get_rng_state().numpy().tobytes(),
+        "random state of numpy": np.random.get_state(legacy=True)[1].tobytes(),  # type: ignore[index, union-attr]
+        "random state of Python": random.getstate(),
+        "gradient mode": torch.is_grad_enabled(),
+        "default dtype": torch.get_default_dtype(),
+        "number of threads": torch.get_num_threads(),
+        "error handling of numpy": tuple(sorted(np.geterr().items())),
+        "anomaly mode": torch.is_anomaly_enabled(),
+        "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
+    }
+
+
+@clause("effects.fresh-output")
+def test_fresh_output(judge: Judge) -> None:
+    for case in judge.cases(Case(seed=101), Case(seed=102).sized(key_length=1), Case(seed=103, mask=MaskKind.BOOL)):
+        problem = judge.problem(case).forward_only()
+        handed = problem.fresh()
+        try:
+            first = judge.ask_with(handed).output
+            kept = first.copy()
+            judge.ask(judge.problem(replace(case, seed=case.seed + 1000)).forward_only())
+        except CandidateError as error:
+            judge.assert_that(case, False, str(error))
+            continue
+        judge.assert_that(case, _same(first, kept), "a later call wrote into the output of an earlier one")
+        shared = [name for name, array in handed.arrays().items() if np.shares_memory(array, first)]
+        judge.assert_that(case, not shared, f"the output shares its memory with {', '.join(shared)}")

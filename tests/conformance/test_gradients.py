@@ -1,0 +1,127 @@
+"""Chapter 11, gradients: of every input and parameter, against the closed forms."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from reference.solving import solve
+from spec.cases import Case, Garbage, MaskKind, MaskShape, Padding, Pattern, Scores
+from spec.features import EmptyRow, Scope
+from spec.problems import Problem
+from tests.harness.comparison import compare
+from tests.harness.judge import CandidateError, Judge, part_of
+from tests.harness.suite import clause
+
+ORDINARY = (
+    Case(seed=51),
+    Case(seed=52, spread=5.0, mask=MaskKind.BOOL),
+    Case(seed=53, causal=True).sized(query_length=7),
+    Case(seed=54, scale=0.3),
+    Case(seed=55, padding=Padding.LEFT),
+    Case(seed=56, padding=Padding.LENGTHS),
+    Case(seed=57, spread=3.0).sized(batch=1, query_length=17, key_length=33),
+)
+
+
+@clause("gradients.query")
+def test_query(judge: Judge) -> None:
+    for case in judge.cases(*ORDINARY):
+        judge.assert_conforms(case, "gradients.query")
+
+
+@clause("gradients.key")
+def test_key(judge: Judge) -> None:
+    for case in judge.cases(*ORDINARY):
+        judge.assert_conforms(case, "gradients.key")
+
+
+@clause("gradients.value")
+def test_value(judge: Judge) -> None:
+    for case in judge.cases(*ORDINARY):
+        judge.assert_conforms(case, "gradients.value")
+
+
+@clause("gradients.parameters")
+def test_parameters(judge: Judge) -> None:
+    for case in judge.cases(*ORDINARY[:3], Case(seed=58).sized(num_heads=2, d_k=6)):
+        names = judge.problem(case).parameters
+        judge.assert_conforms(case, *(f"gradients.{name}" for name in names))
+
+
+@clause("gradients.float-mask")
+def test_float_mask(judge: Judge) -> None:
+    finite = (Case(seed=61, mask=MaskKind.FLOAT, mask_shape=shape) for shape in MaskShape)
+    infinite = (Case(seed=62, mask=MaskKind.INFINITE, mask_shape=shape) for shape in (MaskShape.FULL, MaskShape.SHARED))
+    for case in judge.cases(*finite, *infinite):
+        judge.assert_conforms(case, "gradients.attn_mask")
+
+
+@clause("gradients.masked")
+def test_masked(judge: Judge) -> None:
+    masked = Case(seed=63, mask=MaskKind.BOOL, mask_shape=MaskShape.KEYS)
+    for case in judge.cases(masked, replace(masked, garbage=Garbage.LARGE), Case(seed=64, mask=MaskKind.BOOL)):
+        judge.assert_conforms(case, "gradients")
+    for case in judge.cases(masked) if judge.claims.scope is Scope.OP else ():
+        _assert_masked_get_nothing(judge, case)
+
+
+def _assert_masked_get_nothing(judge: Judge, case: Case) -> None:
+    problem = judge.problem(case)
+    mask = np.broadcast_to(np.asarray(problem.attn_mask)[:, :, 0], problem.key.shape[:3])
+    try:
+        found = judge.ask(problem).gradients
+    except CandidateError as error:
+        judge.assert_that(case, False, str(error))
+        return
+    for name in ("key", "value"):
+        fits = name in found and found[name].shape[:3] == mask.shape
+        judge.assert_that(case, fits and not found[name][~mask].any(), f"a masked {name} has a gradient")
+
+
+@clause("gradients.empty-row")
+def test_empty_row(judge: Judge) -> None:
+    if judge.conventions.empty_row_bool is EmptyRow.NAN:
+        judge.unable.append("claims NaN for a row without keys, whose gradients are unspecified")
+        return
+    for case in judge.cases(
+        Case(seed=65, mask=MaskKind.BOOL, pattern=Pattern.EMPTY_ROW),
+        Case(seed=66, mask=MaskKind.BOOL, pattern=Pattern.EMPTY_ROW, mask_shape=MaskShape.SHARED),
+    ):
+        judge.assert_conforms(case, "gradients", said="a row without keys passes no gradient and harms no other")
+
+
+@clause("gradients.alone")
+def test_alone(judge: Judge) -> None:
+    """A graph may be cut short where only some inputs need a gradient."""
+    for case in judge.cases(Case(seed=67), Case(seed=68, mask=MaskKind.FLOAT)):
+        whole = judge.problem(case)
+        for name in whole.needs:
+            said = f"only {name} requires a gradient"
+            expected = judge.expected(case)[f"gradients.{name}"]
+            judge.assert_answers(case, replace(whole, needs=(name,)), expected, said, f"gradients.{name}")
+
+
+@clause("gradients.cotangent")
+def test_cotangent(judge: Judge) -> None:
+    for case in judge.cases(Case(seed=69), Case(seed=70, scores=Scores.RISING)):
+        problem = judge.problem(case)
+        assert problem.cotangent is not None
+        ones = np.broadcast_to(np.ones((), problem.cotangent.dtype), problem.cotangent.shape)
+        _assert_gradients(judge, case, problem.with_arrays({"cotangent": ones}), "every element of the cotangent is one 1")
+        turned = np.ascontiguousarray(problem.cotangent.swapaxes(-1, -2)).swapaxes(-1, -2)
+        _assert_gradients(judge, case, problem.with_arrays({"cotangent": turned}), "the cotangent is a transposed view")
+
+
+def _assert_gradients(judge: Judge, case: Case, problem: Problem, said: str) -> None:
+    expected = solve(problem, judge.conventions).parts
+    assert problem.cotangent is not None
+    try:
+        result = judge.ask_with(problem.fresh().with_arrays({"cotangent": problem.cotangent}))
+    except CandidateError as error:
+        judge.assert_that(case, False, f"{said}: {error}")
+        return
+    for name in problem.needs:
+        part = f"gradients.{name}"
+        judge.record(case, compare(part, part_of(result, part), expected[part], judge.dtype), said)

@@ -1,0 +1,79 @@
+"""Chapter 4, heads: how they are split and merged, and that they do not know of each other."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from reference.solving import Expected
+from spec.cases import Case, Scores, Sizes
+from spec.features import Scope
+from spec.problems import Array, Problem
+from tests.harness.judge import Judge
+from tests.harness.relations import Change, changed
+from tests.harness.suite import clause
+
+
+@clause("heads.independent")
+def test_independent(judge: Judge) -> None:
+    for case in judge.cases(Case(), Case(spread=4.0).sized(query_length=3, num_heads=2)):
+        problem = judge.problem(case).forward_only()
+        if problem.scope is Scope.OP:
+            _assert_op_heads_independent(judge, case, problem)
+        else:
+            _assert_module_heads_independent(judge, case, problem)
+
+
+def _assert_op_heads_independent(judge: Judge, case: Case, problem: Problem) -> None:
+    def other_last_head(array: Array) -> Array:
+        array[:, -1] = array[:, -1][..., ::-1, :] * 2
+        return array
+
+    whole = judge.expected(case)["output"]
+    expected = Expected(whole.value[:, :-1], whole.bound[:, :-1])
+    other = changed(problem, key=other_last_head, value=other_last_head)
+    judge.assert_answers(
+        case, other, expected, "only the last head's key and value were changed", of=lambda o: o[:, :-1]
+    )
+
+
+def _assert_module_heads_independent(judge: Judge, case: Case, problem: Problem) -> None:
+    """The last head is cut off from the output; what its key and value projections hold is then all the same."""
+    d_k, d_v = case.sizes.d_k, case.sizes.d_v
+
+    def cut(w_o: Array) -> Array:
+        w_o[-d_v:] = 0
+        return w_o
+
+    def doubled(width: int) -> Change:
+        def change(weight: Array) -> Array:
+            weight[..., -width:] *= 2
+            return weight
+
+        return change
+
+    cut_off = changed(problem, w_o=cut)
+    other = changed(cut_off, w_k=doubled(d_k), w_v=doubled(d_v))
+    first = judge.own(case, cut_off)
+    if first is None:
+        return
+    kept = slice(None) if "w_o" in problem.parameters else slice(-d_v)
+    value = first.astype(np.float64)[..., kept]
+    bound = 2.0 * judge.expected(case)["output"].bound[..., kept]
+    said = "only the last head, which the output does not show, was changed"
+    judge.assert_answers(case, other, Expected(value, bound), said, of=lambda o: o[..., kept])
+
+
+@clause("heads.split")
+def test_split(judge: Judge) -> None:
+    fits_both_ways = Sizes(batch=2, num_heads=3, query_length=3, key_length=3, d_k=3, d_v=3)
+    for case in judge.cases(Case(), Case(fits_both_ways), Case(spread=4.0).sized(batch=1, num_heads=2)):
+        judge.assert_conforms(case, said="head h takes columns h * d .. (h + 1) * d - 1 of each projection")
+
+
+@clause("heads.merge")
+def test_merge(judge: Judge) -> None:
+    """With equal scores every query of a head has the same output, so that only the merge can go wrong."""
+    for case in judge.cases(Case(scores=Scores.EQUAL), Case(scores=Scores.EQUAL).sized(num_heads=2, key_length=4)):
+        judge.assert_conforms(case, said="head h gives columns h * d_v .. (h + 1) * d_v - 1 of the joined heads")
+    for case in judge.cases(Case(seed=7)):
+        judge.assert_conforms(case)

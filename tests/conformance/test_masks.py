@@ -1,0 +1,151 @@
+"""Chapter 7, masks: which keys a query may see, what is added to its scores, and rows that see nothing."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from spec.cases import Case, Garbage, MaskKind, MaskShape, Padding, Pattern, Scores, Sizes
+from tests.harness.judge import CandidateError, Judge
+from tests.harness.suite import clause
+
+SAME = Sizes(batch=3, num_heads=3, query_length=3, key_length=3, d_k=3, d_v=3)
+"""Extents that let a mask fit along a wrong axis."""
+SHAPES = tuple(shape for shape in MaskShape if shape is not MaskShape.QUERIES)
+"""Shapes of masks that leave each query a key."""
+
+
+@clause("masks.bool")
+def test_bool(judge: Judge) -> None:
+    mask = Case(mask=MaskKind.BOOL)
+    single = Case(mask=MaskKind.BOOL, pattern=Pattern.SINGLE_KEY)
+    for case in judge.cases(mask, mask.sized(query_length=7), single, Case(SAME, mask=MaskKind.BOOL, seed=1)):
+        judge.assert_conforms(case)
+
+
+@clause("masks.broadcast")
+def test_broadcast(judge: Judge) -> None:
+    for sizes in (Sizes(), SAME):
+        for case in judge.cases(*(Case(sizes, seed=2, mask=MaskKind.BOOL, mask_shape=shape) for shape in SHAPES)):
+            judge.assert_conforms(case)
+
+
+@clause("masks.float")
+def test_float(judge: Judge) -> None:
+    for case in judge.cases(
+        *(Case(seed=3, mask=MaskKind.FLOAT, mask_shape=shape) for shape in MaskShape),
+        Case(SAME, seed=4, mask=MaskKind.FLOAT),
+        Case(mask=MaskKind.FLOAT, pattern=Pattern.ALL),
+    ):
+        judge.assert_conforms(case)
+
+
+@clause("masks.float-infinity")
+def test_float_infinity(judge: Judge) -> None:
+    single = Case(mask=MaskKind.INFINITE, pattern=Pattern.SINGLE_KEY)
+    for case in judge.cases(*(Case(seed=5, mask=MaskKind.INFINITE, mask_shape=shape) for shape in SHAPES), single):
+        judge.assert_conforms(case)
+
+
+@clause("masks.key-padding")
+def test_key_padding(judge: Judge) -> None:
+    for padding in (Padding.RIGHT, Padding.LEFT, Padding.HOLES):
+        for case in judge.cases(Case(padding=padding), Case(SAME, padding=padding, seed=6)):
+            judge.assert_conforms(case)
+
+
+@clause("masks.valid-lens")
+def test_valid_lens(judge: Judge) -> None:
+    for padding in (Padding.LENGTHS, Padding.QUERY_LENGTHS):
+        for case in judge.cases(Case(padding=padding), Case(SAME, padding=padding, seed=7)):
+            judge.assert_conforms(case)
+
+
+@clause("masks.intersect")
+def test_intersect(judge: Judge) -> None:
+    for kind in (MaskKind.BOOL, MaskKind.INFINITE):
+        for case in judge.cases(*(Case(mask=kind, padding=p, seed=8) for p in (Padding.RIGHT, Padding.LEFT))):
+            judge.assert_conforms(case)
+
+
+@clause("masks.segments")
+def test_segments(judge: Judge) -> None:
+    segments = Case(mask=MaskKind.BOOL, pattern=Pattern.SEGMENTS, mask_shape=MaskShape.SHARED)
+    for case in judge.cases(segments, segments.sized(query_length=8, key_length=8)):
+        judge.assert_conforms(case, said="a query sees the keys of its own segment")
+
+
+@clause("masks.neutral")
+def test_neutral(judge: Judge) -> None:
+    for case in judge.cases(Case(mask=MaskKind.BOOL, pattern=Pattern.ALL), Case(mask=MaskKind.FLOAT, pattern=Pattern.ALL)):
+        judge.assert_conforms(case, said="a mask that masks nothing changes nothing")
+
+
+@clause("masks.no-influence")
+def test_no_influence(judge: Judge) -> None:
+    masked = Case(mask=MaskKind.BOOL, mask_shape=MaskShape.KEYS, garbage=Garbage.LARGE)
+    for case in judge.cases(
+        masked,
+        Case(mask=MaskKind.INFINITE, mask_shape=MaskShape.KEYS, garbage=Garbage.LARGE, seed=9),
+        Case(padding=Padding.RIGHT, garbage=Garbage.LARGE),
+        Case(padding=Padding.LENGTHS, garbage=Garbage.LARGE),
+        masked.sized(key_length=33),
+    ):
+        judge.assert_conforms(case, said="huge numbers stand in masked keys and values")
+
+
+@clause("masks.fill-value")
+def test_fill_value(judge: Judge) -> None:
+    single = Case(mask=MaskKind.BOOL, mask_shape=MaskShape.KEYS, pattern=Pattern.SINGLE_KEY, scores=Scores.SUNKEN)
+    for case in judge.cases(single, single.sized(key_length=33)):
+        judge.assert_conforms(case, said="the kept score is -28672, masked ones are 0 before the mask")
+
+
+@clause("masks.zero-weight")
+def test_zero_weight(judge: Judge) -> None:
+    for case in judge.cases(Case(mask=MaskKind.BOOL), Case(mask=MaskKind.BOOL, mask_shape=MaskShape.KEYS, spread=6.0)):
+        judge.assert_conforms(case, "weights")
+        problem = judge.problem(case).forward_only()
+        assert problem.attn_mask is not None
+        try:
+            weights = judge.ask(problem).weights
+        except CandidateError as error:
+            judge.assert_that(case, False, str(error))
+            continue
+        shape = judge.expected(case)["weights"].value.shape
+        fits = weights is not None and weights.shape == shape
+        holds = fits and not np.asarray(weights)[~np.broadcast_to(problem.attn_mask, shape)].any()
+        judge.assert_that(case, bool(holds), "the weight of a masked key is not exactly 0")
+
+
+@clause("masks.empty-row-bool")
+def test_empty_row_bool(judge: Judge) -> None:
+    _assert_empty_rows(judge, MaskKind.BOOL, str(judge.conventions.empty_row_bool))
+
+
+@clause("masks.empty-row-float")
+def test_empty_row_float(judge: Judge) -> None:
+    _assert_empty_rows(judge, MaskKind.INFINITE, str(judge.conventions.empty_row_float))
+
+
+def _assert_empty_rows(judge: Judge, kind: MaskKind, answer: str) -> None:
+    empty = Case(mask=kind, pattern=Pattern.EMPTY_ROW)
+    shared = Case(mask=kind, pattern=Pattern.EMPTY_ROW, mask_shape=MaskShape.SHARED, seed=10)
+    for case in judge.cases(empty, shared, empty.sized(query_length=1), empty.sized(key_length=33)):
+        judge.assert_conforms(case, said=f"a row without keys is claimed to answer {answer}")
+
+
+@clause("masks.empty-row-padding")
+def test_empty_row_padding(judge: Judge) -> None:
+    answer = judge.conventions.empty_row_padding
+    for case in judge.cases(Case(padding=Padding.EMPTY_SAMPLE), Case(SAME, padding=Padding.EMPTY_SAMPLE)):
+        judge.assert_conforms(case, said=f"a sample without keys is claimed to answer {answer}")
+
+
+@clause("masks.containment")
+def test_containment(judge: Judge) -> None:
+    for case in judge.cases(
+        Case(mask=MaskKind.BOOL, mask_shape=MaskShape.KEYS, garbage=Garbage.NAN),
+        Case(mask=MaskKind.INFINITE, mask_shape=MaskShape.KEYS, garbage=Garbage.NAN),
+        Case(padding=Padding.RIGHT, garbage=Garbage.NAN),
+    ):
+        judge.assert_conforms(case, said="NaN stands in masked keys and values")

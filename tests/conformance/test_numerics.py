@@ -1,0 +1,68 @@
+"""Chapter 10, numerics: how exact an answer has to be, and what may not disturb it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from spec.cases import Case, MaskKind, MaskShape, Pattern, Scores, Values
+from tests.harness.judge import CandidateError, Judge
+from tests.harness.relations import changed
+from spec.problems import Array
+from tests.harness.suite import clause
+
+
+@clause("numerics.working-precision", dtypes=("float64",))
+def test_working_precision(judge: Judge) -> None:
+    for case in judge.cases(Case(seed=31, spread=3.0), Case(seed=32, spread=3.0).sized(key_length=33, d_k=16)):
+        judge.assert_conforms(case, said="float64 in, less than float64 inside")
+
+
+@clause("numerics.bound")
+def test_bound(judge: Judge) -> None:
+    for case in judge.cases(*(Case(seed=40 + n, spread=1.0 + n).sized(key_length=5 + 6 * n) for n in range(4))):
+        judge.assert_conforms(case, *judge.parts())
+
+
+@clause("numerics.spread")
+def test_spread(judge: Judge) -> None:
+    for case in judge.cases(*(Case(seed=n, spread=s) for n, s in enumerate((5.0, 10.0, 30.0, 100.0)))):
+        judge.assert_conforms(case)
+
+
+@clause("numerics.accumulation")
+def test_accumulation(judge: Judge) -> None:
+    long = Case(scores=Scores.EQUAL, values=Values.CONSTANT).sized(batch=1, num_heads=2, query_length=2, key_length=1025)
+    spread = Case(seed=3, spread=3.0).sized(batch=1, num_heads=2, query_length=2, key_length=2049)
+    for case in judge.cases(long, long.sized(key_length=4099), spread):
+        judge.assert_conforms(case, said=f"{case.sizes.key_length} keys")
+
+
+@clause("numerics.exact")
+def test_exact(judge: Judge) -> None:
+    one_hot = Case(scores=Scores.ONE_HOT)
+    single = Case(scores=Scores.EQUAL, mask=MaskKind.BOOL, pattern=Pattern.SINGLE_KEY, mask_shape=MaskShape.SHARED)
+    for case in judge.cases(one_hot, one_hot.sized(key_length=16), one_hot.sized(query_length=16, key_length=16), single):
+        judge.assert_conforms(case, exactly=True, said="all other weights are 0, so that one value row is the output")
+
+
+@clause("numerics.half-range", dtypes=("float16",))
+def test_half_range(judge: Judge) -> None:
+    for case in judge.cases(Case(scores=Scores.OVERFLOWING), Case(scores=Scores.OVERFLOWING, seed=1).sized(d_k=16)):
+        judge.assert_conforms(case, said="q . k is beyond the range of float16, the scaled score is not")
+
+
+@clause("numerics.nan-propagates")
+def test_nan_propagates(judge: Judge) -> None:
+    def with_nan(query: Array) -> Array:
+        query[(0,) * query.ndim] = np.nan
+        return query
+
+    for case in judge.cases(Case(), Case(causal=True).sized(query_length=7)):
+        try:
+            output = judge.ask(changed(judge.problem(case).forward_only(), query=with_nan)).output
+        except CandidateError:
+            judge.assert_that(case, True, "")  # a refusal hides nothing
+            continue
+        first = np.asarray(output, dtype=np.float64)[(0,) * (output.ndim - 1)]
+        said = f"query 0 holds NaN, and its output is {np.array2string(first, precision=3)}"
+        judge.assert_that(case, bool(np.isnan(first).any()), said)

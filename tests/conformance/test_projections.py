@@ -1,0 +1,77 @@
+"""Chapter 5, projections: the learned maps in front of the heads and behind them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from reference.solving import Expected, solve
+from spec.cases import Case
+from spec.problems import Array
+from tests.harness.judge import Judge
+from tests.harness.relations import changed
+from tests.harness.suite import clause
+
+ORDINARY = (Case(seed=11), Case(seed=12, spread=4.0).sized(num_heads=2, d_k=6, d_v=5))
+
+
+def _zeros(array: Array) -> Array:
+    return np.zeros_like(array)
+
+
+def _assert_with(judge: Judge, said: str, *silenced: str) -> None:
+    """Conforms with the named parameters set to zero, so that the others speak alone."""
+    for case in judge.cases(*ORDINARY):
+        problem = changed(judge.problem(case).forward_only(), **dict.fromkeys(silenced, _zeros))
+        expected = solve(problem, judge.conventions).parts["output"]
+        judge.assert_answers(case, problem, expected, said)
+
+
+@clause("projections.query")
+def test_query(judge: Judge) -> None:
+    for case in judge.cases(*ORDINARY):
+        judge.assert_conforms(case)
+    _assert_with(judge, "with the query's projection set to zero, all keys weigh the same", "w_q", "b_q")
+
+
+@clause("projections.key")
+def test_key(judge: Judge) -> None:
+    for case in judge.cases(*ORDINARY):
+        judge.assert_conforms(case)
+    _assert_with(judge, "with the key's projection set to zero, all keys weigh the same", "w_k", "b_k")
+
+
+@clause("projections.value")
+def test_value(judge: Judge) -> None:
+    said = "with equal weights, the output is the mean of the projected values"
+    _assert_with(judge, said, "w_q", "b_q", "w_k", "b_k")
+    _assert_with(judge, "with the value's projection set to zero, nothing is mixed", "w_v", "b_v")
+
+
+@clause("projections.bias")
+def test_bias(judge: Judge) -> None:
+    for case in judge.cases(*ORDINARY):
+        judge.assert_conforms(case)
+    _assert_with(judge, "only the biases of the projections are left", "w_q", "w_k", "w_v")
+
+
+@clause("projections.output")
+def test_output(judge: Judge) -> None:
+    for case in judge.cases(*ORDINARY):
+        judge.assert_conforms(case, said="the joined heads go through the output projection")
+
+
+@clause("projections.output-bias")
+def test_output_bias(judge: Judge) -> None:
+    for case in judge.cases(*ORDINARY):
+        problem = changed(judge.problem(case).forward_only(), w_o=_zeros)
+        shape = judge.expected(case)["output"].value.shape
+        bias = np.broadcast_to(problem.parameters["b_o"].astype(np.float64), shape)
+        expected = Expected(bias, np.zeros_like(bias))
+        judge.assert_answers(case, problem, expected, "with W^O set to zero, the output is its bias")
+
+
+@clause("projections.total-width")
+def test_total_width(judge: Judge) -> None:
+    for case in judge.cases(*(Case(seed=13).sized(num_heads=h, d_k=d, d_v=d + 1) for h, d in ((1, 8), (2, 6), (5, 2)))):
+        judge.assert_conforms(case)
+

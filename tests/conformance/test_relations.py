@@ -1,0 +1,205 @@
+"""Chapter 12, relations: changes that must not matter, or matter in a known way. No reference is needed for most."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from implementations.contract import Result
+from reference.solving import Expected
+from spec.cases import Case, Embedding, Garbage, MaskKind, MaskShape, Padding, Scores, Sharing
+from spec.features import Scope
+from spec.problems import Array, Problem
+from tests.harness.comparison import compare
+from tests.harness.judge import CandidateError, Judge
+from tests.harness.relations import (
+    changed,
+    take_heads,
+    take_keys,
+    take_queries,
+    take_samples,
+    take_tokens,
+)
+from tests.harness.suite import clause
+
+
+def _assert_same(
+    judge: Judge,
+    case: Case,
+    first: Problem,
+    second: Problem,
+    said: str,
+    of_first: Callable[[Array], Array] = lambda output: output,
+) -> None:
+    """What `of_first` makes of the first problem's output is the second's output, within both their bounds."""
+    output = judge.own(case, first)
+    if output is None:
+        return
+    whole = judge.expected(case)["output"]
+    if output.shape != whole.value.shape:
+        judge.assert_that(case, False, f"output has shape {output.shape}, expected {whole.value.shape}")
+        return
+    bound = of_first(2.0 * np.broadcast_to(whole.bound, output.shape))
+    expected = Expected(of_first(output.astype(np.float64)), bound)
+    judge.assert_answers(case, second.forward_only(), expected, said, of=lambda got: got)
+
+
+def _reversed(length: int) -> Array:
+    return np.roll(np.arange(length)[::-1], 1)
+
+
+@clause("relations.permute-keys")
+def test_permute_keys(judge: Judge) -> None:
+    cases = (Case(seed=71), Case(seed=72, mask=MaskKind.BOOL), Case(seed=73, mask=MaskKind.FLOAT), Case(padding=Padding.LEFT))
+    for case in judge.cases(*cases):
+        problem, order = judge.problem(case), _reversed(case.sizes.key_length)
+        if problem.sharing is Sharing.SELF:
+            turned = take_tokens(problem, order)
+            _assert_same(judge, case, problem, turned, "tokens in another order", lambda o, p=order: o[..., p, :])
+        else:
+            _assert_same(judge, case, problem, take_keys(problem, order), "keys and values in another order")
+
+
+@clause("relations.permute-queries")
+def test_permute_queries(judge: Judge) -> None:
+    for case in judge.cases(Case(seed=74), Case(seed=75, mask=MaskKind.BOOL), Case(seed=76).sized(query_length=17)):
+        problem, order = judge.problem(case), _reversed(case.sizes.query_length)
+        take = take_tokens if problem.sharing is Sharing.SELF else take_queries
+        _assert_same(judge, case, problem, take(problem, order), "queries in another order", lambda o, p=order: o[..., p, :])
+
+
+@clause("relations.batch")
+def test_batch(judge: Judge) -> None:
+    cases = (Case(seed=77), Case(seed=78, mask=MaskKind.BOOL), Case(seed=79, padding=Padding.HOLES), Case(padding=Padding.LENGTHS))
+    for case in judge.cases(*(c.sized(batch=3) for c in cases)):
+        problem = judge.problem(case)
+        for sample in range(3):
+            alone = take_samples(problem, np.array([sample]))
+            _assert_same(judge, case, problem, alone, f"sample {sample} alone", lambda o, b=sample: o[b : b + 1])
+
+
+@clause("relations.permute-heads")
+def test_permute_heads(judge: Judge) -> None:
+    for case in judge.cases(Case(seed=80), Case(seed=81, mask=MaskKind.BOOL)):
+        problem, order = judge.problem(case), _reversed(case.sizes.num_heads)
+        _assert_same(judge, case, problem, take_heads(problem, order), "heads in another order", lambda o, p=order: o[:, p])
+
+
+@clause("relations.linear-values")
+def test_linear_values(judge: Judge) -> None:
+    for case in judge.cases(Case(seed=82), Case(seed=83, causal=True).sized(query_length=7)):
+        first = changed(judge.problem(case), b_o=lambda bias: bias * 0)
+        scaled = dict.fromkeys(["value"] if first.scope is Scope.OP else ["w_v", "b_v"], lambda array: array * -4)
+        _assert_same(judge, case, first, changed(first, **scaled), "values times -4", lambda o: o * -4.0)
+
+
+@clause("relations.convex-hull")
+def test_convex_hull(judge: Judge) -> None:
+    for case in judge.cases(Case(scores=Scores.RISING), Case(scores=Scores.FAR_ROWS), Case(scores=Scores.EQUAL, mask=MaskKind.BOOL)):
+        output = judge.own(case, judge.problem(case))
+        if output is None:
+            continue
+        heads, bound = _per_head(case, output), _per_head(case, judge.expected(case)["output"].bound)
+        low, high = _hull(judge, case)
+        inside = heads.shape == low.shape and bool(((heads >= low - bound) & (heads <= high + bound)).all())
+        judge.assert_that(case, inside, "an output lies outside the range of the values that its query may see")
+
+
+def _per_head(case: Case, output: Array) -> Array:
+    """(B, H, Lq, d_v) of an output whose output projection, if any, picks the joined heads."""
+    wide = np.asarray(output, dtype=np.float64)
+    if case.module is None or wide.ndim != 3:
+        return wide
+    assert case.module.embedding is Embedding.SELECT
+    joined = wide[..., : case.sizes.num_heads * case.sizes.d_v]
+    return joined.reshape(*wide.shape[:2], case.sizes.num_heads, -1).swapaxes(1, 2)
+
+
+def _hull(judge: Judge, case: Case) -> tuple[Array, Array]:
+    trace = judge.solution(case).trace
+    allowed, value = trace.seen.allowed[..., None], trace.value[:, :, None]
+    return np.where(allowed, value, np.inf).min(3), np.where(allowed, value, -np.inf).max(3)
+
+
+@clause("relations.shift-keys")
+def test_shift_keys(judge: Judge) -> None:
+    def coarse(key: Array) -> Array:
+        return np.round(key.astype(np.float64) * 8) / 8
+
+    for case in judge.cases(Case(seed=84), Case(seed=85, mask=MaskKind.BOOL)):
+        first = changed(judge.problem(case), key=coarse)
+        second = changed(first, key=lambda key: key.astype(np.float64) + 2.0)
+        _assert_within(judge, case, first, second, "the same vector added to every key")
+
+
+def _assert_within(judge: Judge, case: Case, first: Problem, second: Problem, said: str) -> None:
+    """Equal outputs of two problems whose bounds differ, because their scores do."""
+    solutions = [judge.solve(problem).parts["output"] for problem in (first, second)]
+    output = judge.own(case, first)
+    if output is None:
+        return
+    if output.shape != solutions[0].value.shape:
+        judge.assert_that(case, False, f"output has shape {output.shape}, expected {solutions[0].value.shape}")
+        return
+    expected = Expected(output.astype(np.float64), solutions[0].bound + solutions[1].bound)
+    judge.assert_answers(case, second.forward_only(), expected, said)
+
+
+@clause("relations.causal-prefix")
+def test_causal_prefix(judge: Judge) -> None:
+    for case in judge.cases(Case(seed=86, causal=True).sized(query_length=9, key_length=9)):
+        problem = judge.problem(case)
+        for length in (1, 4, 8):
+            prefix = take_tokens(problem, np.arange(length))
+            said = f"the first {length} tokens alone"
+            _assert_same(judge, case, problem, prefix, said, lambda o, n=length: o[..., :n, :])
+
+
+@clause("relations.padding-extension")
+def test_padding_extension(judge: Judge) -> None:
+    """The same keys, with and without more of them that are masked."""
+    for case in judge.cases(
+        Case(seed=87, mask=MaskKind.BOOL, mask_shape=MaskShape.KEYS),
+        Case(seed=88, mask=MaskKind.BOOL, mask_shape=MaskShape.KEYS, garbage=Garbage.LARGE),
+    ):
+        problem = take_samples(judge.problem(case), np.array([0]))
+        assert problem.attn_mask is not None
+        real = np.flatnonzero(problem.attn_mask[0, 0, 0])
+        whole = judge.expected(case)["output"]
+        expected = Expected(whole.value[:1], 2.0 * whole.bound[:1])
+        judge.assert_answers(case, take_keys(problem, real).forward_only(), expected, "without the masked keys")
+        judge.assert_answers(case, problem.forward_only(), expected, "with the masked keys")
+
+
+@clause("relations.merge")
+def test_merge(judge: Judge) -> None:
+    for case in judge.cases(Case(seed=89), Case(seed=90, spread=5.0).sized(key_length=17)):
+        problem, length = judge.problem(case).forward_only(), case.sizes.key_length
+        halves = [take_keys(problem, np.arange(length)[part]) for part in (slice(0, 3), slice(3, None))]
+        try:
+            answers = [judge.ask(half) for half in halves]
+        except CandidateError as error:
+            judge.assert_that(case, False, str(error))
+            continue
+        if any(answer.log_sum_exp is None for answer in answers):
+            judge.assert_that(case, False, "log_sum_exp is claimed, but was not returned")
+            continue
+        _assert_merged(judge, case, halves, answers)
+
+
+def _assert_merged(judge: Judge, case: Case, halves: list[Problem], answers: list[Result]) -> None:
+    parts = [judge.solve(half).parts for half in halves]
+    whole = judge.expected(case)["output"]
+    outputs = np.stack([answer.output.astype(np.float64) for answer in answers])
+    logs = np.stack([np.asarray(answer.log_sum_exp, dtype=np.float64) for answer in answers])
+    if outputs.shape[1:] != whole.value.shape or logs.shape[1:] != whole.value.shape[:3]:
+        judge.assert_that(case, False, "a half of the keys gives an output or log_sum_exp of another shape")
+        return
+    shares = np.exp(logs - np.logaddexp(*logs))[..., None]
+    doubt = np.stack([part["log_sum_exp"].bound for part in parts]).sum(0)[..., None]
+    apart = np.abs(np.stack([part["output"].value for part in parts])).sum(0)
+    bound = whole.bound + np.expm1(2.0 * doubt) * apart + sum(part["output"].bound for part in parts)
+    rounded = Expected(whole.value, bound)
+    merged = (shares * outputs).sum(0).astype(answers[0].output.dtype)
+    judge.record(case, compare("output", merged, rounded, judge.dtype), "two halves of the keys, merged")

@@ -1,0 +1,75 @@
+"""Chapter 1, scores: the scaled dot products, and what is added to them."""
+
+from __future__ import annotations
+
+from math import sqrt
+from statistics import NormalDist
+
+import numpy as np
+
+from spec.cases import Case, MaskKind, Sizes
+from tests.harness.judge import CandidateError, Judge
+from tests.harness.suite import clause
+
+FALSE_ALARM = 1e-10
+"""Probability that a right implementation is accused by the statistical clause, in one dtype."""
+
+
+@clause("scores.dot-product")
+def test_dot_product(judge: Judge) -> None:
+    for case in judge.cases(Case(), Case(seed=1, spread=3.0), Case(seed=2).sized(query_length=4, key_length=4)):
+        judge.assert_conforms(case)
+
+
+@clause("scores.scale-default")
+def test_scale_default(judge: Judge) -> None:
+    widths = ((1, 2), (3, 5), (4, 4), (8, 3), (16, 64), (33, 31))
+    for case in judge.cases(*(Case(seed=d_k).sized(d_k=d_k, d_v=d_v) for d_k, d_v in widths)):
+        judge.assert_conforms(case)
+
+
+@clause("scores.scale-explicit")
+def test_scale_explicit(judge: Judge) -> None:
+    for case in judge.cases(*(Case(seed=3, scale=scale) for scale in (0.25, 0.37, 1.0, 2.5))):
+        judge.assert_conforms(case)
+
+
+@clause("scores.scale-zero")
+def test_scale_zero(judge: Judge) -> None:
+    for case in judge.cases(Case(scale=0.0), Case(scale=0.0, spread=30.0, mask=MaskKind.BOOL)):
+        judge.assert_conforms(case, said="with scale 0 every key that may be seen weighs the same")
+
+
+@clause("scores.scale-negative")
+def test_scale_negative(judge: Judge) -> None:
+    for case in judge.cases(Case(scale=-0.4), Case(scale=-1.0, causal=True).sized(query_length=7)):
+        judge.assert_conforms(case)
+
+
+@clause("scores.bias-after-scale")
+def test_bias_after_scale(judge: Judge) -> None:
+    mask = MaskKind.FLOAT
+    for case in judge.cases(Case(mask=mask).sized(d_k=9), Case(mask=mask, scale=0.2), Case(mask=mask, scale=0.0)):
+        judge.assert_conforms(case)
+
+
+@clause("scores.unit-variance")
+def test_unit_variance(judge: Judge) -> None:
+    """Half the squared difference of two log weights has mean 1 and, given the query's length, variance 2."""
+    sizes = Sizes(batch=64, num_heads=16, query_length=2, key_length=2, d_k=16, d_v=16)
+    for case in judge.cases(Case(sizes, spread=1.0)):
+        try:
+            weights = judge.ask(judge.problem(case).forward_only()).weights
+        except CandidateError as error:
+            judge.assert_that(case, False, str(error))
+            continue
+        found = np.asarray(weights, dtype=np.float64)[:, :, 0]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            halves = 0.5 * (np.log(found[..., 0]) - np.log(found[..., 1])) ** 2
+        spread = sqrt((2.0 + 6.0 / case.sizes.d_k) / halves.size)
+        margin = spread * NormalDist().inv_cdf(1.0 - FALSE_ALARM / 2.0)
+        judge.assert_that(
+            case,
+            bool(abs(halves.mean() - 1.0) <= margin),
+            f"scaled scores of unit-variance inputs have variance {halves.mean():.3g}, not 1 +- {margin:.2g}",
+        )

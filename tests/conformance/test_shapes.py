@@ -1,0 +1,97 @@
+"""Chapter 9, shapes: every extent, every memory layout, and all options together."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from implementations.contract import Unable
+from implementations.fitting import fit
+from reference.solving import Expected
+from spec.cases import Case, Layout, MaskKind, MaskShape, Padding, Sizes
+from spec.covering import combinations
+from tests.harness.judge import Judge
+from tests.harness.search import search
+from tests.harness.suite import clause
+
+COINCIDENT = (
+    Sizes(batch=3, num_heads=3, query_length=5, key_length=7, d_k=4, d_v=3),
+    Sizes(batch=4, num_heads=3, query_length=4, key_length=4, d_k=5, d_v=2),
+    Sizes(batch=2, num_heads=5, query_length=5, key_length=5, d_k=5, d_v=5),
+    Sizes(batch=2, num_heads=2, query_length=2, key_length=2, d_k=2, d_v=2),
+    Sizes(batch=1, num_heads=1, query_length=1, key_length=1, d_k=1, d_v=1),
+    Sizes(batch=1, num_heads=4, query_length=3, key_length=6, d_k=6, d_v=3),
+    Sizes(batch=3, num_heads=1, query_length=6, key_length=5, d_k=3, d_v=4),
+    Sizes(batch=2, num_heads=3, query_length=1, key_length=9, d_k=9, d_v=9),
+)
+EDGES = (15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 257, 513)
+WIDTHS = (1, 2, 3, 5, 7, 8, 15, 24, 33, 64, 65, 80, 96, 128, 129, 257)
+
+
+@clause("shapes.output")
+def test_output(judge: Judge) -> None:
+    for case in judge.cases(Case(), Case().sized(query_length=1), Case().sized(num_heads=1, d_v=6)):
+        value = judge.expected(case)["output"].value
+        anything = Expected(value, np.full_like(value, np.finfo(float).max))
+        judge.assert_answers(case, judge.problem(case).forward_only(), replace(anything, value=0 * value), "form")
+
+
+@clause("shapes.coincident")
+def test_coincident(judge: Judge) -> None:
+    for sizes in COINCIDENT:
+        for case in judge.cases(
+            Case(sizes, seed=1),
+            Case(sizes, seed=2, mask=MaskKind.BOOL, mask_shape=MaskShape.SAMPLE),
+            Case(sizes, seed=3, mask=MaskKind.FLOAT, mask_shape=MaskShape.HEAD),
+            Case(sizes, seed=4, padding=Padding.RIGHT),
+        ):
+            judge.assert_conforms(case)
+
+
+@clause("shapes.tile-edges")
+def test_tile_edges(judge: Judge) -> None:
+    long_keys = (Case(spread=4.0, seed=n).sized(batch=1, num_heads=2, query_length=3, key_length=n) for n in EDGES)
+    long_both = (Case(spread=4.0, causal=True).sized(batch=1, num_heads=2, query_length=n, key_length=n) for n in EDGES)
+    tail = (
+        Case(spread=4.0, mask=MaskKind.BOOL, mask_shape=MaskShape.SHARED).sized(batch=1, query_length=n, key_length=n)
+        for n in (17, 33, 65, 129)
+    )
+    for case in judge.cases(*long_keys, *long_both, *tail):
+        judge.assert_conforms(case)
+
+
+@clause("shapes.head-width")
+def test_head_width(judge: Judge) -> None:
+    for case in judge.cases(*(Case(seed=d).sized(batch=1, num_heads=2, d_k=d, d_v=d) for d in WIDTHS)):
+        judge.assert_conforms(case)
+
+
+@clause("shapes.combinations")
+def test_combinations(judge: Judge) -> None:
+    def allowed(case: Case) -> bool:
+        return not isinstance(fit(case, judge.claims), Unable)
+
+    for case in judge.cases(*combinations(allowed, judge.conventions, judge.tier.strength)):
+        judge.assert_conforms(case, *judge.parts())
+    search(judge, judge.tier.examples)
+
+
+@clause("shapes.views")
+def test_views(judge: Judge) -> None:
+    for case in judge.cases(*(Case(layout=layout, mask=MaskKind.FLOAT) for layout in Layout)):
+        judge.assert_conforms(case, *judge.parts())
+    for case in judge.cases(*(Case(layout=layout, seed=5) for layout in Layout)):
+        judge.assert_conforms(case)
+
+
+@clause("shapes.empty")
+def test_empty(judge: Judge) -> None:
+    for case in judge.cases(Case().sized(batch=0), Case().sized(query_length=0), Case(mask=MaskKind.BOOL).sized(batch=0)):
+        judge.assert_conforms(case)
+
+
+@clause("shapes.empty-keys")
+def test_empty_keys(judge: Judge) -> None:
+    for case in judge.cases(Case().sized(key_length=0)):
+        judge.assert_conforms(case, said="without keys the output is zeros")

@@ -1,0 +1,1 @@
+"""The machinery between clauses and verdicts: plan, judge, compare, record, report."""

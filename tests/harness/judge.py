@@ -1,0 +1,248 @@
+"""The judge: asks one implementation the cases of one clause, in one dtype, and keeps the count.
+
+Its `assert_...` methods are the whole vocabulary of the conformance tests. They collect instead of stopping, so that a
+verdict can show the plainest of all failing cases.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+
+import numpy as np
+
+from implementations.contract import Claims, Implementation, Result, Unable
+from implementations.fitting import fit
+from reference.solving import Expected, Solution, solve
+from spec.building import build
+from spec.cases import Case
+from spec.features import Conventions, Feature
+from spec.problems import Array, Problem
+from tests.harness.comparison import Comparison, compare
+from tests.harness.influence import wrong_keys
+from tests.harness.verdicts import Failure
+
+class CandidateError(Exception):
+    """The candidate raised where it should have answered."""
+
+
+@dataclass(frozen=True)
+class Tier:
+    """How much is asked: `examples` of random search, the strength of the covering array, long sequences."""
+
+    name: str
+    strength: int
+    examples: int
+    long: bool
+
+
+TIERS = {
+    "quick": Tier("quick", strength=2, examples=0, long=False),
+    "full": Tier("full", strength=2, examples=200, long=False),
+    "exhaustive": Tier("exhaustive", strength=3, examples=1000, long=True),
+}
+
+
+@lru_cache(maxsize=4096)
+def solution(case: Case, dtype: str, conventions: Conventions) -> Solution:
+    """The reference's answer to a case; shared by all implementations that claim the same conventions."""
+    return solve(build(case, dtype), conventions)
+
+
+@dataclass
+class Judge:
+    """One clause's questions to one implementation in one dtype.
+
+    Attributes:
+        checks, blunt, failed, worst: see `Verdict`.
+        failures: every failed check, in the order asked.
+        unable: why cases could not be asked.
+    """
+
+    implementation: Implementation
+    dtype: str
+    device: str = "cpu"
+    tier: Tier = TIERS["quick"]
+    checks: int = 0
+    blunt: int = 0
+    failed: int = 0
+    worst: float | None = None
+    failures: list[Failure] = field(default_factory=list)
+    unable: list[str] = field(default_factory=list)
+
+    @property
+    def claims(self) -> Claims:
+        return self.implementation.claims
+
+    @property
+    def conventions(self) -> Conventions:
+        return self.claims.conventions
+
+    def cases(self, *wanted: Case) -> Iterator[Case]:
+        """The wanted cases as near as the claims allow, each once; what cannot be asked is noted."""
+        seen: set[Case] = set()
+        for case in wanted:
+            fitted = fit(case, self.claims)
+            if isinstance(fitted, Unable):
+                self.unable.append(fitted.reason)
+            elif fitted not in seen:
+                seen.add(fitted)
+                yield fitted
+
+    def problem(self, case: Case) -> Problem:
+        """The case's numbers in this dtype, asking for the gradients that are claimed."""
+        problem = build(case, self.dtype)
+        if Feature.GRADIENTS not in self.claims:
+            return problem.forward_only()
+        without = () if Feature.MASK_GRADIENT in self.claims else ("attn_mask",)
+        return replace(problem, needs=tuple(name for name in problem.needs if name not in without))
+
+    def parts(self) -> tuple[str, ...]:
+        """Everything that is claimed to be returned."""
+        returned = {
+            "weights": Feature.WEIGHTS,
+            "averaged_weights": Feature.AVERAGED_WEIGHTS,
+            "log_sum_exp": Feature.LOG_SUM_EXP,
+            "gradients": Feature.GRADIENTS,
+        }
+        return ("output", *(part for part, feature in returned.items() if feature in self.claims))
+
+    def solution(self, case: Case) -> Solution:
+        """The reference's answer to a case."""
+        return solution(case, self.dtype, self.conventions)
+
+    def solve(self, problem: Problem) -> Solution:
+        """The reference's answer to a problem that is no case of its own."""
+        return solve(problem, self.conventions)
+
+    def expected(self, case: Case) -> Mapping[str, Expected]:
+        """What the reference answers, part by part."""
+        return self.solution(case).parts
+
+    def ask(self, problem: Problem) -> Result:
+        """The candidate's answer to a fresh copy of the problem.
+
+        Raises:
+            CandidateError: it raised, or gave back something that is no `Result`.
+        """
+        return self.ask_with(problem.fresh())
+
+    def ask_with(self, problem: Problem) -> Result:
+        """The candidate's answer to these very arrays, which it may keep or spoil."""
+        try:
+            result = self.implementation.run(problem, self.device)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            # SystemExit, or pytest's own skip and exit, must not let a candidate out of its verdict.
+            told = str(error).strip().splitlines() or ["no message"]
+            raise CandidateError(f"raised {type(error).__name__}: {told[0]}") from error
+        if not isinstance(result, Result):
+            raise CandidateError(f"returned {type(result).__name__}, not a Result")
+        return result
+
+    def record(self, case: Case, comparison: Comparison, said: str = "") -> None:
+        """Counts one check; a blunt one apart. `said` explains a failure in the clause's own terms."""
+        if comparison.blunt:
+            self.blunt += 1
+            return
+        self.checks += 1
+        self.worst = max(self.worst or 0.0, comparison.worst)
+        if comparison.message:
+            self.failed += 1
+            message = f"{said}: {comparison.message}" if said else comparison.message
+            self.failures.append(Failure(message, case.to_json(), self.dtype))
+
+    def assert_that(self, case: Case, holds: bool, message: str) -> None:
+        """One check without numbers."""
+        self.record(case, Comparison(0.0) if holds else Comparison(np.inf, message))
+
+    def assert_conforms(self, case: Case, *parts: str, exactly: bool = False, said: str = "") -> None:
+        """Output, or the named parts, equal the reference within the bounds; `exactly`: with no error at all.
+
+        Part `gradients` stands for all gradients that are claimed. They are asked for only when named, so that the
+        answer without gradients is judged too.
+        """
+        wanted = parts or ("output",)
+        problem = self.problem(case)
+        if not any(part.startswith("gradients") for part in wanted):
+            problem = problem.forward_only()
+        try:
+            result = self.ask(problem)
+        except CandidateError as error:
+            self.assert_that(case, False, str(error))
+            return
+        expected = self.expected(case)
+        for part in self._expanded(wanted, problem):
+            meant = expected[part]
+            meant = Expected(meant.value, np.zeros_like(meant.bound)) if exactly else meant
+            compared = compare(part, part_of(result, part), meant, self.dtype)
+            if compared.message and not said:
+                said = wrong_keys(problem, self.conventions, self.ask, case.garbage)
+            self.record(case, compared, said)
+
+    def _expanded(self, parts: Iterable[str], problem: Problem) -> Iterator[str]:
+        for part in parts:
+            name = part.removeprefix("gradients.")
+            if part == "gradients":
+                yield from (f"gradients.{name}" for name in problem.needs)
+            elif part.startswith("gradients.") and name not in problem.needs:
+                self.unable.append(f"{name} is no input of its own")
+            else:
+                yield part
+
+    def assert_answers(
+        self,
+        case: Case,
+        problem: Problem,
+        expected: Expected,
+        said: str,
+        part: str = "output",
+        of: Callable[[Array], Array] = lambda array: array,
+    ) -> None:
+        """The answer to a problem made from the case, or what `of` takes from it, equals what a relation says."""
+        try:
+            result = self.ask(problem)
+        except CandidateError as error:
+            self.assert_that(case, False, f"{said}: {error}")
+            return
+        got = part_of(result, part)
+        wrong_shape = got is not None and got.ndim != self.expected(case)[part].value.ndim
+        taken = got if got is None or wrong_shape else of(got)
+        self.record(case, compare(part, taken, expected, self.dtype), said)
+
+    def assert_raises(self, call: Callable[[], object], what: str) -> None:
+        """A constructor refuses what makes no sense."""
+        try:
+            call()
+        except Exception:
+            self.assert_that(Case(), True, "")
+        else:
+            self.assert_that(Case(), False, f"{what} was accepted")
+
+    def own(self, case: Case, problem: Problem) -> Array | None:
+        """The candidate's output for a problem, or None after recording that it raised."""
+        try:
+            return self.ask(problem.forward_only()).output
+        except CandidateError as error:
+            self.assert_that(case, False, str(error))
+            return None
+
+    def assert_refuses(self, case: Case, problem: Problem, what: str, as_is: bool = False) -> None:
+        """The problem makes no sense, and the candidate says so by an exception; `as_is` hands over these arrays."""
+        try:
+            result = self.ask_with(problem) if as_is else self.ask(problem)
+        except CandidateError:
+            self.assert_that(case, True, "")
+        else:
+            self.assert_that(case, False, f"{what} was accepted, with an answer of shape {result.output.shape}")
+
+
+def part_of(result: Result, part: str) -> Array | None:
+    """`output`, `weights`, ..., or `gradients.NAME` of a result; None if it is not there."""
+    if part.startswith("gradients."):
+        return result.gradients.get(part.removeprefix("gradients."))
+    found: Array | None = getattr(result, part)
+    return found
+

@@ -1,0 +1,66 @@
+"""Judging: one test run to its end, and the verdict that follows from the counts."""
+
+from __future__ import annotations
+
+import time
+
+from implementations.contract import ExpectedFailure, Implementation
+from spec.clauses import Clause
+from tests.harness.judge import Judge
+from tests.harness.suite import ClauseTest
+from tests.harness.verdicts import Failure, Status, Verdict
+
+
+def judged(clause: Clause, test: ClauseTest, judge: Judge) -> Verdict:
+    """Runs the test; an exception of the suite itself is not caught."""
+    start = time.perf_counter()
+    test(judge)
+    return verdict(clause, judge, time.perf_counter() - start)
+
+
+def verdict(clause: Clause, judge: Judge, seconds: float) -> Verdict:
+    """The verdict that the judge's counts amount to, expected failures taken into account."""
+    implementation = judge.implementation
+    expected = expected_failure(implementation, clause.id, judge.dtype)
+    status, reason = _status(judge, expected)
+    failed = status in (Status.FAIL, Status.EXPECTED_FAILURE)
+    return Verdict(
+        clause=clause.id,
+        level=str(clause.level),
+        implementation=implementation.name,
+        dtype=judge.dtype,
+        status=status,
+        checks=judge.checks,
+        blunt=judge.blunt,
+        failed=judge.failed,
+        worst=judge.worst if judge.worst is None or judge.worst < float("inf") else None,
+        seconds=round(seconds, 4),
+        failure=plainest(judge.failures) if failed else None,
+        reason=reason,
+        link=expected.link if expected is not None and failed else "",
+    )
+
+
+def expected_failure(implementation: Implementation, clause: str, dtype: str) -> ExpectedFailure | None:
+    """The implementation's entry for a clause in a dtype, if it has one."""
+    entries = (e for e in implementation.expected_failures if e.clause == clause)
+    return next((e for e in entries if not e.dtypes or dtype in e.dtypes), None)
+
+
+def _status(judge: Judge, expected: ExpectedFailure | None) -> tuple[Status, str]:
+    if judge.checks == 0:
+        if judge.blunt:
+            return Status.ERROR, "every bound is too wide to prove anything"
+        if judge.unable:
+            return Status.NOT_CLAIMED, judge.unable[0]
+        return Status.ERROR, "the clause is claimed, and nothing was checked"
+    if expected is None:
+        return (Status.FAIL, "") if judge.failed else (Status.PASS, "")
+    if judge.failed:
+        return Status.EXPECTED_FAILURE, expected.reason
+    return Status.ERROR, f"passes, but is expected to fail ({expected.reason}): remove the entry"
+
+
+def plainest(failures: list[Failure]) -> Failure:
+    """The failure on the shortest case: the one with the least that is out of the ordinary."""
+    return min(failures, key=lambda failure: len(failure.case))

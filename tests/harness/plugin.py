@@ -1,0 +1,232 @@
+"""The pytest side: options, one test item for each clause, implementation and dtype, and the report of the run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from implementations.contract import Implementation
+from spec.cases import Case
+from spec.clauses import Clause, Level, load
+from spec.features import Feature
+from tests.harness.judge import TIERS, Judge
+from tests.harness.judging import judged
+from tests.harness.report import Recorder
+from tests.harness.selecting import Options, UsageError, add_options, selection_of
+from tests.harness.suite import ClauseTest, Selection, Spoken, claimed, declared, spoken
+from tests.harness.summary import summary
+from tests.harness.verdicts import Status, Verdict
+
+KEY = pytest.StashKey["Plugin"]()
+PROPERTY = "verdict"
+
+
+class ConformanceFailure(Exception):
+    """A clause does not hold; the message is all there is to read."""
+
+
+@dataclass
+class Plugin:
+    """What a session knows: the selection, and the recorder that collects its verdicts."""
+
+    options: Options
+    selection: Selection
+    recorder: Recorder
+    asked: bool = False
+
+
+class ClauseItem(pytest.Function):
+    """One clause, asked of one implementation in one dtype."""
+
+    subject: tuple[Clause, ClauseTest, Implementation, str]
+
+    def runtest(self) -> None:
+        clause, test, implementation, dtype = self.subject
+        options = self.config.stash[KEY].options
+        judge = Judge(implementation, dtype, options.device, TIERS[options.tier])
+        verdict = judged(clause, test, judge)
+        self.user_properties.append((PROPERTY, verdict.to_json()))
+        conclude(verdict)
+
+    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
+        if isinstance(excinfo.value, ConformanceFailure):
+            return f"{excinfo.value}\n  again: {_command(self)}"
+        return super().repr_failure(excinfo, style)
+
+    def reportinfo(self) -> tuple[Path, int, str]:
+        return self.path, self.obj.__code__.co_firstlineno, self.name
+
+
+def conclude(verdict: Verdict) -> None:
+    """Turns a verdict into the outcome of a pytest item.
+
+    Raises:
+        ConformanceFailure: a MUST does not hold, or the suite could not judge.
+    """
+    match verdict.status:
+        case Status.NOT_CLAIMED:
+            pytest.skip(verdict.reason)
+        case Status.EXPECTED_FAILURE:
+            pytest.xfail(f"{verdict.reason} {verdict.link}")
+        case Status.ERROR:
+            raise ConformanceFailure(f"{verdict.clause}: {verdict.reason}")
+        case Status.FAIL:
+            assert verdict.failure is not None
+            if verdict.level != Level.MUST:
+                pytest.xfail(f"{verdict.level}: {verdict.failure.message}")
+            raise ConformanceFailure(_explained(verdict))
+
+
+def _explained(verdict: Verdict) -> str:
+    assert verdict.failure is not None
+    clause, case = load()[verdict.clause], Case.from_json(verdict.failure.case)
+    return (
+        f"{verdict.clause} ({clause.level}): {clause.statement}\n"
+        f"  {verdict.implementation} in {verdict.dtype}: {verdict.failure.message}\n"
+        f"  {verdict.failed} of {verdict.checks} checks fail; the plainest case: {case}"
+    )
+
+
+def _command(item: ClauseItem) -> str:
+    options = item.config.stash[KEY].options
+    clause, _, implementation, dtype = item.subject
+    target = [f"--candidate {t}" for t in options.candidates] + [f"--convention {c}" for c in options.conventions]
+    chosen = " ".join(target) or f"--implementation {implementation.name}"
+    tier = "" if options.tier == "quick" else f" --tier {options.tier}"
+    return f"pytest {chosen} --clause {clause.id} --dtype {dtype}{tier}"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    add_options(parser.getgroup("attention-conformance"))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    options = Options.of(config)
+    try:
+        selection = selection_of(options)
+    except UsageError as error:
+        raise pytest.UsageError(str(error)) from None
+    worker = hasattr(config, "workerinput")
+    run = {"tier": options.tier, "device": options.device, "clauses": list(options.clauses)}
+    recorder = Recorder(selection.implementations, run, None if worker else options.report)
+    config.stash[KEY] = Plugin(options, selection, recorder)
+
+
+def pytest_cmdline_main(config: pytest.Config) -> int | None:
+    plugin = config.stash[KEY]
+    if plugin.options.list_clauses:
+        for clause in load().values():
+            status = "reserved" if clause.reserved else ", ".join(sorted(clause.features))
+            print(f"{clause.id:32} {clause.level:6} {status:28} {clause.statement}")
+        return 0
+    if plugin.options.list_implementations:
+        for i in plugin.selection.implementations:
+            print(f"{i.name:24} {i.claims.scope:6} {len(i.claims.features):2} features  {i.about}")
+        return 0
+    return None
+
+
+def pytest_pycollect_makeitem(collector: pytest.Module, name: str, obj: object) -> list[pytest.Item] | None:
+    mark = spoken(obj)
+    if mark is None or not isinstance(collector, pytest.Module):
+        return None
+    return list(_items(collector, obj, mark))
+
+
+def _items(collector: pytest.Module, test: Any, mark: Spoken) -> Iterator[pytest.Item]:
+    plugin, clause = collector.config.stash[KEY], load()[mark.clause]
+    plugin.asked = True
+    if not plugin.selection.wants(clause):
+        return
+    for implementation in plugin.selection.implementations:
+        if claimed(clause, implementation.claims):
+            continue
+        for dtype in plugin.selection.dtypes_of(implementation, mark):
+            item: ClauseItem = ClauseItem.from_parent(
+                collector, name=f"{clause.id}[{implementation.name}-{dtype}]", callobj=_takes_nothing(test)
+            )
+            item.subject = (clause, test, implementation, dtype)
+            yield item
+
+
+def _takes_nothing(test: Any) -> Any:
+    """pytest reads fixtures off the signature; the judge is none, because `runtest` hands it over."""
+
+    def run() -> None:
+        """Never called."""
+
+    run.__code__ = run.__code__.replace(co_firstlineno=test.__code__.co_firstlineno)
+    return run
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    plugin = session.config.stash[KEY]
+    items = [item for item in session.items if isinstance(item, ClauseItem)]
+    plugin.recorder.planned = len(items)
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["planned"] = len(items)
+    elif items or plugin.asked:
+        plugin.recorder.begin()
+
+
+@dataclass
+class Collector:
+    """Receives the reports of a session, its workers' too."""
+
+    plugin: Plugin
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        for name, value in report.user_properties:
+            if name == PROPERTY and report.when == "call":
+                self.plugin.recorder.add(Verdict.from_json(str(value)))
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any, error: object) -> None:
+        if self.plugin.recorder.planned is None and not error:
+            self.plugin.recorder.planned = node.workeroutput["planned"]
+
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    config = session.config
+    config.pluginmanager.register(Collector(config.stash[KEY]), "conformance-collector")
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    plugin = session.config.stash[KEY]
+    stopped = {2: "the run was interrupted", 3: "the suite itself failed", 4: "the run could not start"}
+    plugin.recorder.finish(stopped.get(int(exitstatus), ""))
+    unchecked = unchecked_claims(plugin)
+    if unchecked and exitstatus == 0:
+        session.exitstatus = 1
+
+
+def unchecked_claims(plugin: Plugin) -> list[str]:
+    """Claimed features that no counted check of the run spoke of; only a run of all clauses can say so."""
+    if plugin.selection.clauses or plugin.selection.dtypes or not plugin.recorder.verdicts:
+        return []
+    speaking = {f for c in load().values() if c.id in declared() for f in c.features}
+    found = []
+    for implementation in plugin.selection.implementations:
+        mine = [v for v in plugin.recorder.verdicts if v.implementation == implementation.name and v.checks]
+        spoken_of: set[Feature] = {f for v in mine for f in load()[v.clause].features}
+        lost = sorted(speaking & implementation.claims.features - spoken_of)
+        found += [f"{implementation.name} claims {feature}, and nothing was checked of it" for feature in lost]
+    return found
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    plugin = config.stash[KEY]
+    if not plugin.recorder.verdicts:
+        return
+    terminalreporter.section("conformance")
+    for line in summary(plugin.selection.implementations, plugin.recorder.verdicts):
+        terminalreporter.write_line(line)
+    for line in unchecked_claims(plugin):
+        terminalreporter.write_line(f"ERROR  {line}", red=True)
+    if plugin.options.report is not None:
+        terminalreporter.write_line(f"report: {plugin.options.report / 'report.json'}")

@@ -1,0 +1,109 @@
+"""The report: an event log while the run goes on, and report.json, which says whether it is complete."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from implementations.contract import Implementation
+from tests.harness.verdicts import Status, Verdict
+
+SCHEMA = "attention-conformance/report/1"
+SUITE_VERSION = "0.1.0"
+SPEC_VERSION = "0.1"
+
+
+@dataclass
+class Recorder:
+    """Collects verdicts; with a folder, it writes each one down at once.
+
+    Attributes:
+        planned: how many verdicts a complete run has; None until the tests are collected.
+    """
+
+    implementations: Sequence[Implementation]
+    run: Mapping[str, Any]
+    folder: Path | None = None
+    planned: int | None = None
+    verdicts: list[Verdict] = field(default_factory=list)
+
+    def begin(self) -> None:
+        """Starts log and report. Until `finish`, the report says that it is not complete.
+
+        Raises:
+            OSError: the folder cannot be written.
+        """
+        if self.folder is not None:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            (self.folder / "events.jsonl").write_text("")
+            self._write({"complete": False, "reason": "the run has not ended"})
+
+    def add(self, verdict: Verdict) -> None:
+        self.verdicts.append(verdict)
+        if self.folder is not None:
+            with (self.folder / "events.jsonl").open("a") as log:
+                log.write(verdict.to_json() + "\n")
+
+    def finish(self, interrupted: str = "") -> None:
+        """Closes the report; it is complete only if nothing interrupted it and every planned verdict is there."""
+        missing = "" if self.planned == len(self.verdicts) else f"{len(self.verdicts)} of {self.planned} verdicts"
+        reason = interrupted or missing
+        closing = {"complete": not reason, "reason": reason, "verdicts": len(self.verdicts)}
+        if self.folder is not None:
+            self._write(closing)
+            with (self.folder / "events.jsonl").open("a") as log:
+                log.write(json.dumps({"closing": closing}) + "\n")
+
+    def _write(self, closing: Mapping[str, Any]) -> None:
+        assert self.folder is not None
+        report = {
+            "schema": SCHEMA,
+            "suite": {"version": SUITE_VERSION, "spec": SPEC_VERSION, **self.run},
+            "environment": environment(),
+            "implementations": [self._entry(i) for i in self.implementations],
+            "closing": closing,
+        }
+        unfinished = self.folder / "report.json.part"
+        unfinished.write_text(json.dumps(report, indent=1) + "\n")
+        unfinished.replace(self.folder / "report.json")
+
+    def _entry(self, implementation: Implementation) -> dict[str, Any]:
+        mine = [v for v in self.verdicts if v.implementation == implementation.name]
+        claims = implementation.claims
+        return {
+            "name": implementation.name,
+            "about": implementation.about,
+            "claims": {
+                "scope": str(claims.scope),
+                "features": sorted(claims.features),
+                "dtypes": list(claims.dtypes),
+                "conventions": dict(claims.conventions.items()),
+            },
+            "verdict": overall(mine),
+            "clauses": [json.loads(v.to_json()) for v in mine],
+        }
+
+
+def overall(verdicts: Sequence[Verdict]) -> str:
+    """`fails` if a MUST fails, `error` if the suite could not judge (or judged nothing), else `conforms`."""
+    if any(v.status is Status.FAIL and v.level == "MUST" for v in verdicts):
+        return "fails"
+    if any(v.status is Status.ERROR for v in verdicts) or not any(v.checks for v in verdicts):
+        return "error"
+    return "conforms"
+
+
+def environment() -> dict[str, str]:
+    """Versions and machine, as far as they may change an answer."""
+    packages = ("torch", "numpy", "ml_dtypes", "pytest")
+    return {
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "system": platform.system(),
+        **{package: version(package) for package in packages},
+    }

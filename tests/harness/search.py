@@ -1,0 +1,65 @@
+"""Search: hypothesis draws cases that nobody wrote down, and shrinks the one that fails."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from implementations.contract import Unable
+from implementations.fitting import fit
+from spec.cases import Case, Sizes
+from spec.covering import FACTORS, mended
+from tests.harness.judge import Judge
+
+EXTENTS = {"batch": 4, "num_heads": 4, "query_length": 40, "key_length": 70, "d_k": 20, "d_v": 20}
+"""The largest extent drawn for each size; 1 is the smallest."""
+
+
+def cases() -> st.SearchStrategy[Case]:
+    """Any combination of sizes and options."""
+    sizes = st.builds(Sizes, **{name: st.integers(1, most) for name, most in EXTENTS.items()})
+    options = {name: st.sampled_from(levels) for name, levels in FACTORS.items() if name != "sizes"}
+    return st.builds(Case, sizes=sizes, seed=st.integers(0, 999), **options)
+
+
+def search(judge: Judge, examples: int) -> None:
+    """Asks `examples` drawn cases; a failing one is shrunk, and recorded once in its smallest form."""
+    if examples == 0:
+        return
+
+    @settings(
+        max_examples=examples,
+        derandomize=True,
+        database=None,
+        deadline=None,
+        phases=(Phase.generate, Phase.shrink),
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(cases())
+    def holds(case: Case) -> None:
+        fitted = fit(mended(case, judge.conventions), judge.claims)
+        if not isinstance(fitted, Unable):
+            attempt = replace(judge, checks=0, blunt=0, failed=0, worst=None, failures=[], unable=[])
+            attempt.assert_conforms(fitted, *judge.parts())
+            last.clear()
+            last.append(attempt)
+            _take_counts(judge, attempt)
+            assert not attempt.failed
+
+    last: list[Judge] = []
+    try:
+        holds()
+    except AssertionError:
+        judge.failures += last[0].failures
+        judge.failed += last[0].failed
+        judge.checks += last[0].failed
+        judge.worst = max(judge.worst or 0.0, last[0].worst or 0.0)
+
+
+def _take_counts(judge: Judge, attempt: Judge) -> None:
+    judge.checks += attempt.checks - attempt.failed
+    judge.blunt += attempt.blunt
+    if attempt.worst is not None and not attempt.failed:
+        judge.worst = max(judge.worst or 0.0, attempt.worst)

@@ -1,0 +1,142 @@
+"""Selecting: the command line's options, and what they select."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import pytest
+import torch
+
+from implementations.builtin import BUILTIN
+from implementations.candidates import candidate
+from implementations.contract import Implementation
+from implementations.loading import TargetError
+from spec.clauses import load
+from spec.problems import DTYPES
+from tests.harness.judge import TIERS
+from tests.harness.suite import Selection
+
+
+class UsageError(ValueError):
+    """An option that cannot be followed; the message is one line with the remedy."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of one run, as given."""
+
+    candidates: tuple[str, ...]
+    implementations: tuple[str, ...]
+    clauses: tuple[str, ...]
+    dtypes: tuple[str, ...]
+    conventions: tuple[str, ...]
+    device: str
+    tier: str
+    report: Path | None
+    list_clauses: bool
+    list_implementations: bool
+
+    @classmethod
+    def of(cls, config: pytest.Config) -> Options:
+        """The options as pytest parsed them."""
+
+        def several(name: str) -> tuple[str, ...]:
+            return tuple(config.getoption(name))
+
+        folder = config.getoption("conformance_report")
+        return cls(
+            candidates=several("candidate"),
+            implementations=several("implementation"),
+            clauses=several("clause"),
+            dtypes=several("dtype"),
+            conventions=several("convention"),
+            device=config.getoption("device"),
+            tier=config.getoption("tier"),
+            report=None if folder is None else Path(folder),
+            list_clauses=config.getoption("list_clauses"),
+            list_implementations=config.getoption("list_implementations"),
+        )
+
+
+def add_options(group: pytest.OptionGroup) -> None:
+    """Declares the options on pytest's command line."""
+
+    def several(name: str, metavar: str, about: str) -> None:
+        group.addoption(name, action="append", default=[], metavar=metavar, help=f"{about} (repeatable)")
+
+    several("--candidate", "TARGET", "judge only this: FILE.py:NAME or package.module:NAME")
+    several("--convention", "KEY=VALUE", "a named alternative that the candidates follow")
+    several("--implementation", "PATTERN", "judge only these built-in implementations, such as 'torch.*'")
+    several("--clause", "PATTERN", "ask only these clauses, such as 'masks.*'")
+    several("--dtype", "NAME", f"ask only in these dtypes: {', '.join(DTYPES)}")
+    group.addoption("--device", default="cpu", help="the torch device that candidates compute on (default: cpu)")
+    group.addoption("--tier", default="quick", choices=list(TIERS), help="how much is asked (default: quick)")
+    group.addoption("--report", dest="conformance_report", metavar="DIR", help="write report.json into DIR")
+    group.addoption("--list-clauses", action="store_true", help="print the clauses, a line each")
+    group.addoption("--list-implementations", action="store_true", help="print the implementations, a line each")
+
+
+def selection_of(options: Options) -> Selection:
+    """What the options select.
+
+    Raises:
+        UsageError: a name that selects nothing, a device that is not there, a target that cannot be used.
+    """
+    _require_known("clause", options.clauses, list(load()))
+    _require_known("dtype", options.dtypes, list(DTYPES))
+    require_device(options.device)
+    if options.candidates:
+        implementations = _candidates(options)
+    elif options.conventions:
+        raise UsageError("--convention describes a candidate: give --candidate TARGET too")
+    else:
+        _require_known("implementation", options.implementations, [i.name for i in BUILTIN])
+        implementations = tuple(i for i in BUILTIN if _matches(i.name, options.implementations))
+    return Selection(implementations, options.clauses, options.dtypes)
+
+
+def _candidates(options: Options) -> tuple[Implementation, ...]:
+    settings: dict[str, str] = {}
+    for setting in options.conventions:
+        key, equals, value = setting.partition("=")
+        if not equals:
+            raise UsageError(f"--convention {setting!r} is not of the form KEY=VALUE, such as empty-row=uniform")
+        settings[key] = value
+    try:
+        found = [candidate(target, settings, options.device) for target in options.candidates]
+    except TargetError as error:
+        raise UsageError(str(error)) from error
+    except ValueError as error:
+        raise UsageError(f"--convention: {error}") from error
+    names = [i.name for i in found]
+    if len(set(names)) < len(names):
+        raise UsageError(f"two candidates have the same name: {', '.join(names)}; rename one, or run them apart")
+    return tuple(found)
+
+
+def _matches(name: str, patterns: Sequence[str]) -> bool:
+    return not patterns or any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _require_known(option: str, patterns: Sequence[str], names: Sequence[str]) -> None:
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            near = get_close_matches(pattern, names, 3, 0.4) or list(names)[:3]
+            raise UsageError(f"--{option} {pattern!r} selects nothing; there are for example: {', '.join(near)}")
+
+
+def require_device(device: str) -> None:
+    """Checks that torch can compute on a device.
+
+    Raises:
+        UsageError: it cannot; the message says why.
+    """
+    try:
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise UsageError(f"--device {device!r} is not available here: {reason}") from error

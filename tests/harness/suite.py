@@ -1,0 +1,87 @@
+"""The suite: which test speaks for which clause, and which tests an implementation's claims call for."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import cache
+from types import ModuleType
+from typing import TypeAlias, TypeVar
+
+from implementations.contract import Claims, Implementation
+from spec.clauses import Clause, chapters, load
+from spec.problems import DTYPES
+from tests.harness.judge import Judge
+
+ClauseTest: TypeAlias = Callable[[Judge], None]
+Test = TypeVar("Test", bound=ClauseTest)
+
+
+@dataclass(frozen=True)
+class Spoken:
+    """The mark that `clause` leaves on a test."""
+
+    clause: str
+    dtypes: tuple[str, ...]
+
+
+def clause(identifier: str, dtypes: tuple[str, ...] = tuple(DTYPES)) -> Callable[[Test], Test]:
+    """Marks a test as the one that checks a clause, in the dtypes in which it can say something.
+
+    Raises:
+        KeyError: the specification has no such clause.
+    """
+    known = load()[identifier]
+
+    def mark(test: Test) -> Test:
+        test.__dict__["spoken"] = Spoken(known.id, dtypes)
+        return test
+
+    return mark
+
+
+def spoken(test: object) -> Spoken | None:
+    """The mark of a test, if it has one."""
+    found = getattr(test, "spoken", None)
+    return found if isinstance(found, Spoken) else None
+
+
+@cache
+def declared() -> Mapping[str, Spoken]:
+    """Every clause that a test checks, in the order of the specification."""
+    modules: list[ModuleType] = [
+        importlib.import_module(f"tests.conformance.test_{name.replace('-', '_')}")
+        for name in chapters()
+        if name != "speed"
+    ]
+    marks = [mark for module in modules for test in vars(module).values() if (mark := spoken(test))]
+    found = {mark.clause: mark for mark in marks}
+    return {identifier: found[identifier] for identifier in load() if identifier in found}
+
+
+def claimed(clause: Clause, claims: Claims) -> str:
+    """Empty if the claims call for the clause; otherwise why they do not."""
+    if clause.scope is not None and clause.scope is not claims.scope:
+        return f"is a clause of the {clause.scope} level"
+    missing = sorted(feature for feature in clause.features if feature not in claims)
+    return f"does not claim {missing[0]}" if missing else ""
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What the command line selects; an empty tuple selects everything."""
+
+    implementations: tuple[Implementation, ...]
+    clauses: tuple[str, ...] = ()
+    dtypes: tuple[str, ...] = ()
+
+    def wants(self, clause: Clause) -> bool:
+        """Whether a pattern of --clause names it."""
+        return not self.clauses or any(fnmatchcase(clause.id, pattern) for pattern in self.clauses)
+
+    def dtypes_of(self, implementation: Implementation, spoken: Spoken) -> tuple[str, ...]:
+        """The dtypes in which a clause is asked of an implementation, widest first."""
+        asked = self.dtypes or tuple(DTYPES)
+        return tuple(d for d in spoken.dtypes if d in asked and d in implementation.claims.dtypes)

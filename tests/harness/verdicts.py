@@ -1,0 +1,93 @@
+"""Verdicts: what was found for one clause, implementation and dtype. Impossible records cannot be built."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+
+
+class Status(StrEnum):
+    """The outcome of a clause; the list is closed."""
+
+    PASS = "pass"
+    """Every check held, and there was at least one."""
+    FAIL = "fail"
+    """At least one check did not hold."""
+    NOT_CLAIMED = "not claimed"
+    """A feature of the clause is not claimed, or no case of it can be asked of this implementation."""
+    EXPECTED_FAILURE = "expected failure"
+    """It failed, as a public report says it does."""
+    ERROR = "error"
+    """The suite could not judge: no check that counts, or an expected failure that passed."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What went wrong on the case that shows it most plainly."""
+
+    message: str
+    case: str
+    dtype: str
+
+    def __post_init__(self) -> None:
+        if not self.message:
+            raise ValueError("a failure needs a message")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One clause, judged for one implementation in one dtype.
+
+    Attributes:
+        checks: comparisons that were made and could have failed.
+        blunt: comparisons whose bound was too wide to prove anything; they are not counted in `checks`.
+        failed: how many of the checks did not hold.
+        worst: the largest error in units of its bound; None where nothing was compared by a bound.
+        reason: why it is not claimed, an expected failure or an error.
+        link: the public report of an expected failure.
+    """
+
+    clause: str
+    level: str
+    implementation: str
+    dtype: str
+    status: Status
+    checks: int = 0
+    blunt: int = 0
+    failed: int = 0
+    worst: float | None = None
+    seconds: float = 0.0
+    failure: Failure | None = None
+    reason: str = ""
+    link: str = ""
+
+    def __post_init__(self) -> None:
+        if problem := _contradiction(self):
+            raise ValueError(f"{self.clause} of {self.implementation}: {problem}")
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Verdict:
+        data = json.loads(text)
+        failure = data.pop("failure")
+        return cls(
+            **{**data, "status": Status(data["status"])}, failure=None if failure is None else Failure(**failure)
+        )
+
+
+def _contradiction(verdict: Verdict) -> str:
+    status, failed = verdict.status, verdict.failed
+    if status is Status.PASS and (verdict.checks == 0 or failed or verdict.failure):
+        return "a pass needs checks, and none of them failed"
+    if status in (Status.FAIL, Status.EXPECTED_FAILURE) and (failed == 0 or verdict.failure is None):
+        return "a failure needs a failed check and its message"
+    if status in (Status.NOT_CLAIMED, Status.EXPECTED_FAILURE, Status.ERROR) and not verdict.reason:
+        return f"{status} needs a reason"
+    if status is Status.EXPECTED_FAILURE and not verdict.link:
+        return "an expected failure needs a link"
+    if status is Status.NOT_CLAIMED and verdict.checks:
+        return "what is not claimed is not checked"
+    return ""

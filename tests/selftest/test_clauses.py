@@ -1,0 +1,231 @@
+"""The parser of the chapters, and what the specification's own chapters keep to."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import FrozenInstanceError, fields
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from spec.clauses import CHAPTERS, Clause, Level, SpecError, chapters, load
+from spec.features import Conventions, Feature, Scope
+
+CHAPTER = r"""# Chapter 1: scores
+
+Introduction, which MUST not be read as a clause.
+
+## scores.one
+
+- level: MUST
+- features: core, heads
+- scope: op
+- equation: 1.1
+- sources: A; Vaswani 2017 3.2.1
+
+It MUST
+hold.
+
+$$ s = q k \tag{1.1} $$
+
+Erratum (B): the source says this,
+and the truth is that.
+
+More about it.
+
+Erratum (A, C): they say nothing.
+
+## scores.two
+
+- level: MAY
+- features: scale
+- sources: torch SDPA
+- status: reserved
+
+It MAY hold.
+"""
+
+
+def written(folder: Path, **texts: str) -> Path:
+    """A folder with all chapters, empty but for those whose text is given."""
+    for number, name in enumerate(chapters(), start=1):
+        text = texts.get(name, f"# Chapter {number}: {name}\n")
+        (folder / f"{name}.md").write_text(text, encoding="utf-8")
+    return folder
+
+
+def message(folder: Path) -> str:
+    with pytest.raises(SpecError) as caught:
+        load(folder)
+    return str(caught.value)
+
+
+def test_a_clause_has_all_that_its_section_says(tmp_path: Path) -> None:
+    assert load(written(tmp_path, scores=CHAPTER))["scores.one"] == Clause(
+        id="scores.one",
+        chapter="scores",
+        level=Level.MUST,
+        features=frozenset({Feature.CORE, Feature.HEADS}),
+        scope=Scope.OP,
+        equation="1.1",
+        sources=("A", "Vaswani 2017 3.2.1"),
+        statement="It MUST hold.",
+        errata=(
+            "Erratum (B): the source says this, and the truth is that.",
+            "Erratum (A, C): they say nothing.",
+        ),
+        reserved=False,
+        file="scores.md",
+        line=5,
+    )
+
+
+def test_optional_fields_have_defaults(tmp_path: Path) -> None:
+    clause = load(written(tmp_path, scores=CHAPTER))["scores.two"]
+    assert (clause.scope, clause.equation, clause.errata, clause.reserved) == (None, None, (), True)
+
+
+def test_scope_any_is_both_scopes(tmp_path: Path) -> None:
+    text = CHAPTER.replace("scope: op", "scope: any")
+    assert load(written(tmp_path, scores=text))["scores.one"].scope is None
+
+
+def test_an_equation_may_stand_in_another_chapter(tmp_path: Path) -> None:
+    other = "# Chapter 2: softmax\n\n$$ p \\tag{2.7} $$\n"
+    text = CHAPTER.replace("equation: 1.1", "equation: 2.7")
+    assert load(written(tmp_path, scores=text, softmax=other))["scores.one"].equation == "2.7"
+
+
+def test_clauses_come_in_document_order(tmp_path: Path) -> None:
+    later = CHAPTER.replace("Chapter 1: scores", "Chapter 2: softmax").replace("scores.", "softmax.")
+    folder = written(tmp_path, scores=CHAPTER, softmax=later.replace("1.1", "2.1"))
+    assert list(load(folder)) == ["scores.one", "scores.two", "softmax.one", "softmax.two"]
+
+
+def test_clauses_are_frozen(tmp_path: Path) -> None:
+    clauses = load(written(tmp_path, scores=CHAPTER))
+    with pytest.raises(FrozenInstanceError):
+        clauses["scores.one"].line = 1  # type: ignore[misc]
+    with pytest.raises(TypeError):
+        clauses["scores.one"] = clauses["scores.two"]  # type: ignore[index]
+
+
+def test_a_folder_is_read_anew_and_the_own_chapters_once(tmp_path: Path) -> None:
+    assert len(load(written(tmp_path, scores=CHAPTER))) == 2
+    assert len(load(written(tmp_path))) == 0
+    assert load() is load(CHAPTERS)
+
+
+MALFORMED = {
+    "id of another chapter": ("## scores.one", "## softmax.one", "5: 'softmax.one' is no clause of 'scores'"),
+    "id with capitals": ("## scores.one", "## scores.One", "5: 'scores.One' is no clause of 'scores'"),
+    "duplicate id": ("## scores.two", "## scores.one", "25: duplicate clause 'scores.one'"),
+    "missing level": ("- level: MUST\n", "", "5: clause 'scores.one' lacks the field 'level'"),
+    "missing features": ("- features: scale\n", "", "25: clause 'scores.two' lacks the field 'features'"),
+    "missing sources": ("- sources: torch SDPA\n", "", "25: clause 'scores.two' lacks the field 'sources'"),
+    "unknown field": ("- scope: op", "- reach: op", "9: unknown field '- reach: op'"),
+    "field without value": ("- scope: op", "- scope:", "9: unknown field '- scope:'"),
+    "statement among fields": ("3.2.1\n\nIt", "3.2.1\nIt", "12: unknown field 'It MUST'"),
+    "duplicate field": ("- scope: op", "- level: MAY", "9: duplicate field 'level'"),
+    "unknown level": ("level: MUST", "level: SHALL", "7: unknown level 'SHALL'"),
+    "unknown feature": ("core, heads", "core, tails", "8: unknown feature 'tails'"),
+    "empty feature": ("core, heads", "core,", "8: unknown feature ''"),
+    "unknown scope": ("scope: op", "scope: all", "9: unknown scope 'all'"),
+    "undefined equation": ("equation: 1.1", "equation: 1.2", "10: no chapter defines equation '1.2'"),
+    "unknown source letter": ("sources: A;", "sources: F;", "11: unknown source 'F'"),
+    "unknown source name": ("torch SDPA", "torch", "29: unknown source 'torch'"),
+    "source run into another": ("sources: A;", "sources: AB;", "11: unknown source 'AB'"),
+    "unknown status": ("status: reserved", "status: draft", "30: unknown status 'draft'"),
+    "no statement": ("It MAY hold.\n", "", "25: clause 'scores.two' lacks a statement"),
+    "equation for a statement": ("It MUST\nhold.\n\n", "", "5: clause 'scores.one' lacks a statement"),
+    "statement without its level": ("It MUST\nhold", "It is\nso", "13: the statement of 'scores.one' lacks"),
+    "level inside a word": ("It MAY", "It MAYBE", "32: the statement of 'scores.two' lacks"),
+    "duplicate tag": ("More about it.", "$$ t \\tag{1.1} $$", "21: duplicate equation tag '1.1'"),
+    "tag of another chapter": ("More about it.", "$$ t \\tag{2.1} $$", "21: equation tag '2.1' is not"),
+    "tag without a number": ("More about it.", "$$ t \\tag{1.a} $$", "21: equation tag '1.a' is not"),
+    "unknown erratum letter": ("Erratum (B)", "Erratum (F)", "18: an erratum begins with 'Erratum (X): '"),
+    "erratum without a letter": ("Erratum (B):", "Erratum:", "18: an erratum begins with 'Erratum (X): '"),
+    "wrong number in the heading": ("Chapter 1", "Chapter 2", "1: the heading must be"),
+    "wrong name in the heading": ("1: scores", "1: values", "1: the heading must be"),
+    "empty file": (CHAPTER, "", "1: the heading must be"),
+}
+
+
+@pytest.mark.parametrize(("old", "new", "expected"), MALFORMED.values(), ids=MALFORMED)
+def test_malformed_text_is_refused_with_its_place(tmp_path: Path, old: str, new: str, expected: str) -> None:
+    assert CHAPTER.count(old) >= 1
+    assert message(written(tmp_path, scores=CHAPTER.replace(old, new, 1))).startswith(f"scores.md:{expected}")
+
+
+def test_a_missing_chapter_is_refused(tmp_path: Path) -> None:
+    (written(tmp_path) / "values.md").unlink()
+    assert message(tmp_path) == "values.md:1: the chapter is missing"
+
+
+def test_a_file_that_is_no_chapter_is_refused(tmp_path: Path) -> None:
+    (written(tmp_path) / "dropout.md").write_text("# Chapter 16: dropout\n", encoding="utf-8")
+    assert message(tmp_path) == "dropout.md:1: no chapter is named 'dropout'"
+
+
+# The specification's own chapters.
+
+
+def own_errata() -> list[str]:
+    return [erratum for clause in load().values() for erratum in clause.errata]
+
+
+def own_text() -> str:
+    return "\n\n".join((CHAPTERS / f"{name}.md").read_text(encoding="utf-8") for name in chapters())
+
+
+def test_every_chapter_has_clauses_in_order() -> None:
+    assert tuple(dict.fromkeys(clause.chapter for clause in load().values())) == chapters()
+    places = [(chapters().index(clause.chapter), clause.line) for clause in load().values()]
+    assert all(first < second for first, second in pairwise(places))
+
+
+@pytest.mark.parametrize("feature", Feature)
+def test_every_feature_has_a_clause(feature: Feature) -> None:
+    assert any(feature in clause.features for clause in load().values())
+
+
+@pytest.mark.parametrize("letter", "ABCDE")
+def test_every_source_document_is_encoded_and_corrected(letter: str) -> None:
+    assert any(source.split()[0] == letter for clause in load().values() for source in clause.sources)
+    assert any(erratum.startswith(f"Erratum ({letter})") for erratum in own_errata())
+
+
+def test_only_speed_is_reserved() -> None:
+    assert {clause.chapter for clause in load().values() if clause.reserved} == {"speed"}
+
+
+def test_equations_are_numbered_in_reading_order() -> None:
+    tags = re.findall(r"\\tag\{(\d+)\.(\d+)\}", own_text())
+    for number in range(1, len(chapters()) + 1):
+        own = [int(tag) for chapter, tag in tags if int(chapter) == number]
+        assert own == list(range(1, len(own) + 1))
+
+
+def test_every_answer_to_every_convention_is_named_and_no_other() -> None:
+    named = set(re.findall(r"`([a-z-]+)=([a-z0-9-]+)`", own_text()))
+    default = Conventions()
+    answers = {
+        (key, str(answer))
+        for (key, _), field in zip(default.items(), fields(default), strict=True)
+        for answer in type(getattr(default, field.name))
+    }
+    assert named == answers
+
+
+def test_the_default_of_every_convention_is_marked() -> None:
+    marked = re.findall(r"`([a-z-]+)=([a-z0-9-]+)` \(the default\)", " ".join(own_text().split()))
+    assert sorted(marked) == sorted(Conventions().items())
+
+
+def test_references_to_equations_have_a_target() -> None:
+    text = own_text()
+    tags = set(re.findall(r"\\tag\{(.*?)\}", text))
+    prose = re.sub(r"(?m)^- sources: .*$", "", text)
+    found = set(re.findall(r"(?<![\w.])\d+\.\d+(?![\w])", prose))
+    assert found == tags
