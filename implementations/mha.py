@@ -99,10 +99,10 @@ def mask_options(given: Tensors, problem: Problem, polarity: Polarity) -> Mappin
     length, keys = problem.query.shape[-2], problem.key.shape[-2]
     if "attn_mask" in given:
         shape = (problem.query.shape[0], problem.num_heads, length, keys)
-        options["attn_mask"] = _polarised(given["attn_mask"], polarity).expand(shape).flatten(0, 1)
+        options["attn_mask"] = polarised(given["attn_mask"], polarity).expand(shape).flatten(0, 1)
     if problem.causal:
         allowed = torch.ones(length, keys, dtype=torch.bool, device=given["query"].device).tril()
-        options |= {"attn_mask": _polarised(allowed, polarity), "is_causal": True}
+        options |= {"attn_mask": polarised(allowed, polarity), "is_causal": True}
     if "key_padding_mask" in given:
         padding = given["key_padding_mask"]
         added = options.get("attn_mask")
@@ -110,9 +110,10 @@ def mask_options(given: Tensors, problem: Problem, polarity: Polarity) -> Mappin
             zeros = torch.zeros(padding.shape, dtype=added.dtype, device=padding.device)
             options["key_padding_mask"] = zeros.masked_fill(~padding, float("-inf"))
         else:
-            options["key_padding_mask"] = _polarised(padding, polarity)
+            options["key_padding_mask"] = polarised(padding, polarity)
     return options
 
 
-def _polarised(mask: torch.Tensor, polarity: Polarity) -> torch.Tensor:
+def polarised(mask: torch.Tensor, polarity: Polarity) -> torch.Tensor:
+    """The mask, boolean ones with True meaning what the polarity says."""
     return ~mask if mask.dtype is torch.bool and polarity is Polarity.MASKED_OUT else mask

@@ -57,7 +57,7 @@ def numpy_op(
     extras: tuple[str, ...] = (),
     polarity: Polarity = Polarity.MAY_ATTEND,
 ) -> Callable[[Problem, str], Result]:
-    """A `run` for such a function of NumPy arrays: it gets views that it cannot write to, and has no gradients.
+    """A `run` for such a function of NumPy arrays: it gets read-only views, and has no gradients.
 
     Args:
         function: called as function(query, key, value, attn_mask=..., is_causal=..., scale=...).

@@ -22,9 +22,9 @@ Booleans: TypeAlias = NDArray[np.bool_]
 CHUNK = 4_000_000
 """Elements of the largest temporary array; beyond it the sums run row by row."""
 EXP_ERROR = 8.0
-"""Unit roundoffs that an exponential, of whatever base, may be off."""
-SCORE_STEPS = 12.0
-"""Roundings of a score on its way to the exponential, all styles together."""
+"""Unit roundoffs of the accumulator that an exponential, of whatever base, may be off."""
+SCORE_STEPS = 9.0
+"""Roundings of a score on its way to the exponential, in the costliest style."""
 LARGEST = 650.0
 """Logarithm at which a bound counts as infinite, with room for sums of such numbers in float64."""
 
@@ -36,6 +36,8 @@ class ForwardBounds:
     Attributes:
         query, key, value: of the heads' inputs, (B, H, L, d); zero at the op level.
         scores: of each score, as seen by the exponential.
+        pull: of each weight, as it moves the mean of something; see `SoftmaxShift`.
+        local: of each weight, relative to it, what no normalisation evens out.
         weights, log_sum_exp, heads, output: absolute.
     """
 
@@ -43,6 +45,8 @@ class ForwardBounds:
     key: Floats
     value: Floats
     scores: Floats
+    pull: Floats
+    local: Floats
     weights: Floats
     log_sum_exp: Floats
     heads: Floats
@@ -71,12 +75,12 @@ def forward_bounds(problem: Problem, trace: Trace, precision: Precision) -> Forw
     query, key, value = input_bounds(problem, trace, precision)
     scores = score_bound(trace, query, key, precision)
     shift = softmax_shift(trace, scores)
-    local = precision.weight_error(trace.weights.shape[-1])
+    local = local_error(trace, precision)
     weights = shift.weights + local * shift.largest + precision.floor * trace.seen.allowed
-    heads = _heads_bound(trace, shift, value, precision)
+    heads = _heads_bound(trace, shift, local, value, precision)
     output = heads if problem.scope is Scope.OP else _output_bound(problem, trace, heads, precision)
     log_sum_exp = _log_sum_exp_bound(trace, shift, precision)
-    return ForwardBounds(query, key, value, scores, weights, log_sum_exp, heads, output)
+    return ForwardBounds(query, key, value, scores, shift.pull, local, weights, log_sum_exp, heads, output)
 
 
 def input_bounds(problem: Problem, trace: Trace, precision: Precision) -> tuple[Floats, Floats, Floats]:
@@ -102,16 +106,24 @@ def projection_bound(sizes: Floats, weight: Array, bias: Array | None, precision
 
 def score_bound(trace: Trace, query: Floats, key: Floats, precision: Precision) -> Floats:
     """Delta: how far each score may be off by the time it is exponentiated; 0 for masked keys."""
-    q, k = np.abs(trace.query) + query, (np.abs(trace.key) + key).swapaxes(-1, -2)
-    u, scale, key_t = precision.softmax, abs(trace.scale), key.swapaxes(-1, -2)
-    s = np.where(trace.seen.allowed, trace.scores, 0.0)
-    top = _top(trace)[..., None]
-    part = np.maximum(np.abs(s), np.abs(top)) + np.log(max(s.shape[-1], 1))
-    steps = 3.0 * (np.abs(trace.products) + np.abs(s)) + 2.0 * np.abs(s - top) + 2.0 * part + EXP_ERROR
-    inherited = scale * (query @ k + np.abs(trace.query) @ key_t)
-    bound = inherited + (precision.growth(trace.query.shape[-1]) + 3.0 * u) * (scale * (q @ k)) + u * steps
-    # The steps are counted on exact scores; those that are rounded lie within this very bound of them.
+    q, k, u = np.abs(trace.query), np.abs(trace.key).swapaxes(-1, -2), precision.softmax
+    e_q, e_k, scale = query, key.swapaxes(-1, -2), abs(trace.scale)
+    inherited = scale * (e_q @ (k + e_k) + q @ e_k)
+    sizes = scale * ((q + e_q) @ (k + e_k))
+    bound = inherited + (precision.growth(q.shape[-1]) + 3.0 * u) * sizes + _score_roundings(trace, precision)
+    # The roundings are counted on exact scores; the computed ones lie within this very bound of them.
     return np.where(trace.seen.allowed, bound / (1.0 - SCORE_STEPS * u), 0.0)
+
+
+def _score_roundings(trace: Trace, precision: Precision) -> Floats:
+    """Products stored, mask added, maximum subtracted, base changed, exponential taken, parts merged."""
+    s, products = np.where(trace.seen.allowed, trace.scores, 0.0), np.abs(trace.products)
+    top = _top(trace)[..., None]
+    below = np.abs(s - top)
+    masked = 0.0 if trace.seen.added is None else np.abs(s) + 2.0 * np.abs(trace.seen.added)
+    merged = 2.0 * (np.maximum(np.abs(s), np.abs(top)) + np.log(max(s.shape[-1], 1)))
+    steps = 2.0 * products + masked + below + 2.0 * np.maximum(np.abs(s), below) + 2.0
+    return np.asarray(precision.softmax * steps + precision.accumulator * (merged + EXP_ERROR))
 
 
 def softmax_shift(trace: Trace, scores: Floats) -> SoftmaxShift:
@@ -131,7 +143,7 @@ def softmax_shift(trace: Trace, scores: Floats) -> SoftmaxShift:
 
 
 def _log_of_lowered_sum(p: Floats, log_p: Floats, scores: Floats) -> Floats:
-    """log sum p e^-scores, (B, H, Lq): to full precision where it is near 0, and 0 for an empty row."""
+    """Log of sum p e^-scores, (B, H, Lq): to full precision where it is near 0, and 0 for an empty row."""
     lost = (p * np.expm1(-scores)).sum(-1)
     near = lost > -0.5
     return np.where(near, np.log1p(np.where(near, lost, 0.0)), log_sum_exp(log_p - scores))
@@ -144,34 +156,51 @@ def log_sum_exp(logs: Floats) -> Floats:
         return np.asarray(np.log(np.exp(logs - base[..., None]).sum(-1)) + base)
 
 
+def local_error(trace: Trace, precision: Precision) -> Floats:
+    """Relative error of each weight after the scores: its sum and roundings, and those of exp(s - lse).
+
+    In that style the log-sum-exp is rounded, as a state is, when the sum is done, so that the weights no
+    longer sum to 1; all other errors of the scores are common to numerator and denominator.
+    """
+    lse, top = finite(trace.log_sum_exp)[..., None], _top(trace)[..., None]
+    s = np.where(trace.seen.allowed, trace.scores, lse)
+    state = precision.accumulator * (3.0 * np.abs(lse) + np.abs(top) + np.maximum(lse - top, 0.0))
+    late = np.expm1(np.minimum(precision.softmax * np.abs(s - lse) + state, LARGEST))
+    return np.asarray(late + precision.weight_error(s.shape[-1]))
+
+
 def _log_sum_exp_bound(trace: Trace, shift: SoftmaxShift, precision: Precision) -> Floats:
     size = np.abs(finite(trace.log_sum_exp)) + shift.log_sum_exp
-    rounding = max(precision.softmax, precision.storage) * (5.0 * size + np.abs(_top(trace)))
+    top, u = np.abs(_top(trace)), max(precision.softmax, precision.storage)
+    rounding = u * (2.0 * size + np.abs(size - top)) + precision.accumulator * (3.0 * size + top)
     local = gamma(precision.weight_error(trace.weights.shape[-1]))
     return shift.log_sum_exp + local + rounding + precision.floor
 
 
-def _heads_bound(trace: Trace, shift: SoftmaxShift, value: Floats, precision: Precision) -> Floats:
+def _heads_bound(
+    trace: Trace, shift: SoftmaxShift, local: Floats, value: Floats, precision: Precision
+) -> Floats:
     """Moved weights, inherited errors of V, roundings of weights and sums, underflow, storage."""
     allowed, o = trace.seen.allowed, finite(trace.heads)
-    v, local = np.abs(trace.value) + value, precision.weight_error(trace.weights.shape[-1])
+    v, worst = np.abs(trace.value) + value, np.max(local, axis=-1, keepdims=True, initial=0.0)
     moved, farthest = centred_sum(shift.pull, allowed, trace.value, o)
     inherited = np.minimum(shift.largest @ value, value.max(-2, keepdims=True, initial=0.0))
-    carried = np.minimum(shift.largest @ v, np.abs(o) + farthest + inherited)
+    rounded = np.minimum((shift.largest * local) @ v, worst * (np.abs(o) + farthest + inherited))
     lost = precision.floor * (allowed @ v + allowed.sum(-1, keepdims=True) * np.abs(o) + 1.0)
-    error = moved + inherited + local * carried + lost
+    error = moved + inherited + rounded + lost
     return _of_empty_rows(trace, error + 2.0 * precision.storage * (np.abs(o) + error), value, precision)
 
 
 def _of_empty_rows(trace: Trace, heads: Floats, value: Floats, precision: Precision) -> Floats:
     """The bounds with those of rows that see nothing: 0 for zeros, rounding for the plain mean of V."""
-    empty = ~trace.seen.allowed.any(-1)
+    empty: Booleans = ~np.any(trace.seen.allowed, axis=-1, keepdims=True)
     if not empty.any():
         return heads
-    rounding = precision.weight_error(trace.value.shape[-2]) + 2.0 * precision.storage
-    mean = (rounding * np.abs(trace.value) + value).mean(-2, keepdims=True)
-    uniform = trace.seen.rows_answered(EmptyRow.UNIFORM)
-    return np.where(uniform[..., None], mean, np.where(empty[..., None], 0.0, heads))
+    keys = trace.value.shape[-2]
+    rounding = precision.weight_error(keys) + 2.0 * precision.storage
+    mean = (rounding * np.abs(trace.value) + value).sum(-2, keepdims=True) / max(keys, 1)
+    uniform = trace.seen.rows_answered(EmptyRow.UNIFORM)[..., None]
+    return np.where(uniform, mean, np.where(empty, 0.0, heads))
 
 
 def centred_sum(pull: Floats, allowed: Booleans, value: Floats, heads: Floats) -> tuple[Floats, Floats]:

@@ -101,15 +101,27 @@ def _score_errors(
 def _centre_errors(
     trace: Trace, step: Backward, forward: ForwardBounds, e_dp: Floats, e_g: Floats, precision: Precision
 ) -> Floats:
-    """|delta D|, where D may be formed as rowsum(P dP) or as rowsum(dO O)."""
+    """|delta D|, where D may be formed as rowsum(P dP) or as rowsum(dO O).
+
+    In the first, roundings after the softmax carry D itself along, errors of scores only what lies apart.
+    """
     p, e_p, stored = trace.weights, forward.weights, _stored(precision)
-    keys, gap, d_weights = p.shape[-1], np.abs(step.weights - step.centre), np.abs(step.weights)
-    rounding = stored + precision.growth(keys) + precision.weight_error(keys)
-    from_weights = e_p * gap + (p + e_p) * e_dp + rounding * ((p + e_p) * (d_weights + e_dp))
+    gap, d_weights = np.abs(step.weights - step.centre), np.abs(step.weights)
+    rounding = (stored + precision.growth(p.shape[-1])) * (d_weights + e_dp)
+    rounding = rounding + forward.local * (gap + np.abs(step.centre)) + precision.floor
+    moved = np.minimum((forward.pull * gap).sum(-1, keepdims=True), _farthest(gap, trace))
+    from_weights = moved + ((p + e_p) * (e_dp + rounding)).sum(-1, keepdims=True)
     g, o, e_o = np.abs(step.heads), np.abs(trace.heads), forward.heads
-    rounding = stored + precision.growth(g.shape[-1])
-    from_output = g * e_o + e_g * (o + e_o) + rounding * ((g + e_g) * (o + e_o))
-    return np.maximum(from_weights.sum(-1, keepdims=True), from_output.sum(-1, keepdims=True))
+    over_width = stored + precision.growth(g.shape[-1])
+    from_output = g * e_o + e_g * (o + e_o) + over_width * ((g + e_g) * (o + e_o))
+    either: Floats = np.maximum(from_weights, from_output.sum(-1, keepdims=True))
+    return either
+
+
+def _farthest(gap: Floats, trace: Trace) -> Floats:
+    """The largest gap among the keys that a row may see."""
+    visible = np.where(trace.seen.allowed, gap, 0.0)
+    return np.asarray(np.max(visible, axis=-1, keepdims=True, initial=0.0))
 
 
 def _mask_bound(shape: tuple[int, ...], step: Backward, errors: _Errors, precision: Precision) -> Floats:

@@ -52,7 +52,7 @@ class Precision:
 
 
 def gamma(roundoffs: float) -> float:
-    """k u / (1 - k u) for k u: what k factors 1 + u may come to together (Higham 2002, lemma 3.1)."""
+    """What k factors 1 + u may come to together: k u / (1 - k u), given k u (Higham 2002, lemma 3.1)."""
     return roundoffs / (1.0 - roundoffs) if roundoffs < 0.5 else 2.0 * roundoffs
 
 

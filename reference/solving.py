@@ -67,8 +67,8 @@ def solve(problem: Problem, conventions: Conventions = Conventions()) -> Solutio
 def sample_rows(problem: Problem, rows: Indices, conventions: Conventions = Conventions()) -> Problem:
     """The problem with only the given query rows, for long sequences: rows do not depend on one another.
 
-    The causal flag is turned into an equal boolean mask, because it depends on the position of a row; a row that it
-    leaves empty is then answered as one that a boolean mask has emptied.
+    The causal flag is turned into an equal boolean mask, because it depends on the position of a row; a row
+    that it leaves empty is then answered as one that a boolean mask has emptied.
 
     Raises:
         ValueError: an attention mask is given besides the causal flag; one of them only can be sampled.

@@ -20,8 +20,11 @@ LEAD = 512.0
 """The factor of one-hot scores: a power of two whose lead underflows every exponential, and fits into float16."""
 SINK = (128.0, -448.0)
 """Leading components of query and kept key in sunken cases: -57344 before the scale, within float16."""
-OVERFLOW = 1024.0
-"""Leading component of query and key in overflowing cases: its square is beyond float16, not beyond float32."""
+OVERFLOW = (512.0, 160.0, 128.0)
+"""Leading components of query, of each head's leading key and of the other keys in overflowing cases.
+
+For d_k = 4 the products 81920 and 65536 are beyond float16, and the scaled scores 40960 and 32768 are not.
+"""
 
 
 @lru_cache(maxsize=512)
@@ -129,7 +132,8 @@ def _scored(
             query[..., 0], key[..., 0] = SINK[0], SINK[1]
             key[unseen] = 0.0
         case Scores.OVERFLOWING:
-            query[..., 0], key[..., 0] = OVERFLOW, OVERFLOW / 8
+            query[..., 0], key[..., 0] = OVERFLOW[0], OVERFLOW[2]
+            key[:, :, s.key_length // 2, 0] = OVERFLOW[1]
         case Scores.NORMAL:
             pass
     return query, key

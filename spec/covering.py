@@ -16,7 +16,7 @@ SIZES = (
     Sizes(),
     Sizes(batch=3, num_heads=2, query_length=7, key_length=5, d_k=3, d_v=5),
     Sizes(batch=2, num_heads=2, query_length=2, key_length=2, d_k=2, d_v=2),
-    Sizes(batch=4, num_heads=3, query_length=4, key_length=4, d_k=5, d_v=2),
+    Sizes(batch=4, num_heads=3, query_length=4, key_length=4, d_k=5, d_v=5),
     Sizes(batch=1, num_heads=6, query_length=6, key_length=11, d_k=8, d_v=8),
     Sizes(batch=2, num_heads=1, query_length=1, key_length=9, d_k=7, d_v=4),
     Sizes(batch=1, num_heads=1, query_length=3, key_length=1, d_k=1, d_v=1),
@@ -32,7 +32,7 @@ FACTORS: Mapping[str, Sequence[Any]] = {
     "mask_shape": tuple(MaskShape),
     "padding": (Padding.NONE, Padding.RIGHT, Padding.LEFT, Padding.HOLES, Padding.LENGTHS, Padding.QUERY_LENGTHS),
     "causal": (False, True),
-    "scale": (None, 0.3, -0.7),
+    "scale": (None, 0.3, 1.7),
     "layout": tuple(Layout),
 }
 """The options of a case that are combined, with their values."""

@@ -78,7 +78,7 @@ def _random(case: Case, shape: tuple[int, int, int, int], rng: np.random.Generat
         if case.causal and shape[2] == 1:
             reach = np.arange(shape[3]) == 0
         empty = ~(seen & real & reach).any(-1)
-        seen[empty, int(np.argmax(real))] = True
+        seen[empty, int(np.argmax(real)) if shape[3] > 1 else 0] = True
     return keep
 
 

@@ -131,7 +131,7 @@ def lay_out(array: Array, layout: Layout) -> Array:
             return buffer[1:].reshape(array.shape)
         case Layout.REVERSED if array.ndim >= 2:
             return np.ascontiguousarray(array[..., ::-1, :])[..., ::-1, :]
-        case Layout.BROADCAST if array.ndim >= 2 and array.shape[0] > 0:
+        case Layout.BROADCAST if array.ndim >= 2 and array.shape[0] > 1:
             return np.broadcast_to(array[:1].copy(), array.shape)
         case _:
             return np.array(array, order="C")

@@ -38,7 +38,7 @@ def _call_for_weights(module: torch.nn.Module, given: Tensors, problem: Problem)
 
 
 def _options(given: Tensors, problem: Problem) -> dict[str, Any]:
-    masks = {name: given[name] for name in ("attn_mask", "key_padding_mask") if name in given}
+    masks: dict[str, Any] = {n: given[n] for n in ("attn_mask", "key_padding_mask") if n in given}
     return {**masks, "is_causal": problem.causal, "scale": problem.scale}
 
 

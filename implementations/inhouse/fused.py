@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 
 class FusedAttention(nn.Module):
-    """Multi-head attention with the specification's answers: True = may attend, empty rows are zeros, and so on.
+    """Multi-head attention with the specification's answers: True = may attend, empty rows are zeros.
 
     The parameters have the names of torch.nn.MultiheadAttention: `in_proj_weight` holds the three projections
     where the inputs are equally wide; otherwise each has a weight of its own.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from reference.solving import Expected
 from spec.cases import Case, MaskKind, MaskShape, Padding
 from spec.features import CausalWithMask
@@ -49,6 +51,12 @@ def test_alignment(judge: Judge) -> None:
 def test_empty_rows(judge: Judge) -> None:
     for case in judge.cases(*(Case(causal=True).sized(query_length=q, key_length=k) for q, k in ((7, 3), (9, 8), (5, 1)))):
         judge.assert_conforms(case)
+
+
+@clause("causal.any-scale")
+def test_any_scale(judge: Judge) -> None:
+    for case in judge.cases(*(replace(SQUARE, scale=scale, seed=n) for n, scale in enumerate((0.0, 0.0, -0.7, -0.7)))):
+        judge.assert_conforms(case, said=f"a causal flag and scale {case.scale:g}")
 
 
 @clause("causal.with-mask")

@@ -18,7 +18,7 @@ def _shorter(rows: Array) -> Array:
 
 @clause("errors.key-value-length")
 def test_key_value_length(judge: Judge) -> None:
-    for case in judge.cases(Case()):
+    for case in judge.cases(Case(), Case()):
         problem = judge.problem(case).forward_only()
         if problem.sharing is not Sharing.NONE:
             judge.unable.append("key and value are one input")

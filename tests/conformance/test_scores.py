@@ -42,7 +42,7 @@ def test_scale_zero(judge: Judge) -> None:
 
 @clause("scores.scale-negative")
 def test_scale_negative(judge: Judge) -> None:
-    for case in judge.cases(Case(scale=-0.4), Case(scale=-1.0, causal=True).sized(query_length=7)):
+    for case in judge.cases(Case(scale=-0.4), Case(scale=-1.0, mask=MaskKind.BOOL), Case(scale=-2.0)):
         judge.assert_conforms(case)
 
 

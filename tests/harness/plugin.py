@@ -16,8 +16,9 @@ from spec.features import Feature
 from tests.harness.judge import TIERS, Judge
 from tests.harness.judging import judged
 from tests.harness.report import Recorder
-from tests.harness.selecting import Options, UsageError, add_options, selection_of
-from tests.harness.suite import ClauseTest, Selection, Spoken, claimed, declared, spoken
+from tests.harness.early import attention_conformance_options
+from tests.harness.selecting import Options, UsageError, selection_of
+from tests.harness.suite import ClauseTest, Selection, Spoken, declared, spoken
 from tests.harness.summary import summary
 from tests.harness.verdicts import Status, Verdict
 
@@ -52,10 +53,10 @@ class ClauseItem(pytest.Function):
         self.user_properties.append((PROPERTY, verdict.to_json()))
         conclude(verdict)
 
-    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
+    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException]) -> Any:
         if isinstance(excinfo.value, ConformanceFailure):
             return f"{excinfo.value}\n  again: {_command(self)}"
-        return super().repr_failure(excinfo, style)
+        return super().repr_failure(excinfo)
 
     def reportinfo(self) -> tuple[Path, int, str]:
         return self.path, self.obj.__code__.co_firstlineno, self.name
@@ -100,16 +101,14 @@ def _command(item: ClauseItem) -> str:
     return f"pytest {chosen} --clause {clause.id} --dtype {dtype}{tier}"
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    add_options(parser.getgroup("attention-conformance"))
+def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
+    if not pluginmanager.has_plugin(attention_conformance_options.NAME):
+        attention_conformance_options.pytest_addoption(parser)
 
 
 def pytest_configure(config: pytest.Config) -> None:
     options = Options.of(config)
-    try:
-        selection = selection_of(options)
-    except UsageError as error:
-        raise pytest.UsageError(str(error)) from None
+    selection = _selected(options)
     worker = hasattr(config, "workerinput")
     run = {"tier": options.tier, "device": options.device, "clauses": list(options.clauses)}
     recorder = Recorder(selection.implementations, run, None if worker else options.report)
@@ -117,17 +116,24 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_cmdline_main(config: pytest.Config) -> int | None:
-    plugin = config.stash[KEY]
-    if plugin.options.list_clauses:
+    options = Options.of(config)
+    if options.list_clauses:
         for clause in load().values():
             status = "reserved" if clause.reserved else ", ".join(sorted(clause.features))
             print(f"{clause.id:32} {clause.level:6} {status:28} {clause.statement}")
         return 0
-    if plugin.options.list_implementations:
-        for i in plugin.selection.implementations:
+    if options.list_implementations:
+        for i in _selected(options).implementations:
             print(f"{i.name:24} {i.claims.scope:6} {len(i.claims.features):2} features  {i.about}")
         return 0
     return None
+
+
+def _selected(options: Options) -> Selection:
+    try:
+        return selection_of(options)
+    except UsageError as error:
+        raise pytest.UsageError(str(error)) from None
 
 
 def pytest_pycollect_makeitem(collector: pytest.Module, name: str, obj: object) -> list[pytest.Item] | None:
@@ -140,17 +146,12 @@ def pytest_pycollect_makeitem(collector: pytest.Module, name: str, obj: object) 
 def _items(collector: pytest.Module, test: Any, mark: Spoken) -> Iterator[pytest.Item]:
     plugin, clause = collector.config.stash[KEY], load()[mark.clause]
     plugin.asked = True
-    if not plugin.selection.wants(clause):
-        return
-    for implementation in plugin.selection.implementations:
-        if claimed(clause, implementation.claims):
-            continue
-        for dtype in plugin.selection.dtypes_of(implementation, mark):
-            item: ClauseItem = ClauseItem.from_parent(
-                collector, name=f"{clause.id}[{implementation.name}-{dtype}]", callobj=_takes_nothing(test)
-            )
-            item.subject = (clause, test, implementation, dtype)
-            yield item
+    for implementation, dtype in plugin.selection.subjects(clause, mark):
+        item: ClauseItem = ClauseItem.from_parent(
+            collector, name=f"{clause.id}[{implementation.name}-{dtype}]", callobj=_takes_nothing(test)
+        )
+        item.subject = (clause, test, implementation, dtype)
+        yield item
 
 
 def _takes_nothing(test: Any) -> Any:

@@ -62,30 +62,13 @@ class Options:
         )
 
 
-def add_options(group: pytest.OptionGroup) -> None:
-    """Declares the options on pytest's command line."""
-
-    def several(name: str, metavar: str, about: str) -> None:
-        group.addoption(name, action="append", default=[], metavar=metavar, help=f"{about} (repeatable)")
-
-    several("--candidate", "TARGET", "judge only this: FILE.py:NAME or package.module:NAME")
-    several("--convention", "KEY=VALUE", "a named alternative that the candidates follow")
-    several("--implementation", "PATTERN", "judge only these built-in implementations, such as 'torch.*'")
-    several("--clause", "PATTERN", "ask only these clauses, such as 'masks.*'")
-    several("--dtype", "NAME", f"ask only in these dtypes: {', '.join(DTYPES)}")
-    group.addoption("--device", default="cpu", help="the torch device that candidates compute on (default: cpu)")
-    group.addoption("--tier", default="quick", choices=list(TIERS), help="how much is asked (default: quick)")
-    group.addoption("--report", dest="conformance_report", metavar="DIR", help="write report.json into DIR")
-    group.addoption("--list-clauses", action="store_true", help="print the clauses, a line each")
-    group.addoption("--list-implementations", action="store_true", help="print the implementations, a line each")
-
-
 def selection_of(options: Options) -> Selection:
     """What the options select.
 
     Raises:
         UsageError: a name that selects nothing, a device that is not there, a target that cannot be used.
     """
+    _require_known("tier", (options.tier,), list(TIERS))
     _require_known("clause", options.clauses, list(load()))
     _require_known("dtype", options.dtypes, list(DTYPES))
     require_device(options.device)

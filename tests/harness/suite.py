@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache
@@ -49,16 +49,23 @@ def spoken(test: object) -> Spoken | None:
 
 
 @cache
-def declared() -> Mapping[str, Spoken]:
-    """Every clause that a test checks, in the order of the specification."""
+def clause_tests() -> Mapping[str, ClauseTest]:
+    """The test of every clause that has one, in the order of the specification."""
     modules: list[ModuleType] = [
         importlib.import_module(f"tests.conformance.test_{name.replace('-', '_')}")
         for name in chapters()
         if name != "speed"
     ]
-    marks = [mark for module in modules for test in vars(module).values() if (mark := spoken(test))]
-    found = {mark.clause: mark for mark in marks}
+    tests = [test for module in modules for test in vars(module).values()]
+    found = {mark.clause: test for test in tests if (mark := spoken(test))}
     return {identifier: found[identifier] for identifier in load() if identifier in found}
+
+
+@cache
+def declared() -> Mapping[str, Spoken]:
+    """The marks of these tests."""
+    marks = {identifier: spoken(test) for identifier, test in clause_tests().items()}
+    return {identifier: mark for identifier, mark in marks.items() if mark is not None}
 
 
 def claimed(clause: Clause, claims: Claims) -> str:
@@ -80,6 +87,13 @@ class Selection:
     def wants(self, clause: Clause) -> bool:
         """Whether a pattern of --clause names it."""
         return not self.clauses or any(fnmatchcase(clause.id, pattern) for pattern in self.clauses)
+
+    def subjects(self, clause: Clause, spoken: Spoken) -> Iterator[tuple[Implementation, str]]:
+        """The implementations and dtypes of which a clause is asked."""
+        if self.wants(clause):
+            for implementation in self.implementations:
+                if not claimed(clause, implementation.claims):
+                    yield from ((implementation, dtype) for dtype in self.dtypes_of(implementation, spoken))
 
     def dtypes_of(self, implementation: Implementation, spoken: Spoken) -> tuple[str, ...]:
         """The dtypes in which a clause is asked of an implementation, widest first."""

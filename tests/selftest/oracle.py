@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-import mpmath  # type: ignore[import-untyped]
+import mpmath
 
 from spec.features import Alignment, Conventions, EmptyRow, Scope
 from spec.problems import Array, Problem

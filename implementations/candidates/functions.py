@@ -1,0 +1,135 @@
+"""Functions as candidates: anything that is called with query, key and value, tensors or NumPy arrays."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from implementations.candidates.probing import (
+    BIASED,
+    MASKED,
+    PLAIN,
+    Extras,
+    Probe,
+    Run,
+    Trial,
+    check_answer,
+    find_extras,
+    no_gradients,
+    settle,
+)
+from implementations.candidates.signatures import (
+    ADAPTER,
+    BY_OPTION,
+    SWALLOWED,
+    Options,
+    check_order,
+    positional,
+    read_options,
+    signature_of,
+    takes_any,
+)
+from implementations.contract import Claims, Implementation
+from implementations.loading import TargetError
+from implementations.ops import numpy_op, torch_op
+from spec.features import CausalWithMask, Conventions, Feature, Scope
+
+ALWAYS = frozenset(
+    {
+        Feature.CORE,
+        Feature.HEADS,
+        Feature.CROSS,
+        Feature.KEY_VALUE,
+        Feature.VALUE_WIDTH,
+        Feature.GRADIENTS,
+        Feature.VIEWS,
+        Feature.EMPTY_SIZES,
+    }
+)
+"""What every function of query, key and value is taken to offer, unless a call shows that it does not."""
+
+
+def function_candidate(
+    name: str, function: Callable[..., object], settings: Mapping[str, str], device: str
+) -> Implementation:
+    """Wraps a function with the parameters of torch's scaled_dot_product_attention, or a subset of them.
+
+    The first three parameters are query, key and value. `attn_mask` may also be called `mask` or
+    `attention_mask`, a float mask `attn_bias` or `bias`, and `is_causal` `causal`. `key_padding_mask` (B, Lk) is
+    taken besides.
+
+    Raises:
+        TargetError: its parameters or its answer are none of a function of query, key and value.
+        ValueError: a setting that does not exist.
+    """
+    conventions = Conventions(causal_with_mask=CausalWithMask.EITHER).claiming(settings)
+    options = _options(signature_of(function))
+    features = ALWAYS.union(*(BY_OPTION.get(option, ()) for option in options.spelled))
+
+    def call(*inputs: Any, **asked: Any) -> object:
+        return function(*inputs, **options.renamed(asked))
+
+    given = Probe(call, _on(torch_op, conventions), Claims(Scope.OP, features, conventions), device)
+    probe, kind, plain = _suited(given)
+    check_answer(plain, kind)
+    return _settled(name, probe, kind, find_extras(plain, Scope.OP))
+
+
+def _settled(name: str, probe: Probe, kind: type, extras: Extras) -> Implementation:
+    """The implementation that a few calls leave."""
+    claims, notes = settle(probe, answers_in_kind=kind is np.ndarray)
+    adapter, arrays = (torch_op, "torch tensors") if kind is torch.Tensor else (numpy_op, "NumPy arrays")
+    run = adapter(extras.choosing(probe.function), extras=extras.names, polarity=claims.conventions.bool_mask)
+    about = "; ".join([f"a function of {arrays}", *extras.notes, *notes])
+    return Implementation(name, extras.claimed(claims), run, about)
+
+
+def _options(signature: inspect.Signature) -> Options:
+    inputs = positional(signature)[:3]
+    if inputs and inputs[0].name in ("self", "cls"):
+        raise TargetError(f"it is a method of a class: give a function or a bound method, {ADAPTER}")
+    check_order(inputs)
+    if len(inputs) < 3 and not takes_any(signature, inspect.Parameter.VAR_POSITIONAL):
+        names = ", ".join(p.name for p in inputs)
+        raise TargetError(f"it takes ({names}) by position: let it take query, key, value, {ADAPTER}")
+    return read_options(signature, inputs, {**SWALLOWED, "scale": "scale"})
+
+
+def _on(adapter: Callable[..., Run], conventions: Conventions) -> Callable[[Callable[..., Any]], Run]:
+    return lambda function: adapter(function, polarity=conventions.bool_mask)
+
+
+def _suited(given: Probe) -> tuple[Probe, type, Trial]:
+    """Whether it works on tensors or on arrays: on whichever more of its calls answer in kind.
+
+    NumPy functions take tensors for arrays a good way, and break or change the type halfway; gradients they
+    have never.
+    """
+    claims = given.claims
+    without = replace(claims, features=claims.features - {Feature.GRADIENTS, Feature.MASK_GRADIENT})
+    arrays = replace(given, adapt=_on(numpy_op, claims.conventions), claims=without)
+    masks = [(Feature.BOOL_MASK, MASKED), (Feature.FLOAT_MASK, BIASED)]
+    cases = [PLAIN, *(case for feature, case in masks if feature in claims)]
+    on_tensors, on_arrays = ([probe.ask(case) for case in cases] for probe in (given, arrays))
+    differentiable = not no_gradients(given)
+    if _in_kind(on_arrays, np.ndarray) >= max(1, _in_kind(on_tensors, torch.Tensor) + differentiable):
+        return arrays, np.ndarray, on_arrays[0]
+    return given, torch.Tensor, _answered(on_tensors[0], on_arrays[0])
+
+
+def _answered(on_tensors: Trial, on_arrays: Trial) -> Trial:
+    if on_tensors.error and on_arrays.error:
+        both = f"{on_tensors.error} (torch tensors); {on_arrays.error} (NumPy arrays)"
+        raise TargetError(f"it cannot be called with query, key and value of shape (B, H, L, d): {both}")
+    return on_arrays if on_tensors.error else on_tensors
+
+
+def _in_kind(trials: list[Trial], kind: type) -> int:
+    """How many answers are of the kind; none count if the first, the plain one, is not."""
+    fits = [bool(trial.parts) and isinstance(trial.parts[0], kind) for trial in trials]
+    return sum(fits) if fits[0] else 0

@@ -1,0 +1,327 @@
+"""Module classes as candidates: built and called as torch.nn.MultiheadAttention, or a part of it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Any
+
+import torch
+from torch import nn
+
+from implementations.candidates.probing import (
+    BIASED,
+    CAUSAL,
+    MASKED,
+    PLAIN,
+    Probe,
+    check_answer,
+    find_extras,
+    same,
+    settle,
+)
+from implementations.candidates.signatures import (
+    ADAPTER,
+    BY_OPTION,
+    OPTIONS,
+    SWALLOWED,
+    Options,
+    check_order,
+    positional,
+    read_options,
+    required,
+    role,
+    takes_any,
+)
+from implementations.candidates.spellings import check_parameters, find_places, held
+from implementations.contract import Claims, Implementation, Result, Unable
+from implementations.loading import TargetError, told
+from implementations.mha import build_mha, inputs_of, mask_options, one_mask, polarised
+from implementations.modules import Tensors, torch_module
+from spec.cases import Case, MaskShape
+from spec.features import Conventions, Feature, Polarity, Scope
+from spec.problems import Problem
+
+WIDTH, HEADS, KEY_WIDTH, VALUE_WIDTH = 12, 3, 10, 11
+"""Sizes of the instances that are built to look at their parameters."""
+
+ALWAYS = frozenset(
+    {Feature.CORE, Feature.HEADS, Feature.GRADIENTS, Feature.PROJECTIONS, Feature.VIEWS, Feature.EMPTY_SIZES}
+)
+BY_PARAMETER = {"b_q": Feature.BIAS, "w_o": Feature.OUTPUT_PROJECTION, "b_o": Feature.OUTPUT_BIAS}
+"""What a parameter claims that the module has."""
+
+
+class Form(StrEnum):
+    """The shape in which a module takes its attention mask."""
+
+    FLAT = "(B * H, Lq, Lk)"
+    FULL = "(B, H, Lq, Lk)"
+    SHARED = "(Lq, Lk)"
+
+
+@dataclass(frozen=True)
+class Calling:
+    """How a module is called.
+
+    Attributes:
+        inputs: 3, query, key and value, or 1, the input of self-attention.
+        options: what its forward takes besides.
+        asked: given in every call: that it shall return the weights, if it can.
+        hint: whether its causal flag describes a mask that is passed with it, as in nn.MultiheadAttention.
+    """
+
+    inputs: int
+    options: Options
+    polarity: Polarity
+    length_first: bool = False
+    form: Form = Form.FLAT
+    hint: bool = True
+    asked: Mapping[str, object] = field(default_factory=dict)
+
+    def __call__(self, module: nn.Module, given: Tensors, problem: Problem) -> Any:
+        """The module's answer to the problem's tensors, with the output turned to (B, Lq, width)."""
+        turned = {x: x.transpose(0, 1) if self.length_first else x for x in dict.fromkeys(inputs_of(given))}
+        inputs = [turned[x] for x in inputs_of(given)][: self.inputs]
+        answer = module(*inputs, **self.options.renamed(self._asked(given, problem)), **self.asked)
+        return _output_turned(answer) if self.length_first else answer
+
+    def _asked(self, given: Tensors, problem: Problem) -> dict[str, Any]:
+        asked = dict(mask_options(given, problem, self.polarity))
+        if problem.causal and not (self.hint and "bool_mask" in self.options):
+            asked.pop("attn_mask")
+        if "attn_mask" in asked:
+            asked["attn_mask"] = self._formed(asked["attn_mask"], given, problem)
+        return asked | ({} if problem.scale is None else {"scale": problem.scale})
+
+    def _formed(self, mask: torch.Tensor, given: Tensors, problem: Problem) -> torch.Tensor:
+        """The mask as `mask_options` gives it, (B * H, Lq, Lk) or (Lq, Lk), in the form that is taken."""
+        if self.form is Form.FULL:
+            return mask.view(-1, problem.num_heads, *mask.shape[1:]) if mask.ndim == 3 else mask[None, None]
+        if self.form is Form.SHARED and "attn_mask" in given:
+            return polarised(given["attn_mask"], self.polarity)
+        return mask
+
+
+def _output_turned(answer: Any) -> Any:
+    if isinstance(answer, tuple):
+        return (_output_turned(answer[0]), *answer[1:])
+    return answer.transpose(0, 1) if isinstance(answer, torch.Tensor) and answer.ndim > 1 else answer
+
+
+def module_candidate(
+    name: str, kind: type[nn.Module], settings: Mapping[str, str], device: str
+) -> Implementation:
+    """Wraps a module class; what its constructor and forward do not take is not claimed.
+
+    True in its boolean masks means masked out, as in torch.nn.MultiheadAttention, unless the settings say so.
+
+    Raises:
+        TargetError: it cannot be built, filled with weights or called.
+        ValueError: a setting that does not exist.
+    """
+    conventions = Conventions(bool_mask=Polarity.MASKED_OUT).claiming(settings)
+    make, calling = _constructor(kind), _calling(kind, conventions.bool_mask)
+    with torch.random.fork_rng(devices=[]):
+        built = _built(make)
+        check_parameters(built, (WIDTH,) * 3)
+        features = _features(built, calling) | _width_features(make)
+        calling = replace(calling, length_first=_length_first(built, calling.inputs))
+    claims = Claims(Scope.MODULE, features, conventions, fit=one_mask)
+    return _settled(name, make, Probe(calling, _adapter(make, evaluating=False), claims, device), calling)
+
+
+def _settled(name: str, make: Constructor, probe: Probe, calling: Calling) -> Implementation:
+    """The implementation that a few calls leave."""
+    first, second = probe.ask(PLAIN), probe.ask(PLAIN)
+    check_answer(first, torch.Tensor)
+    random = not second.error and not same(first, second)
+    probe = replace(probe, adapt=_adapter(make, evaluating=random))
+    calling = _with_hint(_with_form(calling, probe), probe)
+    fit = _shared if calling.form is Form.SHARED else one_mask
+    probe = replace(probe, function=calling, claims=replace(probe.claims, fit=fit))
+    extras = find_extras(probe.ask(PLAIN), Scope.MODULE)
+    claims, notes = settle(probe)
+    run = _adapter(make, evaluating=random, extras=extras.names)(extras.choosing(calling))
+    mode = ["in eval mode, because it answers at random in training mode"] if random else []
+    layout = "(L, B, E)" if calling.length_first else "(B, L, E)"
+    about = "; ".join([f"a module class, {layout}", *mode, *extras.notes, *notes])
+    return Implementation(name, extras.claimed(claims), run, about, construct=_construct(make))
+
+
+def _construct(make: Constructor) -> Callable[[int, int], object]:
+    return lambda num_heads, width: make(width, num_heads)
+
+
+def _adapter(
+    make: Constructor, *, evaluating: bool, extras: tuple[str, ...] = ()
+) -> Callable[[Callable[..., Any]], Callable[[Problem, str], Result]]:
+    def built(*sizes: int, **widths: int) -> nn.Module:
+        return make(*sizes, **widths).train(not evaluating)
+
+    return lambda call: torch_module(build_mha(built), call, find_places, extras=extras)
+
+
+@dataclass(frozen=True)
+class Constructor:
+    """A class, and how it is built: without dropout, with biases, batch first, as far as it can be told so.
+
+    Attributes:
+        named: whether embed_dim and num_heads are given by name.
+        options: what it is given besides.
+        widths: whether it takes kdim and vdim.
+    """
+
+    kind: type[nn.Module]
+    named: bool
+    options: Mapping[str, object]
+    widths: bool
+
+    def __call__(self, embed_dim: int, num_heads: int, **widths: int) -> nn.Module:
+        if self.named:
+            return self.kind(embed_dim=embed_dim, num_heads=num_heads, **widths, **self.options)
+        return self.kind(embed_dim, num_heads, **widths, **self.options)
+
+
+def _constructor(kind: type[nn.Module]) -> Constructor:
+    """How the class is built.
+
+    Raises:
+        TargetError: its constructor takes something else than embed_dim and num_heads.
+    """
+    signature = inspect.signature(kind)
+    names = set(signature.parameters)
+    if takes_any(signature, inspect.Parameter.VAR_KEYWORD) and issubclass(kind, nn.MultiheadAttention):
+        names |= set(inspect.signature(nn.MultiheadAttention).parameters)
+    named = {"embed_dim", "num_heads"} <= names
+    sizes = [] if named else positional(signature)[:2]
+    if not named:
+        _check_sizes(kind, signature, sizes)
+    options = {"bias": True, "batch_first": True, **{name: 0.0 for name in names if "drop" in name}}
+    given = {name: option for name, option in options.items() if name in names}
+    known = {"embed_dim", "num_heads", "kdim", "vdim", *given, *(p.name for p in sizes)}
+    for parameter in signature.parameters.values():
+        if required(parameter) and parameter.name not in known:
+            raise TargetError(f"its constructor needs {parameter.name!r} too: give it a default, {ADAPTER}")
+    return Constructor(kind, named, given, {"kdim", "vdim"} <= names)
+
+
+def _check_sizes(kind: type[nn.Module], signature: inspect.Signature, sizes: list[inspect.Parameter]) -> None:
+    told_as = f"{kind.__name__}{signature}"
+    if len(sizes) < 2 and not takes_any(signature, inspect.Parameter.VAR_POSITIONAL):
+        raise TargetError(f"its constructor is {told_as}: it has to take embed_dim, num_heads, {ADAPTER}")
+    if len(sizes) == 2 and _counts_heads(sizes[0].name) and not _counts_heads(sizes[1].name):
+        raise TargetError(f"its constructor is {told_as}: take embed_dim first, then num_heads, {ADAPTER}")
+
+
+def _counts_heads(name: str) -> bool:
+    return "head" in name.lower() or name in ("h", "n_h")
+
+
+def _built(make: Constructor, **widths: int) -> nn.Module:
+    try:
+        return make(WIDTH, HEADS, **widths)
+    except Exception as error:
+        sizes = ", ".join(f"{n}={x}" for n, x in {"embed_dim": WIDTH, "num_heads": HEADS, **widths}.items())
+        raise TargetError(f"it cannot be built with {sizes}: {told(error)}") from error
+
+
+def _width_features(make: Constructor) -> set[Feature]:
+    if not make.widths:
+        return set()
+    built = _built(make, kdim=KEY_WIDTH, vdim=VALUE_WIDTH)
+    check_parameters(built, (WIDTH, KEY_WIDTH, VALUE_WIDTH))
+    return {Feature.INPUT_WIDTHS}
+
+
+def _calling(kind: type[nn.Module], polarity: Polarity) -> Calling:
+    """What the class's forward takes.
+
+    Raises:
+        TargetError: it has none, or takes two inputs, or a required parameter that is not known.
+    """
+    if kind.forward is nn.Module.forward:
+        raise TargetError(f"it defines no forward: define forward(query, key, value), {ADAPTER}")
+    whole = inspect.signature(kind.forward)
+    signature = whole.replace(parameters=list(whole.parameters.values())[1:])
+    inputs = _inputs(signature)
+    check_order(inputs)
+    swallowed = {**SWALLOWED, "key_padding_mask": "key_padding_mask"}
+    weighing = {"need_weights": "need_weights", "average_attn_weights": "average_attn_weights"}
+    options = read_options(signature, inputs, {**swallowed, **weighing})
+    wanted = {"need_weights": True, "average_attn_weights": False}
+    asked = {options.spelled[option]: wish for option, wish in wanted.items() if option in options}
+    count = 3 if takes_any(signature, inspect.Parameter.VAR_POSITIONAL) else len(inputs)
+    if count not in (1, 3):
+        names = ", ".join(p.name for p in inputs)
+        raise TargetError(f"its forward takes ({names}): let it take query, key, value or x, {ADAPTER}")
+    return Calling(count, options, polarity, asked=asked)
+
+
+def _inputs(signature: inspect.Signature) -> list[inspect.Parameter]:
+    """The parameters by position that are required, or called key or value, and are no options."""
+    names = {name for spellings in OPTIONS.values() for name in spellings}
+    others = [p for p in positional(signature) if p.name not in names]
+    return [p for p in others if required(p) or role(p.name)][:3]
+
+
+def _features(built: nn.Module, calling: Calling) -> frozenset[Feature]:
+    features = ALWAYS.union(*(BY_OPTION.get(option, ()) for option in calling.options.spelled))
+    features |= {feature for name, feature in BY_PARAMETER.items() if name in held(built)}
+    return features | {Feature.CROSS, Feature.KEY_VALUE} if calling.inputs == 3 else features
+
+
+def _length_first(built: nn.Module, inputs: int) -> bool:
+    """Whether its layout is (L, B, E): what it says, or else in which reading no sample depends on another."""
+    if isinstance(told_as := getattr(built, "batch_first", None), bool):
+        return not told_as
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(3, 5, WIDTH, generator=generator)
+    with torch.no_grad():
+        for parameter in built.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) / WIDTH**0.5)
+        try:
+            return not _independent(built.eval(), x, inputs, 0) and _independent(built, x, inputs, 1)
+        except Exception:
+            return False  # a call of the probe will say what is wrong
+
+
+def _independent(module: nn.Module, x: torch.Tensor, inputs: int, axis: int) -> bool:
+    """Whether the last slice along the axis stays as it is when the first is changed; a later key might not."""
+    changed = x.clone()
+    changed.select(axis, 0).add_(1.0)
+    before, after = (_output(module(*(given,) * inputs)) for given in (x, changed))
+    return torch.allclose(before.select(axis, -1), after.select(axis, -1), atol=1e-5)
+
+
+def _output(answer: Any) -> torch.Tensor:
+    output: torch.Tensor = answer[0] if isinstance(answer, tuple) else answer
+    return output
+
+
+def _with_form(calling: Calling, probe: Probe) -> Calling:
+    """The first form of an attention mask that raises no error; the first of all if every one does."""
+    case = MASKED if "bool_mask" in calling.options else BIASED
+    if not {"bool_mask", "float_mask"} & set(calling.options.spelled):
+        return calling
+    for form in Form:
+        formed = replace(calling, form=form)
+        wanted = replace(case, mask_shape=MaskShape.SHARED) if form is Form.SHARED else case
+        if not replace(probe, function=formed).ask(wanted).error:
+            return formed
+    return calling
+
+
+def _with_hint(calling: Calling, probe: Probe) -> Calling:
+    """A causal flag is passed with its mask, as in nn.MultiheadAttention, unless only the flag alone is taken."""
+    if "is_causal" not in calling.options:
+        return calling
+    alone = replace(calling, hint=False)
+    with_mask, without = (replace(probe, function=way).ask(CAUSAL).error for way in (calling, alone))
+    return alone if with_mask and not without else calling
+
+
+def _shared(case: Case) -> Case | Unable:
+    return one_mask(replace(case, mask_shape=MaskShape.SHARED))

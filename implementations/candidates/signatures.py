@@ -1,0 +1,180 @@
+"""Signatures: which questions a callable can be asked, and under which names, read from its parameters."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from implementations.loading import TargetError
+from spec.features import Feature
+
+ADAPTER = "or wrap it in an Implementation (implementations/contract.py)"
+
+ROLES = {
+    "query": {"q", "qs", "xq", "query", "queries"},
+    "key": {"k", "ks", "xk", "key", "keys"},
+    "value": {"v", "vs", "xv", "value", "values"},
+}
+"""How inputs are called, as one of the words of a parameter's name."""
+
+OPTIONS = {
+    "bool_mask": ("attn_mask", "mask", "attention_mask"),
+    "float_mask": ("attn_bias", "bias", "attn_mask", "mask", "attention_mask"),
+    "key_padding_mask": ("key_padding_mask",),
+    "is_causal": ("is_causal", "causal"),
+    "scale": ("scale",),
+    "need_weights": ("need_weights",),
+    "average_attn_weights": ("average_attn_weights",),
+}
+"""What can be asked for, and the parameters that take it, the preferred one first.
+
+A mask is passed under the name found here, be it boolean or float. Where there is a parameter for a bias, float
+masks go there; a bias alone takes no boolean mask.
+"""
+
+BY_OPTION: Mapping[str, tuple[Feature, ...]] = {
+    "bool_mask": (Feature.BOOL_MASK,),
+    "float_mask": (Feature.FLOAT_MASK, Feature.MASK_GRADIENT),
+    "key_padding_mask": (Feature.KEY_PADDING,),
+    "is_causal": (Feature.CAUSAL,),
+    "scale": (Feature.SCALE,),
+}
+"""What each of them claims."""
+
+NEUTRAL = {"is_causal": False, "causal": False, "enable_gqa": False, "need_weights": False}
+"""What a required parameter is given where nothing is asked of it; others get None."""
+
+
+def _sdpa(
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: Any = None,
+    enable_gqa: bool = False,
+) -> None:
+    """The parameters of torch's scaled_dot_product_attention."""
+
+
+SDPA = inspect.signature(_sdpa)
+SWALLOWED = {"bool_mask": "attn_mask", "float_mask": "attn_mask", "is_causal": "is_causal"}
+"""What a **kwargs is taken to stand for, at either level."""
+
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+_NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+
+def signature_of(function: Callable[..., object]) -> inspect.Signature:
+    """Its signature; torch's for a builtin that tells none, and that of the schema for a scripted function."""
+    schema = getattr(function, "schema", None)
+    if schema is not None and hasattr(schema, "arguments"):
+        return inspect.Signature([_scripted(argument) for argument in schema.arguments])
+    try:
+        return inspect.signature(function)
+    except (ValueError, TypeError):
+        return SDPA
+
+
+def _scripted(argument: Any) -> inspect.Parameter:
+    default = argument.default_value if argument.has_default_value() else inspect.Parameter.empty
+    return inspect.Parameter(argument.name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default)
+
+
+def positional(signature: inspect.Signature) -> list[inspect.Parameter]:
+    """The parameters that can be given by position."""
+    return [p for p in signature.parameters.values() if p.kind in _POSITIONAL]
+
+
+def takes_any(signature: inspect.Signature, kind: Any) -> bool:
+    """Whether there is an *args (VAR_POSITIONAL) or **kwargs (VAR_KEYWORD)."""
+    return any(p.kind is kind for p in signature.parameters.values())
+
+
+def required(parameter: inspect.Parameter) -> bool:
+    """Whether a call must give it."""
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return parameter.default is inspect.Parameter.empty and parameter.kind not in variadic
+
+
+def role(name: str) -> str | None:
+    """`query`, `key` or `value` if the name says which input it is."""
+    words = set(name.lower().split("_"))
+    found = [each for each, spellings in ROLES.items() if words & spellings]
+    return found[0] if len(found) == 1 else None
+
+
+def check_order(parameters: Sequence[inspect.Parameter]) -> None:
+    """Refuses inputs whose names say that they come in another order than query, key, value.
+
+    Raises:
+        TargetError: they do.
+    """
+    found = [role(p.name) for p in parameters]
+    if any(each not in (None, wanted) for each, wanted in zip(found, ROLES, strict=False)):
+        names = ", ".join(p.name for p in parameters)
+        raise TargetError(f"its inputs come as ({names}): order them query, key, value, {ADAPTER}")
+
+
+@dataclass(frozen=True)
+class Options:
+    """What can be asked of a callable beside its inputs.
+
+    Attributes:
+        spelled: its own name for each of `OPTIONS` that it takes.
+        always: what it is given whatever is asked, by its own names.
+    """
+
+    spelled: Mapping[str, str]
+    always: Mapping[str, object]
+
+    def __contains__(self, option: str) -> bool:
+        return option in self.spelled
+
+    def renamed(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        """attn_mask, key_padding_mask, is_causal and scale under its own names."""
+        given = dict(self.always)
+        for name, argument in asked.items():
+            option = name
+            if name == "attn_mask":
+                option = "bool_mask" if "bool" in str(argument.dtype) else "float_mask"
+            given[self.spelled.get(option, name)] = argument
+        return given
+
+
+def read_options(
+    signature: inspect.Signature, inputs: Iterable[inspect.Parameter], swallowed: Mapping[str, str]
+) -> Options:
+    """The options among the parameters that are no inputs; a **kwargs takes the `swallowed` ones too.
+
+    Raises:
+        TargetError: a required parameter is none of them.
+    """
+    names = {p.name for p in inputs}
+    rest = [p for p in signature.parameters.values() if p.name not in names]
+    able = {p.name for p in rest if p.kind in _NAMED}
+    spelled = {option: name for option in OPTIONS if (name := _spelling(option, able))}
+    if takes_any(signature, inspect.Parameter.VAR_KEYWORD):
+        spelled = {**swallowed, **spelled}
+    return Options(spelled, _always(rest, able))
+
+
+def _spelling(option: str, names: set[str]) -> str | None:
+    return next((name for name in OPTIONS[option] if name in names), None)
+
+
+def _always(rest: Iterable[inspect.Parameter], able: set[str]) -> dict[str, object]:
+    known = {name for names in OPTIONS.values() for name in names} | set(NEUTRAL)
+    given: dict[str, object] = {}
+    for parameter in rest:
+        if "drop" in parameter.name and parameter.name in able:
+            given |= {} if parameter.default in (0.0, None) else {parameter.name: 0.0}
+        elif required(parameter):
+            if parameter.name not in known & able:
+                told = f"it needs {parameter.name!r}, which the suite does not know"
+                raise TargetError(f"{told}: give that a default, {ADAPTER}")
+            given[parameter.name] = NEUTRAL.get(parameter.name)
+    return given

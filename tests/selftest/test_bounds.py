@@ -1,0 +1,179 @@
+"""The bounds let every correct style of computing through, and no wrong answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+
+import numpy as np
+import pytest
+
+from reference.precision import precision, unit_roundoff
+from reference.solving import Expected, Solution, solve
+from spec.building import build
+from spec.cases import Case, Garbage, MaskKind, ModuleForm, Padding, Pattern, Scores, Sharing, Sizes, Values
+from spec.features import Conventions, SoftmaxPrecision
+from spec.problems import DTYPES, Problem
+from tests.selftest import styles
+from tests.selftest.draws import drawn_case
+from tests.selftest.styles import CORRECT, SHORT, WRONG, Inputs, Numbers, Style
+
+TEETH = 3.0
+"""A wrong answer must lie this many bounds away, so that a doubled bound would still refuse it."""
+LONG = [drawn_case(number) for number in range(40)]
+BRIEF = [drawn_case(number, longest=17) for number in range(40)]
+
+ORDINARY = Case(sizes=Sizes(key_length=7))
+"""Seven keys with a largest weight of about a half."""
+MANY_EQUAL = Case(sizes=Sizes(key_length=1500), scores=Scores.EQUAL, values=Values.CONSTANT)
+"""Weights of 1/1500, beneath the range of an 8-bit float, and values that do not cancel."""
+GENTLE = Case(sizes=Sizes(key_length=4), spread=0.5)
+"""Few keys and small scores, where bfloat16 leaves the gradients some digits."""
+
+
+@cache
+def solved(case: Case, dtype: str) -> tuple[Problem, Solution]:
+    problem = build(case, dtype)
+    return problem, solve(problem)
+
+
+def worst(found: Numbers, expected: Expected) -> float:
+    """The largest distance in bounds; infinite where a bound of 0 is missed."""
+    distance = np.abs(found.astype(np.float64) - expected.value)
+    with np.errstate(divide="ignore"):
+        ratios = np.divide(distance, expected.bound, out=np.zeros_like(distance), where=distance != 0.0)
+    return float(ratios.max(initial=0.0))
+
+
+def worst_of_style(style: Style, case: Case, dtype: str) -> float:
+    problem, solution = solved(case, dtype)
+    with np.errstate(all="ignore"):
+        return worst(style(Inputs.of(problem)), solution.parts["output"])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", CORRECT)
+def test_correct_styles_stay_below_the_bound(name: str, dtype: str) -> None:
+    ratios = {case: worst_of_style(CORRECT[name], case, dtype) for case in (*LONG, *BRIEF)}
+    assert max(ratios.values()) < 1.0, max(ratios, key=lambda case: ratios[case])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", SHORT)
+def test_states_may_be_stored_for_few_keys(name: str, dtype: str) -> None:
+    assert max(worst_of_style(SHORT[name], case, dtype) for case in BRIEF) < 1.0
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_weights_and_log_sum_exp_stay_below_their_bounds(dtype: str) -> None:
+    for case in (*LONG, *BRIEF):
+        problem, solution = solved(case, dtype)
+        with np.errstate(all="ignore"):
+            scores = styles.scores(Inputs.of(problem))
+        assert worst(styles.softmax(scores), solution.parts["weights"]) < 1.0
+        lse, rows = solution.parts["log_sum_exp"], solution.trace.seen.allowed.any(-1)
+        found = styles.log_sum_exp(scores)[..., 0][rows]
+        assert worst(found, Expected(lse.value[rows], lse.bound[rows])) < 1.0
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("centred_by", ["weights", "output"])
+def test_correct_gradients_stay_below_their_bounds(centred_by: str, dtype: str) -> None:
+    for case in (*LONG, *BRIEF):
+        problem, solution = solved(case, dtype)
+        assert problem.cotangent is not None
+        with np.errstate(all="ignore"):
+            found = styles.backward(Inputs.of(problem), problem.cotangent, centred_by)
+        for name, gradient in found.items():
+            assert worst(gradient, solution.parts[f"gradients.{name}"]) < 1.0, case
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_answers_exceed_the_bound(name: str, dtype: str) -> None:
+    assert max(worst_of_style(WRONG[name], case, dtype) for case in (ORDINARY, MANY_EQUAL)) >= TEETH
+
+
+@pytest.mark.parametrize(
+    ("style", "dtype"),
+    [(styles.bfloat16_weights, "float32"), (styles.bfloat16_weights, "float64"), (styles.epsilon, "float64")],
+)
+def test_lost_digits_exceed_the_bound(style: Style, dtype: str) -> None:
+    assert worst_of_style(style, ORDINARY, dtype) >= TEETH
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_wrong_gradients_exceed_the_bound(dtype: str) -> None:
+    problem, solution = solved(GENTLE, dtype)
+    assert problem.cotangent is not None
+    uncentred = styles.backward(Inputs.of(problem), problem.cotangent, "nothing")
+    for name in ("query", "key"):
+        part = solution.parts[f"gradients.{name}"]
+        assert worst(uncentred[name], part) >= TEETH
+        assert worst(np.zeros_like(part.value), part) >= TEETH
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_bound_never_passes_the_attended_values(dtype: str) -> None:
+    """However uncertain the scores, an average stays within its values, but for its own roundings."""
+    _, solution = solved(Case(scores=Scores.SUNKEN, mask=MaskKind.BOOL, spread=30.0), dtype)
+    value, part = solution.trace.value, solution.parts["output"]
+    spread = (value.max(2) - value.min(2))[:, :, None]
+    assert np.isfinite(part.bound).all()
+    rounding = precision(dtype).weight_error(7) + 2.0 * unit_roundoff(dtype)
+    assert (part.bound <= spread + 4.0 * (1.0 + rounding) * np.abs(value).max()).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_scores_beyond_all_precision_leave_finite_bounds(dtype: str) -> None:
+    """Where rounding may move a score by hundreds, the exact sums overflow; the bounds may not."""
+    sizes = Sizes(key_length=40, d_k=64)
+    for case in (Case(sizes=sizes, spread=1000.0), Case(sizes=sizes, mask=MaskKind.FLOAT, mask_offset=-3e4)):
+        problem, solution = solved(case, dtype)
+        assert worst_of_style(styles.textbook, case, dtype) < 1.0
+        for name in ("output", "weights", "log_sum_exp", *(f"gradients.{n}" for n in problem.needs)):
+            assert np.isfinite(solution.parts[name].bound).all(), name
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_key_too_faint_for_float64_may_come_to_light(dtype: str) -> None:
+    """Scores 2048 apart: the reference's weight is 0, yet in bfloat16 rounding alone may tip the scales."""
+    query, key = np.array([[[[16.0]]]]), np.array([[[[16384.0], [16256.0]]]])
+    parts = build(Case(sizes=Sizes(1, 1, 1, 2, 1, 1)), dtype)
+    arrays = {"query": query, "key": key, "value": np.array([[[[1.0], [-1.0]]]])}
+    problem = parts.with_arrays({n: a.astype(DTYPES[dtype]) for n, a in arrays.items()}).forward_only()
+    bound = float(solve(problem).parts["output"].bound[0, 0, 0, 0])
+    assert (bound >= 2.0) == (dtype == "bfloat16")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_garbage_does_not_reach_the_bounds(dtype: str) -> None:
+    form = ModuleForm(Sharing.NONE, 5, 6, 7, 3, bias=True, output_projection=True, output_bias=True)
+    for module in (None, form):
+        case = Case(module=module, padding=Padding.RIGHT, garbage=Garbage.NAN)
+        problem = build(case, dtype)
+        if module is not None:
+            key, value = problem.key.copy(), problem.value.copy()
+            key[:, -2:], value[:, -2:] = np.nan, np.nan
+            problem = problem.with_arrays({"key": key, "value": value})
+        for name in ("output", "weights", "log_sum_exp"):
+            assert np.isfinite(solve(problem.forward_only()).parts[name].bound).all(), name
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_without_keys_have_no_room(dtype: str) -> None:
+    problem, solution = solved(Case(mask=MaskKind.BOOL, pattern=Pattern.EMPTY_ROW), dtype)
+    empty = ~solution.trace.seen.allowed.any(-1)
+    assert empty.any()
+    assert (solution.parts["output"].bound[empty] == 0.0).all()
+    assert (solution.parts["weights"].bound[empty] == 0.0).all()
+    uniform = solve(problem, Conventions().claiming({"empty-row": "uniform"})).parts
+    assert 0.0 < uniform["output"].bound[empty].max() < 0.2
+    assert 0.0 < uniform["weights"].bound[empty].max() < 0.2 / 7
+
+
+def test_float32_softmax_widens_float64_only() -> None:
+    narrow: Mapping[str, SoftmaxPrecision] = dict.fromkeys(DTYPES, SoftmaxPrecision.FLOAT32)
+    assert precision("float64", narrow["float64"]).softmax > 1e8 * precision("float64").softmax
+    for dtype in ("float32", "bfloat16", "float16"):
+        assert precision(dtype, narrow[dtype]) == precision(dtype)
