@@ -5,7 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 
 from implementations.contract import Claims, Unable
-from spec.cases import Case, Embedding, Garbage, Layout, MaskKind, ModuleForm, Padding, Scores, Sharing, Values
+from spec.cases import (
+    Case,
+    Embedding,
+    Garbage,
+    Layout,
+    MaskKind,
+    ModuleForm,
+    Padding,
+    Scores,
+    Sharing,
+    Values,
+)
 from spec.features import Feature, Scope
 
 FREE_WIDTHS = (13, 11, 17)
@@ -34,8 +45,7 @@ def _required(case: Case) -> list[Feature]:
         Feature.BOOL_MASK: case.mask is MaskKind.BOOL,
         Feature.FLOAT_MASK: case.mask in (MaskKind.FLOAT, MaskKind.INFINITE),
         Feature.VALID_LENS: case.padding in (Padding.LENGTHS, Padding.QUERY_LENGTHS),
-        Feature.KEY_PADDING: case.padding
-        in (Padding.RIGHT, Padding.LEFT, Padding.HOLES, Padding.EMPTY_SAMPLE),
+        Feature.KEY_PADDING: case.padding in (Padding.RIGHT, Padding.LEFT, Padding.HOLES, Padding.EMPTY_SAMPLE),
         Feature.CAUSAL: case.causal,
         Feature.VIEWS: case.layout is not Layout.CONTIGUOUS,
         Feature.CONTAINMENT: case.garbage is Garbage.NAN,

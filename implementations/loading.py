@@ -55,21 +55,10 @@ class Target:
         return self.place.endswith(".py") or bool({"/", "\\"} & {*self.place}) or Path(self.place).is_file()
 
     @property
-    def place_parts(self) -> tuple[str, ...]:
-        """Folders and file without its suffix, or packages and module."""
-        if self.is_file:
-            return Path(self.place).resolve().with_suffix("").parts
-        return tuple(self.place.split("."))
-
-    @property
     def parts(self) -> tuple[str, ...]:
-        """Where it is, then what it is called: the last part of its name."""
-        return (*self.place_parts, self.name.rpartition(".")[2])
-
-    @property
-    def identity(self) -> tuple[str, ...]:
-        """Equal for two spellings of one target."""
-        return (*self.place_parts, self.name)
+        """Folders and file without suffix, or packages and module, then the name: equal for one target."""
+        place = Path(self.place).resolve().with_suffix("").parts if self.is_file else self.place.split(".")
+        return (*place, *self.name.split("."))
 
 
 def load_target(target: str) -> object:
@@ -107,14 +96,15 @@ def _from_file(place: str) -> ModuleType:
 
 
 def _nearest(path: Path) -> str:
-    others = [p.name for p in path.parent.glob("*.py")]
-    close = difflib.get_close_matches(path.name, others, n=1)
-    return f", but there is {str(path.parent / close[0])!r}" if close else ""
+    others = [p.stem for p in path.parent.glob("*.py")]
+    close = difflib.get_close_matches(path.stem, others, n=1)
+    return f", but there is {str(path.parent / close[0]) + '.py'!r}" if close else ""
 
 
 def _imported(private: str, path: Path, place: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(private, path)
-    assert spec is not None and spec.loader is not None  # a .py file always has a loader
+    assert spec is not None  # a .py file always has a loader
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[private] = module
     try:
@@ -209,8 +199,8 @@ def _absent(owner: object, name: str, target: Target) -> str:
     names = [n for n, thing in held.items() if callable(thing) and not n.startswith("_")]
     own = [n for n in names if getattr(held[n], "__module__", None) == getattr(owner, "__name__", "")]
     near = difflib.get_close_matches(name, names, n=1)
-    meant = f"; did you mean {near[0]!r}?" if near else ""
+    meant = f"; did you mean {near[0]!r}?" if near else "."
     listed = sorted(own or names)[:LISTED]
-    there = f"it has: {', '.join(listed)}" if listed else "it has nothing that can be called"
+    there = f"It has: {', '.join(listed)}" if listed else "It has nothing that can be called"
     where = target.place if isinstance(owner, ModuleType) else target.name.rpartition(f".{name}")[0]
-    return f"{where!r} has no name {name!r}{meant}; {there}"
+    return f"{where!r} has no name {name!r}{meant} {there}"

@@ -30,9 +30,7 @@ Places = Mapping[str, str | Packed]
 
 def linears(**layers: str) -> dict[str, str]:
     """Places of nn.Linear layers by role: linears(q="proj_q") is {"proj_q.weight": "w_q", "proj_q.bias": "b_q"}."""
-    return {
-        f"{layer}.{part}": f"{part[0]}_{role}" for role, layer in layers.items() for part in ("weight", "bias")
-    }
+    return {f"{layer}.{part}": f"{part[0]}_{role}" for role, layer in layers.items() for part in ("weight", "bias")}
 
 
 def torch_module(
@@ -51,7 +49,6 @@ def torch_module(
         places: where its parameters are, or a function that finds them.
         extras: what the call returns after the output, by the names of `Result`.
     """
-
     kept: dict[tuple[object, ...], nn.Module] = {}
 
     def module_for(problem: Problem, device: str) -> nn.Module:

@@ -56,10 +56,8 @@ def tensors(problem: Problem, device: str) -> dict[str, torch.Tensor]:
     return found
 
 
-def gradients_of(
-    output: torch.Tensor, leaves: Mapping[str, torch.Tensor], cotangent: torch.Tensor
-) -> dict[str, Array]:
-    """d sum(output * cotangent) / d leaf by name; zeros for a leaf that the output does not depend on."""
+def gradients_of(output: torch.Tensor, leaves: Mapping[str, torch.Tensor], cotangent: torch.Tensor) -> dict[str, Array]:
+    """D sum(output * cotangent) / d leaf by name; zeros for a leaf that the output does not depend on."""
     found = torch.autograd.grad(output, list(leaves.values()), cotangent, allow_unused=True)
     return {
         name: to_array(torch.zeros_like(leaf) if gradient is None else gradient)

@@ -77,17 +77,20 @@ def _nan_for(reason: str, link: str, *clauses: str) -> tuple[ExpectedFailure, ..
     return tuple(ExpectedFailure(clause, reason, link) for clause in clauses)
 
 
-_EMPTY_ROWS = ("masks.empty-row-bool", "masks.empty-row-float", "masks.empty-row-padding", "gradients.empty-row")
+_EMPTY_ROWS = (
+    "masks.empty-row-bool",
+    "masks.empty-row-float",
+    "masks.empty-row-padding",
+    "gradients.empty-row",
+)
 _NAN_WEIGHTS = _nan_for("a row without keys is NaN where weights are returned", EMPTY_ROW_LINK, *_EMPTY_ROWS)
 
-_PER_HEAD = {"need_weights": True, "average_attn_weights": False}
+_CALL_PER_HEAD = call_mha(need_weights=True, average_attn_weights=False)
 TORCH_MODULES = (
     Implementation(
         "torch.mha",
         _claims(),
-        torch_module(
-            build_mha(nn.MultiheadAttention, batch_first=True), call_mha(need_weights=False), PLACES
-        ),
+        torch_module(build_mha(nn.MultiheadAttention, batch_first=True), call_mha(need_weights=False), PLACES),
         "nn.MultiheadAttention, batch first, no weights",
         construct=_construct,
     ),
@@ -95,7 +98,10 @@ TORCH_MODULES = (
         "torch.mha.weights",
         _claims(Feature.WEIGHTS),
         torch_module(
-            build_mha(nn.MultiheadAttention, batch_first=True), call_mha(**_PER_HEAD), PLACES, extras=["weights"]
+            build_mha(nn.MultiheadAttention, batch_first=True),
+            _CALL_PER_HEAD,
+            PLACES,
+            extras=["weights"],
         ),
         "nn.MultiheadAttention that returns the weights of each head",
         _NAN_WEIGHTS,
@@ -115,17 +121,13 @@ TORCH_MODULES = (
     Implementation(
         "torch.mha.length-first",
         _claims(),
-        torch_module(
-            build_mha(nn.MultiheadAttention), call_mha(length_first=True, need_weights=False), PLACES
-        ),
+        torch_module(build_mha(nn.MultiheadAttention), call_mha(length_first=True, need_weights=False), PLACES),
         "nn.MultiheadAttention, (L, B, E)",
     ),
     Implementation(
         "torch.mha.kdim-vdim",
         _claims(Feature.INPUT_WIDTHS),
-        torch_module(
-            build_mha(nn.MultiheadAttention, batch_first=True), call_mha(need_weights=False), PLACES
-        ),
+        torch_module(build_mha(nn.MultiheadAttention, batch_first=True), call_mha(need_weights=False), PLACES),
         "nn.MultiheadAttention with separate key and value widths",
     ),
     Implementation(

@@ -84,4 +84,3 @@ TORCH_OPS = (
         _FLASH_DEVIATIONS,
     ),
 )
-

@@ -177,9 +177,7 @@ def _log_sum_exp_bound(trace: Trace, shift: SoftmaxShift, precision: Precision) 
     return shift.log_sum_exp + local + rounding + precision.floor
 
 
-def _heads_bound(
-    trace: Trace, shift: SoftmaxShift, local: Floats, value: Floats, precision: Precision
-) -> Floats:
+def _heads_bound(trace: Trace, shift: SoftmaxShift, local: Floats, value: Floats, precision: Precision) -> Floats:
     """Moved weights, inherited errors of V, roundings of weights and sums, underflow, storage."""
     allowed, o = trace.seen.allowed, finite(trace.heads)
     v, worst = np.abs(trace.value) + value, np.max(local, axis=-1, keepdims=True, initial=0.0)

@@ -31,9 +31,7 @@ class _Errors:
     value: Floats
 
 
-def gradient_bounds(
-    problem: Problem, trace: Trace, forward: ForwardBounds, precision: Precision
-) -> dict[str, Floats]:
+def gradient_bounds(problem: Problem, trace: Trace, forward: ForwardBounds, precision: Precision) -> dict[str, Floats]:
     """The bound of every gradient in the problem's `needs`, shaped like it."""
     step = backward(trace, cotangent_of_heads(problem))
     errors = _errors(trace, step, forward, _cotangent_bound(problem, precision), precision)
@@ -68,22 +66,19 @@ def _cotangent_bound(problem: Problem, precision: Precision) -> Floats:
     return split_heads(rounding * (g @ weight.T) + precision.floor, problem.num_heads)
 
 
-def _errors(
-    trace: Trace, step: Backward, forward: ForwardBounds, e_g: Floats, precision: Precision
-) -> _Errors:
-    p, g, ds, stored = trace.weights, np.abs(step.heads), np.abs(step.scores), _stored(precision)
+def _errors(trace: Trace, step: Backward, forward: ForwardBounds, e_g: Floats, precision: Precision) -> _Errors:
+    p, g, stored, scale = trace.weights, np.abs(step.heads), _stored(precision), abs(trace.scale)
     v, e_v = np.abs(trace.value).swapaxes(-1, -2), forward.value.swapaxes(-1, -2)
     e_dp = product_bound(g, e_g, v, e_v, precision.growth(v.shape[-2]) + stored) + precision.floor
     e_ds = _score_errors(trace, step, forward, e_dp, e_g, precision)
+    # The scale may be multiplied into dS, which then underflows in its turn.
+    ds, e_scaled = scale * np.abs(step.scores), scale * e_ds + precision.floor * trace.seen.allowed
     over_keys, over_queries = (stored + precision.growth(extent) for extent in (ds.shape[-1], ds.shape[-2]))
-    ds_t, e_t, p_t, e_p = (x.swapaxes(-1, -2) for x in (ds, e_ds, p, forward.weights))
-    scale = abs(trace.scale)
-    return _Errors(
-        scores=e_ds,
-        query=scale * product_bound(ds, e_ds, np.abs(trace.key), forward.key, over_keys),
-        key=scale * product_bound(ds_t, e_t, np.abs(trace.query), forward.query, over_queries),
-        value=product_bound(p_t, e_p, g, e_g, over_queries),
-    )
+    ds_t, e_t, p_t, e_p = (x.swapaxes(-1, -2) for x in (ds, e_scaled, p, forward.weights))
+    query = product_bound(ds, e_scaled, np.abs(trace.key), forward.key, over_keys)
+    key = product_bound(ds_t, e_t, np.abs(trace.query), forward.query, over_queries)
+    value = product_bound(p_t, e_p, g, e_g, over_queries)
+    return _Errors(e_ds, query + precision.floor, key + precision.floor, value + precision.floor)
 
 
 def _score_errors(

@@ -97,8 +97,9 @@ def _module_gradients(problem: Problem, trace: Trace, step: Backward) -> dict[st
         found[f"w_{role}"] = np.einsum("blx,bly->xy", inputs, projected)
         found[f"b_{role}"] = projected.sum((0, 1))
     if "w_o" in wide.parameters:
-        found["w_o"] = np.einsum("blx,bly->xy", merge_heads(trace.heads), wide.cotangent)
-        found["b_o"] = np.asarray(wide.cotangent, dtype=np.float64).sum((0, 1))
+        cotangent = np.asarray(wide.cotangent, dtype=np.float64)
+        found["w_o"] = np.einsum("blx,bly->xy", merge_heads(trace.heads), cotangent)
+        found["b_o"] = cotangent.sum((0, 1))
     return shared(problem, found)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TypeAlias
 
 import numpy as np
@@ -79,7 +80,7 @@ class Trace:
     output: Floats
     seen: Visibility
 
-    @property
+    @cached_property
     def log_sum_exp(self) -> Floats:
         """(B, H, Lq), natural; minus infinity for a row that sees nothing."""
         top = np.max(self.scores, axis=-1, initial=-np.inf)

@@ -50,11 +50,13 @@ def solve(problem: Problem, conventions: Conventions = Conventions()) -> Solutio
     with np.errstate(invalid="ignore", over="ignore", under="ignore"):
         trace = Pipeline().run(problem, conventions)
         bounds = forward_bounds(problem, trace, working)
-        averaged = (working.growth(problem.num_heads) + 2.0 * working.storage) * trace.weights.mean(1)
+        averaged = trace.weights.mean(1)
+        rounding = (working.growth(problem.num_heads) + 2.0 * working.storage) * averaged
+        rounding = rounding + working.floor * trace.seen.allowed.any(1)
         parts = {
             "output": Expected(trace.output, bounds.output),
             "weights": Expected(trace.weights, bounds.weights),
-            "averaged_weights": Expected(trace.weights.mean(1), bounds.weights.mean(1) + averaged),
+            "averaged_weights": Expected(averaged, bounds.weights.mean(1) + rounding),
             "log_sum_exp": Expected(trace.log_sum_exp, bounds.log_sum_exp),
         }
         if problem.cotangent is not None:

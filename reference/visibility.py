@@ -57,9 +57,7 @@ def visibility(problem: Problem, conventions: Conventions, first_row: int = 0) -
     return Visibility(allowed, added, _answers(problem, conventions, masked, padded, allowed))
 
 
-def _attention_mask(
-    problem: Problem, shape: tuple[int, ...]
-) -> tuple[Booleans, NDArray[np.float64] | None]:
+def _attention_mask(problem: Problem, shape: tuple[int, ...]) -> tuple[Booleans, NDArray[np.float64] | None]:
     given = problem.attn_mask
     if given is None:
         return np.ones(shape, bool), None
@@ -105,5 +103,3 @@ def _answers(
 def allowed_keys(problem: Problem, conventions: Conventions) -> Booleans:
     """(B, H, Lq, Lk), True = may attend: what messages speak of."""
     return visibility(problem, conventions).allowed
-
-

@@ -16,10 +16,12 @@ from spec.problems import DTYPES, Array, Problem
 
 Floats: TypeAlias = NDArray[np.float64]
 
-LEAD = 512.0
+LEAD = 1024.0
 """The factor of one-hot scores: a power of two whose lead underflows every exponential, and fits into float16."""
 SINK = (128.0, -448.0)
 """Leading components of query and kept key in sunken cases: -57344 before the scale, within float16."""
+ABYSS = (2.0**20, -(2.0**20))
+"""The same in the abyss, where the range of the dtype allows it."""
 OVERFLOW = (512.0, 160.0, 128.0)
 """Leading components of query, of each head's leading key and of the other keys in overflowing cases.
 
@@ -37,6 +39,8 @@ def build(case: Case, dtype: str) -> Problem:
     rng = np.random.default_rng([case.seed, case.sizes.query_length, case.sizes.key_length])
     problem = _at_op_level(case, rng, dtype) if case.module is None else _at_module_level(case, rng, dtype)
     problem = problem.with_arrays({n: _rounded(a, dtype) for n, a in problem.arrays().items()})
+    for array in problem.arrays().values():
+        array.flags.writeable = False  # cached and shared: candidates get copies
     names = [n for n, a in problem.arrays().items() if a.dtype.kind not in "bi"]
     return replace(problem, needs=tuple(n for n in names if n != "cotangent"))
 
@@ -97,7 +101,7 @@ def _heads(
     if case.values is Values.CONSTANT:
         value[:] = value[:, :, :1]
     unseen = ~allowed.any(axis=2)
-    query, key = _scored(case, rng, query, key, unseen)
+    query, key = _scored(case, rng, query, key, unseen, dtype)
     if case.garbage is not Garbage.NONE:
         key[unseen], value[unseen] = _garbage(case, dtype)
     if case.layout is Layout.BROADCAST:
@@ -112,7 +116,7 @@ def _garbage(case: Case, dtype: str) -> tuple[float, float]:
 
 
 def _scored(
-    case: Case, rng: np.random.Generator, query: Floats, key: Floats, unseen: NDArray[np.bool_]
+    case: Case, rng: np.random.Generator, query: Floats, key: Floats, unseen: NDArray[np.bool_], dtype: str
 ) -> tuple[Floats, Floats]:
     s = case.sizes
     match case.scores:
@@ -128,8 +132,9 @@ def _scored(
             query = codes[chosen] * lead[:, None]
         case Scores.RISING:
             query[..., 0], key[..., 0] = 4.0 * s.d_k**0.5, np.linspace(-4.0, 4.0, s.key_length)
-        case Scores.SUNKEN:
-            query[..., 0], key[..., 0] = SINK[0], SINK[1]
+        case Scores.SUNKEN | Scores.ABYSS:
+            deep = case.scores is Scores.ABYSS and dtype != "float16"
+            query[..., 0], key[..., 0] = ABYSS if deep else SINK
             key[unseen] = 0.0
         case Scores.OVERFLOWING:
             query[..., 0], key[..., 0] = OVERFLOW[0], OVERFLOW[2]

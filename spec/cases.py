@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 from enum import StrEnum
 from typing import Any, get_type_hints
 
@@ -42,6 +42,8 @@ class Scores(StrEnum):
     """Scores that grow along the keys, so that the largest comes last."""
     SUNKEN = "sunken"
     """Scores of about -28672 for kept keys, of about 0 for masked ones."""
+    ABYSS = "abyss"
+    """SUNKEN, and in dtypes wider than float16 to -5e11: below the stand-ins for minus infinity that are in use."""
     EQUAL = "equal"
     """All scores of a row are the same."""
     OVERFLOWING = "overflowing"
@@ -236,6 +238,9 @@ def _build(kind: type[Any], data: object, where: str) -> Any:
     unknown = sorted(set(data) - set(hints))
     if unknown:
         raise ValueError(f"{where} has no field {unknown[0]!r}; it has: {', '.join(hints)}")
+    missing = [f.name for f in fields(kind) if f.default is MISSING and f.name not in data]
+    if missing:
+        raise ValueError(f"{where} lacks the field {missing[0]!r}")
     return kind(**{name: _value(hints[name], value, f"{where}.{name}") for name, value in data.items()})
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -30,7 +30,14 @@ FACTORS: Mapping[str, Sequence[Any]] = {
     "spread": (1.5, 6.0),
     "mask": tuple(MaskKind),
     "mask_shape": tuple(MaskShape),
-    "padding": (Padding.NONE, Padding.RIGHT, Padding.LEFT, Padding.HOLES, Padding.LENGTHS, Padding.QUERY_LENGTHS),
+    "padding": (
+        Padding.NONE,
+        Padding.RIGHT,
+        Padding.LEFT,
+        Padding.HOLES,
+        Padding.LENGTHS,
+        Padding.QUERY_LENGTHS,
+    ),
     "causal": (False, True),
     "scale": (None, 0.3, 1.7),
     "layout": tuple(Layout),
@@ -38,16 +45,17 @@ FACTORS: Mapping[str, Sequence[Any]] = {
 """The options of a case that are combined, with their values."""
 
 
-def combinations(
-    allowed: Callable[[Case], bool], conventions: Conventions, strength: int = 2
-) -> tuple[Case, ...]:
+TIED = (("causal", "mask"), ("causal", "sizes"), ("mask", "mask_shape"), ("causal", "padding"), ("mask", "padding"))
+"""Options some of whose values do not go together; `mended` knows which."""
+
+
+def combinations(allowed: Callable[[Case], bool], conventions: Conventions, strength: int = 2) -> tuple[Case, ...]:
     """Cases in which all values that are allowed alone meet, `strength` at a time, each with a seed of its own."""
     values = {
         name: tuple(level for level in levels if allowed(_alone(name, level))) for name, levels in FACTORS.items()
     }
     live = tuple((name, levels) for name, levels in values.items() if len(levels) > 1)
-    cases = (mended(replace(case, seed=number), conventions) for number, case in enumerate(_array(live, strength)))
-    return tuple(dict.fromkeys(cases))
+    return tuple(replace(case, seed=number) for number, case in enumerate(_array(live, conventions, strength)))
 
 
 def _alone(name: str, level: Any) -> Case:
@@ -55,9 +63,24 @@ def _alone(name: str, level: Any) -> Case:
 
 
 @lru_cache(maxsize=64)
-def _array(live: tuple[tuple[str, tuple[Any, ...]], ...], strength: int) -> tuple[Case, ...]:
-    rows = make({name: list(range(len(levels))) for name, levels in live}, strength=min(strength, len(live)))
-    return tuple(Case(**{name: levels[row[name]] for name, levels in live}) for row in rows)
+def _array(
+    live: tuple[tuple[str, tuple[Any, ...]], ...], conventions: Conventions, strength: int
+) -> tuple[Case, ...]:
+    levels = dict(live)
+
+    def case(row: Mapping[str, int], names: Iterable[str]) -> Case:
+        return Case(**{name: levels[name][row[name]] for name in names})
+
+    def apart(names: tuple[str, str]) -> dict[str, Any]:
+        def evaluate(row: Mapping[str, int]) -> bool:
+            return mended(case(row, names), conventions) == case(row, names)
+
+        return {"operator": "fn", "requires": list(names), "evaluate": evaluate}
+
+    numbers = {name: list(range(len(found))) for name, found in live}
+    constraints = [apart(names) for names in TIED if set(names) <= set(levels)]
+    rows = make(numbers, strength=min(strength, len(live)), constraints=constraints)
+    return tuple(case(row, levels) for row in rows)
 
 
 def mended(case: Case, conventions: Conventions) -> Case:

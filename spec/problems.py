@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import ml_dtypes
 import numpy as np
@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from spec.cases import Layout, Sharing
 from spec.features import Scope
 
-Array: TypeAlias = NDArray[np.generic]
+Array: TypeAlias = NDArray[Any]
+"""An array of any dtype: which one is data here, bfloat16 included."""
 
 DTYPES: Mapping[str, np.dtype[np.generic]] = {
     "float64": np.dtype(np.float64),
@@ -121,7 +122,7 @@ def lay_out(array: Array, layout: Layout) -> Array:
     match layout:
         case Layout.TRANSPOSED if array.ndim >= 2:
             axis = -3 if array.ndim >= 3 else -1
-            return np.ascontiguousarray(array.swapaxes(-2, axis)).swapaxes(-2, axis)
+            return array.swapaxes(-2, axis).copy().swapaxes(-2, axis)
         case Layout.SLICED if array.ndim >= 2:
             wide = np.repeat(array, 2, axis=-2)
             return wide[..., ::2, :]
@@ -130,7 +131,7 @@ def lay_out(array: Array, layout: Layout) -> Array:
             buffer[1:] = array.ravel()
             return buffer[1:].reshape(array.shape)
         case Layout.REVERSED if array.ndim >= 2:
-            return np.ascontiguousarray(array[..., ::-1, :])[..., ::-1, :]
+            return array[..., ::-1, :].copy()[..., ::-1, :]
         case Layout.BROADCAST if array.ndim >= 2 and array.shape[0] > 1:
             return np.broadcast_to(array[:1].copy(), array.shape)
         case _:

@@ -41,28 +41,27 @@ def candidate(target: str, settings: Mapping[str, str], device: str = "cpu") -> 
         raise TargetError(f"{target}: {error}") from error
 
 
-def candidates(
-    targets: Sequence[str], settings: Mapping[str, str], device: str = "cpu"
-) -> tuple[Implementation, ...]:
-    """Every target once, under names that differ: where two are alike, file and folders come before the name.
+def candidates(targets: Sequence[str], settings: Mapping[str, str], device: str = "cpu") -> tuple[Implementation, ...]:
+    """Every target once, under names that differ: where two are alike, more of where they are comes before.
 
     Raises:
         TargetError: as `candidate` does.
         ValueError: as `candidate` does.
     """
-    unique = list({Target.parse(target).identity: target for target in reversed(targets)}.values())[::-1]
-    found = [candidate(target, settings, device) for target in unique]
+    unique: dict[tuple[str, ...], str] = {}
+    for target in targets:
+        unique.setdefault(Target.parse(target).parts, target)
+    found = [candidate(target, settings, device) for target in unique.values()]
     counts = Counter(each.name for each in found)
-    taken = [Target.parse(target).parts for target in unique]
     return tuple(
-        each if counts[each.name] == 1 else replace(each, name=_distinct(parts, taken))
-        for each, parts in zip(found, taken, strict=True)
+        each if counts[each.name] == 1 else replace(each, name=_distinct(parts, list(unique)))
+        for each, parts in zip(found, unique, strict=True)
     )
 
 
 def _distinct(parts: tuple[str, ...], others: Sequence[tuple[str, ...]]) -> str:
-    """The shortest end of the parts, with the file's or module's name at least, that no other shares."""
-    for length in range(2, len(parts) + 1):
+    """The shortest end of the parts, beyond the last, that no other shares."""
+    for length in range(2, len(parts)):
         if sum(other[-length:] == parts[-length:] for other in others) == 1:
             return ".".join(parts[-length:])
     return ".".join(parts)

@@ -18,6 +18,7 @@ from implementations.candidates.probing import (
     Probe,
     Run,
     Trial,
+    alike,
     check_answer,
     find_extras,
     no_gradients,
@@ -37,6 +38,7 @@ from implementations.candidates.signatures import (
 from implementations.contract import Claims, Implementation
 from implementations.loading import TargetError
 from implementations.ops import numpy_op, torch_op
+from spec.cases import Pattern
 from spec.features import CausalWithMask, Conventions, Feature, Scope
 
 ALWAYS = frozenset(
@@ -60,8 +62,8 @@ def function_candidate(
     """Wraps a function with the parameters of torch's scaled_dot_product_attention, or a subset of them.
 
     The first three parameters are query, key and value. `attn_mask` may also be called `mask` or
-    `attention_mask`, a float mask `attn_bias` or `bias`, and `is_causal` `causal`. `key_padding_mask` (B, Lk) is
-    taken besides.
+    `attention_mask`, a float mask `attn_bias` or `bias`, and `is_causal` `causal`. `key_padding_mask`,
+    of shape (B, Lk), is taken besides.
 
     Raises:
         TargetError: its parameters or its answer are none of a function of query, key and value.
@@ -77,7 +79,19 @@ def function_candidate(
     given = Probe(call, _on(torch_op, conventions), Claims(Scope.OP, features, conventions), device)
     probe, kind, plain = _suited(given)
     check_answer(plain, kind)
-    return _settled(name, probe, kind, find_extras(plain, Scope.OP))
+    return _settled(name, _reading_masks(probe, options), kind, find_extras(plain, Scope.OP))
+
+
+def _reading_masks(probe: Probe, options: Options) -> Probe:
+    """The probe without float masks, if a `mask` of zeros masks: by that name, many functions mean booleans only."""
+    spelled = options.spelled.get("float_mask")
+    if spelled not in ("mask", "attention_mask") or probe.ask(PLAIN).error:
+        return probe
+    zeros = probe.ask(replace(BIASED, pattern=Pattern.ALL))
+    if not zeros.error and alike(zeros, probe.ask(PLAIN)):
+        return probe
+    without = probe.claims.features - {Feature.FLOAT_MASK, Feature.MASK_GRADIENT}
+    return replace(probe, claims=replace(probe.claims, features=without))
 
 
 def _settled(name: str, probe: Probe, kind: type, extras: Extras) -> Implementation:

@@ -34,6 +34,7 @@ from implementations.candidates.signatures import (
     required,
     role,
     takes_any,
+    without_dropout,
 )
 from implementations.candidates.spellings import check_parameters, find_places, held
 from implementations.contract import Claims, Implementation, Result, Unable
@@ -99,7 +100,8 @@ class Calling:
     def _formed(self, mask: torch.Tensor, given: Tensors, problem: Problem) -> torch.Tensor:
         """The mask as `mask_options` gives it, (B * H, Lq, Lk) or (Lq, Lk), in the form that is taken."""
         if self.form is Form.FULL:
-            return mask.view(-1, problem.num_heads, *mask.shape[1:]) if mask.ndim == 3 else mask[None, None]
+            heads = (problem.query.shape[0], problem.num_heads)
+            return mask.view(*heads, *mask.shape[1:]) if mask.ndim == 3 else mask[None, None]
         if self.form is Form.SHARED and "attn_mask" in given:
             return polarised(given["attn_mask"], self.polarity)
         return mask
@@ -111,9 +113,7 @@ def _output_turned(answer: Any) -> Any:
     return answer.transpose(0, 1) if isinstance(answer, torch.Tensor) and answer.ndim > 1 else answer
 
 
-def module_candidate(
-    name: str, kind: type[nn.Module], settings: Mapping[str, str], device: str
-) -> Implementation:
+def module_candidate(name: str, kind: type[nn.Module], settings: Mapping[str, str], device: str) -> Implementation:
     """Wraps a module class; what its constructor and forward do not take is not claimed.
 
     True in its boolean masks means masked out, as in torch.nn.MultiheadAttention, unless the settings say so.
@@ -199,8 +199,8 @@ def _constructor(kind: type[nn.Module]) -> Constructor:
     sizes = [] if named else positional(signature)[:2]
     if not named:
         _check_sizes(kind, signature, sizes)
-    options = {"bias": True, "batch_first": True, **{name: 0.0 for name in names if "drop" in name}}
-    given = {name: option for name, option in options.items() if name in names}
+    given: dict[str, object] = {name: True for name in ("bias", "batch_first") if name in names}
+    given |= without_dropout(signature.parameters.values())
     known = {"embed_dim", "num_heads", "kdim", "vdim", *given, *(p.name for p in sizes)}
     for parameter in signature.parameters.values():
         if required(parameter) and parameter.name not in known:
@@ -223,7 +223,7 @@ def _counts_heads(name: str) -> bool:
 def _built(make: Constructor, **widths: int) -> nn.Module:
     try:
         return make(WIDTH, HEADS, **widths)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         sizes = ", ".join(f"{n}={x}" for n, x in {"embed_dim": WIDTH, "num_heads": HEADS, **widths}.items())
         raise TargetError(f"it cannot be built with {sizes}: {told(error)}") from error
 
@@ -274,7 +274,7 @@ def _features(built: nn.Module, calling: Calling) -> frozenset[Feature]:
 
 
 def _length_first(built: nn.Module, inputs: int) -> bool:
-    """Whether its layout is (L, B, E): what it says, or else in which reading no sample depends on another."""
+    """Whether its layout is (L, B, E): as it says, or else as no sample depends on another."""
     if isinstance(told_as := getattr(built, "batch_first", None), bool):
         return not told_as
     generator = torch.Generator().manual_seed(0)
@@ -284,12 +284,12 @@ def _length_first(built: nn.Module, inputs: int) -> bool:
             parameter.copy_(torch.randn(parameter.shape, generator=generator) / WIDTH**0.5)
         try:
             return not _independent(built.eval(), x, inputs, 0) and _independent(built, x, inputs, 1)
-        except Exception:
+        except (Exception, SystemExit):
             return False  # a call of the probe will say what is wrong
 
 
 def _independent(module: nn.Module, x: torch.Tensor, inputs: int, axis: int) -> bool:
-    """Whether the last slice along the axis stays as it is when the first is changed; a later key might not."""
+    """Whether the last slice along the axis stays when the first changes; a causal token would see that."""
     changed = x.clone()
     changed.select(axis, 0).add_(1.0)
     before, after = (_output(module(*(given,) * inputs)) for given in (x, changed))
@@ -315,7 +315,7 @@ def _with_form(calling: Calling, probe: Probe) -> Calling:
 
 
 def _with_hint(calling: Calling, probe: Probe) -> Calling:
-    """A causal flag is passed with its mask, as in nn.MultiheadAttention, unless only the flag alone is taken."""
+    """A causal flag goes with its mask, as in nn.MultiheadAttention, unless only the flag alone is taken."""
     if "is_causal" not in calling.options:
         return calling
     alone = replace(calling, hint=False)

@@ -212,6 +212,17 @@ def _not_empty(probe: Probe) -> str:
     return next((trial.error for trial in trials if trial.error), "")
 
 
+def alike(first: Trial, second: Trial) -> bool:
+    """Whether two answers are the same to half of their digits: equal but for rounding."""
+    one, other = (np.asarray(_host(trial.parts[0]), dtype=np.float64) for trial in (first, second))
+    near = np.finfo(np.float32).eps ** 0.5
+    return one.shape == other.shape and bool((np.abs(one - other) <= near * (1.0 + np.abs(other))).all())
+
+
+def _host(answer: Any) -> Any:
+    return answer.detach().cpu() if isinstance(answer, torch.Tensor) else answer
+
+
 def same(first: Trial, second: Trial) -> bool:
     """Whether two answers hold the same numbers."""
     one, other = (np.asarray(t.parts[0].detach().cpu(), dtype=np.float64) for t in (first, second))

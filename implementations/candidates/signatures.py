@@ -30,8 +30,8 @@ OPTIONS = {
 }
 """What can be asked for, and the parameters that take it, the preferred one first.
 
-A mask is passed under the name found here, be it boolean or float. Where there is a parameter for a bias, float
-masks go there; a bias alone takes no boolean mask.
+A mask is passed under the name found here, be it boolean or float. Where there is a parameter for a bias,
+float masks go there; a bias alone takes no boolean mask.
 """
 
 BY_OPTION: Mapping[str, tuple[Feature, ...]] = {
@@ -69,7 +69,7 @@ _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONL
 
 
 def signature_of(function: Callable[..., object]) -> inspect.Signature:
-    """Its signature; torch's for a builtin that tells none, and that of the schema for a scripted function."""
+    """Its signature; torch's for a builtin that tells none, that of the schema for a scripted function."""
     schema = getattr(function, "schema", None)
     if schema is not None and hasattr(schema, "arguments"):
         return inspect.Signature([_scripted(argument) for argument in schema.arguments])
@@ -117,6 +117,12 @@ def check_order(parameters: Sequence[inspect.Parameter]) -> None:
     if any(each not in (None, wanted) for each, wanted in zip(found, ROLES, strict=False)):
         names = ", ".join(p.name for p in parameters)
         raise TargetError(f"its inputs come as ({names}): order them query, key, value, {ADAPTER}")
+
+
+def without_dropout(parameters: Iterable[inspect.Parameter]) -> dict[str, object]:
+    """A rate of 0 for every dropout that is required, or has another rate by default."""
+    dropping = (p for p in parameters if "drop" in p.name)
+    return {p.name: 0.0 for p in dropping if required(p) or (isinstance(p.default, int | float) and p.default)}
 
 
 @dataclass(frozen=True)
@@ -168,11 +174,9 @@ def _spelling(option: str, names: set[str]) -> str | None:
 
 def _always(rest: Iterable[inspect.Parameter], able: set[str]) -> dict[str, object]:
     known = {name for names in OPTIONS.values() for name in names} | set(NEUTRAL)
-    given: dict[str, object] = {}
+    given = without_dropout(p for p in rest if p.name in able)
     for parameter in rest:
-        if "drop" in parameter.name and parameter.name in able:
-            given |= {} if parameter.default in (0.0, None) else {parameter.name: 0.0}
-        elif required(parameter):
+        if required(parameter) and parameter.name not in given:
             if parameter.name not in known & able:
                 told = f"it needs {parameter.name!r}, which the suite does not know"
                 raise TargetError(f"{told}: give that a default, {ADAPTER}")

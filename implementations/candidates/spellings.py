@@ -30,14 +30,14 @@ LAYERS: Mapping[str, str] = {
 """The name of a linear layer, in lower case -> the roles of what it holds, one below the other."""
 
 ACCEPTED = (
-    "the names of nn.MultiheadAttention, or nn.Linear layers for q, k, v (or qkv, kv) and out that are spelled "
-    "like q_proj, proj_q, W_q, wq, to_q, linear_q, fc_q, query, c_attn, out_proj, c_proj, proj or dense"
+    "the names of nn.MultiheadAttention, or nn.Linear layers for q, k, v (or qkv, kv) and out, spelled like "
+    "q_proj, proj_q, W_q, wq, to_q, linear_q, fc_q, query, c_attn, out_proj, c_proj, proj or dense"
 )
 """The accepted names in short, for messages."""
 
 
 def place_of(path: str) -> str | Packed | None:
-    """The name in `Problem.parameters` of what a parameter holds, by the last part of its path that is a name."""
+    """The name in `Problem.parameters` of what a parameter holds, told by the end of its path."""
     *owners, part = path.split(".")
     if part in PLACES:
         return PLACES[part]
@@ -63,12 +63,12 @@ def check_parameters(module: nn.Module, widths: tuple[int, int, int]) -> None:
     """Refuses a module whose parameters the suite could not fill.
 
     Args:
-        module: built for these input widths of query, key and value; all heads together are as wide as the query.
-        widths: of query, key and value.
+        module: built for these widths; all heads together are as wide as the query.
+        widths: of the query, key and value inputs.
 
     Raises:
-        TargetError: a parameter has an unknown name or another shape than nn.Linear would have, or a projection
-            is missing, there twice, or partly biased.
+        TargetError: a parameter has an unknown name or another shape than in nn.Linear, or a projection is
+            missing, there twice, or partly biased.
     """
     found: dict[str, str] = {}
     for path, parameter in module.named_parameters():
@@ -92,9 +92,7 @@ def _is_linear(module: nn.Module, path: str) -> bool:
     return part in PLACES or isinstance(module.get_submodule(owner), nn.Linear)
 
 
-def _check_shape(
-    path: str, shape: tuple[int, ...], names: tuple[str, ...], widths: tuple[int, int, int]
-) -> None:
+def _check_shape(path: str, shape: tuple[int, ...], names: tuple[str, ...], widths: tuple[int, int, int]) -> None:
     columns = dict(zip(("w_q", "w_k", "w_v"), widths, strict=True))
     rows = widths[0] * len(names)
     expected = (rows, columns.get(names[0], widths[0])) if names[0].startswith("w_") else (rows,)

@@ -186,7 +186,7 @@ def _fitting(name: str, mask: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def _fused(q: Tensor, k: Tensor, v: Tensor, seen: _Visible, scale: float | None) -> tuple[Tensor, None]:
-    """torch's own kernel, (B, H, Lq, d)."""
+    """The kernel of torch, (B, H, Lq, d)."""
     added, empty = seen.mask(q.dtype)
     heads = F.scaled_dot_product_attention(q, k, v, attn_mask=added, scale=scale)
     return (heads if empty is None else heads.masked_fill(empty, 0.0)), None

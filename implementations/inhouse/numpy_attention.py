@@ -39,6 +39,9 @@ def attention(
     Raises:
         ValueError: shapes that do not fit.
     """
+    if query.shape[-1] != key.shape[-1] or key.shape[:-1] != value.shape[:-1]:
+        shapes = f"{query.shape}, {key.shape} and {value.shape}"
+        raise ValueError(f"query and key need one width, key and value one length: got {shapes}")
     dtype = query.dtype
     seen = _visible((*query.shape[:-1], key.shape[-2]), attn_mask, is_causal, key_padding_mask)
     q, k, v = (x.astype(dtype if dtype.itemsize >= 4 else SINGLE, copy=False) for x in (query, key, value))

@@ -65,7 +65,7 @@ def _call_d(module: nn.Module, given: Tensors, problem: Problem) -> tuple[torch.
     query, key, value = inputs_of(given)
     lengths = given.get("valid_lens")
     weights = module.attention_weights(query, key, lengths)
-    return module(query, key, value, lengths), weights.unflatten(0, (-1, problem.num_heads))
+    return module(query, key, value, lengths), weights.reshape(-1, problem.num_heads, *weights.shape[1:])
 
 
 def _fit_d(case: Case) -> Case:
@@ -139,17 +139,13 @@ SOURCES = (
     Implementation(
         "source.b",
         _claims(Feature.VALUE_WIDTH, Feature.BIAS),
-        torch_module(
-            _build_b, lambda module, given, problem: module(given["query"]), linears(q="q", k="k", v="v")
-        ),
+        torch_module(_build_b, lambda module, given, problem: module(given["query"]), linears(q="q", k="k", v="v")),
         "B, Self_Attention, corrected",
     ),
     Implementation(
         "source.c",
         _claims(Feature.HEADS, Feature.BIAS, Feature.WEIGHTS),
-        torch_module(
-            _build_c, _call_c, linears(q="W_query", k="W_key", v="W_value"), extras=["weights"]
-        ),
+        torch_module(_build_c, _call_c, linears(q="W_query", k="W_key", v="W_value"), extras=["weights"]),
         "C, MultiHeadAttention, corrected",
         construct=lambda num_heads, width: c.MultiHeadAttention(width, num_heads, width),
     ),

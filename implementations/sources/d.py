@@ -58,9 +58,7 @@ class MultiHeadAttention(nn.Module):
         self.W_v = nn.Linear(value_size, num_hiddens, bias=bias)
         self.W_o = nn.Linear(num_hiddens, num_hiddens, bias=bias)
 
-    def forward(
-        self, queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Tensor | None = None
-    ) -> Tensor:
+    def forward(self, queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Tensor | None = None) -> Tensor:
         """(B, nq, query_size), (B, nkv, key_size), (B, nkv, value_size) -> (B, nq, num_hiddens).
 
         ``valid_lens`` (B,) or (B, nq) is how many of the leading keys a query sees. Raises ValueError if the

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
+
 from reference.solving import Expected
 from spec.cases import Case, MaskKind, MaskShape, Padding
 from spec.features import CausalWithMask
 from spec.problems import Array
 from tests.harness.judge import CandidateError, Judge
-from tests.harness.relations import changed
+from tests.harness.relations import changed, taking
 from tests.harness.suite import clause
 
 SQUARE = Case(causal=True).sized(query_length=7, key_length=7)
@@ -30,13 +32,11 @@ def test_no_future(judge: Judge) -> None:
             rows[..., now:, :] = rows[..., now:, :] * -2 + 3
             return rows
 
-        problem = changed(
-            judge.problem(case).forward_only(), query=other_future, key=other_future, value=other_future
-        )
+        problem = changed(judge.problem(case).forward_only(), query=other_future, key=other_future, value=other_future)
         whole = judge.expected(case)["output"]
         past = Expected(whole.value[..., :now, :], whole.bound[..., :now, :])
         said = f"everything from position {now} on was changed; the rows before it may not know"
-        judge.assert_answers(case, problem, past, said, of=lambda o, now=now: o[..., :now, :])
+        judge.assert_answers(case, problem, past, said, of=taking(np.arange(now), -2))
 
 
 @clause("causal.alignment")
@@ -49,7 +49,9 @@ def test_alignment(judge: Judge) -> None:
 
 @clause("causal.empty-rows")
 def test_empty_rows(judge: Judge) -> None:
-    for case in judge.cases(*(Case(causal=True).sized(query_length=q, key_length=k) for q, k in ((7, 3), (9, 8), (5, 1)))):
+    for case in judge.cases(
+        *(Case(causal=True).sized(query_length=q, key_length=k) for q, k in ((7, 3), (9, 8), (5, 1)))
+    ):
         judge.assert_conforms(case)
 
 
@@ -63,7 +65,11 @@ def test_any_scale(judge: Judge) -> None:
 def test_with_mask(judge: Judge) -> None:
     policy = judge.conventions.causal_with_mask
     for case in judge.cases(
-        *(Case(causal=True, mask=MaskKind.BOOL, mask_shape=s).sized(query_length=7) for s in MaskShape if s is not MaskShape.QUERIES)
+        *(
+            Case(causal=True, mask=MaskKind.BOOL, mask_shape=s).sized(query_length=7)
+            for s in MaskShape
+            if s is not MaskShape.QUERIES
+        )
     ):
         problem = judge.problem(case).forward_only()
         if policy is CausalWithMask.ERROR or (policy is CausalWithMask.EITHER and _refuses(judge, case)):
@@ -87,4 +93,3 @@ def test_with_padding(judge: Judge) -> None:
         Case(causal=True, padding=Padding.RIGHT, seed=3).sized(query_length=17, key_length=17),
     ):
         judge.assert_conforms(case)
-

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -54,7 +55,16 @@ def test_inputs(judge: Judge) -> None:
 def test_repeatable(judge: Judge) -> None:
     for case in judge.cases(*VARIED, Case(seed=97).sized(key_length=129, d_k=64)):
         problem = judge.problem(case).forward_only()
-        _assert_bits(judge, case, "the same call twice gives different bits", lambda p=problem: (judge.ask(p), judge.ask(p)))
+        _assert_bits(
+            judge,
+            case,
+            "the same call twice gives different bits",
+            partial(_asked_twice, judge, problem),
+        )
+
+
+def _asked_twice(judge: Judge, problem: Problem) -> tuple[Result, Result]:
+    return judge.ask(problem), judge.ask(problem)
 
 
 def _assert_bits(judge: Judge, case: Case, said: str, answers: Callable[[], tuple[Result, Result]]) -> None:
@@ -72,7 +82,10 @@ def _assert_bits(judge: Judge, case: Case, said: str, answers: Callable[[], tupl
 def test_no_memory(judge: Judge) -> None:
     for case in judge.cases(*VARIED):
         other = replace(case, seed=case.seed + 1000)
-        between = [judge.problem(c).forward_only() for c in judge.cases(other, Case(seed=98), Case(seed=99).sized(key_length=4))]
+        between = [
+            judge.problem(c).forward_only()
+            for c in judge.cases(other, Case(seed=98), Case(seed=99).sized(key_length=4))
+        ]
         problem = judge.problem(case).forward_only()
 
         def around(problem: Problem = problem, between: list[Problem] = between) -> tuple[Result, Result]:
@@ -102,7 +115,7 @@ def test_global_state(judge: Judge) -> None:
 def _state() -> dict[str, object]:
     return {
         "random state of torch": torch.get_rng_state().numpy().tobytes(),
-        "random state of numpy": np.random.get_state(legacy=True)[1].tobytes(),  # type: ignore[index, union-attr]
+        "random state of numpy": np.random.get_state(legacy=True)[1].tobytes(),  # type: ignore[index]
         "random state of Python": random.getstate(),
         "gradient mode": torch.is_grad_enabled(),
         "default dtype": torch.get_default_dtype(),

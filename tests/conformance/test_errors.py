@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
 from spec.cases import Case, MaskKind, Sharing
@@ -41,7 +43,7 @@ def test_mask_shape(judge: Judge) -> None:
     for case in judge.cases(Case(mask=MaskKind.BOOL)):
         problem = judge.problem(case).forward_only()
         for axis in (-1, -2):
-            wrong = changed(problem, attn_mask=lambda mask, axis=axis: np.concatenate([mask, mask], axis))
+            wrong = changed(problem, attn_mask=partial(np.repeat, repeats=2, axis=axis))
             judge.assert_refuses(case, wrong, "a mask that broadcasts to no (B, H, Lq, Lk)")
 
 
@@ -52,4 +54,4 @@ def test_heads(judge: Judge) -> None:
         judge.unable.append("its constructor takes the width of one head")
         return
     for num_heads, width in ((3, 8), (5, 12), (0, 8), (-1, 8)):
-        judge.assert_raises(lambda n=num_heads, w=width: construct(n, w), f"{num_heads} heads for a width of {width}")
+        judge.assert_raises(partial(construct, num_heads, width), f"{num_heads} heads for a width of {width}")

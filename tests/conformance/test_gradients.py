@@ -99,7 +99,7 @@ def test_alone(judge: Judge) -> None:
         whole = judge.problem(case)
         for name in whole.needs:
             said = f"only {name} requires a gradient"
-            expected = judge.expected(case)[f"gradients.{name}"]
+            expected = judge.expected(case, gradients=True)[f"gradients.{name}"]
             judge.assert_answers(case, replace(whole, needs=(name,)), expected, said, f"gradients.{name}")
 
 
@@ -109,7 +109,9 @@ def test_cotangent(judge: Judge) -> None:
         problem = judge.problem(case)
         assert problem.cotangent is not None
         ones = np.broadcast_to(np.ones((), problem.cotangent.dtype), problem.cotangent.shape)
-        _assert_gradients(judge, case, problem.with_arrays({"cotangent": ones}), "every element of the cotangent is one 1")
+        _assert_gradients(
+            judge, case, problem.with_arrays({"cotangent": ones}), "every element of the cotangent is one 1"
+        )
         turned = np.ascontiguousarray(problem.cotangent.swapaxes(-1, -2)).swapaxes(-1, -2)
         _assert_gradients(judge, case, problem.with_arrays({"cotangent": turned}), "the cotangent is a transposed view")
 

@@ -74,4 +74,3 @@ def test_output_bias(judge: Judge) -> None:
 def test_total_width(judge: Judge) -> None:
     for case in judge.cases(*(Case(seed=13).sized(num_heads=h, d_k=d, d_v=d + 1) for h, d in ((1, 8), (2, 6), (5, 2)))):
         judge.assert_conforms(case)
-

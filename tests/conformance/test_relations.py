@@ -20,6 +20,7 @@ from tests.harness.relations import (
     take_queries,
     take_samples,
     take_tokens,
+    taking,
 )
 from tests.harness.suite import clause
 
@@ -42,7 +43,7 @@ def _assert_same(
         return
     bound = of_first(2.0 * np.broadcast_to(whole.bound, output.shape))
     expected = Expected(of_first(output.astype(np.float64)), bound)
-    judge.assert_answers(case, second.forward_only(), expected, said, of=lambda got: got)
+    judge.assert_answers(case, second.forward_only(), expected, said)
 
 
 def _reversed(length: int) -> Array:
@@ -51,12 +52,17 @@ def _reversed(length: int) -> Array:
 
 @clause("relations.permute-keys")
 def test_permute_keys(judge: Judge) -> None:
-    cases = (Case(seed=71), Case(seed=72, mask=MaskKind.BOOL), Case(seed=73, mask=MaskKind.FLOAT), Case(padding=Padding.LEFT))
+    cases = (
+        Case(seed=71),
+        Case(seed=72, mask=MaskKind.BOOL),
+        Case(seed=73, mask=MaskKind.FLOAT),
+        Case(padding=Padding.LEFT),
+    )
     for case in judge.cases(*cases):
         problem, order = judge.problem(case), _reversed(case.sizes.key_length)
         if problem.sharing is Sharing.SELF:
             turned = take_tokens(problem, order)
-            _assert_same(judge, case, problem, turned, "tokens in another order", lambda o, p=order: o[..., p, :])
+            _assert_same(judge, case, problem, turned, "tokens in another order", taking(order, -2))
         else:
             _assert_same(judge, case, problem, take_keys(problem, order), "keys and values in another order")
 
@@ -66,24 +72,43 @@ def test_permute_queries(judge: Judge) -> None:
     for case in judge.cases(Case(seed=74), Case(seed=75, mask=MaskKind.BOOL), Case(seed=76).sized(query_length=17)):
         problem, order = judge.problem(case), _reversed(case.sizes.query_length)
         take = take_tokens if problem.sharing is Sharing.SELF else take_queries
-        _assert_same(judge, case, problem, take(problem, order), "queries in another order", lambda o, p=order: o[..., p, :])
+        _assert_same(
+            judge,
+            case,
+            problem,
+            take(problem, order),
+            "queries in another order",
+            taking(order, -2),
+        )
 
 
 @clause("relations.batch")
 def test_batch(judge: Judge) -> None:
-    cases = (Case(seed=77), Case(seed=78, mask=MaskKind.BOOL), Case(seed=79, padding=Padding.HOLES), Case(padding=Padding.LENGTHS))
+    cases = (
+        Case(seed=77),
+        Case(seed=78, mask=MaskKind.BOOL),
+        Case(seed=79, padding=Padding.HOLES),
+        Case(padding=Padding.LENGTHS),
+    )
     for case in judge.cases(*(c.sized(batch=3) for c in cases)):
         problem = judge.problem(case)
         for sample in range(3):
             alone = take_samples(problem, np.array([sample]))
-            _assert_same(judge, case, problem, alone, f"sample {sample} alone", lambda o, b=sample: o[b : b + 1])
+            _assert_same(judge, case, problem, alone, f"sample {sample} alone", taking(np.array([sample]), 0))
 
 
 @clause("relations.permute-heads")
 def test_permute_heads(judge: Judge) -> None:
     for case in judge.cases(Case(seed=80), Case(seed=81, mask=MaskKind.BOOL)):
         problem, order = judge.problem(case), _reversed(case.sizes.num_heads)
-        _assert_same(judge, case, problem, take_heads(problem, order), "heads in another order", lambda o, p=order: o[:, p])
+        _assert_same(
+            judge,
+            case,
+            problem,
+            take_heads(problem, order),
+            "heads in another order",
+            taking(order, 1),
+        )
 
 
 @clause("relations.linear-values")
@@ -96,7 +121,11 @@ def test_linear_values(judge: Judge) -> None:
 
 @clause("relations.convex-hull")
 def test_convex_hull(judge: Judge) -> None:
-    for case in judge.cases(Case(scores=Scores.RISING), Case(scores=Scores.FAR_ROWS), Case(scores=Scores.EQUAL, mask=MaskKind.BOOL)):
+    for case in judge.cases(
+        Case(scores=Scores.RISING),
+        Case(scores=Scores.FAR_ROWS),
+        Case(scores=Scores.EQUAL, mask=MaskKind.BOOL),
+    ):
         output = judge.own(case, judge.problem(case))
         if output is None:
             continue
@@ -153,7 +182,7 @@ def test_causal_prefix(judge: Judge) -> None:
         for length in (1, 4, 8):
             prefix = take_tokens(problem, np.arange(length))
             said = f"the first {length} tokens alone"
-            _assert_same(judge, case, problem, prefix, said, lambda o, n=length: o[..., :n, :])
+            _assert_same(judge, case, problem, prefix, said, taking(np.arange(length), -2))
 
 
 @clause("relations.padding-extension")

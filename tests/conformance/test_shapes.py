@@ -8,10 +8,11 @@ import numpy as np
 
 from implementations.contract import Unable
 from implementations.fitting import fit
-from reference.solving import Expected
+from reference.solving import Expected, sample_rows
 from spec.cases import Case, Layout, MaskKind, MaskShape, Padding, Sizes
 from spec.covering import combinations
 from tests.harness.judge import Judge
+from tests.harness.relations import taking
 from tests.harness.search import search
 from tests.harness.suite import clause
 
@@ -26,6 +27,9 @@ COINCIDENT = (
     Sizes(batch=2, num_heads=3, query_length=1, key_length=9, d_k=9, d_v=9),
 )
 EDGES = (15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 257, 513)
+SQUARES = (15, 16, 17, 33, 64, 65, 128, 129, 257)
+LONG = (4097, 8193)
+"""Sequences of the exhaustive tier."""
 WIDTHS = (1, 2, 3, 5, 7, 8, 15, 24, 33, 64, 65, 80, 96, 128, 129, 257)
 
 
@@ -52,13 +56,25 @@ def test_coincident(judge: Judge) -> None:
 @clause("shapes.tile-edges")
 def test_tile_edges(judge: Judge) -> None:
     long_keys = (Case(spread=4.0, seed=n).sized(batch=1, num_heads=2, query_length=3, key_length=n) for n in EDGES)
-    long_both = (Case(spread=4.0, causal=True).sized(batch=1, num_heads=2, query_length=n, key_length=n) for n in EDGES)
+    square = Case(spread=4.0, causal=True)
+    long_both = (square.sized(batch=1, num_heads=2, query_length=n, key_length=n) for n in SQUARES)
     tail = (
         Case(spread=4.0, mask=MaskKind.BOOL, mask_shape=MaskShape.SHARED).sized(batch=1, query_length=n, key_length=n)
         for n in (17, 33, 65, 129)
     )
     for case in judge.cases(*long_keys, *long_both, *tail):
         judge.assert_conforms(case)
+    for case in judge.cases(*(square.sized(batch=1, num_heads=1, query_length=n, key_length=n) for n in LONG)):
+        if judge.tier.long:
+            _assert_sampled_rows(judge, case)
+
+
+def _assert_sampled_rows(judge: Judge, case: Case) -> None:
+    """Rows do not depend on one another: 64 of them, the first and the last among them, speak for a long sequence."""
+    problem = judge.problem(case).forward_only()
+    rows = np.linspace(0, case.sizes.query_length - 1, 64).astype(np.int64)
+    expected = judge.solve(sample_rows(problem, rows, judge.conventions)).parts["output"]
+    judge.assert_answers(case, problem, expected, f"{case.sizes.query_length} tokens", of=taking(rows, -2))
 
 
 @clause("shapes.head-width")
@@ -87,7 +103,9 @@ def test_views(judge: Judge) -> None:
 
 @clause("shapes.empty")
 def test_empty(judge: Judge) -> None:
-    for case in judge.cases(Case().sized(batch=0), Case().sized(query_length=0), Case(mask=MaskKind.BOOL).sized(batch=0)):
+    for case in judge.cases(
+        Case().sized(batch=0), Case().sized(query_length=0), Case(mask=MaskKind.BOOL).sized(batch=0)
+    ):
         judge.assert_conforms(case)
 
 

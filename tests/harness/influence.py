@@ -20,9 +20,7 @@ MOVE = 64.0
 """Added to a value row: a power of two, plain in every dtype, and large against ordinary values."""
 
 
-def wrong_keys(
-    problem: Problem, conventions: Conventions, ask: Callable[[Problem], Result], garbage: Garbage
-) -> str:
+def wrong_keys(problem: Problem, conventions: Conventions, ask: Callable[[Problem], Result], garbage: Garbage) -> str:
     """ "query 3 of head 1 may see keys 0..3, yours also saw key 4", or nothing if the sight is right or unknown."""
     if problem.scope is not Scope.OP and problem.sharing is not Sharing.NONE:
         return ""
@@ -56,7 +54,9 @@ def _told(saw: NDArray[np.bool_], allowed: NDArray[np.bool_], scope: Scope) -> s
     if beyond.any():
         sample, head, query, _ = (int(i) for i in np.argwhere(beyond)[0])
         keys = spans(np.flatnonzero(beyond[sample, head, query]))
-        return f"{_who(sample, head, query, scope)} may see {_keys(allowed[sample, head, query])}, yours also saw {keys}"
+        return (
+            f"{_who(sample, head, query, scope)} may see {_keys(allowed[sample, head, query])}, yours also saw {keys}"
+        )
     blind = allowed.any(-1) & ~saw.any(-1)
     if blind.any():
         sample, head, query = (int(i) for i in np.argwhere(blind)[0])
@@ -65,7 +65,9 @@ def _told(saw: NDArray[np.bool_], allowed: NDArray[np.bool_], scope: Scope) -> s
 
 
 def _who(sample: int, head: int, query: int, scope: Scope) -> str:
-    return f"query {query} of head {head} (sample {sample})" if scope is Scope.OP else f"query {query} (sample {sample})"
+    return (
+        f"query {query} of head {head} (sample {sample})" if scope is Scope.OP else f"query {query} (sample {sample})"
+    )
 
 
 def _keys(row: NDArray[np.bool_]) -> str:

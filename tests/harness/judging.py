@@ -5,10 +5,14 @@ from __future__ import annotations
 import time
 
 from implementations.contract import ExpectedFailure, Implementation
+from spec.cases import Case
 from spec.clauses import Clause
 from tests.harness.judge import Judge
 from tests.harness.suite import ClauseTest
 from tests.harness.verdicts import Failure, Status, Verdict
+
+HALVES = ("bfloat16", "float16")
+"""Dtypes whose bounds may be too wide where an answer is a small difference of large numbers."""
 
 
 def judged(clause: Clause, test: ClauseTest, judge: Judge) -> Verdict:
@@ -49,6 +53,8 @@ def expected_failure(implementation: Implementation, clause: str, dtype: str) ->
 
 def _status(judge: Judge, expected: ExpectedFailure | None) -> tuple[Status, str]:
     if judge.checks == 0:
+        if judge.blunt and judge.dtype in HALVES and set(judge.claims.dtypes) - set(HALVES):
+            return Status.NOT_CLAIMED, f"every bound in {judge.dtype} is too wide to prove anything; wider dtypes decide"
         if judge.blunt:
             return Status.ERROR, "every bound is too wide to prove anything"
         if judge.unable:
@@ -62,5 +68,5 @@ def _status(judge: Judge, expected: ExpectedFailure | None) -> tuple[Status, str
 
 
 def plainest(failures: list[Failure]) -> Failure:
-    """The failure on the shortest case: the one with the least that is out of the ordinary."""
-    return min(failures, key=lambda failure: len(failure.case))
+    """The failure on the case with the least that is out of the ordinary."""
+    return min(failures, key=lambda failure: len(str(Case.from_json(failure.case))))

@@ -13,10 +13,10 @@ from implementations.contract import Implementation
 from spec.cases import Case
 from spec.clauses import Clause, Level, load
 from spec.features import Feature
+from tests.harness.early import attention_conformance_options
 from tests.harness.judge import TIERS, Judge
 from tests.harness.judging import judged
 from tests.harness.report import Recorder
-from tests.harness.early import attention_conformance_options
 from tests.harness.selecting import Options, UsageError, selection_of
 from tests.harness.suite import ClauseTest, Selection, Spoken, declared, spoken
 from tests.harness.summary import summary
@@ -26,7 +26,7 @@ KEY = pytest.StashKey["Plugin"]()
 PROPERTY = "verdict"
 
 
-class ConformanceFailure(Exception):
+class DoesNotConformError(Exception):
     """A clause does not hold; the message is all there is to read."""
 
 
@@ -53,8 +53,10 @@ class ClauseItem(pytest.Function):
         self.user_properties.append((PROPERTY, verdict.to_json()))
         conclude(verdict)
 
-    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException]) -> Any:
-        if isinstance(excinfo.value, ConformanceFailure):
+    def repr_failure(  # type: ignore[override]  # as pytest.Function has it, one argument less than Node
+        self, excinfo: pytest.ExceptionInfo[BaseException]
+    ) -> Any:
+        if isinstance(excinfo.value, DoesNotConformError):
             return f"{excinfo.value}\n  again: {_command(self)}"
         return super().repr_failure(excinfo)
 
@@ -66,7 +68,7 @@ def conclude(verdict: Verdict) -> None:
     """Turns a verdict into the outcome of a pytest item.
 
     Raises:
-        ConformanceFailure: a MUST does not hold, or the suite could not judge.
+        DoesNotConformError: a MUST does not hold, or the suite could not judge.
     """
     match verdict.status:
         case Status.NOT_CLAIMED:
@@ -74,12 +76,12 @@ def conclude(verdict: Verdict) -> None:
         case Status.EXPECTED_FAILURE:
             pytest.xfail(f"{verdict.reason} {verdict.link}")
         case Status.ERROR:
-            raise ConformanceFailure(f"{verdict.clause}: {verdict.reason}")
+            raise DoesNotConformError(f"{verdict.clause}: {verdict.reason}")
         case Status.FAIL:
             assert verdict.failure is not None
             if verdict.level != Level.MUST:
                 pytest.xfail(f"{verdict.level}: {verdict.failure.message}")
-            raise ConformanceFailure(_explained(verdict))
+            raise DoesNotConformError(_explained(verdict))
 
 
 def _explained(verdict: Verdict) -> str:
@@ -155,7 +157,7 @@ def _items(collector: pytest.Module, test: Any, mark: Spoken) -> Iterator[pytest
 
 
 def _takes_nothing(test: Any) -> Any:
-    """pytest reads fixtures off the signature; the judge is none, because `runtest` hands it over."""
+    """Pytest reads fixtures off the signature; the judge is none, because `runtest` hands it over."""
 
     def run() -> None:
         """Never called."""
@@ -171,7 +173,14 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     if hasattr(session.config, "workeroutput"):
         session.config.workeroutput["planned"] = len(items)
     elif items or plugin.asked:
+        _begin(plugin)
+
+
+def _begin(plugin: Plugin) -> None:
+    try:
         plugin.recorder.begin()
+    except OSError as error:
+        raise pytest.UsageError(f"--report: {error.filename} cannot be written ({error.strerror})") from None
 
 
 @dataclass
@@ -186,10 +195,13 @@ class Collector:
                 self.plugin.recorder.add(Verdict.from_json(str(value)))
 
     @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_node_collection_finished(self) -> None:
+        _begin(self.plugin)
+
+    @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any, error: object) -> None:
         if self.plugin.recorder.planned is None and not error:
             self.plugin.recorder.planned = node.workeroutput["planned"]
-
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:

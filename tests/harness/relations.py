@@ -58,6 +58,11 @@ def take_heads(problem: Problem, heads: Array) -> Problem:
     return replace(problem.with_arrays(arrays), num_heads=len(heads))
 
 
+def taking(positions: Array, axis: int) -> Change:
+    """The change that takes these positions along an axis, in this order."""
+    return lambda array: np.take(array, positions, axis)
+
+
 def changed(problem: Problem, **changes: Change) -> Problem:
     """The problem with arrays replaced by what the named functions make of copies of them."""
     arrays = problem.arrays()
@@ -65,9 +70,7 @@ def changed(problem: Problem, **changes: Change) -> Problem:
     return problem.with_arrays({n: a.astype(arrays[n].dtype, copy=False) for n, a in made.items()})
 
 
-def _along(
-    problem: Problem, positions: Array, inputs: tuple[str, ...], mask_axis: int, padding: bool
-) -> Problem:
+def _along(problem: Problem, positions: Array, inputs: tuple[str, ...], mask_axis: int, padding: bool) -> Problem:
     arrays = problem.arrays()
     taken = {name: arrays[name][..., positions, :] for name in inputs if name in arrays}
     masks = take_keys_of_masks(problem, positions) if padding else _taken_masks(arrays, positions, mask_axis)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -14,8 +15,9 @@ from implementations.contract import Implementation
 from tests.harness.verdicts import Status, Verdict
 
 SCHEMA = "attention-conformance/report/1"
-SUITE_VERSION = "0.1.0"
+SCHEMA_FILE = Path(__file__).with_name("report.schema.json")
 SPEC_VERSION = "0.1"
+PROJECT = Path(__file__).parents[2] / "pyproject.toml"
 
 
 @dataclass
@@ -31,45 +33,50 @@ class Recorder:
     folder: Path | None = None
     planned: int | None = None
     verdicts: list[Verdict] = field(default_factory=list)
+    begun: bool = False
 
     def begin(self) -> None:
-        """Starts log and report. Until `finish`, the report says that it is not complete.
+        """Starts log and report, once. Until `finish`, the report says that it is not complete.
 
         Raises:
             OSError: the folder cannot be written.
         """
-        if self.folder is not None:
+        if self.folder is not None and not self.begun:
             self.folder.mkdir(parents=True, exist_ok=True)
             (self.folder / "events.jsonl").write_text("")
-            self._write({"complete": False, "reason": "the run has not ended"})
+            self._write({"complete": False, "reason": "the run has not ended", "verdicts": 0})
+            self.begun = True
 
     def add(self, verdict: Verdict) -> None:
+        """Takes a verdict down."""
         self.verdicts.append(verdict)
-        if self.folder is not None:
-            with (self.folder / "events.jsonl").open("a") as log:
-                log.write(verdict.to_json() + "\n")
+        self._log(verdict.to_json())
 
     def finish(self, interrupted: str = "") -> None:
         """Closes the report; it is complete only if nothing interrupted it and every planned verdict is there."""
         missing = "" if self.planned == len(self.verdicts) else f"{len(self.verdicts)} of {self.planned} verdicts"
         reason = interrupted or missing
         closing = {"complete": not reason, "reason": reason, "verdicts": len(self.verdicts)}
-        if self.folder is not None:
+        if self.begun:
             self._write(closing)
+            self._log(json.dumps({"closing": closing}))
+
+    def _log(self, line: str) -> None:
+        if self.begun and self.folder is not None:
             with (self.folder / "events.jsonl").open("a") as log:
-                log.write(json.dumps({"closing": closing}) + "\n")
+                log.write(line + "\n")
 
     def _write(self, closing: Mapping[str, Any]) -> None:
         assert self.folder is not None
         report = {
             "schema": SCHEMA,
-            "suite": {"version": SUITE_VERSION, "spec": SPEC_VERSION, **self.run},
+            "suite": {"version": suite_version(), "spec": SPEC_VERSION, **self.run},
             "environment": environment(),
             "implementations": [self._entry(i) for i in self.implementations],
             "closing": closing,
         }
         unfinished = self.folder / "report.json.part"
-        unfinished.write_text(json.dumps(report, indent=1) + "\n")
+        unfinished.write_text(json.dumps(report, indent=1, allow_nan=False) + "\n")
         unfinished.replace(self.folder / "report.json")
 
     def _entry(self, implementation: Implementation) -> dict[str, Any]:
@@ -96,6 +103,12 @@ def overall(verdicts: Sequence[Verdict]) -> str:
     if any(v.status is Status.ERROR for v in verdicts) or not any(v.checks for v in verdicts):
         return "error"
     return "conforms"
+
+
+def suite_version() -> str:
+    """The version of the clone that runs; an installed one may be older."""
+    found: str = tomllib.loads(PROJECT.read_text())["project"]["version"]
+    return found
 
 
 def environment() -> dict[str, str]:

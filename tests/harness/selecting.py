@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from implementations.builtin import BUILTIN
-from implementations.candidates import candidate
+from implementations.candidates import candidates
 from implementations.contract import Implementation
 from implementations.loading import TargetError
 from spec.clauses import load
@@ -90,15 +90,11 @@ def _candidates(options: Options) -> tuple[Implementation, ...]:
             raise UsageError(f"--convention {setting!r} is not of the form KEY=VALUE, such as empty-row=uniform")
         settings[key] = value
     try:
-        found = [candidate(target, settings, options.device) for target in options.candidates]
+        return candidates(options.candidates, settings, options.device)
     except TargetError as error:
         raise UsageError(str(error)) from error
     except ValueError as error:
         raise UsageError(f"--convention: {error}") from error
-    names = [i.name for i in found]
-    if len(set(names)) < len(names):
-        raise UsageError(f"two candidates have the same name: {', '.join(names)}; rename one, or run them apart")
-    return tuple(found)
 
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:

@@ -56,9 +56,11 @@ def _details(implementation: Implementation, mine: Sequence[Verdict]) -> Iterato
     for verdict in sorted(mine, key=lambda v: order[v.clause]):
         if verdict.status not in (Status.PASS, Status.NOT_CLAIMED):
             by_clause.setdefault((verdict.status, verdict.clause), []).append(verdict)
-    if by_clause:
+    notes = [note for note in implementation.about.split("; ") if "not claimed" in note]
+    if by_clause or notes:
         yield ""
         yield f"{implementation.name}:"
+    yield from (f"  {note}" for note in notes)
     seen: Counter[Status] = Counter()
     for (status, clause), found in by_clause.items():
         seen[status] += 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 
@@ -20,6 +21,10 @@ class Status(StrEnum):
     """It failed, as a public report says it does."""
     ERROR = "error"
     """The suite could not judge: no check that counts, or an expected failure that passed."""
+
+
+REASONED = (Status.NOT_CLAIMED, Status.EXPECTED_FAILURE, Status.ERROR)
+"""Outcomes that need a reason in words."""
 
 
 @dataclass(frozen=True)
@@ -67,27 +72,31 @@ class Verdict:
             raise ValueError(f"{self.clause} of {self.implementation}: {problem}")
 
     def to_json(self) -> str:
-        return json.dumps(asdict(self))
+        """A JSON object from which `from_json` rebuilds an equal verdict."""
+        return json.dumps(asdict(self), allow_nan=False)
 
     @classmethod
     def from_json(cls, text: str) -> Verdict:
         data = json.loads(text)
         failure = data.pop("failure")
         return cls(
-            **{**data, "status": Status(data["status"])}, failure=None if failure is None else Failure(**failure)
+            **{**data, "status": Status(data["status"])},
+            failure=None if failure is None else Failure(**failure),
         )
 
 
 def _contradiction(verdict: Verdict) -> str:
     status, failed = verdict.status, verdict.failed
-    if status is Status.PASS and (verdict.checks == 0 or failed or verdict.failure):
-        return "a pass needs checks, and none of them failed"
-    if status in (Status.FAIL, Status.EXPECTED_FAILURE) and (failed == 0 or verdict.failure is None):
-        return "a failure needs a failed check and its message"
-    if status in (Status.NOT_CLAIMED, Status.EXPECTED_FAILURE, Status.ERROR) and not verdict.reason:
-        return f"{status} needs a reason"
-    if status is Status.EXPECTED_FAILURE and not verdict.link:
-        return "an expected failure needs a link"
-    if status is Status.NOT_CLAIMED and verdict.checks:
-        return "what is not claimed is not checked"
-    return ""
+    fails = status in (Status.FAIL, Status.EXPECTED_FAILURE)
+    broken = {
+        "counts cannot be negative": min(verdict.checks, verdict.blunt, failed) < 0,
+        "no more checks can fail than were made": failed > verdict.checks,
+        "errors and times are finite": not math.isfinite((verdict.worst or 0.0) + verdict.seconds),
+        "a pass needs checks, and none of them failed": status is Status.PASS and (verdict.checks == 0 or failed > 0),
+        "a failure needs a failed check and its message": fails and (failed == 0 or verdict.failure is None),
+        "only a failure has one to show": not fails and verdict.failure is not None,
+        f"{status} and a reason go together": (status in REASONED) != bool(verdict.reason),
+        "an expected failure and a link go together": (status is Status.EXPECTED_FAILURE) != bool(verdict.link),
+        "what is not claimed is not checked": status is Status.NOT_CLAIMED and verdict.checks > 0,
+    }
+    return next((rule for rule, is_broken in broken.items() if is_broken), "")

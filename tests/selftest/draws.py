@@ -1,4 +1,4 @@
-"""Cases drawn at random, by number: what the bounds are tried on."""
+"""What the bounds are tried on: cases drawn at random, by number, and a few chosen ones."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from spec.cases import Case, MaskKind, MaskShape, ModuleForm, Padding, Pattern, Scores, Sharing, Sizes
+from spec.cases import Case, MaskKind, MaskShape, Padding, Pattern, Scores, Sizes, Values
 
 T = TypeVar("T")
 
@@ -21,6 +21,15 @@ PATTERNS = (
 )
 PADDINGS = (Padding.NONE, Padding.NONE, Padding.RIGHT, Padding.LEFT, Padding.HOLES, Padding.QUERY_LENGTHS)
 
+ORDINARY = Case(sizes=Sizes(key_length=7))
+"""Seven keys with a largest weight of about a half."""
+MANY_EQUAL = Case(sizes=Sizes(key_length=1500), scores=Scores.EQUAL, values=Values.CONSTANT)
+"""Weights of 1/1500, beneath the range of an 8-bit float, and values that do not cancel."""
+GENTLE = Case(sizes=Sizes(key_length=4), spread=0.5)
+"""Few keys and small scores, where bfloat16 leaves the gradients some digits."""
+POINTED = (ORDINARY, MANY_EQUAL, GENTLE)
+"""On one of these every wrong answer shows in every dtype."""
+
 
 def drawn_case(number: int, longest: int = LONGEST) -> Case:
     """An op case: up to `longest` keys, scores with standard deviations of 0.5 to 30, every mask."""
@@ -33,30 +42,20 @@ def drawn_case(number: int, longest: int = LONGEST) -> Case:
         d_k=_one_of(rng, (1, 2, 3, 4, 8, 16, 33, 64)),
         d_v=_one_of(rng, (1, 2, 3, 5, 8, 16, 33)),
     )
+    causal = bool(rng.integers(4) == 0)
     return Case(
         sizes=sizes,
         seed=number,
         scores=_one_of(rng, (*[Scores.NORMAL] * 8, Scores.RISING, Scores.EQUAL)),
         spread=_spread_out(rng, 0.5, 30.0),
-        scale=_one_of(rng, (None, None, None, 0.3, 1.0, -0.5)),
+        # A kernel of torch that masks the future before it scales is known to fail on negative scales.
+        scale=None if causal else _one_of(rng, (None, None, None, 0.3, 1.0, -0.5)),
         mask=_one_of(rng, tuple(MaskKind)),
         mask_shape=_one_of(rng, tuple(MaskShape)),
         pattern=_one_of(rng, PATTERNS),
         padding=_one_of(rng, PADDINGS),
-        causal=bool(rng.integers(4) == 0),
+        causal=causal,
     )
-
-
-def drawn_module_case(number: int, longest: int = 64) -> Case:
-    """The same as self-attention of a module as wide as its heads together, with all biases."""
-    case = drawn_case(number, longest)
-    s = case.sizes
-    width = s.num_heads * s.d_k
-    form = ModuleForm(
-        Sharing.SELF, width, width, width, width, bias=True, output_projection=True, output_bias=True
-    )
-    square = case.sized(d_v=s.d_k, query_length=s.key_length)
-    return Case(**{**vars(square), "module": form, "scores": Scores.NORMAL, "scale": None})
 
 
 def _one_of(rng: np.random.Generator, choices: tuple[T, ...]) -> T:

@@ -63,9 +63,7 @@ class Row:
     log_sum_exp: Number
 
 
-def attention(
-    problem: Problem, conventions: Conventions = Conventions(), arithmetic: Arithmetic = DOUBLE
-) -> Answer:
+def attention(problem: Problem, conventions: Conventions = Conventions(), arithmetic: Arithmetic = DOUBLE) -> Answer:
     """softmax(scale * Q K^T + mask) V for every sample, head and query; projections at the module level."""
     query, key, value = (heads_of(problem, name, arithmetic) for name in ("query", "key", "value"))
     rows = [
@@ -86,9 +84,7 @@ def attention(
     )
 
 
-def loss(
-    problem: Problem, conventions: Conventions = Conventions(), arithmetic: Arithmetic = DOUBLE
-) -> Number:
+def loss(problem: Problem, conventions: Conventions = Conventions(), arithmetic: Arithmetic = DOUBLE) -> Number:
     """The sum of output times cotangent, whose derivatives the gradients are."""
     assert problem.cotangent is not None
     output = _flat(attention(problem, conventions, arithmetic).output)
@@ -109,10 +105,7 @@ def heads_of(problem: Problem, name: str, arithmetic: Arithmetic) -> Heads:
     width = weight.shape[1] // problem.num_heads
     return [
         [
-            [
-                [_projected(row, weight, bias, c, arithmetic) for c in range(first, first + width)]
-                for row in sample
-            ]
+            [[_projected(row, weight, bias, c, arithmetic) for c in range(first, first + width)] for row in sample]
             for first in range(0, weight.shape[1], width)
         ]
         for sample in inputs
@@ -129,9 +122,7 @@ def _projected(
 
 def _joined(problem: Problem, arithmetic: Arithmetic, heads: Heads) -> list[list[list[Number]]]:
     """The heads of each token side by side, through the output projection if there is one."""
-    joined = [
-        [[x for head in sample for x in head[i]] for i in range(problem.query.shape[1])] for sample in heads
-    ]
+    joined = [[[x for head in sample for x in head[i]] for i in range(problem.query.shape[1])] for sample in heads]
     weight, bias = problem.parameters.get("w_o"), problem.parameters.get("b_o")
     if weight is None:
         return joined

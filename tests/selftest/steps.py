@@ -50,7 +50,9 @@ def mix(weights: Tensor, value: Tensor) -> Tensor:
 
 
 def log_sum_exp(scores: Tensor) -> Tensor:
-    return torch.logsumexp(scores, -1)
+    """Over the keys; minus infinity for a row of minus infinities, whose gradient is 0."""
+    empty = (scores == -INFINITY).all(-1)
+    return torch.where(empty, -INFINITY, torch.logsumexp(torch.where(empty[..., None], 0.0, scores), -1))
 
 
 def accumulator(dtype: torch.dtype) -> torch.dtype:
@@ -60,8 +62,9 @@ def accumulator(dtype: torch.dtype) -> torch.dtype:
 
 @dataclass(frozen=True)
 class Steps:
-    """Scaled dot-product attention; half types are worked on in float32, and rounded once at the end."""
+    """Scaled dot-product attention; if `wide`, half types are worked on in float32 and rounded once at the end."""
 
+    wide: bool = True
     factor: Callable[[Tensor, float | None], float] = factor
     score: Callable[[Tensor, Tensor, float], Tensor] = score
     add_mask: Callable[[Tensor, Tensor], Tensor] = add_mask
@@ -95,7 +98,7 @@ class Steps:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Output, weights and log-sum-exp."""
         dtype = query.dtype
-        q, k, v = (x.to(accumulator(dtype)) for x in (query, key, value))
+        q, k, v = (x.to(accumulator(dtype) if self.wide else dtype) for x in (query, key, value))
         scores = self.score(q, k, self.factor(query, scale))
         if attn_mask is not None:
             scores = self.add_mask(scores, attn_mask)

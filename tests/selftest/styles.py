@@ -54,9 +54,7 @@ class Inputs:
 
     def keys(self, some: slice) -> Inputs:
         """The same problem with some of the keys only."""
-        return replace(
-            self, key=self.key[:, :, some], value=self.value[:, :, some], added=self.added[..., some]
-        )
+        return replace(self, key=self.key[:, :, some], value=self.value[:, :, some], added=self.added[..., some])
 
     def widened(self) -> Inputs:
         """The same numbers in the accumulator's dtype."""

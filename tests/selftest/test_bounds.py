@@ -11,24 +11,17 @@ import pytest
 from reference.precision import precision, unit_roundoff
 from reference.solving import Expected, Solution, solve
 from spec.building import build
-from spec.cases import Case, Garbage, MaskKind, ModuleForm, Padding, Pattern, Scores, Sharing, Sizes, Values
+from spec.cases import Case, Garbage, MaskKind, ModuleForm, Padding, Pattern, Scores, Sharing, Sizes
 from spec.features import Conventions, SoftmaxPrecision
 from spec.problems import DTYPES, Problem
 from tests.selftest import styles
-from tests.selftest.draws import drawn_case
+from tests.selftest.draws import GENTLE, ORDINARY, POINTED, drawn_case
 from tests.selftest.styles import CORRECT, SHORT, WRONG, Inputs, Numbers, Style
 
 TEETH = 3.0
 """A wrong answer must lie this many bounds away, so that a doubled bound would still refuse it."""
 LONG = [drawn_case(number) for number in range(40)]
 BRIEF = [drawn_case(number, longest=17) for number in range(40)]
-
-ORDINARY = Case(sizes=Sizes(key_length=7))
-"""Seven keys with a largest weight of about a half."""
-MANY_EQUAL = Case(sizes=Sizes(key_length=1500), scores=Scores.EQUAL, values=Values.CONSTANT)
-"""Weights of 1/1500, beneath the range of an 8-bit float, and values that do not cancel."""
-GENTLE = Case(sizes=Sizes(key_length=4), spread=0.5)
-"""Few keys and small scores, where bfloat16 leaves the gradients some digits."""
 
 
 @cache
@@ -91,7 +84,7 @@ def test_correct_gradients_stay_below_their_bounds(centred_by: str, dtype: str) 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_answers_exceed_the_bound(name: str, dtype: str) -> None:
-    assert max(worst_of_style(WRONG[name], case, dtype) for case in (ORDINARY, MANY_EQUAL)) >= TEETH
+    assert max(worst_of_style(WRONG[name], case, dtype) for case in POINTED) >= TEETH
 
 
 @pytest.mark.parametrize(

@@ -97,9 +97,13 @@ def test_gradients_agree_with_complex_steps(case: Case) -> None:
 
 
 def test_gradients_under_bottom_right_alignment() -> None:
-    assert_gradients_agree(
-        Case(sizes=TALL, causal=True), Conventions(causal_alignment=Alignment.BOTTOM_RIGHT)
-    )
+    assert_gradients_agree(Case(sizes=TALL, causal=True), Conventions(causal_alignment=Alignment.BOTTOM_RIGHT))
+
+
+@pytest.mark.parametrize("mask", [MaskKind.BOOL, MaskKind.INFINITE])
+def test_uniform_rows_pass_gradients_to_the_values_alone(mask: MaskKind) -> None:
+    case = Case(sizes=SMALL, mask=mask, pattern=Pattern.EMPTY_ROW, mask_shape=MaskShape.SHARED)
+    assert_gradients_agree(case, Conventions().claiming({"empty-row": "uniform"}))
 
 
 @pytest.mark.parametrize("form", [SELF, KEY_VALUE, BIASED], ids=lambda form: str(form.sharing))

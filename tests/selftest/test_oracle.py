@@ -76,15 +76,11 @@ def ratio(found: ArrayLike, expected: Expected) -> float:
     """The largest distance in units of the bound; infinite where NaN or infinities stand elsewhere."""
     array, value = np.asarray(found, np.float64).reshape(expected.value.shape), expected.value
     finite = np.isfinite(value)
-    if not np.array_equal(
-        np.where(finite, 0.0, value), np.where(np.isfinite(array), 0.0, array), equal_nan=True
-    ):
+    if not np.array_equal(np.where(finite, 0.0, value), np.where(np.isfinite(array), 0.0, array), equal_nan=True):
         return np.inf
     distance = np.abs(array[finite] - value[finite])
     return float(
-        np.max(
-            np.divide(distance, expected.bound[finite], where=distance > 0.0, out=0.0 * distance), initial=0.0
-        )
+        np.max(np.divide(distance, expected.bound[finite], where=distance > 0.0, out=0.0 * distance), initial=0.0)
     )
 
 
@@ -104,9 +100,7 @@ def test_reference_takes_the_numbers_of_every_dtype(dtype: str) -> None:
     problem = build(Case(sizes=SQUARE, module=SELF, mask=MaskKind.INFINITE, causal=True), dtype)
     # The widened problem is the same numbers, and its bounds are those of float64.
     assert_answers_agree(problem.widened())
-    assert np.array_equal(
-        solve(problem).parts["output"].value, solve(problem.widened()).parts["output"].value
-    )
+    assert np.array_equal(solve(problem).parts["output"].value, solve(problem.widened()).parts["output"].value)
 
 
 @pytest.mark.parametrize("case", [c for c in CASES if c.causal and c.module is None], ids=str)
@@ -128,9 +122,7 @@ def test_bottom_right_alignment_agrees_with_loops(case: Case) -> None:
     ids=str,
 )
 def test_empty_rows_agree_with_loops(case: Case, answer: EmptyRow) -> None:
-    assert_answers_agree(
-        build(case, "float64"), replace(EMPTY[answer], causal_alignment=Alignment.BOTTOM_RIGHT)
-    )
+    assert_answers_agree(build(case, "float64"), replace(EMPTY[answer], causal_alignment=Alignment.BOTTOM_RIGHT))
 
 
 @pytest.mark.parametrize("kind", ["bool", "float", "padding", "causal"])
@@ -345,9 +337,7 @@ def test_output_lies_between_the_visible_values(case: Case) -> None:
 @settings(deadline=None, max_examples=60)
 @given(case=drawn_cases, seed=st.integers(0, 2**32))
 def test_order_of_keys_does_not_matter(case: Case, seed: int) -> None:
-    problem = build(
-        replace(case, mask=MaskKind.NONE, padding=Padding.NONE, causal=False), "float64"
-    ).forward_only()
+    problem = build(replace(case, mask=MaskKind.NONE, padding=Padding.NONE, causal=False), "float64").forward_only()
     order = np.random.default_rng(seed).permutation(problem.key.shape[2])
     moved = replace(problem, key=problem.key[:, :, order], value=problem.value[:, :, order])
     assert ratio(solve(moved).parts["output"].value, solve(problem).parts["output"]) <= 1.0

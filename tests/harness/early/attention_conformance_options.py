@@ -1,10 +1,12 @@
-"""The command line's options, declared before pytest reads its arguments.
+"""The command line's options, installed as a plugin of its own so that pytest knows them from the start.
 
-Installed as a plugin of its own, because pytest takes the value of an option that it does not know yet for a path: a
-report folder that exists would then decide where it looks for the suite.
+Before it knows any plugin, pytest takes a lone argument that names a folder for the place of the tests. `--report DIR`
+with a folder that exists would so hide the suite's configuration; it is then read once more as `--report=DIR`.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
 
 import pytest
 
@@ -29,3 +31,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--report", dest="conformance_report", metavar="DIR", help="write report.json into DIR")
     group.addoption("--list-clauses", action="store_true", help="print the clauses, a line each")
     group.addoption("--list-implementations", action="store_true", help="print the implementations, a line each")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> int | pytest.ExitCode | None:
+    """Starts over with the report folder joined to its option, where it had misled pytest."""
+    given = [str(argument) for argument in config.invocation_params.args]
+    joined = list(_joined(given))
+    if config.inipath is not None or joined == given:
+        return None
+    return pytest.main(joined, plugins=config.invocation_params.plugins)
+
+
+def _joined(arguments: Sequence[str]) -> Iterator[str]:
+    words = iter(arguments)
+    for word in words:
+        value = next(words, None) if word == "--report" else None
+        yield word if value is None else f"{word}={value}"

@@ -1,0 +1,91 @@
+"""Making candidates out of text: what the tests of functions and of module classes share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from implementations.candidates import candidate
+from implementations.contract import Implementation, Unable
+from implementations.fitting import fit
+from implementations.loading import TargetError
+from reference.solving import solve
+from spec.building import build
+from spec.cases import Case, MaskKind, Padding, Sizes
+from spec.features import Feature
+from tests.harness.comparison import compare
+from tests.harness.judge import part_of
+
+START = """
+import functools
+import math
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+def attend(q, k, v, mask=None, causal=False, scale=None):
+    s = q @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale)
+    if causal:
+        s = s.masked_fill(torch.ones(s.shape[-2:], dtype=torch.bool).triu(1), -torch.inf)
+    if mask is not None:
+        s = s.masked_fill(~mask, -torch.inf) if mask.dtype is torch.bool else s + mask
+    p = s.softmax(-1)
+    return p @ v, p, s.logsumexp(-1)
+"""
+MASKS = {Feature.BOOL_MASK, Feature.FLOAT_MASK, Feature.MASK_GRADIENT}
+WRAP = "or wrap it in an Implementation (implementations/contract.py)"
+CASES = (
+    Case(),
+    Case(scale=0.7),
+    Case(mask=MaskKind.BOOL),
+    Case(mask=MaskKind.FLOAT),
+    Case(padding=Padding.RIGHT),
+    Case(causal=True),
+    Case(sizes=Sizes(batch=0)),
+)
+
+Make = Callable[..., Implementation]
+
+
+@pytest.fixture
+def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
+    """Writes a file, and makes a candidate of `f` in it, or of another name."""
+    monkeypatch.chdir(tmp_path)
+
+    def made(text: str, name: str = "f", **settings: str) -> Implementation:
+        (tmp_path / "mine.py").write_text(START + text)
+        return candidate(f"mine.py:{name}", {k.replace("_", "-"): v for k, v in settings.items()})
+
+    return made
+
+
+def refused(make: Make, text: str, name: str = "f") -> str:
+    with pytest.raises(TargetError) as caught:
+        make(text, name)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert message.startswith(f"mine.py:{name}: ")
+    return message.removeprefix(f"mine.py:{name}: ")
+
+
+def assert_conforms(implementation: Implementation, dtype: str = "float32") -> None:
+    """Asks every case that the claims allow, gradients and extras included; at least one."""
+    claims = implementation.claims
+    fitted = [each for case in CASES if not isinstance(each := fit(case, claims), Unable)]
+    assert fitted
+    for case in fitted:
+        problem = build(case, dtype)
+        if Feature.GRADIENTS not in claims:
+            problem = problem.forward_only()
+        if Feature.MASK_GRADIENT not in claims:
+            problem = replace(problem, needs=tuple(n for n in problem.needs if n != "attn_mask"))
+        expected = solve(problem, claims.conventions).parts
+        result = implementation.run(problem.fresh(), "cpu")
+        extras = [p for p in ("weights", "averaged_weights", "log_sum_exp") if Feature(p.replace("_", "-")) in claims]
+        for part in ["output", *extras, *(f"gradients.{n}" for n in problem.needs)]:
+            message = compare(part, part_of(result, part), expected[part], dtype).message
+            assert not message, f"{case}: {message}"

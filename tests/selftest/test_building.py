@@ -1,0 +1,288 @@
+"""Building: the numbers of a case have the properties that its options promise, in every dtype."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from implementations.contract import Claims
+from implementations.fitting import fit
+from implementations.torch_modules import TORCH_MODULES
+from reference.pipeline import Trace
+from reference.solving import solve
+from reference.visibility import allowed_keys
+from spec.building import build
+from spec.cases import Case, Garbage, Layout, MaskKind, MaskShape, Padding, Pattern, Scores, Sharing, Sizes, Values
+from spec.covering import SIZES, mended
+from spec.features import Conventions, Feature, Scope
+from spec.problems import DTYPES, Array, Problem, lay_out
+
+HALF_LIMIT = 65504.0
+SQUARE = Case().sized(query_length=7)
+MODULE = Claims(Scope.MODULE, frozenset(Feature))
+
+
+def same(first: Problem, second: Problem) -> bool:
+    """Bit by bit, array by array."""
+    left, right = first.arrays(), second.arrays()
+    return left.keys() == right.keys() and all(
+        left[n].dtype == right[n].dtype and left[n].shape == right[n].shape and left[n].tobytes() == right[n].tobytes()
+        for n in left
+    )
+
+
+def module_case(case: Case) -> Case:
+    fitted = fit(case, MODULE)
+    assert isinstance(fitted, Case)
+    return fitted
+
+
+def trace_of(case: Case, dtype: str = "float64") -> Trace:
+    return solve(build(case, dtype)).trace
+
+
+EVERYTHING = Case(mask=MaskKind.INFINITE, padding=Padding.HOLES, causal=True)
+
+
+@pytest.mark.parametrize("case", [EVERYTHING, module_case(EVERYTHING)], ids=["op", "module"])
+def test_the_same_seed_gives_the_same_numbers(case: Case) -> None:
+    anew = build.__wrapped__
+    assert same(anew(case, "float32"), anew(case, "float32"))
+    first, second = anew(case, "float32").arrays(), anew(replace(case, seed=1), "float32").arrays()
+    alike = [name for name in first if np.array_equal(first[name], second[name])]
+    assert alike == ["key_padding_mask"]  # holes are the same holes
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_floats_are_rounded_to_the_dtype(dtype: str) -> None:
+    wide, narrow = build(EVERYTHING, "float64").arrays(), build(EVERYTHING, dtype).arrays()
+    for name, array in wide.items():
+        assert narrow[name].dtype == (array.dtype if array.dtype.kind == "b" else DTYPES[dtype])
+        assert np.array_equal(narrow[name], array.astype(narrow[name].dtype))
+
+
+def test_built_arrays_cannot_be_spoilt() -> None:
+    with pytest.raises(ValueError, match="read-only"):
+        build(Case(), "float64").query[:] = 0
+
+
+def test_gradients_are_asked_of_every_float_input() -> None:
+    assert build(EVERYTHING, "float32").needs == ("query", "key", "value", "attn_mask")
+    needs = build(module_case(Case()), "float32").needs
+    assert needs == ("query", "key", "value", "w_q", "w_k", "w_v", "b_q", "b_k", "b_v", "w_o", "b_o")
+
+
+@pytest.mark.parametrize("layout", Layout)
+@pytest.mark.parametrize("name", ["query", "attn_mask", "w_q", "b_q"])
+def test_layouts_hold_the_same_numbers(layout: Layout, name: str) -> None:
+    array = build(module_case(replace(EVERYTHING, layout=layout)), "float32").arrays()[name]
+    if layout is not Layout.BROADCAST:
+        laid = lay_out(array, layout)
+        assert np.array_equal(laid, array)
+        assert laid.dtype == array.dtype
+        assert not np.shares_memory(laid, array)
+
+
+@pytest.mark.parametrize("layout", Layout)
+def test_layouts_have_their_strides(layout: Layout) -> None:
+    array = build(Case(), "float32").query
+    plain, laid = np.ascontiguousarray(array), lay_out(array, layout)
+    strides = {
+        Layout.CONTIGUOUS: plain.strides,
+        Layout.OFFSET: plain.strides,
+        Layout.TRANSPOSED: (plain.strides[0], 4 * 4, 3 * 4 * 4, 4),
+        Layout.SLICED: (2 * plain.strides[0], 2 * plain.strides[1], 2 * plain.strides[2], 4),
+        Layout.REVERSED: (*plain.strides[:2], -plain.strides[2], 4),
+        Layout.BROADCAST: (0, *plain.strides[1:]),
+    }
+    assert laid.strides == strides[layout]
+    assert (laid.base is not None and laid.__array_interface__["data"][0] == _start(laid) + 4) == (
+        layout is Layout.OFFSET
+    )
+
+
+def _start(array: Array) -> int:
+    """The address of the buffer that an array looks at."""
+    base = array
+    while isinstance(base.base, np.ndarray):
+        base = base.base
+    start: int = base.__array_interface__["data"][0]
+    return start
+
+
+@pytest.mark.parametrize("layout", Layout)
+@pytest.mark.parametrize("to_case", [lambda case: case, module_case], ids=["op", "module"])
+def test_a_fresh_problem_is_equal_and_apart(layout: Layout, to_case: type[Case]) -> None:
+    problem = build(to_case(replace(EVERYTHING, layout=layout)), "bfloat16")
+    fresh = problem.fresh()
+    assert same(fresh, problem)
+    for name, array in fresh.arrays().items():
+        assert not np.shares_memory(array, problem.arrays()[name])
+
+
+def test_shared_inputs_stay_shared() -> None:
+    claims = replace(MODULE, features=MODULE.features - {Feature.CROSS})
+    case = fit(Case(), claims)
+    assert isinstance(case, Case)
+    fresh = build(case, "float64").fresh()
+    assert fresh.sharing is Sharing.SELF
+    assert fresh.query is fresh.key is fresh.value
+    changed = fresh.with_arrays({"query": fresh.query * 2})
+    assert changed.query is changed.value
+
+
+@pytest.mark.parametrize("sizes", [*SIZES, *(Sizes(batch=3, num_heads=3, query_length=3, key_length=n) for n in (2, 3))])
+@pytest.mark.parametrize("padding", [p for p in Padding if p is not Padding.EMPTY_SAMPLE])
+def test_random_masks_leave_no_row_empty(sizes: Sizes, padding: Padding) -> None:
+    for shape in MaskShape:
+        for kind in (MaskKind.BOOL, MaskKind.INFINITE):
+            for causal in (False, True):
+                wanted = Case(sizes, seed=3, mask=kind, mask_shape=shape, padding=padding, causal=causal)
+                case = mended(wanted, Conventions())
+                assert allowed_keys(build(case, "float64"), Conventions()).any(-1).all(), case
+
+
+@pytest.mark.parametrize("pattern", [Pattern.SINGLE_KEY, Pattern.SEGMENTS, Pattern.FIRST_TILE, Pattern.ALL])
+@pytest.mark.parametrize("shape", [s for s in MaskShape if s is not MaskShape.QUERIES])
+def test_patterns_leave_no_row_empty(pattern: Pattern, shape: MaskShape) -> None:
+    for length in (1, 2, 7, 33):
+        case = Case(mask=MaskKind.BOOL, pattern=pattern, mask_shape=shape).sized(key_length=length)
+        seen = allowed_keys(build(case, "float64"), Conventions()).sum(-1)
+        assert seen.min() >= 1
+        assert pattern is not Pattern.SINGLE_KEY or seen.max() == 1
+
+
+def _mask(case: Case) -> NDArray[np.bool_]:
+    mask = build(case, "float64").attn_mask
+    assert mask is not None
+    return np.asarray(mask if mask.dtype.kind == "b" else np.isfinite(mask.astype(np.float64)))
+
+
+@pytest.mark.parametrize("kind", [MaskKind.BOOL, MaskKind.INFINITE])
+def test_random_masks_are_all_different(kind: MaskKind) -> None:
+    mask = _mask(replace(SQUARE, mask=kind))
+    assert len({rows.tobytes() for rows in mask.reshape(-1, 7, 7)}) == mask.shape[0] * mask.shape[1]
+    for rows in mask.reshape(-1, 7, 7):
+        assert not np.array_equal(rows, rows.T)
+        assert not np.array_equal(rows, rows[::-1])
+        assert len({row.tobytes() for row in rows}) > 3
+    assert not mask[..., -1].all()
+    assert mask[..., -1].any()
+    assert 0.3 < mask.mean() < 0.8
+
+
+def test_a_boolean_mask_hides_the_first_and_the_last_key_somewhere() -> None:
+    for shape in (MaskShape.FULL, MaskShape.SHARED, MaskShape.SAMPLE, MaskShape.HEAD):
+        mask = _mask(Case(mask=MaskKind.BOOL, mask_shape=shape))
+        assert not mask[..., 0].all()
+        assert not mask[..., -1].all()
+
+
+def test_finite_masks_are_finite_and_nowhere_zero() -> None:
+    mask = build(Case(mask=MaskKind.FLOAT), "float64").attn_mask
+    assert mask is not None
+    assert np.isfinite(mask.astype(np.float64)).all()
+    assert np.all(mask != 0.0)
+
+
+def test_samples_are_padded_differently() -> None:
+    for padding in (Padding.RIGHT, Padding.LEFT, Padding.HOLES):
+        mask = build(Case(padding=padding).sized(batch=3), "float64").key_padding_mask
+        assert mask is not None
+        assert len({row.tobytes() for row in mask}) == 3
+        assert not mask.all(-1).any()
+    lengths = build(Case(padding=Padding.QUERY_LENGTHS), "float64").valid_lens
+    assert lengths is not None
+    assert lengths.shape == (2, 5)
+    assert len(set(lengths.ravel())) > 3
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("key_length", [7, 16])
+def test_one_hot_rows_have_exactly_one_key(dtype: str, key_length: int) -> None:
+    weights = trace_of(Case(scores=Scores.ONE_HOT).sized(key_length=key_length), dtype).weights
+    assert set(np.unique(weights)) == {0.0, 1.0}
+    assert len(np.unique(weights.argmax(-1))) > 1
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_far_rows_have_maxima_far_apart(dtype: str) -> None:
+    top = trace_of(Case(scores=Scores.FAR_ROWS), dtype).scores.max(-1)
+    assert (top.max(-1) - top.min(-1)).min() > 750.0  # beyond it, float64 underflows
+
+
+def test_rising_scores_end_with_the_largest() -> None:
+    for length in (7, 65, 257):
+        scores = trace_of(Case(scores=Scores.RISING).sized(key_length=length)).scores
+        late = scores.argmax(-1) >= length - 1 - length // 8
+        assert late.mean() > 0.9
+        assert (scores[..., -length // 4 :].max(-1) > scores[..., : length // 4].max(-1) + 5.0).all()
+
+
+def test_equal_scores_are_equal() -> None:
+    assert not np.ptp(trace_of(Case(scores=Scores.EQUAL)).scores, axis=-1).any()
+
+
+@pytest.mark.parametrize(("scores", "depth"), [(Scores.SUNKEN, -2e4), (Scores.ABYSS, -1e11)])
+def test_kept_keys_are_sunken_below_masked_ones(scores: Scores, depth: float) -> None:
+    case = Case(scores=scores, mask=MaskKind.BOOL, mask_shape=MaskShape.KEYS, pattern=Pattern.SINGLE_KEY)
+    trace = trace_of(case)
+    assert trace.products[trace.seen.allowed].max() < depth
+    assert np.abs(trace.products[~trace.seen.allowed]).max() < 10.0
+    half = build(case, "float16")
+    assert np.isfinite(half.query.astype(float) @ half.key.astype(float).swapaxes(-1, -2)).all()
+    assert np.abs(half.query.astype(float) @ half.key.astype(float).swapaxes(-1, -2)).max() < HALF_LIMIT
+
+
+def test_products_overflow_float16_and_scores_do_not() -> None:
+    trace = trace_of(Case(scores=Scores.OVERFLOWING), "float16")
+    products = trace.query @ trace.key.swapaxes(-1, -2)
+    assert products.min() > HALF_LIMIT
+    assert np.abs(trace.scores).max() < HALF_LIMIT
+    assert trace.weights.max() == 1.0
+
+
+@pytest.mark.parametrize("sizes", SIZES[:2] + SIZES[7:], ids=str)
+def test_typical_rows_attend_to_several_keys(sizes: Sizes) -> None:
+    top = np.concatenate([trace_of(Case(sizes, seed=seed)).weights.max(-1).ravel() for seed in range(4)])
+    assert 0.2 < np.median(top) < 0.9
+    assert np.mean((top > 0.1) & (top < 0.97)) > 0.8
+
+
+@pytest.mark.parametrize("spread", [0.5, 1.5, 30.0])
+def test_scores_have_the_spread(spread: float) -> None:
+    case = Case(spread=spread, sizes=Sizes(batch=4, num_heads=4, query_length=32, key_length=32, d_k=16))
+    assert trace_of(case).scores.std() == pytest.approx(spread, rel=0.1)
+    assert trace_of(module_case(case)).scores.std() == pytest.approx(spread, rel=0.6)  # biases add to it
+
+
+def test_constant_values_are_the_same_for_all_keys() -> None:
+    for case in (Case(values=Values.CONSTANT), module_case(Case(values=Values.CONSTANT))):
+        value = trace_of(case).value
+        assert np.array_equal(value, np.broadcast_to(value[:, :, :1], value.shape))
+        assert len(np.unique(value[:, :, 0])) > 5
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_garbage_stands_in_masked_keys_only(dtype: str) -> None:
+    for garbage in (Garbage.LARGE, Garbage.NAN):
+        case = Case(mask=MaskKind.BOOL, mask_shape=MaskShape.KEYS, garbage=garbage)
+        problem = build(case, dtype)
+        masked = np.broadcast_to(~_mask(case)[:, :, 0], problem.key.shape[:3])
+        for array in (problem.key.astype(float), problem.value.astype(float)):
+            assert np.all(np.isnan(array[masked]) if garbage is Garbage.NAN else array[masked] > 400.0)
+            assert np.all(np.abs(array[~masked]) < 20.0)
+
+
+@pytest.mark.parametrize("scores", Scores)
+def test_a_module_that_selects_sees_the_op_problem(scores: Scores) -> None:
+    case = Case(scores=scores, values=Values.CONSTANT, mask=MaskKind.BOOL)
+    for implementation in TORCH_MODULES[:1]:
+        fitted = fit(case, replace(implementation.claims, features=frozenset(Feature)))
+        assert isinstance(fitted, Case)
+        inside, plain = trace_of(fitted), trace_of(replace(fitted, module=None))
+        for name in ("query", "key", "value", "scores", "weights", "heads"):
+            assert np.array_equal(getattr(inside, name), getattr(plain, name))

@@ -1,0 +1,318 @@
+"""Candidates: what functions claim by their parameters and a few calls, and what is refused how."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from implementations.candidates import candidate, candidates
+from implementations.candidates.functions import ALWAYS
+from implementations.loading import TargetError
+from spec.building import build
+from spec.cases import Case, Sizes
+from spec.features import CausalWithMask, EmptyRow, Feature, Polarity, Scope
+from tests.selftest.making import MASKS, WRAP, Make, assert_conforms, make, refused
+
+__all__ = ["make"]  # the fixture
+
+SDPA = ALWAYS | MASKS | {Feature.CAUSAL, Feature.SCALE}
+USABLE = f"give a function of query, key and value or a module class, {WRAP}"
+
+
+class TestParameters:
+    @pytest.mark.parametrize(
+        ("parameters", "features"),
+        [
+            ("a, b, c", set()),
+            ("q, k, v, attn_mask=None", MASKS),
+            ("query, key, value, mask=None", MASKS),
+            ("Q, K, V, attention_mask=None", MASKS),
+            ("xq, xk, xv, *, bias=None", {Feature.FLOAT_MASK, Feature.MASK_GRADIENT}),
+            ("q, k, v, attn_bias=None, mask=None", MASKS),
+            ("q, k, v, key_padding_mask=None", {Feature.KEY_PADDING}),
+            ("q, k, v, is_causal=False", {Feature.CAUSAL}),
+            ("q, k, v, causal=False", {Feature.CAUSAL}),
+            ("q, k, v, scale=None", {Feature.SCALE}),
+            ("q, k, v, dropout_p=0.0, enable_gqa=False, flavour=3", set()),
+            ("q, k, v, attn_mask, dropout_p, is_causal, scale, enable_gqa", SDPA),
+            ("q, k, v, **options", SDPA),
+            ("*inputs, **options", SDPA),
+            ("*inputs", set()),
+        ],
+    )
+    def test_features(self, make: Make, parameters: str, features: set[Feature]) -> None:
+        text = f"def f({parameters}):\n    given = locals()\n"
+        text += "    return attend(*given.get('inputs', list(given.values())[:3]))[0]"
+        assert make(text).claims.features == ALWAYS | features
+
+    def test_masks_and_flags_go_where_they_belong(self, make: Make) -> None:
+        text = """
+def f(x, y, z, bias=None, attention_mask=None, causal=False, scale=None):
+    assert bias is None or bias.dtype is not torch.bool
+    assert attention_mask is None or attention_mask.dtype is torch.bool
+    return attend(x, y, z, bias if attention_mask is None else attention_mask, causal, scale)[0]
+"""
+        assert_conforms(make(text))
+
+    def test_required_options_are_given_their_defaults(self, make: Make) -> None:
+        text = """
+def f(q, k, v, mask, is_causal, dropout_rate, scale):
+    assert dropout_rate == 0.0 and is_causal in (False, True)
+    return attend(q, k, v, mask, is_causal, scale)[0]
+"""
+        assert_conforms(make(text))
+
+    def test_dropout_is_switched_off(self, make: Make) -> None:
+        assert_conforms(make("def f(q, k, v, dropout=0.5): return F.dropout(attend(q, k, v)[0], dropout)"))
+
+    def test_padding(self, make: Make) -> None:
+        text = "def f(q, k, v, key_padding_mask=None):\n    kept = key_padding_mask\n"
+        text += "    return attend(q, k, v, None if kept is None else kept[:, None, None])[0]"
+        assert_conforms(make(text))
+
+    @pytest.mark.parametrize(
+        "name",
+        ["F.scaled_dot_product_attention", "part", "scripted", "made", "made.attend", "compiled"],
+    )
+    def test_everything_callable(self, make: Make, name: str) -> None:
+        text = """
+class Maker:
+    def __call__(self, q, k, v, scale=None): return attend(q, k, v, scale=scale)[0]
+    def attend(self, q, k, v): return attend(q, k, v)[0]
+
+made = Maker()
+part = functools.partial(F.scaled_dot_product_attention, dropout_p=0.0)
+compiled = torch.compile(attend, backend="eager")
+
+@torch.jit.script
+def scripted(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool = False) -> torch.Tensor:
+    return F.scaled_dot_product_attention(q, k, v, is_causal=is_causal)
+"""
+        found = make(text, name)
+        assert found.name == name.rpartition(".")[2]
+        assert_conforms(found)
+
+    def test_of_an_installed_module(self) -> None:
+        found = candidate("torch.nn.functional:scaled_dot_product_attention", {})
+        assert found.claims.features == SDPA
+        assert found.claims.dtypes == ("float64", "float32", "bfloat16", "float16")
+        assert found.about == "a function of torch tensors"
+        assert_conforms(found)
+
+
+class TestConventions:
+    def test_defaults(self, make: Make) -> None:
+        found = make("def f(q, k, v): return attend(q, k, v)[0]").claims
+        assert found.scope is Scope.OP
+        assert found.conventions.causal_with_mask is CausalWithMask.EITHER
+        assert found.conventions.bool_mask is Polarity.MAY_ATTEND
+
+    def test_settings(self, make: Make) -> None:
+        text = "def f(q, k, v, mask=None):\n"
+        text += "    return attend(q, k, v, ~mask if mask is not None and mask.dtype is torch.bool else mask)[0]"
+        found = make(text, bool_mask="masked-out", empty_row="nan")
+        assert found.claims.conventions.empty_row_float is EmptyRow.NAN
+        assert_conforms(found)
+
+    def test_an_unknown_setting(self, make: Make) -> None:
+        with pytest.raises(ValueError, match="no convention is named 'colour'"):
+            make("def f(q, k, v): return q", colour="red")
+
+    def test_an_implementation_is_used_as_it_is(self, make: Make) -> None:
+        text = "from implementations.inhouse import INHOUSE\nf = INHOUSE[2]"
+        found = make(text, empty_row="uniform")
+        assert found.name == "inhouse.numpy"
+        assert found.claims.conventions.empty_row_causal is EmptyRow.UNIFORM
+        assert make(text).claims == replace(found.claims, conventions=make(text).claims.conventions)
+
+
+class TestArrays:
+    TEXT = """
+def f(q, k, v, mask=None):
+    s = np.matmul(q, np.swapaxes(k, -1, -2)) * q.dtype.type(q.shape[-1] ** -0.5)
+    if mask is not None:
+        s = np.where(mask, s, -np.inf).astype(s.dtype) if mask.dtype == bool else s + mask
+    e = np.exp(s - np.max(s, axis=-1, keepdims=True))
+    return e / np.sum(e, axis=-1, keepdims=True) @ v
+"""
+
+    def test_conforms(self, make: Make) -> None:
+        found = make(self.TEXT)
+        assert found.about.startswith("a function of NumPy arrays; bfloat16 not claimed: it answers in float32")
+        lost = {Feature.GRADIENTS, Feature.MASK_GRADIENT, Feature.EMPTY_SIZES}
+        assert found.claims.features == (ALWAYS | MASKS) - lost
+        assert found.claims.dtypes == ("float64", "float32", "float16")
+        assert_conforms(found, "float64")
+
+    def test_arrays_where_tensors_would_do_too_but_without_gradients(self, make: Make) -> None:
+        text = "def f(q, k, v):\n    e = np.exp(q @ k.swapaxes(-1, -2) * float(q.shape[-1]) ** -0.5)\n"
+        found = make(text + "    return e / e.sum(-1, keepdims=True) @ v")
+        assert found.about.startswith("a function of NumPy arrays")
+        assert_conforms(found)
+
+    def test_tensors_where_arrays_would_do_too(self, make: Make) -> None:
+        text = "def f(q, k, v):\n    e = math.e ** (q @ k.swapaxes(-1, -2) * q.shape[-1] ** -0.5)\n"
+        found = make(text + "    return e / e.sum(-1)[..., None] @ v")
+        assert found.about.startswith("a function of torch tensors")
+        assert Feature.GRADIENTS in found.claims
+
+    def test_arrays_are_read_only(self, make: Make) -> None:
+        text = "def f(q, k, v):\n    assert isinstance(q, np.ndarray) and not q.flags.writeable\n"
+        text += "    return q + v"
+        assert "NumPy" in make(text).about
+
+    def test_an_answer_that_is_no_array_at_a_later_call(self, make: Make) -> None:
+        text = "def f(q, k, v, scale=None): return np.asarray(q) if scale is None else 'no'"
+        found = make(text)
+        problem = build(Case(scale=2.0, module=None), "float32").forward_only()
+        with pytest.raises(TypeError, match="a NumPy array was expected, got str"):
+            found.run(problem, "cpu")
+
+
+class TestAnswers:
+    def test_weights_and_log_sum_exp_by_their_shapes(self, make: Make) -> None:
+        found = make("def f(q, k, v):\n    o, p, s = attend(q, k, v)\n    return o, s, p")
+        assert found.claims.features == ALWAYS | {Feature.WEIGHTS, Feature.LOG_SUM_EXP}
+        assert_conforms(found)
+
+    def test_other_extras_are_ignored_by_name(self, make: Make) -> None:
+        found = make("def f(q, k, v): return *attend(q, k, v)[:2], {'a': 1}, None, torch.zeros(2)")
+        notes = ["part 2 of its answer is ignored: dict ()", "part 4 of its answer is ignored: Tensor (2,)"]
+        assert found.about == "; ".join(["a function of torch tensors", *notes])
+        assert_conforms(found)
+
+    def test_no_gradients(self, make: Make) -> None:
+        found = make("def f(q, k, v, mask=None): return attend(q, k, v, mask)[0].detach()")
+        assert not {Feature.GRADIENTS, Feature.MASK_GRADIENT} & found.claims.features
+        assert "gradients not claimed: its output does not require grad" in found.about
+        assert_conforms(found)
+
+    def test_one_dtype(self, make: Make) -> None:
+        text = "def f(q, k, v):\n    if q.dtype is torch.float16: raise RuntimeError('not in half')\n"
+        found = make(text + "    return attend(q, k, v)[0]")
+        assert found.claims.dtypes == ("float64", "float32", "bfloat16")
+        assert found.about == "a function of torch tensors; float16 not claimed: RuntimeError: not in half"
+
+    def test_tied_widths_and_no_empty_sizes(self, make: Make) -> None:
+        text = "def f(q, k, v):\n    if v.shape != k.shape or not k.numel(): raise ValueError('no')\n"
+        found = make(text + "    return attend(q, k, v)[0]")
+        assert found.claims.features == ALWAYS - {Feature.VALUE_WIDTH, Feature.EMPTY_SIZES}
+        assert "value-width not claimed: ValueError: no" in found.about
+        assert "empty-sizes not claimed: ValueError: no" in found.about
+
+    def test_what_is_only_wrong_stays_claimed(self, make: Make) -> None:
+        text = "def f(q, k, v, attn_mask=None):\n    if attn_mask is not None: raise ValueError\n"
+        assert make(text + "    return attend(q, k, v)[0].mean(-1)").claims.features == ALWAYS | MASKS
+
+    def test_the_probes_spoil_nothing(self, make: Make) -> None:
+        state = torch.get_rng_state()
+        make("def f(q, k, v):\n    q.mul_(0)\n    return attend(q, k, v)[0]")
+        assert torch.equal(torch.get_rng_state(), state)
+        assert build(Case(sizes=Sizes(2, 3, 16, 16, 16, 16)), "float32").query.any()
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("text", "said"),
+        [
+            ("f = 3", f"it is an object of type int: {USABLE}"),
+            ("class f: pass", f"it is a class, but no torch.nn.Module: {USABLE}"),
+            (
+                "f = nn.MultiheadAttention(4, 2)",
+                f"it is an instance of MultiheadAttention: give the class, {WRAP}",
+            ),
+            ("def f(q, k): pass", f"it takes (q, k) by position: let it take query, key, value, {WRAP}"),
+            ("def f(*, q, k, v): pass", f"it takes () by position: let it take query, key, value, {WRAP}"),
+            (
+                "def f(query, value, key): pass",
+                f"its inputs come as (query, value, key): order them query, key, value, {WRAP}",
+            ),
+            (
+                "def f(q, k, v, d_k): pass",
+                f"it needs 'd_k', which the suite does not know: give that a default, {WRAP}",
+            ),
+            (
+                "def f(q, k, v): return None",
+                "it returned None: return a tensor, or a tuple that begins with it",
+            ),
+            (
+                "def f(q, k, v): return [q]",
+                "it returned an object of type list: return a tensor, or a tuple that begins with it",
+            ),
+            (
+                "def f(q, k, v): return 'a', q",
+                "it returned a tuple of (str, Tensor): return a tensor, or a tuple that begins with it",
+            ),
+            (
+                "def f(q, k, v): return ()",
+                "it returned a tuple of (): return a tensor, or a tuple that begins with it",
+            ),
+            (
+                "def f(q, k, v): return (q,)",
+                "it returned a tuple of one: return a tensor, without a tuple around it",
+            ),
+            (
+                "def f(q, k, v): return (np.asarray(q),)",
+                "it returned a tuple of one: return an array, without a tuple around it",
+            ),
+            (
+                "def f(q, k, v):\n    raise RuntimeError('no kernel\\nat all')",
+                "it cannot be called with query, key and value of shape (B, H, L, d): "
+                "RuntimeError: no kernel (torch tensors); RuntimeError: no kernel (NumPy arrays)",
+            ),
+            (
+                "def f(q, k, v):\n    raise SystemExit(3)",
+                "it cannot be called with query, key and value of shape (B, H, L, d): "
+                "SystemExit: 3 (torch tensors); SystemExit: 3 (NumPy arrays)",
+            ),
+        ],
+    )
+    def test_line(self, make: Make, text: str, said: str) -> None:
+        assert refused(make, text) == said
+
+    def test_a_method_without_its_object(self, make: Make) -> None:
+        text = "class A:\n    def f(self, q, k, v): return q"
+        assert refused(make, text, "A.f") == f"it is a method of a class: give a function or a bound method, {WRAP}"
+
+    def test_an_interrupt_goes_through(self, make: Make) -> None:
+        with pytest.raises(KeyboardInterrupt):
+            make("def f(q, k, v):\n    raise KeyboardInterrupt")
+
+    def test_a_device_that_is_not_there(self) -> None:
+        with pytest.raises(TargetError, match=r"^json:dumps: device 'nowhere' cannot be used: RuntimeError: "):
+            candidate("json:dumps", {}, "nowhere")
+
+
+class TestNames:
+    def test_files_and_folders_come_before_names_that_are_alike(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        for place in ("a/mine.py", "b/mine.py", "yours.py"):
+            (tmp_path / place).parent.mkdir(exist_ok=True)
+            text = "def attention(q, k, v): return q + v\ndef other(q, k, v): return q\n"
+            (tmp_path / place).write_text(text)
+        targets = [f"{place}:attention" for place in ("a/mine.py", "b/mine.py", "yours.py", "./a/mine.py")]
+        found = candidates([*targets, "a/mine.py:other"], {})
+        assert [each.name for each in found] == [
+            "a.mine.attention",
+            "b.mine.attention",
+            "yours.attention",
+            "other",
+        ]
+
+    def test_one_name_in_two_classes(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(tmp_path)
+        text = "class {}:\n    @staticmethod\n    def f(q, k, v): return q\n"
+        (tmp_path / "mine.py").write_text(text.format("A") + text.format("B"))
+        assert [each.name for each in candidates(["mine.py:A.f", "mine.py:B.f"], {})] == ["A.f", "B.f"]
+
+
+def test_arrays_cross_unchanged(make: Make) -> None:
+    found = make("def f(q, k, v): return q.clone()")
+    problem = build(Case(), "float64").forward_only()
+    assert np.array_equal(found.run(problem, "cpu").output, problem.query)

@@ -1,0 +1,133 @@
+"""Cases: written down as JSON and read back, and combined so that all pairs of options meet."""
+
+from __future__ import annotations
+
+import json
+from itertools import combinations as subsets
+from itertools import product
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from reference.visibility import allowed_keys
+from spec.building import build
+from spec.cases import Case, Embedding, ModuleForm, Scores, Sharing, Sizes
+from spec.covering import FACTORS, combinations, mended
+from spec.features import Alignment, CausalWithMask, Conventions
+
+FINITE = st.floats(allow_nan=False, allow_infinity=False)
+EXTENT = st.integers(0, 5000)
+SIZES = st.builds(Sizes, *[EXTENT] * 6)
+FORMS = st.builds(
+    ModuleForm,
+    st.sampled_from(Sharing),
+    *[EXTENT] * 4,
+    bias=st.booleans(),
+    output_projection=st.booleans(),
+    output_bias=st.booleans(),
+    embedding=st.sampled_from(Embedding),
+)
+CASES = st.builds(
+    Case,
+    sizes=SIZES,
+    seed=st.integers(0),
+    scores=...,
+    spread=FINITE,
+    values=...,
+    value_scale=FINITE,
+    scale=st.none() | FINITE,
+    mask=...,
+    mask_shape=...,
+    pattern=...,
+    mask_offset=FINITE,
+    padding=...,
+    causal=...,
+    garbage=...,
+    layout=...,
+    module=st.none() | FORMS,
+)
+CONVENTIONS = [
+    Conventions(),
+    Conventions(causal_alignment=Alignment.BOTTOM_RIGHT),
+    Conventions(causal_with_mask=CausalWithMask.EITHER),
+]
+
+
+@settings(deadline=None, derandomize=True)
+@given(CASES)
+def test_json_round_trip(case: Case) -> None:
+    assert Case.from_json(case.to_json()) == case
+
+
+def test_json_may_leave_out_defaults() -> None:
+    assert Case.from_json('{"causal": true, "sizes": {"batch": 1}}') == Case(causal=True).sized(batch=1)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"spraed": 1.0}, "case has no field 'spraed'; it has: sizes, seed, "),
+        ({"scores": "loud"}, "case.scores cannot be 'loud'; choose from: normal, one-hot"),
+        ({"seed": "7"}, "case.seed cannot be '7'"),
+        ({"seed": True}, "case.seed cannot be True"),
+        ({"causal": 1}, "case.causal cannot be 1"),
+        ({"spread": None}, "case.spread cannot be None"),
+        ({"sizes": 3}, "case.sizes must be an object, not 3"),
+        ({"sizes": {"batch": 1.5}}, "case.sizes.batch cannot be 1.5"),
+        ({"sizes": {"d_q": 1}}, "case.sizes has no field 'd_q'"),
+        ({"module": {}}, "case.module lacks the field 'sharing'"),
+        ({"module": {"sharing": "all"}}, "case.module lacks the field 'query_dim'"),
+    ],
+)
+def test_wrong_json_is_refused_by_field(change: dict[str, object], message: str) -> None:
+    text = json.dumps({**json.loads(Case().to_json()), **change})
+    with pytest.raises(ValueError, match="^case") as caught:
+        Case.from_json(text)
+    assert str(caught.value).startswith(message)
+
+
+def test_text_that_is_no_object_is_refused() -> None:
+    for text in ("[]", "3", "not json"):
+        with pytest.raises(ValueError, match=r"case must be an object|Expecting value"):
+            Case.from_json(text)
+
+
+def test_a_case_is_told_by_what_is_out_of_the_ordinary() -> None:
+    assert str(Case()) == "B=2 H=3 Lq=5 Lk=7 d_k=4 d_v=3"
+    assert str(Case(causal=True, scores=Scores.RISING)).endswith(" scores=rising causal=True")
+
+
+@pytest.mark.parametrize("conventions", CONVENTIONS, ids=str)
+def test_every_pair_of_options_that_can_meet_does(conventions: Conventions) -> None:
+    found = combinations(lambda case: True, conventions)
+    met = {
+        (a, getattr(case, a), b, getattr(case, b)) for case in found for a, b in subsets(FACTORS, 2)
+    }
+    for a, b in subsets(FACTORS, 2):
+        for x, y in product(FACTORS[a], FACTORS[b]):
+            pair = Case(**{a: x, b: y})
+            assert (a, x, b, y) in met or mended(pair, conventions) != pair, f"{a}={x} never meets {b}={y}"
+
+
+@pytest.mark.parametrize("conventions", CONVENTIONS, ids=str)
+def test_combinations_are_few_and_leave_no_row_empty(conventions: Conventions) -> None:
+    found = combinations(lambda case: True, conventions)
+    assert len(found) == len(set(found)) < 80
+    for case in found:
+        assert mended(case, conventions) == case
+        assert allowed_keys(build(case, "float64"), conventions).any(-1).all(), case
+
+
+def test_combinations_keep_to_what_is_allowed() -> None:
+    found = combinations(lambda case: not case.causal and case.sizes.num_heads > 1, Conventions())
+    assert {case.causal for case in found} == {False}
+    assert min(case.sizes.num_heads for case in found) > 1
+    assert found == combinations(lambda case: not case.causal and case.sizes.num_heads > 1, Conventions())
+
+
+def test_triples_are_more() -> None:
+    def allowed(case: Case) -> bool:
+        return case.sizes == Sizes() and case.spread == Case().spread
+
+    assert len(combinations(allowed, Conventions(), 3)) > len(combinations(allowed, Conventions(), 2))

@@ -1,0 +1,124 @@
+"""Comparison: shapes, dtypes, NaN and infinity first, then every element in units of its bound."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from reference.solving import Expected
+from spec.problems import DTYPES, Array
+from tests.harness.comparison import Comparison, compare, element, error_ratios
+
+VALUE = np.linspace(-2.0, 3.0, 2 * 3 * 5 * 4).reshape(2, 3, 5, 4)
+EXPECTED = Expected(VALUE, np.full_like(VALUE, 0.5))
+
+
+def compared(got: Array | None, expected: Expected = EXPECTED, dtype: str = "float64") -> Comparison:
+    return compare("output", got, expected, dtype)
+
+
+def changed(value: float, index: tuple[int, ...] = (1, 2, 3, 0)) -> Array:
+    array = VALUE.copy()
+    array[index] = value
+    return array
+
+
+def test_equal_arrays_conform() -> None:
+    assert compared(VALUE.copy()) == Comparison(0.0)
+
+
+def test_errors_are_measured_in_bounds() -> None:
+    assert compared(VALUE + 0.25).worst == pytest.approx(0.5)
+    assert compared(VALUE + 0.25).message == ""
+    found = compared(changed(VALUE[1, 2, 3, 0] + 1.0))
+    assert found.worst == pytest.approx(2.0)
+    assert found.message.startswith("output of sample 1 head 2 query 3 component 0 is ")
+    assert found.message.endswith("(2 x the bound 0.5); 1 of 120 elements differ")
+
+
+def test_every_element_has_its_own_bound() -> None:
+    bound = np.full_like(VALUE, 0.5)
+    bound[0, 0, 0, 0] = 1e-9
+    found = compared(changed(VALUE[0, 0, 0, 0] + 1e-6, (0, 0, 0, 0)), Expected(VALUE, bound))
+    assert found.worst == pytest.approx(1000.0, rel=1e-3)
+
+
+def test_a_bound_of_zero_allows_nothing() -> None:
+    exact = Expected(VALUE, np.zeros_like(VALUE))
+    assert compared(VALUE.copy(), exact).worst == 0.0
+    found = compared(changed(np.nextafter(VALUE[1, 2, 3, 0], 9.0)), exact)
+    assert found.worst == np.inf
+    assert "(exact)" in found.message
+
+
+def test_nothing_returned_is_told() -> None:
+    assert compared(None) == Comparison(np.inf, "output is claimed, but was not returned")
+
+
+@pytest.mark.parametrize("shape", [(3, 2, 5, 4), (2, 3, 5), (2, 3, 5, 4, 1), ()])
+def test_a_wrong_shape_never_broadcasts(shape: tuple[int, ...]) -> None:
+    found = compared(np.zeros(shape))
+    assert found == Comparison(np.inf, f"output has shape {shape}, expected (2, 3, 5, 4)")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_dtype_is_that_of_the_inputs(dtype: str) -> None:
+    for given in DTYPES:
+        found = compared(VALUE.astype(DTYPES[given]), dtype=dtype)
+        assert (f"output has dtype {given}, expected {dtype}" in found.message) == (given != dtype)
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_never_conforms_by_accident(wrong: float) -> None:
+    infinite = Expected(VALUE, np.full_like(VALUE, np.inf))
+    for expected in (EXPECTED, infinite):
+        found = compared(changed(wrong), expected)
+        assert found.worst == np.inf
+        assert found.message.startswith(f"output of sample 1 head 2 query 3 component 0 is {wrong:.6g}, expected ")
+
+
+@pytest.mark.parametrize("meant", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_is_expected_in_its_place(meant: float) -> None:
+    expected = Expected(changed(meant), EXPECTED.bound)
+    assert compared(changed(meant), expected).message == ""
+    for given in (0.0, 1e300, np.nan, np.inf, -np.inf):
+        same = given == meant or (np.isnan(given) and np.isnan(meant))
+        assert (compared(changed(given), expected).message == "") == same
+    assert compared(changed(meant, (0, 0, 0, 0)), expected).message != ""
+
+
+def test_finite_elements_beside_nan_are_still_compared() -> None:
+    expected = Expected(changed(np.nan), EXPECTED.bound)
+    got = changed(np.nan)
+    got[0, 0, 0, 0] += 5.0
+    assert compared(got, expected).worst == pytest.approx(10.0)
+
+
+def test_a_bound_that_lets_zeros_pass_is_blunt() -> None:
+    wide = Expected(VALUE, np.abs(VALUE) + 1e-3)
+    assert compared(VALUE.copy(), wide).blunt
+    assert not compared(VALUE * -3, wide).blunt  # a failure counts, however wide the bound is
+    one_is_sharp = Expected(VALUE, np.where(VALUE == VALUE.max(), 0.1, wide.bound))
+    assert not compared(VALUE.copy(), one_is_sharp).blunt
+
+
+def test_zeros_where_zeros_are_meant_are_not_blunt() -> None:
+    zeros = np.zeros((2, 3))
+    assert not compared(zeros, Expected(zeros, zeros)).blunt
+    empty = np.zeros((0, 3))
+    assert compared(empty, Expected(empty, empty)) == Comparison(0.0)
+
+
+def test_ratios_are_elementwise() -> None:
+    expected = Expected(np.array([1.0, 2.0, np.nan, np.inf, 5.0]), np.array([0.5, 0.0, 1.0, 1.0, 0.0]))
+    ratios = error_ratios(np.array([1.25, 2.5, np.nan, np.inf, 5.0]), expected)
+    assert ratios.tolist() == [0.5, np.inf, 0.0, 0.0, 0.0]
+
+
+def test_elements_are_named_in_the_words_of_the_specification() -> None:
+    assert element("output", (0, 1, 2, 3)) == "output of sample 0 head 1 query 2 component 3"
+    assert element("output", (0, 1, 2)) == "output of sample 0 query 1 component 2"
+    assert element("weights", (0, 1, 2, 3)) == "weights of sample 0 head 1 query 2 key 3"
+    assert element("averaged_weights", (0, 1, 2)) == "averaged_weights of sample 0 query 1 key 2"
+    assert element("log_sum_exp", (0, 1, 2)) == "log_sum_exp of sample 0 head 1 query 2"
+    assert element("gradients.w_q", (4, 5)) == "gradients.w_q[4, 5]"

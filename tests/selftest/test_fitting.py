@@ -1,0 +1,122 @@
+"""Fitting: the nearest case that claims allow, and the reason where there is none."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from implementations.builtin import BUILTIN
+from implementations.contract import Claims, Implementation, Unable
+from implementations.fitting import fit
+from spec.building import build
+from spec.cases import Case, Embedding, Garbage, Layout, MaskKind, ModuleForm, Padding, Scores, Sharing, Values
+from spec.covering import combinations
+from spec.features import Conventions, Feature, Scope
+
+EVERYTHING = frozenset(Feature)
+OP, MODULE = Claims(Scope.OP, EVERYTHING), Claims(Scope.MODULE, EVERYTHING)
+CORE = Claims(Scope.OP, frozenset({Feature.CORE}))
+
+
+def without(claims: Claims, *features: Feature) -> Claims:
+    return replace(claims, features=claims.features - set(features))
+
+
+def fitted(case: Case, claims: Claims) -> Case:
+    found = fit(case, claims)
+    assert isinstance(found, Case)
+    return found
+
+
+def form_of(case: Case, claims: Claims) -> ModuleForm:
+    form = fitted(case, claims).module
+    assert form is not None
+    return form
+
+
+def test_who_claims_everything_is_asked_the_case_itself() -> None:
+    case = Case(causal=True, mask=MaskKind.FLOAT, scale=0.3, layout=Layout.SLICED, padding=Padding.LENGTHS)
+    assert fit(case, OP) == case
+    assert replace(fitted(case, MODULE), module=None) == case
+
+
+def test_sizes_follow_the_claims() -> None:
+    s = fitted(Case(), CORE).sizes
+    assert (s.num_heads, s.d_v, s.query_length) == (1, s.d_k, s.key_length)
+    assert (s.batch, s.d_k, s.key_length) == (2, 4, 7)
+
+
+@pytest.mark.parametrize(
+    ("case", "feature"),
+    [
+        (Case(scale=0.0), Feature.SCALE),
+        (Case(mask=MaskKind.BOOL), Feature.BOOL_MASK),
+        (Case(mask=MaskKind.FLOAT), Feature.FLOAT_MASK),
+        (Case(mask=MaskKind.INFINITE), Feature.FLOAT_MASK),
+        (Case(padding=Padding.LEFT), Feature.KEY_PADDING),
+        (Case(padding=Padding.LENGTHS), Feature.VALID_LENS),
+        (Case(padding=Padding.QUERY_LENGTHS), Feature.VALID_LENS),
+        (Case(causal=True), Feature.CAUSAL),
+        (Case(layout=Layout.OFFSET), Feature.VIEWS),
+        (Case(garbage=Garbage.NAN), Feature.CONTAINMENT),
+    ],
+)
+def test_what_is_not_claimed_is_not_asked(case: Case, feature: Feature) -> None:
+    assert fit(case, without(OP, feature)) == Unable(f"does not claim {feature}")
+
+
+def test_an_implementation_has_the_last_word() -> None:
+    assert fit(Case(), replace(OP, fit=lambda case: Unable("closed"))) == Unable("closed")
+    assert fitted(Case(), replace(OP, fit=lambda case: case.sized(d_k=8))).sizes.d_k == 8
+
+
+@pytest.mark.parametrize(
+    ("missing", "sharing"),
+    [((), Sharing.NONE), ((Feature.KEY_VALUE,), Sharing.KEY_VALUE), ((Feature.CROSS,), Sharing.SELF)],
+)
+def test_inputs_are_shared_as_claimed(missing: tuple[Feature, ...], sharing: Sharing) -> None:
+    form = form_of(Case(), without(MODULE, *missing))
+    assert form.sharing is sharing
+    assert len({form.query_dim, form.key_dim, form.value_dim}) == 3 - list(Sharing)[::-1].index(sharing)
+
+
+def test_widths_follow_the_claims() -> None:
+    tied = without(MODULE, Feature.MODEL_WIDTH, Feature.INPUT_WIDTHS)
+    form = form_of(Case(), tied)
+    assert form.query_dim == form.key_dim == form.value_dim == form.out_dim == 3 * 4
+    form = form_of(Case(), without(MODULE, Feature.INPUT_WIDTHS))
+    assert form.query_dim == form.key_dim == form.value_dim != 3 * 4
+    form = form_of(Case(), without(MODULE, Feature.OUTPUT_PROJECTION, Feature.OUTPUT_BIAS, Feature.BIAS))
+    assert (form.out_dim, form.output_projection, form.output_bias, form.bias) == (3 * 3, False, False, False)
+
+
+def test_chosen_scores_are_laid_into_the_inputs() -> None:
+    for case in (Case(scores=Scores.RISING), Case(values=Values.CONSTANT), Case(garbage=Garbage.LARGE)):
+        assert form_of(case, MODULE).embedding is Embedding.SELECT
+    assert form_of(Case(mask=MaskKind.BOOL), MODULE).embedding is Embedding.RANDOM
+
+
+def test_tied_widths_bear_no_chosen_scores() -> None:
+    tied = without(MODULE, Feature.MODEL_WIDTH, Feature.CROSS)
+    assert fit(Case(scores=Scores.RISING), tied) == Unable(
+        "its widths are tied, so that chosen scores cannot be laid into its inputs"
+    )
+
+
+@pytest.mark.parametrize("implementation", BUILTIN, ids=lambda i: i.name)
+def test_what_fits_can_be_built_and_fits_again(implementation: Implementation) -> None:
+    claims = implementation.claims
+    wanted = combinations(lambda case: isinstance(fit(case, claims), Case), claims.conventions)
+    found = [case for w in wanted if isinstance(case := fit(w, claims), Case)]
+    assert found
+    for case in found:
+        problem = build(case, "float32")
+        assert problem.scope is claims.scope
+        assert fit(case, claims) == case
+    assert {case.causal for case in found} == {False, Feature.CAUSAL in claims}
+
+
+def test_conventions_do_not_change_the_fit() -> None:
+    other = replace(OP, conventions=Conventions().claiming({"empty-row": "nan"}))
+    assert fit(Case(causal=True), other) == Case(causal=True)

@@ -1,0 +1,104 @@
+"""Influence: a failure says which keys a row may see, and which it saw."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from implementations.contract import Claims, Implementation, Result
+from implementations.fitting import fit
+from implementations.ops import torch_op
+from implementations.torch_modules import TORCH_MODULES
+from spec.building import build
+from spec.cases import Case, Garbage, MaskKind
+from spec.features import Conventions
+from spec.problems import Problem
+from tests.harness.influence import LONGEST, spans, wrong_keys
+from tests.harness.running import run
+from tests.selftest.steps import INFINITY, Steps
+from tests.selftest.wrong.record import OP
+from spec.features import Scope
+
+CAUSAL = Case(causal=True).sized(query_length=7)
+
+
+def told(case: Case, steps: Steps, garbage: Garbage = Garbage.NONE, dtype: str = "float32") -> str:
+    def ask(problem: Problem) -> Result:
+        return torch_op(steps)(problem.fresh(), "cpu")
+
+    return wrong_keys(build(case, dtype), Conventions(), ask, garbage)
+
+
+def seeing(shift: int) -> Steps:
+    """A causal flag whose triangle is shifted."""
+
+    def add_causal(scores: Tensor) -> Tensor:
+        return scores.masked_fill(torch.ones_like(scores).triu(1 + shift).bool(), -INFINITY)
+
+    return Steps(add_causal=add_causal)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])
+def test_a_key_too_many_is_named(dtype: str) -> None:
+    message = told(CAUSAL, seeing(1), dtype=dtype)
+    assert message == "query 0 of head 0 (sample 0) may see key 0, yours also saw key 1"
+
+
+def test_a_key_too_few_is_named() -> None:
+    assert told(CAUSAL, seeing(-1)) == "query 0 of head 0 (sample 0) may see key 0, yours saw none"
+
+
+def test_several_keys_are_named_by_their_spans() -> None:
+    assert spans(np.array([0, 1, 2, 5])) == "keys 0..2, 5"
+    assert spans(np.array([4])) == "key 4"
+    assert spans(np.array([1, 3])) == "keys 1, 3"
+    case = Case(mask=MaskKind.BOOL)
+    blind = Steps(add_mask=lambda scores, mask: scores)
+    assert "yours also saw key" in told(case, blind)
+
+
+@pytest.mark.parametrize("case", [Case(), CAUSAL, Case(mask=MaskKind.BOOL), Case(mask=MaskKind.INFINITE)])
+def test_right_sight_is_not_spoken_of(case: Case) -> None:
+    assert told(case, Steps()) == ""
+    assert told(case, Steps(factor=lambda query, scale: 1.0)) == ""
+
+
+def test_nothing_is_told_where_it_would_cost_too_much_or_mean_nothing() -> None:
+    assert told(CAUSAL.sized(key_length=LONGEST + 1), seeing(1)) == ""
+    assert told(CAUSAL, seeing(1), Garbage.LARGE) == ""
+    assert told(Case().sized(key_length=0), Steps()) == ""
+
+
+def test_a_candidate_that_breaks_is_left_alone() -> None:
+    def broken(problem: Problem) -> Result:
+        raise SystemError("again")
+
+    assert wrong_keys(build(Case(), "float32"), Conventions(), broken, Garbage.NONE) == ""
+
+
+def test_modules_are_asked_too() -> None:
+    mha = next(i for i in TORCH_MODULES if i.name == "torch.mha")
+    case = fit(Case(causal=True), mha.claims)
+    assert isinstance(case, Case)
+
+    def ask(problem: Problem, **changes: Any) -> Result:
+        return mha.run(problem.fresh(), "cpu")
+
+    def ask_without_flag(problem: Problem) -> Result:
+        return mha.run(Problem(**{**vars(problem.fresh()), "causal": False}), "cpu")
+
+    problem = build(case, "float32")
+    assert wrong_keys(problem, Conventions(), ask, Garbage.NONE) == ""
+    message = wrong_keys(problem, Conventions(), ask_without_flag, Garbage.NONE)
+    assert message == "query 0 (sample 0) may see key 0, yours also saw keys 1..6"
+
+
+def test_a_verdict_tells_it() -> None:
+    wrong = Implementation("next-position", Claims(Scope.OP, OP), torch_op(seeing(1)))
+    (verdict,) = run(wrong, ("causal.square",), ("float64",))
+    assert verdict.failure is not None
+    assert "may see key 0, yours also saw key 1: output of sample " in verdict.failure.message

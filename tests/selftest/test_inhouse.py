@@ -1,0 +1,150 @@
+"""The in-house implementations: they answer as the reference does, and refuse what has no meaning."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from implementations.contract import Implementation, Unable
+from implementations.fitting import fit
+from implementations.inhouse import INHOUSE
+from implementations.inhouse.fused import FusedAttention
+from implementations.inhouse.numpy_attention import attention
+from reference.solving import solve
+from spec.building import build
+from spec.cases import Case, Garbage, Layout, MaskKind, MaskShape, Padding, Pattern, Scores, Sizes
+from spec.features import Feature
+from spec.problems import DTYPES, Problem
+from tests.harness.comparison import compare
+from tests.harness.judge import part_of
+
+CASES = (
+    Case(),
+    Case(scale=-0.4),
+    Case(mask=MaskKind.BOOL, mask_shape=MaskShape.HEAD, pattern=Pattern.EMPTY_ROW),
+    Case(mask=MaskKind.FLOAT, mask_shape=MaskShape.SAMPLE),
+    Case(mask=MaskKind.INFINITE, pattern=Pattern.EMPTY_ROW),
+    Case(mask=MaskKind.INFINITE, mask_shape=MaskShape.SHARED, padding=Padding.RIGHT, causal=True),
+    Case(padding=Padding.EMPTY_SAMPLE),
+    Case(padding=Padding.LEFT, causal=True),
+    Case(mask=MaskKind.BOOL, padding=Padding.HOLES, causal=True),
+    Case(padding=Padding.RIGHT, garbage=Garbage.NAN),
+    Case(scores=Scores.SUNKEN, mask=MaskKind.BOOL),
+    Case(layout=Layout.TRANSPOSED, spread=5.0),
+    Case(sizes=Sizes(key_length=0)),
+    Case(sizes=Sizes(batch=0)),
+)
+
+
+@pytest.fixture(params=INHOUSE, ids=lambda each: each.name)
+def implementation(request: pytest.FixtureRequest) -> Implementation:
+    found: Implementation = request.param
+    return found
+
+
+def posed(implementation: Implementation, case: Case, dtype: str) -> tuple[Case, Problem]:
+    """The case as the implementation can be asked it, and its problem with the gradients that are claimed."""
+    fitted = fit(case, implementation.claims)
+    assert not isinstance(fitted, Unable)
+    problem = build(fitted, dtype)
+    differentiable = Feature.GRADIENTS in implementation.claims and case.garbage is Garbage.NONE
+    return fitted, problem if differentiable else problem.forward_only()
+
+
+def parts_of(implementation: Implementation, problem: Problem) -> list[str]:
+    extras = {Feature.WEIGHTS: "weights", Feature.LOG_SUM_EXP: "log_sum_exp"}
+    claimed = [part for feature, part in extras.items() if feature in implementation.claims]
+    return ["output", *claimed, *(f"gradients.{name}" for name in problem.needs)]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_conforms(implementation: Implementation, case: Case, dtype: str) -> None:
+    _, problem = posed(implementation, case, dtype)
+    expected = solve(problem, implementation.claims.conventions).parts
+    result = implementation.run(problem.fresh(), "cpu")
+    for part in parts_of(implementation, problem):
+        comparison = compare(part, part_of(result, part), expected[part], dtype)
+        assert not comparison.message, f"{part}: {comparison.message}"
+
+
+def test_names() -> None:
+    assert [each.name for each in INHOUSE] == ["inhouse.fused", "inhouse.fused.weights", "inhouse.numpy"]
+
+
+def test_a_wrong_mask_is_refused(implementation: Implementation) -> None:
+    _, problem = posed(implementation, Case(mask=MaskKind.BOOL), "float32")
+    with pytest.raises(ValueError, match="broadcast"):
+        implementation.run(replace(problem, attn_mask=np.ones((2, 3, 5, 6), bool)).forward_only(), "cpu")
+
+
+class TestFused:
+    def test_one_weight_where_the_inputs_are_equally_wide(self) -> None:
+        assert set(dict(FusedAttention(12, 3, kdim=12).named_parameters())) == {
+            "in_proj_weight",
+            "in_proj_bias",
+            "out_proj.weight",
+            "out_proj.bias",
+        }
+
+    def test_a_weight_for_each_input_otherwise(self) -> None:
+        found = {name: tuple(p.shape) for name, p in FusedAttention(12, 3, vdim=5, bias=False).named_parameters()}
+        weights = {"q_proj_weight": (12, 12), "k_proj_weight": (12, 12), "v_proj_weight": (12, 5)}
+        assert found == {**weights, "out_proj.weight": (12, 12)}
+
+    def test_packed_and_separate_weights_agree(self) -> None:
+        torch.manual_seed(0)
+        module, x = FusedAttention(12, 3), torch.randn(2, 5, 12)
+        torch.testing.assert_close(module(x)[0], module(x, x.clone(), x.clone())[0])
+
+    def test_self_attention_is_the_default(self) -> None:
+        torch.manual_seed(0)
+        module, x, y = FusedAttention(12, 3), torch.randn(2, 5, 12), torch.randn(2, 7, 12)
+        assert torch.equal(module(x)[0], module(x, x, x)[0])
+        assert torch.equal(module(x, y)[0], module(x, y, y)[0])
+
+    def test_weights_come_on_request(self) -> None:
+        torch.manual_seed(0)
+        module, x = FusedAttention(12, 3), torch.randn(2, 5, 12)
+        output, weights = module(x, need_weights=True)
+        assert weights.shape == (2, 3, 5, 5)
+        assert module(x)[1] is None
+        torch.testing.assert_close(output, module(x)[0])
+
+    @pytest.mark.parametrize(
+        ("sizes", "named"),
+        [((12, 0), "num_heads=0"), ((12, 5), "embed_dim=12, num_heads=5"), ((0, 1), "embed_dim=0")],
+    )
+    def test_sizes_are_checked(self, sizes: tuple[int, int], named: str) -> None:
+        with pytest.raises(ValueError, match=named):
+            FusedAttention(*sizes)
+
+    def test_lengths_are_checked(self) -> None:
+        module, x = FusedAttention(12, 3), torch.randn(2, 5, 12)
+        with pytest.raises(ValueError, match=r"key and value in length: got \(2, 5, 12\), \(2, 5, 12\), \(2, 4, 12\)"):
+            module(x, x, x[:, :4])
+
+    def test_a_padding_mask_of_another_batch_is_refused(self) -> None:
+        module, x = FusedAttention(12, 3), torch.randn(2, 5, 12)
+        with pytest.raises(ValueError, match=r"key_padding_mask \(3, 5\) does not broadcast to \(2, 5\)"):
+            module(x, key_padding_mask=torch.ones(3, 5, dtype=torch.bool))
+
+
+def test_numpy_answers_an_empty_row_with_zeros_and_minus_infinity() -> None:
+    x = np.ones((1, 1, 2, 3), np.float32)
+    output, weights, log_sum_exp = attention(x, x, x, attn_mask=np.array([[True, True], [False, False]]))
+    assert not output[0, 0, 1].any()
+    assert not weights[0, 0, 1].any()
+    assert log_sum_exp[0, 0, 1] == -np.inf
+    assert np.isfinite(log_sum_exp[0, 0, 0])
+
+
+def test_numpy_refuses_what_does_not_fit() -> None:
+    x = np.ones((1, 1, 2, 3))
+    with pytest.raises(ValueError, match=r"one width, .* got \(1, 1, 2, 3\), \(1, 1, 2, 2\) and"):
+        attention(x, x[..., :2], x)
+    with pytest.raises(ValueError, match=r"one length: got .* and \(1, 1, 1, 3\)"):
+        attention(x, x, np.ones((1, 1, 1, 3)))

@@ -1,0 +1,308 @@
+"""Module classes as candidates: how they are built, filled and called, and what they claim."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from implementations.candidates import candidate
+from implementations.candidates.modules import ALWAYS
+from implementations.candidates.spellings import ACCEPTED, LAYERS, find_places, place_of
+from implementations.contract import Implementation
+from implementations.modules import Packed
+from spec.features import Feature, Polarity, Scope
+from tests.selftest.making import MASKS, WRAP, Make, assert_conforms, make, refused
+
+__all__ = ["make"]  # the fixture
+
+SELF = """
+class f(nn.Module):
+    def __init__(self, d_model, n_heads):
+        super().__init__()
+        self.heads, self.proj = n_heads, nn.Linear(d_model, d_model)
+        self.qkv = nn.Linear(d_model, 3 * d_model, bias=False)
+
+    def split(self, x):
+        return x.view(*x.shape[:2], self.heads, x.shape[2] // self.heads).transpose(1, 2)
+
+    def attend(self, x, mask):
+        q, k, v = (self.split(part) for part in self.qkv(x).chunk(3, -1))
+        o, p, s = attend(q, k, v, ~mask if mask is not None and mask.dtype is torch.bool else mask)
+        return self.proj(o.transpose(1, 2).flatten(2)), p
+
+    def forward(self, x, mask=None):
+        return self.attend(x, mask)[0]
+"""
+SELF_FEATURES = ALWAYS | MASKS | {Feature.OUTPUT_PROJECTION, Feature.OUTPUT_BIAS}
+
+CROSS = """
+class f(nn.Module):
+    def __init__(self, embed_dim, num_heads, kdim=None, vdim=None):
+        super().__init__()
+        self.heads, e = num_heads, embed_dim
+        self.to_q, self.to_k, self.to_v = nn.Linear(e, e), nn.Linear(kdim or e, e), nn.Linear(vdim or e, e)
+
+    def forward(self, query, key, value, attn_mask=None, is_causal=False):
+        def split(x):
+            return x.unflatten(-1, (self.heads, x.shape[-1] // self.heads)).transpose(1, 2)
+        if attn_mask is not None and attn_mask.dtype is torch.bool:
+            attn_mask = ~attn_mask
+        q, k, v = split(self.to_q(query)), split(self.to_k(key)), split(self.to_v(value))
+        return F.scaled_dot_product_attention(q, k, v, attn_mask, 0.0, is_causal).transpose(1, 2).flatten(2)
+"""
+CROSS_FEATURES = ALWAYS | MASKS | {Feature.CROSS, Feature.KEY_VALUE, Feature.BIAS, Feature.CAUSAL}
+
+
+def plain(init: str, forward: str = "self, x", sizes: str = "self, embed_dim, num_heads") -> str:
+    """A class whose constructor has these lines, and whose forward gives its input back."""
+    lines = f"class f(nn.Module):\n    def __init__({sizes}):\n        super().__init__()\n"
+    return f"{lines}        {init}\n    def forward({forward}): return 0"
+
+
+class TestMultiheadAttention:
+    def test_torch_has_all_it_takes(self) -> None:
+        found = candidate("torch.nn:MultiheadAttention", {})
+        more = {Feature.INPUT_WIDTHS, Feature.KEY_PADDING, Feature.OUTPUT_BIAS, Feature.OUTPUT_PROJECTION}
+        assert found.name == "MultiheadAttention"
+        assert found.claims.scope is Scope.MODULE
+        assert found.claims.features == CROSS_FEATURES | more | {Feature.WEIGHTS}
+        assert found.claims.conventions.bool_mask is Polarity.MASKED_OUT
+        assert found.about == "a module class, (B, L, E)"
+        assert_conforms(found)
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "class f(nn.MultiheadAttention): pass",
+            "class f(nn.MultiheadAttention):\n    def __init__(self, *a, **k): super().__init__(*a, **k)\n"
+            "    def forward(self, *a, **k): return super().forward(*a, **k)",
+        ],
+    )
+    def test_subclasses(self, make: Make, text: str) -> None:
+        found = make(text)
+        assert found.claims.features == candidate("torch.nn:MultiheadAttention", {}).claims.features
+        assert_conforms(found)
+
+    def test_a_subclass_that_does_not_take_the_layout(self, make: Make) -> None:
+        text = "class f(nn.MultiheadAttention):\n    def __init__(self, embed_dim, num_heads):\n"
+        found = make(text + "        super().__init__(embed_dim, num_heads)")
+        assert found.about == "a module class, (L, B, E)"
+        assert_conforms(found)
+
+    def test_averaged_weights(self, make: Make) -> None:
+        text = "class f(nn.MultiheadAttention):\n    def forward(self, q, k, v, need_weights=False):\n"
+        found = make(text + "        return super().forward(q, k, v, need_weights=need_weights)")
+        assert {Feature.AVERAGED_WEIGHTS, Feature.WEIGHTS} & found.claims.features == {Feature.AVERAGED_WEIGHTS}
+        assert_conforms(found)
+
+    def test_it_counts_heads_when_built(self) -> None:
+        construct = candidate("torch.nn:MultiheadAttention", {}).construct
+        assert construct is not None
+        assert isinstance(construct(3, 12), nn.MultiheadAttention)
+        with pytest.raises(AssertionError):
+            construct(3, 8)
+
+
+class TestSelfAttention:
+    def test_one_input(self, make: Make) -> None:
+        found = make(SELF)
+        assert found.claims.features == SELF_FEATURES
+        assert_conforms(found)
+
+    def test_length_first_is_found_out(self, make: Make) -> None:
+        turned = SELF.replace("self.attend(x, mask)[0]", "self.attend(x.transpose(0, 1), mask)[0].transpose(0, 1)")
+        found = make(turned)
+        assert found.about == "a module class, (L, B, E)"
+        assert_conforms(found)
+
+    def test_other_settings(self, make: Make) -> None:
+        found = make(SELF.replace("~mask if", "mask if"), bool_mask="may-attend")
+        assert found.claims.conventions.bool_mask is Polarity.MAY_ATTEND
+        assert_conforms(found)
+
+    @pytest.mark.parametrize("wanted", ["mask.ndim == 2", "mask.ndim == 4", "len(mask) == 1 or mask.ndim == 4"])
+    def test_the_mask_in_the_shape_that_it_takes(self, make: Make, wanted: str) -> None:
+        check = f"if mask is not None and not ({wanted}): raise ValueError('shape')\n        return self.attend("
+        assert_conforms(make(SELF.replace("return self.attend(", check)))
+
+    def test_weights_without_being_asked(self, make: Make) -> None:
+        found = make(SELF.replace("self.attend(x, mask)[0]", "self.attend(x, mask)"))
+        assert found.claims.features == SELF_FEATURES | {Feature.WEIGHTS}
+        assert_conforms(found)
+
+    def test_random_in_training_mode(self, make: Make) -> None:
+        found = make(
+            SELF.replace("self.proj(o", "nn.Dropout(0.5).train(self.training)(self.proj(o").replace(
+                "(2)), p", "(2))), p"
+            )
+        )
+        assert found.about == "a module class, (B, L, E); in eval mode, because it answers at random in training mode"
+        assert_conforms(found)
+
+    def test_dropout_is_switched_off_where_it_can_be(self, make: Make) -> None:
+        text = SELF.replace("n_heads):", "n_heads, dropout=0.1):").replace(
+            "self.heads,", "assert not dropout\n        self.heads,", 1
+        )
+        assert make(text).about == "a module class, (B, L, E)"
+
+    def test_dtypes_and_empty_sizes(self, make: Make) -> None:
+        check = "if not x.numel() or x.dtype is torch.float16: raise ValueError('no')\n        "
+        found = make(SELF.replace("return self.attend(", f"{check}return self.attend("))
+        assert found.claims.dtypes == ("float64", "float32", "bfloat16")
+        assert Feature.EMPTY_SIZES not in found.claims
+        assert found.about.endswith("float16 not claimed: ValueError: no; empty-sizes not claimed: ValueError: no")
+
+
+class TestCrossAttention:
+    def test_three_inputs_of_any_width(self, make: Make) -> None:
+        found = make(CROSS)
+        assert found.claims.features == CROSS_FEATURES | {Feature.INPUT_WIDTHS}
+        assert_conforms(found)
+
+    def test_one_width(self, make: Make) -> None:
+        text = CROSS.replace(", kdim=None, vdim=None", "").replace("kdim or e", "e").replace("vdim or e", "e")
+        found = make(text)
+        assert found.claims.features == CROSS_FEATURES
+        assert_conforms(found)
+
+    def test_a_causal_flag_that_needs_its_mask(self, make: Make) -> None:
+        check = "if is_causal and attn_mask is None: raise ValueError\n        def split(x)"
+        assert_conforms(make(CROSS.replace("def split(x)", check).replace("0.0, is_causal", "0.0")))
+
+    def test_a_causal_flag_without_a_mask(self, make: Make) -> None:
+        text = CROSS.replace("attn_mask=None, is_causal=False", "causal=False")
+        found = make(text.replace("if attn_mask", "attn_mask, is_causal = None, causal\n        if attn_mask"))
+        assert found.claims.features == (CROSS_FEATURES | {Feature.INPUT_WIDTHS}) - MASKS
+        assert_conforms(found)
+
+    def test_biases_are_asked_for(self, make: Make) -> None:
+        text = CROSS.replace("vdim=None)", "vdim=None, bias=False)").replace(", e)", ", e, bias=bias)")
+        assert Feature.BIAS in make(text).claims
+
+    def test_building_leaves_the_random_state(self, make: Make) -> None:
+        state = torch.get_rng_state()
+        make(CROSS)
+        assert torch.equal(torch.get_rng_state(), state)
+
+
+class TestSpellings:
+    @pytest.mark.parametrize(
+        ("path", "place"),
+        [
+            ("q_proj.weight", "w_q"),
+            ("W_k.bias", "b_k"),
+            ("linear_v.weight", "w_v"),
+            ("attention.self.query.weight", "w_q"),
+            ("wo.weight", "w_o"),
+            ("to_out.0.bias", "b_o"),
+            ("c_proj.weight", "w_o"),
+            ("c_attn.weight", Packed(("w_q", "w_k", "w_v"))),
+            ("to_kv.bias", Packed(("b_k", "b_v"))),
+            ("mha.in_proj_bias", Packed(("b_q", "b_k", "b_v"))),
+            ("mha.k_proj_weight", "w_k"),
+            ("norm.weight", None),
+            ("q_proj.scale", None),
+            ("w_q", None),
+        ],
+    )
+    def test_place(self, path: str, place: str | Packed | None) -> None:
+        assert place_of(path) == place
+
+    def test_no_spelling_means_two_things(self) -> None:
+        assert set(LAYERS.values()) == {"q", "k", "v", "kv", "qkv", "o"}
+
+    def test_all_places_of_torch(self) -> None:
+        module = nn.MultiheadAttention(12, 3, kdim=5)
+        assert set(find_places(module)) == set(dict(module.named_parameters()))
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("text", "said"),
+        [
+            (
+                plain("pass", sizes="self, num_heads, width"),
+                f"its constructor is f(num_heads, width): take embed_dim first, then num_heads, {WRAP}",
+            ),
+            (
+                plain("pass", sizes="self, width"),
+                f"its constructor is f(width): it has to take embed_dim, num_heads, {WRAP}",
+            ),
+            (
+                plain("pass", sizes="self, embed_dim, num_heads, vocabulary"),
+                f"its constructor needs 'vocabulary' too: give it a default, {WRAP}",
+            ),
+            (
+                plain("raise KeyError('no')"),
+                "it cannot be built with embed_dim=12, num_heads=3: KeyError: 'no'",
+            ),
+            (
+                CROSS.replace("super().__init__()", "super().__init__()\n        assert kdim is None"),
+                "it cannot be built with embed_dim=12, num_heads=3, kdim=10, vdim=11: AssertionError",
+            ),
+            (
+                "class f(nn.Module):\n    def __init__(self, embed_dim, num_heads): super().__init__()",
+                f"it defines no forward: define forward(query, key, value), {WRAP}",
+            ),
+            (
+                plain("pass", "self, x, y"),
+                f"its forward takes (x, y): let it take query, key, value or x, {WRAP}",
+            ),
+            (
+                plain("pass", "self, values, keys, query, mask"),
+                f"its inputs come as (values, keys, query): order them query, key, value, {WRAP}",
+            ),
+            (
+                plain("pass", "self, x, *, freqs"),
+                f"it needs 'freqs', which the suite does not know: give that a default, {WRAP}",
+            ),
+            (plain("pass"), f"it has no parameter for the query projection: use {ACCEPTED}, {WRAP}"),
+            (
+                plain("self.norm = nn.LayerNorm(12)"),
+                f"the suite does not know its parameter 'norm.weight' (12,): use {ACCEPTED}, {WRAP}",
+            ),
+            (
+                plain("self.w_q = nn.Parameter(torch.zeros(12, 12))"),
+                f"the suite does not know its parameter 'w_q' (12, 12): use {ACCEPTED}, {WRAP}",
+            ),
+            (
+                plain("self.q = nn.Bilinear(12, 12, 12)"),
+                f"the suite does not know its parameter 'q.weight' (12, 12, 12): use {ACCEPTED}, {WRAP}",
+            ),
+            (
+                plain("self.qkv = nn.Linear(12, 24)"),
+                "its parameter 'qkv.weight' has shape (24, 12), expected (36, 12) for w_q, w_k, w_v at "
+                f"embed_dim=12: store it as nn.Linear does, {WRAP}",
+            ),
+            (
+                plain("self.q, self.q_proj = nn.Linear(12, 12), nn.Linear(12, 12)"),
+                f"its parameters 'q.weight' and 'q_proj.weight' are both named as w_q: rename one, {WRAP}",
+            ),
+            (
+                plain("self.q, self.kv = nn.Linear(12, 12), nn.Linear(12, 24, bias=False)"),
+                f"of b_q, b_k and b_v it has only b_q: give it all or none, {WRAP}",
+            ),
+            (
+                plain("self.qkv = nn.Linear(12 * num_heads // 3, 36 * embed_dim // 12)"),
+                "it cannot be called, though it has to work in float32 at least: ",
+            ),
+            (
+                plain("self.qkv = nn.Linear(embed_dim, 3 * embed_dim)"),
+                "it returned an object of type int: return a tensor, or a tuple that begins with it",
+            ),
+        ],
+    )
+    def test_line(self, make: Make, text: str, said: str) -> None:
+        found = refused(make, text)
+        assert found.startswith(said) if said.endswith(": ") else found == said
+
+
+def test_an_instance_of_a_candidate_class_is_none(make: Make, tmp_path: Path) -> None:
+    assert refused(make, SELF + "\ng = f(12, 3)", "g") == f"it is an instance of f: give the class, {WRAP}"
+
+
+def test_every_candidate_is_an_implementation(make: Make) -> None:
+    assert isinstance(make(CROSS), Implementation)

@@ -1,0 +1,148 @@
+"""Verdicts: records that contradict themselves cannot be built, and what is built survives its JSON."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from implementations.contract import Claims, ExpectedFailure, Implementation, Result
+from spec.cases import Case
+from spec.clauses import load
+from spec.features import Feature, Scope
+from spec.problems import Problem
+from tests.harness.comparison import Comparison
+from tests.harness.judge import Judge
+from tests.harness.judging import verdict
+from tests.harness.verdicts import Failure, Status, Verdict
+
+FAILURE = Failure("output of sample 0 is 1, expected 2", Case().to_json(), "float32")
+LINK = "https://example.org/issues/1"
+WHO: dict[str, Any] = {"clause": "masks.bool", "level": "MUST", "implementation": "some.op", "dtype": "float32"}
+GOOD: list[dict[str, Any]] = [
+    {"status": Status.PASS, "checks": 3, "blunt": 1, "worst": 0.5, "seconds": 0.25},
+    {"status": Status.PASS, "checks": 1},
+    {"status": Status.FAIL, "checks": 3, "failed": 1, "worst": 7.0, "failure": FAILURE},
+    {"status": Status.NOT_CLAIMED, "reason": "does not claim bool-mask"},
+    {"status": Status.EXPECTED_FAILURE, "checks": 1, "failed": 1, "failure": FAILURE, "reason": "so", "link": LINK},
+    {"status": Status.ERROR, "blunt": 2, "reason": "every bound is too wide to prove anything"},
+    {"status": Status.ERROR, "checks": 2, "reason": "passes, but is expected to fail"},
+]
+BAD: list[tuple[str, dict[str, Any]]] = [
+    ("a pass needs checks", {"status": Status.PASS}),
+    ("a pass needs checks", {"status": Status.PASS, "blunt": 5}),
+    ("none of them failed", {"status": Status.PASS, "checks": 2, "failed": 1}),
+    ("only a failure", {"status": Status.PASS, "checks": 2, "failure": FAILURE}),
+    ("a failure needs", {"status": Status.FAIL, "checks": 2, "failed": 1}),
+    ("a failure needs", {"status": Status.FAIL, "checks": 2, "failure": FAILURE}),
+    ("no more checks", {"status": Status.FAIL, "checks": 1, "failed": 2, "failure": FAILURE}),
+    ("reason", {"status": Status.FAIL, "checks": 1, "failed": 1, "failure": FAILURE, "reason": "known"}),
+    ("reason", {"status": Status.NOT_CLAIMED}),
+    ("is not checked", {"status": Status.NOT_CLAIMED, "reason": "no mask", "checks": 1}),
+    ("reason", {"status": Status.ERROR}),
+    ("reason", {"status": Status.EXPECTED_FAILURE, "checks": 1, "failed": 1, "failure": FAILURE, "link": LINK}),
+    ("link", {"status": Status.EXPECTED_FAILURE, "checks": 1, "failed": 1, "failure": FAILURE, "reason": "so"}),
+    ("a failure needs", {"status": Status.EXPECTED_FAILURE, "checks": 1, "reason": "so", "link": LINK}),
+    ("link", {"status": Status.PASS, "checks": 1, "link": LINK}),
+    ("negative", {"status": Status.PASS, "checks": -1}),
+    ("finite", {"status": Status.PASS, "checks": 1, "worst": float("inf")}),
+    ("finite", {"status": Status.PASS, "checks": 1, "seconds": float("nan")}),
+]
+
+
+@pytest.mark.parametrize("fields", GOOD)
+def test_json_round_trip(fields: dict[str, Any]) -> None:
+    verdict = Verdict(**WHO, **fields)
+    assert Verdict.from_json(verdict.to_json()) == verdict
+    assert json.loads(verdict.to_json())["status"] == str(verdict.status)
+
+
+@pytest.mark.parametrize(("rule", "fields"), BAD)
+def test_contradictions_cannot_be_built(rule: str, fields: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=rule) as caught:
+        Verdict(**WHO, **fields)
+    assert str(caught.value).startswith("masks.bool of some.op: ")
+
+
+def test_a_failure_needs_a_message() -> None:
+    with pytest.raises(ValueError, match="needs a message"):
+        Failure("", Case().to_json(), "float32")
+
+
+def test_an_expected_failure_needs_a_public_link_and_a_reason() -> None:
+    for reason, link in (("so", "http://example.org"), ("so", ""), ("", LINK)):
+        with pytest.raises(ValueError, match="expected failure of masks.bool needs"):
+            ExpectedFailure("masks.bool", reason, link)
+
+
+def _never(problem: Problem, device: str) -> Result:
+    raise AssertionError("nothing is asked here")
+
+
+def _judge(*entries: ExpectedFailure) -> Judge:
+    claims = Claims(Scope.OP, frozenset({Feature.CORE}))
+    return Judge(Implementation("some.op", claims, _never, expected_failures=entries), "float32")
+
+
+def _found(judge: Judge) -> Verdict:
+    return verdict(load()["scores.dot-product"], judge, 1.0)
+
+
+KNOWN = ExpectedFailure("scores.dot-product", "it is known", LINK, ("float32",))
+OF_ANOTHER_DTYPE = ExpectedFailure("scores.dot-product", "it is known", LINK, ("float16",))
+
+
+def test_a_failed_check_fails_the_clause() -> None:
+    judge = _judge(OF_ANOTHER_DTYPE)
+    judge.record(Case(), Comparison(0.5))
+    judge.record(Case(), Comparison(3.0, "wrong"), said="told")
+    found = _found(judge)
+    assert (found.status, found.checks, found.failed, found.worst) == (Status.FAIL, 2, 1, 3.0)
+    assert found.failure == Failure("told: wrong", Case().to_json(), "float32")
+
+
+def test_an_infinite_error_has_no_number() -> None:
+    judge = _judge()
+    judge.assert_that(Case(), False, "NaN")
+    assert _found(judge).worst is None
+
+
+def test_the_plainest_failure_is_shown() -> None:
+    judge = _judge()
+    judge.assert_that(Case(causal=True), False, "second")
+    judge.assert_that(Case(), False, "first")
+    failure = _found(judge).failure
+    assert failure is not None
+    assert failure.message == "first"
+
+
+def test_a_known_failure_is_an_expected_one() -> None:
+    judge = _judge(KNOWN)
+    judge.assert_that(Case(), False, "wrong")
+    found = _found(judge)
+    assert (found.status, found.reason, found.link) == (Status.EXPECTED_FAILURE, "it is known", LINK)
+
+
+def test_an_expected_failure_that_passes_is_an_error() -> None:
+    judge = _judge(KNOWN)
+    judge.assert_that(Case(), True, "")
+    found = _found(judge)
+    assert (found.status, found.checks) == (Status.ERROR, 1)
+    assert "remove the entry" in found.reason
+
+
+def test_nothing_checked_is_an_error() -> None:
+    assert _found(_judge()).status is Status.ERROR
+    judge = _judge()
+    judge.record(Case(), Comparison(0.5, blunt=True))
+    found = _found(judge)
+    assert (found.status, found.checks, found.blunt) == (Status.ERROR, 0, 1)
+    assert "too wide" in found.reason
+
+
+def test_what_cannot_be_asked_is_not_claimed() -> None:
+    judge = _judge()
+    assert list(judge.cases(Case(causal=True))) == []
+    found = _found(judge)
+    assert (found.status, found.reason) == (Status.NOT_CLAIMED, "does not claim causal")
