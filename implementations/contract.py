@@ -64,12 +64,18 @@ class Result:
 
 @dataclass(frozen=True)
 class ExpectedFailure:
-    """A known deviation: the clause, the dtypes in which it shows (empty: all), why, and where it is public."""
+    """A known deviation: the clause, why, where it is public, and the dtypes and device on which it shows (empty: all)."""
 
     clause: str
     reason: str
     link: str
     dtypes: tuple[str, ...] = ()
+    device: str = ""
+
+    def shows(self, clause: str, dtype: str, device: str) -> bool:
+        """Whether it is about this clause, dtype and device."""
+        here = not self.device or device.partition(":")[0] == self.device
+        return self.clause == clause and here and (not self.dtypes or dtype in self.dtypes)
 
     def __post_init__(self) -> None:
         if not self.link.startswith("https://"):

@@ -29,7 +29,7 @@ Places = Mapping[str, str | Packed]
 
 
 def linears(**layers: str) -> dict[str, str]:
-    """Places of nn.Linear layers by role: linears(q="proj_q") is {"proj_q.weight": "w_q", "proj_q.bias": "b_q"}."""
+    """Places of nn.Linear layers by role: `q="proj_q"` is {"proj_q.weight": "w_q", "proj_q.bias": "b_q"}."""
     return {f"{layer}.{part}": f"{part[0]}_{role}" for role, layer in layers.items() for part in ("weight", "bias")}
 
 

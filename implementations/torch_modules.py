@@ -11,6 +11,7 @@ from torch import nn
 from implementations.contract import Claims, ExpectedFailure, Implementation
 from implementations.mha import MHA_FEATURES, PLACES, build_mha, call_mha, inputs_of, mask_options, one_mask
 from implementations.modules import Tensors, torch_module
+from implementations.torch_ops import NAN_SWALLOWED
 from spec.features import Conventions, Feature, Polarity, Scope
 from spec.problems import Problem
 
@@ -92,6 +93,7 @@ TORCH_MODULES = (
         _claims(),
         torch_module(build_mha(nn.MultiheadAttention, batch_first=True), call_mha(need_weights=False), PLACES),
         "nn.MultiheadAttention, batch first, no weights",
+        (NAN_SWALLOWED,),
         construct=_construct,
     ),
     Implementation(
@@ -123,12 +125,14 @@ TORCH_MODULES = (
         _claims(),
         torch_module(build_mha(nn.MultiheadAttention), call_mha(length_first=True, need_weights=False), PLACES),
         "nn.MultiheadAttention, (L, B, E)",
+        (NAN_SWALLOWED,),
     ),
     Implementation(
         "torch.mha.kdim-vdim",
         _claims(Feature.INPUT_WIDTHS),
         torch_module(build_mha(nn.MultiheadAttention, batch_first=True), call_mha(need_weights=False), PLACES),
         "nn.MultiheadAttention with separate key and value widths",
+        (NAN_SWALLOWED,),
     ),
     Implementation(
         "torch.mha.fast-path",
@@ -141,5 +145,6 @@ TORCH_MODULES = (
         _claims(),
         torch_module(build_mha(Functional), call_mha(length_first=True, need_weights=False), PLACES),
         "nn.functional.multi_head_attention_forward",
+        (NAN_SWALLOWED,),
     ),
 )

@@ -149,6 +149,6 @@ def _optional(array: Array | None) -> Floats | None:
 
 def _contained(rows: Floats, seen: Visibility) -> Floats:
     """Keys or values with NaN and infinity set to 0 where no query may see them: 0 * NaN is not 0."""
-    unseen = ~seen.allowed.any(axis=-2)
+    unseen: NDArray[np.bool_] = ~np.asarray(seen.allowed.any(axis=-2))
     finite = np.isfinite(rows)
     return rows if finite.all() else np.where(finite | ~unseen[..., None], rows, 0.0)

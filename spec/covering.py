@@ -63,9 +63,7 @@ def _alone(name: str, level: Any) -> Case:
 
 
 @lru_cache(maxsize=64)
-def _array(
-    live: tuple[tuple[str, tuple[Any, ...]], ...], conventions: Conventions, strength: int
-) -> tuple[Case, ...]:
+def _array(live: tuple[tuple[str, tuple[Any, ...]], ...], conventions: Conventions, strength: int) -> tuple[Case, ...]:
     levels = dict(live)
 
     def case(row: Mapping[str, int], names: Iterable[str]) -> Case:
@@ -85,9 +83,9 @@ def _array(
 
 def mended(case: Case, conventions: Conventions) -> Case:
     """The nearest case without an empty row, and without a mask beside a causal flag that does not take one."""
-    if case.causal and case.mask is not MaskKind.NONE:
-        if conventions.causal_with_mask is not CausalWithMask.INTERSECT:
-            case = replace(case, mask=MaskKind.NONE)
+    beside = case.causal and case.mask is not MaskKind.NONE
+    if beside and conventions.causal_with_mask is not CausalWithMask.INTERSECT:
+        case = replace(case, mask=MaskKind.NONE)
     if case.causal and case.sizes.query_length > case.sizes.key_length:
         case = replace(case, causal=False)
     if case.mask_shape is MaskShape.QUERIES and case.mask in (MaskKind.BOOL, MaskKind.INFINITE):

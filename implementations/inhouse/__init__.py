@@ -6,13 +6,13 @@ from typing import Any
 
 import torch
 
-from implementations.contract import Claims, ExpectedFailure, Implementation
+from implementations.contract import Claims, Implementation
 from implementations.inhouse.fused import FusedAttention
 from implementations.inhouse.numpy_attention import attention
 from implementations.mha import MHA_FEATURES, PLACES, build_mha, inputs_of
 from implementations.modules import Tensors, torch_module
 from implementations.ops import numpy_op
-from implementations.torch_ops import NAN_LINK, NAN_SWALLOWED, SDPA_FEATURES
+from implementations.torch_ops import NAN_SWALLOWED, SDPA_FEATURES
 from spec.features import Feature, Scope
 from spec.problems import Problem
 
@@ -52,7 +52,7 @@ INHOUSE = (
         _FUSED,
         torch_module(build_mha(FusedAttention), _call, PLACES),
         "a module with one fused projection, over torch's scaled_dot_product_attention",
-        (ExpectedFailure("numerics.nan-propagates", NAN_SWALLOWED, NAN_LINK),),
+        (NAN_SWALLOWED,),
         construct=_construct,
     ),
     Implementation(

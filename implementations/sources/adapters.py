@@ -168,14 +168,12 @@ SOURCES = (
         replace(_claims(*_E, *_E_MASKS), fit=_one_mask_e),
         torch_module(_build_e, _call_e, _PLACES_E),
         "E, MultiHeadAttention, corrected",
-        construct=lambda num_heads, width: e.MultiHeadAttention(width, 4, 4, num_heads),
     ),
     Implementation(
         "source.e.cross",
         replace(_claims(*_E, *_E_MASKS, Feature.CROSS, Feature.INPUT_WIDTHS), fit=_one_mask_e),
         torch_module(_build_e_cross, _call_e_cross, _PLACES_E_CROSS),
         "E, CrossAttention, corrected",
-        construct=lambda num_heads, width: e.CrossAttention(width, width, 4, 4, num_heads),
     ),
 )
-"""Source adapters; those that take per-head widths cannot fail to divide, and refuse only head counts below one."""
+"""The adapters; E has no `construct`, because its constructors take the width of one head."""

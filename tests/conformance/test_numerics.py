@@ -77,5 +77,5 @@ def test_nan_propagates(judge: Judge) -> None:
             judge.assert_that(case, True, "")  # a refusal hides nothing
             continue
         first = np.asarray(output, dtype=np.float64)[(0,) * (output.ndim - 1)]
-        said = f"query 0 holds NaN, and its output is {np.array2string(first, precision=3)}"
+        said = f"query 0 holds NaN, and its output begins with {first[0]:.3g}"
         judge.assert_that(case, bool(np.isnan(first).any()), said)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,18 +20,18 @@ MOVE = 64.0
 
 
 def wrong_keys(problem: Problem, conventions: Conventions, ask: Callable[[Problem], Result], garbage: Garbage) -> str:
-    """ "query 3 of head 1 may see keys 0..3, yours also saw key 4", or nothing if the sight is right or unknown."""
+    """Such as "query 3 of head 1 may see keys 0..3, yours also saw key 4"; nothing if it saw right, or none can tell."""
     if problem.scope is not Scope.OP and problem.sharing is not Sharing.NONE:
         return ""
     if garbage is not Garbage.NONE or not 0 < problem.key.shape[-2] <= LONGEST:
         return ""
     try:
-        saw = _seen(replace(problem.forward_only()), ask)
+        saw = _seen(problem.forward_only(), ask)
     except Exception:  # whatever a broken candidate does here, its failure is already recorded
         return ""
     allowed = allowed_keys(problem, conventions)
     if problem.scope is not Scope.OP:
-        allowed = allowed.any(1, keepdims=True)
+        allowed = np.asarray(allowed.any(1, keepdims=True))
     return _told(saw, allowed, problem.scope) if saw.shape == allowed.shape else ""
 
 

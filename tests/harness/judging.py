@@ -25,7 +25,8 @@ def judged(clause: Clause, test: ClauseTest, judge: Judge) -> Verdict:
 def verdict(clause: Clause, judge: Judge, seconds: float) -> Verdict:
     """The verdict that the judge's counts amount to, expected failures taken into account."""
     implementation = judge.implementation
-    expected = expected_failure(implementation, clause.id, judge.dtype)
+    entries = implementation.expected_failures
+    expected = next((entry for entry in entries if entry.shows(clause.id, judge.dtype, judge.device)), None)
     status, reason = _status(judge, expected)
     failed = status in (Status.FAIL, Status.EXPECTED_FAILURE)
     return Verdict(
@@ -45,16 +46,13 @@ def verdict(clause: Clause, judge: Judge, seconds: float) -> Verdict:
     )
 
 
-def expected_failure(implementation: Implementation, clause: str, dtype: str) -> ExpectedFailure | None:
-    """The implementation's entry for a clause in a dtype, if it has one."""
-    entries = (e for e in implementation.expected_failures if e.clause == clause)
-    return next((e for e in entries if not e.dtypes or dtype in e.dtypes), None)
-
-
 def _status(judge: Judge, expected: ExpectedFailure | None) -> tuple[Status, str]:
     if judge.checks == 0:
         if judge.blunt and judge.dtype in HALVES and set(judge.claims.dtypes) - set(HALVES):
-            return Status.NOT_CLAIMED, f"every bound in {judge.dtype} is too wide to prove anything; wider dtypes decide"
+            return (
+                Status.NOT_CLAIMED,
+                f"every bound in {judge.dtype} is too wide to prove anything; wider dtypes decide",
+            )
         if judge.blunt:
             return Status.ERROR, "every bound is too wide to prove anything"
         if judge.unable:

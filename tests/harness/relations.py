@@ -31,7 +31,8 @@ def take_queries(problem: Problem, queries: Array) -> Problem:
 def take_tokens(problem: Problem, tokens: Array) -> Problem:
     """The problem with only these tokens as queries and as keys, in this order."""
     if problem.sharing is Sharing.SELF:
-        masks = _taken_masks(take_keys_of_masks(problem, tokens), tokens, -2)
+        masks = take_keys_of_masks(problem, tokens)
+        masks |= _taken_masks(masks, tokens, -2)
         return problem.with_arrays({"query": problem.query[..., tokens, :], **masks})
     return take_queries(take_keys(problem, tokens), tokens)
 

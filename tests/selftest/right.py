@@ -111,9 +111,9 @@ def padded_to_eight(query: Tensor, key: Tensor, value: Tensor, **options: Any) -
     scale = factor(query, options.pop("scale", None))
     width, length = -query.shape[-1] % 8, -key.shape[-2] % 8
     mask = _joined(query, key, options)
-    masks = {"attn_mask": pad(mask, (0, length), value=-INFINITY)}
+    masked = pad(mask, (0, length), value=-INFINITY)
     q, k, v = pad(query, (0, width)), pad(key, (0, width, 0, length)), pad(value, (0, 0, 0, length))
-    return Steps()(q, k, v, scale=scale, **masks)
+    return Steps()(q, k, v, masked, scale=scale)
 
 
 def online(tile: int) -> Callable[..., Tensor]:

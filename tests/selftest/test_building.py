@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -115,7 +116,7 @@ def _start(array: Array) -> int:
 
 @pytest.mark.parametrize("layout", Layout)
 @pytest.mark.parametrize("to_case", [lambda case: case, module_case], ids=["op", "module"])
-def test_a_fresh_problem_is_equal_and_apart(layout: Layout, to_case: type[Case]) -> None:
+def test_a_fresh_problem_is_equal_and_apart(layout: Layout, to_case: Callable[[Case], Case]) -> None:
     problem = build(to_case(replace(EVERYTHING, layout=layout)), "bfloat16")
     fresh = problem.fresh()
     assert same(fresh, problem)
@@ -134,7 +135,9 @@ def test_shared_inputs_stay_shared() -> None:
     assert changed.query is changed.value
 
 
-@pytest.mark.parametrize("sizes", [*SIZES, *(Sizes(batch=3, num_heads=3, query_length=3, key_length=n) for n in (2, 3))])
+@pytest.mark.parametrize(
+    "sizes", [*SIZES, *(Sizes(batch=3, num_heads=3, query_length=3, key_length=n) for n in (2, 3))]
+)
 @pytest.mark.parametrize("padding", [p for p in Padding if p is not Padding.EMPTY_SAMPLE])
 def test_random_masks_leave_no_row_empty(sizes: Sizes, padding: Padding) -> None:
     for shape in MaskShape:

@@ -82,7 +82,7 @@ def test_json_may_leave_out_defaults() -> None:
 )
 def test_wrong_json_is_refused_by_field(change: dict[str, object], message: str) -> None:
     text = json.dumps({**json.loads(Case().to_json()), **change})
-    with pytest.raises(ValueError, match="^case") as caught:
+    with pytest.raises(ValueError, match=r"^case") as caught:
         Case.from_json(text)
     assert str(caught.value).startswith(message)
 
@@ -101,9 +101,7 @@ def test_a_case_is_told_by_what_is_out_of_the_ordinary() -> None:
 @pytest.mark.parametrize("conventions", CONVENTIONS, ids=str)
 def test_every_pair_of_options_that_can_meet_does(conventions: Conventions) -> None:
     found = combinations(lambda case: True, conventions)
-    met = {
-        (a, getattr(case, a), b, getattr(case, b)) for case in found for a, b in subsets(FACTORS, 2)
-    }
+    met = {(a, getattr(case, a), b, getattr(case, b)) for case in found for a, b in subsets(FACTORS, 2)}
     for a, b in subsets(FACTORS, 2):
         for x, y in product(FACTORS[a], FACTORS[b]):
             pair = Case(**{a: x, b: y})

@@ -98,7 +98,7 @@ def test_a_bound_that_lets_zeros_pass_is_blunt() -> None:
     wide = Expected(VALUE, np.abs(VALUE) + 1e-3)
     assert compared(VALUE.copy(), wide).blunt
     assert not compared(VALUE * -3, wide).blunt  # a failure counts, however wide the bound is
-    one_is_sharp = Expected(VALUE, np.where(VALUE == VALUE.max(), 0.1, wide.bound))
+    one_is_sharp = Expected(VALUE, np.where(VALUE.max() == VALUE, 0.1, wide.bound))
     assert not compared(VALUE.copy(), one_is_sharp).blunt
 
 

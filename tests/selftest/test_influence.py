@@ -15,13 +15,12 @@ from implementations.ops import torch_op
 from implementations.torch_modules import TORCH_MODULES
 from spec.building import build
 from spec.cases import Case, Garbage, MaskKind
-from spec.features import Conventions
+from spec.features import Conventions, Scope
 from spec.problems import Problem
 from tests.harness.influence import LONGEST, spans, wrong_keys
 from tests.harness.running import run
 from tests.selftest.steps import INFINITY, Steps
 from tests.selftest.wrong.record import OP
-from spec.features import Scope
 
 CAUSAL = Case(causal=True).sized(query_length=7)
 

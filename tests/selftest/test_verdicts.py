@@ -72,7 +72,7 @@ def test_a_failure_needs_a_message() -> None:
 
 def test_an_expected_failure_needs_a_public_link_and_a_reason() -> None:
     for reason, link in (("so", "http://example.org"), ("so", ""), ("", LINK)):
-        with pytest.raises(ValueError, match="expected failure of masks.bool needs"):
+        with pytest.raises(ValueError, match=r"expected failure of masks\.bool needs"):
             ExpectedFailure("masks.bool", reason, link)
 
 
@@ -80,9 +80,9 @@ def _never(problem: Problem, device: str) -> Result:
     raise AssertionError("nothing is asked here")
 
 
-def _judge(*entries: ExpectedFailure) -> Judge:
+def _judge(*entries: ExpectedFailure, dtype: str = "float32") -> Judge:
     claims = Claims(Scope.OP, frozenset({Feature.CORE}))
-    return Judge(Implementation("some.op", claims, _never, expected_failures=entries), "float32")
+    return Judge(Implementation("some.op", claims, _never, expected_failures=entries), dtype)
 
 
 def _found(judge: Judge) -> Verdict:
@@ -139,6 +139,14 @@ def test_nothing_checked_is_an_error() -> None:
     found = _found(judge)
     assert (found.status, found.checks, found.blunt) == (Status.ERROR, 0, 1)
     assert "too wide" in found.reason
+
+
+def test_a_half_type_may_be_too_coarse_for_a_clause() -> None:
+    judge = _judge(dtype="float16")
+    judge.record(Case(), Comparison(0.5, blunt=True))
+    found = _found(judge)
+    assert (found.status, found.checks) == (Status.NOT_CLAIMED, 0)
+    assert "wider dtypes decide" in found.reason
 
 
 def test_what_cannot_be_asked_is_not_claimed() -> None:

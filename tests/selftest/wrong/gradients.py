@@ -20,7 +20,7 @@ class Distorted(torch.autograd.Function):
         return x.clone()
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         return ctx.spoil(gradient), None
 
 

@@ -11,7 +11,7 @@ from implementations.contract import Claims, Implementation, Result
 from implementations.ops import torch_op
 from spec.features import Feature, Scope
 from spec.problems import Problem
-from tests.selftest.steps import INFINITY, Steps, add_causal, add_mask, factor, score, softmax
+from tests.selftest.steps import INFINITY, Steps, add_causal, add_mask, score, softmax
 from tests.selftest.wrong.record import OP, REGISTRY, Wrong, breaks
 
 
@@ -78,7 +78,9 @@ def padding_instead_of_mask(query: Tensor, key: Tensor, value: Tensor, **options
     return Steps()(query, key, value, **options)
 
 
-@breaks("masks.empty-row-bool", "masks.empty-row-float", "masks.empty-row-padding", "gradients.empty-row", step="softmax")
+@breaks(
+    "masks.empty-row-bool", "masks.empty-row-float", "masks.empty-row-padding", "gradients.empty-row", step="softmax"
+)
 def empty_row_is_nan(scores: Tensor) -> Tensor:
     return torch.softmax(scores, -1)
 
@@ -134,7 +136,9 @@ def padding_dropped_beside_flag(query: Tensor, key: Tensor, value: Tensor, **opt
 
 
 @breaks("relations.causal-prefix", "causal.no-future", holds=("scores.dot-product",))
-def future_cut_after_softmax(query: Tensor, key: Tensor, value: Tensor, is_causal: bool = False, **options: Any) -> Tensor:
+def future_cut_after_softmax(
+    query: Tensor, key: Tensor, value: Tensor, is_causal: bool = False, **options: Any
+) -> Tensor:
     steps = Steps(softmax=lambda scores: softmax(scores).tril()) if is_causal else Steps()
     return steps(query, key, value, **options)
 

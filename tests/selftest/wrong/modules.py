@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -29,14 +28,13 @@ class Layer(nn.Module):
     def __init__(self, problem: Problem) -> None:
         super().__init__()
         self.num_heads = problem.num_heads
-        for role in ROLES:
-            self.add_module(role, nn.Linear(*problem.parameters[f"w_{role}"].shape))
+        self.q, self.k, self.v, self.o = (nn.Linear(*problem.parameters[f"w_{role}"].shape) for role in ROLES)
 
     def projected(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return self.q(query), self.k(key), self.v(value)
 
     def split(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+        return x.view(*x.shape[:2], self.num_heads, -1).transpose(1, 2)
 
     def merge(self, heads: Tensor) -> Tensor:
         return heads.transpose(1, 2).flatten(2)
@@ -57,7 +55,9 @@ def _call(module: nn.Module, given: Tensors, problem: Problem) -> Tensor:
     return output
 
 
-def layer(kind: type[Layer], construct: Callable[[int, int], object] | None = None, free: bool = True) -> Implementation:
+def layer(
+    kind: type[Layer], construct: Callable[[int, int], object] | None = None, free: bool = True
+) -> Implementation:
     """The layer with every claim it can stand for; with `free`, all widths may differ."""
     return Implementation(
         kind.__name__,
@@ -67,7 +67,9 @@ def layer(kind: type[Layer], construct: Callable[[int, int], object] | None = No
     )
 
 
-def breaks_layer(*fails: str, holds: tuple[str, ...] = (), raises: bool = False, free: bool = True) -> Callable[[type[Layer]], type[Layer]]:
+def breaks_layer(
+    *fails: str, holds: tuple[str, ...] = (), raises: bool = False, free: bool = True
+) -> Callable[[type[Layer]], type[Layer]]:
     """Registers a layer that makes a mistake."""
 
     def register(kind: type[Layer]) -> type[Layer]:

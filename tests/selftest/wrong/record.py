@@ -56,7 +56,10 @@ def breaks(
     """Registers a function that makes a mistake.
 
     Args:
-        fails: see `Wrong`, as holds, dtype and raises.
+        fails: see `Wrong`.
+        holds: see `Wrong`.
+        dtype: see `Wrong`.
+        raises: see `Wrong`.
         step: the step of `Steps` that it stands for; without one, it is a whole scaled_dot_product_attention.
         claims: features beyond those of `OP` and of the extras.
         without: features of `OP` that it does not claim.
@@ -64,7 +67,7 @@ def breaks(
     """
 
     def register(mistake: Mistake) -> Mistake:
-        whole = Steps(**{step: mistake}).answer if step else mistake
+        whole = Steps(**{step: mistake}).answer if step else mistake  # type: ignore[arg-type]  # each has its own
         returned = ("weights", "log_sum_exp") if step else extras
         features = (OP | claims | {EXTRAS[extra] for extra in returned}) - without
         implementation = Implementation(

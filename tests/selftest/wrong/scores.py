@@ -16,9 +16,7 @@ TILE = 4
 
 
 @breaks("scores.scale-default", "scores.scale-explicit", "softmax.rows-sum-to-one", holds=("shapes.output",))
-def scale_after_softmax(
-    query: Tensor, key: Tensor, value: Tensor, scale: float | None = None, **masks: Any
-) -> Tensor:
+def scale_after_softmax(query: Tensor, key: Tensor, value: Tensor, scale: float | None = None, **masks: Any) -> Tensor:
     return Steps()(query, key, value, scale=1.0, **masks) * factor(query, scale)
 
 
@@ -145,7 +143,7 @@ def values_clamped(weights: Tensor, value: Tensor) -> Tensor:
 @breaks("heads.independent", step="softmax")
 def softmax_over_heads_too(scores: Tensor) -> Tensor:
     joined = softmax(scores.transpose(1, 2).flatten(2))
-    return joined.unflatten(2, (scores.shape[1], -1)).transpose(1, 2)
+    return joined.view(scores.transpose(1, 2).shape).transpose(1, 2)
 
 
 @breaks("relations.permute-heads", step="score")

@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spec.features import Feature
-from tests.selftest.steps import Steps, factor, mix, score, softmax
+from tests.selftest.steps import Steps, mix, score, softmax
 from tests.selftest.wrong.record import breaks
 
 

@@ -1,0 +1,94 @@
+"""Sessions: pytest runs of the suite inside a test, on candidates of the test's own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SETTINGS = ("-c", str(ROOT / "pyproject.toml"), "--rootdir", str(ROOT), "-p", "no:cacheprovider")
+SUITE = (*SETTINGS, str(ROOT / "tests" / "conformance"))
+CANDIDATES = """
+import os, sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from implementations.contract import ExpectedFailure, Unable
+from implementations.torch_ops import TORCH_OPS
+
+MATH = next(i for i in TORCH_OPS if i.name == "torch.sdpa.math")
+LINK = "https://example.org/issues/1"
+asked = 0
+
+
+def output(change):
+    def run(problem, device):
+        result = MATH.run(problem, device)
+        return replace(result, output=change(result.output))
+    return run
+
+
+def raising(error):
+    def run(problem, device):
+        raise error
+    return run
+
+
+def sudden(problem, device):
+    global asked
+    asked += 1
+    if asked > 9:
+        os._exit(9)
+    return MATH.run(problem, device)
+
+
+def candidate(name, run=MATH.run, *expected, **claims):
+    return replace(MATH, name=name, run=run, expected_failures=expected, claims=replace(MATH.claims, **claims))
+
+
+right = candidate("right")
+halved = candidate("halved", output(lambda output: output / 2))
+known = candidate("known", output(lambda output: output / 2), ExpectedFailure("causal.square", "halved", LINK))
+mended = candidate("mended", MATH.run, ExpectedFailure("causal.square", "halved", LINK))
+numbed = candidate("numbed", output(np.nan_to_num))
+skips = candidate("skips", raising(pytest.skip.Exception("not today")))
+exits = candidate("exits", raising(SystemExit(0)))
+leaves = candidate("leaves", raising(pytest.exit.Exception("enough")))
+fails = candidate("fails", raising(ZeroDivisionError("by zero")))
+xfails = candidate("xfails", raising(pytest.xfail.Exception("known")))
+silent = candidate("silent", lambda problem, device: None)
+shy = candidate("shy", fit=lambda case: Unable("rather not"))
+dies = candidate("dies", sudden)
+"""
+
+
+class Sessions:
+    """Runs the suite on the candidates above, in this process or in one of its own."""
+
+    def __init__(self, pytester: pytest.Pytester) -> None:
+        self.pytester = pytester
+        self.file = pytester.makepyfile(candidates=CANDIDATES)
+
+    def run(self, *arguments: str) -> pytest.RunResult:
+        """In this process; warnings and output are those of a run of its own."""
+        return self.pytester.runpytest_inprocess(*SUITE, *arguments)
+
+    def judge(self, candidate: str, *arguments: str) -> pytest.RunResult:
+        """One candidate, in float64."""
+        return self.run("--candidate", f"{self.file}:{candidate}", "--dtype", "float64", *arguments)
+
+    def apart(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """In a process of its own, which may die."""
+        command = [sys.executable, "-m", "pytest", *SUITE, *arguments]
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+
+
+@pytest.fixture
+def sessions(pytester: pytest.Pytester) -> Sessions:
+    """The runner of sessions."""
+    return Sessions(pytester)

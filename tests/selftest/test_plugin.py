@@ -1,0 +1,165 @@
+"""The command line: what is asked, how failures read, and that no candidate gets out of its verdict."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from implementations.builtin import BUILTIN
+from spec.clauses import load
+from tests.selftest.sessions import Sessions, sessions
+
+__all__ = ["sessions"]
+
+pytest_plugins = ["pytester"]
+
+MATH = ("--implementation", "torch.sdpa.math")
+
+
+def errors(result: pytest.RunResult) -> list[str]:
+    """What was written to the error stream, without empty lines."""
+    return [line for line in result.errlines if line.strip()]
+
+
+def test_ids_read_like_the_specification(sessions: Sessions) -> None:
+    result = sessions.run(*MATH, "--clause", "causal.s*", "--clause", "values.*", "--collect-only")
+    found = [line.partition("::")[2] for line in result.outlines if "::" in line]
+    clauses = ("values.weighted-sum", "values.width", "values.single-key", "causal.square")
+    dtypes = ("float64", "float32", "bfloat16", "float16")
+    assert sorted(found) == sorted(f"{c}[torch.sdpa.math-{d}]" for c in clauses for d in dtypes)
+
+
+def test_only_claimed_clauses_become_tests(sessions: Sessions) -> None:
+    result = sessions.run(*MATH, "--clause", "softmax.*weights", "--clause", "projections.*", "--collect-only")
+    assert not [line for line in result.outlines if "::" in line]
+
+
+def test_selection_by_dtype_and_patterns(sessions: Sessions) -> None:
+    result = sessions.run("--implementation", "torch.sdpa*", "--clause", "causal.square", "--dtype", "float16")
+    assert result.ret == 0
+    assert result.parseoutcomes() == {"passed": 3}
+
+
+def test_clauses_are_listed_a_line_each(sessions: Sessions) -> None:
+    result = sessions.run("--list-clauses")
+    assert result.ret == 0
+    assert [line.split()[0] for line in result.outlines if line.strip()] == list(load())
+
+
+def test_implementations_are_listed_a_line_each(sessions: Sessions) -> None:
+    result = sessions.run("--list-implementations")
+    assert result.ret == 0
+    assert [line.split()[0] for line in result.outlines if line.strip()] == [i.name for i in BUILTIN]
+    chosen = sessions.run("--list-implementations", "--implementation", "torch.sdpa*")
+    assert len([line for line in chosen.outlines if line.strip()]) == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("--clause", "causal.sqare"), "--clause 'causal.sqare' selects nothing; there are for example: causal.square"),
+        (("--implementation", "torch.spda"), "--implementation 'torch.spda' selects nothing"),
+        (("--dtype", "float31"), "--dtype 'float31' selects nothing; there are for example: float32"),
+        (("--tier", "quik"), "--tier 'quik' selects nothing; there are for example: quick"),
+        (("--device", "cuda:99"), "--device 'cuda:99' "),
+        (("--device", "gpu"), "--device 'gpu' "),
+        (("--convention", "empty-row=nan"), "--convention describes a candidate"),
+        (("--candidate", "nowhere.py:f"), "nowhere.py"),
+    ],
+)
+def test_what_selects_nothing_is_told_in_one_line(sessions: Sessions, arguments: tuple[str, ...], told: str) -> None:
+    result = sessions.run(*arguments)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert len(errors(result)) == 1
+    assert told in errors(result)[0]
+
+
+@pytest.mark.parametrize(
+    ("setting", "told"),
+    [
+        ("empty-row", "is not of the form KEY=VALUE"),
+        ("empty-rows=nan", "no convention is named 'empty-rows'; there are: empty-row, "),
+        ("empty-row=none", "convention empty-row cannot be 'none'; choose from: zeros, nan, uniform"),
+    ],
+)
+def test_mistyped_conventions_are_told_in_one_line(sessions: Sessions, setting: str, told: str) -> None:
+    result = sessions.judge("right", "--convention", setting)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert len(errors(result)) == 1
+    assert told in errors(result)[0]
+
+
+def test_a_failure_reads_in_terms_of_the_specification(sessions: Sessions) -> None:
+    result = sessions.judge("halved", "--clause", "causal.square")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    text = result.stdout.str()
+    assert "causal.square (MUST): With as many queries as keys, query i MUST attend to the keys 0 to i" in text
+    assert "halved in float64: output of sample " in text
+    assert " x the bound " in text
+    assert "5 of 5 checks fail; the plainest case: B=2 H=3 Lq=7 Lk=7" in text
+    again = next(line for line in result.outlines if "again: pytest" in line)
+    assert again.endswith(f"--candidate {sessions.file}:halved --clause causal.square --dtype float64")
+    assert "Traceback" not in text
+
+
+def test_a_violated_should_is_no_failure(sessions: Sessions) -> None:
+    result = sessions.judge("numbed", "--clause", "numerics.nan-propagates", "--clause", "causal.square")
+    assert result.ret == 0
+    assert result.parseoutcomes() == {"passed": 1, "xfailed": 1}
+    assert "advice (SHOULD)  numerics.nan-propagates" in result.stdout.str()
+
+
+def test_a_known_deviation_is_no_failure(sessions: Sessions) -> None:
+    result = sessions.judge("known", "--clause", "causal.square")
+    assert result.ret == 0
+    assert result.parseoutcomes() == {"xfailed": 1}
+    assert "conforms, 1 known deviation" in result.stdout.str()
+    assert "https://example.org/issues/1" in result.stdout.str()
+
+
+def test_a_known_deviation_that_is_gone_is_an_error(sessions: Sessions) -> None:
+    result = sessions.judge("mended", "--clause", "causal.square")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    assert "passes, but is expected to fail (halved): remove the entry" in result.stdout.str()
+
+
+@pytest.mark.parametrize(
+    ("candidate", "told"),
+    [
+        ("skips", "raised Skipped: not today"),
+        ("exits", "raised SystemExit: 0"),
+        ("leaves", "raised Exit: enough"),
+        ("fails", "raised ZeroDivisionError: by zero"),
+        ("xfails", "raised XFailed: known"),
+        ("silent", "returned NoneType, not a Result"),
+    ],
+)
+def test_no_candidate_gets_out_of_its_verdict(sessions: Sessions, candidate: str, told: str) -> None:
+    result = sessions.judge(candidate, "--clause", "causal.square", "--clause", "softmax.over-keys")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    assert result.parseoutcomes() == {"failed": 2}
+    assert told in result.stdout.str()
+
+
+def test_a_claimed_feature_without_a_check_is_an_error(sessions: Sessions) -> None:
+    result = sessions.run("--candidate", f"{sessions.file}:shy")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    assert "ERROR  shy claims core, and nothing was checked of it" in result.stdout.str()
+    assert result.parseoutcomes()["skipped"] > 100
+    assert "passed" not in result.parseoutcomes()
+
+
+def test_two_processes_give_the_verdicts_of_one(sessions: Sessions, tmp_path: Path) -> None:
+    chosen = ("--implementation", "torch.sdpa.flash", "--clause", "causal.*", "--clause", "masks.b*")
+    sessions.run(*chosen, "--report", str(tmp_path / "one"))
+    sessions.apart(*chosen, "--report", str(tmp_path / "two"), "-n", "2")
+    found = []
+    for folder in ("one", "two"):
+        report = json.loads((tmp_path / folder / "report.json").read_text())
+        assert report["closing"]["complete"] is True
+        (entry,) = report["implementations"]
+        found.append(sorted(({**v, "seconds": 0.0} for v in entry["clauses"]), key=str))
+    assert found[0] == found[1]
+    assert len(found[0]) == (6 + 2) * 4

@@ -1,0 +1,37 @@
+"""The number of checks for each profile of claims: a test that quietly asks less than before is found here."""
+
+from __future__ import annotations
+
+import pytest
+
+from implementations.builtin import BUILTIN
+from tests.harness.running import run
+
+PINS = {
+    "torch.sdpa.math": (0, 0),
+    "torch.mha": (0, 0),
+    "torch.mha.fast-path": (0, 0),
+    "source.d": (0, 0),
+    "source.e": (0, 0),
+    "inhouse.numpy": (0, 0),
+}
+"""Checks that count, and blunt ones that do not, of the quick tier. Where a change is meant, write down the new numbers
+that the failure shows; fewer checks need a reason."""
+
+
+@pytest.mark.parametrize("name", PINS)
+def test_as_much_is_asked_as_ever(name: str) -> None:
+    (implementation,) = (i for i in BUILTIN if i.name == name)
+    verdicts = run(implementation)
+    assert (sum(v.checks for v in verdicts), sum(v.blunt for v in verdicts)) == PINS[name]
+
+
+def test_clauses_of_one_profile_are_all_asked_in_all_dtypes() -> None:
+    (implementation,) = (i for i in BUILTIN if i.name == "inhouse.numpy")
+    clauses = ("masks.bool", "numerics.working-precision", "numerics.half-range")
+    asked = [(v.clause, v.dtype) for v in run(implementation, clauses)]
+    assert asked == [
+        *(("masks.bool", dtype) for dtype in ("float64", "float32", "bfloat16", "float16")),
+        ("numerics.working-precision", "float64"),
+        ("numerics.half-range", "float16"),
+    ]
