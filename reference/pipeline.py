@@ -43,7 +43,8 @@ def normalise(scores: Floats) -> Floats:
     """Softmax over the keys, the maximum of each row subtracted; a row of minus infinities gives zeros."""
     top = np.max(scores, axis=-1, keepdims=True, initial=-np.inf)
     exponentials = np.exp(scores - np.where(np.isfinite(top), top, 0.0))
-    return exponentials / np.maximum(exponentials.sum(-1, keepdims=True), np.finfo(float).tiny)
+    weights: Floats = exponentials / np.maximum(exponentials.sum(-1, keepdims=True), np.finfo(float).tiny)
+    return weights
 
 
 def fill_empty_rows(weights: Floats, seen: Visibility) -> Floats:
@@ -86,7 +87,7 @@ class Trace:
         top = np.max(self.scores, axis=-1, initial=-np.inf)
         shift = np.where(np.isfinite(top), top, 0.0)
         with np.errstate(divide="ignore"):
-            return np.log(np.exp(self.scores - shift[..., None]).sum(-1)) + shift
+            return np.asarray(np.log(np.exp(self.scores - shift[..., None]).sum(-1)) + shift)
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,7 @@ class Pipeline:
         scores = self.mask(products, seen)
         weights = self.fill_empty_rows(self.normalise(scores), seen)
         heads = self.mix(weights, value)
-        output = heads if wide.scope is Scope.OP else self._projected_out(wide, heads)
+        output = heads if wide.scope is Scope.OP else self.project_out(wide, heads)
         return Trace(query, key, value, scale, products, scores, weights, heads, output, seen)
 
     def _heads(self, problem: Problem) -> tuple[Floats, Floats, Floats]:
@@ -132,7 +133,8 @@ class Pipeline:
         )
         return query, key, value
 
-    def _projected_out(self, problem: Problem, heads: Floats) -> Floats:
+    def project_out(self, problem: Problem, heads: Floats) -> Floats:
+        """(B, H, Lq, d_v) -> (B, Lq, out_dim): the heads merged, and projected where the module has W^O."""
         merged = self.merge_heads(heads)
         if "w_o" not in problem.parameters:
             return merged

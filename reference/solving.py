@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from reference.bounds import forward_bounds
 from reference.gradient_bounds import gradient_bounds
 from reference.gradients import gradients
-from reference.pipeline import Pipeline, Trace
+from reference.pipeline import Pipeline, Trace, mix
 from reference.precision import precision
 from reference.visibility import causal
 from spec.cases import Sharing
-from spec.features import Conventions
+from spec.features import Conventions, Scope
 from spec.problems import Problem
 
 Floats: TypeAlias = NDArray[np.float64]
@@ -29,6 +29,8 @@ class Expected:
 
     value: Floats
     bound: Floats
+    decoy: Floats | None = None
+    """A wrong answer near the right one that the bound has to tell from it: the mean of the visible values."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +56,7 @@ def solve(problem: Problem, conventions: Conventions = Conventions()) -> Solutio
         rounding = (working.growth(problem.num_heads) + 2.0 * working.storage) * averaged
         rounding = rounding + working.floor * trace.seen.allowed.any(1)
         parts = {
-            "output": Expected(trace.output, bounds.output),
+            "output": Expected(trace.output, bounds.output, _mean_of_values(problem, trace)),
             "weights": Expected(trace.weights, bounds.weights),
             "averaged_weights": Expected(averaged, bounds.weights.mean(1) + rounding),
             "log_sum_exp": Expected(trace.log_sum_exp, bounds.log_sum_exp),
@@ -64,6 +66,19 @@ def solve(problem: Problem, conventions: Conventions = Conventions()) -> Solutio
             errors = gradient_bounds(problem, trace, bounds, working)
             parts |= {f"gradients.{name}": Expected(found[name], errors[name]) for name in found}
     return Solution(parts, trace)
+
+
+def _mean_of_values(problem: Problem, trace: Trace) -> Floats | None:
+    """The output with equal weights for all visible keys; None where that is the right answer."""
+    allowed = trace.seen.allowed
+    low = np.min(np.where(allowed, trace.scores, np.inf), axis=-1, initial=np.inf)
+    high = np.max(trace.scores, axis=-1, initial=-np.inf)
+    same_values = (trace.value == trace.value[:, :, :1]).all()
+    if same_values or not (low < high).any():
+        return None
+    equal = allowed / np.maximum(allowed.sum(-1, keepdims=True), 1)
+    heads = mix(equal, trace.value)
+    return heads if problem.scope is Scope.OP else Pipeline().project_out(problem.widened(), heads)
 
 
 def sample_rows(problem: Problem, rows: Indices, conventions: Conventions = Conventions()) -> Problem:

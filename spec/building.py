@@ -100,7 +100,7 @@ def _heads(
     value = rng.standard_normal((s.batch, s.num_heads, s.key_length, s.d_v)) * case.value_scale
     if case.values is Values.CONSTANT:
         value[:] = value[:, :, :1]
-    unseen = ~allowed.any(axis=2)
+    unseen: NDArray[np.bool_] = ~np.asarray(allowed.any(axis=2))
     query, key = _scored(case, rng, query, key, unseen, dtype)
     if case.garbage is not Garbage.NONE:
         key[unseen], value[unseen] = _garbage(case, dtype)
@@ -147,7 +147,7 @@ def _scored(
 def _codes(count: int, width: int) -> Floats:
     """(count, width) rows of +1 and -1: the binary digits of the row number, different for count <= 2**width."""
     digits = (np.arange(count)[:, None] >> np.arange(width)) & 1
-    return 1.0 - 2.0 * digits
+    return np.asarray(1.0 - 2.0 * digits)
 
 
 def _random_inputs(form: ModuleForm, case: Case, rng: np.random.Generator) -> tuple[Floats, Floats, Floats]:
@@ -191,12 +191,12 @@ def _selecting(form: ModuleForm, op: Problem) -> tuple[Array, Array, Array]:
     return query, key, value
 
 
-def _selectors(form: ModuleForm, case: Case) -> dict[str, Floats]:
+def _selectors(form: ModuleForm, case: Case) -> dict[str, Array]:
     s = case.sizes
     keyed, valued = s.num_heads * s.d_k, s.num_heads * s.d_v
     start = {Sharing.SELF: (0, keyed, 2 * keyed), Sharing.KEY_VALUE: (0, 0, keyed), Sharing.NONE: (0, 0, 0)}
     at = start[form.sharing]
-    parameters = {
+    parameters: dict[str, Array] = {
         "w_q": np.eye(form.query_dim, keyed, -at[0]),
         "w_k": np.eye(form.key_dim, keyed, -at[1]),
         "w_v": np.eye(form.value_dim, valued, -at[2]),

@@ -252,8 +252,8 @@ def _value(hint: Any, value: object, where: str) -> Any:
     if isinstance(hint, type) and issubclass(hint, StrEnum):
         if value not in list(hint):
             raise ValueError(f"{where} cannot be {value!r}; choose from: {', '.join(hint)}")
-        return hint(value)
-    accepted = {float: (int, float), float | None: (int, float, type(None)), int: int, bool: bool}[hint]
+        return hint(str(value))
+    accepted: Any = {float: (int, float), float | None: (int, float, type(None)), int: int, bool: bool}[hint]
     if not isinstance(value, accepted) or (isinstance(value, bool) and hint is not bool):
         raise ValueError(f"{where} cannot be {value!r}")
     return value

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,7 +51,7 @@ def _pattern(case: Case, shape: tuple[int, int, int, int], rng: np.random.Genera
         case Pattern.SINGLE_KEY:
             limit = np.minimum(queries[:, 0], shape[3] - 1) if case.causal else shape[3] - 1
             chosen = rng.integers(0, np.broadcast_to(limit, shape[:3]) + 1)
-            return keys == chosen[..., None]
+            return np.asarray(keys == chosen[..., None])
         case Pattern.SEGMENTS:
             segments = queries * 2 // max(shape[2], 1) == keys * 2 // max(shape[3], 1)
             return np.broadcast_to(segments | (shape[3] == 1), shape).copy()
@@ -123,7 +123,7 @@ def _real_keys(case: Case, lengths: NDArray[np.int64]) -> Booleans:
 
 
 def visible(
-    case: Case, mask: NDArray[np.generic] | None, padding: Booleans | None, lengths: NDArray[np.int64] | None
+    case: Case, mask: NDArray[Any] | None, padding: Booleans | None, lengths: NDArray[np.int64] | None
 ) -> Booleans:
     """(B, H, Lq, Lk): which keys each query may see under mask and padding; the causal flag is left out."""
     s = case.sizes

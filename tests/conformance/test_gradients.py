@@ -22,6 +22,7 @@ ORDINARY = (
     Case(seed=55, padding=Padding.LEFT),
     Case(seed=56, padding=Padding.LENGTHS),
     Case(seed=57, spread=3.0).sized(batch=1, query_length=17, key_length=33),
+    Case(seed=59, spread=0.5).sized(key_length=4),  # gentle: bfloat16 leaves its gradients some digits
 )
 
 

@@ -29,7 +29,7 @@ class Comparison:
     Attributes:
         worst: the largest error in units of the bound; infinity for a wrong shape, dtype, NaN or infinity.
         message: empty when everything is within the bounds.
-        blunt: the bound is so wide that zeros would pass as well.
+        blunt: the bound is so wide that zeros, or the mean of the visible values, would pass as well.
     """
 
     worst: float
@@ -103,5 +103,10 @@ def _first(wrong: NDArray[np.bool_]) -> tuple[int, ...]:
 
 def _is_blunt(expected: Expected) -> bool:
     finite = np.isfinite(expected.value)
-    meant = np.abs(expected.value[finite])
-    return bool(meant.any() and (meant <= expected.bound[finite]).all())
+    value, bound = expected.value[finite], expected.bound[finite]
+    if not value.any():
+        return False
+    zeros_pass = (np.abs(value) <= bound).all()
+    decoy = expected.decoy
+    decoy_passes = decoy is not None and (np.abs(decoy[finite] - value) <= bound).all()
+    return bool(zeros_pass or decoy_passes)

@@ -70,10 +70,6 @@ def scale_on_both_sides(query: Tensor, key: Tensor, by: float) -> Tensor:
     return score(query * copysign(root, by), key * root, 1.0)
 
 
-def scale_on_the_query(query: Tensor, key: Tensor, by: float) -> Tensor:
-    return score(query * by, key, 1.0)
-
-
 def products_one_by_one(query: Tensor, key: Tensor, by: float) -> Tensor:
     """The components of a dot product summed from the last to the first."""
     columns = zip(reversed(query.unbind(-1)), reversed(key.unbind(-1)), strict=True)
@@ -178,7 +174,6 @@ STEPS = {
     "eager.log-softmax": Steps(wide=False, softmax=exp_of_log_softmax),
     "eager.base-2": Steps(wide=False, softmax=powers_of_two),
     "eager.scale-on-both-sides": Steps(wide=False, score=scale_on_both_sides),
-    "eager.scale-on-the-query": Steps(wide=False, score=scale_on_the_query),
     "products-one-by-one": Steps(score=products_one_by_one),
     "values-from-the-last": Steps(mix=values_from_the_last),
     "einsum": Steps(mix=einsum_mix),
@@ -191,7 +186,7 @@ FUNCTIONS = {
     "online-7": online(7),
     "merged-halves": merged_halves,
 }
-STYLES = ("wide softmax", "log-softmax", "base 2", "divided last", "merged 5", "online 64")
+STYLES = ("divided last", "merged 5", "online 64")
 RIGHT: tuple[Right, ...] = (
     *(Right(_of_steps(name, steps), () if steps.wide else OVERFLOWS) for name, steps in STEPS.items()),
     *(Right(_of_torch(name, function)) for name, function in FUNCTIONS.items()),
