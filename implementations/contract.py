@@ -64,7 +64,7 @@ class Result:
 
 @dataclass(frozen=True)
 class ExpectedFailure:
-    """A known deviation: the clause, why, where it is public, and the dtypes and device on which it shows (empty: all)."""
+    """A known deviation: the clause, why, where it is public, the dtypes and device on which it shows (empty: all)."""
 
     clause: str
     reason: str

@@ -20,7 +20,7 @@ MOVE = 64.0
 
 
 def wrong_keys(problem: Problem, conventions: Conventions, ask: Callable[[Problem], Result], garbage: Garbage) -> str:
-    """Such as "query 3 of head 1 may see keys 0..3, yours also saw key 4"; nothing if it saw right, or none can tell."""
+    """Such as "query 3 of head 1 may see keys 0..3, yours also saw key 4"; empty if it saw right, or none can tell."""
     if problem.scope is not Scope.OP and problem.sharing is not Sharing.NONE:
         return ""
     if garbage is not Garbage.NONE or not 0 < problem.key.shape[-2] <= LONGEST:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from implementations.contract import ExpectedFailure, Implementation
+from implementations.contract import ExpectedFailure
 from spec.cases import Case
 from spec.clauses import Clause
 from tests.harness.judge import Judge
