@@ -53,6 +53,7 @@ class Result:
         averaged_weights: (B, Lq, Lk), where claimed.
         log_sum_exp: (B, H, Lq), natural logarithm, where claimed.
         gradients: by the names in `Problem.needs`; a shared input's under its first name.
+        disturbed: what the call has changed of what it was handed, apart from numbers: "the strides of key".
     """
 
     output: Array
@@ -60,6 +61,7 @@ class Result:
     averaged_weights: Array | None = None
     log_sum_exp: Array | None = None
     gradients: Mapping[str, Array] = field(default_factory=dict)
+    disturbed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,8 @@ class Implementation:
         about: one line for listings.
         expected_failures: deviations that are known and public.
         construct: builds the module for a head count and width and throws it away; for clauses on errors.
+        ways: other ways to the same answer, such as "in evaluation mode", each as a `run` of its own; to have some is
+            to claim `Feature.WAYS`.
     """
 
     name: str
@@ -102,3 +106,10 @@ class Implementation:
     about: str = ""
     expected_failures: tuple[ExpectedFailure, ...] = ()
     construct: Callable[[int, int], object] | None = None
+    ways: Mapping[str, Callable[[Problem, str], Result]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if bool(self.ways) is not (Feature.WAYS in self.claims):
+            raise ValueError(
+                f"{self.name} has {len(self.ways)} other ways to be called: claim Feature.WAYS to have any"
+            )

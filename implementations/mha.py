@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from implementations.contract import Unable
-from implementations.modules import Packed, Places, Tensors
+from implementations.modules import Packed, Places
+from implementations.tensors import Tensors
 from spec.cases import Case, MaskKind
 from spec.features import Feature, Polarity
 from spec.problems import Problem

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
 from implementations.contract import Result
-from implementations.tensors import TORCH_DTYPES, gradients_of, tensors, to_array
+from implementations.tensors import (
+    TORCH_DTYPES,
+    Tensors,
+    differing,
+    forms,
+    gradients_of,
+    tensors,
+    to_array,
+)
 from spec.problems import Array, Problem
-
-Tensors = dict[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -39,6 +46,7 @@ def torch_module(
     places: Places | Callable[[nn.Module], Places],
     *,
     extras: Sequence[str] = (),
+    context: Callable[[], AbstractContextManager[object]] = nullcontext,
 ) -> Callable[[Problem, str], Result]:
     """A `run` for a module.
 
@@ -48,6 +56,7 @@ def torch_module(
             output, (B, Lq, width).
         places: where its parameters are, or a function that finds them.
         extras: what the call returns after the output, by the names of `Result`.
+        context: entered around each forward call.
     """
     kept: dict[tuple[object, ...], nn.Module] = {}
 
@@ -65,11 +74,15 @@ def torch_module(
         module = module_for(problem, device)
         where = _present(module, places(module) if callable(places) else places)
         load(module, where, given)
-        with torch.set_grad_enabled(problem.cotangent is not None):
+        mode = module.training
+        with context(), torch.set_grad_enabled(problem.cotangent is not None):
+            before = forms(given)
             answer = call(module, given, problem)
+            disturbed = differing(before, forms(given)) + _moved(module, where, given, mode)
         output, *rest = answer if isinstance(answer, tuple) else (answer,)
-        others = {n: to_array(t) for n, t in zip(extras, rest, strict=True)}
-        return Result(to_array(output), gradients=_gradients(problem, module, where, given, output), **others)
+        others: dict[str, Any] = {n: to_array(t) for n, t in zip(extras, rest, strict=True)}
+        found = _gradients(problem, module, where, given, output)
+        return Result(to_array(output), gradients=found, disturbed=disturbed, **others)
 
     return run
 
@@ -103,6 +116,24 @@ def load(module: nn.Module, places: Places, given: Tensors) -> None:
     lost = sorted(n for n in given if n[:2] in ("w_", "b_") and n not in used)
     if lost:
         raise ValueError(f"the module has no parameter for {', '.join(lost)}")
+
+
+def _moved(module: nn.Module, places: Places, given: Tensors, mode: bool) -> tuple[str, ...]:
+    """What a call has changed of the module itself; its mode is put back."""
+    moved = [path for path, stored in _stored(module, places, given).items() if not _holds(module, path, stored)]
+    if module.training is not mode:
+        moved.append("the training mode of the module")
+        module.train(mode)
+    return tuple(moved)
+
+
+def _stored(module: nn.Module, places: Places, given: Tensors) -> Tensors:
+    return {path: torch.cat([_as_stored(given, name) for name in _names(places[path])]) for path in places}
+
+
+def _holds(module: nn.Module, path: str, stored: torch.Tensor) -> bool:
+    parameter = module.get_parameter(path)
+    return parameter.numel() == stored.numel() and torch.equal(parameter.detach().view_as(stored), stored)
 
 
 def _as_stored(given: Tensors, name: str) -> torch.Tensor:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from implementations.contract import Result
-from implementations.tensors import gradients_of, tensors, to_array
+from implementations.tensors import Tensors, array_forms, differing, forms, gradients_of, tensors, to_array
 from spec.features import Polarity
 from spec.problems import Array, Problem
 
@@ -25,6 +25,7 @@ def torch_op(
     extras: tuple[str, ...] = (),
     polarity: Polarity = Polarity.MAY_ATTEND,
     context: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    reused: bool = False,
 ) -> Callable[[Problem, str], Result]:
     """A `run` for a function with the parameters of torch's scaled_dot_product_attention, or some of them.
 
@@ -36,19 +37,33 @@ def torch_op(
         extras: what it returns after the output, by the names of `Result`.
         polarity: what True means in its boolean masks.
         context: entered around each forward call, to choose a kernel for instance.
+        reused: the tensors of the last call of the same shapes are filled anew and passed again, not new ones.
     """
+    arena: Tensors = {}
 
     def run(problem: Problem, device: str) -> Result:
         given = tensors(problem, device)
+        given = _refilled(arena, given) if reused and problem.cotangent is None else given
         with context(), torch.set_grad_enabled(problem.cotangent is not None):
+            before = forms(given)
             answer = function(*(given[n] for n in INPUTS), **_options(problem, given, polarity))
+            disturbed = differing(before, forms(given))
         output, *rest = answer if isinstance(answer, tuple) else (answer,)
         leaves = {name: given[name] for name in problem.needs}
         found = {} if problem.cotangent is None else gradients_of(output, leaves, given["cotangent"])
-        others = {n: to_array(t) for n, t in zip(extras, rest, strict=True)}
-        return Result(to_array(output), gradients=found, **others)
+        others: dict[str, Any] = {n: to_array(t) for n, t in zip(extras, rest, strict=True)}
+        return Result(to_array(output), gradients=found, disturbed=disturbed, **others)
 
     return run
+
+
+def _refilled(arena: Tensors, given: Tensors) -> Tensors:
+    """The tensors that are kept for these forms, with the numbers of the given ones."""
+    kept = {}
+    for name, tensor in given.items():
+        kept[name] = arena.setdefault(f"{name} {tuple(tensor.shape)} {tensor.dtype}", tensor.clone())
+        kept[name].copy_(tensor)
+    return kept
 
 
 def numpy_op(
@@ -69,10 +84,12 @@ def numpy_op(
         given = {name: _read_only(array) for name, array in problem.arrays().items()}
         # Where NaN and infinity go is what the suite compares; a warning about them is no answer.
         with np.errstate(all="ignore"):
+            before = array_forms(given)
             answer = function(*(given[n] for n in INPUTS), **_options(problem, given, polarity))
+            disturbed = differing(before, array_forms(given))
         output, *rest = answer if isinstance(answer, tuple) else (answer,)
         others: dict[str, Any] = {n: _checked(a) for n, a in zip(extras, rest, strict=True)}
-        return Result(_checked(output), **others)
+        return Result(_checked(output), disturbed=disturbed, **others)
 
     return run
 

@@ -19,6 +19,10 @@ TORCH_DTYPES: Mapping[str, torch.dtype] = {
 }
 
 
+Tensors = dict[str, torch.Tensor]
+"""Tensors by the names that the problem gives its arrays."""
+
+
 def to_tensor(array: Array, device: str = "cpu") -> torch.Tensor:
     """The array as a tensor that shares its memory and strides on the CPU; negative strides are copied."""
     if any(stride < 0 for stride in array.strides):
@@ -47,13 +51,30 @@ def to_array(tensor: torch.Tensor) -> Array:
     return found
 
 
-def tensors(problem: Problem, device: str) -> dict[str, torch.Tensor]:
+def tensors(problem: Problem, device: str) -> Tensors:
     """Every array of the problem as a tensor by name; the needed ones require gradients if any are asked for."""
     found = {name: to_tensor(array, device) for name, array in problem.arrays().items()}
     if problem.cotangent is not None:
         for name in problem.needs:
             found[name] = found[name].detach().requires_grad_()
     return found
+
+
+def forms(given: Mapping[str, torch.Tensor]) -> dict[str, object]:
+    """What a call could change of tensors without touching a number, and whether gradients are recorded."""
+    found: dict[str, object] = {n: (t.shape, t.stride(), t.requires_grad) for n, t in given.items()}
+    return found | {"gradient mode": torch.is_grad_enabled()}
+
+
+def array_forms(given: Mapping[str, Array]) -> dict[str, object]:
+    """What a call could change of arrays without touching a number, and how NumPy treats errors."""
+    found: dict[str, object] = {name: (array.shape, array.strides) for name, array in given.items()}
+    return found | {"error handling of numpy": np.geterr()}
+
+
+def differing(before: Mapping[str, object], after: Mapping[str, object]) -> tuple[str, ...]:
+    """The names whose forms are not the same any more."""
+    return tuple(name for name, form in before.items() if after[name] != form)
 
 
 def gradients_of(output: torch.Tensor, leaves: Mapping[str, torch.Tensor], cotangent: torch.Tensor) -> dict[str, Array]:

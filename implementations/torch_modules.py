@@ -10,7 +10,8 @@ from torch import nn
 
 from implementations.contract import Claims, ExpectedFailure, Implementation
 from implementations.mha import MHA_FEATURES, PLACES, build_mha, call_mha, inputs_of, mask_options, one_mask
-from implementations.modules import Tensors, torch_module
+from implementations.modules import torch_module
+from implementations.tensors import Tensors
 from implementations.torch_ops import NAN_SWALLOWED
 from spec.features import Conventions, Feature, Polarity, Scope
 from spec.problems import Problem
@@ -83,6 +84,7 @@ _EMPTY_ROWS = (
     "masks.empty-row-float",
     "masks.empty-row-padding",
     "gradients.empty-row",
+    "causal.padded-start",
 )
 _NAN_WEIGHTS = _nan_for("a row without keys is NaN where weights are returned", EMPTY_ROW_LINK, *_EMPTY_ROWS)
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -63,16 +65,23 @@ MASK_BEFORE_SCALE = ExpectedFailure(
     "https://github.com/NVIDIA/cudnn-frontend/pull/804",
     device="cpu",
 )
+_SPELLED: dict[str, Any] = {"attn_mask": None, "dropout_p": 0.0, "is_causal": False, "scale": None, "enable_gqa": False}
 _FLASH_DEVIATIONS = (NAN_SWALLOWED, LENGTH_UNCHECKED, MASK_BEFORE_SCALE)
 _CLAIMS = Claims(Scope.OP, SDPA_FEATURES, Conventions(causal_with_mask=CausalWithMask.EITHER))
+_WAYS = {
+    "with its defaults spelled out": torch_op(partial(F.scaled_dot_product_attention, **_SPELLED)),
+    "in inference mode": torch_op(F.scaled_dot_product_attention, context=torch.inference_mode),
+    "in tensors that were used before": torch_op(F.scaled_dot_product_attention, reused=True),
+}
 
 TORCH_OPS = (
     Implementation(
         "torch.sdpa",
-        _CLAIMS,
+        replace(_CLAIMS, features=SDPA_FEATURES | {Feature.WAYS}),
         torch_op(F.scaled_dot_product_attention),
         "scaled_dot_product_attention with the kernel that torch chooses",
         _FLASH_DEVIATIONS,
+        ways=_WAYS,
     ),
     Implementation(
         "torch.sdpa.math",

@@ -78,6 +78,8 @@ class MaskShape(StrEnum):
     SHARED = "Lq,Lk"
     KEYS = "B,1,1,Lk"
     QUERIES = "B,1,Lq,1"
+    HEADS_ONLY = "H,Lq,Lk"
+    KEYS_ONLY = "Lk"
 
 
 class Pattern(StrEnum):

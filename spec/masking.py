@@ -7,7 +7,7 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from spec.cases import Case, MaskKind, MaskShape, Padding, Pattern
+from spec.cases import Case, MaskKind, Padding, Pattern
 
 Booleans: TypeAlias = NDArray[np.bool_]
 Mask = TypeVar("Mask", np.bool_, np.float64)
@@ -32,7 +32,8 @@ def attention_mask(case: Case, rng: np.random.Generator) -> NDArray[np.bool_ | n
 
 
 def _squeezed(case: Case, mask: NDArray[Mask]) -> NDArray[Mask]:
-    return mask[0, 0] if case.mask_shape is MaskShape.SHARED else mask
+    axes = len(case.mask_shape.value.split(","))
+    return mask.reshape(mask.shape[-axes:])
 
 
 def _shape(case: Case) -> tuple[int, int, int, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 
 from implementations.candidates.probing import (
     BIASED,
+    CAUSAL,
     MASKED,
     PLAIN,
     Extras,
@@ -51,6 +53,7 @@ ALWAYS = frozenset(
         Feature.GRADIENTS,
         Feature.VIEWS,
         Feature.EMPTY_SIZES,
+        Feature.WAYS,
     }
 )
 """What every function of query, key and value is taken to offer, unless a call shows that it does not."""
@@ -72,14 +75,28 @@ def function_candidate(
     conventions = Conventions(causal_with_mask=CausalWithMask.EITHER).claiming(settings)
     options = _options(signature_of(function))
     features = ALWAYS.union(*(BY_OPTION.get(option, ()) for option in options.spelled))
-
-    def call(*inputs: Any, **asked: Any) -> object:
-        return function(*inputs, **options.renamed(asked))
-
-    given = Probe(call, _on(torch_op, conventions), Claims(Scope.OP, features, conventions), device)
+    given = Probe(
+        _called(function, options), _on(torch_op, conventions), Claims(Scope.OP, features, conventions), device
+    )
     probe, kind, plain = _suited(given)
     check_answer(plain, kind)
-    return _settled(name, _reading_masks(probe, options), kind, find_extras(plain, Scope.OP))
+    probe, unheard = _hearing(_reading_masks(probe, options), options)
+    spelled = _called(function, options.spelled_out())
+    made = _settled(name, probe, kind, find_extras(plain, Scope.OP), spelled)
+    return replace(made, about="; ".join([made.about, *unheard]))
+
+
+def _called(function: Callable[..., object], options: Options) -> Callable[..., object]:
+    return lambda *inputs, **asked: function(*inputs, **options.renamed(asked))
+
+
+def _hearing(probe: Probe, options: Options) -> tuple[Probe, list[str]]:
+    """The probe without what its **kwargs takes and nothing heeds, and a note on each."""
+    asked = {"bool_mask": MASKED, "float_mask": BIASED, "is_causal": CAUSAL, "scale": replace(PLAIN, scale=0.3)}
+    deaf = [option for option in sorted(options.swallowed) if probe.ignores(asked[option])]
+    lost = {feature for option in deaf for feature in BY_OPTION[option]} & probe.claims.features
+    notes = [f"{feature} not claimed: its **kwargs takes it, and nothing changes" for feature in sorted(lost)]
+    return replace(probe, claims=replace(probe.claims, features=probe.claims.features - lost)), notes
 
 
 def _reading_masks(probe: Probe, options: Options) -> Probe:
@@ -94,13 +111,18 @@ def _reading_masks(probe: Probe, options: Options) -> Probe:
     return replace(probe, claims=replace(probe.claims, features=without))
 
 
-def _settled(name: str, probe: Probe, kind: type, extras: Extras) -> Implementation:
-    """The implementation that a few calls leave."""
+def _settled(name: str, probe: Probe, kind: type, extras: Extras, spelled: Callable[..., object]) -> Implementation:
+    """The implementation that a few calls leave; `spelled` calls it with its defaults given."""
     claims, notes = settle(probe, answers_in_kind=kind is np.ndarray)
     adapter, arrays = (torch_op, "torch tensors") if kind is torch.Tensor else (numpy_op, "NumPy arrays")
-    run = adapter(extras.choosing(probe.function), extras=extras.names, polarity=claims.conventions.bool_mask)
+    made: Callable[..., Run] = partial(adapter, extras=extras.names, polarity=claims.conventions.bool_mask)
+    chosen = extras.choosing(probe.function)
+    ways = {"with its defaults spelled out": made(extras.choosing(spelled))}
+    if kind is torch.Tensor:
+        ways["in inference mode"] = made(chosen, context=torch.inference_mode)
+        ways["in tensors that were used before"] = made(chosen, reused=True)
     about = "; ".join([f"a function of {arrays}", *extras.notes, *notes])
-    return Implementation(name, extras.claimed(claims), run, about)
+    return Implementation(name, extras.claimed(claims, bool(ways)), made(chosen), about, ways=ways)
 
 
 def _options(signature: inspect.Signature) -> Options:

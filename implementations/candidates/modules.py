@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
@@ -17,6 +18,7 @@ from implementations.candidates.probing import (
     MASKED,
     PLAIN,
     Probe,
+    Run,
     check_answer,
     find_extras,
     same,
@@ -40,7 +42,8 @@ from implementations.candidates.spellings import check_parameters, find_places, 
 from implementations.contract import Claims, Implementation, Result, Unable
 from implementations.loading import TargetError, told
 from implementations.mha import build_mha, inputs_of, mask_options, one_mask, polarised
-from implementations.modules import Tensors, torch_module
+from implementations.modules import torch_module
+from implementations.tensors import Tensors
 from spec.cases import Case, MaskShape
 from spec.features import Conventions, Feature, Polarity, Scope
 from spec.problems import Problem
@@ -49,7 +52,15 @@ WIDTH, HEADS, KEY_WIDTH, VALUE_WIDTH = 12, 3, 10, 11
 """Sizes of the instances that are built to look at their parameters."""
 
 ALWAYS = frozenset(
-    {Feature.CORE, Feature.HEADS, Feature.GRADIENTS, Feature.PROJECTIONS, Feature.VIEWS, Feature.EMPTY_SIZES}
+    {
+        Feature.CORE,
+        Feature.HEADS,
+        Feature.GRADIENTS,
+        Feature.PROJECTIONS,
+        Feature.VIEWS,
+        Feature.EMPTY_SIZES,
+        Feature.WAYS,
+    }
 )
 BY_PARAMETER = {"b_q": Feature.BIAS, "w_o": Feature.OUTPUT_PROJECTION, "b_o": Feature.OUTPUT_BIAS}
 """What a parameter claims that the module has."""
@@ -61,6 +72,7 @@ class Form(StrEnum):
     FLAT = "(B * H, Lq, Lk)"
     FULL = "(B, H, Lq, Lk)"
     SHARED = "(Lq, Lk)"
+    EITHER = "(Lq, Lk) where it is the same for all samples and heads, (B * H, Lq, Lk) elsewhere"
 
 
 @dataclass(frozen=True)
@@ -99,12 +111,13 @@ class Calling:
 
     def _formed(self, mask: torch.Tensor, given: Tensors, problem: Problem) -> torch.Tensor:
         """The mask as `mask_options` gives it, (B * H, Lq, Lk) or (Lq, Lk), in the form that is taken."""
+        if "attn_mask" not in given and self.form is not Form.FULL:
+            return mask
         if self.form is Form.FULL:
             heads = (problem.query.shape[0], problem.num_heads)
             return mask.view(*heads, *mask.shape[1:]) if mask.ndim == 3 else mask[None, None]
-        if self.form is Form.SHARED and "attn_mask" in given:
-            return polarised(given["attn_mask"], self.polarity)
-        return mask
+        shared = self.form is Form.SHARED or (self.form is Form.EITHER and given["attn_mask"].ndim == 2)
+        return polarised(given["attn_mask"], self.polarity) if shared else mask
 
 
 def _output_turned(answer: Any) -> Any:
@@ -140,15 +153,58 @@ def _settled(name: str, make: Constructor, probe: Probe, calling: Calling) -> Im
     random = not second.error and not same(first, second)
     probe = replace(probe, adapt=_adapter(make, evaluating=random))
     calling = _with_hint(_with_form(calling, probe), probe)
-    fit = _shared if calling.form is Form.SHARED else one_mask
-    probe = replace(probe, function=calling, claims=replace(probe.claims, fit=fit))
+    fits = _shared if calling.form is Form.SHARED else one_mask
+    probe = replace(probe, function=calling, claims=replace(probe.claims, fit=fits))
     extras = find_extras(probe.ask(PLAIN), Scope.MODULE)
     claims, notes = settle(probe)
     run = _adapter(make, evaluating=random, extras=extras.names)(extras.choosing(calling))
+    ways = _ways(make, calling, random, probe)
     mode = ["in eval mode, because it answers at random in training mode"] if random else []
     layout = "(L, B, E)" if calling.length_first else "(B, L, E)"
     about = "; ".join([f"a module class, {layout}", *mode, *extras.notes, *notes])
-    return Implementation(name, extras.claimed(claims), run, about, construct=_construct(make))
+    return Implementation(name, extras.claimed(claims, bool(ways)), run, about, construct=_construct(make), ways=ways)
+
+
+def _ways(make: Constructor, calling: Calling, random: bool, probe: Probe) -> dict[str, Run]:
+    """The other ways to call it that answer a plain question at all."""
+    ways = dict(_called_otherwise(make, calling, random)) | dict(_built_otherwise(make, calling, random))
+    return {way: run for way, run in ways.items() if probe.answers(run, PLAIN)}
+
+
+def _called_otherwise(make: Constructor, calling: Calling, random: bool) -> Iterator[tuple[str, Run]]:
+    spelled = calling.options.spelled
+    if "need_weights" in spelled:
+        without = replace(calling, asked={spelled["need_weights"]: False})
+        yield "without weights", _adapter(make, evaluating=random)(_output_of(without))
+    if {"need_weights", "average_attn_weights"} <= set(spelled):
+        asked = {spelled["need_weights"]: True, spelled["average_attn_weights"]: True}
+        averaging = replace(calling, asked=asked)
+        yield "with averaged weights", _adapter(make, evaluating=random, extras=("averaged_weights",))(averaging)
+    if calling.form is Form.FLAT and "bool_mask" in spelled:
+        either = replace(calling, form=Form.EITHER)
+        yield "with one mask for all samples and heads", _adapter(make, evaluating=random)(_output_of(either))
+
+
+def _built_otherwise(make: Constructor, calling: Calling, random: bool) -> Iterator[tuple[str, Run]]:
+    called = _output_of(calling)
+    if not random:
+        yield "in evaluation mode", _adapter(make, evaluating=True)(called)
+        yield "in inference mode", _adapter(make, evaluating=False, context=torch.inference_mode)(called)
+    if "batch_first" in make.options:
+        turned = replace(make, options={**make.options, "batch_first": calling.length_first})
+        other = replace(calling, length_first=not calling.length_first)
+        yield "in the other layout", _adapter(turned, evaluating=random)(_output_of(other))
+    if make.rates:
+        dropping = replace(make, options={**make.options, **dict.fromkeys(make.rates, 0.5)})
+        yield "in evaluation mode, built with dropout", _adapter(dropping, evaluating=True)(called)
+
+
+def _output_of(calling: Calling) -> Callable[..., Any]:
+    def call(*inputs: Any) -> Any:
+        answer = calling(*inputs)
+        return answer[0] if isinstance(answer, tuple) else answer
+
+    return call
 
 
 def _construct(make: Constructor) -> Callable[[int, int], object]:
@@ -156,12 +212,16 @@ def _construct(make: Constructor) -> Callable[[int, int], object]:
 
 
 def _adapter(
-    make: Constructor, *, evaluating: bool, extras: tuple[str, ...] = ()
+    make: Constructor,
+    *,
+    evaluating: bool,
+    extras: tuple[str, ...] = (),
+    context: Callable[[], AbstractContextManager[object]] = nullcontext,
 ) -> Callable[[Callable[..., Any]], Callable[[Problem, str], Result]]:
     def built(*sizes: int, **widths: int) -> nn.Module:
         return make(*sizes, **widths).train(not evaluating)
 
-    return lambda call: torch_module(build_mha(built), call, find_places, extras=extras)
+    return lambda call: torch_module(build_mha(built), call, find_places, extras=extras, context=context)
 
 
 @dataclass(frozen=True)
@@ -172,12 +232,14 @@ class Constructor:
         named: whether embed_dim and num_heads are given by name.
         options: what it is given besides.
         widths: whether it takes kdim and vdim.
+        rates: its parameters that are rates of dropout.
     """
 
     kind: type[nn.Module]
     named: bool
     options: Mapping[str, object]
     widths: bool
+    rates: tuple[str, ...] = ()
 
     def __call__(self, embed_dim: int, num_heads: int, **widths: int) -> nn.Module:
         if self.named:
@@ -205,7 +267,8 @@ def _constructor(kind: type[nn.Module]) -> Constructor:
     for parameter in signature.parameters.values():
         if required(parameter) and parameter.name not in known:
             raise TargetError(f"its constructor needs {parameter.name!r} too: give it a default, {ADAPTER}")
-    return Constructor(kind, named, given, {"kdim", "vdim"} <= names)
+    rates = tuple(p.name for p in signature.parameters.values() if "drop" in p.name and isinstance(p.default, float))
+    return Constructor(kind, named, given, {"kdim", "vdim"} <= names, rates)
 
 
 def _check_sizes(kind: type[nn.Module], signature: inspect.Signature, sizes: list[inspect.Parameter]) -> None:
@@ -306,7 +369,7 @@ def _with_form(calling: Calling, probe: Probe) -> Calling:
     case = MASKED if "bool_mask" in calling.options else BIASED
     if not {"bool_mask", "float_mask"} & set(calling.options.spelled):
         return calling
-    for form in Form:
+    for form in (Form.FLAT, Form.FULL, Form.SHARED):
         formed = replace(calling, form=form)
         wanted = replace(case, mask_shape=MaskShape.SHARED) if form is Form.SHARED else case
         if not replace(probe, function=formed).ask(wanted).error:

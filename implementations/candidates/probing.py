@@ -13,10 +13,11 @@ import torch
 from implementations.contract import Claims, Result, Unable
 from implementations.fitting import fit
 from implementations.loading import TargetError, told
+from implementations.surroundings import kept_surroundings
 from spec.building import build
 from spec.cases import Case, MaskKind, Sizes
 from spec.features import Feature, Scope
-from spec.problems import DTYPES
+from spec.problems import DTYPES, Problem
 
 Run = Callable[..., Result]
 
@@ -74,12 +75,36 @@ class Probe:
         fitted = fit(case, self.claims)
         if isinstance(fitted, Unable):
             return Trial(error=fitted.reason)
-        problem = build(fitted, dtype).fresh()
+        problem = build(fitted, dtype)
+        return self._asked(problem if gradients else problem.forward_only())
+
+    def ignores(self, case: Case) -> bool:
+        """Whether it answers, and gives the very numbers that it gives without mask, causal flag and scale."""
+        fitted = fit(case, self.claims)
+        if isinstance(fitted, Unable):
+            return False
+        problem = build(fitted, "float32").forward_only()
+        bare = replace(problem, attn_mask=None, causal=False, scale=None)
+        asked, unasked = self._asked(problem), self._asked(bare)
+        return not asked.error and not unasked.error and same(asked, unasked)
+
+    def answers(self, run: Run, case: Case) -> bool:
+        """Whether a finished `run` answers the case without an exception."""
+        fitted = fit(case, self.claims)
+        assert not isinstance(fitted, Unable)
+        try:
+            with kept_surroundings():
+                run(build(fitted, "float32").forward_only().fresh(), self.device)
+        except Exception:
+            return False
+        return True
+
+    def _asked(self, problem: Problem) -> Trial:
         spy = _Spy(self.function)
         try:
-            with warnings.catch_warnings():
+            with warnings.catch_warnings(), kept_surroundings():
                 warnings.simplefilter("ignore")
-                self.adapt(spy)(problem if gradients else problem.forward_only(), self.device)
+                self.adapt(spy)(problem.fresh(), self.device)
         except KeyboardInterrupt:
             raise
         except BaseException as error:
@@ -129,9 +154,10 @@ class Extras:
     def names(self) -> tuple[str, ...]:
         return tuple(name for _, name in self.named)
 
-    def claimed(self, claims: Claims) -> Claims:
-        """The claims, and that the named extras are returned."""
-        return replace(claims, features=claims.features.union(EXTRA_FEATURES[name] for name in self.names))
+    def claimed(self, claims: Claims, ways: bool) -> Claims:
+        """The claims, and that the named extras are returned; without ways, no more of those."""
+        features = claims.features.union(EXTRA_FEATURES[name] for name in self.names)
+        return replace(claims, features=features if ways else features - {Feature.WAYS})
 
     def choosing(self, function: Callable[..., object]) -> Callable[..., Any]:
         """The function, with only the output and the named extras in its answer."""
@@ -190,6 +216,10 @@ def settle(probe: Probe, answers_in_kind: bool = False) -> tuple[Claims, tuple[s
 
 def _dtypes(probe: Probe, answers_in_kind: bool) -> tuple[tuple[str, ...], list[str]]:
     errors = {dtype: probe.ask(PLAIN, dtype).error for dtype in DTYPES}
+    for case in (MASKED, BIASED) if not all(errors.values()) else ():
+        found = {dtype: probe.ask(case, dtype).error for dtype in DTYPES}
+        if not found["float32"]:
+            errors = {dtype: error or found[dtype] for dtype, error in errors.items()}
     for dtype in ("bfloat16", "float16"):
         if answers_in_kind and not errors[dtype]:
             output = probe.ask(PLAIN, dtype).parts[0]
@@ -225,5 +255,5 @@ def _host(answer: Any) -> Any:
 
 def same(first: Trial, second: Trial) -> bool:
     """Whether two answers hold the same numbers."""
-    one, other = (np.asarray(t.parts[0].detach().cpu(), dtype=np.float64) for t in (first, second))
+    one, other = (np.asarray(_host(trial.parts[0]), dtype=np.float64) for trial in (first, second))
     return bool(np.array_equal(one, other, equal_nan=True))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from implementations.loading import TargetError
@@ -132,13 +132,21 @@ class Options:
     Attributes:
         spelled: its own name for each of `OPTIONS` that it takes.
         always: what it is given whatever is asked, by its own names.
+        defaults: what it may leave out, by its own names, with the values that stand for leaving it out.
+        swallowed: the options that only a **kwargs takes.
     """
 
     spelled: Mapping[str, str]
     always: Mapping[str, object]
+    defaults: Mapping[str, object] = field(default_factory=dict)
+    swallowed: frozenset[str] = frozenset()
 
     def __contains__(self, option: str) -> bool:
         return option in self.spelled
+
+    def spelled_out(self) -> Options:
+        """These options with every default given in each call."""
+        return replace(self, always={**self.defaults, **self.always})
 
     def renamed(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         """attn_mask, key_padding_mask, is_causal and scale under its own names."""
@@ -163,9 +171,15 @@ def read_options(
     rest = [p for p in signature.parameters.values() if p.name not in names]
     able = {p.name for p in rest if p.kind in _NAMED}
     spelled = {option: name for option in OPTIONS if (name := _spelling(option, able))}
-    if takes_any(signature, inspect.Parameter.VAR_KEYWORD):
-        spelled = {**swallowed, **spelled}
-    return Options(spelled, _always(rest, able))
+    hidden = set(swallowed) - set(spelled) if takes_any(signature, inspect.Parameter.VAR_KEYWORD) else set()
+    spelled |= {option: swallowed[option] for option in hidden}
+    return Options(spelled, _always(rest, able), _defaults(rest, spelled), frozenset(hidden))
+
+
+def _defaults(rest: Iterable[inspect.Parameter], spelled: Mapping[str, str]) -> dict[str, object]:
+    known = {*spelled.values(), "dropout_p", "enable_gqa"}
+    found: dict[str, object] = {p.name: p.default for p in rest if p.name in known and not required(p)}
+    return found | {name: False for name in ("is_causal", "causal") if name in found}
 
 
 def _spelling(option: str, names: set[str]) -> str | None:
@@ -175,6 +189,7 @@ def _spelling(option: str, names: set[str]) -> str | None:
 def _always(rest: Iterable[inspect.Parameter], able: set[str]) -> dict[str, object]:
     known = {name for names in OPTIONS.values() for name in names} | set(NEUTRAL)
     given = without_dropout(p for p in rest if p.name in able)
+    given |= {p.name: False for p in rest if p.name in ("is_causal", "causal") and p.default is True}
     for parameter in rest:
         if required(parameter) and parameter.name not in given:
             if parameter.name not in known & able:

@@ -29,6 +29,10 @@ LAYERS: Mapping[str, str] = {
 }
 """The name of a linear layer, in lower case -> the roles of what it holds, one below the other."""
 
+_LISTS = ("linears", "projections", "linear_layers")
+_NUMBERED = {"0": "q", "1": "k", "2": "v", "3": "o"}
+"""What the layers of a list of four hold, in the order in which they are used."""
+
 ACCEPTED = (
     "the names of nn.MultiheadAttention, or nn.Linear layers for q, k, v (or qkv, kv) and out, spelled like "
     "q_proj, proj_q, W_q, wq, to_q, linear_q, fc_q, query, c_attn, out_proj, c_proj, proj or dense"
@@ -42,7 +46,8 @@ def place_of(path: str) -> str | Packed | None:
     if part in PLACES:
         return PLACES[part]
     layer = next((owner for owner in reversed(owners) if not owner.isdigit()), "")
-    roles = LAYERS.get(layer.lower())
+    numbered = _NUMBERED.get(owners[-1]) if layer in _LISTS else None
+    roles = numbered or LAYERS.get(layer.lower())
     if roles is None or part not in ("weight", "bias"):
         return None
     names = tuple(f"{part[0]}_{role}" for role in roles)

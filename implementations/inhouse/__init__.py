@@ -10,8 +10,9 @@ from implementations.contract import Claims, Implementation
 from implementations.inhouse.fused import FusedAttention
 from implementations.inhouse.numpy_attention import attention
 from implementations.mha import MHA_FEATURES, PLACES, build_mha, inputs_of
-from implementations.modules import Tensors, torch_module
+from implementations.modules import torch_module
 from implementations.ops import numpy_op
+from implementations.tensors import Tensors
 from implementations.torch_ops import NAN_SWALLOWED, SDPA_FEATURES
 from spec.features import Feature, Scope
 from spec.problems import Problem

@@ -10,8 +10,9 @@ from torch import nn
 
 from implementations.contract import Claims, Implementation, Result, Unable
 from implementations.mha import inputs_of
-from implementations.modules import Tensors, linears, torch_module
+from implementations.modules import linears, torch_module
 from implementations.sources import a, b, c, d, e
+from implementations.tensors import Tensors
 from spec.cases import Case, MaskKind, Padding
 from spec.features import Feature, Scope
 from spec.problems import Array, Problem

@@ -7,14 +7,25 @@ from dataclasses import replace
 import numpy as np
 
 from reference.solving import Expected
-from spec.cases import Case, MaskKind, MaskShape, Padding
+from spec.cases import Case, MaskKind, MaskShape, Padding, Scores
 from spec.features import CausalWithMask
 from spec.problems import Array
-from tests.harness.judge import CandidateError, Judge
-from tests.harness.relations import changed, taking
+from tests.harness.judge import Judge
+from tests.harness.relations import changed, deep, taking
 from tests.harness.suite import clause
 
 SQUARE = Case(causal=True).sized(query_length=7, key_length=7)
+BESIDE = (
+    (MaskKind.BOOL, MaskShape.FULL),
+    (MaskKind.BOOL, MaskShape.SAMPLE),
+    (MaskKind.BOOL, MaskShape.HEAD),
+    (MaskKind.BOOL, MaskShape.SHARED),
+    (MaskKind.BOOL, MaskShape.KEYS),
+    (MaskKind.FLOAT, MaskShape.FULL),
+    (MaskKind.FLOAT, MaskShape.SHARED),
+    (MaskKind.INFINITE, MaskShape.SAMPLE),
+)
+"""Masks that stand beside a causal flag."""
 
 
 @clause("causal.square")
@@ -61,35 +72,38 @@ def test_any_scale(judge: Judge) -> None:
         judge.assert_conforms(case, said=f"a causal flag and scale {case.scale:g}")
 
 
+@clause("causal.any-scores")
+def test_any_scores(judge: Judge) -> None:
+    others = (replace(SQUARE, scores=kind) for kind in (Scores.ONE_HOT, Scores.RISING))
+    sunken = deep(judge.conventions.empty_row_causal, replace(SQUARE, scores=Scores.SUNKEN))
+    for case in judge.cases(*sunken, *others):
+        judge.assert_conforms(case, said=f"a causal flag and {case.scores} scores")
+
+
 @clause("causal.with-mask")
 def test_with_mask(judge: Judge) -> None:
     policy = judge.conventions.causal_with_mask
-    for case in judge.cases(
-        *(
-            Case(causal=True, mask=MaskKind.BOOL, mask_shape=s).sized(query_length=7)
-            for s in MaskShape
-            if s is not MaskShape.QUERIES
-        )
-    ):
-        problem = judge.problem(case).forward_only()
-        if policy is CausalWithMask.ERROR or (policy is CausalWithMask.EITHER and _refuses(judge, case)):
-            judge.assert_refuses(case, problem, "a causal flag beside a mask")
+    for case in judge.cases(*(replace(SQUARE, mask=kind, mask_shape=shape) for kind, shape in BESIDE)):
+        if policy is CausalWithMask.ERROR:
+            judge.assert_refuses(case, judge.problem(case).forward_only(), "a causal flag beside a mask")
+        elif policy is CausalWithMask.EITHER:
+            judge.assert_conforms_or_refuses(case)
         else:
             judge.assert_conforms(case)
 
 
-def _refuses(judge: Judge, case: Case) -> bool:
-    try:
-        judge.ask(judge.problem(case).forward_only())
-    except CandidateError:
-        return True
-    return False
-
-
 @clause("causal.with-padding")
 def test_with_padding(judge: Judge) -> None:
-    for case in judge.cases(
-        Case(causal=True, padding=Padding.RIGHT).sized(query_length=7),
-        Case(causal=True, padding=Padding.RIGHT, seed=3).sized(query_length=17, key_length=17),
-    ):
+    padded = replace(SQUARE, padding=Padding.RIGHT)
+    for case in judge.cases(padded, padded.sized(batch=4), padded.sized(query_length=17, key_length=17)):
         judge.assert_conforms(case)
+
+
+@clause("causal.padded-start")
+def test_padded_start(judge: Judge) -> None:
+    if judge.conventions.empty_row_causal is not judge.conventions.empty_row_padding:
+        judge.unable.append("claims two answers for a row that flag and padding empty together")
+        return
+    padded = [replace(SQUARE, padding=padding) for padding in (Padding.LEFT, Padding.HOLES)]
+    for case in judge.cases(*padded, *(case.sized(query_length=17, key_length=17) for case in padded)):
+        judge.assert_conforms(case, said="the first keys are padding")

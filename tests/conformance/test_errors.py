@@ -53,5 +53,15 @@ def test_heads(judge: Judge) -> None:
     if construct is None:
         judge.unable.append("its constructor takes the width of one head")
         return
-    for num_heads, width in ((3, 8), (5, 12), (0, 8), (-1, 8)):
+    for num_heads, width in ((3, 8), (5, 12), (0, 8)):
+        judge.assert_raises(partial(construct, num_heads, width), f"{num_heads} heads for a width of {width}")
+
+
+@clause("errors.negative-heads")
+def test_negative_heads(judge: Judge) -> None:
+    construct = judge.implementation.construct
+    if construct is None:
+        judge.unable.append("its constructor takes the width of one head")
+        return
+    for num_heads, width in ((-1, 8), (-2, 8)):
         judge.assert_raises(partial(construct, num_heads, width), f"{num_heads} heads for a width of {width}")

@@ -8,11 +8,14 @@ import numpy as np
 
 from spec.cases import Case, Garbage, MaskKind, MaskShape, Padding, Pattern, Scores, Sizes
 from tests.harness.judge import CandidateError, Judge
+from tests.harness.relations import deep
 from tests.harness.suite import clause
 
 SAME = Sizes(batch=3, num_heads=3, query_length=3, key_length=3, d_k=3, d_v=3)
 """Extents that let a mask fit along a wrong axis."""
-SHAPES = tuple(shape for shape in MaskShape if shape is not MaskShape.QUERIES)
+RANKS = (MaskShape.HEADS_ONLY, MaskShape.KEYS_ONLY)
+"""Shapes of masks with neither two nor four axes."""
+SHAPES = tuple(shape for shape in MaskShape if shape not in (MaskShape.QUERIES, *RANKS))
 """Shapes of masks that leave each query a key."""
 
 
@@ -31,10 +34,17 @@ def test_broadcast(judge: Judge) -> None:
             judge.assert_conforms(case)
 
 
+@clause("masks.rank")
+def test_rank(judge: Judge) -> None:
+    kinds = (MaskKind.BOOL, MaskKind.FLOAT)
+    for case in judge.cases(*(Case(seed=11, mask=kind, mask_shape=shape) for kind in kinds for shape in RANKS)):
+        judge.assert_conforms_or_refuses(case, said=f"a mask ({case.mask_shape})")
+
+
 @clause("masks.float")
 def test_float(judge: Judge) -> None:
     for case in judge.cases(
-        *(Case(seed=3, mask=MaskKind.FLOAT, mask_shape=shape) for shape in MaskShape),
+        *(Case(seed=3, mask=MaskKind.FLOAT, mask_shape=shape) for shape in (*SHAPES, MaskShape.QUERIES)),
         Case(SAME, seed=4, mask=MaskKind.FLOAT),
         Case(mask=MaskKind.FLOAT, pattern=Pattern.ALL),
     ):
@@ -100,8 +110,16 @@ def test_no_influence(judge: Judge) -> None:
 @clause("masks.fill-value")
 def test_fill_value(judge: Judge) -> None:
     sunken = Case(mask=MaskKind.BOOL, mask_shape=MaskShape.KEYS, pattern=Pattern.SINGLE_KEY, scores=Scores.SUNKEN)
-    for case in judge.cases(sunken, sunken.sized(key_length=33), replace(sunken, scores=Scores.ABYSS)):
+    for case in judge.cases(*deep(judge.conventions.empty_row_bool, sunken), sunken.sized(key_length=33)):
         judge.assert_conforms(case, said="the kept score is far below 0, masked ones are 0 before the mask")
+
+
+@clause("masks.padding-fill-value", dtypes=("float64", "float32"))
+def test_padding_fill_value(judge: Judge) -> None:
+    sunken = Case(padding=Padding.RIGHT, scores=Scores.SUNKEN)
+    cases = deep(judge.conventions.empty_row_padding, sunken)
+    for case in judge.cases(*cases, replace(sunken, padding=Padding.HOLES)):
+        judge.assert_conforms(case, said="real scores are far below 0, padded ones are 0 before the mask")
 
 
 @clause("masks.zero-weight")
@@ -134,7 +152,8 @@ def test_empty_row_float(judge: Judge) -> None:
 def _assert_empty_rows(judge: Judge, kind: MaskKind, answer: str) -> None:
     empty = Case(mask=kind, pattern=Pattern.EMPTY_ROW)
     shared = Case(mask=kind, pattern=Pattern.EMPTY_ROW, mask_shape=MaskShape.SHARED, seed=10)
-    for case in judge.cases(empty, shared, empty.sized(query_length=1), empty.sized(key_length=33)):
+    short, long = empty.sized(key_length=1), empty.sized(key_length=33)
+    for case in judge.cases(empty, shared, empty.sized(query_length=1), short, long):
         judge.assert_conforms(case, said=f"a row without keys is claimed to answer {answer}")
 
 

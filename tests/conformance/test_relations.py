@@ -6,13 +6,15 @@ from collections.abc import Callable
 
 import numpy as np
 
-from implementations.contract import Result
+from implementations.contract import Result, Unable
+from implementations.fitting import fit
 from reference.solving import Expected
 from spec.cases import Case, Embedding, Garbage, MaskKind, MaskShape, Padding, Scores, Sharing
+from spec.covering import combinations
 from spec.features import Scope
 from spec.problems import Array, Problem
 from tests.harness.comparison import compare
-from tests.harness.judge import CandidateError, Judge
+from tests.harness.judge import CandidateError, Judge, part_of
 from tests.harness.relations import (
     changed,
     take_heads,
@@ -23,6 +25,22 @@ from tests.harness.relations import (
     taking,
 )
 from tests.harness.suite import clause
+
+WAYS = (
+    Case(seed=111),
+    Case(seed=112),
+    Case(seed=113, mask=MaskKind.BOOL),
+    Case(seed=114, mask=MaskKind.BOOL),
+    Case(seed=115, mask=MaskKind.FLOAT, mask_shape=MaskShape.SHARED),
+    Case(seed=116, mask=MaskKind.INFINITE, mask_shape=MaskShape.HEAD),
+    Case(seed=117, mask=MaskKind.BOOL, mask_shape=MaskShape.SHARED).sized(query_length=7),
+    Case(seed=118, padding=Padding.LEFT),
+    Case(seed=119, padding=Padding.LENGTHS),
+    Case(seed=120, causal=True).sized(query_length=7),
+    Case(seed=121, causal=True, padding=Padding.RIGHT).sized(query_length=7),
+    Case(seed=122, scale=0.3, spread=3.0),
+    Case(seed=123, spread=3.0).sized(query_length=33, key_length=65),
+)
 
 
 def _assert_same(
@@ -199,6 +217,36 @@ def test_padding_extension(judge: Judge) -> None:
         expected = Expected(whole.value[:1], 2.0 * whole.bound[:1])
         judge.assert_answers(case, take_keys(problem, real).forward_only(), expected, "without the masked keys")
         judge.assert_answers(case, problem.forward_only(), expected, "with the masked keys")
+
+
+@clause("relations.recording")
+def test_recording(judge: Judge) -> None:
+    def allowed(case: Case) -> bool:
+        return not isinstance(fit(case, judge.claims), Unable)
+
+    for case in judge.cases(*combinations(allowed, judge.conventions)):
+        expected = judge.expected(case, gradients=True)["output"]
+        judge.assert_answers(case, judge.problem(case).forward_only(), expected, "no gradient is recorded")
+
+
+@clause("relations.ways")
+def test_ways(judge: Judge) -> None:
+    for way in judge.implementation.ways:
+        along = judge.along(way)
+        for case in along.cases(*WAYS):
+            for part in ("output", "weights", "averaged_weights", "log_sum_exp"):
+                _assert_returned(along, case, part, way)
+        judge.include(along)
+
+
+def _assert_returned(judge: Judge, case: Case, part: str, said: str) -> None:
+    try:
+        got = part_of(judge.ask(judge.problem(case).forward_only()), part)
+    except CandidateError as error:
+        judge.assert_that(case, part != "output", f"{said}: {error}")
+        return
+    if got is not None or part == "output":
+        judge.record(case, compare(part, got, judge.expected(case)[part], judge.dtype), said)
 
 
 @clause("relations.merge")

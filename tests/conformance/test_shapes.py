@@ -11,6 +11,7 @@ from implementations.fitting import fit
 from reference.solving import Expected, sample_rows
 from spec.cases import Case, Layout, MaskKind, MaskShape, Padding, Sizes
 from spec.covering import combinations
+from spec.problems import lay_out
 from tests.harness.judge import Judge
 from tests.harness.relations import taking
 from tests.harness.search import search
@@ -30,6 +31,31 @@ EDGES = (15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 257, 513)
 SQUARES = (15, 16, 17, 33, 64, 65, 128, 129, 257)
 LONG = (4097, 8193)
 """Sequences of the exhaustive tier."""
+LARGE = (
+    Sizes(batch=9, num_heads=5, query_length=3, key_length=5, d_k=4, d_v=4),
+    Sizes(batch=33, num_heads=2, query_length=2, key_length=3, d_k=2, d_v=2),
+    Sizes(batch=2, num_heads=17, query_length=4, key_length=5, d_k=4, d_v=2),
+    Sizes(batch=1, num_heads=1, query_length=521, key_length=6, d_k=4, d_v=3),
+    Sizes(batch=1, num_heads=2, query_length=3, key_length=1031, d_k=4, d_v=4),
+    Sizes(batch=2, num_heads=1, query_length=131, key_length=131, d_k=8, d_v=8),
+    Sizes(batch=1, num_heads=1, query_length=70, key_length=301, d_k=4, d_v=4),
+    Sizes(batch=1, num_heads=1, query_length=307, key_length=307, d_k=3, d_v=3),
+    Sizes(batch=1, num_heads=2, query_length=3, key_length=5, d_k=136, d_v=131),
+    Sizes(batch=1, num_heads=2, query_length=5, key_length=4, d_k=67, d_v=193),
+)
+"""Beyond a tile, a launch or a vector in one extent or two."""
+MASKS = (
+    Case(),
+    Case(mask=MaskKind.BOOL),
+    Case(mask=MaskKind.BOOL, mask_shape=MaskShape.KEYS),
+    Case(mask=MaskKind.FLOAT, mask_shape=MaskShape.SAMPLE),
+    Case(mask=MaskKind.INFINITE, mask_shape=MaskShape.SHARED),
+    Case(padding=Padding.RIGHT),
+    Case(causal=True),
+)
+KINDS = (MaskKind.BOOL, MaskKind.FLOAT)
+MOST = 120_000
+"""Scores in a large case: more cost more than they show."""
 WIDTHS = (1, 2, 3, 5, 7, 8, 15, 24, 33, 64, 65, 80, 96, 128, 129, 257)
 
 
@@ -77,6 +103,16 @@ def _assert_sampled_rows(judge: Judge, case: Case) -> None:
     judge.assert_answers(case, problem, expected, f"{case.sizes.query_length} tokens", of=taking(rows, -2))
 
 
+@clause("shapes.large")
+def test_large(judge: Judge) -> None:
+    for case in judge.cases(
+        *(replace(masked, sizes=sizes, seed=n) for n, sizes in enumerate(LARGE) for masked in MASKS)
+    ):
+        s = case.sizes
+        if s.batch * s.num_heads * s.query_length * s.key_length <= MOST:
+            judge.assert_conforms(case, *(judge.parts() if judge.dtype in ("float64", "float32") else ()))
+
+
 @clause("shapes.head-width")
 def test_head_width(judge: Judge) -> None:
     for case in judge.cases(*(Case(seed=d).sized(batch=1, num_heads=2, d_k=d, d_v=d) for d in WIDTHS)):
@@ -97,8 +133,33 @@ def test_combinations(judge: Judge) -> None:
 def test_views(judge: Judge) -> None:
     for case in judge.cases(*(Case(layout=layout, mask=MaskKind.FLOAT) for layout in Layout)):
         judge.assert_conforms(case, *judge.parts())
-    for case in judge.cases(*(Case(layout=layout, seed=5) for layout in Layout)):
-        judge.assert_conforms(case)
+    for kind in (MaskKind.NONE, MaskKind.BOOL, MaskKind.FLOAT):
+        for case in judge.cases(*(Case(layout=layout, mask=kind, seed=5) for layout in Layout)):
+            judge.assert_conforms(case)
+    equal = Sizes(batch=2, num_heads=3, query_length=7, key_length=7, d_k=4, d_v=4)
+    for case in judge.cases(Case(equal, seed=6), Case(equal, seed=7, mask=MaskKind.BOOL)):
+        for name in judge.problem(case).arrays():
+            if name in ("query", "key", "value", "attn_mask"):
+                _assert_one_view(judge, case, name)
+    for case in judge.cases(*(Case(seed=8, mask=kind, mask_shape=MaskShape.KEYS) for kind in KINDS)):
+        _assert_expanded_mask(judge, case)
+
+
+def _assert_one_view(judge: Judge, case: Case, name: str) -> None:
+    """One array lies in memory otherwise than those of the same shape."""
+    expected = judge.expected(case)["output"]
+    for layout in (Layout.TRANSPOSED, Layout.SLICED):
+        handed = judge.problem(case).forward_only().fresh()
+        turned = handed.with_arrays({name: lay_out(handed.arrays()[name], layout)})
+        judge.assert_answers(case, turned, expected, f"{name} alone is {layout}", as_is=True)
+
+
+def _assert_expanded_mask(judge: Judge, case: Case) -> None:
+    """A mask that spells out all axes, but repeats its memory along two."""
+    handed, s = judge.problem(case).forward_only().fresh(), case.sizes
+    whole = np.broadcast_to(np.asarray(handed.attn_mask), (s.batch, s.num_heads, s.query_length, s.key_length))
+    expanded = handed.with_arrays({"attn_mask": whole})
+    judge.assert_answers(case, expanded, judge.expected(case)["output"], "an expanded mask", as_is=True)
 
 
 @clause("shapes.empty")

@@ -51,6 +51,8 @@ def test_very_negative(judge: Judge) -> None:
         Case(mask=MaskKind.FLOAT, mask_offset=-1e5),
         Case(mask=MaskKind.INFINITE, mask_offset=-2e5, mask_shape=MaskShape.SHARED),
         Case(scores=Scores.SUNKEN),
+        Case(scores=Scores.ABYSS),
+        Case(scores=Scores.SUNKEN, spread=3.0).sized(key_length=33),
     ):
         judge.assert_conforms(case, said="every score of every row is far below zero")
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from implementations.contract import Claims, Implementation, Result, Unable
 from implementations.fitting import fit
+from implementations.surroundings import kept_surroundings
 from reference.solving import Expected, Solution, solve
 from spec.building import build
 from spec.cases import Case, Sizes
@@ -140,6 +141,11 @@ class Judge:
 
     def ask_with(self, problem: Problem) -> Result:
         """The candidate's answer to these very arrays, which it may keep or spoil."""
+        with kept_surroundings():
+            return self.ask_unkept(problem)
+
+    def ask_unkept(self, problem: Problem) -> Result:
+        """The same, and whatever the call does to the state of the process stays done."""
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # a candidate may warn; what it answers is judged
@@ -194,6 +200,26 @@ class Judge:
                 said = wrong_keys(problem, self.conventions, self.ask, case.garbage)
             self.record(case, compared, said)
 
+    def assert_conforms_or_refuses(self, case: Case, said: str = "") -> None:
+        """Output within the bounds, or an exception; one check either way."""
+        try:
+            self.ask(self.problem(case).forward_only())
+        except CandidateError:
+            self.assert_that(case, True, "")
+        else:
+            self.assert_conforms(case, said=said)
+
+    def along(self, way: str) -> Judge:
+        """A judge of another way to call the implementation; what it counts is added to this one by `include`."""
+        implementation = replace(self.implementation, run=self.implementation.ways[way])
+        return replace(self, implementation=implementation, checks=0, blunt=0, failed=0, worst=None, failures=[])
+
+    def include(self, other: Judge) -> None:
+        """Adds the counts of a judge that `along` made."""
+        self.checks, self.blunt = self.checks + other.checks, self.blunt + other.blunt
+        self.failed, self.failures = self.failed + other.failed, self.failures + other.failures
+        self.worst = self.worst if other.worst is None else max(self.worst or 0.0, other.worst)
+
     def _expanded(self, parts: Iterable[str], problem: Problem) -> Iterator[str]:
         for part in parts:
             name = part.removeprefix("gradients.")
@@ -212,10 +238,14 @@ class Judge:
         said: str,
         part: str = "output",
         of: Callable[[Array], Array] = lambda array: array,
+        as_is: bool = False,
     ) -> None:
-        """The answer to a problem made from the case, or what `of` takes from it, equals what a relation says."""
+        """The answer to a problem made from the case, or what `of` takes from it, equals what a relation says.
+
+        `as_is` hands over these very arrays.
+        """
         try:
-            result = self.ask(problem)
+            result = self.ask_with(problem) if as_is else self.ask(problem)
         except CandidateError as error:
             self.assert_that(case, False, f"{said}: {error}")
             return

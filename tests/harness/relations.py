@@ -8,8 +8,8 @@ from typing import TypeAlias
 
 import numpy as np
 
-from spec.cases import Sharing
-from spec.features import Scope
+from spec.cases import Case, Scores, Sharing
+from spec.features import EmptyRow, Scope
 from spec.problems import Array, Problem
 
 Change: TypeAlias = Callable[[Array], Array]
@@ -92,3 +92,11 @@ def _taken_masks(arrays: Mapping[str, Array], positions: Array, axis: int) -> di
     if mask is None:
         return {}
     return {"attn_mask": mask if mask.shape[axis] == 1 else np.take(mask, positions, axis)}
+
+
+def deep(answer: EmptyRow, sunken: Case) -> tuple[Case, ...]:
+    """The sunken case, and the same in the abyss; not for those who claim the mean for an empty row.
+
+    That claim is one of a finite stand-in for minus infinity, whose reach ends somewhere.
+    """
+    return (sunken,) if answer is EmptyRow.UNIFORM else (sunken, replace(sunken, scores=Scores.ABYSS))

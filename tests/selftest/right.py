@@ -97,7 +97,7 @@ def head_by_head(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> T
     for head in range(query.shape[1]):
         one = slice(head, head + 1)
         if mask is not None:
-            options["attn_mask"] = mask[:, one] if mask.ndim == 4 and mask.shape[1] > 1 else mask
+            options["attn_mask"] = mask[..., one, :, :] if mask.ndim > 2 and mask.shape[-3] > 1 else mask
         outputs.append(Steps()(query[:, one], key[:, one], value[:, one], **options))
     return torch.cat(outputs, 1)
 

@@ -39,8 +39,8 @@ class TestParameters:
             ("q, k, v, scale=None", {Feature.SCALE}),
             ("q, k, v, dropout_p=0.0, enable_gqa=False, flavour=3", set()),
             ("q, k, v, attn_mask, dropout_p, is_causal, scale, enable_gqa", SDPA),
-            ("q, k, v, **options", SDPA),
-            ("*inputs, **options", SDPA),
+            ("q, k, v, **options", set()),
+            ("*inputs, **options", set()),
             ("*inputs", set()),
         ],
     )

@@ -162,4 +162,4 @@ def test_two_processes_give_the_verdicts_of_one(sessions: Sessions, tmp_path: Pa
         (entry,) = report["implementations"]
         found.append(sorted(({**v, "seconds": 0.0} for v in entry["clauses"]), key=str))
     assert found[0] == found[1]
-    assert len(found[0]) == (6 + 2) * 4
+    assert len(found[0]) == (7 + 2) * 4

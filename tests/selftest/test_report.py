@@ -150,9 +150,9 @@ def test_a_session_writes_its_report(sessions: Sessions, tmp_path: Path) -> None
     result = sessions.judge("right", "--clause", "causal.*", "--report", str(tmp_path / "report"))
     assert result.ret == 0
     found = read(tmp_path / "report")
-    assert found["closing"] == {"complete": True, "reason": "", "verdicts": 6}
+    assert found["closing"] == {"complete": True, "reason": "", "verdicts": 7}
     assert found["suite"]["clauses"] == ["causal.*"]
-    assert [v["checks"] > 0 for v in found["implementations"][0]["clauses"]] == [True] * 6
+    assert [v["checks"] > 0 for v in found["implementations"][0]["clauses"]] == [True] * 7
     assert result.outlines[-2] == f"report: {tmp_path / 'report' / 'report.json'}"
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from implementations.contract import Claims, Implementation
+from implementations.ops import torch_op
+from spec.features import Feature, Scope
 from tests.selftest.steps import Steps, add_mask, factor
-from tests.selftest.wrong.record import breaks
+from tests.selftest.wrong.record import OP, REGISTRY, Wrong, breaks
 
 _MASKS: dict[torch.Size, Tensor] = {}
 _OUTPUTS: dict[tuple[torch.Size, torch.dtype], Tensor] = {}
@@ -21,6 +25,13 @@ def query_scaled_in_place(
 ) -> Tensor:
     query.mul_(factor(query, scale))
     return Steps()(query, key, value, scale=1.0, **masks)
+
+
+@breaks("relations.recording", holds=("scores.scale-explicit", "shapes.combinations"))
+def scale_dropped_without_gradients(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    if "is_causal" in options and not query.requires_grad:
+        options.pop("scale", None)
+    return Steps()(query, key, value, **options)
 
 
 @breaks("effects.repeatable", holds=("numerics.bound", "effects.global-state"))
@@ -70,3 +81,23 @@ def wider_of_query_and_key_cut(query: Tensor, key: Tensor, value: Tensor, **opti
 @breaks("errors.mask-shape", step="add_mask", holds=("masks.bool", "masks.broadcast"))
 def mask_cut_to_fit(scores: Tensor, mask: Tensor) -> Tensor:
     return add_mask(scores, mask[..., : scores.shape[-2], : scores.shape[-1]])
+
+
+def _flag_given_is_flag_set(
+    query: Tensor, key: Tensor, value: Tensor, is_causal: bool | None = None, **options: Any
+) -> Tensor:
+    return Steps()(query, key, value, is_causal=is_causal is not None, **options)
+
+
+REGISTRY.append(
+    Wrong(
+        Implementation(
+            "flag-given-is-flag-set",
+            Claims(Scope.OP, OP | {Feature.WAYS}),
+            torch_op(_flag_given_is_flag_set),
+            ways={"with its defaults spelled out": torch_op(partial(_flag_given_is_flag_set, is_causal=False))},
+        ),
+        ("relations.ways",),
+        ("causal.square", "scores.dot-product"),
+    )
+)

@@ -71,6 +71,20 @@ def padding_along_the_heads(scores: Tensor, padding: Tensor) -> Tensor:
     return scores.masked_fill(~padding[:, None], -INFINITY)
 
 
+@breaks("masks.rank", holds=("masks.broadcast",))
+def heads_taken_for_samples(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    mask = options.get("attn_mask")
+    if mask is not None and mask.ndim == 3:
+        options["attn_mask"] = mask[:1, None]
+    return Steps()(query, key, value, **options)
+
+
+@breaks("masks.padding-fill-value", step="add_padding", holds=("masks.key-padding", "masks.fill-value"))
+def padding_filled_with_a_number(scores: Tensor, padding: Tensor) -> Tensor:
+    real = padding[:, None, None, :]
+    return torch.where(real, scores, torch.where(real.any(-1, keepdim=True), -1e4, -INFINITY))
+
+
 @breaks("masks.intersect", holds=("masks.bool", "masks.key-padding"))
 def padding_instead_of_mask(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     if "key_padding_mask" in options:
@@ -119,6 +133,19 @@ def future_masked_before_scale(
         return (add_causal(score(query, key, 1.0)) if is_causal else score(query, key, 1.0)) * by
 
     return Steps(score=scores)(query, key, value, scale=scale, **masks)
+
+
+@breaks("causal.any-scores", step="add_causal", holds=("causal.square", "masks.fill-value"))
+def future_filled_with_a_number(scores: Tensor) -> Tensor:
+    return scores.masked_fill(torch.ones_like(scores).triu(1).bool(), -1e4)
+
+
+@breaks("causal.padded-start", holds=("causal.with-padding", "masks.key-padding"))
+def padding_taken_for_lengths(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    padding = options.get("key_padding_mask")
+    if padding is not None and "is_causal" in options:
+        options["key_padding_mask"] = torch.arange(key.shape[-2]) < padding.sum(-1, keepdim=True)
+    return Steps()(query, key, value, **options)
 
 
 @breaks("causal.with-mask", "shapes.combinations", holds=("causal.square", "causal.with-padding"))

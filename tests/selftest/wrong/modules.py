@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from implementations.contract import Claims, Implementation
 from implementations.mha import MHA_FEATURES, inputs_of
-from implementations.modules import Tensors, linears, torch_module
+from implementations.modules import linears, torch_module
+from implementations.tensors import Tensors
 from spec.features import Feature, Scope
 from spec.problems import Problem
 from tests.selftest.steps import Steps
@@ -149,4 +150,10 @@ def _takes_anything(num_heads: int, width: int) -> object:
     return num_heads, width
 
 
-REGISTRY.append(Wrong(layer(Layer, construct=_takes_anything), ("errors.heads",), ("heads.split", "heads.merge")))
+REGISTRY.append(
+    Wrong(
+        layer(Layer, construct=_takes_anything),
+        ("errors.heads", "errors.negative-heads"),
+        ("heads.split", "heads.merge"),
+    )
+)

@@ -31,6 +31,14 @@ def last_tile_forgotten(query: Tensor, key: Tensor, value: Tensor, **options: An
     return Steps()(query, key[..., :whole, :], value[..., :whole, :], **options)
 
 
+@breaks("shapes.large", holds=("shapes.tile-edges", "shapes.combinations", "masks.float"))
+def float_mask_dropped_over_many_keys(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    mask = options.get("attn_mask")
+    if mask is not None and mask.dtype is not torch.bool and key.shape[-2] > 256:
+        options.pop("attn_mask")
+    return Steps()(query, key, value, **options)
+
+
 @breaks("shapes.head-width", step="factor", holds=("scores.dot-product", "scores.scale-explicit"))
 def scale_of_the_padded_width(query: Tensor, scale: float | None) -> float:
     width = query.shape[-1]

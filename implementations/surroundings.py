@@ -1,0 +1,59 @@
+"""Surroundings: the state of the process that a call may read and has to leave alone, and its keeping."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+
+TINY = 1e-310
+"""A subnormal float64 number: it is 0 where such numbers are flushed."""
+
+
+def surroundings() -> dict[str, object]:
+    """What a call could disturb, by names for messages."""
+    return {
+        "random state of torch": torch.get_rng_state().numpy().tobytes(),
+        "random state of numpy": np.random.get_state(legacy=True)[1].tobytes(),  # type: ignore[index]
+        "random state of Python": random.getstate(),
+        "gradient mode": torch.is_grad_enabled(),
+        "default dtype": torch.get_default_dtype(),
+        "default device": torch.get_default_device(),
+        "number of threads": torch.get_num_threads(),
+        "error handling of numpy": tuple(sorted(np.geterr().items())),
+        "anomaly mode": torch.is_anomaly_enabled(),
+        "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
+        "precision of float32 products": torch.get_float32_matmul_precision(),
+        "flushing of subnormal numbers": _flushes(),
+    }
+
+
+def _flushes() -> bool:
+    with np.errstate(all="ignore"):
+        return not (np.full(1, TINY) * 1.0).any()
+
+
+@contextmanager
+def kept_surroundings() -> Iterator[None]:
+    """Puts back what other calls and the suite's own arithmetic depend on, whatever the call has done to it.
+
+    The random states are left as they are: nothing but the candidate draws from them.
+    """
+    errors, gradients, dtype = np.geterr(), torch.is_grad_enabled(), torch.get_default_dtype()
+    device, precision, flushes = torch.get_default_device(), torch.get_float32_matmul_precision(), _flushes()
+    try:
+        yield
+    finally:
+        np.seterr(**errors)
+        torch.set_grad_enabled(gradients)
+        if torch.get_default_dtype() is not dtype:
+            torch.set_default_dtype(dtype)
+        if torch.get_default_device() != device:
+            torch.set_default_device(device)
+        if torch.get_float32_matmul_precision() != precision:
+            torch.set_float32_matmul_precision(precision)
+        if _flushes() != flushes:
+            torch.set_flush_denormal(flushes)
