@@ -39,7 +39,7 @@ LARGE = (
     Sizes(batch=1, num_heads=2, query_length=3, key_length=1031, d_k=4, d_v=4),
     Sizes(batch=2, num_heads=1, query_length=131, key_length=131, d_k=8, d_v=8),
     Sizes(batch=1, num_heads=1, query_length=70, key_length=301, d_k=4, d_v=4),
-    Sizes(batch=1, num_heads=1, query_length=307, key_length=307, d_k=3, d_v=3),
+    Sizes(batch=1, num_heads=1, query_length=263, key_length=263, d_k=3, d_v=3),
     Sizes(batch=1, num_heads=2, query_length=3, key_length=5, d_k=136, d_v=131),
     Sizes(batch=1, num_heads=2, query_length=5, key_length=4, d_k=67, d_v=193),
 )
@@ -54,7 +54,7 @@ MASKS = (
     Case(causal=True),
 )
 KINDS = (MaskKind.BOOL, MaskKind.FLOAT)
-MOST = 120_000
+MOST = 80_000
 """Scores in a large case: more cost more than they show."""
 WIDTHS = (1, 2, 3, 5, 7, 8, 15, 24, 33, 64, 65, 80, 96, 128, 129, 257)
 
@@ -105,12 +105,13 @@ def _assert_sampled_rows(judge: Judge, case: Case) -> None:
 
 @clause("shapes.large")
 def test_large(judge: Judge) -> None:
-    for case in judge.cases(
-        *(replace(masked, sizes=sizes, seed=n) for n, sizes in enumerate(LARGE) for masked in MASKS)
-    ):
+    wide = judge.dtype in ("float64", "float32")
+    large = [replace(masked, sizes=sizes, seed=n) for n, sizes in enumerate(LARGE) for masked in MASKS]
+    # In half types every third case: gradients and masks are read by the same code, and only tiles may differ.
+    for case in judge.cases(*(large if wide else large[::3])):
         s = case.sizes
         if s.batch * s.num_heads * s.query_length * s.key_length <= MOST:
-            judge.assert_conforms(case, *(judge.parts() if judge.dtype in ("float64", "float32") else ()))
+            judge.assert_conforms(case, *(judge.parts() if wide else ()))
 
 
 @clause("shapes.head-width")
