@@ -12,11 +12,11 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from implementations.contract import Claims, Implementation, Result
+from implementations.defects.steps import INFINITY, Steps, accumulator, factor, score, softmax
 from implementations.ops import torch_op
 from implementations.torch_ops import SDPA_FEATURES
 from spec.features import Feature, Scope
 from spec.problems import Problem
-from tests.selftest.steps import INFINITY, Steps, accumulator, factor, score, softmax
 from tests.selftest.styles import CORRECT, LOG2_E, Inputs, Style
 
 NOT_OF_STYLES = {Feature.GRADIENTS, Feature.MASK_GRADIENT, Feature.EMPTY_SIZES}

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from implementations.contract import Claims, Implementation, Result
+from implementations.defects.record import OP
+from implementations.defects.steps import INFINITY, Steps
 from implementations.fitting import fit
 from implementations.ops import torch_op
 from implementations.torch_modules import TORCH_MODULES
@@ -19,8 +21,6 @@ from spec.features import Conventions, Scope
 from spec.problems import Problem
 from tests.harness.influence import LONGEST, spans, wrong_keys
 from tests.harness.running import run
-from tests.selftest.steps import INFINITY, Steps
-from tests.selftest.wrong.record import OP
 
 CAUSAL = Case(causal=True).sized(query_length=7)
 

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from implementations.contract import Claims, Implementation, Result
+from implementations.defects.record import OP, REGISTRY, Defect, breaks
+from implementations.defects.steps import INFINITY, Steps, add_causal, add_mask, score, softmax
 from implementations.ops import torch_op
 from spec.features import Feature, Scope
 from spec.problems import Problem
-from tests.selftest.steps import INFINITY, Steps, add_causal, add_mask, score, softmax
-from tests.selftest.wrong.record import OP, REGISTRY, Wrong, breaks
 
 
 def _is_bool(mask: Tensor) -> bool:
@@ -186,11 +186,11 @@ def _without_lengths(query: Tensor, key: Tensor, value: Tensor, **options: Any) 
 
 
 REGISTRY.append(
-    Wrong(
+    Defect(
         Implementation(
             "lengths-tiled", Claims(Scope.OP, (OP | {Feature.VALID_LENS}) - {Feature.GRADIENTS}), _lengths_tiled
         ),
         ("masks.valid-lens",),
-        ("masks.bool",),
+        holds=("masks.bool",),
     )
 )

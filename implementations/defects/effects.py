@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from implementations.contract import Claims, Implementation
+from implementations.defects.record import OP, REGISTRY, Defect, breaks
+from implementations.defects.steps import Steps, add_mask, factor
 from implementations.ops import torch_op
 from spec.features import Feature, Scope
-from tests.selftest.steps import Steps, add_mask, factor
-from tests.selftest.wrong.record import OP, REGISTRY, Wrong, breaks
 
 _MASKS: dict[torch.Size, Tensor] = {}
 _OUTPUTS: dict[tuple[torch.Size, torch.dtype], Tensor] = {}
@@ -90,7 +90,7 @@ def _flag_given_is_flag_set(
 
 
 REGISTRY.append(
-    Wrong(
+    Defect(
         Implementation(
             "flag-given-is-flag-set",
             Claims(Scope.OP, OP | {Feature.WAYS}),
@@ -98,6 +98,6 @@ REGISTRY.append(
             ways={"with its defaults spelled out": torch_op(partial(_flag_given_is_flag_set, is_causal=False))},
         ),
         ("relations.ways",),
-        ("causal.square", "scores.dot-product"),
+        holds=("causal.square", "scores.dot-product"),
     )
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -9,13 +10,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from implementations.contract import Claims, Implementation
+from implementations.defects.record import REGISTRY, Defect
+from implementations.defects.steps import Steps
 from implementations.mha import MHA_FEATURES, inputs_of
 from implementations.modules import linears, torch_module
 from implementations.tensors import Tensors
 from spec.features import Feature, Scope
 from spec.problems import Problem
-from tests.selftest.steps import Steps
-from tests.selftest.wrong.record import REGISTRY, Wrong
 
 FREE = {Feature.MODEL_WIDTH, Feature.VALUE_WIDTH, Feature.INPUT_WIDTHS}
 ROLES = ("q", "k", "v", "o")
@@ -61,20 +62,18 @@ def layer(
 ) -> Implementation:
     """The layer with every claim it can stand for; with `free`, all widths may differ."""
     return Implementation(
-        kind.__name__,
+        re.sub("(?<!^)(?=[A-Z])", "-", kind.__name__).lower(),
         Claims(Scope.MODULE, MHA_FEATURES.union(FREE if free else ())),
         torch_module(kind, _call, linears(**{role: role for role in ROLES})),
         construct=construct,
     )
 
 
-def breaks_layer(
-    *fails: str, holds: tuple[str, ...] = (), raises: bool = False, free: bool = True
-) -> Callable[[type[Layer]], type[Layer]]:
+def breaks_layer(*clauses: str, free: bool = True, **told: Any) -> Callable[[type[Layer]], type[Layer]]:
     """Registers a layer that makes a mistake."""
 
     def register(kind: type[Layer]) -> type[Layer]:
-        REGISTRY.append(Wrong(layer(kind, free=free), fails, holds, raises=raises))
+        REGISTRY.append(Defect(layer(kind, free=free), clauses, **told))
         return kind
 
     return register
@@ -151,9 +150,9 @@ def _takes_anything(num_heads: int, width: int) -> object:
 
 
 REGISTRY.append(
-    Wrong(
+    Defect(
         layer(Layer, construct=_takes_anything),
         ("errors.heads", "errors.negative-heads"),
-        ("heads.split", "heads.merge"),
+        holds=("heads.split", "heads.merge"),
     )
 )

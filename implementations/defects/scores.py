@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from implementations.defects.record import breaks
+from implementations.defects.steps import INFINITY, Steps, factor, score, softmax
 from spec.features import Feature
-from tests.selftest.steps import INFINITY, Steps, factor, score, softmax
-from tests.selftest.wrong.record import breaks
 
 TILE = 4
 

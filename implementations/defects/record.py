@@ -1,16 +1,17 @@
-"""How a wrong implementation is written down: the mistake, the clauses that must fail, and what still holds."""
+"""How a defect is written down: the mistake, the clauses it breaks, what hides it, and how it is repaired."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Set
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any, TypeVar
 
 from implementations.contract import Claims, Implementation
+from implementations.defects.steps import Steps
 from implementations.ops import torch_op
 from implementations.torch_ops import SDPA_FEATURES
 from spec.features import Feature, Scope
-from tests.selftest.steps import Steps
 
 Mistake = TypeVar("Mistake", bound=Callable[..., Any])
 
@@ -19,51 +20,88 @@ EXTRAS = {"weights": Feature.WEIGHTS, "averaged_weights": Feature.AVERAGED_WEIGH
 NONE: frozenset[Feature] = frozenset()
 
 
+class Severity(StrEnum):
+    """What a user of the defect gets."""
+
+    WRONG = "wrong"
+    """Finite wrong numbers, in silence."""
+    LEAK = "leak"
+    """What must stay hidden shows: future tokens, padding, another document."""
+    NAN = "nan"
+    """NaN or infinity."""
+    CRASH = "crash"
+    """An error where there is an answer, or an answer where there should be an error."""
+    GRADIENT = "gradient"
+    """Right outputs, wrong gradients: training goes astray."""
+    PRECISION = "precision"
+    """Digits are lost."""
+    STATE = "state"
+    """Later calls, or the caller's own data, suffer."""
+
+
 @dataclass(frozen=True)
-class Wrong:
+class Defect:
     """An implementation with one mistake.
 
     Attributes:
-        fails: clauses that must fail.
+        id: stable and unique, in words with hyphens; the name of its implementation.
+        does: what it does wrong, one sentence.
+        repair: what to do instead, one sentence.
+        hides: where it does not show: the inputs with which tests usually miss it.
+        matters: who meets it, and what it does to them.
+        severity: see `Severity`.
+        links: public reports of the same mistake.
+        clauses: those that must fail, the one that names the mistake first.
         holds: neighbouring clauses that must pass, so that the mistake is told apart from others.
-        dtype: the dtype in which it is asked.
+        dtype: the dtype in which these are asked.
         raises: it may fail by an exception, and not only by its numbers.
     """
 
     implementation: Implementation
-    fails: tuple[str, ...]
+    clauses: tuple[str, ...]
+    does: str = ""
+    repair: str = ""
+    hides: str = ""
+    matters: str = ""
+    severity: Severity = Severity.WRONG
+    links: tuple[str, ...] = ()
     holds: tuple[str, ...] = ()
     dtype: str = "float64"
     raises: bool = False
 
-    def __str__(self) -> str:
+    @property
+    def id(self) -> str:
         return self.implementation.name
 
+    @property
+    def chapter(self) -> str:
+        """The chapter of the clause that names the mistake."""
+        return self.clauses[0].partition(".")[0]
 
-REGISTRY: list[Wrong] = []
+    def __str__(self) -> str:
+        return self.id
+
+
+REGISTRY: list[Defect] = []
 
 
 def breaks(
-    *fails: str,
+    *clauses: str,
     step: str = "",
-    holds: tuple[str, ...] = (),
-    dtype: str = "float64",
-    raises: bool = False,
     claims: Set[Feature] = NONE,
     without: Set[Feature] = NONE,
     extras: tuple[str, ...] = (),
+    **told: Any,
 ) -> Callable[[Mistake], Mistake]:
     """Registers a function that makes a mistake.
 
     Args:
-        fails: see `Wrong`.
-        holds: see `Wrong`.
-        dtype: see `Wrong`.
-        raises: see `Wrong`.
+        clauses: see `Defect`.
         step: the step of `Steps` that it stands for; without one, it is a whole scaled_dot_product_attention.
         claims: features beyond those of `OP` and of the extras.
         without: features of `OP` that it does not claim.
         extras: what a whole one returns after the output.
+        told: the other fields of `Defect`.
     """
 
     def register(mistake: Mistake) -> Mistake:
@@ -73,7 +111,7 @@ def breaks(
         implementation = Implementation(
             mistake.__name__.replace("_", "-"), Claims(Scope.OP, features), torch_op(whole, extras=returned)
         )
-        REGISTRY.append(Wrong(implementation, fails, holds, dtype, raises))
+        REGISTRY.append(Defect(implementation, clauses, **told))
         return mistake
 
     return register

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.selftest.steps import INFINITY, Steps, add_mask, score
-from tests.selftest.wrong.record import breaks
+from implementations.defects.record import breaks
+from implementations.defects.steps import INFINITY, Steps, add_mask, score
 
 
 class Distorted(torch.autograd.Function):

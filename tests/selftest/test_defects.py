@@ -1,0 +1,31 @@
+"""Defect implementations fail on the right clause, and every clause is one that something fails."""
+
+from __future__ import annotations
+
+import pytest
+
+from implementations.defects import DEFECTS, Defect
+from tests.harness.running import run
+from tests.harness.suite import declared
+from tests.harness.verdicts import Status
+
+
+@pytest.mark.parametrize("defect", DEFECTS, ids=str)
+def test_fails_on_the_right_clauses(defect: Defect) -> None:
+    verdicts = run(defect.implementation, defect.clauses + defect.holds, (defect.dtype,))
+    found = {verdict.clause: verdict for verdict in verdicts}
+    assert set(found) == {*defect.clauses, *defect.holds}
+    assert {clause for clause, verdict in found.items() if verdict.status is Status.FAIL} == set(defect.clauses)
+    for clause in defect.clauses:
+        failure = found[clause].failure
+        assert failure is not None
+        assert defect.raises or "raised " not in failure.message, failure.message
+
+
+def test_names_are_unique() -> None:
+    names = [str(defect) for defect in DEFECTS]
+    assert len(set(names)) == len(names)
+
+
+def test_every_clause_can_fail() -> None:
+    assert not set(declared()) - {clause for defect in DEFECTS for clause in defect.clauses}
