@@ -6,7 +6,7 @@ VENV   ?= .venv
 RUN    := $(VENV)/bin/python
 READY  := $(VENV)/.ready
 
-.PHONY: conformance test lint types bounds format clean
+.PHONY: conformance test lint types bounds mutation format clean
 
 conformance: $(READY)
 	$(RUN) -m pytest --report report
@@ -23,6 +23,9 @@ types: $(READY)
 
 bounds: $(READY)
 	$(RUN) -m tests.measure_bounds
+
+mutation: $(READY)
+	$(RUN) -m tests.measure_mutation
 
 format: $(READY)
 	$(RUN) -m ruff check --fix .

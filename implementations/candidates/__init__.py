@@ -15,7 +15,7 @@ from implementations.candidates.signatures import ADAPTER
 from implementations.contract import Implementation
 from implementations.loading import Target, TargetError, load_target, told
 
-__all__ = ["TargetError", "candidate", "candidates"]
+__all__ = ["TargetError", "candidate", "candidates", "distinct"]
 
 _USABLE = f"give a function of query, key and value or a module class, {ADAPTER}"
 
@@ -48,15 +48,21 @@ def candidates(targets: Sequence[str], settings: Mapping[str, str], device: str 
         TargetError: as `candidate` does.
         ValueError: as `candidate` does.
     """
-    unique: dict[tuple[str, ...], str] = {}
-    for target in targets:
-        unique.setdefault(Target.parse(target).parts, target)
+    unique = distinct(targets)
     found = [candidate(target, settings, device) for target in unique.values()]
     counts = Counter(each.name for each in found)
     return tuple(
         each if counts[each.name] == 1 else replace(each, name=_distinct(parts, list(unique)))
         for each, parts in zip(found, unique, strict=True)
     )
+
+
+def distinct(targets: Sequence[str]) -> dict[tuple[str, ...], str]:
+    """Every target once, by its parts."""
+    unique: dict[tuple[str, ...], str] = {}
+    for target in targets:
+        unique.setdefault(Target.parse(target).parts, target)
+    return unique
 
 
 def _distinct(parts: tuple[str, ...], others: Sequence[tuple[str, ...]]) -> str:

@@ -80,7 +80,7 @@ def function_candidate(
     )
     probe, kind, plain = _suited(given)
     check_answer(plain, kind)
-    probe, unheard = _hearing(_reading_masks(probe, options), options)
+    probe, unheard = _narrowed(probe, options)
     spelled = _called(function, options.spelled_out())
     made = _settled(name, probe, kind, find_extras(plain, Scope.OP), spelled)
     return replace(made, about="; ".join([made.about, *unheard]))
@@ -90,25 +90,28 @@ def _called(function: Callable[..., object], options: Options) -> Callable[..., 
     return lambda *inputs, **asked: function(*inputs, **options.renamed(asked))
 
 
-def _hearing(probe: Probe, options: Options) -> tuple[Probe, list[str]]:
-    """The probe without what its **kwargs takes and nothing heeds, and a note on each."""
+def _narrowed(probe: Probe, options: Options) -> tuple[Probe, list[str]]:
+    """The probe without the options that nothing heeds, and a note on each."""
+    why = dict.fromkeys(_unheard(probe, options), "its **kwargs takes it, and nothing changes")
+    if _reads_booleans_only(probe, options):
+        why.setdefault("float_mask", f"zeros in its {options.spelled['float_mask']!r} mask keys, so that it is boolean")
+    lost = {feature: told for option, told in why.items() for feature in BY_OPTION[option]}
+    notes = [f"{f} not claimed: {lost[f]}" for f in sorted(lost) if f in probe.claims]
+    return replace(probe, claims=replace(probe.claims, features=probe.claims.features - set(lost))), notes
+
+
+def _unheard(probe: Probe, options: Options) -> list[str]:
     asked = {"bool_mask": MASKED, "float_mask": BIASED, "is_causal": CAUSAL, "scale": replace(PLAIN, scale=0.3)}
-    deaf = [option for option in sorted(options.swallowed) if probe.ignores(asked[option])]
-    lost = {feature for option in deaf for feature in BY_OPTION[option]} & probe.claims.features
-    notes = [f"{feature} not claimed: its **kwargs takes it, and nothing changes" for feature in sorted(lost)]
-    return replace(probe, claims=replace(probe.claims, features=probe.claims.features - lost)), notes
+    return [option for option in sorted(options.swallowed) if probe.ignores(asked[option])]
 
 
-def _reading_masks(probe: Probe, options: Options) -> Probe:
-    """The probe without float masks, if a `mask` of zeros masks: by that name, many functions mean booleans only."""
+def _reads_booleans_only(probe: Probe, options: Options) -> bool:
+    """Whether a `mask` of zeros masks: by that name, many functions mean booleans only."""
     spelled = options.spelled.get("float_mask")
     if spelled not in ("mask", "attention_mask") or probe.ask(PLAIN).error:
-        return probe
+        return False
     zeros = probe.ask(replace(BIASED, pattern=Pattern.ALL))
-    if not zeros.error and alike(zeros, probe.ask(PLAIN)):
-        return probe
-    without = probe.claims.features - {Feature.FLOAT_MASK, Feature.MASK_GRADIENT}
-    return replace(probe, claims=replace(probe.claims, features=without))
+    return bool(zeros.error) or not alike(zeros, probe.ask(PLAIN))
 
 
 def _settled(name: str, probe: Probe, kind: type, extras: Extras, spelled: Callable[..., object]) -> Implementation:

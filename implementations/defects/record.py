@@ -11,7 +11,7 @@ from implementations.contract import Claims, Implementation
 from implementations.defects.steps import Steps
 from implementations.ops import torch_op
 from implementations.torch_ops import SDPA_FEATURES
-from spec.features import Feature, Scope
+from spec.features import Conventions, Feature, Scope
 
 Mistake = TypeVar("Mistake", bound=Callable[..., Any])
 
@@ -59,11 +59,11 @@ class Defect:
 
     implementation: Implementation
     clauses: tuple[str, ...]
-    does: str = ""
-    repair: str = ""
-    hides: str = ""
-    matters: str = ""
-    severity: Severity = Severity.WRONG
+    does: str
+    repair: str
+    hides: str
+    matters: str
+    severity: Severity
     links: tuple[str, ...] = ()
     holds: tuple[str, ...] = ()
     dtype: str = "float64"
@@ -91,6 +91,7 @@ def breaks(
     claims: Set[Feature] = NONE,
     without: Set[Feature] = NONE,
     extras: tuple[str, ...] = (),
+    conventions: Conventions = Conventions(),
     **told: Any,
 ) -> Callable[[Mistake], Mistake]:
     """Registers a function that makes a mistake.
@@ -101,6 +102,7 @@ def breaks(
         claims: features beyond those of `OP` and of the extras.
         without: features of `OP` that it does not claim.
         extras: what a whole one returns after the output.
+        conventions: what it claims where the field disagrees.
         told: the other fields of `Defect`.
     """
 
@@ -109,7 +111,9 @@ def breaks(
         returned = ("weights", "log_sum_exp") if step else extras
         features = (OP | claims | {EXTRAS[extra] for extra in returned}) - without
         implementation = Implementation(
-            mistake.__name__.replace("_", "-"), Claims(Scope.OP, features), torch_op(whole, extras=returned)
+            mistake.__name__.replace("_", "-"),
+            Claims(Scope.OP, features, conventions),
+            torch_op(whole, extras=returned),
         )
         REGISTRY.append(Defect(implementation, clauses, **told))
         return mistake

@@ -160,8 +160,11 @@ class Judge:
             raise CandidateError(f"returned {type(result).__name__}, not a Result")
         return result
 
-    def record(self, case: Case, comparison: Comparison, said: str = "") -> None:
-        """Counts one check; a blunt one apart. `said` explains a failure in the clause's own terms."""
+    def record(self, case: Case, comparison: Comparison, said: str = "", part: str = "") -> None:
+        """Counts one check; a blunt one apart. `said` explains a failure in the clause's own terms.
+
+        `part` is what was held against the reference's answer to the case, if that is what was done.
+        """
         if comparison.blunt:
             self.blunt += 1
             return
@@ -170,7 +173,7 @@ class Judge:
         if comparison.message:
             self.failed += 1
             message = f"{said}: {comparison.message}" if said else comparison.message
-            self.failures.append(Failure(message, case.to_json(), self.dtype))
+            self.failures.append(Failure(message, case.to_json(), self.dtype, part))
 
     def assert_that(self, case: Case, holds: bool, message: str) -> None:
         """One check without numbers."""
@@ -189,16 +192,26 @@ class Judge:
         try:
             result = self.ask(problem)
         except CandidateError as error:
-            self.assert_that(case, False, str(error))
+            asked = next(self._expanded(reversed(wanted), problem), "output")
+            self.record(case, Comparison(np.inf, str(error)), part=asked)
             return
         expected = self.expected(case, gradients=problem.cotangent is not None)
         for part in self._expanded(wanted, problem):
             meant = expected[part]
             meant = Expected(meant.value, np.zeros_like(meant.bound)) if exactly else meant
             compared = compare(part, part_of(result, part), meant, self.dtype)
-            if compared.message and not said:
-                said = wrong_keys(problem, self.conventions, self.ask, case.garbage)
-            self.record(case, compared, said)
+            self.record(case, compared, said, part)
+
+    def explained(self, failure: Failure) -> Failure:
+        """The failure, with the keys that a query wrongly saw or missed where that can be told.
+
+        It takes a call for each key, and so it is asked of the one failure that is shown.
+        """
+        if not failure.part or not failure.message.startswith(failure.part):
+            return failure
+        case = Case.from_json(failure.case)
+        said = wrong_keys(self.problem(case), self.conventions, self.ask, case.garbage)
+        return replace(failure, message=f"{said}: {failure.message}") if said else failure
 
     def assert_conforms_or_refuses(self, case: Case, said: str = "") -> None:
         """Output within the bounds, or an exception; one check either way."""

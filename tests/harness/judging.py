@@ -27,26 +27,27 @@ def verdict(clause: Clause, judge: Judge, seconds: float) -> Verdict:
     implementation = judge.implementation
     entries = implementation.expected_failures
     expected = next((entry for entry in entries if entry.shows(clause.id, judge.dtype, judge.device)), None)
-    status, reason = _status(judge, expected)
-    failed = status in (Status.FAIL, Status.EXPECTED_FAILURE)
+    found, reason = status(judge, expected)
+    failed = found in (Status.FAIL, Status.EXPECTED_FAILURE)
     return Verdict(
         clause=clause.id,
         level=str(clause.level),
         implementation=implementation.name,
         dtype=judge.dtype,
-        status=status,
+        status=found,
         checks=judge.checks,
         blunt=judge.blunt,
         failed=judge.failed,
         worst=judge.worst if judge.worst is None or judge.worst < float("inf") else None,
         seconds=round(seconds, 4),
-        failure=plainest(judge.failures) if failed else None,
+        failure=judge.explained(plainest(judge.failures)) if failed else None,
         reason=reason,
         link=expected.link if expected is not None and failed else "",
     )
 
 
-def _status(judge: Judge, expected: ExpectedFailure | None) -> tuple[Status, str]:
+def status(judge: Judge, expected: ExpectedFailure | None) -> tuple[Status, str]:
+    """The outcome that the counts amount to, and the reason where one is needed."""
     if judge.checks == 0:
         if judge.blunt and judge.dtype in HALVES and set(judge.claims.dtypes) - set(HALVES):
             return (

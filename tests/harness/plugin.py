@@ -9,15 +9,19 @@ from typing import Any
 
 import pytest
 
+from implementations.candidates import distinct
 from implementations.contract import Implementation
+from implementations.defects import DEFECTS
 from spec.cases import Case
 from spec.clauses import Clause, Level, load
 from spec.features import Feature
 from tests.harness.early import attention_conformance_options
+from tests.harness.failing import Setting, clear, explained, told, write
 from tests.harness.judge import TIERS, Judge
 from tests.harness.judging import judged
+from tests.harness.replay import ReplayError, absolute, read, replay
 from tests.harness.report import Recorder
-from tests.harness.selecting import Options, UsageError, selection_of
+from tests.harness.selecting import Options, UsageError, require_device, selection_of, settings_of
 from tests.harness.suite import ClauseTest, Selection, Spoken, claimed, declared, spoken
 from tests.harness.summary import summary
 from tests.harness.verdicts import Status, Verdict
@@ -119,6 +123,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_cmdline_main(config: pytest.Config) -> int | None:
     options = Options.of(config)
+    if options.replay is not None:
+        return _replayed(options.replay)
     if options.list_clauses:
         for clause in load().values():
             status = "reserved" if clause.reserved else ", ".join(sorted(clause.features))
@@ -128,7 +134,22 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
         for i in _selected(options).implementations:
             print(f"{i.name:24} {i.claims.scope:6} {len(i.claims.features):2} features  {i.about}")
         return 0
+    if options.list_defects:
+        for defect in DEFECTS:
+            print(f"{defect.id:40} {defect.clauses[0]:28} {defect.severity:10} {defect.does}")
+        return 0
     return None
+
+
+def _replayed(path: Path) -> int:
+    try:
+        failure = read(path)
+        require_device(failure.device)
+        holds, told = replay(failure)
+    except (ReplayError, UsageError) as error:
+        raise pytest.UsageError(f"--replay {path}: {error}") from None
+    print("\n".join(told))
+    return 0 if holds else 1
 
 
 def _selected(options: Options) -> Selection:
@@ -179,6 +200,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 def _begin(plugin: Plugin) -> None:
     try:
         plugin.recorder.begin()
+        if plugin.options.report is not None:
+            clear(plugin.options.report)
     except OSError as error:
         raise pytest.UsageError(f"--report: {error.filename} cannot be written ({error.strerror})") from None
 
@@ -216,6 +239,50 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     unchecked = unchecked_claims(plugin)
     if unchecked and exitstatus == 0:
         session.exitstatus = 1
+    if exitstatus == pytest.ExitCode.TESTS_FAILED and not hasattr(session.config, "workerinput"):
+        _explain(session.config)
+
+
+def _explain(config: pytest.Config) -> None:
+    """Adds to the failures that the terminal is about to show; done here, where all verdicts are known."""
+    plugin, reports = config.stash[KEY], _failed_reports(config)
+    setting, shown = _setting(plugin), set[str]()
+    for made in explained(plugin.selection.implementations, plugin.recorder.verdicts, setting):
+        verdict = made.verdict
+        first = verdict.implementation not in shown
+        if made.found is not None:
+            shown.add(verdict.implementation)
+        if setting.report is not None:
+            write(made, setting.report)
+        report = reports.get((verdict.clause, verdict.implementation, verdict.dtype))
+        if report is not None:
+            text = (f"  {line}" for line in told(made, setting.report, first))
+            report.longrepr = "\n".join([str(report.longrepr), *text])
+
+
+def _failed_reports(config: pytest.Config) -> dict[tuple[str, str, str], pytest.TestReport]:
+    """The reports of failed items that the terminal holds, by clause, implementation and dtype."""
+    terminal = config.pluginmanager.get_plugin("terminalreporter")
+    found = {}
+    for report in [] if terminal is None else terminal.stats.get("failed", []):
+        for name, value in report.user_properties:
+            if name == PROPERTY:
+                verdict = Verdict.from_json(str(value))
+                found[verdict.clause, verdict.implementation, verdict.dtype] = report
+    return found
+
+
+def _setting(plugin: Plugin) -> Setting:
+    options, implementations = plugin.options, plugin.selection.implementations
+    names = [i.name for i in implementations] if options.candidates else []
+    targets = map(absolute, distinct(options.candidates).values())
+    return Setting(
+        targets=dict(zip(names, targets, strict=True)),
+        conventions=settings_of(options),
+        device=options.device,
+        tier=options.tier,
+        report=options.report,
+    )
 
 
 def unchecked_claims(plugin: Plugin) -> list[str]:

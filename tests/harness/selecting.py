@@ -37,8 +37,10 @@ class Options:
     device: str
     tier: str
     report: Path | None
+    replay: Path | None
     list_clauses: bool
     list_implementations: bool
+    list_defects: bool
 
     @classmethod
     def of(cls, config: pytest.Config) -> Options:
@@ -47,7 +49,7 @@ class Options:
         def several(name: str) -> tuple[str, ...]:
             return tuple(config.getoption(name))
 
-        folder = config.getoption("conformance_report")
+        folder, file = config.getoption("conformance_report"), config.getoption("replay")
         return cls(
             candidates=several("candidate"),
             implementations=several("implementation"),
@@ -57,8 +59,10 @@ class Options:
             device=config.getoption("device"),
             tier=config.getoption("tier"),
             report=None if folder is None else Path(folder),
+            replay=None if file is None else Path(file),
             list_clauses=config.getoption("list_clauses"),
             list_implementations=config.getoption("list_implementations"),
+            list_defects=config.getoption("list_defects"),
         )
 
 
@@ -82,13 +86,23 @@ def selection_of(options: Options) -> Selection:
     return Selection(implementations, options.clauses, options.dtypes)
 
 
-def _candidates(options: Options) -> tuple[Implementation, ...]:
+def settings_of(options: Options) -> dict[str, str]:
+    """The conventions by key.
+
+    Raises:
+        UsageError: one is not of the form KEY=VALUE.
+    """
     settings: dict[str, str] = {}
     for setting in options.conventions:
         key, equals, value = setting.partition("=")
         if not equals:
             raise UsageError(f"--convention {setting!r} is not of the form KEY=VALUE, such as empty-row=uniform")
         settings[key] = value
+    return settings
+
+
+def _candidates(options: Options) -> tuple[Implementation, ...]:
+    settings = settings_of(options)
     try:
         return candidates(options.candidates, settings, options.device)
     except TargetError as error:

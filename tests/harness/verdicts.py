@@ -29,11 +29,17 @@ REASONED = (Status.NOT_CLAIMED, Status.EXPECTED_FAILURE, Status.ERROR)
 
 @dataclass(frozen=True)
 class Failure:
-    """What went wrong on the case that shows it most plainly."""
+    """What went wrong on the case that shows it most plainly.
+
+    Attributes:
+        part: what differed from the reference's answer to the case, such as `output` or `gradients.key`; empty where
+            the check was another one.
+    """
 
     message: str
     case: str
     dtype: str
+    part: str = ""
 
     def __post_init__(self) -> None:
         if not self.message:

@@ -22,6 +22,16 @@ def test_fails_on_the_right_clauses(defect: Defect) -> None:
         assert defect.raises or "raised " not in failure.message, failure.message
 
 
+@pytest.mark.parametrize("defect", DEFECTS, ids=str)
+def test_reads_as_a_catalogue_entry(defect: Defect) -> None:
+    for text in (defect.does, defect.repair, defect.hides, defect.matters):
+        assert text[0].isupper()
+        assert text.endswith(".")
+    assert all(link.startswith("https://") for link in defect.links)
+    assert defect.holds
+    assert not {*defect.holds} & {*defect.clauses}
+
+
 def test_names_are_unique() -> None:
     names = [str(defect) for defect in DEFECTS]
     assert len(set(names)) == len(names)

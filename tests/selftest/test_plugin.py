@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from implementations.builtin import BUILTIN
+from implementations.defects import DEFECTS
 from spec.clauses import load
 from tests.selftest.sessions import Sessions, sessions
 
@@ -54,6 +55,14 @@ def test_implementations_are_listed_a_line_each(sessions: Sessions) -> None:
     assert [line.split()[0] for line in result.outlines if line.strip()] == [i.name for i in BUILTIN]
     chosen = sessions.run("--list-implementations", "--implementation", "torch.sdpa*")
     assert len([line for line in chosen.outlines if line.strip()]) == 3
+
+
+def test_defects_are_listed_a_line_each(sessions: Sessions) -> None:
+    result = sessions.run("--list-defects")
+    assert result.ret == 0
+    lines = [line for line in result.outlines if line.strip()]
+    assert [line.split()[:3] for line in lines] == [[d.id, d.clauses[0], d.severity] for d in DEFECTS]
+    assert all(line.endswith(f" {d.does}") for line, d in zip(lines, DEFECTS, strict=True))
 
 
 @pytest.mark.parametrize(

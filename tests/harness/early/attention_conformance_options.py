@@ -1,7 +1,8 @@
 """The command line's options, installed as a plugin of its own so that pytest knows them from the start.
 
 Before it knows any plugin, pytest takes a lone argument that names a folder for the place of the tests. `--report DIR`
-with a folder that exists would so hide the suite's configuration; it is then read once more as `--report=DIR`.
+with a folder that exists would so hide the suite's configuration; it is then read once more as `--report=DIR`. The same
+goes for `--replay FILE`.
 """
 
 from __future__ import annotations
@@ -29,13 +30,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--device", default="cpu", help="the torch device that candidates compute on (default: cpu)")
     group.addoption("--tier", default="quick", help="how much is asked: quick (default), full or exhaustive")
     group.addoption("--report", dest="conformance_report", metavar="DIR", help="write report.json into DIR")
+    group.addoption("--replay", metavar="FAILURE.json", help="ask again what a failure file of --report holds")
     group.addoption("--list-clauses", action="store_true", help="print the clauses, a line each")
     group.addoption("--list-implementations", action="store_true", help="print the implementations, a line each")
+    group.addoption("--list-defects", action="store_true", help="print the catalogue of known mistakes, a line each")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> int | pytest.ExitCode | None:
-    """Starts over with the report folder joined to its option, where it had misled pytest."""
+    """Starts over with a path joined to its option, where it had misled pytest."""
     given = [str(argument) for argument in config.invocation_params.args]
     joined = list(_joined(given))
     if config.inipath is not None or joined == given:
@@ -46,5 +49,5 @@ def pytest_cmdline_main(config: pytest.Config) -> int | pytest.ExitCode | None:
 def _joined(arguments: Sequence[str]) -> Iterator[str]:
     words = iter(arguments)
     for word in words:
-        value = next(words, None) if word == "--report" else None
+        value = next(words, None) if word in ("--report", "--replay") else None
         yield word if value is None else f"{word}={value}"

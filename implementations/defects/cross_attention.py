@@ -1,0 +1,135 @@
+"""Mistakes of chapter 6: queries from one sequence, keys and values from another."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from implementations.defects.layers import Layer, breaks_layer
+from implementations.defects.record import Severity, breaks
+from implementations.defects.steps import Steps
+
+
+@breaks_layer(
+    "cross-attention.sources",
+    "cross-attention.lengths",
+    free=False,
+    raises=True,
+    holds=(
+        "relations.causal-prefix",
+        "errors.mask-shape",
+    ),
+    does="Projects the keys from the sequence that asks.",
+    repair="Take keys and values from the second sequence.",
+    hides="Self-attention.",
+    matters="A decoder attends by its own tokens to the encoder's values.",
+    severity=Severity.WRONG,
+)
+class KeysFromTheQueriesSequence(Layer):
+    def projected(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return self.q(query), self.k(query), self.v(value)
+
+
+@breaks_layer(
+    "cross-attention.sources",
+    "cross-attention.lengths",
+    free=False,
+    raises=True,
+    holds=("errors.mask-shape",),
+    does="Exchanges the two sequences: the encoder's tokens ask the decoder's.",
+    repair="Take the queries from the decoder, keys and values from the encoder.",
+    hides="Self-attention; checks of shapes with sequences of one length.",
+    matters="Interfaces differ in the order of their inputs; the answer has as many rows as the wrong sequence.",
+    severity=Severity.WRONG,
+)
+class SequencesExchanged(Layer):
+    def projected(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return self.q(key), self.k(query), self.v(query)
+
+
+@breaks_layer(
+    "cross-attention.sources",
+    free=False,
+    holds=("cross-attention.lengths", "projections.output"),
+    does="Takes two sequences of one shape for self-attention, and reads the first only.",
+    repair="Decide by what the caller passes, not by shapes.",
+    hides="Self-attention, and sequences of different lengths.",
+    matters="A fast path for self-attention that is chosen by shape answers for cross-attention.",
+    severity=Severity.WRONG,
+)
+class EqualShapesTakenForSelfAttention(Layer):
+    def projected(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        if query.shape == key.shape == value.shape:
+            key, value = query, query
+        return self.q(query), self.k(key), self.v(value)
+
+
+@breaks_layer(
+    "cross-attention.widths",
+    "cross-attention.key-value",
+    holds=(
+        "projections.output-bias",
+        "heads.independent",
+    ),
+    does="Projects the values from the key input.",
+    repair="Project the values from the value input.",
+    hides="Keys and values from one input, which is the usual way to call it.",
+    matters="Memories whose values are not their keys are read by their keys.",
+    severity=Severity.WRONG,
+)
+class ValuesFromTheKeysInput(Layer):
+    def projected(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return self.q(query), self.k(key), self.v(F.pad(key, (0, value.shape[-1] - key.shape[-1])))
+
+
+@breaks_layer(
+    "cross-attention.widths",
+    raises=True,
+    holds=(
+        "errors.mask-shape",
+        "errors.key-value-length",
+    ),
+    free=True,
+    does="Requires a key input as wide as the value input.",
+    repair="Project each input by a matrix with as many rows as that input has columns.",
+    hides="Inputs of one width.",
+    matters="Attention from text to images, where the widths differ, crashes.",
+    severity=Severity.CRASH,
+    links=("https://github.com/pytorch/pytorch/issues/120793",),
+)
+class OneWidthForKeyAndValue(Layer):
+    def projected(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        k, v = torch.stack((key, value))
+        return self.q(query), self.k(k), self.v(v)
+
+
+@breaks(
+    "cross-attention.lengths",
+    raises=True,
+    holds=("causal.square",),
+    does="Makes as many output rows as there are keys.",
+    repair="Loop over the queries, and allocate the output with their number.",
+    hides="As many queries as keys.",
+    matters="Cross-attention and generation token by token get wrong rows, or a crash.",
+    severity=Severity.CRASH,
+)
+def as_many_queries_as_keys(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    rows = torch.arange(query.shape[-2]) % key.shape[-2]
+    return Steps()(query[..., rows, :], key, value, **options)
+
+
+@breaks(
+    "cross-attention.single-query",
+    holds=("cross-attention.lengths",),
+    does="Answers a single query with the last value alone.",
+    repair="Give a single query the softmax over all keys, as any other.",
+    hides="Two queries and more; a single key.",
+    matters="Generation: the path for one new token is another than that for the prompt.",
+    severity=Severity.WRONG,
+)
+def single_query_sees_the_last_key(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    output = Steps()(query, key, value, **options)
+    return value[..., -1:, :] if query.shape[-2] == 1 and "attn_mask" not in options else output

@@ -1,0 +1,113 @@
+"""Mistakes of chapter 14: nonsense that is answered."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from implementations.defects.layers import Layer, breaks_layer
+from implementations.defects.record import Severity, breaks
+from implementations.defects.steps import Steps, add_mask
+
+
+@breaks(
+    "errors.key-value-length",
+    holds=("scores.dot-product", "errors.width"),
+    does="Cuts the longer of key and value to the length of the shorter.",
+    repair="Refuse a key and a value of different lengths.",
+    hides="Keys and values of one length.",
+    matters="A cache that has lost a step answers without its last token.",
+    severity=Severity.CRASH,
+    links=("https://github.com/pytorch/pytorch/pull/193728",),
+)
+def longer_of_key_and_value_cut(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    length = min(key.shape[-2], value.shape[-2])
+    return Steps()(query, key[..., :length, :], value[..., :length, :], **options)
+
+
+@breaks(
+    "errors.key-value-length",
+    holds=("scores.dot-product", "errors.width"),
+    does="Lengthens the shorter of key and value with zeros.",
+    repair="Refuse a key and a value of different lengths.",
+    hides="Keys and values of one length.",
+    matters="A token without a value takes weight from the others, in silence.",
+    severity=Severity.CRASH,
+    links=("https://github.com/pytorch/pytorch/pull/193728",),
+)
+def shorter_of_key_and_value_lengthened(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    length = max(key.shape[-2], value.shape[-2])
+    key, value = (F.pad(x, (0, 0, 0, length - x.shape[-2])) for x in (key, value))
+    return Steps()(query, key, value, **options)
+
+
+@breaks(
+    "errors.width",
+    holds=("scores.dot-product", "errors.mask-shape"),
+    does="Cuts the wider of query and key to the width of the narrower.",
+    repair="Refuse a query and a key of different widths.",
+    hides="Queries and keys of one width.",
+    matters="A wrong checkpoint or projection runs, and answers nonsense.",
+    severity=Severity.CRASH,
+)
+def wider_of_query_and_key_cut(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    width = min(query.shape[-1], key.shape[-1])
+    return Steps()(query[..., :width], key[..., :width], value, **options)
+
+
+@breaks(
+    "errors.mask-shape",
+    step="add_mask",
+    holds=("masks.bool", "masks.broadcast"),
+    does="Cuts a mask that is too large to the size of the scores.",
+    repair="Refuse a mask that does not broadcast to (B, H, Lq, Lk).",
+    hides="Masks that fit.",
+    matters="The mask of another batch, or of the whole buffer, is read from its corner.",
+    severity=Severity.CRASH,
+)
+def mask_cut_to_fit(scores: Tensor, mask: Tensor) -> Tensor:
+    return add_mask(scores, mask[..., : scores.shape[-2], : scores.shape[-1]])
+
+
+def takes_anything(num_heads: int, width: int) -> object:
+    """A constructor that checks nothing."""
+    return num_heads, width
+
+
+@breaks_layer(
+    "errors.heads",
+    "errors.negative-heads",
+    holds=("heads.split", "heads.merge"),
+    construct=takes_anything,
+    does="Builds a module with any number of heads, also one that does not divide the width.",
+    repair="Refuse a number of heads below 1, or that does not divide the width, in the constructor.",
+    hides="Numbers of heads that divide the width.",
+    matters="The first call fails far from its cause, or drops components in silence.",
+    severity=Severity.CRASH,
+    links=("https://github.com/keras-team/keras/pull/23081",),
+)
+class AnyNumberOfHeads(Layer):
+    """Right, apart from its constructor."""
+
+
+def _rounds_down(num_heads: int, width: int) -> object:
+    if num_heads < 1:
+        raise ValueError(f"num_heads must be at least 1, got {num_heads}")
+    return width // num_heads
+
+
+@breaks_layer(
+    "errors.heads",
+    holds=("errors.negative-heads", "heads.split"),
+    construct=_rounds_down,
+    does="Rounds the width of a head down where the number of heads does not divide the width.",
+    repair="Refuse a number of heads that does not divide the width.",
+    hides="Numbers of heads that divide the width.",
+    matters="4096 over 7 heads is 4095: a component is lost, and checkpoints no longer fit.",
+    severity=Severity.WRONG,
+    links=("https://github.com/sgl-project/sglang/pull/32028",),
+)
+class WidthOfAHeadRoundedDown(Layer):
+    """Right, apart from its constructor."""

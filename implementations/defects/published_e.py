@@ -1,0 +1,183 @@
+"""The mistakes of write-up E, multi-head and cross-attention with a mask, each as published and on its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from implementations.defects.layers import Layer, breaks_layer
+from implementations.defects.published import E_CROSS, E, divides
+from implementations.defects.record import Severity
+from implementations.defects.steps import INFINITY, Steps
+from spec.features import Feature
+
+
+@breaks_layer(
+    "scores.scale-default",
+    free=False,
+    features=E_CROSS,
+    holds=("shapes.output", "softmax.rows-sum-to-one"),
+    does="Divides by the square root of the width of the second input, as its text says.",
+    repair="Divide by the square root of the key width of one head.",
+    hides="A single head as wide as the input.",
+    matters="Attention is too flat wherever the input is wider than a head, which is everywhere.",
+    severity=Severity.WRONG,
+    links=("https://github.com/lucidrains/vit-pytorch/issues/65",),
+)
+class EScaleOfTheSecondInput(Layer):
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+        answer: Tensor = super().forward(query, key, value, scale=key.shape[-1] ** -0.5, **options)
+        return answer
+
+
+@breaks_layer(
+    "projections.value",
+    free=False,
+    features=E_CROSS - {Feature.VALUE_WIDTH},
+    holds=(
+        "projections.output-bias",
+        "heads.independent",
+    ),
+    does="Uses one product for keys and values, as its text says of cross-attention.",
+    repair="Give keys and values a matrix each, as its code does.",
+    hides="Equal matrices.",
+    matters="What a token is found by and what it says cannot differ.",
+    severity=Severity.WRONG,
+)
+class EKeysAndValuesTied(Layer):
+    def projected(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        both = self.k(key)
+        return self.q(query), both, both
+
+
+@breaks_layer(
+    "cross-attention.lengths",
+    free=False,
+    features=E_CROSS,
+    raises=True,
+    construct=divides,
+    holds=("errors.heads",),
+    does="Reckons with one length for both sequences, as its text writes it.",
+    repair="Take the number of queries and the number of keys from their own inputs.",
+    hides="Self-attention, and sequences of one length.",
+    matters="Cross-attention of a long and a short sequence stops.",
+    severity=Severity.CRASH,
+)
+class EOneLength(Layer):
+    def projected(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        batch, length = query.shape[:2]
+        q, k, v = super().projected(query, key, value)
+        return q, k.view(batch, length, k.shape[-1]), v.view(batch, length, v.shape[-1])
+
+
+@breaks_layer(
+    "shapes.output",
+    "cross-attention.widths",
+    free=False,
+    features=E_CROSS,
+    construct=divides,
+    holds=("errors.heads",),
+    does="Gives the output of cross-attention the width of the second input, as its text says.",
+    repair="Project to the width of the first input, to which the output is added.",
+    hides="Inputs of one width.",
+    matters="The residual connection fails, or adds what does not belong together.",
+    severity=Severity.CRASH,
+)
+class EOutputAsWideAsTheSecondInput(Layer):
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+        answer: Tensor = super().forward(query, key, value, **options)
+        return F.pad(answer, (0, key.shape[-1] - answer.shape[-1]))
+
+
+@breaks_layer(
+    "heads.split",
+    free=False,
+    features=E,
+    holds=("shapes.output", "effects.repeatable"),
+    does="Splits the input into pieces, one for each head, and projects each piece.",
+    repair="Project the whole input, then split the result.",
+    hides="A single head; checks of shapes.",
+    matters="A head sees its share of each token only.",
+    severity=Severity.WRONG,
+    links=("https://github.com/MarcoMeter/episodic-transformer-memory-ppo/pull/22",),
+)
+class EInputSplit(Layer):
+    def projected(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = (self._piecewise(*pair) for pair in ((query, self.q), (key, self.k), (value, self.v)))
+        return q, k, v
+
+    def _piecewise(self, x: Tensor, layer: torch.nn.Linear) -> Tensor:
+        rows, columns = (torch.arange(n) * self.num_heads // n for n in layer.weight.shape)
+        return F.linear(x, layer.weight * (rows[:, None] == columns))
+
+
+def _billion(scores: Tensor, mask: Tensor) -> Tensor:
+    return scores.masked_fill(mask == 0, -1e9)
+
+
+def _billion_for_padding(scores: Tensor, padding: Tensor) -> Tensor:
+    return _billion(scores, padding[:, None, None])
+
+
+@breaks_layer(
+    "masks.empty-row-bool",
+    "masks.empty-row-padding",
+    free=False,
+    features=E,
+    holds=("masks.bool", "masks.key-padding", "masks.no-influence"),
+    does="Sets masked scores to -1e9, where its text says minus infinity.",
+    repair="Set them to minus infinity, and give zeros to rows without keys.",
+    hides="Rows with a key whose score is above -1e9.",
+    matters="A query that may see nothing reports the mean of all that is masked.",
+    severity=Severity.LEAK,
+    links=("https://github.com/d2l-ai/d2l-en/pull/2423",),
+)
+class EFillOfABillion(Layer):
+    steps = Steps(add_mask=_billion, add_padding=_billion_for_padding, softmax=lambda scores: torch.softmax(scores, -1))
+
+
+@breaks_layer(
+    "masks.bool",
+    "masks.key-padding",
+    free=False,
+    features=E,
+    dtype="float16",
+    raises=True,
+    holds=("shapes.output",),
+    does="Writes -1e9 into float16 scores, which cannot hold it.",
+    repair="Write minus infinity, which every float type can hold.",
+    hides="Every dtype but float16.",
+    matters="Training in half precision stops at the first mask.",
+    severity=Severity.CRASH,
+    links=(
+        "https://github.com/google/flax/issues/982",
+        "https://github.com/facebookresearch/fairseq/issues/3575",
+        "https://github.com/ahrefs/ocannl/issues/548",
+    ),
+)
+class EFillBeyondHalf(Layer):
+    steps = Steps(wide=False, add_mask=_billion, add_padding=_billion_for_padding)
+
+
+def _on_the_head_axis(scores: Tensor, padding: Tensor) -> Tensor:
+    return scores.masked_fill(~padding.unsqueeze(1), -INFINITY)
+
+
+@breaks_layer(
+    "masks.key-padding",
+    free=False,
+    features=E,
+    raises=True,
+    holds=("masks.bool", "masks.broadcast"),
+    does="Inserts one axis into the padding mask (B, L), as its text says.",
+    repair="Insert two, so that it becomes (B, 1, 1, L).",
+    hides="A batch of one; as many samples as heads hide the error, not the mistake.",
+    matters="It stops for most batches; where B equals H, each head hides another sample's padding.",
+    severity=Severity.LEAK,
+    links=("https://github.com/lucidrains/vit-pytorch/issues/71",),
+)
+class EPaddingOnTheHeadAxis(Layer):
+    steps = Steps(add_padding=_on_the_head_axis)

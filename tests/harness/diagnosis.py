@@ -1,0 +1,291 @@
+"""Diagnosis: which known mistake, or which convention, explains the failures of a candidate; if none, their pattern."""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from implementations.contract import Implementation, Result, Unable
+from implementations.fitting import fit
+from implementations.surroundings import kept_surroundings
+from reference.solving import Expected, solve
+from spec.building import build
+from spec.cases import Case, MaskKind, MaskShape, Padding, Scores
+from spec.clauses import load
+from spec.problems import DTYPES, Problem
+from tests.harness.comparison import error_ratios
+from tests.harness.hypotheses import Hypothesis, hypotheses
+from tests.harness.judge import TIERS, Judge, part_of
+from tests.harness.pattern import pattern
+from tests.harness.suite import claimed, clause_tests, declared
+
+BUDGET = 6.0
+"""Seconds after which no further hypothesis is tried."""
+FEW, MANY = 6, 40
+"""Failing cases with which every hypothesis is tried, and those with which the best ones are."""
+KEPT = 12
+"""Hypotheses that are tried with all cases."""
+PROBES = (
+    Case(seed=201),
+    Case(seed=202, spread=4.0).sized(batch=3, num_heads=2, query_length=6, key_length=6, d_k=4, d_v=4),
+    Case(seed=203, mask=MaskKind.BOOL),
+    Case(seed=204, mask=MaskKind.FLOAT),
+    Case(seed=205, mask=MaskKind.INFINITE, mask_shape=MaskShape.SHARED),
+    Case(seed=206, padding=Padding.LEFT),
+    Case(seed=207, causal=True).sized(query_length=7),
+    Case(seed=208, causal=True),
+    Case(seed=209, scale=0.3),
+    Case(seed=210, scores=Scores.RISING).sized(key_length=33),
+    Case(seed=211).sized(query_length=1),
+    Case(seed=212, mask=MaskKind.BOOL).sized(num_heads=1, batch=1),
+)
+"""Cases that tell hypotheses apart: one hypothesis errs here, the next one does not."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """A failing check: its clause, case and dtype, and what differed there; no part where it was no comparison."""
+
+    clause: str
+    case: Case
+    dtype: str
+    part: str
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """The best explanation, or none.
+
+    Attributes:
+        name: the id of a defect or a convention; empty if nothing known explains the failures.
+        explains, of: how many failing cases it explains, out of how many that were compared; where nothing could be
+            compared, kinds of complaints.
+        error: the largest difference between its answers and the candidate's, in bounds, where it explains.
+        next_name, next_explains: the second best.
+        repair: what to do.
+        pattern: what the failures have in common, where no name was found.
+    """
+
+    name: str
+    explains: int
+    of: int
+    error: float
+    next_name: str
+    next_explains: int
+    repair: str
+    pattern: str = ""
+    of_clauses: bool = False
+
+    def __str__(self) -> str:
+        if not self.name:
+            return f"no known mistake explains the failures; {self.pattern}"
+        rest = f"; the next best, {self.next_name}, explains {self.next_explains}" if self.next_name else ""
+        if self.of_clauses:
+            return f"fails as `{self.name}` does, in {self.explains} of {self.of} respects{rest}: {self.repair}"
+        told = f"difference {self.error:.2g} of what would tell them apart{rest}"
+        word = "matches" if 2 * self.explains >= self.of else "is partly explained by"
+        more = f"; {self.pattern}" if self.pattern else ""
+        return f"{word} `{self.name}` on {self.explains} of {self.of} failing cases ({told}): {self.repair}{more}"
+
+
+@dataclass(frozen=True, eq=False)
+class Observation:
+    """What the candidate answered to one case.
+
+    Attributes:
+        got: None if it raised.
+        errors: its distance from the reference, in bounds, part by part.
+    """
+
+    case: Case
+    problem: Problem
+    parts: tuple[str, ...]
+    got: Result | None
+    expected: dict[str, Expected]
+    errors: dict[str, float]
+    failing: bool
+
+    def distance(self, other: Result | None) -> float:
+        """How far another answer is from the candidate's, in units of what would count as the same.
+
+        It counts as the same if it is as near as two right answers may be, or shares at least half of the digits by
+        which the candidate is away from the reference.
+        """
+        if self.got is None or other is None:
+            return 0.0 if self.got is other else math.inf
+        return max(self._distance(part, self.got, other) for part in self.parts)
+
+    def _distance(self, part: str, got: Result, other: Result) -> float:
+        mine, theirs = part_of(got, part), part_of(other, part)
+        if mine is None or theirs is None or mine.shape != theirs.shape:
+            return 0.0 if mine is theirs else math.inf
+        wide, bound = mine.astype(np.float64), self.expected[part].bound
+        if wide.shape != bound.shape:
+            return 0.0 if np.array_equal(wide, theirs.astype(np.float64), equal_nan=True) else math.inf
+        ratios = error_ratios(wide, Expected(theirs.astype(np.float64), bound))
+        worst = float(np.nan_to_num(ratios, nan=math.inf).max(initial=0.0))
+        return worst / max(2.0, math.sqrt(self.errors[part]))
+
+
+def diagnose(implementation: Implementation, found: Sequence[Found], device: str = "cpu") -> Diagnosis | None:
+    """Explains the failures of an implementation; None if there are none."""
+    if not found:
+        return None
+    compared = [each for each in found if each.part]
+    if not compared:
+        return _by_clauses(implementation, found, device)
+    observed = list(_observations(implementation, compared, device))
+    ranked = _ranked(implementation, observed)
+    failing = [each for each in observed if each.failing]
+    seen = pattern(failing, observed, _dtypes_of(implementation, compared))
+    if not ranked or ranked[0].explains == 0:
+        return Diagnosis("", 0, len(failing), math.nan, "", 0, "", seen)
+    best, second = ranked[0], next((score for score in ranked[1:] if score.explains), None)
+    return Diagnosis(
+        best.hypothesis.name,
+        best.explains,
+        len(failing),
+        best.error,
+        second.hypothesis.name if second else "",
+        second.explains if second else 0,
+        best.hypothesis.repair,
+        seen if 2 * best.explains < len(failing) else "",
+    )
+
+
+def _dtypes_of(implementation: Implementation, compared: Sequence[Found]) -> tuple[str, ...]:
+    """The dtypes in which it fails, if it passes all in others; none otherwise."""
+    failing = tuple(d for d in implementation.claims.dtypes if any(each.dtype == d for each in compared))
+    return failing if len(failing) < len(implementation.claims.dtypes) else ()
+
+
+def _observations(implementation: Implementation, compared: Sequence[Found], device: str) -> Iterator[Observation]:
+    """The failing cases, each once, in the widest dtype in which it fails; then the probes in the widest of all."""
+    dtypes = [dtype for dtype in DTYPES if any(each.dtype == dtype for each in compared)]
+    asked: dict[tuple[Case, str], set[str]] = {}
+    for each in sorted(compared, key=lambda each: dtypes.index(each.dtype)):
+        asked.setdefault((each.case, each.dtype), set()).add(each.part)
+    widest = [key for key in asked if key[1] == dtypes[0]] or list(asked)
+    for case, dtype in widest[:MANY]:
+        yield _observed(implementation, case, dtype, tuple(asked[case, dtype]), device)
+    for probe in PROBES:
+        fitted = fit(probe, implementation.claims)
+        if not isinstance(fitted, Unable) and (fitted, dtypes[0]) not in asked:
+            yield _observed(implementation, fitted, dtypes[0], ("output",), device)
+
+
+def _observed(
+    implementation: Implementation, case: Case, dtype: str, parts: tuple[str, ...], device: str
+) -> Observation:
+    problem = build(case, dtype)
+    gradients = any(part.startswith("gradients.") for part in parts)
+    problem = problem if gradients else problem.forward_only()
+    if gradients:
+        names = tuple(part.removeprefix("gradients.") for part in parts if part.startswith("gradients."))
+        problem = replace(problem, needs=names)
+    expected = dict(solve(problem, implementation.claims.conventions).parts)
+    parts = tuple(dict.fromkeys(("output", *parts)))
+    got = answered(lambda: implementation.run(problem.fresh(), device))
+    errors = {part: _error(got, part, expected[part]) for part in parts}
+    return Observation(case, problem, parts, got, expected, errors, max(errors.values()) > 1.0)
+
+
+def answered(call: Callable[[], Result]) -> Result | None:
+    """The answer, or None if there is an exception instead."""
+    try:
+        with warnings.catch_warnings(), kept_surroundings(), np.errstate(all="ignore"):
+            warnings.simplefilter("ignore")
+            return call()
+    except Exception:
+        return None
+
+
+def _error(got: Result | None, part: str, expected: Expected) -> float:
+    array = None if got is None else part_of(got, part)
+    if array is None or array.shape != expected.value.shape:
+        return math.inf
+    ratios = error_ratios(array.astype(np.float64), expected)
+    finite = ratios[np.isfinite(ratios)]
+    return float(finite.max(initial=0.0)) if finite.size == ratios.size else max(2.0, float(finite.max(initial=0.0)))
+
+
+@dataclass(frozen=True)
+class Score:
+    """How well a hypothesis does."""
+
+    hypothesis: Hypothesis
+    explains: int
+    agrees: int
+    error: float
+
+
+def _ranked(implementation: Implementation, observed: Sequence[Observation]) -> list[Score]:
+    """Hypotheses that explain something, the best first; among equals, in the order in which they are listed."""
+    failing = [each for each in observed if each.failing]
+    others = [each for each in observed if not each.failing]
+    end = time.perf_counter() + BUDGET
+    few = _spread(failing, FEW) + others[:2]
+    first = []
+    for hypothesis in hypotheses(implementation.claims.scope, implementation.claims.conventions):
+        if time.perf_counter() < end:
+            first.append(_scored(hypothesis, few))
+    best = sorted((score for score in first if score.explains), key=_rank)[:KEPT]
+    return sorted((_scored(score.hypothesis, observed) for score in best), key=_rank)
+
+
+def _rank(score: Score) -> tuple[float, ...]:
+    return -(score.explains + score.agrees), score.hypothesis.defect is not None, score.error
+
+
+def _spread(failing: Sequence[Observation], count: int) -> list[Observation]:
+    """Some of them, evenly over the order of the specification."""
+    step = max(1, -(-len(failing) // count))
+    return list(failing[::step])
+
+
+def _scored(hypothesis: Hypothesis, observed: Sequence[Observation]) -> Score:
+    explains, agrees, error = 0, 0, 0.0
+    for each in observed:
+        distance = each.distance(answered(lambda each=each: hypothesis.answer(each.problem)))  # type: ignore[misc]
+        if distance <= 1.0:
+            explains, agrees = explains + each.failing, agrees + (not each.failing)
+            error = max(error, distance)
+    return Score(hypothesis, explains, agrees, error)
+
+
+def _by_clauses(implementation: Implementation, found: Sequence[Found], device: str) -> Diagnosis | None:
+    """For failures that are no comparisons: the mistake that breaks the same clauses in the same words."""
+    failed = {each.clause for each in found}
+    chapters = {clause.partition(".")[0] for clause in failed}
+    dtype = next(dtype for dtype in DTYPES if any(each.dtype == dtype for each in found))
+    mine = _complaints(implementation, chapters, dtype, device)
+    ranked = []
+    for hypothesis in hypotheses(implementation.claims.scope, implementation.claims.conventions):
+        defect = hypothesis.defect
+        if defect is not None and failed & set(defect.clauses):
+            theirs = _complaints(defect.implementation, chapters, dtype, device)
+            ranked.append((len(mine & theirs) / max(1, len(mine | theirs)), len(mine & theirs), hypothesis))
+    ranked.sort(key=lambda entry: -entry[0])
+    if not ranked or not ranked[0][1]:
+        told = "; ".join(sorted(words for _, words in mine)[:3])
+        return Diagnosis("", 0, len(mine), math.nan, "", 0, "", f"they are: {told}")
+    (_, explains, best), second = ranked[0], ranked[1] if len(ranked) > 1 else None
+    rest = (second[2].name, second[1]) if second and second[1] else ("", 0)
+    return Diagnosis(best.name, explains, len(mine), 0.0, *rest, best.repair, of_clauses=True)
+
+
+def _complaints(implementation: Implementation, chapters: set[str], dtype: str, device: str) -> set[tuple[str, str]]:
+    """(clause, words) of every failing check of these chapters, without the numbers."""
+    found = set()
+    for identifier, test in clause_tests().items():
+        called = not claimed(load()[identifier], implementation.claims) and dtype in declared()[identifier].dtypes
+        if called and identifier.partition(".")[0] in chapters:
+            judge = Judge(implementation, dtype, device, TIERS["quick"])
+            test(judge)
+            found |= {(identifier, failure.message.partition(":")[0]) for failure in judge.failures}
+    return found

@@ -1,0 +1,100 @@
+"""Hypotheses: what a failing candidate may be doing, each as something that answers a problem."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from implementations.contract import Result
+from implementations.defects import DEFECTS, Defect
+from reference.pipeline import Pipeline
+from reference.solving import solve
+from spec.cases import Sharing
+from spec.features import Alignment, Conventions, EmptyRow, Scope, SoftmaxPrecision
+from spec.problems import DTYPES, Problem
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """One explanation.
+
+    Attributes:
+        name: the id of a defect, or a convention as the command line spells it.
+        repair: what to do, one sentence.
+        answer: what an implementation would answer of which it is true; it may raise.
+        defect: the catalogue's entry; None for a convention.
+    """
+
+    name: str
+    repair: str
+    answer: Callable[[Problem], Result]
+    defect: Defect | None = None
+
+
+def hypotheses(scope: Scope, claimed: Conventions) -> Iterator[Hypothesis]:
+    """Conventions other than the claimed ones, and every defect that can be asked at this level."""
+    yield from _of_conventions(claimed)
+    for defect in DEFECTS:
+        if answer := _answer_of(defect, scope):
+            yield Hypothesis(defect.id, defect.repair, answer, defect)
+
+
+def _answer_of(defect: Defect, scope: Scope) -> Callable[[Problem], Result] | None:
+    claims, run = defect.implementation.claims, defect.implementation.run
+    if claims.scope is scope:
+        return lambda problem: run(problem.fresh(), "cpu")
+    return (lambda problem: _lifted(defect, problem)) if scope is Scope.MODULE else None
+
+
+def _lifted(defect: Defect, problem: Problem) -> Result:
+    """A defect of the op between right projections; outputs only."""
+    seen = Pipeline().run(problem.forward_only(), Conventions())
+    query, key, value = (heads.astype(DTYPES[problem.dtype]) for heads in (seen.query, seen.key, seen.value))
+    op = replace(
+        problem.forward_only(),
+        scope=Scope.OP,
+        query=query,
+        key=key,
+        value=value,
+        parameters={},
+        sharing=Sharing.NONE,
+    )
+    found = defect.implementation.run(op.fresh(), "cpu")
+    output = Pipeline().project_out(problem.widened(), found.output.astype(np.float64))
+    averaged = None if found.weights is None else found.weights.astype(np.float64).mean(1)
+    return replace(found, output=output, averaged_weights=averaged, gradients={})
+
+
+def _of_conventions(claimed: Conventions) -> Iterator[Hypothesis]:
+    others: list[tuple[str, Conventions]] = []
+    for alignment in Alignment:
+        others.append((f"causal-alignment={alignment}", replace(claimed, causal_alignment=alignment)))
+    for empty in (EmptyRow.ZEROS, EmptyRow.NAN, EmptyRow.UNIFORM):
+        others.append((f"empty-row={empty}", claimed.claiming({"empty-row": str(empty)})))
+    for precision in SoftmaxPrecision:
+        others.append((f"softmax-precision={precision}", replace(claimed, softmax_precision=precision)))
+    for name, conventions in others:
+        if conventions != claimed:
+            yield Hypothesis(name, f"it is no mistake if you mean it: add --convention {name}", _answering(conventions))
+    flipped = next(p for p in type(claimed.bool_mask) if p is not claimed.bool_mask)
+    remedy = (
+        f"if True means so in its masks, add --convention bool-mask={flipped}; otherwise turn its boolean masks around"
+    )
+    yield Hypothesis(f"bool-mask={flipped}", remedy, lambda problem: _answering(claimed)(_inverted(problem)))
+
+
+def _answering(conventions: Conventions) -> Callable[[Problem], Result]:
+    def answer(problem: Problem) -> Result:
+        parts = {name: part.value for name, part in solve(problem, conventions).parts.items()}
+        gradients = {n.removeprefix("gradients."): value for n, value in parts.items() if n.startswith("gradients.")}
+        weights, averaged = parts["weights"], parts["averaged_weights"]
+        return Result(parts["output"], weights, averaged, parts["log_sum_exp"], gradients)
+
+    return answer
+
+
+def _inverted(problem: Problem) -> Problem:
+    masks = {n: ~a for n, a in problem.arrays().items() if n.endswith("_mask") and a.dtype.kind == "b"}
+    return problem.with_arrays(masks)

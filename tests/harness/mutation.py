@@ -1,0 +1,177 @@
+"""Mutation: every defect of the catalogue against every clause, and what that says about defects, clauses and cases."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+
+import torch
+
+from implementations.contract import Implementation
+from implementations.defects import DEFECTS, Defect
+from spec.cases import Case
+from spec.clauses import load
+from tests.harness.diagnosis import Found, diagnose
+from tests.harness.judge import TIERS, Judge
+from tests.harness.judging import plainest, status
+from tests.harness.options import options
+from tests.harness.suite import Selection, clause_tests, declared
+from tests.harness.verdicts import Status
+
+PLAIN_MARGIN = 10.0
+"""A clause of which no kill stands this far beyond the bound would not be missed by a wider one."""
+
+
+@dataclass(frozen=True)
+class Kill:
+    """A clause that a defect fails in one dtype.
+
+    Attributes:
+        failed: how many checks failed.
+        margin: the largest error in units of its bound; infinite for NaN, a wrong shape or an exception.
+    """
+
+    clause: str
+    dtype: str
+    failed: int
+    margin: float
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the suite found of one defect.
+
+    Attributes:
+        first: seconds of judging until the first kill; None without any.
+        needs: the options, such as "mask=float", that every failing case shares: without them it would survive.
+        diagnosis: the name that the diagnosis gives it, from its answers alone.
+        errors: clauses that could not be judged.
+    """
+
+    defect: str
+    kills: tuple[Kill, ...]
+    first: float | None
+    needs: frozenset[str]
+    diagnosis: str
+    errors: tuple[str, ...] = ()
+
+    @property
+    def clauses(self) -> tuple[str, ...]:
+        """The clauses that killed it, each once, in the order of the specification."""
+        return tuple(dict.fromkeys(kill.clause for kill in self.kills))
+
+    @property
+    def checks(self) -> int:
+        """How many checks failed, over all clauses and dtypes."""
+        return sum(kill.failed for kill in self.kills)
+
+    def margin(self, clause: str) -> float:
+        """The largest margin by which the clause killed it; 0 where it did not."""
+        return max((kill.margin for kill in self.kills if kill.clause == clause), default=0.0)
+
+
+def outcome(implementation: Implementation, tier: str) -> Outcome:
+    """Asks a wrong implementation all that it claims."""
+    kills: list[Kill] = []
+    failing: list[Case] = []
+    found: list[Found] = []
+    errors: list[str] = []
+    start, first = time.perf_counter(), None
+    selection = Selection((implementation,))
+    for identifier, test in clause_tests().items():
+        clause = load()[identifier]
+        for _, dtype in selection.subjects(clause, declared()[identifier]):
+            judge = Judge(implementation, dtype, tier=TIERS[tier])
+            test(judge)
+            ended, reason = status(judge, None)
+            if ended is Status.ERROR:
+                errors.append(f"{identifier} in {dtype}: {reason}")
+            if ended is Status.FAIL:
+                first = first or time.perf_counter() - start
+                kills.append(Kill(identifier, dtype, judge.failed, judge.worst or 0.0))
+                failing += [Case.from_json(failure.case) for failure in judge.failures]
+                shown = plainest(judge.failures)
+                found.append(Found(identifier, Case.from_json(shown.case), dtype, shown.part))
+    diagnosis = diagnose(implementation, found)
+    name = diagnosis.name if diagnosis else ""
+    return Outcome(implementation.name, tuple(kills), first, _shared(failing), name, tuple(errors))
+
+
+def _shared(cases: Sequence[Case]) -> frozenset[str]:
+    """The options out of the ordinary that all cases have."""
+    return frozenset.intersection(*map(options, cases)) if cases else frozenset()
+
+
+def outcomes(defects: Sequence[Defect], tier: str, processes: int) -> Iterator[Outcome]:
+    """The outcome of each defect, in order; processes share the reference's answers among the defects they get."""
+    with ProcessPoolExecutor(processes, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        yield from pool.map(_outcome_of, [defect.id for defect in defects], [tier] * len(defects))
+
+
+def _outcome_of(identifier: str, tier: str) -> Outcome:
+    (defect,) = (d for d in DEFECTS if d.id == identifier)
+    return outcome(defect.implementation, tier)
+
+
+def complaints(defects: Sequence[Defect], found: Mapping[str, Outcome]) -> Iterator[str]:
+    """Everything that is wrong with the suite or the catalogue."""
+    killed = {clause for each in found.values() for clause in each.clauses}
+    for defect in defects:
+        yield from _of_defect(defect, found[defect.id])
+    for clause in declared():
+        if clause not in killed:
+            yield f"{clause}: no defect breaks it"
+        elif all(each.margin(clause) < PLAIN_MARGIN for each in found.values()):
+            yield f"{clause}: no defect breaks it by more than {PLAIN_MARGIN:g} times the bound"
+
+
+def _of_defect(defect: Defect, found: Outcome) -> Iterator[str]:
+    if not found.kills:
+        yield f"{defect.id}: survives"
+    elif all(not clause.startswith(f"{defect.chapter}.") for clause in found.clauses):
+        yield f"{defect.id}: killed by other chapters than {defect.chapter} only"
+    elif found.checks < 2:
+        yield f"{defect.id}: killed by one check only"
+    yield from (f"{defect.id}: {error}" for error in found.errors)
+
+
+def sole_kills(found: Iterable[Outcome]) -> Counter[str]:
+    """How many defects each clause kills that no other clause kills."""
+    return Counter(each.clauses[0] for each in found if len(each.clauses) == 1)
+
+
+def smallest_sets(found: Sequence[Outcome], kills: int) -> list[str]:
+    """Clauses, the most telling first, that kill every defect so often, or as often as it is killed at all."""
+    wanted = {each.defect: min(kills, len(each.clauses)) for each in found if each.kills}
+    chosen: list[str] = []
+    while any(wanted.values()):
+        gain = Counter(
+            clause for each in found if wanted.get(each.defect) for clause in each.clauses if clause not in chosen
+        )
+        best = max(gain, key=lambda clause: (gain[clause], clause))
+        chosen.append(best)
+        wanted = {d: n - (n > 0 and best in _by_id(found)[d].clauses) for d, n in wanted.items()}
+    return chosen
+
+
+def _by_id(found: Sequence[Outcome]) -> dict[str, Outcome]:
+    return {each.defect: each for each in found}
+
+
+def needed(found: Iterable[Outcome]) -> dict[str, list[str]]:
+    """For each option of a case, the defects that nothing else reveals."""
+    by_option: dict[str, list[str]] = {}
+    for each in found:
+        for option in sorted(each.needs):
+            by_option.setdefault(option, []).append(each.defect)
+    return dict(sorted(by_option.items()))
+
+
+def rejudged(defects: Sequence[Defect], found: Mapping[str, Outcome], processes: int) -> dict[str, Outcome]:
+    """The outcomes, with the full tier's for those that survived the quick one."""
+    survivors = [defect for defect in defects if not found[defect.id].kills]
+    later = {each.defect: replace(each, first=None) for each in outcomes(survivors, "full", processes)}
+    return {**found, **{d: each for d, each in later.items() if each.kills}}

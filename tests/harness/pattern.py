@@ -1,0 +1,73 @@
+"""Patterns: what the failures of a candidate have in common, in words, where no known mistake explains them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from implementations.contract import Result
+from reference.solving import Expected
+from spec.cases import Case
+from tests.harness.comparison import error_ratios
+from tests.harness.options import options
+
+AXES = ("sample", "head", "query", "component")
+
+
+class Observed(Protocol):
+    """What is needed of an observation."""
+
+    @property
+    def case(self) -> Case: ...
+    @property
+    def got(self) -> Result | None: ...
+    @property
+    def expected(self) -> dict[str, Expected]: ...
+    @property
+    def failing(self) -> bool: ...
+
+
+def pattern(failing: Sequence[Observed], observed: Sequence[Observed], dtypes: Sequence[str]) -> str:
+    """Such as "it fails only with mask=bool, and only in heads after the first"; `dtypes`: the only ones that fail."""
+    told = [*([f"in {', '.join(dtypes)}"] if dtypes else []), *_of_options(failing, observed), *_of_elements(failing)]
+    return f"it fails only {', and only '.join(told)}" if told else "the failures have nothing in common"
+
+
+def _of_options(failing: Sequence[Observed], observed: Sequence[Observed]) -> Iterator[str]:
+    """Options that all failing cases have, and some passing case has not."""
+    if not failing:
+        return
+    shared = frozenset.intersection(*(options(each.case) for each in failing))
+    passing = [options(each.case) for each in observed if not each.failing]
+    yield from (f"with {option}" for option in sorted(shared) if any(option not in each for each in passing))
+
+
+def _of_elements(failing: Sequence[Observed]) -> Iterator[str]:
+    """Places in the output that hold every wrong element."""
+    wrong = [_wrong(each) for each in failing]
+    masks = [mask for mask in wrong if mask is not None and mask.ndim == len(AXES) and mask.any()]
+    rules: dict[str, Callable[[int, int], bool]] = {
+        "in the first {}": lambda index, extent: index == 0,
+        "in {} after the first": lambda index, extent: index > 0,
+        "in the last {}": lambda index, extent: index == extent - 1,
+    }
+    for axis, name in enumerate(AXES):
+        telling = [mask for mask in masks if mask.shape[axis] > 1]
+        for rule, holds in rules.items():
+            if len(telling) > 1 and all(_all(mask, axis, holds) for mask in telling):
+                yield rule.format(f"{name}s" if "after" in rule else name)
+                break
+
+
+def _wrong(each: Observed) -> NDArray[np.bool_] | None:
+    if each.got is None or each.got.output.shape != each.expected["output"].value.shape:
+        return None
+    ratios = error_ratios(each.got.output.astype(np.float64), each.expected["output"])
+    return np.asarray(~(ratios <= 1.0))
+
+
+def _all(mask: NDArray[np.bool_], axis: int, holds: Callable[[int, int], bool]) -> bool:
+    return all(holds(int(index), mask.shape[axis]) for index in np.unique(np.nonzero(mask)[axis]))

@@ -1,0 +1,110 @@
+"""The diagnosis names mistakes and conventions that it has not seen the code of, and accuses nobody else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from implementations.contract import Claims, Implementation
+from implementations.defects import DEFECTS
+from implementations.defects.record import OP
+from implementations.defects.steps import Steps
+from implementations.ops import torch_op
+from spec.cases import Case
+from spec.features import Scope
+from tests.harness.diagnosis import Diagnosis, Found, diagnose
+from tests.harness.running import run
+
+
+def candidate(function: Callable[..., Tensor]) -> Implementation:
+    return Implementation("candidate", Claims(Scope.OP, OP), torch_op(function))
+
+
+def diagnosed(implementation: Implementation) -> Diagnosis | None:
+    verdicts = [v for v in run(implementation, dtypes=("float64",)) if v.failure is not None and v.level == "MUST"]
+    found = [(v, v.failure) for v in verdicts if v.failure is not None]
+    return diagnose(implementation, [Found(v.clause, Case.from_json(f.case), v.dtype, f.part) for v, f in found])
+
+
+def scaled_late(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    scale = options.pop("scale", None)
+    factor = query.shape[-1] ** -0.5 if scale is None else scale
+    scores = query @ key.mT
+    for name in ("attn_mask", "key_padding_mask"):
+        if name in options:
+            mask = options[name] if name == "attn_mask" else options[name][:, None, None, :]
+            scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype is torch.bool else scores + mask
+    if "is_causal" in options:
+        scores = scores.masked_fill(torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1), -torch.inf)
+    output: Tensor = torch.nan_to_num(torch.softmax(scores, -1)) * factor @ value
+    return output
+
+
+def masks_turned_around(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    mask = options.pop("attn_mask", None)
+    if mask is not None and mask.dtype is torch.bool:
+        mask = mask.logical_not()
+    return Steps()(query, key, value, attn_mask=mask, **options)
+
+
+def sees_the_next_token(query: Tensor, key: Tensor, value: Tensor, is_causal: bool = False, **options: Any) -> Tensor:
+    def late(scores: Tensor) -> Tensor:
+        rows, columns = (torch.arange(extent) for extent in scores.shape[-2:])
+        return torch.where(columns > rows[:, None] + 1, -torch.inf, scores)
+
+    return Steps(add_causal=late)(query, key, value, is_causal=is_causal, **options)
+
+
+def from_the_other_corner(query: Tensor, key: Tensor, value: Tensor, is_causal: bool = False, **options: Any) -> Tensor:
+    def bottom_right(scores: Tensor) -> Tensor:
+        seen = torch.ones(scores.shape[-2:], dtype=torch.bool).tril(scores.shape[-1] - scores.shape[-2])
+        return scores.masked_fill(~seen, -torch.inf)
+
+    return Steps(add_causal=bottom_right)(query, key, value, is_causal=is_causal, **options)
+
+
+@pytest.mark.parametrize(
+    ("function", "chapter"),
+    [(scaled_late, "scores"), (sees_the_next_token, "causal")],
+)
+def test_a_mistake_is_named(function: Callable[..., Tensor], chapter: str) -> None:
+    found = diagnosed(candidate(function))
+    assert found is not None
+    (defect,) = (d for d in DEFECTS if d.id == found.name)
+    assert defect.chapter == chapter
+    assert found.explains == found.of > 0
+    assert found.repair in str(found)
+
+
+def test_the_other_polarity_is_named() -> None:
+    found = diagnosed(candidate(masks_turned_around))
+    assert found is not None
+    assert "inver" in found.name or found.name.startswith("bool-mask=")
+
+
+def test_a_convention_that_was_not_claimed_is_named() -> None:
+    found = diagnosed(candidate(from_the_other_corner))
+    assert found is not None
+    assert found.name == "causal-alignment=bottom-right"
+    assert "--convention causal-alignment=bottom-right" in str(found)
+
+
+def test_a_right_one_is_never_diagnosed() -> None:
+    assert diagnosed(candidate(Steps())) is None
+
+
+def test_where_nothing_known_matches_the_pattern_is_told() -> None:
+    def peculiar(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+        output = Steps()(query, key, value, **options)
+        offset = 0.125 * (torch.arange(output.shape[1], dtype=output.dtype) > 0)[:, None, None]
+        return output + offset if "attn_mask" in options else output
+
+    found = diagnosed(candidate(peculiar))
+    assert found is not None
+    assert not found.name
+    assert "in heads after the first" in str(found)
+    assert "it fails only" in str(found)
