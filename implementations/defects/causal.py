@@ -53,7 +53,7 @@ def next_position_seen(scores: Tensor) -> Tensor:
     does="Hides the past, and shows the future.",
     repair="Keep the lower triangle of (Lq, Lk), or hide the upper one without its diagonal.",
     hides="A single token; checks that half of the weights are 0.",
-    matters="tril and triu are taken for each other, often along with the meaning of True.",
+    matters="The triangles tril and triu are taken for each other, often along with the meaning of True.",
     severity=Severity.LEAK,
 )
 def past_hidden_for_future(scores: Tensor) -> Tensor:

@@ -105,7 +105,7 @@ def _rounds_down(num_heads: int, width: int) -> object:
     does="Rounds the width of a head down where the number of heads does not divide the width.",
     repair="Refuse a number of heads that does not divide the width.",
     hides="Numbers of heads that divide the width.",
-    matters="4096 over 7 heads is 4095: a component is lost, and checkpoints no longer fit.",
+    matters="Seven heads of a width of 4096 make 4095: a component is lost, and checkpoints no longer fit.",
     severity=Severity.WRONG,
     links=("https://github.com/sgl-project/sglang/pull/32028",),
 )

@@ -37,7 +37,7 @@ def softmax_in_float32(scores: Tensor) -> Tensor:
     does="Rounds the default scale to float32.",
     repair="Keep the scale in the dtype of the inputs.",
     hides="Widths that are powers of 4, whose scale is exact; inputs in float32.",
-    matters="float64 is right to 8 digits only, in a place where nobody looks.",
+    matters="Answers in float64 are right to 8 digits only, in a place where nobody looks.",
     severity=Severity.PRECISION,
 )
 def scale_rounded_to_float32(query: Tensor, scale: float | None) -> float:

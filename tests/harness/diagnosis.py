@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import numpy as np
+import torch
 
 from implementations.contract import Implementation, Result, Unable
 from implementations.fitting import fit
@@ -16,13 +18,14 @@ from implementations.surroundings import kept_surroundings
 from reference.solving import Expected, solve
 from spec.building import build
 from spec.cases import Case, MaskKind, MaskShape, Padding, Scores
-from spec.clauses import load
+from spec.clauses import Level, load
 from spec.problems import DTYPES, Problem
 from tests.harness.comparison import error_ratios
 from tests.harness.hypotheses import Hypothesis, hypotheses
 from tests.harness.judge import TIERS, Judge, part_of
 from tests.harness.pattern import pattern
 from tests.harness.suite import claimed, clause_tests, declared
+from tests.harness.verdicts import Status, Verdict
 
 BUDGET = 6.0
 """Seconds after which no further hypothesis is tried."""
@@ -132,6 +135,13 @@ class Observation:
         return worst / max(2.0, math.sqrt(self.errors[part]))
 
 
+def failing_checks(verdicts: Sequence[Verdict]) -> list[Found]:
+    """The check that each verdict shows, of clauses that MUST hold; of the others if those all hold."""
+    failing = [(v, v.failure) for v in verdicts if v.status is Status.FAIL and v.failure is not None]
+    binding = [pair for pair in failing if pair[0].level == Level.MUST] or failing
+    return [Found(v.clause, Case.from_json(f.case), v.dtype, f.part) for v, f in binding]
+
+
 def diagnose(implementation: Implementation, found: Sequence[Found], device: str = "cpu") -> Diagnosis | None:
     """Explains the failures of an implementation; None if there are none."""
     if not found:
@@ -140,7 +150,8 @@ def diagnose(implementation: Implementation, found: Sequence[Found], device: str
     if not compared:
         return _by_clauses(implementation, found, device)
     observed = list(_observations(implementation, compared, device))
-    ranked = _ranked(implementation, observed)
+    with _one_thread():
+        ranked = _ranked(implementation, observed, {each.clause for each in found})
     failing = [each for each in observed if each.failing]
     seen = pattern(failing, observed, _dtypes_of(implementation, compared))
     if not ranked or ranked[0].explains == 0:
@@ -201,8 +212,10 @@ def answered(call: Callable[[], Result]) -> Result | None:
         with warnings.catch_warnings(), kept_surroundings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore")
             return call()
-    except Exception:
-        return None
+    except KeyboardInterrupt:
+        raise
+    except BaseException:
+        return None  # SystemExit too: a candidate may not end the run
 
 
 def _error(got: Result | None, part: str, expected: Expected) -> float:
@@ -224,14 +237,27 @@ class Score:
     error: float
 
 
-def _ranked(implementation: Implementation, observed: Sequence[Observation]) -> list[Score]:
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Thousands of tiny calls: threads that wait for one another take longer than the work."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _ranked(implementation: Implementation, observed: Sequence[Observation], clauses: Set[str]) -> list[Score]:
     """Hypotheses that explain something, the best first; among equals, in the order in which they are listed."""
     failing = [each for each in observed if each.failing]
     others = [each for each in observed if not each.failing]
     end = time.perf_counter() + BUDGET
     few = _spread(failing, FEW) + others[:2]
+    listed = list(hypotheses(implementation.claims.scope, implementation.claims.conventions))
+    listed.sort(key=lambda each: each.defect is not None and each.defect.clauses[0] not in clauses)
     first = []
-    for hypothesis in hypotheses(implementation.claims.scope, implementation.claims.conventions):
+    for hypothesis in listed:
         if time.perf_counter() < end:
             first.append(_scored(hypothesis, few))
     best = sorted((score for score in first if score.explains), key=_rank)[:KEPT]

@@ -15,6 +15,7 @@ from implementations.defects import DEFECTS
 from spec.cases import Case
 from spec.clauses import Clause, Level, load
 from spec.features import Feature
+from tests.harness.diagnosis import diagnose, failing_checks
 from tests.harness.early import attention_conformance_options
 from tests.harness.failing import Setting, clear, explained, told, write
 from tests.harness.judge import TIERS, Judge
@@ -240,7 +241,17 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     if unchecked and exitstatus == 0:
         session.exitstatus = 1
     if exitstatus == pytest.ExitCode.TESTS_FAILED and not hasattr(session.config, "workerinput"):
+        _diagnose(plugin)
         _explain(session.config)
+
+
+def _diagnose(plugin: Plugin) -> None:
+    """After the report was closed, so that nothing is lost if a candidate takes the process down here."""
+    for implementation in plugin.selection.implementations:
+        mine = [v for v in plugin.recorder.verdicts if v.implementation == implementation.name]
+        if found := diagnose(implementation, failing_checks(mine), plugin.options.device):
+            plugin.recorder.diagnoses[implementation.name] = str(found)
+    plugin.recorder.rewrite()
 
 
 def _explain(config: pytest.Config) -> None:
@@ -308,7 +319,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     if not plugin.recorder.verdicts:
         return
     terminalreporter.section("conformance")
-    for line in summary(plugin.selection.implementations, plugin.recorder.verdicts):
+    for line in summary(plugin.selection.implementations, plugin.recorder.verdicts, plugin.recorder.diagnoses):
         terminalreporter.write_line(line)
     for line in unchecked_claims(plugin):
         terminalreporter.write_line(f"ERROR  {line}", red=True)

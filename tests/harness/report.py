@@ -34,6 +34,8 @@ class Recorder:
     planned: int | None = None
     verdicts: list[Verdict] = field(default_factory=list)
     begun: bool = False
+    closing: Mapping[str, Any] | None = None
+    diagnoses: dict[str, str] = field(default_factory=dict)
 
     def begin(self) -> None:
         """Starts log and report, once. Until `finish`, the report says that it is not complete.
@@ -58,8 +60,14 @@ class Recorder:
         reason = interrupted or missing
         closing = {"complete": not reason, "reason": reason, "verdicts": len(self.verdicts)}
         if self.begun:
+            self.closing = closing
             self._write(closing)
             self._log(json.dumps({"closing": closing}))
+
+    def rewrite(self) -> None:
+        """Writes a report that is closed once more, with the diagnoses that were made since."""
+        if self.closing is not None:
+            self._write(self.closing)
 
     def _log(self, line: str) -> None:
         if self.begun and self.folder is not None:
@@ -92,6 +100,7 @@ class Recorder:
                 "conventions": dict(claims.conventions.items()),
             },
             "verdict": overall(mine),
+            "diagnosis": self.diagnoses.get(implementation.name, ""),
             "clauses": [json.loads(v.to_json()) for v in mine],
         }
 

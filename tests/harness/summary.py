@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from implementations.contract import Implementation
 from spec.clauses import chapters, load
@@ -15,7 +15,9 @@ SHOWN = 12
 """Failed clauses shown for one implementation; the report has them all."""
 
 
-def summary(implementations: Sequence[Implementation], verdicts: Sequence[Verdict]) -> Iterator[str]:
+def summary(
+    implementations: Sequence[Implementation], verdicts: Sequence[Verdict], diagnoses: Mapping[str, str]
+) -> Iterator[str]:
     """The lines of the summary.
 
     A cell holds the clauses that passed; "2/5" means that 2 of 5 failed, "-" that none is claimed.
@@ -33,7 +35,8 @@ def summary(implementations: Sequence[Implementation], verdicts: Sequence[Verdic
     yield ""
     yield "cells: clauses that hold; 2/5: 2 of 5 fail; worst: largest error in units of its rounding bound"
     for implementation in implementations:
-        yield from _details(implementation, [v for v in verdicts if v.implementation == implementation.name])
+        mine = [v for v in verdicts if v.implementation == implementation.name]
+        yield from _details(implementation, mine, diagnoses.get(implementation.name, ""))
 
 
 def _verdict(mine: Sequence[Verdict]) -> str:
@@ -50,7 +53,7 @@ def _cell(mine: Sequence[Verdict], chapter: str) -> str:
     return f"{len(failed)}/{len(clauses)}" if failed else str(len(clauses))
 
 
-def _details(implementation: Implementation, mine: Sequence[Verdict]) -> Iterator[str]:
+def _details(implementation: Implementation, mine: Sequence[Verdict], diagnosis: str) -> Iterator[str]:
     order = {identifier: number for number, identifier in enumerate(load())}
     by_clause: dict[tuple[Status, str], list[Verdict]] = {}
     for verdict in sorted(mine, key=lambda v: order[v.clause]):
@@ -61,6 +64,8 @@ def _details(implementation: Implementation, mine: Sequence[Verdict]) -> Iterato
         yield ""
         yield f"{implementation.name}:"
     yield from (f"  {note}" for note in notes)
+    if diagnosis:
+        yield f"  diagnosis  {diagnosis}"
     seen: Counter[Status] = Counter()
     for (status, clause), found in by_clause.items():
         seen[status] += 1

@@ -138,7 +138,7 @@ def test_the_schema_knows_no_other_fields() -> None:
 
 
 def test_the_summary_shows_what_failed() -> None:
-    lines = list(summary([MATH], VERDICTS))
+    lines = list(summary([MATH], VERDICTS, {MATH.name: "matches nothing"}))
     assert lines[0].split() == ["masks", "checks", "worst", "verdict"]
     assert lines[1].split()[:2] == [MATH.name, "1/1"]
     assert "  FAIL  masks.bool [float32]: output of sample 0 is 1, expected 2" in lines
