@@ -13,10 +13,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from implementations.defects import DEFECTS, Defect
-from tests.harness.mutation import Outcome, complaints, needed, outcomes, rejudged, smallest_sets, sole_kills
+from tests.harness.mutation import (
+    Outcome,
+    complaints,
+    needed,
+    outcomes,
+    pair_outcomes,
+    rejudged,
+    smallest_sets,
+    sole_kills,
+)
 from tests.harness.suite import declared
 
 PAGE = Path(__file__).parents[1] / "docs" / "mutation.md"
+PAIRS = 40
+"""Implementations with two mistakes."""
 TWICE = 2
 """Kills of each defect that the smallest set of clauses keeps."""
 
@@ -34,13 +45,15 @@ def main() -> int:
         print(f"{number}/{len(defects)} {each.defect}: {len(each.clauses)} clauses", file=sys.stderr)
     problems = list(complaints(defects, found))
     in_full = rejudged(defects, found, options.processes)
+    paired = [] if options.only else list(pair_outcomes(PAIRS, options.processes))
     seconds = time.perf_counter() - start
-    page = "\n".join(_page(defects, found, in_full, problems, seconds))
+    told = [_score(found, in_full, seconds), _accuracy(found), _of_pairs(paired)]
+    page = "\n".join(_page(defects, found, problems, told))
     if options.only:
         print(page)
         return 0
     PAGE.write_text(page + "\n")
-    print("\n".join([_score(found, in_full, seconds), *problems, f"written: {PAGE.name}"]))
+    print("\n".join([*told, *problems, f"written: {PAGE.name}"]))
     return 1 if problems else 0
 
 
@@ -54,12 +67,22 @@ def _score(found: Mapping[str, Outcome], in_full: Mapping[str, Outcome], seconds
     )
 
 
+def _accuracy(found: Mapping[str, Outcome]) -> str:
+    named = sum(each.diagnosis == each.defect for each in found.values())
+    return (
+        f"Judged without its name, {named} of {len(found)} are named first by the diagnosis ({named / len(found):.1%})."
+    )
+
+
+def _of_pairs(paired: Sequence[tuple[tuple[str, str], Outcome]]) -> str:
+    named = sum(each.diagnosis in names for names, each in paired)
+    return (
+        f"Of {len(paired)} implementations with two of the mistakes, drawn at random, it names one of both in {named}."
+    )
+
+
 def _page(
-    defects: Sequence[Defect],
-    found: Mapping[str, Outcome],
-    in_full: Mapping[str, Outcome],
-    problems: Sequence[str],
-    seconds: float,
+    defects: Sequence[Defect], found: Mapping[str, Outcome], problems: Sequence[str], told: Sequence[str]
 ) -> Iterator[str]:
     yield "# Mutation score"
     yield ""
@@ -67,7 +90,7 @@ def _page(
     yield "is, in all dtypes. A margin is an error in units of its rounding bound; ∞ stands for NaN, a wrong shape or"
     yield "an exception. Seconds count the judging alone, in a process that has judged others before."
     yield ""
-    yield _score(found, in_full, seconds)
+    yield from told
     yield ""
     yield from (f"- **{problem}**" for problem in problems)
     yield from _defect_table(defects, found)
@@ -81,17 +104,21 @@ def _defect_table(defects: Sequence[Defect], found: Mapping[str, Outcome]) -> It
         "",
         "## Defects",
         "",
-        "| defect | severity | breaks | margin | clauses | checks | dtypes | first kill |",
+        "| defect | severity | breaks | margin | clauses | checks | dtypes | first kill | diagnosis |",
     )
-    yield "| --- | --- | --- | ---: | ---: | ---: | --- | ---: |"
+    yield "| --- | --- | --- | ---: | ---: | ---: | --- | ---: | --- |"
     for defect in defects:
         each, clause = found[defect.id], defect.clauses[0]
         dtypes = ", ".join(dict.fromkeys(kill.dtype for kill in each.kills))
         first = "-" if each.first is None else f"{each.first:.2f} s"
         yield (
             f"| {defect.id} | {defect.severity} | {clause} | {_margin(each.margin(clause))} | {len(each.clauses)} | "
-            f"{each.checks} | {dtypes} | {first} |"
+            f"{each.checks} | {dtypes} | {first} | {_named(each)} |"
         )
+
+
+def _named(each: Outcome) -> str:
+    return "named" if each.diagnosis == each.defect else each.diagnosis or "-"
 
 
 def _clause_table(found: Mapping[str, Outcome]) -> Iterator[str]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Set
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Set
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, TypeVar
 
@@ -55,6 +55,7 @@ class Defect:
         holds: neighbouring clauses that must pass, so that the mistake is told apart from others.
         dtype: the dtype in which these are asked.
         raises: it may fail by an exception, and not only by its numbers.
+        replaced: the step of `Steps` that is replaced, and by what; empty for a whole function or layer.
     """
 
     implementation: Implementation
@@ -68,6 +69,7 @@ class Defect:
     holds: tuple[str, ...] = ()
     dtype: str = "float64"
     raises: bool = False
+    replaced: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
 
     @property
     def id(self) -> str:
@@ -83,6 +85,11 @@ class Defect:
 
 
 REGISTRY: list[Defect] = []
+
+
+def in_steps(replaced: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
+    """Attention with these steps replaced; it answers output, weights and log-sum-exp."""
+    return Steps(**replaced).answer  # type: ignore[arg-type]  # each step has a type of its own
 
 
 def breaks(
@@ -107,7 +114,7 @@ def breaks(
     """
 
     def register(mistake: Mistake) -> Mistake:
-        whole = Steps(**{step: mistake}).answer if step else mistake  # type: ignore[arg-type]  # each has its own
+        whole = in_steps({step: mistake}) if step else mistake
         returned = ("weights", "log_sum_exp") if step else extras
         features = (OP | claims | {EXTRAS[extra] for extra in returned}) - without
         implementation = Implementation(
@@ -115,7 +122,7 @@ def breaks(
             Claims(Scope.OP, features, conventions),
             torch_op(whole, extras=returned),
         )
-        REGISTRY.append(Defect(implementation, clauses, **told))
+        REGISTRY.append(Defect(implementation, clauses, replaced={step: mistake} if step else {}, **told))
         return mistake
 
     return register

@@ -8,10 +8,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 
 from implementations.contract import Implementation
 from implementations.defects import DEFECTS, Defect
+from implementations.defects.record import in_steps
+from implementations.ops import torch_op
 from spec.cases import Case
 from spec.clauses import load
 from tests.harness.diagnosis import Found, diagnose
@@ -103,6 +106,38 @@ def outcome(implementation: Implementation, tier: str) -> Outcome:
 def _shared(cases: Sequence[Case]) -> frozenset[str]:
     """The options out of the ordinary that all cases have."""
     return frozenset.intersection(*map(options, cases)) if cases else frozenset()
+
+
+def pairs(count: int) -> list[tuple[Defect, Defect]]:
+    """Two mistakes each, in different steps, drawn by a fixed seed."""
+    stepped = [defect for defect in DEFECTS if defect.replaced]
+    rng = np.random.default_rng(0)
+    found: list[tuple[Defect, Defect]] = []
+    while len(found) < count:
+        first, second = (stepped[i] for i in rng.choice(len(stepped), 2, replace=False))
+        if not set(first.replaced) & set(second.replaced):
+            found.append((first, second))
+    return found
+
+
+def both(first: Defect, second: Defect) -> Implementation:
+    """An implementation with two mistakes, under the claims that both have."""
+    claims = first.implementation.claims
+    shared = replace(claims, features=claims.features & second.implementation.claims.features)
+    run = torch_op(in_steps({**first.replaced, **second.replaced}), extras=("weights", "log_sum_exp"))
+    return Implementation(f"{first.id}+{second.id}", shared, run)
+
+
+def pair_outcomes(count: int, processes: int) -> Iterator[tuple[tuple[str, str], Outcome]]:
+    """The outcome of each pair, by the ids of the two."""
+    with ProcessPoolExecutor(processes, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        names = [(first.id, second.id) for first, second in pairs(count)]
+        yield from zip(names, pool.map(_outcome_of_pair, names), strict=True)
+
+
+def _outcome_of_pair(names: tuple[str, str]) -> Outcome:
+    by_id = {defect.id: defect for defect in DEFECTS}
+    return outcome(both(by_id[names[0]], by_id[names[1]]), "quick")
 
 
 def outcomes(defects: Sequence[Defect], tier: str, processes: int) -> Iterator[Outcome]:

@@ -1,0 +1,86 @@
+"""The mutation score counts what it says, and complains of what is wrong with defects and clauses."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from implementations.defects import DEFECTS
+from tests.harness.mutation import (
+    Kill,
+    Outcome,
+    both,
+    complaints,
+    needed,
+    outcome,
+    pairs,
+    smallest_sets,
+    sole_kills,
+)
+from tests.harness.suite import declared
+
+(DEFECT,) = (defect for defect in DEFECTS if defect.id == "next-position-seen")
+CLAUSES = tuple(declared())
+
+
+def found(name: str, *clauses: str, margin: float = 1e6, failed: int = 2) -> Outcome:
+    kills = tuple(Kill(clause, "float64", failed, margin) for clause in clauses)
+    return Outcome(name, kills, 0.1, frozenset(), name)
+
+
+def complained(each: Outcome) -> list[str]:
+    everywhere = found("another", *CLAUSES)
+    return list(complaints([DEFECT], {DEFECT.id: each, "another": everywhere}))
+
+
+def test_a_defect_is_judged_and_named() -> None:
+    each = outcome(DEFECT.implementation, "quick")
+    assert set(DEFECT.clauses) <= set(each.clauses)
+    assert each.diagnosis == DEFECT.id
+    assert "causal=True" in each.needs
+    assert each.margin(DEFECT.clauses[0]) > 1e6
+    assert each.first is not None
+
+
+def test_a_killed_defect_is_no_complaint() -> None:
+    assert complained(found(DEFECT.id, "causal.square")) == []
+
+
+@pytest.mark.parametrize(
+    ("each", "complaint"),
+    [
+        (found(DEFECT.id), "survives"),
+        (found(DEFECT.id, "masks.bool"), "killed by other chapters than causal only"),
+        (found(DEFECT.id, "causal.square", failed=1), "killed by one check only"),
+        (replace(found(DEFECT.id, "causal.square"), errors=("x in float64: y",)), "x in float64: y"),
+    ],
+)
+def test_complaints_of_a_defect(each: Outcome, complaint: str) -> None:
+    assert complained(each) == [f"{DEFECT.id}: {complaint}"]
+
+
+def test_complaints_of_clauses() -> None:
+    weak = found(DEFECT.id, *CLAUSES[1:], margin=9.0)
+    told = list(complaints([DEFECT], {DEFECT.id: weak}))
+    assert f"{CLAUSES[0]}: no defect breaks it" in told
+    assert f"{CLAUSES[1]}: no defect breaks it by more than 10 times the bound" in told
+
+
+def test_clauses_that_nothing_replaces() -> None:
+    first, second = found("first", "masks.bool"), found("second", "masks.bool", "causal.square")
+    assert sole_kills([first, second]) == {"masks.bool": 1}
+    assert smallest_sets([first, second], 1) == ["masks.bool"]
+    assert set(smallest_sets([first, second], 2)) == {"masks.bool", "causal.square"}
+
+
+def test_options_that_nothing_replaces() -> None:
+    each = replace(found("first", "masks.bool"), needs=frozenset({"mask=bool"}))
+    assert needed([each, found("second", "causal.square")]) == {"mask=bool": ["first"]}
+
+
+def test_pairs_have_two_different_mistakes_and_fail() -> None:
+    drawn = pairs(5)
+    assert drawn == pairs(5)
+    assert all(not set(first.replaced) & set(second.replaced) for first, second in drawn)
+    assert outcome(both(*drawn[0]), "quick").kills
