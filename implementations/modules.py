@@ -96,7 +96,8 @@ def _random_state_kept() -> Iterator[None]:
 
 def _present(module: nn.Module, places: Places) -> Places:
     """The places that this module really has: a layer without bias has none for one."""
-    return {path: place for path, place in places.items() if path in dict(module.named_parameters())}
+    held = dict(module.named_parameters())
+    return {path: place for path, place in places.items() if path in held}
 
 
 def load(module: nn.Module, places: Places, given: Tensors) -> None:

@@ -29,7 +29,7 @@ For d_k = 4 the products 81920 and 65536 are beyond float16, and the scaled scor
 """
 
 
-@lru_cache(maxsize=512)
+@lru_cache(maxsize=2048)
 def build(case: Case, dtype: str) -> Problem:
     """The case's problem with all floats rounded to `dtype`, gradients of everything asked for.
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, fields, replace
 from enum import StrEnum
+from functools import cache
 from typing import Any, get_type_hints
 
 from spec.features import Scope
@@ -233,10 +234,15 @@ def _describe(form: ModuleForm) -> str:
     return f"widths={widths} sharing={form.sharing} weights={form.embedding}"
 
 
+@cache
+def _hints(kind: type[Any]) -> dict[str, Any]:
+    return get_type_hints(kind)
+
+
 def _build(kind: type[Any], data: object, where: str) -> Any:
     if not isinstance(data, Mapping):
         raise ValueError(f"{where} must be an object, not {data!r}")
-    hints = get_type_hints(kind)
+    hints = _hints(kind)  # type: ignore[arg-type]  # a class is hashable, whatever its instances are
     unknown = sorted(set(data) - set(hints))
     if unknown:
         raise ValueError(f"{where} has no field {unknown[0]!r}; it has: {', '.join(hints)}")

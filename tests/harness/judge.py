@@ -30,6 +30,10 @@ class CandidateError(Exception):
     """The candidate raised where it should have answered."""
 
 
+class EnoughError(Exception):
+    """The judge has lost its patience."""
+
+
 @dataclass(frozen=True)
 class Tier:
     """How much is asked: `examples` of random search, the strength of the covering array, long sequences."""
@@ -65,6 +69,7 @@ class Judge:
         checks, blunt, failed, worst: see `Verdict`.
         failures: every failed check, in the order asked.
         unable: why cases could not be asked.
+        patience: the failed check after which no more are asked; None asks them all.
     """
 
     implementation: Implementation
@@ -77,6 +82,7 @@ class Judge:
     worst: float | None = None
     failures: list[Failure] = field(default_factory=list)
     unable: list[str] = field(default_factory=list)
+    patience: int | None = None
 
     @property
     def claims(self) -> Claims:
@@ -174,6 +180,8 @@ class Judge:
             self.failed += 1
             message = f"{said}: {comparison.message}" if said else comparison.message
             self.failures.append(Failure(message, case.to_json(), self.dtype, part))
+            if self.failed == self.patience:
+                raise EnoughError
 
     def assert_that(self, case: Case, holds: bool, message: str) -> None:
         """One check without numbers."""

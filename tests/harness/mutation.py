@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,12 +19,14 @@ from implementations.ops import torch_op
 from spec.cases import Case
 from spec.clauses import load
 from tests.harness.diagnosis import Found, diagnose
-from tests.harness.judge import TIERS, Judge
+from tests.harness.judge import TIERS, EnoughError, Judge
 from tests.harness.judging import plainest, status
 from tests.harness.options import options
 from tests.harness.suite import Selection, clause_tests, declared
 from tests.harness.verdicts import Status
 
+PATIENCE = 10
+"""Failed checks of a clause in a dtype after which the rest of its checks would say nothing new."""
 PLAIN_MARGIN = 10.0
 """A clause of which no kill stands this far beyond the bound would not be missed by a wider one."""
 
@@ -33,7 +36,7 @@ class Kill:
     """A clause that a defect fails in one dtype.
 
     Attributes:
-        failed: how many checks failed.
+        failed: how many checks failed, up to `PATIENCE`.
         margin: the largest error in units of its bound; infinite for NaN, a wrong shape or an exception.
     """
 
@@ -87,8 +90,9 @@ def outcome(implementation: Implementation, tier: str) -> Outcome:
     for identifier, test in clause_tests().items():
         clause = load()[identifier]
         for _, dtype in selection.subjects(clause, declared()[identifier]):
-            judge = Judge(implementation, dtype, tier=TIERS[tier])
-            test(judge)
+            judge = Judge(implementation, dtype, tier=TIERS[tier], patience=PATIENCE)
+            with suppress(EnoughError):
+                test(judge)
             ended, reason = status(judge, None)
             if ended is Status.ERROR:
                 errors.append(f"{identifier} in {dtype}: {reason}")
