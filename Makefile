@@ -6,7 +6,7 @@ VENV   ?= .venv
 RUN    := $(VENV)/bin/python
 READY  := $(VENV)/.ready
 
-.PHONY: conformance test lint types bounds mutation format clean
+.PHONY: conformance test lint types bounds mutation defects format clean
 
 conformance: $(READY)
 	$(RUN) -m pytest --report report
@@ -26,6 +26,9 @@ bounds: $(READY)
 
 mutation: $(READY)
 	$(RUN) -m tests.measure_mutation
+
+defects: $(READY)
+	$(RUN) -m implementations.defects.page
 
 format: $(READY)
 	$(RUN) -m ruff check --fix .

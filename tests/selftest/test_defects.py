@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from implementations.defects import DEFECTS, Defect
+from implementations.defects.page import PAGE, page
 from tests.harness.running import run
 from tests.harness.suite import declared
 from tests.harness.verdicts import Status
@@ -39,3 +40,7 @@ def test_names_are_unique() -> None:
 
 def test_every_clause_can_fail() -> None:
     assert not set(declared()) - {clause for defect in DEFECTS for clause in defect.clauses}
+
+
+def test_the_page_is_that_of_the_catalogue() -> None:
+    assert PAGE.read_text() == page(), "run make defects"

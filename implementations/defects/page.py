@@ -1,0 +1,42 @@
+"""The catalogue as a page of Markdown: `python -m implementations.defects.page` writes docs/defects.md."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from implementations.defects import DEFECTS, Defect
+
+PAGE = Path(__file__).parents[2] / "docs" / "defects.md"
+
+
+def page() -> str:
+    """Every defect under its chapter."""
+    return "\n".join(_lines()) + "\n"
+
+
+def _lines() -> Iterator[str]:
+    yield "# Defects"
+    yield ""
+    yield f"{len(DEFECTS)} wrong implementations, one mistake each. `mutation.md` says which clauses find them, and how soon."
+    yield "Written by `make defects`."
+    for chapter in dict.fromkeys(defect.chapter for defect in DEFECTS):
+        yield from ("", f"## {chapter}")
+        for defect in DEFECTS:
+            if defect.chapter == chapter:
+                yield from _entry(defect)
+
+
+def _entry(defect: Defect) -> Iterator[str]:
+    links = " ".join(f"<{link}>" for link in defect.links)
+    yield from ("", f"### {defect.id}", "")
+    yield f"{defect.does} *Breaks* {', '.join(f'`{clause}`' for clause in defect.clauses)} ({defect.severity})."
+    yield ""
+    yield f"- hidden by: {defect.hides}"
+    yield f"- matters: {defect.matters}"
+    yield f"- repair: {defect.repair}"
+    yield from ([f"- seen in: {links}"] if links else [])
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
