@@ -18,7 +18,7 @@ def page() -> str:
 def _lines() -> Iterator[str]:
     yield "# Defects"
     yield ""
-    yield f"{len(DEFECTS)} wrong implementations, one mistake each. `mutation.md` says which clauses find them, and how soon."
+    yield f"{len(DEFECTS)} wrong implementations, one mistake each. `mutation.md` says which clauses find them."
     yield "Written by `make defects`."
     for chapter in dict.fromkeys(defect.chapter for defect in DEFECTS):
         yield from ("", f"## {chapter}")
