@@ -71,17 +71,19 @@ def numpy_op(
     *,
     extras: tuple[str, ...] = (),
     polarity: Polarity = Polarity.MAY_ATTEND,
+    read_only: bool = False,
 ) -> Callable[[Problem, str], Result]:
-    """A `run` for such a function of NumPy arrays: it gets read-only views, and has no gradients.
+    """A `run` for such a function of NumPy arrays; it has no gradients.
 
     Args:
         function: called as function(query, key, value, attn_mask=..., is_causal=..., scale=...).
         extras: what it returns after the output, by the names of `Result`.
         polarity: what True means in its boolean masks.
+        read_only: whether it gets arrays that it cannot write into.
     """
 
     def run(problem: Problem, device: str) -> Result:
-        given = {name: _read_only(array) for name, array in problem.arrays().items()}
+        given = {n: _read_only(a) if read_only else a for n, a in problem.arrays().items()}
         # Where NaN and infinity go is what the suite compares; a warning about them is no answer.
         with np.errstate(all="ignore"):
             before = array_forms(given)

@@ -94,6 +94,8 @@ class Pattern(StrEnum):
     """One key a row."""
     SEGMENTS = "segments"
     """Block-diagonal: keys of the query's own segment."""
+    LAST_KEY = "last-key"
+    """The last key, in every row."""
     FIRST_TILE = "first-tile"
     """The first half of the keys is masked in every row."""
     EMPTY_ROW = "empty-row"

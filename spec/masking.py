@@ -56,6 +56,8 @@ def _pattern(case: Case, shape: tuple[int, int, int, int], rng: np.random.Genera
         case Pattern.SEGMENTS:
             segments = queries * 2 // max(shape[2], 1) == keys * 2 // max(shape[3], 1)
             return np.broadcast_to(segments | (shape[3] == 1), shape).copy()
+        case Pattern.LAST_KEY:
+            return np.broadcast_to(keys == shape[3] - 1, shape).copy()
         case Pattern.FIRST_TILE:
             return np.broadcast_to(keys >= shape[3] // 2, shape).copy()
         case Pattern.EMPTY_ROW:

@@ -124,6 +124,8 @@ def _settled(name: str, probe: Probe, kind: type, extras: Extras, spelled: Calla
     if kind is torch.Tensor:
         ways["in inference mode"] = made(chosen, context=torch.inference_mode)
         ways["in tensors that were used before"] = made(chosen, reused=True)
+    else:
+        ways["with read-only arrays"] = made(chosen, read_only=True)
     about = "; ".join([f"a function of {arrays}", *extras.notes, *notes])
     return Implementation(name, extras.claimed(claims, bool(ways)), made(chosen), about, ways=ways)
 

@@ -176,6 +176,8 @@ def _called_otherwise(make: Constructor, calling: Calling, random: bool) -> Iter
     if "need_weights" in spelled:
         without = replace(calling, asked={spelled["need_weights"]: False})
         yield "without weights", _adapter(make, evaluating=random)(_output_of(without))
+        fast = _adapter(make, evaluating=True, context=torch.inference_mode)
+        yield "without weights, in evaluation and inference mode", fast(_output_of(without))
     if {"need_weights", "average_attn_weights"} <= set(spelled):
         asked = {spelled["need_weights"]: True, spelled["average_attn_weights"]: True}
         averaging = replace(calling, asked=asked)

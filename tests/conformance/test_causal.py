@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from reference.solving import Expected
-from spec.cases import Case, MaskKind, MaskShape, Padding, Scores
+from spec.cases import Case, MaskKind, MaskShape, Padding, Pattern, Scores
 from spec.features import CausalWithMask
 from spec.problems import Array
 from tests.harness.judge import Judge
@@ -90,6 +90,20 @@ def test_with_mask(judge: Judge) -> None:
             judge.assert_conforms_or_refuses(case)
         else:
             judge.assert_conforms(case)
+
+
+@clause("causal.emptied-with-mask")
+def test_emptied_with_mask(judge: Judge) -> None:
+    claimed = judge.conventions
+    answers = {MaskKind.BOOL: claimed.empty_row_bool, MaskKind.INFINITE: claimed.empty_row_float}
+    kinds = [kind for kind, answer in answers.items() if answer is claimed.empty_row_causal]
+    if not kinds:
+        judge.unable.append("claims two answers for a row that flag and mask empty together")
+    for case in judge.cases(*(replace(SQUARE, mask=kind, pattern=Pattern.LAST_KEY) for kind in kinds)):
+        if claimed.causal_with_mask is CausalWithMask.INTERSECT:
+            judge.assert_conforms(case, said="the mask leaves only the last key, the flag hides it")
+        else:
+            judge.assert_conforms_or_refuses(case, said="the mask leaves only the last key, the flag hides it")
 
 
 @clause("causal.with-padding")

@@ -37,7 +37,10 @@ def test_broadcast(judge: Judge) -> None:
 @clause("masks.rank")
 def test_rank(judge: Judge) -> None:
     kinds = (MaskKind.BOOL, MaskKind.FLOAT)
-    for case in judge.cases(*(Case(seed=11, mask=kind, mask_shape=shape) for kind in kinds for shape in RANKS)):
+    cases = (
+        Case(n, seed=11, mask=kind, mask_shape=shape) for n in (Sizes(), SAME) for kind in kinds for shape in RANKS
+    )
+    for case in judge.cases(*cases):
         judge.assert_conforms_or_refuses(case, said=f"a mask ({case.mask_shape})")
 
 

@@ -40,6 +40,8 @@ WAYS = (
     Case(seed=121, causal=True, padding=Padding.RIGHT).sized(query_length=7),
     Case(seed=122, scale=0.3, spread=3.0),
     Case(seed=123, spread=3.0).sized(query_length=33, key_length=65),
+    Case(seed=124, mask=MaskKind.BOOL, padding=Padding.RIGHT),
+    Case(seed=125, mask=MaskKind.FLOAT, padding=Padding.LEFT),
 )
 
 

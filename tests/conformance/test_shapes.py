@@ -52,6 +52,7 @@ MASKS = (
     Case(mask=MaskKind.INFINITE, mask_shape=MaskShape.SHARED),
     Case(padding=Padding.RIGHT),
     Case(causal=True),
+    Case(scale=0.3),
 )
 KINDS = (MaskKind.BOOL, MaskKind.FLOAT)
 MOST = 80_000

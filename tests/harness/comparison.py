@@ -88,9 +88,11 @@ def _non_finite(part: str, values: Floats, expected: Floats) -> str:
 def _excess(part: str, values: Floats, expected: Expected, ratios: Floats) -> str:
     index = tuple(int(i) for i in np.unravel_index(int(np.argmax(ratios)), ratios.shape))
     wrong = int((ratios > 1.0).sum())
+    got, wanted = values[index], expected.value[index]
+    off = f", off by {abs(got - wanted):.2g}" if f"{got:.6g}" == f"{wanted:.6g}" else ""
     bound = f"{ratios[index]:.3g} x the bound {expected.bound[index]:.3g}" if expected.bound[index] else "exact"
     return (
-        f"{element(part, index)} is {values[index]:.9g}, expected {expected.value[index]:.9g} ({bound}); "
+        f"{element(part, index)} is {got:.9g}, expected {wanted:.9g}{off} ({bound}); "
         f"{wrong} of {ratios.size} elements differ"
     )
 

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -117,7 +118,7 @@ class Observation:
         """How far another answer is from the candidate's, in units of what would count as the same.
 
         It counts as the same if it is as near as two right answers may be, or shares at least half of the digits by
-        which the candidate is away from the reference.
+        which the candidate is away from the reference; and never if the reference is nearly as near.
         """
         if self.got is None or other is None:
             return 0.0 if self.got is other else math.inf
@@ -128,11 +129,13 @@ class Observation:
         if mine is None or theirs is None or mine.shape != theirs.shape:
             return 0.0 if mine is theirs else math.inf
         wide, bound = mine.astype(np.float64), self.expected[part].bound
+        error = self.errors[part]
+        limit = 2.0 if error <= 1.0 else min(max(2.0, math.sqrt(error)), error / 2.0)
         if wide.shape != bound.shape:
             return 0.0 if np.array_equal(wide, theirs.astype(np.float64), equal_nan=True) else math.inf
         ratios = error_ratios(wide, Expected(theirs.astype(np.float64), bound))
         worst = float(np.nan_to_num(ratios, nan=math.inf).max(initial=0.0))
-        return worst / max(2.0, math.sqrt(self.errors[part]))
+        return worst / limit
 
 
 def failing_checks(verdicts: Sequence[Verdict]) -> list[Found]:
@@ -153,7 +156,8 @@ def diagnose(implementation: Implementation, found: Sequence[Found], device: str
     with _one_thread():
         ranked = _ranked(implementation, observed, {each.clause for each in found})
     failing = [each for each in observed if each.failing]
-    seen = pattern(failing, observed, _dtypes_of(implementation, compared))
+    fails = partial(_fails, implementation, failing[0], device) if failing else (lambda _: False)
+    seen = pattern(failing, observed, _dtypes_of(implementation, compared), fails)
     if not ranked or ranked[0].explains == 0:
         return Diagnosis("", 0, len(failing), math.nan, "", 0, "", seen)
     best, second = ranked[0], next((score for score in ranked[1:] if score.explains), None)
@@ -204,6 +208,14 @@ def _observed(
     got = answered(lambda: implementation.run(problem.fresh(), device))
     errors = {part: _error(got, part, expected[part]) for part in parts}
     return Observation(case, problem, parts, got, expected, errors, max(errors.values()) > 1.0)
+
+
+def _fails(implementation: Implementation, failing: Observation, device: str, case: Case) -> bool:
+    """Whether the parts that fail in one case fail in another one, too."""
+    fitted = fit(case, implementation.claims)
+    if isinstance(fitted, Unable):
+        return True
+    return _observed(implementation, fitted, failing.problem.dtype, failing.parts, device).failing
 
 
 def answered(call: Callable[[], Result]) -> Result | None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import fields, replace
 
-from spec.cases import Case, Sizes
+from spec.cases import Case, MaskKind, Padding, Sizes
 
 
 def options(case: Case) -> frozenset[str]:
@@ -13,7 +13,7 @@ def options(case: Case) -> frozenset[str]:
     plain = Case(module=case.module)
     named = (f.name for f in fields(plain) if f.name not in ("sizes", "seed", "module"))
     found = {f"{n}={getattr(case, n)}" for n in named if getattr(case, n) != getattr(plain, n)}
-    return frozenset(found | set(_extents(case.sizes)))
+    return frozenset(found | set(_extents(case.sizes)) | set(_kinds(case)))
 
 
 def _extents(s: Sizes) -> Iterator[str]:
@@ -35,3 +35,38 @@ def _extents(s: Sizes) -> Iterator[str]:
         "many samples and heads": s.batch * s.num_heads > 32,
     }
     return (name for name, holds in facts.items() if holds)
+
+
+def _kinds(case: Case) -> Iterator[str]:
+    form = case.module
+    facts = {
+        "a mask": case.mask is not MaskKind.NONE,
+        "padding": case.padding is not Padding.NONE,
+        "inputs of different widths": form is not None and len({form.query_dim, form.key_dim, form.value_dim}) > 1,
+    }
+    return (name for name, holds in facts.items() if holds)
+
+
+def without(case: Case, option: str) -> Case | None:
+    """The case with as little changed as makes the option go; None where that is not to be had."""
+    name, _, value = option.partition("=")
+    if value and hasattr(case, name):
+        return replace(case, **{name: getattr(Case(), name)})
+    if option in ("a mask", "padding"):
+        return replace(case, mask=MaskKind.NONE) if option == "a mask" else replace(case, padding=Padding.NONE)
+    s = case.sizes
+    changes: dict[str, dict[str, int]] = {
+        "one query": {"query_length": 5},
+        "one key": {"key_length": 7},
+        "Lq = Lk": {"key_length": s.key_length + 2},
+        "Lq > Lk": {"query_length": max(1, s.key_length - 1)},
+        "B = H": {"batch": s.batch + 1},
+        "more than 64 keys": {"key_length": 33},
+        "more than 64 queries": {"query_length": 33},
+        "many samples and heads": {"batch": 2, "num_heads": 2},
+        "one head": {"num_heads": 2},
+        "odd head width": {"d_k": s.d_k + 1},
+        "d_v > d_k": {"d_v": s.d_k},
+        "wide heads": {"d_k": 8, "d_v": 8},
+    }
+    return case.sized(**changes[option]) if option in changes else None

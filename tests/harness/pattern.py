@@ -12,9 +12,10 @@ from implementations.contract import Result
 from reference.solving import Expected
 from spec.cases import Case
 from tests.harness.comparison import error_ratios
-from tests.harness.options import options
+from tests.harness.options import options, without
 
 AXES = ("sample", "head", "query", "component")
+PLURAL = {"sample": "samples", "head": "heads", "query": "queries", "component": "components"}
 
 
 class Observed(Protocol):
@@ -30,19 +31,34 @@ class Observed(Protocol):
     def failing(self) -> bool: ...
 
 
-def pattern(failing: Sequence[Observed], observed: Sequence[Observed], dtypes: Sequence[str]) -> str:
-    """Such as "it fails only with mask=bool, and only in heads after the first"; `dtypes`: the only ones that fail."""
-    told = [*([f"in {', '.join(dtypes)}"] if dtypes else []), *_of_options(failing, observed), *_of_elements(failing)]
-    return f"it fails only {', and only '.join(told)}" if told else "the failures have nothing in common"
+def pattern(
+    failing: Sequence[Observed], observed: Sequence[Observed], dtypes: Sequence[str], fails: Callable[[Case], bool]
+) -> str:
+    """Such as "it fails only with mask=bool, and only in heads after the first".
+
+    Args:
+        failing: observed failures.
+        observed: these, and cases that pass.
+        dtypes: the only ones in which anything fails; empty if it fails in all.
+        fails: asks the candidate another case.
+    """
+    told = [*([f"in {', '.join(dtypes)}"] if dtypes else []), *_of_options(failing, fails), *_of_elements(failing)]
+    if told:
+        return f"it fails only {', and only '.join(told)}"
+    everything = len(failing) == len(observed)
+    return "every case that was compared fails" if everything else "no pattern was found in the failures"
 
 
-def _of_options(failing: Sequence[Observed], observed: Sequence[Observed]) -> Iterator[str]:
-    """Options that all failing cases have, and some passing case has not."""
+def _of_options(failing: Sequence[Observed], fails: Callable[[Case], bool]) -> Iterator[str]:
+    """Options that all failing cases have, and without which one of them passes."""
     if not failing:
         return
     shared = frozenset.intersection(*(options(each.case) for each in failing))
-    passing = [options(each.case) for each in observed if not each.failing]
-    yield from (f"with {option}" for option in sorted(shared) if any(option not in each for each in passing))
+    case = failing[0].case
+    changed = {option: without(case, option) for option in sorted(shared)}
+    needed = [option for option, other in changed.items() if other is not None and not fails(other)]
+    exact = {option.partition("=")[0] for option in needed if "=" in option}
+    yield from (f"with {option}" for option in needed if option.removeprefix("a ") not in exact)
 
 
 def _of_elements(failing: Sequence[Observed]) -> Iterator[str]:
@@ -58,7 +74,7 @@ def _of_elements(failing: Sequence[Observed]) -> Iterator[str]:
         telling = [mask for mask in masks if mask.shape[axis] > 1]
         for rule, holds in rules.items():
             if len(telling) > 1 and all(_all(mask, axis, holds) for mask in telling):
-                yield rule.format(f"{name}s" if "after" in rule else name)
+                yield rule.format(PLURAL[name] if "after" in rule else name)
                 break
 
 
