@@ -12,7 +12,7 @@ conformance: $(READY)
 	$(RUN) -m pytest --report report
 
 test: lint types
-	$(RUN) -m pytest tests/selftest tests/conformance --durations=5
+	$(RUN) -m pytest tests/selftest tests/conformance -n 2 --durations=5
 
 lint: $(READY)
 	$(RUN) -m ruff check .

@@ -339,3 +339,22 @@ def padding_dropped_beside_flag(query: Tensor, key: Tensor, value: Tensor, **opt
     if "is_causal" in options:
         options.pop("key_padding_mask", None)
     return Steps()(query, key, value, **options)
+
+
+@breaks(
+    "causal.emptied-with-mask",
+    holds=("causal.square", "causal.with-mask", "masks.empty-row-bool"),
+    does="Answers rows that the mask alone leaves without keys, and divides 0 by 0 where mask and flag do it together.",
+    repair="Find empty rows after all masks are merged, not in each of them.",
+    hides="Masks that leave every query a key which is not later than itself.",
+    matters="A prompt that is padded by its mask becomes NaN in a decoder, and right in an encoder.",
+    severity=Severity.NAN,
+)
+def rows_emptied_together_forgotten(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    right = Steps()(query, key, value, **options)
+    mask = options.get("attn_mask")
+    if mask is None or "is_causal" not in options:
+        return right
+    seen = mask if mask.dtype is torch.bool else mask > -INFINITY
+    raw = Steps(softmax=lambda scores: torch.softmax(scores, -1))(query, key, value, **options)
+    return torch.where(seen.any(-1, keepdim=True), raw, right)

@@ -8,6 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from implementations.contract import Implementation
+from spec.clauses import load
+from tests.harness.suite import claimed, declared
+
 ROOT = Path(__file__).parents[2]
 SETTINGS = ("-c", str(ROOT / "pyproject.toml"), "--rootdir", str(ROOT), "-p", "no:cacheprovider")
 SUITE = (*SETTINGS, str(ROOT / "tests" / "conformance"))
@@ -92,3 +96,10 @@ class Sessions:
 def sessions(pytester: pytest.Pytester) -> Sessions:
     """The runner of sessions."""
     return Sessions(pytester)
+
+
+def asked_of(implementation: Implementation, *beginnings: str) -> list[str]:
+    """The clauses, once for each dtype, that the claims of an implementation call for."""
+    clauses, claims = load(), implementation.claims
+    marks = [m for name, m in declared().items() if name.startswith(beginnings) and not claimed(clauses[name], claims)]
+    return [mark.clause for mark in marks for dtype in mark.dtypes if dtype in claims.dtypes]

@@ -8,20 +8,23 @@ from implementations.builtin import BUILTIN
 from tests.harness.running import run
 
 PINS = {
-    "torch.sdpa.math": (3564, 60),
-    "torch.mha": (6315, 1093),
-    "source.e": (3185, 323),
-    "inhouse.numpy": (2986, 14),
+    "torch.sdpa.math": (3735, 3600),
+    "torch.mha": (7409, 6200),
+    "source.e": (3511, 3100),
+    "inhouse.numpy": (3091, 3000),
 }
-"""Checks that count, and blunt ones that do not, of the quick tier. Where a change is meant, write down the new numbers
-that the failure shows; fewer checks need a reason."""
+"""Checks asked by the quick tier, and how many of them have to count: a blunt one does not, and which ones are blunt
+may turn on the last digits of a machine. Where a change is meant, write down the new numbers that the failure shows;
+fewer checks need a reason."""
 
 
 @pytest.mark.parametrize("name", PINS)
 def test_as_much_is_asked_as_ever(name: str) -> None:
     (implementation,) = (i for i in BUILTIN if i.name == name)
     verdicts = run(implementation)
-    assert (sum(v.checks for v in verdicts), sum(v.blunt for v in verdicts)) == PINS[name]
+    asked, counted = PINS[name]
+    assert sum(v.checks + v.blunt for v in verdicts) == asked
+    assert sum(v.checks for v in verdicts) >= counted
 
 
 def test_clauses_of_one_profile_are_all_asked_in_all_dtypes() -> None:
