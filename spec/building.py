@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from spec.cases import Case, Embedding, Garbage, Layout, ModuleForm, Scores, Sharing, Values
 from spec.features import Scope
+from spec.further import further_arrays, further_parameters
 from spec.masking import attention_mask, padding_mask, valid_lengths, visible
 from spec.problems import DTYPES, Array, Problem
 
@@ -66,6 +67,8 @@ def _at_op_level(case: Case, rng: np.random.Generator, dtype: str) -> Problem:
         scale=case.scale,
         cotangent=rng.standard_normal((s.batch, s.num_heads, s.query_length, s.d_v)),
         layout=case.layout,
+        extension=case.extension,
+        extras=further_arrays(case),
     )
 
 
@@ -96,11 +99,13 @@ def _heads(
 ) -> tuple[Floats, Floats, Floats]:
     s = case.sizes
     query = rng.standard_normal((s.batch, s.num_heads, s.query_length, s.d_k)) * case.spread**0.5
-    key = rng.standard_normal((s.batch, s.num_heads, s.key_length, s.d_k)) * case.spread**0.5
-    value = rng.standard_normal((s.batch, s.num_heads, s.key_length, s.d_v)) * case.value_scale
+    key = rng.standard_normal((s.batch, s.kv_heads, s.key_length, s.d_k)) * case.spread**0.5
+    value = rng.standard_normal((s.batch, s.kv_heads, s.key_length, s.d_v)) * case.value_scale
     if case.values is Values.CONSTANT:
         value[:] = value[:, :, :1]
     unseen: NDArray[np.bool_] = ~np.asarray(allowed.any(axis=2))
+    if s.kv_heads != s.num_heads:
+        unseen = np.repeat(unseen.all(1, keepdims=True), s.kv_heads, axis=1)
     query, key = _scored(case, rng, query, key, unseen, dtype)
     if case.garbage is not Garbage.NONE:
         key[unseen], value[unseen] = _garbage(case, dtype)
@@ -162,21 +167,21 @@ def _random_inputs(form: ModuleForm, case: Case, rng: np.random.Generator) -> tu
 
 def _random_parameters(form: ModuleForm, case: Case, rng: np.random.Generator) -> dict[str, Floats]:
     s = case.sizes
-    keyed, valued = s.num_heads * s.d_k, s.num_heads * s.d_v
-    spread = case.spread**0.5
+    queried, keyed, valued = s.num_heads * s.d_k, s.kv_heads * s.d_k, s.kv_heads * s.d_v
+    spread, mixed = case.spread**0.5, s.num_heads * s.d_v
     parameters = {
-        "w_q": rng.standard_normal((form.query_dim, keyed)) * (spread / form.query_dim**0.5),
+        "w_q": rng.standard_normal((form.query_dim, queried)) * (spread / form.query_dim**0.5),
         "w_k": rng.standard_normal((form.key_dim, keyed)) * (spread / form.key_dim**0.5),
         "w_v": rng.standard_normal((form.value_dim, valued)) * (case.value_scale / form.value_dim**0.5),
     }
     if form.bias:
-        widths = {"b_q": keyed, "b_k": keyed, "b_v": valued}
+        widths = {"b_q": queried, "b_k": keyed, "b_v": valued}
         parameters |= {name: 0.5 * rng.standard_normal(width) for name, width in widths.items()}
     if form.output_projection:
-        parameters["w_o"] = rng.standard_normal((valued, form.out_dim)) / valued**0.5
+        parameters["w_o"] = rng.standard_normal((mixed, form.out_dim)) / mixed**0.5
     if form.output_bias:
         parameters["b_o"] = 0.5 * rng.standard_normal(form.out_dim)
-    return parameters
+    return parameters | further_parameters(case)
 
 
 def _selecting(form: ModuleForm, op: Problem) -> tuple[Array, Array, Array]:
@@ -193,21 +198,21 @@ def _selecting(form: ModuleForm, op: Problem) -> tuple[Array, Array, Array]:
 
 def _selectors(form: ModuleForm, case: Case) -> dict[str, Array]:
     s = case.sizes
-    keyed, valued = s.num_heads * s.d_k, s.num_heads * s.d_v
-    start = {Sharing.SELF: (0, keyed, 2 * keyed), Sharing.KEY_VALUE: (0, 0, keyed), Sharing.NONE: (0, 0, 0)}
+    queried, keyed, valued = s.num_heads * s.d_k, s.kv_heads * s.d_k, s.kv_heads * s.d_v
+    start = {Sharing.SELF: (0, queried, queried + keyed), Sharing.KEY_VALUE: (0, 0, keyed), Sharing.NONE: (0, 0, 0)}
     at = start[form.sharing]
     parameters: dict[str, Array] = {
-        "w_q": np.eye(form.query_dim, keyed, -at[0]),
+        "w_q": np.eye(form.query_dim, queried, -at[0]),
         "w_k": np.eye(form.key_dim, keyed, -at[1]),
         "w_v": np.eye(form.value_dim, valued, -at[2]),
     }
     if form.bias:
-        parameters |= {"b_q": np.zeros(keyed), "b_k": np.zeros(keyed), "b_v": np.zeros(valued)}
+        parameters |= {"b_q": np.zeros(queried), "b_k": np.zeros(keyed), "b_v": np.zeros(valued)}
     if form.output_projection:
-        parameters["w_o"] = np.eye(valued, form.out_dim)
+        parameters["w_o"] = np.eye(s.num_heads * s.d_v, form.out_dim)
     if form.output_bias:
         parameters["b_o"] = np.zeros(form.out_dim)
-    return parameters
+    return parameters | further_parameters(case)
 
 
 def _merge(heads: Array) -> Array:

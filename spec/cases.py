@@ -9,6 +9,7 @@ from enum import StrEnum
 from functools import cache
 from typing import Any, get_type_hints
 
+from spec.extensions import NOTHING, Extension
 from spec.features import Scope
 
 
@@ -22,10 +23,17 @@ class Sizes:
     key_length: int = 7
     d_k: int = 4
     d_v: int = 3
+    num_kv_heads: int = 0
+    """Heads of key and value; 0 is as many as `num_heads`."""
+
+    @property
+    def kv_heads(self) -> int:
+        return self.num_kv_heads or self.num_heads
 
     def __str__(self) -> str:
+        grouped = f" Hk={self.num_kv_heads}" if self.num_kv_heads else ""
         return (
-            f"B={self.batch} H={self.num_heads} Lq={self.query_length} Lk={self.key_length} "
+            f"B={self.batch} H={self.num_heads}{grouped} Lq={self.query_length} Lk={self.key_length} "
             f"d_k={self.d_k} d_v={self.d_v}"
         )
 
@@ -199,6 +207,7 @@ class Case:
     garbage: Garbage = Garbage.NONE
     layout: Layout = Layout.CONTIGUOUS
     module: ModuleForm | None = None
+    extension: Extension = NOTHING
 
     @property
     def scope(self) -> Scope:
@@ -207,6 +216,10 @@ class Case:
     def sized(self, **extents: int) -> Case:
         """This case with some extents of its sizes changed."""
         return replace(self, sizes=replace(self.sizes, **extents))
+
+    def extended(self, **changes: Any) -> Case:
+        """This case with something more asked for; see `Extension`."""
+        return replace(self, extension=replace(self.extension, **changes))
 
     def to_json(self) -> str:
         """A JSON object from which `from_json` rebuilds an equal case."""
@@ -225,10 +238,16 @@ class Case:
 
     def __str__(self) -> str:
         default = Case()
-        named = [f.name for f in fields(self) if f.name not in ("sizes", "module")]
+        named = [f.name for f in fields(self) if f.name not in ("sizes", "module", "extension")]
         changed = [f"{n}={getattr(self, n)}" for n in named if getattr(self, n) != getattr(default, n)]
+        changed += _asked(self.extension)
         form = [] if self.module is None else [_describe(self.module)]
         return " ".join([str(self.sizes), *form, *changed])
+
+
+def _asked(extension: Extension) -> list[str]:
+    named = [f.name for f in fields(extension)]
+    return [f"{n}={getattr(extension, n)}" for n in named if getattr(extension, n) != getattr(NOTHING, n)]
 
 
 def _describe(form: ModuleForm) -> str:
@@ -257,13 +276,23 @@ def _build(kind: type[Any], data: object, where: str) -> Any:
 def _value(hint: Any, value: object, where: str) -> Any:
     if hint == ModuleForm | None:
         return None if value is None else _build(ModuleForm, value, where)
-    if hint is Sizes:
-        return _build(Sizes, value, where)
+    if hint in (Sizes, Extension):
+        return _build(hint, value, where)
+    if hint == tuple[int, ...]:
+        return _lengths(value, where)
     if isinstance(hint, type) and issubclass(hint, StrEnum):
         if value not in list(hint):
             raise ValueError(f"{where} cannot be {value!r}; choose from: {', '.join(hint)}")
         return hint(str(value))
-    accepted: Any = {float: (int, float), float | None: (int, float, type(None)), int: int, bool: bool}[hint]
+    none = type(None)
+    plain: Any = {float: (int, float), float | None: (int, float, none), int: int, int | None: (int, none), bool: bool}
+    accepted = plain[hint]
     if not isinstance(value, accepted) or (isinstance(value, bool) and hint is not bool):
         raise ValueError(f"{where} cannot be {value!r}")
     return value
+
+
+def _lengths(value: object, where: str) -> tuple[int, ...]:
+    if not isinstance(value, list) or not all(type(x) is int for x in value):
+        raise ValueError(f"{where} cannot be {value!r}")
+    return tuple(value)

@@ -71,6 +71,64 @@ class Feature(StrEnum):
     """Can be called in more than one way."""
     CONTAINMENT = "containment"
     """NaN and infinity in masked keys and values stay out of the output."""
+    GROUPED = "grouped"
+    """Fewer key and value heads than query heads."""
+    DROPOUT = "dropout"
+    """Drops weights at random."""
+    WINDOW = "window"
+    """A limit on how far a query sees to the left and to the right."""
+    SOFTCAP = "softcap"
+    """Scores are kept below a bound by a hyperbolic tangent."""
+    ROTARY = "rotary"
+    """Turns query and key by angles that grow with their positions."""
+    ALIBI = "alibi"
+    """Subtracts a multiple of the distance from the scores, a slope for each head."""
+    ALIBI_SLOPES = "alibi-slopes"
+    """Offers the slopes for a number of heads."""
+    RELATIVE_BIAS = "relative-bias"
+    """Adds a learned bias for each head and distance to the scores."""
+    SINUSOIDS = "sinusoids"
+    """Offers the sinusoidal encoding of positions."""
+    SINKS = "sinks"
+    """A learned logit for each head that takes a share of the softmax."""
+    ZERO_ATTN = "zero-attn"
+    """A key and a value of zeros beside those given."""
+    BIAS_KV = "bias-kv"
+    """A learned key and value beside those given."""
+    QUERY_START = "query-start"
+    """The caller may say at which position of the key sequence the first query stands."""
+    CACHE = "cache"
+    """Can be fed a sequence piece by piece, keeping keys and values."""
+    STATIC_CACHE = "static-cache"
+    """The cache may have room for more than it holds."""
+    RING_CACHE = "ring-cache"
+    """The cache may keep only the last keys, where a window allows it."""
+    SEGMENTS = "segments"
+    """Several documents in one sequence, told apart by segment ids."""
+    CUMULATIVE_LENGTHS = "cumulative-lengths"
+    """Several documents in one sequence, told apart by their lengths."""
+    HEAD_GATES = "head-gates"
+    """A factor for the output of each head."""
+    EVALUATION = "evaluation"
+    """Has a mode for training and one for evaluation."""
+    SAVED = "saved"
+    """Its parameters can be saved and loaded."""
+    COPIED = "copied"
+    """Can be copied, and stored whole."""
+    UNBATCHED = "unbatched"
+    """Takes inputs without a batch axis."""
+    AUTOCAST = "autocast"
+    """Runs under automatic mixed precision."""
+    VMAP = "vmap"
+    """Can be vectorised over a further axis."""
+    COMPILED = "compiled"
+    """Can be compiled ahead of its first call."""
+    EXPORTED = "exported"
+    """Can be exported as a graph."""
+    NO_GRAD = "no-grad"
+    """Answers while no gradients are recorded."""
+    DOUBLE_BACKWARD = "double-backward"
+    """Its gradients are differentiable."""
 
 
 class Alignment(StrEnum):
@@ -120,6 +178,57 @@ class SoftmaxPrecision(StrEnum):
     """float32 at most, whatever the input."""
 
 
+class GroupOrder(StrEnum):
+    """Which of the H_k key heads a query head h of H uses."""
+
+    CONSECUTIVE = "consecutive"
+    """h // (H / H_k): neighbouring query heads share one; the specification's default."""
+    TILED = "tiled"
+    """h % H_k."""
+
+
+class WindowCount(StrEnum):
+    """What a window of w to the left counts."""
+
+    BESIDES = "besides"
+    """Keys besides the query's own position: i - w .. i; the specification's default."""
+    INCLUDING = "including"
+    """Keys with the query's own position: i - w + 1 .. i."""
+
+
+class RotaryPairing(StrEnum):
+    """Which components of a head are turned together."""
+
+    HALVES = "halves"
+    """Component c with c + d_k / 2; the specification's default."""
+    INTERLEAVED = "interleaved"
+    """Component 2 c with 2 c + 1."""
+
+
+class AlibiRule(StrEnum):
+    """The slopes for a number of heads that is no power of two; for powers of two the rules agree."""
+
+    INTERLEAVED = "interleaved"
+    """Those of the power of two below, then every second one of the power of two above: the specification's default."""
+    GEOMETRIC = "geometric"
+    """2 ** (-8 h / H) for h = 1 .. H."""
+
+
+class ReturnedWeights(StrEnum):
+    """At which stage returned weights are taken."""
+
+    BEFORE_DROPOUT = "before-dropout"
+    """Rows sum to 1: the specification's default."""
+    AFTER_DROPOUT = "after-dropout"
+
+
+class LogBase(StrEnum):
+    """The base of returned log-sum-exps."""
+
+    E = "e"
+    TWO = "2"
+
+
 @dataclass(frozen=True)
 class Conventions:
     """The claimed answers to the questions on which the field disagrees.
@@ -136,6 +245,12 @@ class Conventions:
     empty_row_causal: EmptyRow = EmptyRow.ZEROS
     bool_mask: Polarity = Polarity.MAY_ATTEND
     softmax_precision: SoftmaxPrecision = SoftmaxPrecision.WORKING
+    group_order: GroupOrder = GroupOrder.CONSECUTIVE
+    window_count: WindowCount = WindowCount.BESIDES
+    rotary_pairing: RotaryPairing = RotaryPairing.HALVES
+    alibi_rule: AlibiRule = AlibiRule.INTERLEAVED
+    returned_weights: ReturnedWeights = ReturnedWeights.BEFORE_DROPOUT
+    log_sum_exp_base: LogBase = LogBase.E
 
     def claiming(self, settings: Mapping[str, str]) -> Conventions:
         """These conventions with KEY=VALUE settings applied; `empty-row` sets all four kinds.

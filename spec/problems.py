@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spec.cases import Layout, Sharing
+from spec.extensions import NOTHING, Extension
 from spec.features import Scope
 
 Array: TypeAlias = NDArray[Any]
@@ -29,9 +30,10 @@ DTYPES: Mapping[str, np.dtype[np.generic]] = {
 class Problem:
     """What one call of an implementation is given.
 
-    At the op level query is (B, H, Lq, d_k), key (B, H, Lk, d_k), value (B, H, Lk, d_v); at the module level
-    they are (B, Lq, query_dim), (B, Lk, key_dim), (B, Lk, value_dim), and `parameters` holds `w_q` (query_dim,
-    H * d_k), `w_k`, `w_v`, `w_o` (H * d_v, out_dim) and biases `b_q`, `b_k`, `b_v`, `b_o`, as far as there are any:
+    At the op level query is (B, H, Lq, d_k), key (B, Hk, Lk, d_k), value (B, Hk, Lk, d_v), where Hk = H unless heads
+    are grouped; at the module level they are (B, Lq, query_dim), (B, Lk, key_dim), (B, Lk, value_dim), and
+    `parameters` holds `w_q` (query_dim, H * d_k), `w_k` (key_dim, Hk * d_k), `w_v`, `w_o` (H * d_v, out_dim), biases
+    `b_q`, `b_k`, `b_v`, `b_o`, and the further key `bias_k` (Hk * d_k,) and value `bias_v`, as far as there are any:
     a projection is x @ w + b.
 
     Attributes:
@@ -40,6 +42,10 @@ class Problem:
         valid_lens: (B,) or (B, Lq) integers: so many leading keys are real.
         causal: no query sees a later key.
         scale: multiplies the scores; None is 1/sqrt(d_k).
+        extension: what is asked for beyond the core.
+        extras: the arrays of that, by name: `sinks`, `alibi_slopes`, `head_gates` (H,), `relative_bias` (H, 2 R + 1)
+            with the entry of distance 0, key before query first, in the middle, `query_segments` (B, Lq) and
+            `key_segments` (B, Lk) integers, `query_lengths` and `key_lengths` (documents,) integers.
         cotangent: d loss / d output, shaped like the output; None asks for no gradients.
         needs: the names of the inputs and parameters whose gradients are wanted.
     """
@@ -59,6 +65,15 @@ class Problem:
     needs: tuple[str, ...] = ()
     sharing: Sharing = Sharing.NONE
     layout: Layout = Layout.CONTIGUOUS
+    extension: Extension = NOTHING
+    extras: Mapping[str, Array] = field(default_factory=dict)
+
+    @property
+    def num_kv_heads(self) -> int:
+        """Hk: the heads of key and value."""
+        if self.scope is Scope.OP:
+            return self.key.shape[1]
+        return self.parameters["w_k"].shape[1] * self.num_heads // max(1, self.parameters["w_q"].shape[1])
 
     @property
     def dtype(self) -> str:
@@ -73,6 +88,7 @@ class Problem:
         if self.sharing is Sharing.NONE:
             named["value"] = self.value
         named.update(self.parameters)
+        named.update(self.extras)
         named.update(attn_mask=self.attn_mask, key_padding_mask=self.key_padding_mask)
         named.update(valid_lens=self.valid_lens, cotangent=self.cotangent)
         return {name: array for name, array in named.items() if array is not None}
@@ -88,6 +104,7 @@ class Problem:
             key=key,
             value=value,
             parameters={name: arrays.get(name, array) for name, array in self.parameters.items()},
+            extras={name: arrays.get(name, array) for name, array in self.extras.items()},
             attn_mask=arrays.get("attn_mask", self.attn_mask),
             key_padding_mask=arrays.get("key_padding_mask", self.key_padding_mask),
             valid_lens=arrays.get("valid_lens", self.valid_lens),

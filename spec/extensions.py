@@ -1,0 +1,80 @@
+"""Extensions: what a problem asks for beyond softmax(scale * Q K^T + mask) V."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Packing(StrEnum):
+    """How several documents that share one sequence are told apart."""
+
+    NONE = "none"
+    SEGMENTS = "segments"
+    """A segment id for each query and each key; equal ids see each other."""
+    LENGTHS = "lengths"
+    """The lengths of the documents, one after another, as cumulative lengths count them."""
+    EMPTY_SEGMENT = "empty-segment"
+    """SEGMENTS, and one of them has queries but no key."""
+    EMPTY_DOCUMENT = "empty-document"
+    """LENGTHS, and one document has queries but no key."""
+
+
+@dataclass(frozen=True)
+class Extension:
+    """What is asked for beyond the core. The default asks for nothing.
+
+    Positions count along the key sequence: key j is at position j, query i at `query_start` + i, or where the claimed
+    causal alignment puts it; in a packed sequence both count from the start of their own document.
+
+    Attributes:
+        left: a query at position i sees no key before i - left; None: no limit.
+        right: a query at position i sees no key after i + right; None: no limit.
+        softcap: scores become softcap * tanh(scores / softcap) after the scale, before biases and masks.
+        rotary_base: query and key are turned by the angles position * rotary_base ** (-2 i / d_k).
+        query_start: the position of the first query.
+        alibi: a slope for each head is given; slope * distance is subtracted from the scores.
+        relative_bias: the largest distance with a learned bias of its own, farther ones share the last; 0: none.
+        sinks: a learned logit for each head joins the sum of the softmax, without a value.
+        zero_attn: a key and value of zeros, which every query sees, follow the others.
+        bias_kv: a learned key and value, which every query sees, follow the others.
+        head_gates: a factor for each head multiplies its output.
+        packing: how documents are told apart.
+        dropout: the probability with which a weight is dropped.
+        draw: seeds the generator that chooses which.
+        evaluating: a module is in evaluation mode, whatever its dropout.
+        chunks: the sequence is fed through a cache in pieces of these lengths; empty: at once.
+        cache_length: positions that the cache has room for: more than the sequence has (static), or fewer (ring, where
+            a window keeps queries from what was overwritten); 0: it grows.
+    """
+
+    left: int | None = None
+    right: int | None = None
+    softcap: float | None = None
+    rotary_base: float | None = None
+    query_start: int | None = None
+    alibi: bool = False
+    relative_bias: int = 0
+    sinks: bool = False
+    zero_attn: bool = False
+    bias_kv: bool = False
+    head_gates: bool = False
+    packing: Packing = Packing.NONE
+    dropout: float = 0.0
+    draw: int = 0
+    evaluating: bool = False
+    chunks: tuple[int, ...] = ()
+    cache_length: int = 0
+
+    @property
+    def windowed(self) -> bool:
+        return self.left is not None or self.right is not None
+
+    @property
+    def extra_keys(self) -> int:
+        """How many keys follow those that are given."""
+        return int(self.bias_kv) + int(self.zero_attn)
+
+
+NOTHING = Extension()
+"""Asks for nothing beyond the core."""
