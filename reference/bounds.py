@@ -11,7 +11,8 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from reference.pipeline import Trace, merge_heads, split_heads
+from reference.extension_bounds import capped_bound, dropped_bound, gated_bound, multiplied_bounds
+from reference.pipeline import Inputs, Trace, merge_heads, split_heads
 from reference.precision import Precision, gamma
 from spec.features import EmptyRow, Scope
 from spec.problems import Array, Problem
@@ -34,21 +35,26 @@ class ForwardBounds:
     """Bounds of the forward pass, shaped like what they bound.
 
     Attributes:
-        query, key, value: of the heads' inputs, (B, H, L, d); zero at the op level.
+        inputs: of the heads as they come from the projections; zero at the op level.
+        query, key, value: of what is multiplied, (B, H, L, d); see `Trace`.
+        products: of the scaled products, before the softcap.
         scores: of each score, as seen by the exponential.
         pull: of each weight, as it moves the mean of something; see `SoftmaxShift`.
         local: of each weight, relative to it, what no normalisation evens out.
-        weights, log_sum_exp, heads, output: absolute.
+        weights, log_sum_exp, mixed, heads, output: absolute.
     """
 
+    inputs: Inputs
     query: Floats
     key: Floats
     value: Floats
+    products: Floats
     scores: Floats
     pull: Floats
     local: Floats
     weights: Floats
     log_sum_exp: Floats
+    mixed: Floats
     heads: Floats
     output: Floats
 
@@ -72,27 +78,36 @@ class SoftmaxShift:
 
 def forward_bounds(problem: Problem, trace: Trace, precision: Precision) -> ForwardBounds:
     """The bounds of output, weights and log-sum-exp for a correct implementation of this precision."""
-    query, key, value = input_bounds(problem, trace, precision)
-    scores = score_bound(trace, query, key, precision)
+    inputs = input_bounds(problem, trace, precision)
+    query, key, value = multiplied_bounds(trace, inputs, precision)
+    products = product_bound(trace, query, key, precision)
+    scores = score_bound(trace, products, precision)
     shift = softmax_shift(trace, scores)
     local = local_error(trace, precision)
     weights = shift.weights + local * shift.largest + precision.floor * trace.seen.allowed
-    heads = _heads_bound(trace, shift, local, value, precision)
+    if trace.kept is None:
+        mixed = _mixed_bound(trace, shift, local, value, precision)
+    else:
+        mixed = dropped_bound(trace, weights, value, precision)
+    heads = mixed if trace.gates is None else gated_bound(trace, mixed, precision)
     output = heads if problem.scope is Scope.OP else _output_bound(problem, trace, heads, precision)
-    log_sum_exp = _log_sum_exp_bound(trace, shift, precision)
-    return ForwardBounds(query, key, value, scores, shift.pull, local, weights, log_sum_exp, heads, output)
+    lse = _log_sum_exp_bound(trace, shift, precision)
+    return ForwardBounds(
+        inputs, query, key, value, products, scores, shift.pull, local, weights, lse, mixed, heads, output
+    )
 
 
-def input_bounds(problem: Problem, trace: Trace, precision: Precision) -> tuple[Floats, Floats, Floats]:
-    """Bounds of the projected query, key and value, (B, H, L, d); zeros at the op level."""
+def input_bounds(problem: Problem, trace: Trace, precision: Precision) -> Inputs:
+    """Bounds of the projected query, key and value, (B, H or Hk, L, d); zeros at the op level."""
+    given = trace.inputs
     if problem.scope is Scope.OP:
-        return np.zeros_like(trace.query), np.zeros_like(trace.key), np.zeros_like(trace.value)
+        return Inputs(np.zeros_like(given.query), np.zeros_like(given.key), np.zeros_like(given.value))
     found = []
-    for name, role in (("query", "q"), ("key", "k"), ("value", "v")):
+    for name, role, rows in (("query", "q", given.query), ("key", "k", given.key), ("value", "v", given.value)):
         inputs, weight = np.abs(_wide(getattr(problem, name))), problem.parameters[f"w_{role}"]
         bound = projection_bound(inputs, weight, problem.parameters.get(f"b_{role}"), precision)
-        found.append(finite(split_heads(bound, problem.num_heads)))
-    return found[0], found[1], found[2]
+        found.append(finite(split_heads(bound, rows.shape[1])))
+    return Inputs(*found)
 
 
 def projection_bound(sizes: Floats, weight: Array, bias: Array | None, precision: Precision) -> Floats:
@@ -104,23 +119,29 @@ def projection_bound(sizes: Floats, weight: Array, bias: Array | None, precision
     return bound
 
 
-def score_bound(trace: Trace, query: Floats, key: Floats, precision: Precision) -> Floats:
-    """Delta: how far each score may be off by the time it is exponentiated; 0 for masked keys."""
+def product_bound(trace: Trace, query: Floats, key: Floats, precision: Precision) -> Floats:
+    """How far each scaled product may be off."""
     q, k, u = np.abs(trace.query), np.abs(trace.key).swapaxes(-1, -2), precision.softmax
     e_q, e_k, scale = query, key.swapaxes(-1, -2), abs(trace.scale)
     inherited = scale * (e_q @ (k + e_k) + q @ e_k)
     sizes = scale * ((q + e_q) @ (k + e_k))
-    bound = inherited + (precision.growth(q.shape[-1]) + 3.0 * u) * sizes + _score_roundings(trace, precision)
+    return np.asarray(inherited + (precision.growth(q.shape[-1]) + 3.0 * u) * sizes)
+
+
+def score_bound(trace: Trace, products: Floats, precision: Precision) -> Floats:
+    """Delta: how far each score may be off by the time it is exponentiated; 0 for masked keys."""
+    inherited = products if trace.softcap is None else capped_bound(trace, products, precision)
+    bound = inherited + _score_roundings(trace, precision)
     # The roundings are counted on exact scores; the computed ones lie within this very bound of them.
-    return np.where(trace.seen.allowed, bound / (1.0 - SCORE_STEPS * u), 0.0)
+    return np.where(trace.seen.allowed, bound / (1.0 - SCORE_STEPS * precision.softmax), 0.0)
 
 
 def _score_roundings(trace: Trace, precision: Precision) -> Floats:
     """Products stored, mask added, maximum subtracted, base changed, exponential taken, parts merged."""
-    s, products = np.where(trace.seen.allowed, trace.scores, 0.0), np.abs(trace.products)
+    s, products = np.where(trace.seen.allowed, trace.scores, 0.0), np.abs(trace.capped)
     top = _top(trace)[..., None]
     below = np.abs(s - top)
-    masked = 0.0 if trace.seen.added is None else np.abs(s) + 2.0 * np.abs(trace.seen.added)
+    masked = 0.0 if trace.seen.added is None else np.abs(s) + 2.0 * trace.seen.added.size
     merged = 2.0 * (np.maximum(np.abs(s), np.abs(top)) + np.log(max(s.shape[-1], 1)))
     steps = 2.0 * products + masked + below + 2.0 * np.maximum(np.abs(s), below) + 2.0
     return np.asarray(precision.softmax * steps + precision.accumulator * (merged + EXP_ERROR))
@@ -177,9 +198,9 @@ def _log_sum_exp_bound(trace: Trace, shift: SoftmaxShift, precision: Precision) 
     return shift.log_sum_exp + local + rounding + precision.floor
 
 
-def _heads_bound(trace: Trace, shift: SoftmaxShift, local: Floats, value: Floats, precision: Precision) -> Floats:
+def _mixed_bound(trace: Trace, shift: SoftmaxShift, local: Floats, value: Floats, precision: Precision) -> Floats:
     """Moved weights, inherited errors of V, roundings of weights and sums, underflow, storage."""
-    allowed, o = trace.seen.allowed, finite(trace.heads)
+    allowed, o = trace.seen.allowed, finite(trace.mixed)
     v, worst = np.abs(trace.value) + value, np.max(local, axis=-1, keepdims=True, initial=0.0)
     moved, farthest = centred_sum(shift.pull, allowed, trace.value, o)
     inherited = np.minimum(shift.largest @ value, value.max(-2, keepdims=True, initial=0.0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -9,9 +10,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reference.bounds import ForwardBounds
-from reference.gradients import Backward, backward, cotangent_of_heads, shared, unbroadcast
-from reference.pipeline import Trace, merge_heads, split_heads
+from reference.extension_bounds import gathered_bound, slope_bound, turned_bound
+from reference.gradients import (
+    Backward,
+    backward,
+    by_distance,
+    cotangent_of_heads,
+    given_keys,
+    of_further_key,
+    shared,
+    slope,
+    to_inputs,
+    unbroadcast,
+)
+from reference.pipeline import Inputs, Trace, merge_heads, split_heads
 from reference.precision import Precision, gamma
+from reference.stages import gather
 from spec.features import EmptyRow, Scope
 from spec.problems import Problem
 
@@ -33,15 +47,76 @@ class _Errors:
 
 def gradient_bounds(problem: Problem, trace: Trace, forward: ForwardBounds, precision: Precision) -> dict[str, Floats]:
     """The bound of every gradient in the problem's `needs`, shaped like it."""
-    step = backward(trace, cotangent_of_heads(problem))
-    errors = _errors(trace, step, forward, _cotangent_bound(problem, precision), precision)
+    cotangent, e_cotangent = cotangent_of_heads(problem), _cotangent_bound(problem, precision)
+    step = backward(trace, cotangent)
+    errors = _errors(trace, step, forward, _ungated_bound(trace, cotangent, e_cotangent, precision), precision)
+    gradients, inputs = to_inputs(trace, step), _input_errors(trace, step, errors, precision)
     if problem.scope is Scope.OP:
-        found = {"query": errors.query, "key": errors.key, "value": errors.value}
+        found = {"query": inputs.query, "key": inputs.key, "value": inputs.value}
     else:
-        found = _module_bounds(problem, trace, step, forward, errors, precision)
+        found = _module_bounds(problem, trace, gradients, forward, inputs, precision)
     if problem.attn_mask is not None and problem.attn_mask.dtype.kind != "b":
-        found["attn_mask"] = _mask_bound(problem.attn_mask.shape, step, errors, precision)
+        found["attn_mask"] = _mask_bound(problem, step, errors, precision)
+    found |= _further_bounds(problem, trace, step, errors, precision)
+    if trace.gates is not None:
+        found["head_gates"] = _gates_bound(trace, cotangent, e_cotangent, forward.mixed, precision)
     return {name: found[name] + precision.floor for name in problem.needs}
+
+
+def _ungated_bound(trace: Trace, cotangent: Floats, error: Floats, precision: Precision) -> Floats:
+    """Of d loss / d mixed heads."""
+    if trace.gates is None:
+        return error
+    gates = np.abs(trace.gates)[:, None, None]
+    return np.asarray(gates * (error + 2.0 * precision.storage * (np.abs(cotangent) + error)))
+
+
+def _input_errors(trace: Trace, step: Backward, errors: _Errors, precision: Precision) -> Inputs:
+    """The bounds carried back to the heads' inputs, as `to_inputs` carries the gradients."""
+    length, query = trace.inputs.key.shape[2], errors.query
+    given = [(r[:, :, :length], e[:, :, :length]) for r, e in ((step.key, errors.key), (step.value, errors.value))]
+    key, value = (gathered_bound(trace, rows, error, precision) for rows, error in given)
+    if trace.turned is not None:
+        query = turned_bound(trace.turned.query, step.query, query, precision)
+        gathered = gather(step.key[:, :, :length], trace.inputs.key.shape[1], trace.order)
+        # The rotation may be undone in each head, before the sum over the group.
+        sizes = gather(np.abs(step.key[:, :, :length]), trace.inputs.key.shape[1], trace.order)
+        key = turned_bound(trace.turned.key, np.maximum(sizes, np.abs(gathered)), key, precision)
+    return Inputs(query, key, value)
+
+
+def _further_bounds(
+    problem: Problem, trace: Trace, step: Backward, errors: _Errors, precision: Precision
+) -> dict[str, Floats]:
+    """Of sinks, relative biases, and the learned further key and value: sums, each term within its bound."""
+    found: dict[str, Floats] = {}
+    stored = STORED * precision.storage
+
+    def summed(of: Callable[[Floats], Floats], rows: Floats, error: Floats, terms: int) -> Floats:
+        inherited, sizes = of(error), of(np.abs(rows))
+        return np.asarray(inherited + (precision.growth(max(1, terms)) + stored) * (inherited + sizes))
+
+    scores, samples = (step.scores, errors.scores), trace.query.shape[0] * trace.query.shape[2]
+    if "sinks" in problem.extras:
+        found["sinks"] = summed(lambda rows: rows[..., -1].sum((0, 2)), *scores, samples)
+    if "relative_bias" in problem.extras:
+        terms = samples * problem.key.shape[-2]
+        found["relative_bias"] = summed(
+            lambda rows: by_distance(problem, trace, given_keys(problem, rows)), *scores, terms
+        )
+    if "bias_k" in problem.parameters:
+        terms = trace.query.shape[0] * trace.query.shape[1]
+        for name, rows, error in (("bias_k", step.key, errors.key), ("bias_v", step.value, errors.value)):
+            found[name] = summed(lambda each: of_further_key(problem, trace, each), rows, error, terms)
+    return found
+
+
+def _gates_bound(trace: Trace, cotangent: Floats, e_g: Floats, e_o: Floats, precision: Precision) -> Floats:
+    """(H,): of sum over samples, queries and width of cotangent times mixed."""
+    g, o = np.abs(cotangent), np.abs(trace.mixed)
+    error = g * e_o + e_g * (o + e_o)
+    rounding = precision.growth(max(1, g[:, 0].size)) + STORED * precision.storage
+    return np.asarray((error + rounding * (g * o + error)).sum((0, 2, 3)))
 
 
 def product_bound(a: Floats, e_a: Floats, b: Floats, e_b: Floats, rounding: float) -> Floats:
@@ -67,18 +142,31 @@ def _cotangent_bound(problem: Problem, precision: Precision) -> Floats:
 
 
 def _errors(trace: Trace, step: Backward, forward: ForwardBounds, e_g: Floats, precision: Precision) -> _Errors:
-    p, g, stored, scale = trace.weights, np.abs(step.heads), _stored(precision), abs(trace.scale)
+    p, g, stored, scale = trace.dropped, np.abs(step.heads), _stored(precision), abs(trace.scale)
+    kept = 1.0 if trace.kept is None else trace.kept
     v, e_v = np.abs(trace.value).swapaxes(-1, -2), forward.value.swapaxes(-1, -2)
     e_dp = product_bound(g, e_g, v, e_v, precision.growth(v.shape[-2]) + stored) + precision.floor
-    e_ds = _score_errors(trace, step, forward, e_dp, e_g, precision)
+    e_dp = e_dp if trace.kept is None else kept * e_dp + 2.0 * stored * np.abs(step.weights)
+    e_scores = _score_errors(trace, step, forward, e_dp, e_g, precision)
+    e_ds = e_scores if trace.softcap is None else _capped_errors(trace, step, forward, e_scores, precision)
     # The scale may be multiplied into dS, which then underflows in its turn.
-    ds, e_scaled = scale * np.abs(step.scores), scale * e_ds + precision.floor * trace.seen.allowed
+    ds, e_scaled = scale * np.abs(step.products), scale * e_ds + precision.floor * trace.seen.allowed
     over_keys, over_queries = (stored + precision.growth(extent) for extent in (ds.shape[-1], ds.shape[-2]))
-    ds_t, e_t, p_t, e_p = (x.swapaxes(-1, -2) for x in (ds, e_scaled, p, forward.weights))
+    ds_t, e_t, p_t, e_p = (x.swapaxes(-1, -2) for x in (ds, e_scaled, p, kept * forward.weights))
     query = product_bound(ds, e_scaled, np.abs(trace.key), forward.key, over_keys)
     key = product_bound(ds_t, e_t, np.abs(trace.query), forward.query, over_queries)
     value = product_bound(p_t, e_p, g, e_g, over_queries)
-    return _Errors(e_ds, query + precision.floor, key + precision.floor, value + precision.floor)
+    return _Errors(e_scores, query + precision.floor, key + precision.floor, value + precision.floor)
+
+
+def _capped_errors(
+    trace: Trace, step: Backward, forward: ForwardBounds, e_scores: Floats, precision: Precision
+) -> Floats:
+    """|delta dS| before the softcap, whose slope multiplies it."""
+    e_slope, ds = slope_bound(trace, forward.products, precision), np.abs(step.scores)
+    either = slope(trace) + e_slope
+    bound = e_scores * either + ds * (e_slope + _stored(precision) * either)
+    return np.where(trace.seen.allowed, bound, 0.0)
 
 
 def _score_errors(
@@ -106,7 +194,7 @@ def _centre_errors(
     rounding = rounding + forward.local * (gap + np.abs(step.centre)) + precision.floor
     moved = np.minimum((forward.pull * gap).sum(-1, keepdims=True), _farthest(gap, trace))
     from_weights = moved + ((p + e_p) * (e_dp + rounding)).sum(-1, keepdims=True)
-    g, o, e_o = np.abs(step.heads), np.abs(trace.heads), forward.heads
+    g, o, e_o = np.abs(step.heads), np.abs(trace.mixed), forward.mixed
     over_width = stored + precision.growth(g.shape[-1])
     from_output = g * e_o + e_g * (o + e_o) + over_width * ((g + e_g) * (o + e_o))
     either: Floats = np.maximum(from_weights, from_output.sum(-1, keepdims=True))
@@ -119,19 +207,21 @@ def _farthest(gap: Floats, trace: Trace) -> Floats:
     return np.asarray(np.max(visible, axis=-1, keepdims=True, initial=0.0))
 
 
-def _mask_bound(shape: tuple[int, ...], step: Backward, errors: _Errors, precision: Precision) -> Floats:
-    inherited = unbroadcast(errors.scores, shape)
-    sizes = inherited + unbroadcast(np.abs(step.scores), shape)
-    terms = max(1, step.scores.size // max(1, sizes.size))
+def _mask_bound(problem: Problem, step: Backward, errors: _Errors, precision: Precision) -> Floats:
+    assert problem.attn_mask is not None
+    shape, scores = problem.attn_mask.shape, given_keys(problem, step.scores)
+    inherited = unbroadcast(given_keys(problem, errors.scores), shape)
+    sizes = inherited + unbroadcast(np.abs(scores), shape)
+    terms = max(1, scores.size // max(1, sizes.size))
     return inherited + (precision.growth(terms) + STORED * precision.storage) * sizes
 
 
 def _module_bounds(
     problem: Problem,
     trace: Trace,
-    step: Backward,
+    step: Inputs,
     forward: ForwardBounds,
-    errors: _Errors,
+    errors: Inputs,
     precision: Precision,
 ) -> dict[str, Floats]:
     wide, found = problem.widened(), dict[str, Floats]()

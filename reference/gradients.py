@@ -8,7 +8,8 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from reference.pipeline import Trace, merge_heads, split_heads
+from reference.pipeline import Inputs, Trace, merge_heads, split_heads
+from reference.stages import gather
 from spec.features import EmptyRow, Scope
 from spec.problems import Problem
 
@@ -20,17 +21,19 @@ class Backward:
     """The intermediates of the backward pass at the op level, (B, H, ., .).
 
     Attributes:
-        heads: d loss / d heads, (B, H, Lq, d_v).
+        heads: d loss / d mixed heads, before their gates, (B, H, Lq, d_v).
         weights: d loss / d weights, (B, H, Lq, Lk).
         centre: sum over keys of weights times their gradients, (B, H, Lq, 1).
         scores: d loss / d scores.
-        query, key, value: d loss / d of the heads' inputs.
+        products: d loss / d scaled products, before the softcap.
+        query, key, value: d loss / d of what is multiplied; see `Trace`.
     """
 
     heads: Floats
     weights: Floats
     centre: Floats
     scores: Floats
+    products: Floats
     query: Floats
     key: Floats
     value: Floats
@@ -39,21 +42,45 @@ class Backward:
 def backward(trace: Trace, heads: Floats) -> Backward:
     """dV = P^T dO, dP = dO V^T, dS = P (dP - rowsum(P dP)), dQ = scale dS K, dK = scale dS^T Q.
 
-    Rows that see nothing pass no gradient through their scores, whatever they answer.
+    With dropout P is the dropped P where it meets V, and dP passes through the same factors; the softcap multiplies
+    dS by its slope. Rows that see nothing pass no gradient through their scores, whatever they answer.
+
+    Args:
+        trace: the forward pass.
+        heads: d loss / d heads, (B, H, Lq, d_v), after the gates.
     """
-    d_weights = heads @ trace.value.swapaxes(-1, -2)
+    d_mixed = heads if trace.gates is None else heads * trace.gates[:, None, None]
+    d_weights = d_mixed @ trace.value.swapaxes(-1, -2)
+    d_weights = d_weights if trace.kept is None else d_weights * trace.kept
     centre = (trace.weights * d_weights).sum(-1, keepdims=True)
     constant = trace.seen.rows_answered(EmptyRow.UNIFORM)[..., None]
     d_scores = np.where(constant, 0.0, trace.weights * (d_weights - centre))
+    d_products = d_scores if trace.softcap is None else d_scores * slope(trace)
     return Backward(
-        heads=heads,
+        heads=d_mixed,
         weights=d_weights,
         centre=centre,
         scores=d_scores,
-        query=trace.scale * d_scores @ trace.key,
-        key=trace.scale * d_scores.swapaxes(-1, -2) @ trace.query,
-        value=trace.weights.swapaxes(-1, -2) @ heads,
+        products=d_products,
+        query=trace.scale * d_products @ trace.key,
+        key=trace.scale * d_products.swapaxes(-1, -2) @ trace.query,
+        value=trace.dropped.swapaxes(-1, -2) @ d_mixed,
     )
+
+
+def slope(trace: Trace) -> Floats:
+    """(B, H, Lq, Lk): d capped / d products = 1 - tanh^2."""
+    assert trace.softcap is not None
+    return np.asarray(1.0 - (trace.capped / trace.softcap) ** 2)
+
+
+def to_inputs(trace: Trace, step: Backward) -> Inputs:
+    """The gradients carried back from what is multiplied to the heads' inputs: groups summed, rotations undone."""
+    given = trace.inputs.key.shape
+    key, value = (gather(rows[:, :, : given[2]], given[1], trace.order) for rows in (step.key, step.value))
+    if trace.turned is None:
+        return Inputs(step.query, key, value)
+    return Inputs(trace.turned.query.turned_back(step.query), trace.turned.key.turned_back(key), value)
 
 
 def cotangent_of_heads(problem: Problem) -> Floats:
@@ -69,11 +96,51 @@ def cotangent_of_heads(problem: Problem) -> Floats:
 
 def gradients(problem: Problem, trace: Trace) -> dict[str, Floats]:
     """d loss / d of everything in the problem's `needs`, with loss = sum(output * cotangent)."""
-    step = backward(trace, cotangent_of_heads(problem))
-    found = _op_gradients(step) if problem.scope is Scope.OP else _module_gradients(problem, trace, step)
+    cotangent = cotangent_of_heads(problem)
+    step = backward(trace, cotangent)
+    inputs = to_inputs(trace, step)
+    if problem.scope is Scope.OP:
+        found = {"query": inputs.query, "key": inputs.key, "value": inputs.value}
+    else:
+        found = _module_gradients(problem, trace, inputs)
     if problem.attn_mask is not None and problem.attn_mask.dtype.kind != "b":
-        found["attn_mask"] = unbroadcast(step.scores, problem.attn_mask.shape)
+        found["attn_mask"] = unbroadcast(given_keys(problem, step.scores), problem.attn_mask.shape)
+    found |= _further_gradients(problem, trace, step, cotangent)
     return {name: found[name] for name in problem.needs}
+
+
+def given_keys(problem: Problem, columns: Floats) -> Floats:
+    """(B, H, Lq, Lk) without the columns of further keys and the sink."""
+    return columns[..., : problem.key.shape[-2]]
+
+
+def _further_gradients(problem: Problem, trace: Trace, step: Backward, cotangent: Floats) -> dict[str, Floats]:
+    """Of sinks, relative biases, gates, and the learned further key and value."""
+    found: dict[str, Floats] = {}
+    if "sinks" in problem.extras:
+        found["sinks"] = step.scores[..., -1].sum((0, 2))
+    if "relative_bias" in problem.extras:
+        found["relative_bias"] = by_distance(problem, trace, given_keys(problem, step.scores))
+    if trace.gates is not None:
+        found["head_gates"] = (cotangent * trace.mixed).sum((0, 2, 3))
+    if "bias_k" in problem.parameters:
+        for name, rows in (("bias_k", step.key), ("bias_v", step.value)):
+            found[name] = of_further_key(problem, trace, rows)
+    return found
+
+
+def by_distance(problem: Problem, trace: Trace, scores: Floats) -> Floats:
+    """(H, 2 R + 1): (B, H, Lq, Lk) summed over what shares an entry of the table of relative biases."""
+    most = problem.extension.relative_bias
+    entries = trace.places.clipped(most)
+    one_hot = entries[..., None] == np.arange(2 * most + 1)
+    return np.asarray(np.einsum("bhij,bije->he", scores, one_hot.astype(np.float64)))
+
+
+def of_further_key(problem: Problem, trace: Trace, rows: Floats) -> Floats:
+    """(Hk * d,): the rows (B, H, Lk, d) at the learned further key, summed over samples and groups."""
+    at = problem.key.shape[-2]
+    return np.asarray(gather(rows[:, :, at : at + 1], problem.num_kv_heads, trace.order).sum(0)).reshape(-1)
 
 
 def unbroadcast(array: Floats, shape: tuple[int, ...]) -> Floats:
@@ -83,11 +150,7 @@ def unbroadcast(array: Floats, shape: tuple[int, ...]) -> Floats:
     return np.asarray(summed.sum(axis=axes, keepdims=True)).reshape(shape)
 
 
-def _op_gradients(step: Backward) -> dict[str, Floats]:
-    return {"query": step.query, "key": step.key, "value": step.value}
-
-
-def _module_gradients(problem: Problem, trace: Trace, step: Backward) -> dict[str, Floats]:
+def _module_gradients(problem: Problem, trace: Trace, step: Inputs) -> dict[str, Floats]:
     wide = problem.widened()
     found: dict[str, Floats] = {}
     roles = {"query": ("q", step.query), "key": ("k", step.key), "value": ("v", step.value)}

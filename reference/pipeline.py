@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeAlias
@@ -10,8 +10,10 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from reference.visibility import Visibility, visibility
-from spec.features import Conventions, EmptyRow, Scope
+from reference.positions import Positions, positions
+from reference.stages import Rotation, append, cap, rotation, share
+from reference.visibility import Booleans, Visibility, visibility
+from spec.features import Conventions, EmptyRow, GroupOrder, Scope
 from spec.problems import Array, Problem
 
 Floats: TypeAlias = NDArray[np.float64]
@@ -35,8 +37,8 @@ def score(query: Floats, key: Floats, scale: float) -> Floats:
 
 
 def mask(scores: Floats, seen: Visibility) -> Floats:
-    """Adds the float mask, then puts minus infinity wherever a key may not be attended to."""
-    return np.where(seen.allowed, scores if seen.added is None else scores + seen.added, -np.inf)
+    """Adds float mask, biases and sinks, then puts minus infinity wherever a key may not be attended to."""
+    return np.where(seen.allowed, scores if seen.added is None else scores + seen.added.total, -np.inf)
 
 
 def normalise(scores: Floats) -> Floats:
@@ -67,23 +69,66 @@ def merge_heads(heads: Floats) -> Floats:
 
 
 @dataclass(frozen=True, eq=False)
-class Trace:
-    """Every intermediate of one run, in float64: heads (B, H, L, d), scores and weights (B, H, Lq, Lk)."""
+class Inputs:
+    """The heads as they come from inputs or projections: (B, H, Lq, d_k), (B, Hk, Lk, d_k) and (B, Hk, Lk, d_v)."""
 
+    query: Floats
+    key: Floats
+    value: Floats
+
+
+@dataclass(frozen=True, eq=False)
+class Turned:
+    """The rotations of query and key, where there are any."""
+
+    query: Rotation
+    key: Rotation
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """Every intermediate of one run, in float64: heads (B, H, L, d), scores and weights (B, H, Lq, Lk).
+
+    Query, key and value are as they are multiplied: turned, shared by the heads of a group, and followed by further
+    keys and the sink, a key and value of zeros, which Lk counts.
+
+    Attributes:
+        inputs: query, key and value before that.
+        turned: the rotations, or None.
+        products: scaled; `capped`: after the softcap; `scores`: with all that is added, and masked.
+        kept: (B, H, Lq, Lk) factors of the weights, 0 for dropped ones; None: there is no dropout.
+        mixed: (B, H, Lq, d_v) before the gates of the heads, `heads` after them.
+        softcap, gates, order, places: what the stages were given.
+    """
+
+    inputs: Inputs
+    turned: Turned | None
+    softcap: float | None
+    gates: Floats | None
+    order: GroupOrder
+    places: Positions
     query: Floats
     key: Floats
     value: Floats
     scale: float
     products: Floats
+    capped: Floats
     scores: Floats
     weights: Floats
+    kept: Floats | None
+    mixed: Floats
     heads: Floats
     output: Floats
     seen: Visibility
 
+    @property
+    def dropped(self) -> Floats:
+        """The weights after dropout."""
+        return self.weights if self.kept is None else self.weights * self.kept
+
     @cached_property
     def log_sum_exp(self) -> Floats:
-        """(B, H, Lq), natural; minus infinity for a row that sees nothing."""
+        """(B, H, Lq), natural, over all columns; minus infinity for a row that sees nothing."""
         top = np.max(self.scores, axis=-1, initial=-np.inf)
         shift = np.where(np.isfinite(top), top, 0.0)
         with np.errstate(divide="ignore"):
@@ -96,42 +141,78 @@ class Pipeline:
 
     project: Callable[[Floats, Floats, Floats | None], Floats] = project
     split_heads: Callable[[Floats, int], Floats] = split_heads
+    share: Callable[[Floats, int, GroupOrder], Floats] = share
     score: Callable[[Floats, Floats, float], Floats] = score
+    cap: Callable[[Floats, float | None], Floats] = cap
     mask: Callable[[Floats, Visibility], Floats] = mask
     normalise: Callable[[Floats], Floats] = normalise
     fill_empty_rows: Callable[[Floats, Visibility], Floats] = fill_empty_rows
     mix: Callable[[Floats, Floats], Floats] = mix
     merge_heads: Callable[[Floats], Floats] = merge_heads
 
-    def run(self, problem: Problem, conventions: Conventions = Conventions(), first_row: int = 0) -> Trace:
+    def run(self, problem: Problem, conventions: Conventions = Conventions(), kept: Floats | None = None) -> Trace:
         """Solves a problem in float64.
 
         Args:
             problem: its numbers are taken as they are, in whatever dtype.
             conventions: the answers where the field disagrees.
-            first_row: the position of the problem's first query in the whole sequence, for the causal flag.
+            kept: (B, H, Lq, Lk) factors of the weights: 0 for a dropped one, 1 / (1 - p) for others; None: no dropout.
         """
         wide = problem.widened()
-        query, key, value = self._heads(wide)
-        scale = key.shape[-1] ** -0.5 if problem.scale is None else problem.scale
-        seen = visibility(wide, conventions, first_row)
-        key, value = _contained(key, seen), _contained(value, seen)
+        inputs = self._inputs(wide)
+        scale = inputs.key.shape[-1] ** -0.5 if problem.scale is None else problem.scale
+        places = positions(wide, conventions)
+        seen = visibility(wide, conventions, places)
+        turned = _turned(wide, conventions, inputs, places)
+        query = inputs.query if turned is None else turned.query.turned(inputs.query)
+        key, value = self._keys_and_values(wide, conventions, inputs, seen, turned)
         products = self.score(query, key, scale)
-        scores = self.mask(products, seen)
+        softcap, order = problem.extension.softcap, conventions.group_order
+        capped = self.cap(products, softcap)
+        scores = self.mask(capped, seen)
         weights = self.fill_empty_rows(self.normalise(scores), seen)
-        heads = self.mix(weights, value)
+        mixed = self.mix(weights if kept is None else weights * kept, value)
+        gates = _optional(wide.extras.get("head_gates"))
+        heads = mixed if gates is None else mixed * gates[:, None, None]
         output = heads if wide.scope is Scope.OP else self.project_out(wide, heads)
-        return Trace(query, key, value, scale, products, scores, weights, heads, output, seen)
+        rows = (products, capped, scores, weights, kept, mixed, heads, output)
+        return Trace(inputs, turned, softcap, gates, order, places, query, key, value, scale, *rows, seen)
 
-    def _heads(self, problem: Problem) -> tuple[Floats, Floats, Floats]:
+    def _inputs(self, problem: Problem) -> Inputs:
         inputs = (_floats(problem.query), _floats(problem.key), _floats(problem.value))
         if problem.scope is Scope.OP:
-            return inputs
+            return Inputs(*inputs)
+        p, num_heads = problem.parameters, (problem.num_heads, *[problem.num_kv_heads] * 2)
         query, key, value = (
-            self.split_heads(self.project(x, _floats(p[f"w_{r}"]), _optional(p.get(f"b_{r}"))), problem.num_heads)
-            for p, r, x in zip([problem.parameters] * 3, "qkv", inputs, strict=True)
+            self.split_heads(self.project(x, _floats(p[f"w_{r}"]), _optional(p.get(f"b_{r}"))), n)
+            for r, x, n in zip("qkv", inputs, num_heads, strict=True)
         )
-        return query, key, value
+        return Inputs(query, key, value)
+
+    def _keys_and_values(
+        self, problem: Problem, conventions: Conventions, inputs: Inputs, seen: Visibility, turned: Turned | None
+    ) -> tuple[Floats, Floats]:
+        """(B, H, Lk, d_k) and (B, H, Lk, d_v): turned, shared, and with further keys."""
+        given = seen.allowed[..., : problem.key.shape[-2]]
+        key = inputs.key if turned is None else turned.key.turned(inputs.key)
+        found = []
+        for rows, name in ((key, "bias_k"), (inputs.value, "bias_v")):
+            shared = _contained(self.share(rows, problem.num_heads, conventions.group_order), given)
+            for further in self._further(problem, conventions, name, shared):
+                shared = append(shared, further)
+            found.append(shared)
+        return found[0], found[1]
+
+    def _further(self, problem: Problem, conventions: Conventions, name: str, rows: Floats) -> Iterator[Floats]:
+        """(H, d) for each further key and the sink."""
+        num_heads, width = rows.shape[1], rows.shape[-1]
+        if name in problem.parameters:
+            learned = _floats(problem.parameters[name]).reshape(1, problem.num_kv_heads, 1, width)
+            yield self.share(learned, num_heads, conventions.group_order)[0, :, 0]
+        if problem.extension.zero_attn:
+            yield np.zeros((num_heads, width))
+        if "sinks" in problem.extras:
+            yield np.zeros((num_heads, width))
 
     def project_out(self, problem: Problem, heads: Floats) -> Floats:
         """(B, H, Lq, d_v) -> (B, Lq, out_dim): the heads merged, and projected where the module has W^O."""
@@ -149,8 +230,17 @@ def _optional(array: Array | None) -> Floats | None:
     return None if array is None else _floats(array)
 
 
-def _contained(rows: Floats, seen: Visibility) -> Floats:
+def _turned(problem: Problem, conventions: Conventions, inputs: Inputs, places: Positions) -> Turned | None:
+    base = problem.extension.rotary_base
+    if base is None:
+        return None
+    width = inputs.key.shape[-1]
+    query, key = (rotation(at, width, base, conventions.rotary_pairing) for at in (places.query, places.key))
+    return Turned(query, key)
+
+
+def _contained(rows: Floats, allowed: Booleans) -> Floats:
     """Keys or values with NaN and infinity set to 0 where no query may see them: 0 * NaN is not 0."""
-    unseen: NDArray[np.bool_] = ~np.asarray(seen.allowed.any(axis=-2))
+    unseen: NDArray[np.bool_] = ~np.asarray(allowed.any(axis=-2))
     finite = np.isfinite(rows)
     return rows if finite.all() else np.where(finite | ~unseen[..., None], rows, 0.0)

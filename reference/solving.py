@@ -9,14 +9,14 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from reference.bounds import forward_bounds
+from reference.bounds import ForwardBounds, forward_bounds
 from reference.gradient_bounds import gradient_bounds
 from reference.gradients import gradients
 from reference.pipeline import Pipeline, Trace, mix
-from reference.precision import precision
-from reference.visibility import causal
+from reference.positions import positions
+from reference.precision import Precision, precision
 from spec.cases import Sharing
-from spec.features import Conventions, Scope
+from spec.features import Conventions, LogBase, ReturnedWeights, Scope
 from spec.problems import Problem
 
 Floats: TypeAlias = NDArray[np.float64]
@@ -46,26 +46,50 @@ class Solution:
     trace: Trace
 
 
-def solve(problem: Problem, conventions: Conventions = Conventions()) -> Solution:
-    """Runs the reference on the problem's own numbers; bounds are for its dtype and the claimed softmax precision."""
+def solve(problem: Problem, conventions: Conventions = Conventions(), kept: Floats | None = None) -> Solution:
+    """Runs the reference on the problem's own numbers; bounds are for its dtype and the claimed softmax precision.
+
+    Args:
+        problem: what is asked.
+        conventions: the claimed answers where the field disagrees.
+        kept: (B, H, Lq, Lk) factors of the weights under dropout: 0 for a dropped one, 1 / (1 - p) for others.
+    """
     working = precision(problem.dtype, conventions.softmax_precision)
     with np.errstate(invalid="ignore", over="ignore", under="ignore"):
-        trace = Pipeline().run(problem, conventions)
+        trace = Pipeline().run(problem, conventions, kept)
         bounds = forward_bounds(problem, trace, working)
-        averaged = trace.weights.mean(1)
-        rounding = (working.growth(problem.num_heads) + 2.0 * working.storage) * averaged
-        rounding = rounding + working.floor * trace.seen.allowed.any(1)
         parts = {
             "output": Expected(trace.output, bounds.output, _mean_of_values(problem, trace)),
-            "weights": Expected(trace.weights, bounds.weights),
-            "averaged_weights": Expected(averaged, bounds.weights.mean(1) + rounding),
-            "log_sum_exp": Expected(trace.log_sum_exp, bounds.log_sum_exp),
+            **_returned(problem, trace, bounds, working, conventions),
         }
         if problem.cotangent is not None:
             found = gradients(problem, trace)
             errors = gradient_bounds(problem, trace, bounds, working)
             parts |= {f"gradients.{name}": Expected(found[name], errors[name]) for name in found}
     return Solution(parts, trace)
+
+
+def _returned(
+    problem: Problem, trace: Trace, bounds: ForwardBounds, precision: Precision, conventions: Conventions
+) -> dict[str, Expected]:
+    """Weights, their mean over the heads, and the log-sum-exp, as the conventions have them returned."""
+    columns = problem.key.shape[-2] + problem.extension.extra_keys
+    weights, errors = trace.weights[..., :columns], bounds.weights[..., :columns]
+    if conventions.returned_weights is ReturnedWeights.AFTER_DROPOUT and trace.kept is not None:
+        kept = trace.kept[..., :columns]
+        weights, errors = weights * kept, kept * (errors + 2.0 * precision.storage * (weights + errors))
+    averaged = weights.mean(1)
+    rounding = (precision.growth(problem.num_heads) + 2.0 * precision.storage) * averaged
+    rounding = rounding + precision.floor * trace.seen.allowed[..., :columns].any(1)
+    lse, error = trace.log_sum_exp, bounds.log_sum_exp
+    if conventions.log_sum_exp_base is LogBase.TWO:
+        lse = lse / np.log(2.0)
+        error = error / np.log(2.0) + 2.0 * precision.storage * np.abs(np.where(np.isfinite(lse), lse, 0.0))
+    return {
+        "weights": Expected(weights, errors),
+        "averaged_weights": Expected(averaged, errors.mean(1) + rounding),
+        "log_sum_exp": Expected(lse, error),
+    }
 
 
 def _mean_of_values(problem: Problem, trace: Trace) -> Floats | None:
@@ -78,6 +102,7 @@ def _mean_of_values(problem: Problem, trace: Trace) -> Floats | None:
         return None
     equal = allowed / np.maximum(allowed.sum(-1, keepdims=True), 1)
     heads = mix(equal, trace.value)
+    heads = heads if trace.gates is None else heads * trace.gates[:, None, None]
     return heads if problem.scope is Scope.OP else Pipeline().project_out(problem.widened(), heads)
 
 
@@ -94,8 +119,8 @@ def sample_rows(problem: Problem, rows: Indices, conventions: Conventions = Conv
     if problem.causal:
         if mask is not None:
             raise ValueError("rows cannot be sampled from a problem with both a causal flag and attn_mask")
-        flag = causal(problem.query.shape[-2], problem.key.shape[-2], conventions.causal_alignment)
-        mask = flag[rows]
+        places = positions(problem, conventions)
+        mask = places.key[0] <= places.query[0, rows, None]
     elif mask is not None and mask.shape[-2] != 1:
         mask = mask[..., rows, :]
     return replace(

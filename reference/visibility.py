@@ -9,24 +9,39 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from spec.features import Alignment, Conventions, EmptyRow
+from reference.positions import Positions, positions
+from spec.features import Conventions, EmptyRow, WindowCount
 from spec.problems import Array, Problem
 
 Booleans: TypeAlias = NDArray[np.bool_]
+Floats: TypeAlias = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Added:
+    """What is added to the scores.
+
+    Attributes:
+        total: (B, H, Lq, Lk), finite.
+        size: the sum of the absolute values of its parts, in whatever form they may be added.
+    """
+
+    total: Floats
+    size: Floats
 
 
 @dataclass(frozen=True, eq=False)
 class Visibility:
-    """All masks of a problem in one.
+    """All masks of a problem in one; Lk counts further keys and the sink, which come last and are always visible.
 
     Attributes:
         allowed: (B, H, Lq, Lk), True = may attend.
-        added: (B, H, Lq, Lk) finite float mask, or None.
+        added: float mask, biases and sinks, or None.
         answers: (B, H, Lq) rows that see nothing, by the answer that the conventions claim for them.
     """
 
     allowed: Booleans
-    added: NDArray[np.float64] | None
+    added: Added | None
     answers: Mapping[EmptyRow, Booleans]
 
     def rows_answered(self, answer: EmptyRow) -> Booleans:
@@ -34,38 +49,27 @@ class Visibility:
         return self.answers[answer]
 
 
-def causal(query_length: int, key_length: int, alignment: Alignment, first_row: int = 0) -> Booleans:
-    """(Lq, Lk): query i sees keys 0..i (top-left) or 0..i + Lk - Lq (bottom-right); chapter causal."""
-    offset = key_length - query_length if alignment is Alignment.BOTTOM_RIGHT else 0
-    rows = np.arange(first_row, first_row + query_length)
-    return np.arange(key_length) <= rows[:, None] + offset
+def visibility(problem: Problem, conventions: Conventions, places: Positions | None = None) -> Visibility:
+    """The union of attn_mask, padding, valid lengths, causal flag, window and documents, and all that is added.
 
-
-def visibility(problem: Problem, conventions: Conventions, first_row: int = 0) -> Visibility:
-    """The union of attn_mask, padding, valid lengths and causal flag (chapters masks and causal).
-
-    The answer for an empty row is that of the mask that emptied it: attn_mask first, then padding, then the flag.
+    The answer for an empty row is that of the mask that emptied it: attn_mask first, then padding, then what follows
+    from positions: causal flag, window and documents.
     """
     batch = problem.query.shape[0]
     shape = (batch, problem.num_heads, problem.query.shape[-2], problem.key.shape[-2])
-    masked, added = _attention_mask(problem, shape)
-    padded = _padding(problem, shape)
-    flagged = np.ones(shape, bool)
-    if problem.causal:
-        flagged &= causal(shape[2], shape[3], conventions.causal_alignment, first_row)
-    allowed = masked & padded & flagged
-    return Visibility(allowed, added, _answers(problem, conventions, masked, padded, allowed))
+    places = places or positions(problem, conventions)
+    masked, padded, placed = _kept(problem, shape), _padding(problem, shape), _placed(problem, conventions, places)
+    allowed = masked & padded & placed
+    answers = _answers(problem, conventions, masked, padded, allowed)
+    return _extended(problem, Visibility(allowed, _added(problem, shape, places), answers))
 
 
-def _attention_mask(problem: Problem, shape: tuple[int, ...]) -> tuple[Booleans, NDArray[np.float64] | None]:
+def _kept(problem: Problem, shape: tuple[int, ...]) -> Booleans:
     given = problem.attn_mask
     if given is None:
-        return np.ones(shape, bool), None
-    if given.dtype.kind == "b":
-        return np.broadcast_to(given.astype(bool), shape), None
-    added = np.broadcast_to(given.astype(np.float64), shape)
-    kept = added > -np.inf
-    return kept, np.where(kept, added, 0.0)
+        return np.ones(shape, bool)
+    kept = given.astype(bool) if given.dtype.kind == "b" else given.astype(np.float64) > -np.inf
+    return np.broadcast_to(kept, shape)
 
 
 def _padding(problem: Problem, shape: tuple[int, ...]) -> Booleans:
@@ -83,6 +87,59 @@ def _leading(lengths: Array, key_length: int) -> Booleans:
     return np.arange(key_length) < counts
 
 
+def _placed(problem: Problem, conventions: Conventions, places: Positions) -> Booleans:
+    """(B, 1, Lq, Lk): what causal flag, window and documents leave (chapters causal, window and packed)."""
+    asked, ahead = problem.extension, places.ahead
+    seen = places.together.copy()
+    if problem.causal:
+        seen &= ahead <= 0
+    if asked.left is not None:
+        own = 1 if conventions.window_count is WindowCount.INCLUDING else 0
+        seen &= ahead >= own - asked.left
+    if asked.right is not None:
+        seen &= ahead <= asked.right
+    return seen[:, None]
+
+
+def _added(problem: Problem, shape: tuple[int, ...], places: Positions) -> Added | None:
+    parts = []
+    mask = problem.attn_mask
+    if mask is not None and mask.dtype.kind != "b":
+        wide = mask.astype(np.float64)
+        finite = np.broadcast_to(np.where(wide > -np.inf, wide, 0.0), shape)
+        parts.append((finite, np.abs(finite)))
+    if "alibi_slopes" in problem.extras:
+        slopes = problem.extras["alibi_slopes"].astype(np.float64)[:, None, None]
+        # Some write it as slope * key position, which moves a whole row of scores and no weight.
+        parts.append((-slopes * np.abs(places.ahead)[:, None], np.abs(slopes) * places.farthest[:, None]))
+    if "relative_bias" in problem.extras:
+        table = problem.extras["relative_bias"].astype(np.float64)
+        found = np.moveaxis(table[:, places.clipped(problem.extension.relative_bias)], 0, 1)
+        parts.append((found, np.abs(found)))
+    if not parts:
+        return None
+    total, size = (np.broadcast_to(sum(part), shape) for part in zip(*parts, strict=True))
+    return Added(total, size)
+
+
+def _extended(problem: Problem, seen: Visibility) -> Visibility:
+    """With columns for further keys and the sink: visible to all, so that no row is empty."""
+    sinks = problem.extras.get("sinks")
+    columns = problem.extension.extra_keys + (sinks is not None)
+    if not columns:
+        return seen
+    beside = [(0, 0)] * 3 + [(0, columns)]
+    allowed = np.pad(seen.allowed, beside, constant_values=True)
+    added = None if seen.added is None else [np.pad(each, beside) for each in (seen.added.total, seen.added.size)]
+    if sinks is not None:
+        total, size = added or [np.zeros(allowed.shape) for _ in range(2)]
+        total[..., -1] = sinks.astype(np.float64)[:, None]
+        size[..., -1] = np.abs(total[..., -1])
+        added = [total, size]
+    none = {answer: np.zeros_like(rows) for answer, rows in seen.answers.items()}
+    return Visibility(allowed, None if added is None else Added(*added), none)
+
+
 def _answers(
     problem: Problem, conventions: Conventions, masked: Booleans, padded: Booleans, allowed: Booleans
 ) -> dict[EmptyRow, Booleans]:
@@ -92,14 +149,19 @@ def _answers(
     from_mask = empty & ~masked.any(-1)
     from_padding = empty & ~from_mask & ~padded.any(-1)
     rest = empty & ~from_mask & ~from_padding
-    by_flag = conventions.empty_row_causal if problem.causal else by_mask
-    blamed = [(from_mask, by_mask), (from_padding, conventions.empty_row_padding), (rest, by_flag)]
+    placed = problem.causal or problem.extension.windowed or _packed(problem)
+    by_place = conventions.empty_row_causal if placed else by_mask
+    blamed = [(from_mask, by_mask), (from_padding, conventions.empty_row_padding), (rest, by_place)]
     answers = {answer: np.zeros(empty.shape, bool) for answer in EmptyRow}
     for rows, answer in blamed:
         answers[answer] |= rows
     return answers
 
 
+def _packed(problem: Problem) -> bool:
+    return bool({"query_segments", "query_lengths"} & set(problem.extras))
+
+
 def allowed_keys(problem: Problem, conventions: Conventions) -> Booleans:
-    """(B, H, Lq, Lk), True = may attend: what messages speak of."""
-    return visibility(problem, conventions).allowed
+    """(B, H, Lq, Lk), True = may attend, of the keys that are given: what messages speak of."""
+    return visibility(problem, conventions).allowed[..., : problem.key.shape[-2]]

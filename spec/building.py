@@ -43,7 +43,7 @@ def build(case: Case, dtype: str) -> Problem:
     for array in problem.arrays().values():
         array.flags.writeable = False  # cached and shared: candidates get copies
     names = [n for n, a in problem.arrays().items() if a.dtype.kind not in "bi"]
-    return replace(problem, needs=tuple(n for n in names if n != "cotangent"))
+    return replace(problem, needs=tuple(n for n in names if n not in ("cotangent", "alibi_slopes")))
 
 
 def _rounded(array: Array, dtype: str) -> Array:

@@ -72,8 +72,8 @@ class Problem:
     def num_kv_heads(self) -> int:
         """Hk: the heads of key and value."""
         if self.scope is Scope.OP:
-            return self.key.shape[1]
-        return self.parameters["w_k"].shape[1] * self.num_heads // max(1, self.parameters["w_q"].shape[1])
+            return int(self.key.shape[1])
+        return int(self.parameters["w_k"].shape[1] * self.num_heads // max(1, self.parameters["w_q"].shape[1]))
 
     @property
     def dtype(self) -> str:

@@ -51,7 +51,8 @@ def _answer_of(defect: Defect, scope: Scope) -> Callable[[Problem], Result] | No
 def _lifted(defect: Defect, problem: Problem) -> Result:
     """A defect of the op between right projections; outputs only."""
     seen = Pipeline().run(problem.forward_only(), Conventions())
-    query, key, value = (heads.astype(DTYPES[problem.dtype]) for heads in (seen.query, seen.key, seen.value))
+    inputs = (seen.inputs.query, seen.inputs.key, seen.inputs.value)
+    query, key, value = (heads.astype(DTYPES[problem.dtype]) for heads in inputs)
     op = replace(
         problem.forward_only(),
         scope=Scope.OP,

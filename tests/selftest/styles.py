@@ -43,7 +43,7 @@ class Inputs:
     def of(cls, problem: Problem) -> Inputs:
         """The inputs of a problem of the op's scope."""
         seen, dtype = visibility(problem.widened(), Conventions()), problem.query.dtype
-        added = np.where(seen.allowed, 0.0 if seen.added is None else seen.added, -np.inf)
+        added = np.where(seen.allowed, 0.0 if seen.added is None else seen.added.total, -np.inf)
         scale = problem.query.shape[-1] ** -0.5 if problem.scale is None else problem.scale
         return cls(problem.query, problem.key, problem.value, added.astype(dtype), scale)
 

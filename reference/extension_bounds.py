@@ -1,0 +1,90 @@
+"""Rounding bounds of the stages beyond the core; the derivation is in `bounds.md` beside this file."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reference.pipeline import Inputs, Trace
+from reference.precision import Precision, unit_roundoff
+from reference.stages import Rotation, gather, share
+
+Floats: TypeAlias = NDArray[np.float64]
+
+ANGLE_STEPS = 8.0
+"""Roundings of an angle, its sine and its cosine, which float32 has to hold whatever the dtype is."""
+TURN_STEPS = 4.0
+"""Roundings to the working dtype on the way through a rotation: sine or cosine, product, sum, result."""
+TANH_ERROR = 8.0
+"""Unit roundoffs that a hyperbolic tangent may be off, and its product with the cap."""
+
+
+def multiplied_bounds(trace: Trace, inputs: Inputs, precision: Precision) -> tuple[Floats, Floats, Floats]:
+    """Bounds of query, key and value as they are multiplied, (B, H, L, d): inherited, and those of the rotation."""
+    query, key = inputs.query, inputs.key
+    if trace.turned is not None:
+        query = turned_bound(trace.turned.query, trace.inputs.query, query, precision)
+        key = turned_bound(trace.turned.key, trace.inputs.key, key, precision)
+    num_heads, columns = trace.query.shape[1], trace.key.shape[2]
+    shared = [share(rows, num_heads, trace.order) for rows in (key, inputs.value)]
+    further = [(0, 0), (0, 0), (0, columns - key.shape[2]), (0, 0)]
+    return query, np.pad(shared[0], further), np.pad(shared[1], further)
+
+
+def turned_bound(rotation: Rotation, rows: Floats, error: Floats, precision: Precision) -> Floats:
+    """Of rows, each within `error`, turned by the rotation or turned back."""
+    sizes = np.abs(np.where(np.isfinite(rows), rows, 0.0)) + error
+    angle = ANGLE_STEPS * max(precision.accumulator, unit_roundoff("float32")) * (1.0 + np.abs(rotation.angles))
+    rounding = angle + TURN_STEPS * max(precision.storage, precision.softmax)
+    return rotation.of_sizes(error) + rotation.summed(sizes, rounding) + precision.floor
+
+
+def gathered_bound(trace: Trace, rows: Floats, error: Floats, precision: Precision) -> Floats:
+    """(B, Hk, L, d): of gradients (B, H, L, d) within `error`, summed over each group."""
+    num_heads, num_kv_heads = trace.query.shape[1], trace.inputs.key.shape[1]
+    groups = num_heads // max(1, num_kv_heads)
+    if groups == 1:
+        return error
+    rounding = precision.growth(groups) + groups * max(precision.storage, precision.softmax)
+    return gather(error + rounding * (np.abs(rows) + error), num_kv_heads, trace.order)
+
+
+def capped_bound(trace: Trace, products: Floats, precision: Precision) -> Floats:
+    """Of softcap * tanh(x / softcap), for every x within the bound of the product, and its own roundings."""
+    assert trace.softcap is not None
+    limit, x = trace.softcap, np.abs(trace.products)
+    reach = products + 2.0 * precision.softmax * x
+    near = np.maximum(x - reach, 0.0)
+    moved = limit * np.maximum(
+        np.tanh((x + reach) / limit) - np.tanh(x / limit), np.tanh(x / limit) - np.tanh(near / limit)
+    )
+    # Where the interval reaches past zero, its far half is the mirror of a nearer one.
+    moved = np.where(reach > x, np.minimum(reach, moved + np.abs(trace.capped)), moved)
+    return np.asarray(moved + (TANH_ERROR * precision.softmax) * np.abs(trace.capped))
+
+
+def slope_bound(trace: Trace, products: Floats, precision: Precision) -> Floats:
+    """Of 1 - tanh^2, which may be formed from a rounded tanh."""
+    assert trace.softcap is not None
+    t = np.abs(trace.capped) / trace.softcap
+    error = capped_bound(trace, products, precision) / trace.softcap
+    return np.minimum(2.0 * t * error + error**2 + 4.0 * precision.softmax, 1.0)
+
+
+def dropped_bound(trace: Trace, weights: Floats, value: Floats, precision: Precision) -> Floats:
+    """Of the mixture of dropped weights, no weighted mean any more: each weight counts with its own bound."""
+    assert trace.kept is not None
+    v, columns = np.abs(trace.value) + value, trace.value.shape[-2]
+    rounding = precision.weight_error(columns) + 4.0 * precision.storage
+    error = (trace.kept * weights) @ v + trace.dropped @ value
+    size = trace.dropped @ v + error
+    return np.asarray(error + rounding * size + precision.floor * (1.0 + trace.kept @ v))
+
+
+def gated_bound(trace: Trace, mixed: Floats, precision: Precision) -> Floats:
+    """Of heads times their gates."""
+    assert trace.gates is not None
+    gates = np.abs(trace.gates)[:, None, None]
+    return np.asarray(gates * (mixed + 2.0 * precision.storage * (np.abs(trace.mixed) + mixed)) + precision.floor)

@@ -1,0 +1,87 @@
+"""Positions: where queries and keys stand, on which causal flag, window, biases and rotations depend."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spec.features import Alignment, Conventions
+from spec.problems import Array, Problem
+
+Integers: TypeAlias = NDArray[np.int64]
+Booleans: TypeAlias = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, eq=False)
+class Positions:
+    """Where each query and key stands, in its own document where there are several.
+
+    Attributes:
+        query: (B, Lq).
+        key: (B, Lk).
+        query_document: (B, Lq) numbers of documents.
+        key_document: (B, Lk).
+    """
+
+    query: Integers
+    key: Integers
+    query_document: Integers
+    key_document: Integers
+
+    @cached_property
+    def together(self) -> Booleans:
+        """(B, Lq, Lk), True = query and key are of one document."""
+        return np.asarray(self.query_document[:, :, None] == self.key_document[:, None, :])
+
+    @cached_property
+    def ahead(self) -> Integers:
+        """(B, Lq, Lk): so far each key stands after the query; negative before it."""
+        return self.key[:, None, :] - self.query[:, :, None]
+
+    @property
+    def farthest(self) -> Integers:
+        """(B, Lq, Lk): the largest of both positions and their distance."""
+        either = np.maximum(np.abs(self.key)[:, None, :], np.abs(self.query)[:, :, None])
+        return np.maximum(either, np.abs(self.ahead))
+
+    def clipped(self, most: int) -> Integers:
+        """(B, Lq, Lk): the entry of a table of relative biases for distances up to `most`."""
+        return np.clip(self.ahead, -most, most) + most
+
+
+def positions(problem: Problem, conventions: Conventions) -> Positions:
+    """Keys count from 0; queries from `query_start`, or from where the claimed alignment puts the first one."""
+    batch = problem.query.shape[0]
+    queries = _documents(problem, "query", batch, problem.query.shape[-2])
+    keys = _documents(problem, "key", batch, problem.key.shape[-2])
+    first: Integers | int = problem.extension.query_start or 0
+    if problem.extension.query_start is None and conventions.causal_alignment is Alignment.BOTTOM_RIGHT:
+        first = _members(queries, keys) - _members(queries, queries)
+    return Positions(_within(queries) + first, _within(keys), queries, keys)
+
+
+def _documents(problem: Problem, name: str, batch: int, length: int) -> Integers:
+    """(B, L): the document that each token is part of."""
+    if f"{name}_segments" in problem.extras:
+        return problem.extras[f"{name}_segments"].astype(np.int64)
+    lengths: Array = problem.extras.get(f"{name}_lengths", np.array([length]))
+    return np.broadcast_to(np.repeat(np.arange(len(lengths)), lengths.astype(np.int64)), (batch, length))
+
+
+def _within(documents: Integers) -> Integers:
+    """(B, L): how many tokens of the same document come before each."""
+    if not documents.any():
+        return np.broadcast_to(np.arange(documents.shape[1]), documents.shape)
+    same = documents[:, :, None] == documents[:, None, :]
+    return np.asarray(np.tril(same, -1).sum(-1))
+
+
+def _members(documents: Integers, tokens: Integers) -> Integers:
+    """(B, L): how many of the tokens, told by their documents, are of the document of each."""
+    if not documents.any() and not tokens.any():
+        return np.full(documents.shape, tokens.shape[1])
+    return np.asarray((documents[:, :, None] == tokens[:, None, :]).sum(-1))

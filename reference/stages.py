@@ -1,0 +1,101 @@
+"""Stages: the steps of the equation beyond the core, and the transposes by which gradients go back through them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spec.features import GroupOrder, RotaryPairing
+
+Floats: TypeAlias = NDArray[np.float64]
+Integers: TypeAlias = NDArray[np.int64]
+
+
+def share(rows: Floats, num_heads: int, order: GroupOrder) -> Floats:
+    """(B, Hk, L, d) -> (B, H, L, d): the key or value head of every query head (chapter grouped)."""
+    groups = num_heads // max(1, rows.shape[1])
+    if groups == 1:
+        return rows
+    if order is GroupOrder.TILED:
+        return np.tile(rows, (1, groups, 1, 1))
+    return np.repeat(rows, groups, axis=1)
+
+
+def gather(rows: Floats, num_kv_heads: int, order: GroupOrder) -> Floats:
+    """(B, H, L, d) -> (B, Hk, L, d): the transpose of `share`, a sum over each group."""
+    batch, num_heads, length, width = rows.shape
+    groups = num_heads // max(1, num_kv_heads)
+    if order is GroupOrder.TILED:
+        return np.asarray(rows.reshape(batch, groups, num_kv_heads, length, width).sum(1))
+    return np.asarray(rows.reshape(batch, num_kv_heads, groups, length, width).sum(2))
+
+
+@dataclass(frozen=True, eq=False)
+class Rotation:
+    """The angles by which the pairs of components of each token are turned (chapter positions).
+
+    Attributes:
+        angles: (B, 1, L, d / 2).
+        pairing: which components make a pair.
+    """
+
+    angles: Floats
+    pairing: RotaryPairing
+
+    @cached_property
+    def pairs(self) -> tuple[slice, slice]:
+        """The first and the second components of the pairs."""
+        half = self.angles.shape[-1]
+        if self.pairing is RotaryPairing.HALVES:
+            return slice(0, half), slice(half, None)
+        return slice(0, None, 2), slice(1, None, 2)
+
+    def turned(self, rows: Floats) -> Floats:
+        """(B, H, L, d) -> the same, each pair turned by its angle."""
+        return self._turned(rows, np.cos(self.angles), np.sin(self.angles))
+
+    def turned_back(self, rows: Floats) -> Floats:
+        """The transpose of `turned`, which is its inverse."""
+        return self._turned(rows, np.cos(self.angles), -np.sin(self.angles))
+
+    def of_sizes(self, sizes: Floats) -> Floats:
+        """What `turned`, or its transpose, makes at most of components of at most these sizes."""
+        cosines, sines = np.abs(np.cos(self.angles)), np.abs(np.sin(self.angles))
+        first, second = (sizes[..., pair] for pair in self.pairs)
+        return self._joined(first * cosines + second * sines, first * sines + second * cosines)
+
+    def summed(self, sizes: Floats, each: Floats) -> Floats:
+        """(B, H, L, d): for both components of a pair `each`, (B, 1, L, d / 2), times the sum of their sizes."""
+        first, second = (sizes[..., pair] for pair in self.pairs)
+        both = each * (first + second)
+        return self._joined(both, both)
+
+    def _turned(self, rows: Floats, cosines: Floats, sines: Floats) -> Floats:
+        first, second = (rows[..., pair] for pair in self.pairs)
+        return self._joined(first * cosines - second * sines, first * sines + second * cosines)
+
+    def _joined(self, first: Floats, second: Floats) -> Floats:
+        joined = np.empty((*first.shape[:-1], 2 * first.shape[-1]))
+        joined[..., self.pairs[0]], joined[..., self.pairs[1]] = first, second
+        return joined
+
+
+def rotation(places: Integers, width: int, base: float, pairing: RotaryPairing) -> Rotation:
+    """Angle of pair c of a token at position m: m * base ** (-2 c / d) (Su et al. 2021, eq. 15)."""
+    frequencies = base ** (-np.arange(0, width, 2) / width)
+    return Rotation(places[:, None, :, None] * frequencies, pairing)
+
+
+def cap(scores: Floats, limit: float | None) -> Floats:
+    """limit * tanh(scores / limit), or the scores where there is no limit (chapter softcap)."""
+    return scores if limit is None else limit * np.tanh(scores / limit)
+
+
+def append(rows: Floats, further: Floats) -> Floats:
+    """(B, H, L, d) and (H, d) -> (B, H, L + 1, d): one more key or value, the same for each sample."""
+    column = np.broadcast_to(further[None, :, None], (*rows.shape[:2], 1, rows.shape[-1]))
+    return np.concatenate([rows, column], axis=2)
