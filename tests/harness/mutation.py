@@ -14,10 +14,11 @@ import torch
 
 from implementations.contract import Implementation
 from implementations.defects import DEFECTS, Defect
-from implementations.defects.record import in_steps
+from implementations.defects.record import Severity, in_steps
 from implementations.ops import torch_op
 from spec.cases import Case
 from spec.clauses import load
+from spec.problems import DTYPES
 from tests.harness.diagnosis import Found, diagnose
 from tests.harness.judge import TIERS, EnoughError, Judge
 from tests.harness.judging import plainest, status
@@ -27,6 +28,8 @@ from tests.harness.verdicts import Status
 
 PATIENCE = 10
 """Failed checks of a clause in a dtype after which the rest of its checks would say nothing new."""
+MEANING = ("float64", "bfloat16")
+"""The dtypes in which a mistake is asked that has nothing to do with the dtype."""
 PLAIN_MARGIN = 10.0
 """A clause of which no kill stands this far beyond the bound would not be missed by a wider one."""
 
@@ -79,14 +82,20 @@ class Outcome:
         return max((kill.margin for kill in self.kills if kill.clause == clause), default=0.0)
 
 
-def outcome(implementation: Implementation, tier: str) -> Outcome:
-    """Asks a wrong implementation all that it claims."""
+def dtypes_of(defect: Defect) -> tuple[str, ...]:
+    """All dtypes for mistakes that turn on range or precision; the widest and the narrowest for those of meaning."""
+    narrow = defect.severity in (Severity.PRECISION, Severity.NAN) or defect.dtype != MEANING[0]
+    return tuple(DTYPES) if narrow else MEANING
+
+
+def outcome(implementation: Implementation, tier: str, dtypes: tuple[str, ...] = ()) -> Outcome:
+    """Asks a wrong implementation all that it claims, in these dtypes or in all."""
     kills: list[Kill] = []
     failing: list[Case] = []
     found: list[Found] = []
     errors: list[str] = []
     start, first = time.perf_counter(), None
-    selection = Selection((implementation,))
+    selection = Selection((implementation,), dtypes=dtypes)
     for identifier, test in clause_tests().items():
         clause = load()[identifier]
         for _, dtype in selection.subjects(clause, declared()[identifier]):
@@ -141,7 +150,7 @@ def pair_outcomes(count: int, processes: int) -> Iterator[tuple[tuple[str, str],
 
 def _outcome_of_pair(names: tuple[str, str]) -> Outcome:
     by_id = {defect.id: defect for defect in DEFECTS}
-    return outcome(both(by_id[names[0]], by_id[names[1]]), "quick")
+    return outcome(both(by_id[names[0]], by_id[names[1]]), "quick", MEANING)
 
 
 def outcomes(defects: Sequence[Defect], tier: str, processes: int) -> Iterator[Outcome]:
@@ -152,7 +161,7 @@ def outcomes(defects: Sequence[Defect], tier: str, processes: int) -> Iterator[O
 
 def _outcome_of(identifier: str, tier: str) -> Outcome:
     (defect,) = (d for d in DEFECTS if d.id == identifier)
-    return outcome(defect.implementation, tier)
+    return outcome(defect.implementation, tier, dtypes_of(defect))
 
 
 def complaints(defects: Sequence[Defect], found: Mapping[str, Outcome]) -> Iterator[str]:

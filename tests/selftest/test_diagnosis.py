@@ -108,3 +108,16 @@ def test_where_nothing_known_matches_the_pattern_is_told() -> None:
     assert not found.name
     assert "in heads after the first" in str(found)
     assert "it fails only" in str(found)
+
+
+def test_a_wrong_gradient_of_the_mask_has_a_pattern_without_a_mask_too() -> None:
+    def peculiar(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+        mask = options.get("attn_mask")
+        if mask is not None and mask.requires_grad:
+            options["attn_mask"] = mask * 1.0
+            options["attn_mask"].register_hook(lambda gradient: gradient * 1.375)
+        return Steps()(query, key, value, **options)
+
+    found = diagnosed(candidate(peculiar))
+    assert found is not None
+    assert "it fails only" in str(found)
