@@ -17,6 +17,7 @@ from spec.cases import (
     Sharing,
     Values,
 )
+from spec.extensions import Packing
 from spec.features import Feature, Scope
 
 FREE_WIDTHS = (13, 11, 17)
@@ -32,7 +33,10 @@ def fit(case: Case, claims: Claims) -> Case | Unable:
     num_heads = s.num_heads if Feature.HEADS in claims else 1
     d_v = s.d_v if Feature.VALUE_WIDTH in claims else s.d_k
     query_length = s.query_length if Feature.CROSS in claims else s.key_length
-    fitted = case.sized(num_heads=num_heads, d_v=d_v, query_length=query_length)
+    num_kv_heads = s.num_kv_heads if num_heads > 1 else 0
+    fitted = case.sized(num_heads=num_heads, d_v=d_v, query_length=query_length, num_kv_heads=num_kv_heads)
+    if case.extension.rotary_base is not None and s.d_k % 2:
+        fitted = fitted.sized(d_k=s.d_k + 1)
     if claims.scope is Scope.OP:
         return claims.fit(replace(fitted, module=None))
     nearest = claims.fit(replace(fitted, module=_form(fitted, claims)))
@@ -49,8 +53,33 @@ def _required(case: Case) -> list[Feature]:
         Feature.CAUSAL: case.causal,
         Feature.VIEWS: case.layout is not Layout.CONTIGUOUS,
         Feature.CONTAINMENT: case.garbage is Garbage.NAN,
+        **_further(case),
     }
     return [feature for feature, wanted in needed.items() if wanted]
+
+
+def _further(case: Case) -> dict[Feature, bool]:
+    asked, length = case.extension, case.sizes.key_length
+    return {
+        Feature.GROUPED: case.sizes.num_kv_heads not in (0, case.sizes.num_heads),
+        Feature.WINDOW: asked.windowed,
+        Feature.SOFTCAP: asked.softcap is not None,
+        Feature.ROTARY: asked.rotary_base is not None,
+        Feature.QUERY_START: asked.query_start is not None,
+        Feature.ALIBI: asked.alibi,
+        Feature.RELATIVE_BIAS: asked.relative_bias > 0,
+        Feature.SINKS: asked.sinks,
+        Feature.ZERO_ATTN: asked.zero_attn,
+        Feature.BIAS_KV: asked.bias_kv,
+        Feature.HEAD_GATES: asked.head_gates,
+        Feature.SEGMENTS: asked.packing in (Packing.SEGMENTS, Packing.EMPTY_SEGMENT),
+        Feature.CUMULATIVE_LENGTHS: asked.packing in (Packing.LENGTHS, Packing.EMPTY_DOCUMENT),
+        Feature.DROPOUT: asked.dropout > 0.0,
+        Feature.EVALUATION: asked.evaluating,
+        Feature.CACHE: bool(asked.chunks),
+        Feature.STATIC_CACHE: asked.cache_length > length,
+        Feature.RING_CACHE: 0 < asked.cache_length < length,
+    }
 
 
 def _form(case: Case, claims: Claims) -> ModuleForm:

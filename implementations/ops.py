@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from implementations.contract import Result
+from implementations.further import further_options, seeded
 from implementations.tensors import Tensors, array_forms, differing, forms, gradients_of, tensors, to_array
 from spec.features import Polarity
 from spec.problems import Array, Problem
@@ -30,7 +31,7 @@ def torch_op(
     """A `run` for a function with the parameters of torch's scaled_dot_product_attention, or some of them.
 
     Only what a problem asks for is passed: attn_mask, key_padding_mask, is_causal=True and scale
-    appear where they are wanted.
+    appear where they are wanted, and what `further_options` names.
 
     Args:
         function: called as function(query, key, value, attn_mask=..., is_causal=..., scale=...).
@@ -44,7 +45,7 @@ def torch_op(
     def run(problem: Problem, device: str) -> Result:
         given = tensors(problem, device)
         given = _refilled(arena, given) if reused and problem.cotangent is None else given
-        with context(), torch.set_grad_enabled(problem.cotangent is not None):
+        with context(), seeded(problem), torch.set_grad_enabled(problem.cotangent is not None):
             before = forms(given)
             answer = function(*(given[n] for n in INPUTS), **_options(problem, given, polarity))
             disturbed = differing(before, forms(given))
@@ -118,4 +119,4 @@ def _options(problem: Problem, given: Mapping[str, Any], polarity: Polarity) -> 
         options["is_causal"] = True
     if problem.scale is not None:
         options["scale"] = problem.scale
-    return options
+    return options | further_options(problem, given)

@@ -18,10 +18,22 @@ CHAPTERS = Path(__file__).parent / "chapters"
 
 _FIRST = ("scores", "softmax", "values", "heads", "projections", "cross-attention", "masks", "causal")
 _THEN = ("shapes", "numerics", "gradients", "relations", "effects", "errors", "speed")
-_NUMBERS = {name: number for number, name in enumerate(_FIRST + _THEN, start=1)}
+_FAMILY = ("grouped", "dropout", "returned", "window", "softcap", "positions", "sinks", "cache", "packed")
+_LAST = ("head-gates", "modules", "conventions")
+_NUMBERS = {name: number for number, name in enumerate(_FIRST + _THEN + _FAMILY + _LAST, start=1)}
 _REQUIRED = ("level", "features", "sources")
 _FIELDS = (*_REQUIRED, "scope", "equation", "status")
-_PAPERS = ("Vaswani 2017", "Higham 2002", "Blanchard 2021")
+_PAPERS = (
+    "Vaswani 2017",
+    "Higham 2002",
+    "Blanchard 2021",
+    "Shazeer 2019",
+    "Ainslie 2023",
+    "Su 2021",
+    "Press 2022",
+    "Shaw 2018",
+    "Dao 2022",
+)
 _INTERFACES = ("torch SDPA", "torch MultiheadAttention", "ONNX Attention 23", "ONNX Attention 24")
 _SOURCES = (*"ABCDE", *_PAPERS, *_INTERFACES, "specification")
 _NO_STATEMENT = ("- ", "#", "$$", "Erratum", "Convention:")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import lru_cache
 from typing import Any
 
 from covertable import make
 
 from spec.cases import Case, Layout, MaskKind, MaskShape, Padding, Sizes
+from spec.extensions import Extension, Packing
 from spec.features import CausalWithMask, Conventions
 
 SIZES = (
@@ -41,11 +42,38 @@ FACTORS: Mapping[str, Sequence[Any]] = {
     "causal": (False, True),
     "scale": (None, 0.3, 1.7),
     "layout": tuple(Layout),
+    "num_kv_heads": (0, 1, 2),
+    "left": (None, 2),
+    "right": (None, 0, 1),
+    "softcap": (None, 2.0),
+    "rotary_base": (None, 100.0),
+    "query_start": (None, 2),
+    "alibi": (False, True),
+    "relative_bias": (0, 2),
+    "sinks": (False, True),
+    "zero_attn": (False, True),
+    "bias_kv": (False, True),
+    "head_gates": (False, True),
+    "packing": (Packing.NONE, Packing.SEGMENTS, Packing.LENGTHS),
 }
 """The options of a case that are combined, with their values."""
 
 
-TIED = (("causal", "mask"), ("causal", "sizes"), ("mask", "mask_shape"), ("causal", "padding"), ("mask", "padding"))
+_OWN = frozenset(f.name for f in fields(Case))
+_FURTHER = frozenset(f.name for f in fields(Extension))
+
+TIED = (
+    ("causal", "mask"),
+    ("causal", "sizes"),
+    ("mask", "mask_shape"),
+    ("causal", "padding"),
+    ("mask", "padding"),
+    ("packing", "causal"),
+    ("packing", "mask"),
+    ("packing", "padding"),
+    ("packing", "query_start"),
+    *((side, other) for side in ("left", "right") for other in ("mask", "padding", "sizes", "packing")),
+)
 """Options some of whose values do not go together; `mended` knows which."""
 
 
@@ -59,7 +87,18 @@ def combinations(allowed: Callable[[Case], bool], conventions: Conventions, stre
 
 
 def _alone(name: str, level: Any) -> Case:
-    return Case(**{name: level})
+    return combined({name: level})
+
+
+def combined(levels: Mapping[str, Any]) -> Case:
+    """The case with these options, those of its sizes and its extension included."""
+    own, further = ({n: v for n, v in levels.items() if n in names} for names in (_OWN, _FURTHER))
+    case = Case(**own).extended(**further)
+    if not levels.get("num_kv_heads"):
+        return case
+    # Groups of two and three where the heads allow it, else all heads in one group.
+    wanted, heads = levels["num_kv_heads"], case.sizes.num_heads
+    return case.sized(num_kv_heads=wanted if heads % wanted == 0 else 1)
 
 
 @lru_cache(maxsize=64)
@@ -67,7 +106,7 @@ def _array(live: tuple[tuple[str, tuple[Any, ...]], ...], conventions: Conventio
     levels = dict(live)
 
     def case(row: Mapping[str, int], names: Iterable[str]) -> Case:
-        return Case(**{name: levels[name][row[name]] for name in names})
+        return combined({name: levels[name][row[name]] for name in names})
 
     def apart(names: tuple[str, str]) -> dict[str, Any]:
         def evaluate(row: Mapping[str, int]) -> bool:
@@ -94,4 +133,15 @@ def mended(case: Case, conventions: Conventions) -> Case:
         case = replace(case, padding=Padding.RIGHT)
     if case.padding is Padding.QUERY_LENGTHS and case.mask is not MaskKind.NONE:
         case = replace(case, padding=Padding.LENGTHS)
+    return _mended_further(case)
+
+
+def _mended_further(case: Case) -> Case:
+    """Windows and documents only where nothing else could leave a row of theirs empty."""
+    asked, s = case.extension, case.sizes
+    holes = case.mask in (MaskKind.BOOL, MaskKind.INFINITE) or case.padding is not Padding.NONE
+    if asked.packing is not Packing.NONE and (holes or case.causal or asked.query_start is not None):
+        case = case.extended(packing=Packing.NONE)
+    if asked.windowed and (holes or s.query_length > s.key_length or case.extension.packing is not Packing.NONE):
+        case = case.extended(left=None, right=None)
     return case

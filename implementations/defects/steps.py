@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -55,9 +55,133 @@ def log_sum_exp(scores: Tensor) -> Tensor:
     return torch.where(empty, -INFINITY, torch.logsumexp(torch.where(empty[..., None], 0.0, scores), -1))
 
 
+def share(rows: Tensor, num_heads: int) -> Tensor:
+    """(B, Hk, L, d) -> (B, H, L, d): neighbouring query heads share a key head."""
+    return rows.repeat_interleave(num_heads // rows.shape[1], 1) if rows.shape[1] != num_heads else rows
+
+
+def turn(rows: Tensor, places: Tensor, base: float) -> Tensor:
+    """Rotary embedding of (B, H, L, d) at positions (B, L), component c paired with c + d / 2."""
+    half = rows.shape[-1] // 2
+    angles = places[:, None, :, None] * base ** (-torch.arange(half, dtype=torch.float64) / half)
+    cosines, sines = angles.cos().to(rows.dtype), angles.sin().to(rows.dtype)
+    first, second = rows[..., :half], rows[..., half:]
+    return torch.cat([first * cosines - second * sines, first * sines + second * cosines], -1)
+
+
+def cap(scores: Tensor, softcap: float) -> Tensor:
+    return softcap * torch.tanh(scores / softcap)
+
+
+def add_alibi(scores: Tensor, slopes: Tensor, ahead: Tensor) -> Tensor:
+    """Slopes (H,) times the distance, taken off."""
+    return scores - slopes[:, None, None] * ahead.abs()[:, None]
+
+
+def add_relative(scores: Tensor, table: Tensor, ahead: Tensor) -> Tensor:
+    """The entry (H, 2 R + 1) of each distance, the outermost ones for all beyond."""
+    most = table.shape[-1] // 2
+    return scores + table[:, ahead.clamp(-most, most) + most].transpose(0, 1)
+
+
+def add_triangle(scores: Tensor, ahead: Tensor) -> Tensor:
+    """The causal flag where positions do not just count from the first query and key."""
+    return scores.masked_fill((ahead > 0)[:, None], -INFINITY)
+
+
+def add_window(scores: Tensor, ahead: Tensor, window: tuple[int, int]) -> Tensor:
+    """Keys i - left .. i + right; -1 is no limit."""
+    left, right = window
+    hidden = torch.zeros_like(ahead, dtype=torch.bool)
+    hidden = hidden | (ahead < -left) if left >= 0 else hidden
+    hidden = hidden | (ahead > right) if right >= 0 else hidden
+    return scores.masked_fill(hidden[:, None], -INFINITY)
+
+
+def add_documents(scores: Tensor, together: Tensor) -> Tensor:
+    """(B, Lq, Lk), True = of one document."""
+    return scores.masked_fill(~together[:, None], -INFINITY)
+
+
+def add_zero_key(key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    """One more key and value, of zeros."""
+    return torch.nn.functional.pad(key, (0, 0, 0, 1)), torch.nn.functional.pad(value, (0, 0, 0, 1))
+
+
+def add_sinks(scores: Tensor, sinks: Tensor) -> Tensor:
+    """(B, H, Lq, Lk) -> (B, H, Lq, Lk + 1): the sink's logit comes last."""
+    column = sinks.to(scores.dtype)[None, :, None, None].expand(*scores.shape[:-1], 1)
+    return torch.cat([scores, column], -1)
+
+
+def drop(weights: Tensor, rate: float) -> Tensor:
+    return torch.dropout(weights, rate, train=True)
+
+
+def gate(heads: Tensor, gates: Tensor) -> Tensor:
+    return heads * gates[:, None, None]
+
+
+def places(query: Tensor, key: Tensor, asked: Asked) -> tuple[Tensor, Tensor, Tensor]:
+    """Positions of queries (B, Lq) and keys (B, Lk) in their documents, and (B, Lq, Lk), True = of one document."""
+    batch, queries, keys = len(query), query.shape[-2], key.shape[-2]
+    of_query = documents(asked.query_segments, asked.cu_seqlens_q, batch, queries)
+    of_key = documents(asked.key_segments, asked.cu_seqlens_k, batch, keys)
+    start = asked.query_start or 0
+    return within(of_query) + start, within(of_key), of_query[:, :, None] == of_key[:, None, :]
+
+
+def documents(segments: Tensor | None, ends: Tensor | None, batch: int, length: int) -> Tensor:
+    """(B, L): the document of each token, told by ids (B, L), by cumulative lengths, or not at all."""
+    if segments is not None:
+        return segments
+    if ends is None:
+        return torch.zeros(batch, length, dtype=torch.long)
+    return torch.repeat_interleave(torch.arange(len(ends) - 1), ends.diff()).expand(batch, length)
+
+
+def within(of: Tensor) -> Tensor:
+    """(B, L): how many tokens of the same document come before each."""
+    return (of[:, :, None] == of[:, None, :]).tril(-1).sum(-1)
+
+
 def accumulator(dtype: torch.dtype) -> torch.dtype:
     """float32 for half types."""
     return torch.float32 if dtype.itemsize < 4 else dtype
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The options of one call, by the names in which the suite passes them; see `further_options`."""
+
+    attn_mask: Tensor | None = None
+    key_padding_mask: Tensor | None = None
+    is_causal: bool = False
+    scale: float | None = None
+    window_size: tuple[int, int] = (-1, -1)
+    softcap: float | None = None
+    rotary_base: float | None = None
+    query_start: int | None = None
+    alibi_slopes: Tensor | None = None
+    relative_bias: Tensor | None = None
+    sinks: Tensor | None = None
+    head_gates: Tensor | None = None
+    query_segments: Tensor | None = None
+    key_segments: Tensor | None = None
+    cu_seqlens_q: Tensor | None = None
+    cu_seqlens_k: Tensor | None = None
+    add_zero_attn: bool = False
+    enable_gqa: bool = False
+    dropout_p: float = 0.0
+
+    @property
+    def packed(self) -> bool:
+        return self.query_segments is not None or self.cu_seqlens_q is not None
+
+    @property
+    def placed(self) -> bool:
+        """Whether positions do not just count from the first query and key."""
+        return self.packed or self.query_start is not None
 
 
 @dataclass(frozen=True)
@@ -66,47 +190,77 @@ class Steps:
 
     wide: bool = True
     factor: Callable[[Tensor, float | None], float] = factor
+    places: Callable[[Tensor, Tensor, Asked], tuple[Tensor, Tensor, Tensor]] = places
+    turn: Callable[[Tensor, Tensor, float], Tensor] = turn
+    share: Callable[[Tensor, int], Tensor] = share
+    add_zero_key: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = add_zero_key
     score: Callable[[Tensor, Tensor, float], Tensor] = score
+    cap: Callable[[Tensor, float], Tensor] = cap
+    add_alibi: Callable[[Tensor, Tensor, Tensor], Tensor] = add_alibi
+    add_relative: Callable[[Tensor, Tensor, Tensor], Tensor] = add_relative
     add_mask: Callable[[Tensor, Tensor], Tensor] = add_mask
     add_padding: Callable[[Tensor, Tensor], Tensor] = add_padding
     add_causal: Callable[[Tensor], Tensor] = add_causal
+    add_triangle: Callable[[Tensor, Tensor], Tensor] = add_triangle
+    add_window: Callable[[Tensor, Tensor, tuple[int, int]], Tensor] = add_window
+    add_documents: Callable[[Tensor, Tensor], Tensor] = add_documents
+    add_sinks: Callable[[Tensor, Tensor], Tensor] = add_sinks
     softmax: Softmax = softmax
+    drop: Callable[[Tensor, float], Tensor] = drop
     mix: Callable[[Tensor, Tensor], Tensor] = mix
+    gate: Callable[[Tensor, Tensor], Tensor] = gate
     log_sum_exp: Softmax = log_sum_exp
 
-    def __call__(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attn_mask: Tensor | None = None,
-        key_padding_mask: Tensor | None = None,
-        is_causal: bool = False,
-        scale: float | None = None,
-    ) -> Tensor:
-        return self.answer(query, key, value, attn_mask, key_padding_mask, is_causal, scale)[0]
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+        return self.answer(query, key, value, **options)[0]
 
-    def answer(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attn_mask: Tensor | None = None,
-        key_padding_mask: Tensor | None = None,
-        is_causal: bool = False,
-        scale: float | None = None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def answer(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, Tensor, Tensor]:
         """Output, weights and log-sum-exp."""
-        dtype = query.dtype
+        asked, dtype = Asked(**options), query.dtype
         q, k, v = (x.to(accumulator(dtype) if self.wide else dtype) for x in (query, key, value))
-        scores = self.score(q, k, self.factor(query, scale))
-        if attn_mask is not None:
-            scores = self.add_mask(scores, attn_mask)
-        if key_padding_mask is not None:
-            scores = self.add_padding(scores, key_padding_mask)
-        if is_causal:
-            scores = self.add_causal(scores)
-        weights = self.softmax(scores)
-        answer = self.mix(weights, v), weights, self.log_sum_exp(scores)
+        q, k, v, where = self._prepared(q, k, v, asked)
+        scores = self.score(q, k, self.factor(query, asked.scale))
+        scores = scores if asked.softcap is None else self.cap(scores, asked.softcap)
+        scores = self._masked(self._biased(scores, where[0], asked, key.shape[-2]), where, asked, key.shape[-2])
+        joined = scores if asked.sinks is None else self.add_sinks(scores, asked.sinks)
+        weights = self.softmax(joined)[..., : scores.shape[-1]]
+        dropped = self.drop(weights, asked.dropout_p) if asked.dropout_p else weights
+        mixed = self.mix(dropped, v)
+        mixed = mixed if asked.head_gates is None else self.gate(mixed, asked.head_gates.to(mixed.dtype))
+        answer = mixed, weights, self.log_sum_exp(joined)
         output, p, lse = (x.to(dtype) for x in answer)
         return output, p, lse
+
+    def _prepared(
+        self, q: Tensor, k: Tensor, v: Tensor, asked: Asked
+    ) -> tuple[Tensor, Tensor, Tensor, tuple[Tensor, Tensor]]:
+        """Query, key and value as they are multiplied; how far keys are ahead (B, Lq, Lk), and which are together."""
+        of_query, of_key, together = self.places(q, k, asked)
+        if asked.rotary_base is not None:
+            q, k = self.turn(q, of_query, asked.rotary_base), self.turn(k, of_key, asked.rotary_base)
+        k, v = self.share(k, q.shape[1]), self.share(v, q.shape[1])
+        if asked.add_zero_attn:
+            k, v = self.add_zero_key(k, v)
+        return q, k, v, (of_key[:, None, :] - of_query[:, :, None], together)
+
+    def _biased(self, scores: Tensor, ahead: Tensor, asked: Asked, keys: int) -> Tensor:
+        given, rest = scores[..., :keys], scores[..., keys:]
+        if asked.alibi_slopes is not None:
+            given = self.add_alibi(given, asked.alibi_slopes.to(scores.dtype), ahead)
+        if asked.relative_bias is not None:
+            given = self.add_relative(given, asked.relative_bias.to(scores.dtype), ahead)
+        return torch.cat([given, rest], -1) if rest.shape[-1] else given
+
+    def _masked(self, scores: Tensor, where: tuple[Tensor, Tensor], asked: Asked, keys: int) -> Tensor:
+        given, rest = scores[..., :keys], scores[..., keys:]
+        if asked.attn_mask is not None:
+            given = self.add_mask(given, asked.attn_mask)
+        if asked.key_padding_mask is not None:
+            given = self.add_padding(given, asked.key_padding_mask)
+        if asked.is_causal:
+            given = self.add_triangle(given, where[0]) if asked.placed else self.add_causal(given)
+        if asked.window_size != (-1, -1):
+            given = self.add_window(given, where[0], asked.window_size)
+        if asked.packed:
+            given = self.add_documents(given, where[1])
+        return torch.cat([given, rest], -1) if rest.shape[-1] else given

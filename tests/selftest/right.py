@@ -109,7 +109,7 @@ def padded_to_eight(query: Tensor, key: Tensor, value: Tensor, **options: Any) -
     mask = _joined(query, key, options)
     masked = pad(mask, (0, length), value=-INFINITY)
     q, k, v = pad(query, (0, width)), pad(key, (0, width, 0, length)), pad(value, (0, 0, 0, length))
-    return Steps()(q, k, v, masked, scale=scale)
+    return Steps()(q, k, v, attn_mask=masked, scale=scale)
 
 
 def online(tile: int) -> Callable[..., Tensor]:
@@ -136,7 +136,9 @@ def merged_halves(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> 
     q, k, v = (x.to(wide) for x in (query, key, value))
     mask, scale = _joined(query, key, options).to(wide), factor(query, options.get("scale"))
     halves = [slice(start, None, 2) for start in range(2)]
-    found = [Steps().answer(q, k[..., half, :], v[..., half, :], mask[..., half], scale=scale) for half in halves]
+    found = [
+        Steps().answer(q, k[..., half, :], v[..., half, :], attn_mask=mask[..., half], scale=scale) for half in halves
+    ]
     shares = softmax(torch.stack([lse for _, _, lse in found], -1))
     mixed = [output * shares[..., number, None] for number, (output, _, _) in enumerate(found)]
     return sum(mixed[1:], start=mixed[0]).to(query.dtype)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import combinations as subsets
 from itertools import product
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -13,7 +15,7 @@ from hypothesis import strategies as st
 from reference.visibility import allowed_keys
 from spec.building import build
 from spec.cases import Case, Embedding, ModuleForm, Scores, Sharing, Sizes
-from spec.covering import FACTORS, combinations, mended
+from spec.covering import FACTORS, combinations, combined, mended
 from spec.features import Alignment, CausalWithMask, Conventions
 
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
@@ -98,20 +100,35 @@ def test_a_case_is_told_by_what_is_out_of_the_ordinary() -> None:
     assert str(Case(causal=True, scores=Scores.RISING)).endswith(" scores=rising causal=True")
 
 
+def level(case: Case, name: str) -> Any:
+    """The value of an option, wherever it stands; sizes without groups, which are an option of their own."""
+    if name == "sizes":
+        return replace(case.sizes, num_kv_heads=0)
+    holder = next(part for part in (case, case.extension, case.sizes) if hasattr(part, name))
+    return getattr(holder, name)
+
+
 @pytest.mark.parametrize("conventions", CONVENTIONS, ids=str)
 def test_every_pair_of_options_that_can_meet_does(conventions: Conventions) -> None:
     found = combinations(lambda case: True, conventions)
-    met = {(a, getattr(case, a), b, getattr(case, b)) for case in found for a, b in subsets(FACTORS, 2)}
-    for a, b in subsets(FACTORS, 2):
+    names = [name for name in FACTORS if name != "num_kv_heads"]
+    met = {(a, level(case, a), b, level(case, b)) for case in found for a, b in subsets(names, 2)}
+    for a, b in subsets(names, 2):
         for x, y in product(FACTORS[a], FACTORS[b]):
-            pair = Case(**{a: x, b: y})
+            pair = combined({a: x, b: y})
             assert (a, x, b, y) in met or mended(pair, conventions) != pair, f"{a}={x} never meets {b}={y}"
+
+
+def test_grouped_heads_meet_every_option() -> None:
+    found = [c for c in combinations(lambda case: True, Conventions()) if c.sizes.num_kv_heads]
+    for name in FACTORS.keys() - {"num_kv_heads", "sizes"}:
+        assert {level(case, name) for case in found} == set(FACTORS[name]), name
 
 
 @pytest.mark.parametrize("conventions", CONVENTIONS, ids=str)
 def test_combinations_are_few_and_leave_no_row_empty(conventions: Conventions) -> None:
     found = combinations(lambda case: True, conventions)
-    assert len(found) == len(set(found)) < 80
+    assert len(found) == len(set(found)) < 100
     for case in found:
         assert mended(case, conventions) == case
         assert allowed_keys(build(case, "float64"), conventions).any(-1).all(), case

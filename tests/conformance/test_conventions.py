@@ -1,0 +1,1 @@
+"""Chapter 27, conventions: to be written."""

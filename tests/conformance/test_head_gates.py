@@ -1,0 +1,1 @@
+"""Chapter 25, head gates: to be written."""

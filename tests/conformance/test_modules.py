@@ -1,0 +1,1 @@
+"""Chapter 26, modules: to be written."""

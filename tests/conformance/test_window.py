@@ -1,0 +1,1 @@
+"""Chapter 19, window: to be written."""

@@ -1,0 +1,65 @@
+"""The reference of the attention family against attention in torch, whose gradients are differentiated automatically."""
+
+from __future__ import annotations
+
+import pytest
+
+from implementations.contract import Claims, Implementation
+from implementations.defects.record import OP
+from implementations.defects.steps import Steps
+from implementations.ops import torch_op
+from spec.cases import Case, MaskKind, Padding, Sizes
+from spec.extensions import Packing
+from spec.features import Feature, Scope
+from tests.harness.judge import Judge
+
+FEATURES = OP | {
+    Feature.GROUPED,
+    Feature.WINDOW,
+    Feature.SOFTCAP,
+    Feature.ROTARY,
+    Feature.QUERY_START,
+    Feature.ALIBI,
+    Feature.RELATIVE_BIAS,
+    Feature.SINKS,
+    Feature.ZERO_ATTN,
+    Feature.HEAD_GATES,
+    Feature.SEGMENTS,
+    Feature.CUMULATIVE_LENGTHS,
+    Feature.WEIGHTS,
+    Feature.LOG_SUM_EXP,
+}
+STEPS = Implementation("steps", Claims(Scope.OP, FEATURES), torch_op(Steps().answer, extras=("weights", "log_sum_exp")))
+SQUARE = Case().sized(query_length=7, key_length=7)
+GROUPS = Case(sizes=Sizes(num_heads=6, num_kv_heads=3))
+ASKED = {
+    "groups": GROUPS,
+    "one key head": Case(sizes=Sizes(num_heads=6, num_kv_heads=1), causal=True),
+    "window": Case().extended(left=2, right=1),
+    "window and causal": SQUARE.extended(left=2),
+    "softcap": Case(spread=6.0, mask=MaskKind.FLOAT).extended(softcap=1.5),
+    "rotary": Case().extended(rotary_base=50.0, query_start=2),
+    "alibi": Case().extended(alibi=True, query_start=2),
+    "relative bias": Case(mask=MaskKind.INFINITE).extended(relative_bias=2),
+    "sinks": Case(padding=Padding.EMPTY_SAMPLE).extended(sinks=True),
+    "sinks and softcap": Case().extended(sinks=True, softcap=2.0),
+    "zero key": Case(mask=MaskKind.BOOL, padding=Padding.LEFT).extended(zero_attn=True),
+    "gates": Case().extended(head_gates=True),
+    "segments": Case().extended(packing=Packing.SEGMENTS),
+    "causal segments": Case(causal=True).sized(query_length=9, key_length=9).extended(packing=Packing.SEGMENTS),
+    "lengths": Case(causal=True).sized(query_length=9, key_length=9).extended(packing=Packing.LENGTHS),
+    "empty segment": Case().extended(packing=Packing.EMPTY_SEGMENT, rotary_base=100.0, alibi=True),
+    "everything": GROUPS.extended(
+        left=3, softcap=3.0, rotary_base=50.0, query_start=1, alibi=True, relative_bias=1, sinks=True, head_gates=True
+    ),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("name", ASKED)
+def test_agrees(name: str, dtype: str) -> None:
+    judge = Judge(STEPS, dtype)
+    for case in judge.cases(ASKED[name], *([ASKED[name].extended(zero_attn=True)] if name == "everything" else [])):
+        judge.assert_conforms(case, "output", "weights", "log_sum_exp", "gradients")
+    assert not judge.failures, judge.failures[0].message
+    assert judge.checks > 3
