@@ -1,4 +1,4 @@
-"""The reference of the attention family against attention in torch, whose gradients are differentiated automatically."""
+"""The reference of the attention family against attention in torch, with gradients of automatic differentiation."""
 
 from __future__ import annotations
 
