@@ -86,6 +86,11 @@ class ExpectedFailure:
             raise ValueError(f"the expected failure of {self.clause} needs a reason")
 
 
+FUNCTIONS: Mapping[str, Feature] = {"sinusoids": Feature.SINUSOIDS, "alibi_slopes": Feature.ALIBI_SLOPES}
+"""The features that are plain functions: sinusoids(length, width) -> (length, width), position by component, and
+alibi_slopes(num_heads) -> (num_heads,)."""
+
+
 @dataclass(frozen=True)
 class Implementation:
     """An attention implementation behind one call.
@@ -98,6 +103,8 @@ class Implementation:
         construct: builds the module for a head count and width and throws it away; for clauses on errors.
         ways: other ways to the same answer, such as "in evaluation mode", each as a `run` of its own; to have some is
             to claim `Feature.WAYS`.
+        functions: plain functions beside the attention, by the names in `FUNCTIONS`, that take integers and answer
+            an array of floats; to have one is to claim its feature.
     """
 
     name: str
@@ -107,9 +114,18 @@ class Implementation:
     expected_failures: tuple[ExpectedFailure, ...] = ()
     construct: Callable[[int, int], object] | None = None
     ways: Mapping[str, Callable[[Problem, str], Result]] = field(default_factory=dict)
+    functions: Mapping[str, Callable[..., Array]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self._check_functions()
         if bool(self.ways) is not (Feature.WAYS in self.claims):
             raise ValueError(
                 f"{self.name} has {len(self.ways)} other ways to be called: claim Feature.WAYS to have any"
             )
+
+    def _check_functions(self) -> None:
+        for name in self.functions.keys() - FUNCTIONS.keys():
+            raise ValueError(f"{self.name} has a function {name!r}; the suite knows: {', '.join(FUNCTIONS)}")
+        for name, feature in FUNCTIONS.items():
+            if (name in self.functions) is not (feature in self.claims):
+                raise ValueError(f"{self.name}: to have the function {name!r} is to claim Feature.{feature.name}")

@@ -40,10 +40,12 @@ class Rotation:
 
     Attributes:
         angles: (B, 1, L, d / 2).
+        frequencies: (d / 2,), the angles of position 1.
         pairing: which components make a pair.
     """
 
     angles: Floats
+    frequencies: Floats
     pairing: RotaryPairing
 
     @cached_property
@@ -86,8 +88,13 @@ class Rotation:
 
 def rotation(places: Integers, width: int, base: float, pairing: RotaryPairing) -> Rotation:
     """Angle of pair c of a token at position m: m * base ** (-2 c / d) (Su et al. 2021, eq. 15)."""
-    frequencies = base ** (-np.arange(0, width, 2) / width)
-    return Rotation(places[:, None, :, None] * frequencies, pairing)
+    found = frequencies(width, base)
+    return Rotation(places[:, None, :, None] * found, found, pairing)
+
+
+def frequencies(width: int, base: float) -> Floats:
+    """(width / 2,): base ** (-2 c / width)."""
+    return np.asarray(base ** (-np.arange(0, width, 2) / width))
 
 
 def cap(scores: Floats, limit: float | None) -> Floats:

@@ -205,6 +205,15 @@ class RotaryPairing(StrEnum):
     """Component 2 c with 2 c + 1."""
 
 
+class SinusoidOrder(StrEnum):
+    """Where sines and cosines stand in the sinusoidal encoding."""
+
+    INTERLEAVED = "interleaved"
+    """Each sine before the cosine of the same frequency: the specification's default."""
+    HALVES = "halves"
+    """All sines before all cosines."""
+
+
 class AlibiRule(StrEnum):
     """The slopes for a number of heads that is no power of two; for powers of two the rules agree."""
 
@@ -248,6 +257,7 @@ class Conventions:
     group_order: GroupOrder = GroupOrder.CONSECUTIVE
     window_count: WindowCount = WindowCount.BESIDES
     rotary_pairing: RotaryPairing = RotaryPairing.HALVES
+    sinusoid_order: SinusoidOrder = SinusoidOrder.INTERLEAVED
     alibi_rule: AlibiRule = AlibiRule.INTERLEAVED
     returned_weights: ReturnedWeights = ReturnedWeights.BEFORE_DROPOUT
     log_sum_exp_base: LogBase = LogBase.E

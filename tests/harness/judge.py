@@ -20,7 +20,7 @@ from reference.solving import Expected, Solution, solve
 from spec.building import build
 from spec.cases import Case, Sizes
 from spec.features import Conventions, Feature
-from spec.problems import Array, Problem
+from spec.problems import DTYPES, Array, Problem
 from tests.harness.comparison import Comparison, compare
 from tests.harness.influence import wrong_keys
 from tests.harness.verdicts import Failure
@@ -152,19 +152,23 @@ class Judge:
 
     def ask_unkept(self, problem: Problem) -> Result:
         """The same, and whatever the call does to the state of the process stays done."""
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # a candidate may warn; what it answers is judged
-                result = self.implementation.run(problem, self.device)
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:
-            # SystemExit, or pytest's own skip and exit, must not let a candidate out of its verdict.
-            told = str(error).strip().splitlines() or ["no message"]
-            raise CandidateError(f"raised {type(error).__name__}: {told[0]}") from error
+        result = _guarded(lambda: self.implementation.run(problem, self.device))
         if not isinstance(result, Result):
             raise CandidateError(f"returned {type(result).__name__}, not a Result")
         return result
+
+    def call(self, name: str, *arguments: int) -> Array:
+        """What a plain function of the candidate answers.
+
+        Raises:
+            CandidateError: it raised, or gave back something that is no array of floats.
+        """
+        with kept_surroundings():
+            found = _guarded(lambda: self.implementation.functions[name](*arguments))
+        if not isinstance(found, np.ndarray) or found.dtype.name not in DTYPES:
+            kind = f"an array of {found.dtype}" if isinstance(found, np.ndarray) else type(found).__name__
+            raise CandidateError(f"{name} returned {kind}, not an array of one of {', '.join(DTYPES)}")
+        return found
 
     def record(self, case: Case, comparison: Comparison, said: str = "", part: str = "") -> None:
         """Counts one check; a blunt one apart. `said` explains a failure in the clause's own terms.
@@ -297,6 +301,20 @@ class Judge:
             self.assert_that(case, True, "")
         else:
             self.assert_that(case, False, f"{what} was accepted, with an answer of shape {result.output.shape}")
+
+
+def _guarded(call: Callable[[], object]) -> object:
+    """What a call into the candidate gives back; whatever it raises becomes a `CandidateError`."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a candidate may warn; what it answers is judged
+            return call()
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        # SystemExit, or pytest's own skip and exit, must not let a candidate out of its verdict.
+        told = str(error).strip().splitlines() or ["no message"]
+        raise CandidateError(f"raised {type(error).__name__}: {told[0]}") from error
 
 
 def _taken(got: Array | None, of: Callable[[Array], Array]) -> Array | None:
