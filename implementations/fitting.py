@@ -74,7 +74,7 @@ def _further(case: Case) -> dict[Feature, bool]:
         Feature.HEAD_GATES: asked.head_gates,
         Feature.SEGMENTS: asked.packing in (Packing.SEGMENTS, Packing.EMPTY_SEGMENT),
         Feature.CUMULATIVE_LENGTHS: asked.packing in (Packing.LENGTHS, Packing.EMPTY_DOCUMENT),
-        Feature.DROPOUT: asked.dropout > 0.0,
+        Feature.DROPOUT: asked.rated,
         Feature.EVALUATION: asked.evaluating,
         Feature.CACHE: bool(asked.chunks),
         Feature.STATIC_CACHE: asked.cache_length > length,

@@ -26,7 +26,7 @@ def further_options(problem: Problem, given: Mapping[str, Any]) -> dict[str, Any
     Returns:
         Arrays under their names in `Problem.extras`; `cu_seqlens_q` and `cu_seqlens_k`, (documents + 1,) int32;
         `window_size` (left, right), -1 for no limit; `softcap`, `rotary_base`, `query_start`; `enable_gqa` True where
-        there are fewer key heads; `add_zero_attn` True; `dropout_p`.
+        there are fewer key heads; `add_zero_attn` True; `dropout_p`; `training` False in evaluation mode.
     """
     asked = problem.extension
     options: dict[str, Any] = {name: given[name] for name in ARRAYS if name in given}
@@ -37,7 +37,8 @@ def further_options(problem: Problem, given: Mapping[str, Any]) -> dict[str, Any
     options |= {name: value for name, value in plain.items() if value is not None}
     flags = {"enable_gqa": problem.num_kv_heads != problem.num_heads, "add_zero_attn": asked.zero_attn}
     options |= {name: True for name, wanted in flags.items() if wanted}
-    return options | ({"dropout_p": asked.dropout} if asked.dropout else {})
+    options |= {"training": False} if asked.evaluating else {}
+    return options | ({"dropout_p": asked.dropout} if asked.rated else {})
 
 
 def _cumulative(problem: Problem, given: Mapping[str, Any], name: str) -> Any:
@@ -48,10 +49,19 @@ def _cumulative(problem: Problem, given: Mapping[str, Any], name: str) -> Any:
 
 @contextmanager
 def seeded(problem: Problem) -> Iterator[None]:
-    """torch's generators started at the problem's draw, and put back, where it asks for dropout."""
-    if not problem.extension.dropout:
+    """The generators of torch and NumPy started at the problem's draw, and put back, where it asks for dropout.
+
+    Not for a draw that is negative: they go on then, and whoever asks puts them back.
+    """
+    asked = problem.extension
+    if not asked.dropout or asked.draw < 0:
         yield
         return
+    numbers = np.random.get_state()
     with torch.random.fork_rng():
-        torch.manual_seed(problem.extension.draw)
-        yield
+        torch.manual_seed(asked.draw)
+        np.random.seed(asked.draw)
+        try:
+            yield
+        finally:
+            np.random.set_state(numbers)

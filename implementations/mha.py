@@ -69,7 +69,9 @@ def build_mha(kind: Callable[..., nn.Module], **options: Any) -> Callable[[Probl
     def build(problem: Problem) -> nn.Module:
         query_dim, key_dim, value_dim = (x.shape[-1] for x in (problem.query, problem.key, problem.value))
         widths = {} if query_dim == key_dim == value_dim else {"kdim": key_dim, "vdim": value_dim}
-        return kind(query_dim, problem.num_heads, **widths, **options)
+        asked = problem.extension
+        dropping = {"dropout": asked.dropout} if asked.rated else {}
+        return kind(query_dim, problem.num_heads, **widths, **dropping, **options)
 
     return build
 

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from implementations.contract import Result
+from implementations.further import seeded
 from implementations.tensors import (
     TORCH_DTYPES,
     Tensors,
@@ -51,7 +52,7 @@ def torch_module(
     """A `run` for a module.
 
     Args:
-        build: makes the module for a problem's widths; dtype and device are set here.
+        build: makes the module for a problem's widths and dropout; dtype, device and mode are set here.
         call: calls it with the problem's tensors by name (`query`, `attn_mask`, ...); its first answer is the
             output, (B, Lq, width).
         places: where its parameters are, or a function that finds them.
@@ -63,10 +64,14 @@ def torch_module(
     def module_for(problem: Problem, device: str) -> nn.Module:
         """One module a shape, kept from call to call as a user would keep it."""
         shapes = tuple((name, array.shape) for name, array in problem.parameters.items())
-        key = (problem.dtype, device, problem.num_heads, problem.sharing, shapes)
+        asked = problem.extension
+        dropping = (asked.rated, asked.dropout, asked.evaluating)
+        key = (problem.dtype, device, problem.num_heads, problem.sharing, shapes, dropping)
         if key not in kept:
             with _random_state_kept():
                 kept[key] = build(problem).to(device, TORCH_DTYPES[problem.dtype])
+            if asked.rated or asked.evaluating:
+                kept[key].train(not asked.evaluating)
         return kept[key]
 
     def run(problem: Problem, device: str) -> Result:
@@ -75,7 +80,7 @@ def torch_module(
         where = _present(module, places(module) if callable(places) else places)
         load(module, where, given)
         mode = module.training
-        with context(), torch.set_grad_enabled(problem.cotangent is not None):
+        with context(), seeded(problem), torch.set_grad_enabled(problem.cotangent is not None):
             before = forms(given)
             answer = call(module, given, problem)
             disturbed = differing(before, forms(given)) + _moved(module, where, given, mode)

@@ -86,7 +86,7 @@ def numpy_op(
     def run(problem: Problem, device: str) -> Result:
         given = {n: _read_only(a) if read_only else a for n, a in problem.arrays().items()}
         # Where NaN and infinity go is what the suite compares; a warning about them is no answer.
-        with np.errstate(all="ignore"):
+        with np.errstate(all="ignore"), seeded(problem):
             before = array_forms(given)
             answer = function(*(given[n] for n in INPUTS), **_options(problem, given, polarity))
             disturbed = differing(before, array_forms(given))

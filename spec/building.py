@@ -103,6 +103,8 @@ def _heads(
     value = rng.standard_normal((s.batch, s.kv_heads, s.key_length, s.d_v)) * case.value_scale
     if case.values is Values.CONSTANT:
         value[:] = value[:, :, :1]
+    if case.values is Values.IDENTITY:
+        value[:] = np.arange(s.d_v) % max(s.key_length, 1) == np.arange(s.key_length)[:, None]
     unseen: NDArray[np.bool_] = ~np.asarray(allowed.any(axis=2))
     if s.kv_heads != s.num_heads:
         unseen = np.repeat(unseen.all(1, keepdims=True), s.kv_heads, axis=1)

@@ -65,6 +65,8 @@ class Values(StrEnum):
     NORMAL = "normal"
     CONSTANT = "constant"
     """Every key of a head has the same value row."""
+    IDENTITY = "identity"
+    """Component c of row j is 1 where c = j, j + Lk, j + 2 Lk, ..., and 0 elsewhere: the output shows the weights."""
 
 
 class MaskKind(StrEnum):

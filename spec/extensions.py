@@ -41,7 +41,8 @@ class Extension:
         head_gates: a factor for each head multiplies its output.
         packing: how documents are told apart.
         dropout: the probability with which a weight is dropped.
-        draw: seeds the generator that chooses which.
+        draw: seeds the generator that chooses which; negative: it goes on from where it is. Where it is not 0, the
+            probability is told even if it is 0.
         evaluating: a module is in evaluation mode, whatever its dropout.
         chunks: the sequence is fed through a cache in pieces of these lengths; empty: at once.
         cache_length: positions that the cache has room for: more than the sequence has (static), or fewer (ring, where
@@ -69,6 +70,11 @@ class Extension:
     @property
     def windowed(self) -> bool:
         return self.left is not None or self.right is not None
+
+    @property
+    def rated(self) -> bool:
+        """Whether a probability of dropout is told, be it 0."""
+        return self.dropout > 0.0 or self.draw != 0
 
     @property
     def extra_keys(self) -> int:
