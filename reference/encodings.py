@@ -15,6 +15,8 @@ from spec.features import AlibiRule, SinusoidOrder
 
 Floats: TypeAlias = NDArray[np.float64]
 
+SINGLE = unit_roundoff("float32") + unit_roundoff("float64")
+"""In which angles and slopes are worked out at least, and the reference."""
 BASE = 10000.0
 """The wavelengths of the sinusoids grow from 2 pi to nearly 2 pi times this."""
 SLOPE_STEPS = 9.0
@@ -33,7 +35,7 @@ def sinusoids(length: int, width: int, order: SinusoidOrder, dtype: str) -> Expe
     each = frequencies(width, BASE)
     angles = np.arange(length)[:, None] * each
     value = _placed(np.sin(angles), np.cos(angles), order)
-    error = angle_bound(angles, each)
+    error = angle_bound(angles, each, SINGLE)
     return Expected(value, _placed(error, error, order) + _stored(value, dtype))
 
 
@@ -58,7 +60,7 @@ def alibi_slopes(num_heads: int, rule: AlibiRule, dtype: str) -> Expected:
         value = np.concatenate([_geometric(below), _geometric(2 * below)[::2]])[:num_heads]
         powers = np.concatenate([np.arange(1.0, below + 1), np.arange(1.0, 2 * below, 2)])[:num_heads]
     # The slopes may be powers of a rounded ratio, or come from one another by multiplication with it.
-    relative = unit_roundoff("float32") * (ANGLE_STEPS + SLOPE_STEPS * powers)
+    relative = SINGLE * (ANGLE_STEPS + SLOPE_STEPS * powers)
     return Expected(value, relative * value + _stored(value, dtype))
 
 

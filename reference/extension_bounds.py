@@ -8,13 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reference.pipeline import Inputs, Trace
-from reference.precision import Precision, unit_roundoff
+from reference.precision import Precision
 from reference.stages import Rotation, gather, share
 
 Floats: TypeAlias = NDArray[np.float64]
 
 ANGLE_STEPS = 8.0
-"""Roundings of an angle, and of a sine or cosine, which float32 has to hold whatever the dtype is."""
+"""Roundings of an angle, and of a sine or cosine, in the precision of angles."""
 POWER_STEPS = 4.0
 """Roundings of the argument of an exponential: exponent, logarithm of the base, their product, and a reciprocal."""
 TURN_STEPS = 4.0
@@ -38,15 +38,15 @@ def multiplied_bounds(trace: Trace, inputs: Inputs, precision: Precision) -> tup
 def turned_bound(rotation: Rotation, rows: Floats, error: Floats, precision: Precision) -> Floats:
     """Of rows, each within `error`, turned by the rotation or turned back."""
     sizes = np.abs(np.where(np.isfinite(rows), rows, 0.0)) + error
-    angle = angle_bound(rotation.angles, rotation.frequencies)
+    angle = angle_bound(rotation.angles, rotation.frequencies, precision.angle)
     rounding = angle + TURN_STEPS * max(precision.storage, precision.softmax)
     return rotation.of_sizes(error) + rotation.summed(sizes, rounding) + precision.floor
 
 
-def angle_bound(angles: Floats, frequencies: Floats) -> Floats:
-    """Of sines and cosines of angles, position times frequency, in float32; an error of the angle moves them as far."""
+def angle_bound(angles: Floats, frequencies: Floats, roundoff: float) -> Floats:
+    """Of sines and cosines of angles, position times frequency: an error of the angle moves them as far at most."""
     relative = ANGLE_STEPS + POWER_STEPS * np.abs(np.log(frequencies))
-    return np.asarray(unit_roundoff("float32") * (relative * np.abs(angles) + ANGLE_STEPS))
+    return np.asarray(roundoff * (relative * np.abs(angles) + ANGLE_STEPS))
 
 
 def gathered_bound(trace: Trace, rows: Floats, error: Floats, precision: Precision) -> Floats:

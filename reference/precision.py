@@ -24,6 +24,7 @@ class Precision:
         storage: unit roundoff of inputs, outputs and stored intermediates.
         accumulator: unit roundoff of sums; float32 at least for half types.
         softmax: unit roundoff of scores, exponentials and weights.
+        angle: unit roundoff of the angles of rotary embeddings, which are float32's in most implementations.
         floor: below this a stored number loses relative precision, or is flushed to zero.
     """
 
@@ -31,6 +32,7 @@ class Precision:
     storage: float
     accumulator: float
     softmax: float
+    angle: float
     floor: float
 
     def growth(self, terms: int) -> float:
@@ -71,6 +73,7 @@ def precision(dtype: str, softmax: SoftmaxPrecision = SoftmaxPrecision.WORKING) 
         storage=storage + reference,
         accumulator=accumulator + reference,
         softmax=inner + reference,
+        angle=single + reference,
         floor=_floor(dtype if inner == storage else "float32"),
     )
 

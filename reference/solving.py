@@ -46,15 +46,21 @@ class Solution:
     trace: Trace
 
 
-def solve(problem: Problem, conventions: Conventions = Conventions(), kept: Floats | None = None) -> Solution:
+def solve(
+    problem: Problem,
+    conventions: Conventions = Conventions(),
+    kept: Floats | None = None,
+    working: Precision | None = None,
+) -> Solution:
     """Runs the reference on the problem's own numbers; bounds are for its dtype and the claimed softmax precision.
 
     Args:
         problem: what is asked.
         conventions: the claimed answers where the field disagrees.
         kept: (B, H, Lq, Lk) factors of the weights under dropout: 0 for a dropped one, 1 / (1 - p) for others.
+        working: bounds are for this precision instead.
     """
-    working = precision(problem.dtype, conventions.softmax_precision)
+    working = working or precision(problem.dtype, conventions.softmax_precision)
     with np.errstate(invalid="ignore", over="ignore", under="ignore"):
         trace = Pipeline().run(problem, conventions, kept)
         bounds = forward_bounds(problem, trace, working)

@@ -2,47 +2,28 @@
 
 from __future__ import annotations
 
-import cmath
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-import mpmath
-
-from spec.features import Alignment, Conventions, EmptyRow, Scope
+from spec.features import Conventions, EmptyRow, LogBase, ReturnedWeights, Scope
 from spec.problems import Array, Problem
+from tests.selftest.arithmetic import DOUBLE, Arithmetic, Number
+from tests.selftest.family_oracle import (
+    capped,
+    displaced,
+    further_rows,
+    key_head,
+    kv_heads,
+    position,
+    position_biases,
+    turned,
+)
 
-Number: TypeAlias = Any
-"""A float, a complex or an mpmath number: the loops ask no more of it than arithmetic and its real part."""
 Vector: TypeAlias = Sequence[Number]
 Heads: TypeAlias = list[list[list[list[Number]]]]
 """[sample][head][token][component]."""
-
-
-@dataclass(frozen=True)
-class Arithmetic:
-    """The numbers in which the equations are evaluated."""
-
-    number: Callable[[Any], Number]
-    total: Callable[[Iterable[Number]], Number]
-    exp: Callable[[Number], Number]
-    log: Callable[[Number], Number]
-
-
-def _complex_total(terms: Iterable[complex]) -> complex:
-    held = list(terms)
-    return complex(math.fsum(z.real for z in held), math.fsum(z.imag for z in held))
-
-
-DOUBLE = Arithmetic(float, math.fsum, math.exp, math.log)
-"""float64, every sum rounded once."""
-COMPLEX = Arithmetic(complex, _complex_total, cmath.exp, cmath.log)
-"""For complex-step differentiation."""
-DIGITS = mpmath.mp.clone()
-DIGITS.dps = 50
-FIFTY_DIGITS = Arithmetic(lambda x: DIGITS.mpf(float(x)), DIGITS.fsum, DIGITS.exp, DIGITS.log)
-"""Exact for every purpose here."""
 
 
 @dataclass(frozen=True)
@@ -63,20 +44,33 @@ class Row:
     log_sum_exp: Number
 
 
-def attention(problem: Problem, conventions: Conventions = Conventions(), arithmetic: Arithmetic = DOUBLE) -> Answer:
-    """softmax(scale * Q K^T + mask) V for every sample, head and query; projections at the module level."""
+@dataclass(frozen=True)
+class Asked:
+    """A problem, the answers where the field disagrees, the numbers, and [b, h, i, j] factors of dropped weights."""
+
+    problem: Problem
+    conventions: Conventions
+    arithmetic: Arithmetic
+    kept: Array | None
+
+
+def attention(
+    problem: Problem,
+    conventions: Conventions = Conventions(),
+    arithmetic: Arithmetic = DOUBLE,
+    kept: Array | None = None,
+) -> Answer:
+    """softmax(cap(scale * Q K^T) + biases + mask) V for every sample, head and query, each head times its gate;
+    projections at the module level."""
+    asked = Asked(problem, conventions, arithmetic, kept)
     query, key, value = (heads_of(problem, name, arithmetic) for name in ("query", "key", "value"))
+    query, key = (_turned(asked, name, heads) for name, heads in (("query", query), ("key", key)))
+    key, value = (_extended(asked, name, heads) for name, heads in (("bias_k", key), ("bias_v", value)))
     rows = [
-        [
-            [
-                _row(problem, conventions, arithmetic, (b, h, i), row, key[b][h], value[b][h])
-                for i, row in enumerate(head)
-            ]
-            for h, head in enumerate(sample)
-        ]
+        [[_row(asked, (b, h, i), row, key[b], value[b]) for i, row in enumerate(head)] for h, head in enumerate(sample)]
         for b, sample in enumerate(query)
     ]
-    heads = [[[row.output for row in head] for head in sample] for sample in rows]
+    heads = [[[_gated(asked, h, row.output) for row in head] for h, head in enumerate(sample)] for sample in rows]
     return Answer(
         output=heads if problem.scope is Scope.OP else _joined(problem, arithmetic, heads),
         weights=[[[row.weights for row in head] for head in sample] for sample in rows],
@@ -84,10 +78,15 @@ def attention(problem: Problem, conventions: Conventions = Conventions(), arithm
     )
 
 
-def loss(problem: Problem, conventions: Conventions = Conventions(), arithmetic: Arithmetic = DOUBLE) -> Number:
+def loss(
+    problem: Problem,
+    conventions: Conventions = Conventions(),
+    arithmetic: Arithmetic = DOUBLE,
+    kept: Array | None = None,
+) -> Number:
     """The sum of output times cotangent, whose derivatives the gradients are."""
     assert problem.cotangent is not None
-    output = _flat(attention(problem, conventions, arithmetic).output)
+    output = _flat(attention(problem, conventions, arithmetic, kept).output)
     cotangent = _flat(problem.cotangent.tolist())
     return arithmetic.total(o * arithmetic.number(c) for o, c in zip(output, cotangent, strict=True))
 
@@ -102,7 +101,7 @@ def heads_of(problem: Problem, name: str, arithmetic: Arithmetic) -> Heads:
     if problem.scope is Scope.OP:
         return [[[[number(x) for x in row] for row in head] for head in sample] for sample in inputs]
     weight, bias = problem.parameters[f"w_{name[0]}"], problem.parameters.get(f"b_{name[0]}")
-    width = weight.shape[1] // problem.num_heads
+    width = weight.shape[1] // (problem.num_heads if name == "query" else kv_heads(problem))
     return [
         [
             [[_projected(row, weight, bias, c, arithmetic) for c in range(first, first + width)] for row in sample]
@@ -120,6 +119,46 @@ def _projected(
     return arithmetic.total(terms if bias is None else [*terms, number(bias[column])])
 
 
+def _turned(asked: Asked, name: str, heads: Heads) -> Heads:
+    """Queries or keys after their rotary embedding, if there is one."""
+    if asked.problem.extension.rotary_base is None:
+        return heads
+    places = [
+        [position(asked.problem, asked.conventions, name, b, token) for token in range(len(sample[0]))]
+        for b, sample in enumerate(heads)
+    ]
+
+    def turn(row: Vector, at: int) -> list[Number]:
+        return turned(asked.problem, asked.conventions, asked.arithmetic, row, at)
+
+    return [
+        [[turn(row, at) for row, at in zip(head, places[b], strict=True)] for head in sample]
+        for b, sample in enumerate(heads)
+    ]
+
+
+def _extended(asked: Asked, name: str, heads: Heads) -> Heads:
+    """Keys or values followed by those that every query sees."""
+    width = _width(asked.problem, "key" if name == "bias_k" else "value")
+    return [
+        [[*head, *further_rows(asked.problem, asked.arithmetic, name, g, width)] for g, head in enumerate(sample)]
+        for sample in heads
+    ]
+
+
+def _width(problem: Problem, name: str) -> int:
+    """d_k or d_v."""
+    if problem.scope is Scope.OP:
+        return int(getattr(problem, name).shape[-1])
+    return int(problem.parameters[f"w_{name[0]}"].shape[1]) // kv_heads(problem)
+
+
+def _gated(asked: Asked, h: int, output: Vector) -> list[Number]:
+    """A head's output times its gate."""
+    gates = asked.problem.extras.get("head_gates")
+    return list(output) if gates is None else [x * asked.arithmetic.number(gates[h]) for x in output]
+
+
 def _joined(problem: Problem, arithmetic: Arithmetic, heads: Heads) -> list[list[list[Number]]]:
     """The heads of each token side by side, through the output projection if there is one."""
     joined = [[[x for head in sample for x in head[i]] for i in range(problem.query.shape[1])] for sample in heads]
@@ -133,47 +172,46 @@ def _joined(problem: Problem, arithmetic: Arithmetic, heads: Heads) -> list[list
 
 
 def _row(
-    problem: Problem,
-    conventions: Conventions,
-    arithmetic: Arithmetic,
-    place: tuple[int, int, int],
-    query: Vector,
-    keys: Sequence[Vector],
-    values: Sequence[Vector],
+    asked: Asked, place: tuple[int, int, int], query: Vector, key: Sequence[Sequence[Vector]], value: Sequence[Any]
 ) -> Row:
-    width = _value_width(problem)
-    seen = [j for j in range(len(keys)) if not hiding(problem, conventions, *place, j)]
-    if not seen:
-        return _empty_row(empty_answer(problem, conventions, *place), arithmetic, values, width)
-    number = arithmetic.number
+    problem, number, b, h = asked.problem, asked.arithmetic.number, place[0], place[1]
+    head = key_head(problem, asked.conventions, h)
+    keys, values, given = key[head], value[head], problem.key.shape[-2]
+    seen = [j for j in range(len(keys)) if j >= given or not hiding(problem, asked.conventions, *place, j)]
+    sink = problem.extras.get("sinks")
+    if not seen and sink is None:
+        answer = empty_answer(problem, asked.conventions, *place)
+        return _empty_row(answer, asked.arithmetic, values, _width(problem, "value"))
+    scores = {j: _score(asked, (*place, j), query, keys[j]) for j in seen}
+    logits = [*scores.values()] if sink is None else [*scores.values(), number(sink[h])]
+    top = max(z.real for z in logits)
+    whole = asked.arithmetic.total(asked.arithmetic.exp(z - top) for z in logits)
+    weights = [asked.arithmetic.exp(scores[j] - top) / whole if j in scores else number(0) for j in range(len(keys))]
+    dropped = [w if asked.kept is None else w * number(asked.kept[(*place, j)]) for j, w in enumerate(weights)]
+    output = [asked.arithmetic.total(dropped[j] * values[j][c] for j in seen) for c in range(_width(problem, "value"))]
+    after = asked.conventions.returned_weights is ReturnedWeights.AFTER_DROPOUT
+    return Row(output, dropped if after else weights, _logarithm(asked, top + asked.arithmetic.log(whole)))
+
+
+def _logarithm(asked: Asked, natural: Number) -> Number:
+    """In the base that is claimed."""
+    if asked.conventions.log_sum_exp_base is LogBase.E:
+        return natural
+    return natural / asked.arithmetic.log(asked.arithmetic.number(2))
+
+
+def _score(asked: Asked, place: tuple[int, int, int, int], query: Vector, key: Vector) -> Number:
+    """Scaled, capped, and what is added for keys that are given."""
+    problem, number = asked.problem, asked.arithmetic.number
     scale = number(len(query)) ** -0.5 if problem.scale is None else number(problem.scale)
-    scores = {j: _score(problem, arithmetic, (*place, j), scale, query, keys[j]) for j in seen}
-    top = max(z.real for z in scores.values())
-    shares = {j: arithmetic.exp(z - top) for j, z in scores.items()}
-    whole = arithmetic.total(shares.values())
-    weights = [shares[j] / whole if j in shares else number(0) for j in range(len(keys))]
-    output = [arithmetic.total(weights[j] * values[j][c] for j in seen) for c in range(width)]
-    return Row(output, weights, top + arithmetic.log(whole))
-
-
-def _value_width(problem: Problem) -> int:
-    if problem.scope is Scope.OP:
-        return int(problem.value.shape[-1])
-    return int(problem.parameters["w_v"].shape[1]) // problem.num_heads
-
-
-def _score(
-    problem: Problem,
-    arithmetic: Arithmetic,
-    place: tuple[int, int, int, int],
-    scale: Number,
-    query: Vector,
-    key: Vector,
-) -> Number:
-    product = scale * arithmetic.total(q * k for q, k in zip(query, key, strict=True))
-    if problem.attn_mask is None or problem.attn_mask.dtype.kind == "b":
-        return product
-    return product + arithmetic.number(broadcast_at(problem.attn_mask, *place))
+    product = scale * asked.arithmetic.total(q * k for q, k in zip(query, key, strict=True))
+    score, mask = capped(problem, asked.arithmetic, product), problem.attn_mask
+    if place[-1] >= problem.key.shape[-2]:
+        return score
+    added = position_biases(problem, asked.conventions, asked.arithmetic, place)
+    if mask is not None and mask.dtype.kind != "b":
+        added.append(number(broadcast_at(mask, *place)))
+    return asked.arithmetic.total([score, *added])
 
 
 def broadcast_at(mask: Array, *place: int) -> Any:
@@ -185,7 +223,7 @@ def broadcast_at(mask: Array, *place: int) -> Any:
 
 
 def hiding(problem: Problem, conventions: Conventions, b: int, h: int, i: int, j: int) -> list[str]:
-    """Which of attn_mask, padding and the causal flag hide key j from query i."""
+    """Which of attn_mask, padding and what follows from positions ("causal") hide key j from query i."""
     found, mask, lengths = [], problem.attn_mask, problem.valid_lens
     if mask is not None:
         element = broadcast_at(mask, b, h, i, j)
@@ -194,10 +232,7 @@ def hiding(problem: Problem, conventions: Conventions, b: int, h: int, i: int, j
     padded = problem.key_padding_mask is not None and not problem.key_padding_mask[b, j]
     if padded or (lengths is not None and j >= (lengths[b] if lengths.ndim == 1 else lengths[b, i])):
         found.append("padding")
-    shift = 0
-    if conventions.causal_alignment is Alignment.BOTTOM_RIGHT:
-        shift = problem.key.shape[-2] - problem.query.shape[-2]
-    if problem.causal and j > i + shift:
+    if displaced(problem, conventions, b, i, j):
         found.append("causal")
     return found
 

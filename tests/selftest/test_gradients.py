@@ -25,7 +25,8 @@ from spec.cases import (
 )
 from spec.features import Alignment, Conventions
 from spec.problems import Problem
-from tests.selftest.oracle import COMPLEX, loss
+from tests.selftest.arithmetic import COMPLEX
+from tests.selftest.oracle import loss
 
 STEP = 1e-30
 """The imaginary step. The truncation error is its square, so what is left are the roundings of the loops."""

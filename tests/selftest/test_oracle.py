@@ -29,7 +29,8 @@ from spec.cases import (
 )
 from spec.features import Alignment, Conventions, EmptyRow, Scope
 from spec.problems import DTYPES, Problem
-from tests.selftest.oracle import DOUBLE, FIFTY_DIGITS, attention
+from tests.selftest.arithmetic import DOUBLE, FIFTY_DIGITS
+from tests.selftest.oracle import attention
 
 CROSS = ModuleForm(Sharing.NONE, 13, 11, 17, 10, bias=True, output_projection=True, output_bias=True)
 KEY_VALUE = ModuleForm(Sharing.KEY_VALUE, 13, 11, 11, 10, output_projection=True)
