@@ -64,45 +64,70 @@ def torch_module(
     def module_for(problem: Problem, device: str) -> nn.Module:
         """One module a shape, kept from call to call as a user would keep it."""
         shapes = tuple((name, array.shape) for name, array in problem.parameters.items())
-        asked = problem.extension
-        dropping = (asked.rated, asked.dropout, asked.evaluating)
+        dropping = (problem.extension.rated, problem.extension.dropout)
         key = (problem.dtype, device, problem.num_heads, problem.sharing, shapes, dropping)
         if key not in kept:
-            with _random_state_kept():
-                kept[key] = build(problem).to(device, TORCH_DTYPES[problem.dtype])
-            if asked.rated or asked.evaluating:
-                kept[key].train(not asked.evaluating)
+            kept[key] = made(build, problem, device)
         return kept[key]
 
     def run(problem: Problem, device: str) -> Result:
         given = tensors(problem, device)
         module = module_for(problem, device)
-        where = _present(module, places(module) if callable(places) else places)
-        load(module, where, given)
-        mode = module.training
-        with context(), seeded(problem), torch.set_grad_enabled(problem.cotangent is not None):
-            before = forms(given)
-            answer = call(module, given, problem)
-            disturbed = differing(before, forms(given)) + _moved(module, where, given, mode)
-        output, *rest = answer if isinstance(answer, tuple) else (answer,)
-        others: dict[str, Any] = {n: to_array(t) for n, t in zip(extras, rest, strict=True)}
-        found = _gradients(problem, module, where, given, output)
-        return Result(to_array(output), gradients=found, disturbed=disturbed, **others)
+        load(module, where_in(module, places), given)
+        return answer_of(module, problem, given, call, where_in(module, places), extras, context)
 
     return run
 
 
-@contextmanager
-def _random_state_kept() -> Iterator[None]:
-    """Building a module draws its initial weights; that is no effect of calling it."""
+def answer_of(
+    module: nn.Module,
+    problem: Problem,
+    given: Tensors,
+    call: Callable[[nn.Module, Tensors, Problem], torch.Tensor | tuple[torch.Tensor, ...]],
+    where: Places,
+    extras: Sequence[str] = (),
+    context: Callable[[], AbstractContextManager[object]] = nullcontext,
+) -> Result:
+    """What a module that holds the problem's parameters answers, in the mode that the problem asks for."""
+    with (
+        _in_its_mode(module, problem),
+        context(),
+        seeded(problem),
+        torch.set_grad_enabled(problem.cotangent is not None),
+    ):
+        mode, before = module.training, forms(given)
+        answer = call(module, given, problem)
+        disturbed = differing(before, forms(given)) + _moved(module, where, given, mode)
+    output, *rest = answer if isinstance(answer, tuple) else (answer,)
+    others: dict[str, Any] = {n: to_array(t) for n, t in zip(extras, rest, strict=True)}
+    found = _gradients(problem, module, where, given, output)
+    return Result(to_array(output), gradients=found, disturbed=disturbed, **others)
+
+
+def made(build: Callable[[Problem], nn.Module], problem: Problem, device: str) -> nn.Module:
+    """A new module; that building it draws initial weights is no effect of calling it."""
     with torch.random.fork_rng(devices=[]):
+        return build(problem).to(device, TORCH_DTYPES[problem.dtype])
+
+
+@contextmanager
+def _in_its_mode(module: nn.Module, problem: Problem) -> Iterator[None]:
+    """Training or evaluation where it matters to the problem, and put back; otherwise the mode it was built in."""
+    asked, mode = problem.extension, module.training
+    matters = asked.rated or asked.evaluating
+    if matters:
+        module.train(not asked.evaluating)
+    try:
         yield
+    finally:
+        if matters:
+            module.train(mode)
 
 
-def _present(module: nn.Module, places: Places) -> Places:
+def where_in(module: nn.Module, places: Places | Callable[[nn.Module], Places]) -> Places:
     """The places that this module really has: a layer without bias has none for one."""
     held = dict(module.named_parameters())
-    return {path: place for path, place in places.items() if path in held}
+    return {p: place for p, place in (places(module) if callable(places) else places).items() if p in held}
 
 
 def load(module: nn.Module, places: Places, given: Tensors) -> None:
