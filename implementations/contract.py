@@ -9,6 +9,21 @@ from spec.cases import Case
 from spec.features import Conventions, Feature, Scope
 from spec.problems import DTYPES, Array, Problem
 
+MODES = frozenset(
+    {
+        Feature.SAVED,
+        Feature.COPIED,
+        Feature.UNBATCHED,
+        Feature.AUTOCAST,
+        Feature.VMAP,
+        Feature.COMPILED,
+        Feature.EXPORTED,
+        Feature.NO_GRAD,
+        Feature.DOUBLE_BACKWARD,
+    }
+)
+"""Features that are runs of their own: states and transforms in which a question can be answered."""
+
 
 @dataclass(frozen=True)
 class Unable:
@@ -54,6 +69,8 @@ class Result:
         log_sum_exp: (B, H, Lq), natural logarithm, where claimed.
         gradients: by the names in `Problem.needs`; a shared input's under its first name.
         disturbed: what the call has changed of what it was handed, apart from numbers: "the strides of key".
+        others: further answers to the same question, by how they were had, where a mode gives several; each has to be
+            right.
     """
 
     output: Array
@@ -62,6 +79,7 @@ class Result:
     log_sum_exp: Array | None = None
     gradients: Mapping[str, Array] = field(default_factory=dict)
     disturbed: tuple[str, ...] = ()
+    others: Mapping[str, Result] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

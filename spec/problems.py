@@ -123,6 +123,14 @@ class Problem:
         """This problem without the question for gradients."""
         return replace(self, cotangent=None, needs=())
 
+    def direction(self) -> dict[str, Array]:
+        """Of every needed array its own numbers, each moved one place on in C order, the last becoming the first.
+
+        It is the direction along which second derivatives are asked for: as good as random, and nothing to hand over.
+        """
+        held = self.arrays()
+        return {name: np.roll(held[name], 1) for name in self.needs}
+
     def _layout_of(self, name: str) -> Layout:
         if self.layout is Layout.BROADCAST and name not in ("key", "value"):
             return Layout.CONTIGUOUS
