@@ -18,8 +18,6 @@ AXES = {
     "weights": {4: "sample {} head {} query {} key {}"},
     "averaged_weights": {3: "sample {} query {} key {}"},
     "log_sum_exp": {3: "sample {} head {} query {}"},
-    "sinusoids": {2: "position {} component {}"},
-    "alibi_slopes": {1: "head {}"},
 }
 """How an element of a part is named in messages, by the number of axes."""
 
