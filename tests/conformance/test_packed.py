@@ -1,1 +1,241 @@
-"""Chapter 24, packed: to be written."""
+"""Chapter 24, packed: several documents in one sequence, none of which knows of the others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from reference.positions import positions
+from reference.solving import Expected
+from spec.cases import Case
+from spec.extensions import Packing
+from spec.features import Conventions, WindowCount
+from spec.problems import Array, Problem
+from tests.harness.judge import CandidateError, Judge
+from tests.harness.relations import Change, taking
+from tests.harness.suite import clause
+
+SEGMENTS, LENGTHS = (Case().extended(packing=packing) for packing in (Packing.SEGMENTS, Packing.LENGTHS))
+LONG = {"query_length": 9, "key_length": 9}
+"""As many queries as keys in each of three documents."""
+IDS = np.array([7, 0, 3])
+"""Other names of documents 0, 1 and 2."""
+TOKENS = ("query", "key", "value")
+OF_DOCUMENTS = ("query_segments", "key_segments", "query_lengths", "key_lengths")
+ORDER = np.array([4, 0, 7, 2, 5, 8, 1, 6, 3])
+"""Of nine tokens, such that those of a document lie apart."""
+
+
+def sized(case: Case) -> tuple[Case, ...]:
+    """More keys than queries in each document, as many, fewer in some; two samples are cut differently."""
+    lengths = ((5, 7), (9, 9), (7, 5))
+    return tuple(case.sized(query_length=q, key_length=k) for q, k in lengths)
+
+
+@clause("packed.segments")
+def test_segments(judge: Judge) -> None:
+    same = SEGMENTS.sized(batch=3, num_heads=3, query_length=3, key_length=3)
+    for case in judge.cases(*sized(SEGMENTS), same, SEGMENTS.sized(query_length=17, key_length=33)):
+        judge.assert_conforms(case)
+
+
+@clause("packed.ids")
+def test_ids(judge: Judge) -> None:
+    for case in judge.cases(SEGMENTS, SEGMENTS.sized(**LONG), replace(SEGMENTS, causal=True).sized(**LONG)):
+        named = _renamed(judge.problem(case).forward_only(), lambda ids: IDS[ids])
+        judge.assert_answers(case, named, judge.expected(case)["output"], "the documents are called 7, 0 and 3")
+
+
+def _renamed(problem: Problem, change: Change) -> Problem:
+    ids = ("query_segments", "key_segments")
+    return problem.with_arrays({name: change(problem.extras[name]) for name in ids})
+
+
+@clause("packed.scattered")
+def test_scattered(judge: Judge) -> None:
+    for case in judge.cases(SEGMENTS.sized(**LONG), replace(SEGMENTS, causal=True).sized(**LONG)):
+        scattered = _renamed(judge.problem(case).forward_only(), taking(ORDER, -1))
+        expected = judge.solve(scattered).parts["output"]
+        judge.assert_answers(case, scattered, expected, "the tokens of a document lie apart")
+
+
+@clause("packed.causal")
+def test_causal(judge: Judge) -> None:
+    for case in judge.cases(*sized(replace(SEGMENTS, causal=True))):
+        judge.assert_conforms(case)
+
+
+@clause("packed.positions")
+def test_positions(judge: Judge) -> None:
+    for case in judge.cases(*_placed(SEGMENTS, judge.conventions)):
+        judge.assert_conforms(case)
+
+
+def _placed(packed: Case, conventions: Conventions) -> Iterator[Case]:
+    """Windows that empty no row, rotations and ALiBi, with the causal flag and without."""
+    own = 1 if conventions.window_count is WindowCount.INCLUDING else 0
+    square = packed.sized(**LONG)
+    yield from (square.extended(left=1 + own, right=0), replace(square, causal=True).extended(left=1 + own))
+    for case in (packed, replace(packed, causal=True)):
+        yield from (case.extended(rotary_base=50.0), case.extended(alibi=True))
+
+
+@clause("packed.alone")
+def test_alone(judge: Judge) -> None:
+    one = SEGMENTS.sized(batch=1)
+    turned = replace(one, causal=True).sized(**LONG).extended(rotary_base=50.0)
+    for case in judge.cases(one, replace(SEGMENTS, causal=True), turned):
+        problem, whole = judge.problem(case).forward_only(), judge.expected(case)["output"]
+        output = judge.own(case, problem)
+        if output is None or output.shape != whole.value.shape:
+            judge.assert_that(case, output is None, "the output has another shape than it should")
+            continue
+        for sample, document, queries, keys in _documents(problem, judge.conventions):
+            rows = np.ix_([sample], *map(np.arange, output.shape[1:-2]), queries, np.arange(output.shape[-1]))
+            expected = Expected(output.astype(np.float64)[rows], 2.0 * np.broadcast_to(whole.bound, output.shape)[rows])
+            said = f"document {document} of sample {sample}, without the others"
+            judge.assert_answers(case, _alone(problem, sample, queries, keys), expected, said)
+
+
+def _documents(problem: Problem, conventions: Conventions) -> Iterator[tuple[int, int, Array, Array]]:
+    """Sample, document, and its queries and keys."""
+    places = positions(problem, conventions)
+    for sample, (queries, keys) in enumerate(zip(places.query_document, places.key_document, strict=True)):
+        for document in np.unique(queries):
+            yield sample, int(document), np.flatnonzero(queries == document), np.flatnonzero(keys == document)
+
+
+def _alone(problem: Problem, sample: int, queries: Array, keys: Array) -> Problem:
+    """A call of one document of one sample."""
+    rows = {name: rows[sample : sample + 1] for name, rows in problem.arrays().items() if name in TOKENS}
+    taken = {name: r[..., queries if name == "query" else keys, :] for name, r in rows.items()}
+    return _unpacked(problem).with_arrays(taken)
+
+
+def _unpacked(problem: Problem) -> Problem:
+    """The problem without documents."""
+    extras = {name: extra for name, extra in problem.extras.items() if name not in OF_DOCUMENTS}
+    return replace(problem, extras=extras, extension=replace(problem.extension, packing=Packing.NONE))
+
+
+@clause("packed.isolated")
+def test_isolated(judge: Judge) -> None:
+    for case in judge.cases(SEGMENTS, replace(SEGMENTS, causal=True).sized(**LONG)):
+        _assert_isolated(judge, case, lambda rows: rows * -2 + 3, "was changed")
+
+
+@clause("packed.contained")
+def test_contained(judge: Judge) -> None:
+    for case in judge.cases(SEGMENTS, replace(SEGMENTS, causal=True).sized(**LONG)):
+        _assert_isolated(judge, case, lambda rows: rows * np.nan, "holds NaN")
+
+
+def _assert_isolated(judge: Judge, case: Case, change: Change, said: str) -> None:
+    """Whatever is done to the other documents, the rows of one stay."""
+    problem, whole = judge.problem(case).forward_only(), judge.expected(case)["output"]
+    for document in np.unique(positions(problem, judge.conventions).query_document):
+        own = _own(problem, judge.conventions, int(document))
+        given = {name: rows for name, rows in problem.arrays().items() if name in TOKENS}
+        spoilt = {n: np.where(_along(own[n], rows), rows, change(rows).astype(rows.dtype)) for n, rows in given.items()}
+        kept = np.broadcast_to(_along(own["query"], whole.value), whole.value.shape)
+        expected = Expected(whole.value[kept], whole.bound[kept])
+        told = f"all but document {document} {said}"
+        judge.assert_answers(case, problem.with_arrays(spoilt), expected, told, of=_chosen(kept))
+
+
+def _own(problem: Problem, conventions: Conventions, document: int) -> dict[str, Array]:
+    """(B, L) of each input: which tokens are of this document."""
+    places = positions(problem, conventions)
+    query, key = (of == document for of in (places.query_document, places.key_document))
+    return {"query": query, "key": key, "value": key}
+
+
+def _along(tokens: Array, rows: Array) -> Array:
+    """(B, L) as it lies along (B, H, L, d) or (B, L, width)."""
+    return tokens.reshape(len(tokens), *[1] * (rows.ndim - 3), -1, 1)
+
+
+def _chosen(mask: Array) -> Change:
+    return lambda array: np.asarray(array[mask])
+
+
+@clause("packed.empty-segment")
+def test_empty_segment(judge: Judge) -> None:
+    empty = Case().extended(packing=Packing.EMPTY_SEGMENT)
+    for case in judge.cases(empty, empty.sized(**LONG), replace(empty, causal=True)):
+        judge.assert_conforms(case, said="the second segment has queries, and no key")
+
+
+@clause("packed.one-document")
+def test_one_document(judge: Judge) -> None:
+    for case in judge.cases(SEGMENTS, replace(SEGMENTS, causal=True), replace(SEGMENTS, causal=True).sized(**LONG)):
+        problem = judge.problem(case).forward_only()
+        expected = judge.solve(_unpacked(problem)).parts["output"]
+        judge.assert_answers(case, _renamed(problem, lambda ids: ids * 0 + 2), expected, "all ids are 2")
+
+
+@clause("packed.segment-mask")
+def test_segment_mask(judge: Judge) -> None:
+    for case in judge.cases(*sized(SEGMENTS)[:2]):
+        problem = judge.problem(case).forward_only()
+        output, bound = judge.own(case, problem), judge.expected(case)["output"].bound
+        if output is not None:
+            together = positions(problem, judge.conventions).together[:, None]
+            masked = replace(_unpacked(problem), attn_mask=together)
+            expected = Expected(output.astype(np.float64), np.broadcast_to(2.0 * bound, output.shape))
+            judge.assert_answers(case, masked, expected, "the mask of equal ids, instead of ids")
+
+
+@clause("packed.gradients")
+def test_gradients(judge: Judge) -> None:
+    for case in judge.cases(SEGMENTS, replace(SEGMENTS, causal=True).sized(**LONG)):
+        judge.assert_conforms(case, "gradients")
+        problem = judge.problem(case)
+        assert problem.cotangent is not None
+        for document in (0, 1):
+            own = _own(problem, judge.conventions, document)
+            alone = np.where(_along(own["query"], problem.cotangent), problem.cotangent, 0)
+            loss = problem.with_arrays({"cotangent": alone.astype(problem.cotangent.dtype)})
+            _assert_no_gradient(judge, case, loss, own, document)
+
+
+def _assert_no_gradient(judge: Judge, case: Case, loss: Problem, own: Mapping[str, Array], document: int) -> None:
+    """Of tokens of other documents in a loss on one."""
+    try:
+        found = judge.ask(loss).gradients
+    except CandidateError as error:
+        judge.assert_that(case, False, str(error))
+        return
+    for name in TOKENS:
+        given = loss.arrays().get(name)
+        if given is not None and name in loss.needs:
+            gradient = found.get(name)
+            outside = np.broadcast_to(~_along(own[name], given), given.shape)
+            none = gradient is not None and gradient.shape == given.shape and not gradient[outside].any()
+            judge.assert_that(case, none, f"a loss on document {document} has a gradient in the {name} of another")
+
+
+@clause("packed.lengths")
+def test_lengths(judge: Judge) -> None:
+    for case in judge.cases(*sized(LENGTHS), LENGTHS.sized(query_length=17, key_length=33)):
+        judge.assert_conforms(case)
+    for case in judge.cases(LENGTHS, replace(LENGTHS, causal=True).sized(**LONG)):
+        whole = judge.problem(case).forward_only()
+        lengths = {name: np.array([whole.extras[name].sum()]) for name in ("query_lengths", "key_lengths")}
+        expected = judge.solve(_unpacked(whole)).parts["output"]
+        judge.assert_answers(case, whole.with_arrays(lengths), expected, "one document of the whole length")
+
+
+@clause("packed.lengths-positions")
+def test_lengths_positions(judge: Judge) -> None:
+    for case in judge.cases(*sized(replace(LENGTHS, causal=True)), *_placed(LENGTHS, judge.conventions)):
+        judge.assert_conforms(case)
+
+
+@clause("packed.empty-document")
+def test_empty_document(judge: Judge) -> None:
+    empty = Case().extended(packing=Packing.EMPTY_DOCUMENT)
+    for case in judge.cases(empty, empty.sized(**LONG), replace(empty, causal=True)):
+        judge.assert_conforms(case, said="the second document has queries, and no key")

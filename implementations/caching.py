@@ -1,0 +1,141 @@
+"""Caches: what is fed a sequence piece by piece becomes a `run`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import Any, TypeAlias
+
+import ml_dtypes
+import numpy as np
+import torch
+
+from implementations.contract import Result
+from implementations.further import further_options
+from implementations.ops import INPUTS
+from implementations.tensors import array_forms, differing, forms, tensors, to_array, to_tensor
+from spec.problems import DTYPES, Array, Problem
+
+Run: TypeAlias = Callable[[Problem, str], Result]
+Feed: TypeAlias = Callable[[Any, Any, Any], Any]
+"""Takes the next query (B, H, n, d_k), key (B, Hk, n, d_k) and value (B, Hk, n, d_v), and gives (B, H, n, d_v)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Stream:
+    """What is known of a sequence before its first piece comes.
+
+    Attributes:
+        room: the positions that storage has; 0: it grows.
+        ring: whether there is less room than the sequence takes, so that the oldest tokens have to go.
+        options: `is_causal`, `scale` and those of `further_options`, as far as they are asked for.
+        convert: makes an array what the implementation works on.
+    """
+
+    batch: int
+    num_heads: int
+    num_kv_heads: int
+    d_k: int
+    d_v: int
+    dtype: str
+    room: int
+    ring: bool
+    options: Mapping[str, Any]
+    convert: Callable[[Array], Any]
+
+    def storage(self, width: int) -> Any:
+        """(B, Hk, room, width) to keep keys or values in; it holds NaN and huge numbers, as fresh memory may."""
+        rows: Array = np.full((self.batch, self.num_kv_heads, self.room, width), np.nan, DTYPES[self.dtype])
+        rows[..., 1::2, :] = ml_dtypes.finfo(DTYPES[self.dtype]).max
+        return self.convert(rows)
+
+
+def cached(start: Callable[[Stream], Feed], *, arrays: bool = False) -> Run:
+    """A `run` for an implementation that keeps keys and values between calls.
+
+    A problem with `chunks` is fed in pieces of these lengths, any other one at once. There are no gradients. For a
+    cache that grows:
+
+        def start(stream):
+            held = []
+            def feed(query, key, value):
+                held.append((key, value))
+                keys, values = (torch.cat(rows, -2) for rows in zip(*held))
+                return attention(query, keys, values, query_start=keys.shape[-2] - key.shape[-2], **stream.options)
+            return feed
+
+        run = cached(start)
+
+    Args:
+        start: called once for each sequence; what it returns is called with each piece of query, key and value.
+        arrays: whether it works on NumPy arrays, not on tensors.
+    """
+
+    def run(problem: Problem, device: str) -> Result:
+        plain = problem.forward_only()
+        given: Any = plain.arrays() if arrays else tensors(plain, device)
+        form: Callable[[Any], dict[str, object]] = array_forms if arrays else forms
+        convert: Callable[[Array], Any] = (lambda rows: rows) if arrays else (lambda rows: to_tensor(rows, device))
+        with torch.no_grad(), np.errstate(all="ignore"):
+            before = form(given)
+            feed = start(_stream(plain, given, convert))
+            outputs = [feed(*(given[name][..., piece, :] for name in INPUTS)) for piece in pieces(plain)]
+            disturbed = differing(before, form(given))
+        joined = np.concatenate(outputs, -2) if arrays else to_array(torch.cat(outputs, -2))
+        return Result(joined, disturbed=disturbed)
+
+    return run
+
+
+def chunked(run: Run) -> Run:
+    """A `run` that is fed piece by piece, made of one for an op that takes `query_start`.
+
+    Each piece is asked with all keys and values up to its end, as a caller would who keeps them himself. There are no
+    masks then, and of the answers only the outputs.
+    """
+
+    def answer(problem: Problem, device: str) -> Result:
+        if not problem.extension.chunks:
+            return run(problem, device)
+        asked = (_beside_what_came_before(problem.forward_only(), piece) for piece in pieces(problem))
+        return Result(np.concatenate([run(each, device).output for each in asked], -2))
+
+    return answer
+
+
+def pieces(problem: Problem) -> list[slice]:
+    """The tokens of each piece; all of them where the problem names no chunks.
+
+    Raises:
+        ValueError: the lengths do not sum to those of query and key.
+    """
+    chunks, lengths = problem.extension.chunks, {problem.query.shape[-2], problem.key.shape[-2]}
+    if not chunks:
+        return [slice(None)]
+    if lengths != {sum(chunks)}:
+        raise ValueError(f"pieces of {chunks} tokens do not make up {sorted(lengths)}")
+    return [slice(end - length, end) for length, end in zip(chunks, accumulate(chunks), strict=True)]
+
+
+def _stream(problem: Problem, given: Mapping[str, Any], convert: Callable[[Array], Any]) -> Stream:
+    room, options = problem.extension.cache_length, {"is_causal": problem.causal or None, "scale": problem.scale}
+    return Stream(
+        batch=problem.query.shape[0],
+        num_heads=problem.num_heads,
+        num_kv_heads=problem.num_kv_heads,
+        d_k=problem.key.shape[-1],
+        d_v=problem.value.shape[-1],
+        dtype=problem.dtype,
+        room=room,
+        ring=0 < room < problem.key.shape[-2],
+        options={n: o for n, o in options.items() if o is not None} | further_options(problem, given),
+        convert=convert,
+    )
+
+
+def _beside_what_came_before(problem: Problem, piece: slice) -> Problem:
+    tokens = {"query": piece, "key": slice(0, piece.stop), "value": slice(0, piece.stop)}
+    rows = {name: problem.arrays()[name][..., these, :] for name, these in tokens.items()}
+    asked = replace(problem.extension, chunks=(), cache_length=0, query_start=piece.start)
+    return replace(problem.with_arrays(rows), extension=asked)
