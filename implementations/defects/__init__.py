@@ -25,6 +25,8 @@ MODULES = (
     "gradients",
     "effects",
     "errors",
+    "grouped",
+    "conventions",
     "published",
     "published_e",
 )
