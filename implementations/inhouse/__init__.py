@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 
-from implementations.contract import Claims, Implementation
+from implementations.contract import Claims, Implementation, Result
 from implementations.inhouse.fused import FusedAttention
 from implementations.inhouse.numpy_attention import attention
+from implementations.inhouse.tiled import tiled_attention
 from implementations.mha import MHA_FEATURES, PLACES, build_mha, inputs_of
 from implementations.modules import torch_module
-from implementations.ops import numpy_op
+from implementations.ops import numpy_op, torch_op
 from implementations.tensors import Tensors
 from implementations.torch_ops import NAN_SWALLOWED, SDPA_FEATURES
 from spec.features import Feature, Scope
@@ -25,6 +28,29 @@ _NUMPY = SDPA_FEATURES - {Feature.GRADIENTS, Feature.MASK_GRADIENT} | {
     Feature.LOG_SUM_EXP,
     Feature.CONTAINMENT,
 }
+_TILED = SDPA_FEATURES | {
+    Feature.KEY_PADDING,
+    Feature.LOG_SUM_EXP,
+    Feature.WAYS,
+    Feature.CONTAINMENT,
+    Feature.GROUPED,
+    Feature.DROPOUT,
+    Feature.WINDOW,
+    Feature.SOFTCAP,
+    Feature.ROTARY,
+    Feature.ALIBI,
+    Feature.RELATIVE_BIAS,
+    Feature.SINKS,
+    Feature.ZERO_ATTN,
+    Feature.QUERY_START,
+    Feature.SEGMENTS,
+    Feature.CUMULATIVE_LENGTHS,
+    Feature.HEAD_GATES,
+}
+
+
+def _in_tiles(size: int) -> Callable[[Problem, str], Result]:
+    return torch_op(partial(tiled_attention, tile=size), extras=("log_sum_exp",))
 
 
 def _call(module: torch.nn.Module, given: Tensors, problem: Problem) -> torch.Tensor:
@@ -68,6 +94,13 @@ INHOUSE = (
         Claims(Scope.OP, _NUMPY),
         numpy_op(attention, extras=("weights", "log_sum_exp")),
         "a function in NumPy that returns output, weights and log-sum-exp",
+    ),
+    Implementation(
+        "inhouse.tiled",
+        Claims(Scope.OP, _TILED),
+        _in_tiles(64),
+        "online softmax over tiles of keys in torch, which keeps no weights for its way back",
+        ways={f"in tiles of {size}": _in_tiles(size) for size in (1, 3)},
     ),
 )
 """The in-house implementations, with every claim that they can stand for."""

@@ -72,7 +72,7 @@ def test_conforms(implementation: Implementation, case: Case, dtype: str) -> Non
 
 
 def test_names() -> None:
-    assert [each.name for each in INHOUSE] == ["inhouse.fused", "inhouse.fused.weights", "inhouse.numpy"]
+    assert [each.name for each in INHOUSE] == ["inhouse.fused", "inhouse.fused.weights", "inhouse.numpy", "inhouse.tiled"]
 
 
 def test_a_wrong_mask_is_refused(implementation: Implementation) -> None:

@@ -1,0 +1,66 @@
+"""The options of a call, by the names in which the suite passes them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Options(Generic[T]):
+    """What may be asked for besides softmax(scale * Q K^T) V; T is the kind of the arrays.
+
+    Key j stands at position j, query i at query_start + i; where there are documents, both count from the start of
+    their own one, and a query sees keys of its own document only.
+
+    Attributes:
+        attn_mask: broadcasts to (B, H, Lq, Lk); True = may attend, or numbers that are added to the scores.
+        key_padding_mask: (B, Lk), True = may attend.
+        is_causal: no query sees a later key.
+        scale: multiplies the scores; None is 1 / sqrt(d_k).
+        window_size: so far a query sees to the left and to the right of its own position; -1 is no limit.
+        softcap: scores become softcap * tanh(scores / softcap), before anything is added to them.
+        rotary_base: query and key are turned by position * rotary_base ** (-2 c / d_k), component c with c + d_k / 2.
+        query_start: the position of the first query; None is 0.
+        alibi_slopes: (H,); slope * distance is taken off the scores.
+        relative_bias: (H, 2 R + 1), added to the scores by distance, the middle one for none; the outermost ones
+            count for all distances beyond.
+        sinks: (H,) logits that take a share of the softmax and have no value.
+        head_gates: (H,) factors of the outputs of the heads.
+        query_segments: (B, Lq) numbers of documents; key_segments (B, Lk).
+        cu_seqlens_q: the same by cumulative lengths 0, n_1, n_1 + n_2, ..., Lq, for all samples; cu_seqlens_k.
+        add_zero_attn: a key and a value of zeros follow the others, seen by every query.
+        enable_gqa: key and value may have fewer heads; neighbouring query heads share one.
+        dropout_p: the probability with which a weight is dropped; the others grow by 1 / (1 - p).
+    """
+
+    attn_mask: T | None = None
+    key_padding_mask: T | None = None
+    is_causal: bool = False
+    scale: float | None = None
+    window_size: tuple[int, int] = (-1, -1)
+    softcap: float | None = None
+    rotary_base: float | None = None
+    query_start: int | None = None
+    alibi_slopes: T | None = None
+    relative_bias: T | None = None
+    sinks: T | None = None
+    head_gates: T | None = None
+    query_segments: T | None = None
+    key_segments: T | None = None
+    cu_seqlens_q: T | None = None
+    cu_seqlens_k: T | None = None
+    add_zero_attn: bool = False
+    enable_gqa: bool = False
+    dropout_p: float = 0.0
+
+    def __post_init__(self) -> None:
+        for pair in (("query_segments", "key_segments"), ("cu_seqlens_q", "cu_seqlens_k")):
+            if len({getattr(self, name) is None for name in pair}) > 1:
+                raise ValueError(f"{pair[0]} and {pair[1]} need each other")
+        if not 0.0 <= self.dropout_p <= 1.0:
+            raise ValueError(f"dropout_p is a probability, not {self.dropout_p}")
+        if self.softcap is not None and not self.softcap > 0.0:
+            raise ValueError(f"softcap must be above 0, not {self.softcap}")
