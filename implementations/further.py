@@ -57,9 +57,13 @@ def seeded(problem: Problem) -> Iterator[None]:
     if not asked.dropout or asked.draw < 0:
         yield
         return
+    # Where no accelerator is in use, asking for its generators takes longer than the call.
+    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
     numbers = np.random.get_state()
-    with torch.random.fork_rng():
-        torch.manual_seed(asked.draw)
+    with torch.random.fork_rng(devices):
+        torch.default_generator.manual_seed(asked.draw)
+        if devices:
+            torch.cuda.manual_seed_all(asked.draw)
         np.random.seed(asked.draw)
         try:
             yield

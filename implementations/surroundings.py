@@ -57,3 +57,16 @@ def kept_surroundings() -> Iterator[None]:
             torch.set_float32_matmul_precision(precision)
         if _flushes() != flushes:
             torch.set_flush_denormal(flushes)
+
+
+@contextmanager
+def random_states_from(seed: int) -> Iterator[None]:
+    """Starts every generator of random numbers at a seed, and puts them all back."""
+    numbers, choices = np.random.get_state(), random.getstate()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        np.random.seed(seed)
+        random.seed(seed)
+        yield
+    np.random.set_state(numbers)
+    random.setstate(choices)

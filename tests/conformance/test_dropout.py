@@ -1,1 +1,180 @@
-"""Chapter 17, dropout: to be written."""
+"""Chapter 17, dropout: which weights are dropped, what becomes of the others, and when nothing is dropped."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from implementations.surroundings import random_states_from, surroundings
+from reference.solving import Expected, solve
+from spec.cases import Case, MaskKind, MaskShape, Padding, Values
+from spec.features import Feature
+from tests.harness.comparison import compare
+from tests.harness.dropping import Booleans, by_key, likely_share, related, repetition, seen
+from tests.harness.judge import CandidateError, Judge, part_of
+from tests.harness.suite import clause
+
+SHOWN = Case(spread=1.0, values=Values.IDENTITY).sized(key_length=8, d_k=16, d_v=16).extended(dropout=0.5, draw=1)
+"""Every weight shows in two components of the output, 240 of them."""
+MANY = SHOWN.sized(num_heads=4, query_length=32, key_length=32, d_k=32, d_v=32)
+"""8192 weights, for what only many of them tell."""
+LONG = MANY.sized(batch=1, num_heads=2, query_length=160, key_length=64, d_k=64, d_v=64)
+"""More queries than a tile has."""
+GROUPED = SHOWN.sized(num_heads=6, num_kv_heads=3)
+PLAIN = Case().extended(dropout=0.5, draw=1)
+
+
+@clause("dropout.factors")
+def test_factors(judge: Judge) -> None:
+    for case in judge.cases(SHOWN, SHOWN.extended(dropout=0.25, draw=2), SHOWN.extended(dropout=0.9, draw=3), GROUPED):
+        if (found := seen(judge, case)) is not None:
+            meant = found.expected(judge)["output"]
+            first = [by_key(found.problem, array)[..., 0, :] for array in (meant.value, meant.bound)]
+            said = f"each weight is dropped, or divided by {1.0 - case.extension.dropout:g}"
+            judge.record(case, compare("output", found.shown[..., 0, :], Expected(*first), judge.dtype), said)
+
+
+@clause("dropout.whole-key")
+def test_whole_key(judge: Judge) -> None:
+    for case in judge.cases(SHOWN, SHOWN.extended(draw=2), GROUPED):
+        found = seen(judge, case)
+        if found is not None and found.shown.shape[-2] > 1:
+            some = found.shown != 0
+            parted = np.argwhere((some != some[..., :1, :]).any(-2))
+            told = "" if not len(parted) else "sample {} head {} query {} key {}".format(*parted[0])
+            judge.assert_that(case, not told, f"one value component has lost a key that another one keeps: {told}")
+
+
+@clause("dropout.rate")
+def test_rate(judge: Judge) -> None:
+    for case in judge.cases(*(MANY.extended(dropout=rate, draw=n) for n, rate in enumerate((0.1, 0.5, 0.9), start=1))):
+        if (found := seen(judge, case)) is not None:
+            dropped, rate = found.shown[..., 0, :] == 0, case.extension.dropout
+            said = f"{dropped.mean():.4f} of {dropped.size} weights are dropped, at the probability {rate:g}"
+            judge.assert_that(case, likely_share(~dropped, 1.0 - rate), said)
+
+
+@clause("dropout.independent")
+def test_independent(judge: Judge) -> None:
+    for case in judge.cases(MANY, LONG.extended(draw=2), MANY.sized(num_kv_heads=2)):
+        if (found := seen(judge, case)) is not None:
+            chosen = found.shown[..., 0, :] != 0
+            distance = repetition(chosen)
+            apart = "samples {}, heads {}, queries {}, keys {}".format(*np.unravel_index(distance, chosen.shape))
+            judge.assert_that(case, not distance, f"the choices repeat themselves at a distance of {apart}")
+
+
+@clause("dropout.with-masks")
+def test_with_masks(judge: Judge) -> None:
+    masks = (
+        (MaskKind.BOOL, MaskShape.FULL),
+        (MaskKind.FLOAT, MaskShape.SHARED),
+        (MaskKind.INFINITE, MaskShape.HEAD),
+    )
+    cases = [replace(SHOWN, mask=kind, mask_shape=shape) for kind, shape in masks]
+    cases += [replace(SHOWN, padding=Padding.LEFT), replace(SHOWN, causal=True).sized(query_length=8)]
+    for case in judge.cases(*cases):
+        if (found := seen(judge, case)) is not None:
+            compared = compare("output", found.result.output, found.expected(judge)["output"], judge.dtype)
+            judge.record(case, compared, "dropout beside a mask")
+
+
+@clause("dropout.gradients")
+def test_gradients(judge: Judge) -> None:
+    float_mask = replace(SHOWN, mask=MaskKind.FLOAT)
+    for case in judge.cases(SHOWN, SHOWN.extended(dropout=0.25, draw=2), GROUPED, float_mask):
+        if (found := seen(judge, case, gradients=True)) is not None:
+            expected = found.expected(judge)
+            for part in (f"gradients.{name}" for name in found.problem.needs):
+                compared = compare(part, part_of(found.result, part), expected[part], judge.dtype)
+                judge.record(case, compared, "the forward pass has told which weights are dropped")
+
+
+@clause("dropout.returned-weights")
+def test_returned_weights(judge: Judge) -> None:
+    _assert_returned(judge, "weights", f"claimed to be those {judge.conventions.returned_weights}")
+
+
+@clause("dropout.averaged-weights")
+def test_averaged_weights(judge: Judge) -> None:
+    _assert_returned(judge, "averaged_weights", f"claimed to be those {judge.conventions.returned_weights}")
+
+
+@clause("dropout.log-sum-exp")
+def test_log_sum_exp(judge: Judge) -> None:
+    _assert_returned(judge, "log_sum_exp", "dropped keys count as well")
+
+
+def _assert_returned(judge: Judge, part: str, said: str) -> None:
+    for case in judge.cases(SHOWN, SHOWN.extended(dropout=0.25, draw=2), replace(SHOWN, mask=MaskKind.BOOL)):
+        if (found := seen(judge, case)) is not None:
+            compared = compare(part, part_of(found.result, part), found.expected(judge)[part], judge.dtype)
+            judge.record(case, compared, said)
+
+
+@clause("dropout.seed")
+def test_seed(judge: Judge) -> None:
+    for case in judge.cases(MANY):
+        first, again, other = (_chosen(judge, each) for each in (case, case, case.extended(draw=2)))
+        if first is not None and again is not None and other is not None:
+            judge.assert_that(case, np.array_equal(first, again), "the same seed drops other weights")
+            judge.assert_that(case, not related(first, other), "another seed drops much the same weights")
+
+
+def _chosen(judge: Judge, case: Case) -> Booleans | None:
+    """(B, H, Lq, Lk), True = not dropped."""
+    found = seen(judge, case)
+    return None if found is None else found.shown[..., 0, :] != 0
+
+
+@clause("dropout.next-call")
+def test_next_call(judge: Judge) -> None:
+    for case in judge.cases(MANY.extended(draw=-1)):
+        with random_states_from(1):
+            first, second = (_chosen(judge, case) for _ in range(2))
+        if first is not None and second is not None:
+            judge.assert_that(case, not related(first, second), "the next call drops much the same weights")
+
+
+@clause("dropout.rate-zero")
+def test_rate_zero(judge: Judge) -> None:
+    for case in judge.cases(PLAIN.extended(dropout=0.0), replace(PLAIN, mask=MaskKind.BOOL).extended(dropout=0.0)):
+        _assert_drops_nothing(judge, case, "the probability of dropout is 0")
+
+
+@clause("dropout.evaluation")
+def test_evaluation(judge: Judge) -> None:
+    told = PLAIN.extended(evaluating=True, draw=-1)
+    for case in judge.cases(told, replace(told, mask=MaskKind.BOOL).extended(dropout=0.9)):
+        _assert_drops_nothing(judge, case, "evaluation mode")
+
+
+def _assert_drops_nothing(judge: Judge, case: Case, said: str) -> None:
+    """The answer is that without dropout, and no generator of random numbers has moved."""
+    with random_states_from(1):
+        judge.assert_conforms(case, *judge.parts(), said=said)
+        before = surroundings()
+        try:
+            judge.ask(judge.problem(case))
+        except CandidateError:
+            return  # told already
+        after = surroundings()
+    moved = [name for name in before if name.startswith("random state") and before[name] != after[name]]
+    judge.assert_that(case, not moved, f"{said}, and the call changed the {', '.join(moved)}")
+
+
+@clause("dropout.rate-one")
+def test_rate_one(judge: Judge) -> None:
+    for case in judge.cases(PLAIN.extended(dropout=1.0), replace(PLAIN, mask=MaskKind.BOOL).extended(dropout=1.0)):
+        problem = judge.problem(case)
+        try:
+            result = judge.ask(problem)
+        except CandidateError as error:
+            judge.assert_that(case, False, str(error))
+            continue
+        expected = solve(problem, judge.conventions, np.zeros(judge.expected(case)["weights"].value.shape)).parts
+        gradients = problem.needs if Feature.GRADIENTS in judge.claims else ()
+        for part in ("output", *(f"gradients.{name}" for name in gradients)):
+            compared = compare(part, part_of(result, part), expected[part], judge.dtype)
+            judge.record(case, compared, "every weight is dropped")

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
 import numpy as np
-import torch
 
 from implementations.contract import Result
-from implementations.surroundings import kept_surroundings, surroundings
+from implementations.surroundings import kept_surroundings, random_states_from, surroundings
 from spec.cases import Case, MaskKind, MaskShape, Padding
 from spec.features import Feature
 from spec.problems import Array, Problem
@@ -115,21 +112,9 @@ def test_global_state(judge: Judge) -> None:
             judge.assert_that(case, not moved, f"the call changed the {', '.join(moved)}")
 
 
-@contextmanager
-def _seeded(seed: int) -> Iterator[None]:
-    numbers, choices = np.random.get_state(), random.getstate()
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        np.random.seed(seed)
-        random.seed(seed)
-        yield
-    np.random.set_state(numbers)
-    random.setstate(choices)
-
-
 def _moved_by(judge: Judge, case: Case, problem: Problem) -> list[str]:
     # A candidate that seeds a generator by a number of its own must not find it as it would leave it.
-    with kept_surroundings(), _seeded(case.seed):
+    with kept_surroundings(), random_states_from(case.seed):
         before = surroundings()
         try:
             disturbed = judge.ask_unkept(problem.fresh()).disturbed
