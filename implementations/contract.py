@@ -123,6 +123,9 @@ class Implementation:
             to claim `Feature.WAYS`.
         functions: plain functions beside the attention, by the names in `FUNCTIONS`, that take integers and answer
             an array of floats; to have one is to claim its feature.
+        modes: the same question answered in another state or under a transform, by the feature that names it; to have
+            one is to claim it. Chapter modules says what each run does; that of `Feature.DOUBLE_BACKWARD` returns as
+            gradients their derivatives along `Problem.direction`.
     """
 
     name: str
@@ -133,9 +136,12 @@ class Implementation:
     construct: Callable[[int, int], object] | None = None
     ways: Mapping[str, Callable[[Problem, str], Result]] = field(default_factory=dict)
     functions: Mapping[str, Callable[..., Array]] = field(default_factory=dict)
+    modes: Mapping[Feature, Callable[[Problem, str], Result]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._check_functions()
+        if odd := sorted(set(self.modes) ^ (MODES & self.claims.features)):
+            raise ValueError(f"{self.name}: to have a run for a mode is to claim it, and the other way round: {odd}")
         if bool(self.ways) is not (Feature.WAYS in self.claims):
             raise ValueError(
                 f"{self.name} has {len(self.ways)} other ways to be called: claim Feature.WAYS to have any"

@@ -19,8 +19,10 @@ from implementations.tensors import (
     differing,
     forms,
     gradients_of,
+    second_products,
     tensors,
     to_array,
+    to_tensor,
 )
 from spec.problems import Array, Problem
 
@@ -48,6 +50,7 @@ def torch_module(
     *,
     extras: Sequence[str] = (),
     context: Callable[[], AbstractContextManager[object]] = nullcontext,
+    twice: bool = False,
 ) -> Callable[[Problem, str], Result]:
     """A `run` for a module.
 
@@ -58,6 +61,7 @@ def torch_module(
         places: where its parameters are, or a function that finds them.
         extras: what the call returns after the output, by the names of `Result`.
         context: entered around each forward call.
+        twice: gradients are differentiated again, see `second_products`.
     """
     kept: dict[tuple[object, ...], nn.Module] = {}
 
@@ -74,7 +78,7 @@ def torch_module(
         given = tensors(problem, device)
         module = module_for(problem, device)
         load(module, where_in(module, places), given)
-        return answer_of(module, problem, given, call, where_in(module, places), extras, context)
+        return answer_of(module, problem, given, call, where_in(module, places), extras, context, twice)
 
     return run
 
@@ -87,6 +91,7 @@ def answer_of(
     where: Places,
     extras: Sequence[str] = (),
     context: Callable[[], AbstractContextManager[object]] = nullcontext,
+    twice: bool = False,
 ) -> Result:
     """What a module that holds the problem's parameters answers, in the mode that the problem asks for."""
     with (
@@ -100,7 +105,7 @@ def answer_of(
         disturbed = differing(before, forms(given)) + _moved(module, where, given, mode)
     output, *rest = answer if isinstance(answer, tuple) else (answer,)
     others: dict[str, Any] = {n: to_array(t) for n, t in zip(extras, rest, strict=True)}
-    found = _gradients(problem, module, where, given, output)
+    found = _gradients(problem, module, where, given, output, twice)
     return Result(to_array(output), gradients=found, disturbed=disturbed, **others)
 
 
@@ -176,13 +181,18 @@ def _names(place: str | Packed) -> tuple[str, ...]:
 
 
 def _gradients(
-    problem: Problem, module: nn.Module, places: Places, given: Tensors, output: torch.Tensor
+    problem: Problem, module: nn.Module, places: Places, given: Tensors, output: torch.Tensor, twice: bool
 ) -> dict[str, Array]:
     if problem.cotangent is None:
         return {}
     leaves = {n: given[n] for n in problem.needs if n in given and n not in problem.parameters}
     leaves |= {path: module.get_parameter(path) for path in places}
-    found = gradients_of(output, leaves, given["cotangent"])
+    if twice:
+        directions = {name: to_tensor(array, str(output.device)) for name, array in problem.direction().items()}
+        directions |= {p: x.view_as(leaves[p]) for p, x in _stored(module, places, directions).items()}
+        found = second_products(output, leaves, directions, given["cotangent"])
+    else:
+        found = gradients_of(output, leaves, given["cotangent"])
     for path, place in places.items():
         found |= _unpacked(found.pop(path), _names(place), given)
     return {name: found[name] for name in problem.needs}

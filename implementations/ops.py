@@ -11,7 +11,17 @@ import torch
 
 from implementations.contract import Result
 from implementations.further import further_options, seeded
-from implementations.tensors import Tensors, array_forms, differing, forms, gradients_of, tensors, to_array
+from implementations.tensors import (
+    Tensors,
+    array_forms,
+    differing,
+    forms,
+    gradients_of,
+    second_products,
+    tensors,
+    to_array,
+    to_tensor,
+)
 from spec.features import Polarity
 from spec.problems import Array, Problem
 
@@ -27,6 +37,7 @@ def torch_op(
     polarity: Polarity = Polarity.MAY_ATTEND,
     context: Callable[[], AbstractContextManager[Any]] = nullcontext,
     reused: bool = False,
+    twice: bool = False,
 ) -> Callable[[Problem, str], Result]:
     """A `run` for a function with the parameters of torch's scaled_dot_product_attention, or some of them.
 
@@ -39,6 +50,7 @@ def torch_op(
         polarity: what True means in its boolean masks.
         context: entered around each forward call, to choose a kernel for instance.
         reused: the tensors of the last call of the same shapes are filled anew and passed again, not new ones.
+        twice: gradients are differentiated again, see `second_products`.
     """
     arena: Tensors = {}
 
@@ -50,12 +62,19 @@ def torch_op(
             answer = function(*(given[n] for n in INPUTS), **_options(problem, given, polarity))
             disturbed = differing(before, forms(given))
         output, *rest = answer if isinstance(answer, tuple) else (answer,)
-        leaves = {name: given[name] for name in problem.needs}
-        found = {} if problem.cotangent is None else gradients_of(output, leaves, given["cotangent"])
+        found = {} if problem.cotangent is None else _gradients(problem, given, output, twice)
         others: dict[str, Any] = {n: to_array(t) for n, t in zip(extras, rest, strict=True)}
         return Result(to_array(output), gradients=found, disturbed=disturbed, **others)
 
     return run
+
+
+def _gradients(problem: Problem, given: Tensors, output: torch.Tensor, twice: bool) -> dict[str, Array]:
+    leaves = {name: given[name] for name in problem.needs}
+    if not twice:
+        return gradients_of(output, leaves, given["cotangent"])
+    directions = {name: to_tensor(array, str(output.device)) for name, array in problem.direction().items()}
+    return second_products(output, leaves, directions, given["cotangent"])
 
 
 def _refilled(arena: Tensors, given: Tensors) -> Tensors:

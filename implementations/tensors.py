@@ -84,3 +84,13 @@ def gradients_of(output: torch.Tensor, leaves: Mapping[str, torch.Tensor], cotan
         name: to_array(torch.zeros_like(leaf) if gradient is None else gradient)
         for (name, leaf), gradient in zip(leaves.items(), found, strict=True)
     }
+
+
+def second_products(
+    output: torch.Tensor, leaves: Mapping[str, torch.Tensor], directions: Tensors, cotangent: torch.Tensor
+) -> dict[str, Array]:
+    """Derivatives of the gradients along the directions, by name; see `Problem.direction`."""
+    held = list(leaves.values())
+    first = torch.autograd.grad(output, held, cotangent, create_graph=True, allow_unused=True)
+    along = [(g * directions[name]).sum() for name, g in zip(leaves, first, strict=True) if g is not None]
+    return gradients_of(torch.stack(along).sum(), leaves, torch.ones((), dtype=output.dtype, device=output.device))
