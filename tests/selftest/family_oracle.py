@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 
 from spec.features import Alignment, Conventions, GroupOrder, RotaryPairing, Scope, WindowCount
 from spec.problems import Array, Problem
 from tests.selftest.arithmetic import Arithmetic, Number
 
 
+@lru_cache(maxsize=1024)
 def document(problem: Problem, role: str, b: int, token: int) -> int:
     """The document that a query or key (`role`) of a sample is part of; 0 where there is only one."""
     segments, lengths = (problem.extras.get(f"{role}_{told}") for told in ("segments", "lengths"))
@@ -26,6 +28,7 @@ def _members(problem: Problem, role: str, b: int, wanted: int) -> int:
     return sum(document(problem, role, b, token) == wanted for token in range(length))
 
 
+@lru_cache(maxsize=1024)
 def position(problem: Problem, conventions: Conventions, role: str, b: int, token: int) -> int:
     """Where a token stands in its own document: keys from 0, queries from `query_start` or the claimed corner."""
     own = document(problem, role, b, token)
