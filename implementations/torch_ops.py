@@ -34,7 +34,7 @@ SDPA_FEATURES = frozenset(
         Feature.EMPTY_SIZES,
     }
 )
-"""What the signature of scaled_dot_product_attention offers, apart from what later chapters ask."""
+"""What the signature of scaled_dot_product_attention offers, apart from grouped heads and dropout."""
 
 
 def _kernel(backend: SDPBackend) -> Callable[[], AbstractContextManager[Any]]:
@@ -42,7 +42,7 @@ def _kernel(backend: SDPBackend) -> Callable[[], AbstractContextManager[Any]]:
 
 
 def _flash_fit(case: Case) -> Case | Unable:
-    """The CPU flash kernel has one head width, and no gradient for a mask."""
+    """The CPU flash kernel has one head width, no gradient for a mask, and no dropout."""
     return case.sized(d_v=case.sizes.d_k)
 
 
@@ -67,7 +67,9 @@ MASK_BEFORE_SCALE = ExpectedFailure(
 )
 _SPELLED: dict[str, Any] = {"attn_mask": None, "dropout_p": 0.0, "is_causal": False, "scale": None, "enable_gqa": False}
 _FLASH_DEVIATIONS = (NAN_SWALLOWED, LENGTH_UNCHECKED, MASK_BEFORE_SCALE)
-_CLAIMS = Claims(Scope.OP, SDPA_FEATURES, Conventions(causal_with_mask=CausalWithMask.EITHER))
+_FLASH_LACKS = {Feature.VALUE_WIDTH, Feature.MASK_GRADIENT, Feature.DROPOUT}
+_ALL = SDPA_FEATURES | {Feature.GROUPED, Feature.DROPOUT}
+_CLAIMS = Claims(Scope.OP, _ALL, Conventions(causal_with_mask=CausalWithMask.EITHER))
 _WAYS = {
     "with its defaults spelled out": torch_op(partial(F.scaled_dot_product_attention, **_SPELLED)),
     "in inference mode": torch_op(F.scaled_dot_product_attention, context=torch.inference_mode),
@@ -77,7 +79,7 @@ _WAYS = {
 TORCH_OPS = (
     Implementation(
         "torch.sdpa",
-        replace(_CLAIMS, features=SDPA_FEATURES | {Feature.WAYS}),
+        replace(_CLAIMS, features=_ALL | {Feature.WAYS}),
         torch_op(F.scaled_dot_product_attention),
         "scaled_dot_product_attention with the kernel that torch chooses",
         _FLASH_DEVIATIONS,
@@ -91,7 +93,7 @@ TORCH_OPS = (
     ),
     Implementation(
         "torch.sdpa.flash",
-        replace(_CLAIMS, features=SDPA_FEATURES - {Feature.VALUE_WIDTH, Feature.MASK_GRADIENT}, fit=_flash_fit),
+        replace(_CLAIMS, features=_ALL - _FLASH_LACKS, fit=_flash_fit),
         torch_op(F.scaled_dot_product_attention, context=_kernel(SDPBackend.FLASH_ATTENTION)),
         "scaled_dot_product_attention, the fused CPU kernel",
         _FLASH_DEVIATIONS,

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from implementations.builtin import BUILTIN
+from implementations.builtin import ABSENT, BUILTIN, ON_REQUEST
 from implementations.candidates import candidates
 from implementations.contract import Implementation
 from implementations.loading import TargetError
@@ -81,9 +81,14 @@ def selection_of(options: Options) -> Selection:
     elif options.conventions:
         raise UsageError("--convention describes a candidate: give --candidate TARGET too")
     else:
-        _require_known("implementation", options.implementations, [i.name for i in BUILTIN])
-        implementations = tuple(i for i in BUILTIN if _matches(i.name, options.implementations))
+        implementations = _builtin(options.implementations)
     return Selection(implementations, options.clauses, options.dtypes)
+
+
+def left_out() -> dict[str, str]:
+    """The built-in implementations that no pattern selects, and why."""
+    costly = {i.name: f"costly: --implementation {i.name} asks it" for i in ON_REQUEST}
+    return costly | {name: f"cannot run here: {reason}" for name, reason in ABSENT.items()}
 
 
 def settings_of(options: Options) -> dict[str, str]:
@@ -109,6 +114,16 @@ def _candidates(options: Options) -> tuple[Implementation, ...]:
         raise UsageError(str(error)) from error
     except ValueError as error:
         raise UsageError(f"--convention: {error}") from error
+
+
+def _builtin(patterns: Sequence[str]) -> tuple[Implementation, ...]:
+    """Those that a pattern matches; of the costly ones, those that are named in full."""
+    for name, reason in ABSENT.items():
+        if name in patterns:
+            raise UsageError(f"--implementation {name!r} cannot run here: {reason}")
+    known = (*BUILTIN, *(i for i in ON_REQUEST if i.name in patterns))
+    _require_known("implementation", patterns, [i.name for i in known])
+    return tuple(i for i in known if _matches(i.name, patterns))
 
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:
