@@ -112,11 +112,23 @@ def _assert_as_if_unturned(judge: Judge, case: Case, place: int) -> None:
 def test_rotary_shift(judge: Judge) -> None:
     turned = Case().extended(rotary_base=20.0, query_start=2)
     for case in judge.cases(turned, turned.sized(query_length=1, d_k=6)):
-        whole = judge.expected(case)["output"]
         for steps in (1, 40):
-            problem = _moved(judge.problem(case).forward_only(), steps)
-            expected = Expected(whole.value, judge.solve(problem).parts["output"].bound)
-            judge.assert_answers(case, problem, expected, f"all stand {steps} positions later, after masked keys")
+            _assert_only_distance_counts(judge, case, steps)
+
+
+def _assert_only_distance_counts(judge: Judge, case: Case, steps: int) -> None:
+    """The candidate's own answer, before and after all have moved."""
+    before = judge.problem(case).forward_only()
+    later = _moved(before, steps)
+    bound = judge.expected(case)["output"].bound + judge.solve(later).parts["output"].bound
+    output = judge.own(case, before)
+    if output is None:
+        return
+    if output.shape != bound.shape:
+        judge.assert_that(case, False, f"output has shape {output.shape}, expected {bound.shape}")
+        return
+    said = f"all stand {steps} positions later, after masked keys"
+    judge.assert_answers(case, later, Expected(output.astype(np.float64), bound), said)
 
 
 def _moved(problem: Problem, steps: int) -> Problem:
