@@ -6,7 +6,7 @@ VENV   ?= .venv
 RUN    := $(VENV)/bin/python
 READY  := $(VENV)/.ready
 
-.PHONY: conformance test lint types bounds mutation defects format clean
+.PHONY: conformance test lint types bounds mutation defects conventions format clean
 
 conformance: $(READY)
 	$(RUN) -m pytest --report report
@@ -29,6 +29,9 @@ mutation: $(READY)
 
 defects: $(READY)
 	$(RUN) -m implementations.defects.page
+
+conventions: $(READY)
+	$(RUN) -m tests.measure_conventions
 
 format: $(READY)
 	$(RUN) -m ruff check --fix .

@@ -20,11 +20,12 @@ from tests.harness.early import attention_conformance_options
 from tests.harness.failing import Setting, clear, explained, told, write
 from tests.harness.judge import TIERS, Judge
 from tests.harness.judging import judged
+from tests.harness.observing import QUESTIONS, observations
 from tests.harness.replay import ReplayError, absolute, read, replay
 from tests.harness.report import Recorder
-from tests.harness.selecting import Options, UsageError, require_device, selection_of, settings_of
+from tests.harness.selecting import Options, UsageError, left_out, require_device, selection_of, settings_of
 from tests.harness.suite import ClauseTest, Selection, Spoken, claimed, declared, spoken
-from tests.harness.summary import summary
+from tests.harness.summary import observed, summary
 from tests.harness.verdicts import Status, Verdict
 
 KEY = pytest.StashKey["Plugin"]()
@@ -134,12 +135,18 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
     if options.list_implementations:
         for i in _selected(options).implementations:
             print(f"{i.name:24} {i.claims.scope:6} {len(i.claims.features):2} features  {i.about}")
+        for name, reason in left_out().items() if _all_builtin(options) else ():
+            print(f"{name:24} not among them: {reason}")
         return 0
     if options.list_defects:
         for defect in DEFECTS:
             print(f"{defect.id:40} {defect.clauses[0]:28} {defect.severity:10} {defect.does}")
         return 0
     return None
+
+
+def _all_builtin(options: Options) -> bool:
+    return not options.candidates and not options.implementations
 
 
 def _replayed(path: Path) -> int:
@@ -240,9 +247,13 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     unchecked = unchecked_claims(plugin)
     if unchecked and exitstatus == 0:
         session.exitstatus = 1
-    if exitstatus == pytest.ExitCode.TESTS_FAILED and not hasattr(session.config, "workerinput"):
+    if hasattr(session.config, "workerinput"):
+        return
+    if exitstatus == pytest.ExitCode.TESTS_FAILED:
         _diagnose(plugin)
         _explain(session.config)
+    if exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+        _observe(plugin)
 
 
 def _diagnose(plugin: Plugin) -> None:
@@ -251,6 +262,17 @@ def _diagnose(plugin: Plugin) -> None:
         mine = [v for v in plugin.recorder.verdicts if v.implementation == implementation.name]
         if found := diagnose(implementation, failing_checks(mine), plugin.options.device):
             plugin.recorder.diagnoses[implementation.name] = str(found)
+    plugin.recorder.rewrite()
+
+
+def _observe(plugin: Plugin) -> None:
+    """What is not claimed is observed, where somebody is going to read it: of candidates, and in reports."""
+    options, selection = plugin.options, plugin.selection
+    if not plugin.recorder.verdicts or selection.clauses or not (options.candidates or options.report):
+        return
+    for implementation in selection.implementations:
+        seen = observations(implementation, QUESTIONS, selection.dtypes, options.device)
+        plugin.recorder.observed[implementation.name] = seen
     plugin.recorder.rewrite()
 
 
@@ -319,9 +341,14 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     if not plugin.recorder.verdicts:
         return
     terminalreporter.section("conformance")
-    for line in summary(plugin.selection.implementations, plugin.recorder.verdicts, plugin.recorder.diagnoses):
+    recorder = plugin.recorder
+    for line in summary(plugin.selection.implementations, recorder.verdicts, recorder.diagnoses):
+        terminalreporter.write_line(line)
+    for line in observed(recorder.observed) if plugin.options.candidates else ():
         terminalreporter.write_line(line)
     for line in unchecked_claims(plugin):
         terminalreporter.write_line(f"ERROR  {line}", red=True)
+    for name, reason in left_out().items() if _all_builtin(plugin.options) else ():
+        terminalreporter.write_line(f"not asked: {name}, {reason}")
     if plugin.options.report is not None:
         terminalreporter.write_line(f"report: {plugin.options.report / 'report.json'}")

@@ -36,6 +36,7 @@ class Recorder:
     begun: bool = False
     closing: Mapping[str, Any] | None = None
     diagnoses: dict[str, str] = field(default_factory=dict)
+    observed: dict[str, Mapping[str, str]] = field(default_factory=dict)
 
     def begin(self) -> None:
         """Starts log and report, once. Until `finish`, the report says that it is not complete.
@@ -65,7 +66,7 @@ class Recorder:
             self._log(json.dumps({"closing": closing}))
 
     def rewrite(self) -> None:
-        """Writes a report that is closed once more, with the diagnoses that were made since."""
+        """Writes a report that is closed once more, with the diagnoses and observations that were made since."""
         if self.closing is not None:
             self._write(self.closing)
 
@@ -101,6 +102,7 @@ class Recorder:
             },
             "verdict": overall(mine),
             "diagnosis": self.diagnoses.get(implementation.name, ""),
+            "observed": dict(self.observed.get(implementation.name, {})),
             "clauses": [json.loads(v.to_json()) for v in mine],
         }
 

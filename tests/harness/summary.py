@@ -85,3 +85,12 @@ def _line(status: Status, clause: str, found: Sequence[Verdict]) -> str:
     word = "FAIL" if first.level == "MUST" else f"advice ({first.level})"
     assert first.failure is not None
     return f"{word}  {clause} [{dtypes}]: {first.failure.message}"
+
+
+def observed(found: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
+    """What candidates were seen to do where the field disagrees, one question a line."""
+    for name, told in found.items():
+        yield ""
+        yield f"{name} was seen to do, where implementations differ (chapter conventions):"
+        width = max(map(len, told), default=0)
+        yield from (f"  {question:{width}}  {answer}" for question, answer in told.items())
