@@ -1,0 +1,415 @@
+"""Mistakes of chapter 17 in what dropout does to the weights, in its gradients, and in what is returned of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from implementations.defects.record import Severity, breaks
+from implementations.defects.steps import Steps, drop, mix, softmax
+from spec.features import Conventions, Feature, ReturnedWeights
+
+DROPOUT = frozenset({Feature.DROPOUT})
+AFTER = Conventions(returned_weights=ReturnedWeights.AFTER_DROPOUT)
+
+
+def chosen(like: Tensor, rate: float) -> Tensor:
+    """1 where an element is kept, 0 where it is dropped."""
+    return (torch.rand(like.shape) >= rate).to(like.dtype)
+
+
+@breaks(
+    "dropout.rate",
+    "dropout.factors",
+    "dropout.seed",
+    step="drop",
+    claims=DROPOUT,
+    holds=("dropout.rate-zero", "dropout.whole-key"),
+    does="Takes a probability of dropout, and drops nothing.",
+    repair="Drop the weights, or refuse a probability above 0.",
+    hides="Tests with a dropout of 0.",
+    matters="A model trains without the regularisation that its configuration names.",
+    severity=Severity.WRONG,
+    links=("https://github.com/pytorch/pytorch/pull/184126",),
+)
+def dropout_ignored(weights: Tensor, rate: float) -> Tensor:
+    return weights
+
+
+@breaks(
+    "dropout.factors",
+    step="drop",
+    claims=DROPOUT,
+    holds=("dropout.whole-key", "dropout.rate", "dropout.independent", "dropout.rate-zero"),
+    does="Drops weights, and leaves the others as they are.",
+    repair="Divide the weights that stay by 1 - p.",
+    hides="A dropout of 0; checks of which weights are 0.",
+    matters="Outputs in training are too small on average, and jump when dropout is turned off.",
+    severity=Severity.WRONG,
+)
+def kept_weights_not_rescaled(weights: Tensor, rate: float) -> Tensor:
+    return weights * chosen(weights, rate)
+
+
+@breaks(
+    "dropout.factors",
+    step="drop",
+    claims=DROPOUT,
+    holds=("dropout.whole-key", "dropout.rate", "dropout.independent", "dropout.rate-zero"),
+    does="Divides the weights that stay by p.",
+    repair="Divide them by 1 - p, the probability to stay.",
+    hides="A dropout of 0.5, where both are the same.",
+    matters="A dropout of 0.1 makes the output nine times too large.",
+    severity=Severity.WRONG,
+)
+def rescaled_by_the_rate(weights: Tensor, rate: float) -> Tensor:
+    return weights * chosen(weights, rate) / rate
+
+
+@breaks(
+    "dropout.factors",
+    step="drop",
+    claims=DROPOUT,
+    holds=("dropout.whole-key", "dropout.rate", "dropout.independent", "dropout.rate-zero"),
+    does="Normalises the rows again after it has dropped some of their weights.",
+    repair="Divide by 1 - p, the same for every row.",
+    hides="Means over many draws, which come out nearly right.",
+    matters="Another regularisation than the one that is claimed; a row that loses all its weights is 0/0.",
+    severity=Severity.WRONG,
+)
+def rows_normalised_after_dropout(weights: Tensor, rate: float) -> Tensor:
+    left = weights * chosen(weights, rate)
+    whole = left.sum(-1, keepdim=True)
+    return left / torch.where(whole == 0, 1.0, whole)
+
+
+@breaks(
+    "dropout.factors",
+    "dropout.rate",
+    claims=DROPOUT,
+    holds=("dropout.rate-zero", "dropout.whole-key"),
+    does="Drops scores, before the softmax.",
+    repair="Apply the softmax first, and drop weights.",
+    hides="A dropout of 0.",
+    matters="A score of 0 is no missing key: dropped keys keep a weight, and may gain some.",
+    severity=Severity.WRONG,
+    links=("https://github.com/facebookresearch/fairseq/issues/351",),
+)
+def dropout_of_the_scores(query: Tensor, key: Tensor, value: Tensor, dropout_p: float = 0.0, **options: Any) -> Tensor:
+    def weights(scores: Tensor) -> Tensor:
+        return softmax(torch.where(scores.isinf(), scores, drop(scores, dropout_p)))
+
+    return (Steps(softmax=weights) if dropout_p else Steps())(query, key, value, **options)
+
+
+@breaks(
+    "dropout.whole-key",
+    "dropout.gradients",
+    claims=DROPOUT,
+    holds=("dropout.rate", "dropout.independent", "dropout.factors", "dropout.rate-zero"),
+    does="Drops components of the output.",
+    repair="Drop the weights, before they meet the values.",
+    hides="Statistics of the output over many draws.",
+    matters="A query loses single components, and never a key: nothing teaches it to look elsewhere.",
+    severity=Severity.WRONG,
+    links=("https://github.com/typoverflow/UtilsRL/issues/32",),
+)
+def dropout_of_the_output(query: Tensor, key: Tensor, value: Tensor, dropout_p: float = 0.0, **options: Any) -> Tensor:
+    output = Steps()(query, key, value, **options)
+    return drop(output, dropout_p) if dropout_p else output
+
+
+@breaks(
+    "dropout.whole-key",
+    "dropout.independent",
+    claims=DROPOUT,
+    holds=("dropout.rate-zero", "dropout.factors"),
+    does="Drops components of the values.",
+    repair="Drop the weights.",
+    hides="Statistics of the output over many draws.",
+    matters="All queries of a head lose the same components of the same tokens.",
+    severity=Severity.WRONG,
+)
+def dropout_of_the_values(query: Tensor, key: Tensor, value: Tensor, dropout_p: float = 0.0, **options: Any) -> Tensor:
+    return Steps()(query, key, drop(value, dropout_p) if dropout_p else value, **options)
+
+
+@breaks(
+    "dropout.rate",
+    step="drop",
+    claims=DROPOUT,
+    holds=("dropout.factors", "dropout.independent", "dropout.whole-key", "dropout.gradients"),
+    does="Takes the probability to drop a weight for that to keep it.",
+    repair="Keep a weight with the probability 1 - p.",
+    hides="A dropout of 0.5.",
+    matters="A dropout of 0.1 drops nine weights of ten.",
+    severity=Severity.WRONG,
+)
+def rate_taken_for_its_complement(weights: Tensor, rate: float) -> Tensor:
+    return weights * chosen(weights, 1.0 - rate) / (1.0 - rate)
+
+
+@breaks(
+    "dropout.rate",
+    step="drop",
+    claims=DROPOUT,
+    holds=("dropout.factors", "dropout.independent", "dropout.gradients"),
+    does="Keeps the probability in three bits, rounded down.",
+    repair="Draw numbers fine enough for the probabilities that are in use.",
+    hides="A dropout of 0.25 or 0.5.",
+    matters="A dropout of 0.1 drops nothing, and what is left is enlarged all the same.",
+    severity=Severity.WRONG,
+)
+def rate_in_eighths(weights: Tensor, rate: float) -> Tensor:
+    return weights * chosen(weights, int(rate * 8) / 8) / (1.0 - rate)
+
+
+@breaks(
+    "dropout.with-masks",
+    claims=DROPOUT,
+    holds=("dropout.factors", "dropout.rate", "dropout.rate-zero"),
+    does="Drops nothing where there is a mask.",
+    repair="Hand the dropout to every path.",
+    hides="Calls without a mask.",
+    matters="A path for masked batches is not given the dropout: batches with padding are not regularised.",
+    severity=Severity.WRONG,
+)
+def dropout_lost_beside_a_mask(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    if options.keys() & {"attn_mask", "key_padding_mask"}:
+        options.pop("dropout_p", None)
+    return Steps()(query, key, value, **options)
+
+
+@breaks(
+    "dropout.with-masks",
+    claims=DROPOUT,
+    holds=("dropout.factors", "dropout.rate", "masks.bool"),
+    does="Normalises the rows again after dropout where there is a mask.",
+    repair="Mask the scores, apply the softmax, and drop what it gives.",
+    hides="Calls without a mask, and masks without dropout.",
+    matters="A path that masks weights late hands what dropout takes to the keys beside.",
+    severity=Severity.WRONG,
+)
+def normalised_after_dropout_beside_a_mask(
+    query: Tensor, key: Tensor, value: Tensor, dropout_p: float = 0.0, **options: Any
+) -> Tensor:
+    def weights(scores: Tensor) -> Tensor:
+        dropped = drop(softmax(scores), dropout_p)
+        if not scores.isinf().any():
+            return dropped
+        whole = dropped.sum(-1, keepdim=True)
+        return dropped / torch.where(whole == 0, 1.0, whole)
+
+    return (Steps(softmax=weights) if dropout_p else Steps())(query, key, value, **options)
+
+
+class _OtherChoice(torch.autograd.Function):
+    """Drops in the forward pass, and draws anew in the backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, weights: Tensor, rate: float) -> Tensor:
+        ctx.rate = rate
+        return drop(weights, rate)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return drop(gradient, ctx.rate), None
+
+
+@breaks(
+    "dropout.gradients",
+    step="drop",
+    claims=DROPOUT,
+    holds=("dropout.factors", "dropout.independent", "gradients.query", "gradients.value"),
+    does="Draws again in the backward pass, from where the generator is by then.",
+    repair="Keep what was drawn, or the state of the generator from before.",
+    hides="Checks of the output, and of gradients without dropout.",
+    matters="Weights learn from errors that they had no part in.",
+    severity=Severity.GRADIENT,
+    links=("https://github.com/pytorch/pytorch/pull/188015",),
+)
+def other_weights_dropped_in_the_backward_pass(weights: Tensor, rate: float) -> Tensor:
+    found: Tensor = _OtherChoice.apply(weights, rate)
+    return found
+
+
+@breaks(
+    "dropout.gradients",
+    step="drop",
+    claims=DROPOUT,
+    holds=("dropout.factors", "dropout.independent", "gradients.query", "gradients.value"),
+    does="Hands the gradient through dropout as if nothing were dropped.",
+    repair="Multiply the gradient by the same factors as the weights.",
+    hides="Checks of the output, and of gradients without dropout.",
+    matters="Queries and keys learn from values that never reached the output.",
+    severity=Severity.GRADIENT,
+)
+def gradient_past_dropout(weights: Tensor, rate: float) -> Tensor:
+    return weights + (drop(weights, rate) - weights).detach()
+
+
+@breaks(
+    "dropout.gradients",
+    step="drop",
+    claims=DROPOUT,
+    holds=("dropout.factors", "dropout.independent", "gradients.query", "gradients.value"),
+    does="Forgets the factor 1 / (1 - p) in the backward pass.",
+    repair="Multiply the gradient by the same factors as the weights.",
+    hides="Checks of the output, and of gradients without dropout.",
+    matters="Queries and keys learn more slowly the more is dropped.",
+    severity=Severity.GRADIENT,
+    links=("https://github.com/NVIDIA/apex/pull/816",),
+)
+def gradient_not_rescaled(weights: Tensor, rate: float) -> Tensor:
+    kept = chosen(weights, rate)
+    return weights * kept + (weights * kept * (1.0 / (1.0 - rate) - 1.0)).detach()
+
+
+class _DroppedForWhole(torch.autograd.Function):
+    """Softmax and dropout in one, whose backward pass has kept the weights after dropout only."""
+
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor, rate: float) -> Tensor:
+        dropped = drop(softmax(scores), rate)
+        ctx.save_for_backward(dropped)
+        return dropped
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        (dropped,) = ctx.saved_tensors
+        return dropped * (gradient - (gradient * dropped).sum(-1, keepdim=True)), None
+
+
+@breaks(
+    "dropout.gradients",
+    claims=DROPOUT,
+    holds=("dropout.factors", "gradients.query", "gradients.value"),
+    does="Takes the weights after dropout for those of the softmax, when it goes back through the softmax.",
+    repair="Use the weights before dropout in the derivative of the softmax.",
+    hides="Gradients without dropout, and the gradient of the values.",
+    matters="Dropped keys get no gradient through the normalisation that they take part in.",
+    severity=Severity.GRADIENT,
+    links=("https://github.com/aws-neuron/nki-samples/pull/81",),
+)
+def dropped_weights_in_the_derivative(
+    query: Tensor, key: Tensor, value: Tensor, dropout_p: float = 0.0, **options: Any
+) -> Tensor:
+    def weights(scores: Tensor) -> Tensor:
+        found: Tensor = _DroppedForWhole.apply(scores, dropout_p)
+        return found
+
+    return (Steps(softmax=weights) if dropout_p else Steps())(query, key, value, **options)
+
+
+def _all_of(
+    query: Tensor, key: Tensor, value: Tensor, rate: float, **options: Any
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Output, weights before and after dropout, and log-sum-exp."""
+    seen: list[Tensor] = []
+
+    def mixed(weights: Tensor, rows: Tensor) -> Tensor:
+        seen.append(weights.to(query.dtype))
+        return mix(weights, rows)
+
+    output, weights, lse = Steps(mix=mixed).answer(query, key, value, dropout_p=rate, **options)
+    return output, weights, seen[0], lse
+
+
+@breaks(
+    "dropout.returned-weights",
+    claims=DROPOUT,
+    extras=("weights",),
+    holds=("dropout.factors", "softmax.weights"),
+    does="Returns the weights after dropout, while it claims those before.",
+    repair="Return the weights before dropout, or say that they are not.",
+    hides="Evaluation, and training without dropout.",
+    matters="Rows that should sum to 1 sum to 1.25 or to 0: a loss of their logarithms turns negative.",
+    severity=Severity.WRONG,
+    links=(
+        "https://github.com/pytorch/pytorch/issues/42929",
+        "https://github.com/pytorch/pytorch/issues/33360",
+        "https://github.com/kanyun-inc/fairseq-gec/issues/18",
+    ),
+)
+def weights_returned_after_dropout(
+    query: Tensor, key: Tensor, value: Tensor, dropout_p: float = 0.0, **options: Any
+) -> tuple[Tensor, ...]:
+    output, _, dropped, _ = _all_of(query, key, value, dropout_p, **options)
+    return output, dropped
+
+
+@breaks(
+    "dropout.returned-weights",
+    claims=DROPOUT,
+    extras=("weights",),
+    conventions=AFTER,
+    holds=("dropout.factors", "softmax.weights"),
+    does="Returns the weights before dropout, while it claims those after.",
+    repair="Return the weights that multiply the values, or say that they are not.",
+    hides="Evaluation, and training without dropout.",
+    matters="Whoever multiplies them by the values does not get the output.",
+    severity=Severity.WRONG,
+)
+def weights_returned_before_dropout(
+    query: Tensor, key: Tensor, value: Tensor, dropout_p: float = 0.0, **options: Any
+) -> tuple[Tensor, ...]:
+    return Steps().answer(query, key, value, dropout_p=dropout_p, **options)[:2]
+
+
+@breaks(
+    "dropout.averaged-weights",
+    claims=DROPOUT,
+    extras=("averaged_weights",),
+    holds=("dropout.factors", "softmax.averaged-weights"),
+    does="Averages the weights after dropout, while it claims those before.",
+    repair="Average the weights before dropout, or say that they are not.",
+    hides="Evaluation, and training without dropout.",
+    matters="What is read as a distribution over the keys does not sum to 1 while a model is trained.",
+    severity=Severity.WRONG,
+    links=("https://github.com/pytorch/pytorch/issues/42929",),
+)
+def average_taken_after_dropout(
+    query: Tensor, key: Tensor, value: Tensor, dropout_p: float = 0.0, **options: Any
+) -> tuple[Tensor, ...]:
+    output, _, dropped, _ = _all_of(query, key, value, dropout_p, **options)
+    return output, dropped.mean(1)
+
+
+@breaks(
+    "dropout.returned-weights",
+    claims=DROPOUT,
+    extras=("weights",),
+    holds=("dropout.factors", "softmax.weights"),
+    does="Returns weights whose sign tells what was dropped.",
+    repair="Return the weights themselves.",
+    hides="Evaluation, and training without dropout.",
+    matters="What a kernel returns for its own tests is read as weights.",
+    severity=Severity.WRONG,
+    links=("https://github.com/Dao-AILab/flash-attention/issues/902",),
+)
+def dropped_weights_returned_negative(
+    query: Tensor, key: Tensor, value: Tensor, dropout_p: float = 0.0, **options: Any
+) -> tuple[Tensor, ...]:
+    output, weights, dropped, _ = _all_of(query, key, value, dropout_p, **options)
+    return output, torch.where(dropped == 0, -weights, weights)
+
+
+@breaks(
+    "dropout.log-sum-exp",
+    claims=DROPOUT,
+    extras=("log_sum_exp",),
+    holds=("dropout.factors", "softmax.log-sum-exp"),
+    does="Leaves dropped keys out of the log-sum-exp that it returns.",
+    repair="Take the log-sum-exp over all keys that the query may attend to: dropout comes after the softmax.",
+    hides="Calls without dropout.",
+    matters="A backward pass that makes the weights anew from it gets others than the forward pass had.",
+    severity=Severity.WRONG,
+)
+def log_sum_exp_without_dropped_keys(
+    query: Tensor, key: Tensor, value: Tensor, dropout_p: float = 0.0, **options: Any
+) -> tuple[Tensor, ...]:
+    output, weights, dropped, lse = _all_of(query, key, value, dropout_p, **options)
+    left = torch.where(dropped == 0, 0.0, weights).sum(-1)
+    return output, lse + left.log()
