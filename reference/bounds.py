@@ -11,7 +11,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from reference.extension_bounds import capped_bound, dropped_bound, gated_bound, multiplied_bounds
+from reference.extension_bounds import capped_bound, gated_bound, multiplied_bounds, weight_roundings
 from reference.pipeline import Inputs, Trace, merge_heads, split_heads
 from reference.precision import Precision, gamma
 from spec.features import EmptyRow, Scope
@@ -26,6 +26,8 @@ EXP_ERROR = 8.0
 """Unit roundoffs of the accumulator that an exponential, of whatever base, may be off."""
 SCORE_STEPS = 9.0
 """Roundings of a score on its way to the exponential, in the costliest style."""
+SINK_STEPS = 3.0
+"""Roundings of an output that is rescaled for a sink: stored before, the factor, the product."""
 LARGEST = 650.0
 """Logarithm at which a bound counts as infinite, with room for sums of such numbers in float64."""
 
@@ -85,10 +87,7 @@ def forward_bounds(problem: Problem, trace: Trace, precision: Precision) -> Forw
     shift = softmax_shift(trace, scores)
     local = local_error(trace, precision)
     weights = shift.weights + local * shift.largest + precision.floor * trace.seen.allowed
-    if trace.kept is None:
-        mixed = _mixed_bound(trace, shift, local, value, precision)
-    else:
-        mixed = dropped_bound(trace, weights, value, precision)
+    mixed = _mixed_bound(trace, shift, local, value, precision)
     heads = mixed if trace.gates is None else gated_bound(trace, mixed, precision)
     output = heads if problem.scope is Scope.OP else _output_bound(problem, trace, heads, precision)
     lse = _log_sum_exp_bound(trace, shift, precision)
@@ -132,19 +131,32 @@ def score_bound(trace: Trace, products: Floats, precision: Precision) -> Floats:
     """Delta: how far each score may be off by the time it is exponentiated; 0 for masked keys."""
     inherited = products if trace.softcap is None else capped_bound(trace, products, precision)
     bound = inherited + _score_roundings(trace, precision)
+    steps = SCORE_STEPS + (0 if trace.seen.added is None else trace.seen.added.parts - 1)
     # The roundings are counted on exact scores; the computed ones lie within this very bound of them.
-    return np.where(trace.seen.allowed, bound / (1.0 - SCORE_STEPS * precision.softmax), 0.0)
+    return np.where(trace.seen.allowed, bound / (1.0 - steps * precision.softmax), 0.0)
 
 
 def _score_roundings(trace: Trace, precision: Precision) -> Floats:
-    """Products stored, mask added, maximum subtracted, base changed, exponential taken, parts merged."""
+    """Products stored, mask and biases added, maximum subtracted, base changed, exponential taken, parts merged."""
     s, products = np.where(trace.seen.allowed, trace.scores, 0.0), np.abs(trace.capped)
-    top = _top(trace)[..., None]
-    below = np.abs(s - top)
-    masked = 0.0 if trace.seen.added is None else np.abs(s) + 2.0 * trace.seen.added.size
-    merged = 2.0 * (np.maximum(np.abs(s), np.abs(top)) + np.log(max(s.shape[-1], 1)))
-    steps = 2.0 * products + masked + below + 2.0 * np.maximum(np.abs(s), below) + 2.0
+    top, lifted = _top(trace)[..., None], _shift(trace)
+    below, size = np.abs(s - top), np.abs(s) + lifted
+    merged = 2.0 * (np.maximum(size, np.abs(top) + lifted) + np.log(max(s.shape[-1], 1)))
+    steps = 2.0 * products + _masked(trace, size) + below + 2.0 * np.maximum(size, below) + 2.0
     return np.asarray(precision.softmax * steps + precision.accumulator * (merged + EXP_ERROR))
+
+
+def _masked(trace: Trace, size: Floats) -> Floats | float:
+    """The sizes that are rounded where mask and biases are formed and added, one after another."""
+    added = trace.seen.added
+    if added is None:
+        return 0.0
+    return size + (added.parts - 1.0) * (np.abs(trace.capped) + added.size) + 2.0 * added.size
+
+
+def _shift(trace: Trace) -> Floats | float:
+    """(B, H, Lq, 1): so far may a row of scores be lifted as a whole."""
+    return 0.0 if trace.seen.added is None else trace.seen.added.shift
 
 
 def softmax_shift(trace: Trace, scores: Floats) -> SoftmaxShift:
@@ -184,28 +196,46 @@ def local_error(trace: Trace, precision: Precision) -> Floats:
     longer sum to 1; all other errors of the scores are common to numerator and denominator.
     """
     lse, top = finite(trace.log_sum_exp)[..., None], _top(trace)[..., None]
-    s = np.where(trace.seen.allowed, trace.scores, lse)
-    state = precision.accumulator * (3.0 * np.abs(lse) + np.abs(top) + np.maximum(lse - top, 0.0))
+    s, lifted = np.where(trace.seen.allowed, trace.scores, lse), _shift(trace)
+    state = precision.accumulator * (3.0 * np.abs(lse) + np.abs(top) + 4.0 * lifted + np.maximum(lse - top, 0.0))
+    state = state + _sink_error(trace, precision)[..., None]
     late = np.expm1(np.minimum(precision.softmax * np.abs(s - lse) + state, LARGEST))
-    return np.asarray(late + precision.weight_error(s.shape[-1]))
+    rescaled = gamma(SINK_STEPS * max(precision.softmax, precision.storage)) if trace.seen.sunk else 0.0
+    return np.asarray(late + precision.weight_error(s.shape[-1]) + rescaled)
+
+
+def _sink_error(trace: Trace, precision: Precision) -> Floats:
+    """(B, H, Lq): of lse - sink, where o is rescaled by e^lse / (e^lse + e^sink) with the log-sum-exp of the keys."""
+    if not trace.seen.sunk:
+        return np.zeros(trace.scores.shape[:3])
+    keys, sink = trace.scores[..., :-1], trace.scores[..., -1]
+    lse, top = finite(log_sum_exp(keys)), finite(np.max(keys, axis=-1, initial=-np.inf))
+    state = 3.0 * np.abs(lse) + np.abs(top) + np.maximum(lse - top, 0.0)
+    return np.asarray(precision.accumulator * (state + np.abs(lse - sink) + np.abs(sink) + EXP_ERROR))
 
 
 def _log_sum_exp_bound(trace: Trace, shift: SoftmaxShift, precision: Precision) -> Floats:
-    size = np.abs(finite(trace.log_sum_exp)) + shift.log_sum_exp
-    top, u = np.abs(_top(trace)), max(precision.softmax, precision.storage)
-    rounding = u * (2.0 * size + np.abs(size - top)) + precision.accumulator * (3.0 * size + top)
-    local = gamma(precision.weight_error(trace.weights.shape[-1]))
-    return shift.log_sum_exp + local + rounding + precision.floor
+    lse, top, moved = finite(trace.log_sum_exp), _top(trace), shift.log_sum_exp
+    lifted = 0.0 if trace.seen.added is None else trace.seen.added.shift[..., 0]
+    size, u = np.abs(lse) + moved + lifted, max(precision.softmax, precision.storage)
+    rounding = u * (2.0 * size + np.abs(lse - top) + moved)
+    rounding = rounding + precision.accumulator * (3.0 * size + np.abs(top) + lifted)
+    local = gamma(precision.weight_error(trace.weights.shape[-1])) + _sink_error(trace, precision)
+    return moved + local + rounding + precision.floor
 
 
 def _mixed_bound(trace: Trace, shift: SoftmaxShift, local: Floats, value: Floats, precision: Precision) -> Floats:
-    """Moved weights, inherited errors of V, roundings of weights and sums, underflow, storage."""
-    allowed, o = trace.seen.allowed, finite(trace.mixed)
-    v, worst = np.abs(trace.value) + value, np.max(local, axis=-1, keepdims=True, initial=0.0)
-    moved, farthest = centred_sum(shift.pull, allowed, trace.value, o)
-    inherited = np.minimum(shift.largest @ value, value.max(-2, keepdims=True, initial=0.0))
-    rounded = np.minimum((shift.largest * local) @ v, worst * (np.abs(o) + farthest + inherited))
-    lost = precision.floor * (allowed @ v + allowed.sum(-1, keepdims=True) * np.abs(o) + 1.0)
+    """Moved weights, inherited errors of V, roundings of weights and sums, underflow, storage.
+
+    Under dropout o is the mean of kept_j v_j with the undropped weights, and all holds for these values.
+    """
+    allowed, o, kept = trace.seen.allowed, finite(trace.mixed), 1.0 if trace.kept is None else trace.kept
+    v, local = np.abs(trace.value) + value, local + weight_roundings(trace, precision)
+    worst, most = (np.max(x, axis=-1, keepdims=True, initial=0.0) for x in (local, np.broadcast_to(kept, local.shape)))
+    moved, farthest = centred_sum(shift.pull, trace, o)
+    inherited = np.minimum((kept * shift.largest) @ value, most * value.max(-2, keepdims=True, initial=0.0))
+    rounded = np.minimum((kept * shift.largest * local) @ v, worst * (np.abs(o) + farthest + inherited))
+    lost = precision.floor * ((kept * allowed) @ v + allowed.sum(-1, keepdims=True) * np.abs(o) + 1.0)
     error = moved + inherited + rounded + lost
     return _of_empty_rows(trace, error + 2.0 * precision.storage * (np.abs(o) + error), value, precision)
 
@@ -215,26 +245,26 @@ def _of_empty_rows(trace: Trace, heads: Floats, value: Floats, precision: Precis
     empty: Booleans = ~np.any(trace.seen.allowed, axis=-1, keepdims=True)
     if not empty.any():
         return heads
-    keys = trace.value.shape[-2]
-    rounding = precision.weight_error(keys) + 2.0 * precision.storage
-    mean = (rounding * np.abs(trace.value) + value).sum(-2, keepdims=True) / max(keys, 1)
+    keys, kept = trace.value.shape[-2], np.ones_like(trace.weights) if trace.kept is None else trace.kept
+    rounding = precision.weight_error(keys) + 2.0 * precision.storage + weight_roundings(trace, precision)
+    mean = kept @ (rounding * np.abs(trace.value) + value) / max(keys, 1)
     uniform = trace.seen.rows_answered(EmptyRow.UNIFORM)[..., None]
     return np.where(uniform, mean, np.where(empty, 0.0, heads))
 
 
-def centred_sum(pull: Floats, allowed: Booleans, value: Floats, heads: Floats) -> tuple[Floats, Floats]:
+def centred_sum(pull: Floats, trace: Trace, heads: Floats) -> tuple[Floats, Floats]:
     """sum_j pull_ij |v_jd - o_id|, at most the distance to the farthest visible value, and that distance."""
-    rows = max(1, CHUNK // max(1, value.size))
-    parts = [
-        _centred(pull[:, :, i : i + rows], allowed[:, :, i : i + rows], value, heads[:, :, i : i + rows])
-        for i in range(0, heads.shape[2], rows)
-    ]
+    length, rows = heads.shape[2], max(1, CHUNK // max(1, trace.value.size))
+    parts = [_centred(pull, trace, heads, slice(i, i + rows)) for i in range(0, length, rows)]
     moved, farthest = np.concatenate(parts, axis=3) if parts else np.zeros((2, *heads.shape))
     return moved, farthest
 
 
-def _centred(pull: Floats, allowed: Booleans, value: Floats, heads: Floats) -> Floats:
-    distance: Floats = np.abs(value[:, :, None, :, :] - heads[:, :, :, None, :])
+def _centred(pull: Floats, trace: Trace, heads: Floats, rows: slice) -> Floats:
+    pull, allowed, heads = pull[:, :, rows], trace.seen.allowed[:, :, rows], heads[:, :, rows]
+    value = trace.value[:, :, None]
+    value = value if trace.kept is None else value * trace.kept[:, :, rows, :, None]
+    distance: Floats = np.abs(value - heads[:, :, :, None, :])
     farthest = np.max(np.where(allowed[..., None], distance, 0.0), axis=3, initial=0.0)
     return np.stack([np.minimum(np.einsum("bhij,bhijd->bhid", pull, distance), farthest), farthest])
 

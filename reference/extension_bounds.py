@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reference.pipeline import Inputs, Trace
-from reference.precision import Precision
+from reference.precision import Precision, gamma, state_roundings
 from reference.stages import Rotation, gather, share
 
 Floats: TypeAlias = NDArray[np.float64]
@@ -21,6 +21,12 @@ TURN_STEPS = 4.0
 """Roundings to the working dtype on the way through a rotation: sine or cosine, product, sum, result."""
 TANH_ERROR = 8.0
 """Unit roundoffs that a hyperbolic tangent may be off, and its product with the cap."""
+TANH_OF_EXPONENTIALS = 4.0
+"""Roundings of numbers near 1 in 2 / (1 + e^-2x) - 1 and the like, in the accumulator, where tanh x is small."""
+GATE_STEPS = 2.0
+"""Roundings where a gate multiplies weights, values or the output: the product, and its storing."""
+DROP_STEPS = 3.0
+"""Roundings of a weight on its way through dropout: the factor 1 / (1 - p), the product, the result."""
 
 
 def multiplied_bounds(trace: Trace, inputs: Inputs, precision: Precision) -> tuple[Floats, Floats, Floats]:
@@ -39,8 +45,9 @@ def turned_bound(rotation: Rotation, rows: Floats, error: Floats, precision: Pre
     """Of rows, each within `error`, turned by the rotation or turned back."""
     sizes = np.abs(np.where(np.isfinite(rows), rows, 0.0)) + error
     angle = angle_bound(rotation.angles, rotation.frequencies, precision.angle)
-    rounding = angle + TURN_STEPS * max(precision.storage, precision.softmax)
-    return rotation.of_sizes(error) + rotation.summed(sizes, rounding) + precision.floor
+    rounding = gamma(TURN_STEPS * max(precision.storage, precision.softmax))
+    turned = rotation.of_sizes(error + rounding * sizes) + rotation.summed(sizes, (1.0 + rounding) * angle)
+    return np.asarray(turned + precision.floor)
 
 
 def angle_bound(angles: Floats, frequencies: Floats, roundoff: float) -> Floats:
@@ -55,7 +62,7 @@ def gathered_bound(trace: Trace, rows: Floats, error: Floats, precision: Precisi
     groups = num_heads // max(1, num_kv_heads)
     if groups == 1:
         return error
-    rounding = precision.growth(groups) + groups * max(precision.storage, precision.softmax)
+    rounding = precision.growth(groups) + state_roundings(groups) * max(precision.storage, precision.softmax)
     return gather(error + rounding * (np.abs(rows) + error), num_kv_heads, trace.order)
 
 
@@ -63,14 +70,11 @@ def capped_bound(trace: Trace, products: Floats, precision: Precision) -> Floats
     """Of softcap * tanh(x / softcap), for every x within the bound of the product, and its own roundings."""
     assert trace.softcap is not None
     limit, x = trace.softcap, np.abs(trace.products)
-    reach = products + 2.0 * precision.softmax * x
-    near = np.maximum(x - reach, 0.0)
-    moved = limit * np.maximum(
-        np.tanh((x + reach) / limit) - np.tanh(x / limit), np.tanh(x / limit) - np.tanh(near / limit)
-    )
-    # Where the interval reaches past zero, its far half is the mirror of a nearer one.
-    moved = np.where(reach > x, np.minimum(reach, moved + np.abs(trace.capped)), moved)
-    return np.asarray(moved + (TANH_ERROR * precision.softmax) * np.abs(trace.capped))
+    reach = products + 3.0 * precision.softmax * x
+    # tanh a - tanh b = tanh(a - b) (1 - tanh a tanh b); towards zero, where it is steeper, it moves farther.
+    moved = limit * np.tanh(reach / limit) * (1.0 - np.tanh(x / limit) * np.tanh((x - reach) / limit))
+    rounding = TANH_ERROR * precision.softmax * (np.abs(trace.capped) + moved)
+    return np.asarray(moved + rounding + TANH_OF_EXPONENTIALS * precision.accumulator * limit)
 
 
 def slope_bound(trace: Trace, products: Floats, precision: Precision) -> Floats:
@@ -81,18 +85,23 @@ def slope_bound(trace: Trace, products: Floats, precision: Precision) -> Floats:
     return np.minimum(2.0 * t * error + error**2 + 4.0 * precision.softmax, 1.0)
 
 
-def dropped_bound(trace: Trace, weights: Floats, value: Floats, precision: Precision) -> Floats:
-    """Of the mixture of dropped weights, no weighted mean any more: each weight counts with its own bound."""
-    assert trace.kept is not None
-    v, columns = np.abs(trace.value) + value, trace.value.shape[-2]
-    rounding = precision.weight_error(columns) + 4.0 * precision.storage
-    error = (trace.kept * weights) @ v + trace.dropped @ value
-    size = trace.dropped @ v + error
-    return np.asarray(error + rounding * size + precision.floor * (1.0 + trace.kept @ v))
+def weight_roundings(trace: Trace, precision: Precision) -> float:
+    """Relative, of each weight between softmax and mixture: dropout, and gates that multiply the weights."""
+    steps = (0.0 if trace.kept is None else DROP_STEPS) + (0.0 if trace.gates is None else GATE_STEPS)
+    return gamma(steps * max(precision.softmax, precision.storage))
+
+
+def dropped_bound(trace: Trace, weights: Floats, precision: Precision) -> Floats:
+    """Of the weights after dropout, given the bound of those before."""
+    if trace.kept is None:
+        return weights
+    rounded = weight_roundings(trace, precision) * (np.where(np.isnan(trace.weights), 0.0, trace.weights) + weights)
+    return np.asarray(trace.kept * (weights + rounded))
 
 
 def gated_bound(trace: Trace, mixed: Floats, precision: Precision) -> Floats:
     """Of heads times their gates."""
     assert trace.gates is not None
     gates = np.abs(trace.gates)[:, None, None]
-    return np.asarray(gates * (mixed + 2.0 * precision.storage * (np.abs(trace.mixed) + mixed)) + precision.floor)
+    heads = np.abs(np.where(np.isfinite(trace.mixed), trace.mixed, 0.0))
+    return np.asarray(gates * (mixed + GATE_STEPS * precision.storage * (heads + mixed)) + precision.floor)

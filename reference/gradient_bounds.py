@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from reference.bounds import ForwardBounds
-from reference.extension_bounds import gathered_bound, slope_bound, turned_bound
+from reference.extension_bounds import dropped_bound, gathered_bound, slope_bound, turned_bound, weight_roundings
 from reference.gradients import (
     Backward,
     backward,
@@ -24,13 +24,15 @@ from reference.gradients import (
     unbroadcast,
 )
 from reference.pipeline import Inputs, Trace, merge_heads, split_heads
-from reference.precision import Precision, gamma
+from reference.precision import Precision, gamma, state_roundings
 from reference.stages import gather
 from spec.features import EmptyRow, Scope
 from spec.problems import Problem
 
 Floats: TypeAlias = NDArray[np.float64]
 
+FAINT = 1e-100
+"""A share of the softmax beneath which it is as good as none."""
 STORED = 4.0
 """Roundings to the working dtype between one product of the backward pass and the next."""
 
@@ -59,7 +61,7 @@ def gradient_bounds(problem: Problem, trace: Trace, forward: ForwardBounds, prec
         found["attn_mask"] = _mask_bound(problem, step, errors, precision)
     found |= _further_bounds(problem, trace, step, errors, precision)
     if trace.gates is not None:
-        found["head_gates"] = _gates_bound(trace, cotangent, e_cotangent, forward.mixed, precision)
+        found["head_gates"] = _gates_bound(trace, forward, cotangent, e_cotangent, precision)
     return {name: found[name] + precision.floor for name in problem.needs}
 
 
@@ -78,10 +80,9 @@ def _input_errors(trace: Trace, step: Backward, errors: _Errors, precision: Prec
     key, value = (gathered_bound(trace, rows, error, precision) for rows, error in given)
     if trace.turned is not None:
         query = turned_bound(trace.turned.query, step.query, query, precision)
-        gathered = gather(step.key[:, :, :length], trace.inputs.key.shape[1], trace.order)
         # The rotation may be undone in each head, before the sum over the group.
         sizes = gather(np.abs(step.key[:, :, :length]), trace.inputs.key.shape[1], trace.order)
-        key = turned_bound(trace.turned.key, np.maximum(sizes, np.abs(gathered)), key, precision)
+        key = turned_bound(trace.turned.key, sizes, key, precision)
     return Inputs(query, key, value)
 
 
@@ -90,11 +91,12 @@ def _further_bounds(
 ) -> dict[str, Floats]:
     """Of sinks, relative biases, and the learned further key and value: sums, each term within its bound."""
     found: dict[str, Floats] = {}
-    stored = STORED * precision.storage
 
     def summed(of: Callable[[Floats], Floats], rows: Floats, error: Floats, terms: int) -> Floats:
         inherited, sizes = of(error), of(np.abs(rows))
-        return np.asarray(inherited + (precision.growth(max(1, terms)) + stored) * (inherited + sizes))
+        # What is looked up in a table gets its gradient by additions into the table, in its dtype.
+        stored = (STORED + state_roundings(terms)) * precision.storage
+        return np.asarray(inherited + (precision.growth(terms) + stored) * (inherited + sizes))
 
     scores, samples = (step.scores, errors.scores), trace.query.shape[0] * trace.query.shape[2]
     if "sinks" in problem.extras:
@@ -105,18 +107,23 @@ def _further_bounds(
             lambda rows: by_distance(problem, trace, given_keys(problem, rows)), *scores, terms
         )
     if "bias_k" in problem.parameters:
-        terms = trace.query.shape[0] * trace.query.shape[1]
+        terms = trace.query.shape[0] * trace.query.shape[1] * trace.query.shape[2]
         for name, rows, error in (("bias_k", step.key, errors.key), ("bias_v", step.value, errors.value)):
             found[name] = summed(lambda each: of_further_key(problem, trace, each), rows, error, terms)
     return found
 
 
-def _gates_bound(trace: Trace, cotangent: Floats, e_g: Floats, e_o: Floats, precision: Precision) -> Floats:
-    """(H,): of sum over samples, queries and width of cotangent times mixed."""
-    g, o = np.abs(cotangent), np.abs(trace.mixed)
-    error = g * e_o + e_g * (o + e_o)
-    rounding = precision.growth(max(1, g[:, 0].size)) + STORED * precision.storage
-    return np.asarray((error + rounding * (g * o + error)).sum((0, 2, 3)))
+def _gates_bound(
+    trace: Trace, forward: ForwardBounds, cotangent: Floats, e_g: Floats, precision: Precision
+) -> Floats:
+    """(H,): of D of the ungated heads, summed over samples and queries; a gate may multiply the output or the weights."""
+    step = backward(replace(trace, gates=None), cotangent)
+    e_dp = _weight_errors(trace, step, forward, e_g, precision)
+    error = _centre_errors(trace, step, forward, e_dp, e_g, precision)[..., 0]
+    by_output, by_weights = np.abs(cotangent * trace.mixed).sum(-1), np.abs(trace.weights * step.weights).sum(-1)
+    terms = error[:, :1].size * max(trace.value.shape[-2:])
+    rounding = precision.growth(terms) + STORED * precision.storage
+    return np.asarray((error + rounding * (np.maximum(by_output, by_weights) + error)).sum((0, 2)))
 
 
 def product_bound(a: Floats, e_a: Floats, b: Floats, e_b: Floats, rounding: float) -> Floats:
@@ -143,20 +150,33 @@ def _cotangent_bound(problem: Problem, precision: Precision) -> Floats:
 
 def _errors(trace: Trace, step: Backward, forward: ForwardBounds, e_g: Floats, precision: Precision) -> _Errors:
     p, g, stored, scale = trace.dropped, np.abs(step.heads), _stored(precision), abs(trace.scale)
-    kept = 1.0 if trace.kept is None else trace.kept
-    v, e_v = np.abs(trace.value).swapaxes(-1, -2), forward.value.swapaxes(-1, -2)
-    e_dp = product_bound(g, e_g, v, e_v, precision.growth(v.shape[-2]) + stored) + precision.floor
-    e_dp = e_dp if trace.kept is None else kept * e_dp + 2.0 * stored * np.abs(step.weights)
+    groups = trace.query.shape[1] // max(1, trace.inputs.key.shape[1])
+    e_dp = _weight_errors(trace, step, forward, e_g, precision)
     e_scores = _score_errors(trace, step, forward, e_dp, e_g, precision)
     e_ds = e_scores if trace.softcap is None else _capped_errors(trace, step, forward, e_scores, precision)
     # The scale may be multiplied into dS, which then underflows in its turn.
     ds, e_scaled = scale * np.abs(step.products), scale * e_ds + precision.floor * trace.seen.allowed
-    over_keys, over_queries = (stored + precision.growth(extent) for extent in (ds.shape[-1], ds.shape[-2]))
-    ds_t, e_t, p_t, e_p = (x.swapaxes(-1, -2) for x in (ds, e_scaled, p, kept * forward.weights))
+    # The queries of a group may be those of one long head, summed in one go.
+    over_keys, over_queries = (stored + precision.growth(terms) for terms in (ds.shape[-1], groups * ds.shape[-2]))
+    e_p = dropped_bound(trace, forward.weights, precision)
+    ds_t, e_t, p_t, e_p = (x.swapaxes(-1, -2) for x in (ds, e_scaled, p, e_p))
     query = product_bound(ds, e_scaled, np.abs(trace.key), forward.key, over_keys)
     key = product_bound(ds_t, e_t, np.abs(trace.query), forward.query, over_queries)
     value = product_bound(p_t, e_p, g, e_g, over_queries)
     return _Errors(e_scores, query + precision.floor, key + precision.floor, value + precision.floor)
+
+
+def _weight_errors(
+    trace: Trace, step: Backward, forward: ForwardBounds, e_g: Floats, precision: Precision
+) -> Floats:
+    """|delta dP| with dP = dO V^T, times the factors of the dropout."""
+    v, e_v = np.abs(trace.value).swapaxes(-1, -2), forward.value.swapaxes(-1, -2)
+    over_width = precision.growth(v.shape[-2]) + _stored(precision)
+    error = product_bound(np.abs(step.heads), e_g, v, e_v, over_width) + precision.floor
+    if trace.kept is None:
+        return error
+    rounding = weight_roundings(trace, precision)
+    return np.asarray(trace.kept * (1.0 + rounding) * error + rounding * np.abs(step.weights) + precision.floor)
 
 
 def _capped_errors(
@@ -165,7 +185,7 @@ def _capped_errors(
     """|delta dS| before the softcap, whose slope multiplies it."""
     e_slope, ds = slope_bound(trace, forward.products, precision), np.abs(step.scores)
     either = slope(trace) + e_slope
-    bound = e_scores * either + ds * (e_slope + _stored(precision) * either)
+    bound = e_scores * either + ds * e_slope + _stored(precision) * (ds + e_scores) * either
     return np.where(trace.seen.allowed, bound, 0.0)
 
 
@@ -174,11 +194,22 @@ def _score_errors(
 ) -> Floats:
     """|delta dS| with dS = P (dP - D)."""
     p, e_p, stored = trace.weights, forward.weights, _stored(precision)
-    gap = np.abs(step.weights - step.centre)
-    e_gap = e_dp + _centre_errors(trace, step, forward, e_dp, e_g, precision)
+    gap, e_centre = np.abs(step.weights - step.centre), _centre_errors(trace, step, forward, e_dp, e_g, precision)
+    if trace.seen.sunk:
+        # dS = P (dP - D / share) + P D (1 / share - 1), where the output of the keys alone is rescaled by their share.
+        apart = _apart(trace)
+        gap, e_centre = gap + apart * np.abs(step.centre), np.maximum(apart, 1.0) * e_centre
+    e_gap = e_dp + e_centre
     bound = e_p * gap + (p + e_p) * (e_gap + stored * (gap + e_gap)) + precision.floor
     uniform = trace.seen.rows_answered(EmptyRow.UNIFORM)[..., None]
     return np.where(uniform | ~trace.seen.allowed, 0.0, bound)
+
+
+def _apart(trace: Trace) -> Floats:
+    """(B, H, Lq, Lk): two over the share of the softmax that the sink leaves to the keys; 0 for the sink itself."""
+    share = trace.weights[..., :-1].sum(-1, keepdims=True)
+    keys = np.arange(trace.weights.shape[-1]) < trace.weights.shape[-1] - 1
+    return np.asarray(2.0 * keys / np.maximum(share, FAINT))
 
 
 def _centre_errors(
@@ -231,7 +262,9 @@ def _module_bounds(
         "value": (step.value, errors.value),
     }
     for name, (gradient, error) in roles.items():
-        found |= _projection_gradient_bounds(wide, name, merge_heads(gradient), merge_heads(error), precision)
+        # An input in several roles may get them in one product with all their weights side by side.
+        terms = sum(wide.parameters[f"w_{r[0]}"].shape[1] for r in roles if getattr(wide, r) is getattr(wide, name))
+        found |= _projection_gradient_bounds(wide, name, merge_heads(gradient), merge_heads(error), terms, precision)
     if "w_o" in wide.parameters:
         g = np.abs(_tokens(np.asarray(wide.cotangent, dtype=np.float64)))
         mixed, error = np.abs(_tokens(merge_heads(trace.heads))), _tokens(merge_heads(forward.heads))
@@ -242,15 +275,12 @@ def _module_bounds(
 
 
 def _projection_gradient_bounds(
-    wide: Problem, name: str, gradient: Floats, error: Floats, precision: Precision
+    wide: Problem, name: str, gradient: Floats, error: Floats, terms: int, precision: Precision
 ) -> dict[str, Floats]:
     """Of input, weight and bias of one projection, given d loss / d its result and the bound of that."""
     array: Floats = getattr(wide, name)
     x, weight = np.abs(array), np.abs(wide.parameters[f"w_{name[0]}"].astype(np.float64)).T
     d, tokens, stored = np.abs(gradient), array.shape[0] * array.shape[1], STORED * precision.storage
-    # An input in several roles may get them in one product with all their weights side by side.
-    roles = [wide.query, wide.key, wide.value]
-    terms = weight.shape[0] * sum(other is array for other in roles)
     over_roles, over_tokens = precision.growth(terms) + 2.0 * stored, precision.growth(tokens) + stored
     flat = product_bound(_tokens(x).T, np.zeros_like(_tokens(x).T), _tokens(d), _tokens(error), over_tokens)
     return {

@@ -49,8 +49,12 @@ class Precision:
         Three roundings of its own, and those of the running states over `keys` keys (sum, mixture and their
         rescaling): `growth`, and a bounded loss in the softmax's precision.
         """
-        states = min(keys, 4.0 * sqrt(keys), STATE_ROUNDINGS)
-        return self.growth(3 * keys) + gamma((3.0 + states) * self.softmax)
+        return self.growth(3 * keys) + gamma((3.0 + state_roundings(keys)) * self.softmax)
+
+
+def state_roundings(terms: int) -> float:
+    """Roundings that a running sum of so many terms may take on where it is kept in the working dtype."""
+    return min(terms, 4.0 * sqrt(terms), STATE_ROUNDINGS)
 
 
 def gamma(roundoffs: float) -> float:

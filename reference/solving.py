@@ -9,7 +9,8 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from reference.bounds import ForwardBounds, forward_bounds
+from reference.bounds import ForwardBounds, finite, forward_bounds
+from reference.extension_bounds import dropped_bound
 from reference.gradient_bounds import gradient_bounds
 from reference.gradients import gradients
 from reference.pipeline import Pipeline, Trace, mix
@@ -80,17 +81,18 @@ def _returned(
 ) -> dict[str, Expected]:
     """Weights, their mean over the heads, and the log-sum-exp, as the conventions have them returned."""
     columns = problem.key.shape[-2] + problem.extension.extra_keys
-    weights, errors = trace.weights[..., :columns], bounds.weights[..., :columns]
-    if conventions.returned_weights is ReturnedWeights.AFTER_DROPOUT and trace.kept is not None:
-        kept = trace.kept[..., :columns]
-        weights, errors = weights * kept, kept * (errors + 2.0 * precision.storage * (weights + errors))
+    weights, errors = trace.weights, bounds.weights
+    if conventions.returned_weights is ReturnedWeights.AFTER_DROPOUT:
+        weights, errors = trace.dropped, dropped_bound(trace, errors, precision)
+    weights, errors = weights[..., :columns], errors[..., :columns]
     averaged = weights.mean(1)
     rounding = (precision.growth(problem.num_heads) + 2.0 * precision.storage) * averaged
     rounding = rounding + precision.floor * trace.seen.allowed[..., :columns].any(1)
     lse, error = trace.log_sum_exp, bounds.log_sum_exp
     if conventions.log_sum_exp_base is LogBase.TWO:
         lse = lse / np.log(2.0)
-        error = error / np.log(2.0) + 2.0 * precision.storage * np.abs(np.where(np.isfinite(lse), lse, 0.0))
+        converted = 2.0 * max(precision.storage, precision.softmax)
+        error = error / np.log(2.0) + converted * (np.abs(finite(lse)) + error / np.log(2.0))
     return {
         "weights": Expected(weights, errors),
         "averaged_weights": Expected(averaged, errors.mean(1) + rounding),
@@ -107,7 +109,7 @@ def _mean_of_values(problem: Problem, trace: Trace) -> Floats | None:
     if same_values or not (low < high).any():
         return None
     equal = allowed / np.maximum(allowed.sum(-1, keepdims=True), 1)
-    heads = mix(equal, trace.value)
+    heads = mix(equal if trace.kept is None else equal * trace.kept, trace.value)
     heads = heads if trace.gates is None else heads * trace.gates[:, None, None]
     return heads if problem.scope is Scope.OP else Pipeline().project_out(problem.widened(), heads)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
@@ -23,11 +23,15 @@ class Added:
 
     Attributes:
         total: (B, H, Lq, Lk), finite.
-        size: the sum of the absolute values of its parts, in whatever form they may be added.
+        size: the sum of the absolute values of its parts, in whatever form they may be added; twice that of products.
+        parts: how many are added one after another.
+        shift: (B, H, Lq, 1), so far may a form of them lift a whole row, which changes no weight.
     """
 
     total: Floats
     size: Floats
+    parts: int
+    shift: Floats
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,11 +42,13 @@ class Visibility:
         allowed: (B, H, Lq, Lk), True = may attend.
         added: float mask, biases and sinks, or None.
         answers: (B, H, Lq) rows that see nothing, by the answer that the conventions claim for them.
+        sunk: whether the last column is a sink.
     """
 
     allowed: Booleans
     added: Added | None
     answers: Mapping[EmptyRow, Booleans]
+    sunk: bool = False
 
     def rows_answered(self, answer: EmptyRow) -> Booleans:
         """(B, H, Lq): the empty rows that get this answer."""
@@ -61,7 +67,7 @@ def visibility(problem: Problem, conventions: Conventions, places: Positions | N
     masked, padded, placed = _kept(problem, shape), _padding(problem, shape), _placed(problem, conventions, places)
     allowed = masked & padded & placed
     answers = _answers(problem, conventions, masked, padded, allowed)
-    return _extended(problem, Visibility(allowed, _added(problem, shape, places), answers))
+    return _extended(problem, Visibility(allowed, _added(problem, allowed, places), answers))
 
 
 def _kept(problem: Problem, shape: tuple[int, ...]) -> Booleans:
@@ -101,17 +107,21 @@ def _placed(problem: Problem, conventions: Conventions, places: Positions) -> Bo
     return seen[:, None]
 
 
-def _added(problem: Problem, shape: tuple[int, ...], places: Positions) -> Added | None:
-    parts = []
-    mask = problem.attn_mask
+def _added(problem: Problem, allowed: Booleans, places: Positions) -> Added | None:
+    parts, shape, mask = [], allowed.shape, problem.attn_mask
+    shift = np.zeros((*shape[:3], 1))
     if mask is not None and mask.dtype.kind != "b":
         wide = mask.astype(np.float64)
         finite = np.broadcast_to(np.where(wide > -np.inf, wide, 0.0), shape)
         parts.append((finite, np.abs(finite)))
     if "alibi_slopes" in problem.extras:
         slopes = problem.extras["alibi_slopes"].astype(np.float64)[:, None, None]
-        # Some write it as slope * key position, which moves a whole row of scores and no weight.
-        parts.append((-slopes * np.abs(places.ahead)[:, None], np.abs(slopes) * places.farthest[:, None]))
+        # Where no key after the query is seen, some add slope * key position, which lifts the row as a whole.
+        behind = ~(allowed & (places.ahead > 0)[:, None]).any(-1, keepdims=True)
+        shift = shift + np.where(behind, np.abs(slopes * places.query[:, None, :, None]), 0.0)
+        farthest = np.where(behind, places.farthest[:, None], np.abs(places.ahead)[:, None])
+        # A product before it is added, and so rounded twice as often as what is given.
+        parts.append((-slopes * np.abs(places.ahead)[:, None], 2.0 * np.abs(slopes) * farthest))
     if "relative_bias" in problem.extras:
         table = problem.extras["relative_bias"].astype(np.float64)
         found = np.moveaxis(table[:, places.clipped(problem.extension.relative_bias)], 0, 1)
@@ -119,7 +129,7 @@ def _added(problem: Problem, shape: tuple[int, ...], places: Positions) -> Added
     if not parts:
         return None
     total, size = (np.broadcast_to(sum(part), shape) for part in zip(*parts, strict=True))
-    return Added(total, size)
+    return Added(total, size, len(parts), shift)
 
 
 def _extended(problem: Problem, seen: Visibility) -> Visibility:
@@ -130,14 +140,16 @@ def _extended(problem: Problem, seen: Visibility) -> Visibility:
         return seen
     beside = [(0, 0)] * 3 + [(0, columns)]
     allowed = np.pad(seen.allowed, beside, constant_values=True)
-    added = None if seen.added is None else [np.pad(each, beside) for each in (seen.added.total, seen.added.size)]
+    none = {answer: np.zeros_like(rows) for answer, rows in seen.answers.items()}
+    if seen.added is None and sinks is None:
+        return Visibility(allowed, None, none)
+    zeros = np.zeros(seen.allowed.shape)
+    added = seen.added or Added(zeros, zeros, 1, np.zeros((*allowed.shape[:3], 1)))
+    total, size = (np.pad(each, beside) for each in (added.total, added.size))
     if sinks is not None:
-        total, size = added or [np.zeros(allowed.shape) for _ in range(2)]
         total[..., -1] = sinks.astype(np.float64)[:, None]
         size[..., -1] = np.abs(total[..., -1])
-        added = [total, size]
-    none = {answer: np.zeros_like(rows) for answer, rows in seen.answers.items()}
-    return Visibility(allowed, None if added is None else Added(*added), none)
+    return Visibility(allowed, replace(added, total=total, size=size), none, sunk=sinks is not None)
 
 
 def _answers(
