@@ -31,6 +31,7 @@ MODULES = (
     "window_beside",
     "softcap",
     "dropout",
+    "dropout_returned",
     "dropout_state",
     "encodings",
     "positions",

@@ -10,8 +10,9 @@ from implementations.surroundings import random_states_from, surroundings
 from reference.solving import Expected, solve
 from spec.cases import Case, MaskKind, MaskShape, Padding, Values
 from spec.features import Feature
+from spec.problems import Array
 from tests.harness.comparison import compare
-from tests.harness.dropping import Booleans, by_key, likely_share, related, repetition, seen
+from tests.harness.dropping import Booleans, by_key, likely_share, relation, repetition, seen
 from tests.harness.judge import CandidateError, Judge, part_of
 from tests.harness.suite import clause
 
@@ -31,8 +32,7 @@ def test_factors(judge: Judge) -> None:
         if (found := seen(judge, case)) is not None:
             meant = found.expected(judge)["output"]
             first = [by_key(found.problem, array)[..., 0, :] for array in (meant.value, meant.bound)]
-            said = f"each weight is dropped, or divided by {1.0 - case.extension.dropout:g}"
-            judge.record(case, compare("output", found.shown[..., 0, :], Expected(*first), judge.dtype), said)
+            judge.record(case, compare("output", found.shown[..., 0, :], Expected(*first), judge.dtype), found.told)
 
 
 @clause("dropout.whole-key")
@@ -50,18 +50,17 @@ def test_whole_key(judge: Judge) -> None:
 def test_rate(judge: Judge) -> None:
     for case in judge.cases(*(MANY.extended(dropout=rate, draw=n) for n, rate in enumerate((0.1, 0.5, 0.9), start=1))):
         if (found := seen(judge, case)) is not None:
-            dropped, rate = found.shown[..., 0, :] == 0, case.extension.dropout
-            said = f"{dropped.mean():.4f} of {dropped.size} weights are dropped, at the probability {rate:g}"
-            judge.assert_that(case, likely_share(~dropped, 1.0 - rate), said)
+            chosen, rate = found.chosen, case.extension.dropout
+            said = f"{1.0 - chosen.mean():.4f} of {chosen.size} weights are dropped, at the probability {rate:g}"
+            judge.assert_that(case, likely_share(chosen, 1.0 - rate), said)
 
 
 @clause("dropout.independent")
 def test_independent(judge: Judge) -> None:
     for case in judge.cases(MANY, LONG.extended(draw=2), MANY.sized(num_kv_heads=2)):
         if (found := seen(judge, case)) is not None:
-            chosen = found.shown[..., 0, :] != 0
-            distance = repetition(chosen)
-            apart = "samples {}, heads {}, queries {}, keys {}".format(*np.unravel_index(distance, chosen.shape))
+            distance = repetition(found.chosen)
+            apart = "samples {}, heads {}, queries {}, keys {}".format(*np.unravel_index(distance, found.chosen.shape))
             judge.assert_that(case, not distance, f"the choices repeat themselves at a distance of {apart}")
 
 
@@ -77,7 +76,7 @@ def test_with_masks(judge: Judge) -> None:
     for case in judge.cases(*cases):
         if (found := seen(judge, case)) is not None:
             compared = compare("output", found.result.output, found.expected(judge)["output"], judge.dtype)
-            judge.record(case, compared, "dropout beside a mask")
+            judge.record(case, compared, f"beside a mask, {found.told}")
 
 
 @clause("dropout.gradients")
@@ -87,30 +86,45 @@ def test_gradients(judge: Judge) -> None:
         if (found := seen(judge, case, gradients=True)) is not None:
             expected = found.expected(judge)
             for part in (f"gradients.{name}" for name in found.problem.needs):
-                compared = compare(part, part_of(found.result, part), expected[part], judge.dtype)
-                judge.record(case, compared, "the forward pass has told which weights are dropped")
+                got = part_of(found.result, part)
+                said = f"{part} is on the whole {_slope(got, expected[part].value):.2g} times that of the forward pass"
+                judge.record(case, compare(part, got, expected[part], judge.dtype), said)
+
+
+def _slope(got: Array | None, expected: Array) -> float:
+    """The factor by which the expected array comes nearest to what was got."""
+    if got is None or got.shape != expected.shape:
+        return np.nan
+    return float((got.astype(np.float64) * expected).sum() / (expected**2).sum())
 
 
 @clause("dropout.returned-weights")
 def test_returned_weights(judge: Judge) -> None:
-    _assert_returned(judge, "weights", f"claimed to be those {judge.conventions.returned_weights}")
+    _assert_returned(judge, "weights")
 
 
 @clause("dropout.averaged-weights")
 def test_averaged_weights(judge: Judge) -> None:
-    _assert_returned(judge, "averaged_weights", f"claimed to be those {judge.conventions.returned_weights}")
+    _assert_returned(judge, "averaged_weights")
 
 
 @clause("dropout.log-sum-exp")
 def test_log_sum_exp(judge: Judge) -> None:
-    _assert_returned(judge, "log_sum_exp", "dropped keys count as well")
+    _assert_returned(judge, "log_sum_exp")
 
 
-def _assert_returned(judge: Judge, part: str, said: str) -> None:
+def _assert_returned(judge: Judge, part: str) -> None:
     for case in judge.cases(SHOWN, SHOWN.extended(dropout=0.25, draw=2), replace(SHOWN, mask=MaskKind.BOOL)):
         if (found := seen(judge, case)) is not None:
-            compared = compare(part, part_of(found.result, part), found.expected(judge)[part], judge.dtype)
-            judge.record(case, compared, said)
+            got, expected = part_of(found.result, part), found.expected(judge)[part]
+            judge.record(case, compare(part, got, expected, judge.dtype), _told(judge, part, got))
+
+
+def _told(judge: Judge, part: str, got: Array | None) -> str:
+    if part == "log_sum_exp" or got is None or not got.size:
+        return "dropped keys count as well"
+    sums = got.astype(np.float64).sum(-1)
+    return f"claimed to be {judge.conventions.returned_weights}, rows sum to {sums.min():.3g} to {sums.max():.3g}"
 
 
 @clause("dropout.seed")
@@ -119,13 +133,7 @@ def test_seed(judge: Judge) -> None:
         first, again, other = (_chosen(judge, each) for each in (case, case, case.extended(draw=2)))
         if first is not None and again is not None and other is not None:
             judge.assert_that(case, np.array_equal(first, again), "the same seed drops other weights")
-            judge.assert_that(case, not related(first, other), "another seed drops much the same weights")
-
-
-def _chosen(judge: Judge, case: Case) -> Booleans | None:
-    """(B, H, Lq, Lk), True = not dropped."""
-    found = seen(judge, case)
-    return None if found is None else found.shown[..., 0, :] != 0
+            judge.assert_that(case, (places := relation(first, other)) is None, _after("another seed", places))
 
 
 @clause("dropout.next-call")
@@ -134,7 +142,16 @@ def test_next_call(judge: Judge) -> None:
         with random_states_from(1):
             first, second = (_chosen(judge, case) for _ in range(2))
         if first is not None and second is not None:
-            judge.assert_that(case, not related(first, second), "the next call drops much the same weights")
+            judge.assert_that(case, (places := relation(first, second)) is None, _after("the next call", places))
+
+
+def _chosen(judge: Judge, case: Case) -> Booleans | None:
+    found = seen(judge, case)
+    return None if found is None else found.chosen
+
+
+def _after(what: str, places: int | None) -> str:
+    return f"{what} drops what was dropped before, {places} places on"
 
 
 @clause("dropout.rate-zero")

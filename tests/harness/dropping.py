@@ -28,20 +28,49 @@ class Seen:
     """An answer under dropout to a case whose values repeat the identity.
 
     Attributes:
+        weights: (B, H, Lq, Lk), those of the reference, before dropout.
         shown: (B, H, Lq, copies, Lk) weights after dropout, once for each copy of the identity.
-        kept: (B, H, Lq, Lk), True = the first copy shows more than half of what a kept weight has to be.
     """
 
     problem: Problem
     result: Result
+    weights: Floats
     shown: Array
-    kept: Booleans
+
+    @property
+    def first(self) -> Floats:
+        """(B, H, Lq, Lk): the weights after dropout as the first copy shows them."""
+        return self.shown[..., 0, :].astype(np.float64)
+
+    @property
+    def chosen(self) -> Booleans:
+        """(B, H, Lq, Lk), True = not dropped."""
+        return self.first != 0.0
+
+    @property
+    def told(self) -> str:
+        """What has become of the weights that are not dropped, in words."""
+        some = self.chosen & (self.weights > 0.0)
+        ratios = self.first[some] / self.weights[some]
+        if not ratios.size:
+            return "every weight is dropped"
+        return (
+            f"weights that stay are multiplied by {ratios.min():.3g} to {ratios.max():.3g}, expected {self._factor:.3g}"
+        )
 
     def expected(self, judge: Judge) -> dict[str, Expected]:
-        """What the reference answers when it drops the same weights, part by part."""
+        """What the reference answers when it drops the same weights, part by part.
+
+        A weight counts as kept if more than half of what is then left of it shows.
+        """
+        kept = self.first > 0.5 * self._factor * self.weights
+        return dict(solve(self.problem, judge.conventions, kept * self._factor).parts)
+
+    @property
+    def _factor(self) -> float:
+        """What a kept weight has to be multiplied by."""
         rate = self.problem.extension.dropout
-        factors = self.kept / (1.0 - rate) if rate < 1.0 else np.zeros(self.kept.shape)
-        return dict(solve(self.problem, judge.conventions, factors).parts)
+        return 1.0 / (1.0 - rate) if rate < 1.0 else 0.0
 
 
 def seen(judge: Judge, case: Case, gradients: bool = False) -> Seen | None:
@@ -60,10 +89,7 @@ def seen(judge: Judge, case: Case, gradients: bool = False) -> Seen | None:
     if result.output.shape != shape:
         judge.assert_that(case, False, f"output has shape {result.output.shape}, expected {shape}")
         return None
-    shown = by_key(problem, result.output)
-    rate = problem.extension.dropout
-    half = 0.5 * weights / (1.0 - rate) if rate < 1.0 else np.full(weights.shape, np.inf)
-    return Seen(problem, result, shown, shown[..., 0, :].astype(np.float64) > half)
+    return Seen(problem, result, weights, by_key(problem, result.output))
 
 
 def by_key(problem: Problem, output: Array) -> Array:
@@ -95,9 +121,10 @@ def repetition(kept: Booleans) -> int:
     return int(np.argmax(beyond)) + 1 if beyond.max(initial=0.0) > 1.0 else 0
 
 
-def related(first: Booleans, second: Booleans) -> bool:
-    """Whether one of two such choices repeats or avoids the other, the same choices in place or some places on."""
-    return bool(max(_agreement(first, second).max(), _agreement(second, first).max()) > 1.0)
+def relation(first: Booleans, second: Booleans) -> int | None:
+    """So many places on one of two such choices repeats or avoids the other; None if nowhere."""
+    beyond = np.maximum(_agreement(first, second), _agreement(second, first))
+    return int(np.argmax(beyond)) if beyond.max() > 1.0 else None
 
 
 def _agreement(first: Booleans, second: Booleans) -> Floats:

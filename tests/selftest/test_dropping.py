@@ -7,7 +7,7 @@ from math import lgamma, log
 import numpy as np
 import pytest
 
-from tests.harness.dropping import CHANCE, Booleans, likely_share, related, repetition
+from tests.harness.dropping import CHANCE, Booleans, likely_share, relation, repetition
 
 WEIGHTS = 8192
 SHAPE = (2, 4, 32, 32)
@@ -43,7 +43,7 @@ def _drawn(seed: int) -> Booleans:
 def test_independent_choices_are_not_accused() -> None:
     for seed in range(50):
         assert repetition(_drawn(seed)) == 0
-        assert not related(_drawn(seed), _drawn(seed + 1000))
+        assert relation(_drawn(seed), _drawn(seed + 1000)) is None
 
 
 @pytest.mark.parametrize(
@@ -71,6 +71,4 @@ def test_the_same_numbers_some_places_on_are_related() -> None:
     first = stream[:WEIGHTS].reshape(SHAPE)
     for places in (0, 1, 1000, WEIGHTS // 2):
         later = stream[places : places + WEIGHTS].reshape(SHAPE)
-        assert related(first, later)
-        assert related(later, first)
-        assert related(first, ~later)
+        assert relation(first, later) == relation(later, first) == relation(first, ~later) == places

@@ -1,0 +1,127 @@
+"""Mistakes of chapter 17 in what is returned beside the output: before or after dropout."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from implementations.defects.dropout import DROPOUT
+from implementations.defects.record import Severity, breaks
+from implementations.defects.steps import Steps, mix
+from spec.features import Conventions, ReturnedWeights
+
+AFTER = Conventions(returned_weights=ReturnedWeights.AFTER_DROPOUT)
+
+
+def _all_of(
+    query: Tensor, key: Tensor, value: Tensor, rate: float, **options: Any
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Output, weights before and after dropout, and log-sum-exp."""
+    seen: list[Tensor] = []
+
+    def mixed(weights: Tensor, rows: Tensor) -> Tensor:
+        seen.append(weights.to(query.dtype))
+        return mix(weights, rows)
+
+    output, weights, lse = Steps(mix=mixed).answer(query, key, value, dropout_p=rate, **options)
+    return output, weights, seen[0], lse
+
+
+@breaks(
+    "dropout.returned-weights",
+    claims=DROPOUT,
+    extras=("weights",),
+    holds=("dropout.factors", "softmax.weights"),
+    does="Returns the weights after dropout, while it claims those before.",
+    repair="Return the weights before dropout, or say that they are not.",
+    hides="Evaluation, and training without dropout.",
+    matters="Rows that should sum to 1 sum to 1.25 or to 0: a loss of their logarithms turns negative.",
+    severity=Severity.WRONG,
+    links=(
+        "https://github.com/pytorch/pytorch/issues/42929",
+        "https://github.com/pytorch/pytorch/issues/33360",
+        "https://github.com/kanyun-inc/fairseq-gec/issues/18",
+    ),
+)
+def weights_returned_after_dropout(
+    query: Tensor, key: Tensor, value: Tensor, dropout_p: float = 0.0, **options: Any
+) -> tuple[Tensor, ...]:
+    output, _, dropped, _ = _all_of(query, key, value, dropout_p, **options)
+    return output, dropped
+
+
+@breaks(
+    "dropout.returned-weights",
+    claims=DROPOUT,
+    extras=("weights",),
+    conventions=AFTER,
+    holds=("dropout.factors", "softmax.weights"),
+    does="Returns the weights before dropout, while it claims those after.",
+    repair="Return the weights that multiply the values, or say that they are not.",
+    hides="Evaluation, and training without dropout.",
+    matters="Whoever multiplies them by the values does not get the output.",
+    severity=Severity.WRONG,
+)
+def weights_returned_before_dropout(
+    query: Tensor, key: Tensor, value: Tensor, dropout_p: float = 0.0, **options: Any
+) -> tuple[Tensor, ...]:
+    return Steps().answer(query, key, value, dropout_p=dropout_p, **options)[:2]
+
+
+@breaks(
+    "dropout.averaged-weights",
+    claims=DROPOUT,
+    extras=("averaged_weights",),
+    holds=("dropout.factors", "softmax.averaged-weights"),
+    does="Averages the weights after dropout, while it claims those before.",
+    repair="Average the weights before dropout, or say that they are not.",
+    hides="Evaluation, and training without dropout.",
+    matters="What is read as a distribution over the keys does not sum to 1 while a model is trained.",
+    severity=Severity.WRONG,
+    links=("https://github.com/pytorch/pytorch/issues/42929",),
+)
+def average_taken_after_dropout(
+    query: Tensor, key: Tensor, value: Tensor, dropout_p: float = 0.0, **options: Any
+) -> tuple[Tensor, ...]:
+    output, _, dropped, _ = _all_of(query, key, value, dropout_p, **options)
+    return output, dropped.mean(1)
+
+
+@breaks(
+    "dropout.returned-weights",
+    claims=DROPOUT,
+    extras=("weights",),
+    holds=("dropout.factors", "softmax.weights"),
+    does="Returns weights whose sign tells what was dropped.",
+    repair="Return the weights themselves.",
+    hides="Evaluation, and training without dropout.",
+    matters="What a kernel returns for its own tests is read as weights.",
+    severity=Severity.WRONG,
+    links=("https://github.com/Dao-AILab/flash-attention/issues/902",),
+)
+def dropped_weights_returned_negative(
+    query: Tensor, key: Tensor, value: Tensor, dropout_p: float = 0.0, **options: Any
+) -> tuple[Tensor, ...]:
+    output, weights, dropped, _ = _all_of(query, key, value, dropout_p, **options)
+    return output, torch.where(dropped == 0, -weights, weights)
+
+
+@breaks(
+    "dropout.log-sum-exp",
+    claims=DROPOUT,
+    extras=("log_sum_exp",),
+    holds=("dropout.factors", "softmax.log-sum-exp"),
+    does="Leaves dropped keys out of the log-sum-exp that it returns.",
+    repair="Take the log-sum-exp over all keys that the query may attend to: dropout comes after the softmax.",
+    hides="Calls without dropout.",
+    matters="A backward pass that makes the weights anew from it gets others than the forward pass had.",
+    severity=Severity.WRONG,
+)
+def log_sum_exp_without_dropped_keys(
+    query: Tensor, key: Tensor, value: Tensor, dropout_p: float = 0.0, **options: Any
+) -> tuple[Tensor, ...]:
+    output, weights, dropped, lse = _all_of(query, key, value, dropout_p, **options)
+    left = torch.where(dropped == 0, 0.0, weights).sum(-1)
+    return output, lse + left.log()
