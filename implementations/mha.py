@@ -44,6 +44,8 @@ PLACES: Places = {
     "v_proj_weight": "w_v",
     "out_proj.weight": "w_o",
     "out_proj.bias": "b_o",
+    "bias_k": "bias_k",
+    "bias_v": "bias_v",
 }
 
 Answer = torch.Tensor | tuple[torch.Tensor, ...]
@@ -64,14 +66,16 @@ def one_mask(case: Case) -> Case | Unable:
 
 
 def build_mha(kind: Callable[..., nn.Module], **options: Any) -> Callable[[Problem], nn.Module]:
-    """A `build` that gives widths, head count and biases to the constructor as nn.MultiheadAttention takes them."""
+    """A `build` that gives widths, head count, dropout and further keys to the constructor of nn.MultiheadAttention."""
 
     def build(problem: Problem) -> nn.Module:
         query_dim, key_dim, value_dim = (x.shape[-1] for x in (problem.query, problem.key, problem.value))
         widths = {} if query_dim == key_dim == value_dim else {"kdim": key_dim, "vdim": value_dim}
         asked = problem.extension
         dropping = {"dropout": asked.dropout} if asked.rated else {}
-        return kind(query_dim, problem.num_heads, **widths, **dropping, **options)
+        flags = {"add_bias_kv": asked.bias_kv, "add_zero_attn": asked.zero_attn}
+        further = {name: True for name, wanted in flags.items() if wanted}
+        return kind(query_dim, problem.num_heads, **widths, **dropping, **further, **options)
 
     return build
 

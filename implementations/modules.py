@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ from implementations.tensors import (
     to_array,
     to_tensor,
 )
+from spec.extensions import Packing
 from spec.problems import Array, Problem
 
 
@@ -68,8 +69,7 @@ def torch_module(
     def module_for(problem: Problem, device: str) -> nn.Module:
         """One module a shape, kept from call to call as a user would keep it."""
         shapes = tuple((name, array.shape) for name, array in problem.parameters.items())
-        dropping = (problem.extension.rated, problem.extension.dropout)
-        key = (problem.dtype, device, problem.num_heads, problem.sharing, shapes, dropping)
+        key = (problem.dtype, device, problem.num_heads, problem.sharing, shapes, _of_construction(problem))
         if key not in kept:
             kept[key] = made(build, problem, device)
         return kept[key]
@@ -81,6 +81,12 @@ def torch_module(
         return answer_of(module, problem, given, call, where_in(module, places), extras, context, twice)
 
     return run
+
+
+def _of_construction(problem: Problem) -> object:
+    """What a module may be told when it is made, and not in a call."""
+    asked = replace(problem.extension, query_start=None, draw=0, evaluating=False, packing=Packing.NONE)
+    return asked, problem.extension.rated
 
 
 def answer_of(
@@ -149,7 +155,7 @@ def load(module: nn.Module, places: Places, given: Tensors) -> None:
         used.update(names)
         with torch.no_grad():
             parameter.copy_(torch.cat([_as_stored(given, name) for name in names]).view_as(parameter))
-    lost = sorted(n for n in given if n[:2] in ("w_", "b_") and n not in used)
+    lost = sorted(n for n in given if n.startswith(("w_", "b_", "bias_")) and n not in used)
     if lost:
         raise ValueError(f"the module has no parameter for {', '.join(lost)}")
 
@@ -201,4 +207,6 @@ def _gradients(
 def _unpacked(gradient: Array, names: tuple[str, ...], given: Tensors) -> dict[str, Array]:
     ends = np.cumsum([_as_stored(given, name).shape[0] for name in names])[:-1]
     parts = np.split(gradient, ends)
-    return {n: part.T if n.startswith("w_") else part for n, part in zip(names, parts, strict=True)}
+    return {
+        n: part.T if n.startswith("w_") else part.reshape(given[n].shape) for n, part in zip(names, parts, strict=True)
+    }

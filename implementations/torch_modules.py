@@ -13,7 +13,7 @@ from implementations.mha import MHA_FEATURES, PLACES, build_mha, call_mha, input
 from implementations.modules import torch_module
 from implementations.tensors import Tensors
 from implementations.torch_ops import NAN_SWALLOWED
-from spec.features import Conventions, Feature, Polarity, Scope
+from spec.features import Conventions, Feature, Polarity, ReturnedWeights, Scope
 from spec.problems import Problem
 
 
@@ -54,9 +54,14 @@ def _eval_mha(problem: Problem) -> nn.Module:
     return build_mha(nn.MultiheadAttention, batch_first=True)(problem).eval()
 
 
+FURTHER = (Feature.BIAS_KV, Feature.ZERO_ATTN, Feature.DROPOUT, Feature.EVALUATION)
+"""What the constructor and the mode of the module offer besides."""
+
+
 def _claims(*added: Feature, without: tuple[Feature, ...] = ()) -> Claims:
     features = MHA_FEATURES.union(added).difference(without)
-    return Claims(Scope.MODULE, features, Conventions(bool_mask=Polarity.MASKED_OUT), fit=one_mask)
+    conventions = Conventions(bool_mask=Polarity.MASKED_OUT, returned_weights=ReturnedWeights.AFTER_DROPOUT)
+    return Claims(Scope.MODULE, features, conventions, fit=one_mask)
 
 
 def _construct(num_heads: int, width: int) -> object:
@@ -92,7 +97,7 @@ _CALL_PER_HEAD = call_mha(need_weights=True, average_attn_weights=False)
 TORCH_MODULES = (
     Implementation(
         "torch.mha",
-        _claims(),
+        _claims(*FURTHER),
         torch_module(build_mha(nn.MultiheadAttention, batch_first=True), call_mha(need_weights=False), PLACES),
         "nn.MultiheadAttention, batch first, no weights",
         (NAN_SWALLOWED,),
@@ -100,7 +105,7 @@ TORCH_MODULES = (
     ),
     Implementation(
         "torch.mha.weights",
-        _claims(Feature.WEIGHTS),
+        _claims(Feature.WEIGHTS, *FURTHER),
         torch_module(
             build_mha(nn.MultiheadAttention, batch_first=True),
             _CALL_PER_HEAD,
@@ -112,7 +117,7 @@ TORCH_MODULES = (
     ),
     Implementation(
         "torch.mha.averaged",
-        _claims(Feature.AVERAGED_WEIGHTS),
+        _claims(Feature.AVERAGED_WEIGHTS, *FURTHER),
         torch_module(
             build_mha(nn.MultiheadAttention, batch_first=True),
             call_mha(need_weights=True),
@@ -131,7 +136,7 @@ TORCH_MODULES = (
     ),
     Implementation(
         "torch.mha.kdim-vdim",
-        _claims(Feature.INPUT_WIDTHS),
+        _claims(Feature.INPUT_WIDTHS, Feature.BIAS_KV, Feature.ZERO_ATTN),
         torch_module(build_mha(nn.MultiheadAttention, batch_first=True), call_mha(need_weights=False), PLACES),
         "nn.MultiheadAttention with separate key and value widths",
         (NAN_SWALLOWED,),

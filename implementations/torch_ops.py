@@ -65,6 +65,12 @@ MASK_BEFORE_SCALE = ExpectedFailure(
     "https://github.com/NVIDIA/cudnn-frontend/pull/804",
     device="cpu",
 )
+REFUSED_BY_ONE = ExpectedFailure(
+    "conventions.causal-with-mask",
+    "the composed kernel refuses a causal flag beside a mask, the CPU flash kernel heeds both",
+    "https://github.com/jingyaogong/minimind/issues/382",
+    device="cpu",
+)
 _SPELLED: dict[str, Any] = {"attn_mask": None, "dropout_p": 0.0, "is_causal": False, "scale": None, "enable_gqa": False}
 _FLASH_DEVIATIONS = (NAN_SWALLOWED, LENGTH_UNCHECKED, MASK_BEFORE_SCALE)
 _FLASH_LACKS = {Feature.VALUE_WIDTH, Feature.MASK_GRADIENT, Feature.DROPOUT}
@@ -82,7 +88,7 @@ TORCH_OPS = (
         replace(_CLAIMS, features=_ALL | {Feature.WAYS}),
         torch_op(F.scaled_dot_product_attention),
         "scaled_dot_product_attention with the kernel that torch chooses",
-        _FLASH_DEVIATIONS,
+        (*_FLASH_DEVIATIONS, REFUSED_BY_ONE),
         ways=_WAYS,
     ),
     Implementation(
