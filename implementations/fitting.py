@@ -18,7 +18,7 @@ from spec.cases import (
     Values,
 )
 from spec.extensions import Packing
-from spec.features import Feature, Scope
+from spec.features import Feature, Scope, WindowCount
 
 FREE_WIDTHS = (13, 11, 17)
 """Input widths of query, key and value where they are free: coprime to each other and to the heads' widths."""
@@ -37,6 +37,10 @@ def fit(case: Case, claims: Claims) -> Case | Unable:
     fitted = case.sized(num_heads=num_heads, d_v=d_v, query_length=query_length, num_kv_heads=num_kv_heads)
     if case.extension.rotary_base is not None and s.d_k % 2:
         fitted = fitted.sized(d_k=s.d_k + 1)
+    if case.extension.chunks:
+        if wrong := _unfeedable(case, claims):
+            return Unable(wrong)
+        fitted = _in_pieces(fitted)
     if claims.scope is Scope.OP:
         return claims.fit(replace(fitted, module=None))
     nearest = claims.fit(replace(fitted, module=_form(fitted, claims)))
@@ -80,6 +84,28 @@ def _further(case: Case) -> dict[Feature, bool]:
         Feature.STATIC_CACHE: asked.cache_length > length,
         Feature.RING_CACHE: 0 < asked.cache_length < length,
     }
+
+
+def _unfeedable(case: Case, claims: Claims) -> str:
+    """Why the answer to a sequence in pieces would not be that at once; empty if it is."""
+    asked, room = case.extension, case.extension.cache_length
+    if not case.causal or case.mask is not MaskKind.NONE or case.padding is not Padding.NONE:
+        return "a sequence that comes in pieces is causal, and has no other mask"
+    own = 0 if claims.conventions.window_count is WindowCount.INCLUDING else 1
+    if 0 < room < case.sizes.key_length and (asked.left is None or asked.left + own > room):
+        return "a ring has room for every key that a window reaches"
+    return ""
+
+
+def _in_pieces(case: Case) -> Case:
+    """The case with pieces that make up its keys: the first ones are cut to a token each, then left out."""
+    length, pieces = case.sizes.key_length, list(case.extension.chunks)
+    for number in range(len(pieces)):
+        pieces[number] -= max(0, min(pieces[number] - 1, sum(pieces) - length))
+    pieces = pieces[max(0, sum(pieces) - length) :]
+    if pieces:
+        pieces[-1] += length - sum(pieces)
+    return case.sized(query_length=length).extended(chunks=tuple(pieces))
 
 
 def _form(case: Case, claims: Claims) -> ModuleForm:

@@ -36,6 +36,9 @@ MODULES = (
     "encodings",
     "positions",
     "relative",
+    "cache",
+    "cache_positions",
+    "packed",
     "published",
     "published_e",
 )

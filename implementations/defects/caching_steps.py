@@ -71,9 +71,9 @@ def make(stream: Stream) -> Rows:
     return Rows(key, value, torch.full((stream.room,), -1))
 
 
-def start(store: Rows) -> int:
-    """The position of the next token: the one after the last that is kept."""
-    return int(store.places.max()) + 1 if len(store.places) else 0
+def stand(first: int, length: int, room: int) -> Tensor:
+    """The positions of the queries of a piece that begins at position `first`."""
+    return first + torch.arange(length)
 
 
 def turn_query(query: Tensor, places: Tensor, base: float) -> Tensor:
@@ -120,7 +120,7 @@ class CacheSteps:
 
     steps: Steps = STEPS
     make: Callable[[Stream], Rows] = make
-    start: Callable[[Rows], int] = start
+    stand: Callable[[int, int, int], Tensor] = stand
     turn_query: Callable[[Tensor, Tensor, float], Tensor] = turn_query
     turn_key: Callable[[Tensor, Tensor, float], Tensor] = turn_key
     write: Callable[[Rows, Rows, Stream], Rows] = write
@@ -129,20 +129,20 @@ class CacheSteps:
 
     def open(self, stream: Stream) -> Feed:
         """The feed of a new sequence."""
-        store = self.make(stream)
+        store, first = self.make(stream), 0
 
         def feed(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-            nonlocal store
+            nonlocal store, first
             q, k, v = (x.to(accumulator(x.dtype)) for x in (query, key, value))
-            options, first = dict(stream.options), self.start(store)
-            places = first + options.pop("query_start", 0) + torch.arange(q.shape[-2])
+            options = dict(stream.options)
+            places = self.stand(first, q.shape[-2], stream.room) + options.pop("query_start", 0)
             new = Rows(k, v, first + torch.arange(k.shape[-2]))
             if (base := options.pop("rotary_base", None)) is not None:
                 q, new = self.turn_query(q, places, base), replace(new, key=self.turn_key(k, new.places, base))
             after = self.write(store, new, stream)
-            seen = self.see(store, new, after)
-            store = after
-            return self.attend(q, places, seen, self.flags(options, first, q.shape[-2])).to(query.dtype)
+            seen, options = self.see(store, new, after), self.flags(options, first, q.shape[-2])
+            store, first = after, first + k.shape[-2]
+            return self.attend(q, places, seen, options).to(query.dtype)
 
         return feed
 

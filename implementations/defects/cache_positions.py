@@ -1,0 +1,269 @@
+"""Mistakes of chapter 23: positions that are lost between pieces, in a ring, and in a call with a start."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from implementations.caching import Feed, Stream
+from implementations.defects.caching_steps import CacheSteps, Rows, breaks_cache, joined, turn_key, turn_query
+from implementations.defects.record import Severity, breaks
+from implementations.defects.steps import Steps, add_alibi, add_window
+from spec.features import Feature
+
+START = {Feature.QUERY_START}
+
+
+def standing(scores: Tensor) -> Tensor:
+    """(1, Lq, Lk): so far key j is ahead of query i if both count from 0."""
+    keys, queries = torch.arange(scores.shape[-1]), torch.arange(scores.shape[-2])
+    return (keys - queries[:, None])[None]
+
+
+@breaks_cache(
+    "cache.window",
+    "cache.query-start",
+    of_steps="add_window",
+    holds=("cache.decode", "cache.chunked-prefill", "cache.alibi"),
+    does="Counts the window from the place of a query in its piece.",
+    repair="Count it from the position in the sequence.",
+    hides="The first piece.",
+    matters="In later pieces the window slides over the beginning of the sequence again.",
+    severity=Severity.WRONG,
+    links=("https://github.com/trymirai/lalamo/pull/200", "https://github.com/pytorch/executorch/pull/21857"),
+)
+def window_counted_in_the_piece(scores: Tensor, ahead: Tensor, window: tuple[int, int]) -> Tensor:
+    return add_window(scores, standing(scores), window)
+
+
+@breaks_cache(
+    "cache.window",
+    of_steps="add_window",
+    holds=("cache.decode", "cache.chunked-prefill", "cache.rotary"),
+    does="Heeds the window only in pieces of several tokens.",
+    repair="Apply it to single queries too, or keep no more keys than it shows.",
+    hides="Prompts, and sequences within the window.",
+    matters="A model that was trained with a window writes with all of the past in view.",
+    severity=Severity.WRONG,
+)
+def window_forgotten_for_single_tokens(scores: Tensor, ahead: Tensor, window: tuple[int, int]) -> Tensor:
+    return scores if scores.shape[-2] == 1 else add_window(scores, ahead, window)
+
+
+@breaks_cache(
+    "cache.alibi",
+    "cache.ring-positions",
+    of_steps="add_alibi",
+    holds=("cache.decode", "cache.rotary", "cache.chunked-prefill"),
+    does="Builds the biases of ALiBi over the queries, so that they are 0 for a single one.",
+    repair="Build them over the distance between query and key.",
+    hides="A prompt in one piece.",
+    matters="Tokens that are written one by one see near and far alike.",
+    severity=Severity.WRONG,
+    links=(
+        "https://github.com/keras-team/keras-hub/issues/2861",
+        "https://github.com/keras-team/keras-hub/pull/2977",
+    ),
+)
+def alibi_built_over_the_queries(scores: Tensor, slopes: Tensor, ahead: Tensor) -> Tensor:
+    return scores if scores.shape[-2] == 1 else add_alibi(scores, slopes, ahead)
+
+
+@breaks_cache(
+    "cache.alibi",
+    "cache.query-start-rows",
+    of_steps="add_alibi",
+    holds=("cache.decode", "cache.rotary", "cache.window"),
+    does="Takes distances from the place of a query in its piece.",
+    repair="Add what is kept to the query's position.",
+    hides="The first piece.",
+    matters="Later pieces prefer the oldest keys.",
+    severity=Severity.WRONG,
+)
+def distances_counted_in_the_piece(scores: Tensor, slopes: Tensor, ahead: Tensor) -> Tensor:
+    return add_alibi(scores, slopes, standing(scores))
+
+
+@breaks_cache(
+    "cache.rotary",
+    step="turn_query",
+    holds=("cache.decode", "cache.alibi", "cache.window"),
+    does="Turns the queries of each piece from position 0 on, and its keys by their positions.",
+    repair="Give query and key the same offset.",
+    hides="The first piece.",
+    matters="Each token believes that it stands at the beginning of the text.",
+    severity=Severity.WRONG,
+    links=("https://github.com/RobertCsordas/moeut/pull/6",),
+)
+def queries_turned_from_the_beginning(query: Tensor, places: Tensor, base: float) -> Tensor:
+    return turn_query(query, places - places[:1], base)
+
+
+@breaks_cache(
+    "cache.rotary",
+    holds=("cache.decode", "cache.alibi", "cache.window"),
+    does="Turns queries and keys of each piece from position 0 on.",
+    repair="Go on where the last piece ended.",
+    hides="The first piece; looks consistent within each piece.",
+    matters="Text that was read in pieces lies on top of itself.",
+    severity=Severity.WRONG,
+    links=("https://github.com/MemTensor/MemOS/issues/2315",),
+)
+def positions_restarted_in_each_piece(stream: Stream) -> Feed:
+    return CacheSteps(
+        turn_query=lambda query, places, base: turn_query(query, places - places[:1], base),
+        turn_key=lambda key, places, base: turn_key(key, places - places[:1], base),
+    ).open(stream)
+
+
+@breaks_cache(
+    "cache.rotary",
+    holds=("cache.decode", "cache.alibi", "cache.window"),
+    does="Turns kept keys once more, though they were kept turned.",
+    repair="Turn keys either before they are kept or when they are read.",
+    hides="The first piece.",
+    matters="Kept keys seem to stand twice as far along as they do.",
+    severity=Severity.WRONG,
+    links=("https://github.com/NeuraLegion/shainet/pull/110",),
+)
+def kept_keys_turned_again(stream: Stream) -> Feed:
+    base = stream.options.get("rotary_base")
+
+    def turned(store: Rows, new: Rows, after: Rows) -> Rows:
+        kept = store.written
+        again = kept.key if base is None else turn_key(kept.key, kept.places, base)
+        return joined(Rows(again, kept.value, kept.places), new)
+
+    return CacheSteps(see=turned).open(stream)
+
+
+@breaks_cache(
+    "cache.rotary",
+    holds=("cache.decode", "cache.alibi", "cache.chunked-prefill"),
+    does="Remembers angles by the number of tokens, and uses them again at other positions.",
+    repair="Remember them by position, for all that may come.",
+    hides="Pieces of different lengths.",
+    matters="All tokens that are written one by one seem to stand at one position.",
+    severity=Severity.WRONG,
+    links=("https://github.com/lucidrains/rotary-embedding-torch/issues/11",),
+)
+def angles_remembered_by_length(stream: Stream) -> Feed:
+    known: dict[int, Tensor] = {}
+    return CacheSteps(
+        turn_query=lambda query, places, base: turn_query(query, known.setdefault(len(places), places), base),
+        turn_key=lambda key, places, base: turn_key(key, known.setdefault(len(places), places), base),
+    ).open(stream)
+
+
+@breaks_cache(
+    "cache.ring-positions",
+    holds=("cache.ring", "cache.rotary"),
+    does="Turns query and key of a token by the number of keys that a ring has left.",
+    repair="Count all tokens that came, kept or not.",
+    hides="Rings that are not full, and caches that keep all.",
+    matters="Once the window is full all new tokens stand at one position, and drift away from the older ones.",
+    severity=Severity.WRONG,
+    links=(
+        "https://github.com/rajveer43/VeloxQuant-MLX/issues/389",
+        "https://github.com/rajveer43/VeloxQuant-MLX/pull/195",
+    ),
+)
+def offset_of_what_is_left(stream: Stream) -> Feed:
+    def left(places: Tensor) -> Tensor:
+        return places - max(0, int(places[0]) - stream.room) if stream.ring else places
+
+    return CacheSteps(
+        turn_query=lambda query, places, base: turn_query(query, left(places), base),
+        turn_key=lambda key, places, base: turn_key(key, left(places), base),
+    ).open(stream)
+
+
+@breaks_cache(
+    "cache.ring-positions",
+    "cache.ring",
+    step="see",
+    holds=("cache.static", "cache.alibi", "cache.window"),
+    does="Takes the order of the slots of a ring for the order of its tokens.",
+    repair="Work out the position of each slot, or roll the ring before it is read.",
+    hides="A ring that has not wrapped, and single tokens without biases of position.",
+    matters="Masks and distances belong to other keys once the ring has wrapped.",
+    severity=Severity.WRONG,
+    links=(
+        "https://github.com/rajveer43/VeloxQuant-MLX/pull/392",
+        "https://github.com/Lightning-AI/litgpt/issues/2182",
+    ),
+)
+def slots_taken_for_positions(store: Rows, new: Rows, after: Rows) -> Rows:
+    kept = store.written
+    return joined(Rows(kept.key, kept.value, kept.places.sort().values), new)
+
+
+@breaks(
+    "cache.query-start",
+    "cache.query-start-rows",
+    claims=START,
+    holds=("causal.square", "causal.alignment"),
+    does="Takes the start of the queries, and forgets it.",
+    repair="Shift the triangle by it.",
+    hides="A start of 0.",
+    matters="A query that continues a sequence sees its beginning only.",
+    severity=Severity.WRONG,
+    links=("https://github.com/huggingface/candle/pull/3743",),
+)
+def start_forgotten(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    options.pop("query_start", None)
+    return Steps()(query, key, value, **options)
+
+
+@breaks(
+    "cache.query-start",
+    claims=START,
+    holds=("cache.query-start-rows", "causal.square"),
+    does="Has the last query stand at the last key, whatever start it is told.",
+    repair="Take the start that is given: storage may hold more keys than are valid.",
+    hides="Keys that end where the queries end.",
+    matters="With a buffer longer than the text, queries see what was never written.",
+    severity=Severity.LEAK,
+    links=("https://github.com/onnx/onnx/pull/8068",),
+)
+def start_taken_from_the_end(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    if "query_start" in options:
+        options["query_start"] = max(0, key.shape[-2] - query.shape[-2])
+    return Steps()(query, key, value, **options)
+
+
+@breaks(
+    "cache.query-start",
+    claims=START,
+    holds=("cache.query-start-rows", "causal.square"),
+    does="Takes a start of 0 for none, and aligns queries and keys at their ends.",
+    repair="Test for None: 0 is a start.",
+    hides="Starts above 0, and as many queries as keys.",
+    matters="The first piece that is written into a long buffer sees all of it.",
+    severity=Severity.LEAK,
+)
+def start_of_zero_taken_for_none(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    if "query_start" in options:
+        options["query_start"] = options["query_start"] or max(0, key.shape[-2] - query.shape[-2])
+    return Steps()(query, key, value, **options)
+
+
+@breaks(
+    "cache.query-start-rows",
+    claims=START | {Feature.ROTARY},
+    holds=("cache.query-start", "causal.square"),
+    does="Shifts the triangle by the start, and turns queries from position 0 on.",
+    repair="One position for all that depends on it.",
+    hides="Calls without rotary embedding, and without a start.",
+    matters="Each piece is read as if it were the beginning.",
+    severity=Severity.WRONG,
+)
+def start_for_the_triangle_only(
+    query: Tensor, key: Tensor, value: Tensor, query_start: int = 0, **options: Any
+) -> Tensor:
+    base = options.get("rotary_base")
+    if base is not None and query_start:
+        query = turn_query(query, torch.full((query.shape[-2],), -query_start), base)
+    return Steps()(query, key, value, query_start=query_start, **options)

@@ -1,0 +1,413 @@
+"""Mistakes of chapter 24: documents that know of each other, or are told apart wrongly."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from implementations.defects.empty_rows import BOTTOM_RIGHT, add_bottom_right
+from implementations.defects.record import Severity, breaks
+from implementations.defects.steps import (
+    INFINITY,
+    Asked,
+    Steps,
+    add_alibi,
+    add_causal,
+    add_documents,
+    mix,
+    places,
+    turn,
+)
+from spec.features import Feature
+
+SEGMENTS = {Feature.SEGMENTS}
+PACKED = SEGMENTS | {Feature.CUMULATIVE_LENGTHS, Feature.WINDOW, Feature.ROTARY, Feature.ALIBI}
+Places = tuple[Tensor, Tensor, Tensor]
+
+
+def of_tokens(asked: Asked, **changes: Tensor | None) -> Asked:
+    """The options with other documents."""
+    return replace(asked, **changes)  # type: ignore[arg-type]  # they are ids and lengths
+
+
+@breaks(
+    "packed.segments",
+    "packed.isolated",
+    "packed.segment-mask",
+    "packed.lengths",
+    step="add_documents",
+    claims=PACKED,
+    holds=("masks.bool", "packed.one-document"),
+    does="Starts positions anew with each document, and lets all see each other.",
+    repair="Hide keys of other documents besides.",
+    hides="One document a sequence; a loss, which may well be lower.",
+    matters="Training on packed documents mixes them, and inference never does.",
+    severity=Severity.LEAK,
+    links=(
+        "https://github.com/huggingface/nanoVLM/pull/204",
+        "https://github.com/AI-Hypercomputer/maxtext/issues/4476",
+        "https://github.com/DeepOpt-com/WrinkleFree-Monorepo/issues/53",
+        "https://github.com/huggingface/trl/issues/784",
+    ),
+)
+def only_positions_restarted(scores: Tensor, together: Tensor) -> Tensor:
+    return scores
+
+
+@breaks(
+    "packed.causal",
+    "packed.lengths-positions",
+    "packed.alone",
+    step="add_triangle",
+    claims=PACKED,
+    holds=("packed.segments", "packed.isolated", "packed.lengths"),
+    does="Lays one triangle over the whole sequence, besides the documents.",
+    repair="Compare positions within the document.",
+    hides="Documents with as many keys as queries.",
+    matters="Where lengths differ, documents see too little or their own future.",
+    severity=Severity.WRONG,
+    links=("https://github.com/facebookresearch/xformers/pull/643",),
+)
+def triangle_over_all_documents(scores: Tensor, ahead: Tensor) -> Tensor:
+    return add_causal(scores)
+
+
+@breaks(
+    "packed.causal",
+    "packed.lengths-positions",
+    claims=PACKED,
+    conventions=BOTTOM_RIGHT,
+    holds=("causal.alignment", "packed.segments", "packed.one-document"),
+    does="Ends the triangle of a whole sequence at its last key, and starts that of each document at its first.",
+    repair="Shift the triangle of each document by its keys less its queries.",
+    hides="Documents with as many keys as queries.",
+    matters="Packed and alone, a document that continues a cached one gets two answers.",
+    severity=Severity.WRONG,
+)
+def corner_changed_within_documents(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    ids = options.get("query_segments")
+    if ids is not None and bool((ids == ids[:, :1]).all()):
+        options = {name: option for name, option in options.items() if not name.endswith("_segments")}
+    return Steps(add_causal=add_bottom_right)(query, key, value, **options)
+
+
+@breaks(
+    "packed.segments",
+    "packed.empty-segment",
+    step="places",
+    claims=SEGMENTS,
+    holds=("packed.one-document", "masks.bool"),
+    does="Gives each query the segment of the key at its place.",
+    repair="Read the segments of queries where those of queries are.",
+    hides="Self-attention, where both are the same.",
+    matters="In cross-attention queries read the document of whoever stands across.",
+    severity=Severity.LEAK,
+)
+def queries_told_by_the_segments_of_keys(query: Tensor, key: Tensor, asked: Asked) -> Places:
+    if asked.query_segments is None or asked.key_segments is None:
+        return places(query, key, asked)
+    nearest = torch.arange(query.shape[-2]).clamp(max=key.shape[-2] - 1)
+    return places(query, key, of_tokens(asked, query_segments=asked.key_segments[:, nearest]))
+
+
+@breaks(
+    "packed.segments",
+    step="places",
+    claims=PACKED,
+    holds=("packed.lengths", "packed.one-document"),
+    does="Cuts all samples as the first one is.",
+    repair="Compare segments sample by sample.",
+    hides="A batch of one; samples that are cut alike.",
+    matters="Every other sample of a batch is cut in the wrong places.",
+    severity=Severity.LEAK,
+)
+def first_sample_cuts_all(query: Tensor, key: Tensor, asked: Asked) -> Places:
+    if asked.query_segments is None or asked.key_segments is None:
+        return places(query, key, asked)
+    first = {name: getattr(asked, name)[:1].expand(len(query), -1) for name in ("query_segments", "key_segments")}
+    return places(query, key, of_tokens(asked, **first))
+
+
+@breaks(
+    "packed.segments",
+    "packed.ids",
+    claims=PACKED,
+    holds=("packed.lengths", "packed.one-document", "masks.bool"),
+    does="Takes segment 0 for padding.",
+    repair="Mask padding by a mask; 0 is an id.",
+    hides="Ids that count from 1.",
+    matters="The first document of each sequence is lost.",
+    severity=Severity.WRONG,
+)
+def segment_zero_taken_for_padding(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    ids = options.get("key_segments")
+    if ids is not None:
+        options["key_padding_mask"] = options.get("key_padding_mask", ids == ids) & (ids != 0)
+    return Steps()(query, key, value, **options)
+
+
+@breaks(
+    "packed.ids",
+    step="places",
+    claims=SEGMENTS,
+    holds=("packed.segments", "packed.causal", "packed.one-document"),
+    does="Lets a document begin where the id rises.",
+    repair="Compare ids for being equal.",
+    hides="Ids that count up.",
+    matters="Documents whose ids fall are read as one.",
+    severity=Severity.LEAK,
+    links=("https://github.com/huggingface/transformers/pull/44911",),
+)
+def documents_told_by_rising_ids(query: Tensor, key: Tensor, asked: Asked) -> Places:
+    if asked.query_segments is None or asked.key_segments is None:
+        return places(query, key, asked)
+    highest = {name: getattr(asked, name).cummax(-1).values for name in ("query_segments", "key_segments")}
+    return places(query, key, of_tokens(asked, **highest))
+
+
+@breaks(
+    "packed.scattered",
+    "packed.empty-segment",
+    step="places",
+    claims=SEGMENTS,
+    holds=("packed.segments", "packed.ids", "packed.causal"),
+    does="Counts documents by the changes of the id.",
+    repair="Compare ids, or refuse those that come back.",
+    hides="Documents in one piece that have both queries and keys.",
+    matters="The rest of a document is taken for the next one, and all that follow for others.",
+    severity=Severity.LEAK,
+    links=("https://github.com/huggingface/transformers/pull/44911",),
+)
+def documents_counted_by_changes(query: Tensor, key: Tensor, asked: Asked) -> Places:
+    if asked.query_segments is None or asked.key_segments is None:
+        return places(query, key, asked)
+
+    def counted(ids: Tensor) -> Tensor:
+        return torch.nn.functional.pad(ids.diff() != 0, (1, 0)).cumsum(-1)
+
+    found = {name: counted(getattr(asked, name)) for name in ("query_segments", "key_segments")}
+    return places(query, key, of_tokens(asked, **found))
+
+
+@breaks(
+    "packed.positions",
+    "packed.lengths-positions",
+    step="turn",
+    claims=PACKED,
+    holds=("packed.causal", "packed.segments"),
+    does="Turns queries and keys by their places in the whole sequence.",
+    repair="Let positions start anew with each document.",
+    hides="Documents with as many keys as queries: there the differences are the same.",
+    matters="In cross-attention each document but the first is read askew.",
+    severity=Severity.WRONG,
+    links=("https://github.com/huggingface/nanoVLM/issues/201",),
+)
+def angles_go_on_over_documents(rows: Tensor, at: Tensor, base: float) -> Tensor:
+    return turn(rows, torch.arange(rows.shape[-2]).expand_as(at), base)
+
+
+@breaks(
+    "packed.positions",
+    "packed.lengths-positions",
+    step="add_alibi",
+    claims=PACKED,
+    holds=("packed.causal", "packed.segments", "packed.alone"),
+    does="Takes the distances of ALiBi in the whole sequence.",
+    repair="Take them within the document.",
+    hides="Documents with as many keys as queries.",
+    matters="Documents whose lengths differ prefer keys that are not the nearest.",
+    severity=Severity.WRONG,
+)
+def distances_go_on_over_documents(scores: Tensor, slopes: Tensor, ahead: Tensor) -> Tensor:
+    keys, queries = (torch.arange(n) for n in (scores.shape[-1], scores.shape[-2]))
+    return add_alibi(scores, slopes, (keys - queries[:, None])[None])
+
+
+@breaks(
+    "packed.contained",
+    claims=SEGMENTS | {Feature.CONTAINMENT},
+    holds=("packed.isolated", "masks.containment"),
+    does="Sets values to 0 that no query may see, and multiplies those of other documents by 0.",
+    repair="Go through the documents one by one, or select the values of each row.",
+    hides="Finite numbers; padding, which nobody sees.",
+    matters="One broken document makes NaN of all that share its sequence, while containment is promised.",
+    severity=Severity.NAN,
+)
+def other_documents_multiplied_by_zero(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    def seen_by_some(weights: Tensor, value: Tensor) -> Tensor:
+        # NaN weights are those of a query that is NaN itself.
+        unseen = (weights == 0).all(-2)[..., None]
+        return mix(weights, torch.where(unseen, 0.0, value))
+
+    return Steps(mix=seen_by_some)(query, key, value, **options)
+
+
+@breaks(
+    "packed.empty-segment",
+    "packed.empty-document",
+    step="add_documents",
+    claims=PACKED,
+    holds=("packed.segments", "packed.lengths", "masks.empty-row-bool"),
+    does="Shows queries whose document has no key all of the others.",
+    repair="Let them answer as other rows do that see nothing.",
+    hides="Documents that have keys.",
+    matters="A fill that saves a row from NaN lets it read what it must not.",
+    severity=Severity.LEAK,
+    links=("https://github.com/huggingface/transformers/pull/26572",),
+)
+def lonely_queries_shown_everything(scores: Tensor, together: Tensor) -> Tensor:
+    return add_documents(scores, together | ~together.any(-1, keepdim=True))
+
+
+@breaks(
+    "packed.one-document",
+    claims=PACKED,
+    holds=("packed.segments", "packed.causal", "causal.square"),
+    does="Leaves the packed path when there is one document, and the causal flag with it.",
+    repair="Give the plain path all that the packed one is given.",
+    hides="Two documents and more.",
+    matters="A sequence that holds a single long document sees its future.",
+    severity=Severity.LEAK,
+)
+def flag_lost_with_one_document(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    ids = options.get("query_segments")
+    if ids is not None and bool((ids == ids[:, :1]).all()):
+        packing = ("query_segments", "key_segments", "is_causal")
+        options = {name: option for name, option in options.items() if name not in packing}
+    return Steps()(query, key, value, **options)
+
+
+@breaks(
+    "packed.gradients",
+    claims=PACKED,
+    holds=("packed.isolated", "packed.segments", "gradients.value"),
+    does="Hands the gradient of the values to all documents.",
+    repair="Mask on the way back as on the way there.",
+    hides="Outputs, and gradients of a sequence with one document.",
+    matters="Documents learn from losses of others.",
+    severity=Severity.GRADIENT,
+)
+def gradient_of_values_leaks(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    output = Steps()(query, key, value, **options)
+    if not options.keys() & {"query_segments", "cu_seqlens_q"}:
+        return output
+    mean = value.mean(-2, keepdim=True)
+    return output + (mean - mean.detach())
+
+
+@breaks(
+    "packed.lengths",
+    step="places",
+    claims=PACKED,
+    holds=("packed.segments", "packed.one-document"),
+    does="Counts the first token of a document to the one before it.",
+    repair="Document g ends before token c_(g + 1), which is the first of the next.",
+    hides="One document.",
+    matters="Each document begins with the second token, and reads the first one of its neighbour.",
+    severity=Severity.LEAK,
+)
+def ends_taken_as_inclusive(query: Tensor, key: Tensor, asked: Asked) -> Places:
+    if asked.cu_seqlens_q is None or asked.cu_seqlens_k is None:
+        return places(query, key, asked)
+
+    def later(ends: Tensor) -> Tensor:
+        return torch.cat([ends[:1], (ends[1:-1] + 1).clamp(max=int(ends[-1])), ends[-1:]])
+
+    ends = {"cu_seqlens_q": later(asked.cu_seqlens_q), "cu_seqlens_k": later(asked.cu_seqlens_k)}
+    return places(query, key, of_tokens(asked, **ends))
+
+
+@breaks(
+    "packed.lengths",
+    "packed.empty-document",
+    step="places",
+    claims=PACKED,
+    holds=("packed.segments", "packed.causal"),
+    does="Drops the last document, and leaves its rows 0.",
+    repair="Cumulative lengths begin with 0 and end with the whole length: one more than there are documents.",
+    hides="Whoever looks at the first documents only.",
+    matters="The end of every packed sequence is lost.",
+    severity=Severity.WRONG,
+    links=("https://github.com/Dao-AILab/flash-attention/issues/880",),
+)
+def last_document_dropped(query: Tensor, key: Tensor, asked: Asked) -> Places:
+    of_query, of_key, together = places(query, key, asked)
+    if asked.cu_seqlens_q is None:
+        return of_query, of_key, together
+    last = torch.arange(query.shape[-2]) >= asked.cu_seqlens_q[-2]
+    return of_query, of_key, together & ~last[:, None]
+
+
+@breaks(
+    "packed.empty-document",
+    step="places",
+    claims=PACKED,
+    holds=("packed.lengths", "packed.empty-segment"),
+    does="Drops documents of length 0 from the cumulative lengths.",
+    repair="Keep them: the documents of queries and keys are paired by number.",
+    hides="Documents that have both queries and keys.",
+    matters="After a document without keys each one reads the keys of the next.",
+    severity=Severity.LEAK,
+    links=("https://github.com/NVIDIA/Megatron-LM/pull/5298",),
+)
+def empty_documents_dropped(query: Tensor, key: Tensor, asked: Asked) -> Places:
+    if asked.cu_seqlens_q is None or asked.cu_seqlens_k is None:
+        return places(query, key, asked)
+    ends = {"cu_seqlens_q": asked.cu_seqlens_q.unique(), "cu_seqlens_k": asked.cu_seqlens_k.unique()}
+    return places(query, key, of_tokens(asked, **ends))
+
+
+@breaks(
+    "packed.lengths",
+    step="places",
+    claims=PACKED,
+    holds=("packed.segments", "packed.empty-segment"),
+    does="Reads no more keys of a document than the longest one has queries.",
+    repair="Take the longest number of keys for keys, and that of queries for queries.",
+    hides="Documents with no more keys than the longest has queries: all of self-attention.",
+    matters="In cross-attention the ends of long documents are never read.",
+    severity=Severity.WRONG,
+)
+def keys_cut_at_the_longest_queries(query: Tensor, key: Tensor, asked: Asked) -> Places:
+    of_query, of_key, together = places(query, key, asked)
+    if asked.cu_seqlens_q is None or asked.cu_seqlens_k is None:
+        return of_query, of_key, together
+    longest = int(asked.cu_seqlens_q.diff().max())
+    return of_query, of_key, together & (of_key < longest)[:, None, :]
+
+
+@breaks(
+    "packed.isolated",
+    "packed.segments",
+    step="add_documents",
+    claims=PACKED,
+    holds=("packed.one-document", "masks.bool"),
+    does="Takes a large number off the scores of other documents, instead of hiding them.",
+    repair="Set the scores to minus infinity.",
+    hides="Scores that lie close together.",
+    matters="Documents with strong keys shine through.",
+    severity=Severity.LEAK,
+)
+def other_documents_dimmed(scores: Tensor, together: Tensor) -> Tensor:
+    return scores - 10.0 * (~together)[:, None]
+
+
+@breaks(
+    "packed.lengths",
+    "packed.segments",
+    step="add_documents",
+    claims=PACKED,
+    holds=("packed.one-document", "masks.bool"),
+    does="Lets each query see documents that come before its own.",
+    repair="Compare documents for being equal.",
+    hides="Whoever changes later documents and looks at earlier ones.",
+    matters="A causal model reads across documents, and no check of the future finds it.",
+    severity=Severity.LEAK,
+)
+def earlier_documents_seen(scores: Tensor, together: Tensor) -> Tensor:
+    first = together.int().argmax(-1, keepdim=True)
+    earlier = torch.arange(scores.shape[-1]) < first
+    return scores.masked_fill(~(together | earlier)[:, None], -INFINITY)
