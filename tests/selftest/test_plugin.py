@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from implementations.builtin import BUILTIN
+from implementations.builtin import ABSENT, BUILTIN, ON_REQUEST
 from implementations.defects import DEFECTS
 from spec.clauses import load
 from tests.selftest.sessions import Sessions, asked_of, sessions
@@ -52,9 +53,27 @@ def test_clauses_are_listed_a_line_each(sessions: Sessions) -> None:
 def test_implementations_are_listed_a_line_each(sessions: Sessions) -> None:
     result = sessions.run("--list-implementations")
     assert result.ret == 0
-    assert [line.split()[0] for line in result.outlines if line.strip()] == [i.name for i in BUILTIN]
+    left = [*(i.name for i in ON_REQUEST), *ABSENT]
+    assert [line.split()[0] for line in result.outlines if line.strip()] == [*(i.name for i in BUILTIN), *left]
     chosen = sessions.run("--list-implementations", "--implementation", "torch.sdpa*")
     assert len([line for line in chosen.outlines if line.strip()]) == 3
+
+
+def test_a_costly_implementation_is_asked_where_it_is_named(
+    sessions: Sessions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    costly = replace(BUILTIN[0], name="costly")
+    monkeypatch.setattr("tests.harness.selecting.ON_REQUEST", (costly,))
+    monkeypatch.setattr("tests.harness.selecting.ABSENT", {"gone": "there is no g++"})
+    assert "costly" not in sessions.run("--list-implementations", "--implementation", "*c*").stdout.str()
+    named = sessions.run("--list-implementations", "--implementation", "costly")
+    assert [line.split()[0] for line in named.outlines if line.strip()] == ["costly"]
+    whole = sessions.run("--list-implementations").stdout.str()
+    assert "costly: --implementation costly asks it" in whole
+    assert "gone                     not among them: cannot run here: there is no g++" in whole
+    refused = sessions.run("--implementation", "gone")
+    assert refused.ret == pytest.ExitCode.USAGE_ERROR
+    assert "--implementation 'gone' cannot run here: there is no g++" in errors(refused)[0]
 
 
 def test_defects_are_listed_a_line_each(sessions: Sessions) -> None:
