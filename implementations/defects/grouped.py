@@ -27,7 +27,8 @@ def share_tiled(rows: Tensor, num_heads: int) -> Tensor:
 
 def folded(rows: Tensor, num_kv_heads: int) -> Tensor:
     """(B, H, ...) with its heads in the order (member, group), and not (group, member)."""
-    return rows.unflatten(1, (num_kv_heads, -1)).transpose(1, 2).flatten(1, 2)
+    members = rows.shape[1] // num_kv_heads
+    return rows.reshape(len(rows), num_kv_heads, members, *rows.shape[2:]).transpose(1, 2).flatten(1, 2)
 
 
 class GroupedLayer(Layer):

@@ -227,9 +227,10 @@ def float_mask_added_before_the_cap(query: Tensor, key: Tensor, value: Tensor, *
     if "softcap" not in options or mask is None or mask.dtype is torch.bool:
         return Steps()(query, key, value, **options)
     hidden = mask == -INFINITY
+    finite: Tensor = mask.masked_fill(hidden, 0.0)
 
     def scores(query: Tensor, key: Tensor, by: float) -> Tensor:
-        return score(query, key, by) + mask.masked_fill(hidden, 0.0)
+        return score(query, key, by) + finite
 
     return Steps(score=scores)(query, key, value, **{**options, "attn_mask": ~hidden})
 

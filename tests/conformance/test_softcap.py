@@ -10,7 +10,7 @@ from tests.harness.judge import Judge
 from tests.harness.suite import clause
 
 CAPPED = Case(spread=6.0).extended(softcap=1.5)
-LOW = Case(spread=6.0).extended(softcap=0.25)
+LOW = Case(spread=3.0).extended(softcap=1.0)
 """With this cap a key that is masked too early has a weight near that of the others."""
 FAR = (
     Case(spread=1e4).extended(softcap=1.0),
