@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 from covertable import make
@@ -109,8 +109,13 @@ def _array(live: tuple[tuple[str, tuple[Any, ...]], ...], conventions: Conventio
         return combined({name: levels[name][row[name]] for name in names})
 
     def apart(names: tuple[str, str]) -> dict[str, Any]:
-        def evaluate(row: Mapping[str, int]) -> bool:
+        @cache  # the library asks for the same few pairs many thousand times
+        def goes(*numbers: int) -> bool:
+            row = dict(zip(names, numbers, strict=True))
             return mended(case(row, names), conventions) == case(row, names)
+
+        def evaluate(row: Mapping[str, int]) -> bool:
+            return goes(*(row[name] for name in names))
 
         return {"operator": "fn", "requires": list(names), "evaluate": evaluate}
 
