@@ -100,19 +100,19 @@ def answer_of(
     twice: bool = False,
 ) -> Result:
     """What a module that holds the problem's parameters answers, in the mode that the problem asks for."""
-    with (
-        _in_its_mode(module, problem),
-        context(),
-        seeded(problem),
-        torch.set_grad_enabled(problem.cotangent is not None),
-    ):
-        mode, before = module.training, forms(given)
-        answer = call(module, given, problem)
-        disturbed = differing(before, forms(given)) + _moved(module, where, given, mode)
-    output, *rest = answer if isinstance(answer, tuple) else (answer,)
-    others: dict[str, Any] = {n: to_array(t) for n, t in zip(extras, rest, strict=True)}
-    found = _gradients(problem, module, where, given, output, twice)
-    return Result(to_array(output), gradients=found, disturbed=disturbed, **others)
+    with seeded(problem):
+        with (
+            _in_its_mode(module, problem),
+            context(),
+            torch.set_grad_enabled(problem.cotangent is not None),
+        ):
+            mode, before = module.training, forms(given)
+            answer = call(module, given, problem)
+            disturbed = differing(before, forms(given)) + _moved(module, where, given, mode)
+        output, *rest = answer if isinstance(answer, tuple) else (answer,)
+        others: dict[str, Any] = {n: to_array(t) for n, t in zip(extras, rest, strict=True)}
+        found = _gradients(problem, module, where, given, output, twice)
+        return Result(to_array(output), gradients=found, disturbed=disturbed, **others)
 
 
 def made(build: Callable[[Problem], nn.Module], problem: Problem, device: str) -> nn.Module:

@@ -57,14 +57,16 @@ def torch_op(
     def run(problem: Problem, device: str) -> Result:
         given = tensors(problem, device)
         given = _refilled(arena, given) if reused and problem.cotangent is None else given
-        with context(), seeded(problem), torch.set_grad_enabled(problem.cotangent is not None):
-            before = forms(given)
-            answer = function(*(given[n] for n in INPUTS), **_options(problem, given, polarity))
-            disturbed = differing(before, forms(given))
-        output, *rest = answer if isinstance(answer, tuple) else (answer,)
-        found = {} if problem.cotangent is None else _gradients(problem, given, output, twice)
-        others: dict[str, Any] = {n: to_array(t) for n, t in zip(extras, rest, strict=True)}
-        return Result(to_array(output), gradients=found, disturbed=disturbed, **others)
+        # A backward pass that draws again draws from where the forward pass has left the generator.
+        with seeded(problem):
+            with context(), torch.set_grad_enabled(problem.cotangent is not None):
+                before = forms(given)
+                answer = function(*(given[n] for n in INPUTS), **_options(problem, given, polarity))
+                disturbed = differing(before, forms(given))
+            output, *rest = answer if isinstance(answer, tuple) else (answer,)
+            found = {} if problem.cotangent is None else _gradients(problem, given, output, twice)
+            others: dict[str, Any] = {n: to_array(t) for n, t in zip(extras, rest, strict=True)}
+            return Result(to_array(output), gradients=found, disturbed=disturbed, **others)
 
     return run
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -10,7 +11,7 @@ from implementations.surroundings import random_states_from, surroundings
 from reference.solving import Expected, solve
 from spec.cases import Case, MaskKind, MaskShape, Padding, Values
 from spec.features import Feature
-from spec.problems import Array
+from spec.problems import Array, Problem
 from tests.harness.comparison import compare
 from tests.harness.dropping import Booleans, by_key, likely_share, relation, repetition, seen
 from tests.harness.judge import CandidateError, Judge, part_of
@@ -24,6 +25,7 @@ LONG = MANY.sized(batch=1, num_heads=2, query_length=160, key_length=64, d_k=64,
 """More queries than a tile has."""
 GROUPED = SHOWN.sized(num_heads=6, num_kv_heads=3)
 PLAIN = Case().extended(dropout=0.5, draw=1)
+RETURNED = ("weights", "averaged_weights", "log_sum_exp")
 
 
 @clause("dropout.factors")
@@ -169,16 +171,26 @@ def test_evaluation(judge: Judge) -> None:
 
 def _assert_drops_nothing(judge: Judge, case: Case, said: str) -> None:
     """The answer is that without dropout, and no generator of random numbers has moved."""
+    problem = judge.problem(case)
     with random_states_from(1):
-        judge.assert_conforms(case, *judge.parts(), said=said)
         before = surroundings()
         try:
-            judge.ask(judge.problem(case))
-        except CandidateError:
-            return  # told already
+            result = judge.ask(problem)
+        except CandidateError as error:
+            judge.assert_that(case, False, str(error))
+            return
         after = surroundings()
+    expected = judge.expected(case, gradients=problem.cotangent is not None)
+    for part in _expanded(judge, problem):
+        judge.record(case, compare(part, part_of(result, part), expected[part], judge.dtype), said)
     moved = [name for name in before if name.startswith("random state") and before[name] != after[name]]
     judge.assert_that(case, not moved, f"{said}, and the call changed the {', '.join(moved)}")
+
+
+def _expanded(judge: Judge, problem: Problem) -> Iterator[str]:
+    """The parts that are claimed, each gradient by its name."""
+    yield from (part for part in judge.parts() if part != "gradients")
+    yield from (f"gradients.{name}" for name in problem.needs if Feature.GRADIENTS in judge.claims)
 
 
 @clause("dropout.rate-one")
@@ -191,7 +203,6 @@ def test_rate_one(judge: Judge) -> None:
             judge.assert_that(case, False, str(error))
             continue
         expected = solve(problem, judge.conventions, np.zeros(judge.expected(case)["weights"].value.shape)).parts
-        gradients = problem.needs if Feature.GRADIENTS in judge.claims else ()
-        for part in ("output", *(f"gradients.{name}" for name in gradients)):
+        for part in (part for part in _expanded(judge, problem) if part not in RETURNED):
             compared = compare(part, part_of(result, part), expected[part], judge.dtype)
             judge.record(case, compared, "every weight is dropped")
