@@ -36,7 +36,7 @@ def fit(case: Case, claims: Claims) -> Case | Unable:
     num_kv_heads = s.num_kv_heads if num_heads > 1 else 0
     fitted = case.sized(num_heads=num_heads, d_v=d_v, query_length=query_length, num_kv_heads=num_kv_heads)
     if case.extension.rotary_base is not None and s.d_k % 2:
-        fitted = fitted.sized(d_k=s.d_k + 1)
+        fitted = fitted.sized(d_k=s.d_k + 1, d_v=d_v if Feature.VALUE_WIDTH in claims else s.d_k + 1)
     if case.extension.chunks:
         if wrong := _unfeedable(case, claims):
             return Unable(wrong)
