@@ -200,6 +200,22 @@ def window_dropped_for_a_single_query(query: Tensor, key: Tensor, value: Tensor,
 
 
 @breaks(
+    "softmax.over-keys",
+    "relations.permute-keys",
+    claims=WINDOW,
+    holds=("window.extent", "window.open-side"),
+    does="Applies the window of the local layers to those that ask for none, too.",
+    repair="Let each layer hand over its own window, or none.",
+    hides="Sequences within the window.",
+    matters="Long prompts lose what only the global layers could carry.",
+    severity=Severity.WRONG,
+    links=("https://github.com/vllm-project/vllm/issues/49795", "https://github.com/vllm-project/vllm/issues/17476"),
+)
+def window_on_global_layers(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    return Steps()(query, key, value, **{"window_size": (2, 2), **options})
+
+
+@breaks(
     "window.query-start",
     claims=STARTED,
     holds=("window.lengths", "window.extent"),
