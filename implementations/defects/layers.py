@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Set
+from collections.abc import Callable, Mapping, Set
 from typing import Any
 
 from torch import Tensor, nn
@@ -19,6 +19,7 @@ from spec.problems import Problem
 
 FREE = frozenset({Feature.MODEL_WIDTH, Feature.VALUE_WIDTH, Feature.INPUT_WIDTHS})
 ROLES = ("q", "k", "v", "o")
+PLACES: Mapping[str, str] = linears(**{role: role for role in ROLES})
 Construct = Callable[[int, int], object]
 
 
@@ -74,6 +75,8 @@ def breaks_layer(
     features: Set[Feature] = MHA_FEATURES,
     extras: tuple[str, ...] = (),
     construct: Construct | None = None,
+    call: Callable[[nn.Module, Tensors, Problem], Any] = _call,
+    places: Mapping[str, str] = PLACES,
     **told: Any,
 ) -> Callable[[type[Layer]], type[Layer]]:
     """Registers a layer that makes a mistake.
@@ -84,6 +87,8 @@ def breaks_layer(
         features: what it claims beyond that and the extras.
         extras: what it returns after the output.
         construct: see `Implementation`.
+        call: see `torch_module`.
+        places: see `torch_module`.
         told: the other fields of `Defect`.
     """
 
@@ -92,7 +97,7 @@ def breaks_layer(
         implementation = Implementation(
             re.sub("(?<!^)(?=[A-Z])", "-", kind.__name__).lower(),
             Claims(Scope.MODULE, claimed),
-            torch_module(kind, _call, linears(**{role: role for role in ROLES}), extras=extras),
+            torch_module(kind, call, places, extras=extras),
             construct=construct,
         )
         REGISTRY.append(Defect(implementation, clauses, **told))

@@ -1,0 +1,169 @@
+"""Mistakes of chapter 22: the key and value of zeros."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from implementations.defects.empty_rows import BOTTOM_RIGHT
+from implementations.defects.record import Severity, breaks
+from implementations.defects.steps import INFINITY, Steps, add_zero_key
+from spec.features import Feature
+
+ZERO = {Feature.ZERO_ATTN}
+RETURNED = ("weights", "log_sum_exp")
+SEEN_IN = ("https://github.com/pytorch/pytorch/issues/27461",)
+
+
+@breaks(
+    "sinks.zero-key-masks",
+    "sinks.zero-key-causal",
+    "sinks.zero-key-weights",
+    step="add_zero_key",
+    claims=ZERO,
+    holds=("sinks.zero-key", "masks.bool", "causal.square"),
+    does="Puts the zero key before the others, and lengthens the masks at their end.",
+    repair="Append the zero key where the masks are lengthened.",
+    hides="Calls without masks, where the order of keys does not matter.",
+    matters="Every mask is off by one key: padding and the future show.",
+    severity=Severity.LEAK,
+    links=SEEN_IN,
+)
+def zero_key_before_the_others(key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    return F.pad(key, (0, 0, 1, 0)), F.pad(value, (0, 0, 1, 0))
+
+
+@breaks(
+    "sinks.zero-key-masks",
+    claims=ZERO,
+    holds=("sinks.zero-key", "sinks.zero-key-causal", "masks.key-padding"),
+    does="Lengthens the padding mask at its start.",
+    repair="Lengthen every mask at its end.",
+    hides="Calls without padding; attention masks.",
+    matters="One padding token is read, and one real token is lost.",
+    severity=Severity.LEAK,
+    links=SEEN_IN,
+)
+def padding_lengthened_at_its_start(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    if not options.get("add_zero_attn") or "key_padding_mask" not in options:
+        return Steps()(query, key, value, **options)
+    del options["add_zero_attn"]
+    k, v = add_zero_key(key, value)
+    longer = {"key_padding_mask": F.pad(options["key_padding_mask"], (1, 0), value=True)}
+    if "attn_mask" in options:
+        mask = options["attn_mask"]
+        longer["attn_mask"] = F.pad(mask, (0, 1), value=True) if mask.dtype is torch.bool else F.pad(mask, (0, 1))
+    return Steps()(query, k, v, **{**options, **longer})
+
+
+@breaks(
+    "sinks.zero-key-masks",
+    claims=ZERO,
+    holds=("sinks.zero-key", "sinks.zero-key-causal", "masks.bool"),
+    does="Lengthens attention masks by masking the zero key.",
+    repair='Lengthen them by "may attend": True, or 0 in a float mask.',
+    hides="Calls without an attention mask.",
+    matters="The zero key is there in training, and not where it is most needed: in rows with few keys.",
+    severity=Severity.WRONG,
+    links=SEEN_IN,
+)
+def zero_key_masked(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    if "attn_mask" in options:
+        options.pop("add_zero_attn", None)
+    return Steps()(query, key, value, **options)
+
+
+@breaks(
+    "sinks.zero-key-causal",
+    claims=ZERO,
+    holds=("sinks.zero-key", "sinks.zero-key-masks", "causal.square"),
+    does="Takes the zero key for the last token of the sequence, and hides it as future.",
+    repair="Leave the zero key out of the causal triangle.",
+    hides="Calls without the flag; the last query.",
+    matters="Only the last tokens can turn away.",
+    severity=Severity.WRONG,
+    links=SEEN_IN,
+)
+def zero_key_hidden_as_future(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    if not options.get("add_zero_attn") or not options.get("is_causal"):
+        return Steps()(query, key, value, **options)
+
+    def hidden(scores: Tensor) -> Tensor:
+        return scores.masked_fill(~torch.ones_like(scores, dtype=torch.bool).tril(), -INFINITY)
+
+    def after_masks(scores: Tensor) -> Tensor:
+        return torch.where((hidden(scores) == -INFINITY).all(-1, keepdim=True), 0.0, torch.softmax(hidden(scores), -1))
+
+    return Steps(softmax=after_masks)(query, key, value, **options)
+
+
+@breaks(
+    "sinks.zero-key-causal",
+    claims=ZERO,
+    conventions=BOTTOM_RIGHT,
+    holds=("sinks.zero-key", "causal.alignment", "causal.empty-rows"),
+    does="Counts the zero key where the triangle needs the number of keys.",
+    repair="Count the keys that are given: the triangle ends at the last of them.",
+    hides="Calls without the flag; the other corner.",
+    matters="Every query sees one token of its future.",
+    severity=Severity.LEAK,
+)
+def zero_key_counted_by_the_triangle(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    shift = key.shape[-2] - query.shape[-2] + bool(options.get("add_zero_attn"))
+
+    def end_at_the_last(scores: Tensor) -> Tensor:
+        return scores.masked_fill(~torch.ones_like(scores, dtype=torch.bool).tril(shift), -INFINITY)
+
+    return Steps(add_causal=end_at_the_last)(query, key, value, **options)
+
+
+@breaks(
+    "sinks.zero-key",
+    "sinks.zero-key-masks",
+    "sinks.zero-key-weights",
+    claims=ZERO,
+    extras=RETURNED,
+    holds=("scores.dot-product", "masks.bool"),
+    does="Ignores the wish for a zero key.",
+    repair="Append the zero key, or refuse the option.",
+    hides="Rows with a clear winner.",
+    matters="A module loses its flags when it is copied or converted, and nobody is told.",
+    severity=Severity.WRONG,
+)
+def zero_key_forgotten(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, ...]:
+    options.pop("add_zero_attn", None)
+    return Steps().answer(query, key, value, **options)
+
+
+@breaks(
+    "sinks.zero-key",
+    step="add_zero_key",
+    claims=ZERO,
+    holds=("scores.dot-product", "masks.bool"),
+    does="Repeats the last value behind the zero key.",
+    repair="Append a value of zeros.",
+    hides="A last value near zero; checks of the weights.",
+    matters="What was to be turned away goes to the last token.",
+    severity=Severity.WRONG,
+)
+def zero_key_with_a_value(key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    return add_zero_key(key, value)[0], torch.cat([value, value[:, :, -1:]], -2)
+
+
+@breaks(
+    "sinks.zero-key-weights",
+    claims=ZERO,
+    extras=RETURNED,
+    holds=("sinks.zero-key", "sinks.zero-key-masks"),
+    does="Cuts the column of the zero key off the weights.",
+    repair="Return one column more than there are keys.",
+    hides="Code that never looks at the weights.",
+    matters="The weights neither sum to 1, nor tell how much was turned away.",
+    severity=Severity.WRONG,
+)
+def column_of_the_zero_key_cut_off(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, ...]:
+    output, weights, lse = Steps().answer(query, key, value, **options)
+    return output, weights[..., : key.shape[-2]], lse

@@ -1,0 +1,100 @@
+"""Right implementations of sinks and further keys, each by another formula."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from implementations.contract import Claims, Implementation
+from implementations.defects.further_keys import FEATURES, KEYED_PLACES, KeyedLayer, call
+from implementations.defects.layers import FREE
+from implementations.defects.record import OP
+from implementations.defects.steps import Steps, accumulator
+from implementations.modules import torch_module
+from implementations.ops import torch_op
+from spec.features import Feature, Scope
+
+SINKS = {Feature.SINKS, Feature.SOFTCAP, Feature.GROUPED, Feature.WINDOW}
+ZERO = {Feature.ZERO_ATTN, Feature.WINDOW, Feature.ALIBI}
+RETURNED = {Feature.WEIGHTS, Feature.LOG_SUM_EXP}
+
+
+def by_logistic_function(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, ...]:
+    """Attention without a sink, times the share that the sink leaves, from the two logarithms."""
+    sinks = options.pop("sinks", None)
+    wide = [x.to(accumulator(query.dtype)) for x in (query, key, value)]
+    output, weights, lse = Steps().answer(*wide, **options)
+    if sinks is not None:
+        sink = sinks.to(lse.dtype)[:, None]
+        left = torch.sigmoid(lse - sink)[..., None]
+        output, weights, lse = output * left, weights * left, torch.logaddexp(lse, sink)
+    return tuple(x.to(query.dtype) for x in (output, weights, lse))
+
+
+def by_starting_state(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, ...]:
+    """Key by key: the running maximum starts at the sink and the running sum at 1, the sink's own exponential."""
+    sinks = options.pop("sinks", None)
+    if sinks is None:
+        return Steps().answer(query, key, value, **options)
+    found: list[Tensor] = []
+    wide = [x.to(accumulator(query.dtype)) for x in (query, key, value)]
+    Steps(softmax=lambda scores: found.append(scores) or scores).answer(*wide, **options)  # type: ignore[func-returns-value]
+    v = wide[2].repeat_interleave(query.shape[1] // value.shape[1], 1)
+    return tuple(x.to(query.dtype) for x in _key_by_key(found[0], v, sinks))
+
+
+def _key_by_key(scores: Tensor, value: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    top = sinks.to(scores.dtype)[:, None, None].expand(*scores.shape[:-1], 1)
+    whole, mixed = torch.ones_like(top), torch.zeros_like(scores[..., :1]) * value[:, :, :1]
+    for s, v in zip(scores.split(1, -1), value.split(1, -2), strict=True):
+        higher = torch.maximum(top, s).detach()
+        e, kept = (s - higher).exp(), (top - higher).exp()
+        whole, mixed, top = whole * kept + e, mixed * kept + e @ v, higher
+    return mixed / whole, (scores - top).exp() / whole, (top + whole.log())[..., 0]
+
+
+def zero_key_as_sink(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, ...]:
+    """A zero key is a sink of 0, whose share is the last column of the weights."""
+    if not options.pop("add_zero_attn", False):
+        return Steps().answer(query, key, value, **options)
+    sinks = torch.zeros(query.shape[1], dtype=query.dtype)
+    output, weights, lse = Steps().answer(query, key, value, sinks=sinks, **options)
+    return output, torch.cat([weights, (-lse.to(accumulator(query.dtype))).exp()[..., None].to(weights.dtype)], -1), lse
+
+
+class RolledLayer(KeyedLayer):
+    """Further keys come first, masks are lengthened at their start, and the weights are put in order at the end."""
+
+    def followed(self, rows: Tensor, name: str, zero: bool) -> Tensor:
+        longer = super().followed(rows, name, zero)
+        return longer.roll(longer.shape[-2] - rows.shape[-2], -2)
+
+    def lengthened(self, mask: Tensor, count: int) -> Tensor:
+        return super().lengthened(mask, count).roll(count, -1)
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
+        output, weights = super().forward(query, key, value, **options)
+        return output, weights.roll(key.shape[-2] - weights.shape[-1], -1)
+
+
+def _op(name: str, function: Callable[..., tuple[Tensor, ...]], features: set[Feature]) -> Implementation:
+    run = torch_op(function, extras=("weights", "log_sum_exp"))
+    return Implementation(name, Claims(Scope.OP, OP | RETURNED | features), run)
+
+
+def _layer(name: str, kind: type[KeyedLayer]) -> Implementation:
+    claims = Claims(Scope.MODULE, FEATURES | FREE | {Feature.WEIGHTS})
+    return Implementation(name, claims, torch_module(kind, call, KEYED_PLACES, extras=("weights",)))
+
+
+RIGHT_SINKS = (
+    _op("steps", Steps().answer, SINKS | ZERO),
+    _op("logistic", by_logistic_function, SINKS),
+    _op("starting-state", by_starting_state, SINKS),
+    _op("zero-key-as-sink", zero_key_as_sink, ZERO),
+    _layer("keyed", KeyedLayer),
+    _layer("rolled", RolledLayer),
+)
