@@ -33,6 +33,8 @@ Floats: TypeAlias = NDArray[np.float64]
 
 FAINT = 1e-100
 """A share of the softmax beneath which it is as good as none."""
+SHARE_STEPS = 4.0
+"""Roundings of a sigmoid near 1, and of what is left to 1."""
 STORED = 4.0
 """Roundings to the working dtype between one product of the backward pass and the next."""
 
@@ -195,21 +197,27 @@ def _score_errors(
     """|delta dS| with dS = P (dP - D)."""
     p, e_p, stored = trace.weights, forward.weights, _stored(precision)
     gap, e_centre = np.abs(step.weights - step.centre), _centre_errors(trace, step, forward, e_dp, e_g, precision)
+    left: Floats | float = 0.0
     if trace.seen.sunk:
-        # dS = P (dP - D / share) + P D (1 / share - 1), where the output of the keys alone is rescaled by their share.
-        apart = _apart(trace)
-        gap, e_centre = gap + apart * np.abs(step.centre), np.maximum(apart, 1.0) * e_centre
+        gap, e_centre, left = _rescaled(trace, np.abs(step.centre), gap, e_centre, precision)
     e_gap = e_dp + e_centre
-    bound = e_p * gap + (p + e_p) * (e_gap + stored * (gap + e_gap)) + precision.floor
+    bound = e_p * gap + (p + e_p) * (e_gap + stored * (gap + e_gap)) + left + precision.floor
     uniform = trace.seen.rows_answered(EmptyRow.UNIFORM)[..., None]
     return np.where(uniform | ~trace.seen.allowed, 0.0, bound)
 
 
-def _apart(trace: Trace) -> Floats:
-    """(B, H, Lq, Lk): two over the share of the softmax that the sink leaves to the keys; 0 for the sink itself."""
+def _rescaled(
+    trace: Trace, centre: Floats, gap: Floats, e_centre: Floats, precision: Precision
+) -> tuple[Floats, Floats, Floats]:
+    """Sizes of gap, error of D and what comes on top, where the output of the keys alone is rescaled by their share.
+
+    dS = P (dP - D / share) + P D (1 / share - 1) for the keys then, and -D (1 - share) for the sink.
+    """
     share = trace.weights[..., :-1].sum(-1, keepdims=True)
     keys = np.arange(trace.weights.shape[-1]) < trace.weights.shape[-1] - 1
-    return np.asarray(2.0 * keys / np.maximum(share, FAINT))
+    apart = np.where(keys, 2.0 / np.maximum(share, FAINT), 0.0)
+    left = np.where(keys, 0.0, SHARE_STEPS * precision.accumulator * (centre + e_centre))
+    return gap + apart * centre, np.maximum(apart, 1.0) * e_centre, left
 
 
 def _centre_errors(
