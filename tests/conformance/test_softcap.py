@@ -23,7 +23,8 @@ FAR = (
 
 @clause("softcap.formula")
 def test_formula(judge: Judge) -> None:
-    others = (Case(spread=1.5).extended(softcap=0.5), Case(spread=100.0).extended(softcap=30.0))
+    gentle = Case(spread=1.0).sized(key_length=4).extended(softcap=0.5)
+    others = (gentle, Case(spread=100.0).extended(softcap=30.0))
     longer = CAPPED.sized(query_length=17, key_length=33, d_k=9)
     for case in judge.cases(CAPPED, *others, longer, CAPPED.sized(query_length=1)):
         judge.assert_conforms(case, said=f"softcap {case.extension.softcap:g}")
