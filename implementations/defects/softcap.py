@@ -96,7 +96,7 @@ def score_times_tangent(scores: Tensor, softcap: float) -> Tensor:
     matters="Scores near the cap are off by a quarter, and those beyond it learn nothing.",
     severity=Severity.WRONG,
 )
-def scores_clamped(scores: Tensor, softcap: float) -> Tensor:
+def scores_clamped_to_the_cap(scores: Tensor, softcap: float) -> Tensor:
     return scores.clamp(-softcap, softcap)
 
 
