@@ -55,7 +55,7 @@ def geometric(num_heads: int) -> Array:
 
 def below(num_heads: int) -> int:
     """The largest power of two that is not larger."""
-    return 2 ** (num_heads.bit_length() - 1)
+    return 1 << (num_heads.bit_length() - 1)
 
 
 @breaks_function(

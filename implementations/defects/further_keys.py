@@ -40,12 +40,19 @@ class KeyedLayer(Layer):
             rows = torch.cat([rows, self.learned(rows, getattr(self, name))], -2)
         return F.pad(rows, (0, 0, 0, 1)) if zero else rows
 
-    def joined(self, added: Tensor, mask: Tensor | None, padding: Tensor | None, is_causal: bool) -> Tensor:
+    def joined(
+        self,
+        added: Tensor,
+        attn_mask: Tensor | None = None,
+        key_padding_mask: Tensor | None = None,
+        is_causal: bool = False,
+    ) -> Tensor:
         """All masks as one that is added; `added` holds zeros, (B, H, Lq, Lk)."""
-        if mask is not None:
-            added = added.masked_fill(~mask, -INFINITY) if mask.dtype is torch.bool else added + mask
-        if padding is not None:
-            added = added.masked_fill(~padding[:, None, None, :], -INFINITY)
+        if attn_mask is not None:
+            boolean = attn_mask.dtype is torch.bool
+            added = added.masked_fill(~attn_mask, -INFINITY) if boolean else added + attn_mask
+        if key_padding_mask is not None:
+            added = added.masked_fill(~key_padding_mask[:, None, None, :], -INFINITY)
         return added.masked_fill(torch.ones_like(added).triu(1).bool(), -INFINITY) if is_causal else added
 
     def lengthened(self, mask: Tensor, count: int) -> Tensor:
@@ -53,19 +60,11 @@ class KeyedLayer(Layer):
         return F.pad(mask, (0, count))
 
     def forward(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attn_mask: Tensor | None = None,
-        key_padding_mask: Tensor | None = None,
-        is_causal: bool = False,
-        add_zero_attn: bool = False,
+        self, query: Tensor, key: Tensor, value: Tensor, add_zero_attn: bool = False, **masks: Any
     ) -> tuple[Tensor, Tensor]:
         """Output (B, Lq, width), and the weights (B, H, Lq, Lk), further keys counted."""
         q, k, v = (self.split(x) for x in self.projected(query, key, value))
-        zeros = q.new_zeros(*q.shape[:-1], k.shape[-2])
-        mask = self.joined(zeros, attn_mask, key_padding_mask, is_causal)
+        mask = self.joined(q.new_zeros(*q.shape[:-1], k.shape[-2]), **masks)
         k, v = self.followed(k, "bias_k", add_zero_attn), self.followed(v, "bias_v", add_zero_attn)
         mask = self.lengthened(mask, k.shape[-2] - mask.shape[-1])
         heads, weights, _ = self.steps.answer(q, k, v, attn_mask=mask)
@@ -195,8 +194,10 @@ class LearnedKeyWithoutGradient(KeyedLayer):
     severity=Severity.WRONG,
 )
 class ColumnsOfFurtherKeysCutOff(KeyedLayer):
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, *masks: Any, **options: Any) -> tuple[Tensor, Tensor]:
-        output, weights = super().forward(query, key, value, *masks, **options)
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, add_zero_attn: bool = False, **masks: Any
+    ) -> tuple[Tensor, Tensor]:
+        output, weights = super().forward(query, key, value, add_zero_attn, **masks)
         return output, weights[..., : key.shape[-2]]
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+import numpy as np
+
 from spec.cases import Case, MaskKind, MaskShape, Padding, Pattern, Sizes
 from spec.features import Feature, Scope
-from spec.problems import Array, Problem
+from spec.problems import Problem
 from tests.harness.comparison import compare
 from tests.harness.judge import CandidateError, Judge, part_of
-from tests.harness.relations import changed
+from tests.harness.relations import Change, changed
 from tests.harness.suite import clause
 
 SINK = Case().extended(sinks=True)
@@ -75,20 +77,19 @@ def test_range(judge: Judge) -> None:
 
 def _moved(problem: Problem, sink: float, score: float) -> Problem:
     """With so much added to the sinks, and, by the first component of queries and keys, to the scaled scores."""
-
-    def add_to_sinks(sinks: Array) -> Array:
-        return sinks + sinks.dtype.type(sink)
-
-    def of(first: float) -> Array:
-        def set_first(rows: Array) -> Array:
-            rows[..., 0] = first
-            return rows
-
-        return set_first
-
+    sinks = {"sinks": _adding(sink)}
     if not score:
-        return changed(problem, sinks=add_to_sinks)
-    return changed(problem, sinks=add_to_sinks, query=of(16.0), key=of(score / 16.0 * problem.query.shape[-1] ** 0.5))
+        return changed(problem, **sinks)
+    first = score / 16.0 * problem.query.shape[-1] ** 0.5
+    return changed(problem, **sinks, query=_led_by(16.0), key=_led_by(first))
+
+
+def _adding(number: float) -> Change:
+    return lambda array: np.add(array, array.dtype.type(number))
+
+
+def _led_by(first: float) -> Change:
+    return lambda rows: np.concatenate([np.full_like(rows[..., :1], first), rows[..., 1:]], axis=-1)
 
 
 def _assert_answered(judge: Judge, case: Case, problem: Problem, said: str) -> None:
