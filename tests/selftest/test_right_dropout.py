@@ -1,0 +1,18 @@
+"""Right dropout passes everything that it claims of chapter 17, however it draws and wherever it puts the factor."""
+
+from __future__ import annotations
+
+import pytest
+
+from implementations.contract import Implementation
+from tests.harness.running import run
+from tests.harness.verdicts import Status
+from tests.selftest.right_dropout import RIGHT
+
+
+@pytest.mark.parametrize("implementation", RIGHT, ids=lambda each: each.name)
+def test_is_not_accused(implementation: Implementation) -> None:
+    verdicts = run(implementation, ("dropout.*",))
+    accused = [v for v in verdicts if v.status is not Status.PASS]
+    assert not accused, "\n".join(f"{v.clause} in {v.dtype}: {v.failure or v.reason}" for v in accused)
+    assert len({v.clause for v in verdicts}) >= 9
