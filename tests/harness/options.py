@@ -6,14 +6,16 @@ from collections.abc import Iterator
 from dataclasses import fields, replace
 
 from spec.cases import Case, MaskKind, Padding, Sizes
+from spec.extensions import NOTHING
 
 
 def options(case: Case) -> frozenset[str]:
-    """Such as {"mask=bool", "Lq = Lk"}."""
+    """Such as {"mask=bool", "Lq = Lk", "softcap"}."""
     plain = Case(module=case.module)
-    named = (f.name for f in fields(plain) if f.name not in ("sizes", "seed", "module"))
+    named = (f.name for f in fields(plain) if f.name not in ("sizes", "seed", "module", "extension"))
     found = {f"{n}={getattr(case, n)}" for n in named if getattr(case, n) != getattr(plain, n)}
-    return frozenset(found | set(_extents(case.sizes)) | set(_kinds(case)))
+    asked = (f.name for f in fields(NOTHING) if getattr(case.extension, f.name) != getattr(NOTHING, f.name))
+    return frozenset(found | set(asked) | set(_extents(case.sizes)) | set(_kinds(case)))
 
 
 def _extents(s: Sizes) -> Iterator[str]:
@@ -29,6 +31,7 @@ def _extents(s: Sizes) -> Iterator[str]:
         "more than 64 keys": s.key_length > 64,
         "more than 64 queries": s.query_length > 64,
         "one head": s.num_heads == 1,
+        "grouped heads": s.kv_heads != s.num_heads,
         "odd head width": s.d_k % 2 == 1,
         "d_v > d_k": s.d_v > s.d_k,
         "wide heads": max(s.d_k, s.d_v) > 64,
@@ -52,6 +55,8 @@ def without(case: Case, option: str) -> Case | None:
     name, _, value = option.partition("=")
     if value and hasattr(case, name):
         return replace(case, **{name: getattr(Case(), name)})
+    if hasattr(NOTHING, option):
+        return case.extended(**{option: getattr(NOTHING, option)})
     if option in ("a mask", "padding"):
         return replace(case, mask=MaskKind.NONE) if option == "a mask" else replace(case, padding=Padding.NONE)
     s = case.sizes
@@ -65,6 +70,7 @@ def without(case: Case, option: str) -> Case | None:
         "more than 64 queries": {"query_length": 33},
         "many samples and heads": {"batch": 2, "num_heads": 2},
         "one head": {"num_heads": 2},
+        "grouped heads": {"num_kv_heads": 0},
         "odd head width": {"d_k": s.d_k + 1},
         "d_v > d_k": {"d_v": s.d_k},
         "wide heads": {"d_k": 8, "d_v": 8},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 
 import numpy as np
@@ -14,6 +14,7 @@ from implementations.fitting import fit
 from reference.solving import Expected
 from reference.visibility import allowed_keys
 from spec.cases import Case, Embedding, Garbage, Layout, MaskKind, MaskShape, Padding, Pattern, Scores, Values
+from spec.extensions import NOTHING
 from spec.features import Feature
 from spec.problems import DTYPES, Array, Problem
 from tests.harness.comparison import Comparison, compare, error_ratios
@@ -213,7 +214,9 @@ class Reduction:
 
     def simplify(self) -> bool:
         """Takes out one option after another; whether any went."""
-        return self.each(lambda case: [_changed(case, change) for change in PLAIN if _simpler(case, change)])
+        return self.each(
+            lambda case: [_changed(case, change) for change in PLAIN if _simpler(case, change)] + _asking_less(case)
+        )
 
     def shrink(self) -> bool:
         """Makes one extent after another smaller, equal lengths together; whether any went."""
@@ -272,6 +275,13 @@ def _changed(case: Case, change: dict[str, object]) -> Case:
     return replace(case, **change)  # type: ignore[arg-type]  # PLAIN names fields with their types
 
 
+def _asking_less(case: Case) -> list[Case]:
+    """The case without one of its extensions, and without groups."""
+    plain = [f.name for f in fields(NOTHING) if getattr(case.extension, f.name) != getattr(NOTHING, f.name)]
+    cases = [case.extended(**{name: getattr(NOTHING, name)}) for name in plain]
+    return cases + ([case.sized(num_kv_heads=0)] if case.sizes.num_kv_heads else [])
+
+
 def _simpler(case: Case, change: dict[str, object]) -> bool:
     if case.mask is MaskKind.NONE and {"mask", "pattern", "mask_shape", "mask_offset"} & set(change):
         return False
@@ -290,8 +300,14 @@ def _sized(case: Case, names: tuple[str, ...]) -> list[Case]:
         return []
     (now,) = extents
     smaller = sorted({size for size in (1, 2, 3, now // 2, now - now // 4, now - 1) if 0 < size < now})
-    sized = [case.sized(**dict.fromkeys(names, size)) for size in smaller]
+    sized = [_regrouped(case.sized(**dict.fromkeys(names, size))) for size in smaller]
     return [replace(each, seed=seed) for each in sized for seed in (case.seed, *SEEDS)]
+
+
+def _regrouped(case: Case) -> Case:
+    """The case with all heads in one group where its groups do not divide them any more."""
+    groups = case.sizes.num_kv_heads
+    return case.sized(num_kv_heads=1) if groups and case.sizes.num_heads % groups else case
 
 
 def _narrowed(case: Case) -> list[Case]:
