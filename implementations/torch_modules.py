@@ -10,6 +10,7 @@ from torch import nn
 
 from implementations.contract import Claims, ExpectedFailure, Implementation
 from implementations.mha import MHA_FEATURES, PLACES, build_mha, call_mha, inputs_of, mask_options, one_mask
+from implementations.modes import module_modes
 from implementations.modules import torch_module
 from implementations.tensors import Tensors
 from implementations.torch_ops import NAN_SWALLOWED
@@ -91,29 +92,38 @@ _EMPTY_ROWS = (
     "gradients.empty-row",
     "causal.padded-start",
 )
-_NAN_WEIGHTS = _nan_for("a row without keys is NaN where weights are returned", EMPTY_ROW_LINK, *_EMPTY_ROWS)
+_NAN_REASON = "a row without keys is NaN where weights are returned"
+_NAN_WEIGHTS = _nan_for(_NAN_REASON, EMPTY_ROW_LINK, *_EMPTY_ROWS)
 
+_NOT_TWICE = ExpectedFailure(
+    "modules.double-backward",
+    "the gradient of the CPU flash kernel has no derivative",
+    "https://github.com/pytorch/pytorch/issues/181177",
+    device="cpu",
+)
+_BUILD, _CALL = build_mha(nn.MultiheadAttention, batch_first=True), call_mha(need_weights=False)
 _CALL_PER_HEAD = call_mha(need_weights=True, average_attn_weights=False)
+_MODES = module_modes(_BUILD, _CALL, PLACES)
+_MODES_PER_HEAD = module_modes(
+    _BUILD, _CALL_PER_HEAD, PLACES, Feature.UNBATCHED, Feature.VMAP, Feature.DOUBLE_BACKWARD, extras=["weights"]
+)
 TORCH_MODULES = (
     Implementation(
         "torch.mha",
-        _claims(*FURTHER),
-        torch_module(build_mha(nn.MultiheadAttention, batch_first=True), call_mha(need_weights=False), PLACES),
+        _claims(*FURTHER, *_MODES),
+        torch_module(_BUILD, _CALL, PLACES),
         "nn.MultiheadAttention, batch first, no weights",
-        (NAN_SWALLOWED,),
+        (NAN_SWALLOWED, _NOT_TWICE),
         construct=_construct,
+        modes=_MODES,
     ),
     Implementation(
         "torch.mha.weights",
-        _claims(Feature.WEIGHTS, *FURTHER),
-        torch_module(
-            build_mha(nn.MultiheadAttention, batch_first=True),
-            _CALL_PER_HEAD,
-            PLACES,
-            extras=["weights"],
-        ),
+        _claims(Feature.WEIGHTS, *FURTHER, *_MODES_PER_HEAD),
+        torch_module(_BUILD, _CALL_PER_HEAD, PLACES, extras=["weights"]),
         "nn.MultiheadAttention that returns the weights of each head",
-        _NAN_WEIGHTS,
+        (*_NAN_WEIGHTS, *_nan_for(_NAN_REASON, EMPTY_ROW_LINK, "modules.double-backward")),
+        modes=_MODES_PER_HEAD,
     ),
     Implementation(
         "torch.mha.averaged",

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from implementations.contract import Claims, ExpectedFailure, Implementation, Unable
+from implementations.modes import op_modes
 from implementations.ops import torch_op
 from spec.cases import Case
 from spec.features import CausalWithMask, Conventions, Feature, Scope
@@ -82,6 +83,8 @@ _WAYS = {
     "in tensors that were used before": torch_op(F.scaled_dot_product_attention, reused=True),
 }
 
+_MATH_MODES = op_modes(F.scaled_dot_product_attention, context=_kernel(SDPBackend.MATH))
+
 TORCH_OPS = (
     Implementation(
         "torch.sdpa",
@@ -93,9 +96,10 @@ TORCH_OPS = (
     ),
     Implementation(
         "torch.sdpa.math",
-        _CLAIMS,
+        replace(_CLAIMS, features=_CLAIMS.features.union(_MATH_MODES)),
         torch_op(F.scaled_dot_product_attention, context=_kernel(SDPBackend.MATH)),
         "scaled_dot_product_attention, composed of primitive operations",
+        modes=_MATH_MODES,
     ),
     Implementation(
         "torch.sdpa.flash",

@@ -1,1 +1,199 @@
-"""Chapter 26, modules: to be written."""
+"""Chapter 26, modules: the questions of the other chapters, asked in other states and under transforms."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from implementations.contract import Result
+from reference.second_order import second_order
+from reference.solving import solve
+from spec.building import build
+from spec.cases import Case, Layout, MaskKind, MaskShape, Padding, Pattern
+from spec.features import EmptyRow, Feature
+from spec.problems import DTYPES, Problem
+from tests.harness.comparison import compare
+from tests.harness.judge import CandidateError, Judge, part_of
+from tests.harness.suite import clause
+
+STATES = ("float64", "float32", "bfloat16")
+"""Dtypes in which states and transforms are asked: what they get wrong is seldom the precision."""
+ONE = ("float32",)
+"""The dtype in which compilers and mixed precision are asked, because they take long or start from it."""
+PLAIN = Case(seed=301)
+MASKED = Case(seed=302, mask=MaskKind.BOOL).sized(d_v=4)
+ADDED = Case(seed=303, mask=MaskKind.FLOAT, mask_shape=MaskShape.SHARED)
+CAUSAL = Case(seed=304, causal=True).sized(query_length=7, d_v=4)
+PADDED = Case(seed=305, padding=Padding.LEFT)
+KINDS = {
+    "without a mask": PLAIN,
+    "with a boolean mask": MASKED,
+    "with a float mask": ADDED,
+    "with a causal flag": CAUSAL,
+    "with padding": PADDED,
+}
+LANES = {
+    "with a mask for each sample": MASKED,
+    "with a mask that all share": replace(MASKED, seed=306, mask_shape=MaskShape.SHARED),
+    "with a mask for each head": replace(ADDED, seed=307, mask_shape=MaskShape.HEAD),
+    "with a mask of keys": replace(MASKED, seed=308, mask_shape=MaskShape.KEYS),
+}
+
+
+def _ask(judge: Judge, mode: Feature, case: Case, said: str, gradients: bool = False) -> None:
+    """Every answer of the mode equals the reference; with gradients, if they are claimed."""
+    problem = judge.problem(case) if gradients else judge.problem(case).forward_only()
+    expected = judge.expected(case, gradients=problem.cotangent is not None)
+    for how, result in _answers(judge, mode, case, problem, said):
+        for part in judge.parts():
+            for name in problem.needs if part == "gradients" else ("",):
+                full = f"gradients.{name}" if name else part
+                judge.record(case, compare(full, part_of(result, full), expected[full], judge.dtype), how)
+
+
+def _answers(judge: Judge, mode: Feature, case: Case, problem: Problem, said: str) -> list[tuple[str, Result]]:
+    """What the mode answers, and how it came to it; nothing after recording that it raised."""
+    asking = replace(judge, implementation=replace(judge.implementation, run=judge.implementation.modes[mode]))
+    try:
+        result = asking.ask(problem)
+    except CandidateError as error:
+        judge.assert_that(case, False, f"{said}: {error}")
+        return []
+    return [(said, result), *((f"{said}, {how}", other) for how, other in result.others.items())]
+
+
+@clause("modules.evaluation", dtypes=STATES)
+def test_evaluation(judge: Judge) -> None:
+    for said, case in KINDS.items():
+        for asked in judge.cases(case.extended(evaluating=True)):
+            judge.assert_conforms(asked, *judge.parts()[:2], said=f"in evaluation mode, {said}")
+
+
+@clause("modules.modes-apart", dtypes=STATES)
+def test_modes_apart(judge: Judge) -> None:
+    other = replace(PLAIN, seed=309)
+    for first, second in zip(judge.cases(PLAIN, MASKED), judge.cases(other, replace(MASKED, seed=310)), strict=True):
+        evaluated = [case.extended(evaluating=True) for case in (first, second)]
+        judge.assert_conforms(first, *judge.parts())
+        judge.assert_conforms(evaluated[0], said="evaluation after training")
+        judge.assert_conforms(second, *judge.parts(), said="training after evaluation, other parameters")
+        judge.assert_conforms(evaluated[1], said="evaluation after training, other parameters")
+        judge.assert_conforms(evaluated[0], said="evaluation after evaluation, other parameters")
+        judge.assert_conforms(first, *judge.parts(), said="training after evaluation")
+
+
+@clause("modules.saved", dtypes=STATES)
+def test_saved(judge: Judge) -> None:
+    for case in judge.cases(PLAIN, MASKED):
+        _ask(judge, Feature.SAVED, case, "saved and loaded", gradients=True)
+
+
+@clause("modules.strided-parameters", dtypes=STATES)
+def test_strided_parameters(judge: Judge) -> None:
+    layouts = (Layout.TRANSPOSED, Layout.SLICED, Layout.OFFSET)
+    for case in judge.cases(*(replace(PLAIN, seed=311, layout=layout) for layout in layouts)):
+        _ask(judge, Feature.SAVED, case, f"parameters that lie {case.layout} in memory", gradients=True)
+
+
+@clause("modules.copied", dtypes=STATES)
+def test_copied(judge: Judge) -> None:
+    for case in judge.cases(PLAIN, MASKED):
+        _ask(judge, Feature.COPIED, case, "a copy", gradients=True)
+
+
+@clause("modules.unbatched", dtypes=STATES)
+def test_unbatched(judge: Judge) -> None:
+    for said, case in {**KINDS, **LANES}.items():
+        for asked in judge.cases(case):
+            _ask(judge, Feature.UNBATCHED, asked, f"without a batch axis, {said}", gradients=case is PLAIN)
+    for asked in judge.cases(PLAIN.sized(batch=3, query_length=3, key_length=3)):
+        _ask(judge, Feature.UNBATCHED, asked, "without a batch axis, as many tokens as heads")
+
+
+@clause("modules.autocast", dtypes=ONE)
+def test_autocast(judge: Judge) -> None:
+    for said, case in {**KINDS, "with masked scores": replace(MASKED, mask=MaskKind.INFINITE)}.items():
+        for asked in judge.cases(case):
+            _ask_for_halves(judge, asked, f"under autocast, {said}", gradients=case is PLAIN)
+
+
+def _ask_for_halves(judge: Judge, case: Case, said: str, gradients: bool) -> None:
+    """Numbers of bfloat16 in float32, held against the bounds of bfloat16."""
+    halves = build(case, "bfloat16")
+    halves = replace(halves, needs=judge.problem(case).needs if gradients else ())
+    halves = halves if halves.needs else halves.forward_only()
+    single = DTYPES[judge.dtype]
+    held = {n: a if a.dtype.kind in "bi" else a.astype(single) for n, a in halves.arrays().items()}
+    expected = solve(halves, judge.conventions).parts
+    for how, result in _answers(judge, Feature.AUTOCAST, case, halves.with_arrays(held), said):
+        for part in ("output", *(f"gradients.{name}" for name in halves.needs)):
+            judge.record(case, compare(part, part_of(result, part), expected[part], judge.dtype), how)
+
+
+@clause("modules.vmap", dtypes=STATES)
+def test_vmap(judge: Judge) -> None:
+    for said, case in {**KINDS, **LANES}.items():
+        for asked in judge.cases(case.sized(batch=6)):
+            _ask(judge, Feature.VMAP, asked, f"under vmap, {said}", gradients=case is PLAIN)
+
+
+@clause("modules.compiled", dtypes=ONE)
+def test_compiled(judge: Judge) -> None:
+    for said, case in {"without a mask": PLAIN, "with a boolean mask": MASKED}.items():
+        for asked in judge.cases(case, replace(case, seed=case.seed + 20)):
+            new = "" if asked.seed == case.seed else ", other numbers of the same shapes"
+            _ask(judge, Feature.COMPILED, asked, f"compiled, {said}{new}", gradients=case is PLAIN)
+
+
+@clause("modules.recompiled", dtypes=ONE)
+def test_recompiled(judge: Judge) -> None:
+    scales = (0.3, 0.9) if Feature.SCALE in judge.claims else (None, None)
+    asked = {
+        "": PLAIN,
+        "other sizes": PLAIN.sized(batch=3, query_length=6, key_length=9),
+        "a causal flag": replace(CAUSAL, scale=scales[0]),
+        "a causal flag and another scale": replace(CAUSAL, seed=312, scale=scales[1]),
+        "the first again": replace(PLAIN, seed=313),
+    }
+    for said, case in asked.items():
+        for after in judge.cases(case):
+            _ask(judge, Feature.COMPILED, after, f"compiled for another call, {said}" if said else "compiled")
+
+
+@clause("modules.exported", dtypes=ONE)
+def test_exported(judge: Judge) -> None:
+    for said, case in KINDS.items():
+        for asked in judge.cases(case):
+            _ask(judge, Feature.EXPORTED, asked, f"exported, {said}")
+
+
+@clause("modules.no-grad", dtypes=STATES)
+def test_no_grad(judge: Judge) -> None:
+    for said, case in {**KINDS, "with one head": PLAIN.sized(num_heads=1)}.items():
+        for asked in judge.cases(case):
+            _ask(judge, Feature.NO_GRAD, asked, f"without gradients, {said}")
+
+
+@clause("modules.double-backward", dtypes=("float64", "float32"))
+def test_double_backward(judge: Judge) -> None:
+    emptied = replace(MASKED, pattern=Pattern.EMPTY_ROW)
+    asked = {**KINDS, "with one head": PLAIN.sized(num_heads=1)}
+    if judge.conventions.empty_row_bool is EmptyRow.ZEROS:
+        asked["with a row that sees nothing"] = emptied
+    for said, case in asked.items():
+        for fitted in judge.cases(case):
+            _ask_twice(judge, fitted, f"gradients of gradients, {said}")
+
+
+def _ask_twice(judge: Judge, case: Case, said: str) -> None:
+    problem = judge.problem(case)
+    expected = second_order(problem, judge.conventions)
+    for how, result in _answers(judge, Feature.DOUBLE_BACKWARD, case, problem, said):
+        for part, meant in expected.items():
+            judge.record(case, compare(part, part_of(result, part), meant, judge.dtype), how)
+
+
+@clause("modules.one-head")
+def test_one_head(judge: Judge) -> None:
+    for said, case in {**KINDS, "with a mask for each head": LANES["with a mask for each head"]}.items():
+        for asked in judge.cases(case.sized(num_heads=1)):
+            judge.assert_conforms(asked, *(judge.parts() if case is PLAIN else ("output",)), said=f"one head, {said}")
