@@ -100,6 +100,7 @@ def causal_unless_told_otherwise(query: Tensor, key: Tensor, value: Tensor, **op
     "causal.alignment",
     "causal.empty-rows",
     step="add_causal",
+    follows="causal-alignment=bottom-right",
     holds=("causal.square", "causal.with-padding"),
     does="Lets the triangle end at the last key, while it claims that it starts at the first.",
     repair="Say which corner it is, and build the triangle from that one.",

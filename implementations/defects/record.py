@@ -55,6 +55,8 @@ class Defect:
         holds: neighbouring clauses that must pass, so that the mistake is told apart from others.
         dtype: the dtype in which these are asked.
         raises: it may fail by an exception, and not only by its numbers.
+        follows: the convention that it keeps to without claiming it, as the command line spells it: a diagnosis names
+            that rather than a mistake.
         replaced: the step of `Steps` that is replaced, and by what; empty for a whole function or layer.
     """
 
@@ -69,6 +71,7 @@ class Defect:
     holds: tuple[str, ...] = ()
     dtype: str = "float64"
     raises: bool = False
+    follows: str = ""
     replaced: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence, Set
@@ -18,7 +19,7 @@ from implementations.fitting import fit
 from implementations.surroundings import kept_surroundings
 from reference.solving import Expected, solve
 from spec.building import build
-from spec.cases import Case, MaskKind, MaskShape, Padding, Scores
+from spec.cases import Case, MaskKind, MaskShape, Padding, Pattern, Scores
 from spec.clauses import Level, load
 from spec.problems import DTYPES, Problem
 from tests.harness.comparison import error_ratios
@@ -47,6 +48,9 @@ PROBES = (
     Case(seed=210, scores=Scores.RISING).sized(key_length=33),
     Case(seed=211).sized(query_length=1),
     Case(seed=212, mask=MaskKind.BOOL).sized(num_heads=1, batch=1),
+    Case(seed=213, mask=MaskKind.BOOL, causal=True).sized(query_length=7),
+    Case(seed=214, mask=MaskKind.BOOL, pattern=Pattern.EMPTY_ROW),
+    Case(seed=215, padding=Padding.EMPTY_SAMPLE),
 )
 """Cases that tell hypotheses apart: one hypothesis errs here, the next one does not."""
 
@@ -103,6 +107,7 @@ class Observation:
 
     Attributes:
         got: None if it raised.
+        raised: the exception in words, numbers left out.
         errors: its distance from the reference, in bounds, part by part.
     """
 
@@ -113,15 +118,16 @@ class Observation:
     expected: dict[str, Expected]
     errors: dict[str, float]
     failing: bool
+    raised: str = ""
 
-    def distance(self, other: Result | None) -> float:
+    def distance(self, other: Result | None, raised: str = "") -> float:
         """How far another answer is from the candidate's, in units of what would count as the same.
 
         It counts as the same if it is as near as two right answers may be, or shares at least half of the digits by
         which the candidate is away from the reference; and never if the reference is nearly as near.
         """
         if self.got is None or other is None:
-            return 0.0 if self.got is other else math.inf
+            return 0.0 if self.got is other and self.raised == raised else math.inf
         return max(self._distance(part, self.got, other) for part in self.parts)
 
     def _distance(self, part: str, got: Result, other: Result) -> float:
@@ -206,9 +212,9 @@ def _observed(
         problem = replace(problem, needs=names)
     expected = dict(solve(problem, implementation.claims.conventions).parts)
     parts = tuple(part for part in dict.fromkeys(("output", *parts)) if part in expected)
-    got = answered(lambda: implementation.run(problem.fresh(), device))
+    got, raised = answered(lambda: implementation.run(problem.fresh(), device))
     errors = {part: _error(got, part, expected[part]) for part in parts}
-    return Observation(case, problem, parts, got, expected, errors, max(errors.values()) > 1.0)
+    return Observation(case, problem, parts, got, expected, errors, max(errors.values()) > 1.0, raised)
 
 
 def _fails(implementation: Implementation, failing: Observation, device: str, case: Case) -> bool:
@@ -219,16 +225,17 @@ def _fails(implementation: Implementation, failing: Observation, device: str, ca
     return _observed(implementation, fitted, failing.problem.dtype, failing.parts, device).failing
 
 
-def answered(call: Callable[[], Result]) -> Result | None:
-    """The answer, or None if there is an exception instead."""
+def answered(call: Callable[[], Result]) -> tuple[Result | None, str]:
+    """The answer, or None and the exception in words without numbers."""
     try:
         with warnings.catch_warnings(), kept_surroundings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore")
-            return call()
+            return call(), ""
     except KeyboardInterrupt:
         raise
-    except BaseException:
-        return None  # SystemExit too: a candidate may not end the run
+    except BaseException as error:
+        # SystemExit too: a candidate may not end the run.
+        return None, re.sub(r"\d+", "#", f"{type(error).__name__}: {str(error).partition(chr(10))[0]}")
 
 
 def _error(got: Result | None, part: str, expected: Expected) -> float:
@@ -290,7 +297,9 @@ def _spread(failing: Sequence[Observation], count: int) -> list[Observation]:
 def _scored(hypothesis: Hypothesis, observed: Sequence[Observation]) -> Score:
     explains, agrees, error = 0, 0, 0.0
     for each in observed:
-        distance = each.distance(answered(lambda each=each: hypothesis.answer(each.problem)))  # type: ignore[misc]
+        if not hypothesis.speaks_of(each.problem):
+            continue
+        distance = each.distance(*answered(lambda each=each: hypothesis.answer(each.problem)))  # type: ignore[misc]
         if distance <= 1.0:
             explains, agrees = explains + each.failing, agrees + (not each.failing)
             error = max(error, distance)

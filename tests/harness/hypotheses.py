@@ -12,8 +12,10 @@ from implementations.defects import DEFECTS, Defect
 from reference.pipeline import Pipeline
 from reference.solving import solve
 from spec.cases import Sharing
-from spec.features import Alignment, Conventions, EmptyRow, Scope, SoftmaxPrecision
+from spec.features import Alignment, Conventions, EmptyRow, Feature, Scope, SoftmaxPrecision
 from spec.problems import DTYPES, Problem
+
+VALID = Feature.VALID_LENS
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,10 @@ class Hypothesis:
     repair: str
     answer: Callable[[Problem], Result]
     defect: Defect | None = None
+
+    def speaks_of(self, problem: Problem) -> bool:
+        """Whether it was told everything: most functions never hear of valid lengths."""
+        return problem.valid_lens is None or self.defect is None or VALID in self.defect.implementation.claims
 
 
 def hypotheses(scope: Scope, claimed: Conventions) -> Iterator[Hypothesis]:

@@ -237,7 +237,8 @@ class Judge:
     def along(self, way: str) -> Judge:
         """A judge of another way to call the implementation; what it counts is added to this one by `include`."""
         implementation = replace(self.implementation, run=self.implementation.ways[way])
-        return replace(self, implementation=implementation, checks=0, blunt=0, failed=0, worst=None, failures=[])
+        fresh = replace(self, implementation=implementation, checks=0, blunt=0, failed=0, worst=None, failures=[])
+        return replace(fresh, patience=None)  # it would end the test before its counts are included
 
     def include(self, other: Judge) -> None:
         """Adds the counts of a judge that `along` made."""

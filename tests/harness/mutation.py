@@ -112,8 +112,13 @@ def outcome(implementation: Implementation, tier: str, dtypes: tuple[str, ...] =
                 shown = plainest(judge.failures)
                 found.append(Found(identifier, Case.from_json(shown.case), dtype, shown.part))
     diagnosis = diagnose(implementation, found)
-    name = diagnosis.name if diagnosis else ""
+    name = _as_defect(diagnosis.name, implementation.name) if diagnosis else ""
     return Outcome(implementation.name, tuple(kills), first, _shared(failing), name, tuple(errors))
+
+
+def _as_defect(name: str, judged: str) -> str:
+    """The id of the judged defect if the name is that of the convention which it follows."""
+    return judged if any(d.id == judged and name == d.follows for d in DEFECTS) else name
 
 
 def _shared(cases: Sequence[Case]) -> frozenset[str]:
