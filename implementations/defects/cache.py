@@ -293,7 +293,7 @@ def oldest_key_dropped_too_early(stream: Stream) -> Feed:
     holds=("causal.square",),
     does="Keeps keys and values in bfloat16, whatever they are.",
     repair="Keep them in their dtype, or say that the cache is compressed.",
-    hides="bfloat16 inputs; the first piece.",
+    hides="Inputs in bfloat16; the first piece.",
     matters="What is written token by token drifts away from what would be written at once.",
     severity=Severity.PRECISION,
 )

@@ -221,6 +221,22 @@ def start_forgotten(query: Tensor, key: Tensor, value: Tensor, **options: Any) -
     "cache.query-start",
     claims=START,
     holds=("cache.query-start-rows", "causal.square"),
+    does="Takes a start of 0 for none, and aligns queries and keys at their ends.",
+    repair="Test for None: 0 is a start.",
+    hides="Starts above 0, and as many queries as keys.",
+    matters="The first piece that is written into a long buffer sees all of it.",
+    severity=Severity.LEAK,
+)
+def start_of_zero_taken_for_none(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    if "query_start" in options:
+        options["query_start"] = options["query_start"] or max(0, key.shape[-2] - query.shape[-2])
+    return Steps()(query, key, value, **options)
+
+
+@breaks(
+    "cache.query-start",
+    claims=START,
+    holds=("cache.query-start-rows", "causal.square"),
     does="Has the last query stand at the last key, whatever start it is told.",
     repair="Take the start that is given: storage may hold more keys than are valid.",
     hides="Keys that end where the queries end.",
@@ -231,22 +247,6 @@ def start_forgotten(query: Tensor, key: Tensor, value: Tensor, **options: Any) -
 def start_taken_from_the_end(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     if "query_start" in options:
         options["query_start"] = max(0, key.shape[-2] - query.shape[-2])
-    return Steps()(query, key, value, **options)
-
-
-@breaks(
-    "cache.query-start",
-    claims=START,
-    holds=("cache.query-start-rows", "causal.square"),
-    does="Takes a start of 0 for none, and aligns queries and keys at their ends.",
-    repair="Test for None: 0 is a start.",
-    hides="Starts above 0, and as many queries as keys.",
-    matters="The first piece that is written into a long buffer sees all of it.",
-    severity=Severity.LEAK,
-)
-def start_of_zero_taken_for_none(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
-    if "query_start" in options:
-        options["query_start"] = options["query_start"] or max(0, key.shape[-2] - query.shape[-2])
     return Steps()(query, key, value, **options)
 
 

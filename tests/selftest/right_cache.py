@@ -1,0 +1,167 @@
+"""Right caches in unusual styles: pages, rolling, keys kept as they come, buffers read whole, tokens one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from implementations.caching import Feed, Run, Stream, cached, chunked
+from implementations.contract import Claims, Implementation
+from implementations.defects.caching_steps import FEATURES, CacheSteps, Rows, joined, see, turn_key, turn_query
+from implementations.defects.steps import Steps, mix
+from implementations.ops import torch_op
+from spec.features import Conventions, Feature, Scope, WindowCount
+from spec.problems import Array
+
+PAGE, POOL = 2, 1000
+FAR = 40
+"""Added to every position, which moves no difference."""
+INCLUDING = Conventions(window_count=WindowCount.INCLUDING)
+GROWING = FEATURES - {Feature.STATIC_CACHE, Feature.RING_CACHE}
+
+
+def rolled(store: Rows, new: Rows, stream: Stream) -> Rows:
+    """A ring that is rolled, so that the newest token is always in its last slot."""
+    both = joined(store, new)
+    return both.taken(torch.arange(len(both.places))[-stream.room :])
+
+
+def newest_first(store: Rows, new: Rows, after: Rows) -> Rows:
+    """Keys in the opposite order, each with its position."""
+    seen = see(store, new, after)
+    return seen.taken(torch.arange(len(seen.places)).flip(0))
+
+
+def paged(stream: Stream) -> Feed:
+    """Keys and values in pages of a pool, of which the last is taken first; a table says which page comes when."""
+    pool: dict[int, tuple[Tensor, Tensor]] = {}
+    table: list[int] = []
+
+    def put(row: Rows, place: int) -> None:
+        if place % PAGE == 0:
+            table.append(POOL - len(table))
+            key, value = (torch.full((*x.shape[:2], PAGE, x.shape[-1]), torch.nan) for x in (row.key, row.value))
+            pool[table[-1]] = key.to(row.key.dtype), value.to(row.value.dtype)
+        key, value = pool[table[place // PAGE]]
+        key[:, :, place % PAGE], value[:, :, place % PAGE] = row.key[:, :, 0], row.value[:, :, 0]
+
+    def everything(store: Rows, new: Rows, after: Rows) -> Rows:
+        for number, place in enumerate(new.places.tolist()):
+            put(new.taken(torch.tensor([number])), place)
+        if not table:
+            return new
+        key, value = (torch.cat([pool[page][part] for page in table], 2) for part in range(2))
+        length = int(new.places[-1]) + 1
+        return Rows(key[:, :, :length], value[:, :, :length], torch.arange(length))
+
+    return CacheSteps(see=everything).open(stream)
+
+
+def buffer_read_whole(stream: Stream) -> Feed:
+    """Unused room is masked as the future is, and its values are left out by selection."""
+
+    def everything(store: Rows, new: Rows, after: Rows) -> Rows:
+        if stream.ring or not stream.room:
+            return see(store, new, after)
+        return Rows(after.key, after.value, after.places.masked_fill(after.places < 0, 10**6))
+
+    def selected(weights: Tensor, value: Tensor) -> Tensor:
+        unseen = (weights == 0).all(-2)[..., None]
+        return mix(weights, value.masked_fill(unseen, 0.0))
+
+    return CacheSteps(steps=Steps(mix=selected), see=everything).open(stream)
+
+
+def turned_when_read(stream: Stream) -> Feed:
+    """Keys are kept as they come, and all of them turned anew for each piece, by positions before 0."""
+    base = stream.options.get("rotary_base")
+
+    def turned(store: Rows, new: Rows, after: Rows) -> Rows:
+        seen = see(store, new, after)
+        return seen if base is None else Rows(turn_key(seen.key, seen.places - FAR, base), seen.value, seen.places)
+
+    return CacheSteps(
+        turn_query=lambda query, places, base: turn_query(query, places - FAR, base),
+        turn_key=lambda key, places, base: key,
+        see=turned,
+    ).open(stream)
+
+
+def token_by_token(stream: Stream) -> Feed:
+    """NumPy: each query by itself, its keys from a list, in float32 for half types."""
+    kept: list[tuple[Array, Array]] = []
+    asked = stream.options
+    left, right = asked.get("window_size", (-1, -1))
+    scale = asked.get("scale", stream.d_k**-0.5)
+    base, slopes = asked.get("rotary_base"), asked.get("alibi_slopes")
+
+    def feed(query: Array, key: Array, value: Array) -> Array:
+        dtype = np.dtype(np.float32) if query.dtype.itemsize < 4 else query.dtype
+        first, groups = len(kept), query.shape[1] // max(1, key.shape[1])
+        for j in range(key.shape[2]):
+            row = _turned(key[:, :, j].astype(dtype), first + j, base)
+            kept.append((np.repeat(row, groups, 1), np.repeat(value[:, :, j].astype(dtype), groups, 1)))
+        output = np.zeros((*query.shape[:-1], value.shape[-1]), dtype)
+        for i in range(query.shape[2]):
+            place = first + asked.get("query_start", 0) + i
+            seen = [j for j in range(len(kept)) if _visible(j - place, left, right, "is_causal" in asked)]
+            if seen:
+                row = _turned(query[:, :, i].astype(dtype), place, base)
+                scores = np.stack([(row * kept[j][0]).sum(-1) * dtype.type(scale) for j in seen], -1)
+                if slopes is not None:
+                    scores = scores - slopes.astype(dtype)[:, None] * np.abs(np.array(seen) - place).astype(dtype)
+                weights = np.exp(scores - scores.max(-1, keepdims=True))
+                values = np.stack([kept[j][1] for j in seen], -2)
+                output[:, :, i] = (weights[..., None] * values).sum(-2) / weights.sum(-1)[..., None]
+        return output.astype(query.dtype)
+
+    return feed
+
+
+def _visible(ahead: int, left: int, right: int, causal: bool) -> bool:
+    return not ((causal and ahead > 0) or (left >= 0 and -ahead > left) or (right >= 0 and ahead > right))
+
+
+def _turned(rows: Array, place: int, base: float | None) -> Array:
+    if base is None:
+        return rows
+    half = rows.shape[-1] // 2
+    angles = place * base ** (-np.arange(half) / half)
+    cosines, sines = np.cos(angles).astype(rows.dtype), np.sin(angles).astype(rows.dtype)
+    one, other = rows[..., :half], rows[..., half:]
+    return np.concatenate([one * cosines - other * sines, one * sines + other * cosines], -1)
+
+
+def counting_its_own(start: Callable[[Stream], Feed]) -> Callable[[Stream], Feed]:
+    """The same under the other convention: a window of w is one of w - 1 besides the query's own position."""
+
+    def started(stream: Stream) -> Feed:
+        left, right = stream.options.get("window_size", (-1, -1))
+        narrower = {"window_size": (left - 1, right)} if left > 0 else {}
+        return start(replace(stream, options={**stream.options, **narrower}))
+
+    return started
+
+
+def _made(name: str, run: Run, features: frozenset[Feature], conventions: Conventions) -> Implementation:
+    return Implementation(name, Claims(Scope.OP, features, conventions), run)
+
+
+_STARTS: dict[str, tuple[Callable[[Stream], Feed], frozenset[Feature]]] = {
+    "steps": (CacheSteps().open, FEATURES),
+    "rolled": (CacheSteps(write=rolled).open, FEATURES),
+    "newest-first": (CacheSteps(see=newest_first).open, FEATURES),
+    "paged": (paged, GROWING | {Feature.STATIC_CACHE}),
+    "buffer-read-whole": (buffer_read_whole, FEATURES),
+    "turned-when-read": (turned_when_read, FEATURES),
+}
+RIGHT = (
+    *(_made(name, cached(start), features, Conventions()) for name, (start, features) in _STARTS.items()),
+    _made("counting-its-own", cached(counting_its_own(CacheSteps().open)), FEATURES, INCLUDING),
+    _made("token-by-token", cached(token_by_token, arrays=True), FEATURES, Conventions()),
+    _made("concatenated-by-the-caller", chunked(torch_op(Steps())), GROWING | {Feature.GRADIENTS}, Conventions()),
+)

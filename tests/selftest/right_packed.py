@@ -1,0 +1,88 @@
+"""Right implementations of packed documents in unusual styles: one after another, by one mask, by moved positions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from implementations.contract import Claims, Implementation
+from implementations.defects.empty_rows import BOTTOM_RIGHT, add_bottom_right
+from implementations.defects.record import OP
+from implementations.defects.steps import Asked, Steps, documents, places
+from implementations.ops import torch_op
+from spec.features import Conventions, Feature, Scope
+
+PACKED = OP | {
+    Feature.SEGMENTS,
+    Feature.CUMULATIVE_LENGTHS,
+    Feature.WINDOW,
+    Feature.ROTARY,
+    Feature.ALIBI,
+    Feature.GROUPED,
+}
+OF_DOCUMENTS = ("query_segments", "key_segments", "cu_seqlens_q", "cu_seqlens_k")
+EACH = {"window_size", "rotary_base", "alibi_slopes", "is_causal", "scale", "enable_gqa"}
+"""What is asked of each document as it is of all."""
+
+
+def one_by_one(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    """Each document of each sample in a call of its own."""
+    asked = {name: options.pop(name) for name in OF_DOCUMENTS if name in options}
+    if not asked or set(options) - EACH:
+        return Steps()(query, key, value, **asked, **options)
+    told = Asked(**asked)
+    of_query = documents(told.query_segments, told.cu_seqlens_q, len(query), query.shape[-2])
+    of_key = documents(told.key_segments, told.cu_seqlens_k, len(key), key.shape[-2])
+    output = query.new_zeros(*query.shape[:-1], value.shape[-1])
+    for sample in range(len(query)):
+        for document in of_query[sample].unique():
+            queries, keys = of_query[sample] == document, of_key[sample] == document
+            rows = (query[sample, :, queries], key[sample, :, keys], value[sample, :, keys])
+            output[sample, :, queries] = Steps()(*(x[None] for x in rows), **options)[0]
+    return output
+
+
+def one_mask(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    """Ids become a boolean mask (B, 1, Lq, Lk), joined with the one that is given."""
+    asked = {name: options.pop(name) for name in OF_DOCUMENTS if name in options}
+    if not asked or options.keys() & {"is_causal", "window_size", "rotary_base", "alibi_slopes"}:
+        return Steps()(query, key, value, **asked, **options)
+    together, mask = places(query, key, Asked(**asked))[2][:, None], options.pop("attn_mask", None)
+    if mask is not None:
+        together = together & mask if mask.dtype is torch.bool else torch.where(together, mask, -torch.inf)
+    return Steps()(query, key, value, attn_mask=together, **options)
+
+
+def far_apart(query: Tensor, key: Tensor, asked: Asked) -> tuple[Tensor, Tensor, Tensor]:
+    """Documents that stand a hundred positions apart, so that all differences within one stay."""
+    of_query, of_key, together = places(query, key, asked)
+    if not asked.packed:
+        return of_query, of_key, together
+    first = documents(asked.query_segments, asked.cu_seqlens_q, len(query), query.shape[-2])
+    second = documents(asked.key_segments, asked.cu_seqlens_k, len(key), key.shape[-2])
+    return of_query + 100 * first, of_key + 100 * second, together
+
+
+def ended_together(query: Tensor, key: Tensor, asked: Asked) -> tuple[Tensor, Tensor, Tensor]:
+    """The last query of each document stands at its last key."""
+    of_query, of_key, together = places(query, key, asked)
+    if asked.placed and not asked.packed:
+        return of_query, of_key, together
+    of = documents(asked.query_segments, asked.cu_seqlens_q, len(query), query.shape[-2])
+    queries = (of[:, :, None] == of[:, None, :]).sum(-1)
+    return of_query + together.sum(-1) - queries, of_key, together
+
+
+def _made(name: str, function: Any, conventions: Conventions = Conventions(), *more: Feature) -> Implementation:
+    return Implementation(name, Claims(Scope.OP, PACKED | {*more}, conventions), torch_op(function))
+
+
+RIGHT = (
+    _made("steps", Steps()),
+    _made("one-by-one", one_by_one),
+    _made("one-mask", one_mask),
+    _made("far-apart", Steps(places=far_apart)),
+    _made("ended-together", Steps(places=ended_together, add_causal=add_bottom_right), BOTTOM_RIGHT),
+)
