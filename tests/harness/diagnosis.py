@@ -21,6 +21,7 @@ from reference.solving import Expected, solve
 from spec.building import build
 from spec.cases import Case, MaskKind, MaskShape, Padding, Pattern, Scores
 from spec.clauses import Level, load
+from spec.extensions import Packing
 from spec.problems import DTYPES, Problem
 from tests.harness.comparison import error_ratios
 from tests.harness.hypotheses import Hypothesis, hypotheses
@@ -51,6 +52,22 @@ PROBES = (
     Case(seed=213, mask=MaskKind.BOOL, causal=True).sized(query_length=7),
     Case(seed=214, mask=MaskKind.BOOL, pattern=Pattern.EMPTY_ROW),
     Case(seed=215, padding=Padding.EMPTY_SAMPLE),
+    Case(seed=216).sized(num_heads=6, num_kv_heads=3),
+    Case(seed=217).extended(left=1),
+    Case(seed=218).extended(right=1),
+    Case(seed=219, spread=6.0).extended(softcap=1.5),
+    Case(seed=220).extended(rotary_base=50.0),
+    Case(seed=221).extended(rotary_base=50.0, query_start=2),
+    Case(seed=222, causal=True).extended(query_start=2),
+    Case(seed=223).extended(alibi=True),
+    Case(seed=224).extended(relative_bias=2),
+    Case(seed=225).extended(sinks=True),
+    Case(seed=226, mask=MaskKind.BOOL).extended(zero_attn=True),
+    Case(seed=227, mask=MaskKind.BOOL).extended(bias_kv=True),
+    Case(seed=228).extended(head_gates=True),
+    Case(seed=229).extended(packing=Packing.SEGMENTS),
+    Case(seed=230).extended(packing=Packing.LENGTHS),
+    Case(seed=231, causal=True).sized(query_length=7).extended(chunks=(4, 2, 1)),
 )
 """Cases that tell hypotheses apart: one hypothesis errs here, the next one does not."""
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from enum import StrEnum
 
 import numpy as np
 
@@ -12,9 +13,30 @@ from implementations.defects import DEFECTS, Defect
 from reference.pipeline import Pipeline
 from reference.solving import solve
 from spec.cases import Sharing
-from spec.features import Alignment, Conventions, EmptyRow, Feature, Scope, SoftmaxPrecision
+from spec.features import (
+    Alignment,
+    Conventions,
+    EmptyRow,
+    Feature,
+    GroupOrder,
+    LogBase,
+    ReturnedWeights,
+    RotaryPairing,
+    Scope,
+    SoftmaxPrecision,
+    WindowCount,
+)
 from spec.problems import DTYPES, Problem
 
+FURTHER: Mapping[str, type[StrEnum]] = {
+    "softmax-precision": SoftmaxPrecision,
+    "group-order": GroupOrder,
+    "window-count": WindowCount,
+    "rotary-pairing": RotaryPairing,
+    "returned-weights": ReturnedWeights,
+    "log-sum-exp-base": LogBase,
+}
+"""Conventions of which each answer is tried."""
 VALID = Feature.VALID_LENS
 
 
@@ -80,8 +102,9 @@ def _of_conventions(claimed: Conventions) -> Iterator[Hypothesis]:
         others.append((f"causal-alignment={alignment}", replace(claimed, causal_alignment=alignment)))
     for empty in (EmptyRow.ZEROS, EmptyRow.NAN, EmptyRow.UNIFORM):
         others.append((f"empty-row={empty}", claimed.claiming({"empty-row": str(empty)})))
-    for precision in SoftmaxPrecision:
-        others.append((f"softmax-precision={precision}", replace(claimed, softmax_precision=precision)))
+    for key, kind in FURTHER.items():
+        for value in kind:
+            others.append((f"{key}={value}", claimed.claiming({key: str(value)})))
     for name, conventions in others:
         if conventions != claimed:
             yield Hypothesis(name, f"it is no mistake if you mean it: add --convention {name}", _answering(conventions))
