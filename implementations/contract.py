@@ -66,7 +66,7 @@ class Result:
         output: (B, H, Lq, d_v) at the op level, (B, Lq, out_dim) at the module level.
         weights: (B, H, Lq, Lk), where claimed.
         averaged_weights: (B, Lq, Lk), where claimed.
-        log_sum_exp: (B, H, Lq), natural logarithm, where claimed.
+        log_sum_exp: (B, H, Lq), to the claimed base, where claimed.
         gradients: by the names in `Problem.needs`; a shared input's under its first name.
         disturbed: what the call has changed of what it was handed, apart from numbers: "the strides of key".
         others: further answers to the same question, by how they were had, where a mode gives several; each has to be

@@ -46,7 +46,7 @@ class Feature(StrEnum):
     AVERAGED_WEIGHTS = "averaged-weights"
     """Returns the mean of the attention weights over the heads."""
     LOG_SUM_EXP = "log-sum-exp"
-    """Returns the natural log-sum-exp of every row of scores."""
+    """Returns the log-sum-exp of every row of scores."""
     GRADIENTS = "gradients"
     """Differentiable in all inputs and parameters."""
     MASK_GRADIENT = "mask-gradient"

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from implementations.contract import Result, Unable
+from implementations.contract import Unable
 from implementations.fitting import fit
 from reference.solving import Expected
 from spec.cases import Case, Embedding, Garbage, MaskKind, MaskShape, Padding, Scores, Sharing
@@ -15,6 +15,7 @@ from spec.features import Scope
 from spec.problems import Array, Problem
 from tests.harness.comparison import compare
 from tests.harness.judge import CandidateError, Judge, part_of
+from tests.harness.merging import assert_merges
 from tests.harness.relations import (
     changed,
     take_heads,
@@ -254,31 +255,4 @@ def _assert_returned(judge: Judge, case: Case, part: str, said: str) -> None:
 @clause("relations.merge")
 def test_merge(judge: Judge) -> None:
     for case in judge.cases(Case(seed=89), Case(seed=90, spread=5.0).sized(key_length=17)):
-        problem, length = judge.problem(case).forward_only(), case.sizes.key_length
-        halves = [take_keys(problem, np.arange(length)[part]) for part in (slice(0, 3), slice(3, None))]
-        try:
-            answers = [judge.ask(half) for half in halves]
-        except CandidateError as error:
-            judge.assert_that(case, False, str(error))
-            continue
-        if any(answer.log_sum_exp is None for answer in answers):
-            judge.assert_that(case, False, "log_sum_exp is claimed, but was not returned")
-            continue
-        _assert_merged(judge, case, halves, answers)
-
-
-def _assert_merged(judge: Judge, case: Case, halves: list[Problem], answers: list[Result]) -> None:
-    parts = [judge.solve(half).parts for half in halves]
-    whole = judge.expected(case)["output"]
-    outputs = np.stack([answer.output.astype(np.float64) for answer in answers])
-    logs = np.stack([np.asarray(answer.log_sum_exp, dtype=np.float64) for answer in answers])
-    if outputs.shape[1:] != whole.value.shape or logs.shape[1:] != whole.value.shape[:3]:
-        judge.assert_that(case, False, "a half of the keys gives an output or log_sum_exp of another shape")
-        return
-    shares = np.exp(logs - np.logaddexp(*logs))[..., None]
-    doubt = np.stack([part["log_sum_exp"].bound for part in parts]).sum(0)[..., None]
-    apart = np.abs(np.stack([part["output"].value for part in parts])).sum(0)
-    bound = whole.bound + np.expm1(2.0 * doubt) * apart + sum(part["output"].bound for part in parts)
-    rounded = Expected(whole.value, bound)
-    merged = (shares * outputs).sum(0).astype(answers[0].output.dtype)
-    judge.record(case, compare("output", merged, rounded, judge.dtype), "two halves of the keys, merged")
+        assert_merges(judge, case, split=3)

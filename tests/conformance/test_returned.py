@@ -1,1 +1,148 @@
-"""Chapter 18, returned: to be written."""
+"""Chapter 18, returned: weights and log-sum-exps that can be relied on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from reference.solving import Expected
+from reference.stages import share
+from spec.cases import Case, MaskKind, MaskShape, Padding, Pattern, Scores, Sizes
+from spec.extensions import Packing
+from spec.features import Alignment, Feature
+from spec.problems import Array
+from tests.harness.comparison import compare
+from tests.harness.judge import CandidateError, Judge, part_of
+from tests.harness.merging import assert_merges
+from tests.harness.suite import clause
+
+EMPTY = Case(mask=MaskKind.BOOL, pattern=Pattern.EMPTY_ROW)
+SHARED = Case(mask=MaskKind.BOOL, mask_shape=MaskShape.SHARED)
+GROUPED = Case(Sizes(num_heads=6, num_kv_heads=2))
+OPTIONS = (
+    Case(scale=0.3),
+    Case(mask=MaskKind.FLOAT, mask_shape=MaskShape.SHARED),
+    Case(mask=MaskKind.INFINITE, scale=-0.7),
+    Case(padding=Padding.HOLES),
+    Case(causal=True, padding=Padding.RIGHT).sized(query_length=7),
+    EMPTY,
+    GROUPED,
+    Case(spread=3.0).extended(left=2, right=1),
+    Case(spread=3.0).extended(softcap=1.5),
+    Case().extended(alibi=True),
+    Case().extended(relative_bias=2),
+    Case().extended(rotary_base=50.0, query_start=2),
+    Case().extended(packing=Packing.SEGMENTS),
+)
+"""Every option that moves weights, one by one."""
+
+
+@clause("returned.base")
+def test_base(judge: Judge) -> None:
+    for case in judge.cases(*(Case(scores=Scores.EQUAL).sized(key_length=n) for n in (8, 2, 5))):
+        said = f"the logarithm of {case.sizes.key_length} to the base {judge.conventions.log_sum_exp_base}"
+        judge.assert_conforms(case, "log_sum_exp", said=said)
+
+
+@clause("returned.empty-row")
+def test_empty_row(judge: Judge) -> None:
+    cases = [replace(EMPTY, mask=MaskKind.INFINITE), EMPTY.sized(key_length=1), Case(padding=Padding.EMPTY_SAMPLE)]
+    cases.append(Case(mask=MaskKind.BOOL, padding=Padding.EMPTY_SAMPLE))
+    cases += [Case().extended(packing=packing) for packing in (Packing.EMPTY_SEGMENT, Packing.EMPTY_DOCUMENT)]
+    if judge.conventions.causal_alignment is Alignment.BOTTOM_RIGHT:
+        cases.append(Case(causal=True).sized(query_length=7, key_length=3))
+    if Feature.EMPTY_SIZES in judge.claims:
+        cases.append(Case().sized(key_length=0))
+    for case in judge.cases(*cases):
+        judge.assert_conforms(case, "log_sum_exp", said="the log-sum-exp of a row without keys is minus infinity")
+
+
+@clause("returned.empty-parts")
+def test_empty_parts(judge: Judge) -> None:
+    for case in judge.cases(*(replace(SHARED, pattern=p) for p in (Pattern.FIRST_TILE, Pattern.LAST_KEY)), EMPTY):
+        assert_merges(judge, case, split=case.sizes.key_length // 2)
+    for case in judge.cases(Case(mask=MaskKind.BOOL), Case(mask=MaskKind.BOOL, spread=5.0).sized(key_length=17)):
+        assert_merges(judge, case, split=1)
+
+
+@clause("returned.mixture")
+def test_mixture(judge: Judge) -> None:
+    for case in judge.cases(*OPTIONS):
+        problem, expected = judge.problem(case).forward_only(), judge.expected(case)
+        try:
+            result = judge.ask(problem)
+        except CandidateError as error:
+            judge.assert_that(case, False, str(error))
+            continue
+        weights, output = expected["weights"], expected["output"]
+        if result.weights is None or result.weights.shape != weights.value.shape:
+            judge.assert_that(case, False, "weights are not returned for every head, query and key")
+            continue
+        value = share(problem.value.astype(np.float64), problem.num_heads, judge.conventions.group_order)
+        mixed = result.weights.astype(np.float64) @ value
+        told = Expected(mixed, weights.bound @ np.abs(value) + output.bound)
+        judge.record(case, compare("output", result.output, told, judge.dtype), "against the weights times the values")
+
+
+@clause("returned.grouped-weights")
+def test_grouped_weights(judge: Judge) -> None:
+    _assert_grouped(judge, "weights")
+
+
+@clause("returned.grouped-log-sum-exp")
+def test_grouped_log_sum_exp(judge: Judge) -> None:
+    _assert_grouped(judge, "log_sum_exp")
+
+
+def _assert_grouped(judge: Judge, part: str) -> None:
+    single = GROUPED.sized(num_kv_heads=1)
+    for case in judge.cases(GROUPED, single, replace(GROUPED, mask=MaskKind.BOOL, mask_shape=MaskShape.HEAD)):
+        judge.assert_conforms(case, part, said="one for each query head")
+
+
+@clause("returned.recorded-weights")
+def test_recorded_weights(judge: Judge) -> None:
+    _assert_recorded(judge, "weights")
+
+
+@clause("returned.recorded-log-sum-exp")
+def test_recorded_log_sum_exp(judge: Judge) -> None:
+    _assert_recorded(judge, "log_sum_exp")
+
+
+def _assert_recorded(judge: Judge, part: str) -> None:
+    for case in judge.cases(Case(seed=131), Case(seed=132, mask=MaskKind.BOOL)):
+        expected = judge.expected(case, gradients=True)[part]
+        said = "gradients were recorded, and have been computed"
+        judge.assert_answers(case, judge.problem(case), expected, said, part)
+
+
+@clause("returned.lasting-weights")
+def test_lasting_weights(judge: Judge) -> None:
+    _assert_lasts(judge, "weights")
+
+
+@clause("returned.lasting-log-sum-exp")
+def test_lasting_log_sum_exp(judge: Judge) -> None:
+    _assert_lasts(judge, "log_sum_exp")
+
+
+def _assert_lasts(judge: Judge, part: str) -> None:
+    for case in judge.cases(Case(seed=133), Case(seed=134).sized(query_length=1)):
+        try:
+            first = _asked(judge, case, part)
+            kept = None if first is None else first.tobytes()
+            for later in (1000, 2000):
+                _asked(judge, replace(case, seed=case.seed + later), part)
+        except CandidateError as error:
+            judge.assert_that(case, False, str(error))
+            continue
+        if first is None:
+            judge.assert_that(case, False, f"{part} is claimed, but was not returned")
+        else:
+            judge.assert_that(case, first.tobytes() == kept, f"a later call wrote into the {part} of an earlier one")
+
+
+def _asked(judge: Judge, case: Case, part: str) -> Array | None:
+    return part_of(judge.ask(judge.problem(case).forward_only()), part)
