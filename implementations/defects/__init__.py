@@ -33,6 +33,7 @@ MODULES = (
     "dropout",
     "dropout_returned",
     "dropout_state",
+    "returned_weights",
     "encodings",
     "positions",
     "relative",
@@ -42,6 +43,7 @@ MODULES = (
     "cache",
     "cache_positions",
     "packed",
+    "head_gates",
     "published",
     "published_e",
 )
