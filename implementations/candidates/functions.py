@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from implementations.candidates.further import SWALLOWED, further_claims, one_set_of_ids, with_observed
 from implementations.candidates.probing import (
     BIASED,
     CAUSAL,
@@ -29,7 +30,7 @@ from implementations.candidates.probing import (
 from implementations.candidates.signatures import (
     ADAPTER,
     BY_OPTION,
-    SWALLOWED,
+    SWALLOWED_BY_FUNCTIONS,
     Options,
     check_order,
     positional,
@@ -37,7 +38,7 @@ from implementations.candidates.signatures import (
     signature_of,
     takes_any,
 )
-from implementations.contract import Claims, Implementation
+from implementations.contract import Claims, Implementation, any_case
 from implementations.loading import TargetError
 from implementations.ops import numpy_op, torch_op
 from spec.cases import Pattern
@@ -66,7 +67,8 @@ def function_candidate(
 
     The first three parameters are query, key and value. `attn_mask` may also be called `mask` or
     `attention_mask`, a float mask `attn_bias` or `bias`, and `is_causal` `causal`. `key_padding_mask`,
-    of shape (B, Lk), is taken besides.
+    of shape (B, Lk), is taken besides, and so is what lies beyond the core, by the names in `OPTIONS` and in the
+    form that `further_options` tells.
 
     Raises:
         TargetError: its parameters or its answer are none of a function of query, key and value.
@@ -74,16 +76,18 @@ def function_candidate(
     """
     conventions = Conventions(causal_with_mask=CausalWithMask.EITHER).claiming(settings)
     options = _options(signature_of(function))
-    features = ALWAYS.union(*(BY_OPTION.get(option, ()) for option in options.spelled))
-    given = Probe(
-        _called(function, options), _on(torch_op, conventions), Claims(Scope.OP, features, conventions), device
-    )
+    fits = one_set_of_ids if options.for_both("query_segments") else any_case
+    claims = Claims(Scope.OP, ALWAYS | options.features | {Feature.GROUPED}, conventions, fit=fits)
+    given = Probe(_called(function, options), _on(torch_op, conventions), claims, device)
     probe, kind, plain = _suited(given)
     check_answer(plain, kind)
     probe, unheard = _narrowed(probe, options)
-    spelled = _called(function, options.spelled_out())
-    made = _settled(name, probe, kind, find_extras(plain, Scope.OP), spelled)
-    return replace(made, about="; ".join([made.about, *unheard]))
+    probe, refuted = further_claims(probe, options.named)
+    extras = find_extras(plain, Scope.OP)
+    if "returned-weights" not in settings:
+        probe = with_observed(probe, extras)
+    made = _settled(name, probe, kind, extras, _called(function, options.spelled_out()))
+    return replace(made, about="; ".join([made.about, *unheard, *refuted]))
 
 
 def _called(function: Callable[..., object], options: Options) -> Callable[..., object]:
@@ -92,7 +96,7 @@ def _called(function: Callable[..., object], options: Options) -> Callable[..., 
 
 def _narrowed(probe: Probe, options: Options) -> tuple[Probe, list[str]]:
     """The probe without the options that nothing heeds, and a note on each."""
-    why = dict.fromkeys(_unheard(probe, options), "its **kwargs takes it, and nothing changes")
+    why = dict.fromkeys(_unheard(probe, options), SWALLOWED)
     if _reads_booleans_only(probe, options):
         why.setdefault("float_mask", f"zeros in its {options.spelled['float_mask']!r} mask keys, so that it is boolean")
     lost = {feature: told for option, told in why.items() for feature in BY_OPTION[option]}
@@ -102,7 +106,7 @@ def _narrowed(probe: Probe, options: Options) -> tuple[Probe, list[str]]:
 
 def _unheard(probe: Probe, options: Options) -> list[str]:
     asked = {"bool_mask": MASKED, "float_mask": BIASED, "is_causal": CAUSAL, "scale": replace(PLAIN, scale=0.3)}
-    return [option for option in sorted(options.swallowed) if probe.ignores(asked[option])]
+    return [option for option in sorted(options.swallowed & set(asked)) if probe.ignores(asked[option])]
 
 
 def _reads_booleans_only(probe: Probe, options: Options) -> bool:
@@ -138,7 +142,7 @@ def _options(signature: inspect.Signature) -> Options:
     if len(inputs) < 3 and not takes_any(signature, inspect.Parameter.VAR_POSITIONAL):
         names = ", ".join(p.name for p in inputs)
         raise TargetError(f"it takes ({names}) by position: let it take query, key, value, {ADAPTER}")
-    return read_options(signature, inputs, {**SWALLOWED, "scale": "scale"})
+    return read_options(signature, inputs, SWALLOWED_BY_FUNCTIONS)
 
 
 def _on(adapter: Callable[..., Run], conventions: Conventions) -> Callable[[Callable[..., Any]], Run]:

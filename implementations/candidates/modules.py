@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from implementations.candidates.constructors import WIDTH, Constructor, built, constructor
+from implementations.candidates.further import drops_output, further_claims, with_observed, without
 from implementations.candidates.probing import (
     BIASED,
     CAUSAL,
@@ -26,7 +28,6 @@ from implementations.candidates.probing import (
 )
 from implementations.candidates.signatures import (
     ADAPTER,
-    BY_OPTION,
     OPTIONS,
     SWALLOWED,
     Options,
@@ -36,11 +37,11 @@ from implementations.candidates.signatures import (
     required,
     role,
     takes_any,
-    without_dropout,
 )
 from implementations.candidates.spellings import check_parameters, find_places, held
 from implementations.contract import Claims, Implementation, Result, Unable
-from implementations.loading import TargetError, told
+from implementations.further import further_options
+from implementations.loading import TargetError
 from implementations.mha import build_mha, inputs_of, mask_options, one_mask, polarised
 from implementations.modules import torch_module
 from implementations.tensors import Tensors
@@ -48,8 +49,8 @@ from spec.cases import Case, MaskShape
 from spec.features import Conventions, Feature, Polarity, Scope
 from spec.problems import Problem
 
-WIDTH, HEADS, KEY_WIDTH, VALUE_WIDTH = 12, 3, 10, 11
-"""Sizes of the instances that are built to look at their parameters."""
+KEY_WIDTH, VALUE_WIDTH = 10, 11
+"""Widths of an instance that is built to look at its parameters."""
 
 ALWAYS = frozenset(
     {
@@ -107,6 +108,8 @@ class Calling:
             asked.pop("attn_mask")
         if "attn_mask" in asked:
             asked["attn_mask"] = self._formed(asked["attn_mask"], given, problem)
+        further = further_options(problem, given).items()
+        asked |= {name: option for name, option in further if name in self.options}
         return asked | ({} if problem.scale is None else {"scale": problem.scale})
 
     def _formed(self, mask: torch.Tensor, given: Tensors, problem: Problem) -> torch.Tensor:
@@ -136,18 +139,19 @@ def module_candidate(name: str, kind: type[nn.Module], settings: Mapping[str, st
         ValueError: a setting that does not exist.
     """
     conventions = Conventions(bool_mask=Polarity.MASKED_OUT).claiming(settings)
-    make, calling = _constructor(kind), _calling(kind, conventions.bool_mask)
+    make, calling = constructor(kind), _calling(kind, conventions.bool_mask)
     with torch.random.fork_rng(devices=[]):
-        built = _built(make)
-        check_parameters(built, (WIDTH,) * 3)
-        features = _features(built, calling) | _width_features(make)
-        calling = replace(calling, length_first=_length_first(built, calling.inputs))
+        module = built(make)
+        check_parameters(module, (WIDTH,) * 3)
+        features = _features(module, calling) | _width_features(make) | make.features
+        calling = replace(calling, length_first=_length_first(module, calling.inputs))
     claims = Claims(Scope.MODULE, features, conventions, fit=one_mask)
-    return _settled(name, make, Probe(calling, _adapter(make, evaluating=False), claims, device), calling)
+    probe = Probe(calling, _adapter(make, evaluating=False), claims, device)
+    return _settled(name, make, probe, calling, "returned-weights" not in settings)
 
 
-def _settled(name: str, make: Constructor, probe: Probe, calling: Calling) -> Implementation:
-    """The implementation that a few calls leave."""
+def _settled(name: str, make: Constructor, probe: Probe, calling: Calling, observing: bool) -> Implementation:
+    """The implementation that a few calls leave; if observing, what they show of returned weights is claimed."""
     first, second = probe.ask(PLAIN), probe.ask(PLAIN)
     check_answer(first, torch.Tensor)
     random = not second.error and not same(first, second)
@@ -156,13 +160,26 @@ def _settled(name: str, make: Constructor, probe: Probe, calling: Calling) -> Im
     fits = _shared if calling.form is Form.SHARED else one_mask
     probe = replace(probe, function=calling, claims=replace(probe.claims, fit=fits))
     extras = find_extras(probe.ask(PLAIN), Scope.MODULE)
-    claims, notes = settle(probe)
+    probe, further = _further(probe, make.features | calling.options.named, random)
+    claims, notes = settle(with_observed(probe, extras) if observing else probe)
     run = _adapter(make, evaluating=random, extras=extras.names)(extras.choosing(calling))
     ways = _ways(make, calling, random, probe)
     mode = ["in eval mode, because it answers at random in training mode"] if random else []
     layout = "(L, B, E)" if calling.length_first else "(B, L, E)"
-    about = "; ".join([f"a module class, {layout}", *mode, *extras.notes, *notes])
+    about = "; ".join([f"a module class, {layout}", *mode, *extras.notes, *notes, *further])
     return Implementation(name, extras.claimed(claims, bool(ways)), run, about, construct=_construct(make), ways=ways)
+
+
+def _further(probe: Probe, named: Set[Feature], random: bool) -> tuple[Probe, list[str]]:
+    """The probe without further claims that are not borne out, and notes on them."""
+    dropping = {Feature.DROPOUT, Feature.EVALUATION}
+    if random:
+        return further_claims(without(probe, dropping), named)
+    probe, notes = further_claims(probe, named)
+    if Feature.DROPOUT in probe.claims and drops_output(probe):
+        notes.append("dropout not claimed: it takes out components of the output, where weights are meant")
+        probe = without(probe, dropping)
+    return probe, notes
 
 
 def _ways(make: Constructor, calling: Calling, random: bool, probe: Probe) -> dict[str, Run]:
@@ -220,84 +237,17 @@ def _adapter(
     extras: tuple[str, ...] = (),
     context: Callable[[], AbstractContextManager[object]] = nullcontext,
 ) -> Callable[[Callable[..., Any]], Callable[[Problem, str], Result]]:
-    def built(*sizes: int, **widths: int) -> nn.Module:
-        return make(*sizes, **widths).train(not evaluating)
+    def build(problem: Problem) -> nn.Module:
+        groups = {} if problem.num_kv_heads == problem.num_heads else {"num_kv_heads": problem.num_kv_heads}
+        return build_mha(make, **groups)(problem).train(not evaluating)
 
-    return lambda call: torch_module(build_mha(built), call, find_places, extras=extras, context=context)
-
-
-@dataclass(frozen=True)
-class Constructor:
-    """A class, and how it is built: without dropout, with biases, batch first, as far as it can be told so.
-
-    Attributes:
-        named: whether embed_dim and num_heads are given by name.
-        options: what it is given besides.
-        widths: whether it takes kdim and vdim.
-        rates: its parameters that are rates of dropout.
-    """
-
-    kind: type[nn.Module]
-    named: bool
-    options: Mapping[str, object]
-    widths: bool
-    rates: tuple[str, ...] = ()
-
-    def __call__(self, embed_dim: int, num_heads: int, **widths: int) -> nn.Module:
-        if self.named:
-            return self.kind(embed_dim=embed_dim, num_heads=num_heads, **widths, **self.options)
-        return self.kind(embed_dim, num_heads, **widths, **self.options)
-
-
-def _constructor(kind: type[nn.Module]) -> Constructor:
-    """How the class is built.
-
-    Raises:
-        TargetError: its constructor takes something else than embed_dim and num_heads.
-    """
-    signature = inspect.signature(kind)
-    names = set(signature.parameters)
-    if takes_any(signature, inspect.Parameter.VAR_KEYWORD) and issubclass(kind, nn.MultiheadAttention):
-        names |= set(inspect.signature(nn.MultiheadAttention).parameters)
-    named = {"embed_dim", "num_heads"} <= names
-    sizes = [] if named else positional(signature)[:2]
-    if not named:
-        _check_sizes(kind, signature, sizes)
-    given: dict[str, object] = {name: True for name in ("bias", "batch_first") if name in names}
-    given |= without_dropout(signature.parameters.values())
-    known = {"embed_dim", "num_heads", "kdim", "vdim", *given, *(p.name for p in sizes)}
-    for parameter in signature.parameters.values():
-        if required(parameter) and parameter.name not in known:
-            raise TargetError(f"its constructor needs {parameter.name!r} too: give it a default, {ADAPTER}")
-    rates = tuple(p.name for p in signature.parameters.values() if "drop" in p.name and isinstance(p.default, float))
-    return Constructor(kind, named, given, {"kdim", "vdim"} <= names, rates)
-
-
-def _check_sizes(kind: type[nn.Module], signature: inspect.Signature, sizes: list[inspect.Parameter]) -> None:
-    told_as = f"{kind.__name__}{signature}"
-    if len(sizes) < 2 and not takes_any(signature, inspect.Parameter.VAR_POSITIONAL):
-        raise TargetError(f"its constructor is {told_as}: it has to take embed_dim, num_heads, {ADAPTER}")
-    if len(sizes) == 2 and _counts_heads(sizes[0].name) and not _counts_heads(sizes[1].name):
-        raise TargetError(f"its constructor is {told_as}: take embed_dim first, then num_heads, {ADAPTER}")
-
-
-def _counts_heads(name: str) -> bool:
-    return "head" in name.lower() or name in ("h", "n_h")
-
-
-def _built(make: Constructor, **widths: int) -> nn.Module:
-    try:
-        return make(WIDTH, HEADS, **widths)
-    except (Exception, SystemExit) as error:
-        sizes = ", ".join(f"{n}={x}" for n, x in {"embed_dim": WIDTH, "num_heads": HEADS, **widths}.items())
-        raise TargetError(f"it cannot be built with {sizes}: {told(error)}") from error
+    return lambda call: torch_module(build, call, find_places, extras=extras, context=context)
 
 
 def _width_features(make: Constructor) -> set[Feature]:
     if not make.widths:
         return set()
-    built = _built(make, kdim=KEY_WIDTH, vdim=VALUE_WIDTH)
-    check_parameters(built, (WIDTH, KEY_WIDTH, VALUE_WIDTH))
+    check_parameters(built(make, kdim=KEY_WIDTH, vdim=VALUE_WIDTH), (WIDTH, KEY_WIDTH, VALUE_WIDTH))
     return {Feature.INPUT_WIDTHS}
 
 
@@ -332,9 +282,9 @@ def _inputs(signature: inspect.Signature) -> list[inspect.Parameter]:
     return [p for p in others if required(p) or role(p.name)][:3]
 
 
-def _features(built: nn.Module, calling: Calling) -> frozenset[Feature]:
-    features = ALWAYS.union(*(BY_OPTION.get(option, ()) for option in calling.options.spelled))
-    features |= {feature for name, feature in BY_PARAMETER.items() if name in held(built)}
+def _features(module: nn.Module, calling: Calling) -> frozenset[Feature]:
+    features = ALWAYS | calling.options.features
+    features |= {feature for name, feature in BY_PARAMETER.items() if name in held(module)}
     return features | {Feature.CROSS, Feature.KEY_VALUE} if calling.inputs == 3 else features
 
 

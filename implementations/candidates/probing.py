@@ -16,6 +16,7 @@ from implementations.loading import TargetError, told
 from implementations.surroundings import kept_surroundings
 from spec.building import build
 from spec.cases import Case, MaskKind, Sizes
+from spec.extensions import NOTHING
 from spec.features import Feature, Scope
 from spec.problems import DTYPES, Problem
 
@@ -76,16 +77,20 @@ class Probe:
         if isinstance(fitted, Unable):
             return Trial(error=fitted.reason)
         problem = build(fitted, dtype)
-        return self._asked(problem if gradients else problem.forward_only())
+        return self.answer(problem if gradients else problem.forward_only())
 
     def ignores(self, case: Case) -> bool:
-        """Whether it answers, and gives the very numbers that it gives without mask, causal flag and scale."""
+        """Whether it answers, and gives the very numbers that it gives without mask, causal flag and scale.
+
+        Where the case asks for something beyond the core, it is that which is left away.
+        """
         fitted = fit(case, self.claims)
         if isinstance(fitted, Unable):
             return False
         problem = build(fitted, "float32").forward_only()
-        bare = replace(problem, attn_mask=None, causal=False, scale=None)
-        asked, unasked = self._asked(problem), self._asked(bare)
+        core = replace(problem, attn_mask=None, causal=False, scale=None)
+        bare = core if case.extension == NOTHING else replace(problem, extension=NOTHING, extras={})
+        asked, unasked = self.answer(problem), self.answer(bare)
         return not asked.error and not unasked.error and same(asked, unasked)
 
     def answers(self, run: Run, case: Case) -> bool:
@@ -99,7 +104,8 @@ class Probe:
             return False
         return True
 
-    def _asked(self, problem: Problem) -> Trial:
+    def answer(self, problem: Problem) -> Trial:
+        """What it answers to the numbers of a problem."""
         spy = _Spy(self.function)
         try:
             with warnings.catch_warnings(), kept_surroundings():

@@ -27,6 +27,22 @@ OPTIONS = {
     "scale": ("scale",),
     "need_weights": ("need_weights",),
     "average_attn_weights": ("average_attn_weights",),
+    "enable_gqa": ("enable_gqa",),
+    "dropout_p": ("dropout_p",),
+    "training": ("training",),
+    "window_size": ("window_size",),
+    "softcap": ("softcap", "logits_soft_cap", "logit_cap"),
+    "rotary_base": ("rotary_base",),
+    "query_start": ("query_start", "q_offset"),
+    "alibi_slopes": ("alibi_slopes",),
+    "relative_bias": ("relative_bias",),
+    "sinks": ("sinks", "sink"),
+    "add_zero_attn": ("add_zero_attn",),
+    "head_gates": ("head_gates",),
+    "query_segments": ("query_segments", "q_segment_ids", "segment_ids"),
+    "key_segments": ("key_segments", "kv_segment_ids"),
+    "cu_seqlens_q": ("cu_seqlens_q",),
+    "cu_seqlens_k": ("cu_seqlens_k",),
 }
 """What can be asked for, and the parameters that take it, the preferred one first.
 
@@ -40,10 +56,35 @@ BY_OPTION: Mapping[str, tuple[Feature, ...]] = {
     "key_padding_mask": (Feature.KEY_PADDING,),
     "is_causal": (Feature.CAUSAL,),
     "scale": (Feature.SCALE,),
+    "enable_gqa": (Feature.GROUPED,),
+    "dropout_p": (Feature.DROPOUT,),
+    "training": (Feature.EVALUATION,),
+    "window_size": (Feature.WINDOW,),
+    "softcap": (Feature.SOFTCAP,),
+    "rotary_base": (Feature.ROTARY,),
+    "query_start": (Feature.QUERY_START,),
+    "alibi_slopes": (Feature.ALIBI,),
+    "relative_bias": (Feature.RELATIVE_BIAS,),
+    "sinks": (Feature.SINKS,),
+    "add_zero_attn": (Feature.ZERO_ATTN,),
+    "head_gates": (Feature.HEAD_GATES,),
+    "query_segments": (Feature.SEGMENTS,),
+    "cu_seqlens_q": (Feature.CUMULATIVE_LENGTHS,),
 }
 """What each of them claims."""
+PARTNERS = {"query_segments": "key_segments", "cu_seqlens_q": "cu_seqlens_k"}
+"""An option that is told for queries, and its partner for keys."""
+NEEDLESS = ("enable_gqa", "key_segments")
+"""What may be left out where a callable has no name for it: shapes, or ids that queries and keys share, say it too."""
 
-NEUTRAL = {"is_causal": False, "causal": False, "enable_gqa": False, "need_weights": False}
+NEUTRAL = {
+    "is_causal": False,
+    "causal": False,
+    "enable_gqa": False,
+    "need_weights": False,
+    "add_zero_attn": False,
+    "window_size": (-1, -1),
+}
 """What a required parameter is given where nothing is asked of it; others get None."""
 
 
@@ -62,7 +103,13 @@ def _sdpa(
 
 SDPA = inspect.signature(_sdpa)
 SWALLOWED = {"bool_mask": "attn_mask", "float_mask": "attn_mask", "is_causal": "is_causal"}
-"""What a **kwargs is taken to stand for, at either level."""
+"""What the **kwargs of a forward is taken to stand for, unless a call shows that nothing heeds it."""
+SWALLOWED_BY_FUNCTIONS = SWALLOWED | {
+    option: option
+    for option in (*BY_OPTION, *PARTNERS.values())
+    if option not in ("bool_mask", "float_mask", "key_padding_mask", "training")
+}
+"""The same of a function."""
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
@@ -148,14 +195,31 @@ class Options:
         """These options with every default given in each call."""
         return replace(self, always={**self.defaults, **self.always})
 
+    @property
+    def features(self) -> frozenset[Feature]:
+        """What the options claim; ids and lengths of documents for queries and keys, or one for both."""
+        whole = [o for o in self.spelled if PARTNERS.get(o, o) in self.spelled or self.for_both(o)]
+        return frozenset(feature for option in whole for feature in BY_OPTION.get(option, ()))
+
+    @property
+    def named(self) -> frozenset[Feature]:
+        """What the options claim that have a parameter of their own."""
+        own = {option: name for option, name in self.spelled.items() if option not in self.swallowed}
+        return replace(self, spelled=own).features
+
+    def for_both(self, option: str) -> bool:
+        """Whether its own name for an option means queries and keys alike."""
+        return option == "query_segments" and self.spelled.get(option) == "segment_ids"
+
     def renamed(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        """attn_mask, key_padding_mask, is_causal and scale under its own names."""
+        """attn_mask, key_padding_mask, is_causal, scale and what lies beyond under its own names."""
         given = dict(self.always)
         for name, argument in asked.items():
             option = name
             if name == "attn_mask":
                 option = "bool_mask" if "bool" in str(argument.dtype) else "float_mask"
-            given[self.spelled.get(option, name)] = argument
+            if option in self.spelled or option not in NEEDLESS:
+                given[self.spelled.get(option, name)] = argument
         return given
 
 
@@ -190,6 +254,7 @@ def _always(rest: Iterable[inspect.Parameter], able: set[str]) -> dict[str, obje
     known = {name for names in OPTIONS.values() for name in names} | set(NEUTRAL)
     given = without_dropout(p for p in rest if p.name in able)
     given |= {p.name: False for p in rest if p.name in ("is_causal", "causal") and p.default is True}
+    given |= {p.name: True for p in rest if p.name == "training" and p.name in able}
     for parameter in rest:
         if required(parameter) and parameter.name not in given:
             if parameter.name not in known & able:

@@ -19,7 +19,7 @@ from tests.selftest.making import MASKS, WRAP, Make, assert_conforms, make, refu
 
 __all__ = ["make"]  # the fixture
 
-SDPA = ALWAYS | MASKS | {Feature.CAUSAL, Feature.SCALE}
+SDPA = ALWAYS | MASKS | {Feature.CAUSAL, Feature.SCALE, Feature.DROPOUT}
 USABLE = f"give a function of query, key and value or a module class, {WRAP}"
 
 
@@ -37,7 +37,7 @@ class TestParameters:
             ("q, k, v, is_causal=False", {Feature.CAUSAL}),
             ("q, k, v, causal=False", {Feature.CAUSAL}),
             ("q, k, v, scale=None", {Feature.SCALE}),
-            ("q, k, v, dropout_p=0.0, enable_gqa=False, flavour=3", set()),
+            ("q, k, v, dropout_p=0.0, enable_gqa=False, flavour=3", {Feature.DROPOUT}),
             ("q, k, v, attn_mask, dropout_p, is_causal, scale, enable_gqa", SDPA),
             ("q, k, v, **options", set()),
             ("*inputs, **options", set()),
@@ -98,7 +98,7 @@ def scripted(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool 
 
     def test_of_an_installed_module(self) -> None:
         found = candidate("torch.nn.functional:scaled_dot_product_attention", {})
-        assert found.claims.features == SDPA
+        assert found.claims.features == SDPA | {Feature.GROUPED}
         assert found.claims.dtypes == ("float64", "float32", "bfloat16", "float16")
         assert found.about == "a function of torch tensors"
         assert_conforms(found)

@@ -68,7 +68,8 @@ class TestMultiheadAttention:
         more = {Feature.INPUT_WIDTHS, Feature.KEY_PADDING, Feature.OUTPUT_BIAS, Feature.OUTPUT_PROJECTION}
         assert found.name == "MultiheadAttention"
         assert found.claims.scope is Scope.MODULE
-        assert found.claims.features == CROSS_FEATURES | more | {Feature.WEIGHTS}
+        further = {Feature.DROPOUT, Feature.EVALUATION, Feature.BIAS_KV, Feature.ZERO_ATTN}
+        assert found.claims.features == CROSS_FEATURES | more | further | {Feature.WEIGHTS}
         assert found.claims.conventions.bool_mask is Polarity.MASKED_OUT
         assert found.about == "a module class, (B, L, E)"
         assert_conforms(found)
@@ -146,7 +147,8 @@ class TestSelfAttention:
         text = SELF.replace("n_heads):", "n_heads, dropout=0.1):").replace(
             "self.heads,", "assert not dropout\n        self.heads,", 1
         )
-        assert make(text).about == "a module class, (B, L, E)"
+        refused = "dropout not claimed: AssertionError; evaluation not claimed: AssertionError"
+        assert make(text).about == f"a module class, (B, L, E); {refused}"
 
     def test_dtypes_and_empty_sizes(self, make: Make) -> None:
         check = "if not x.numel() or x.dtype is torch.float16: raise ValueError('no')\n        "

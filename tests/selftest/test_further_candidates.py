@@ -1,0 +1,209 @@
+"""Candidates beyond the core: what names, constructors and a few calls claim, and that no right one is accused."""
+
+from __future__ import annotations
+
+import pytest
+
+from implementations.candidates import candidate
+from implementations.candidates.functions import ALWAYS
+from implementations.contract import Implementation
+from spec.features import Feature, ReturnedWeights
+from tests.harness.running import run
+from tests.harness.verdicts import Status
+from tests.selftest.making import Make, make
+
+__all__ = ["make"]  # the fixture
+
+EVERY = {
+    "window_size": Feature.WINDOW,
+    "logits_soft_cap": Feature.SOFTCAP,
+    "rotary_base": Feature.ROTARY,
+    "q_offset": Feature.QUERY_START,
+    "alibi_slopes": Feature.ALIBI,
+    "relative_bias": Feature.RELATIVE_BIAS,
+    "sink": Feature.SINKS,
+    "add_zero_attn": Feature.ZERO_ATTN,
+    "head_gates": Feature.HEAD_GATES,
+    "segment_ids": Feature.SEGMENTS,
+    "dropout_p": Feature.DROPOUT,
+}
+SPELLED = {"logits_soft_cap": "softcap", "q_offset": "query_start", "sink": "sinks", "segment_ids": "query_segments"}
+STEPS = "from implementations.defects.steps import Steps\nsteps = Steps()\n"
+GROUPS = """
+def f(q, k, v, attn_mask=None, is_causal=False, enable_gqa=False):
+    assert q.shape[1] % k.shape[1] == 0
+    k, v = (x.{repeat} if enable_gqa else x for x in (k, v))
+    return F.scaled_dot_product_attention(q, k, v, attn_mask, is_causal=is_causal)
+"""
+LAYER = """
+class f(nn.Module):
+    def __init__(self, dim, n_heads, n_kv_heads=None, dropout=0.0):
+        super().__init__()
+        assert n_heads % (n_kv_heads or n_heads) == 0
+        self.heads, self.kv_heads, self.rate = n_heads, n_kv_heads or n_heads, dropout
+        width = dim // n_heads * self.kv_heads
+        self.wq, self.wk, self.wv = nn.Linear(dim, dim), nn.Linear(dim, width), nn.Linear(dim, width)
+        self.wo = nn.Linear(dim, dim)
+
+    def forward(self, x, mask=None):
+        def split(rows, heads): return rows.unflatten(-1, (heads, -1)).transpose(1, 2)
+        q, k, v = split(self.wq(x), self.heads), split(self.wk(x), self.kv_heads), split(self.wv(x), self.kv_heads)
+        k, v = (rows.repeat_interleave(self.heads // self.kv_heads, 1) for rows in (k, v))
+        if mask is not None:
+            mask = (~mask if mask.dtype is torch.bool else mask).unflatten(0, (len(x), self.heads))
+        o = F.scaled_dot_product_attention(q, k, v, mask, dropout_p=self.rate if self.training else 0.0)
+        return self.wo(o.transpose(1, 2).flatten(2))
+"""
+
+
+def failing(implementation: Implementation, *clauses: str) -> set[str]:
+    """The clauses among those that match and are claimed which do not hold in float64."""
+    verdicts = run(implementation, clauses, ("float64",))
+    assert any(verdict.checks for verdict in verdicts)
+    return {v.clause for v in verdicts if v.status in (Status.FAIL, Status.ERROR)}
+
+
+class TestGroupedHeads:
+    def test_torch(self) -> None:
+        found = candidate("torch.nn.functional:scaled_dot_product_attention", {})
+        assert {Feature.GROUPED, Feature.DROPOUT} < found.claims.features
+        assert not failing(found, "grouped.*", "dropout.*", "heads.*")
+
+    def test_side_by_side(self, make: Make) -> None:
+        found = make(GROUPS.format(repeat="repeat_interleave(q.shape[1] // k.shape[1], 1)"))
+        assert Feature.GROUPED in found.claims
+        assert not failing(found, "grouped.*")
+
+    def test_in_turn(self, make: Make) -> None:
+        text = GROUPS.format(repeat="repeat(1, q.shape[1] // k.shape[1], 1, 1)")
+        assert "grouped.order" in failing(make(text), "grouped.*")
+        assert not failing(make(text, group_order="tiled"), "grouped.*")
+
+    @pytest.mark.parametrize("repeat", ["repeat_interleave(2, 1)", "repeat(1, 2, 1, 1)"])
+    def test_without_a_word(self, make: Make, repeat: str) -> None:
+        text = f"def f(q, k, v):\n    k, v = (x if len(q[0]) == len(x[0]) else x.{repeat} for x in (k, v))\n"
+        assert Feature.GROUPED in make(text + "    return attend(q, k, v)[0]").claims
+
+    @pytest.mark.parametrize(
+        ("text", "about"),
+        [
+            ("def f(q, k, v): return attend(q, k, v)[0]", ""),
+            (
+                "def f(*x): return torch.cat([attend(*y)[0] for y in zip(*(z.split(1, 1) for z in x))], 1)",
+                "",
+            ),
+            (
+                "def f(q, k, v, enable_gqa=False): return attend(q, k, v)[0]",
+                "; grouped not claimed: RuntimeError: The size of tensor a (6) must match the size of tensor b (3) at "
+                "non-singleton dimension 1",
+            ),
+            (
+                "def f(q, *x): return attend(q, *(y if y.shape[1] == q.shape[1] else y.mean(1, True) for y in x))[0]",
+                "; grouped not claimed: it answers fewer key heads, and shares them in no known order",
+            ),
+        ],
+    )
+    def test_who_does_not_share_is_not_asked(self, make: Make, text: str, about: str) -> None:
+        found = make(text)
+        assert found.claims.features == ALWAYS
+        assert found.about == f"a function of torch tensors{about}"
+
+
+class TestNames:
+    def test_each_claims_its_feature_and_is_heeded(self, make: Make) -> None:
+        text = f"""
+def f(q, k, v, is_causal=False, {", ".join(f"{name}=None" for name in EVERY)}):
+    told = {{{SPELLED}.get(n, n): x for n, x in list(locals().items())[3:] if x is not None}}
+    if segment_ids is not None:
+        told["key_segments"] = segment_ids
+    return steps(q, k, v, **told)
+"""
+        found = make(STEPS + text)
+        assert set(EVERY.values()) < found.claims.features
+        assert not failing(found, "window.*", "softcap.*", "positions.*", "sinks.*", "head-gates.*", "packed.*")
+
+    @pytest.mark.parametrize(
+        "names", ["query_segments=None, key_segments=None", "q_segment_ids=None, kv_segment_ids=None"]
+    )
+    def test_documents_by_their_ids(self, make: Make, names: str) -> None:
+        found = make(
+            f"{STEPS}def f(q, k, v, {names}): return steps(q, k, v, query_segments={names[: names.index('=')]}, "
+            f"key_segments={names.split(', ')[1].removesuffix('=None')})"
+        )
+        assert Feature.SEGMENTS in found.claims
+        assert not failing(found, "packed.*")
+
+    def test_documents_by_their_lengths(self, make: Make) -> None:
+        lengths = "cu_seqlens_q=None, cu_seqlens_k=None"
+        told = "cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k"
+        found = make(f"{STEPS}def f(q, k, v, {lengths}): return steps(q, k, v, {told})")
+        assert Feature.CUMULATIVE_LENGTHS in found.claims
+        assert not failing(found, "packed.*")
+
+    def test_ids_of_queries_alone_claim_nothing(self, make: Make) -> None:
+        assert make("def f(q, k, v, q_segment_ids=None): return attend(q, k, v)[0]").claims.features == ALWAYS
+
+    def test_another_form_than_the_suite_tells_is_noted(self, make: Make) -> None:
+        found = make("def f(q, k, v, window_size=0): return attend(q, k, v)[0] * (0 <= window_size)")
+        assert Feature.WINDOW not in found.claims
+        assert "; window not claimed: TypeError: '<=' not supported" in found.about
+
+    def test_a_named_option_that_nothing_heeds_fails(self, make: Make) -> None:
+        found = make("def f(q, k, v, dropout_p=0.0, softcap=None): return attend(q, k, v)[0]")
+        assert {"dropout.rate", "softcap.formula"} & failing(found, "dropout.*", "softcap.*")
+
+    def test_keyword_arguments_claim_what_they_change(self, make: Make) -> None:
+        whole = make("def f(q, k, v, **told): return F.scaled_dot_product_attention(q, k, v, **told)")
+        assert {Feature.GROUPED, Feature.DROPOUT, Feature.SCALE} < whole.claims.features
+        assert Feature.WINDOW not in whole.claims
+        assert whole.about == "a function of torch tensors"
+
+    def test_keyword_arguments_that_nothing_heeds(self, make: Make) -> None:
+        deaf = make("def f(q, k, v, **told): return attend(q, k, v)[0]")
+        assert deaf.claims.features == ALWAYS
+        assert "; dropout, window, softcap, " in deaf.about
+
+    def test_the_mode_of_a_function(self, make: Make) -> None:
+        text = "def f(q, k, v, dropout_p=0.0, training=False):\n    p = attend(q, k, v)[1]\n"
+        found = make(text + "    return F.dropout(p, dropout_p, training) @ v")
+        assert {Feature.DROPOUT, Feature.EVALUATION} < found.claims.features
+        assert not failing(found, "dropout.*")
+
+
+class TestReturnedWeights:
+    TEXT = "def f(q, k, v, dropout_p=0.0):\n    p = attend(q, k, v)[1]\n    d = F.dropout(p, dropout_p)\n"
+
+    @pytest.mark.parametrize(
+        ("returned", "where"), [("p", ReturnedWeights.BEFORE_DROPOUT), ("d", ReturnedWeights.AFTER_DROPOUT)]
+    )
+    def test_where_they_are_taken_is_seen(self, make: Make, returned: str, where: ReturnedWeights) -> None:
+        found = make(self.TEXT + f"    return d @ v, {returned}")
+        assert found.claims.conventions.returned_weights is where
+        assert not failing(found, "dropout.returned-weights")
+
+    def test_a_claim_goes_before(self, make: Make) -> None:
+        found = make(self.TEXT + "    return d @ v, d", returned_weights="before-dropout")
+        assert failing(found, "dropout.returned-weights") == {"dropout.returned-weights"}
+
+
+class TestModules:
+    def test_torch(self) -> None:
+        found = candidate("torch.nn:MultiheadAttention", {})
+        assert found.claims.conventions.returned_weights is ReturnedWeights.AFTER_DROPOUT
+        assert not failing(found, "dropout.*", "sinks.*", "modules.evaluation")
+
+    def test_groups_and_dropout_of_the_constructor(self, make: Make) -> None:
+        found = make(LAYER)
+        assert {Feature.GROUPED, Feature.DROPOUT, Feature.EVALUATION} < found.claims.features
+        assert not failing(found, "grouped.*", "dropout.*", "heads.*")
+
+    def test_dropout_that_goes_on_in_evaluation_fails(self, make: Make) -> None:
+        found = make(LAYER.replace("self.rate if self.training else 0.0", "self.rate"))
+        assert "dropout.evaluation" in failing(found, "dropout.*")
+
+    def test_dropout_of_the_output_is_noted(self, make: Make) -> None:
+        text = LAYER.replace("dropout_p=self.rate if self.training else 0.0", "dropout_p=0.0")
+        text = text.replace("return self.wo(o.transpose(1, 2).flatten(2))", "o = self.wo(o.transpose(1, 2).flatten(2))")
+        found = make(text + "        return F.dropout(o, self.rate, self.training)")
+        assert not {Feature.DROPOUT, Feature.EVALUATION} & found.claims.features
+        assert "; dropout not claimed: it takes out components of the output, where weights are meant" in found.about
