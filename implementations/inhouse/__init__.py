@@ -2,37 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from functools import partial
 from typing import Any
 
 import torch
 
 from implementations.contract import Claims, Implementation, Result
+from implementations.further import further_options
 from implementations.inhouse.fused import FusedAttention
 from implementations.inhouse.numpy_attention import attention
 from implementations.inhouse.tiled import tiled_attention
-from implementations.mha import MHA_FEATURES, PLACES, build_mha, inputs_of
+from implementations.mha import MHA_FEATURES, PLACES, build_mha, inputs_of, polarised
+from implementations.modes import module_modes, op_modes
 from implementations.modules import torch_module
 from implementations.ops import numpy_op, torch_op
 from implementations.tensors import Tensors
 from implementations.torch_ops import NAN_SWALLOWED, SDPA_FEATURES
-from spec.features import Feature, Scope
+from spec.features import Conventions, Feature, Polarity, Scope
 from spec.problems import Problem
 
-_MORE = {Feature.SCALE, Feature.INPUT_WIDTHS, Feature.EMPTY_SIZES, Feature.CONTAINMENT}
-_FUSED = Claims(Scope.MODULE, MHA_FEATURES | _MORE)
-_NUMPY = SDPA_FEATURES - {Feature.GRADIENTS, Feature.MASK_GRADIENT} | {
-    Feature.KEY_PADDING,
-    Feature.WEIGHTS,
-    Feature.LOG_SUM_EXP,
-    Feature.CONTAINMENT,
-}
-_TILED = SDPA_FEATURES | {
-    Feature.KEY_PADDING,
-    Feature.LOG_SUM_EXP,
-    Feature.WAYS,
-    Feature.CONTAINMENT,
+_NO_GRADIENTS = {Feature.GRADIENTS, Feature.MASK_GRADIENT}
+_FURTHER = {
     Feature.GROUPED,
     Feature.DROPOUT,
     Feature.WINDOW,
@@ -44,29 +35,95 @@ _TILED = SDPA_FEATURES | {
     Feature.ZERO_ATTN,
     Feature.QUERY_START,
     Feature.SEGMENTS,
-    Feature.CUMULATIVE_LENGTHS,
     Feature.HEAD_GATES,
 }
+_OF_MODULE = {
+    Feature.SCALE,
+    Feature.INPUT_WIDTHS,
+    Feature.EMPTY_SIZES,
+    Feature.CONTAINMENT,
+    Feature.BIAS_KV,
+    Feature.EVALUATION,
+}
+_FUSED = MHA_FEATURES | _FURTHER | _OF_MODULE
+_AVERAGED = (MHA_FEATURES | _OF_MODULE | {Feature.AVERAGED_WEIGHTS, Feature.DROPOUT, Feature.ZERO_ATTN}) - _NO_GRADIENTS
+_MODES = {
+    Feature.SAVED,
+    Feature.COPIED,
+    Feature.UNBATCHED,
+    Feature.AUTOCAST,
+    Feature.VMAP,
+    Feature.NO_GRAD,
+}
+_NUMPY = SDPA_FEATURES - _NO_GRADIENTS | {
+    Feature.KEY_PADDING,
+    Feature.WEIGHTS,
+    Feature.LOG_SUM_EXP,
+    Feature.CONTAINMENT,
+}
+_TILED = (
+    SDPA_FEATURES
+    | _FURTHER
+    | {
+        Feature.CUMULATIVE_LENGTHS,
+        Feature.KEY_PADDING,
+        Feature.LOG_SUM_EXP,
+        Feature.WAYS,
+        Feature.CONTAINMENT,
+        Feature.NO_GRAD,
+        Feature.AUTOCAST,
+    }
+)
+_PLACES = {**PLACES, **{name: name for name in ("bias_k", "bias_v", "relative_bias", "sinks", "head_gates")}}
+_TOLD = ("query_start", "alibi_slopes", "query_segments", "key_segments", "cu_seqlens_q", "cu_seqlens_k")
 
 
 def _in_tiles(size: int) -> Callable[[Problem, str], Result]:
     return torch_op(partial(tiled_attention, tile=size), extras=("log_sum_exp",))
 
 
-def _call(module: torch.nn.Module, given: Tensors, problem: Problem) -> torch.Tensor:
-    output: torch.Tensor = module(*inputs_of(given), **_options(given, problem))[0]
-    return output
+def _build(problem: Problem) -> FusedAttention:
+    asked = problem.extension
+    build = build_mha(
+        FusedAttention,
+        batch_first=True,
+        num_kv_heads=problem.num_kv_heads,
+        window_size=tuple(-1 if side is None else side for side in (asked.left, asked.right)),
+        softcap=asked.softcap,
+        rotary_base=asked.rotary_base,
+        relative_bias=asked.relative_bias,
+        sinks=asked.sinks,
+        head_gates=asked.head_gates,
+    )
+    module = build(problem)
+    assert isinstance(module, FusedAttention)
+    return module
 
 
-def _call_for_weights(module: torch.nn.Module, given: Tensors, problem: Problem) -> tuple[torch.Tensor, ...]:
-    options = _options(given, problem)
-    answer: tuple[torch.Tensor, ...] = module(*inputs_of(given), **options, need_weights=True)
-    return answer
+def _calling(**returned: bool) -> Callable[[torch.nn.Module, Tensors, Problem], tuple[torch.Tensor, ...]]:
+    def call(module: torch.nn.Module, given: Tensors, problem: Problem) -> tuple[torch.Tensor, ...]:
+        options = {n: polarised(given[n], Polarity.MASKED_OUT) for n in ("attn_mask", "key_padding_mask") if n in given}
+        told = {name: o for name, o in further_options(problem, given).items() if name in _TOLD}
+        plain = {"is_causal": problem.causal, "scale": problem.scale}
+        output, *weights = module(*inputs_of(given), **options, **told, **plain, **returned)
+        return (output, *(w for w in weights if w is not None))
+
+    return call
 
 
-def _options(given: Tensors, problem: Problem) -> dict[str, Any]:
-    masks: dict[str, Any] = {n: given[n] for n in ("attn_mask", "key_padding_mask") if n in given}
-    return {**masks, "is_causal": problem.causal, "scale": problem.scale}
+def _fused(
+    name: str, about: str, features: Set[Feature], modes: Set[Feature], extras: tuple[str, ...] = (), **told: Any
+) -> Implementation:
+    call = _calling(need_weights=bool(extras), average_attn_weights="averaged_weights" in extras)
+    return Implementation(
+        name,
+        Claims(Scope.MODULE, frozenset(features | modes), Conventions(bool_mask=Polarity.MASKED_OUT)),
+        torch_module(_build, call, _PLACES, extras=extras),
+        about,
+        construct=_construct,
+        modes=module_modes(_build, call, _PLACES, *modes, extras=extras) if modes else {},
+        **told,
+    )
 
 
 def _construct(num_heads: int, width: int) -> object:
@@ -74,20 +131,19 @@ def _construct(num_heads: int, width: int) -> object:
 
 
 INHOUSE = (
-    Implementation(
+    _fused(
         "inhouse.fused",
-        _FUSED,
-        torch_module(build_mha(FusedAttention), _call, PLACES),
         "a module with one fused projection, over torch's scaled_dot_product_attention",
-        (NAN_SWALLOWED,),
-        construct=_construct,
+        _FUSED,
+        _MODES | {Feature.COMPILED, Feature.EXPORTED},
+        expected_failures=(NAN_SWALLOWED,),
     ),
-    Implementation(
+    _fused(
         "inhouse.fused.weights",
-        Claims(Scope.MODULE, _FUSED.features | {Feature.WEIGHTS}),
-        torch_module(build_mha(FusedAttention), _call_for_weights, PLACES, extras=["weights"]),
         "the same module, asked for the weights of each head",
-        construct=_construct,
+        _FUSED | {Feature.WEIGHTS},
+        _MODES | {Feature.DOUBLE_BACKWARD},
+        extras=("weights",),
     ),
     Implementation(
         "inhouse.numpy",
@@ -101,6 +157,14 @@ INHOUSE = (
         _in_tiles(64),
         "online softmax over tiles of keys in torch, which keeps no weights for its way back",
         ways={f"in tiles of {size}": _in_tiles(size) for size in (1, 3)},
+        modes=op_modes(tiled_attention, Feature.NO_GRAD, Feature.AUTOCAST, extras=("log_sum_exp",)),
+    ),
+    _fused(
+        "inhouse.fused.averaged",
+        "the first module, asked for the mean of the weights over the heads",
+        _AVERAGED,
+        set(),
+        extras=("averaged_weights",),
     ),
 )
 """The in-house implementations, with every claim that they can stand for."""

@@ -1,203 +1,251 @@
-"""Multi-head attention with one fused projection over torch's scaled_dot_product_attention."""
+"""Multi-head attention with one fused projection, over torch's scaled_dot_product_attention."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from implementations.inhouse import routes
+from implementations.inhouse.masking import INFINITY, Masks
+from implementations.inhouse.options import Options
+from implementations.inhouse.tiled import in_tiles, turned, wide
+
 
 class FusedAttention(nn.Module):
-    """Multi-head attention with the specification's answers: True = may attend, empty rows are zeros.
+    """A drop-in for torch.nn.MultiheadAttention: its arguments, its calls and its state dict, and more to ask for.
 
-    The parameters have the names of torch.nn.MultiheadAttention: `in_proj_weight` holds the three projections
-    where the inputs are equally wide; otherwise each has a weight of its own.
+    The answers differ in two cases. A query that may see no key gets zeros, and not NaN. Returned weights are those
+    before dropout.
 
     Args:
         embed_dim: the width of the query input and of the output; num_heads divides it.
         num_heads: each head is embed_dim / num_heads wide.
+        dropout: the probability with which a weight is dropped in training.
+        bias: whether the four projections have biases.
+        add_bias_kv: whether a learned key and value follow the others, seen by every query.
+        add_zero_attn: whether a key and value of zeros follow them.
         kdim: the width of the key input; None is embed_dim.
         vdim: the width of the value input; None is embed_dim.
-        bias: whether the four projections have biases.
+        batch_first: inputs and output are (B, L, width), and not (L, B, width).
+        device: of the parameters.
+        dtype: of the parameters.
+        num_kv_heads: heads of key and value, which divides num_heads; None is as many.
+        window_size: as softcap and rotary_base, see `Options`.
+        softcap: bounds the scores.
+        rotary_base: query and key are turned by their positions.
+        relative_bias: the largest distance with a learned bias of its own; 0: there are none.
+        sinks: whether each head has a learned logit without a value.
+        head_gates: whether each head has a learned factor.
 
     Raises:
         ValueError: a size below 1, or heads that do not divide the width.
     """
 
+    in_proj_weight: Tensor
+    in_proj_bias: Tensor | None
+    bias_k: Tensor | None
+    bias_v: Tensor | None
+    relative_bias: Tensor | None
+    sinks: Tensor | None
+    head_gates: Tensor | None
+
     def __init__(
         self,
         embed_dim: int,
         num_heads: int,
-        *,
+        dropout: float = 0.0,
+        bias: bool = True,
+        add_bias_kv: bool = False,
+        add_zero_attn: bool = False,
         kdim: int | None = None,
         vdim: int | None = None,
-        bias: bool = True,
+        batch_first: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        num_kv_heads: int | None = None,
+        window_size: tuple[int, int] = (-1, -1),
+        softcap: float | None = None,
+        rotary_base: float | None = None,
+        relative_bias: int = 0,
+        sinks: bool = False,
+        head_gates: bool = False,
     ) -> None:
         super().__init__()
-        widths = (embed_dim, embed_dim if kdim is None else kdim, embed_dim if vdim is None else vdim)
-        if min(num_heads, *widths) < 1 or embed_dim % num_heads:
-            raise ValueError(
-                f"sizes must be at least 1 and num_heads must divide embed_dim: got embed_dim={embed_dim}, "
-                f"num_heads={num_heads}, kdim={kdim}, vdim={vdim}"
-            )
-        self.embed_dim, self.num_heads = embed_dim, num_heads
-        self.packed = widths == (embed_dim,) * 3
-        if self.packed:
-            self.in_proj_weight = nn.Parameter(torch.empty(3 * embed_dim, embed_dim))
-        else:
-            for role, width in zip("qkv", widths, strict=True):
-                self.register_parameter(f"{role}_proj_weight", nn.Parameter(torch.empty(embed_dim, width)))
-        self.in_proj_bias = nn.Parameter(torch.zeros(3 * embed_dim)) if bias else None
-        self.out_proj = nn.Linear(embed_dim, embed_dim, bias=bias)
+        self.num_heads, self.num_kv_heads = num_heads, num_heads if num_kv_heads is None else num_kv_heads
+        self.embed_dim, self.batch_first = embed_dim, batch_first
+        self.kdim, self.vdim = (embed_dim if width is None else width for width in (kdim, vdim))
+        self._check_sizes()
+        self.dropout, self.add_zero_attn = dropout, add_zero_attn
+        self.window_size, self.softcap, self.rotary_base = window_size, softcap, rotary_base
+        keyed = self.num_kv_heads * (embed_dim // num_heads)
+        form: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.projected = (embed_dim, keyed, keyed)
+        self.packed = self.kdim == self.vdim == embed_dim
+        shapes: dict[str, tuple[int, ...] | None] = {
+            "in_proj_weight": (sum(self.projected), embed_dim) if self.packed else None,
+            "q_proj_weight": None if self.packed else (embed_dim, embed_dim),
+            "k_proj_weight": None if self.packed else (keyed, self.kdim),
+            "v_proj_weight": None if self.packed else (keyed, self.vdim),
+            "in_proj_bias": (sum(self.projected),) if bias else None,
+            "bias_k": (1, 1, keyed) if add_bias_kv else None,
+            "bias_v": (1, 1, keyed) if add_bias_kv else None,
+            "relative_bias": (num_heads, 2 * relative_bias + 1) if relative_bias else None,
+            "sinks": (num_heads,) if sinks else None,
+            "head_gates": (num_heads,) if head_gates else None,
+        }
+        for name, shape in shapes.items():
+            self.register_parameter(name, None if shape is None else nn.Parameter(torch.empty(shape, **form)))
+        self.out_proj = nn.Linear(embed_dim, embed_dim, bias=bias, **form)
         self.reset_parameters()
 
+    def _check_sizes(self) -> None:
+        sizes = {n: getattr(self, n) for n in ("embed_dim", "num_heads", "kdim", "vdim", "num_kv_heads")}
+        if min(sizes.values()) < 1 or self.embed_dim % self.num_heads or self.num_heads % self.num_kv_heads:
+            told = ", ".join(f"{name}={size}" for name, size in sizes.items())
+            raise ValueError(
+                "sizes must be at least 1, num_heads must divide embed_dim and num_kv_heads num_heads: got " + told
+            )
+
     def reset_parameters(self) -> None:
-        """Glorot's uniform weights, and biases of 0."""
+        """Glorot's uniform weights, further key and value from a normal distribution, gates of 1, and zeros."""
         for name, parameter in self.named_parameters():
             if name.endswith("weight"):
                 nn.init.xavier_uniform_(parameter)
+            elif name in ("bias_k", "bias_v"):
+                nn.init.xavier_normal_(parameter)
             else:
-                nn.init.zeros_(parameter)
+                nn.init.constant_(parameter, 1.0 if name == "head_gates" else 0.0)
 
     def forward(
         self,
         query: Tensor,
         key: Tensor | None = None,
         value: Tensor | None = None,
-        *,
-        attn_mask: Tensor | None = None,
         key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
         is_causal: bool = False,
-        scale: float | None = None,
-        need_weights: bool = False,
+        **options: Any,
     ) -> tuple[Tensor, Tensor | None]:
         """Attends from the query to the key sequence.
 
         Args:
-            query: (B, Lq, embed_dim).
-            key: (B, Lk, kdim); None is the query: self-attention.
-            value: (B, Lk, vdim); None is the key.
-            attn_mask: broadcasts to (B, H, Lq, Lk); True = may attend, or numbers added to the scores.
-            key_padding_mask: (B, Lk), True = may attend.
-            is_causal: no query sees a later key; query and key 0 stand side by side.
-            scale: multiplies the scores; None is 1 / sqrt(embed_dim / num_heads).
+            query: (B, Lq, embed_dim) if batch_first, else (Lq, B, embed_dim); without batch (Lq, embed_dim).
+            key: the same with Lk and kdim; None is the query: self-attention.
+            value: the same with Lk and vdim; None is the key.
+            key_padding_mask: (B, Lk), True = masked out, or numbers that are added to the scores.
             need_weights: whether to return the weights too.
+            attn_mask: (B * H, Lq, Lk), or what broadcasts to (B, H, Lq, Lk); True = masked out, or added numbers.
+            average_attn_weights: whether to return their mean over the heads.
+            is_causal: no query sees a later key, whether a mask says so or not.
+            options: scale, query_start, alibi_slopes, and the documents of a packed sequence; see `Options`.
 
         Returns:
-            The output (B, Lq, embed_dim), and the weights (B, H, Lq, Lk) or None.
+            The output, shaped like the query, and the weights (B, H, Lq, Lk), their mean (B, Lq, Lk), or None. Lk
+            counts the further keys.
 
         Raises:
             ValueError: inputs or masks whose shapes do not fit.
         """
+        inputs = self._batches(query, key, value)
+        padding = key_padding_mask if query.ndim == 3 or key_padding_mask is None else key_padding_mask[None]
+        mask, padding = masks_of(attn_mask, padding, len(inputs[0]), self.num_heads)
+        asked = Options(mask, padding, is_causal, **options)
+        heads, weights = self._attended(*self._heads(inputs), asked, need_weights)
+        if self.head_gates is not None:
+            heads = heads * self.head_gates[:, None, None]
+        output = self.out_proj(heads.transpose(1, 2).flatten(2))
+        weights = weights.mean(1) if weights is not None and average_attn_weights else weights
+        if query.ndim == 2:
+            return output[0], None if weights is None else weights[0]
+        return output if self.batch_first else output.transpose(0, 1), weights
+
+    def _batches(self, query: Tensor, key: Tensor | None, value: Tensor | None) -> list[Tensor]:
+        """Query, key and value (B, L, width), or only one input where it plays all three roles."""
         key = query if key is None else key
         value = key if value is None else value
-        q, k, v = self._projected(query, key, value)
-        seen = _visible((*q.shape[:-1], k.shape[-2]), attn_mask, key_padding_mask, is_causal, q.device)
-        k, v = seen.contain(k), seen.contain(v)
-        attend = _explicit if need_weights else _fused
-        heads, weights = attend(q, k, v, seen, scale)
-        return self.out_proj(heads.transpose(1, 2).flatten(2)), weights
-
-    def _projected(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Three times (B, H, L, embed_dim / num_heads)."""
-        if key.shape[:2] != value.shape[:2] or len(query) != len(key):
+        inputs = [query] if query is key is value else [query, key, value]
+        if query.ndim == 2:
+            inputs = [x[None] for x in inputs]
+        elif not self.batch_first:
+            inputs = [x.transpose(0, 1) for x in inputs]
+        if len({len(x) for x in inputs}) > 1 or inputs[-1].shape[:2] != inputs[-2:][0].shape[:2]:
             shapes = ", ".join(str(tuple(x.shape)) for x in (query, key, value))
             raise ValueError(f"all inputs must agree in B, key and value in length: got {shapes}")
-        if self.packed and query is key is value:
-            q, k, v = F.linear(query, self.in_proj_weight, self.in_proj_bias).chunk(3, dim=-1)
+        return inputs
+
+    def _heads(self, inputs: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """(B, H, Lq, d), (B, Hk, Lk, d) and (B, Hk, Lk, d)."""
+        if self.packed and len(inputs) == 1:
+            projected = F.linear(inputs[0], self.in_proj_weight, self.in_proj_bias).split(self.projected, -1)
         else:
-            biases = (None,) * 3 if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
-            q, k, v = map(F.linear, (query, key, value), self._weights(), biases)
-        return self._split(q), self._split(k), self._split(v)
+            biases = (None,) * 3 if self.in_proj_bias is None else self.in_proj_bias.split(self.projected)
+            inputs = inputs * 3 if len(inputs) == 1 else inputs
+            projected = tuple(map(F.linear, inputs, self._weights(), biases))
+        width = self.embed_dim // self.num_heads
+        q, k, v = (rows.unflatten(-1, (-1, width)).transpose(1, 2) for rows in projected)
+        return q, k, v
 
     def _weights(self) -> tuple[Tensor, ...]:
         if self.packed:
-            return self.in_proj_weight.chunk(3)
+            return tuple(self.in_proj_weight.split(self.projected))
         return tuple(self.get_parameter(f"{role}_proj_weight") for role in "qkv")
 
-    def _split(self, projected: Tensor) -> Tensor:
-        """(B, L, embed_dim) -> (B, H, L, embed_dim / num_heads)."""
-        batch, length, width = projected.shape
-        return projected.view(batch, length, self.num_heads, width // self.num_heads).transpose(1, 2)
+    def _attended(
+        self, q: Tensor, k: Tensor, v: Tensor, asked: Options[Tensor], need_weights: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """The heads (B, H, Lq, d), and the weights if they are wanted."""
+        asked = replace(
+            asked,
+            window_size=self.window_size,
+            softcap=self.softcap,
+            relative_bias=self.relative_bias,
+            sinks=self.sinks,
+            enable_gqa=True,
+            dropout_p=self.dropout if self.training else 0.0,
+        )
+        masks = Masks.of(asked, q, k)
+        if self.rotary_base is not None:
+            q, k = (turned(x, masks.positions(r), self.rotary_base) for x, r in ((q, "query"), (k, "key")))
+        further = self._further(k, v)
+        k, v = (torch.cat(rows, 2) for rows in further)
+        masks = replace(masks, further=len(further[0]) - 1)
+        if need_weights:
+            return routes.explicit(q, k, v, masks)
+        if routes.expressible(masks):
+            return routes.fused(q, k, v, masks), None
+        precise = wide(q.dtype)
+        return in_tiles(q.to(precise), k.to(precise), v.to(precise), masks)[0].to(q.dtype), None
+
+    def _further(self, key: Tensor, value: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+        """Keys and values, and those that follow, each (B, Hk, 1, d)."""
+        rows = [key], [value]
+        shape = (len(key), self.num_kv_heads, 1, key.shape[-1])
+        if self.bias_k is not None and self.bias_v is not None:
+            for learned, found in zip((self.bias_k, self.bias_v), rows, strict=True):
+                found.append(learned.view(1, *shape[1:]).expand(shape))
+        if self.add_zero_attn:
+            for found in rows:
+                found.append(found[0].new_zeros(shape))
+        return rows
 
 
-@dataclass(frozen=True)
-class _Visible:
-    """All masks in one.
-
-    Attributes:
-        allowed: (B, H, Lq, Lk), True = may attend; None is all of them.
-        added: a float mask as it was given, or None.
-    """
-
-    allowed: Tensor | None
-    added: Tensor | None
-
-    def contain(self, rows: Tensor) -> Tensor:
-        """Keys or values (B, H, Lk, d) with zeros where no query may look: a weight of 0 times NaN is NaN."""
-        return rows if self.allowed is None else rows.masked_fill(~self.allowed.any(-2)[..., None], 0.0)
-
-    def mask(self, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
-        """What is added to the scores, and the rows (B, H, Lq, 1) that see nothing.
-
-        In an empty row nothing is masked: its answer is put to zero afterwards, which cuts its gradients off,
-        while a softmax over no key at all would send NaN back.
-        """
-        if self.allowed is None:
-            return None if self.added is None else self.added.to(dtype), None
-        empty = ~self.allowed.any(-1, keepdim=True)
-        added = torch.zeros((), device=empty.device) if self.added is None else self.added
-        return torch.where(self.allowed, added.to(dtype), float("-inf")).masked_fill(empty, 0.0), empty
-
-
-def _visible(
-    shape: tuple[int, ...],
-    attn_mask: Tensor | None,
-    key_padding_mask: Tensor | None,
-    is_causal: bool,
-    device: torch.device,
-) -> _Visible:
-    kept: list[Tensor] = []
-    added = None
-    if attn_mask is not None:
-        mask = _fitting("attn_mask", attn_mask, shape)
-        added = None if mask.dtype is torch.bool else mask
-        kept.append(mask if added is None else mask > float("-inf"))
-    if key_padding_mask is not None:
-        padding = _fitting("key_padding_mask", key_padding_mask, (shape[0], shape[-1]))
-        kept.append(padding[:, None, None, :])
-    if is_causal:
-        kept.append(torch.ones(shape[-2:], dtype=torch.bool, device=device).tril())
-    if not kept:
-        return _Visible(None, None)
-    allowed = torch.ones(shape, dtype=torch.bool, device=device)
-    for each in kept:
-        allowed = allowed & each
-    return _Visible(allowed, added)
-
-
-def _fitting(name: str, mask: Tensor, shape: tuple[int, ...]) -> Tensor:
-    try:
-        return mask.expand(shape)
-    except RuntimeError:
-        raise ValueError(f"{name} {tuple(mask.shape)} does not broadcast to {shape}") from None
-
-
-def _fused(q: Tensor, k: Tensor, v: Tensor, seen: _Visible, scale: float | None) -> tuple[Tensor, None]:
-    """The kernel of torch, (B, H, Lq, d)."""
-    added, empty = seen.mask(q.dtype)
-    heads = F.scaled_dot_product_attention(q, k, v, attn_mask=added, scale=scale)
-    return (heads if empty is None else heads.masked_fill(empty, 0.0)), None
-
-
-def _explicit(q: Tensor, k: Tensor, v: Tensor, seen: _Visible, scale: float | None) -> tuple[Tensor, Tensor]:
-    """The equation, with the weights (B, H, Lq, Lk) at hand; half types are worked on in float32."""
-    dtype = q.dtype
-    q, k, v = (x.float() if x.dtype.itemsize < 4 else x for x in (q, k, v))
-    scores = q @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale)
-    added, empty = seen.mask(q.dtype)
-    weights = (scores if added is None else scores + added).softmax(-1)
-    weights = weights if empty is None else weights.masked_fill(empty, 0.0)
-    return (weights @ v).to(dtype), weights.to(dtype)
+def masks_of(
+    mask: Tensor | None, padding: Tensor | None, batch: int, num_heads: int
+) -> tuple[Tensor | None, Tensor | None]:
+    """The masks of torch.nn.MultiheadAttention, True = masked out, as `Options` has them, True = may attend."""
+    if mask is not None and mask.ndim == 3 and len(mask) == batch * num_heads:
+        mask = mask.unflatten(0, (batch, num_heads))
+    mask = ~mask if mask is not None and mask.dtype is torch.bool else mask
+    if padding is None or padding.dtype is torch.bool:
+        return mask, None if padding is None else ~padding
+    added = padding[:, None, None, :]
+    if mask is not None and mask.dtype is torch.bool:
+        mask = torch.zeros_like(mask, dtype=added.dtype).masked_fill(~mask, -INFINITY)
+    return added if mask is None else mask + added, None

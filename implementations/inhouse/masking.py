@@ -124,12 +124,16 @@ class Masks:
         """All queries and keys but the further ones."""
         return Tile(slice(0, self.queries), slice(0, self.keys))
 
+    @property
+    def beyond(self) -> list[Tile]:
+        """All queries and the further keys, where there are any."""
+        last = slice(self.keys, self.keys + self.further)
+        return [Tile(slice(0, self.queries), last, further=True)] if self.further else []
+
     def tiles(self, size: int) -> list[Tile]:
         """Tiles of at most so many keys; what no query sees is left out."""
         given = [slice(j, min(j + size, self.keys)) for j in range(0, self.keys, size)]
-        tiles = [Tile(self._rows(keys), keys) for keys in given]
-        if self.further:
-            tiles.append(Tile(slice(0, self.queries), slice(self.keys, self.keys + self.further), further=True))
+        tiles = [*(Tile(self._rows(keys), keys) for keys in given), *self.beyond]
         return [tile for tile in tiles if tile.rows.start < tile.rows.stop]
 
     def _rows(self, keys: slice) -> slice:

@@ -36,6 +36,13 @@ class Plan:
     dropout: Dropout | None = None
     size: int = TILE
 
+    @classmethod
+    def of(cls, masks: Masks, query: Tensor, size: int = TILE) -> Plan:
+        """What the options of a call ask for, but for dropout."""
+        asked = masks.options
+        scale = query.shape[-1] ** -0.5 if asked.scale is None else asked.scale
+        return cls(masks, scale, asked.softcap, asked.add_zero_attn, None, size)
+
 
 @dataclass(frozen=True)
 class Block:
@@ -148,7 +155,7 @@ def product(weights: Tensor, rows: Tensor, seen: Tensor | None) -> Tensor:
     """(B, H, Lq, Lk), (B, H, Lk, d) -> (B, H, Lq, d), where nothing comes from what is not seen: 0 * NaN is NaN."""
     if seen is None or bool(rows.isfinite().all()):
         return weights @ rows
-    return torch.where(seen[..., None], weights[..., None] * rows[:, :, None], 0.0).sum(-2)
+    return (weights[..., None] * torch.where(seen[..., None], rows[:, :, None], 0.0)).sum(-2)
 
 
 def shared(rows: Tensor, heads: int) -> Tensor:

@@ -81,28 +81,20 @@ def in_tiles(query: Tensor, key: Tensor, value: Tensor, masks: Masks, tile: int 
     asked, dtype = masks.options, query.dtype
     mask = None if asked.attn_mask is None or asked.attn_mask.dtype is torch.bool else asked.attn_mask
     table, sinks = (None if x is None else x.to(dtype) for x in (asked.relative_bias, asked.sinks))
-    dropout = None
+    plan = Plan.of(replace(masks, options=replace(asked, relative_bias=table)), query, tile)
     if asked.dropout_p:
-        dropout = Dropout(asked.dropout_p, drawn_seed(), (*query.shape[:-1], key.shape[-2]))
-    plan = Plan(
-        masks=replace(masks, options=replace(asked, relative_bias=table)),
-        scale=query.shape[-1] ** -0.5 if asked.scale is None else asked.scale,
-        softcap=asked.softcap,
-        zero=asked.add_zero_attn,
-        dropout=dropout,
-        size=tile,
-    )
+        plan = replace(plan, dropout=Dropout(asked.dropout_p, drawn_seed(), (*query.shape[:-1], key.shape[-2])))
     answer: tuple[Tensor, Tensor] = TiledAttention.apply(plan, query, key, value, mask, table, sinks)  # type: ignore[no-untyped-call]
     return answer
 
 
 def turned(rows: Tensor, places: Tensor, base: float) -> Tensor:
     """Rotary embedding of (B, H, L, d) at positions (B or 1, L), component c paired with c + d / 2."""
-    half = rows.shape[-1] // 2
+    half, dtype = rows.shape[-1] // 2, wide(rows.dtype)
     angles = places[:, None, :, None] * base ** (-torch.arange(half, dtype=torch.float64, device=rows.device) / half)
-    cosines, sines = angles.cos().to(rows.dtype), angles.sin().to(rows.dtype)
-    first, second = rows[..., :half], rows[..., half:]
-    return torch.cat([first * cosines - second * sines, first * sines + second * cosines], -1)
+    cosines, sines = angles.cos().to(dtype), angles.sin().to(dtype)
+    first, second = rows.to(dtype).split(half, -1)
+    return torch.cat([first * cosines - second * sines, first * sines + second * cosines], -1).to(rows.dtype)
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:

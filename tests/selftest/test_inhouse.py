@@ -6,12 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 
 from implementations.contract import Implementation, Unable
 from implementations.fitting import fit
 from implementations.inhouse import INHOUSE
-from implementations.inhouse.fused import FusedAttention
 from implementations.inhouse.numpy_attention import attention
 from reference.solving import solve
 from spec.building import build
@@ -72,65 +70,19 @@ def test_conforms(implementation: Implementation, case: Case, dtype: str) -> Non
 
 
 def test_names() -> None:
-    assert [each.name for each in INHOUSE] == ["inhouse.fused", "inhouse.fused.weights", "inhouse.numpy", "inhouse.tiled"]
+    assert [each.name for each in INHOUSE] == [
+        "inhouse.fused",
+        "inhouse.fused.weights",
+        "inhouse.numpy",
+        "inhouse.tiled",
+        "inhouse.fused.averaged",
+    ]
 
 
 def test_a_wrong_mask_is_refused(implementation: Implementation) -> None:
     _, problem = posed(implementation, Case(mask=MaskKind.BOOL), "float32")
     with pytest.raises(ValueError, match="broadcast"):
         implementation.run(replace(problem, attn_mask=np.ones((2, 3, 5, 6), bool)).forward_only(), "cpu")
-
-
-class TestFused:
-    def test_one_weight_where_the_inputs_are_equally_wide(self) -> None:
-        assert set(dict(FusedAttention(12, 3, kdim=12).named_parameters())) == {
-            "in_proj_weight",
-            "in_proj_bias",
-            "out_proj.weight",
-            "out_proj.bias",
-        }
-
-    def test_a_weight_for_each_input_otherwise(self) -> None:
-        found = {name: tuple(p.shape) for name, p in FusedAttention(12, 3, vdim=5, bias=False).named_parameters()}
-        weights = {"q_proj_weight": (12, 12), "k_proj_weight": (12, 12), "v_proj_weight": (12, 5)}
-        assert found == {**weights, "out_proj.weight": (12, 12)}
-
-    def test_packed_and_separate_weights_agree(self) -> None:
-        torch.manual_seed(0)
-        module, x = FusedAttention(12, 3), torch.randn(2, 5, 12)
-        torch.testing.assert_close(module(x)[0], module(x, x.clone(), x.clone())[0])
-
-    def test_self_attention_is_the_default(self) -> None:
-        torch.manual_seed(0)
-        module, x, y = FusedAttention(12, 3), torch.randn(2, 5, 12), torch.randn(2, 7, 12)
-        assert torch.equal(module(x)[0], module(x, x, x)[0])
-        assert torch.equal(module(x, y)[0], module(x, y, y)[0])
-
-    def test_weights_come_on_request(self) -> None:
-        torch.manual_seed(0)
-        module, x = FusedAttention(12, 3), torch.randn(2, 5, 12)
-        output, weights = module(x, need_weights=True)
-        assert weights.shape == (2, 3, 5, 5)
-        assert module(x)[1] is None
-        torch.testing.assert_close(output, module(x)[0])
-
-    @pytest.mark.parametrize(
-        ("sizes", "named"),
-        [((12, 0), "num_heads=0"), ((12, 5), "embed_dim=12, num_heads=5"), ((0, 1), "embed_dim=0")],
-    )
-    def test_sizes_are_checked(self, sizes: tuple[int, int], named: str) -> None:
-        with pytest.raises(ValueError, match=named):
-            FusedAttention(*sizes)
-
-    def test_lengths_are_checked(self) -> None:
-        module, x = FusedAttention(12, 3), torch.randn(2, 5, 12)
-        with pytest.raises(ValueError, match=r"key and value in length: got \(2, 5, 12\), \(2, 5, 12\), \(2, 4, 12\)"):
-            module(x, x, x[:, :4])
-
-    def test_a_padding_mask_of_another_batch_is_refused(self) -> None:
-        module, x = FusedAttention(12, 3), torch.randn(2, 5, 12)
-        with pytest.raises(ValueError, match=r"key_padding_mask \(3, 5\) does not broadcast to \(2, 5\)"):
-            module(x, key_padding_mask=torch.ones(3, 5, dtype=torch.bool))
 
 
 def test_numpy_answers_an_empty_row_with_zeros_and_minus_infinity() -> None:
