@@ -115,10 +115,8 @@ def _further_bounds(
     return found
 
 
-def _gates_bound(
-    trace: Trace, forward: ForwardBounds, cotangent: Floats, e_g: Floats, precision: Precision
-) -> Floats:
-    """(H,): of D of the ungated heads, summed over samples and queries; a gate may multiply the output or the weights."""
+def _gates_bound(trace: Trace, forward: ForwardBounds, cotangent: Floats, e_g: Floats, precision: Precision) -> Floats:
+    """(H,): of D of the ungated heads, summed over samples and queries; a gate may multiply output or weights."""
     step = backward(replace(trace, gates=None), cotangent)
     e_dp = _weight_errors(trace, step, forward, e_g, precision)
     error = _centre_errors(trace, step, forward, e_dp, e_g, precision)[..., 0]
@@ -168,9 +166,7 @@ def _errors(trace: Trace, step: Backward, forward: ForwardBounds, e_g: Floats, p
     return _Errors(e_scores, query + precision.floor, key + precision.floor, value + precision.floor)
 
 
-def _weight_errors(
-    trace: Trace, step: Backward, forward: ForwardBounds, e_g: Floats, precision: Precision
-) -> Floats:
+def _weight_errors(trace: Trace, step: Backward, forward: ForwardBounds, e_g: Floats, precision: Precision) -> Floats:
     """|delta dP| with dP = dO V^T, times the factors of the dropout."""
     v, e_v = np.abs(trace.value).swapaxes(-1, -2), forward.value.swapaxes(-1, -2)
     over_width = precision.growth(v.shape[-2]) + _stored(precision)

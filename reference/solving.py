@@ -17,6 +17,7 @@ from reference.pipeline import Pipeline, Trace, mix
 from reference.positions import positions
 from reference.precision import Precision, precision
 from spec.cases import Sharing
+from spec.extensions import Packing
 from spec.features import Conventions, LogBase, ReturnedWeights, Scope
 from spec.problems import Problem
 
@@ -121,9 +122,13 @@ def sample_rows(problem: Problem, rows: Indices, conventions: Conventions = Conv
     that it leaves empty is then answered as one that a boolean mask has emptied.
 
     Raises:
-        ValueError: an attention mask is given besides the causal flag; one of them only can be sampled.
+        ValueError: an attention mask is given besides the causal flag, of which one only can be sampled; or window,
+            rotations, biases or documents, for which the position of each row counts.
     """
     mask, lengths = problem.attn_mask, problem.valid_lens
+    asked = problem.extension
+    if asked.windowed or asked.rotary_base or asked.alibi or asked.relative_bias or asked.packing is not Packing.NONE:
+        raise ValueError("rows cannot be sampled where more than the causal flag depends on positions")
     if problem.causal:
         if mask is not None:
             raise ValueError("rows cannot be sampled from a problem with both a causal flag and attn_mask")

@@ -38,29 +38,29 @@ def drawn_case(number: int, longest: int = LONGEST) -> Case:
         batch=int(rng.integers(1, 4)),
         num_heads=int(rng.integers(1, 4)),
         query_length=int(rng.integers(1, 33)),
-        key_length=round(_spread_out(rng, 1, longest)),
-        d_k=_one_of(rng, (1, 2, 3, 4, 8, 16, 33, 64)),
-        d_v=_one_of(rng, (1, 2, 3, 5, 8, 16, 33)),
+        key_length=round(spread_out(rng, 1, longest)),
+        d_k=one_of(rng, (1, 2, 3, 4, 8, 16, 33, 64)),
+        d_v=one_of(rng, (1, 2, 3, 5, 8, 16, 33)),
     )
     causal = bool(rng.integers(4) == 0)
     return Case(
         sizes=sizes,
         seed=number,
-        scores=_one_of(rng, (*[Scores.NORMAL] * 8, Scores.RISING, Scores.EQUAL)),
-        spread=_spread_out(rng, 0.5, 30.0),
+        scores=one_of(rng, (*[Scores.NORMAL] * 8, Scores.RISING, Scores.EQUAL)),
+        spread=spread_out(rng, 0.5, 30.0),
         # A kernel of torch that masks the future before it scales is known to fail on negative scales.
-        scale=None if causal else _one_of(rng, (None, None, None, 0.3, 1.0, -0.5)),
-        mask=_one_of(rng, tuple(MaskKind)),
-        mask_shape=_one_of(rng, tuple(MaskShape)),
-        pattern=_one_of(rng, PATTERNS),
-        padding=_one_of(rng, PADDINGS),
+        scale=None if causal else one_of(rng, (None, None, None, 0.3, 1.0, -0.5)),
+        mask=one_of(rng, tuple(MaskKind)),
+        mask_shape=one_of(rng, tuple(MaskShape)),
+        pattern=one_of(rng, PATTERNS),
+        padding=one_of(rng, PADDINGS),
         causal=causal,
     )
 
 
-def _one_of(rng: np.random.Generator, choices: tuple[T, ...]) -> T:
+def one_of(rng: np.random.Generator, choices: tuple[T, ...]) -> T:
     return choices[int(rng.integers(len(choices)))]
 
 
-def _spread_out(rng: np.random.Generator, low: float, high: float) -> float:
+def spread_out(rng: np.random.Generator, low: float, high: float) -> float:
     return float(np.exp(rng.uniform(np.log(low), np.log(high))))

@@ -1,4 +1,4 @@
-"""The second derivation beyond the core: positions, rotations, groups, further keys and biases, one element at a time."""
+"""The second derivation beyond the core: positions, rotations, groups, further keys and biases, one by one."""
 
 from __future__ import annotations
 

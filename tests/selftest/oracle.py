@@ -60,8 +60,10 @@ def attention(
     arithmetic: Arithmetic = DOUBLE,
     kept: Array | None = None,
 ) -> Answer:
-    """softmax(cap(scale * Q K^T) + biases + mask) V for every sample, head and query, each head times its gate;
-    projections at the module level."""
+    """softmax(cap(scale * Q K^T) + biases + mask) V for every sample, head and query, times the gate of the head.
+
+    At the module level with its projections.
+    """
     asked = Asked(problem, conventions, arithmetic, kept)
     query, key, value = (heads_of(problem, name, arithmetic) for name in ("query", "key", "value"))
     query, key = (_turned(asked, name, heads) for name, heads in (("query", query), ("key", key)))
@@ -174,7 +176,7 @@ def _joined(problem: Problem, arithmetic: Arithmetic, heads: Heads) -> list[list
 def _row(
     asked: Asked, place: tuple[int, int, int], query: Vector, key: Sequence[Sequence[Vector]], value: Sequence[Any]
 ) -> Row:
-    problem, number, b, h = asked.problem, asked.arithmetic.number, place[0], place[1]
+    problem, number, h = asked.problem, asked.arithmetic.number, place[1]
     head = key_head(problem, asked.conventions, h)
     keys, values, given = key[head], value[head], problem.key.shape[-2]
     seen = [j for j in range(len(keys)) if j >= given or not hiding(problem, asked.conventions, *place, j)]

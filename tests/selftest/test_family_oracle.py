@@ -1,4 +1,4 @@
-"""The reference of the attention family against loops, fifty digits and complex steps, and numbers worked out by hand."""
+"""The family's reference against loops, fifty digits and complex steps, and numbers worked out by hand."""
 
 from __future__ import annotations
 
@@ -285,7 +285,7 @@ def asking(query: ArrayLike, key: ArrayLike, value: ArrayLike, extras: dict[str,
 def test_two_tokens_turned_by_a_quarter() -> None:
     """With d_k = 2 there is one pair and its frequency is 1, whatever the base: token m is turned by m radians.
 
-    So the query that starts at a position of 1 meets the key of position 0 with cos 1 and that of position 1 with cos 0.
+    So a query at position 1 meets the key at position 0 with cos 1, and that at position 1 with cos 0.
     """
     problem = asking([[[[1.0, 0.0]]]], [[[[1.0, 0.0], [1.0, 0.0]]]], [[[[1.0], [0.0]]]], {}, rotary_base=7.0)
     late = replace(problem, extension=replace(problem.extension, query_start=1))
@@ -357,8 +357,10 @@ def test_relative_biases_lie_from_before_to_after() -> None:
 
 
 def test_a_window_counts_besides_the_query() -> None:
-    """Four equal keys, queries 0 to 3: one to the left and none to the right; counted with its own, a window of 1 is
-    the query's own key alone."""
+    """Four equal keys, queries 0 to 3, one to the left and none to the right.
+
+    Counted with the query's own, a window of 1 is that key alone.
+    """
     zeros = [[[[0.0]] * 4]]
     problem = asking(zeros, zeros, zeros, {}, left=1, right=0)
     half = [[1.0, 0, 0, 0], [0.5, 0.5, 0, 0], [0, 0.5, 0.5, 0], [0, 0, 0.5, 0.5]]
