@@ -7,14 +7,13 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any, TypeAlias
 
-import ml_dtypes
 import numpy as np
 import torch
 
 from implementations.contract import Result
 from implementations.further import further_options
 from implementations.ops import INPUTS
-from implementations.tensors import array_forms, differing, forms, tensors, to_array, to_tensor
+from implementations.tensors import TORCH_DTYPES, array_forms, differing, forms, tensors, to_array, to_tensor
 from spec.problems import DTYPES, Array, Problem
 
 Run: TypeAlias = Callable[[Problem, str], Result]
@@ -47,7 +46,7 @@ class Stream:
     def storage(self, width: int) -> Any:
         """(B, Hk, room, width) to keep keys or values in; it holds NaN and huge numbers, as fresh memory may."""
         rows: Array = np.full((self.batch, self.num_kv_heads, self.room, width), np.nan, DTYPES[self.dtype])
-        rows[..., 1::2, :] = ml_dtypes.finfo(DTYPES[self.dtype]).max
+        rows[..., 1::2, :] = torch.finfo(TORCH_DTYPES[self.dtype]).max
         return self.convert(rows)
 
 

@@ -49,16 +49,12 @@ def test_query_start_rows(judge: Judge) -> None:
     left = reach(3, judge.conventions)
     others = (SEQUENCE.extended(left=left), SEQUENCE.extended(rotary_base=BASE), SEQUENCE.extended(alibi=True))
     for case in judge.cases(SEQUENCE, *others):
-        whole = judge.problem(case).forward_only()
-        answer = judge.own(case, whole)
-        bound = judge.expected(case)["output"].bound
-        if answer is None or answer.shape != bound.shape:
-            judge.assert_that(case, answer is None, "the output has another shape than it should")
-            continue
+        problem, whole = judge.problem(case).forward_only(), judge.expected(case)["output"]
+        bound = np.broadcast_to(whole.bound, whole.value.shape)
         for piece in (slice(0, 2), slice(2, 5), slice(5, 6), slice(6, 9)):
-            rows = Expected(answer[..., piece, :].astype(np.float64), 2.0 * bound[..., piece, :])
+            rows = Expected(whole.value[..., piece, :], bound[..., piece, :])
             said = f"queries {piece.start} to {piece.stop - 1}, as a call of their own with their start"
-            judge.assert_answers(case, _part(whole, piece), rows, said)
+            judge.assert_answers(case, _part(problem, piece), rows, said)
 
 
 def _part(whole: Problem, piece: slice) -> Problem:
