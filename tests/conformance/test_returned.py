@@ -69,6 +69,7 @@ def test_empty_parts(judge: Judge) -> None:
 @clause("returned.mixture")
 def test_mixture(judge: Judge) -> None:
     for case in judge.cases(*OPTIONS):
+        judge.assert_conforms(case, "weights")
         problem, expected = judge.problem(case).forward_only(), judge.expected(case)
         try:
             result = judge.ask(problem)
