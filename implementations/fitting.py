@@ -37,7 +37,7 @@ def fit(case: Case, claims: Claims) -> Case | Unable:
     fitted = case.sized(num_heads=num_heads, d_v=d_v, query_length=query_length, num_kv_heads=num_kv_heads)
     if case.extension.rotary_base is not None and s.d_k % 2:
         fitted = fitted.sized(d_k=s.d_k + 1, d_v=d_v if Feature.VALUE_WIDTH in claims else s.d_k + 1)
-    if case.extension.chunks:
+    if case.extension.chunks or case.extension.cache_length:
         if wrong := _unfeedable(case, claims):
             return Unable(wrong)
         fitted = _in_pieces(fitted)
@@ -89,6 +89,8 @@ def _further(case: Case) -> dict[Feature, bool]:
 def _unfeedable(case: Case, claims: Claims) -> str:
     """Why the answer to a sequence in pieces would not be that at once; empty if it is."""
     asked, room = case.extension, case.extension.cache_length
+    if not asked.chunks:
+        return "room is told only of sequences that come in pieces"
     if not case.causal or case.mask is not MaskKind.NONE or case.padding is not Padding.NONE:
         return "a sequence that comes in pieces is causal, and has no other mask"
     own = 0 if claims.conventions.window_count is WindowCount.INCLUDING else 1

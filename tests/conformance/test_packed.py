@@ -87,13 +87,23 @@ def test_alone(judge: Judge) -> None:
     one = SEGMENTS.sized(batch=1)
     turned = replace(one, causal=True).sized(**LONG).extended(rotary_base=50.0)
     for case in judge.cases(one, replace(SEGMENTS, causal=True), turned):
-        problem, whole = judge.problem(case).forward_only(), judge.expected(case)["output"]
-        bound = np.broadcast_to(whole.bound, whole.value.shape)
-        for sample, document, queries, keys in _documents(problem, judge.conventions):
+        problem = judge.problem(case).forward_only()
+        whole = _own(judge, case, problem)
+        for sample, document, queries, keys in _documents(problem, judge.conventions) if whole else ():
             rows = (slice(sample, sample + 1), ..., queries, slice(None))
             said = f"document {document} of sample {sample}, without the others"
-            expected = Expected(whole.value[rows], bound[rows])
+            expected = Expected(whole.value[rows], whole.bound[rows])
             judge.assert_answers(case, _alone(problem, sample, queries, keys), expected, said)
+
+
+def _own(judge: Judge, case: Case, problem: Problem) -> Expected | None:
+    """What the candidate answers to the case, within the bounds of two answers; None after recording what is wrong."""
+    output, whole = judge.own(case, problem), judge.expected(case)["output"]
+    if output is None or output.shape == whole.value.shape:
+        bound = 2.0 * np.broadcast_to(whole.bound, whole.value.shape)
+        return None if output is None else Expected(output.astype(np.float64), bound)
+    judge.assert_that(case, False, f"output has shape {output.shape}, expected {whole.value.shape}")
+    return None
 
 
 def _documents(problem: Problem, conventions: Conventions) -> Iterator[tuple[int, int, Array, Array]]:
@@ -133,7 +143,7 @@ def _assert_isolated(judge: Judge, case: Case, change: Change, said: str) -> Non
     """Whatever is done to the other documents, the rows of one stay."""
     problem, whole = judge.problem(case).forward_only(), judge.expected(case)["output"]
     for document in np.unique(positions(problem, judge.conventions).query_document):
-        own = _own(problem, judge.conventions, int(document))
+        own = _tokens(problem, judge.conventions, int(document))
         given = {name: rows for name, rows in problem.arrays().items() if name in TOKENS}
         spoilt = {n: np.where(_along(own[n], rows), rows, change(rows).astype(rows.dtype)) for n, rows in given.items()}
         kept = np.broadcast_to(_along(own["query"], whole.value), whole.value.shape)
@@ -142,7 +152,7 @@ def _assert_isolated(judge: Judge, case: Case, change: Change, said: str) -> Non
         judge.assert_answers(case, problem.with_arrays(spoilt), expected, told, of=_chosen(kept))
 
 
-def _own(problem: Problem, conventions: Conventions, document: int) -> dict[str, Array]:
+def _tokens(problem: Problem, conventions: Conventions, document: int) -> dict[str, Array]:
     """(B, L) of each input: which tokens are of this document."""
     places = positions(problem, conventions)
     query, key = (of == document for of in (places.query_document, places.key_document))
@@ -177,16 +187,9 @@ def test_one_document(judge: Judge) -> None:
 def test_segment_mask(judge: Judge) -> None:
     for case in judge.cases(*sized(SEGMENTS)[:2]):
         problem = judge.problem(case).forward_only()
-        output, whole = judge.own(case, problem), judge.expected(case)["output"]
-        if output is None:
-            continue
-        if output.shape != whole.value.shape:
-            judge.assert_that(case, False, f"output has shape {output.shape}, expected {whole.value.shape}")
-            continue
-        together = positions(problem, judge.conventions).together[:, None]
-        expected = Expected(output.astype(np.float64), 2.0 * np.broadcast_to(whole.bound, output.shape))
-        masked = replace(_unpacked(problem), attn_mask=together)
-        judge.assert_answers(case, masked, expected, "the mask of equal ids, instead of ids")
+        masked = replace(_unpacked(problem), attn_mask=positions(problem, judge.conventions).together[:, None])
+        if expected := _own(judge, case, problem):
+            judge.assert_answers(case, masked, expected, "the mask of equal ids, instead of ids")
 
 
 @clause("packed.gradients")
@@ -196,7 +199,7 @@ def test_gradients(judge: Judge) -> None:
         problem = judge.problem(case)
         assert problem.cotangent is not None
         for document in (0, 1):
-            own = _own(problem, judge.conventions, document)
+            own = _tokens(problem, judge.conventions, document)
             alone = np.where(_along(own["query"], problem.cotangent), problem.cotangent, 0)
             loss = problem.with_arrays({"cotangent": alone.astype(problem.cotangent.dtype)})
             _assert_no_gradient(judge, case, loss, own, document)

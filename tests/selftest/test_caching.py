@@ -105,6 +105,9 @@ class TestFitting:
         for case in (replace(in_pieces(3, 4), causal=False), replace(in_pieces(3, 4), mask=MaskKind.BOOL)):
             assert fit(case, OP) == Unable("a sequence that comes in pieces is causal, and has no other mask")
 
+    def test_no_room_without_pieces(self) -> None:
+        assert fit(in_pieces(room=9), OP) == Unable("room is told only of sequences that come in pieces")
+
     def test_a_ring_is_as_long_as_the_window(self) -> None:
         including = replace(OP, conventions=Conventions(window_count=WindowCount.INCLUDING))
         ring = in_pieces(3, 4, room=3)
