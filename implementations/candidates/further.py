@@ -83,11 +83,10 @@ def _unshared(probe: Probe) -> str:
     grouped, groups = probe.answer(problem), problem.num_heads // problem.num_kv_heads
     if grouped.parts[0].shape != (*problem.query.shape[:-1], problem.value.shape[-1]):
         return "its answer has another shape"
-    for repeat in (lambda x: np.repeat(x, groups, 1), lambda x: np.tile(x, (1, groups, 1, 1))):
-        whole = probe.answer(replace(problem, key=repeat(problem.key), value=repeat(problem.value)))
-        if not whole.error and alike(grouped, whole):
-            return ""
-    return UNSHARED
+    count = problem.num_kv_heads
+    orders = [np.repeat(np.arange(count), groups), np.tile(np.arange(count), groups)]
+    wholes = [probe.answer(replace(problem, key=problem.key[:, o], value=problem.value[:, o])) for o in orders]
+    return "" if any(not whole.error and alike(grouped, whole) for whole in wholes) else UNSHARED
 
 
 def drops_output(probe: Probe) -> bool:
