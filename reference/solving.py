@@ -112,7 +112,8 @@ def _mean_of_values(problem: Problem, trace: Trace) -> Floats | None:
     equal = allowed / np.maximum(allowed.sum(-1, keepdims=True), 1)
     heads = mix(equal if trace.kept is None else equal * trace.kept, trace.value)
     heads = heads if trace.gates is None else heads * trace.gates[:, None, None]
-    return heads if problem.scope is Scope.OP else Pipeline().project_out(problem.widened(), heads)
+    output = heads if problem.scope is Scope.OP else Pipeline().project_out(problem.widened(), heads)
+    return None if np.array_equal(output, trace.output) else output  # equal where all weights are dropped
 
 
 def sample_rows(problem: Problem, rows: Indices, conventions: Conventions = Conventions()) -> Problem:
