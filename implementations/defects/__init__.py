@@ -43,6 +43,7 @@ MODULES = (
     "cache",
     "cache_positions",
     "packed",
+    "packed_lengths",
     "head_gates",
     "published",
     "published_e",

@@ -88,8 +88,9 @@ def test_alone(judge: Judge) -> None:
     turned = replace(one, causal=True).sized(**LONG).extended(rotary_base=50.0)
     for case in judge.cases(one, replace(SEGMENTS, causal=True), turned):
         problem = judge.problem(case).forward_only()
-        whole = _own(judge, case, problem)
-        for sample, document, queries, keys in _documents(problem, judge.conventions) if whole else ():
+        if (whole := _own(judge, case, problem)) is None:
+            continue
+        for sample, document, queries, keys in _documents(problem, judge.conventions):
             rows = (slice(sample, sample + 1), ..., queries, slice(None))
             said = f"document {document} of sample {sample}, without the others"
             expected = Expected(whole.value[rows], whole.bound[rows])
