@@ -36,6 +36,25 @@ def sink_scaled(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Te
 
 
 @breaks(
+    "sinks.sum",
+    "sinks.gradient",
+    "sinks.empty-row",
+    claims=SINKS,
+    extras=RETURNED,
+    holds=("scores.dot-product", "softcap.formula"),
+    does="Takes the sinks, and does nothing with them.",
+    repair="Let them join the softmax, or refuse them.",
+    hides="Sinks far below the scores.",
+    matters="A kernel without sinks stands in for one that has them, and a trained model loses its valve.",
+    severity=Severity.WRONG,
+    links=SEEN_IN,
+)
+def sinks_forgotten(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, ...]:
+    options.pop("sinks", None)
+    return Steps().answer(query, key, value, **options)
+
+
+@breaks(
     "sinks.softcap",
     claims=SINKS,
     holds=("sinks.sum", "sinks.masks", "softcap.formula"),
