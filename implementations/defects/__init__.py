@@ -45,6 +45,8 @@ MODULES = (
     "packed",
     "packed_lengths",
     "head_gates",
+    "modules",
+    "transforms",
     "published",
     "published_e",
 )

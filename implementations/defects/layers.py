@@ -12,6 +12,7 @@ from implementations.contract import Claims, Implementation
 from implementations.defects.record import EXTRAS, REGISTRY, Defect
 from implementations.defects.steps import Steps
 from implementations.mha import MHA_FEATURES, inputs_of
+from implementations.modes import module_modes
 from implementations.modules import linears, torch_module
 from implementations.tensors import Tensors
 from spec.features import Feature, Scope
@@ -77,6 +78,7 @@ def breaks_layer(
     construct: Construct | None = None,
     call: Callable[[nn.Module, Tensors, Problem], Any] = _call,
     places: Mapping[str, str] = PLACES,
+    modes: tuple[Feature, ...] = (),
     **told: Any,
 ) -> Callable[[type[Layer]], type[Layer]]:
     """Registers a layer that makes a mistake.
@@ -89,16 +91,18 @@ def breaks_layer(
         construct: see `Implementation`.
         call: see `torch_module`.
         places: see `torch_module`.
+        modes: those in which it can be asked.
         told: the other fields of `Defect`.
     """
 
     def register(kind: type[Layer]) -> type[Layer]:
-        claimed = frozenset(features).union(FREE if free else (), (EXTRAS[extra] for extra in extras))
+        claimed = frozenset(features).union(FREE if free else (), (EXTRAS[extra] for extra in extras), modes)
         implementation = Implementation(
             re.sub("(?<!^)(?=[A-Z])", "-", kind.__name__).lower(),
             Claims(Scope.MODULE, claimed),
             torch_module(kind, call, places, extras=extras),
             construct=construct,
+            modes=module_modes(kind, call, places, *modes, extras=extras) if modes else {},
         )
         REGISTRY.append(Defect(implementation, clauses, **told))
         return kind

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from implementations.contract import Claims, Implementation
 from implementations.defects.steps import Steps
+from implementations.modes import op_modes
 from implementations.ops import torch_op
 from implementations.torch_ops import SDPA_FEATURES
 from spec.features import Conventions, Feature, Scope
@@ -102,6 +103,7 @@ def breaks(
     without: Set[Feature] = NONE,
     extras: tuple[str, ...] = (),
     conventions: Conventions = Conventions(),
+    modes: tuple[Feature, ...] = (),
     **told: Any,
 ) -> Callable[[Mistake], Mistake]:
     """Registers a function that makes a mistake.
@@ -113,17 +115,19 @@ def breaks(
         without: features of `OP` that it does not claim.
         extras: what a whole one returns after the output.
         conventions: what it claims where the field disagrees.
+        modes: those in which a whole one can be asked.
         told: the other fields of `Defect`.
     """
 
     def register(mistake: Mistake) -> Mistake:
         whole = in_steps({step: mistake}) if step else mistake
         returned = ("weights", "log_sum_exp") if step else extras
-        features = (OP | claims | {EXTRAS[extra] for extra in returned}) - without
+        features = (OP | claims | {EXTRAS[extra] for extra in returned} | {*modes}) - without
         implementation = Implementation(
             mistake.__name__.replace("_", "-"),
             Claims(Scope.OP, features, conventions),
             torch_op(whole, extras=returned),
+            modes=op_modes(whole, *modes, extras=returned) if modes else {},
         )
         REGISTRY.append(Defect(implementation, clauses, replaced={step: mistake} if step else {}, **told))
         return mistake
