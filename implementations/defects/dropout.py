@@ -230,7 +230,7 @@ class _OtherChoice(torch.autograd.Function):
     links=("https://github.com/pytorch/pytorch/pull/188015",),
 )
 def other_weights_dropped_in_the_backward_pass(weights: Tensor, rate: float) -> Tensor:
-    found: Tensor = _OtherChoice.apply(weights, rate)
+    found: Tensor = _OtherChoice.apply(weights, rate)  # type: ignore[no-untyped-call]
     return found
 
 
@@ -296,7 +296,7 @@ def dropped_weights_in_the_derivative(
     query: Tensor, key: Tensor, value: Tensor, dropout_p: float = 0.0, **options: Any
 ) -> Tensor:
     def weights(scores: Tensor) -> Tensor:
-        found: Tensor = _DroppedForWhole.apply(scores, dropout_p)
+        found: Tensor = _DroppedForWhole.apply(scores, dropout_p)  # type: ignore[no-untyped-call]
         return found
 
     return (Steps(softmax=weights) if dropout_p else Steps())(query, key, value, **options)

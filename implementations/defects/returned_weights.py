@@ -270,7 +270,7 @@ def gradient_in_the_returned_weights(query: Tensor, key: Tensor, value: Tensor, 
     handed: list[Tensor] = []
 
     def mixed(weights: Tensor, rows: Tensor) -> Tensor:
-        used, returned = _GradientInPlace.apply(weights)
+        used, returned = _GradientInPlace.apply(weights)  # type: ignore[no-untyped-call]
         handed.append(returned)
         found: Tensor = used @ rows
         return found

@@ -45,7 +45,7 @@ class Seen:
     @property
     def chosen(self) -> Booleans:
         """(B, H, Lq, Lk), True = not dropped."""
-        return self.first != 0.0
+        return np.asarray(self.first != 0.0)
 
     @property
     def told(self) -> str:
@@ -64,7 +64,7 @@ class Seen:
         A weight counts as kept if more than half of what is then left of it shows.
         """
         kept = self.first > 0.5 * self._factor * self.weights
-        return dict(solve(self.problem, judge.conventions, kept * self._factor).parts)
+        return dict(solve(self.problem, judge.conventions, np.where(kept, self._factor, 0.0)).parts)
 
     @property
     def _factor(self) -> float:
@@ -137,4 +137,4 @@ def _agreement(first: Booleans, second: Booleans) -> Floats:
     count = coins[0].size
     one, other = (np.fft.rfft(each, 2 * count) for each in coins)
     sums = np.fft.irfft(one.conj() * other, 2 * count)[:count]
-    return np.abs(sums) / np.sqrt(2.0 * np.arange(count, 0, -1) * log(2.0 * count / CHANCE))
+    return np.asarray(np.abs(sums) / np.sqrt(2.0 * np.arange(count, 0, -1) * log(2.0 * count / CHANCE)))

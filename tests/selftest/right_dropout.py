@@ -69,7 +69,7 @@ class _DrawnTwice(torch.autograd.Function):
 
 
 def drawn_twice(weights: Tensor, rate: float) -> Tensor:
-    found: Tensor = _DrawnTwice.apply(weights, rate)
+    found: Tensor = _DrawnTwice.apply(weights, rate)  # type: ignore[no-untyped-call]
     return found
 
 

@@ -7,17 +7,17 @@ from math import lgamma, log
 import numpy as np
 import pytest
 
-from tests.harness.dropping import CHANCE, Booleans, likely_share, relation, repetition
+from tests.harness.dropping import CHANCE, Booleans, Floats, likely_share, relation, repetition
 
 WEIGHTS = 8192
 SHAPE = (2, 4, 32, 32)
 
 
-def _logs(keeping: float) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+def _logs(keeping: float) -> Floats:
     """(n + 1,): the logarithm of the probability that k of the weights are kept."""
     ways = [lgamma(WEIGHTS + 1) - lgamma(k + 1) - lgamma(WEIGHTS - k + 1) for k in range(WEIGHTS + 1)]
     kept = np.arange(WEIGHTS + 1)
-    return np.array(ways) + kept * log(keeping) + (WEIGHTS - kept) * log(1.0 - keeping)
+    return np.asarray(np.array(ways) + kept * log(keeping) + (WEIGHTS - kept) * log(1.0 - keeping))
 
 
 def _accepted(keeping: float) -> Booleans:
