@@ -1,0 +1,127 @@
+"""The further arrays of a case: there where they are asked for, telling, and drawn apart from everything else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from spec.building import build
+from spec.cases import Case, ModuleForm, Sharing, Sizes
+from spec.extensions import Packing
+from spec.further import BY_LENGTHS, further_arrays, further_parameters
+from spec.problems import DTYPES
+
+ASKED = {
+    "sinks": Case().extended(sinks=True),
+    "alibi_slopes": Case().extended(alibi=True),
+    "relative_bias": Case().extended(relative_bias=4),
+    "head_gates": Case().extended(head_gates=True),
+}
+SHAPES = {"sinks": (3,), "alibi_slopes": (3,), "relative_bias": (3, 9), "head_gates": (3,)}
+FORM = ModuleForm(Sharing.NONE, 5, 4, 6, 7, bias=True, output_projection=True)
+PACKED = [packing for packing in Packing if packing is not Packing.NONE]
+EMPTIED = (Packing.EMPTY_SEGMENT, Packing.EMPTY_DOCUMENT)
+LENGTHS = ((3, 3), (5, 7), (9, 9), (9, 4), (31, 64))
+
+
+def documents(packing: Packing, query_length: int, key_length: int, batch: int = 3) -> list[list[list[int]]]:
+    """For each sample the counts of each document's queries, then of its keys."""
+    case = Case().sized(batch=batch, query_length=query_length, key_length=key_length).extended(packing=packing)
+    found = further_arrays(case)
+    if packing in BY_LENGTHS:
+        return [[found["query_lengths"].tolist(), found["key_lengths"].tolist()]] * batch
+    ids = [found["query_segments"], found["key_segments"]]
+    return [[np.bincount(array[b], minlength=3).tolist() for array in ids] for b in range(batch)]
+
+
+def test_nothing_is_drawn_that_is_not_asked_for() -> None:
+    assert further_arrays(Case()) == {}
+    assert further_parameters(Case()) == {}
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_what_is_asked_for_is_there(name: str) -> None:
+    found = further_arrays(ASKED[name])
+    assert set(found) == {name}
+    assert found[name].shape == SHAPES[name]
+    # No two alike, and none that a wrong sum or product would leave as it is.
+    assert len(np.unique(found[name])) == found[name].size
+    assert not np.isin(found[name], (0.0, 1.0)).any()
+
+
+def test_slopes_are_positive_and_gates_of_both_signs() -> None:
+    assert (further_arrays(ASKED["alibi_slopes"])["alibi_slopes"] > 0.0).all()
+    assert set(np.sign(further_arrays(ASKED["head_gates"])["head_gates"])) == {-1.0, 1.0}
+
+
+def test_further_keys_are_as_wide_as_the_key_heads() -> None:
+    sizes = Sizes(num_heads=6, num_kv_heads=2, d_k=4, d_v=3)
+    found = further_parameters(Case(sizes=sizes).extended(bias_kv=True))
+    assert {name: array.shape for name, array in found.items()} == {"bias_k": (8,), "bias_v": (6,)}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_an_option_changes_nothing_else(dtype: str) -> None:
+    plain = Case(module=FORM)
+    asked = plain.extended(sinks=True, head_gates=True, relative_bias=1, bias_kv=True, alibi=True)
+    before, after = build(plain, dtype).arrays(), build(asked, dtype).arrays()
+    assert set(after) - set(before) == {"sinks", "head_gates", "relative_bias", "alibi_slopes", "bias_k", "bias_v"}
+    assert all(np.array_equal(array, after[name]) for name, array in before.items())
+
+
+def test_another_seed_draws_other_numbers() -> None:
+    for name, case in ASKED.items():
+        assert not np.isin(further_arrays(case)[name], further_arrays(replace(case, seed=1))[name]).any()
+
+
+def test_gradients_are_asked_of_what_is_learned() -> None:
+    everything = {"sinks": True, "head_gates": True, "relative_bias": 1, "alibi": True}
+    case = Case().extended(packing=Packing.SEGMENTS, **everything)
+    assert set(build(case, "float64").needs) == {"query", "key", "value", "sinks", "head_gates", "relative_bias"}
+    learned = {"bias_k", "bias_v"}
+    assert learned <= set(build(Case(module=FORM).extended(bias_kv=True), "float64").needs)
+
+
+def test_documents_are_integers_in_every_dtype() -> None:
+    for packing in PACKED:
+        for dtype in DTYPES:
+            extras = build(Case().extended(packing=packing), dtype).extras
+            assert {array.dtype for array in extras.values()} == {np.dtype(np.int64)}
+
+
+@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
+@pytest.mark.parametrize("packing", PACKED)
+def test_documents_make_up_the_sequence(packing: Packing, lengths: tuple[int, int]) -> None:
+    for queries, keys in documents(packing, *lengths):
+        assert (sum(queries), sum(keys)) == lengths
+        assert len(queries) == len(keys) == 3
+        assert min(queries) > 0
+        assert (0 in keys) is (packing in EMPTIED)
+        # More than one document has something to see, and so something to hide from the others.
+        assert sum(count > 0 for count in keys) >= 2
+
+
+@pytest.mark.parametrize("packing", [Packing.SEGMENTS, Packing.EMPTY_SEGMENT])
+def test_samples_are_packed_differently(packing: Packing) -> None:
+    first, second, _ = documents(packing, 9, 9)
+    assert first != second
+
+
+@pytest.mark.parametrize("packing", [Packing.SEGMENTS, Packing.LENGTHS])
+def test_documents_of_self_attention_have_as_many_queries_as_keys(packing: Packing) -> None:
+    assert all(queries == keys for queries, keys in documents(packing, 9, 9))
+    assert all(queries != keys for queries, keys in documents(packing, 9, 14))
+
+
+@pytest.mark.parametrize("packing", PACKED)
+def test_short_sequences_are_one_document(packing: Packing) -> None:
+    for queries, keys in documents(packing, 2, 7):
+        assert (queries[0], keys[0]) == (2, 7)
+
+
+@pytest.mark.parametrize("packing", PACKED)
+def test_an_empty_batch_has_documents_too(packing: Packing) -> None:
+    case = Case().sized(batch=0).extended(packing=packing)
+    assert all(len(array) == 0 for array in further_arrays(case).values())
