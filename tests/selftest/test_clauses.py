@@ -164,8 +164,8 @@ def test_a_missing_chapter_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_no_chapter_is_refused(tmp_path: Path) -> None:
-    (written(tmp_path) / "dropout.md").write_text("# Chapter 16: dropout\n", encoding="utf-8")
-    assert message(tmp_path) == "dropout.md:1: no chapter is named 'dropout'"
+    (written(tmp_path) / "kindness.md").write_text("# Chapter 16: kindness\n", encoding="utf-8")
+    assert message(tmp_path) == "kindness.md:1: no chapter is named 'kindness'"
 
 
 # The specification's own chapters.
