@@ -138,6 +138,7 @@ class LearnedKeyForTheFirstSample(KeyedLayer):
 
 @breaks_keys(
     "sinks.learned-key-masks",
+    "sinks.learned-key-causal",
     holds=("sinks.learned-key", "sinks.zero-key", "masks.key-padding"),
     does="Lengthens masks at their start, while the learned key comes last.",
     repair="Lengthen masks at their end.",
@@ -167,6 +168,29 @@ class FurtherKeysMasked(KeyedLayer):
         hidden = (mask == -INFINITY).any(-1, keepdim=True) & (mask > -INFINITY).any(-1, keepdim=True)
         columns = torch.zeros_like(mask[..., :1]).masked_fill(hidden, -INFINITY)
         return torch.cat([mask, *[columns] * count], -1)
+
+
+@breaks_keys(
+    "sinks.learned-key-causal",
+    "sinks.zero-key-causal",
+    holds=("sinks.learned-key-masks", "sinks.zero-key-masks", "causal.square"),
+    does="Leaves the causal flag to a kernel that takes further keys for the last tokens of the sequence.",
+    repair="Turn the flag into a mask that is lengthened like the others.",
+    hides="Calls without the flag, and with the flag where the weights are asked for.",
+    matters="Only the last tokens see the further keys, and only on the fast path.",
+    severity=Severity.WRONG,
+    links=SEEN_IN,
+)
+class FurtherKeysTakenForTheFuture(KeyedLayer):
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, add_zero_attn: bool = False, **masks: Any
+    ) -> tuple[Tensor, Tensor]:
+        self.is_causal = masks.pop("is_causal", False)
+        return super().forward(query, key, value, add_zero_attn, **masks)
+
+    def lengthened(self, mask: Tensor, count: int) -> Tensor:
+        longer = super().lengthened(mask, count)
+        return longer.masked_fill(torch.ones_like(longer).triu(1).bool(), -INFINITY) if self.is_causal else longer
 
 
 @breaks_keys(

@@ -39,7 +39,7 @@ def zero_key_before_the_others(key: Tensor, value: Tensor) -> tuple[Tensor, Tens
 @breaks(
     "sinks.zero-key-masks",
     claims=ZERO,
-    holds=("sinks.zero-key", "sinks.zero-key-causal", "masks.key-padding"),
+    holds=("sinks.zero-key", "masks.key-padding", "causal.square"),
     does="Lengthens the padding mask at its start.",
     repair="Lengthen every mask at its end.",
     hides="Calls without padding; attention masks.",

@@ -154,9 +154,20 @@ def _masked(case: Case) -> Iterator[Case]:
 
 @clause("sinks.zero-key-causal")
 def test_zero_key_causal(judge: Judge) -> None:
-    causal = replace(ZERO, causal=True)
-    for case in judge.cases(causal.sized(**SQUARE), causal, causal.sized(query_length=1), causal.sized(query_length=9)):
+    for case in judge.cases(*_causal(ZERO)):
         judge.assert_conforms(case)
+
+
+def _causal(case: Case) -> tuple[Case, ...]:
+    causal = replace(case, causal=True)
+    square = causal.sized(**SQUARE)
+    return (
+        square,
+        causal,
+        causal.sized(query_length=1),
+        causal.sized(query_length=9),
+        replace(square, padding=Padding.RIGHT),
+    )
 
 
 @clause("sinks.zero-key-weights")
@@ -173,8 +184,13 @@ def test_learned_key(judge: Judge) -> None:
 
 @clause("sinks.learned-key-masks")
 def test_learned_key_masks(judge: Judge) -> None:
-    causal = replace(LEARNED, causal=True).sized(**SQUARE)
-    for case in judge.cases(*_masked(LEARNED), causal, replace(causal, padding=Padding.RIGHT)):
+    for case in judge.cases(*_masked(LEARNED)):
+        judge.assert_conforms(case)
+
+
+@clause("sinks.learned-key-causal")
+def test_learned_key_causal(judge: Judge) -> None:
+    for case in judge.cases(*_causal(LEARNED)):
         judge.assert_conforms(case)
 
 
