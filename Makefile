@@ -23,6 +23,7 @@ types: $(READY)
 
 bounds: $(READY)
 	$(RUN) -m tests.measure_bounds
+	$(RUN) -m tests.measure_family_bounds
 
 mutation: $(READY)
 	$(RUN) -m tests.measure_mutation
