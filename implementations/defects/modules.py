@@ -50,23 +50,16 @@ class MatrixKeptFromTheFirstEvaluation(Layer):
     "modules.modes-apart",
     features=MODES,
     holds=("relations.recording", "values.weighted-sum"),
-    does="Takes a running mean of the values off them in evaluation mode.",
+    does="Takes the mean of the values off them in evaluation mode.",
     repair="Compute the same in both modes, but for dropout.",
     hides="Training.",
     matters="The model that is evaluated is not the one that was trained.",
     severity=Severity.WRONG,
 )
 class ValuesCentredInEvaluation(Layer):
-    mean: Tensor | None = None
-
     def projected(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = super().projected(query, key, value)
-        here = v.detach().mean((0, 1))
-        mean = here if self.mean is None or self.mean.shape != here.shape else 0.9 * self.mean + 0.1 * here
-        if self.training:
-            self.mean = mean
-            return q, k, v
-        return q, k, v - mean
+        return q, k, v if self.training else v - v.mean((0, 1))
 
 
 @breaks_layer(

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from implementations.contract import Result
 from reference.second_order import second_order
-from reference.solving import solve
+from reference.solving import Expected, solve
 from spec.building import build
 from spec.cases import Case, Layout, MaskKind, MaskShape, Padding, Pattern
 from spec.features import EmptyRow, Feature
@@ -47,7 +47,13 @@ def _ask(judge: Judge, mode: Feature, case: Case, said: str, gradients: bool = F
         for part in judge.parts():
             for name in problem.needs if part == "gradients" else ("",):
                 full = f"gradients.{name}" if name else part
-                judge.record(case, compare(full, part_of(result, full), expected[full], judge.dtype), how)
+                _record(judge, case, result, full, expected[full], how)
+
+
+def _record(judge: Judge, case: Case, result: Result, part: str, expected: Expected, how: str) -> None:
+    """One check; which parts fail tells mistakes apart."""
+    said = how if part == "output" else f"{how}, {part}"
+    judge.record(case, compare(part, part_of(result, part), expected, judge.dtype), said)
 
 
 def _answers(judge: Judge, mode: Feature, case: Case, problem: Problem, said: str) -> list[tuple[str, Result]]:
@@ -56,7 +62,7 @@ def _answers(judge: Judge, mode: Feature, case: Case, problem: Problem, said: st
     try:
         result = asking.ask(problem)
     except CandidateError as error:
-        judge.assert_that(case, False, f"{said}: {error}")
+        judge.assert_that(case, False, f"{said}, it {error}")
         return []
     return [(said, result), *((f"{said}, {how}", other) for how, other in result.others.items())]
 
@@ -112,7 +118,8 @@ def test_unbatched(judge: Judge) -> None:
 
 @clause("modules.autocast", dtypes=ONE)
 def test_autocast(judge: Judge) -> None:
-    for said, case in {**KINDS, "with masked scores": replace(MASKED, mask=MaskKind.INFINITE)}.items():
+    masked = {"with masked scores": replace(MASKED, mask=MaskKind.INFINITE)}
+    for said, case in {**KINDS, **masked, "with a mask that all share": LANES["with a mask that all share"]}.items():
         for asked in judge.cases(case):
             _ask_for_halves(judge, asked, f"under autocast, {said}", gradients=case is PLAIN)
 
@@ -127,7 +134,7 @@ def _ask_for_halves(judge: Judge, case: Case, said: str, gradients: bool) -> Non
     expected = solve(halves, judge.conventions).parts
     for how, result in _answers(judge, Feature.AUTOCAST, case, halves.with_arrays(held), said):
         for part in ("output", *(f"gradients.{name}" for name in halves.needs)):
-            judge.record(case, compare(part, part_of(result, part), expected[part], judge.dtype), how)
+            _record(judge, case, result, part, expected[part], how)
 
 
 @clause("modules.vmap", dtypes=STATES)
@@ -192,7 +199,7 @@ def _ask_twice(judge: Judge, case: Case, said: str) -> None:
     expected = second_order(problem, judge.conventions)
     for how, result in _answers(judge, Feature.DOUBLE_BACKWARD, case, problem, said):
         for part, meant in expected.items():
-            judge.record(case, compare(part, part_of(result, part), meant, judge.dtype), how)
+            _record(judge, case, result, part, meant, how)
 
 
 @clause("modules.one-head")
