@@ -1,7 +1,7 @@
 """Second derivatives: how the gradients change when all that is differentiated moves in a given direction.
 
 The gradients of chapter gradients are evaluated on dual numbers. The same code, on absolute values and with every
-difference made a sum, gives the sizes to which rounding errors are relative; see `bounds.md`, section 12.
+difference made a sum, gives the sizes to which rounding errors are relative; see `bounds.md`, section 14.
 """
 
 from __future__ import annotations
