@@ -1,7 +1,7 @@
 """Second derivatives: how the gradients change when all that is differentiated moves in a given direction.
 
 The gradients of chapter gradients are evaluated on dual numbers. The same code, on absolute values and with every
-difference made a sum, gives the sizes to which rounding errors are relative; see `bounds.md`, section 14.
+difference made a sum, gives the sizes to which rounding errors are relative; see `bounds.md`, section 13.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from spec.problems import Array, Problem
 
 INPUTS = ("query", "key", "value")
 WEIGHTS = 3
-"""So many weights are multiplied in a term at most."""
+"""Weights that are multiplied in one term at most."""
 PROJECTIONS = 7
-"""Of so many projections, forward and back, it is made."""
+"""Products with a matrix of parameters, on the way forward and back, that a term goes through."""
 SUMS = 7
-"""And so many sums over keys, queries or the width of a head lie around it."""
+"""Other sums that it goes through: over the width of a head, keys, queries and tokens."""
 STAGES = 24
-"""Operations on its way; each stores its operands and its result, and multiplies by a constant."""
+"""Operations that it goes through; each forms, scales and stores its result."""
 
 
 @dataclass(frozen=True, eq=False)
