@@ -19,7 +19,7 @@ from implementations.modules import torch_module
 from implementations.ops import numpy_op, torch_op
 from implementations.tensors import Tensors
 from implementations.torch_ops import NAN_SWALLOWED, SDPA_FEATURES
-from spec.features import Conventions, Feature, Polarity, Scope
+from spec.features import Conventions, Feature, Polarity, Scope, SoftmaxPrecision
 from spec.problems import Problem
 
 _NO_GRADIENTS = {Feature.GRADIENTS, Feature.MASK_GRADIENT}
@@ -55,25 +55,10 @@ _MODES = {
     Feature.VMAP,
     Feature.NO_GRAD,
 }
-_NUMPY = SDPA_FEATURES - _NO_GRADIENTS | {
-    Feature.KEY_PADDING,
-    Feature.WEIGHTS,
-    Feature.LOG_SUM_EXP,
-    Feature.CONTAINMENT,
-}
-_TILED = (
-    SDPA_FEATURES
-    | _FURTHER
-    | {
-        Feature.CUMULATIVE_LENGTHS,
-        Feature.KEY_PADDING,
-        Feature.LOG_SUM_EXP,
-        Feature.WAYS,
-        Feature.CONTAINMENT,
-        Feature.NO_GRAD,
-        Feature.AUTOCAST,
-    }
-)
+_BY_NAME = {Feature.CUMULATIVE_LENGTHS, Feature.KEY_PADDING, Feature.LOG_SUM_EXP, Feature.WAYS, Feature.CONTAINMENT}
+_OF_OPS = SDPA_FEATURES | _FURTHER | _BY_NAME
+_NUMPY = (_OF_OPS | {Feature.WEIGHTS}) - _NO_GRADIENTS - {Feature.DROPOUT}
+_TILED = _OF_OPS | {Feature.NO_GRAD, Feature.AUTOCAST}
 _PLACES = {**PLACES, **{name: name for name in ("bias_k", "bias_v", "relative_bias", "sinks", "head_gates")}}
 _TOLD = ("query_start", "alibi_slopes", "query_segments", "key_segments", "cu_seqlens_q", "cu_seqlens_k")
 
@@ -147,9 +132,13 @@ INHOUSE = (
     ),
     Implementation(
         "inhouse.numpy",
-        Claims(Scope.OP, _NUMPY),
-        numpy_op(attention, extras=("weights", "log_sum_exp")),
-        "a function in NumPy that returns output, weights and log-sum-exp",
+        Claims(Scope.OP, _NUMPY, Conventions(softmax_precision=SoftmaxPrecision.FLOAT32)),
+        numpy_op(partial(attention, need_weights=True), extras=("log_sum_exp", "weights")),
+        "online softmax over tiles in NumPy, in float32 for all dtypes",
+        ways={
+            "without the weights": numpy_op(attention, extras=("log_sum_exp",)),
+            "in tiles of 3": numpy_op(partial(attention, tile=3), extras=("log_sum_exp",)),
+        },
     ),
     Implementation(
         "inhouse.tiled",

@@ -10,7 +10,6 @@ import pytest
 from implementations.contract import Implementation, Unable
 from implementations.fitting import fit
 from implementations.inhouse import INHOUSE
-from implementations.inhouse.numpy_attention import attention
 from reference.solving import solve
 from spec.building import build
 from spec.cases import Case, Garbage, Layout, MaskKind, MaskShape, Padding, Pattern, Scores, Sizes
@@ -83,20 +82,3 @@ def test_a_wrong_mask_is_refused(implementation: Implementation) -> None:
     _, problem = posed(implementation, Case(mask=MaskKind.BOOL), "float32")
     with pytest.raises(ValueError, match="broadcast"):
         implementation.run(replace(problem, attn_mask=np.ones((2, 3, 5, 6), bool)).forward_only(), "cpu")
-
-
-def test_numpy_answers_an_empty_row_with_zeros_and_minus_infinity() -> None:
-    x = np.ones((1, 1, 2, 3), np.float32)
-    output, weights, log_sum_exp = attention(x, x, x, attn_mask=np.array([[True, True], [False, False]]))
-    assert not output[0, 0, 1].any()
-    assert not weights[0, 0, 1].any()
-    assert log_sum_exp[0, 0, 1] == -np.inf
-    assert np.isfinite(log_sum_exp[0, 0, 0])
-
-
-def test_numpy_refuses_what_does_not_fit() -> None:
-    x = np.ones((1, 1, 2, 3))
-    with pytest.raises(ValueError, match=r"one width, .* got \(1, 1, 2, 3\), \(1, 1, 2, 2\) and"):
-        attention(x, x[..., :2], x)
-    with pytest.raises(ValueError, match=r"one length: got .* and \(1, 1, 1, 3\)"):
-        attention(x, x, np.ones((1, 1, 1, 3)))

@@ -1,0 +1,119 @@
+"""Attention in NumPy: one answer whatever the tiles are, and float32 where it says so."""
+
+from __future__ import annotations
+
+import tracemalloc
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from implementations.inhouse import INHOUSE
+from implementations.inhouse.numpy_attention import Array, attention
+from implementations.inhouse.numpy_masking import within
+from implementations.ops import numpy_op
+from spec.cases import Case, MaskKind, MaskShape, Padding, Sizes
+from spec.extensions import Packing
+from spec.features import SoftmaxPrecision
+from spec.problems import DTYPES
+from tests.harness.judge import Judge
+from tests.selftest.test_family import ASKED
+
+(ENTRY,) = (each for each in INHOUSE if each.name == "inhouse.numpy")
+CASES = {
+    **ASKED,
+    "everything, zero key": ASKED["everything"].extended(zero_attn=True),
+    "mask of one row": Case(mask=MaskKind.INFINITE, mask_shape=MaskShape.KEYS, padding=Padding.HOLES),
+    "mask of one column": Case(mask=MaskKind.FLOAT, mask_shape=MaskShape.QUERIES),
+    "lengths with an empty document": Case().extended(packing=Packing.EMPTY_DOCUMENT, relative_bias=1),
+    "no key": Case(sizes=Sizes(key_length=0)).extended(sinks=True),
+    "no query": Case(sizes=Sizes(query_length=0)).extended(left=2),
+    "no sample": Case(sizes=Sizes(batch=0)).extended(packing=Packing.SEGMENTS),
+}
+
+
+@pytest.mark.parametrize(("size", "dtype"), [(1, "float64"), (128, "float64"), *((3, dtype) for dtype in DTYPES)])
+@pytest.mark.parametrize("name", CASES)
+def test_agrees(name: str, size: int, dtype: str) -> None:
+    run = numpy_op(partial(attention, tile=size, need_weights=True), extras=("log_sum_exp", "weights"))
+    judge = Judge(replace(ENTRY, run=run), dtype)
+    for case in judge.cases(CASES[name]):
+        judge.assert_conforms(case, "output", "log_sum_exp", "weights")
+    assert not judge.failures, judge.failures[0].message
+    assert judge.checks + judge.blunt > 2
+    assert not judge.unable
+
+
+def test_its_softmax_is_not_in_float64() -> None:
+    """What it claims is not only allowed, but so: the same without the claim is refused."""
+    claims = replace(ENTRY.claims, conventions=ENTRY.claims.conventions.claiming({"softmax-precision": "working"}))
+    assert ENTRY.claims.conventions.softmax_precision is SoftmaxPrecision.FLOAT32
+    judge = Judge(replace(ENTRY, claims=claims), "float64")
+    judge.assert_conforms(Case())
+    assert judge.failures
+
+
+def test_an_empty_row_is_zeros_and_minus_infinity() -> None:
+    x = np.ones((1, 1, 2, 3), np.float32)
+    mask = np.array([[True, True], [False, False]])
+    output, log_sum_exp, weights = attention(x, x, x, attn_mask=mask, need_weights=True)
+    assert not output[0, 0, 1].any()
+    assert not weights[0, 0, 1].any()
+    assert log_sum_exp[0, 0, 1] == -np.inf
+    assert np.isfinite(log_sum_exp[0, 0, 0])
+
+
+def test_nan_of_a_later_key_stays_out() -> None:
+    x = np.random.default_rng(0).standard_normal((1, 2, 5, 4))
+    spoilt = np.where(np.arange(5)[:, None] == 3, np.nan, x)
+    clean, other = (attention(x, rows, rows, is_causal=True)[0][:, :, :3] for rows in (x, spoilt))
+    np.testing.assert_allclose(other, clean, rtol=1e-6)
+
+
+def test_positions_within_documents() -> None:
+    ids = np.array([[3, 3, 1, 3, 1], [0, 0, 0, 0, 0]])
+    assert within(ids).tolist() == [[0, 1, 0, 2, 1], [0, 1, 2, 3, 4]]
+
+
+def ends(queries: list[int], keys: list[int]) -> dict[str, Array]:
+    return {"cu_seqlens_q": np.array(queries), "cu_seqlens_k": np.array(keys)}
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "options", "told"),
+    [
+        ((2, 2, 7, 2), (2, 2, 7, 3), {}, r"one width, .* got \(2, 4, 5, 3\), \(2, 2, 7, 2\) and"),
+        ((2, 2, 7, 3), (2, 2, 6, 3), {}, r"one length, .* and \(2, 2, 6, 3\)"),
+        ((2, 3, 7, 3), (2, 3, 7, 3), {}, "key heads must be as many"),
+        ((2, 2, 7, 3), (2, 2, 7, 3), {"enable_gqa": False}, "key heads must be as many"),
+        ((2, 2, 7, 3), (2, 2, 7, 3), {"attn_mask": np.ones((5, 6), bool)}, r"\(5, 6\) does not broadcast to"),
+        ((2, 2, 7, 3), (2, 2, 7, 3), {"attn_mask": np.ones((5, 7), int)}, "boolean or of floats"),
+        ((2, 2, 7, 3), (2, 2, 7, 3), {"rotary_base": 10.0}, "an even width, not 3"),
+        ((2, 2, 7, 3), (2, 2, 7, 3), {"dropout_p": 0.5}, "no dropout"),
+        (
+            (2, 2, 7, 3),
+            (2, 2, 7, 3),
+            {"cu_seqlens_q": np.array([0, 4]), "cu_seqlens_k": np.array([0, 7])},
+            "do not fit",
+        ),
+        ((2, 2, 7, 3), (2, 2, 7, 3), {"cu_seqlens_q": np.array([1, 5]), "cu_seqlens_k": np.array([0, 7])}, "from 0"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(
+    key: tuple[int, ...], value: tuple[int, ...], options: dict[str, Any], told: str
+) -> None:
+    query, *rows = (np.zeros(shape, np.float32) for shape in ((2, 4, 5, 3), key, value))
+    with pytest.raises(ValueError, match=told):
+        attention(query, *rows, **{"enable_gqa": True, **options})
+
+
+def test_memory_does_not_grow_with_the_square_of_the_length() -> None:
+    """An output of 4096 queries over 4096 keys, whose weights alone would take 64 MiB."""
+    x: Array = np.random.default_rng(0).standard_normal((1, 1, 4096, 4)).astype(np.float32)
+    tracemalloc.start()
+    attention(x, x, x, is_causal=True)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 8 * 2**20
