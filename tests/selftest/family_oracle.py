@@ -68,7 +68,7 @@ def kv_heads(problem: Problem) -> int:
     """As many key heads as the axis says, or as widths of a query's head fit into the key's projection."""
     if problem.scope is Scope.OP:
         return int(problem.key.shape[1])
-    width = problem.parameters["w_q"].shape[1] // problem.num_heads
+    width = int(problem.parameters["w_q"].shape[1]) // problem.num_heads
     return int(problem.parameters["w_k"].shape[1]) // width
 
 

@@ -272,7 +272,7 @@ def composed(steps: Steps) -> Callable[[Problem, str], Result]:
             further = right.share(row.to(rows.dtype).view(1, rows.shape[1], 1, -1), num_heads)
             return torch.cat([shared, further.expand(len(rows), -1, -1, -1)], 2)
 
-        options = {n: given[n] for n in ("attn_mask", "key_padding_mask") if n in given}
+        options: dict[str, Any] = {n: given[n] for n in ("attn_mask", "key_padding_mask") if n in given}
         options |= {"is_causal": problem.causal, "scale": problem.scale, **further_options(problem, given)}
         with seeded(problem):
             answer = replace(steps, share=share).answer(query, key, value, **options)
@@ -288,4 +288,4 @@ def _heads(problem: Problem, given: Mapping[str, Tensor], name: str) -> Tensor:
     inputs = given.get(name, given.get("key", given["query"]))
     projected = inputs @ given[f"w_{name[0]}"] + given[f"b_{name[0]}"]
     num_heads = problem.num_heads if name == "query" else problem.num_kv_heads
-    return projected.unflatten(-1, (num_heads, -1)).transpose(1, 2)
+    return projected.view(*projected.shape[:2], num_heads, -1).transpose(1, 2)
