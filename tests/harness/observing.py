@@ -229,7 +229,7 @@ FLAG_AND_MASK = Question(
 SPOILT_KEYS = Question("NaN in masked keys", _HIDDEN, _contained, _nan_in("key"), dtypes=_WIDE)
 SPOILT_VALUES = Question("NaN in masked values", _HIDDEN, _contained, _nan_in("value"), dtypes=_WIDE)
 INTEGERS = Question("boolean mask given as integers", _HIDDEN, _of_numbers, _as_integers, dtypes=_WIDE)
-FLOATS = Question("boolean mask given as 0.0 and 1.0", _HIDDEN, _of_numbers, _as_floats, dtypes=_WIDE)
+FLOATS = Question("boolean mask given as floats", _HIDDEN, _of_numbers, _as_floats, dtypes=_WIDE)
 NO_SAMPLE = Question("no samples", (Case().sized(batch=0),), _answered)
 NO_QUERY = Question("no queries", (Case().sized(query_length=0),), _answered)
 NO_KEY = Question("no keys", (Case().sized(key_length=0),), _of_empty_rows)
