@@ -59,7 +59,8 @@ def solve(
     Args:
         problem: what is asked.
         conventions: the claimed answers where the field disagrees.
-        kept: (B, H, Lq, Lk) factors of the weights under dropout: 0 for a dropped one, 1 / (1 - p) for others.
+        kept: (B, H, Lq, Lk) factors of the weights under dropout: 0 for a dropped one, 1 / (1 - p) for others; Lk
+            counts further keys and the sink, as in a `Trace`.
         working: bounds are for this precision instead.
     """
     working = working or precision(problem.dtype, conventions.softmax_precision)
