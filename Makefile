@@ -6,7 +6,7 @@ VENV   ?= .venv
 RUN    := $(VENV)/bin/python
 READY  := $(VENV)/.ready
 
-.PHONY: conformance test lint types bounds mutation defects conventions format clean
+.PHONY: conformance test lint types bounds mutation defects conventions pruning format clean
 
 conformance: $(READY)
 	$(RUN) -m pytest --report report
@@ -33,6 +33,9 @@ defects: $(READY)
 
 conventions: $(READY)
 	$(RUN) -m tests.measure_conventions
+
+pruning: $(READY)
+	$(RUN) -m tests.measure_pruning
 
 format: $(READY)
 	$(RUN) -m ruff check --fix .
