@@ -181,28 +181,29 @@ def page(found: Findings, rises: Tensor, spare: Tensor) -> Iterator[str]:
     yield "## One head at a time"
     yield "\n".join(_one_by_one(found))
     yield (
-        "The importance is the mean over samples of the absolute value of the loss's derivative by the gate (25.4). "
-        "The first-order prediction of the rise is minus the derivative of the mean loss (25.5); the curvature adds "
-        "half of its second derivative."
+        "The importance is the mean over samples of the absolute value of the loss's derivative by the gate "
+        "(25.4). The first-order prediction of the rise is minus the derivative of the mean loss (25.5); the "
+        "curvature adds half of its second derivative."
     )
     yield "## One head after the other"
     yield "From the least important to the most important one."
     yield "\n".join(_in_turn(found))
     yield "## What follows"
-    yield from _follows(found, rises, spare)
+    yield "\n".join(map(wrapped, _follows(found, rises, spare)))
 
 
 def _told(found: Findings) -> Iterator[str]:
     known, best = found.samples.accuracy(found.model), (1.0 - NOISE) + NOISE / VALUES
     yield (
-        "Written by `make pruning`, which trains the model in seconds and fails where a sentence below does not hold. "
-        "It is source D's exercise 2, with the quantities of chapter head-gates."
+        "Written by `make pruning`, which trains the model in seconds and fails where a sentence below does "
+        "not hold. It is source D's exercise 2, with the quantities of chapter head-gates."
     )
     yield (
-        f"A memory holds {LENGTH} pairs of a key and a value. Two keys are asked for at once, and one layer of attention "
-        f"with {HEADS} heads has to recall both values. {NOISE:.0%} of the answers are drawn at random, so that "
-        f"{best:.1%} of them can be known. After {STEPS} steps the model knows {known:.1%} of {2 * HELD_OUT} answers that "
-        f"it has not seen; its loss is {found.loss:.4f}. Heads are not told which key they serve, and two would be enough."
+        f"A memory holds {LENGTH} pairs of a key and a value. Two keys are asked for at once, and one layer of"
+        f" attention with {HEADS} heads has to recall both values. {NOISE:.0%} of the answers are drawn at "
+        f"random, so that {best:.1%} of them can be known. After {STEPS} steps the model knows {known:.1%} of "
+        f"{2 * HELD_OUT} answers that it has not seen; its loss is {found.loss:.4f}. Heads are not told which "
+        "key they serve, and two would be enough."
     )
 
 
@@ -231,39 +232,40 @@ def _follows(found: Findings, rises: Tensor, spare: Tensor) -> Iterator[str]:
     two = " and ".join(str(head) for head in sorted(found.importance.topk(2).indices.tolist()))
     largest = max(abs(found.first_order(each)) for each in torch.eye(HEADS))
     yield (
-        f"- Importance finds the heads that matter: {two}, the two that cost most when they are closed. The ranks of "
-        f"importances and measured rises agree to {agreement(found.importance, rises):.2f} (Spearman)."
+        f"- Importance finds the heads that matter: {two}, the two that cost most when they are closed. The "
+        f"ranks of importances and measured rises agree to {agreement(found.importance, rises):.2f} "
+        "(Spearman)."
     )
     yield (
-        f"- The first-order prediction is no measure of a head. It is at most {largest:.4f} here, where a head costs up to "
-        f"{rises.max().item():.4f}: at a minimum of the loss the derivative by a gate is that by the rows of the output "
-        "matrix, times these rows, and so it is 0. The gains and losses of single samples are what is left, and the "
-        "absolute value keeps them."
+        f"- The first-order prediction is no measure of a head. It is at most {largest:.4f} here, where a head"
+        f" costs up to {rises.max().item():.4f}: at a minimum of the loss the derivative by a gate is that by "
+        "the rows of the output matrix, times these rows, and so it is about 0. The gains and losses of single "
+        "samples are what is left, and the absolute value keeps them."
     )
     yield (
-        "- The curvature foretells the measured rise in kind, and too little of it where a head matters: from 1 to 0 is a "
-        "long way for a gate, over which a loss is no parabola."
+        "- The curvature foretells the measured rise in kind, and too little of it where a head matters: from"
+        " 1 to 0 is a long way for a gate, over which a loss is no parabola."
     )
     yield (
-        f"- The four other heads cost {(rises @ spare).item():.4f} one by one, in sum, and {together:.4f} together: they "
-        "stand in for one another. Importances are those of a head among all others, and are to be taken again after each "
-        "pruning."
+        f"- The four other heads cost {(rises @ spare).item():.4f} one by one, in sum, and {together:.4f} "
+        "together: they stand in for one another. Importances are those of a head among all others, and are "
+        "to be taken again after each pruning."
     )
     yield (
-        f"- Accuracy hides this: without the four it is {left:.1%}, of {before:.1%} before. Only the loss tells that the "
-        "model has become less sure of itself."
+        f"- Accuracy hides this: without the four it is {left:.1%}, of {before:.1%} before. Only the loss "
+        "tells that the model has become less sure of itself."
     )
     yield (
-        "- Setting the rows of the output matrix to 0 gives the same loss as closing the gates. These rows, and the columns "
-        f"of the other three matrices, can be left out: {int(spare.sum())} of {HEADS} heads, and as large a part of the "
-        "attention's work."
+        "- Setting the rows of the output matrix to 0 gives the same loss as closing the gates. These rows, "
+        f"and the columns of the other three matrices, can be left out: {int(spare.sum())} of {HEADS} heads, "
+        "and as large a part of the attention's work."
     )
 
 
 def wrapped(paragraph: str) -> str:
-    """At the width of the other pages; tables as they are."""
+    """At the width of the other pages; tables and lists as they are."""
     indent = "  " if paragraph.startswith("- ") else ""
-    return paragraph if paragraph.startswith("|") else fill(paragraph, 112, subsequent_indent=indent)
+    return paragraph if "\n" in paragraph else fill(paragraph, 112, subsequent_indent=indent)
 
 
 def main() -> int:
