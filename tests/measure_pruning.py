@@ -160,6 +160,8 @@ def requirements(found: Findings, rises: Tensor, spare: Tensor) -> Iterator[str]
         yield "the first-order prediction is not small"
     if any(abs(found.second_order(each) - rises[h]) > rises.max() / 2.0 for h, each in enumerate(alone)):
         yield "the curvature does not foretell the rise"
+    if found.samples.accuracy(found.model) - found.measured(spare)[1] > NOISE / 10.0:
+        yield "the accuracy falls without the other heads"
     if found.measured(spare)[0] <= float(rises @ spare):
         yield "several heads together cost no more than one by one"
     if _difference_of_rows(found, spare) > 1e-5 * found.loss:

@@ -247,7 +247,7 @@ def returned_weights_gated(
     return output, weights if head_gates is None else gate(weights, head_gates)
 
 
-def _call(module: nn.Module, given: Tensors, problem: Problem) -> Any:
+def call(module: nn.Module, given: Tensors, problem: Problem) -> Any:
     names = ("attn_mask", "key_padding_mask", "head_gates")
     return module(*inputs_of(given), **{n: given[n] for n in names if n in given}, is_causal=problem.causal)
 
@@ -259,7 +259,7 @@ def _call(module: nn.Module, given: Tensors, problem: Problem) -> Any:
     "head-gates.gradient",
     "head-gates.importance",
     features=LAYER,
-    call=_call,
+    call=call,
     holds=("head-gates.open", "heads.split"),
     does="Multiplies the joined heads by the gates one after the other, component by component.",
     repair="Multiply before the heads are joined, or repeat each gate over the width of its head.",
@@ -292,7 +292,7 @@ class GatesTiledOverTheWidth(Layer):
     "head-gates.gradient",
     "head-gates.importance",
     features=LAYER,
-    call=_call,
+    call=call,
     holds=("head-gates.open", "projections.output-bias"),
     does="Counts the bias of the output projection as shares of the heads, which the gates take along.",
     repair="Leave the bias alone: it belongs to no head.",
