@@ -118,7 +118,7 @@ class KeysKeptFromEvaluation(Layer):
     ),
 )
 class BiasesLeftOutOfTheState(Layer):
-    def state_dict(self, *args: Any, **options: Any) -> dict[str, Any]:
+    def state_dict(self, *args: Any, **options: Any) -> Any:
         whole = super().state_dict(*args, **options)
         return {name: tensor for name, tensor in whole.items() if name.endswith("weight")}
 
@@ -143,7 +143,7 @@ class BiasesLeftOutOfTheState(Layer):
     ),
 )
 class LoadedInAnotherOrder(Layer):
-    def state_dict(self, *args: Any, **options: Any) -> dict[str, Any]:
+    def state_dict(self, *args: Any, **options: Any) -> Any:
         whole: dict[str, Any] = super().state_dict(*args, **options)
         return whole | {"qkv": torch.cat([whole.pop(f"{role}.weight") for role in "qkv"])}
 
@@ -180,7 +180,7 @@ class LoadedStateShared(Layer):
     severity=Severity.PRECISION,
 )
 class SavedInHalfPrecision(Layer):
-    def state_dict(self, *args: Any, **options: Any) -> dict[str, Any]:
+    def state_dict(self, *args: Any, **options: Any) -> Any:
         return {name: tensor.bfloat16() for name, tensor in super().state_dict(*args, **options).items()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
@@ -253,7 +253,7 @@ class MatricesSharedWithCopies(Layer):
 )
 class HeadsForgottenWhenStored(Layer):
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__({**state, "num_heads": 1})
+        super().__setstate__({**state, "num_heads": 1})  # type: ignore[no-untyped-call]  # of torch
 
 
 class Unbatched(Layer):

@@ -127,7 +127,7 @@ class _Masked(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], scores: Tensor, mask: Tensor) -> tuple[Tensor, int]:
         shared = mask if in_dims[1] is None else mask.select(in_dims[1], 0)
-        return _Masked.apply(scores.movedim(in_dims[0] or 0, 0), shared), 0
+        return _Masked.apply(scores.movedim(in_dims[0] or 0, 0), shared), 0  # type: ignore[no-untyped-call]
 
 
 @breaks(
@@ -143,7 +143,9 @@ class _Masked(torch.autograd.Function):
 )
 def mask_of_the_first_lane(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     def masked(scores: Tensor, mask: Tensor) -> Tensor:
-        found: Tensor = _Masked.apply(scores, mask) if mask.dtype is torch.bool else add_mask(scores, mask)
+        if mask.dtype is not torch.bool:
+            return add_mask(scores, mask)
+        found: Tensor = _Masked.apply(scores, mask)  # type: ignore[no-untyped-call]
         return found
 
     return Steps(add_mask=masked)(query, key, value, **options)
@@ -254,7 +256,7 @@ def gradient_that_has_none(query: Tensor, key: Tensor, value: Tensor, **options:
 )
 def query_detached_in_the_gradient(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     def score(q: Tensor, k: Tensor, by: float) -> Tensor:
-        products: Tensor = _Product.apply(q, k.mT)
+        products: Tensor = _Product.apply(q, k.mT)  # type: ignore[no-untyped-call]
         return products * by
 
     return Steps(score=score)(query, key, value, **options)

@@ -142,8 +142,9 @@ def test_gradient(judge: Judge) -> None:
         judge.assert_conforms(case, "gradients")
     for case in judge.cases(GATED):
         shut, expected = _gates(judge.problem(case), 0), _expected(judge, case, 0)
-        result = _asked(judge, case, shut)
-        for part in (f"gradients.{name}" for name in shut.needs) if result is not None else ():
+        if (result := _asked(judge, case, shut)) is None:
+            continue
+        for part in (f"gradients.{name}" for name in shut.needs):
             judge.record(case, compare(part, part_of(result, part), expected[part], judge.dtype), "the first gate is 0")
 
 

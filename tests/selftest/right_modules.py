@@ -92,13 +92,13 @@ class MatrixKeptWhileItHolds(Unbatched):
         return F.linear(query, self.kept[1], self.q.bias), k, v
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: held for name, held in super().__getstate__().items() if name != "kept"}  # type: ignore[misc]
+        return {name: held for name, held in self.__dict__.items() if name != "kept"}
 
 
 class SavedAsOne(Layer):
     """The state has names of its own and holds each projection with its bias in one tensor."""
 
-    def state_dict(self, *args: Any, **options: Any) -> dict[str, Any]:
+    def state_dict(self, *args: Any, **options: Any) -> Any:
         return {f"projection_{name}": _joined(layer) for name, layer in self.named_children()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
@@ -123,7 +123,8 @@ class _Softmax(torch.autograd.Function):
         top = scores.amax(-1, keepdim=True)
         e = (scores - torch.where(top == -INFINITY, 0.0, top)).exp()
         whole = e.sum(-1, keepdim=True)
-        return e / torch.where(whole == 0.0, 1.0, whole)
+        weights: Tensor = e / torch.where(whole == 0.0, 1.0, whole)
+        return weights
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
@@ -132,13 +133,15 @@ class _Softmax(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
         (weights,) = ctx.saved_tensors
-        weighted: Tensor = weights * gradients[0]
-        return weighted - weights * weighted.sum(-1, keepdim=True)
+        weighted = weights * gradients[0]
+        found: Tensor = weighted - weights * weighted.sum(-1, keepdim=True)
+        return found
 
 
 def gradient_of_its_own(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     empty = key.shape[-2] == 0
-    return (Steps() if empty else Steps(softmax=_Softmax.apply))(query, key, value, **options)
+    steps = Steps() if empty else Steps(softmax=_Softmax.apply)
+    return steps(query, key, value, **options)
 
 
 def _gates(name: str, function: Callable[..., Tensor]) -> Implementation:

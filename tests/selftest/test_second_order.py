@@ -55,7 +55,7 @@ def _differences(problem: Problem, step: float) -> dict[str, Array]:
     found = {at: _gradients(problem, at * step) for at in (-3, -2, -1, 1, 2, 3)}
     factors = {1: 45.0, 2: -9.0, 3: 1.0}
     return {
-        name: sum(f * (found[at][name] - found[-at][name]) for at, f in factors.items()) / (60.0 * step)
+        name: np.sum([f * (found[at][name] - found[-at][name]) for at, f in factors.items()], 0) / (60.0 * step)
         for name in found[1]
     }
 
