@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -174,3 +175,14 @@ TORCH_MODULES = (
         (NAN_SWALLOWED,),
     ),
 )
+
+_BY_INDUCTOR = module_modes(_BUILD, _CALL, PLACES, Feature.COMPILED, backend="inductor")
+MHA_INDUCTOR = Implementation(
+    "torch.mha.inductor",
+    replace(_claims(*_BY_INDUCTOR), dtypes=("float32",)),
+    torch_module(_BUILD, _CALL, PLACES),
+    "nn.MultiheadAttention, compiled to machine code in chapter modules",
+    (NAN_SWALLOWED,),
+    modes=_BY_INDUCTOR,
+)
+"""It takes a C++ compiler and half a minute."""

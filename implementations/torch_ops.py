@@ -109,3 +109,14 @@ TORCH_OPS = (
         _FLASH_DEVIATIONS,
     ),
 )
+
+_BY_INDUCTOR = op_modes(F.scaled_dot_product_attention, Feature.COMPILED, backend="inductor")
+SDPA_INDUCTOR = Implementation(
+    "torch.sdpa.inductor",
+    replace(_CLAIMS, features=_CLAIMS.features.union(_BY_INDUCTOR), dtypes=("float32",)),
+    torch_op(F.scaled_dot_product_attention),
+    "scaled_dot_product_attention, compiled to machine code in chapter modules",
+    _FLASH_DEVIATIONS,
+    modes=_BY_INDUCTOR,
+)
+"""It takes a C++ compiler and half a minute."""
