@@ -1,0 +1,72 @@
+"""flex_attention: its options together, the few kernels that are compiled, and one of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.nn.attention import flex_attention as flex
+
+from implementations.builtin import ABSENT, ON_REQUEST
+from implementations.contract import Unable
+from implementations.fitting import fit
+from implementations.torch_flex import COMPILED, EAGER, missing, uncompiled
+from spec.cases import Case, MaskKind, Padding, Sizes
+from spec.extensions import Packing
+from tests.harness.judge import Judge
+from tests.harness.running import run
+from tests.harness.verdicts import Status
+
+EVERYTHING = Case(sizes=Sizes(num_heads=6, num_kv_heads=3), mask=MaskKind.INFINITE, padding=Padding.LEFT, causal=True)
+ASKED = {
+    "every score_mod": EVERYTHING.extended(softcap=3.0, alibi=True, relative_bias=1, query_start=3),
+    "every mask_mod": replace(EVERYTHING, mask=MaskKind.BOOL).extended(left=3, right=1, packing=Packing.SEGMENTS),
+    "sinks over rows without keys": Case(padding=Padding.EMPTY_SAMPLE).extended(sinks=True, packing=Packing.LENGTHS),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("name", ASKED)
+def test_options_go_together(name: str, dtype: str) -> None:
+    judge = Judge(EAGER, dtype)
+    for case in judge.cases(ASKED[name]):
+        judge.assert_conforms(case, "output", "log_sum_exp")
+    assert judge.checks == 2
+    assert not judge.failures, judge.failures[0].message
+
+
+def test_the_way_it_is_called_is_put_back() -> None:
+    before = flex._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG
+    with pytest.raises(ZeroDivisionError), uncompiled():
+        raise ZeroDivisionError
+    assert flex._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG is before
+
+
+def test_a_few_kernels_are_compiled() -> None:
+    fitted = fit(Case(causal=True, padding=Padding.LEFT), COMPILED.claims)
+    assert fitted == Case(causal=True, padding=Padding.LEFT).sized(d_v=4)
+    assert fit(Case().sized(key_length=8), COMPILED.claims) == Unable(
+        "each shape is compiled anew, and only two are asked"
+    )
+    three = Case(causal=True, padding=Padding.LEFT).extended(softcap=2.0)
+    assert fit(three, COMPILED.claims) == Unable(
+        "each combination is compiled anew, and no more than two options are asked at once"
+    )
+
+
+def test_it_is_absent_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert missing() == "torch.compile needs a C++ compiler, and there is no no-such-compiler"
+
+
+def test_it_is_on_request_or_absent() -> None:
+    assert (COMPILED in ON_REQUEST) is not (COMPILED.name in ABSENT)
+
+
+@pytest.mark.skipif(bool(missing()), reason=missing())
+def test_a_compiled_kernel() -> None:
+    torch._dynamo.reset()
+    (verdict,) = run(COMPILED, ("causal.square",), ("float32",))
+    assert verdict.status is Status.PASS
+    assert verdict.checks
