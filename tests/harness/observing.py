@@ -171,7 +171,7 @@ def _nan_in(name: str) -> Callable[[Problem], Problem | None]:
     def spoilt(problem: Problem) -> Problem | None:
         if name not in problem.arrays():
             return None
-        unseen = ~allowed_keys(problem, Conventions()).any((1, 2))
+        unseen = ~np.asarray(allowed_keys(problem, Conventions()).any((1, 2)))
         array = problem.arrays()[name].copy()
         array[np.broadcast_to(unseen if array.ndim == 3 else unseen[:, None], array.shape[:-1])] = np.nan
         return problem.with_arrays({name: array})
@@ -181,7 +181,6 @@ def _nan_in(name: str) -> Callable[[Problem], Problem | None]:
 
 _WIDE = ("float64", "float32")
 _EMPTY = Pattern.EMPTY_ROW
-_KEYS = {"mask_shape": MaskShape.KEYS}
 _HIDDEN = (
     Case(mask=MaskKind.BOOL, mask_shape=MaskShape.KEYS),
     Case(mask=MaskKind.BOOL, mask_shape=MaskShape.KEYS, seed=1).sized(key_length=33),
