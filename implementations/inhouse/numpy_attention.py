@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from implementations.inhouse.numpy_masking import SINGLE, Sight, Tile
-from implementations.inhouse.options import Options
+from implementations.inhouse.options import Options, check
 
 Array: TypeAlias = NDArray[Any]
 State: TypeAlias = tuple[Array, Array, Array]
@@ -38,7 +38,9 @@ def attention(
         ValueError: shapes or options that make no sense.
     """
     asked = Options[Array](**options)
-    _check(query, key, value, asked)
+    check(query.shape, key.shape, value.shape, asked)
+    if asked.dropout_p:
+        raise ValueError("there is no dropout in here")
     sight = Sight.of(asked, (*query.shape[:-1], key.shape[-2]))
     returned = query.dtype if query.dtype.itemsize > SINGLE.itemsize else SINGLE
     q, k, v = query.astype(SINGLE), key.astype(SINGLE), value.astype(returned)
@@ -145,16 +147,3 @@ def _slices(length: int, size: int) -> list[slice]:
 
 def _or_zero(logs: Array) -> Array:
     return np.where(np.isinf(logs), SINGLE.type(0), logs)
-
-
-def _check(query: Array, key: Array, value: Array, asked: Options[Array]) -> None:
-    shapes = f"{query.shape}, {key.shape} and {value.shape}"
-    if query.shape[-1] != key.shape[-1] or key.shape[:-1] != value.shape[:-1] or len(query) != len(key):
-        raise ValueError(f"query and key need one width, key and value one length, all one batch: got {shapes}")
-    heads, key_heads = query.shape[1], key.shape[1]
-    if heads != key_heads and not (asked.enable_gqa and key_heads and heads % key_heads == 0):
-        raise ValueError(f"key heads must be as many as query heads, or with enable_gqa divide them: got {shapes}")
-    if asked.rotary_base is not None and query.shape[-1] % 2:
-        raise ValueError(f"rotary embedding turns pairs: it needs an even width, not {query.shape[-1]}")
-    if asked.dropout_p:
-        raise ValueError("there is no dropout in here")

@@ -1,11 +1,12 @@
-"""The options of a call, by the names in which the suite passes them."""
+"""The options of a call, by the names in which the suite passes them, and what heads they go with."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 T = TypeVar("T")
+Shape: TypeAlias = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -64,3 +65,18 @@ class Options(Generic[T]):
             raise ValueError(f"dropout_p is a probability, not {self.dropout_p}")
         if self.softcap is not None and not self.softcap > 0.0:
             raise ValueError(f"softcap must be above 0, not {self.softcap}")
+
+
+def check(query: Shape, key: Shape, value: Shape, asked: Options[Any]) -> None:
+    """Refuses heads of shapes that do not fit together.
+
+    Raises:
+        ValueError: with the shapes.
+    """
+    shapes = f"{tuple(query)}, {tuple(key)} and {tuple(value)}"
+    if query[-1] != key[-1] or key[:-1] != value[:-1] or query[0] != key[0]:
+        raise ValueError(f"query and key need one width, key and value one length, all one batch: got {shapes}")
+    if query[1] != key[1] and not (asked.enable_gqa and key[1] and query[1] % key[1] == 0):
+        raise ValueError(f"key heads must be as many as query heads, or with enable_gqa divide them: got {shapes}")
+    if asked.rotary_base is not None and query[-1] % 2:
+        raise ValueError(f"rotary embedding turns pairs: it needs an even width, not {query[-1]}")

@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 from implementations.inhouse.dropping import Dropout, drawn_seed
 from implementations.inhouse.masking import Masks
 from implementations.inhouse.online import TILE, Operands, Plan, attend, retrace
-from implementations.inhouse.options import Options
+from implementations.inhouse.options import Options, check
 
 
 class TiledAttention(torch.autograd.Function):
@@ -64,7 +64,7 @@ def tiled_attention(
         ValueError: shapes or options that make no sense.
     """
     asked = Options[Tensor](**options)
-    _check(query, key, value, asked)
+    check(query.shape, key.shape, value.shape, asked)
     dtype = wide(query.dtype)
     masks = Masks.of(asked, query, key)
     q, k = query.to(dtype), key.to(dtype)
@@ -100,14 +100,3 @@ def turned(rows: Tensor, places: Tensor, base: float) -> Tensor:
 def wide(dtype: torch.dtype) -> torch.dtype:
     """The precision in which a dtype is worked on."""
     return torch.float32 if dtype.itemsize < 4 else dtype
-
-
-def _check(query: Tensor, key: Tensor, value: Tensor, asked: Options[Tensor]) -> None:
-    shapes = f"{tuple(query.shape)}, {tuple(key.shape)} and {tuple(value.shape)}"
-    if query.shape[-1] != key.shape[-1] or key.shape[:-1] != value.shape[:-1] or len(query) != len(key):
-        raise ValueError(f"query and key need one width, key and value one length, all one batch: got {shapes}")
-    heads, key_heads = query.shape[1], key.shape[1]
-    if heads != key_heads and not (asked.enable_gqa and key_heads and heads % key_heads == 0):
-        raise ValueError(f"key heads must be as many as query heads, or with enable_gqa divide them: got {shapes}")
-    if asked.rotary_base is not None and query.shape[-1] % 2:
-        raise ValueError(f"rotary embedding turns pairs: it needs an even width, not {query.shape[-1]}")

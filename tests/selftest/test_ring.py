@@ -1,0 +1,174 @@
+"""The ring: equal to one process within the bounds, however the sequence is cut, and no wait without end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from implementations.contract import Implementation
+from implementations.inhouse.processes import LostProcessError, Processes
+from implementations.inhouse.ring import merged, ring_attention
+from implementations.inhouse.ring_entries import RING_2, RING_4
+from implementations.inhouse.tiled import tiled_attention
+from spec.cases import Case, Sizes
+from tests.harness.judge import Judge
+
+ROOT = Path(__file__).parents[2]
+CASES = {
+    "a length that is no multiple": Case(),
+    "causal": Case(causal=True).sized(query_length=9, key_length=9),
+    "causal, more keys than queries": Case(causal=True, scale=0.3).sized(query_length=3, key_length=10),
+    "causal, over tiles": Case(causal=True).sized(batch=1, query_length=131, key_length=150),
+    "groups": Case(sizes=Sizes(num_heads=6, num_kv_heads=2), causal=True),
+    "a window across slices": Case().sized(query_length=9, key_length=9).extended(left=3, right=2),
+    "a window and a later start": Case(causal=True).extended(left=2, query_start=2, alibi=True, softcap=2.0),
+    "fewer tokens than processes": Case().sized(query_length=1, key_length=2),
+    "no key": Case().sized(key_length=0),
+    "no query": Case().sized(query_length=0),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("ring", [RING_2, RING_4], ids=lambda ring: ring.name)
+def test_agrees(ring: Implementation, name: str, dtype: str) -> None:
+    judge = Judge(ring, dtype)
+    for case in judge.cases(CASES[name]):
+        judge.assert_conforms(case, *judge.parts())
+    assert not judge.failures, judge.failures[0].message
+    assert judge.checks + judge.blunt > 3
+    assert not judge.unable
+
+
+def rows() -> list[Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randn(2, 2, 6, 4, generator=generator, dtype=torch.float64) for _ in range(3)]
+
+
+def by_itself(request: str) -> Any:
+    """What a process of these tests does."""
+    if request == "lengths":  # nobody tells it how the sequence is cut: 1 token here, 5 there
+        here = slice(0, 1) if dist.get_rank() == 0 else slice(1, 6)
+        return [x.numpy() for x in ring_attention(*(x[:, :, here] for x in rows()), is_causal=True)]
+    if request == "alone":
+        return [x.numpy() for x in ring_attention(*rows())]
+    if request == "meet":
+        dist.barrier()
+    elif request == "fail":
+        raise ArithmeticError("no answer to that")
+    elif request == "end":
+        os._exit(3)
+    elif request == "sleep":
+        time.sleep(600)
+    return request
+
+
+@pytest.fixture
+def processes() -> Iterator[Callable[..., Processes]]:
+    """Starts so many processes, which are ended after the test."""
+    made = []
+
+    def start(count: int, patience: float = 60.0) -> Processes:
+        made.append(Processes(count, by_itself, patience))
+        made[-1].together(["hello"] * count)
+        return made[-1]
+
+    yield start
+    for each in made:
+        each.stop()
+
+
+def test_lengths_are_asked_where_they_are_not_told(processes: Callable[..., Processes]) -> None:
+    two = processes(2)
+    wanted = tiled_attention(*rows(), is_causal=True)
+    for parts, whole in zip(zip(*two.together(["lengths"] * 2), strict=True), wanted, strict=True):
+        np.testing.assert_allclose(np.concatenate(parts, 2), whole, rtol=1e-13)
+
+
+class TestLostProcesses:
+    def test_one_that_was_killed_is_told_of_and_replaced(self, processes: Callable[..., Processes]) -> None:
+        two = processes(2)
+        os.kill(two.running[1][0].pid, signal.SIGKILL)
+        with within(10.0), pytest.raises(LostProcessError, match="process 1 of 2 ended with exit code -9"):
+            two.together(["meet", "meet"])
+        assert not two.running
+        assert two.together(["meet", "meet"]) == ["meet", "meet"]
+        with within(10.0), pytest.raises(LostProcessError, match="process 0 of 2 ended with exit code 3"):
+            two.together(["end", "meet"])
+
+    def test_one_that_keeps_silent_is_given_up(self, processes: Callable[..., Processes]) -> None:
+        one = processes(1)
+        one.patience = 1.0
+        with within(10.0), pytest.raises(LostProcessError, match=r"processes \[0\] of 1 gave no answer in 1 s"):
+            one.together(["sleep"])
+
+    def test_one_that_does_not_even_read_is_given_up(self, processes: Callable[..., Processes]) -> None:
+        one = processes(1)
+        one.patience = 1.0
+        os.kill(one.running[0][0].pid, signal.SIGSTOP)
+        with within(10.0), pytest.raises(LostProcessError, match="gave no answer"):
+            one.together(["hello" * 2**20])
+
+    def test_one_that_fails_is_quoted(self, processes: Callable[..., Processes]) -> None:
+        one = processes(1)
+        ((output, _),) = one.together(["alone"])
+        np.testing.assert_allclose(output, tiled_attention(*rows())[0], rtol=1e-13)
+        with within(10.0), pytest.raises(LostProcessError, match="process 0 of 1 raised ArithmeticError: no answer to"):
+            one.together(["fail"])
+
+
+class within:  # noqa: N801
+    """Asserts that what it surrounds takes no longer than so many seconds."""
+
+    def __init__(self, seconds: float) -> None:
+        self.until = time.monotonic() + seconds
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        assert time.monotonic() < self.until
+
+
+def test_processes_end_with_the_one_that_started_them() -> None:
+    script = (
+        "from implementations.inhouse.processes import Processes\n"
+        "if __name__ == '__main__':\n"
+        "    one = Processes(1, str)\n"
+        "    assert one.together([1]) == ['1']\n"
+        "    print(one.running[0][0].pid)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(done.stdout), 0)
+
+
+def test_parts_that_saw_no_key_are_merged() -> None:
+    none, lse = torch.zeros(1, 1, 2, 3), torch.full((1, 1, 2), -torch.inf)
+    some, other = torch.ones(1, 1, 2, 3), torch.zeros(1, 1, 2)
+    for parts in ((none, lse, some, other), (some, other, none, lse)):
+        output, whole = merged(*parts)
+        assert torch.equal(output, some)
+        assert torch.equal(whole, other)
+    output, whole = merged(none, lse, none, lse)
+    assert not output.any()
+    assert torch.equal(whole, lse)
+
+
+def test_the_ring_refuses_another_device() -> None:
+    judge = Judge(RING_2, "float32")
+    with pytest.raises(ValueError, match="on the CPU, not on cuda"):
+        RING_2.run(judge.problem(Case()), "cuda")
