@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 import ml_dtypes
 import numpy as np
 
 from implementations.contract import Implementation
-from reference.solving import solve
+from reference.solving import Expected, solve
 from reference.visibility import allowed_keys
 from spec.building import build
 from spec.cases import Case, MaskKind, MaskShape, Padding, Pattern
@@ -52,7 +52,7 @@ def answers(judge: Judge, question: Question) -> Iterator[tuple[Case, str, str]]
     """For each form and each way to call the implementation: the case, the path in words, and the answer's name."""
     for case in judge.cases(*question.forms):
         problem = build(case, judge.dtype)
-        meant = list(question.meanings(problem, judge.conventions))
+        meant = _Meant(question, list(question.meanings(problem, judge.conventions)))
         for path, along, recording in _paths(judge):
             asked = question.asked(along.problem(case) if recording else problem.forward_only())
             if asked is not None:
@@ -66,13 +66,28 @@ def _paths(judge: Judge) -> Iterator[tuple[str, Judge, bool]]:
     yield from ((way, judge.along(way), False) for way in judge.implementation.ways)
 
 
-def _answer(judge: Judge, question: Question, asked: Problem, meant: Iterable[Meaning]) -> str:
+@dataclass
+class _Meant:
+    """The meanings of one problem; the reference is asked for each once, when the first answer is held against it."""
+
+    question: Question
+    left: list[Meaning]
+    known: list[tuple[str, Expected]] = field(default_factory=list)
+
+    def __iter__(self) -> Iterator[tuple[str, Expected]]:
+        yield from self.known
+        while self.left:
+            name, problem, conventions = self.left.pop(0)
+            self.known.append((name, solve(problem.forward_only(), conventions).parts[self.question.part]))
+            yield self.known[-1]
+
+
+def _answer(judge: Judge, question: Question, asked: Problem, meant: Iterable[tuple[str, Expected]]) -> str:
     try:
         got = part_of(judge.ask(asked), question.part)
     except CandidateError:
         return REFUSED
-    for name, problem, conventions in meant:
-        expected = solve(problem.forward_only(), conventions).parts[question.part]
+    for name, expected in meant:
         if not compare(question.part, got, expected, judge.dtype).message:
             return name
     nan = got is not None and np.isnan(got.astype(np.float64)).any()

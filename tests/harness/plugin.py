@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from implementations.candidates import distinct
 from implementations.contract import Implementation
@@ -118,6 +119,8 @@ def pytest_configure(config: pytest.Config) -> None:
     options = Options.of(config)
     selection = _selected(options)
     worker = hasattr(config, "workerinput")
+    if worker:
+        torch.set_num_threads(1)  # the processes share the cores: threads that wait for one another take them from all
     run = {"tier": options.tier, "device": options.device, "clauses": list(options.clauses)}
     recorder = Recorder(selection.implementations, run, None if worker else options.report)
     config.stash[KEY] = Plugin(options, selection, recorder)
