@@ -278,5 +278,5 @@ COMPILED = Implementation(
     "torch.flex.compiled",
     Claims(Scope.OP, COMPILED_FEATURES, dtypes=("float32", "bfloat16", "float16"), fit=few_kernels),
     torch_op(compiled_attention, context=any_number_of_kernels),
-    "flex_attention, compiled; a few shapes, at some seconds each",
+    "flex_attention, compiled: two shapes, some minutes for each dtype",
 )
