@@ -72,6 +72,8 @@ TIED = (
     ("packing", "mask"),
     ("packing", "padding"),
     ("packing", "query_start"),
+    ("zero_attn", "causal"),
+    ("bias_kv", "causal"),
     *((side, other) for side in ("left", "right") for other in ("mask", "padding", "sizes", "packing")),
 )
 """Options some of whose values do not go together; `mended` knows which."""
@@ -147,6 +149,9 @@ def _mended_further(case: Case) -> Case:
     holes = case.mask in (MaskKind.BOOL, MaskKind.INFINITE) or case.padding is not Padding.NONE
     if asked.packing is not Packing.NONE and (holes or case.causal or asked.query_start is not None):
         case = case.extended(packing=Packing.NONE)
+    if case.causal:
+        # A shipping module fails on this in every combination; chapter sinks asks it alone.
+        case = case.extended(zero_attn=False, bias_kv=False)
     if asked.windowed and (holes or s.query_length > s.key_length or case.extension.packing is not Packing.NONE):
         case = case.extended(left=None, right=None)
     return case
