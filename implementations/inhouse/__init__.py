@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from implementations.caching import chunked
 from implementations.contract import Claims, Implementation, Result
 from implementations.further import further_options
 from implementations.inhouse.fused import FusedAttention
@@ -57,7 +58,7 @@ _MODES = {
 }
 _BY_NAME = {Feature.CUMULATIVE_LENGTHS, Feature.KEY_PADDING, Feature.LOG_SUM_EXP, Feature.WAYS, Feature.CONTAINMENT}
 _OF_OPS = SDPA_FEATURES | _FURTHER | _BY_NAME
-_NUMPY = (_OF_OPS | {Feature.WEIGHTS}) - _NO_GRADIENTS - {Feature.DROPOUT}
+_NUMPY = (_OF_OPS | {Feature.WEIGHTS, Feature.CACHE}) - _NO_GRADIENTS - {Feature.DROPOUT}
 _TILED = _OF_OPS | {Feature.NO_GRAD, Feature.AUTOCAST}
 _PLACES = {**PLACES, **{name: name for name in ("bias_k", "bias_v", "relative_bias", "sinks", "head_gates")}}
 _TOLD = ("query_start", "alibi_slopes", "query_segments", "key_segments", "cu_seqlens_q", "cu_seqlens_k")
@@ -133,7 +134,7 @@ INHOUSE = (
     Implementation(
         "inhouse.numpy",
         Claims(Scope.OP, _NUMPY, Conventions(softmax_precision=SoftmaxPrecision.FLOAT32)),
-        numpy_op(partial(attention, need_weights=True), extras=("log_sum_exp", "weights")),
+        chunked(numpy_op(partial(attention, need_weights=True), extras=("log_sum_exp", "weights"))),
         "online softmax over tiles in NumPy, in float32 for all dtypes",
         ways={
             "without the weights": numpy_op(attention, extras=("log_sum_exp",)),
