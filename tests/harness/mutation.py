@@ -130,21 +130,22 @@ def _shared(cases: Sequence[Case]) -> frozenset[str]:
 
 
 def pairs(count: int) -> list[tuple[Defect, Defect]]:
-    """Two mistakes each, in different steps, drawn by a fixed seed."""
-    stepped = [defect for defect in DEFECTS if defect.replaced]
+    """Two mistakes each, in different steps under the same conventions, drawn by a fixed seed."""
+    stepped = [defect for defect in DEFECTS if defect.replaced and not defect.implementation.modes]
     rng = np.random.default_rng(0)
     found: list[tuple[Defect, Defect]] = []
     while len(found) < count:
         first, second = (stepped[i] for i in rng.choice(len(stepped), 2, replace=False))
-        if not set(first.replaced) & set(second.replaced):
+        alike = first.implementation.claims.conventions == second.implementation.claims.conventions
+        if alike and not set(first.replaced) & set(second.replaced):
             found.append((first, second))
     return found
 
 
 def both(first: Defect, second: Defect) -> Implementation:
-    """An implementation with two mistakes, under the claims that both have."""
+    """An implementation with two mistakes, which claims what either claims: the steps can do it all."""
     claims = first.implementation.claims
-    shared = replace(claims, features=claims.features & second.implementation.claims.features)
+    shared = replace(claims, features=claims.features | second.implementation.claims.features)
     run = torch_op(in_steps({**first.replaced, **second.replaced}), extras=("weights", "log_sum_exp"))
     return Implementation(f"{first.id}+{second.id}", shared, run)
 

@@ -38,6 +38,7 @@ class Question:
         asked: what the candidate gets for the problem of a form; None: it cannot be asked.
         part: what it is read from.
         dtypes: the dtypes in which the answers can be told apart.
+        recorded: it is asked while gradients are recorded, too; an output that depends on nothing has none.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Question:
     asked: Callable[[Problem], Problem | None] = lambda problem: problem
     part: str = "output"
     dtypes: tuple[str, ...] = tuple(DTYPES)
+    recorded: bool = True
 
 
 def answers(judge: Judge, question: Question) -> Iterator[tuple[Case, str, str]]:
@@ -54,6 +56,8 @@ def answers(judge: Judge, question: Question) -> Iterator[tuple[Case, str, str]]
         problem = build(case, judge.dtype)
         meant = _Meant(question, list(question.meanings(problem, judge.conventions)))
         for path, along, recording in _paths(judge):
+            if recording and not question.recorded:
+                continue
             asked = question.asked(along.problem(case) if recording else problem.forward_only())
             if asked is not None:
                 yield case, path, _answer(along, question, asked, meant)
@@ -244,9 +248,11 @@ SPOILT_KEYS = Question("NaN in masked keys", _HIDDEN, _contained, _nan_in("key")
 SPOILT_VALUES = Question("NaN in masked values", _HIDDEN, _contained, _nan_in("value"), dtypes=_WIDE)
 INTEGERS = Question("boolean mask given as integers", _HIDDEN, _of_numbers, _as_integers, dtypes=_WIDE)
 FLOATS = Question("boolean mask given as floats", _HIDDEN, _of_numbers, _as_floats, dtypes=_WIDE)
-NO_SAMPLE = Question("no samples", (Case().sized(batch=0),), _answered)
-NO_QUERY = Question("no queries", (Case().sized(query_length=0),), _answered)
-NO_KEY = Question("no keys", (Case().sized(key_length=0),), _of_empty_rows)
+NO_SAMPLE = Question("no samples", tuple(Case().sized(batch=0, key_length=n) for n in (7, 33)), _answered)
+NO_QUERY = Question("no queries", tuple(Case().sized(query_length=0, key_length=n) for n in (7, 33)), _answered)
+NO_KEY = Question(
+    "no keys", tuple(Case().sized(query_length=n, key_length=0) for n in (5, 17)), _of_empty_rows, recorded=False
+)
 PRECISION = Question(
     "softmax of float64", (Case(spread=3.0), Case(spread=3.0).sized(key_length=33)), _of_precision, dtypes=("float64",)
 )

@@ -16,7 +16,7 @@ from reference.visibility import allowed_keys
 from spec.building import build
 from spec.cases import Case, Embedding, ModuleForm, Scores, Sharing, Sizes
 from spec.covering import FACTORS, combinations, combined, mended
-from spec.extensions import Extension, Packing
+from spec.extensions import NOTHING, Extension, Packing
 from spec.features import Alignment, CausalWithMask, Conventions
 
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
@@ -184,6 +184,6 @@ def test_combinations_keep_to_what_is_allowed() -> None:
 
 def test_triples_are_more() -> None:
     def allowed(case: Case) -> bool:
-        return case.sizes == Sizes() and case.spread == Case().spread
+        return case.sizes == Sizes() and case.spread == Case().spread and case.extension == NOTHING
 
     assert len(combinations(allowed, Conventions(), 3)) > len(combinations(allowed, Conventions(), 2))

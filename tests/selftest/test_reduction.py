@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from implementations.contract import Implementation, Result
+from implementations.contract import Result
 from implementations.defects import DEFECTS
 from implementations.torch_ops import TORCH_OPS
 from reference.visibility import allowed_keys
@@ -182,6 +182,6 @@ def test_an_exception_is_noted_with_the_part_that_asks_for_most() -> None:
     def broken(problem: Problem, device: str) -> Result:
         raise ValueError("no")
 
-    judge = Judge(Implementation("broken", MATH.claims, broken), "float64")
+    judge = Judge(replace(MATH, name="broken", run=broken), "float64")
     judge.assert_conforms(Case(), "output", "gradients")
     assert [failure.part for failure in judge.failures] == ["gradients.query"]
