@@ -34,6 +34,8 @@ BUDGET = 6.0
 """Seconds after which no further hypothesis is tried."""
 FEW, MANY = 6, 40
 """Failing cases with which every hypothesis is tried, and those with which the best ones are."""
+HOPELESS = 2
+"""Failing cases after which a hypothesis is given up that explains none of them."""
 KEPT = 12
 """Hypotheses that are tried with all cases."""
 PROBES = (
@@ -296,7 +298,7 @@ def _ranked(implementation: Implementation, observed: Sequence[Observation], cla
     first = []
     for hypothesis in listed:
         if time.perf_counter() < end:
-            first.append(_scored(hypothesis, few))
+            first.append(_scored(hypothesis, few, HOPELESS))
     best = sorted((score for score in first if score.explains), key=_rank)[:KEPT]
     return sorted((_scored(score.hypothesis, observed) for score in best), key=_rank)
 
@@ -311,9 +313,12 @@ def _spread(failing: Sequence[Observation], count: int) -> list[Observation]:
     return list(failing[::step])
 
 
-def _scored(hypothesis: Hypothesis, observed: Sequence[Observation]) -> Score:
+def _scored(hypothesis: Hypothesis, observed: Sequence[Observation], hopeless: int = MANY) -> Score:
+    """How a hypothesis does; it is given up when so many cases have passed of which it explains none."""
     explains, agrees, error = 0, 0, 0.0
-    for each in observed:
+    for number, each in enumerate(observed):
+        if number == hopeless and not explains:
+            break
         if not hypothesis.speaks_of(each.problem):
             continue
         distance = each.distance(*answered(lambda each=each: hypothesis.answer(each.problem)))  # type: ignore[misc]
