@@ -11,6 +11,7 @@ from torch import Tensor
 
 from implementations.caching import Stream, cached
 from implementations.contract import Claims, Implementation
+from implementations.inhouse.positions import turned
 from implementations.torch_ops import SDPA_FEATURES
 from spec.features import Feature, Scope
 
@@ -156,15 +157,6 @@ class CachedAttention:
         left, right = self.window_size
         hidden = hidden | (ahead < -left) if left >= 0 else hidden
         return hidden | (ahead > right) if right >= 0 else hidden
-
-
-def turned(rows: Tensor, places: Tensor, base: float) -> Tensor:
-    """Rotary embedding of (B, H, n, d) at positions (n,); angles in float64, the rest in the dtype of the rows."""
-    half = rows.shape[-1] // 2
-    angles = places[:, None] * base ** (-torch.arange(half, dtype=torch.float64, device=rows.device) / half)
-    cosines, sines = angles.cos().to(rows.dtype), angles.sin().to(rows.dtype)
-    one, other = rows[..., :half], rows[..., half:]
-    return torch.cat([one * cosines - other * sines, one * sines + other * cosines], -1)
 
 
 def _check(query: Tensor, key: Tensor, value: Tensor) -> None:

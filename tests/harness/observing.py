@@ -17,7 +17,7 @@ from spec.cases import Case, MaskKind, MaskShape, Padding, Pattern
 from spec.features import Alignment, Conventions, EmptyRow, Feature, SoftmaxPrecision
 from spec.problems import DTYPES, Array, Problem
 from tests.harness.comparison import compare
-from tests.harness.judge import CandidateError, Judge, part_of
+from tests.harness.judge import CandidateError, Judge
 
 Meaning: TypeAlias = tuple[str, Problem, Conventions]
 """The name of an answer, and the problem and conventions under which the reference gives it."""
@@ -36,7 +36,6 @@ class Question:
         forms: cases that ask it, in different sizes and shapes; the answer has to be one.
         meanings: the answers that are known.
         asked: what the candidate gets for the problem of a form; None: it cannot be asked.
-        part: what it is read from.
         dtypes: the dtypes in which the answers can be told apart.
         recorded: it is asked while gradients are recorded, too; an output that depends on nothing has none.
     """
@@ -45,7 +44,6 @@ class Question:
     forms: tuple[Case, ...]
     meanings: Meanings
     asked: Callable[[Problem], Problem | None] = lambda problem: problem
-    part: str = "output"
     dtypes: tuple[str, ...] = tuple(DTYPES)
     recorded: bool = True
 
@@ -54,13 +52,13 @@ def answers(judge: Judge, question: Question) -> Iterator[tuple[Case, str, str]]
     """For each form and each way to call the implementation: the case, the path in words, and the answer's name."""
     for case in judge.cases(*question.forms):
         problem = build(case, judge.dtype)
-        meant = _Meant(question, list(question.meanings(problem, judge.conventions)))
+        meant = _Meant(list(question.meanings(problem, judge.conventions)))
         for path, along, recording in _paths(judge):
             if recording and not question.recorded:
                 continue
             asked = question.asked(along.problem(case) if recording else problem.forward_only())
             if asked is not None:
-                yield case, path, _answer(along, question, asked, meant)
+                yield case, path, _answer(along, asked, meant)
 
 
 def _paths(judge: Judge) -> Iterator[tuple[str, Judge, bool]]:
@@ -74,7 +72,6 @@ def _paths(judge: Judge) -> Iterator[tuple[str, Judge, bool]]:
 class _Meant:
     """The meanings of one problem; the reference is asked for each once, when the first answer is held against it."""
 
-    question: Question
     left: list[Meaning]
     known: list[tuple[str, Expected]] = field(default_factory=list)
 
@@ -82,20 +79,19 @@ class _Meant:
         yield from self.known
         while self.left:
             name, problem, conventions = self.left.pop(0)
-            self.known.append((name, solve(problem.forward_only(), conventions).parts[self.question.part]))
+            self.known.append((name, solve(problem.forward_only(), conventions).parts["output"]))
             yield self.known[-1]
 
 
-def _answer(judge: Judge, question: Question, asked: Problem, meant: Iterable[tuple[str, Expected]]) -> str:
+def _answer(judge: Judge, asked: Problem, meant: Iterable[tuple[str, Expected]]) -> str:
     try:
-        got = part_of(judge.ask(asked), question.part)
+        got = judge.ask(asked).output
     except CandidateError:
         return REFUSED
     for name, expected in meant:
-        if not compare(question.part, got, expected, judge.dtype).message:
+        if not compare("output", got, expected, judge.dtype).message:
             return name
-    nan = got is not None and np.isnan(got.astype(np.float64)).any()
-    return "NaN" if nan else "another answer"
+    return "NaN" if np.isnan(got.astype(np.float64)).any() else "another answer"
 
 
 def observations(
