@@ -87,7 +87,7 @@ def _page(
     yield "# Mutation score"
     yield ""
     yield "Written by `make mutation`: every defect of the catalogue (`pytest --list-defects`) is judged as a candidate"
-    yield "is: in all dtypes where range or precision matter; elsewhere in float64, and in bfloat16 what fails there."
+    yield "is: in all dtypes where range or precision matter; in float64 elsewhere."
     yield "A margin is an error in units of its rounding bound; ∞ stands for NaN, a wrong shape or"
     yield "an exception. Seconds count the judging alone, in a process that has judged others before."
     yield ""
