@@ -28,6 +28,8 @@ SCORE_STEPS = 9.0
 """Roundings of a score on its way to the exponential, in the costliest style."""
 SINK_STEPS = 3.0
 """Roundings of an output that is rescaled for a sink: stored before, the factor, the product."""
+NEAR = 0.5
+"""A bound of the scores up to which sums of moved weights need no logarithms: their change stays below one half."""
 LARGEST = 650.0
 """Logarithm at which a bound counts as infinite, with room for sums of such numbers in float64."""
 
@@ -160,19 +162,40 @@ def _shift(trace: Trace) -> Floats | float:
 
 
 def softmax_shift(trace: Trace, scores: Floats) -> SoftmaxShift:
-    """Every weight p e^delta / sum p e^delta with |delta| <= scores, without linearisation; in logarithms."""
+    """Every weight p e^delta / sum p e^delta with |delta| <= scores, without linearisation."""
     p = finite(trace.weights)
-    with np.errstate(divide="ignore"):
-        log_p = np.where(trace.seen.allowed, trace.scores - finite(trace.log_sum_exp)[..., None], -np.inf)
-        log_moved = log_p + scores + np.log(-np.expm1(-scores))
-    lowest = _log_of_lowered_sum(p, log_p, scores)[..., None]
-    highest = np.logaddexp(0.0, log_sum_exp(log_moved))
-    raised = scores - lowest
-    far = _exp(np.minimum(log_p + raised, 0.0)) - p
-    gain = np.where(raised < 1.0, p * np.expm1(np.minimum(raised, 1.0)), far)
+    near = np.max(scores, initial=0.0) <= NEAR
+    rising, lowest, highest = _near_sums(p, scores) if near else _far_sums(trace, p, scores)
+    raised = scores - lowest[..., None]
+    gain = p * np.expm1(raised) if near else _gain(trace, p, raised)
     loss = -p * np.expm1(-scores - highest[..., None])
     change = np.minimum(np.maximum(gain, loss), np.maximum(p, 1.0 - p))
-    return SoftmaxShift(change, np.minimum(p + gain, 1.0), _exp(log_moved - lowest), highest)
+    return SoftmaxShift(change, np.minimum(p + gain, 1.0), rising, highest)
+
+
+def _near_sums(p: Floats, scores: Floats) -> tuple[Floats, Floats, Floats]:
+    """The pull, and the logarithms of sum p e^-scores and sum p e^scores, where no exponential comes near overflow."""
+    rising = p * np.expm1(scores)
+    lowest = np.log1p((p * np.expm1(-scores)).sum(-1))
+    return rising * np.exp(-lowest)[..., None], lowest, np.log1p(rising.sum(-1))
+
+
+def _far_sums(trace: Trace, p: Floats, scores: Floats) -> tuple[Floats, Floats, Floats]:
+    """The same in logarithms."""
+    log_p = _log_weights(trace)
+    with np.errstate(divide="ignore"):
+        log_moved = log_p + scores + np.log(-np.expm1(-scores))
+    lowest = _log_of_lowered_sum(p, log_p, scores)
+    return _exp(log_moved - lowest[..., None]), lowest, np.logaddexp(0.0, log_sum_exp(log_moved))
+
+
+def _gain(trace: Trace, p: Floats, raised: Floats) -> Floats:
+    far = _exp(np.minimum(_log_weights(trace) + raised, 0.0)) - p
+    return np.where(raised < 1.0, p * np.expm1(np.minimum(raised, 1.0)), far)
+
+
+def _log_weights(trace: Trace) -> Floats:
+    return np.where(trace.seen.allowed, trace.scores - finite(trace.log_sum_exp)[..., None], -np.inf)
 
 
 def _log_of_lowered_sum(p: Floats, log_p: Floats, scores: Floats) -> Floats:
@@ -261,12 +284,15 @@ def centred_sum(pull: Floats, trace: Trace, heads: Floats) -> tuple[Floats, Floa
 
 
 def _centred(pull: Floats, trace: Trace, heads: Floats, rows: slice) -> Floats:
-    pull, allowed, heads = pull[:, :, rows], trace.seen.allowed[:, :, rows], heads[:, :, rows]
-    value = trace.value[:, :, None]
-    value = value if trace.kept is None else value * trace.kept[:, :, rows, :, None]
-    distance: Floats = np.abs(value - heads[:, :, :, None, :])
-    farthest = np.max(np.where(allowed[..., None], distance, 0.0), axis=3, initial=0.0)
-    return np.stack([np.minimum(np.einsum("bhij,bhijd->bhid", pull, distance), farthest), farthest])
+    """Both for some queries, with the keys last, (B, H, i, d_v, Lk), as memory likes it."""
+    pull, allowed, heads = pull[:, :, rows, None], trace.seen.allowed[:, :, rows, None], heads[:, :, rows]
+    value = np.ascontiguousarray(trace.value.swapaxes(-1, -2))[:, :, None]
+    value = value if trace.kept is None else value * trace.kept[:, :, rows, None]
+    distance: Floats = value - heads[..., None]
+    np.abs(distance, out=distance)
+    moved = np.einsum("bhixj,bhidj->bhid", pull, distance)
+    farthest = np.max(distance if allowed.all() else np.where(allowed, distance, 0.0), axis=-1, initial=0.0)
+    return np.stack([np.minimum(moved, farthest), farthest])
 
 
 def _output_bound(problem: Problem, trace: Trace, heads: Floats, precision: Precision) -> Floats:

@@ -1,13 +1,17 @@
-"""Covering: cases in which every pair (or triple) of option values meets, from a maintained covering-array library."""
+"""Covering: cases in which every pair (or triple) of option values meets, from a maintained covering-array library.
+
+The library takes longer for the pairs than a candidate for its answers, so they are kept in `covering.json`, which
+`python -m spec.covering` writes.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
-from functools import cache, lru_cache
+from functools import cache
+from pathlib import Path
 from typing import Any
-
-from covertable import make
 
 from spec.cases import Case, Layout, MaskKind, MaskShape, Padding, Sizes
 from spec.extensions import Extension, Packing
@@ -79,13 +83,40 @@ TIED = (
 """Options some of whose values do not go together; `mended` knows which."""
 
 
+STORED = Path(__file__).with_name("covering.json")
+Live = Mapping[str, tuple[Any, ...]]
+"""The options that are combined, with those of their values that are allowed."""
+
+
 def combinations(allowed: Callable[[Case], bool], conventions: Conventions, strength: int = 2) -> tuple[Case, ...]:
     """Cases in which all values that are allowed alone meet, `strength` at a time, each with a seed of its own."""
     values = {
         name: tuple(level for level in levels if allowed(_alone(name, level))) for name, levels in FACTORS.items()
     }
-    live = tuple((name, levels) for name, levels in values.items() if len(levels) > 1)
-    return tuple(replace(case, seed=number) for number, case in enumerate(_array(live, conventions, strength)))
+    live = {name: levels for name, levels in values.items() if levels}
+    found = _projected(live, conventions) if strength == 2 else _array(live, conventions, strength)
+    return tuple(replace(case, seed=number) for number, case in enumerate(dict.fromkeys(found)))
+
+
+def _projected(live: Live, conventions: Conventions) -> list[Case]:
+    """The stored rows with the first allowed value in place of any other: pairs of allowed ones still meet."""
+    rows = []
+    for stored in _stored()[str(_beside(conventions))]:
+        wanted = {name: levels[number] for (name, levels), number in zip(FACTORS.items(), stored, strict=True)}
+        row = {name: wanted[name] if wanted[name] in levels else levels[0] for name, levels in live.items()}
+        rows.append(mended(combined(row), conventions))
+    return rows
+
+
+@cache
+def _stored() -> dict[str, list[list[int]]]:
+    found: dict[str, list[list[int]]] = json.loads(STORED.read_text())
+    return found
+
+
+def _beside(conventions: Conventions) -> bool:
+    """Whether a mask may stand beside the causal flag: all of the conventions that the rows depend on."""
+    return conventions.causal_with_mask is CausalWithMask.INTERSECT
 
 
 def _alone(name: str, level: Any) -> Case:
@@ -103,28 +134,41 @@ def combined(levels: Mapping[str, Any]) -> Case:
     return case.sized(num_kv_heads=wanted if heads % wanted == 0 else 1)
 
 
-@lru_cache(maxsize=64)
-def _array(live: tuple[tuple[str, tuple[Any, ...]], ...], conventions: Conventions, strength: int) -> tuple[Case, ...]:
-    levels = dict(live)
+def _array(live: Live, conventions: Conventions, strength: int) -> list[Case]:
+    return [combined({n: live[n][i] for n, i in row.items()}) for row in _rows(live, conventions, strength)]
 
-    def case(row: Mapping[str, int], names: Iterable[str]) -> Case:
-        return combined({name: levels[name][row[name]] for name in names})
+
+def _rows(live: Live, conventions: Conventions, strength: int) -> list[dict[str, int]]:
+    """The numbers of the values by option, in the order of `live`."""
+    from covertable import make  # only here: the quick tier does without
 
     def apart(names: tuple[str, str]) -> dict[str, Any]:
         @cache  # the library asks for the same few pairs many thousand times
         def goes(*numbers: int) -> bool:
-            row = dict(zip(names, numbers, strict=True))
-            return mended(case(row, names), conventions) == case(row, names)
+            case = combined({name: live[name][number] for name, number in zip(names, numbers, strict=True)})
+            return mended(case, conventions) == case
 
         def evaluate(row: Mapping[str, int]) -> bool:
             return goes(*(row[name] for name in names))
 
         return {"operator": "fn", "requires": list(names), "evaluate": evaluate}
 
-    numbers = {name: list(range(len(found))) for name, found in live}
-    constraints = [apart(names) for names in TIED if set(names) <= set(levels)]
-    rows = make(numbers, strength=min(strength, len(live)), constraints=constraints)
-    return tuple(case(row, levels) for row in rows)
+    numbers = {name: list(range(len(found))) for name, found in live.items()}
+    constraints = [apart(names) for names in TIED if set(names) <= set(live)]
+    return [dict(row) for row in make(numbers, strength=min(strength, len(live)), constraints=constraints)]
+
+
+def written() -> str:
+    """What `covering.json` holds: rows of value numbers, for masks beside a causal flag and for none."""
+    full = {name: tuple(levels) for name, levels in FACTORS.items()}
+    kinds = {str(_beside(c)): c for c in (Conventions(), Conventions(causal_with_mask=CausalWithMask.ERROR))}
+    rows = {kind: _rows(full, conventions, 2) for kind, conventions in kinds.items()}
+    lines = (f'"{kind}": [\n{_lines([[row[n] for n in FACTORS] for row in found])}\n]' for kind, found in rows.items())
+    return "{" + ",\n".join(lines) + "}\n"
+
+
+def _lines(rows: Iterable[Sequence[int]]) -> str:
+    return ",\n".join(json.dumps(list(row)) for row in rows)
 
 
 def mended(case: Case, conventions: Conventions) -> Case:
@@ -155,3 +199,7 @@ def _mended_further(case: Case) -> Case:
     if asked.windowed and (holes or s.query_length > s.key_length or case.extension.packing is not Packing.NONE):
         case = case.extended(left=None, right=None)
     return case
+
+
+if __name__ == "__main__":
+    STORED.write_text(written())

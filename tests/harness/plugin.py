@@ -203,7 +203,7 @@ def _takes_nothing(test: Any) -> Any:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> bool | None:
-    """A clause has no fixtures: without phases to set up and tear down, pytest's own share is a third of what it was."""
+    """A clause has no fixtures: without phases to set up and tear down, pytest takes a third of the time."""
     if not isinstance(item, ClauseItem):
         return None
     hook = item.ihook
