@@ -42,7 +42,7 @@ def fit(case: Case, claims: Claims) -> Case | Unable:
             return Unable(wrong)
         fitted = _in_pieces(fitted)
     if claims.scope is Scope.OP:
-        return claims.fit(replace(fitted, module=None))
+        return claims.fit(fitted if fitted.module is None else replace(fitted, module=None))
     nearest = claims.fit(replace(fitted, module=_form(fitted, claims)))
     return nearest if isinstance(nearest, Unable) else _selectable(nearest)
 

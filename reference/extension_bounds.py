@@ -37,6 +37,8 @@ def multiplied_bounds(trace: Trace, inputs: Inputs, precision: Precision) -> tup
         key = turned_bound(trace.turned.key, trace.inputs.key, key, precision)
     num_heads, columns = trace.query.shape[1], trace.key.shape[2]
     shared = [share(rows, num_heads, trace.order) for rows in (key, inputs.value)]
+    if columns == key.shape[2]:
+        return query, shared[0], shared[1]
     further = [(0, 0), (0, 0), (0, columns - key.shape[2]), (0, 0)]
     return query, np.pad(shared[0], further), np.pad(shared[1], further)
 

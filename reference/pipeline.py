@@ -41,11 +41,14 @@ def mask(scores: Floats, seen: Visibility) -> Floats:
     return np.where(seen.allowed, scores if seen.added is None else scores + seen.added.total, -np.inf)
 
 
+TINY = float(np.finfo(np.float64).tiny)
+
+
 def normalise(scores: Floats) -> Floats:
     """Softmax over the keys, the maximum of each row subtracted; a row of minus infinities gives zeros."""
     top = np.max(scores, axis=-1, keepdims=True, initial=-np.inf)
     exponentials = np.exp(scores - np.where(np.isfinite(top), top, 0.0))
-    weights: Floats = exponentials / np.maximum(exponentials.sum(-1, keepdims=True), np.finfo(float).tiny)
+    weights: Floats = exponentials / np.maximum(exponentials.sum(-1, keepdims=True), TINY)
     return weights
 
 

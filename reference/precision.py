@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from math import sqrt
 from typing import Any
 
@@ -62,6 +63,7 @@ def gamma(roundoffs: float) -> float:
     return roundoffs / (1.0 - roundoffs) if roundoffs < 0.5 else 2.0 * roundoffs
 
 
+@cache
 def precision(dtype: str, softmax: SoftmaxPrecision = SoftmaxPrecision.WORKING) -> Precision:
     """The precision of a dtype, by name, with the claimed precision of the softmax.
 

@@ -217,6 +217,8 @@ class Case:
 
     def sized(self, **extents: int) -> Case:
         """This case with some extents of its sizes changed."""
+        if all(getattr(self.sizes, name) == extent for name, extent in extents.items()):
+            return self
         return replace(self, sizes=replace(self.sizes, **extents))
 
     def extended(self, **changes: Any) -> Case:

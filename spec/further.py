@@ -14,18 +14,20 @@ BY_LENGTHS = (Packing.LENGTHS, Packing.EMPTY_DOCUMENT)
 def further_arrays(case: Case) -> dict[str, Array]:
     """`Problem.extras` of a case: logits, slopes, biases and gates that are no round numbers, and the documents."""
     asked, heads = case.extension, case.sizes.num_heads
+    wanted = {
+        "sinks": asked.sinks,
+        "alibi_slopes": asked.alibi,
+        "relative_bias": asked.relative_bias > 0,
+        "head_gates": asked.head_gates,
+    }
+    if not any(wanted.values()):
+        return _documents(case)
     rng = np.random.default_rng([case.seed, heads, 1])
     drawn: dict[str, Array] = {
         "sinks": 1.5 * rng.standard_normal(heads),
         "alibi_slopes": rng.uniform(0.1, 0.9, heads),
         "relative_bias": rng.standard_normal((heads, 2 * asked.relative_bias + 1)),
         "head_gates": rng.uniform(0.4, 1.6, heads) * np.where(np.arange(heads) % 3 == 1, -1.0, 1.0),
-    }
-    wanted = {
-        "sinks": asked.sinks,
-        "alibi_slopes": asked.alibi,
-        "relative_bias": asked.relative_bias > 0,
-        "head_gates": asked.head_gates,
     }
     return {name: array for name, array in drawn.items() if wanted[name]} | _documents(case)
 
