@@ -142,6 +142,8 @@ def documents(segments: Tensor | None, ends: Tensor | None, batch: int, length: 
 
 def within(of: Tensor) -> Tensor:
     """(B, L): how many tokens of the same document come before each."""
+    if not of.any():
+        return torch.arange(of.shape[1]).expand(of.shape)
     return (of[:, :, None] == of[:, None, :]).tril(-1).sum(-1)
 
 

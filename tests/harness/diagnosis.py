@@ -294,11 +294,12 @@ def _ranked(implementation: Implementation, observed: Sequence[Observation], cla
     end = time.perf_counter() + BUDGET
     few = _spread(failing, FEW) + others[:2]
     listed = list(hypotheses(implementation.claims.scope, implementation.claims.conventions))
-    listed.sort(key=lambda each: each.defect is not None and each.defect.clauses[0] not in clauses)
+    far = {each.name: each.defect is not None and each.defect.clauses[0] not in clauses for each in listed}
+    listed.sort(key=lambda each: far[each.name])
     first = []
     for hypothesis in listed:
         if time.perf_counter() < end:
-            first.append(_scored(hypothesis, few, HOPELESS))
+            first.append(_scored(hypothesis, few, 1 if far[hypothesis.name] else HOPELESS))
     best = sorted((score for score in first if score.explains), key=_rank)[:KEPT]
     return sorted((_scored(score.hypothesis, observed) for score in best), key=_rank)
 
