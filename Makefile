@@ -6,7 +6,7 @@ VENV   ?= .venv
 RUN    := $(VENV)/bin/python
 READY  := $(VENV)/.ready
 
-.PHONY: conformance test lint types bounds mutation defects conventions pruning format clean
+.PHONY: conformance test lint types bounds mutation defects conventions pruning covering profile-suite format clean
 
 conformance: $(READY)
 	$(RUN) -m pytest --report report
@@ -36,6 +36,12 @@ conventions: $(READY)
 
 pruning: $(READY)
 	$(RUN) -m tests.measure_pruning
+
+covering: $(READY)
+	$(RUN) -m spec.covering
+
+profile-suite: $(READY)
+	$(RUN) -m tests.profile_suite
 
 format: $(READY)
 	$(RUN) -m ruff check --fix .

@@ -37,7 +37,7 @@ ORDINARY = (fed(5, 1, 1), fed(3, 4, seed=2), fed(2, 3, 2, seed=3))
 
 @clause("cache.query-start")
 def test_query_start(judge: Judge) -> None:
-    placed = [(3, 7, 4), (3, 7, 2), (3, 7, 0), (1, 7, 3), (5, 7, 4), (7, 7, 0), (2, 33, 17)]
+    placed = [(3, 7, 4), (3, 7, 2), (3, 7, 0), (1, 7, 3), (5, 7, 4), (7, 7, 0), (2, 9, 0), (2, 33, 17)]
     cases = [Case(causal=True).sized(query_length=q, key_length=k).extended(query_start=p) for q, k, p in placed]
     windowed = [case.extended(left=reach(3, judge.conventions)) for case in cases[:2]]
     for case in judge.cases(*cases, *windowed):

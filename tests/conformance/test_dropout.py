@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 
@@ -140,8 +141,8 @@ def test_seed(judge: Judge) -> None:
 
 @clause("dropout.next-call")
 def test_next_call(judge: Judge) -> None:
-    for case in judge.cases(MANY.extended(draw=-1)):
-        with random_states_from(1):
+    for seed, case in product((1, 2), judge.cases(MANY.extended(draw=-1))):
+        with random_states_from(seed):
             first, second = (_chosen(judge, case) for _ in range(2))
         if first is not None and second is not None:
             judge.assert_that(case, (places := relation(first, second)) is None, _after("the next call", places))

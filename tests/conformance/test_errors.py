@@ -33,7 +33,7 @@ def test_key_value_length(judge: Judge) -> None:
 
 @clause("errors.width")
 def test_width(judge: Judge) -> None:
-    for case in judge.cases(Case().sized(d_k=5, d_v=5)):
+    for case in judge.cases(*(Case().sized(d_k=width, d_v=width) for width in (5, 8))):
         problem = changed(judge.problem(case).forward_only(), query=lambda query: query[..., :-1])
         judge.assert_refuses(case, problem, "a query one narrower than the key")
 

@@ -173,7 +173,7 @@ def test_every_pair_of_options_that_can_meet_does(conventions: Conventions, allo
 
 
 def test_the_stored_pairs_are_those_of_the_library() -> None:
-    assert STORED.read_text() == written(), "python -m spec.covering writes them anew"
+    assert STORED.read_text() == written(), "`make covering` writes them anew"
 
 
 def test_grouped_heads_meet_every_option() -> None:
