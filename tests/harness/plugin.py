@@ -25,7 +25,15 @@ from tests.harness.judging import judged
 from tests.harness.observing import QUESTIONS, observations
 from tests.harness.replay import ReplayError, absolute, read, replay
 from tests.harness.report import Recorder
-from tests.harness.selecting import Options, UsageError, left_out, require_device, selection_of, settings_of
+from tests.harness.selecting import (
+    Options,
+    UsageError,
+    how_called,
+    left_out,
+    require_device,
+    selection_of,
+    settings_of,
+)
 from tests.harness.suite import ClauseTest, Selection, Spoken, claimed, declared, spoken
 from tests.harness.summary import observed, summary
 from tests.harness.verdicts import Status, Verdict
@@ -110,7 +118,7 @@ def _command(item: ClauseItem) -> str:
     target = [f"--candidate {t}" for t in options.candidates] + [f"--convention {c}" for c in options.conventions]
     chosen = " ".join(target) or f"--implementation {implementation.name}"
     tier = "" if options.tier == "quick" else f" --tier {options.tier}"
-    return f"pytest {chosen} --clause {clause.id} --dtype {dtype}{tier}"
+    return f"{how_called()} {chosen} --clause {clause.id} --dtype {dtype}{tier}"
 
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:

@@ -127,7 +127,8 @@ def test_a_failure_reads_in_terms_of_the_specification(sessions: Sessions) -> No
     assert "halved in float64: output of sample " in text
     assert " x the bound " in text
     assert "5 of 5 checks fail; the plainest case: B=2 H=3 Lq=7 Lk=7" in text
-    again = next(line for line in result.outlines if "again: pytest" in line)
+    again = next(line for line in result.outlines if "again: " in line)
+    assert "pytest --candidate" in again
     assert again.endswith(f"--candidate {sessions.file}:halved --clause causal.square --dtype float64")
     assert "Traceback" not in text
 
