@@ -1,4 +1,4 @@
-"""Record: what a benchmark run knows, as values that survive JSON; measuring writes them, the table and the page read."""
+"""Record: what a benchmark run knows, as values that survive JSON: measuring writes, the table and the page read."""
 
 from __future__ import annotations
 
