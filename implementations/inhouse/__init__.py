@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Set
+from collections.abc import Callable, Mapping, Set
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -17,6 +18,7 @@ from implementations.inhouse.tiled import tiled_attention
 from implementations.mha import MHA_FEATURES, PLACES, build_mha, inputs_of, polarised
 from implementations.modes import module_modes, op_modes
 from implementations.modules import torch_module
+from implementations.native import WITHOUT_WEIGHTS
 from implementations.ops import numpy_op, torch_op
 from implementations.tensors import Tensors
 from implementations.torch_ops import NAN_SWALLOWED, SDPA_FEATURES
@@ -86,21 +88,31 @@ def _build(problem: Problem) -> FusedAttention:
     return module
 
 
-def _calling(**returned: bool) -> Callable[[torch.nn.Module, Tensors, Problem], tuple[torch.Tensor, ...]]:
-    def call(module: torch.nn.Module, given: Tensors, problem: Problem) -> tuple[torch.Tensor, ...]:
+@dataclass(frozen=True)
+class Call:
+    """Calls the module; `returned` says which weights are asked for."""
+
+    returned: Mapping[str, bool]
+
+    def __call__(self, module: torch.nn.Module, given: Tensors, problem: Problem) -> tuple[torch.Tensor, ...]:
+        """Output, and weights if any."""
+        return self.bound_call(module, given, problem)()
+
+    def bound_call(
+        self, module: torch.nn.Module, given: Tensors, problem: Problem
+    ) -> Callable[[], tuple[torch.Tensor, ...]]:
+        """The same, with masks and options converted."""
         options = {n: polarised(given[n], Polarity.MASKED_OUT) for n in ("attn_mask", "key_padding_mask") if n in given}
         told = {name: o for name, o in further_options(problem, given).items() if name in _TOLD}
         plain = {"is_causal": problem.causal, "scale": problem.scale}
-        output, *weights = module(*inputs_of(given), **options, **told, **plain, **returned)
-        return (output, *(w for w in weights if w is not None))
-
-    return call
+        call = partial(module, *inputs_of(given), **options, **told, **plain, **self.returned)
+        return lambda: tuple(part for part in call() if part is not None)
 
 
 def _fused(
     name: str, about: str, features: Set[Feature], modes: Set[Feature], extras: tuple[str, ...] = (), **told: Any
 ) -> Implementation:
-    call = _calling(need_weights=bool(extras), average_attn_weights="averaged_weights" in extras)
+    call = Call({"need_weights": bool(extras), "average_attn_weights": "averaged_weights" in extras})
     return Implementation(
         name,
         Claims(Scope.MODULE, frozenset(features | modes), Conventions(bool_mask=Polarity.MASKED_OUT)),
@@ -137,7 +149,7 @@ INHOUSE = (
         chunked(numpy_op(partial(attention, need_weights=True), extras=("log_sum_exp", "weights"))),
         "online softmax over tiles in NumPy, in float32 for all dtypes",
         ways={
-            "without the weights": numpy_op(attention, extras=("log_sum_exp",)),
+            WITHOUT_WEIGHTS: numpy_op(attention, extras=("log_sum_exp",)),
             "in tiles of 3": numpy_op(partial(attention, tile=3), extras=("log_sum_exp",)),
         },
     ),
