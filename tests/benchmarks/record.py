@@ -44,11 +44,13 @@ class Rates:
 
     Attributes:
         matmul: multiply-adds count as two: floating-point operations per second, by dtype.
-        bandwidth: bytes read and written by a large copy, per second.
+        bandwidth: bytes read and written by a large copy, or read by a large sum, per second.
+        by_set: the same for working sets of so many bytes: those that fit into a cache move faster.
     """
 
     matmul: Mapping[str, float]
     bandwidth: float
+    by_set: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
