@@ -103,7 +103,7 @@ class Cached:
             with torch.no_grad(), np.errstate(all="ignore"):
                 yield
 
-        return Native(forward, lambda outputs: Result(self._joined(outputs)), around)
+        return Native(forward, lambda outputs: Result(self._joined(outputs)), given, around)
 
     def _given(self, problem: Problem, device: str) -> tuple[Problem, Any, Callable[[Array], Any]]:
         plain = problem.forward_only()

@@ -5,7 +5,7 @@ What is timed goes this way. It is the same function or module as the adapter's 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -26,11 +26,14 @@ class Native:
         bare: the forward pass, and the backward pass where the problem has a cotangent; to be called inside `around`.
         around: what has to be entered before, for one call or many: gradient mode, choice of a kernel.
         result: turns what a call has returned into a `Result`, outside of timing.
+        inputs: the arrays or tensors that the call reads, by the names of the problem's arrays: other numbers may be
+            written into query, key, value and cotangent between calls.
         direct: False where there is no native form: the call goes through the adapter's `run`, and takes its time.
     """
 
     bare: Callable[[], object]
     result: Callable[[Any], Result]
+    inputs: Mapping[str, Any]
     around: Callable[[], AbstractContextManager[object]] = nullcontext
     direct: bool = True
 
@@ -73,7 +76,7 @@ def natively(run: Any, problem: Problem, device: str) -> Native:
 
 def indirect(run: Callable[[Problem, str], Result], problem: Problem, device: str) -> Native:
     """The call of a `run` that has no native form."""
-    return Native(partial(run, problem, device), lambda answer: answer, direct=False)
+    return Native(partial(run, problem, device), lambda answer: answer, problem.arrays(), direct=False)
 
 
 def bound(function: Any, *arguments: Any, **options: Any) -> Callable[[], Any]:

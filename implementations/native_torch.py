@@ -49,9 +49,8 @@ def native_call(
         found = named(zeros_for_none(leaves, slopes)) if wanted else {}
         return Result(to_array(output), gradients=found, **others)
 
-    return Native(
-        _with_backward(forward, list(leaves.values()), given["cotangent"]) if wanted else forward, result, around
-    )
+    bare = _with_backward(forward, list(leaves.values()), given["cotangent"]) if wanted else forward
+    return Native(bare, result, given, around)
 
 
 def _with_backward(

@@ -166,7 +166,7 @@ class NumpyOp:
             others: dict[str, Any] = {n: _checked(a) for n, a in zip(self.extras, rest, strict=False)}
             return Result(_checked(output), **others)
 
-        return Native(forward, result, around)
+        return Native(forward, result, given, around)
 
     def _given(self, problem: Problem) -> dict[str, Array]:
         return {n: _read_only(a) if self.read_only else a for n, a in problem.arrays().items()}

@@ -90,7 +90,7 @@ def _both(name: str, sizes: Sizes, context: int = 0, baseline: str = "", **chang
 
 def _decode(length: int) -> Workload:
     """One new query against a cache of keys and values, which is an op: a module would project them all again."""
-    return Workload(f"decode-{length}", Case(Sizes(8, 12, 1, length, 64, 64)), BASELINES[Scope.OP], (FORWARD,))
+    return Workload(f"decode-{length}", Case(Sizes(1, 12, 1, length, 64, 64)), BASELINES[Scope.OP], (FORWARD,))
 
 
 WORKLOADS: tuple[Workload, ...] = (
