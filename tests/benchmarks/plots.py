@@ -30,6 +30,8 @@ ROW, LINE, LETTERS = 26, 14, 44
 """Of the forest plot: pixels of an interval, and of each line of the label above it, which has so many letters."""
 HEIGHT = 300
 DOT = {"filled": True, "size": 60, "opacity": 1}
+ROOM = {"x": {"datum": 0.8, "type": "quantitative"}, "x2": {"datum": 1.25}, "y": {"value": 0}}
+"""Ratios that the forest plot has in it whatever was measured."""
 TENS = {
     "values": [10.0**power for power in range(-6, 9)],
     "labelExpr": "format(datum.value, datum.value < 1 ? '~g' : '~s')",
@@ -56,7 +58,11 @@ def plots(run: Run) -> dict[str, Value]:
         "time": _growth(names, _units("s", "seconds a call", _ticks(rows["time"], "value"))),
         "memory": _growth(names, _units("B", "bytes at the peak of a call", _ticks(rows["memory"], "value"))),
     }
-    return {name: _finished(spec, rows[name]) for name, spec in made.items() if rows[name]}
+    return {name: _finished(spec, rows[name]) for name, spec in made.items() if any(map(_drawn, rows[name]))}
+
+
+def _drawn(row: Value) -> bool:
+    return "value" in row or "achieved" in row
 
 
 def named(run: Run) -> list[str]:
@@ -100,7 +106,9 @@ def _ticks(rows: Sequence[Value], field: str) -> list[float]:
     """For a logarithmic axis: 1, 2, 5, 10, ... or, over a wide range, powers of ten alone."""
     values = [row[field] for row in rows if field in row]
     wide = bool(values) and max(values) > WIDE * min(values)
-    return [float(f"{digit}e{power}") for power in range(-12, 21) for digit in ((1,) if wide else (1, 2, 5))]
+    every = (float(f"{digit}e{power}") for power in range(-12, 21) for digit in ((1,) if wide else (1, 2, 5)))
+    low, high = min(values, default=1.0), max(values, default=1.0)
+    return [tick for tick in every if low / 10.0 <= tick <= high * 10.0]
 
 
 def _rounded(row: Value) -> Value:
@@ -111,6 +119,12 @@ def _rounded(row: Value) -> Value:
 def _tooltip(*fields: str) -> list[Value]:
     titles = {"told": "value", "time": "median", "floor": "of the machine's floor"}
     return [{"field": field, "title": titles.get(field, field)} for field in fields]
+
+
+def _told(*fields: str) -> Value:
+    """These fields for the eyes, when pointed at, and for screen readers."""
+    spoken = " + ', ' + ".join(f"datum.{field}" for field in fields)
+    return {"tooltip": _tooltip(*fields), "description": {"value": {"expr": spoken}}}
 
 
 def _coordinates(found: Measurement | Growth) -> Value:
@@ -157,20 +171,21 @@ def _forest(names: Sequence[str], ticks: Sequence[float], lines: int) -> Value:
     x = _logarithmic("value", {**axis, "labelOverlap": True}, nice=False, padding=14)
     band = {"field": "row", "type": "ordinal", "axis": None, "scale": {"padding": 0}}
     y, top, start = {**band, "bandPosition": 1}, {**band, "bandPosition": 0}, {"value": 0}
-    telling = _tooltip("implementation", "workload", "passes", "dtype", "told", "verdict")
-    interval = {"y": y, "x": {**x, "field": "low"}, "x2": {"field": "high"}, "tooltip": telling}
+    telling = _told("implementation", "workload", "passes", "dtype", "told", "verdict")
+    interval = {"y": y, "x": {**x, "field": "low"}, "x2": {"field": "high"}, **telling}
     noise = {"y": y, "x": {**x, "field": "quiet"}, "x2": {"field": "loud"}}
-    name = {"y": top, "x": start, "text": {"field": "lines"}, "tooltip": telling}
-    line, left = {"y": y, "x": start, "tooltip": telling}, {"align": "left", "baseline": "middle", "aria": False}
+    name = {"y": top, "x": start, "text": {"field": "lines"}, **telling}
+    line, left = {"y": y, "x": start, **telling}, {"align": "left", "baseline": "middle", "aria": False}
     above, both = {"yOffset": -ROW / 2}, {"yOffset": -ROW / 2, "y2Offset": -ROW / 2}
     said = {**left, **above, "align": _by_side("'left'", "'right'"), "limit": {"expr": "width"}}
     return {
         "height": {"step": ROW + LINE * lines},
         "layer": [
+            _layer("rule", ROOM, opacity=0, aria=False),
             _layer("rule", noise, KNOWN, **both, strokeWidth=12, style="noise", aria=False),
             _layer("rule", {"x": {"datum": 1, "type": "quantitative"}}, strokeDash=[4, 3], aria=False),
-            _layer("rule", {**interval, "color": _identity(names)["color"]}, KNOWN, **both, strokeWidth=3),
-            _layer("point", {"y": y, "x": x, "tooltip": telling, **_identity(names)}, KNOWN, **above, **DOT),
+            _layer("rule", {**interval, "color": _identity(names)["color"]}, KNOWN, **both, strokeWidth=3, aria=False),
+            _layer("point", {"y": y, "x": x, **telling, **_identity(names)}, KNOWN, **above, **DOT),
             _layer("text", name, _has("lines"), **left, dy=LINE, lineHeight=LINE),
             _layer("text", {**line, "text": {"field": "heading"}}, _has("heading"), **left, **above, fontWeight="bold"),
             _layer("text", {**line, **_opposite(), "text": {"field": "said"}}, _has("said"), **said),
@@ -213,7 +228,7 @@ def _roofline(run: Run, names: Sequence[str], rows: Sequence[Value]) -> Value:
     x = _logarithmic("intensity", {**TENS, "title": "operations per byte"})
     y = _logarithmic("achieved", _units("FLOP/s", "operations per second", _ticks(rows, "achieved")))
     chosen = "(dtype == '' || datum.dtype == dtype)"
-    telling = _tooltip("implementation", "workload", "passes", "dtype", "time", "floor", "verdict")
+    telling = _told("implementation", "workload", "passes", "dtype", "time", "floor", "verdict")
     hollow = {"condition": {"test": "datum.verdict == 'impossible'", "value": 0}, "value": 0.8}
     roofs = {"data": {"values": list(_roofs(run))}}
     line = _layer("line", {"x": x, "y": y, "detail": {"field": "dtype"}}, {"filter": chosen}, strokeWidth=2, aria=False)
@@ -224,7 +239,7 @@ def _roofline(run: Run, names: Sequence[str], rows: Sequence[Value]) -> Value:
         "y": y,
         "fillOpacity": hollow,
         "stroke": _identity(names)["color"],
-        "tooltip": telling,
+        **telling,
         **_identity(names),
     }
     return {
@@ -279,12 +294,12 @@ def _growth(names: Sequence[str], axis: Value) -> Value:
     identity = _identity(names)
     dash = {"field": "dtype", "legend": None}
     line = {"x": x, "y": {**y, "field": "fit"}, "detail": {"field": "line"}, "strokeDash": dash}
-    telling = _tooltip("implementation", "passes", "dtype", "length", "told", "exponent")
+    telling = _told("implementation", "passes", "dtype", "length", "told", "exponent")
     return {
         "height": HEIGHT,
         "layer": [
             _layer("line", {**line, "color": identity["color"]}, strokeWidth=2, aria=False),
-            _layer("point", {"x": x, "y": y, "tooltip": telling, **identity}, **DOT),
+            _layer("point", {"x": x, "y": y, **telling, **identity}, **DOT),
         ],
     }
 

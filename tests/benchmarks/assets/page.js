@@ -53,6 +53,11 @@
       const searched = row.parentElement !== body || row.textContent.toLowerCase().includes(word);
       row.hidden = !(searched && fits(row.dataset));
     }
+    for (const [id, spec] of Object.entries(specs)) {
+      const plot = document.getElementById(id), any = spec.data.values.some(fits);
+      plot.classList.toggle("empty", !any);
+      plot.closest("section").querySelector(".nothing").hidden = any;
+    }
     const rows = [...body.rows];
     document.getElementById("count").value = `${rows.filter((row) => !row.hidden).length} of ${rows.length} rows`;
   };
