@@ -26,7 +26,7 @@ SHAPES = (
 """SVG paths."""
 COLOURS = 8
 """Of the page; the same pair of shape and colour returns only after 56 implementations."""
-ROW, LINE, LETTERS = 26, 14, 44
+ROW, LINE, LETTERS = 24, 14, 44
 """Of the forest plot: pixels of an interval, and of each line of the label above it, which has so many letters."""
 HEIGHT = 300
 DOT = {"filled": True, "size": 60, "opacity": 1}

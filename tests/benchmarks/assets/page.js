@@ -21,7 +21,7 @@
       range: { category: [0, 1, 2, 3, 4, 5, 6, 7].map((number) => colour(`c${number}`)) },
       axis: { labelColor: ink, titleColor: ink, labelFontSize: 12, titleFontSize: 12, titleFontWeight: "normal",
         gridColor: line, domainColor: line, tickColor: line },
-      text: { color: ink, fontSize: 12 }, rule: { color: ink },
+      text: { color: ink, fontSize: 12 }, rule: { color: colour("faint") },
       line: { color: colour("faint") }, style: { noise: { color: colour("noise") } },
     };
   };
