@@ -21,6 +21,8 @@ from tests.benchmarks.stored import run_of
 from tests.benchmarks.table import claim
 
 ASSETS = Path(__file__).parent / "assets"
+SHADES = dict.fromkeys(Speed, "bad") | dict.fromkeys((Speed.SAME, Speed.BASELINE, Speed.UNABLE), "")
+SHADES[Speed.FASTER] = "good"
 UNUSABLE = 4
 """Exit status where the input cannot be read or the page not be written."""
 
@@ -89,6 +91,7 @@ def _row(found: Measurement) -> dict[str, Any]:
     return {
         "of": found,
         "name": figures.visible(found.implementation),
+        "shade": SHADES.get(found.verdict, ""),
         "choices": {name: getattr(found, name) for name in CHOICES},
         "cells": [
             (figures.time_of(found) if counts else None, middle + " *" * found.adapter, around),

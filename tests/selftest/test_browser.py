@@ -10,6 +10,8 @@ from tests.selftest.browser import Browser, browser, executable, visiting
 
 __all__ = ["browser"]
 
+pytest_plugins = ["pytester"]
+
 CLEAN = "<h1>A page</h1><p>Nothing to complain of.</p>"
 WORDS = '<text x="10" y="{y}" font-size="12">label</text>'
 
@@ -50,3 +52,14 @@ def test_a_page_with_one_flaw(browser: Browser, tmp_path: Path, body: str, said:
 def test_a_machine_without_chromium(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert executable() is None
+
+
+def test_what_was_not_run_is_named(pytester: pytest.Pytester) -> None:
+    folder = pytester.mkpydir("tests") / "selftest"
+    folder.mkdir()
+    (folder / "conftest.py").write_text(Path(__file__).with_name("conftest.py").read_text())
+    (folder / "test_one.py").write_text(
+        "import pytest\n@pytest.mark.parametrize('n', [1, 2])\ndef test_it(n): pytest.skip('for want of wings')\n"
+    )
+    told = pytester.runpytest(str(folder), "--rootdir", str(pytester.path))
+    told.stdout.fnmatch_lines(["NOT RUN: 2 of tests/selftest/test_one.py: for want of wings"])
