@@ -141,7 +141,8 @@ def _ratios(measurements: Sequence[Measurement], lines: int) -> Iterator[Value]:
     for block, found in numbered:
         for position, (number, each) in enumerate(found):
             if not position:
-                yield {**block, "row": number - 0.5, "heading": figures.visible(", ".join(block.values()))}
+                heading = ", ".join(block.values()), f"beside {each.baseline}"
+                yield {**block, "row": number - 0.5, "heading": list(map(figures.visible, heading))}
             if each.verdict is not Speed.BASELINE:
                 yield {**_whose(each), "row": number, **_ratio(each, lines)}
 
@@ -177,6 +178,7 @@ def _forest(names: Sequence[str], ticks: Sequence[float], lines: int) -> Value:
     name = {"y": top, "x": start, "text": {"field": "lines"}, **telling}
     line, left = {"y": y, "x": start, **telling}, {"align": "left", "baseline": "middle", "aria": False}
     above, both = {"yOffset": -ROW / 2}, {"yOffset": -ROW / 2, "y2Offset": -ROW / 2}
+    title = {"dy": -LINE / 2, "lineHeight": LINE, "fontWeight": "bold"}
     said = {**left, **above, "align": _by_side("'left'", "'right'"), "limit": {"expr": "width"}}
     return {
         "height": {"step": ROW + LINE * lines},
@@ -187,7 +189,7 @@ def _forest(names: Sequence[str], ticks: Sequence[float], lines: int) -> Value:
             _layer("rule", {**interval, "color": _identity(names)["color"]}, KNOWN, **both, strokeWidth=3, aria=False),
             _layer("point", {"y": y, "x": x, **telling, **_identity(names)}, KNOWN, **above, **DOT),
             _layer("text", name, _has("lines"), **left, dy=LINE, lineHeight=LINE),
-            _layer("text", {**line, "text": {"field": "heading"}}, _has("heading"), **left, **above, fontWeight="bold"),
+            _layer("text", {**line, "text": {"field": "heading"}}, _has("heading"), **left, **above, **title),
             _layer("text", {**line, **_opposite(), "text": {"field": "said"}}, _has("said"), **said),
         ],
     }
