@@ -60,8 +60,8 @@ _MODES = {
 }
 _BY_NAME = {Feature.CUMULATIVE_LENGTHS, Feature.KEY_PADDING, Feature.LOG_SUM_EXP, Feature.WAYS, Feature.CONTAINMENT}
 _OF_OPS = SDPA_FEATURES | _FURTHER | _BY_NAME
-_NUMPY = (_OF_OPS | {Feature.WEIGHTS, Feature.CACHE}) - _NO_GRADIENTS - {Feature.DROPOUT}
-_TILED = _OF_OPS | {Feature.NO_GRAD, Feature.AUTOCAST}
+_NUMPY = (_OF_OPS | {Feature.WEIGHTS, Feature.CACHE, Feature.LINEAR_MEMORY}) - _NO_GRADIENTS - {Feature.DROPOUT}
+_TILED = _OF_OPS | {Feature.NO_GRAD, Feature.AUTOCAST, Feature.LINEAR_MEMORY}
 _PLACES = {**PLACES, **{name: name for name in ("bias_k", "bias_v", "relative_bias", "sinks", "head_gates")}}
 _TOLD = ("query_start", "alibi_slopes", "query_segments", "key_segments", "cu_seqlens_q", "cu_seqlens_k")
 

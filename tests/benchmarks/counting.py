@@ -122,6 +122,13 @@ def _bytes(problem: Problem, seen: Visible, back: bool) -> int:
     return sum(inputs) * (2 if back else 1) + result * (2 if back else 1)
 
 
+def result_bytes(problem: Problem) -> int:
+    """Of the output, and of the gradients that are wanted, in the dtype of the inputs."""
+    held = problem.arrays()
+    wanted = problem.needs if problem.cotangent is not None else ()
+    return prod(_output(problem)) * problem.query.itemsize + sum(held[name].nbytes for name in wanted)
+
+
 def _output(problem: Problem) -> tuple[int, ...]:
     """The shape of the output."""
     if problem.scope is Scope.OP:
