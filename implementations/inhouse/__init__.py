@@ -13,6 +13,7 @@ from implementations.caching import chunked
 from implementations.contract import Claims, Implementation, Result
 from implementations.further import further_options
 from implementations.inhouse.fused import FusedAttention
+from implementations.inhouse.kernels import Kernel
 from implementations.inhouse.numpy_attention import attention
 from implementations.inhouse.tiled import tiled_attention
 from implementations.mha import MHA_FEATURES, PLACES, build_mha, inputs_of, polarised
@@ -70,10 +71,11 @@ def _in_tiles(size: int) -> Callable[[Problem, str], Result]:
     return torch_op(partial(tiled_attention, tile=size), extras=("log_sum_exp",))
 
 
-def _build(problem: Problem) -> FusedAttention:
+def _build(problem: Problem, kernel: Kernel | None = None) -> FusedAttention:
     asked = problem.extension
     build = build_mha(
         FusedAttention,
+        kernel=kernel,
         batch_first=True,
         num_kv_heads=problem.num_kv_heads,
         window_size=tuple(-1 if side is None else side for side in (asked.left, asked.right)),
@@ -124,6 +126,10 @@ def _fused(
     )
 
 
+def _by(kernel: Kernel) -> Callable[[Problem, str], Result]:
+    return torch_module(partial(_build, kernel=kernel), Call({"need_weights": False}), _PLACES)
+
+
 def _construct(num_heads: int, width: int) -> object:
     return FusedAttention(width, num_heads)
 
@@ -132,9 +138,10 @@ INHOUSE = (
     _fused(
         "inhouse.fused",
         "a module with one fused projection, over torch's scaled_dot_product_attention",
-        _FUSED,
+        _FUSED | {Feature.WAYS},
         _MODES | {Feature.COMPILED, Feature.EXPORTED},
         expected_failures=(NAN_SWALLOWED,),
+        ways={f"by the kernel {kernel}": _by(kernel) for kernel in Kernel},
     ),
     _fused(
         "inhouse.fused.weights",
