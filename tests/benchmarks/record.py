@@ -140,10 +140,28 @@ class Growth:
 
 
 @dataclass(frozen=True)
+class Finding:
+    """What a run says of a clause of chapter speed that only measurements can answer.
+
+    Attributes:
+        where: the dtype, and the workload where it is about one.
+        holds: None where the intervals decide neither way.
+        said: the figures, in a sentence.
+    """
+
+    clause: str
+    implementation: str
+    where: str
+    holds: bool | None
+    said: str
+
+
+@dataclass(frozen=True)
 class Run:
     """A benchmark run.
 
     Attributes:
+        findings: of the clauses of chapter speed that are measured, see `tests.benchmarks.asking`.
         imports: seconds to import what an implementation needs, in a process of its own, by implementation.
         complete: False until the closing record: an interrupted run cannot be taken for a whole one.
     """
@@ -156,6 +174,7 @@ class Run:
     imports: Mapping[str, float] = field(default_factory=dict)
     complete: bool = False
     schema: int = SCHEMA
+    findings: tuple[Finding, ...] = ()
 
     def to_json(self) -> str:
         """The run as JSON text."""
@@ -175,6 +194,7 @@ class Run:
         held["rates"] = Rates(**held["rates"])
         held["measurements"] = tuple(_measurement(each) for each in held["measurements"])
         held["growths"] = tuple(_growth(each) for each in held["growths"])
+        held["findings"] = tuple(Finding(**each) for each in held.get("findings", ()))
         return cls(**held)
 
 

@@ -59,9 +59,11 @@ def library(implementation: Implementation) -> str:
 
 
 def _imported(module: str) -> float:
-    done = subprocess.run(
-        [sys.executable, "-c", _PROGRAM, module], capture_output=True, text=True, check=False, timeout=PATIENCE
-    )
+    command = [sys.executable, "-c", _PROGRAM, module]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE)
+    except subprocess.TimeoutExpired:
+        raise ImportError(f"{module} cannot be imported in a process of its own within {PATIENCE:g} s") from None
     if done.returncode:
         told = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
         raise ImportError(f"{module} cannot be imported in a process of its own: {told[-1]}")
