@@ -1,10 +1,10 @@
 """Pairing: candidate and baseline timed side by side, so that whatever disturbs the machine disturbs both.
 
 Each round calls the candidate once and the baseline twice, in an order that is drawn anew. The ratio is the median of
-the differences of logarithms within rounds. Whatever the noise, equally distributed times of one round give differences
-that are symmetric around the true one, so their median is not biased by bursts that reach only some calls, as a ratio of
-means or of separate medians is. The differences of the baseline's own two times tell what this run takes for different
-where nothing is: its noise floor.
+the differences of logarithms within rounds. Whatever the noise is, if it is the same for all calls of a round, these
+differences are symmetric around the true one: bursts that reach only some calls widen the interval and do not move it,
+as they would a ratio of means, or of two separate medians. The differences between the baseline's own two times tell
+what this run takes for different where nothing is: its noise floor.
 
 A run goes on until both intervals are narrow or time is up. When it stops depends on their widths alone, and not on
 where they lie: a run that stopped at the first significant difference would find one too often.
@@ -123,7 +123,7 @@ def undisturbed() -> Iterator[None]:
 
 
 def median_interval(differences: Floats) -> Interval:
-    """The median of (rounds, n) differences with its bootstrap interval: whole rounds are drawn, as they hang together."""
+    """The median of (rounds, n) differences with its bootstrap interval, for which whole rounds are drawn."""
     random = np.random.default_rng(len(differences))
     drawn = random.integers(0, len(differences), (RESAMPLES, len(differences)))
     medians = np.median(differences[drawn].reshape(RESAMPLES, -1), axis=1)

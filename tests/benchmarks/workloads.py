@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from math import prod
 from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from implementations.contract import Claims, Unable
 from implementations.fitting import fit
@@ -21,8 +21,14 @@ FORWARD, BOTH = "forward", "forward+backward"
 PASSES = (FORWARD, BOTH)
 DTYPES = ("float32", "bfloat16")
 BASELINES: Mapping[Scope, str] = {Scope.OP: "torch.sdpa", Scope.MODULE: "torch.mha"}
+CUBES = 15.0**0.5
+"""The standard deviation of cubes of standard normal numbers."""
 DRAWN = ("query", "key", "value", "cotangent")
 """The arrays of a problem that are others in every call."""
+SPREAD = 1.2
+"""The standard deviation of inputs. Scores have its square: a few keys of each row count, so that to lose one shows."""
+SMALL = 0.005
+"""How much smaller weights are than such of equal sizes would be, but for a large one in each column."""
 
 
 @dataclass(frozen=True)
@@ -212,8 +218,8 @@ def problem_for(
 ) -> Problem:
     """The workload's problem in memory of its own, with a cotangent where the passes have a way back.
 
-    Inputs and cotangent are standard normal, weights such that projections are, too. The parameters depend on the
-    case alone: a seed gives other inputs to one model.
+    Inputs and cotangent are `heavy`, and weights such that projections are, too. The parameters depend on the case
+    alone: a seed gives other inputs to one model.
 
     Args:
         workload: what is asked.
@@ -261,14 +267,25 @@ def shapes(case: Case) -> dict[str, tuple[int, ...]]:
 
 
 def draw(case: Case, dtype: str, seed: int) -> dict[str, Array]:
-    """Standard normal arrays of these shapes."""
-    return {name: normal(shape, dtype, (seed, number)) for number, (name, shape) in enumerate(shapes(case).items())}
+    """Inputs and cotangent of a case."""
+    return {name: heavy(shape, dtype, (seed, number)) for number, (name, shape) in enumerate(shapes(case).items())}
 
 
-def normal(shape: tuple[int, ...], dtype: str, seed: tuple[int, ...], scale: float = 1.0) -> Array:
-    """Normal numbers with this standard deviation; through torch, because NumPy is slow to round to bfloat16."""
-    drawn = np.random.default_rng(seed).standard_normal(prod(shape), np.float32).reshape(shape)
-    return to_array(torch.from_numpy(drawn).mul_(scale).to(TORCH_DTYPES[dtype]))
+def heavy(shape: tuple[int, ...], dtype: str, seed: tuple[int, ...]) -> Array:
+    """Cubes of normal numbers with the standard deviation `SPREAD`: few are large, as activations of models are.
+
+    A score is then made up of a few products and not of dozens that nearly cancel, and its bound is a third as wide.
+    """
+    return _as(_normal(shape, seed) ** 3 * np.float32(SPREAD / CUBES), dtype)
+
+
+def _normal(shape: tuple[int, ...], seed: tuple[int, ...]) -> NDArray[np.float32]:
+    return np.random.default_rng(seed).standard_normal(shape, np.float32)
+
+
+def _as(numbers: NDArray[np.float32], dtype: str) -> Array:
+    """Rounded by torch, because NumPy takes long to round to bfloat16."""
+    return to_array(torch.from_numpy(numbers).to(TORCH_DTYPES[dtype]))
 
 
 def _parameters(case: Case, dtype: str) -> dict[str, Array]:
@@ -286,7 +303,20 @@ def _parameters(case: Case, dtype: str) -> dict[str, Array]:
         "b_o": (form.out_dim,),
     }
     drawn = enumerate(extents.items(), start=len(DRAWN))
-    return {name: normal(shape, dtype, (0, number), shape[0] ** -0.5) for number, (name, shape) in drawn}
+    return {name: _weights(shape, dtype, (0, number)) for number, (name, shape) in drawn}
+
+
+def _weights(shape: tuple[int, ...], dtype: str, seed: tuple[int, ...]) -> Array:
+    """Weights or biases such that x @ w spreads as x does: small ones, and in each column of a matrix a 1 or -1.
+
+    With all of a size, a bound that adds up the errors of hundreds of terms would let zeros pass in a half type.
+    """
+    inputs = shape[0] if len(shape) == 2 else 1
+    drawn = _normal(shape, seed) * np.float32(SMALL * inputs**-0.5)
+    if len(shape) == 2:
+        random, columns = np.random.default_rng((3, *seed)), np.arange(shape[1])
+        drawn[random.permutation(columns) % inputs, columns] = random.choice([-1.0, 1.0], len(columns))
+    return _as(drawn, dtype)
 
 
 def _masks(case: Case) -> dict[str, Array]:
