@@ -88,6 +88,7 @@ class Measurement:
         resident: bytes by which the process grew at its peak during one call, beyond its results; None: not measured.
         allocated: the same by torch's allocator, where the device has one.
         worst: the largest error of the timed calls' answers in units of the rounding bound; `checks` elements compared.
+        checked: which parts of which answers that was, in words.
         adapter: whether the time contains the adapter's own cost, for want of a native call.
     """
 
@@ -114,6 +115,7 @@ class Measurement:
     allocated: int | None = None
     worst: float | None = None
     checks: int = 0
+    checked: str = ""
     adapter: bool = False
 
 
