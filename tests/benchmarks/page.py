@@ -106,8 +106,6 @@ def _row(found: Measurement) -> dict[str, Any]:
 
 def _ratio(found: Measurement) -> tuple[str, str]:
     """The ratio, and its interval."""
-    if found.verdict is Speed.BASELINE:
-        return "1", ""
     value, _, interval = figures.as_ratio(found.speed if figures.counts(found) else None).partition(" ")
     return value, interval
 

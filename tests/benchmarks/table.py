@@ -8,7 +8,7 @@ from itertools import groupby
 from textwrap import wrap
 
 from tests.benchmarks import figures
-from tests.benchmarks.record import Growth, Measurement, Run, Speed
+from tests.benchmarks.record import Growth, Measurement, Run
 
 COLUMNS = ("time", "quartiles", "x baseline", "floor", "memory", "worst", "verdict")
 WIDTHS = (8, 12, 20, 5, 7, 5, 13)
@@ -102,7 +102,7 @@ def _line(measurement: Measurement, names: int, width: int) -> Iterator[str]:
 
 def _told(measurement: Measurement) -> tuple[str, ...]:
     middle, around = figures.with_quartiles(measurement.seconds)
-    ratio = "1" if measurement.verdict is Speed.BASELINE else figures.as_ratio(measurement.speed)
+    ratio = figures.as_ratio(measurement.speed)
     share = figures.in_percent(figures.share_of_floor(measurement))
     worst = figures.NOTHING if measurement.worst is None else f"{measurement.worst:.2g}"
     memory = figures.in_bytes(figures.memory_of(measurement))

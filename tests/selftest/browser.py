@@ -32,7 +32,7 @@ SCREENSHOTS = "SCREENSHOTS"
 """Names the environment variable with the folder for screenshots; without it there are none."""
 LEGIBLE = 11
 """Pixels of the smallest letters."""
-PATIENCE = 20_000
+PATIENCE = 60_000
 """Milliseconds that a page may take for anything."""
 OVERFLOW = """() => {
   const width = document.documentElement.clientWidth;
