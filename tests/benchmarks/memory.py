@@ -7,6 +7,7 @@ import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -16,6 +17,8 @@ STATUS, FORGET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 _TRIM, _MAP = -1, -3
 """The numbers of the GNU C library's settings: free memory at the end of the heap that is given back, and the size from
 which on an array gets pages of its own."""
+_MAPPED = 2
+"""The bit beside the size of a block, before its first byte, that tells that it has pages of its own."""
 _EXACT, _USUAL = 2**17, 2**25
 """Bytes for the second: its least, with which freed arrays are gone at once, and the most that it reaches by itself."""
 
@@ -75,7 +78,8 @@ def held(device: str = "cpu") -> int | None:
     if device.startswith("cuda"):
         torch.cuda.synchronize(device)
         return int(torch.cuda.memory_allocated(device))
-    _give_back()
+    if library := _gnu():
+        library.malloc_trim(0)
     return _status("VmRSS")
 
 
@@ -117,35 +121,62 @@ def _no_collection() -> Iterator[None]:
             gc.enable()
 
 
-@contextmanager
-def _exact() -> Iterator[None]:
-    """With arrays in pages of their own."""
-    _set(_EXACT)
-    _give_back()
-    try:
-        yield
-    finally:
-        settle()
-
-
 def settle() -> None:
     """Fixes the C library's settings where it would adjust them by itself, by what was freed before.
 
     For times, too: who comes first would be slower, because its large arrays get fresh pages in every call.
     """
-    _set(_USUAL)
+    if library := _gnu():
+        _set(library, _USUAL)
 
 
-def _set(size: int) -> None:
-    with suppress(AttributeError, OSError):
+@contextmanager
+def _exact() -> Iterator[None]:
+    """With arrays in pages of their own, none in a hole of the heap."""
+    library = _gnu()
+    if library is None:
+        yield
+        return
+    _set(library, _EXACT)
+    plugs = list(_plugs(library))
+    try:
+        library.malloc_trim(0)
+        yield
+    finally:
+        for plug in plugs:
+            library.free(plug)
+        settle()
+
+
+def _plugs(library: ctypes.CDLL) -> Iterator[int]:
+    """Addresses of blocks that fill every hole of the heap into which an array could go; nobody touches them."""
+    size = _USUAL
+    while size >= _EXACT:
+        block = library.malloc(size)
+        if not block:
+            return
+        if ctypes.c_size_t.from_address(block - ctypes.sizeof(ctypes.c_size_t)).value & _MAPPED:
+            library.free(block)
+            size //= 2
+        else:
+            yield block
+
+
+def _set(library: ctypes.CDLL, size: int) -> None:
+    library.mallopt(_MAP, size)
+    library.mallopt(_TRIM, 2 * size)
+
+
+@cache
+def _gnu() -> ctypes.CDLL | None:
+    """The GNU C library, or None where another one is used, which gives freed memory back in its own way."""
+    with suppress(OSError):
         library = ctypes.CDLL(None)
-        library.mallopt(_MAP, size)
-        library.mallopt(_TRIM, 2 * size)
-
-
-def _give_back() -> None:
-    with suppress(AttributeError, OSError):
-        ctypes.CDLL(None).malloc_trim(0)  # only the GNU C library has it, and keeps so much
+        if hasattr(library, "gnu_get_libc_version"):
+            library.malloc.restype, library.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+            library.free.restype, library.free.argtypes = None, [ctypes.c_void_p]
+            return library
+    return None
 
 
 def _forgotten_peak() -> int | None:

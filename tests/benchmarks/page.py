@@ -18,7 +18,7 @@ from tests.benchmarks import figures
 from tests.benchmarks.plots import CHOICES, COLOURS, SHAPES, named, plots
 from tests.benchmarks.record import Growth, Measurement, Run, Speed
 from tests.benchmarks.stored import run_of
-from tests.benchmarks.table import claim
+from tests.benchmarks.table import claim, outcome
 
 ASSETS = Path(__file__).parent / "assets"
 SHADES = dict.fromkeys(Speed, "bad") | dict.fromkeys((Speed.SAME, Speed.BASELINE, Speed.UNABLE), "")
@@ -42,6 +42,7 @@ def page(run: Run) -> str:
         shapes=SHAPES,
         plots=drawn,
         rows=list(map(_row, run.measurements)),
+        findings=[{"of": each, "outcome": outcome(each.holds)} for each in run.findings],
         growths=list(map(_growth, run.growths)),
         style=Markup(_asset("page.css")),
         scripts=scripts,
@@ -115,7 +116,7 @@ def _growth(found: Growth) -> dict[str, Any]:
         "of": found,
         "name": figures.visible(found.implementation),
         "exponent": figures.as_exponent(found.exponent),
-        "claim": claim(found).removeprefix("; the claim of "),
+        "claim": claim(found).removeprefix("; "),
         "lengths": f"{found.lengths[0]} to {found.lengths[-1]}" if found.lengths else figures.NOTHING,
     }
 

@@ -29,6 +29,9 @@ Floats: TypeAlias = NDArray[np.float64]
 Block: TypeAlias = Callable[[int], float]
 """Times some calls in a row, each on inputs that it has never seen, and gives their seconds; told the round."""
 
+OVERTIME = 4.0
+LEAST = 6
+"""Rounds without which no interval is worth its name."""
 RESAMPLES = 1000
 LEVEL = 0.95
 WIDE = 1.3
@@ -40,14 +43,14 @@ class Patience:
     """How long a pair is timed.
 
     Attributes:
-        seconds: for all rounds together; more only where the fewest rounds take more.
-        fewest, most: rounds.
+        seconds: for all rounds together.
+        fewest, most: rounds; the fewest may take longer than these seconds, up to `OVERTIME` times as long.
         width: half the width of both intervals, in logarithms, that is narrow enough. To tell a tenth from nothing it
             has to be well below half a tenth: the difference has to leave its interval and the noise floor.
     """
 
     seconds: float = 3.0
-    fewest: int = 15
+    fewest: int = 12
     most: int = 600
     width: float = 0.02
 
@@ -85,17 +88,20 @@ class Clock:
     def pair(self, candidate: Block, baseline: Block, same: Block) -> Times:
         """Rounds of candidate, baseline, and `same`: the baseline again, by tensors of its own."""
         blocks, rounds = (candidate, baseline, same), list[list[float]]()
-        end, look = time.perf_counter() + self.patience.seconds, self.patience.fewest
+        start, look = time.perf_counter(), self.patience.fewest
         with undisturbed():
-            while len(rounds) < self.patience.most:
-                if len(rounds) >= self.patience.fewest and time.perf_counter() >= end:
-                    break
+            while len(rounds) < self.patience.most and not self._late(len(rounds), time.perf_counter() - start):
                 if len(rounds) >= look:
                     if _times(rounds).narrow(self.patience.width):
                         break
                     look = int(WIDE * len(rounds)) + 1
                 rounds.append(self._round(blocks, len(rounds)))
         return _times(rounds)
+
+    def _late(self, rounds: int, took: float) -> bool:
+        """Whether time is up."""
+        seconds, fewest = self.patience.seconds, self.patience.fewest
+        return (took >= seconds and rounds >= fewest) or (took >= OVERTIME * seconds and rounds >= LEAST)
 
     def _round(self, blocks: Sequence[Block], number: int) -> list[float]:
         took = [0.0] * len(blocks)

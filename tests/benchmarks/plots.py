@@ -232,10 +232,17 @@ def _roofline(run: Run, names: Sequence[str], rows: Sequence[Value]) -> Value:
     chosen = "(dtype == '' || datum.dtype == dtype)"
     telling = _told("implementation", "workload", "passes", "dtype", "time", "floor", "verdict")
     hollow = {"condition": {"test": "datum.verdict == 'impossible'", "value": 0}, "value": 0.8}
+    dash = {"field": "kind", "legend": None, "scale": {"domain": ["memory", "cache"], "range": [[1, 0], [4, 4]]}}
     roofs = {"data": {"values": list(_roofs(run))}}
-    line = _layer("line", {"x": x, "y": y, "detail": {"field": "dtype"}}, {"filter": chosen}, strokeWidth=2, aria=False)
+    line = _layer(
+        "line",
+        {"x": x, "y": y, "detail": {"field": "dtype"}, "strokeDash": dash},
+        {"filter": chosen},
+        strokeWidth=2,
+        aria=False,
+    )
     told = {"x": x, "y": y, "text": {"field": "roof"}}
-    ends = {"filter": f"datum.last && {chosen}"}
+    ends = {"filter": f"datum.roof && {chosen}"}
     shown = {
         "x": x,
         "y": y,
@@ -255,15 +262,19 @@ def _roofline(run: Run, names: Sequence[str], rows: Sequence[Value]) -> Value:
 
 
 def _roofs(run: Run) -> Iterator[Value]:
-    """The machine's roof by dtype: bandwidth up to the ridge, then the rate of matrix products."""
+    """The machine's roofs by dtype: bandwidth up to the ridge, then the rate of matrix products."""
     known = [value for each in run.measurements if (value := figures.intensity(each))]
+    bandwidths = {"memory": run.rates.bandwidth}
+    if run.rates.by_set:
+        bandwidths = {"cache": max(run.rates.by_set.values()), **bandwidths}
     for dtype, rate in run.rates.matmul.items():
-        ridge = rate / run.rates.bandwidth
-        low, high = min([*known, ridge]) / 2.0, max([*known, ridge]) * 2.0
-        roof = f"{dtype} {figures.in_rate(rate, 'FLOP')}"
-        for at in (low, ridge, high):
-            reached = min(rate, run.rates.bandwidth * at)
-            yield {"dtype": dtype, "intensity": at, "achieved": reached, "roof": roof, "last": at == high}
+        ridges = [rate / bandwidth for bandwidth in bandwidths.values()]
+        low, high = min([*known, *ridges]) / 2.0, max([*known, *ridges]) * 2.0
+        for (kind, bandwidth), ridge in zip(bandwidths.items(), ridges, strict=True):
+            for at in (low, ridge, high):
+                name = f"{dtype} {figures.in_rate(rate, 'FLOP')}" if (kind, at) == ("memory", high) else ""
+                reached = min(rate, bandwidth * at)
+                yield {"dtype": dtype, "kind": kind, "intensity": at, "achieved": reached, "roof": name}
 
 
 def _grown(growths: Sequence[Growth], quantity: str) -> Iterator[Value]:

@@ -166,6 +166,7 @@ class Run:
         findings: of the clauses of chapter speed that are measured, see `tests.benchmarks.asking`.
         imports: seconds to import what an implementation needs, in a process of its own, by implementation.
         complete: False until the closing record: an interrupted run cannot be taken for a whole one.
+        absent: what was not run for want of something, and why: a device, for instance.
     """
 
     machine: Machine
@@ -177,6 +178,7 @@ class Run:
     complete: bool = False
     schema: int = SCHEMA
     findings: tuple[Finding, ...] = ()
+    absent: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> str:
         """The run as JSON text."""

@@ -8,7 +8,7 @@ from itertools import groupby
 from textwrap import wrap
 
 from tests.benchmarks import figures
-from tests.benchmarks.record import Growth, Measurement, Run
+from tests.benchmarks.record import Finding, Growth, Measurement, Run
 
 COLUMNS = ("time", "quartiles", "x baseline", "floor", "memory", "worst", "verdict")
 WIDTHS = (8, 12, 20, 5, 7, 5, 13)
@@ -40,6 +40,9 @@ def lines(run: Run, width: int | None = None) -> Iterator[str]:
     if run.growths:
         yield ""
         yield from _growths(run.growths, width)
+    if run.findings:
+        yield ""
+        yield from _findings(run.findings, width)
     if run.measurements:
         yield ""
         yield from wrap(LEGEND, width)
@@ -54,6 +57,7 @@ def _head(run: Run, width: int) -> Iterator[str]:
     products = ", ".join(f"{dtype} {figures.in_rate(rate, 'FLOP')}" for dtype, rate in rates.matmul.items())
     told.append(f"matrix products {products}; copies {figures.in_rate(rates.bandwidth, 'B')}")
     told.append(f"noise {figures.noises(run.measurements) or 'not measured'}; started {run.started}")
+    told += [f"NOT RUN: {name}: {why}" for name, why in run.absent.items()]
     for each in told:
         yield from wrap(figures.visible(each), width, subsequent_indent="  ")
 
@@ -123,9 +127,20 @@ def _growths(found: Sequence[Growth], width: int) -> Iterator[str]:
         yield from wrap(told, width, subsequent_indent="    ")
 
 
+def _findings(found: Sequence[Finding], width: int) -> Iterator[str]:
+    yield "clauses of chapter speed that only measurements can answer"
+    for each in found:
+        told = f"{each.clause} [{each.where}]: {each.implementation}: {each.said}"
+        yield from wrap(f"  {outcome(each.holds)}  {figures.visible(told)}", width, subsequent_indent="    ")
+
+
+def outcome(holds: bool | None) -> str:
+    """What becomes of a claim or a clause; failures are loud."""
+    return {True: "holds", False: "DOES NOT HOLD", None: "undecided"}[holds]
+
+
 def claim(growth: Growth) -> str:
-    """What becomes of the claimed exponent, after a semicolon; "" without a claim."""
+    """What becomes of the exponent that is claimed, after a semicolon; "" without a claim."""
     if growth.claimed is None:
         return ""
-    outcome = {True: "holds", False: "DOES NOT HOLD", None: "is not decided by these figures"}[growth.holds]
-    return f"; the claim of at most {growth.claimed:g} {outcome}"
+    return f"; at most {growth.claimed:g}: {outcome(growth.holds)}"

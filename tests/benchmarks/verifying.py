@@ -113,12 +113,13 @@ class Part:
         return f"sample {self.sample}, key head {self.group}, queries {rows}"
 
 
-def verified(contender: Contender, seconds: float = 1.0) -> Checked:
+def verified(contender: Contender, seconds: float = 1.0, gradients: bool = True) -> Checked:
     """The answers that a contender's timed calls have left, and its gradients where they are timed.
 
     Args:
         contender: after its calls.
         seconds: after which no further answer is checked; the last one and another are in any case.
+        gradients: whether they are checked, too.
     """
     random = np.random.default_rng(contender.first + contender.calls)
     conventions, end = contender.implementation.claims.conventions, time.perf_counter() + seconds
@@ -130,7 +131,7 @@ def verified(contender: Contender, seconds: float = 1.0) -> Checked:
         checked += 1
     rows = min(ROWS, contender.problem.query.shape[-2])
     found = replace(found, about=f"{rows} rows of the output of {checked} timed calls")
-    if contender.problem.cotangent is not None and not found.message:
+    if gradients and contender.problem.cotangent is not None and not found.message:
         found = found.joined(_gradients(contender, conventions, random))
     return found
 

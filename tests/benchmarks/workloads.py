@@ -143,6 +143,7 @@ IMPLEMENTATIONS = (
     "inhouse.tiled",
     "inhouse.numpy",
     "compose.eager",
+    "compose.numpy",
     "torch.mha",
     "torch.mha.fast-path",
     "torch.mha.kdim-vdim",

@@ -59,7 +59,8 @@
       plot.closest("section").querySelector(".nothing").hidden = any;
     }
     const rows = [...body.rows];
-    document.getElementById("count").value = `${rows.filter((row) => !row.hidden).length} of ${rows.length} rows`;
+    const count = `${rows.filter((row) => !row.hidden).length} of ${rows.length} rows shown`;
+    for (const each of all(".count")) each.value = count;
   };
 
   // What has no number comes last in either order.
