@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
-from tests.benchmarks.record import Growth, Interval, Machine, Measurement, Rates, Run, Speed
+from tests.benchmarks.record import Finding, Growth, Interval, Machine, Measurement, Rates, Run, Speed
 
 MARKUP = '<script>alert(1)</script><img src=x onerror="alert(2)">'
 LONG = "a_package_with_a_long_name.attention.variants:MultiHeadSlidingWindowAttentionWithSinks"
 BASELINE = "torch.sdpa.math"
-RATES = Rates({"float32": 1.2e11, "bfloat16": 2.1e12}, 1.8e10)
+RATES = Rates({"float32": 1.2e11, "bfloat16": 2.1e12}, 1.8e10, {"65536": 1.5e11, "1073741824": 1.8e10})
 MACHINE = Machine("cpu", "Invented Processor 9000 with 2 cores @ 2.70 GHz", 2, 8_000_000_000, 2, {"torch": "2.13.0"})
 WORKLOADS = {
     "vit-b16": (1, 12, 197, 197, 64),
@@ -49,6 +49,12 @@ IMPLEMENTATIONS = (
     Invented("breaks.py:attention", 1.0, Speed.ERROR, "RuntimeError: out of memory\nwhile allocating 2 GB"),
 )
 
+FINDINGS = (
+    Finding("speed.time-growth", "torch.sdpa.flash", "float32", True, "time grows with the power 1.95 of the length"),
+    Finding("speed.time-growth", "numpy.attention", "float32", None, "time grows with the power 2.10 of the length"),
+    Finding("speed.first-call", f"candidate.py:{MARKUP}", "vit-b16, float32", False, f"{MARKUP} took 90 s, then 2 ms"),
+)
+
 
 def invented(seed: int = 0, complete: bool = True) -> Run:
     """A run over several workloads, passes and dtypes."""
@@ -61,7 +67,17 @@ def invented(seed: int = 0, complete: bool = True) -> Run:
         for each in IMPLEMENTATIONS
     )
     imports = {BASELINE: 1.9, IMPLEMENTATIONS[5].name: 0.4}
-    return Run(MACHINE, RATES, "2031-02-03T04:05:06Z", measurements, tuple(_growths(draw)), imports, complete)
+    return Run(
+        MACHINE,
+        RATES,
+        "2031-02-03T04:05:06Z",
+        measurements,
+        tuple(_growths(draw)),
+        imports,
+        complete,
+        findings=FINDINGS,
+        absent={"cuda": "no such device"},
+    )
 
 
 def written(folder: Path, complete: bool = True) -> Path:

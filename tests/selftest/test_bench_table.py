@@ -83,10 +83,10 @@ def test_an_empty_run_is_its_head() -> None:
 
 def test_growth_says_what_becomes_of_a_claim() -> None:
     assert "torch.sdpa.flash: memory ~ L^1.00 [0.96, 1.05]" in TEXT
-    assert "at most 1.1 holds" in TEXT.replace("\n    ", " ")
-    assert "DOES NOT HOLD" in TEXT
+    assert "; at most 1.1: holds" in TEXT.replace("\n    ", " ")
+    assert "; at most 1.1: DOES NOT HOLD" in TEXT.replace("\n    ", " ")
     undecided = replace(RUN.growths[0], claimed=2.0, holds=None)
-    assert "not decided" in "\n".join(lines(replace(RUN, growths=(undecided,)), 120))
+    assert "; at most 2: undecided" in "\n".join(lines(replace(RUN, growths=(undecided,)), 120))
 
 
 @pytest.mark.parametrize(
@@ -125,3 +125,9 @@ def test_derived_figures() -> None:
 
 def test_a_baseline_is_held_against_itself() -> None:
     assert "1.00 [0.99, 1.01]" in text(one(verdict=Speed.BASELINE, speed=Interval(1.0, 0.99, 1.01)))
+
+
+def test_clauses_and_what_was_not_run() -> None:
+    assert "\n  DOES NOT HOLD  speed.first-call [" in TEXT
+    assert "\n  undecided  speed.time-growth [" in TEXT
+    assert "NOT RUN: cuda: no such device" in TEXT.split("\n\n")[0]
