@@ -126,7 +126,5 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     terminalreporter.section("speed")
     for line in lines(session.run):
         terminalreporter.write_line(line)
-    for reason in session.run.absent.values():
-        terminalreporter.write_line(f"not run: {reason}")
     if session.file is not None:
         terminalreporter.write_line(f"kept: {session.file}")

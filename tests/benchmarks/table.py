@@ -57,7 +57,7 @@ def _head(run: Run, width: int) -> Iterator[str]:
     products = ", ".join(f"{dtype} {figures.in_rate(rate, 'FLOP')}" for dtype, rate in rates.matmul.items())
     told.append(f"matrix products {products}; copies {figures.in_rate(rates.bandwidth, 'B')}")
     told.append(f"noise {figures.noises(run.measurements) or 'not measured'}; started {run.started}")
-    told += [f"NOT RUN: {name}: {why}" for name, why in run.absent.items()]
+    told += [f"NOT RUN: {why}" for why in run.absent.values()]
     for each in told:
         yield from wrap(figures.visible(each), width, subsequent_indent="  ")
 

@@ -76,7 +76,7 @@ def invented(seed: int = 0, complete: bool = True) -> Run:
         imports,
         complete,
         findings=FINDINGS,
-        absent={"cuda": "no such device"},
+        absent={"cuda": "no GPU: --device cuda"},
     )
 
 

@@ -130,4 +130,4 @@ def test_a_baseline_is_held_against_itself() -> None:
 def test_clauses_and_what_was_not_run() -> None:
     assert "\n  DOES NOT HOLD  speed.first-call [" in TEXT
     assert "\n  undecided  speed.time-growth [" in TEXT
-    assert "NOT RUN: cuda: no such device" in TEXT.split("\n\n")[0]
+    assert "NOT RUN: no GPU: --device cuda" in TEXT.split("\n\n")[0]
