@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
@@ -174,7 +174,7 @@ def _fill(target: Any, numbers: Array) -> None:
 def _copied(result: Result) -> Result:
     """In memory of its own: the next call may write into what this one has handed out."""
     gradients = {name: np.array(array) for name, array in result.gradients.items()}
-    return replace(result, output=np.array(result.output), gradients=gradients)
+    return Result(np.array(result.output), gradients=gradients)
 
 
 def contenders(timed: Timed, device: str, entrants: Mapping[str, tuple[Implementation, Case]]) -> dict[str, Contender]:
