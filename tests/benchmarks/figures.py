@@ -103,7 +103,16 @@ def in_percent(value: float | None) -> str:
     """A share: "62 %"; one decimal below ten."""
     if value is None:
         return NOTHING
+    if 0.0 < value < 0.0005:
+        return "<0.1%"
     return f"{value:.0%}".replace("%", " %") if value >= 0.0995 else f"{value:.1%}".replace("%", " %")
+
+
+def in_bounds(value: float | None) -> str:
+    """An error in units of its bound, in two digits."""
+    if value is None:
+        return NOTHING
+    return "<0.01" if 0.0 < value < 0.01 else f"{value:.2g}"
 
 
 def as_ratio(interval: Interval | None) -> str:

@@ -16,7 +16,7 @@ from markupsafe import Markup
 
 from tests.benchmarks import figures
 from tests.benchmarks.plots import CHOICES, COLOURS, SHAPES, named, plots
-from tests.benchmarks.record import Growth, Measurement, Run, Speed
+from tests.benchmarks.record import Finding, Growth, Measurement, Run, Speed
 from tests.benchmarks.stored import run_of
 from tests.benchmarks.table import claim, outcome
 
@@ -42,7 +42,7 @@ def page(run: Run) -> str:
         shapes=SHAPES,
         plots=drawn,
         rows=list(map(_row, run.measurements)),
-        findings=[{"of": each, "outcome": outcome(each.holds)} for each in run.findings],
+        findings=[{"of": each, "outcome": outcome(each.holds)} for each in sorted(run.findings, key=_loudness)],
         growths=list(map(_growth, run.growths)),
         style=Markup(_asset("page.css")),
         scripts=scripts,
@@ -88,7 +88,7 @@ def _row(found: Measurement) -> dict[str, Any]:
     speed = found.speed if counts else None
     share, memory = (figures.share_of_floor(found), figures.memory_of(found)) if counts else (None, None)
     first = found.first_call if counts else None
-    worst = figures.NOTHING if found.worst is None else f"{found.worst:.2g}"
+    worst = figures.in_bounds(found.worst)
     return {
         "of": found,
         "name": figures.visible(found.implementation),
@@ -109,6 +109,10 @@ def _ratio(found: Measurement) -> tuple[str, str]:
     """The ratio, and its interval."""
     value, _, interval = figures.as_ratio(found.speed if figures.counts(found) else None).partition(" ")
     return value, interval
+
+
+def _loudness(found: Finding) -> int:
+    return (False, None, True).index(found.holds)
 
 
 def _growth(found: Growth) -> dict[str, Any]:

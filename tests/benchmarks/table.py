@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from textwrap import wrap
@@ -108,7 +109,7 @@ def _told(measurement: Measurement) -> tuple[str, ...]:
     middle, around = figures.with_quartiles(measurement.seconds)
     ratio = figures.as_ratio(measurement.speed)
     share = figures.in_percent(figures.share_of_floor(measurement))
-    worst = figures.NOTHING if measurement.worst is None else f"{measurement.worst:.2g}"
+    worst = figures.in_bounds(measurement.worst)
     memory = figures.in_bytes(figures.memory_of(measurement))
     return middle + "*" * measurement.adapter, around, ratio, share, memory, worst, str(measurement.verdict)
 
@@ -128,10 +129,16 @@ def _growths(found: Sequence[Growth], width: int) -> Iterator[str]:
 
 
 def _findings(found: Sequence[Finding], width: int) -> Iterator[str]:
+    """How many hold of each clause, and in full those that do not."""
     yield "clauses of chapter speed that only measurements can answer"
+    for clause in dict.fromkeys(each.clause for each in found):
+        counted = Counter(each.holds for each in found if each.clause == clause)
+        told = ", ".join(f"{counted[holds]} {outcome(holds)}" for holds in (True, None, False) if counted[holds])
+        yield from wrap(f"  {clause}: {told}", width, subsequent_indent="    ")
     for each in found:
-        told = f"{each.clause} [{each.where}]: {each.implementation}: {each.said}"
-        yield from wrap(f"  {outcome(each.holds)}  {figures.visible(told)}", width, subsequent_indent="    ")
+        if each.holds is False:
+            told = f"{outcome(each.holds)} {each.clause} [{each.where}]: {each.implementation}: {each.said}"
+            yield from wrap(f"  {figures.visible(told)}", width, subsequent_indent="    ")
 
 
 def outcome(holds: bool | None) -> str:

@@ -109,7 +109,15 @@ def test_seconds(value: float | None, told: str) -> None:
 def test_other_units() -> None:
     assert [figures.in_bytes(each) for each in (0, 999, 1000, 12_600_000)] == ["0 B", "999 B", "1.00 kB", "12.6 MB"]
     assert figures.in_rate(1.21e12, "FLOP") == "1.21 TFLOP/s"
-    assert [figures.in_percent(each) for each in (0.0142, 0.0996, 0.62, 1.04)] == ["1.4 %", "10 %", "62 %", "104 %"]
+    assert [figures.in_percent(each) for each in (0.0, 1e-6, 0.0142, 0.0996, 0.62, 1.04)] == [
+        "0.0 %",
+        "<0.1%",
+        "1.4 %",
+        "10 %",
+        "62 %",
+        "104 %",
+    ]
+    assert [figures.in_bounds(each) for each in (None, 0.0, 0.004, 0.123, 2e17)] == ["-", "0", "<0.01", "0.12", "2e+17"]
     assert figures.as_ratio(Interval(0.9974, 0.9861, 1.0162)) == "0.997 [0.986, 1.016]"
     assert figures.as_ratio(Interval(12.34, 12.1, 12.6)) == "12.3 [12.1, 12.6]"
 
@@ -128,6 +136,6 @@ def test_a_baseline_is_held_against_itself() -> None:
 
 
 def test_clauses_and_what_was_not_run() -> None:
-    assert "\n  DOES NOT HOLD  speed.first-call [" in TEXT
-    assert "\n  undecided  speed.time-growth [" in TEXT
+    assert "\n  DOES NOT HOLD speed.first-call [" in TEXT
+    assert "\n  speed.time-growth: 1 holds, 1 undecided\n" in TEXT
     assert "NOT RUN: no GPU: --device cuda" in TEXT.split("\n\n")[0]
