@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import mmap
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -19,6 +20,8 @@ _TRIM, _MAP = -1, -3
 which on an array gets pages of its own."""
 _MAPPED = 2
 """The bit beside the size of a block, before its first byte, that tells that it has pages of its own."""
+_PLUGS = 2**14
+"""Blocks with which holes of the heap are filled, at most: some hundred do."""
 _EXACT, _USUAL = 2**17, 2**25
 """Bytes for the second: its least, with which freed arrays are gone at once, and the most that it reaches by itself."""
 
@@ -151,8 +154,8 @@ def _exact() -> Iterator[None]:
 def _plugs(library: ctypes.CDLL) -> Iterator[int]:
     """Addresses of blocks that fill every hole of the heap into which an array could go; nobody touches them."""
     size = _USUAL
-    while size >= _EXACT:
-        block = library.malloc(size)
+    for _ in range(_PLUGS):
+        block = library.malloc(size) if size >= _EXACT else None
         if not block:
             return
         if ctypes.c_size_t.from_address(block - ctypes.sizeof(ctypes.c_size_t)).value & _MAPPED:
@@ -169,14 +172,19 @@ def _set(library: ctypes.CDLL, size: int) -> None:
 
 @cache
 def _gnu() -> ctypes.CDLL | None:
-    """The GNU C library, or None where another one is used, which gives freed memory back in its own way."""
-    with suppress(OSError):
+    """The GNU C library, or None where another one allocates, which gives freed memory back in its own way."""
+    try:
         library = ctypes.CDLL(None)
-        if hasattr(library, "gnu_get_libc_version"):
-            library.malloc.restype, library.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
-            library.free.restype, library.free.argtypes = None, [ctypes.c_void_p]
-            return library
-    return None
+    except OSError:
+        return None
+    if not hasattr(library, "gnu_get_libc_version"):
+        return None
+    library.malloc.restype, library.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+    library.free.restype, library.free.argtypes = None, [ctypes.c_void_p]
+    block = library.malloc(2 * _USUAL)
+    library.free(block)
+    # So large a block always begins right behind its size, at the start of a page; other allocators leave no room.
+    return library if block and block % mmap.PAGESIZE == 2 * ctypes.sizeof(ctypes.c_size_t) else None
 
 
 def _forgotten_peak() -> int | None:

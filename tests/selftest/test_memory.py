@@ -59,14 +59,20 @@ def test_only_what_lives_together_counts() -> None:
 
 @watched
 def test_holes_in_the_heap_do_not_count() -> None:
-    """Without exact settings freed arrays below the threshold stay, and larger ones cannot use their places."""
+    """Between small arrays that stay, each is too large for the place that the one before has left."""
 
     def growing() -> None:
+        small = []
         for size in range(1, 9):
             by_torch(size * MILLION)
+            small.append(torch.ones(10_000))
 
-    by_torch(30 * MILLION)
-    assert abs(resident(growing) - 8 * MILLION) < NEAR
+    settle()
+    hole = [torch.ones(10 * MILLION, dtype=torch.uint8) for _ in range(4)]
+    after = [torch.ones(10_000) for _ in range(20)]
+    del hole
+    assert abs(resident(growing) - 8 * MILLION) < 2 * NEAR
+    del after
 
 
 @watched
