@@ -25,7 +25,7 @@ types: $(READY)
 	$(RUN) -m mypy
 
 bench: $(READY)
-	$(RUN) -m pytest tests/benchmarks --whole --benchmark-json $(BENCH); status=$$?; \
+	$(RUN) -m pytest tests/benchmarks --whole --seconds 2 --benchmark-json $(BENCH); status=$$?; \
 	$(RUN) -m tests.benchmarks.page $(BENCH) report/bench.html && exit $$status
 
 # make bench-compare OLD=old.json [NEW=report/bench.json] [ACROSS=--across-machines]

@@ -29,7 +29,8 @@ Floats: TypeAlias = NDArray[np.float64]
 Block: TypeAlias = Callable[[int], float]
 """Times some calls in a row, each on inputs that it has never seen, and gives their seconds; told the round."""
 
-OVERTIME = 4.0
+OVERTIME, BEARABLE = 3.0, 2.0
+"""Where the machine is busy, time may be exceeded by the first factor, for intervals that are wider by the second."""
 LEAST = 6
 """Rounds without which no interval is worth its name."""
 RESAMPLES = 1000
@@ -43,8 +44,8 @@ class Patience:
     """How long a pair is timed.
 
     Attributes:
-        seconds: for all rounds together.
-        fewest, most: rounds; the fewest may take longer than these seconds, up to `OVERTIME` times as long.
+        seconds: for all rounds together; see `OVERTIME`.
+        fewest, most: rounds.
         width: half the width of both intervals, in logarithms, that is narrow enough. To tell a tenth from nothing it
             has to be well below half a tenth: the difference has to leave its interval and the noise floor.
     """
@@ -90,18 +91,20 @@ class Clock:
         blocks, rounds = (candidate, baseline, same), list[list[float]]()
         start, look = time.perf_counter(), self.patience.fewest
         with undisturbed():
-            while len(rounds) < self.patience.most and not self._late(len(rounds), time.perf_counter() - start):
+            while len(rounds) < self.patience.most:
+                took = time.perf_counter() - start
+                if took >= OVERTIME * self.patience.seconds and len(rounds) >= LEAST:
+                    break
                 if len(rounds) >= look:
-                    if _times(rounds).narrow(self.patience.width):
+                    if _times(rounds).narrow(self._wanted(took)):
                         break
                     look = int(WIDE * len(rounds)) + 1
                 rounds.append(self._round(blocks, len(rounds)))
         return _times(rounds)
 
-    def _late(self, rounds: int, took: float) -> bool:
-        """Whether time is up."""
-        seconds, fewest = self.patience.seconds, self.patience.fewest
-        return (took >= seconds and rounds >= fewest) or (took >= OVERTIME * seconds and rounds >= LEAST)
+    def _wanted(self, took: float) -> float:
+        """How narrow is narrow enough after so many seconds."""
+        return self.patience.width * (1.0 if took < self.patience.seconds else BEARABLE)
 
     def _round(self, blocks: Sequence[Block], number: int) -> list[float]:
         took = [0.0] * len(blocks)
