@@ -38,7 +38,7 @@ TENS = {
     "labelOverlap": True,
 }
 KNOWN = {"filter": "isValid(datum.value)"}
-WIDE = 1e4
+WIDE = 1e3
 """A range of values that needs ticks at powers of ten only."""
 
 

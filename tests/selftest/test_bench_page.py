@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,6 +13,7 @@ import pytest
 from tests.benchmarks import page as pages
 from tests.benchmarks.page import UNUSABLE, main, page
 from tests.benchmarks.record import Speed
+from tests.benchmarks.stored import KEY, run_of
 from tests.selftest.benchmark_data import IMPLEMENTATIONS, LONG, MARKUP, WORKLOADS, invented, written
 from tests.selftest.browser import Browser, Scheme, Visit, browser, pictured, visiting
 
@@ -154,6 +156,7 @@ def test_no_time_without_a_verdict_of_speed() -> None:
         row = pages._row(each)
         counts = each.verdict in (Speed.FASTER, Speed.SLOWER, Speed.SAME, Speed.BASELINE)
         assert (row["cells"][0][0] is not None) == counts
+        assert counts or [told for _, *told in row["cells"][:5]] == [["-", ""]] * 5
 
 
 def test_bad_input_is_one_line_and_status_4(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -170,6 +173,12 @@ def test_bad_input_is_one_line_and_status_4(tmp_path: Path, capsys: pytest.Captu
     assert not out.exists()
     assert main([str(written(tmp_path)), str(tmp_path / "no" / "folder.html")]) == UNUSABLE
     assert "folder.html" in capsys.readouterr().err
+
+
+def test_both_kinds_of_files_are_read(tmp_path: Path) -> None:
+    plain, within = written(tmp_path), tmp_path / "within.json"
+    within.write_text(json.dumps({"machine_info": {}, "benchmarks": [], KEY: json.loads(plain.read_text())}))
+    assert run_of(plain) == run_of(within) == invented()
 
 
 def test_it_writes_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
