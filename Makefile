@@ -1,12 +1,16 @@
 # make conformance   judge every built-in implementation
 # make test          lint, types, the suite's own tests, and the built-in implementations
+# make bench         times the built-in implementations on representative workloads, and writes report/bench.html
 
 PYTHON ?= python3
 VENV   ?= .venv
 RUN    := $(VENV)/bin/python
 READY  := $(VENV)/.ready
 
-.PHONY: conformance test lint types bounds mutation defects conventions pruning covering profile-suite format clean
+BENCH  := report/bench.json
+
+.PHONY: conformance test bench bench-compare bench-calibration lint types bounds mutation defects conventions
+.PHONY: pruning covering profile-suite format clean
 
 conformance: $(READY)
 	$(RUN) -m pytest --report report
@@ -20,6 +24,18 @@ lint: $(READY)
 
 types: $(READY)
 	$(RUN) -m mypy
+
+bench: $(READY)
+	$(RUN) -m pytest tests/benchmarks --whole --seconds 2 --benchmark-json $(BENCH); status=$$?; \
+	$(RUN) -m tests.benchmarks.page $(BENCH) report/bench.html && exit $$status
+
+# make bench-compare OLD=old.json [NEW=report/bench.json] [ACROSS=--across-machines]
+bench-compare: $(READY)
+	$(RUN) -m tests.benchmarks.compare $(or $(OLD),$(error give the run to compare with: OLD=old.json)) \
+		$(or $(NEW),$(BENCH)) $(ACROSS)
+
+bench-calibration: $(READY)
+	$(RUN) -m tests.measure_pairing
 
 bounds: $(READY)
 	$(RUN) -m tests.measure_bounds

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from implementations.compositions import COMPOSITIONS
 from implementations.contract import Implementation
 from implementations.inhouse import INHOUSE
 from implementations.inhouse.cached import CACHED
@@ -26,5 +27,7 @@ BUILTIN: tuple[Implementation, ...] = (
 )
 ON_REQUEST: tuple[Implementation, ...] = (RING_4,) if missing() else (COMPILED, SDPA_INDUCTOR, MHA_INDUCTOR, RING_4)
 """Costly ones, that take part where --implementation names them in full."""
+NAMED = COMPOSITIONS
+"""Plain ones to compare with, that take part where --implementation names them in full."""
 ABSENT: Mapping[str, str] = {i.name: missing() for i in (COMPILED, SDPA_INDUCTOR, MHA_INDUCTOR)} if missing() else {}
 """Those that cannot run here, and why."""

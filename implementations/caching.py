@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import accumulate
 from typing import Any, TypeAlias
 
@@ -12,6 +14,7 @@ import torch
 
 from implementations.contract import Result
 from implementations.further import further_options
+from implementations.native import Native, indirect, natively
 from implementations.ops import INPUTS
 from implementations.tensors import TORCH_DTYPES, array_forms, differing, forms, tensors, to_array, to_tensor
 from spec.problems import DTYPES, Array, Problem
@@ -50,7 +53,7 @@ class Stream:
         return self.convert(rows)
 
 
-def cached(start: Callable[[Stream], Feed], *, arrays: bool = False) -> Run:
+def cached(start: Callable[[Stream], Feed], *, arrays: bool = False) -> Cached:
     """A `run` for an implementation that keeps keys and values between calls.
 
     A problem with `chunks` is fed in pieces of these lengths, any other one at once. There are no gradients. For a
@@ -70,37 +73,82 @@ def cached(start: Callable[[Stream], Feed], *, arrays: bool = False) -> Run:
         start: called once for each sequence; what it returns is called with each piece of query, key and value.
         arrays: whether it works on NumPy arrays, not on tensors.
     """
+    return Cached(start, arrays)
 
-    def run(problem: Problem, device: str) -> Result:
-        plain = problem.forward_only()
-        given: Any = plain.arrays() if arrays else tensors(plain, device)
-        form: Callable[[Any], dict[str, object]] = array_forms if arrays else forms
-        convert: Callable[[Array], Any] = (lambda rows: rows) if arrays else (lambda rows: to_tensor(rows, device))
+
+@dataclass(frozen=True, eq=False)
+class Cached:
+    """The `run` that `cached` makes, see there."""
+
+    start: Callable[[Stream], Feed]
+    arrays: bool
+
+    def __call__(self, problem: Problem, device: str) -> Result:
+        """Answers the problem."""
+        plain, given, convert = self._given(problem, device)
+        form: Callable[[Any], dict[str, object]] = array_forms if self.arrays else forms
         with torch.no_grad(), np.errstate(all="ignore"):
             before = form(given)
-            feed = start(_stream(plain, given, convert))
-            outputs = [feed(*(given[name][..., piece, :] for name in INPUTS)) for piece in pieces(plain)]
+            outputs = _fed(self.start, _stream(plain, given, convert), _cut(plain, given))
             disturbed = differing(before, form(given))
-        joined = np.concatenate(outputs, -2) if arrays else to_array(torch.cat(outputs, -2))
-        return Result(joined, disturbed=disturbed)
+        return Result(self._joined(outputs), disturbed=disturbed)
 
-    return run
+    def native(self, problem: Problem, device: str) -> Native:
+        """A new cache, fed with the pieces one after the other."""
+        plain, given, convert = self._given(problem, device)
+        forward = partial(_fed, self.start, _stream(plain, given, convert), _cut(plain, given))
+
+        @contextmanager
+        def around() -> Iterator[None]:
+            with torch.no_grad(), np.errstate(all="ignore"):
+                yield
+
+        return Native(forward, lambda outputs: Result(self._joined(outputs)), given, around)
+
+    def _given(self, problem: Problem, device: str) -> tuple[Problem, Any, Callable[[Array], Any]]:
+        plain = problem.forward_only()
+        if self.arrays:
+            return plain, plain.arrays(), lambda rows: rows
+        return plain, tensors(plain, device), lambda rows: to_tensor(rows, device)
+
+    def _joined(self, outputs: list[Any]) -> Array:
+        return np.concatenate(outputs, -2) if self.arrays else to_array(torch.cat(outputs, -2))
 
 
-def chunked(run: Run) -> Run:
+def _cut(problem: Problem, given: Any) -> list[tuple[Any, ...]]:
+    return [tuple(given[name][..., piece, :] for name in INPUTS) for piece in pieces(problem)]
+
+
+def _fed(start: Callable[[Stream], Feed], stream: Stream, cut: list[tuple[Any, ...]]) -> list[Any]:
+    feed = start(stream)
+    return [feed(*piece) for piece in cut]
+
+
+def chunked(run: Run) -> Chunked:
     """A `run` that is fed piece by piece, made of one for an op that takes `query_start`.
 
     Each piece is asked with all keys and values up to its end, as a caller would who keeps them himself. There are no
     masks then, and of the answers only the outputs.
     """
+    return Chunked(run)
 
-    def answer(problem: Problem, device: str) -> Result:
+
+@dataclass(frozen=True, eq=False)
+class Chunked:
+    """The `run` that `chunked` makes, see there."""
+
+    run: Run
+
+    def __call__(self, problem: Problem, device: str) -> Result:
+        """Answers the problem."""
         if not problem.extension.chunks:
-            return run(problem, device)
+            return self.run(problem, device)
         asked = (_beside_what_came_before(problem.forward_only(), piece) for piece in pieces(problem))
-        return Result(np.concatenate([run(each, device).output for each in asked], -2))
+        return Result(np.concatenate([self.run(each, device).output for each in asked], -2))
 
-    return answer
+    def native(self, problem: Problem, device: str) -> Native:
+        """The call of the op for a sequence at once; pieces have none."""
+        return indirect(self, problem, device) if problem.extension.chunks else natively(self.run, problem, device)
 
 
 def pieces(problem: Problem) -> list[slice]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -85,19 +87,35 @@ def call_mha(
     polarity: Polarity = Polarity.MASKED_OUT,
     length_first: bool = False,
     **options: Any,
-) -> Callable[[nn.Module, Tensors, Problem], Answer]:
+) -> MhaCall:
     """A `call` for such a module, with `options` passed on; returned weights that are None are left out."""
+    return MhaCall(polarity, length_first, options)
 
-    def call(module: nn.Module, given: Tensors, problem: Problem) -> Answer:
+
+@dataclass(frozen=True)
+class MhaCall:
+    """The `call` that `call_mha` makes, see there."""
+
+    polarity: Polarity
+    length_first: bool
+    options: Mapping[str, Any]
+
+    def __call__(self, module: nn.Module, given: Tensors, problem: Problem) -> Answer:
+        """The module's answer to the problem's tensors."""
+        return self.bound_call(module, given, problem)()
+
+    def bound_call(self, module: nn.Module, given: Tensors, problem: Problem) -> Callable[[], Answer]:
+        """The same, with layout and masks converted."""
         inputs = dict.fromkeys(inputs_of(given))
-        turned = {x: x.transpose(0, 1) if length_first else x for x in inputs}
-        masks = mask_options(given, problem, polarity)
-        answer = module(*(turned[x] for x in inputs_of(given)), **masks, **options)
-        output, *weights = answer if isinstance(answer, tuple) else (answer,)
-        output = output.transpose(0, 1) if length_first else output
-        return (output, *(w for w in weights if w is not None))
+        turned = {x: x.transpose(0, 1) if self.length_first else x for x in inputs}
+        masks = mask_options(given, problem, self.polarity)
+        call = partial(module, *(turned[x] for x in inputs_of(given)), **masks, **self.options)
+        return lambda: self._arranged(call())
 
-    return call
+    def _arranged(self, answer: Any) -> Answer:
+        output, *weights = answer if isinstance(answer, tuple) else (answer,)
+        output = output.transpose(0, 1) if self.length_first else output
+        return (output, *(w for w in weights if w is not None))
 
 
 def mask_options(given: Tensors, problem: Problem, polarity: Polarity) -> Mapping[str, Any]:

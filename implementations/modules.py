@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,8 @@ from torch import nn
 
 from implementations.contract import Result
 from implementations.further import seeded
+from implementations.native import Native, bound, indirect
+from implementations.native_torch import native_call
 from implementations.tensors import (
     TORCH_DTYPES,
     Tensors,
@@ -52,7 +54,7 @@ def torch_module(
     extras: Sequence[str] = (),
     context: Callable[[], AbstractContextManager[object]] = nullcontext,
     twice: bool = False,
-) -> Callable[[Problem, str], Result]:
+) -> TorchModule:
     """A `run` for a module.
 
     Args:
@@ -64,23 +66,70 @@ def torch_module(
         context: entered around each forward call.
         twice: gradients are differentiated again, see `second_products`.
     """
-    kept: dict[tuple[object, ...], nn.Module] = {}
+    return TorchModule(build, call, places, tuple(extras), context, twice)
 
-    def module_for(problem: Problem, device: str) -> nn.Module:
-        """One module a shape, kept from call to call as a user would keep it."""
-        shapes = tuple((name, array.shape) for name, array in problem.parameters.items())
-        key = (problem.dtype, device, problem.num_heads, problem.sharing, shapes, _of_construction(problem))
-        if key not in kept:
-            kept[key] = made(build, problem, device)
-        return kept[key]
 
-    def run(problem: Problem, device: str) -> Result:
+@dataclass(frozen=True, eq=False)
+class TorchModule:
+    """The `run` that `torch_module` makes, see there; `kept` holds its modules by shape, `timed` that of `native`."""
+
+    build: Callable[[Problem], nn.Module]
+    call: Callable[[nn.Module, Tensors, Problem], torch.Tensor | tuple[torch.Tensor, ...]]
+    places: Places | Callable[[nn.Module], Places]
+    extras: tuple[str, ...]
+    context: Callable[[], AbstractContextManager[object]]
+    twice: bool
+    kept: dict[tuple[object, ...], nn.Module] = field(default_factory=dict)
+    timed: dict[tuple[object, ...], nn.Module] = field(default_factory=dict)
+
+    def __call__(self, problem: Problem, device: str) -> Result:
+        """Answers the problem, with one module a shape, kept from call to call as a user would keep it."""
+        given, key = tensors(problem, device), _key(problem, device)
+        if key not in self.kept:
+            self.kept[key] = made(self.build, problem, device)
+        module = self.kept[key]
+        where = where_in(module, self.places)
+        load(module, where, given)
+        return answer_of(module, problem, given, self.call, where, self.extras, self.context, self.twice)
+
+    def native(self, problem: Problem, device: str) -> Native:
+        """The module's own call; second derivatives have none."""
+        if self.twice:
+            return indirect(self, problem, device)
         given = tensors(problem, device)
-        module = module_for(problem, device)
-        load(module, where_in(module, places), given)
-        return answer_of(module, problem, given, call, where_in(module, places), extras, context, twice)
+        module = self._loaded(problem, device, given)
+        where = where_in(module, self.places)
 
-    return run
+        def context() -> AbstractContextManager[object]:
+            return _both(_in_its_mode(module, problem), self.context())
+
+        def named(found: dict[str, Array]) -> dict[str, Array]:
+            return _of_arrays(problem, found, where, given)
+
+        leaves = _leaves(problem, module, where, given)
+        forward = bound(self.call, module, given, problem)
+        return native_call(forward, problem, given, leaves, context, self.extras, named)
+
+    def _loaded(self, problem: Problem, device: str, given: Tensors) -> nn.Module:
+        """The module of the last native call where it holds these very parameters, as a user's does; or a new one."""
+        key = _key(problem, device)
+        module = self.timed.get(key)
+        if module is None or not _holds_all(module, where_in(module, self.places), given):
+            self.timed.clear()  # one is enough, and it may be large
+            module = self.timed[key] = made(self.build, problem, device)
+            load(module, where_in(module, self.places), given)
+        return module
+
+
+def _key(problem: Problem, device: str) -> tuple[object, ...]:
+    shapes = tuple((name, array.shape) for name, array in problem.parameters.items())
+    return problem.dtype, device, problem.num_heads, problem.sharing, shapes, _of_construction(problem)
+
+
+@contextmanager
+def _both(outer: AbstractContextManager[object], inner: AbstractContextManager[object]) -> Iterator[None]:
+    with outer, inner:
+        yield
 
 
 def _of_construction(problem: Problem) -> object:
@@ -160,6 +209,10 @@ def load(module: nn.Module, places: Places, given: Tensors) -> None:
         raise ValueError(f"the module has no parameter for {', '.join(lost)}")
 
 
+def _holds_all(module: nn.Module, places: Places, given: Tensors) -> bool:
+    return all(_holds(module, path, stored) for path, stored in _stored(module, places, given).items())
+
+
 def _moved(module: nn.Module, places: Places, given: Tensors, mode: bool) -> tuple[str, ...]:
     """What a call has changed of the module itself; its mode is put back."""
     moved = [path for path, stored in _stored(module, places, given).items() if not _holds(module, path, stored)]
@@ -191,14 +244,24 @@ def _gradients(
 ) -> dict[str, Array]:
     if problem.cotangent is None:
         return {}
-    leaves = {n: given[n] for n in problem.needs if n in given and n not in problem.parameters}
-    leaves |= {path: module.get_parameter(path) for path in places}
+    leaves = _leaves(problem, module, places, given)
     if twice:
         directions = {name: to_tensor(array, str(output.device)) for name, array in problem.direction().items()}
         directions |= {p: x.view_as(leaves[p]) for p, x in _stored(module, places, directions).items()}
         found = second_products(output, leaves, directions, given["cotangent"])
     else:
         found = gradients_of(output, leaves, given["cotangent"])
+    return _of_arrays(problem, found, places, given)
+
+
+def _leaves(problem: Problem, module: nn.Module, places: Places, given: Tensors) -> Tensors:
+    """What gradients are taken of: the problem's inputs by name, the module's parameters by path."""
+    leaves = {n: given[n] for n in problem.needs if n in given and n not in problem.parameters}
+    return leaves | {path: module.get_parameter(path) for path in places}
+
+
+def _of_arrays(problem: Problem, found: dict[str, Array], places: Places, given: Tensors) -> dict[str, Array]:
+    """The gradients of leaves as those of the problem's arrays."""
     for path, place in places.items():
         found |= _unpacked(found.pop(path), _names(place), given)
     return {name: found[name] for name in problem.needs}

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,8 @@ import torch
 
 from implementations.contract import Result
 from implementations.further import further_options, seeded
+from implementations.native import Native, bound, indirect
+from implementations.native_torch import native_call
 from implementations.tensors import (
     Tensors,
     array_forms,
@@ -38,7 +41,7 @@ def torch_op(
     context: Callable[[], AbstractContextManager[Any]] = nullcontext,
     reused: bool = False,
     twice: bool = False,
-) -> Callable[[Problem, str], Result]:
+) -> TorchOp:
     """A `run` for a function with the parameters of torch's scaled_dot_product_attention, or some of them.
 
     Only what a problem asks for is passed: attn_mask, key_padding_mask, is_causal=True and scale
@@ -52,23 +55,44 @@ def torch_op(
         reused: the tensors of the last call of the same shapes are filled anew and passed again, not new ones.
         twice: gradients are differentiated again, see `second_products`.
     """
-    arena: Tensors = {}
+    return TorchOp(function, extras, polarity, context, reused, twice)
 
-    def run(problem: Problem, device: str) -> Result:
+
+@dataclass(frozen=True, eq=False)
+class TorchOp:
+    """The `run` that `torch_op` makes, see there."""
+
+    function: Callable[..., Answer]
+    extras: tuple[str, ...]
+    polarity: Polarity
+    context: Callable[[], AbstractContextManager[Any]]
+    reused: bool
+    twice: bool
+    arena: Tensors = field(default_factory=dict)
+
+    def __call__(self, problem: Problem, device: str) -> Result:
+        """Answers the problem."""
         given = tensors(problem, device)
-        given = _refilled(arena, given) if reused and problem.cotangent is None else given
+        given = _refilled(self.arena, given) if self.reused and problem.cotangent is None else given
         # A backward pass that draws again draws from where the forward pass has left the generator.
         with seeded(problem):
-            with context(), torch.set_grad_enabled(problem.cotangent is not None):
+            with self.context(), torch.set_grad_enabled(problem.cotangent is not None):
                 before = forms(given)
-                answer = function(*(given[n] for n in INPUTS), **_options(problem, given, polarity))
+                answer = self.function(*(given[n] for n in INPUTS), **_options(problem, given, self.polarity))
                 disturbed = differing(before, forms(given))
             output, *rest = answer if isinstance(answer, tuple) else (answer,)
-            found = {} if problem.cotangent is None else _gradients(problem, given, output, twice)
-            others: dict[str, Any] = {n: to_array(t) for n, t in zip(extras, rest, strict=True)}
+            found = {} if problem.cotangent is None else _gradients(problem, given, output, self.twice)
+            others: dict[str, Any] = {n: to_array(t) for n, t in zip(self.extras, rest, strict=True)}
             return Result(to_array(output), gradients=found, disturbed=disturbed, **others)
 
-    return run
+    def native(self, problem: Problem, device: str) -> Native:
+        """The function's own call; second derivatives have none."""
+        if self.twice:
+            return indirect(self, problem, device)
+        given = tensors(problem, device)
+        forward = bound(self.function, *(given[n] for n in INPUTS), **_options(problem, given, self.polarity))
+        leaves = {name: given[name] for name in problem.needs}
+        return native_call(forward, problem, given, leaves, self.context, self.extras)
 
 
 def _gradients(problem: Problem, given: Tensors, output: torch.Tensor, twice: bool) -> dict[str, Array]:
@@ -94,7 +118,7 @@ def numpy_op(
     extras: tuple[str, ...] = (),
     polarity: Polarity = Polarity.MAY_ATTEND,
     read_only: bool = False,
-) -> Callable[[Problem, str], Result]:
+) -> NumpyOp:
     """A `run` for such a function of NumPy arrays; it has no gradients.
 
     Args:
@@ -103,19 +127,49 @@ def numpy_op(
         polarity: what True means in its boolean masks.
         read_only: whether it gets arrays that it cannot write into.
     """
+    return NumpyOp(function, extras, polarity, read_only)
 
-    def run(problem: Problem, device: str) -> Result:
-        given = {n: _read_only(a) if read_only else a for n, a in problem.arrays().items()}
+
+@dataclass(frozen=True, eq=False)
+class NumpyOp:
+    """The `run` that `numpy_op` makes, see there."""
+
+    function: Callable[..., Array | tuple[Array, ...]]
+    extras: tuple[str, ...]
+    polarity: Polarity
+    read_only: bool
+
+    def __call__(self, problem: Problem, device: str) -> Result:
+        """Answers the problem."""
+        given = self._given(problem)
         # Where NaN and infinity go is what the suite compares; a warning about them is no answer.
         with np.errstate(all="ignore"), seeded(problem):
             before = array_forms(given)
-            answer = function(*(given[n] for n in INPUTS), **_options(problem, given, polarity))
+            answer = self.function(*(given[n] for n in INPUTS), **_options(problem, given, self.polarity))
             disturbed = differing(before, array_forms(given))
         output, *rest = answer if isinstance(answer, tuple) else (answer,)
-        others: dict[str, Any] = {n: _checked(a) for n, a in zip(extras, rest, strict=True)}
+        others: dict[str, Any] = {n: _checked(a) for n, a in zip(self.extras, rest, strict=True)}
         return Result(_checked(output), disturbed=disturbed, **others)
 
-    return run
+    def native(self, problem: Problem, device: str) -> Native:
+        """The function's own call."""
+        given = self._given(problem)
+        forward = bound(self.function, *(given[n] for n in INPUTS), **_options(problem, given, self.polarity))
+
+        @contextmanager
+        def around() -> Iterator[None]:
+            with np.errstate(all="ignore"), seeded(problem):
+                yield
+
+        def result(answer: Any) -> Result:
+            output, *rest = answer if isinstance(answer, tuple) else (answer,)
+            others: dict[str, Any] = {n: _checked(a) for n, a in zip(self.extras, rest, strict=False)}
+            return Result(_checked(output), **others)
+
+        return Native(forward, result, given, around)
+
+    def _given(self, problem: Problem) -> dict[str, Array]:
+        return {n: _read_only(a) if self.read_only else a for n, a in problem.arrays().items()}
 
 
 def _read_only(array: Array) -> Array:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import ml_dtypes
 import numpy as np
@@ -79,7 +79,11 @@ def differing(before: Mapping[str, object], after: Mapping[str, object]) -> tupl
 
 def gradients_of(output: torch.Tensor, leaves: Mapping[str, torch.Tensor], cotangent: torch.Tensor) -> dict[str, Array]:
     """D sum(output * cotangent) / d leaf by name; zeros for a leaf that the output does not depend on."""
-    found = torch.autograd.grad(output, list(leaves.values()), cotangent, allow_unused=True)
+    return zeros_for_none(leaves, torch.autograd.grad(output, list(leaves.values()), cotangent, allow_unused=True))
+
+
+def zeros_for_none(leaves: Mapping[str, torch.Tensor], found: Sequence[torch.Tensor | None]) -> dict[str, Array]:
+    """Gradients as arrays by the names of the leaves; zeros where there is none."""
     return {
         name: to_array(torch.zeros_like(leaf) if gradient is None else gradient)
         for (name, leaf), gradient in zip(leaves.items(), found, strict=True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -70,12 +72,20 @@ def _construct(num_heads: int, width: int) -> object:
     return nn.MultiheadAttention(width, num_heads)
 
 
-def _fast(module: nn.Module, given: Tensors, problem: Problem) -> torch.Tensor:
+@dataclass(frozen=True)
+class FastCall:
     """The inference path: one tensor for query, key and value, and no gradient wanted of anything."""
-    masks = mask_options(given, problem, Polarity.MASKED_OUT)
-    with torch.no_grad():
-        output: torch.Tensor = module(*inputs_of(given), need_weights=False, **masks)[0]
-    return output
+
+    def __call__(self, module: nn.Module, given: Tensors, problem: Problem) -> torch.Tensor:
+        """The output."""
+        with torch.no_grad():
+            return self.bound_call(module, given, problem)()
+
+    def bound_call(self, module: nn.Module, given: Tensors, problem: Problem) -> Callable[[], torch.Tensor]:
+        """The same, with masks converted; to be called where no gradients are recorded."""
+        masks = mask_options(given, problem, Polarity.MASKED_OUT)
+        call = partial(module, *inputs_of(given), need_weights=False, **masks)
+        return lambda: call()[0]
 
 
 EMPTY_ROW_LINK = "https://github.com/pytorch/pytorch/issues/160064"
@@ -164,7 +174,7 @@ TORCH_MODULES = (
     Implementation(
         "torch.mha.fast-path",
         _claims(without=(Feature.CROSS, Feature.KEY_VALUE, Feature.GRADIENTS, Feature.MASK_GRADIENT)),
-        torch_module(_eval_mha, _fast, PLACES),
+        torch_module(_eval_mha, FastCall(), PLACES),
         "nn.MultiheadAttention in eval mode without gradients: the fused inference path",
     ),
     Implementation(

@@ -103,7 +103,7 @@ TORCH_OPS = (
     ),
     Implementation(
         "torch.sdpa.flash",
-        replace(_CLAIMS, features=_ALL - _FLASH_LACKS, fit=_flash_fit),
+        replace(_CLAIMS, features=_ALL - _FLASH_LACKS | {Feature.LINEAR_MEMORY}, fit=_flash_fit),
         torch_op(F.scaled_dot_product_attention, context=_kernel(SDPBackend.FLASH_ATTENTION)),
         "scaled_dot_product_attention, the fused CPU kernel",
         _FLASH_DEVIATIONS,

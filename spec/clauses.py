@@ -68,8 +68,8 @@ class Clause:
     statement: str
     errata: tuple[str, ...]
     """What sources say wrong, and what holds instead."""
-    reserved: bool
-    """Named, and not tested yet."""
+    measured: bool
+    """Asked by the benchmarks, and no part of a verdict of conformance."""
     file: str
     line: int
 
@@ -171,7 +171,7 @@ def _clause(chapter: str, heading: _Line, body: list[_Line], tags: frozenset[str
         sources=tuple(_source(item) for item in values["sources"].split(";")),
         statement=_statement(heading, paragraphs, level),
         errata=tuple(_erratum(item) for item in paragraphs if item.text.startswith("Erratum")),
-        reserved=_reserved(values.get("status")),
+        measured=_measured(values.get("status")),
         file=heading.file,
         line=heading.number,
     )
@@ -222,8 +222,8 @@ def _erratum(line: _Line) -> str:
     return line.matching(r"Erratum \([A-E](, [A-E])*\): .+", rule)
 
 
-def _reserved(line: _Line | None) -> bool:
-    return line is not None and bool(line.matching("reserved", f"unknown status {line.text!r}"))
+def _measured(line: _Line | None) -> bool:
+    return line is not None and bool(line.matching("measured", f"unknown status {line.text!r}"))
 
 
 def _statement(heading: _Line, paragraphs: list[_Line], level: Level) -> str:

@@ -129,6 +129,8 @@ class Feature(StrEnum):
     """Answers while no gradients are recorded."""
     DOUBLE_BACKWARD = "double-backward"
     """Its gradients are differentiable."""
+    LINEAR_MEMORY = "linear-memory"
+    """Needs memory linear in the lengths, beyond masks."""
 
 
 class Alignment(StrEnum):

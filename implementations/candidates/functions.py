@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -78,7 +78,7 @@ def function_candidate(
     options = _options(signature_of(function))
     fits = one_set_of_ids if options.for_both("query_segments") else any_case
     claims = Claims(Scope.OP, ALWAYS | options.features | {Feature.GROUPED}, conventions, fit=fits)
-    given = Probe(_called(function, options), _on(torch_op, conventions), claims, device)
+    given = Probe(Called(function, options), _on(torch_op, conventions), claims, device)
     probe, kind, plain = _suited(given)
     check_answer(plain, kind)
     probe, unheard = _narrowed(probe, options)
@@ -86,12 +86,24 @@ def function_candidate(
     extras = find_extras(plain, Scope.OP)
     if "returned-weights" not in settings:
         probe = with_observed(probe, extras)
-    made = _settled(name, probe, kind, extras, _called(function, options.spelled_out()))
+    made = _settled(name, probe, kind, extras, Called(function, options.spelled_out()))
     return replace(made, about="; ".join([made.about, *unheard, *refuted]))
 
 
-def _called(function: Callable[..., object], options: Options) -> Callable[..., object]:
-    return lambda *inputs, **asked: function(*inputs, **options.renamed(asked))
+@dataclass(frozen=True)
+class Called:
+    """The function under the names that the suite gives its options."""
+
+    function: Callable[..., object]
+    options: Options
+
+    def __call__(self, *inputs: Any, **asked: Any) -> object:
+        """The function's answer."""
+        return self.function(*inputs, **self.options.renamed(asked))
+
+    def bound_call(self, *inputs: Any, **asked: Any) -> Callable[[], Any]:
+        """The same, made ready."""
+        return partial(self.function, *inputs, **self.options.renamed(asked))
 
 
 def _narrowed(probe: Probe, options: Options) -> tuple[Probe, list[str]]:

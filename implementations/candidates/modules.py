@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from implementations.candidates.probing import (
     CAUSAL,
     MASKED,
     PLAIN,
+    Choosing,
     Probe,
     Run,
     check_answer,
@@ -44,6 +46,7 @@ from implementations.further import further_options
 from implementations.loading import TargetError
 from implementations.mha import build_mha, inputs_of, mask_options, one_mask, polarised
 from implementations.modules import torch_module
+from implementations.native import WITHOUT_WEIGHTS
 from implementations.tensors import Tensors
 from spec.cases import Case, MaskShape
 from spec.features import Conventions, Feature, Polarity, Scope
@@ -97,10 +100,14 @@ class Calling:
 
     def __call__(self, module: nn.Module, given: Tensors, problem: Problem) -> Any:
         """The module's answer to the problem's tensors, with the output turned to (B, Lq, width)."""
+        return self.bound_call(module, given, problem)()
+
+    def bound_call(self, module: nn.Module, given: Tensors, problem: Problem) -> Callable[[], Any]:
+        """The same, with layout, masks and options converted."""
         turned = {x: x.transpose(0, 1) if self.length_first else x for x in dict.fromkeys(inputs_of(given))}
         inputs = [turned[x] for x in inputs_of(given)][: self.inputs]
-        answer = module(*inputs, **self.options.renamed(self._asked(given, problem)), **self.asked)
-        return _output_turned(answer) if self.length_first else answer
+        call = partial(module, *inputs, **self.options.renamed(self._asked(given, problem)), **self.asked)
+        return (lambda: _output_turned(call())) if self.length_first else call
 
     def _asked(self, given: Tensors, problem: Problem) -> dict[str, Any]:
         asked = dict(mask_options(given, problem, self.polarity))
@@ -192,7 +199,7 @@ def _called_otherwise(make: Constructor, calling: Calling, random: bool) -> Iter
     spelled = calling.options.spelled
     if "need_weights" in spelled:
         without = replace(calling, asked={spelled["need_weights"]: False})
-        yield "without weights", _adapter(make, evaluating=random)(_output_of(without))
+        yield WITHOUT_WEIGHTS, _adapter(make, evaluating=random)(_output_of(without))
         fast = _adapter(make, evaluating=True, context=torch.inference_mode)
         yield "without weights, in evaluation and inference mode", fast(_output_of(without))
     if {"need_weights", "average_attn_weights"} <= set(spelled):
@@ -218,12 +225,8 @@ def _built_otherwise(make: Constructor, calling: Calling, random: bool) -> Itera
         yield "in evaluation mode, built with dropout", _adapter(dropping, evaluating=True)(called)
 
 
-def _output_of(calling: Calling) -> Callable[..., Any]:
-    def call(*inputs: Any) -> Any:
-        answer = calling(*inputs)
-        return answer[0] if isinstance(answer, tuple) else answer
-
-    return call
+def _output_of(calling: Calling) -> Choosing:
+    return Choosing(calling, ())
 
 
 def _construct(make: Constructor) -> Callable[[int, int], object]:

@@ -13,6 +13,7 @@ import torch
 from implementations.contract import Claims, Result, Unable
 from implementations.fitting import fit
 from implementations.loading import TargetError, told
+from implementations.native import bound
 from implementations.surroundings import kept_surroundings
 from spec.building import build
 from spec.cases import Case, MaskKind, Sizes
@@ -165,16 +166,31 @@ class Extras:
         features = claims.features.union(EXTRA_FEATURES[name] for name in self.names)
         return replace(claims, features=features if ways else features - {Feature.WAYS})
 
-    def choosing(self, function: Callable[..., object]) -> Callable[..., Any]:
+    def choosing(self, function: Callable[..., object]) -> Choosing:
         """The function, with only the output and the named extras in its answer."""
+        return Choosing(function, tuple(position for position, _ in self.named))
 
-        def call(*inputs: Any, **options: Any) -> object:
-            answer = function(*inputs, **options)
-            if not isinstance(answer, tuple):
-                return answer
-            return (answer[0], *(answer[position] for position, _ in self.named)) if self.named else answer[0]
 
-        return call
+@dataclass(frozen=True)
+class Choosing:
+    """A function with only the output and the extras at some positions in its answer."""
+
+    function: Callable[..., object]
+    positions: tuple[int, ...]
+
+    def __call__(self, *inputs: Any, **options: Any) -> Any:
+        """What is chosen of the function's answer."""
+        return self._chosen(self.function(*inputs, **options))
+
+    def bound_call(self, *inputs: Any, **options: Any) -> Callable[[], Any]:
+        """The same, made ready."""
+        call = bound(self.function, *inputs, **options)
+        return lambda: self._chosen(call())
+
+    def _chosen(self, answer: Any) -> Any:
+        if not isinstance(answer, tuple):
+            return answer
+        return (answer[0], *(answer[position] for position in self.positions)) if self.positions else answer[0]
 
 
 def find_extras(trial: Trial, scope: Scope) -> Extras:

@@ -25,6 +25,7 @@ MODULES = (
     "gradients",
     "effects",
     "errors",
+    "speed",
     "grouped",
     "dropout",
     "dropout_returned",

@@ -38,6 +38,8 @@ class Severity(StrEnum):
     """Digits are lost."""
     STATE = "state"
     """Later calls, or the caller's own data, suffer."""
+    COST = "cost"
+    """Right answers that take more memory or time than they need."""
 
 
 @dataclass(frozen=True)

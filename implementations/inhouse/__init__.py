@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Set
+from collections.abc import Callable, Mapping, Set
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -12,11 +13,13 @@ from implementations.caching import chunked
 from implementations.contract import Claims, Implementation, Result
 from implementations.further import further_options
 from implementations.inhouse.fused import FusedAttention
+from implementations.inhouse.kernels import Kernel
 from implementations.inhouse.numpy_attention import attention
 from implementations.inhouse.tiled import tiled_attention
 from implementations.mha import MHA_FEATURES, PLACES, build_mha, inputs_of, polarised
 from implementations.modes import module_modes, op_modes
 from implementations.modules import torch_module
+from implementations.native import WITHOUT_WEIGHTS
 from implementations.ops import numpy_op, torch_op
 from implementations.tensors import Tensors
 from implementations.torch_ops import NAN_SWALLOWED, SDPA_FEATURES
@@ -58,8 +61,8 @@ _MODES = {
 }
 _BY_NAME = {Feature.CUMULATIVE_LENGTHS, Feature.KEY_PADDING, Feature.LOG_SUM_EXP, Feature.WAYS, Feature.CONTAINMENT}
 _OF_OPS = SDPA_FEATURES | _FURTHER | _BY_NAME
-_NUMPY = (_OF_OPS | {Feature.WEIGHTS, Feature.CACHE}) - _NO_GRADIENTS - {Feature.DROPOUT}
-_TILED = _OF_OPS | {Feature.NO_GRAD, Feature.AUTOCAST}
+_NUMPY = (_OF_OPS | {Feature.WEIGHTS, Feature.CACHE, Feature.LINEAR_MEMORY}) - _NO_GRADIENTS - {Feature.DROPOUT}
+_TILED = _OF_OPS | {Feature.NO_GRAD, Feature.AUTOCAST, Feature.LINEAR_MEMORY}
 _PLACES = {**PLACES, **{name: name for name in ("bias_k", "bias_v", "relative_bias", "sinks", "head_gates")}}
 _TOLD = ("query_start", "alibi_slopes", "query_segments", "key_segments", "cu_seqlens_q", "cu_seqlens_k")
 
@@ -68,10 +71,11 @@ def _in_tiles(size: int) -> Callable[[Problem, str], Result]:
     return torch_op(partial(tiled_attention, tile=size), extras=("log_sum_exp",))
 
 
-def _build(problem: Problem) -> FusedAttention:
+def _build(problem: Problem, kernel: Kernel | None = None) -> FusedAttention:
     asked = problem.extension
     build = build_mha(
         FusedAttention,
+        kernel=kernel,
         batch_first=True,
         num_kv_heads=problem.num_kv_heads,
         window_size=tuple(-1 if side is None else side for side in (asked.left, asked.right)),
@@ -86,21 +90,31 @@ def _build(problem: Problem) -> FusedAttention:
     return module
 
 
-def _calling(**returned: bool) -> Callable[[torch.nn.Module, Tensors, Problem], tuple[torch.Tensor, ...]]:
-    def call(module: torch.nn.Module, given: Tensors, problem: Problem) -> tuple[torch.Tensor, ...]:
+@dataclass(frozen=True)
+class Call:
+    """Calls the module; `returned` says which weights are asked for."""
+
+    returned: Mapping[str, bool]
+
+    def __call__(self, module: torch.nn.Module, given: Tensors, problem: Problem) -> tuple[torch.Tensor, ...]:
+        """Output, and weights if any."""
+        return self.bound_call(module, given, problem)()
+
+    def bound_call(
+        self, module: torch.nn.Module, given: Tensors, problem: Problem
+    ) -> Callable[[], tuple[torch.Tensor, ...]]:
+        """The same, with masks and options converted."""
         options = {n: polarised(given[n], Polarity.MASKED_OUT) for n in ("attn_mask", "key_padding_mask") if n in given}
         told = {name: o for name, o in further_options(problem, given).items() if name in _TOLD}
         plain = {"is_causal": problem.causal, "scale": problem.scale}
-        output, *weights = module(*inputs_of(given), **options, **told, **plain, **returned)
-        return (output, *(w for w in weights if w is not None))
-
-    return call
+        call = partial(module, *inputs_of(given), **options, **told, **plain, **self.returned)
+        return lambda: tuple(part for part in call() if part is not None)
 
 
 def _fused(
     name: str, about: str, features: Set[Feature], modes: Set[Feature], extras: tuple[str, ...] = (), **told: Any
 ) -> Implementation:
-    call = _calling(need_weights=bool(extras), average_attn_weights="averaged_weights" in extras)
+    call = Call({"need_weights": bool(extras), "average_attn_weights": "averaged_weights" in extras})
     return Implementation(
         name,
         Claims(Scope.MODULE, frozenset(features | modes), Conventions(bool_mask=Polarity.MASKED_OUT)),
@@ -112,6 +126,10 @@ def _fused(
     )
 
 
+def _by(kernel: Kernel) -> Callable[[Problem, str], Result]:
+    return torch_module(partial(_build, kernel=kernel), Call({"need_weights": False}), _PLACES)
+
+
 def _construct(num_heads: int, width: int) -> object:
     return FusedAttention(width, num_heads)
 
@@ -120,9 +138,10 @@ INHOUSE = (
     _fused(
         "inhouse.fused",
         "a module with one fused projection, over torch's scaled_dot_product_attention",
-        _FUSED,
+        _FUSED | {Feature.WAYS},
         _MODES | {Feature.COMPILED, Feature.EXPORTED},
         expected_failures=(NAN_SWALLOWED,),
+        ways={f"by the kernel {kernel}": _by(kernel) for kernel in Kernel},
     ),
     _fused(
         "inhouse.fused.weights",
@@ -137,7 +156,7 @@ INHOUSE = (
         chunked(numpy_op(partial(attention, need_weights=True), extras=("log_sum_exp", "weights"))),
         "online softmax over tiles in NumPy, in float32 for all dtypes",
         ways={
-            "without the weights": numpy_op(attention, extras=("log_sum_exp",)),
+            WITHOUT_WEIGHTS: numpy_op(attention, extras=("log_sum_exp",)),
             "in tiles of 3": numpy_op(partial(attention, tile=3), extras=("log_sum_exp",)),
         },
     ),

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from implementations.inhouse import routes
+from implementations.inhouse.kernels import Kernel
 from implementations.inhouse.masking import INFINITY, Masks
 from implementations.inhouse.options import Options
 from implementations.inhouse.tiled import in_tiles, turned, wide
@@ -40,6 +41,7 @@ class FusedAttention(nn.Module):
         relative_bias: the largest distance with a learned bias of its own; 0: there are none.
         sinks: whether each head has a learned logit without a value.
         head_gates: whether each head has a learned factor.
+        kernel: how it is computed where weights are not wanted; None chooses by shape, see `Kernel`.
 
     Raises:
         ValueError: a size below 1, or heads that do not divide the width.
@@ -74,6 +76,7 @@ class FusedAttention(nn.Module):
         relative_bias: int = 0,
         sinks: bool = False,
         head_gates: bool = False,
+        kernel: Kernel | str | None = None,
     ) -> None:
         super().__init__()
         self.num_heads, self.num_kv_heads = num_heads, num_heads if num_kv_heads is None else num_kv_heads
@@ -82,6 +85,7 @@ class FusedAttention(nn.Module):
         self._check_sizes()
         self.dropout, self.add_zero_attn = dropout, add_zero_attn
         self.window_size, self.softcap, self.rotary_base = window_size, softcap, rotary_base
+        self.kernel = None if kernel is None else Kernel(kernel)
         keyed = self.num_kv_heads * (embed_dim // num_heads)
         form: dict[str, Any] = {"device": device, "dtype": dtype}
         self.projected = (embed_dim, keyed, keyed)
@@ -153,11 +157,23 @@ class FusedAttention(nn.Module):
         Raises:
             ValueError: inputs or masks whose shapes do not fit.
         """
-        inputs = self._batches(query, key, value)
+        key = query if key is None else key
+        q, k, v = self._heads(query, key, key if value is None else value)
         padding = key_padding_mask if query.ndim == 3 or key_padding_mask is None else key_padding_mask[None]
-        mask, padding = masks_of(attn_mask, padding, len(inputs[0]), self.num_heads)
-        asked = Options(mask, padding, is_causal, **options)
-        heads, weights = self._attended(*self._heads(inputs), asked, need_weights)
+        mask, padding = masks_of(attn_mask, padding, len(q), self.num_heads)
+        asked = Options(
+            mask,
+            padding,
+            is_causal,
+            window_size=self.window_size,
+            softcap=self.softcap,
+            relative_bias=self.relative_bias,
+            sinks=self.sinks,
+            enable_gqa=True,
+            dropout_p=self.dropout if self.training else 0.0,
+            **options,
+        )
+        heads, weights = self._attended(q, k, v, asked, need_weights)
         if self.head_gates is not None:
             heads = heads * self.head_gates[:, None, None]
         output = self.out_proj(heads.transpose(1, 2).flatten(2))
@@ -166,31 +182,32 @@ class FusedAttention(nn.Module):
             return output[0], None if weights is None else weights[0]
         return output if self.batch_first else output.transpose(0, 1), weights
 
-    def _batches(self, query: Tensor, key: Tensor | None, value: Tensor | None) -> list[Tensor]:
-        """Query, key and value (B, L, width), or only one input where it plays all three roles."""
-        key = query if key is None else key
-        value = key if value is None else value
-        inputs = [query] if query is key is value else [query, key, value]
+    def _heads(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
+        """(B, H, Lq, d), (B, Hk, Lk, d) and (B, Hk, Lk, d)."""
+        projected, width = self._projected(query, key, value), self.embed_dim // self.num_heads
         if query.ndim == 2:
-            inputs = [x[None] for x in inputs]
+            projected = tuple(x[None] for x in projected)
         elif not self.batch_first:
-            inputs = [x.transpose(0, 1) for x in inputs]
-        if len({len(x) for x in inputs}) > 1 or inputs[-1].shape[:2] != inputs[-2:][0].shape[:2]:
+            projected = tuple(x.transpose(0, 1) for x in projected)
+        (batch, _, _), *(keyed, valued) = (x.shape for x in projected)
+        if not batch == keyed[0] == valued[0] or keyed[1] != valued[1]:
             shapes = ", ".join(str(tuple(x.shape)) for x in (query, key, value))
             raise ValueError(f"all inputs must agree in B, key and value in length: got {shapes}")
-        return inputs
+        return tuple(x.view(batch, x.shape[1], x.shape[2] // width, width).transpose(1, 2) for x in projected)
 
-    def _heads(self, inputs: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        """(B, H, Lq, d), (B, Hk, Lk, d) and (B, Hk, Lk, d)."""
-        if self.packed and len(inputs) == 1:
-            projected = F.linear(inputs[0], self.in_proj_weight, self.in_proj_bias).split(self.projected, -1)
-        else:
-            biases = (None,) * 3 if self.in_proj_bias is None else self.in_proj_bias.split(self.projected)
-            inputs = inputs * 3 if len(inputs) == 1 else inputs
-            projected = tuple(map(F.linear, inputs, self._weights(), biases))
-        width = self.embed_dim // self.num_heads
-        q, k, v = (rows.unflatten(-1, (-1, width)).transpose(1, 2) for rows in projected)
-        return q, k, v
+    def _projected(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
+        """What the three inputs become, by one product for the roles that share an input."""
+        bias = self.in_proj_bias
+        if self.packed and query is key is value:
+            together: tuple[Tensor, ...] = F.linear(query, self.in_proj_weight, bias).split(self.projected, -1)
+            return together
+        if self.packed and key is value:
+            first, *others = self.projected
+            weights = self.in_proj_weight.split((first, sum(others)))
+            biases = (None, None) if bias is None else bias.split((first, sum(others)))
+            return F.linear(query, weights[0], biases[0]), *F.linear(key, weights[1], biases[1]).split(others, -1)
+        each = (None,) * 3 if bias is None else bias.split(self.projected)
+        return tuple(map(F.linear, (query, key, value), self._weights(), each))
 
     def _weights(self) -> tuple[Tensor, ...]:
         if self.packed:
@@ -201,25 +218,17 @@ class FusedAttention(nn.Module):
         self, q: Tensor, k: Tensor, v: Tensor, asked: Options[Tensor], need_weights: bool
     ) -> tuple[Tensor, Tensor | None]:
         """The heads (B, H, Lq, d), and the weights if they are wanted."""
-        asked = replace(
-            asked,
-            window_size=self.window_size,
-            softcap=self.softcap,
-            relative_bias=self.relative_bias,
-            sinks=self.sinks,
-            enable_gqa=True,
-            dropout_p=self.dropout if self.training else 0.0,
-        )
+        further = bool(self.add_zero_attn) + (self.bias_k is not None)
         masks = Masks.of(asked, q, k)
         if self.rotary_base is not None:
             q, k = (turned(x, masks.positions(r), self.rotary_base) for x, r in ((q, "query"), (k, "key")))
-        further = self._further(k, v)
-        k, v = (torch.cat(rows, 2) for rows in further)
-        masks = replace(masks, further=len(further[0]) - 1)
+        if further:
+            k, v = (torch.cat(rows, 2) for rows in self._further(k, v))
+            masks = replace(masks, further=further)
         if need_weights:
             return routes.explicit(q, k, v, masks)
         if routes.expressible(masks):
-            return routes.fused(q, k, v, masks), None
+            return routes.fused(q, k, v, masks, self.kernel), None
         precise = wide(q.dtype)
         return in_tiles(q.to(precise), k.to(precise), v.to(precise), masks)[0].to(q.dtype), None
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from implementations.inhouse.kernels import Kernel, attended
 from implementations.inhouse.masking import INFINITY, Masks
 from implementations.inhouse.online import Operands, Plan, block, product, shared
 from implementations.inhouse.tiled import wide
@@ -16,27 +19,23 @@ def expressible(masks: Masks) -> bool:
     return masks.options.softcap is None and masks.options.sinks is None and masks.documents is None
 
 
-def fused(query: Tensor, key: Tensor, value: Tensor, masks: Masks) -> Tensor:
-    """(B, H, Lq, d), (B, Hk, Lk, d), (B, Hk, Lk, d) -> (B, H, Lq, d) by the kernel of torch."""
-    asked, grouped = masks.options, query.shape[1] != key.shape[1]
+def fused(query: Tensor, key: Tensor, value: Tensor, masks: Masks, kernel: Kernel | None = None) -> Tensor:
+    """(B, H, Lq, d), (B, Hk, Lk, d), (B, Hk, Lk, d) -> (B, H, Lq, d) by one kernel for all queries and keys."""
+    asked = masks.options
     if _merely_causal(masks):
         key, value = key[:, :, : masks.queries], value[:, :, : masks.queries]  # no query sees the others
-        return F.scaled_dot_product_attention(
-            query, key, value, None, asked.dropout_p, is_causal=True, scale=asked.scale, enable_gqa=grouped
-        )
+        return attended(query, key, value, None, asked.dropout_p, True, asked.scale, kernel)
     seen, added = _joined(masks, query.dtype)
-    key, value = contained(key, seen), contained(value, seen)
+    key, value = contained(key, value, seen)
     mask, empty = _one_mask(seen, added)
-    heads = F.scaled_dot_product_attention(
-        query, key, value, mask, asked.dropout_p, scale=asked.scale, enable_gqa=grouped
-    )
+    heads = attended(query, key, value, mask, asked.dropout_p, False, asked.scale, kernel)
     return heads if empty is None else heads.masked_fill(empty, 0.0)
 
 
 def explicit(query: Tensor, key: Tensor, value: Tensor, masks: Masks) -> tuple[Tensor, Tensor]:
     """The same with the weights (B, H, Lq, Lk) before dropout; half types are worked on in float32."""
     dtype, seen = query.dtype, _joined(masks, query.dtype)[0]
-    q, k, v = (x.to(wide(dtype)) for x in (query, contained(key, seen), contained(value, seen)))
+    q, k, v = (x.to(wide(dtype)) for x in (query, *contained(key, value, seen)))
     plan, given = Plan.of(masks, q), Operands(q, k, v)
     scores = torch.cat([block(plan, given, tile).scores for tile in (masks.whole, *masks.beyond)], -1)
     weights = softmax(scores, masks.options.sinks)
@@ -56,14 +55,35 @@ def softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
     return scores.masked_fill(empty, 0.0).softmax(-1).masked_fill(empty, 0.0)
 
 
-def contained(rows: Tensor, seen: Tensor | None) -> Tensor:
-    """Keys or values (B, Hk, Lk, d) with zeros where no query may look: a weight of 0 times NaN is NaN."""
+def contained(key: Tensor, value: Tensor, seen: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Keys and values (B, Hk, Lk, d) with zeros where no query may look: a weight of 0 times NaN is NaN."""
     if seen is None:
-        return rows
-    looked = seen.any(-2)
-    if looked.shape[1] not in (1, rows.shape[1]):
-        looked = looked.unflatten(1, (rows.shape[1], -1)).any(2)
-    return rows.masked_fill(~looked[..., None], 0.0)
+        return key, value
+    looked = seen.any(-2) if seen.shape[-2] > 1 else seen[..., 0, :]
+    if looked.shape[1] not in (1, key.shape[1]):
+        looked = looked.unflatten(1, (key.shape[1], -1)).any(2)
+    hidden = ~looked
+    if _harmless(key, value, hidden):
+        return key, value
+    return key.masked_fill(hidden[..., None], 0.0), value.masked_fill(hidden[..., None], 0.0)
+
+
+def _harmless(key: Tensor, value: Tensor, hidden: Tensor) -> bool:
+    """Whether it is known that what is hidden from all queries is finite: to read it costs less than a copy of all."""
+    if not readable(key, hidden):
+        return False
+    places = hidden.nonzero(as_tuple=True)
+    if not len(places[0]) or hidden.shape[1] > 1 or len(hidden) != len(key):
+        return not len(places[0])
+    sample, _, at = places
+    return all(math.isfinite(x.detach()[sample, :, at].sum().item()) for x in (key, value))
+
+
+def readable(*tensors: Tensor) -> bool:
+    """Whether numbers may decide what is done: not in a graph, not in vmap, not where one had to wait for them."""
+    if torch.compiler.is_compiling() or torch.compiler.is_exporting():
+        return False
+    return not any(not x.is_cpu or torch._C._functorch.is_functorch_wrapped_tensor(x) for x in tensors)
 
 
 def _merely_causal(masks: Masks) -> bool:
@@ -87,6 +107,9 @@ def _one_mask(seen: Tensor | None, added: Tensor | None) -> tuple[Tensor | None,
     """Both as one mask, and the rows (B or 1, H or 1, Lq, 1) that see nothing, in which nothing is masked."""
     if seen is None:
         return added, None
-    empty = ~seen.any(-1, keepdim=True)
-    seen = seen | empty
-    return seen if added is None else added.masked_fill(~seen, -INFINITY), empty
+    found = ~seen.any(-1, keepdim=True)
+    empty = None if readable(found) and not found.any() else found
+    if added is None:
+        return seen if empty is None else seen | empty, empty
+    added = added.masked_fill(~seen, -INFINITY)
+    return added if empty is None else added.masked_fill(empty, 0.0), empty

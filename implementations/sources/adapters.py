@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -61,12 +63,20 @@ def _build_d(problem: Problem) -> nn.Module:
     return d.MultiHeadAttention(_totals(problem)[0], problem.num_heads, 0.0, bias, *sizes)
 
 
-def _call_d(module: nn.Module, given: Tensors, problem: Problem) -> tuple[torch.Tensor, torch.Tensor]:
-    assert isinstance(module, d.MultiHeadAttention)
-    query, key, value = inputs_of(given)
-    lengths = given.get("valid_lens")
-    weights = module.attention_weights(query, key, lengths)
-    return module(query, key, value, lengths), weights.reshape(-1, problem.num_heads, *weights.shape[1:])
+@dataclass(frozen=True)
+class CallD:
+    """Source D hands its weights out in a second call, which is made only where they are judged."""
+
+    def __call__(self, module: nn.Module, given: Tensors, problem: Problem) -> tuple[torch.Tensor, torch.Tensor]:
+        """Output and weights."""
+        assert isinstance(module, d.MultiHeadAttention)
+        query, key, _ = inputs_of(given)
+        weights = module.attention_weights(query, key, given.get("valid_lens"))
+        return self.bound_call(module, given, problem)(), weights.reshape(-1, problem.num_heads, *weights.shape[1:])
+
+    def bound_call(self, module: nn.Module, given: Tensors, problem: Problem) -> Callable[[], torch.Tensor]:
+        """The output alone."""
+        return partial(module, *inputs_of(given), given.get("valid_lens"))
 
 
 def _fit_d(case: Case) -> Case:
@@ -115,7 +125,7 @@ _E = (Feature.HEADS, Feature.VALUE_WIDTH, Feature.OUTPUT_PROJECTION, Feature.OUT
 _E_MASKS = (Feature.BOOL_MASK, Feature.KEY_PADDING)
 _D = (Feature.HEADS, Feature.CROSS, Feature.KEY_VALUE, Feature.INPUT_WIDTHS, Feature.OUTPUT_PROJECTION)
 _D_READS = (Feature.VALID_LENS, Feature.WEIGHTS)
-_D_RUN = torch_module(_build_d, _call_d, linears(q="W_q", k="W_k", v="W_v", o="W_o"), extras=["weights"])
+_D_RUN = torch_module(_build_d, CallD(), linears(q="W_q", k="W_k", v="W_v", o="W_o"), extras=["weights"])
 _PLACES_E = linears(q="proj_q", k="proj_k", v="proj_v", o="proj_o")
 _PLACES_E_CROSS = linears(q="proj_q1", k="proj_k2", v="proj_v2", o="proj_o")
 

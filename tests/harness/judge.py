@@ -10,11 +10,13 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from typing import TypeVar
 
 import numpy as np
 
 from implementations.contract import Claims, Implementation, Result, Unable
 from implementations.fitting import fit
+from implementations.native import native
 from implementations.surroundings import kept_surroundings
 from reference.solving import Expected, Solution, solve
 from spec.building import build
@@ -24,6 +26,8 @@ from spec.problems import DTYPES, Array, Problem
 from tests.harness.comparison import Comparison, compare
 from tests.harness.influence import wrong_keys
 from tests.harness.verdicts import Failure
+
+Seen = TypeVar("Seen")
 
 
 class CandidateError(Exception):
@@ -156,6 +160,15 @@ class Judge:
         if not isinstance(result, Result):
             raise CandidateError(f"returned {type(result).__name__}, not a Result")
         return result
+
+    def watch(self, problem: Problem, watched: Callable[[Callable[[], object]], Seen]) -> Seen:
+        """What is seen of the candidate's own calls for a copy of the problem, made ready beforehand.
+
+        Raises:
+            CandidateError: it raised.
+        """
+        with kept_surroundings():
+            return _guarded(lambda: watched(native(self.implementation, problem.fresh(), self.device).call))
 
     def call(self, name: str, *arguments: int) -> Array:
         """What a plain function of the candidate answers.
@@ -304,7 +317,7 @@ class Judge:
             self.assert_that(case, False, f"{what} was accepted, with an answer of shape {result.output.shape}")
 
 
-def _guarded(call: Callable[[], object]) -> object:
+def _guarded(call: Callable[[], Seen]) -> Seen:
     """What a call into the candidate gives back; whatever it raises becomes a `CandidateError`."""
     try:
         with warnings.catch_warnings():

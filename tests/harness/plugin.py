@@ -143,7 +143,7 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
         return _replayed(options.replay)
     if options.list_clauses:
         for clause in load().values():
-            status = "reserved" if clause.reserved else ", ".join(sorted(clause.features))
+            status = "in tests/benchmarks" if clause.measured else ", ".join(sorted(clause.features))
             print(f"{clause.id:32} {clause.level:6} {status:28} {clause.statement}")
         return 0
     if options.list_implementations:

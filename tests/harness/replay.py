@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from implementations.builtin import BUILTIN, ON_REQUEST
+from implementations.builtin import BUILTIN, NAMED, ON_REQUEST
 from implementations.candidates import candidate
 from implementations.contract import Implementation
 from implementations.loading import Target, TargetError
@@ -141,7 +141,7 @@ def subject(failure: FailureFile) -> Implementation:
         ReplayError: it cannot be loaded.
     """
     if not failure.target:
-        found = next((i for i in (*BUILTIN, *ON_REQUEST) if i.name == failure.implementation), None)
+        found = next((i for i in (*BUILTIN, *ON_REQUEST, *NAMED) if i.name == failure.implementation), None)
         if found is None:
             raise ReplayError(f"implementation {failure.implementation!r} is not built in")
         return found

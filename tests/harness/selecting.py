@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from implementations.builtin import ABSENT, BUILTIN, ON_REQUEST
+from implementations.builtin import ABSENT, BUILTIN, NAMED, ON_REQUEST
 from implementations.candidates import candidates
 from implementations.contract import Implementation
 from implementations.loading import TargetError
@@ -128,11 +128,11 @@ def _candidates(options: Options) -> tuple[Implementation, ...]:
 
 
 def _builtin(patterns: Sequence[str]) -> tuple[Implementation, ...]:
-    """Those that a pattern matches; of the costly ones, those that are named in full."""
+    """Those that a pattern matches; of the costly ones and the compositions, those that are named in full."""
     for name, reason in ABSENT.items():
         if name in patterns:
             raise UsageError(f"--implementation {name!r} cannot run here: {reason}")
-    known = (*BUILTIN, *(i for i in ON_REQUEST if i.name in patterns))
+    known = (*BUILTIN, *(i for i in (*ON_REQUEST, *NAMED) if i.name in patterns))
     _require_known("implementation", patterns, [i.name for i in known])
     return tuple(i for i in known if _matches(i.name, patterns))
 

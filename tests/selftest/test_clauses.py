@@ -41,7 +41,7 @@ Erratum (A, C): they say nothing.
 - level: MAY
 - features: scale
 - sources: torch SDPA
-- status: reserved
+- status: measured
 
 It MAY hold.
 """
@@ -75,7 +75,7 @@ def test_a_clause_has_all_that_its_section_says(tmp_path: Path) -> None:
             "Erratum (B): the source says this, and the truth is that.",
             "Erratum (A, C): they say nothing.",
         ),
-        reserved=False,
+        measured=False,
         file="scores.md",
         line=5,
     )
@@ -83,7 +83,7 @@ def test_a_clause_has_all_that_its_section_says(tmp_path: Path) -> None:
 
 def test_optional_fields_have_defaults(tmp_path: Path) -> None:
     clause = load(written(tmp_path, scores=CHAPTER))["scores.two"]
-    assert (clause.scope, clause.equation, clause.errata, clause.reserved) == (None, None, (), True)
+    assert (clause.scope, clause.equation, clause.errata, clause.measured) == (None, None, (), True)
 
 
 def test_scope_any_is_both_scopes(tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ MALFORMED = {
     "unknown source letter": ("sources: A;", "sources: F;", "11: unknown source 'F'"),
     "unknown source name": ("torch SDPA", "torch", "29: unknown source 'torch'"),
     "source run into another": ("sources: A;", "sources: AB;", "11: unknown source 'AB'"),
-    "unknown status": ("status: reserved", "status: draft", "30: unknown status 'draft'"),
+    "unknown status": ("status: measured", "status: draft", "30: unknown status 'draft'"),
     "no statement": ("It MAY hold.\n", "", "25: clause 'scores.two' lacks a statement"),
     "equation for a statement": ("It MUST\nhold.\n\n", "", "5: clause 'scores.one' lacks a statement"),
     "statement without its level": ("It MUST\nhold", "It is\nso", "13: the statement of 'scores.one' lacks"),
@@ -196,8 +196,8 @@ def test_every_source_document_is_encoded_and_corrected(letter: str) -> None:
     assert any(erratum.startswith(f"Erratum ({letter})") for erratum in own_errata())
 
 
-def test_only_speed_is_reserved() -> None:
-    assert {clause.chapter for clause in load().values() if clause.reserved} == {"speed"}
+def test_only_speed_is_measured() -> None:
+    assert {clause.chapter for clause in load().values() if clause.measured} == {"speed"}
 
 
 def test_equations_are_numbered_in_reading_order() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,8 +12,10 @@ from torch import Tensor, nn
 
 from implementations.inhouse import INHOUSE
 from implementations.inhouse.fused import FusedAttention
+from implementations.inhouse.kernels import MOST_KEYS, Kernel, chosen
 from spec.cases import Case, Garbage, MaskKind, MaskShape, Padding, Pattern, Sizes
 from spec.extensions import Packing
+from spec.problems import DTYPES
 from tests.harness.judge import Judge
 
 WIDTH, HEADS, BATCH, LENGTH = 12, 3, 2, 5
@@ -144,6 +147,41 @@ def test_agrees(entry: str, name: str, dtype: str) -> None:
     assert not judge.failures, judge.failures[0].message
     assert judge.checks
     assert not judge.unable
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", ASKED)
+@pytest.mark.parametrize("kernel", Kernel)
+def test_every_kernel_agrees(kernel: Kernel, name: str, dtype: str) -> None:
+    """What is chosen by size is never chosen for small cases: here each kernel answers them all."""
+    (implementation,) = (each for each in INHOUSE if each.name == "inhouse.fused")
+    judge = Judge(replace(implementation, run=implementation.ways[f"by the kernel {kernel}"]), dtype)
+    for case in judge.cases(ASKED[name]):
+        judge.assert_conforms(case, *judge.parts()[: 2 if case.garbage is Garbage.NAN else None])
+    assert not judge.failures, judge.failures[0].message
+    assert judge.checks + judge.blunt
+    assert not judge.unable
+
+
+class TestKernels:
+    @pytest.mark.parametrize(
+        ("dtype", "keys", "recorded", "wanted"),
+        [
+            (torch.bfloat16, MOST_KEYS, True, Kernel.COMPOSED),
+            (torch.bfloat16, MOST_KEYS + 1, True, Kernel.SDPA),
+            (torch.bfloat16, 4, False, Kernel.SDPA),
+            (torch.float32, 4, True, Kernel.SDPA),
+            (torch.float16, 4, True, Kernel.SDPA),
+        ],
+    )
+    def test_follow_from_shape_and_dtype(self, dtype: torch.dtype, keys: int, recorded: bool, wanted: Kernel) -> None:
+        query = torch.zeros(1, 1, 3, 8, dtype=dtype, requires_grad=recorded)
+        assert chosen(query, torch.zeros(1, 1, keys, 8, dtype=dtype)) is wanted
+
+    def test_are_named(self) -> None:
+        assert FusedAttention(12, 3, kernel="composed").kernel is Kernel.COMPOSED
+        with pytest.raises(ValueError, match="'fastest' is not a valid Kernel"):
+            FusedAttention(12, 3, kernel="fastest")
 
 
 class TestConstruction:

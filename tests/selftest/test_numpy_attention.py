@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from implementations.inhouse import INHOUSE
-from implementations.inhouse.numpy_attention import Array, attention
+from implementations.inhouse import INHOUSE, numpy_attention
+from implementations.inhouse.numpy_attention import Array, _blocks, _steady, attention
 from implementations.inhouse.numpy_masking import within
+from implementations.inhouse.options import Options
 from implementations.ops import numpy_op
 from spec.cases import Case, MaskKind, MaskShape, Padding, Sizes
 from spec.extensions import Packing
@@ -117,3 +118,40 @@ def test_memory_does_not_grow_with_the_square_of_the_length() -> None:
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert most < 8 * 2**20
+
+
+class TestSteady:
+    """Small scores need no maximum; what is large does."""
+
+    @pytest.fixture
+    def rows(self) -> Array:
+        found: Array = np.random.default_rng(1).standard_normal((2, 3, 40, 8)).astype(np.float32)
+        return found
+
+    @pytest.mark.parametrize(
+        ("query", "value", "steady"), [(1.0, 1.0, True), (30.0, 1.0, False), (np.nan, 1.0, False), (1.0, 1e13, False)]
+    )
+    def test_follows_from_sizes(self, rows: Array, query: float, value: float, steady: bool) -> None:
+        assert _steady(Options(), rows * query, rows, rows * value) is steady
+
+    def test_not_for_what_is_added_nor_for_few_queries(self, rows: Array) -> None:
+        assert not _steady(Options(attn_mask=np.zeros((40, 40))), rows, rows, rows)
+        assert not _steady(Options(sinks=np.zeros(3)), rows, rows, rows)
+        assert not _steady(Options(), rows[:, :, :7], rows, rows)
+
+    def test_both_agree(self, rows: Array, monkeypatch: pytest.MonkeyPatch) -> None:
+        options: dict[str, Any] = {"is_causal": True, "add_zero_attn": True, "tile": 16}
+        quick = attention(rows, rows, rows, **options)
+        monkeypatch.setattr(numpy_attention, "HIGHEST", -1.0)
+        for found, wanted in zip(quick, attention(rows, rows, rows, **options), strict=True):
+            np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_blocks_cover_each_head_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    for scores in (1, 8 * 5, 8 * 5 * 7, 8 * 5 * 7 * 6, 10**6):
+        monkeypatch.setattr(numpy_attention, "SCORES", scores)
+        seen = np.zeros((4, 6), int)
+        for samples, heads, keyed in _blocks((4, 6, 5, 2), (4, 3, 7, 2)):
+            seen[samples, heads] += 1
+            assert (keyed.start * 2, keyed.stop * 2) == (heads.start, heads.stop)
+        assert (seen == 1).all()

@@ -1,0 +1,152 @@
+"""Mistakes of chapter 15: right answers that take more memory than there is reason for."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from implementations.defects.record import Severity, breaks
+from implementations.defects.steps import Steps, factor
+from implementations.inhouse.tiled import tiled_attention
+from spec.features import Feature
+
+LINEAR = frozenset({Feature.LINEAR_MEMORY})
+TILE = 128
+_KEPT: deque[Tensor] = deque(maxlen=64)
+
+
+@breaks(
+    "speed.linear-memory",
+    "speed.linear-memory-gradients",
+    claims=LINEAR,
+    holds=("speed.memory-growth", "speed.memory-returned", "scores.dot-product"),
+    dtype="float32",
+    does="Claims linear memory, and makes all scores at once.",
+    repair="Work in tiles with a running maximum and sum, or leave the claim.",
+    hides="Short sequences, and every check of numbers.",
+    matters="A length that was planned for does not fit.",
+    severity=Severity.COST,
+)
+def all_scores_at_once(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    return Steps()(query, key, value, **options)
+
+
+@breaks(
+    "speed.linear-memory",
+    "speed.linear-memory-gradients",
+    claims=LINEAR,
+    holds=("speed.memory-growth", "causal.square"),
+    dtype="float32",
+    does="Spells the causal flag out as a mask for a kernel that works in tiles.",
+    repair="Compare positions within each tile.",
+    hides="Calls without the flag; short sequences.",
+    matters="The mask of a long context is larger than everything else together.",
+    severity=Severity.COST,
+    links=("https://github.com/ooples/AiDotNet.Tensors/pull/828",),
+)
+def causal_flag_spelled_out(
+    query: Tensor, key: Tensor, value: Tensor, is_causal: bool = False, **options: Any
+) -> Tensor:
+    if is_causal and "attn_mask" not in options:
+        options["attn_mask"] = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool).tril()
+        is_causal = False
+    return tiled_attention(query, key, value, is_causal=is_causal, **options)[0]
+
+
+@breaks(
+    "speed.linear-memory-gradients",
+    claims=LINEAR,
+    holds=("speed.linear-memory", "gradients.query"),
+    dtype="float32",
+    does="Lets the tiles be recorded, so that the weights of all of them are kept for the way back.",
+    repair="Keep the log-sum-exp of each row, and make the weights again on the way back.",
+    hides="Calls without gradients; short sequences.",
+    matters="Training needs the memory that the tiles were meant to save.",
+    severity=Severity.COST,
+    links=("https://github.com/lucidrains/memory-efficient-attention-pytorch/issues/3",),
+)
+def tiles_recorded_for_the_way_back(
+    query: Tensor, key: Tensor, value: Tensor, is_causal: bool = False, scale: float | None = None, **masks: Any
+) -> Tensor:
+    if masks or query.shape[-2] != key.shape[-2] or not query.numel():
+        return Steps()(query, key, value, is_causal=is_causal, scale=scale, **masks)
+    rows = torch.arange(query.shape[-2], device=query.device)[:, None]
+    most = query.new_full((*query.shape[:-1], 1), float("-inf"))
+    total, mixed = torch.zeros_like(most), torch.zeros_like(most)
+    for start in range(0, key.shape[-2], TILE):
+        tile = slice(start, start + TILE)
+        scores = query @ key[..., tile, :].mT * factor(query, scale)
+        if is_causal:
+            scores = scores.masked_fill(rows < rows[tile, 0], float("-inf"))
+        larger = torch.maximum(most, scores.detach().amax(-1, keepdim=True))
+        weights, before = (scores - larger).exp(), (most - larger).exp()
+        total = total * before + weights.sum(-1, keepdim=True)
+        mixed, most = mixed * before + weights @ value[..., tile, :], larger
+    return mixed / total
+
+
+@breaks(
+    "speed.memory-growth",
+    step="score",
+    holds=("scores.dot-product", "speed.memory-returned"),
+    dtype="float32",
+    does="Makes the products of all components of all queries and keys before it sums them.",
+    repair="Use a matrix product.",
+    hides="Heads of one component, and every check of numbers.",
+    matters="Memory grows by the width of a head: a batch that would fit does not.",
+    severity=Severity.COST,
+)
+def products_before_their_sum(query: Tensor, key: Tensor, by: float) -> Tensor:
+    return (query[..., :, None, :] * key[..., None, :, :]).sum(-1) * by
+
+
+@breaks(
+    "speed.memory-growth",
+    holds=("heads.independent", "speed.memory-returned"),
+    dtype="float32",
+    does="Copies the inputs of all heads for each head, and takes the one that it needs from each copy.",
+    repair="Take a view of the head.",
+    hides="A single head; every check of numbers.",
+    matters="Memory and time grow with the square of the number of heads.",
+    severity=Severity.COST,
+)
+def inputs_copied_for_every_head(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    heads = torch.arange(query.shape[1])
+    copies = [x.repeat(len(heads), 1, 1, 1, 1) for x in (query, key, value)]
+    return Steps()(*(x[heads, :, heads].transpose(0, 1) for x in copies), **options)
+
+
+@breaks(
+    "speed.memory-growth",
+    step="score",
+    holds=("relations.batch", "speed.memory-returned"),
+    dtype="float32",
+    does="Makes the scores of every sample with all others, and keeps those with itself.",
+    repair="Name the batch axis on both sides of the product alike.",
+    hides="Batches of one sample; every check of numbers.",
+    matters="Memory and time grow with the square of the batch.",
+    severity=Severity.COST,
+)
+def scores_between_samples(query: Tensor, key: Tensor, by: float) -> Tensor:
+    scores = torch.einsum("bhqd,chkd->bchqk", query, key) * by
+    return scores.diagonal(dim1=0, dim2=1).movedim(-1, 0)
+
+
+@breaks(
+    "speed.memory-returned",
+    step="mix",
+    holds=("speed.memory-growth", "effects.no-memory"),
+    dtype="float32",
+    does="Keeps the weights of every call in a list, to be looked at later.",
+    repair="Return them to those who ask.",
+    hides="A single call, and every check of numbers.",
+    matters="An hour of training ends with no memory left.",
+    severity=Severity.COST,
+    links=("https://github.com/antoniorv6/SMT-plusplus/issues/2",),
+)
+def weights_kept_for_later(weights: Tensor, value: Tensor) -> Tensor:
+    _KEPT.append(weights.detach())
+    return weights @ value

@@ -1,0 +1,212 @@
+"""Verifying: the answers of timed calls against the reference, a part of each, and the gradients of a call beside them.
+
+A whole answer would take longer than the benchmark. Rows do not depend on one another, so a few rows of one sample, at
+the op level of one group of heads, are checked exactly. What is checked is drawn at random after the calls.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from implementations.contract import Result
+from reference.precision import precision
+from reference.solving import Expected, sample_rows, solve
+from spec.cases import Sharing
+from spec.features import Conventions, GroupOrder, Scope
+from spec.problems import Array, Problem
+from tests.benchmarks.contending import Contender, Kept
+from tests.harness.comparison import compare
+
+ROWS = 6
+"""Queries of which an answer is checked."""
+FEWEST = 2
+"""Answers that are checked however long it takes."""
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What checks have found.
+
+    Attributes:
+        worst: the largest error in units of its bound.
+        elements: so many were compared.
+        message: what is wrong; empty where all is within the bounds.
+        about: what was checked, in words.
+        blunt: parts of the answer that were not, because zeros would be within their bounds, too.
+    """
+
+    worst: float = 0.0
+    elements: int = 0
+    message: str = ""
+    about: str = ""
+    blunt: tuple[str, ...] = ()
+
+    def joined(self, other: Checked) -> Checked:
+        """Both; the first message counts."""
+        about = "; ".join(part for part in (self.about, other.about) if part)
+        worst = max(self.worst, other.worst)
+        elements, message = self.elements + other.elements, self.message or other.message
+        return Checked(worst, elements, message, about, tuple(dict.fromkeys(self.blunt + other.blunt)))
+
+    def __str__(self) -> str:
+        """What was checked, and what was not."""
+        return f"{self.about}; bounds too wide for {', '.join(self.blunt)}" if self.blunt else self.about
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Some rows of one sample, at the op level of the heads of one key head."""
+
+    sample: int
+    group: int
+    heads: NDArray[np.intp]
+    rows: NDArray[np.intp]
+
+    @classmethod
+    def drawn(cls, problem: Problem, conventions: Conventions, random: np.random.Generator) -> Part:
+        """One at random; the last row is always there, which under a causal flag sees most."""
+        length, groups = problem.query.shape[-2], problem.num_kv_heads
+        group = int(random.integers(groups))
+        heads = np.arange(problem.num_heads).reshape(groups, -1)[group]
+        if conventions.group_order is not GroupOrder.CONSECUTIVE:
+            heads = np.arange(problem.num_heads).reshape(-1, groups)[:, group]
+        some = random.choice(length - 1, min(length - 1, ROWS - 1), replace=False)
+        rows = np.sort(np.append(some, length - 1)).astype(np.intp)
+        return cls(int(random.integers(len(problem.query))), group, heads, rows)
+
+    def of_queries(self, array: Array, scope: Scope) -> Array:
+        """What the part has of an array shaped like query or output."""
+        sample = array[self.sample : self.sample + 1]
+        return (sample[:, self.heads] if scope is Scope.OP else sample)[..., self.rows, :]
+
+    def of_keys(self, array: Array, scope: Scope) -> Array:
+        """What it has of an array shaped like key or value."""
+        sample = array[self.sample : self.sample + 1]
+        return sample[:, self.group : self.group + 1] if scope is Scope.OP else sample
+
+    def of_problem(self, problem: Problem, conventions: Conventions) -> Problem:
+        """The problem that has just this part's rows, without gradients."""
+        here, scope = slice(self.sample, self.sample + 1), problem.scope
+        query = problem.query[here]
+        heads = (len(problem.query), problem.num_heads, query.shape[-2], problem.key.shape[-2])
+        mask = problem.attn_mask
+        cut = replace(
+            problem.forward_only(),
+            query=query[:, self.heads] if scope is Scope.OP else query,
+            key=self.of_keys(problem.key, scope),
+            value=self.of_keys(problem.value, scope),
+            num_heads=len(self.heads) if scope is Scope.OP else problem.num_heads,
+            attn_mask=None if mask is None else np.broadcast_to(mask, heads)[here, self.heads],
+            key_padding_mask=None if problem.key_padding_mask is None else problem.key_padding_mask[here],
+            valid_lens=None if problem.valid_lens is None else problem.valid_lens[here],
+        )
+        return sample_rows(cut.with_arrays({}), self.rows, conventions)
+
+    def __str__(self) -> str:
+        """Where it is, for messages that count within it."""
+        rows = ", ".join(map(str, self.rows))
+        return f"sample {self.sample}, key head {self.group}, queries {rows}"
+
+
+def verified(contender: Contender, seconds: float = 1.0, gradients: bool = True) -> Checked:
+    """The answers that a contender's timed calls have left, and its gradients where they are timed.
+
+    Args:
+        contender: after its calls.
+        seconds: after which no further answer is checked; the last one and another are in any case.
+        gradients: whether they are checked, too.
+    """
+    random = np.random.default_rng(contender.first + contender.calls)
+    conventions, end = contender.implementation.claims.conventions, time.perf_counter() + seconds
+    found, checked = Checked(), 0
+    for kept in contender.answers():
+        if checked >= FEWEST and time.perf_counter() > end:
+            break
+        found = found.joined(_output(contender.problem_of(kept.number), kept, conventions, random))
+        checked += 1
+    rows = min(ROWS, contender.problem.query.shape[-2])
+    found = replace(found, about=f"{rows} rows of the output of {checked} timed calls")
+    if gradients and contender.problem.cotangent is not None and not found.message:
+        found = found.joined(_gradients(contender, conventions, random))
+    return found
+
+
+def _output(problem: Problem, kept: Kept, conventions: Conventions, random: np.random.Generator) -> Checked:
+    if wrong := _misshapen(problem, kept.result):
+        return Checked(np.inf, message=wrong)
+    part = Part.drawn(problem, conventions, random)
+    expected = solve(part.of_problem(problem, conventions), conventions).parts["output"]
+    got = part.of_queries(kept.result.output, problem.scope)
+    return _compared("output", got, expected, problem.dtype, str(part))
+
+
+def _misshapen(problem: Problem, result: Result) -> str:
+    batch, *between, width = problem.query.shape
+    shape = (batch, *between, problem.value.shape[-1])
+    if problem.scope is Scope.MODULE:
+        shape = (batch, *between, problem.parameters["w_o"].shape[1] if "w_o" in problem.parameters else width)
+    return "" if result.output.shape == shape else f"output has shape {result.output.shape}, expected {shape}"
+
+
+def _compared(name: str, got: Array | None, expected: Expected, dtype: str, where: str) -> Checked:
+    found = compare(name, got, expected, dtype)
+    if found.blunt:
+        return Checked(blunt=(name,))
+    message = f"{found.message} (counted within {where})" if found.message else ""
+    return Checked(found.worst, expected.value.size, message)
+
+
+def _gradients(contender: Contender, conventions: Conventions, random: np.random.Generator) -> Checked:
+    """Of a call beside the timed ones, whose cotangent is zero but for one part: its gradients follow from the part."""
+    problem = contender.beside()
+    part = Part.drawn(problem, conventions, random)
+    assert problem.cotangent is not None
+    sparse = np.zeros_like(problem.cotangent)
+    heads = (part.heads[:, None], part.rows) if problem.scope is Scope.OP else (part.rows,)
+    sparse[(part.sample, *heads)] = problem.cotangent[(part.sample, *heads)]
+    asked = problem.with_arrays({"cotangent": sparse})
+    result = contender.asked(
+        {name: array for name, array in asked.arrays().items() if name in contender.numbers.shapes}
+    )
+    found = Checked(about=f"gradients of one further call, from {len(part.rows)} rows")
+    for name, expected in _expected(asked, part, conventions).items():
+        got = result.gradients.get(name)
+        if got is None:
+            return found.joined(Checked(np.inf, message=f"the gradient of {name} was not returned"))
+        cut = _cut(part, name, got, problem)
+        found = found.joined(_compared(f"gradients.{name}", cut, expected, problem.dtype, str(part)))
+    return found
+
+
+def _cut(part: Part, name: str, got: Array, problem: Problem) -> Array:
+    if name in problem.parameters:
+        return got
+    whole = problem.scope is Scope.MODULE and problem.sharing is Sharing.SELF
+    return part.of_queries(got, problem.scope) if name == "query" and not whole else part.of_keys(got, problem.scope)
+
+
+def _expected(problem: Problem, part: Part, conventions: Conventions) -> Mapping[str, Expected]:
+    """The gradients that the part's cotangent gives, of what the part has of each array."""
+    assert problem.cotangent is not None
+    cut, shared = part.of_problem(problem, conventions), problem.sharing is Sharing.SELF
+    needs = tuple(dict.fromkeys(["query", *(["key"] if shared else []), *problem.needs]))
+    asked = replace(cut, cotangent=part.of_queries(problem.cotangent, problem.scope), needs=needs)
+    parts = solve(asked, conventions).parts
+    found = {name: parts[f"gradients.{name}"] for name in needs}
+    if shared:
+        found["query"] = _together(found["query"], found.pop("key"), part, problem.dtype)
+    return found
+
+
+def _together(query: Expected, key: Expected, part: Part, dtype: str) -> Expected:
+    """Of an input that is query and key in one: the sum, which is rounded once more."""
+    value, bound = key.value.copy(), key.bound.copy()
+    value[:, part.rows] += query.value
+    bound[:, part.rows] += query.bound
+    bound[:, part.rows] += precision(dtype).storage * np.abs(value[:, part.rows])
+    return Expected(value, bound)

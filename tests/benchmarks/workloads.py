@@ -1,0 +1,332 @@
+"""Workloads: attention problems by the names of the models that have them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from implementations.contract import Claims, Unable
+from implementations.fitting import fit
+from implementations.tensors import TORCH_DTYPES, to_array
+from spec.cases import Case, MaskKind, MaskShape, ModuleForm, Padding, Sharing, Sizes
+from spec.features import Feature, Scope
+from spec.problems import Array, Problem
+
+FORWARD, BOTH = "forward", "forward+backward"
+PASSES = (FORWARD, BOTH)
+DTYPES = ("float32", "bfloat16")
+BASELINES: Mapping[Scope, str] = {Scope.OP: "torch.sdpa", Scope.MODULE: "torch.mha"}
+CUBES = 15.0**0.5
+"""The standard deviation of cubes of standard normal numbers."""
+DRAWN = ("query", "key", "value", "cotangent")
+"""The arrays of a problem that are others in every call."""
+SPREAD = 1.2
+"""The standard deviation of inputs. Scores have its square: a few keys of each row count, so that to lose one shows."""
+SMALL = 0.005
+"""How much smaller weights are than such of equal sizes would be, but for a large one in each column."""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """An attention problem that users have.
+
+    Attributes:
+        name: as users name it; the op and the module of one model share it.
+        case: sizes, masks, and at the module level widths and parts.
+        baseline: the implementation that others are compared with.
+        passes: what is timed: "forward", "forward+backward".
+        dtypes: in which.
+    """
+
+    name: str
+    case: Case
+    baseline: str
+    passes: tuple[str, ...] = PASSES
+    dtypes: tuple[str, ...] = DTYPES
+
+    @property
+    def level(self) -> str:
+        """Either "op" or "module"."""
+        return str(self.case.scope)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Its extents by the names of the shapes; the width of the query at the module level."""
+        s = self.case.sizes
+        named = {"B": s.batch, "H": s.num_heads, "Hk": s.kv_heads, "Lq": s.query_length, "Lk": s.key_length}
+        widths = {"d_k": s.d_k, "d_v": s.d_v}
+        return named | widths | ({} if self.case.module is None else {"width": self.case.module.query_dim})
+
+
+class Timed(NamedTuple):
+    """One thing that is timed: a workload, its passes and a dtype."""
+
+    workload: Workload
+    passes: str
+    dtype: str
+
+    @property
+    def name(self) -> str:
+        """Such as "gpt2-causal-1024.op.forward.float32"."""
+        return f"{self.workload.name}.{self.workload.level}.{self.passes}.{self.dtype}"
+
+
+def _both(name: str, sizes: Sizes, context: int = 0, baseline: str = "", **changes: object) -> Iterator[Workload]:
+    """The op, and a module as wide as its heads together; `context` is the width of keys and values."""
+    case = replace(Case(sizes), **changes)  # type: ignore[arg-type]  # the names of its fields
+    yield Workload(name, case, BASELINES[Scope.OP])
+    width = sizes.num_heads * sizes.d_k
+    form = ModuleForm(
+        sharing=Sharing.KEY_VALUE if context else Sharing.SELF,
+        query_dim=width,
+        key_dim=context or width,
+        value_dim=context or width,
+        out_dim=width,
+        bias=True,
+        output_projection=True,
+        output_bias=True,
+    )
+    yield Workload(name, replace(case, module=form), baseline or BASELINES[Scope.MODULE])
+
+
+def _decode(length: int) -> Workload:
+    """One new query against a cache of keys and values, which is an op: a module would project them all again."""
+    return Workload(f"decode-{length}", Case(Sizes(1, 12, 1, length, 64, 64)), BASELINES[Scope.OP], (FORWARD,))
+
+
+WORKLOADS: tuple[Workload, ...] = (
+    *_both("tiny", Sizes(64, 8, 32, 32, 8, 8)),
+    *_both("vit-b16", Sizes(4, 12, 197, 197, 64, 64)),
+    *_both("bert-128", Sizes(8, 12, 128, 128, 64, 64), padding=Padding.RIGHT),
+    *_both("bert-512", Sizes(4, 12, 512, 512, 64, 64), padding=Padding.RIGHT),
+    *_both("gpt2-causal-1024", Sizes(1, 12, 1024, 1024, 64, 64), causal=True),
+    *_both("llama-gqa-causal-2048", Sizes(1, 32, 2048, 2048, 128, 128, 8), baseline="compose.module.sdpa", causal=True),
+    *(_decode(length) for length in (128, 1024, 4096, 16384)),
+    *_both("cross-77", Sizes(2, 8, 1024, 77, 40, 40), context=768, baseline="torch.mha.kdim-vdim"),
+    *_both("long-8192", Sizes(1, 4, 8192, 8192, 64, 64)),
+)
+
+
+def timed(workloads: tuple[Workload, ...] = WORKLOADS) -> tuple[Timed, ...]:
+    """Everything of these workloads that can be timed."""
+    return tuple(Timed(w, passes, dtype) for w in workloads for passes in w.passes for dtype in w.dtypes)
+
+
+_CHOSEN = (
+    "tiny.op.forward.float32",
+    "vit-b16.op.forward.float32",
+    "bert-128.op.forward+backward.float32",
+    "gpt2-causal-1024.op.forward.float32",
+    "gpt2-causal-1024.op.forward+backward.bfloat16",
+    "decode-4096.op.forward.float32",
+    "cross-77.op.forward.bfloat16",
+    "llama-gqa-causal-2048.op.forward.bfloat16",
+    "tiny.module.forward.float32",
+    "vit-b16.module.forward.float32",
+    "bert-128.module.forward.float32",
+    "bert-128.module.forward+backward.float32",
+    "bert-512.module.forward.bfloat16",
+    "gpt2-causal-1024.module.forward.float32",
+    "gpt2-causal-1024.module.forward+backward.bfloat16",
+    "cross-77.module.forward.float32",
+)
+REPRESENTATIVE: tuple[Timed, ...] = tuple(each for each in timed() if each.name in _CHOSEN)
+"""A few minutes' worth: each model, each level, both passes and both dtypes occur."""
+IMPLEMENTATIONS = (
+    "torch.sdpa",
+    "torch.sdpa.math",
+    "inhouse.tiled",
+    "inhouse.numpy",
+    "compose.eager",
+    "compose.numpy",
+    "torch.mha",
+    "torch.mha.fast-path",
+    "torch.mha.kdim-vdim",
+    "inhouse.fused",
+    "source.d",
+    "compose.module.eager",
+    "compose.module.sdpa",
+)
+"""The built-in ones that take part where none is named."""
+
+
+def suited(workload: Workload, claims: Claims, passes: str, dtype: str) -> Case | Unable:
+    """The workload's case as an implementation takes it, or why it does not.
+
+    Nothing is made smaller or left out; only how a padding is told and whether inputs are one array may differ.
+    """
+    case = workload.case
+    if claims.scope is not case.scope:
+        article = {Scope.OP: "an op", Scope.MODULE: "a module"}
+        return Unable(f"is {article[claims.scope]}, and the workload asks {article[case.scope]}")
+    if dtype not in claims.dtypes:
+        return Unable(f"does not claim {dtype}")
+    if missing := [feature for feature, needed in _needs(case, passes).items() if needed and feature not in claims]:
+        return Unable(f"does not claim {missing[0]}")
+    found = [_whole(told, claims) for told in _tellings(case)]
+    return next((each for each in found if isinstance(each, Case)), found[0])
+
+
+def _needs(case: Case, passes: str) -> dict[Feature, bool]:
+    form, s = case.module, case.sizes
+    return {
+        Feature.HEADS: s.num_heads > 1,
+        Feature.CROSS: s.query_length != s.key_length,
+        Feature.GRADIENTS: passes == BOTH,
+        Feature.BIAS: form is not None and form.bias,
+        Feature.OUTPUT_PROJECTION: form is not None and form.output_projection,
+        Feature.OUTPUT_BIAS: form is not None and form.output_bias,
+        Feature.INPUT_WIDTHS: form is not None and form.query_dim != form.key_dim,
+    }
+
+
+def _tellings(case: Case) -> Iterator[Case]:
+    """The case, with its padding told as a mask of keys, as lengths, or at the op level as a boolean mask."""
+    yield case
+    if case.padding is Padding.RIGHT:
+        yield replace(case, padding=Padding.LENGTHS)
+        yield replace(case, padding=Padding.NONE, mask=MaskKind.BOOL, mask_shape=MaskShape.KEYS)
+
+
+def _whole(case: Case, claims: Claims) -> Case | Unable:
+    fitted = fit(case, claims)
+    if isinstance(fitted, Unable):
+        return fitted
+    if replace(fitted, module=None) != replace(case, module=None):
+        return Unable(f"takes {fitted.sizes}, and not {case.sizes}")
+    if case.module is None:
+        return case
+    form = replace(case.module, sharing=_sharing(case.module.sharing, claims))
+    nearest = claims.fit(replace(case, module=form))
+    if isinstance(nearest, Case) and nearest != replace(case, module=form):
+        return Unable(f"takes no input of width {form.query_dim} to an output of {form.out_dim}")
+    return nearest
+
+
+def _sharing(wanted: Sharing, claims: Claims) -> Sharing:
+    """Self-attention of a module that takes a context gets one of its own, as long."""
+    only_context = Feature.CROSS in claims and Feature.KEY_VALUE not in claims
+    return Sharing.KEY_VALUE if only_context else wanted
+
+
+def problem_for(
+    workload: Workload, dtype: str, passes: str = FORWARD, seed: int = 0, case: Case | None = None
+) -> Problem:
+    """The workload's problem in memory of its own, with a cotangent where the passes have a way back.
+
+    Inputs and cotangent are `heavy`, and weights such that projections are, too. The parameters depend on the case
+    alone: a seed gives other inputs to one model.
+
+    Args:
+        workload: what is asked.
+        dtype: out of `DTYPES`.
+        passes: out of `PASSES`.
+        seed: of inputs and cotangent.
+        case: as `suited` gives it for an implementation; the workload's own without it.
+    """
+    case = case or workload.case
+    held, masks = draw(case, dtype, seed), _masks(case)
+    problem = Problem(
+        scope=case.scope,
+        query=held["query"],
+        key=held["key"],
+        value=held["value"],
+        num_heads=case.sizes.num_heads,
+        parameters={} if case.module is None else _parameters(case, dtype),
+        attn_mask=masks.get("attn_mask"),
+        key_padding_mask=masks.get("key_padding_mask"),
+        valid_lens=masks.get("valid_lens"),
+        causal=case.causal,
+        scale=case.scale,
+        cotangent=held["cotangent"] if passes == BOTH else None,
+        sharing=Sharing.NONE if case.module is None else case.module.sharing,
+    ).with_arrays({})
+    floats = (name for name, array in problem.arrays().items() if array.dtype.kind not in "bi")
+    return replace(problem, needs=tuple(name for name in floats if name != "cotangent") if passes == BOTH else ())
+
+
+def shapes(case: Case) -> dict[str, tuple[int, ...]]:
+    """The shapes of what is drawn: query, key, value and cotangent."""
+    s, form = case.sizes, case.module
+    if form is None:
+        keys = (s.batch, s.kv_heads, s.key_length)
+        queries = (s.batch, s.num_heads, s.query_length)
+        return {
+            "query": (*queries, s.d_k),
+            "key": (*keys, s.d_k),
+            "value": (*keys, s.d_v),
+            "cotangent": (*queries, s.d_v),
+        }
+    lengths = {"query": s.query_length, "key": s.key_length, "value": s.key_length, "cotangent": s.query_length}
+    widths = {"query": form.query_dim, "key": form.key_dim, "value": form.value_dim, "cotangent": form.out_dim}
+    return {name: (s.batch, lengths[name], widths[name]) for name in lengths}
+
+
+def draw(case: Case, dtype: str, seed: int) -> dict[str, Array]:
+    """Inputs and cotangent of a case."""
+    return {name: heavy(shape, dtype, (seed, number)) for number, (name, shape) in enumerate(shapes(case).items())}
+
+
+def heavy(shape: tuple[int, ...], dtype: str, seed: tuple[int, ...]) -> Array:
+    """Cubes of normal numbers with the standard deviation `SPREAD`: few are large, as activations of models are.
+
+    A score is then made up of a few products and not of dozens that nearly cancel, and its bound is a third as wide.
+    """
+    return _as(_normal(shape, seed) ** 3 * np.float32(SPREAD / CUBES), dtype)
+
+
+def _normal(shape: tuple[int, ...], seed: tuple[int, ...]) -> NDArray[np.float32]:
+    return np.random.default_rng(seed).standard_normal(shape, np.float32)
+
+
+def _as(numbers: NDArray[np.float32], dtype: str) -> Array:
+    """Rounded by torch, because NumPy takes long to round to bfloat16."""
+    return to_array(torch.from_numpy(numbers).to(TORCH_DTYPES[dtype]))
+
+
+def _parameters(case: Case, dtype: str) -> dict[str, Array]:
+    form, s = case.module, case.sizes
+    assert form is not None
+    queried, keyed, valued, mixed = s.num_heads * s.d_k, s.kv_heads * s.d_k, s.kv_heads * s.d_v, s.num_heads * s.d_v
+    extents = {
+        "w_q": (form.query_dim, queried),
+        "w_k": (form.key_dim, keyed),
+        "w_v": (form.value_dim, valued),
+        "w_o": (mixed, form.out_dim),
+        "b_q": (queried,),
+        "b_k": (keyed,),
+        "b_v": (valued,),
+        "b_o": (form.out_dim,),
+    }
+    drawn = enumerate(extents.items(), start=len(DRAWN))
+    return {name: _weights(shape, dtype, (0, number)) for number, (name, shape) in drawn}
+
+
+def _weights(shape: tuple[int, ...], dtype: str, seed: tuple[int, ...]) -> Array:
+    """Weights or biases such that x @ w spreads as x does: small ones, and in each column of a matrix a 1 or -1.
+
+    With all of a size, a bound that adds up the errors of hundreds of terms would let zeros pass in a half type.
+    """
+    inputs = shape[0] if len(shape) == 2 else 1
+    drawn = _normal(shape, seed) * np.float32(SMALL * inputs**-0.5)
+    if len(shape) == 2:
+        random, columns = np.random.default_rng((3, *seed)), np.arange(shape[1])
+        drawn[random.permutation(columns) % inputs, columns] = random.choice([-1.0, 1.0], len(columns))
+    return _as(drawn, dtype)
+
+
+def _masks(case: Case) -> dict[str, Array]:
+    """The padding: samples are between half and whole as long as the longest."""
+    s = case.sizes
+    lengths = np.linspace(s.key_length, s.key_length / 2, s.batch).astype(np.int64)
+    if case.padding is Padding.LENGTHS:
+        return {"valid_lens": lengths}
+    real = np.arange(s.key_length) < lengths[:, None]
+    if case.padding is Padding.RIGHT:
+        return {"key_padding_mask": real}
+    return {"attn_mask": real[:, None, None]} if case.mask is MaskKind.BOOL else {}

@@ -1,0 +1,130 @@
+"""Browser: shows a page in headless Chromium, and says what a reader of it would complain of."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, ConsoleMessage, Dialog, Error, Page, Request, sync_playwright
+
+__all__ = ["Browser", "Scheme", "Visit", "browser", "executable", "pictured", "visiting"]
+
+Scheme: TypeAlias = Literal["light", "dark"]
+NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
+MISSING = "pages were not looked at: there is no Chromium here; apt-get install chromium, or put one into PATH"
+FLAGS = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+SCREENSHOTS = "SCREENSHOTS"
+"""Names the environment variable with the folder for screenshots; without it there are none."""
+LEGIBLE = 11
+"""Pixels of the smallest letters."""
+PATIENCE = 60_000
+"""Milliseconds that a page may take for anything."""
+OVERFLOW = """() => {
+  const width = document.documentElement.clientWidth;
+  return document.documentElement.scrollWidth > width ? [`wider than its window of ${width} px`] : [];
+}"""
+SMALL = """(least) => [...document.querySelectorAll("body *")].filter((each) => each.checkVisibility()
+  && [...each.childNodes].some((child) => child.nodeType === 3 && child.data.trim())
+  && parseFloat(getComputedStyle(each).fontSize) < least).map((each) => `small letters: ${each.textContent.trim()}`)"""
+OVERLAPS = """() => [...document.querySelectorAll("svg")].flatMap((svg) => {
+  const shown = [...svg.querySelectorAll("text")].filter((each) => each.textContent.trim()
+    && each.checkVisibility({ checkOpacity: true }) && each.getAttribute("opacity") !== "0");
+  const boxes = shown.map((each) => [each.getBoundingClientRect(), each.textContent]);
+  const meet = (a, b) => Math.min(a.right, b.right) - Math.max(a.left, b.left) > 1
+    && Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top) > 4;
+  return boxes.flatMap(([a, one], at) => boxes.slice(at + 1).filter(([b]) => meet(a, b))
+    .map(([, other]) => `labels overlap: ${one} | ${other}`));
+})"""
+
+
+@dataclass
+class Visit:
+    """A page that is open, and what was noted since."""
+
+    page: Page
+    noted: list[str] = field(default_factory=list)
+
+    def complaints(self) -> list[str]:
+        """What was noted, and what can be seen now: overflow, small or overlapping letters, rules of accessibility."""
+        seen = [*self.page.evaluate(OVERFLOW), *self.page.evaluate(SMALL, LEGIBLE), *self.page.evaluate(OVERLAPS)]
+        broken = Axe().run(self.page).response["violations"]
+        rules = [f"{each['id']}: {each['help']} ({each['nodes'][0]['html'][:200]})" for each in broken]
+        return [*self.noted, *seen, *rules]
+
+    def listen(self, own: str) -> None:
+        """Notes errors, dialogs, and requests for anything but the page's own address."""
+
+        def console(message: ConsoleMessage) -> None:
+            if message.type == "error":
+                self.noted.append(f"console: {message.text}")
+
+        def request(asked: Request) -> None:
+            if asked.url != own and not asked.url.startswith("data:"):
+                self.noted.append(f"request: {asked.url[:200]}")
+
+        def dialog(opened: Dialog) -> None:
+            self.noted.append(f"dialog: {opened.message}")
+            opened.dismiss()
+
+        def error(raised: Error) -> None:
+            self.noted.append(f"error: {raised.message}")
+
+        self.page.on("console", console)
+        self.page.on("request", request)
+        self.page.on("dialog", dialog)
+        self.page.on("pageerror", error)
+
+
+def executable() -> str | None:
+    """The installed Chromium, or a relative of it; None where there is none."""
+    return next((found for name in NAMES if (found := shutil.which(name))), None)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """A Chromium of its own, with a new profile; the test is skipped where none is installed."""
+    path = executable()
+    if path is None:
+        pytest.skip(MISSING)
+    with sync_playwright() as driver:
+        started = driver.chromium.launch(executable_path=path, args=FLAGS)
+        yield started
+        started.close()
+
+
+@contextmanager
+def visiting(
+    browser: Browser, file: Path, width: int = 1280, scheme: Scheme = "light", ready: str = "body"
+) -> Iterator[Visit]:
+    """The page in a window of this width, once the selector `ready` matches."""
+    page = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
+    page.set_default_timeout(PATIENCE)
+    visit = Visit(page)
+    visit.listen(file.as_uri())
+    try:
+        page.goto(file.as_uri())
+        page.wait_for_selector(ready, state="attached")
+        yield visit
+    finally:
+        page.close()
+
+
+def pictured(visit: Visit, name: str) -> None:
+    """Takes a picture of the whole page where the environment asks for it."""
+    if folder := os.environ.get(SCREENSHOTS):
+        visit.page.screenshot(path=Path(folder) / f"{name}.png", full_page=True)

@@ -1,0 +1,283 @@
+"""Controls of the benchmarks: implementations that look fast, or are slow, in ways that must not go unseen."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from implementations.builtin import BUILTIN, NAMED
+from implementations.contract import Claims, Implementation, Result
+from implementations.native import native
+from implementations.ops import numpy_op, torch_op
+from spec.cases import Case, Sizes
+from spec.features import Feature, Scope
+from spec.problems import Problem
+from tests.benchmarks.contending import contenders
+from tests.benchmarks.measuring import Conditions, measure
+from tests.benchmarks.pairing import Patience
+from tests.benchmarks.record import Measurement, Rates, Speed
+from tests.benchmarks.workloads import BOTH, FORWARD, REPRESENTATIVE, Timed, Workload, problem_for
+
+sdpa: Any = F.scaled_dot_product_attention
+KNOWN = {each.name: each for each in (*BUILTIN, *NAMED)}
+SDPA, MHA = KNOWN["torch.sdpa"], KNOWN["torch.mha"]
+SMALL = Workload("small", Case(Sizes(2, 4, 64, 64, 16, 16), causal=True), "torch.sdpa")
+FLOAT32 = Timed(SMALL, FORWARD, "float32")
+UNLIMITED = Rates({"float32": 1e18, "bfloat16": 1e18}, 1e18, {"1": 1e18})
+"""A machine on which nothing is impossible."""
+
+
+def _measured(
+    implementation: Implementation,
+    timed: Timed = FLOAT32,
+    baseline: Implementation = SDPA,
+    **patience: Any,
+) -> Measurement:
+    told = replace(Patience(seconds=0.2), **patience)
+    return measure(timed, implementation, baseline, Conditions("cpu", UNLIMITED, told, seed=1))
+
+
+def _op(function: Callable[..., Any], name: str = "mine") -> Implementation:
+    return replace(SDPA, name=name, run=torch_op(function), ways={}, claims=_without_ways(SDPA.claims))
+
+
+def _without_ways(claims: Claims) -> Claims:
+    return replace(claims, features=claims.features - {Feature.WAYS})
+
+
+def _changed(change: Callable[[torch.Tensor, int], torch.Tensor]) -> Implementation:
+    """SDPA with its answer changed, which is told the number of the call."""
+    calls = iter(range(10**9))
+    return _op(lambda *inputs, **options: change(sdpa(*inputs, **options), next(calls)))
+
+
+def test_a_right_one_is_timed_and_its_answers_are_checked() -> None:
+    found = _measured(_op(sdpa))
+    assert found.verdict in (Speed.SAME, Speed.FASTER, Speed.SLOWER)
+    assert found.worst is not None
+    assert found.worst <= 1.0
+    assert found.checks > 0
+    assert not found.adapter
+
+
+def test_zeros_are_wrong() -> None:
+    found = _measured(_changed(lambda output, _: torch.zeros_like(output)))
+    assert found.verdict is Speed.WRONG
+    assert "expected" in found.reason
+    assert found.speed is None
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("level", ["op", "module"])
+def test_zeros_are_wrong_in_every_dtype_of_every_level(level: str, dtype: str) -> None:
+    """Bounds are wide in half types: the inputs are such that they are not too wide."""
+    timed = next(t for t in REPRESENTATIVE if t.workload.level == level and t.workload.name.startswith("bert"))
+    right = SDPA if level == "op" else MHA
+
+    class Zeros:
+        def __call__(self, problem: Problem, device: str) -> Result:
+            result = right.run(problem, device)
+            return replace(result, output=np.zeros_like(result.output))
+
+    wrong = replace(right, name="zeros", run=Zeros(), ways={}, claims=_without_ways(right.claims))
+    found = _measured(wrong, timed._replace(passes=FORWARD, dtype=dtype), right, seconds=0.01, fewest=2)
+    assert found.verdict is Speed.WRONG
+
+
+def test_a_kept_answer_is_wrong() -> None:
+    kept: dict[tuple[int, ...], torch.Tensor] = {}
+
+    def cached(query: torch.Tensor, *rest: torch.Tensor, **options: Any) -> torch.Tensor:
+        if query.shape not in kept:
+            kept[query.shape] = sdpa(query, *rest, **options)
+        return kept[query.shape].clone()
+
+    assert _measured(_op(cached)).verdict is Speed.WRONG
+
+
+def test_an_answer_kept_by_address_is_wrong() -> None:
+    """The numbers of an input change where it lies."""
+    kept: dict[int, torch.Tensor] = {}
+
+    def cached(query: torch.Tensor, *rest: torch.Tensor, **options: Any) -> torch.Tensor:
+        if query.data_ptr() not in kept:
+            kept[query.data_ptr()] = sdpa(query, *rest, **options)
+        return kept[query.data_ptr()].clone()
+
+    assert _measured(_op(cached)).verdict is Speed.WRONG
+
+
+def test_later_calls_are_checked_too() -> None:
+    found = _measured(_changed(lambda output, call: output if call < 20 else output * 1.01))
+    assert found.verdict is Speed.WRONG
+
+
+def test_wrong_gradients_are_wrong() -> None:
+    class Doubled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, *slopes: torch.Tensor) -> torch.Tensor:
+            return slopes[0] * 1.01
+
+    doubled: Any = Doubled.apply
+
+    def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options: Any) -> Any:
+        return sdpa(query, doubled(key), value, **options)
+
+    timed = Timed(SMALL, BOTH, "float32")
+    assert _measured(_op(sdpa), timed).verdict is not Speed.WRONG
+    found = _measured(_op(attention), timed)
+    assert found.verdict is Speed.WRONG
+    assert "gradients.key" in found.reason
+
+
+def test_wrong_gradients_of_a_module_are_wrong() -> None:
+    timed = next(t for t in REPRESENTATIVE if t.name == "tiny.module.forward.float32")._replace(passes=BOTH)
+    assert _measured(MHA, timed, MHA).verdict is Speed.BASELINE
+
+    class Stale:
+        def __call__(self, problem: Problem, device: str) -> Result:
+            found = MHA.run(problem, device)
+            return replace(found, gradients={**found.gradients, "w_k": found.gradients["w_k"] * 1.1})
+
+    wrong = replace(MHA, name="stale", run=Stale())
+    assert "gradients.w_k" in _measured(wrong, timed, MHA).reason
+
+
+def test_what_takes_half_as_long_again_is_slower() -> None:
+    assert _measured(_op(_longer(0.5)), seconds=4.0, width=0.05).verdict is Speed.SLOWER
+
+
+def _longer(share: float) -> Callable[..., torch.Tensor]:
+    def attention(*inputs: torch.Tensor, **options: Any) -> Any:
+        start = time.perf_counter()
+        output = sdpa(*inputs, **options)
+        end = start + (1.0 + share) * (time.perf_counter() - start)
+        while time.perf_counter() < end:
+            pass
+        return output
+
+    return attention
+
+
+class Later(Result):
+    """The result of a call that has not been made yet."""
+
+    def __init__(self, made: Callable[[], Result]) -> None:
+        super().__init__(np.empty(0))
+        object.__setattr__(self, "made", made)
+
+    def __getattribute__(self, name: str) -> Any:
+        return object.__getattribute__(self, "made")().output if name == "output" else super().__getattribute__(name)
+
+
+def test_work_that_is_put_off_is_impossible() -> None:
+    """Right answers, for which nothing was computed while the clock ran."""
+    lazy = replace(_op(sdpa), run=lambda problem, device: Later(lambda: SDPA.run(problem, device)))
+    timed = Timed(replace(SMALL, case=Case(Sizes(2, 12, 256, 256, 64, 64))), FORWARD, "float32")
+    told = Conditions("cpu", Rates({"float32": 1e9}, 1e9, {"1": 1e9}), Patience(seconds=0.2), seed=1)
+    found = measure(timed, lazy, SDPA, told)
+    assert found.verdict is Speed.IMPOSSIBLE, found.reason
+    assert found.speed is None
+
+
+def test_a_slow_machine_at_the_start_makes_nothing_impossible() -> None:
+    """Rates that were measured too low are measured again before anything is called impossible."""
+    told = Conditions("cpu", Rates({"float32": 1e3}, 1e3, {"1": 1e3}), Patience(seconds=0.2), seed=1)
+    assert measure(FLOAT32, SDPA, SDPA, told).verdict is Speed.BASELINE
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError("by zero"), SystemExit(0), pytest.skip.Exception("not today")])
+def test_whatever_a_candidate_raises_is_an_error_with_its_name(error: BaseException) -> None:
+    def attention(*inputs: torch.Tensor, **options: Any) -> Any:
+        raise error
+
+    found = _measured(_op(attention))
+    assert found.verdict is Speed.ERROR
+    assert found.reason.startswith("mine raised")
+
+
+def test_raising_in_a_later_call_is_an_error_too() -> None:
+    def fail(output: torch.Tensor, call: int) -> torch.Tensor:
+        return output if call < 12 else output / torch.zeros(3)
+
+    assert _measured(_changed(fail)).verdict is Speed.ERROR
+
+
+def test_what_changes_the_number_of_threads_is_an_error() -> None:
+    threads = torch.get_num_threads()
+
+    def attention(*inputs: torch.Tensor, **options: Any) -> Any:
+        torch.set_num_threads(threads + 1)
+        return sdpa(*inputs, **options)
+
+    found = _measured(_op(attention))
+    assert found.verdict is Speed.ERROR
+    assert "threads" in found.reason
+    assert torch.get_num_threads() == threads
+
+
+def test_what_is_not_claimed_is_unable_with_the_reason() -> None:
+    claims = replace(SDPA.claims, features=SDPA.claims.features - {Feature.CAUSAL, Feature.WAYS})
+    found = _measured(replace(SDPA, name="shy", claims=claims, ways={}))
+    assert (found.verdict, found.reason) == (Speed.UNABLE, "does not claim causal")
+    assert not found.seconds
+    assert "is a module" in _measured(MHA).reason
+
+
+def test_a_wrong_baseline_gives_no_speed() -> None:
+    wrong = _op(lambda *inputs, **options: sdpa(*inputs, **options) * 2, "wrong")
+    found = _measured(_op(sdpa), baseline=wrong)
+    assert found.verdict is Speed.ERROR
+    assert "baseline wrong is wrong" in found.reason
+
+
+def test_arrays_are_timed_as_arrays() -> None:
+    numpy = replace(
+        KNOWN["compose.numpy"], run=numpy_op(lambda q, k, v, **_: q @ k.swapaxes(-1, -2) @ v), name="scores"
+    )
+    assert _measured(numpy).verdict is Speed.WRONG
+    assert _measured(KNOWN["compose.numpy"]).verdict in (Speed.SAME, Speed.FASTER, Speed.SLOWER)
+
+
+def test_no_two_calls_of_a_run_have_the_same_inputs() -> None:
+    seen: list[bytes] = []
+
+    def attention(query: torch.Tensor, *rest: torch.Tensor, **options: Any) -> Any:
+        seen.append(query.numpy().tobytes())
+        return sdpa(query, *rest, **options)
+
+    entrants = {"one": (_op(attention), SMALL.case), "other": (_op(attention), SMALL.case)}
+    for contender in contenders(FLOAT32, "cpu", entrants).values():
+        contender.widen(3)
+        for _ in range(4):
+            contender.block()
+    assert len(seen) == 24
+    assert len(set(seen)) == 24
+
+
+def test_a_module_keeps_its_parameters_while_its_inputs_change() -> None:
+    timed = next(t for t in REPRESENTATIVE if t.name == "tiny.module.forward.float32")
+    first, second = (problem_for(timed.workload, "float32", seed=seed) for seed in (0, 1))
+    assert not np.array_equal(first.query, second.query)
+    assert all(np.array_equal(first.parameters[name], second.parameters[name]) for name in first.parameters)
+    assert native(MHA, first, "cpu").direct
+    assert MHA.claims.scope is Scope.MODULE
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)

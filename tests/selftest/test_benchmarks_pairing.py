@@ -1,0 +1,108 @@
+"""Pairing: what the statistics say of times whose true ratio is known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import log
+
+import numpy as np
+import pytest
+
+from tests.benchmarks.pairing import Clock, Patience, Times, median_interval, verdict
+from tests.benchmarks.record import Interval, Speed
+
+RUNS = 50
+Noise = Callable[[np.random.Generator], float]
+
+
+def quiet(random: np.random.Generator) -> float:
+    """A machine of its own: a few hundredths."""
+    return float(np.exp(random.normal(0.0, 0.03)))
+
+
+def bursts(random: np.random.Generator) -> float:
+    """Three calls in ten are disturbed, by as much again or more."""
+    return quiet(random) * (1.0 + (random.random() < 0.3) * random.exponential(1.5))
+
+
+def halved(random: np.random.Generator) -> float:
+    """Every second call shares its core with another process."""
+    return quiet(random) * (3.0 if random.random() < 0.5 else 1.0)
+
+
+LONG = Patience(seconds=1e9, most=150)
+NOISES = (quiet, bursts, halved)
+
+
+def _times(noise: Noise, slower: float, seed: int, patience: Patience = LONG) -> Times:
+    random = np.random.default_rng(seed)
+
+    def block(factor: float) -> Callable[[int], float]:
+        return lambda number: factor * noise(random)
+
+    return Clock(patience, random).pair(block(1.0 + slower), block(1.0), block(1.0))
+
+
+@pytest.mark.parametrize("noise", NOISES)
+def test_nothing_is_different_from_itself(noise: Noise) -> None:
+    found = [verdict(times.speed(), times.noise()) for times in (_times(noise, 0.0, seed) for seed in range(RUNS))]
+    assert sum(each is not Speed.SAME for each in found) <= 0.05 * RUNS
+
+
+@pytest.mark.parametrize("noise", NOISES)
+def test_a_tenth_more_is_slower(noise: Noise) -> None:
+    found = [verdict(times.speed(), times.noise()) for times in (_times(noise, 0.1, seed) for seed in range(RUNS))]
+    assert sum(each is Speed.SLOWER for each in found) >= 0.9 * RUNS
+
+
+def test_the_interval_holds_the_true_ratio_as_often_as_it_says() -> None:
+    """When to stop is told by widths alone: stopping does not take from the level."""
+    held = 0
+    for seed in range(RUNS):
+        found = _times(quiet, 0.25, seed).speed()
+        held += found.low <= 1 / 1.25 <= found.high
+    assert held >= 0.9 * RUNS
+
+
+def test_bursts_do_not_move_the_ratio() -> None:
+    """The ratio of medians of the same times is far off where calls are disturbed half of the time."""
+    found = [_times(halved, 0.1, seed, Patience(seconds=1e9, fewest=150, most=150)) for seed in range(20)]
+    paired = [abs(log(times.speed().value * 1.1)) for times in found]
+    apart = [abs(log(np.median(times.baseline) / np.median(times.candidate) * 1.1)) for times in found]
+    assert max(paired) < 0.1 < max(apart)
+
+
+def test_a_run_ends_when_it_is_narrow_and_not_before_the_fewest_rounds() -> None:
+    assert len(_times(lambda random: 1.0, 0.1, 0).candidate) == Patience().fewest
+    assert len(_times(quiet, 0.1, 0).candidate) > Patience().fewest
+    assert len(_times(halved, 0.1, 0, Patience(seconds=1e9, most=40)).candidate) == 40
+
+
+def test_the_order_within_rounds_is_drawn() -> None:
+    order: list[str] = []
+
+    def block(name: str) -> Callable[[int], float]:
+        def called(number: int) -> float:
+            order.append(name)
+            return 1.0
+
+        return called
+
+    Clock(Patience(fewest=30, most=30)).pair(block("candidate"), block("baseline"), block("same"))
+    rounds = [tuple(order[start : start + 3]) for start in range(0, len(order), 3)]
+    assert {len(set(each)) for each in rounds} == {3}
+    assert len(set(rounds)) == 6
+
+
+def test_a_difference_has_to_leave_both_its_interval_and_the_noise() -> None:
+    assert verdict(Interval(0.9, 0.88, 0.92), 0.05) is Speed.SLOWER
+    assert verdict(Interval(1.1, 1.08, 1.12), 0.05) is Speed.FASTER
+    assert verdict(Interval(0.9, 0.88, 0.92), 0.15) is Speed.SAME
+    assert verdict(Interval(0.9, 0.7, 1.01), 0.05) is Speed.SAME
+
+
+def test_the_interval_is_that_of_the_median() -> None:
+    found = median_interval(np.random.default_rng(0).normal(0.5, 1.0, (400, 1)))
+    assert found.low < found.value < found.high
+    # The standard error of the median of n normal numbers is 1.2533 / sqrt(n).
+    assert found.high - found.low == pytest.approx(2 * 1.96 * 1.2533 / 20, rel=0.3)

@@ -1,0 +1,172 @@
+"""The peak of a call is that of its arrays, whoever makes them; what is left behind is told from what is not."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from implementations.builtin import BUILTIN
+from tests.benchmarks import memory, starting
+from tests.benchmarks.memory import absent, held, left_behind, peak, settle
+from tests.benchmarks.starting import first_call, import_seconds, library
+
+watched = pytest.mark.skipif(bool(absent()), reason=absent() or "measured")
+MILLION = 10**6
+NEAR = MILLION // 2
+"""Pages of code and of small objects that a call may touch besides."""
+
+
+def resident(call: Callable[[], object], results: int = 0) -> int:
+    call()
+    found = peak(call, results=results).resident
+    assert found is not None
+    return found
+
+
+def by_torch(size: int) -> None:
+    torch.ones(size, dtype=torch.uint8)
+
+
+def by_numpy(size: int) -> None:
+    np.ones(size, np.uint8)
+
+
+@watched
+@pytest.mark.parametrize("make", [by_torch, by_numpy])
+@pytest.mark.parametrize("size", [4 * MILLION, 40 * MILLION])
+def test_an_array_counts_whoever_makes_it(make: Callable[[int], None], size: int) -> None:
+    assert abs(resident(partial(make, size)) - size) < NEAR
+
+
+@watched
+def test_only_what_lives_together_counts() -> None:
+    def one_after_another() -> None:
+        for _ in range(5):
+            by_torch(8 * MILLION)
+
+    def together() -> None:
+        _ = [torch.ones(8 * MILLION, dtype=torch.uint8) for _ in range(5)]
+
+    assert abs(resident(one_after_another) - 8 * MILLION) < NEAR
+    assert abs(resident(together) - 40 * MILLION) < NEAR
+
+
+@watched
+def test_holes_in_the_heap_do_not_count() -> None:
+    """Between small arrays that stay, each is too large for the place that the one before has left."""
+
+    def growing() -> None:
+        small = []
+        for size in range(1, 9):
+            by_torch(size * MILLION)
+            small.append(torch.ones(10_000))
+
+    settle()
+    hole = [torch.ones(10 * MILLION, dtype=torch.uint8) for _ in range(4)]
+    after = [torch.ones(10_000) for _ in range(20)]
+    del hole
+    assert abs(resident(growing) - 8 * MILLION) < 2 * NEAR
+    del after
+
+
+@watched
+def test_what_calls_before_have_freed_does_not_hide_a_call() -> None:
+    settle()
+    by_torch(20 * MILLION)
+    assert resident(partial(by_torch, 10 * MILLION)) > 9 * MILLION
+
+
+@watched
+def test_results_are_no_cost() -> None:
+    assert resident(lambda: torch.ones(8 * MILLION, dtype=torch.uint8), results=8 * MILLION) < NEAR
+    assert resident(lambda: None, results=MILLION) == 0
+
+
+@watched
+def test_a_call_that_raises_leaves_collection_as_it_was() -> None:
+    def wrong() -> None:
+        raise KeyError
+
+    assert gc.isenabled()
+    with pytest.raises(KeyError):
+        peak(wrong)
+    assert gc.isenabled()
+
+
+@watched
+def test_what_is_kept_is_left_behind() -> None:
+    kept: list[torch.Tensor] = []
+
+    def keeping() -> None:
+        kept.append(torch.ones(2 * MILLION, dtype=torch.uint8))
+
+    found = left_behind(keeping, 4, MILLION)
+    assert found is not None
+    assert abs(found - 8 * MILLION) < NEAR
+
+
+@watched
+def test_what_is_kept_once_and_what_is_garbage_is_not_left_behind() -> None:
+    table: dict[str, torch.Tensor] = {}
+
+    def once() -> None:
+        table.setdefault("positions", torch.ones(4 * MILLION, dtype=torch.uint8))
+
+    def in_a_circle() -> None:
+        circle: list[object] = [torch.ones(2 * MILLION, dtype=torch.uint8)]
+        circle.append(circle)
+
+    for call in (once, in_a_circle):
+        found = left_behind(call, 4, MILLION)
+        assert found is not None
+        assert found < MILLION
+
+
+def test_where_it_cannot_be_measured_it_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(memory, "FORGET", tmp_path / "nothing" / "here")
+    monkeypatch.setattr(memory, "STATUS", tmp_path / "nothing")
+    assert "not to be had" in absent()
+    assert peak(lambda: None).of_device is None
+    assert held() is None
+    assert left_behind(lambda: None, 1, 0) is None
+
+
+def test_a_first_call_is_timed_apart() -> None:
+    made: list[str] = []
+
+    def ready() -> Callable[[], object]:
+        made.append("ready")
+        return lambda: made.append("called")
+
+    seconds, call = first_call(ready)
+    assert made == ["ready", "called"]
+    assert seconds >= 0.0
+    call()
+    assert made[-1] == "called"
+
+
+def test_an_import_is_timed_in_a_process_of_its_own(tmp_path: Path) -> None:
+    slow = tmp_path / "slow.py"
+    slow.write_text("import time\ntime.sleep(0.3)\nprint('noise')\n")
+    assert import_seconds(str(slow), times=1) >= 0.3
+    assert import_seconds("json", times=1) >= 0.0
+
+
+def test_an_import_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ImportError, match=r"no_such_module cannot be imported .* No module named 'no_such_module'"):
+        import_seconds("no_such_module")
+    monkeypatch.setattr(starting, "PATIENCE", 0.001)
+    with pytest.raises(ImportError, match=r"json cannot be imported .* within 0.001 s"):
+        import_seconds("json")
+
+
+def test_the_library_of_an_implementation_is_known() -> None:
+    found = {each.name: library(each) for each in BUILTIN}
+    assert found["inhouse.numpy"] == "numpy"
+    assert found["torch.sdpa"] == found["inhouse.tiled"] == found["torch.mha"] == "torch"
