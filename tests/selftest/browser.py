@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,8 +27,6 @@ FLAGS = (
     "--disable-component-update",
     "--disable-sync",
 )
-SCREENSHOTS = "SCREENSHOTS"
-"""Names the environment variable with the folder for screenshots; without it there are none."""
 LEGIBLE = 11
 """Pixels of the smallest letters."""
 PATIENCE = 60_000
@@ -124,7 +121,7 @@ def visiting(
         page.close()
 
 
-def pictured(visit: Visit, name: str) -> None:
-    """Takes a picture of the whole page where the environment asks for it."""
-    if folder := os.environ.get(SCREENSHOTS):
+def pictured(visit: Visit, config: pytest.Config, name: str) -> None:
+    """Takes a picture of the whole page where `--screenshots` asks for it."""
+    if folder := config.getoption("screenshots", None):
         visit.page.screenshot(path=Path(folder) / f"{name}.png", full_page=True)

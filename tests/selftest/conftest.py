@@ -9,6 +9,10 @@ import pytest
 OWN = "tests/selftest/"
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--screenshots", metavar="DIR", help="take pictures of the pages that are looked at")
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     skipped = (each for each in terminalreporter.stats.get("skipped", []) if each.nodeid.startswith(OWN))
     for (file, reason), count in Counter(map(_why, skipped)).items():

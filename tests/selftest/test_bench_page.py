@@ -46,9 +46,11 @@ def column(visit: Visit, number: int) -> list[str]:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [360, 1280])
-def test_nothing_to_complain_of(browser: Browser, file: Path, width: int, scheme: Scheme) -> None:
+def test_nothing_to_complain_of(
+    browser: Browser, file: Path, width: int, scheme: Scheme, pytestconfig: pytest.Config
+) -> None:
     with visiting(browser, file, width, scheme, READY) as visit:
-        pictured(visit, f"bench-{width}-{scheme}")
+        pictured(visit, pytestconfig, f"bench-{width}-{scheme}")
         assert visit.complaints() == []
         for name in ("ratios", "roofline", "time", "memory"):
             assert visit.page.locator(f"#{name} svg path").count() > 10
