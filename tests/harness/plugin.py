@@ -243,7 +243,7 @@ def _begin(plugin: Plugin) -> None:
         raise pytest.UsageError(f"--report: {error.filename} cannot be written ({error.strerror})") from None
 
 
-@dataclass
+@dataclass(eq=False)
 class Collector:
     """Receives the reports of a session, its workers' too."""
 
