@@ -128,7 +128,8 @@ def places(query: Tensor, key: Tensor, asked: Asked) -> tuple[Tensor, Tensor, Te
     of_query = documents(asked.query_segments, asked.cu_seqlens_q, batch, queries)
     of_key = documents(asked.key_segments, asked.cu_seqlens_k, batch, keys)
     start = asked.query_start or 0
-    return within(of_query) + start, within(of_key), of_query[:, :, None] == of_key[:, None, :]
+    counted = within if asked.packed else from_the_first
+    return counted(of_query) + start, counted(of_key), of_query[:, :, None] == of_key[:, None, :]
 
 
 def documents(segments: Tensor | None, ends: Tensor | None, batch: int, length: int) -> Tensor:
@@ -142,9 +143,12 @@ def documents(segments: Tensor | None, ends: Tensor | None, batch: int, length: 
 
 def within(of: Tensor) -> Tensor:
     """(B, L): how many tokens of the same document come before each."""
-    if not of.any():
-        return torch.arange(of.shape[1]).expand(of.shape)
     return (of[:, :, None] == of[:, None, :]).tril(-1).sum(-1)
+
+
+def from_the_first(of: Tensor) -> Tensor:
+    """The same where all are of one document."""
+    return torch.arange(of.shape[1]).expand(of.shape)
 
 
 def accumulator(dtype: torch.dtype) -> torch.dtype:
