@@ -20,15 +20,14 @@ from implementations.native import native
 from spec.building import build
 from spec.cases import Case
 from spec.features import Feature
-from tests.benchmarks.counting import result_bytes
 from tests.benchmarks.memory import peak
 from tests.benchmarks.record import Growth, Interval
 from tests.benchmarks.workloads import FORWARD
 
 Floats: TypeAlias = NDArray[np.float64]
 
-LENGTHS = (512, 1024, 2048, 4096, 8192)
-"""At which growth with the length is measured: long enough for what grows most to show."""
+LENGTHS = (1024, 1536, 2048, 3072, 4096)
+"""At which growth with the length is measured: long enough for what grows most to show, and for tiles to be whole."""
 HEADS = (2, 4, 8, 16, 32)
 """At which growth with the number of heads is measured."""
 ROUNDS = 5
@@ -60,7 +59,10 @@ def of_heads(heads: int) -> Case:
 
 @dataclass(frozen=True)
 class Samples:
-    """What was measured at each size: seconds of each timed call, and bytes at the peak of one."""
+    """What was measured at each size: seconds of each timed call, and bytes at the peak of one, results included.
+
+    Without these the rest may be so little that pages and small objects decide how it grows.
+    """
 
     sizes: tuple[int, ...]
     seconds: tuple[tuple[float, ...], ...]
@@ -103,18 +105,23 @@ def holds(found: Interval, claimed: float) -> bool | None:
 
 
 def growths(
-    implementation: Implementation, passes: str, dtype: str, device: str = "cpu", lengths: Sequence[int] = LENGTHS
+    implementation: Implementation,
+    passes: str,
+    dtype: str,
+    device: str = "cpu",
+    lengths: Sequence[int] = LENGTHS,
+    rounds: int = ROUNDS,
 ) -> tuple[Growth, ...] | Unable:
-    """How time and memory grow with the length; memory is left out where it cannot be measured.
+    """How time and memory grow with the length; memory is left out where it cannot be measured, time without rounds.
 
     Time is held against equation 15.1, which grows with the square of the length; memory against what is claimed.
     """
-    found = measured(implementation, of_length, lengths, passes, dtype, device)
+    found = measured(implementation, of_length, lengths, passes, dtype, device, rounds)
     if isinstance(found, Unable):
         return found
     linear = 1.0 if Feature.LINEAR_MEMORY in implementation.claims else None
     made = partial(_growth, implementation.name, passes=passes, dtype=dtype, lengths=found.sizes)
-    told = [made("time", samples=found.seconds, claimed=2.0)]
+    told = [made("time", samples=found.seconds, claimed=2.0)] if rounds else []
     known = [max(PAGE, each) for each in found.memory if each is not None]
     if len(known) == len(found.sizes):
         told.append(made("memory", samples=[(float(each),) for each in known], claimed=linear))
@@ -134,6 +141,7 @@ def measured(
     passes: str,
     dtype: str,
     device: str = "cpu",
+    rounds: int = ROUNDS,
 ) -> Samples | Unable:
     """Time and memory of calls of several sizes, the times in turn and in random order, so that drift hits all alike.
 
@@ -145,23 +153,22 @@ def measured(
         ready = _ready(implementation, case_of(size), passes, dtype, device)
         if isinstance(ready, Unable):
             return ready
-        call, results = ready
         if not calls:
-            call()
+            ready()
         start = time.perf_counter()
-        memory.append(peak(call, device, results).of_device)
-        calls.append(call)
+        memory.append(peak(ready, device).of_device)
+        calls.append(ready)
         if time.perf_counter() - start > LONGEST:
             break
     if len(calls) < 3:
         return Unable(f"a call at size {sizes[len(calls) - 1]} takes longer than {LONGEST:g} s")
-    return Samples(tuple(sizes[: len(calls)]), _in_turn(calls, device), tuple(memory))
+    return Samples(tuple(sizes[: len(calls)]), _in_turn(calls, device, rounds) if rounds else (), tuple(memory))
 
 
 def _ready(
     implementation: Implementation, case: Case, passes: str, dtype: str, device: str
-) -> tuple[Callable[[], object], int] | Unable:
-    """The call for a case, and the bytes of what it gives back."""
+) -> Callable[[], object] | Unable:
+    """The call for a case."""
     if dtype not in implementation.claims.dtypes:
         return Unable(f"does not claim {dtype}")
     if passes != FORWARD and Feature.GRADIENTS not in implementation.claims:
@@ -171,14 +178,14 @@ def _ready(
         return fitted
     problem = build(fitted, dtype).fresh()
     problem = problem.forward_only() if passes == FORWARD else problem
-    return native(implementation, problem, device).call, result_bytes(problem)
+    return native(implementation, problem, device).call
 
 
-def _in_turn(calls: Sequence[Callable[[], object]], device: str) -> tuple[tuple[float, ...], ...]:
+def _in_turn(calls: Sequence[Callable[[], object]], device: str, rounds: int) -> tuple[tuple[float, ...], ...]:
     order, draw = list(range(len(calls))), random.Random(0)
     numbers = [max(1, round(BLOCK / max(1e-9, _seconds(call, 1, device)))) for call in calls]
     found: list[list[float]] = [[] for _ in calls]
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         draw.shuffle(order)
         for each in order:
             found[each].append(_seconds(calls[each], numbers[each], device))

@@ -1,0 +1,252 @@
+"""Powers are found in what has them; what grows too fast is found under any claim, what is right never is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TypeAlias
+
+import numpy as np
+import pytest
+import torch
+
+from implementations.builtin import BUILTIN
+from implementations.compositions import COMPOSITIONS
+from implementations.contract import Implementation, Unable
+from implementations.defects import DEFECTS
+from implementations.ops import torch_op
+from spec.clauses import load
+from tests.benchmarks import growth
+from tests.benchmarks.asking import ASKED, baseline, compared_heads, head_count, plain_steps, time_growth
+from tests.benchmarks.growth import exponent, growths, holds, measured, of_heads, of_length
+from tests.benchmarks.memory import absent
+from tests.benchmarks.record import Finding, Growth, Interval, Run, Speed
+from tests.selftest.benchmark_data import MACHINE, RATES, invented
+
+watched = pytest.mark.skipif(bool(absent()), reason=absent() or "measured")
+SIZES = (512, 1024, 2048, 4096, 8192)
+NAMED = {each.name: each for each in (*BUILTIN, *COMPOSITIONS)}
+FLASH, EAGER = NAMED["torch.sdpa.flash"], NAMED["compose.eager"]
+
+
+def noisy(power: float, seed: int, spread: float = 0.05, constant: float = 0.0) -> list[tuple[float, ...]]:
+    """Five samples at each size: a power and a constant, times a noise that only ever slows."""
+    rng = np.random.default_rng(seed)
+    return [tuple((constant + size**power) * np.exp(rng.exponential(spread, 5))) for size in SIZES]
+
+
+@pytest.mark.parametrize("power", [0.0, 1.0, 2.0, 3.0])
+def test_a_power_is_found(power: float) -> None:
+    found = exponent(SIZES, [(7.0 * size**power,) for size in SIZES])
+    assert (found.value, found.low, found.high) == pytest.approx((power,) * 3, abs=1e-9)
+
+
+@pytest.mark.parametrize("power", [1.0, 2.0, 3.0])
+def test_the_interval_covers_the_power_of_noisy_samples(power: float) -> None:
+    found = [exponent(SIZES, noisy(power, seed), seed) for seed in range(60)]
+    covered = sum(each.low <= power <= each.high for each in found)
+    assert covered >= 50
+    assert max(each.high - each.low for each in found) < 0.5
+
+
+def test_the_interval_tells_of_what_is_no_power() -> None:
+    bent = exponent(SIZES, [(1e6 + size**2.0,) for size in SIZES])
+    assert bent.high - bent.low > 0.3
+    assert bent.high < 2.3
+
+
+@pytest.mark.parametrize(
+    ("sizes", "samples"),
+    [((1, 2), [(1.0,), (2.0,)]), ((1, 2, 2), [(1.0,)] * 3), ((1, 2, 3), [(1.0,), (0.0,), (1.0,)])],
+)
+def test_what_has_no_power_is_refused(sizes: Sequence[int], samples: Sequence[Sequence[float]]) -> None:
+    with pytest.raises(ValueError, match="positive numbers at three sizes or more, not to"):
+        exponent(sizes, samples)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_claim_holds_at_its_power_and_not_one_above(seed: int) -> None:
+    for claimed in (1.0, 2.0):
+        assert holds(exponent(SIZES, noisy(claimed, seed), seed), claimed) is True
+        assert holds(exponent(SIZES, noisy(claimed + 1, seed), seed), claimed) is False
+        assert holds(exponent(SIZES, noisy(claimed, seed, constant=1e5), seed), claimed) is True
+
+
+def test_a_wide_interval_decides_nothing() -> None:
+    assert holds(Interval(1.4, 0.9, 1.9), 1.0) is None
+    assert holds(exponent(SIZES, noisy(1.0, 3, spread=3.0)), 1.0) in (None, True)
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long calls take on a busy machine."""
+    monkeypatch.setattr(growth, "LONGEST", float("inf"))
+
+
+@watched
+@pytest.mark.usefixtures("patient")
+def test_linear_memory_is_told_from_quadratic_memory() -> None:
+    linear, quadratic = (_memory(each) for each in (FLASH, EAGER))
+    assert linear.claimed == 1.0
+    assert linear.holds is True
+    assert quadratic.claimed is None
+    assert quadratic.exponent.low > 1.5
+
+
+@watched
+@pytest.mark.usefixtures("patient")
+def test_quadratic_memory_under_a_linear_claim_does_not_hold() -> None:
+    (defect,) = (each for each in DEFECTS if each.id == "all-scores-at-once")
+    assert _memory(defect.implementation).holds is False
+
+
+def _memory(implementation: Implementation) -> Growth:
+    found = growths(implementation, "forward", "float32", lengths=(1024, 1280, 1536, 2048), rounds=0)
+    assert not isinstance(found, Unable)
+    (memory,) = found
+    assert memory.quantity == "memory"
+    return memory
+
+
+def test_what_cannot_be_asked_says_why() -> None:
+    narrow = replace(FLASH, claims=replace(FLASH.claims, dtypes=("float32",)))
+    assert growths(narrow, "forward", "float64") == Unable("does not claim float64")
+    assert growths(NAMED["inhouse.numpy"], "forward+backward", "float32") == Unable("does not claim gradients")
+
+
+def test_sizes_end_where_a_call_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(growth, "LONGEST", 0.0)
+    found = measured(FLASH, of_length, (8, 16, 32), "forward", "float32")
+    assert found == Unable("a call at size 8 takes longer than 0 s")
+
+
+def test_times_are_taken_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(growth, "BLOCK", 0.0)
+    called: list[int] = []
+
+    def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        called.append(query.shape[-2])
+        return query
+
+    measured(replace(FLASH, run=torch_op(attend)), of_length, (8, 16, 32), "forward", "float32")
+    rounds = [called[-3 * number : len(called) - 3 * number + 3] for number in range(1, growth.ROUNDS + 1)]
+    assert all(sorted(each) == [8, 16, 32] for each in rounds)
+    assert len({tuple(each) for each in rounds}) > 1
+
+
+# Negative controls of the clauses on time, with a clock that the implementation moves: no load can disturb it.
+
+
+Costing: TypeAlias = Callable[[Callable[[torch.Tensor], float]], Implementation]
+
+
+class Clock:
+    """Stands for the module `time`."""
+
+    now = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def costing(monkeypatch: pytest.MonkeyPatch) -> Costing:
+    """Makes an implementation that takes so many seconds for a query, or up to a tenth more."""
+    clock, noise = Clock(), np.random.default_rng(0)
+    monkeypatch.setattr(growth, "time", clock)
+
+    def made(seconds: Callable[[torch.Tensor], float]) -> Implementation:
+        def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+            clock.now += seconds(query) * (1 + 0.1 * noise.random())
+            return query
+
+        return replace(FLASH, name="costly", run=torch_op(attend))
+
+    return made
+
+
+@pytest.mark.parametrize(("power", "outcome"), [(1, True), (2, True), (3, False)])
+def test_time_that_grows_with_the_third_power_is_found(costing: Costing, power: int, outcome: bool) -> None:
+    costly = costing(lambda query: 1e-3 * (query.shape[-2] / 16) ** power)
+    found = growths(costly, "forward", "float32", lengths=(16, 24, 32, 48, 64))
+    assert not isinstance(found, Unable)
+    (finding,) = time_growth(run_of(growths=found))
+    assert (finding.clause, finding.holds) == ("speed.time-growth", outcome)
+
+
+def test_time_that_grows_with_the_second_power_is_fine() -> None:
+    made = Growth("a", "time", "forward", "float32", SIZES, (1.0,) * 5, Interval(1.97, 1.9, 2.1), 2.0, True)
+    assert [each.holds for each in time_growth(run_of(growths=(made,)))] == [True]
+    assert [*time_growth(run_of(growths=(replace(made, quantity="memory"),)))] == []
+
+
+@pytest.mark.parametrize(("power", "outcome"), [(0, True), (1, False)])
+def test_work_repeated_for_each_head_is_found(costing: Costing, power: int, outcome: bool) -> None:
+    found = growth.head_exponent(costing(lambda query: 1e-3 * query.shape[1] ** power), "float32")
+    assert not isinstance(found, Unable)
+    assert compared_heads("costly", "plain", "float32", found, Interval(0.1, 0.0, 0.2)).holds is outcome
+
+
+def test_heads_that_cost_what_their_exponentials_cost_are_fine() -> None:
+    compared = partial(compared_heads, "a", "plain", "float32")
+    assert compared(Interval(0.5, 0.4, 0.6), Interval(0.5, 0.4, 0.6)).holds is True
+    assert compared(Interval(-0.3, -0.4, -0.2), Interval(-0.9, -1.0, -0.8)).holds is True
+    assert compared(Interval(1.0, 0.9, 1.1), Interval(0.5, 0.2, 0.8)).holds is None
+    assert compared(Interval(2.0, 1.9, 2.1), Interval(0.5, 0.4, 0.6)).holds is False
+
+
+def test_heads_are_measured_beside_the_plain_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(growth, "HEADS", (2, 4, 8))
+    monkeypatch.setattr(growth, "LONGEST", float("inf"))
+    (finding,) = head_count(FLASH, "float32")
+    assert "that of compose.eager with" in finding.said
+    assert [*head_count(replace(FLASH, claims=replace(FLASH.claims, dtypes=())), "float32")] == []
+
+
+def test_a_width_is_shared_by_the_heads() -> None:
+    assert {each.sizes.num_heads * each.sizes.d_k for each in map(of_heads, growth.HEADS)} == {growth.WIDTH}
+
+
+def test_the_plain_steps_are_those_of_the_library_and_level() -> None:
+    names = {"torch.sdpa": "compose.eager", "inhouse.numpy": "compose.numpy", "torch.mha": "compose.module.eager"}
+    for name, plain in names.items():
+        found = plain_steps(NAMED[name])
+        assert found is not None
+        assert found.name == plain
+
+
+@pytest.mark.parametrize(
+    ("mine", "outcome"),
+    [(Interval(1.2, 1.1, 1.3), True), (Interval(1.0, 0.97, 1.02), None), (Interval(0.5, 0.45, 0.55), False)],
+)
+def test_slower_than_the_plain_steps_is_found(mine: Interval, outcome: bool | None) -> None:
+    (finding,) = found_beside(mine)
+    assert finding.holds is outcome
+    assert "times as fast as compose.eager" in finding.said
+
+
+def test_no_clause_is_answered_by_what_is_wrong() -> None:
+    assert found_beside(Interval(0.5, 0.4, 0.6), Speed.WRONG) == []
+
+
+def found_beside(mine: Interval, verdict: Speed = Speed.SAME) -> list[Finding]:
+    some = next(each for each in invented(seed=1).measurements if each.level == "op" and each.speed is not None)
+    plain = replace(
+        some, implementation="compose.eager", verdict=Speed.SLOWER, speed=Interval(1.0, 1.0, 1.0), noise=0.02
+    )
+    other = replace(plain, implementation="another", verdict=verdict, speed=mine)
+    return [*baseline(run_of(measurements=(plain, other)), {"another": "torch"})]
+
+
+def run_of(**changes: object) -> Run:
+    return replace(Run(MACHINE, RATES, "now"), **changes)  # type: ignore[arg-type]  # the names of its fields
+
+
+def test_every_measured_clause_is_asked_and_no_other() -> None:
+    assert set(ASKED) == {clause.id for clause in load().values() if clause.measured}
+
+
+def test_findings_survive_json() -> None:
+    run = run_of(findings=(Finding("speed.baseline", "a", "b", None, "c"),))
+    assert Run.from_json(run.to_json()) == run
