@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import partial
+from itertools import product
 
 from spec.building import build
 from spec.cases import Case
@@ -83,8 +85,8 @@ def _long(case: Case, length: int) -> Case:
 
 @clause("speed.memory-growth", dtypes=IN_ONE)
 def test_memory_growth(judge: Judge) -> None:
-    for what, small, large in GROWN:
-        cases = list(_asked(judge, (small, large)))
+    for causal, (what, *pair) in product((False, True), GROWN):
+        cases = list(_asked(judge, [replace(case, causal=causal) for case in pair]))
         if len(cases) < 2:
             continue  # an implementation with one head has no more of them
         try:
