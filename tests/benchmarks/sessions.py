@@ -67,11 +67,10 @@ class Session:
 
     def finish(self) -> Run:
         """Closes the run; it is complete only if every planned step was made."""
-        run, plan = self.run, self.plan
-        imports = {i.name: _imports(library(i)) for i in plan.implementations} if plan.whole else {}
+        run, plan, whole = self.run, self.plan, self.steps == self.planned
+        imports = {i.name: _imports(library(i)) for i in plan.implementations} if plan.whole and whole else {}
         again = rates(plan.device, tuple(run.rates.matmul))
         told = (*run.findings, *findings(run, plan.implementations))
-        whole = self.steps == self.planned
         self.run = replace(run, rates=fastest(run.rates, again), imports=imports, findings=told, complete=whole)
         return self.run
 
