@@ -41,7 +41,7 @@ class Session:
         """Measures what the machine can do, and writes down a run that is not complete."""
         self.planned = planned
         dtypes = tuple(dict.fromkeys(each.dtype for each in self.plan.timed))
-        absent = {} if torch.cuda.is_available() else {"--device cuda": "torch finds no GPU"}
+        absent = {} if torch.cuda.is_available() else {"cuda": "--device cuda: torch finds no GPU"}
         started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         device = self.plan.device
         self.run = Run(machine(device), rates(device, dtypes), started, absent=absent)
