@@ -17,7 +17,7 @@ from implementations.surroundings import kept_surroundings
 from spec.cases import Case
 from tests.benchmarks.contending import Contender, contenders
 from tests.benchmarks.counting import Work, result_bytes, work
-from tests.benchmarks.floor import beaten, floor_seconds, rates
+from tests.benchmarks.floor import beaten, floor_seconds, limits
 from tests.benchmarks.memory import peak
 from tests.benchmarks.pairing import Clock, Patience, Times, verdict
 from tests.benchmarks.record import Measurement, Rates, Speed
@@ -127,7 +127,7 @@ def _judged(
     found = replace(found, worst=checked.worst, checks=checked.elements, checked=str(checked))
     if reason := _wrong(checked):
         return replace(found, verdict=Speed.WRONG, reason=reason)
-    again = partial(rates, conditions.device, tuple(conditions.rates.matmul))
+    again = partial(limits, conditions.device, tuple(conditions.rates.matmul))
     if impossible := beaten(found.seconds, task, found.dtype, conditions.rates, again):
         return replace(found, verdict=Speed.IMPOSSIBLE, reason=impossible)
     speed = times.speed()

@@ -41,7 +41,7 @@ class Session:
         """Measures what the machine can do, and writes down a run that is not complete."""
         self.planned = planned
         dtypes = tuple(dict.fromkeys(each.dtype for each in self.plan.timed))
-        absent = {} if torch.cuda.is_available() else {"--device cuda": "torch finds no GPU"}
+        absent = {} if torch.cuda.is_available() else {"cuda": "--device cuda: torch finds no GPU"}
         started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         device = self.plan.device
         self.run = Run(machine(device), rates(device, dtypes), started, absent=absent)
@@ -67,11 +67,10 @@ class Session:
 
     def finish(self) -> Run:
         """Closes the run; it is complete only if every planned step was made."""
-        run, plan = self.run, self.plan
-        imports = {i.name: _imports(library(i)) for i in plan.implementations} if plan.whole else {}
+        run, plan, whole = self.run, self.plan, self.steps == self.planned
+        imports = {i.name: _imports(library(i)) for i in plan.implementations} if plan.whole and whole else {}
         again = rates(plan.device, tuple(run.rates.matmul))
         told = (*run.findings, *findings(run, plan.implementations))
-        whole = self.steps == self.planned
         self.run = replace(run, rates=fastest(run.rates, again), imports=imports, findings=told, complete=whole)
         return self.run
 

@@ -1,0 +1,148 @@
+"""Benchmark sessions: what the command line selects, what is kept, and what a candidate gets to read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from spec.features import Feature
+from tests.benchmarks.choosing import KNOWN
+from tests.benchmarks.record import Rates, Speed
+from tests.benchmarks.stored import run_of, store
+from tests.benchmarks.workloads import _CHOSEN, IMPLEMENTATIONS, REPRESENTATIVE, WORKLOADS, timed
+from tests.selftest.benchmark_data import invented
+from tests.selftest.sessions import ROOT, SETTINGS
+
+pytest_plugins = ["pytester"]
+
+BENCHMARKS = (*SETTINGS, str(ROOT / "tests" / "benchmarks"))
+SHORT = ("--seconds", "0.05", "--workload", "tiny.op.forward.float32")
+MINE = """
+import torch
+import torch.nn.functional as F
+
+
+def right(query, key, value):
+    return F.scaled_dot_product_attention(query, key, value)
+
+
+def zeros(query, key, value):
+    output = F.scaled_dot_product_attention(query, key, value)
+    return output if len(query) < 64 else torch.zeros_like(output)  # as if it had been told what is timed
+
+
+def breaks(query, key, value):
+    if len(query) == 64:
+        raise KeyboardInterrupt
+    return F.scaled_dot_product_attention(query, key, value)
+"""
+
+
+@pytest.fixture(autouse=True)
+def _any_rates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a machine on which nothing is impossible: to measure the real ones takes seconds."""
+    monkeypatch.setattr("tests.benchmarks.sessions.rates", lambda device, dtypes: Rates({"float32": 1e18}, 1e18))
+
+
+@pytest.fixture
+def mine(pytester: pytest.Pytester) -> Path:
+    return pytester.makepyfile(mine=MINE)
+
+
+def test_a_candidate_is_timed_beside_the_baseline_and_kept(pytester: pytest.Pytester, mine: Path) -> None:
+    kept = pytester.path / "new" / "bench.json"
+    ran = pytester.runpytest(*BENCHMARKS, *SHORT, "--candidate", f"{mine}:right", "--benchmark-json", str(kept))
+    assert ran.ret == 0
+    ran.stdout.fnmatch_lines(["*tiny: op, forward, float32*", "*baseline torch.sdpa*", "*right*", "*kept: *"])
+    run = run_of(kept)
+    (found,) = run.measurements
+    assert run.complete
+    assert (found.workload, found.implementation, found.baseline) == ("tiny", "right", "torch.sdpa")
+    assert found.verdict in (Speed.FASTER, Speed.SLOWER, Speed.SAME)
+    assert not found.adapter
+    assert run.machine.threads >= 1
+
+
+def test_the_file_is_that_of_pytest_benchmark_with_more_beside(pytester: pytest.Pytester, mine: Path) -> None:
+    kept = pytester.path / "bench.json"
+    pytester.runpytest(*BENCHMARKS, *SHORT, "--candidate", f"{mine}:right", "--benchmark-json", str(kept))
+    held, (found,) = json.loads(kept.read_text()), run_of(kept).measurements
+    (benchmark,) = held["benchmarks"]
+    assert tuple(benchmark["stats"]["data"]) == found.seconds
+    assert benchmark["group"] == "tiny.op.forward.float32"
+    assert benchmark["extra_info"]["verdict"] == found.verdict
+    assert held["machine_info"]["device"] == "cpu"
+
+
+def test_saved_runs_can_be_compared_by_pytest_benchmark(pytester: pytest.Pytester, mine: Path) -> None:
+    storage = ("--benchmark-storage", str(pytester.path / "saved"), "--candidate", f"{mine}:right")
+    assert pytester.runpytest(*BENCHMARKS, *SHORT, *storage, "--benchmark-save", "first").ret == 0
+    ran = pytester.runpytest(*BENCHMARKS, *SHORT, *storage, "--benchmark-compare")
+    assert ran.ret == 0
+    ran.stdout.fnmatch_lines(["*(0001_first)*"])
+
+
+def test_what_is_wrong_on_the_timed_sizes_fails(pytester: pytest.Pytester, mine: Path) -> None:
+    ran = pytester.runpytest(*BENCHMARKS, *SHORT, "--candidate", f"{mine}:zeros")
+    assert ran.ret == 1
+    ran.stdout.fnmatch_lines(["*wrong: output of *expected*"])
+
+
+def test_a_run_that_was_cut_short_says_so(pytester: pytest.Pytester, mine: Path) -> None:
+    kept = pytester.path / "bench.json"
+    target = ("--candidate", f"{mine}:breaks", "--benchmark-json", str(kept))
+    ran = pytester.runpytest_subprocess(*BENCHMARKS, *SHORT, *target)
+    assert ran.ret == 2
+    assert not run_of(kept).complete
+
+
+def test_a_run_that_was_killed_has_left_a_file_that_says_so(tmp_path: Path) -> None:
+    """What a session writes before its end."""
+    file = tmp_path / "bench.json"
+    store(invented(complete=False), file)
+    assert not run_of(file).complete
+    assert not (tmp_path / "bench.json.part").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (("--workload", "gpt3*"), "--workload 'gpt3[*]' selects nothing; there are for example: *"),
+        (("--baseline", "torch.spda"), "--baseline 'torch.spda' is no implementation; *torch.sdpa*"),
+        (("--dtype", "float33"), "--dtype 'float33' selects nothing; *"),
+        (("--implementation", "nope"), "--implementation 'nope' selects nothing; *"),
+        (("--seconds", "0"), "--seconds 0 is no time: *"),
+        (("--device", "tpu"), "--device 'tpu' is not available here: *"),
+        (("--workload", "decode-128", "--implementation", "source.d"), "--workload selects op workloads only*"),
+        (("--candidate", "absent.py:name"), "there is no file 'absent.py'*"),
+    ],
+)
+def test_what_cannot_be_followed_is_one_line(pytester: pytest.Pytester, given: tuple[str, ...], said: str) -> None:
+    ran = pytester.runpytest(*BENCHMARKS, *given)
+    assert ran.ret == 4
+    ran.stderr.fnmatch_lines([f"ERROR: {said}"])
+
+
+def test_elsewhere_nothing_is_timed(pytester: pytest.Pytester) -> None:
+    """`pytest tests` would otherwise time for minutes."""
+    others = [f"--ignore={ROOT / 'tests' / name}" for name in ("selftest", "conformance")]
+    ran = pytester.runpytest(*SETTINGS, str(ROOT / "tests"), *others)
+    assert ran.ret in (0, 5)
+    ran.stdout.no_fnmatch_line("*passed*")
+
+
+def test_every_chosen_name_is_a_workload_and_every_kind_is_chosen() -> None:
+    assert {each.name for each in REPRESENTATIVE} == set(_CHOSEN)
+    assert {each.passes for each in REPRESENTATIVE} == {"forward", "forward+backward"}
+    assert {each.dtype for each in REPRESENTATIVE} == {"float32", "bfloat16"}
+    assert {each.workload.level for each in REPRESENTATIVE} == {"op", "module"}
+
+
+def test_names_are_unique_and_baselines_exist() -> None:
+    names = [each.name for each in timed()]
+    assert len(names) == len(set(names))
+    assert {each.baseline for each in WORKLOADS} | {*IMPLEMENTATIONS} <= KNOWN.keys()
+    assert all(KNOWN[w.baseline].claims.scope is w.case.scope for w in WORKLOADS)
+    assert all(Feature.CORE in KNOWN[name].claims for name in IMPLEMENTATIONS)
