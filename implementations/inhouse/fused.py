@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from implementations.inhouse import routes
 from implementations.inhouse.kernels import Kernel
 from implementations.inhouse.masking import INFINITY, Masks
+from implementations.inhouse.online import wide
 from implementations.inhouse.options import Options
-from implementations.inhouse.tiled import in_tiles, turned, wide
+from implementations.inhouse.tiled import in_tiles, turned
 
 
 class FusedAttention(nn.Module):

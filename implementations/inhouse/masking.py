@@ -26,6 +26,11 @@ class Tile(NamedTuple):
     keys: slice
     further: bool = False
 
+    def parts(self, size: int) -> Iterator[Tile]:
+        """The same in pieces of at most so many rows; none of no rows."""
+        for first in range(self.rows.start, self.rows.stop, size):
+            yield self._replace(rows=slice(first, min(first + size, self.rows.stop)))
+
 
 @dataclass(frozen=True, eq=False)
 class Documents:
@@ -130,11 +135,11 @@ class Masks:
         last = slice(self.keys, self.keys + self.further)
         return [Tile(slice(0, self.queries), last, further=True)] if self.further else []
 
-    def tiles(self, size: int) -> list[Tile]:
-        """Tiles of at most so many keys; what no query sees is left out."""
+    def tiles(self, size: int, rows: int | None = None) -> list[Tile]:
+        """Tiles of at most so many keys, and rows if that is told; what no query sees is left out."""
         given = [slice(j, min(j + size, self.keys)) for j in range(0, self.keys, size)]
         tiles = [*(Tile(self._rows(keys), keys) for keys in given), *self.beyond]
-        return [tile for tile in tiles if tile.rows.start < tile.rows.stop]
+        return [part for tile in tiles for part in tile.parts(rows or max(1, self.queries))]
 
     def _rows(self, keys: slice) -> slice:
         """The queries that causal flag and window let see any of these keys."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -11,7 +12,14 @@ from torch import Tensor
 from implementations.inhouse.dropping import Dropout
 from implementations.inhouse.masking import INFINITY, Masks, Tile, cut
 
-TILE = 64
+TILE, ROWS = 512, 512
+"""So many keys and queries at a time going forward: more of them save changes of the maximum, and calls."""
+BACK = 64
+"""So many keys at most going back, where all queries and heads are taken at once."""
+SCORES = 2**19
+"""So many scores at a time stay in the second cache of a processor while they are worked on."""
+HIGHEST, LARGEST = 48.0, 1e12
+"""Where scores and values are no larger, exponentials and their sums fit float32 without taking a maximum off."""
 
 
 class Operands(NamedTuple):
@@ -75,25 +83,120 @@ def block(plan: Plan, given: Operands, tile: Tile) -> Block:
     return Block(seen, key, value, scores, slope)
 
 
+class State(NamedTuple):
+    """Of all queries, written to as keys come in: maximum and sum (B, H, Lq, 1), what is mixed (B, H, Lq, d_v)."""
+
+    top: Tensor
+    whole: Tensor
+    mixed: Tensor
+
+
 def attend(plan: Plan, given: Operands) -> tuple[Tensor, Tensor]:
-    """The output (B, H, Lq, d_v) and the log-sum-exp (B, H, Lq)."""
-    query, value = given.query, given.value
+    """The output (B, H, Lq, d_v) and the log-sum-exp (B, H, Lq), in the precision in which the query is worked on."""
+    steady = _steady(plan, given)
+    # Large scores in a half type would not be those that the way back makes again.
+    query, key, value = (x if steady else x.to(wide(x.dtype)) for x in given[:3])
     top, whole = _start(plan, given)
-    mixed = query.new_zeros(*query.shape[:-1], value.shape[-1])
-    for tile in plan.masks.tiles(plan.size):
-        part, old = block(plan, given, tile), top[:, :, tile.rows]
-        new = torch.maximum(old, part.scores.amax(-1, keepdim=True))
-        weights, kept = (part.scores - or_zero(new)).exp(), (old - or_zero(new)).exp()
-        whole[:, :, tile.rows] = whole[:, :, tile.rows] * kept + weights.sum(-1, keepdim=True)
-        weights = weights if plan.dropout is None else weights * _factors(plan.dropout, weights, tile)
-        mixed[:, :, tile.rows] = mixed[:, :, tile.rows] * kept + product(weights, part.value, part.seen)
-        top[:, :, tile.rows] = new
-    return mixed / torch.where(whole == 0, 1.0, whole), (or_zero(top) + whole.log())[..., 0]
+    state = State(torch.zeros_like(top) if steady else top, whole, top.new_zeros(*query.shape[:-1], value.shape[-1]))
+    for tile in plan.masks.tiles(plan.size, ROWS):
+        seen, added = plan.masks.seen(tile), plan.masks.added(tile, top.dtype)
+        seen = None if seen is None or seen.all() else seen
+        factors = None if plan.dropout is None else _factors(plan.dropout, top, tile)
+        for samples, heads, keyed in _blocks(query, key, tile):
+            mine = tuple(None if x is None else _share(x, samples, heads) for x in (seen, added, factors))
+            part = State(*(x[samples, heads, tile.rows] for x in state))
+            rows, keys = query[samples, heads, tile.rows], (samples, keyed, tile.keys)
+            _extend(plan, part, (rows, key[keys], value[keys]), mine, steady)
+    top, whole, mixed = state
+    return mixed.div_(torch.where(whole == 0, 1.0, whole)), (or_zero(top) + whole.log())[..., 0]
+
+
+def _steady(plan: Plan, given: Operands) -> bool:
+    """Whether it is known beforehand that scores are small enough to do without their maximum."""
+    query, key, value = given[:3]
+    if not query.is_cpu or query.shape[2] < query.shape[3] or not min(query.numel(), value.numel(), key.numel()):
+        return False  # to look at everything would take longer
+    asked = plan.masks.options
+    biased = asked.attn_mask is not None and asked.attn_mask.dtype is not torch.bool
+    if biased or any(x is not None for x in (given.sinks, asked.alibi_slopes, asked.relative_bias)):
+        return False
+    # No product of two vectors is larger than that of their lengths; NaN compares as False.
+    longest = [torch.linalg.vector_norm(x, dim=-1).max().item() for x in (query, key)]
+    low, high = (x.item() for x in value.aminmax())
+    return bool(longest[0] * longest[1] * abs(plan.scale) <= HIGHEST and low >= -LARGEST and high <= LARGEST)
+
+
+def _extend(
+    plan: Plan,
+    state: State,
+    given: tuple[Tensor, Tensor, Tensor],
+    masks: tuple[Tensor | None, ...],
+    steady: bool,
+) -> None:
+    """Takes in the keys of a tile for some samples and heads."""
+    (query, key, value), (seen, added, factors), (top, whole, mixed) = given, masks, state
+    scores = _scores(plan, query, key)
+    if steady:
+        weights = scores.exp_() if seen is None else scores.exp_().masked_fill_(~seen, 0.0)
+    else:
+        scores = scores.to(top.dtype) if added is None else scores + added
+        scores = scores if seen is None else scores.masked_fill_(~seen, -INFINITY)
+        higher = torch.maximum(top, scores.amax(-1, keepdim=True))
+        base = or_zero(higher)
+        kept = (top - base).exp_()
+        whole.mul_(kept)
+        mixed.mul_(kept)
+        top.copy_(higher)
+        weights = scores.sub_(base).exp_()
+    whole.add_(weights.sum(-1, keepdim=True, dtype=top.dtype))
+    mixed.add_(_mixed(weights if factors is None else weights * factors, value, seen))
+
+
+def _scores(plan: Plan, query: Tensor, key: Tensor) -> Tensor:
+    """(B, H, rows, keys); the queries that share a key head are rows of one product."""
+    *outer, width = query.shape
+    count, rows = key.shape[0] * key.shape[1], query.shape[1] // max(1, key.shape[1]) * query.shape[2]
+    # Products of what lies apart would copy it column by column.
+    q, k = query.reshape(count, rows, width).contiguous(), key.reshape(count, key.shape[2], width).contiguous()
+    scores = q.new_empty(count, rows, key.shape[2])
+    torch.baddbmm(scores, q, k.mT, beta=0, alpha=plan.scale, out=scores)
+    scores = scores.view(*outer, key.shape[2])
+    return scores if plan.softcap is None else plan.softcap * torch.tanh(scores.to(wide(q.dtype)) / plan.softcap)
+
+
+def _mixed(weights: Tensor, value: Tensor, seen: Tensor | None) -> Tensor:
+    """(B, H, rows, d_v); see `product`."""
+    batch, keyed, keys, width = value.shape
+    rows = weights.shape[1] // max(1, keyed) * weights.shape[2]
+    folded = value.reshape(batch * keyed, keys, width).contiguous()
+    mixed = torch.bmm(weights.to(value.dtype).view(batch * keyed, rows, keys), folded).view(*weights.shape[:3], width)
+    if seen is None or bool(mixed.isfinite().all()):
+        return mixed
+    return product(weights, shared(value.to(weights.dtype), weights.shape[1]), seen)
+
+
+def _blocks(query: Tensor, key: Tensor, tile: Tile) -> Iterator[tuple[slice, slice, slice]]:
+    """Samples, query heads and their key heads, with at most `SCORES` scores together, or those of one key head."""
+    (batch, heads), keyed = query.shape[:2], key.shape[1]
+    group = heads // max(1, keyed)
+    one = group * (tile.rows.stop - tile.rows.start) * (tile.keys.stop - tile.keys.start)
+    # A device with a memory of its own takes all at once.
+    fitting = max(1, SCORES // max(1, one)) if query.is_cpu else batch * keyed
+    for i in range(0, batch, max(1, fitting // max(1, keyed))):
+        for j in range(0, keyed, fitting):
+            some = slice(j, min(j + fitting, keyed))
+            yield slice(i, i + max(1, fitting // max(1, keyed))), slice(some.start * group, some.stop * group), some
+
+
+def _share(mask: Tensor, samples: slice, heads: slice) -> Tensor:
+    """The part of a mask (B or 1, H or 1, rows, keys) for some samples and heads."""
+    return mask[samples if mask.shape[0] > 1 else slice(None), heads if mask.shape[1] > 1 else slice(None)]
 
 
 def _start(plan: Plan, given: Operands) -> tuple[Tensor, Tensor]:
     """Maximum and sum (B, H, Lq, 1) before any key: those of the sinks and of the key of zeros, whose score is 0."""
-    logit = given.query.new_full((given.query.shape[1],), 0.0 if plan.zero else -INFINITY)
+    first, dtype = 0.0 if plan.zero else -INFINITY, wide(given.query.dtype)
+    logit = given.query.new_full((given.query.shape[1],), first, dtype=dtype)
     logit = logit if given.sinks is None else torch.logaddexp(logit, given.sinks)
     top = logit[:, None, None].expand(*given.query.shape[:-1], 1).clone()
     return top, (top > -INFINITY).to(top.dtype)
@@ -111,7 +214,7 @@ def retrace(plan: Plan, given: Operands, lse: Tensor, cotangent: Tensor, centre:
     """
     found = Operands(*(None if x is None else torch.zeros_like(x, dtype=cotangent.dtype) for x in given))  # type: ignore[arg-type]  # what is given is there
     base = or_zero(lse)[..., None]
-    for tile in plan.masks.tiles(plan.size):
+    for tile in plan.masks.tiles(min(plan.size, BACK)):
         part, d_output = block(plan, given, tile), cotangent[:, :, tile.rows]
         weights, d_weights = (part.scores - base[:, :, tile.rows]).exp(), d_output @ part.value.mT
         dropped = weights
@@ -168,6 +271,11 @@ def _gather(sums: Tensor, tile: Tile, rows: Tensor) -> None:
     if rows.shape[1] != sums.shape[1]:
         rows = rows.unflatten(1, (sums.shape[1], -1)).sum(2)
     sums[:, :, tile.keys] += rows
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """The precision in which a dtype is worked on."""
+    return torch.float32 if dtype.itemsize < 4 else dtype
 
 
 def or_zero(logs: Tensor) -> Tensor:

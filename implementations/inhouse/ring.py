@@ -22,9 +22,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from implementations.inhouse.masking import Masks
-from implementations.inhouse.online import TILE, Operands, Plan, attend, or_zero, retrace
+from implementations.inhouse.online import TILE, Operands, Plan, attend, or_zero, retrace, wide
 from implementations.inhouse.options import Options, check
-from implementations.inhouse.tiled import wide
 
 Lengths: TypeAlias = tuple[Sequence[int], Sequence[int]]
 """Of queries and of keys, by process."""

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from implementations.inhouse.kernels import Kernel, attended
 from implementations.inhouse.masking import INFINITY, Masks
-from implementations.inhouse.online import Operands, Plan, block, product, shared
-from implementations.inhouse.tiled import wide
+from implementations.inhouse.online import Operands, Plan, block, product, shared, wide
 
 
 def expressible(masks: Masks) -> bool:

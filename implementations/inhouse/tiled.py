@@ -11,7 +11,7 @@ from torch.autograd.function import once_differentiable
 
 from implementations.inhouse.dropping import Dropout, drawn_seed
 from implementations.inhouse.masking import Masks
-from implementations.inhouse.online import TILE, Operands, Plan, attend, retrace
+from implementations.inhouse.online import TILE, Operands, Plan, attend, retrace, wide
 from implementations.inhouse.options import Options, check
 
 
@@ -34,7 +34,8 @@ class TiledAttention(torch.autograd.Function):
         _, *needed = ctx.needs_input_grad
         names = zip(Operands._fields[3:5], needed[3:5], strict=True)
         spared: dict[str, Any] = {name: None for name, wanted in names if not wanted}
-        operands = Operands(*given)._replace(**spared)
+        rows = (x.to(d_output.dtype) for x in given[:3])
+        operands = Operands(*rows, *given[3:])._replace(**spared)
         centre = (d_output * output).sum(-1, keepdim=True) - d_lse[..., None]
         found = retrace(ctx.plan, operands, lse, d_output, centre)
         rounded = (None if x is None or y is None else y.to(x.dtype) for x, y in zip(given, found, strict=True))
@@ -67,18 +68,20 @@ def tiled_attention(
     check(query.shape, key.shape, value.shape, asked)
     dtype = wide(query.dtype)
     masks = Masks.of(asked, query, key)
-    q, k = query.to(dtype), key.to(dtype)
+    # Products of bfloat16 are many times faster than of float32; what is turned would be rounded once more.
+    fast = query.dtype is torch.bfloat16 and asked.rotary_base is None
+    q, k = (query, key) if fast else (query.to(dtype), key.to(dtype))
     if asked.rotary_base is not None:
         q, k = (turned(x, masks.positions(role), asked.rotary_base) for x, role in ((q, "query"), (k, "key")))
-    output, lse = in_tiles(q, k, value.to(dtype), masks, tile)
+    output, lse = in_tiles(q, k, value.to(q.dtype), masks, tile)
     if asked.head_gates is not None:
         output = output * asked.head_gates.to(dtype)[:, None, None]
     return output.to(query.dtype), lse
 
 
 def in_tiles(query: Tensor, key: Tensor, value: Tensor, masks: Masks, tile: int = TILE) -> tuple[Tensor, Tensor]:
-    """The same for heads that are turned already, and without gates, in the precision of the query."""
-    asked, dtype = masks.options, query.dtype
+    """The same for heads that are turned already, and without gates; products are of the dtype of the query."""
+    asked, dtype = masks.options, wide(query.dtype)
     mask = None if asked.attn_mask is None or asked.attn_mask.dtype is torch.bool else asked.attn_mask
     table, sinks = (None if x is None else x.to(dtype) for x in (asked.relative_bias, asked.sinks))
     plan = Plan.of(replace(masks, options=replace(asked, relative_bias=table)), query, tile)
@@ -95,8 +98,3 @@ def turned(rows: Tensor, places: Tensor, base: float) -> Tensor:
     cosines, sines = angles.cos().to(dtype), angles.sin().to(dtype)
     first, second = rows.to(dtype).split(half, -1)
     return torch.cat([first * cosines - second * sines, first * sines + second * cosines], -1).to(rows.dtype)
-
-
-def wide(dtype: torch.dtype) -> torch.dtype:
-    """The precision in which a dtype is worked on."""
-    return torch.float32 if dtype.itemsize < 4 else dtype

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -15,9 +16,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from implementations.contract import Implementation
-from implementations.inhouse import INHOUSE
+from implementations.inhouse import INHOUSE, online
 from implementations.inhouse.dropping import Dropout, drawn_seed
 from implementations.inhouse.masking import Masks, Tile, within
+from implementations.inhouse.online import Operands, Plan, _blocks, _steady
 from implementations.inhouse.options import Options
 from implementations.inhouse.tiled import tiled_attention
 from implementations.ops import torch_op
@@ -183,6 +185,49 @@ class TestMasks:
             (gradient,) = torch.autograd.grad(output.sum(), query)
             answers.append((output[:, :, seeing_none], gradient[:, :, seeing_none]))
         torch.testing.assert_close(answers[1], answers[0])
+
+
+class TestSteady:
+    """Small scores need no maximum; what is large does, and answers the same."""
+
+    @pytest.mark.parametrize(
+        ("factor", "options", "steady"),
+        [
+            (1.0, {}, True),
+            (30.0, {}, False),
+            (math.nan, {}, False),
+            (1.0, {"attn_mask": torch.zeros(20, 20)}, False),
+            (1.0, {"attn_mask": torch.ones(20, 20, dtype=torch.bool)}, True),
+            (1.0, {"alibi_slopes": torch.ones(3)}, False),
+        ],
+    )
+    def test_follows_from_sizes(
+        self, rows: Callable[..., Tensor], factor: float, options: dict[str, Any], steady: bool
+    ) -> None:
+        x = rows(2, 3, 20, 8).detach()
+        plan = Plan.of(Masks.of(Options(**options), x, x), x)
+        assert _steady(plan, Operands(x * factor, x, x)) is steady
+        assert not _steady(plan, Operands(x[:, :, :7], x, x))
+        assert not _steady(plan, Operands(x, x, x * 1e13))
+
+    @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+    def test_both_agree(self, rows: Callable[..., Tensor], monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+        x = rows(2, 3, 20, 8).detach().to(dtype)
+        quick = tiled_attention(x, x, x, is_causal=True, tile=8)
+        monkeypatch.setattr(online, "HIGHEST", -1.0)
+        for found, wanted in zip(quick, tiled_attention(x, x, x, is_causal=True, tile=8), strict=True):
+            torch.testing.assert_close(found, wanted)
+
+
+def test_blocks_cover_each_head_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    query, key, tile = torch.zeros(4, 6, 5, 2), torch.zeros(4, 3, 7, 2), Tile(slice(0, 5), slice(0, 7))
+    for scores in (1, 2 * 5 * 7, 2 * 5 * 7 * 2, 2 * 5 * 7 * 6, 10**6):
+        monkeypatch.setattr(online, "SCORES", scores)
+        seen = torch.zeros(4, 6)
+        for samples, heads, keyed in _blocks(query, key, tile):
+            seen[samples, heads] += 1
+            assert (keyed.start * 2, keyed.stop * 2) == (heads.start, heads.stop)
+        assert (seen == 1).all()
 
 
 def test_the_log_sum_exp_has_a_gradient(rows: Callable[..., Tensor]) -> None:
