@@ -110,7 +110,9 @@ class Processes:
 
 
 def _send(running: Sequence[Running], requests: Sequence[Any]) -> None:
-    with contextlib.suppress(OSError):  # whoever waits for the answer finds out what became of the process
+    # Whoever waits for the answer finds out what became of the process. A connection that is closed meanwhile, because
+    # another process has failed, has None for its handle, which is a TypeError.
+    with contextlib.suppress(OSError, TypeError):
         for (_, connection), request in zip(running, requests, strict=True):
             connection.send(request)
 

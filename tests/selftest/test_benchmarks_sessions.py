@@ -43,6 +43,7 @@ def breaks(query, key, value):
 @pytest.fixture(autouse=True)
 def _any_rates(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a machine on which nothing is impossible: to measure the real ones takes seconds."""
+    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)  # pytest-benchmark times nothing in a worker
     monkeypatch.setattr("tests.benchmarks.sessions.rates", lambda device, dtypes: Rates({"float32": 1e18}, 1e18))
 
 
