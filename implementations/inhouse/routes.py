@@ -71,11 +71,11 @@ def _harmless(key: Tensor, value: Tensor, hidden: Tensor) -> bool:
     """Whether it is known that what is hidden from all queries is finite: to read it costs less than a copy of all."""
     if not readable(key, hidden):
         return False
-    places = hidden.nonzero(as_tuple=True)
-    if not len(places[0]) or hidden.shape[1] > 1 or len(hidden) != len(key):
-        return not len(places[0])
-    sample, _, at = places
-    return all(math.isfinite(x.detach()[sample, :, at].sum().item()) for x in (key, value))
+    places = hidden.flatten().nonzero()[:, 0]
+    if not len(places) or hidden.shape[1] > 1 or len(hidden) != len(key):
+        return not len(places)
+    rows = (x.detach().transpose(1, 2).flatten(2).flatten(0, 1).index_select(0, places) for x in (key, value))
+    return all(math.isfinite(x.sum().item()) for x in rows)
 
 
 def readable(*tensors: Tensor) -> bool:

@@ -180,7 +180,7 @@ def _copied(result: Result) -> Result:
 def contenders(timed: Timed, device: str, entrants: Mapping[str, tuple[Implementation, Case]]) -> dict[str, Contender]:
     """Contenders on one workload, by name, with inputs that no two of them share."""
     made: dict[str, Contender] = {}
+    drawn = {case: Numbers.of(case, timed.dtype) for case in {case for _, case in entrants.values()}}
     for count, (name, (implementation, case)) in enumerate(entrants.items()):
-        numbers = Numbers.of(case, timed.dtype)
-        made[name] = Contender(implementation, timed, case, device, numbers, first=count * SHARE)
+        made[name] = Contender(implementation, timed, case, device, drawn[case], first=count * SHARE)
     return made

@@ -25,7 +25,9 @@ from tests.benchmarks.verifying import Checked, verified
 from tests.benchmarks.workloads import Timed, suited
 
 WARM = 3
-"""Calls of each contender that do not count, after the first: the same number for all."""
+"""Calls of each contender that do not count, after the first: the same number for all, and one if that was slow."""
+SLOW = 0.5
+"""Seconds of a first call that leave little to be warmed."""
 SHORTEST = 5e-4
 """Seconds: calls are timed in blocks that take as long, or the clock's own cost and jitter would show."""
 ROOM = 2**27
@@ -99,7 +101,7 @@ def _measured(
     with _named(pair[0].name):
         candidate, baseline, same = contenders(timed, conditions.device, entrants).values()
     task, first = work(candidate.problem, pair[0].claims.conventions), _first_call(candidate)
-    calls = _warmed([candidate, baseline, same])
+    calls = _warmed([candidate, baseline, same], 1 if first > SLOW else WARM)
     candidate.keeping = baseline.keeping = True
     clock = Clock(conditions.patience, np.random.default_rng(conditions.seed))
     times = clock.pair(_guarded(candidate), _guarded(baseline), _guarded(same))
@@ -151,22 +153,22 @@ def _first_call(contender: Contender) -> float:
         return contender.block()
 
 
-def _warmed(contenders: list[Contender]) -> int:
+def _warmed(contenders: list[Contender], times: int) -> int:
     """Warms all alike, and gives each as many calls a block as the fastest needs; says how many."""
-    took = [_warm(each) for each in contenders]
+    took = [_warm(each, times) for each in contenders]
     size = sum(array.nbytes for each in contenders for array in each.problem.arrays().values())
     most = max(1, min(LONGEST_BLOCK, ROOM // max(1, size)))
     calls = min(most, max(1, int(np.ceil(SHORTEST / max(1e-9, min(took))))))
     if calls > 1:
         for each in contenders:
             each.widen(calls)
-            _warm(each)
+            _warm(each, times)
     return calls
 
 
-def _warm(contender: Contender) -> float:
+def _warm(contender: Contender, times: int) -> float:
     with _named(contender.implementation.name):
-        return min(contender.block() for _ in range(WARM))
+        return min(contender.block() for _ in range(times))
 
 
 def _with_memory(found: Measurement, candidate: Contender) -> Measurement:
