@@ -132,22 +132,28 @@ class CachedAttention:
         standing = first + self.query_start + torch.arange(query.shape[2], device=query.device)
         if self.rotary_base is not None:
             query, key = turned(query, standing, self.rotary_base), turned(key, places, self.rotary_base)
-        rows = (key, value, places)
-        if first:
+        if not first:
+            self.storage.append(key, value)
+            return self._attended(query, standing, (key, value, places))
+        if isinstance(self.storage, Ring):
             # A ring forgets what the first queries of a piece still need: read before it is written to.
             kept = self.storage.kept()
             rows = (torch.cat([kept[0], key], 2), torch.cat([kept[1], value], 2), torch.cat([kept[2], places]))
+            self.storage.append(key, value)
+            return self._attended(query, standing, rows)
         self.storage.append(key, value)
-        return self._attended(query, standing, rows)
+        return self._attended(query, standing, self.storage.kept())
 
     def _attended(self, query: Tensor, standing: Tensor, rows: Rows) -> Tensor:
         key, value, places = rows
+        grouped = query.shape[1] != key.shape[1]
         ahead = places - standing[:, None]
         hidden = self._hidden(ahead)
+        if self.alibi_slopes is None and key.is_cpu and not hidden.any():
+            return F.scaled_dot_product_attention(query, key, value, scale=self.scale, enable_gqa=grouped)
         mask = torch.zeros(ahead.shape, dtype=query.dtype, device=query.device).masked_fill(hidden, float("-inf"))
         if self.alibi_slopes is not None:
             mask = mask - self.alibi_slopes.to(query.dtype)[:, None, None] * ahead.abs()
-        grouped = query.shape[1] != key.shape[1]
         output = F.scaled_dot_product_attention(query, key, value, mask, scale=self.scale, enable_gqa=grouped)
         return output.masked_fill(hidden.all(-1, keepdim=True), 0.0)
 

@@ -114,8 +114,10 @@ def attend(plan: Plan, given: Operands) -> tuple[Tensor, Tensor]:
 def _steady(plan: Plan, given: Operands) -> bool:
     """Whether it is known beforehand that scores are small enough to do without their maximum."""
     query, key, value = given[:3]
-    if not query.is_cpu or query.shape[2] < query.shape[3] or not min(query.numel(), value.numel(), key.numel()):
-        return False  # to look at everything would take longer
+    if not query.is_cpu or not min(query.numel(), value.numel(), key.numel()):
+        return False
+    if query.shape[2] < query.shape[3] and query.dtype is wide(query.dtype):
+        return False  # to look at everything would take longer, but not longer than to widen it
     asked = plan.masks.options
     biased = asked.attn_mask is not None and asked.attn_mask.dtype is not torch.bool
     if biased or any(x is not None for x in (given.sinks, asked.alibi_slopes, asked.relative_bias)):

@@ -11,7 +11,7 @@ from torch.autograd.function import once_differentiable
 
 from implementations.inhouse.dropping import Dropout, drawn_seed
 from implementations.inhouse.masking import Masks
-from implementations.inhouse.online import TILE, Operands, Plan, attend, retrace, wide
+from implementations.inhouse.online import ROWS, TILE, Operands, Plan, attend, retrace, wide
 from implementations.inhouse.options import Options, check
 
 
@@ -43,7 +43,7 @@ class TiledAttention(torch.autograd.Function):
 
 
 def tiled_attention(
-    query: Tensor, key: Tensor, value: Tensor, *, tile: int = TILE, **options: Any
+    query: Tensor, key: Tensor, value: Tensor, *, tile: int | None = None, **options: Any
 ) -> tuple[Tensor, Tensor]:
     """softmax(scale * Q K^T + ...) V for every sample and head; half types are worked on in float32.
 
@@ -54,7 +54,7 @@ def tiled_attention(
         query: (B, H, Lq, d_k).
         key: (B, Hk, Lk, d_k).
         value: (B, Hk, Lk, d_v).
-        tile: so many keys at a time.
+        tile: so many keys at a time; None is as many as suit.
         options: see `Options`.
 
     Returns:
@@ -79,12 +79,13 @@ def tiled_attention(
     return output.to(query.dtype), lse
 
 
-def in_tiles(query: Tensor, key: Tensor, value: Tensor, masks: Masks, tile: int = TILE) -> tuple[Tensor, Tensor]:
+def in_tiles(query: Tensor, key: Tensor, value: Tensor, masks: Masks, tile: int | None = None) -> tuple[Tensor, Tensor]:
     """The same for heads that are turned already, and without gates; products are of the dtype of the query."""
     asked, dtype = masks.options, wide(query.dtype)
     mask = None if asked.attn_mask is None or asked.attn_mask.dtype is torch.bool else asked.attn_mask
     table, sinks = (None if x is None else x.to(dtype) for x in (asked.relative_bias, asked.sinks))
-    plan = Plan.of(replace(masks, options=replace(asked, relative_bias=table)), query, tile)
+    size = TILE * ROWS // max(1, min(ROWS, query.shape[2])) if tile is None else tile
+    plan = Plan.of(replace(masks, options=replace(asked, relative_bias=table)), query, size)
     if asked.dropout_p:
         plan = replace(plan, dropout=Dropout(asked.dropout_p, drawn_seed(), (*query.shape[:-1], key.shape[-2])))
     answer: tuple[Tensor, Tensor] = TiledAttention.apply(plan, query, key, value, mask, table, sinks)  # type: ignore[no-untyped-call]
