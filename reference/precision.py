@@ -84,6 +84,7 @@ def precision(dtype: str, softmax: SoftmaxPrecision = SoftmaxPrecision.WORKING) 
     )
 
 
+@cache
 def unit_roundoff(dtype: str) -> float:
     """Half the distance from 1 to the next larger number of the dtype."""
     return float(_info(dtype).eps) / 2.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -34,11 +35,14 @@ class Comparison:
         worst: the largest error in units of the bound; infinity for a wrong shape, dtype, NaN or infinity.
         message: empty when everything is within the bounds.
         blunt: the bound is so wide that zeros, or the mean of the visible values, would pass as well.
+        relative: the root mean square of an output's errors over that of the expected numbers, where both are finite;
+            None for other parts, and where nothing is compared by a bound or zeros are expected.
     """
 
     worst: float
     message: str = ""
     blunt: bool = False
+    relative: float | None = None
 
 
 def compare(part: str, got: Array | None, expected: Expected, dtype: str) -> Comparison:
@@ -53,7 +57,8 @@ def compare(part: str, got: Array | None, expected: Expected, dtype: str) -> Com
     ratios = error_ratios(values, expected)
     worst = float(ratios.max(initial=0.0))
     message = _excess(part, values, expected, ratios) if worst > 1.0 else ""
-    return Comparison(worst, message, blunt=not message and _is_blunt(expected))
+    relative = _relative(values, expected) if part == "output" else None
+    return Comparison(worst, message, not message and _is_blunt(expected), relative)
 
 
 def error_ratios(values: Floats, expected: Expected) -> Floats:
@@ -62,6 +67,15 @@ def error_ratios(values: Floats, expected: Expected) -> Floats:
         error = np.abs(values - expected.value)
         same = (values == expected.value) | (np.isnan(values) & np.isnan(expected.value))
         return np.where(same, 0.0, np.where(expected.bound > 0.0, error / expected.bound, np.inf))
+
+
+def _relative(values: Floats, expected: Expected) -> float | None:
+    """See `Comparison`; NaN and infinity are where they are expected."""
+    finite, wanted = np.isfinite(expected.value), expected.value.ravel()
+    if not finite.all():
+        values, wanted = values[finite], expected.value[finite]
+    error, size = values.ravel() - wanted, float(wanted @ wanted)
+    return math.sqrt(float(error @ error) / size) if size > 0.0 and expected.bound.any() else None
 
 
 def _form(part: str, got: Array, shape: tuple[int, ...], dtype: str) -> str:

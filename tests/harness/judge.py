@@ -6,6 +6,7 @@ verdict can show the plainest of all failing cases.
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -18,6 +19,7 @@ from implementations.contract import Claims, Implementation, Result, Unable
 from implementations.fitting import fit
 from implementations.native import native
 from implementations.surroundings import kept_surroundings
+from reference.precision import unit_roundoff
 from reference.solving import Expected, Solution, solve
 from spec.building import build
 from spec.cases import Case, Sizes
@@ -71,6 +73,7 @@ class Judge:
 
     Attributes:
         checks, blunt, failed, worst: see `Verdict`.
+        squares, compared: the sum of the squares of relative errors of outputs, in units of u, and their number.
         failures: every failed check, in the order asked.
         unable: why cases could not be asked.
         patience: the failed check after which no more are asked; None asks them all.
@@ -84,6 +87,8 @@ class Judge:
     blunt: int = 0
     failed: int = 0
     worst: float | None = None
+    squares: float = 0.0
+    compared: int = 0
     failures: list[Failure] = field(default_factory=list)
     unable: list[str] = field(default_factory=list)
     patience: int | None = None
@@ -91,6 +96,11 @@ class Judge:
     @property
     def claims(self) -> Claims:
         return self.implementation.claims
+
+    @property
+    def rms(self) -> float | None:
+        """See `Verdict`."""
+        return math.sqrt(self.squares / self.compared) if self.compared else None
 
     @property
     def conventions(self) -> Conventions:
@@ -193,6 +203,9 @@ class Judge:
             return
         self.checks += 1
         self.worst = max(self.worst or 0.0, comparison.worst)
+        if comparison.relative is not None:
+            relative = comparison.relative / unit_roundoff(self.dtype)
+            self.squares, self.compared = self.squares + relative * relative, self.compared + 1
         if comparison.message:
             self.failed += 1
             message = f"{said}: {comparison.message}" if said else comparison.message
@@ -250,13 +263,14 @@ class Judge:
     def along(self, way: str) -> Judge:
         """A judge of another way to call the implementation; what it counts is added to this one by `include`."""
         implementation = replace(self.implementation, run=self.implementation.ways[way])
-        fresh = replace(self, implementation=implementation, checks=0, blunt=0, failed=0, worst=None, failures=[])
-        return replace(fresh, patience=None)  # it would end the test before its counts are included
+        # Patience would end the test before its counts are included.
+        return Judge(implementation, self.dtype, self.device, self.tier, unable=self.unable)
 
     def include(self, other: Judge) -> None:
         """Adds the counts of a judge that `along` made."""
         self.checks, self.blunt = self.checks + other.checks, self.blunt + other.blunt
         self.failed, self.failures = self.failed + other.failed, self.failures + other.failures
+        self.squares, self.compared = self.squares + other.squares, self.compared + other.compared
         self.worst = self.worst if other.worst is None else max(self.worst or 0.0, other.worst)
 
     def _expanded(self, parts: Iterable[str], problem: Problem) -> Iterator[str]:

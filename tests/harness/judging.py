@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 
 from implementations.contract import ExpectedFailure
@@ -38,12 +39,17 @@ def verdict(clause: Clause, judge: Judge, seconds: float) -> Verdict:
         checks=judge.checks,
         blunt=judge.blunt,
         failed=judge.failed,
-        worst=judge.worst if judge.worst is None or judge.worst < float("inf") else None,
+        worst=_finite(judge.worst),
+        rms=_finite(judge.rms),
         seconds=round(seconds, 4),
         failure=judge.explained(plainest(judge.failures)) if failed else None,
         reason=reason,
         link=expected.link if expected is not None and failed else "",
     )
+
+
+def _finite(number: float | None) -> float | None:
+    return number if number is not None and math.isfinite(number) else None
 
 
 def status(judge: Judge, expected: ExpectedFailure | None) -> tuple[Status, str]:

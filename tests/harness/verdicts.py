@@ -55,6 +55,8 @@ class Verdict:
         blunt: comparisons whose bound was too wide to prove anything; they are not counted in `checks`.
         failed: how many of the checks did not hold.
         worst: the largest error in units of its bound; None where nothing was compared by a bound.
+        rms: the root mean square of the errors of its outputs, each relative to the root mean square of what is
+            expected, in unit roundoffs of the dtype; None where no finite output was compared by a bound.
         reason: why it is not claimed, an expected failure or an error.
         link: the public report of an expected failure.
     """
@@ -68,6 +70,7 @@ class Verdict:
     blunt: int = 0
     failed: int = 0
     worst: float | None = None
+    rms: float | None = None
     seconds: float = 0.0
     failure: Failure | None = None
     reason: str = ""
@@ -98,6 +101,7 @@ def _contradiction(verdict: Verdict) -> str:
         "counts cannot be negative": min(verdict.checks, verdict.blunt, failed) < 0,
         "no more checks can fail than were made": failed > verdict.checks,
         "errors and times are finite": not math.isfinite((verdict.worst or 0.0) + verdict.seconds),
+        "rms is finite and not negative": not 0.0 <= (verdict.rms or 0.0) < math.inf,
         "a pass needs checks, and none of them failed": status is Status.PASS and (verdict.checks == 0 or failed > 0),
         "a failure needs a failed check and its message": fails and (failed == 0 or verdict.failure is None),
         "only a failure has one to show": not fails and verdict.failure is not None,

@@ -24,7 +24,7 @@ def changed(value: float, index: tuple[int, ...] = (1, 2, 3, 0)) -> Array:
 
 
 def test_equal_arrays_conform() -> None:
-    assert compared(VALUE.copy()) == Comparison(0.0)
+    assert compared(VALUE.copy()) == Comparison(0.0, relative=0.0)
 
 
 def test_errors_are_measured_in_bounds() -> None:
@@ -122,3 +122,26 @@ def test_elements_are_named_in_the_words_of_the_specification() -> None:
     assert element("averaged_weights", (0, 1, 2)) == "averaged_weights of sample 0 query 1 key 2"
     assert element("log_sum_exp", (0, 1, 2)) == "log_sum_exp of sample 0 head 1 query 2"
     assert element("gradients.w_q", (4, 5)) == "gradients.w_q[4, 5]"
+
+
+def test_errors_relative_to_what_is_expected() -> None:
+    size = float(np.sqrt((VALUE**2).mean()))
+    off = 0.25 * np.where(VALUE > 0.0, 1.0, -1.0)
+    assert compared(VALUE + off).relative == pytest.approx(0.25 / size)
+    assert compared(VALUE * 1.25, Expected(VALUE, np.full_like(VALUE, 2.0))).relative == pytest.approx(0.25)
+    assert compared(changed(VALUE[1, 2, 3, 0] + 9.0)).relative == pytest.approx(9.0 / size / VALUE.size**0.5)
+
+
+def test_only_finite_elements_have_a_relative_error() -> None:
+    holes = changed(np.nan)
+    seen = np.isfinite(holes)
+    found = compared(holes + 0.25, Expected(holes, EXPECTED.bound))
+    assert found.relative == pytest.approx(0.25 / np.sqrt((VALUE[seen] ** 2).mean()))
+
+
+def test_nothing_relative_to_zeros_nor_without_a_bound() -> None:
+    zeros, none = np.zeros_like(VALUE), np.full_like(VALUE, np.nan)
+    for expected in (Expected(zeros, EXPECTED.bound), Expected(VALUE, zeros), Expected(none, EXPECTED.bound)):
+        assert compared(expected.value.copy(), expected).relative is None
+    assert compare("weights", VALUE, EXPECTED, "float64").relative is None
+    assert compared(changed(np.nan)).relative is None

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from implementations.contract import Claims, ExpectedFailure, Implementation, Result
+from reference.precision import unit_roundoff
 from spec.cases import Case
 from spec.clauses import load
 from spec.features import Feature, Scope
@@ -21,7 +22,7 @@ FAILURE = Failure("output of sample 0 is 1, expected 2", Case().to_json(), "floa
 LINK = "https://example.org/issues/1"
 WHO: dict[str, Any] = {"clause": "masks.bool", "level": "MUST", "implementation": "some.op", "dtype": "float32"}
 GOOD: list[dict[str, Any]] = [
-    {"status": Status.PASS, "checks": 3, "blunt": 1, "worst": 0.5, "seconds": 0.25},
+    {"status": Status.PASS, "checks": 3, "blunt": 1, "worst": 0.5, "rms": 0.75, "seconds": 0.25},
     {"status": Status.PASS, "checks": 1},
     {"status": Status.FAIL, "checks": 3, "failed": 1, "worst": 7.0, "failure": FAILURE},
     {"status": Status.NOT_CLAIMED, "reason": "does not claim bool-mask"},
@@ -48,6 +49,9 @@ BAD: list[tuple[str, dict[str, Any]]] = [
     ("negative", {"status": Status.PASS, "checks": -1}),
     ("finite", {"status": Status.PASS, "checks": 1, "worst": float("inf")}),
     ("finite", {"status": Status.PASS, "checks": 1, "seconds": float("nan")}),
+    ("finite", {"status": Status.PASS, "checks": 1, "rms": float("nan")}),
+    ("finite", {"status": Status.PASS, "checks": 1, "rms": float("inf")}),
+    ("not negative", {"status": Status.PASS, "checks": 1, "rms": -0.5}),
 ]
 
 
@@ -100,6 +104,24 @@ def test_a_failed_check_fails_the_clause() -> None:
     found = _found(judge)
     assert (found.status, found.checks, found.failed, found.worst) == (Status.FAIL, 2, 1, 3.0)
     assert found.failure == Failure("told: wrong", Case().to_json(), "float32")
+
+
+def test_errors_of_outputs_are_counted_in_unit_roundoffs() -> None:
+    judge, way = _judge(), _judge()
+    u = unit_roundoff("float32")
+    assert _found(judge).rms is None
+    judge.record(Case(), Comparison(0.5, relative=3.0 * u))
+    judge.record(Case(), Comparison(0.5))
+    judge.record(Case(), Comparison(0.5, blunt=True, relative=100.0 * u))
+    way.record(Case(), Comparison(0.5, relative=4.0 * u))
+    judge.include(way)
+    assert _found(judge).rms == pytest.approx(12.5**0.5)
+
+
+def test_errors_beyond_all_numbers_have_none() -> None:
+    judge = _judge()
+    judge.record(Case(), Comparison(1e300, "wrong", relative=1e300))
+    assert _found(judge).rms is None
 
 
 def test_an_infinite_error_has_no_number() -> None:

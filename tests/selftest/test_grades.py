@@ -1,0 +1,60 @@
+"""Grades: root mean squares over what passes, and the letters for them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from implementations.contract import Claims, Implementation, Result
+from reference.solving import solve
+from spec.clauses import load
+from spec.features import Feature, Scope
+from spec.problems import DTYPES, Problem
+from tests.harness.grades import Grade, grade
+from tests.harness.judge import Judge
+from tests.harness.judging import judged
+from tests.harness.suite import clause_tests
+from tests.harness.verdicts import Status, Verdict
+from tests.selftest.test_verdicts import FAILURE
+
+
+def passed(rms: float | None, dtype: str = "float32", **changes: Any) -> Verdict:
+    fields: dict[str, Any] = {"status": Status.PASS, "checks": 2, **changes}
+    return Verdict("masks.bool", "MUST", "some.op", dtype, rms=rms, **fields)
+
+
+@pytest.mark.parametrize(
+    ("rms", "letter"),
+    [(0.0, "A"), (0.99, "A"), (1.0, "B"), (3.99, "B"), (4.0, "C"), (15.9, "C"), (16.0, "D"), (1e9, "D")],
+)
+def test_letters(rms: float, letter: str) -> None:
+    assert Grade(rms).letter == letter
+
+
+def test_the_root_mean_square_of_what_passes() -> None:
+    failed = passed(100.0, status=Status.FAIL, failed=1, failure=FAILURE)
+    found = grade([passed(3.0), passed(4.0), passed(None), failed, passed(0.5, "float16")])
+    assert set(found) == {"float32", "float16"}
+    assert found["float32"].rms == pytest.approx(12.5**0.5)
+    assert found["float16"] == Grade(0.5)
+
+
+def test_without_errors_there_is_no_grade() -> None:
+    assert grade([]) == grade([passed(None)]) == {}
+
+
+def rounded(problem: Problem, device: str, factor: float = 1.0) -> Result:
+    exact = solve(problem).parts["output"].value
+    return Result(output=(factor * exact).astype(DTYPES[problem.dtype]))
+
+
+def scaled_off(problem: Problem, device: str) -> Result:
+    return rounded(problem, device, 1.0 + 6.0 * 2.0**-24)
+
+
+def test_a_rounded_exact_answer_is_an_a_and_errors_of_six_roundoffs_are_a_c() -> None:
+    claims, clause = Claims(Scope.OP, frozenset({Feature.CORE})), load()["scores.dot-product"]
+    for run, letter in ((rounded, "A"), (scaled_off, "C")):
+        found = judged(clause, clause_tests()[clause.id], Judge(Implementation("some.op", claims, run), "float32"))
+        assert grade([found])["float32"].letter == letter
