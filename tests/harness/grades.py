@@ -22,8 +22,8 @@ class Grade:
     reference's own roundings are part of the error.
 
     Attributes:
-        rms: the median of what its passing verdicts have (see `Verdict`). A mean would show one clause alone: where scores
-            are near -5e11, the best implementation is off by billions of unit roundoffs.
+        rms: the median of what its passing verdicts have (see `Verdict`). A mean would show one clause alone: where
+            scores are near -5e11, the best implementation is off by billions of unit roundoffs.
     """
 
     rms: float
