@@ -10,7 +10,7 @@ READY  := $(VENV)/.ready
 BENCH  := report/bench.json
 
 .PHONY: conformance test bench bench-compare bench-calibration lint types bounds mutation defects conventions
-.PHONY: pruning covering profile-suite format clean
+.PHONY: pruning covering profile-suite docs links format clean
 
 conformance: $(READY)
 	$(RUN) -m pytest --report report
@@ -59,14 +59,22 @@ covering: $(READY)
 profile-suite: $(READY)
 	$(RUN) -m tests.profile_suite
 
+# The documentation as pages in site/; a link between pages that leads nowhere is an error
+docs: $(READY)
+	$(RUN) -m docs.build site
+
+# Asks the web for every address that the documentation names: minutes, and a network
+links: $(READY)
+	$(RUN) -m docs.build site/links --builder linkcheck
+
 format: $(READY)
 	$(RUN) -m ruff check --fix .
 	$(RUN) -m ruff format .
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(RUN) -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(RUN) -m pip install --quiet --constraint constraints.txt --editable '.[dev,docs]'
 	touch $(READY)
 
 clean:
-	rm -rf $(VENV) report .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) report site .mypy_cache .ruff_cache .pytest_cache .hypothesis

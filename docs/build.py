@@ -1,0 +1,68 @@
+"""Builds the documentation: `python -m docs.build site` puts pages in their places, and Sphinx makes HTML of them."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+import tempfile
+from pathlib import Path, PurePosixPath
+
+from sphinx.cmd.build import build_main
+
+from docs.linking import chapter_page, targets, with_links_moved, with_names_linked
+from implementations.defects import DEFECTS
+from spec.clauses import load
+
+ROOT = Path(__file__).parents[1]
+FOLDERS = ("assets", "pictures", "examples")
+STRICT = ("-W", "--keep-going", "-n", "-q")
+
+
+def places() -> dict[PurePosixPath, str]:
+    """The files of the repository that become pages, and where each stands among these."""
+    found = {f"docs/{each.name}": each.name for each in sorted((ROOT / "docs").glob("*.md"))}
+    found |= {f"spec/chapters/{each.name}": f"spec/{each.name}" for each in sorted(ROOT.glob("spec/chapters/*.md"))}
+    found |= {"reference/bounds.md": "rounding.md", "CHANGELOG.md": "changelog.md"}
+    return {PurePosixPath(file): page for file, page in found.items()}
+
+
+def assemble(folder: Path) -> None:
+    """Writes all pages into a folder, with their links; the repository's own files stay as they are."""
+    moved, named = places(), targets(load(), DEFECTS)
+    for file, page in moved.items():
+        text = with_links_moved((ROOT / file).read_text(encoding="utf-8"), file, moved)
+        if page.startswith("spec/"):
+            text = chapter_page(text, DEFECTS)
+        out = folder / page
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(with_names_linked(text, page, named), encoding="utf-8")
+    for name in FOLDERS:
+        if (ROOT / "docs" / name).is_dir():
+            shutil.copytree(ROOT / "docs" / name, folder / name)
+
+
+def build(out: Path, builder: str = "html") -> int:
+    """Runs a builder of Sphinx on the pages; 0 where it has nothing to warn of."""
+    with tempfile.TemporaryDirectory() as scratch:
+        pages = Path(scratch, "pages")
+        assemble(pages)
+        doctrees = str(Path(scratch, "doctrees"))
+        settings = ("-c", str(ROOT / "docs"), "-d", doctrees, "-b", builder)
+        return build_main([*STRICT, *settings, str(pages), str(out)])
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Builds; the exit status is that of Sphinx."""
+    parser = argparse.ArgumentParser(prog="python -m docs.build", description=__doc__)
+    parser.add_argument("out", type=Path, metavar="DIR", help="where the pages go")
+    parser.add_argument("--builder", default="html", help="linkcheck asks every address on the web (default: html)")
+    options = parser.parse_args(arguments)
+    status = build(options.out, options.builder)
+    if status == 0 and options.builder == "html":
+        print(f"written: {options.out / 'index.html'}")
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())
