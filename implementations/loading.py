@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
+from implementations.neighbours import own_names
+
 FORMS = "write FILE.py:NAME or package.module:NAME"
 LISTED = 12
 """So many names at most are listed in a message."""
@@ -65,7 +67,8 @@ def load_target(target: str) -> object:
     """What `FILE.py:NAME` or `package.module:NAME` names; NAME may be dotted.
 
     A file is imported once, under a private name, with its own folder importable meanwhile; a module is
-    looked for in the current folder too. What a function imports when it is called is not.
+    looked for in the current folder too. What a function imports when it is called is not. Where the folder has
+    packages named as the suite's are, it is these that the target gets.
 
     Raises:
         TargetError: there is no such file, module or name, or importing it failed.
@@ -108,7 +111,7 @@ def _imported(private: str, path: Path, place: str) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[private] = module
     try:
-        with _importable(str(path.parent)), _helpers_of(path.parent):
+        with _importable(str(path.parent)), _helpers_of(path.parent), own_names(path.parent):
             spec.loader.exec_module(module)
     except KeyboardInterrupt:
         raise
@@ -120,7 +123,7 @@ def _imported(private: str, path: Path, place: str) -> ModuleType:
 
 def _from_module(name: str) -> ModuleType:
     try:
-        with _importable(str(Path.cwd())):
+        with _importable(str(Path.cwd())), own_names(Path.cwd()):
             return importlib.import_module(name)
     except KeyboardInterrupt:
         raise
