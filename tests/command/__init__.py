@@ -1,0 +1,1 @@
+"""The installed command, `attention-conformance`: in a wheel this package is `attention_conformance`."""
