@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from implementations.defects import DEFECTS, Defect
+from implementations.defects import DEFECTS, SCORE, Defect
 from tests.harness.mutation import (
     Outcome,
     complaints,
@@ -53,12 +54,22 @@ def main() -> int:
         print(page)
         return 0
     PAGE.write_text(page + "\n")
+    killed, named = (sum(map(test, found.values())) for test in (_killed, _is_named))
+    SCORE.write_text(json.dumps({"defects": len(found), "killed": killed, "named": named}) + "\n")
     print("\n".join([*told, *problems, f"written: {PAGE.name}"]))
     return 1 if problems else 0
 
 
+def _killed(each: Outcome) -> bool:
+    return bool(each.kills)
+
+
+def _is_named(each: Outcome) -> bool:
+    return each.diagnosis == each.defect
+
+
 def _score(found: Mapping[str, Outcome], in_full: Mapping[str, Outcome], seconds: float) -> str:
-    quick, full = (sum(bool(each.kills) for each in tier.values()) for tier in (found, in_full))
+    quick, full = (sum(map(_killed, tier.values())) for tier in (found, in_full))
     firsts = sorted(each.first for each in found.values() if each.first is not None)
     median = firsts[len(firsts) // 2] if firsts else math.nan
     return (
@@ -68,7 +79,7 @@ def _score(found: Mapping[str, Outcome], in_full: Mapping[str, Outcome], seconds
 
 
 def _accuracy(found: Mapping[str, Outcome]) -> str:
-    named = sum(each.diagnosis == each.defect for each in found.values())
+    named = sum(map(_is_named, found.values()))
     return (
         f"Judged without its name, {named} of {len(found)} are named first by the diagnosis ({named / len(found):.1%})."
     )

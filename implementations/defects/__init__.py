@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import importlib
+from pathlib import Path
 
 from implementations.defects.record import REGISTRY, Defect, Severity
 
-__all__ = ["DEFECTS", "MODULES", "Defect", "Severity"]
+__all__ = ["DEFECTS", "MODULES", "SCORE", "Defect", "Severity"]
+
+SCORE = Path(__file__).with_name("score.json")
+"""How many of them the suite finds and names, written by `make mutation`."""
 
 MODULES = (
     "scores",

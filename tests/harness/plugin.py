@@ -24,7 +24,6 @@ from tests.harness.judge import TIERS, Judge
 from tests.harness.judging import judged
 from tests.harness.observing import QUESTIONS, observations
 from tests.harness.replay import ReplayError, absolute, read, replay
-from tests.harness.report import Recorder
 from tests.harness.selecting import (
     Options,
     UsageError,
@@ -35,8 +34,11 @@ from tests.harness.selecting import (
     settings_of,
 )
 from tests.harness.suite import ClauseTest, Selection, Spoken, claimed, declared, spoken
-from tests.harness.summary import observed, summary
 from tests.harness.verdicts import Status, Verdict
+from tests.report.record import Diagnosed, Observed
+from tests.report.recorder import Recorder, suite
+from tests.report.showing import shown, weight_map
+from tests.report.terminal import observed, summary
 
 KEY = pytest.StashKey["Plugin"]()
 PROPERTY = "verdict"
@@ -73,7 +75,9 @@ class ClauseItem(pytest.Function):
         self, excinfo: pytest.ExceptionInfo[BaseException]
     ) -> Any:
         if isinstance(excinfo.value, DoesNotConformError):
-            return f"{excinfo.value}\n  again: {_command(self)}"
+            clause, _, implementation, dtype = self.subject
+            again = _command(self.config.stash[KEY].options, implementation.name, clause.id, dtype)
+            return f"{excinfo.value}\n  again: {again}"
         if isinstance(excinfo.value, pytest.xfail.Exception):
             return str(excinfo.value)  # nobody reads the traceback, and pytest parses source for it
         return super().repr_failure(excinfo)
@@ -112,13 +116,12 @@ def _explained(verdict: Verdict) -> str:
     )
 
 
-def _command(item: ClauseItem) -> str:
-    options = item.config.stash[KEY].options
-    clause, _, implementation, dtype = item.subject
+def _command(options: Options, implementation: str, clause: str, dtype: str) -> str:
+    """What to type to ask one clause again."""
     target = [f"--candidate {t}" for t in options.candidates] + [f"--convention {c}" for c in options.conventions]
-    chosen = " ".join(target) or f"--implementation {implementation.name}"
+    chosen = " ".join(target) or f"--implementation {implementation}"
     tier = "" if options.tier == "quick" else f" --tier {options.tier}"
-    return f"{how_called()} {chosen} --clause {clause.id} --dtype {dtype}{tier}"
+    return f"{how_called()} {chosen} --clause {clause} --dtype {dtype}{tier}"
 
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
@@ -132,9 +135,17 @@ def pytest_configure(config: pytest.Config) -> None:
     worker = hasattr(config, "workerinput")
     if worker:
         torch.set_num_threads(1)  # the processes share the cores: threads that wait for one another take them from all
-    run = {"tier": options.tier, "device": options.device, "clauses": list(options.clauses)}
-    recorder = Recorder(selection.implementations, run, None if worker else options.report)
+    asked = suite(options.tier, options.device, options.clauses)
+    folder = None if worker else options.report
+    recorder = Recorder(selection.implementations, asked, folder, targets_of(options, selection))
     config.stash[KEY] = Plugin(options, selection, recorder)
+
+
+def targets_of(options: Options, selection: Selection) -> dict[str, str]:
+    """The targets of candidates by the names of their implementations, so that they can be found from any folder."""
+    names = [i.name for i in selection.implementations] if options.candidates else []
+    targets = map(absolute, distinct(options.candidates).values())
+    return dict(zip(names, targets, strict=bool(names)))
 
 
 def pytest_cmdline_main(config: pytest.Config) -> int | None:
@@ -272,7 +283,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     plugin = session.config.stash[KEY]
     stopped = {2: "the run was interrupted", 3: "the suite itself failed", 4: "the run could not start"}
-    plugin.recorder.finish(stopped.get(int(exitstatus), ""))
+    plugin.recorder.judged(stopped.get(int(exitstatus), ""))
     unchecked = unchecked_claims(plugin)
     if unchecked and exitstatus == 0:
         session.exitstatus = 1
@@ -283,15 +294,15 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         _explain(session.config)
     if exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
         _observe(plugin)
+    plugin.recorder.close()
 
 
 def _diagnose(plugin: Plugin) -> None:
-    """After the report was closed, so that nothing is lost if a candidate takes the process down here."""
+    """After all verdicts are written down: nothing is lost if a candidate takes the process down here."""
     for implementation in plugin.selection.implementations:
         mine = [v for v in plugin.recorder.verdicts if v.implementation == implementation.name]
         if found := diagnose(implementation, failing_checks(mine), plugin.options.device):
-            plugin.recorder.diagnoses[implementation.name] = str(found)
-    plugin.recorder.rewrite()
+            plugin.recorder.add(Diagnosed(implementation.name, str(found)))
 
 
 def _observe(plugin: Plugin) -> None:
@@ -301,21 +312,25 @@ def _observe(plugin: Plugin) -> None:
         return
     for implementation in selection.implementations:
         seen = observations(implementation, QUESTIONS, selection.dtypes, options.device)
-        plugin.recorder.observed[implementation.name] = seen
-    plugin.recorder.rewrite()
+        plugin.recorder.add(Observed(implementation.name, seen))
+        if options.report is not None:
+            plugin.recorder.add(weight_map(implementation, options.device))
 
 
 def _explain(config: pytest.Config) -> None:
     """Adds to the failures that the terminal is about to show; done here, where all verdicts are known."""
     plugin, reports = config.stash[KEY], _failed_reports(config)
-    setting, shown = _setting(plugin), set[str]()
+    setting, numbers = _setting(plugin), set[str]()
+    implementations = {i.name: i for i in plugin.selection.implementations}
     for made in explained(plugin.selection.implementations, plugin.recorder.verdicts, setting):
         verdict = made.verdict
-        first = verdict.implementation not in shown
+        first = verdict.implementation not in numbers
         if made.found is not None:
-            shown.add(verdict.implementation)
+            numbers.add(verdict.implementation)
         if setting.report is not None:
             write(made, setting.report)
+            again = _command(plugin.options, verdict.implementation, verdict.clause, verdict.dtype)
+            plugin.recorder.add(shown(made, implementations[verdict.implementation], setting, again))
         report = reports.get((verdict.clause, verdict.implementation, verdict.dtype))
         if report is not None:
             text = (f"  {line}" for line in told(made, setting.report, first))
@@ -335,11 +350,9 @@ def _failed_reports(config: pytest.Config) -> dict[tuple[str, str, str], pytest.
 
 
 def _setting(plugin: Plugin) -> Setting:
-    options, implementations = plugin.options, plugin.selection.implementations
-    names = [i.name for i in implementations] if options.candidates else []
-    targets = map(absolute, distinct(options.candidates).values())
+    options = plugin.options
     return Setting(
-        targets=dict(zip(names, targets, strict=True)),
+        targets=plugin.recorder.targets,
         conventions=settings_of(options),
         device=options.device,
         tier=options.tier,
@@ -371,9 +384,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         return
     terminalreporter.section("conformance")
     recorder = plugin.recorder
-    for line in summary(plugin.selection.implementations, recorder.verdicts, recorder.diagnoses):
+    for line in summary(recorder.run):
         terminalreporter.write_line(line)
-    for line in observed(recorder.observed) if plugin.options.candidates else ():
+    for line in observed(recorder.run.observed) if plugin.options.candidates else ():
         terminalreporter.write_line(line)
     for line in unchecked_claims(plugin):
         terminalreporter.write_line(f"ERROR  {line}", red=True)

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from jsonschema import Draft202012Validator
 
 from implementations.torch_ops import TORCH_OPS
-from tests.harness import report as reporting
-from tests.harness.report import Recorder, overall, suite_version
-from tests.harness.summary import summary
 from tests.harness.verdicts import Failure, Status, Verdict
+from tests.report import data as reporting
+from tests.report.__main__ import main
+from tests.report.events import Event, LogError, decode, encode, replay
+from tests.report.record import Begin, Closing, Diagnosed, Grid, Judged, Observed, Shown, WeightMap, overall
+from tests.report.recorder import Recorder, suite, suite_version
+from tests.report.terminal import lines, summary
+from tests.report.views import VIEWS
 from tests.selftest.sessions import Sessions, asked_of, sessions
 from tests.selftest.test_verdicts import BAD, FAILURE, GOOD, WHO
 
@@ -30,7 +35,7 @@ BEYOND_A_SCHEMA = ("no more checks", "finite")
 """Rules of the records that compare two counts, or speak of numbers that JSON does not have."""
 MATH = next(i for i in TORCH_OPS if i.name == "torch.sdpa.math")
 CAUSAL = set(asked_of(MATH, "causal."))
-RUN = {"tier": "quick", "device": "cpu", "clauses": ["masks.*"]}
+SUITE = suite("quick", "cpu", ("masks.*",))
 VERDICTS = [Verdict(**{**WHO, "implementation": MATH.name}, **fields) for fields in GOOD]
 
 
@@ -40,12 +45,21 @@ def read(folder: Path) -> dict[str, Any]:
     return found
 
 
-def events(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+def events(folder: Path) -> list[Event]:
+    return [decode(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+
+
+def verdicts_in(folder: Path) -> list[Verdict]:
+    return [event for event in events(folder) if isinstance(event, Verdict)]
+
+
+def finish(written: Recorder, interrupted: str = "") -> None:
+    written.judged(interrupted)
+    written.close()
 
 
 def recorder(folder: Path | None, planned: int = len(VERDICTS)) -> Recorder:
-    return Recorder([MATH], RUN, folder, planned)
+    return Recorder([MATH], SUITE, folder, planned=planned)
 
 
 def test_the_schema_is_a_schema() -> None:
@@ -58,7 +72,7 @@ def test_a_complete_run(tmp_path: Path) -> None:
     written.begin()
     for verdict in VERDICTS:
         written.add(verdict)
-    written.finish()
+    finish(written)
     found = read(tmp_path / "new" / "report")
     assert found["closing"] == {"complete": True, "reason": "", "verdicts": len(VERDICTS)}
     assert found["suite"]["version"] == suite_version()
@@ -66,7 +80,9 @@ def test_a_complete_run(tmp_path: Path) -> None:
     assert [Verdict.from_json(json.dumps(v)) for v in entry["clauses"]] == VERDICTS
     assert entry["verdict"] == "fails"
     assert entry["claims"]["conventions"]["causal-with-mask"] == "either"
-    assert events(tmp_path / "new" / "report")[-1] == {"closing": found["closing"]}
+    last = events(tmp_path / "new" / "report")[-1]
+    assert isinstance(last, Closing)
+    assert (last.complete, last.verdicts) == (True, len(VERDICTS))
 
 
 @pytest.mark.parametrize("done", [0, 1, 3])
@@ -77,8 +93,9 @@ def test_a_run_that_stops_is_not_complete(tmp_path: Path, done: int) -> None:
     for verdict in VERDICTS[:done]:
         written.add(verdict)
     assert read(tmp_path)["closing"]["complete"] is False
-    assert [Verdict.from_json(json.dumps(e)) for e in events(tmp_path)] == VERDICTS[:done]
-    written.finish()
+    assert verdicts_in(tmp_path) == VERDICTS[:done]
+    assert replay(tmp_path).closing.reason == "the run was cut short"
+    finish(written)
     assert read(tmp_path)["closing"]["reason"] == f"{done} of {len(VERDICTS)} verdicts"
 
 
@@ -86,7 +103,7 @@ def test_an_interrupted_run_says_why(tmp_path: Path) -> None:
     written = recorder(tmp_path, planned=1)
     written.begin()
     written.add(VERDICTS[0])
-    written.finish("the run was interrupted")
+    finish(written, "the run was interrupted")
     assert read(tmp_path)["closing"] == {"complete": False, "reason": "the run was interrupted", "verdicts": 1}
 
 
@@ -94,10 +111,10 @@ def test_an_earlier_report_does_not_survive_a_new_start(tmp_path: Path) -> None:
     first = recorder(tmp_path, planned=1)
     first.begin()
     first.add(VERDICTS[0])
-    first.finish()
+    finish(first)
     recorder(tmp_path).begin()
     assert read(tmp_path)["closing"]["complete"] is False
-    assert events(tmp_path) == []
+    assert [type(event) for event in events(tmp_path)] == [Begin]
 
 
 def test_without_a_folder_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,7 +122,7 @@ def test_without_a_folder_nothing_is_written(tmp_path: Path, monkeypatch: pytest
     silent = recorder(None)
     silent.begin()
     silent.add(VERDICTS[0])
-    silent.finish()
+    finish(silent)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -139,12 +156,18 @@ def test_the_schema_knows_no_other_fields() -> None:
 
 
 def test_the_summary_shows_what_failed() -> None:
-    lines = list(summary([MATH], VERDICTS, {MATH.name: "matches nothing"}))
-    assert lines[0].split() == ["masks", "checks", "worst", "verdict"]
-    assert lines[1].split()[:2] == [MATH.name, "1/1"]
-    assert "  FAIL  masks.bool [float32]: output of sample 0 is 1, expected 2" in lines
-    assert any(line.startswith("  known deviation  masks.bool [float32]: so https://") for line in lines)
-    assert any(line.startswith("  ERROR  masks.bool [float32") for line in lines)
+    written = recorder(None)
+    written.begin()
+    for verdict in VERDICTS:
+        written.add(verdict)
+    written.add(Diagnosed(MATH.name, "matches nothing"))
+    shown = list(summary(written.run))
+    assert shown[0].split() == ["masks", "checks", "worst", "verdict"]
+    assert shown[1].split()[:2] == [MATH.name, "1/1"]
+    assert "  diagnosis  matches nothing" in shown
+    assert "  FAIL  masks.bool [float32]: output of sample 0 is 1, expected 2" in shown
+    assert any(line.startswith("  known deviation  masks.bool [float32]: so https://") for line in shown)
+    assert any(line.startswith("  ERROR  masks.bool [float32") for line in shown)
 
 
 def test_a_session_writes_its_report(sessions: Sessions, tmp_path: Path) -> None:
@@ -182,8 +205,8 @@ def test_a_process_that_dies_leaves_what_was_done(
     assert result.returncode != 0
     closing = read(tmp_path)["closing"]
     assert closing["complete"] is False
-    done = [event for event in events(tmp_path) if "closing" not in event]
-    assert [Verdict.from_json(json.dumps(event)).status for event in done] == [Status.PASS] * len(done)
+    done = verdicts_in(tmp_path)
+    assert [verdict.status for verdict in done] == [Status.PASS] * len(done)
     assert 1 <= len(done) < len(CAUSAL)
 
 
@@ -193,3 +216,114 @@ def test_a_folder_that_cannot_be_written_is_told_in_one_line(sessions: Sessions,
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     told = [line for line in result.errlines if line.strip()]
     assert told == [f"ERROR: --report: {tmp_path / 'taken'} cannot be written (File exists)"]
+
+
+EVERY_KIND: tuple[Event, ...] = (
+    VERDICTS[2],
+    Judged(3, ""),
+    Diagnosed(MATH.name, "matches `no-scale`"),
+    Observed(MATH.name, {"empty row": "zeros"}),
+    Shown(
+        "masks.bool", MATH.name, "float32", "B=1", "off", arrays={"query": Grid.of(np.array([[np.nan, -np.inf, 0.1]]))}
+    ),
+    WeightMap(MATH.name, "float64", "B=1", "returned", got=Grid.of(np.eye(2))),
+    Closing(True, "", 3, 0.5),
+)
+
+
+@pytest.mark.parametrize("event", EVERY_KIND, ids=lambda event: type(event).__name__)
+def test_an_event_reads_as_it_was_written(event: Event) -> None:
+    line = encode(event)
+    assert "\n" not in line
+    assert not {"NaN", "Infinity"} & set(line.replace('"', " ").split())  # JSON has no such numbers
+    assert repr(decode(line)) == repr(event)  # NaN is unequal to itself
+
+
+def test_a_large_array_is_told_by_its_shape() -> None:
+    assert Grid.of(np.zeros((33, 32))) == Grid((33, 32), None)
+
+
+def logged(folder: Path) -> Recorder:
+    written = recorder(folder)
+    written.begin()
+    for verdict in VERDICTS:
+        written.add(verdict)
+    return written
+
+
+def test_a_log_makes_the_same_views_again(tmp_path: Path) -> None:
+    finish(logged(tmp_path))
+    before = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    assert set(VIEWS) < set(before)
+    for name in VIEWS:
+        (tmp_path / name).unlink()
+    assert main([str(tmp_path)]) == 0
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == before
+
+
+def test_a_log_that_ends_in_the_middle_is_a_run_that_is_not_complete(tmp_path: Path) -> None:
+    log = tmp_path / "events.jsonl"
+    logged(tmp_path)
+    whole = log.read_text()
+    log.write_text(whole[:-10])
+    assert len(replay(tmp_path).verdicts) == len(VERDICTS) - 1
+    log.write_text(whole + encode(Judged(len(VERDICTS), "")) + "\n")
+    assert replay(tmp_path).closing.reason.startswith("all verdicts are there, but the run was cut short")
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        (lambda log: log.write_text(""), ":1: it does not begin as a log of attention-conformance/events/1 does"),
+        (lambda log: log.write_text(log.read_text().replace("events/1", "events/0")), ":1: it does not begin"),
+        (lambda log: log.write_text("{}\n" + log.read_text()), ":1: event is 'None'; known are: begin, verdict"),
+        (lambda log: log.write_text(log.read_text().replace('"checks":', '"cheks":', 1)), ":2: verdict: "),
+        (lambda log: log.write_bytes(b"\xff\xfe"), " cannot be read (it is no text): give the folder of --report"),
+        (lambda log: log.unlink(), " cannot be read (No such file or directory): give the folder of --report"),
+    ],
+)
+def test_a_log_that_cannot_be_read_is_told_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: Callable[[Path], object], told: str
+) -> None:
+    finish(logged(tmp_path))
+    damage(tmp_path / "events.jsonl")
+    with pytest.raises(LogError) as raised:
+        replay(tmp_path)
+    assert f"events.jsonl{told}" in str(raised.value)
+    assert main([str(tmp_path)]) == 4
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_the_summary_is_printed_from_a_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    written = logged(tmp_path)
+    finish(written)
+    assert main([str(tmp_path), "--print"]) == 0
+    assert capsys.readouterr().out.splitlines() == list(lines(written.run))
+
+
+def test_failures_are_logged_with_their_numbers(sessions: Sessions, tmp_path: Path) -> None:
+    assert sessions.judge("halved", "--clause", "causal.square", "--report", str(tmp_path)).ret == 1
+    run = replay(tmp_path)
+    assert run.closing.complete
+    one = run.shown[0]
+    assert (one.clause, one.implementation) == ("causal.square", "halved")
+    assert one.expected is not None
+    assert one.got is not None
+    assert one.expected.shape == one.got.shape
+    assert one.ratio is not None
+    assert max(one.ratio.values or ()) > 1.0
+    assert (tmp_path / one.replay).exists()
+    assert one.seen_weights is not None
+    assert one.seen_weights.values == pytest.approx(
+        [0.5 * w for w in (one.expected_weights or one.expected).values or ()]
+    )
+
+
+def test_weights_of_every_head_are_logged(sessions: Sessions, tmp_path: Path) -> None:
+    assert sessions.judge("right", "--dtype", "float64", "--report", str(tmp_path)).ret == 0
+    shown = replay(tmp_path).maps["right"]
+    assert shown.how == "seen by changing one value at a time"
+    assert shown.expected is not None
+    assert shown.got is not None
+    assert shown.got.shape == shown.expected.shape == (4, 10, 10)
+    assert shown.got.values == pytest.approx(shown.expected.values)

@@ -1,50 +1,55 @@
-"""The terminal summary: implementations by chapters, what failed, and what to do next."""
+"""The view for terminals: implementations by chapters, what failed, and what was observed."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from implementations.contract import Implementation
 from spec.clauses import chapters, load
-from tests.harness.report import overall
 from tests.harness.verdicts import Status, Verdict
+from tests.report.record import Run, Subject, overall
 
 SHORT = {"cross-attention": "cross", "projections": "project", "relations": "relate", "gradients": "grads"}
 SHOWN = 12
 """Failed clauses shown for one implementation; the report has them all."""
 
 
-def summary(
-    implementations: Sequence[Implementation], verdicts: Sequence[Verdict], diagnoses: Mapping[str, str]
-) -> Iterator[str]:
-    """The lines of the summary.
+def lines(run: Run) -> Iterator[str]:
+    """The summary of a run, and what candidates were seen to do where the field disagrees."""
+    yield from summary(run)
+    yield from observed({s.name: run.observed[s.name] for s in run.begin.subjects if s.name in run.observed})
+    if not run.closing.complete:
+        yield f"not complete: {run.closing.reason}"
+
+
+def summary(run: Run) -> Iterator[str]:
+    """A line for each implementation, and below what failed.
 
     A cell holds the clauses that passed; "2/5" means that 2 of 5 failed, "-" that none is claimed.
     """
+    subjects, verdicts = run.begin.subjects, run.verdicts
     shown = [name for name in chapters() if any(v.clause.startswith(f"{name}.") for v in verdicts)]
-    width = max([len(i.name) for i in implementations], default=4)
+    width = max([len(s.name) for s in subjects], default=4)
     yield f"{'':{width}}  " + " ".join(f"{SHORT.get(n, n):>8}" for n in shown) + "   checks  worst  verdict"
-    for implementation in implementations:
-        mine = [v for v in verdicts if v.implementation == implementation.name]
-        if not mine:
-            continue
-        cells = " ".join(f"{_cell(mine, name):>8}" for name in shown)
+    judged = [(subject, mine) for subject in subjects if (mine := run.of(subject.name))]
+    for subject, mine in judged:
+        cells = " ".join(f"{cell(mine, name):>8}" for name in shown)
         checks, worst = sum(v.checks for v in mine), max((v.worst or 0.0 for v in mine), default=0.0)
-        yield f"{implementation.name:{width}}  {cells}  {checks:7d}  {worst:5.2g}  {_verdict(mine)}"
+        yield f"{subject.name:{width}}  {cells}  {checks:7d}  {worst:5.2g}  {verdict_of(mine)}"
     yield ""
     yield "cells: clauses that hold; 2/5: 2 of 5 fail; worst: largest error in units of its rounding bound"
-    for implementation in implementations:
-        mine = [v for v in verdicts if v.implementation == implementation.name]
-        yield from _details(implementation, mine, diagnoses.get(implementation.name, ""))
+    for subject, mine in judged:
+        yield from _details(subject, mine, run.diagnoses.get(subject.name, ""))
 
 
-def _verdict(mine: Sequence[Verdict]) -> str:
+def verdict_of(mine: Sequence[Verdict]) -> str:
+    """Such as "conforms, 2 known deviations"."""
     known = len({v.clause for v in mine if v.status is Status.EXPECTED_FAILURE})
     return overall(mine) + (f", {known} known deviation{'s' * (known > 1)}" if known else "")
 
 
-def _cell(mine: Sequence[Verdict], chapter: str) -> str:
+def cell(mine: Sequence[Verdict], chapter: str) -> str:
+    """How many clauses of a chapter hold."""
     judged = [v for v in mine if v.clause.startswith(f"{chapter}.") and v.status is not Status.NOT_CLAIMED]
     clauses = {v.clause for v in judged}
     failed = {v.clause for v in judged if v.status is not Status.PASS}
@@ -53,16 +58,16 @@ def _cell(mine: Sequence[Verdict], chapter: str) -> str:
     return f"{len(failed)}/{len(clauses)}" if failed else str(len(clauses))
 
 
-def _details(implementation: Implementation, mine: Sequence[Verdict], diagnosis: str) -> Iterator[str]:
+def _details(subject: Subject, mine: Sequence[Verdict], diagnosis: str) -> Iterator[str]:
     order = {identifier: number for number, identifier in enumerate(load())}
     by_clause: dict[tuple[Status, str], list[Verdict]] = {}
     for verdict in sorted(mine, key=lambda v: order[v.clause]):
         if verdict.status not in (Status.PASS, Status.NOT_CLAIMED):
             by_clause.setdefault((verdict.status, verdict.clause), []).append(verdict)
-    notes = [note for note in implementation.about.split("; ") if "not claimed" in note]
+    notes = [note for note in subject.about.split("; ") if "not claimed" in note]
     if by_clause or notes:
         yield ""
-        yield f"{implementation.name}:"
+        yield f"{subject.name}:"
     yield from (f"  {note}" for note in notes)
     if diagnosis:
         yield f"  diagnosis  {diagnosis}"

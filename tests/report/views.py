@@ -1,0 +1,35 @@
+"""Views: every file that a report consists of, made from its run alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from tests.report import data
+from tests.report.record import Run
+
+VIEWS: Mapping[str, Callable[[Run], str]] = {"report.json": data.text}
+"""By file name. Each is made whole, beside its place, and then moved there."""
+
+
+def write(run: Run, folder: Path) -> None:
+    """Writes all views into the folder of the report."""
+    for name, view in VIEWS.items():
+        _put(folder / name, view(run))
+
+
+def write_unfinished(run: Run, folder: Path) -> None:
+    """Writes what a program may read while the run goes on."""
+    _put(folder / "report.json", data.text(run))
+
+
+def clear(folder: Path) -> None:
+    """Removes the views of an earlier run."""
+    for name in VIEWS:
+        (folder / name).unlink(missing_ok=True)
+
+
+def _put(path: Path, text: str) -> None:
+    unfinished = path.with_name(f"{path.name}.part")
+    unfinished.write_text(text, encoding="utf-8")
+    unfinished.replace(path)
