@@ -11,12 +11,12 @@ from implementations.contract import Implementation
 from spec.cases import Case
 from spec.clauses import Level, load
 from spec.problems import DTYPES
+from tests.harness.calling import replaying
 from tests.harness.counterexample import lines
 from tests.harness.judge import TIERS, Judge
 from tests.harness.reduction import Counterexample, reduce
 from tests.harness.replay import FailureFile
 from tests.harness.script import NoScriptError, script
-from tests.harness.selecting import how_called
 from tests.harness.verdicts import Status, Verdict
 
 SECONDS = 4.0
@@ -141,7 +141,7 @@ def told(made: Explained, report: Path | None, shown: bool) -> Iterator[str]:
         yield f"not reduced: {made.without}"
     if report is not None:
         path = report / FOLDER / made.file.name
-        yield f"replay: {how_called()} --replay {path}.json"
+        yield f"replay: {replaying(path.with_name(f'{path.name}.json'))}"
         yield f"script: python {path}.py" if made.script else f"no script: {made.without}"
     elif shown and made.script:
         yield from ("script that shows it without this suite:", *(f"  {line}" for line in made.script.splitlines()))

@@ -17,8 +17,9 @@ from implementations.defects import DEFECTS
 from spec.cases import Case
 from spec.clauses import Clause, Level, load
 from spec.features import Feature
+from tests.command import options as early
+from tests.harness.calling import asking
 from tests.harness.diagnosis import diagnose, failing_checks
-from tests.harness.early import attention_conformance_options
 from tests.harness.failing import Setting, clear, explained, told, write
 from tests.harness.judge import TIERS, Judge
 from tests.harness.judging import judged
@@ -27,7 +28,6 @@ from tests.harness.replay import ReplayError, absolute, read, replay
 from tests.harness.selecting import (
     Options,
     UsageError,
-    how_called,
     left_out,
     require_device,
     selection_of,
@@ -118,15 +118,17 @@ def _explained(verdict: Verdict) -> str:
 
 def _command(options: Options, implementation: str, clause: str, dtype: str) -> str:
     """What to type to ask one clause again."""
-    target = [f"--candidate {t}" for t in options.candidates] + [f"--convention {c}" for c in options.conventions]
-    chosen = " ".join(target) or f"--implementation {implementation}"
-    tier = "" if options.tier == "quick" else f" --tier {options.tier}"
-    return f"{how_called()} {chosen} --clause {clause} --dtype {dtype}{tier}"
+    conventions = [word for setting in options.conventions for word in ("--convention", setting)]
+    tier = [] if options.tier == "quick" else ["--tier", options.tier]
+    device = [] if options.device == "cpu" else ["--device", options.device]
+    chosen = [*conventions, "--clause", clause, "--dtype", dtype, *tier, *device]
+    return asking(options.candidates, implementation, chosen)
 
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
-    if not pluginmanager.has_plugin(attention_conformance_options.NAME):
-        attention_conformance_options.pytest_addoption(parser)
+    config = pluginmanager.get_plugin("pytestconfig")
+    if not pluginmanager.has_plugin(early.NAME) or not early.on_the_suite(config):
+        early.declare(parser)
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -25,15 +23,6 @@ from tests.harness.suite import Selection
 
 class UsageError(ValueError):
     """An option that cannot be followed; the message is one line with the remedy."""
-
-
-def how_called() -> str:
-    """How pytest is called where this one runs: by its name if the shell finds it there, else through its Python."""
-    own = Path(sys.executable).parent
-    if shutil.which("pytest", path=str(own)) == shutil.which("pytest"):
-        return "pytest"
-    inside = own.is_relative_to(Path.cwd())
-    return f"{Path(sys.executable).relative_to(Path.cwd()) if inside else sys.executable} -m pytest"
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,131 @@
+"""The wheel: everything that runs is in it, nothing of it is in anybody's way, and its command judges from anywhere."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from spec.clauses import load
+from tests.selftest.wheels import PARTS, ROOT, Environment, build, contents, install
+
+SUITE = "attention_conformance/suite/"
+LEFT = ("tests/selftest/", "tests/measure_", "tests/profile_")
+"""Parts of the clone that only its own development needs."""
+CANDIDATES = """
+from tests.scaling import factor
+from torch.nn.functional import scaled_dot_product_attention
+
+def attention(query, key, value):
+    return scaled_dot_product_attention(query, key, value)
+
+def wrong(query, key, value):
+    return factor() * attention(query, key, value)
+"""
+CONFLICTING = """
+def pytest_addoption(parser):
+    parser.addoption("--report", action="store_true")
+    parser.addoption("--candidate", help="mine")
+"""
+ONE = ("--clause", "scores.dot-product", "--dtype", "float64")
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The clone's wheel."""
+    return build(tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture(scope="module")
+def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    """An environment that has it."""
+    return install(wheel, tmp_path_factory.mktemp("environments") / "other")
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """Somebody's project: with tests of its own, a configuration and a plugin whose options are named as ours."""
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "__init__.py").write_text("")
+    (tmp_path / "tests" / "scaling.py").write_text("def factor():\n    return 2\n")
+    (tmp_path / "tests" / "test_own.py").write_text("def test_own(request):\n    assert request.config.option.report\n")
+    (tmp_path / "conftest.py").write_text(CONFLICTING)
+    (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --report\n")
+    (tmp_path / "mine.py").write_text(CANDIDATES)
+    return tmp_path
+
+
+def everything(folder: Path) -> dict[str, int]:
+    """The files below a folder, by when they were written."""
+    return {str(path.relative_to(folder)): path.stat().st_mtime_ns for path in folder.rglob("*")}
+
+
+def test_the_wheel_has_every_file_that_runs(wheel: Path) -> None:
+    files = [path.relative_to(ROOT) for part in PARTS for path in (ROOT / part).rglob("*") if path.is_file()]
+    running = {str(file) for file in files if not str(file).startswith(LEFT) and "__pycache__" not in file.parts}
+    packed = {name.removeprefix(SUITE) for name in contents(wheel) if name.startswith(SUITE)}
+    assert packed == running | {"conftest.py", "pyproject.toml"}
+
+
+def test_every_data_file_was_meant_to_be_there(wheel: Path) -> None:
+    told = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
+    plain = {Path(name).suffix for name in contents(wheel) if ".dist-info/" not in name} - {".py"}
+    assert plain <= {Path(pattern).suffix for patterns in told.values() for pattern in patterns} | {
+        ".css",
+        ".js",
+        ".html",
+    }
+
+
+def test_one_name_is_installed(environment: Environment) -> None:
+    found = {path.name for path in environment.packages.iterdir()} - {"beside.pth", "__pycache__"}
+    assert {name.partition("-")[0] for name in found} == {"attention_conformance"}
+
+
+def test_nothing_generic_can_be_imported(environment: Environment, tmp_path: Path) -> None:
+    for name in (*PARTS, "conftest"):
+        assert "ModuleNotFoundError" in environment.run("python", "-c", f"import {name}", at=tmp_path).stderr
+
+
+def test_other_projects_are_left_alone(environment: Environment, project: Path) -> None:
+    told = environment.run("python", "-m", "pytest", "--help", at=project)
+    assert "--candidate=CANDIDATE" in told.stdout
+    assert "--implementation" not in told.stdout
+    assert "--list-clauses" not in told.stdout
+    ran = environment.run("python", "-m", "pytest", "--report", at=project)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "1 passed" in ran.stdout
+
+
+def test_it_judges_from_an_empty_folder(
+    environment: Environment, project: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    empty = tmp_path_factory.mktemp("empty")
+    before = everything(environment.packages), everything(project)
+    done = environment.run("attention-conformance", "check", f"{project / 'mine.py'}:attention", *ONE, at=empty)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 passed" in done.stdout
+    assert before == (everything(environment.packages), everything(project))
+    assert list(empty.iterdir()) == []
+
+
+def test_it_judges_within_a_project(environment: Environment, project: Path) -> None:
+    before = everything(project)
+    done = environment.run("attention-conformance", "check", "mine:wrong", *ONE, at=project, PYTEST_ADDOPTS="--version")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "FAIL  scores.dot-product [float64]" in done.stdout
+    assert f"again: {environment.folder}/bin/attention-conformance check mine:wrong" in done.stdout
+    assert str(environment.packages) not in done.stdout
+    assert before == everything(project)
+
+
+def test_processes_of_an_implementation_find_the_suite(environment: Environment, tmp_path: Path) -> None:
+    ring = ("--implementation", "inhouse.ring.2", "--clause", "scores.dot-product", "--dtype", "float32")
+    done = environment.run("attention-conformance", "check", *ring, at=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_it_lists(environment: Environment, tmp_path: Path) -> None:
+    done = environment.run("python", "-m", "attention_conformance", "list", "clauses", at=tmp_path)
+    assert [line.split()[0] for line in done.stdout.splitlines() if line.strip()] == list(load())
