@@ -5,10 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from tests.report import data
+from tests.report import badge, data, junit, markdown
 from tests.report.record import Run
 
-VIEWS: Mapping[str, Callable[[Run], str]] = {"report.json": data.text}
+VIEWS: Mapping[str, Callable[[Run], str]] = {
+    "report.json": data.text,
+    "report.md": markdown.text,
+    "junit.xml": junit.text,
+    "badge.json": badge.endpoint,
+    "badge.svg": badge.svg,
+}
 """By file name. Each is made whole, beside its place, and then moved there."""
 
 

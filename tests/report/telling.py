@@ -1,0 +1,117 @@
+"""Telling: what several views say alike: counts of clauses, and the text of candidates as one harmless line."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from spec.cases import Case
+from spec.clauses import load
+from spec.problems import DTYPES
+from tests.harness.verdicts import Status, Verdict
+from tests.report.record import Run, Subject
+
+UNREADABLE = "\N{REPLACEMENT CHARACTER}"
+
+
+@dataclass(frozen=True)
+class Tally:
+    """How many clauses ended how; a clause counts once, by the worst of its dtypes.
+
+    Attributes:
+        errors: could not be judged.
+        advice: a SHOULD or MAY that does not hold.
+    """
+
+    fails: int
+    errors: int
+    advice: int
+    known: int
+    holds: int
+
+    @property
+    def judged(self) -> int:
+        """Clauses that were asked at all."""
+        return self.fails + self.errors + self.advice + self.known + self.holds
+
+
+def tally(mine: Iterable[Verdict]) -> Tally:
+    """The counts of one implementation."""
+    worst: dict[str, int] = {}
+    for verdict in mine:
+        if (rank := _rank(verdict)) is not None:
+            worst[verdict.clause] = min(rank, worst.get(verdict.clause, rank))
+    return Tally(*(sum(found == rank for found in worst.values()) for rank in range(5)))
+
+
+def _rank(verdict: Verdict) -> int | None:
+    match verdict.status:
+        case Status.FAIL:
+            return 0 if verdict.level == "MUST" else 2
+        case Status.ERROR:
+            return 1
+        case Status.EXPECTED_FAILURE:
+            return 3
+        case Status.PASS:
+            return 4
+        case Status.NOT_CLAIMED:
+            return None
+
+
+def by_clause(verdicts: Iterable[Verdict], *statuses: Status) -> Iterator[tuple[Verdict, ...]]:
+    """Verdicts with one of these statuses, those on one clause and implementation with the same one together.
+
+    They come in the order of the specification, the widest dtype of a clause first.
+    """
+    order, dtypes = list(load()), list(DTYPES)
+    found: dict[tuple[int, str, str, str], list[Verdict]] = {}
+    for verdict in verdicts:
+        if verdict.status in statuses:
+            place = order.index(verdict.clause) if verdict.clause in order else len(order)
+            found.setdefault((place, verdict.clause, verdict.implementation, verdict.status), []).append(verdict)
+    for key in sorted(found):
+        yield tuple(sorted(found[key], key=lambda v: dtypes.index(v.dtype) if v.dtype in dtypes else len(dtypes)))
+
+
+def dtypes_of(verdicts: Sequence[Verdict]) -> str:
+    """Such as "float64, float32"."""
+    return ", ".join(v.dtype for v in verdicts)
+
+
+def smallest(run: Run, verdict: Verdict) -> tuple[str, str, str]:
+    """The message of a failure, its smallest case in words, and the command that asks again."""
+    mine = (verdict.implementation, verdict.clause, verdict.dtype)
+    for one in run.shown:
+        if (one.implementation, one.clause, one.dtype) == mine and one.again:
+            return one.message, one.case, one.again
+    assert verdict.failure is not None
+    subject = next(s for s in run.begin.subjects if s.name == verdict.implementation)
+    return verdict.failure.message, _in_words(verdict.failure.case), _again(subject, verdict)
+
+
+def _in_words(case: str) -> str:
+    try:
+        return str(Case.from_json(case))
+    except ValueError:
+        return case  # of a suite whose cases are others
+
+
+def _again(subject: Subject, verdict: Verdict) -> str:
+    chosen = f"--candidate {subject.target}" if subject.target else f"--implementation {subject.name}"
+    return f"pytest {chosen} --clause {verdict.clause} --dtype {verdict.dtype}"
+
+
+def plain(text: str, most: int = 600) -> str:
+    """Text as one line: no line ends, nothing that steers a terminal or turns the direction of writing, no surrogates.
+
+    It has `most` characters at most; what is longer ends in an ellipsis.
+    """
+    line = " ".join("".join(map(_harmless, text)).split())
+    return line if len(line) <= most else f"{line[: most - 1]}…"
+
+
+def _harmless(character: str) -> str:
+    if character.isspace():
+        return " "
+    return UNREADABLE if unicodedata.category(character).startswith("C") else character
