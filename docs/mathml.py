@@ -25,7 +25,7 @@ def written(latex: str, display: bool = False) -> str:
         ValueError: a command of it is unknown.
     """
     element: str = convert(latex, display="block" if display else "inline")
-    if left := re.search(r"\\[A-Za-z]+", re.sub("<[^>]*>", "", element)):
+    if left := re.search(r"\\[A-Za-z]+", re.sub("<[^>]*>", " ", element)):
         raise ValueError(f"{left[0]} is unknown in the equation {latex.strip()!r}: write it with other commands")
     return element
 
