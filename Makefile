@@ -10,7 +10,7 @@ READY  := $(VENV)/.ready
 BENCH  := report/bench.json
 
 .PHONY: conformance test bench bench-compare bench-calibration lint types bounds mutation defects conventions
-.PHONY: pruning covering profile-suite docs links format clean
+.PHONY: pruning covering profile-suite docs links format clean report-diff
 
 conformance: $(READY)
 	$(RUN) -m pytest --report report
@@ -24,6 +24,11 @@ lint: $(READY)
 
 types: $(READY)
 	$(RUN) -m mypy
+
+# make report-diff OLD=folder [NEW=report] [FORMAT=text|markdown|json]
+report-diff: $(READY)
+	$(RUN) -m tests.report.diff $(or $(OLD),$(error give the report to compare with: OLD=folder)) \
+		$(or $(NEW),report) --format $(or $(FORMAT),text)
 
 bench: $(READY)
 	$(RUN) -m pytest tests/benchmarks --whole --seconds 2 --benchmark-json $(BENCH); status=$$?; \

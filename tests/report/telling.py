@@ -107,8 +107,9 @@ def plain(text: str, most: int = 600) -> str:
 
     It has `most` characters at most; what is longer ends in an ellipsis.
     """
-    line = " ".join("".join(map(_harmless, text)).split())
-    return line if len(line) <= most else f"{line[: most - 1]}…"
+    read = text[: 8 * most]
+    line = " ".join("".join(map(_harmless, read)).split())
+    return line if len(line) <= most and len(read) == len(text) else f"{line[: most - 1]}…"
 
 
 def _harmless(character: str) -> str:

@@ -1,0 +1,357 @@
+"""The views for pull requests, CI systems and README files: what they say and leave out; nothing breaks them."""
+
+from __future__ import annotations
+
+import json
+import re
+import unicodedata
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+
+from spec.clauses import load
+from tests.report import badge, junit, markdown
+from tests.report.events import FILE, Event, encode, replay
+from tests.report.record import Diagnosed, Judged, Run, Shown
+from tests.report.telling import plain, tally
+from tests.report.views import VIEWS
+from tests.selftest.browser import Browser, browser, pictured, visiting
+from tests.selftest.reports import HOSTILE, LINK, failed, known, passed, run, subject, unclaimed, unjudged
+
+__all__ = ["browser"]
+
+WITHOUT_SURROGATES = HOSTILE.replace("\ud800", "")
+SHOWN = Shown("causal.square", "mine", "float64", "B=1 H=1", "query 0 saw key 1", script="print(1)", again="pytest -x")
+MIXED = run(
+    passed("mine", "scores.dot-product"),
+    failed("mine", "causal.square", "float32", "off by 2"),
+    failed("mine", "causal.square", "float64", "off by 1"),
+    failed("mine", "numerics.half-range", "float16", "is nan", level="SHOULD"),
+    unclaimed("mine", "masks.bool"),
+    known("mine", "masks.float"),
+    unjudged("mine", "values.mix", reason="nothing was checked"),
+    passed("theirs", "scores.dot-product"),
+    diagnoses={"mine": "matches `next-position-seen`: triu(1), not triu(2)"},
+    shown=[SHOWN],
+)
+CUT = replace(MIXED, closing=replace(MIXED.closing, complete=False, reason="the run was interrupted"))
+
+
+def hostile(text: str) -> Run:
+    """A run in which a candidate has this text wherever it can."""
+    made = run(
+        *(failed(text, "causal.square", message=text), known(text, "masks.bool", reason=text, link=f"https://{text}")),
+        *(failed(text, "causal.any-scale", message=text, level="SHOULD"), unclaimed(text, "masks.float", reason=text)),
+        *(unjudged(text, "values.mix", reason=text), passed("other", "causal.square")),
+        subjects=[subject(text, text, about=text), subject("other")],
+        diagnoses={text: text},
+        shown=[Shown("causal.square", text, "float64", text, text, script=f"{text}\n    {text}", again=text)],
+        environment={"torch": text},
+    )
+    return replace(made, closing=replace(made.closing, complete=False, reason=text))
+
+
+def tokens(page: str) -> Iterator[Token]:
+    """The page as a reader of GitHub's Markdown takes it, with what lies within its lines."""
+    for token in MarkdownIt("commonmark").enable(["table", "strikethrough"]).parse(page):
+        yield token
+        yield from token.children or ()
+
+
+def kinds(page: str, *types: str) -> list[Token]:
+    return [token for token in tokens(page) if token.type in types]
+
+
+def test_a_failure_is_told_with_all_that_helps() -> None:
+    page = markdown.text(MIXED)
+    statement = load()["causal.square"].statement
+    block = page[page.index("#### `causal.square`") : page.index("<details><summary>A program")]
+    assert block.splitlines()[0] == "#### `causal.square` in `float64, float32`"
+    assert f"> {statement}" in block
+    assert "- Found: `query 0 saw key 1`" in block
+    assert "- Smallest case: `B=1 H=1`" in block
+    assert "```sh\npytest -x\n```" in block
+    assert "Diagnosis: matches `next-position-seen`:" in page
+    assert "```python\nprint(1)\n```" in page
+    assert "Could not be judged: `nothing was checked`" in page
+
+
+def test_each_implementation_has_a_line_and_a_row() -> None:
+    page = markdown.text(MIXED)
+    assert "- `mine` **fails** 1 of 5 clauses, 1 x known deviation, 1 x advice not followed\n" in page
+    assert "- `theirs` **conforms**: 1 clauses hold\n" in page
+    assert "| | scores | values | masks | causal | numerics |" in page
+    assert "| `mine` | 1 | **1/1** | **1/1** | **1/1** | **1/1** |" in page
+    assert "| `theirs` | 1 | - | - | - | - |" in page
+
+
+def test_advice_and_known_deviations_are_folded() -> None:
+    page = markdown.text(MIXED)
+    for title, line in (
+        ("mine: advice not followed (1)", "- `numerics.half-range` (SHOULD) in `float16`: `is nan`"),
+        ("mine: known deviations (1)", f"- `masks.float` in `float64`: `reported` <{LINK}>"),
+    ):
+        folded = page[page.index(f"<details><summary>{title}</summary>") :]
+        assert line in folded[: folded.index("</details>")]
+
+
+def test_a_failure_that_was_not_explained_is_told_by_its_verdict() -> None:
+    one = run(failed("mine", "causal.square", message="off"), subjects=[subject("mine", "my.py:mine")])
+    page = markdown.text(one)
+    assert "- Found: `off`" in page
+    assert "pytest --candidate my.py:mine --clause causal.square --dtype float64" in page
+    built_in = run(failed("torch.sdpa", "causal.square"))
+    assert "pytest --implementation torch.sdpa --clause" in markdown.text(built_in)
+
+
+def test_an_incomplete_run_says_so_first_and_never_that_anything_conforms() -> None:
+    page = markdown.text(CUT)
+    assert page.splitlines()[0].startswith("**Incomplete: the run was interrupted.**")
+    assert "conforms" not in page
+    assert "- `theirs` has held so far, on 1 clauses: **not all were asked**" in page
+    empty = markdown.text(run(subjects=[subject("mine")], reason="the run was interrupted"))
+    assert "- `mine` **was not judged**" in empty
+
+
+@pytest.mark.parametrize("text", [HOSTILE, "`", "`` ` ```", " ", "|", "a\\", "\\`", "<!--", "@a", "$`x`$"])
+def test_nothing_of_a_candidate_comes_to_life_in_markdown(text: str) -> None:
+    page = markdown.text(hostile(text))
+    page.encode()
+    assert not {c for c in page if unicodedata.category(c) in ("Cc", "Cs", "Co", "Cn") and c != "\n"}
+    own = re.compile(r"</details>\s*|<details><summary>.*?</summary>\s*", re.DOTALL)
+    assert all(own.fullmatch(token.content) for token in kinds(page, "html_block"))
+    assert kinds(page, "html_inline", "link_open", "image", "em_open", "s_open", "hr") == []
+    assert len(kinds(page, "heading_open")) == 4  # the title, the implementation, a failure, an error
+    rows = [len(kinds(page, "th_open")), len(kinds(page, "td_open"))]
+    assert rows == [4, 8]  # of two implementations: the name, and the chapters values, masks and causal
+    words = [token.content for token in kinds(page, "text")]
+    assert not [word for word in words if re.search(r"@\w|#\d|:\w+:|www\.|https?:|GH-", word)]
+
+
+def test_long_text_of_a_candidate_is_cut() -> None:
+    assert plain("x" * 601) == "x" * 599 + "…"
+    assert plain("x" * 600) == "x" * 600
+    page = markdown.text(hostile("y" * 100_000))
+    assert "y" * 2_001 not in page
+    assert len(page) < 20_000
+
+
+def test_a_page_that_is_too_long_keeps_some_of_each_and_counts_the_rest() -> None:
+    names = [f"mine{number}" for number in range(20)]
+    clauses = [clause.id for clause in load().values() if clause.level == "MUST"][:40]
+    page = markdown.text(run(*(failed(name, clause, message="z" * 500) for name in names for clause in clauses)))
+    assert 50_000 < len(page) <= markdown.MOST
+    shown = page.count("\n#### `")
+    assert f"{20 * 40 - shown} x clause that fails" in page
+    for name in names:
+        assert f"### `{name}`" in page
+    assert "**Left out**" in page
+    assert page.count("<details>") == page.count("</details>")
+
+
+def test_even_a_head_that_is_too_long_is_cut() -> None:
+    page = markdown.text(run(*(passed(f"implementation-of-number-{n}", "causal.square") for n in range(2_000))))
+    assert len(page) <= markdown.MOST
+    left = re.search(r"(\d+) x row of the table", page)
+    assert left is not None
+    assert page.count("\n| `implementation-of-number-") == 2_000 - int(left[1])
+
+
+def test_a_short_page_leaves_nothing_out() -> None:
+    assert "Left out" not in markdown.text(MIXED)
+
+
+COUNTS = {"tests", "failures", "errors", "skipped"}
+ATTRIBUTES: Mapping[str, set[str]] = {
+    "testsuites": set(),
+    "testsuite": {"id", "name", "package", "hostname", "timestamp", "time"} | COUNTS,
+    "properties": set(),
+    "property": {"name", "value"},
+    "testcase": {"name", "classname", "time"},
+    "failure": {"type", "message"},
+    "error": {"type", "message"},
+    "skipped": {"message"},
+    "system-out": set(),
+    "system-err": set(),
+}
+"""Of each element: those that the schema of Ant requires and that of Jenkins allows."""
+CONTENT: Mapping[str, str] = {
+    "testsuites": "(testsuite )*",
+    "testsuite": "properties (testcase )*system-out system-err ",
+    "properties": "(property )*",
+    "testcase": "(skipped |error |failure )?",
+}
+"""The order of what an element holds, as Ant's schema has it; the others hold text alone."""
+
+
+def follow(element: ElementTree.Element) -> None:
+    """Asserts that an element is one of the schemas' (structure and types)."""
+    assert set(element.attrib) == ATTRIBUTES[element.tag]
+    held = "".join(f"{child.tag} " for child in element)
+    assert re.fullmatch(CONTENT.get(element.tag, ""), held)
+    for name, value in element.attrib.items():
+        if name in COUNTS or name == "id":
+            assert value.isdecimal()
+        if name == "time":
+            assert re.fullmatch(r"\d+\.\d{3}", value)
+        if name in ("name", "classname", "package", "hostname"):
+            assert value == " ".join(value.split()) != ""  # a token
+        if name == "timestamp":
+            assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d", value)
+    for child in element:
+        follow(child)
+
+
+def parsed(found: Run) -> ElementTree.Element:
+    root = ElementTree.fromstring(junit.text(found).encode())
+    follow(root)
+    return root
+
+
+def case_of(root: ElementTree.Element, name: str) -> ElementTree.Element:
+    (found,) = [case for case in root.iter("testcase") if case.get("name") == name]
+    return found
+
+
+def test_junit_has_a_case_for_each_clause_and_dtype() -> None:
+    root = parsed(MIXED)
+    assert [suite.get("name") for suite in root] == ["mine", "theirs"]
+    assert {name: root[0].get(name) for name in COUNTS} == {
+        "tests": "7",
+        "failures": "2",
+        "errors": "1",
+        "skipped": "3",
+    }
+    assert root[0].get("time") == "2.125"
+    failure = case_of(root, "causal.square[float64]")[0]
+    assert (failure.tag, failure.get("message")) == ("failure", "query 0 saw key 1")
+    assert "again: pytest -x" in (failure.text or "")
+    assert load()["causal.square"].statement in (failure.text or "")
+    assert case_of(root, "values.mix[float64]")[0].tag == "error"
+    told = {
+        case.get("name"): case[0].get("message")
+        for case in root[0].iter("testcase")
+        if case.find("skipped") is not None
+    }
+    assert told == {
+        "numerics.half-range[float16]": "advice (SHOULD) not followed: is nan",
+        "masks.bool[float64]": "not claimed: no masks",
+        "masks.float[float64]": f"known deviation: reported {LINK}",
+    }
+
+
+def test_junit_of_an_incomplete_run_holds_an_error() -> None:
+    root = parsed(CUT)
+    assert root[0].get("errors") == "1"
+    error = case_of(root, "the run is complete")[0]
+    assert error.tag == "error"
+    assert error.get("message") == "the run is not complete: the run was interrupted"
+    assert [suite.get("id") for suite in root] == ["0", "1", "2"]
+    assert not [case for case in parsed(MIXED).iter("testcase") if case.get("name") == "the run is complete"]
+
+
+def test_junit_is_xml_whatever_a_candidate_says() -> None:
+    every = "".join(map(chr, [*range(0x3000), *range(0xD7F0, 0xE010), *range(0xFFF0, 0x10010), 0x10FFFF]))
+    for text in (HOSTILE, every):
+        root = parsed(hostile(text))
+        assert len(root) == 3
+        assert len(list(root.iter("testcase"))) == 7
+    failure = next(parsed(hostile("a]]>b\x00c\ud800d")).iter("failure"))
+    assert "a]]>b\ufffdc\ufffdd" in (failure.text or "").splitlines()
+
+
+ONE = passed("mine", "causal.square")
+BADGES = [
+    (
+        run(ONE, passed("mine", "causal.square", "float32"), passed("mine", "scores.dot-product")),
+        "conforms · 2 clauses",
+    ),
+    (run(ONE), "conforms · 1 clause"),
+    (run(ONE, failed("mine", "causal.square", "float32"), failed("mine", "causal.alignment")), "fails · 2 clauses"),
+    (run(ONE, failed("mine", "causal.any-scale", level="SHOULD"), known("mine", "masks.bool")), "conforms · 1 clause"),
+    (run(ONE, unjudged("mine", "masks.bool")), "not judged · 1 clause"),
+    (run(ONE, reason="the run was interrupted"), "incomplete"),
+    (run(subjects=[subject("mine")]), "nothing judged"),
+    (run(unclaimed("mine", "masks.bool")), "nothing judged"),
+    (run(ONE, passed("b", "causal.square"), subjects=[subject(n) for n in ("mine", "b")]), "2 of 2 conform"),
+    (run(ONE, failed("b", "causal.square"), passed("c", "causal.square")), "2 of 3 conform"),
+    (run(ONE, subjects=[subject("mine"), subject("b")]), "1 of 2 conform"),
+    (run(failed("mine", "causal.square"), reason="cut"), "incomplete"),
+]
+GREEN_ONES = {"conforms · 2 clauses", "conforms · 1 clause", "2 of 2 conform"}
+
+
+@pytest.mark.parametrize(("found", "said"), BADGES)
+def test_badges_say_how_it_ended(found: Run, said: str) -> None:
+    told = json.loads(badge.endpoint(found))
+    assert (told["schemaVersion"], told["label"], told["message"]) == (1, "attention", said)
+    assert (told["color"] == "brightgreen") == (said in GREEN_ONES)
+    picture = ElementTree.fromstring(badge.svg(found))
+    space = "{http://www.w3.org/2000/svg}"
+    assert picture.get("role") == "img"
+    assert picture.get("aria-label") == picture.findtext(f"{space}title") == f"attention: {said}"
+    texts = list(picture.iter(f"{space}text"))
+    assert [text.text for text in texts] == ["attention", said]
+    last = texts[-1]
+    assert int(last.get("x", "")) + int(last.get("textLength", "")) + badge.PADDING == int(picture.get("width", ""))
+
+
+def luminance(colour: str) -> float:
+    parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("colour", [badge.LEFT, *badge.FILLS.values()])
+def test_badges_can_be_read(colour: str) -> None:
+    assert 1.05 / (luminance(colour) + 0.05) >= 4.5
+
+
+def test_badges_as_a_browser_draws_them(browser: Browser, tmp_path: Path, pytestconfig: pytest.Config) -> None:
+    page = tmp_path / "badges.html"
+    told = {said: badge.svg(found) for found, said in BADGES}
+    # Each picture once: identifiers within it would meet on one page
+    images = "".join(f"<p>{picture.replace('round', f'round{n}')}</p>" for n, picture in enumerate(told.values()))
+    page.write_text(f"<!doctype html><html lang=en><title>badges</title><main><h1>Badges</h1>{images}</main>")
+    with visiting(browser, page, width=360) as visit:
+        natural = visit.page.evaluate(
+            """() => [...document.querySelectorAll("text")].map((each) => {
+              const wanted = each.textLength.baseVal.value;
+              each.removeAttribute("textLength");
+              return each.getComputedTextLength() / wanted;
+            })"""
+        )
+        assert len(natural) == 2 * len(told)
+        assert all(0.85 < ratio < 1.15 for ratio in natural), natural
+        visit.page.reload()
+        pictured(visit, pytestconfig, "badges")
+        assert visit.noted == []
+
+
+def test_a_clause_counts_once_by_the_worst_of_its_dtypes() -> None:
+    counts = tally(MIXED.of("mine"))
+    assert (counts.fails, counts.errors, counts.advice, counts.known, counts.holds) == (1, 1, 1, 1, 1)
+    both = tally([passed("a", "causal.square"), known("a", "causal.square", "float32")])
+    assert (both.known, both.holds, both.judged) == (1, 0, 1)
+
+
+@pytest.mark.parametrize("found", [MIXED, CUT, hostile(WITHOUT_SURROGATES)], ids=["mixed", "cut", "hostile"])
+def test_a_log_makes_the_same_views(found: Run, tmp_path: Path) -> None:
+    explained = [Diagnosed(name, text) for name, text in found.diagnoses.items()]
+    log: list[Event] = [
+        found.begin,
+        *found.verdicts,
+        Judged(len(found.verdicts), ""),
+        *explained,
+        *found.shown,
+        found.closing,
+    ]
+    (tmp_path / FILE).write_text("".join(f"{encode(event)}\n" for event in log), encoding="utf-8")
+    again = replay(tmp_path)
+    for name, view in VIEWS.items():
+        assert view(again) == view(found), name
