@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 from spec.clauses import load
 from tests.harness.verdicts import Status, Verdict
 from tests.report.record import Run, Subject, overall
-from tests.report.telling import UNREADABLE, plain, smallest
+from tests.report.telling import UNREADABLE, plain, told
 
 NAME = "attention-conformance"
 NOT_IN_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -28,7 +28,7 @@ def text(run: Run) -> str:
 
 
 def _of(run: Run, subject: Subject, mine: Sequence[Verdict]) -> ElementTree.Element:
-    told = {
+    properties = {
         "verdict": overall(mine),
         "diagnosis": run.diagnoses.get(subject.name, ""),
         "tier": run.begin.suite.tier,
@@ -37,7 +37,7 @@ def _of(run: Run, subject: Subject, mine: Sequence[Verdict]) -> ElementTree.Elem
         **run.begin.environment,
     }
     cases = [_case(run, verdict) for verdict in mine]
-    return _suite(run, plain(subject.name), told, cases, sum(v.seconds for v in mine))
+    return _suite(run, plain(subject.name), properties, cases, sum(v.seconds for v in mine))
 
 
 def _incomplete(run: Run) -> ElementTree.Element:
@@ -48,7 +48,7 @@ def _incomplete(run: Run) -> ElementTree.Element:
 
 
 def _suite(
-    run: Run, name: str, told: Mapping[str, str], cases: Sequence[ElementTree.Element], seconds: float
+    run: Run, name: str, properties: Mapping[str, str], cases: Sequence[ElementTree.Element], seconds: float
 ) -> ElementTree.Element:
     """All that the schemas of Ant and Jenkins ask for, in the order of the stricter one."""
     counts = {"failures": "failure", "errors": "error", "skipped": "skipped"}
@@ -62,8 +62,8 @@ def _suite(
         **{count: str(sum(case.find(tag) is not None for case in cases)) for count, tag in counts.items()},
         time=f"{seconds:.3f}",
     )
-    properties = ElementTree.SubElement(suite, "properties")
-    properties.extend(_element("property", name=key, value=plain(value)) for key, value in told.items())
+    held = ElementTree.SubElement(suite, "properties")
+    held.extend(_element("property", name=key, value=plain(value)) for key, value in properties.items())
     suite.extend([*cases, _element("system-out"), _element("system-err")])
     return suite
 
@@ -81,21 +81,21 @@ def _case(run: Run, verdict: Verdict) -> ElementTree.Element:
         case Status.FAIL if verdict.level == "MUST":
             case.append(_outcome("failure", *_failed(run, verdict)))
         case Status.FAIL:
-            case.append(_outcome("skipped", f"advice ({verdict.level}) not followed: {smallest(run, verdict)[0]}"))
+            case.append(_outcome("skipped", f"advice ({verdict.level}) not followed: {told(run, verdict).message}"))
     return case
 
 
 def _failed(run: Run, verdict: Verdict) -> tuple[str, str, str]:
     """Message, type and text."""
-    message, case, again = smallest(run, verdict)
-    clause = load().get(verdict.clause)
-    told = [
+    found, clause = told(run, verdict), load().get(verdict.clause)
+    lines = [
         clause.statement if clause is not None else "",
-        message,
-        f"{verdict.failed} of {verdict.checks} checks fail; the smallest case: {case}",
-        f"again: {again}",
+        found.message,
+        f"{verdict.failed} of {verdict.checks} checks fail; the smallest case: {found.case}",
+        found.answer if found.answer != found.message else "",
+        f"again: {found.again}",
     ]
-    return message, verdict.level, "\n".join(filter(None, told))
+    return found.message, verdict.level, "\n".join(filter(None, lines))
 
 
 def _outcome(tag: str, message: str, kind: str = "", body: str = "") -> ElementTree.Element:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from spec.clauses import chapters, load
 from tests.harness.verdicts import Status, Verdict
 from tests.report.record import Run, Subject, overall
-from tests.report.telling import by_clause, dtypes_of, plain, smallest, tally
+from tests.report.telling import by_clause, dtypes_of, plain, tally, told
 from tests.report.terminal import SHORT, cell
 
 MOST = 60_000
@@ -63,9 +63,9 @@ def _joined(blocks: Sequence[Block]) -> str:
 
 
 def _left_out(left: Counter[str]) -> str:
-    told = ", ".join(f"{number} x {what}" for what, number in left.items())
+    counts = ", ".join(f"{number} x {what}" for what, number in left.items())
     return (
-        f"\n**Left out**, because a comment has room for {MOST:,} characters: {told}. "
+        f"\n**Left out**, because a comment has room for {MOST:,} characters: {counts}. "
         "`report.html` and `report.json` have everything.\n"
     )
 
@@ -132,9 +132,10 @@ def _clause(run: Run, found: Sequence[Verdict]) -> str:
     statement = f"> {clause.statement}\n\n" if clause is not None else ""
     if first.status is Status.ERROR:
         return f"{title}{statement}Could not be judged: {code(first.reason)}\n\n"
-    message, case, again = smallest(run, first)
-    told = [f"- Found: {code(message)}", f"- Smallest case: {code(case)}", "- Ask again:"]
-    return f"{title}{statement}" + "\n".join(told) + f"\n\n{fenced(plain(again, 2_000), 'sh')}\n"
+    one = told(run, first)
+    answer = f": {code(one.answer)}" if one.answer != one.message else ""
+    lines = f"- Found: {code(one.message)}\n- Smallest case: {code(one.case)}{answer}\n- Ask again:\n\n"
+    return f"{title}{statement}{lines}{fenced(plain(one.again, 2_000), 'sh')}\n"
 
 
 def _script(run: Run, verdict: Verdict) -> str:
@@ -183,8 +184,8 @@ def _details(title: str, body: str) -> str:
 
 def _foot(run: Run) -> str:
     suite, env = run.begin.suite, run.begin.environment
-    told = {"attention-conformance": suite.version, "tier": suite.tier, "device": suite.device, **env}
-    return "\n" + code(", ".join(f"{name} {said}" for name, said in told.items())) + "\n"
+    versions = {"attention-conformance": suite.version, "tier": suite.tier, "device": suite.device, **env}
+    return "\n" + code(", ".join(f"{name} {said}" for name, said in versions.items())) + "\n"
 
 
 def code(text: str, most: int = 600) -> str:

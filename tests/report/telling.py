@@ -79,15 +79,31 @@ def dtypes_of(verdicts: Sequence[Verdict]) -> str:
     return ", ".join(v.dtype for v in verdicts)
 
 
-def smallest(run: Run, verdict: Verdict) -> tuple[str, str, str]:
-    """The message of a failure, its smallest case in words, and the command that asks again."""
-    mine = (verdict.implementation, verdict.clause, verdict.dtype)
+@dataclass(frozen=True)
+class Told:
+    """A failure in words.
+
+    Attributes:
+        message: what was found, on the case that shows it most plainly.
+        case, answer: the smallest case, and what differs on it.
+        again: the command that asks the clause again.
+    """
+
+    message: str
+    case: str
+    answer: str
+    again: str
+
+
+def told(run: Run, verdict: Verdict) -> Told:
+    """A failure as the run explained it, or as its verdict alone has it."""
+    assert verdict.failure is not None
+    message, mine = verdict.failure.message, (verdict.implementation, verdict.clause, verdict.dtype)
     for one in run.shown:
         if (one.implementation, one.clause, one.dtype) == mine and one.again:
-            return one.message, one.case, one.again
-    assert verdict.failure is not None
+            return Told(message, one.case, one.message, one.again)
     subject = next(s for s in run.begin.subjects if s.name == verdict.implementation)
-    return verdict.failure.message, _in_words(verdict.failure.case), _again(subject, verdict)
+    return Told(message, _in_words(verdict.failure.case), message, _again(subject, verdict))
 
 
 def _in_words(case: str) -> str:

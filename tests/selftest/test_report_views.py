@@ -73,8 +73,8 @@ def test_a_failure_is_told_with_all_that_helps() -> None:
     block = page[page.index("#### `causal.square`") : page.index("<details><summary>A program")]
     assert block.splitlines()[0] == "#### `causal.square` in `float64, float32`"
     assert f"> {statement}" in block
-    assert "- Found: `query 0 saw key 1`" in block
-    assert "- Smallest case: `B=1 H=1`" in block
+    assert "- Found: `off by 1`" in block
+    assert "- Smallest case: `B=1 H=1`: `query 0 saw key 1`" in block
     assert "```sh\npytest -x\n```" in block
     assert "Diagnosis: matches `next-position-seen`:" in page
     assert "```python\nprint(1)\n```" in page
@@ -229,8 +229,9 @@ def test_junit_has_a_case_for_each_clause_and_dtype() -> None:
     }
     assert root[0].get("time") == "2.125"
     failure = case_of(root, "causal.square[float64]")[0]
-    assert (failure.tag, failure.get("message")) == ("failure", "query 0 saw key 1")
-    assert "again: pytest -x" in (failure.text or "")
+    assert (failure.tag, failure.get("message")) == ("failure", "off by 1")
+    lines = (failure.text or "").splitlines()
+    assert lines[2:] == ["1 of 3 checks fail; the smallest case: B=1 H=1", "query 0 saw key 1", "again: pytest -x"]
     assert load()["causal.square"].statement in (failure.text or "")
     assert case_of(root, "values.mix[float64]")[0].tag == "error"
     told = {
