@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from difflib import get_close_matches
 from enum import StrEnum
 
 
@@ -291,8 +292,10 @@ def _fields_of(key: str) -> list[str]:
         return [name for name in names if name.startswith("empty_row")]
     found = [name for name in names if _key(name) == key]
     if not found:
-        known = ", ".join(["empty-row", *map(_key, names)])
-        raise ValueError(f"no convention is named {key!r}; there are: {known}")
+        known = ["empty-row", *map(_key, names)]
+        near = get_close_matches(key, known, 1)
+        meant = f"did you mean {near[0]!r}? There are" if near else "there are"
+        raise ValueError(f"no convention is named {key!r}; {meant}: {', '.join(known)}")
     return found
 
 

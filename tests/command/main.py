@@ -14,7 +14,16 @@ from .options import NAME, OPTIONS
 
 UNUSABLE = 4
 """Exit status for input that cannot be used, as pytest has it."""
-ASKED = ("--convention", "--clause", "--dtype", "--device", "--tier", "--report")
+ASKED = (
+    "--convention",
+    "--clause",
+    "--dtype",
+    "--device",
+    "--tier",
+    "--report",
+    "--expected-failures",
+    "--propose-expected-failures",
+)
 """Options of pytest that `check` hands on."""
 
 
@@ -72,6 +81,9 @@ def _parsers() -> tuple[Parser, dict[str, Parser]]:
     command("replay", _replay, "ask a recorded failure again").add_argument("file", metavar="FAILURE.json")
     listing = command("list", _list, "print what there is, a line each")
     listing.add_argument("what", choices=("clauses", "implementations", "defects"))
+    command("explain", _explain, "print all that is known of a clause").add_argument(
+        "clause", nargs="+", metavar="CLAUSE"
+    )
     audit = command("audit", _audit, "find out the conventions of a callable")
     audit.add_argument("target", metavar="TARGET", help=target)
     audit.add_argument("--write", metavar="FILE", help="write an adapter that claims what was found")
@@ -109,6 +121,10 @@ def _replay(given: argparse.Namespace, rest: list[str]) -> int:
 
 def _list(given: argparse.Namespace, rest: list[str]) -> int:
     return suite.judge([f"--list-{given.what}", *rest])
+
+
+def _explain(given: argparse.Namespace, rest: list[str]) -> int:
+    return suite.judge([*(f"--explain={clause}" for clause in given.clause), *rest])
 
 
 def _audit(given: argparse.Namespace, rest: list[str]) -> int:

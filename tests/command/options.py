@@ -39,13 +39,19 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "--device": {"default": "cpu", "help": "the torch device that candidates compute on (default: cpu)"},
     "--tier": {"default": "quick", "help": "how much is asked: quick (default), full or exhaustive"},
     "--report": {"dest": "conformance_report", "metavar": "DIR", "help": "write report.json into DIR"},
+    "--expected-failures": {
+        "metavar": "FILE",
+        "help": "deviations of the candidates that are known (default: expected_failures.toml beside each)",
+    },
+    "--propose-expected-failures": _flag("print the entries of such a file for what fails now"),
+    "--explain": _several("CLAUSE", "print all that is known of a clause, and judge nothing"),
     "--replay": {"metavar": "FAILURE.json", "help": "ask again what a failure file of --report holds"},
     "--list-clauses": _flag("print the clauses, a line each"),
     "--list-implementations": _flag("print the implementations, a line each"),
     "--list-defects": _flag("print the catalogue of known mistakes, a line each"),
 }
 """What pytest and the installed command take, with the keywords by which both are told of it."""
-PATHS = ("--report", "--replay")
+PATHS = ("--report", "--replay", "--expected-failures")
 
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:

@@ -13,23 +13,23 @@ import torch
 
 from implementations.candidates import distinct
 from implementations.contract import Implementation
-from implementations.defects import DEFECTS
 from spec.cases import Case
 from spec.clauses import Clause, Level, load
 from spec.features import Feature
 from tests.command import options as early
+from tests.harness.answering import answered
 from tests.harness.calling import asking
 from tests.harness.diagnosis import diagnose, failing_checks
+from tests.harness.expecting import proposed
 from tests.harness.failing import Setting, clear, explained, told, write
 from tests.harness.judge import TIERS, Judge
 from tests.harness.judging import judged
 from tests.harness.observing import QUESTIONS, observations
-from tests.harness.replay import ReplayError, absolute, read, replay
+from tests.harness.replay import absolute
 from tests.harness.selecting import (
     Options,
     UsageError,
     left_out,
-    require_device,
     selection_of,
     settings_of,
 )
@@ -152,39 +152,10 @@ def targets_of(options: Options, selection: Selection) -> dict[str, str]:
 
 def pytest_cmdline_main(config: pytest.Config) -> int | None:
     options = Options.of(config)
-    if options.replay is not None:
-        return _replayed(options.replay)
-    if options.list_clauses:
-        for clause in load().values():
-            status = "in tests/benchmarks" if clause.measured else ", ".join(sorted(clause.features))
-            print(f"{clause.id:32} {clause.level:6} {status:28} {clause.statement}")
-        return 0
-    if options.list_implementations:
-        for i in _selected(options).implementations:
-            print(f"{i.name:24} {i.claims.scope:6} {len(i.claims.features):2} features  {i.about}")
-        for name, reason in left_out().items() if _all_builtin(options) else ():
-            print(f"{name:24} not among them: {reason}")
-        return 0
-    if options.list_defects:
-        for defect in DEFECTS:
-            print(f"{defect.id:40} {defect.clauses[0]:28} {defect.severity:10} {defect.does}")
-        return 0
-    return None
-
-
-def _all_builtin(options: Options) -> bool:
-    return not options.candidates and not options.implementations
-
-
-def _replayed(path: Path) -> int:
     try:
-        failure = read(path)
-        require_device(failure.device)
-        holds, told = replay(failure)
-    except (ReplayError, UsageError) as error:
-        raise pytest.UsageError(f"--replay {path}: {error}") from None
-    print("\n".join(told))
-    return 0 if holds else 1
+        return answered(options)
+    except UsageError as error:
+        raise pytest.UsageError(str(error)) from None
 
 
 def _selected(options: Options) -> Selection:
@@ -392,7 +363,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         terminalreporter.write_line(line)
     for line in unchecked_claims(plugin):
         terminalreporter.write_line(f"ERROR  {line}", red=True)
-    for name, reason in left_out().items() if _all_builtin(plugin.options) else ():
+    for name, reason in left_out().items() if plugin.options.all_builtin else ():
         terminalreporter.write_line(f"not asked: {name}, {reason}")
+    for line in plugin.selection.notes:
+        terminalreporter.write_line(line)
+    for line in proposed(recorder.verdicts, recorder.run.diagnoses) if plugin.options.propose else ():
+        terminalreporter.write_line(line)
     if plugin.options.report is not None:
         terminalreporter.write_line(f"report: {plugin.options.report / 'report.json'}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import date
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -12,11 +13,12 @@ import pytest
 import torch
 
 from implementations.builtin import ABSENT, BUILTIN, NAMED, ON_REQUEST
-from implementations.candidates import candidates
+from implementations.candidates import candidates, distinct
 from implementations.contract import Implementation
 from implementations.loading import TargetError
 from spec.clauses import load
 from spec.problems import DTYPES
+from tests.harness.expecting import ExpectingError, expecting
 from tests.harness.judge import TIERS
 from tests.harness.suite import Selection
 
@@ -38,6 +40,9 @@ class Options:
     tier: str
     report: Path | None
     replay: Path | None
+    expected: Path | None
+    propose: bool
+    explain: tuple[str, ...]
     list_clauses: bool
     list_implementations: bool
     list_defects: bool
@@ -50,6 +55,7 @@ class Options:
             return tuple(config.getoption(name))
 
         folder, file = config.getoption("conformance_report"), config.getoption("replay")
+        expected = config.getoption("expected_failures")
         return cls(
             candidates=several("candidate"),
             implementations=several("implementation"),
@@ -60,10 +66,18 @@ class Options:
             tier=config.getoption("tier"),
             report=None if folder is None else Path(folder),
             replay=None if file is None else Path(file),
+            expected=None if expected is None else Path(expected),
+            propose=config.getoption("propose_expected_failures"),
+            explain=several("explain"),
             list_clauses=config.getoption("list_clauses"),
             list_implementations=config.getoption("list_implementations"),
             list_defects=config.getoption("list_defects"),
         )
+
+    @property
+    def all_builtin(self) -> bool:
+        """Whether every built-in implementation is meant."""
+        return not self.candidates and not self.implementations
 
 
 def selection_of(options: Options) -> Selection:
@@ -72,17 +86,24 @@ def selection_of(options: Options) -> Selection:
     Raises:
         UsageError: a name that selects nothing, a device that is not there, a target that cannot be used.
     """
-    _require_known("tier", (options.tier,), list(TIERS))
-    _require_known("clause", options.clauses, list(load()))
-    _require_known("dtype", options.dtypes, list(DTYPES))
+    require_known("tier", (options.tier,), list(TIERS))
+    require_known("clause", options.clauses, list(load()))
+    require_known("dtype", options.dtypes, list(DTYPES))
     require_device(options.device)
     if options.candidates:
-        implementations = _candidates(options)
-    elif options.conventions:
-        raise UsageError("--convention describes a candidate: give --candidate TARGET too")
-    else:
-        implementations = _builtin(options.implementations)
-    return Selection(implementations, options.clauses, options.dtypes)
+        return _candidates(options)
+    for option, given in _of_candidates(options).items():
+        if given:
+            raise UsageError(f"{option} describes a candidate: give --candidate TARGET too")
+    return Selection(_builtin(options.implementations), options.clauses, options.dtypes)
+
+
+def _of_candidates(options: Options) -> dict[str, bool]:
+    return {
+        "--convention": bool(options.conventions),
+        "--expected-failures": options.expected is not None,
+        "--propose-expected-failures": options.propose,
+    }
 
 
 def left_out() -> dict[str, str]:
@@ -106,11 +127,13 @@ def settings_of(options: Options) -> dict[str, str]:
     return settings
 
 
-def _candidates(options: Options) -> tuple[Implementation, ...]:
-    settings = settings_of(options)
+def _candidates(options: Options) -> Selection:
+    settings, targets = settings_of(options), list(distinct(options.candidates).values())
     try:
-        return candidates(options.candidates, settings, options.device)
-    except TargetError as error:
+        found = candidates(options.candidates, settings, options.device)
+        expected, notes = expecting(found, targets, options.expected, date.today())
+        return Selection(expected, options.clauses, options.dtypes, notes)
+    except (TargetError, ExpectingError) as error:
         raise UsageError(str(error)) from error
     except ValueError as error:
         raise UsageError(f"--convention: {error}") from error
@@ -122,7 +145,7 @@ def _builtin(patterns: Sequence[str]) -> tuple[Implementation, ...]:
         if name in patterns:
             raise UsageError(f"--implementation {name!r} cannot run here: {reason}")
     known = (*BUILTIN, *(i for i in (*ON_REQUEST, *NAMED) if i.name in patterns))
-    _require_known("implementation", patterns, [i.name for i in known])
+    require_known("implementation", patterns, [i.name for i in known])
     return tuple(i for i in known if _matches(i.name, patterns))
 
 
@@ -130,7 +153,12 @@ def _matches(name: str, patterns: Sequence[str]) -> bool:
     return not patterns or any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def _require_known(option: str, patterns: Sequence[str], names: Sequence[str]) -> None:
+def require_known(option: str, patterns: Sequence[str], names: Sequence[str]) -> None:
+    """Checks that each pattern given to an option selects one of the names.
+
+    Raises:
+        UsageError: one selects nothing; the message has the nearest names.
+    """
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names):
             near = get_close_matches(pattern, names, 3, 0.4) or list(names)[:3]

@@ -76,11 +76,16 @@ def claimed(clause: Clause, claims: Claims) -> str:
 
 @dataclass(frozen=True)
 class Selection:
-    """What the command line selects; an empty tuple selects everything."""
+    """What the command line selects; an empty tuple selects everything.
+
+    Attributes:
+        notes: what there is to say of it at the end.
+    """
 
     implementations: tuple[Implementation, ...]
     clauses: tuple[str, ...] = ()
     dtypes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     def wants(self, clause: Clause) -> bool:
         """Whether a pattern of --clause names it."""

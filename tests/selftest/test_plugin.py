@@ -108,7 +108,7 @@ def test_what_selects_nothing_is_told_in_one_line(sessions: Sessions, arguments:
     ("setting", "told"),
     [
         ("empty-row", "is not of the form KEY=VALUE"),
-        ("empty-rows=nan", "no convention is named 'empty-rows'; there are: empty-row, "),
+        ("empty-rows=nan", "no convention is named 'empty-rows'; did you mean 'empty-row'? There are: empty-row, "),
         ("empty-row=none", "convention empty-row cannot be 'none'; choose from: zeros, nan, uniform"),
     ],
 )
