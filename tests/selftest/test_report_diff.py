@@ -1,0 +1,274 @@
+"""The difference of two reports: what got worse is found, what was not asked is not, and nothing is silent."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from markdown_it import MarkdownIt
+
+from tests.harness.verdicts import Verdict
+from tests.report.diff import Change, Diff, IncomparableError, Kind, compared, main, markdown, text
+from tests.report.events import FILE, Event, encode
+from tests.report.record import Judged, Run
+from tests.selftest.reports import (
+    FEATURES,
+    HOSTILE,
+    LINK,
+    SUITE,
+    failed,
+    known,
+    passed,
+    run,
+    subject,
+    unclaimed,
+    unjudged,
+)
+
+ANCHOR = passed("mine", "scores.dot-product")
+"""In all runs, so that they can be compared."""
+CLAUSE = ("mine", "causal.square")
+PASS, FAIL, KNOWN = passed(*CLAUSE), failed(*CLAUSE, message="off"), known(*CLAUSE)
+ADVICE = failed(*CLAUSE, message="off", level="SHOULD")
+UNCLAIMED, ERROR = unclaimed(*CLAUSE), unjudged(*CLAUSE)
+STALE = unjudged(*CLAUSE, reason="passes, but is expected to fail", checks=3)
+REPORTED = f"reported {LINK}"
+WITHOUT_CAUSAL = subject("mine", features=tuple(f for f in FEATURES if f != "causal"))
+
+
+def between(old: list[Verdict], new: list[Verdict]) -> Diff:
+    return compared(run(ANCHOR, *old), run(ANCHOR, *new))
+
+
+def only(found: Diff) -> Change:
+    (change,) = found.changes
+    return change
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "kind", "worse", "said"),
+    [
+        (PASS, FAIL, Kind.FAILING, True, "off"),
+        (PASS, ADVICE, Kind.FAILING, True, "off"),
+        (KNOWN, FAIL, Kind.FAILING, True, "off"),
+        (ERROR, FAIL, Kind.FAILING, True, "off"),
+        (UNCLAIMED, FAIL, Kind.FAILING, True, "off"),
+        (PASS, KNOWN, Kind.FAILING, True, REPORTED),
+        (PASS, ERROR, Kind.UNJUDGED, True, "too wide"),
+        (PASS, STALE, Kind.UNJUDGED, True, "passes, but is expected to fail"),
+        (KNOWN, ERROR, Kind.UNJUDGED, True, "too wide"),
+        (FAIL, ERROR, Kind.UNJUDGED, True, "too wide"),
+        (PASS, UNCLAIMED, Kind.UNCLAIMED, True, "no masks"),
+        (FAIL, UNCLAIMED, Kind.UNCLAIMED, False, "no masks"),
+        (KNOWN, UNCLAIMED, Kind.UNCLAIMED, False, "no masks"),
+        (FAIL, PASS, Kind.PASSING, False, ""),
+        (ERROR, PASS, Kind.PASSING, False, ""),
+        (KNOWN, PASS, Kind.MENDED, False, ""),
+        (KNOWN, STALE, Kind.MENDED, False, "passes, but is expected to fail"),
+        (FAIL, KNOWN, Kind.KNOWN, False, REPORTED),
+        (UNCLAIMED, KNOWN, Kind.KNOWN, False, REPORTED),
+        (UNCLAIMED, PASS, Kind.CLAIMED, False, ""),
+    ],
+)
+def test_what_became_of_a_verdict(old: Verdict, new: Verdict, kind: Kind, worse: bool, said: str) -> None:
+    found = between([old], [new])
+    change = only(found)
+    assert (change.kind, change.worse, change.said) == (kind, worse, said)
+    assert (change.implementation, change.clause, change.dtype) == ("mine", "causal.square", "float64")
+    assert found.worse is worse
+
+
+@pytest.mark.parametrize("same", [PASS, FAIL, KNOWN, UNCLAIMED, ERROR])
+def test_what_stays_is_no_change(same: Verdict) -> None:
+    found = between([same], [same])
+    assert (found.changes, found.compared, found.worse) == ((), 2, False)
+    assert list(text(found)) == ["2 verdicts compared, 0 changed", "nothing got worse"]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "noted"),
+    [(0.2, 0.6, True), (0.2, 0.5, False), (0.3, 0.6, False), (0.01, 0.4, False), (None, 0.9, False), (0.6, 0.2, False)],
+)
+def test_an_error_that_grows_is_noted(before: float | None, after: float, noted: bool) -> None:
+    found = between([passed(*CLAUSE, worst=before)], [passed(*CLAUSE, worst=after)])
+    assert [change.kind for change in found.changes] == [Kind.GROWN] * noted
+    assert not found.worse
+
+
+@pytest.mark.parametrize(("lost", "worse"), [([PASS], True), ([FAIL], False), ([KNOWN], False), ([UNCLAIMED], None)])
+def test_a_feature_that_is_not_claimed_any_more(lost: list[Verdict], worse: bool | None) -> None:
+    found = compared(run(ANCHOR, *lost), run(ANCHOR, subjects=[WITHOUT_CAUSAL]))
+    assert [(c.kind, c.worse) for c in found.changes] == ([] if worse is None else [(Kind.UNCLAIMED, worse)])
+    assert [c.said for c in found.changes] == ["does not claim causal"] * len(found.changes)
+    assert found.only_old == 0
+
+
+def test_a_dtype_that_is_not_claimed_any_more() -> None:
+    narrow = subject("mine", dtypes=("float64",))
+    found = compared(run(ANCHOR, passed(*CLAUSE, "float32")), run(ANCHOR, subjects=[narrow]))
+    assert (only(found).kind, only(found).said) == (Kind.UNCLAIMED, "does not claim float32")
+
+
+@pytest.mark.parametrize(
+    ("won", "kind"), [(PASS, Kind.CLAIMED), (KNOWN, Kind.CLAIMED), (FAIL, Kind.FAILING), (ERROR, Kind.UNJUDGED)]
+)
+def test_a_feature_that_is_claimed_now(won: Verdict, kind: Kind) -> None:
+    found = compared(run(ANCHOR, subjects=[WITHOUT_CAUSAL]), run(ANCHOR, won))
+    assert (only(found).kind, only(found).worse) == (kind, kind is not Kind.CLAIMED)
+
+
+def test_what_only_one_run_asked_is_counted_alone() -> None:
+    one_chapter = replace(SUITE, clauses=("scores.*",))
+    other = [passed("mine", "scores.scale-default", "float32")]
+    found = compared(run(ANCHOR, PASS, FAIL), run(ANCHOR, *other, suite=one_chapter))
+    assert (found.changes, found.compared, found.only_old, found.only_new) == ((), 1, 1, 1)
+    assert "1 verdicts compared, 0 changed; 1 that only the old run has; 1 that only the new run has" in text(found)
+    assert "the runs differ in clauses: all, then scores.*" in text(found)
+    narrow = compared(run(ANCHOR, PASS), run(ANCHOR, subjects=[WITHOUT_CAUSAL], suite=one_chapter))
+    assert (narrow.changes, narrow.only_old) == ((), 1)  # nobody asked whether it is claimed
+
+
+def test_implementations_come_and_go() -> None:
+    more = [passed("theirs", "scores.dot-product"), failed("theirs", "causal.square")]
+    gone = compared(run(ANCHOR, *more), run(ANCHOR))
+    assert (only(gone).kind, only(gone).old, gone.worse, gone.only_old) == (Kind.GONE, "fails", True, 0)
+    new = compared(run(ANCHOR), run(ANCHOR, *more))
+    assert (only(new).kind, only(new).new, new.worse, new.only_new) == (Kind.NEW, "fails", False, 0)
+    assert "  theirs: fails" in text(new)
+
+
+def test_a_new_run_that_is_not_complete_says_nothing_of_what_it_lacks_and_is_no_success() -> None:
+    found = compared(run(ANCHOR, PASS), run(ANCHOR, subjects=[subject("mine")], reason="the run was interrupted"))
+    assert (found.changes, found.only_old, found.worse) == ((), 1, True)
+    told = list(text(found))
+    assert told[0] == "INCOMPLETE: the new run is not complete (the run was interrupted): what it lacks is not compared"
+    assert told[-1] == "it cannot be said that nothing got worse: run the new one to its end"
+
+
+def test_an_implementation_that_an_incomplete_run_did_not_reach_is_not_gone() -> None:
+    both = [subject("mine"), subject("theirs")]
+    theirs = passed("theirs", "scores.dot-product")
+    found = compared(run(ANCHOR, theirs), run(ANCHOR, subjects=both, reason="the run was interrupted"))
+    assert (found.changes, found.only_old) == ((), 1)
+
+
+def test_an_old_run_that_is_not_complete_is_named() -> None:
+    found = compared(run(ANCHOR, reason="cut"), run(ANCHOR, PASS))
+    assert (found.worse, found.only_new) == (False, 1)
+    assert next(iter(text(found))).startswith("INCOMPLETE: the old run is not complete (cut)")
+
+
+def test_what_the_runs_differ_in_is_named_first() -> None:
+    other = replace(SUITE, version="0.2.0", tier="full")
+    masked_out = subject("mine", conventions={"bool-mask": "masked-out"})
+    new = run(ANCHOR, FAIL, suite=other, environment={"torch": "3.0", "jax": "1"}, subjects=[masked_out])
+    told = list(text(compared(run(ANCHOR, PASS), new)))
+    assert told[:6] == [
+        "the runs differ in suite: 0.1.0, then 0.2.0",
+        "the runs differ in tier: quick, then full",
+        "the runs differ in torch: 2.9, then 3.0",
+        "the runs differ in convention bool-mask of mine: may-attend, then masked-out",
+        "the runs differ in jax: absent, then 1",
+        "newly failing:",
+    ]
+
+
+def test_dtypes_of_one_change_are_told_together_the_widest_first() -> None:
+    dtypes = ("bfloat16", "float32", "float64")
+    found = between([passed(*CLAUSE, d) for d in dtypes], [failed(*CLAUSE, d, "off") for d in dtypes])
+    assert list(text(found)) == [
+        "newly failing:",
+        "  mine  causal.square  [float64, float32, bfloat16]: pass, then fail: off",
+        "4 verdicts compared, 3 changed",
+        "worse: 3 changes",
+    ]
+
+
+def test_runs_with_nothing_in_common_are_not_compared() -> None:
+    with pytest.raises(
+        IncomparableError, match=r"no verdict in common \(old: mine, 1 verdicts; new: other, 1 verdicts"
+    ):
+        compared(run(ANCHOR), run(passed("other", "scores.dot-product")))
+
+
+def test_nothing_of_a_candidate_comes_to_life() -> None:
+    old = run(ANCHOR, passed(HOSTILE, "causal.square"), environment={"torch": HOSTILE})
+    new = run(ANCHOR, failed(HOSTILE, "causal.square", message=HOSTILE), reason=HOSTILE)
+    found = compared(old, new)
+    assert not [line for line in text(found) if not line.isprintable()]
+    page = "\n".join(markdown(found))
+    kinds = [t.type for t in MarkdownIt("commonmark").enable("table").parse(page)]
+    assert (kinds.count("td_open"), kinds.count("html_block"), kinds.count("heading_open")) == (6, 0, 2)
+    inline = [c.type for t in MarkdownIt("commonmark").enable("table").parse(page) for c in t.children or ()]
+    assert set(inline) == {"text", "code_inline", "strong_open", "strong_close"}
+
+
+def test_a_comment_stays_short() -> None:
+    clauses = [f"causal.{number}" for number in range(2_000)]
+    found = between([passed("mine", c) for c in clauses], [failed("mine", c, message="x" * 500) for c in clauses])
+    page = "\n".join(markdown(found))
+    assert len(page) < 60_000
+    assert "... and 1960 more: `--format text` shows them all." in page
+    assert len([line for line in text(found) if line.startswith("  mine")]) == 2_000
+
+
+def written(folder: Path, found: Run) -> Path:
+    folder.mkdir()
+    log: list[Event] = [found.begin, *found.verdicts, Judged(len(found.verdicts), found.closing.reason), found.closing]
+    (folder / FILE).write_text("".join(f"{encode(event)}\n" for event in log), encoding="utf-8")
+    return folder
+
+
+def test_the_exit_status_says_whether_something_got_worse(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    good, bad = written(tmp_path / "good", run(ANCHOR, PASS)), written(tmp_path / "bad", run(ANCHOR, FAIL))
+    assert main([str(good), str(good)]) == 0
+    assert main([str(bad), str(good)]) == 0
+    assert main([str(good), str(bad)]) == 1
+    assert main([str(good / FILE), str(bad / FILE), "--format", "markdown"]) == 1
+    assert "## Attention conformance: worse: 1 change\n" in capsys.readouterr().out
+    cut = written(tmp_path / "cut", run(ANCHOR, PASS, reason="the run was interrupted"))
+    assert main([str(good), str(cut)]) == 1
+
+
+def test_programs_get_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    good, bad = written(tmp_path / "good", run(ANCHOR, PASS)), written(tmp_path / "bad", run(ANCHOR, FAIL))
+    assert main([str(good), str(bad), "--format", "json"]) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert (told["schema"], told["worse"], told["compared"]) == ("attention-conformance/diff/1", True, 2)
+    assert told["new"] == {"started": "2026-01-02T03:04:05+00:00", "complete": True, "reason": "", "verdicts": 2}
+    (change,) = told["changes"]
+    assert (change["kind"], change["old"], change["new"], change["worse"]) == ("newly failing", "pass", "fail", True)
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda folder: folder / "report.json", "report.json is no event log: give the folder of --report, or the"),
+        (lambda folder: folder / "nowhere", "cannot be read (No such file or directory): give the folder of --report"),
+        (lambda folder: (folder / FILE).write_text("{}\n") and folder, ":1: event is 'None'"),
+        (lambda folder: (folder / FILE).write_text("") or folder, "does not begin as a log of"),
+    ],
+)
+def test_what_cannot_be_read_is_told_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: Callable[[Path], Path], said: str
+) -> None:
+    good, other = written(tmp_path / "good", run(ANCHOR)), written(tmp_path / "other", run(ANCHOR))
+    (other / "report.json").write_text("{}")
+    damaged = damage(other)
+    for arguments in ([good, damaged], [damaged, good]):
+        assert main([str(path) for path in arguments]) == 4
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith("ERROR: ")
+        assert said in line
+
+
+def test_reports_with_nothing_in_common_are_told_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = written(tmp_path / "one", run(ANCHOR))
+    other = written(tmp_path / "other", run(passed("other", "scores.dot-product")))
+    assert main([str(one), str(other)]) == 4
+    assert len(capsys.readouterr().err.splitlines()) == 1
