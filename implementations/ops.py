@@ -78,7 +78,7 @@ class TorchOp:
         with seeded(problem):
             with self.context(), torch.set_grad_enabled(problem.cotangent is not None):
                 before = forms(given)
-                answer = self.function(*(given[n] for n in INPUTS), **_options(problem, given, self.polarity))
+                answer = self.function(*(given[n] for n in INPUTS), **op_options(problem, given, self.polarity))
                 disturbed = differing(before, forms(given))
             output, *rest = answer if isinstance(answer, tuple) else (answer,)
             found = {} if problem.cotangent is None else _gradients(problem, given, output, self.twice)
@@ -90,7 +90,7 @@ class TorchOp:
         if self.twice:
             return indirect(self, problem, device)
         given = tensors(problem, device)
-        forward = bound(self.function, *(given[n] for n in INPUTS), **_options(problem, given, self.polarity))
+        forward = bound(self.function, *(given[n] for n in INPUTS), **op_options(problem, given, self.polarity))
         leaves = {name: given[name] for name in problem.needs}
         return native_call(forward, problem, given, leaves, self.context, self.extras)
 
@@ -145,7 +145,7 @@ class NumpyOp:
         # Where NaN and infinity go is what the suite compares; a warning about them is no answer.
         with np.errstate(all="ignore"), seeded(problem):
             before = array_forms(given)
-            answer = self.function(*(given[n] for n in INPUTS), **_options(problem, given, self.polarity))
+            answer = self.function(*(given[n] for n in INPUTS), **op_options(problem, given, self.polarity))
             disturbed = differing(before, array_forms(given))
         output, *rest = answer if isinstance(answer, tuple) else (answer,)
         others: dict[str, Any] = {n: _checked(a) for n, a in zip(self.extras, rest, strict=True)}
@@ -154,7 +154,7 @@ class NumpyOp:
     def native(self, problem: Problem, device: str) -> Native:
         """The function's own call."""
         given = self._given(problem)
-        forward = bound(self.function, *(given[n] for n in INPUTS), **_options(problem, given, self.polarity))
+        forward = bound(self.function, *(given[n] for n in INPUTS), **op_options(problem, given, self.polarity))
 
         @contextmanager
         def around() -> Iterator[None]:
@@ -184,7 +184,7 @@ def _checked(array: Array) -> Array:
     return array
 
 
-def _options(problem: Problem, given: Mapping[str, Any], polarity: Polarity) -> dict[str, Any]:
+def op_options(problem: Problem, given: Mapping[str, Any], polarity: Polarity) -> dict[str, Any]:
     options: dict[str, Any] = {}
     for name in ("attn_mask", "key_padding_mask"):
         if name in given:

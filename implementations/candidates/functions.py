@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -39,10 +40,51 @@ from implementations.candidates.signatures import (
     takes_any,
 )
 from implementations.contract import Claims, Implementation, any_case
+from implementations.jax_op import is_jax, jax_op
 from implementations.loading import TargetError
 from implementations.ops import numpy_op, torch_op
 from spec.cases import Pattern
 from spec.features import CausalWithMask, Conventions, Feature, Scope
+
+
+@dataclass(frozen=True)
+class Kind:
+    """The arrays that a function works on.
+
+    Attributes:
+        arrays: in words.
+        adapter: makes a `run` of such a function.
+        holds: whether an answer is such an array.
+        ways: further keywords of the adapter, by the name of the way to call.
+        in_kind: whether a half type counts only if the answer comes in it: NumPy widens in silence.
+    """
+
+    arrays: str
+    adapter: Callable[..., Run]
+    holds: Callable[[object], bool]
+    ways: Mapping[str, Mapping[str, Any]]
+    in_kind: bool = True
+
+    def probe(self, function: Callable[..., object], claims: Claims, device: str) -> Probe:
+        """A way to call the function."""
+        polarity = claims.conventions.bool_mask
+        return Probe(function, lambda called: self.adapter(called, polarity=polarity), claims, device)
+
+
+TORCH = Kind(
+    "torch tensors",
+    torch_op,
+    lambda answer: isinstance(answer, torch.Tensor),
+    {"in inference mode": {"context": torch.inference_mode}, "in tensors that were used before": {"reused": True}},
+    in_kind=False,
+)
+NUMPY = Kind(
+    "NumPy arrays",
+    numpy_op,
+    lambda answer: isinstance(answer, np.ndarray),
+    {"with read-only arrays": {"read_only": True}},
+)
+JAX = Kind("JAX arrays", jax_op, is_jax, {})
 
 ALWAYS = frozenset(
     {
@@ -78,9 +120,8 @@ def function_candidate(
     options = _options(signature_of(function))
     fits = one_set_of_ids if options.for_both("query_segments") else any_case
     claims = Claims(Scope.OP, ALWAYS | options.features | {Feature.GROUPED}, conventions, fit=fits)
-    given = Probe(Called(function, options), _on(torch_op, conventions), claims, device)
-    probe, kind, plain = _suited(given)
-    check_answer(plain, kind)
+    probe, kind, plain = _suited(Called(function, options), claims, device)
+    check_answer(plain, kind.holds, "a tensor" if kind is TORCH else "an array")
     probe, unheard = _narrowed(probe, options)
     probe, refuted = further_claims(probe, options.named)
     extras = find_extras(plain, Scope.OP)
@@ -130,19 +171,14 @@ def _reads_booleans_only(probe: Probe, options: Options) -> bool:
     return bool(zeros.error) or not alike(zeros, probe.ask(PLAIN))
 
 
-def _settled(name: str, probe: Probe, kind: type, extras: Extras, spelled: Callable[..., object]) -> Implementation:
+def _settled(name: str, probe: Probe, kind: Kind, extras: Extras, spelled: Callable[..., object]) -> Implementation:
     """The implementation that a few calls leave; `spelled` calls it with its defaults given."""
-    claims, notes = settle(probe, answers_in_kind=kind is np.ndarray)
-    adapter, arrays = (torch_op, "torch tensors") if kind is torch.Tensor else (numpy_op, "NumPy arrays")
-    made: Callable[..., Run] = partial(adapter, extras=extras.names, polarity=claims.conventions.bool_mask)
+    claims, notes = settle(probe, kind.in_kind)
+    made: Callable[..., Run] = partial(kind.adapter, extras=extras.names, polarity=claims.conventions.bool_mask)
     chosen = extras.choosing(probe.function)
     ways = {"with its defaults spelled out": made(extras.choosing(spelled))}
-    if kind is torch.Tensor:
-        ways["in inference mode"] = made(chosen, context=torch.inference_mode)
-        ways["in tensors that were used before"] = made(chosen, reused=True)
-    else:
-        ways["with read-only arrays"] = made(chosen, read_only=True)
-    about = "; ".join([f"a function of {arrays}", *extras.notes, *notes])
+    ways |= {way: made(chosen, **keywords) for way, keywords in kind.ways.items()}
+    about = "; ".join([f"a function of {kind.arrays}", *extras.notes, *notes])
     return Implementation(name, extras.claimed(claims, bool(ways)), made(chosen), about, ways=ways)
 
 
@@ -157,26 +193,25 @@ def _options(signature: inspect.Signature) -> Options:
     return read_options(signature, inputs, SWALLOWED_BY_FUNCTIONS)
 
 
-def _on(adapter: Callable[..., Run], conventions: Conventions) -> Callable[[Callable[..., Any]], Run]:
-    return lambda function: adapter(function, polarity=conventions.bool_mask)
-
-
-def _suited(given: Probe) -> tuple[Probe, type, Trial]:
-    """Whether it works on tensors or on arrays: on whichever more of its calls answer in kind.
+def _suited(function: Callable[..., object], claims: Claims, device: str) -> tuple[Probe, Kind, Trial]:
+    """Whether it works on tensors or on arrays: on whichever more of its calls answer in kind; else perhaps on JAX's.
 
     NumPy functions take tensors for arrays a good way, and break or change the type halfway; gradients they
     have never.
     """
-    claims = given.claims
     without = replace(claims, features=claims.features - {Feature.GRADIENTS, Feature.MASK_GRADIENT})
-    arrays = replace(given, adapt=_on(numpy_op, claims.conventions), claims=without)
+    given, arrays = TORCH.probe(function, claims, device), NUMPY.probe(function, without, device)
     masks = [(Feature.BOOL_MASK, MASKED), (Feature.FLOAT_MASK, BIASED)]
     cases = [PLAIN, *(case for feature, case in masks if feature in claims)]
     on_tensors, on_arrays = ([probe.ask(case) for case in cases] for probe in (given, arrays))
-    differentiable = not no_gradients(given)
-    if _in_kind(on_arrays, np.ndarray) >= max(1, _in_kind(on_tensors, torch.Tensor) + differentiable):
-        return arrays, np.ndarray, on_arrays[0]
-    return given, torch.Tensor, _answered(on_tensors[0], on_arrays[0])
+    tensors, plain_arrays = _in_kind(on_tensors, TORCH), _in_kind(on_arrays, NUMPY)
+    if plain_arrays >= max(1, tensors + (not no_gradients(given))):
+        return arrays, NUMPY, on_arrays[0]
+    if not tensors and "jax" in sys.modules:
+        jax = JAX.probe(function, claims, device)
+        if _in_kind([plain := jax.ask(PLAIN)], JAX):
+            return jax, JAX, plain
+    return given, TORCH, _answered(on_tensors[0], on_arrays[0])
 
 
 def _answered(on_tensors: Trial, on_arrays: Trial) -> Trial:
@@ -186,7 +221,7 @@ def _answered(on_tensors: Trial, on_arrays: Trial) -> Trial:
     return on_arrays if on_tensors.error else on_tensors
 
 
-def _in_kind(trials: list[Trial], kind: type) -> int:
+def _in_kind(trials: list[Trial], kind: Kind) -> int:
     """How many answers are of the kind; none count if the first, the plain one, is not."""
-    fits = [bool(trial.parts) and isinstance(trial.parts[0], kind) for trial in trials]
+    fits = [bool(trial.parts) and kind.holds(trial.parts[0]) for trial in trials]
     return sum(fits) if fits[0] else 0

@@ -160,7 +160,7 @@ def module_candidate(name: str, kind: type[nn.Module], settings: Mapping[str, st
 def _settled(name: str, make: Constructor, probe: Probe, calling: Calling, observing: bool) -> Implementation:
     """The implementation that a few calls leave; if observing, what they show of returned weights is claimed."""
     first, second = probe.ask(PLAIN), probe.ask(PLAIN)
-    check_answer(first, torch.Tensor)
+    check_answer(first, lambda answer: isinstance(answer, torch.Tensor), "a tensor")
     random = not second.error and not same(first, second)
     probe = replace(probe, adapt=_adapter(make, evaluating=random))
     calling = _with_hint(_with_form(calling, probe), probe)

@@ -12,6 +12,7 @@ import torch
 
 from implementations.contract import Claims, Result, Unable
 from implementations.fitting import fit
+from implementations.jax_op import is_jax
 from implementations.loading import TargetError, told
 from implementations.native import bound
 from implementations.surroundings import kept_surroundings
@@ -121,16 +122,15 @@ class Probe:
         return Trial(answer=spy.answer)
 
 
-def check_answer(trial: Trial, kind: type) -> None:
+def check_answer(trial: Trial, holds: Callable[[object], bool], wanted: str) -> None:
     """Refuses an answer that is neither an array of the kind nor a tuple of one and extras.
 
     Raises:
         TargetError: the answer is something else, or there is none.
     """
-    wanted = "a tensor" if kind is torch.Tensor else "an array"
     if trial.error:
         raise TargetError(f"it cannot be called, though it has to work in float32 at least: {trial.error}")
-    if not trial.parts or not isinstance(trial.parts[0], kind):
+    if not trial.parts or not holds(trial.parts[0]):
         came = _described(trial.answer)
         raise TargetError(f"it returned {came}: return {wanted}, or a tuple that begins with it")
     if isinstance(trial.answer, tuple) and len(trial.answer) == 1:
@@ -255,7 +255,7 @@ def no_gradients(probe: Probe) -> str:
     trial = probe.ask(PLAIN, gradients=True)
     if trial.error:
         return trial.error
-    differentiable = bool(trial.parts) and getattr(trial.parts[0], "requires_grad", False)
+    differentiable = bool(trial.parts) and (getattr(trial.parts[0], "requires_grad", False) or is_jax(trial.parts[0]))
     return "" if differentiable else "its output does not require grad"
 
 

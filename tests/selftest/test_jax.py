@@ -1,0 +1,81 @@
+"""JAX functions as candidates: found out by asking, judged in every dtype with gradients, wrong ones caught."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from implementations.candidates import candidate
+from implementations.contract import Implementation
+from spec.cases import Case, MaskKind
+from spec.features import Feature
+from spec.problems import DTYPES
+from tests.harness.judge import Judge
+
+pytest.importorskip("jax", reason="JAX is not installed: pip install '.[jax]'")
+
+FUNCTION = """
+import jax
+import jax.numpy as jnp
+
+def attention(query, key, value, attn_mask=None, is_causal=False, scale=None):
+    scores = jnp.einsum("bhqd,bhkd->bhqk", query, key) * (query.shape[-1] ** -0.5 if scale is None else scale)
+    if attn_mask is not None:
+        scores = jnp.where(attn_mask, scores, -jnp.inf) if attn_mask.dtype == bool else scores + attn_mask
+    if is_causal:
+        scores = jnp.where(jnp.tri(*scores.shape[-2:], dtype=bool), scores, -jnp.inf)
+    return jnp.einsum("bhqk,bhkd->bhqd", jax.nn.softmax(scores), value)
+
+def strict(query, key, value):
+    return attention(query.at[:].mul(1), key, value)  # a method that NumPy arrays do not have
+
+def narrow(query, key, value):
+    return attention(query, key, value).astype(jnp.float32).astype(query.dtype)
+
+def constant(query, key, value):
+    return jax.lax.stop_gradient(attention(query, key, value))
+"""
+SMALL = Case(mask=MaskKind.FLOAT)
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("jax") / "written.py"
+    path.write_text(FUNCTION)
+    return path
+
+
+def made(file: Path, name: str) -> Implementation:
+    return candidate(f"{file}:{name}", {})
+
+
+def failures(judge: Judge, case: Case) -> list[str]:
+    judge.assert_conforms(case, "output", "gradients")
+    assert judge.checks > 1
+    return [failure.message for failure in judge.failures]
+
+
+def test_what_a_function_offers_is_found(file: Path) -> None:
+    found = made(file, "attention")
+    assert found.about.startswith("a function of JAX arrays")
+    assert found.claims.dtypes == tuple(DTYPES)
+    wanted = {Feature.GRADIENTS, Feature.BOOL_MASK, Feature.FLOAT_MASK, Feature.MASK_GRADIENT, Feature.CAUSAL}
+    assert wanted <= found.claims.features
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_right_one_conforms(file: Path, dtype: str) -> None:
+    assert failures(Judge(made(file, "attention"), dtype), SMALL) == []
+
+
+def test_one_that_takes_nothing_but_arrays_of_jax(file: Path) -> None:
+    assert failures(Judge(made(file, "strict"), "float64"), Case()) == []
+
+
+def test_float32_inside_is_found_out(file: Path) -> None:
+    assert failures(Judge(made(file, "narrow"), "float64"), Case())
+
+
+def test_gradients_that_are_cut_are_found_out(file: Path) -> None:
+    assert any("gradients." in message for message in failures(Judge(made(file, "constant"), "float64"), Case()))
