@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from tests.report import badge, data, junit, markdown
+from tests.report import badge, data, html, junit, markdown
 from tests.report.record import Run
 
 VIEWS: Mapping[str, Callable[[Run], str]] = {
     "report.json": data.text,
+    "report.html": html.text,
     "report.md": markdown.text,
     "junit.xml": junit.text,
     "badge.json": badge.endpoint,
