@@ -32,7 +32,7 @@ def fit(case: Case, claims: Claims) -> Case | Unable:
     s = case.sizes
     num_heads = s.num_heads if Feature.HEADS in claims else 1
     d_v = s.d_v if Feature.VALUE_WIDTH in claims else s.d_k
-    query_length = s.query_length if Feature.CROSS in claims else s.key_length
+    query_length = s.key_length if _sharing(case, claims) is Sharing.SELF else s.query_length
     num_kv_heads = s.num_kv_heads if num_heads > 1 else 0
     fitted = case.sized(num_heads=num_heads, d_v=d_v, query_length=query_length, num_kv_heads=num_kv_heads)
     if case.extension.rotary_base is not None and s.d_k % 2:
@@ -111,7 +111,7 @@ def _in_pieces(case: Case) -> Case:
 
 
 def _form(case: Case, claims: Claims) -> ModuleForm:
-    sharing = _sharing(claims)
+    sharing = _sharing(case, claims)
     select = case.scores is not Scores.NORMAL or case.values is not Values.NORMAL or case.garbage is not Garbage.NONE
     query_dim, key_dim, value_dim = _selected_widths(case, sharing) if select else _random_widths(case, claims)
     s = case.sizes
@@ -135,10 +135,13 @@ def _form(case: Case, claims: Claims) -> ModuleForm:
     )
 
 
-def _sharing(claims: Claims) -> Sharing:
+def _sharing(case: Case, claims: Claims) -> Sharing:
+    """As much as the claims need, or the case already has."""
     if Feature.CROSS not in claims:
         return Sharing.SELF
-    return Sharing.NONE if Feature.KEY_VALUE in claims else Sharing.KEY_VALUE
+    needed = Sharing.NONE if Feature.KEY_VALUE in claims else Sharing.KEY_VALUE
+    wanted = Sharing.NONE if case.module is None else case.module.sharing
+    return min(needed, wanted, key=list(Sharing).index)
 
 
 def _random_widths(case: Case, claims: Claims) -> tuple[int, int, int]:

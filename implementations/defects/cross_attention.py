@@ -133,3 +133,36 @@ def as_many_queries_as_keys(query: Tensor, key: Tensor, value: Tensor, **options
 def single_query_sees_the_last_key(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     output = Steps()(query, key, value, **options)
     return value[..., -1:, :] if query.shape[-2] == 1 and "attn_mask" not in options else output
+
+
+@breaks_layer(
+    "cross-attention.shared-inputs",
+    holds=("projections.query", "projections.key", "projections.value", "relations.recording"),
+    does="Takes the keys for the queries, and the queries for the keys, out of one product where it attends to itself.",
+    repair="Cut the joined product in the order in which its matrices are joined.",
+    hides="Tests with three tensors, be their numbers the same: the path is chosen by identity.",
+    matters="Self-attention, the most common use, asks with its keys; cross-attention beside it is right.",
+    severity=Severity.WRONG,
+)
+class JoinedProductCutInAnotherOrder(Layer):
+    def projected(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        if query is key and key is value:
+            return self.k(query), self.q(query), self.v(query)
+        return super().projected(query, key, value)
+
+
+@breaks_layer(
+    "cross-attention.shared-inputs",
+    holds=("projections.bias", "cross-attention.sources"),
+    does="Forgets the biases of keys and values where it projects both in one product.",
+    repair="Add each bias on every path.",
+    hides="Modules without biases; keys and values in different tensors; biases that are still 0.",
+    matters="A decoder reads the encoder's memory askew, and its attention to itself is right.",
+    severity=Severity.WRONG,
+)
+class MemoryWithoutBiases(Layer):
+    def projected(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = super().projected(query, key, value)
+        if key is value and key is not query:
+            k, v = F.linear(key, self.k.weight), F.linear(value, self.v.weight)
+        return q, k, v

@@ -2,9 +2,25 @@
 
 from __future__ import annotations
 
-from spec.cases import Case, MaskKind
+from collections.abc import Iterator
+from dataclasses import replace
+
+from implementations.contract import Unable
+from implementations.fitting import fit
+from spec.cases import Case, MaskKind, MaskShape, Padding, Sharing
 from tests.harness.judge import Judge
 from tests.harness.suite import clause
+
+SHARED = (
+    Case(seed=201).sized(query_length=5),
+    Case(seed=202).sized(query_length=7),
+    Case(seed=203).sized(query_length=7),
+    Case(seed=204, mask=MaskKind.BOOL).sized(query_length=7),
+    Case(seed=205, mask=MaskKind.FLOAT, mask_shape=MaskShape.SHARED).sized(query_length=7),
+    Case(seed=206, padding=Padding.LEFT).sized(query_length=7),
+    Case(seed=207, causal=True).sized(query_length=7),
+)
+"""Some have the same shapes: what is kept from one call would show in another."""
 
 
 @clause("cross-attention.sources")
@@ -38,3 +54,29 @@ def test_key_value(judge: Judge) -> None:
 def test_widths(judge: Judge) -> None:
     for case in judge.cases(Case(seed=28), Case(seed=29).sized(num_heads=2, d_k=7)):
         judge.assert_conforms(case)
+
+
+@clause("cross-attention.shared-inputs")
+def test_shared_inputs(judge: Judge) -> None:
+    for case in _shared(judge):
+        judge.assert_conforms(case, *judge.parts(), said=_roles(case))
+    for way in judge.implementation.ways:
+        along = judge.along(way)
+        for case in _shared(along):
+            along.assert_conforms(case, said=f"{way}, {_roles(case)}")
+        judge.include(along)
+
+
+def _shared(judge: Judge) -> Iterator[Case]:
+    """The cases with one array for key and value, and with one for all three."""
+    for case in judge.cases(*SHARED):
+        assert case.module is not None
+        for sharing in (Sharing.KEY_VALUE, Sharing.SELF):
+            found = fit(replace(case, module=replace(case.module, sharing=sharing)), judge.claims)
+            if not isinstance(found, Unable):
+                yield found
+
+
+def _roles(case: Case) -> str:
+    assert case.module is not None
+    return f"one array is {'query, key and value' if case.module.sharing is Sharing.SELF else 'key and value'}"

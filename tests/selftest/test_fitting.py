@@ -81,6 +81,17 @@ def test_inputs_are_shared_as_claimed(missing: tuple[Feature, ...], sharing: Sha
     assert len({form.query_dim, form.key_dim, form.value_dim}) == 3 - list(Sharing)[::-1].index(sharing)
 
 
+@pytest.mark.parametrize("sharing", list(Sharing))
+def test_inputs_that_a_case_shares_stay_shared(sharing: Sharing) -> None:
+    asked = fitted(Case(), MODULE)
+    assert asked.module is not None
+    found = fitted(replace(asked, module=replace(asked.module, sharing=sharing)), MODULE)
+    assert found.module is not None
+    assert found.module.sharing is sharing
+    assert (found.sizes.query_length == found.sizes.key_length) is (sharing is Sharing.SELF)
+    assert fitted(found.sized(key_length=9), MODULE).module == found.module
+
+
 def test_widths_follow_the_claims() -> None:
     tied = without(MODULE, Feature.MODEL_WIDTH, Feature.INPUT_WIDTHS)
     form = form_of(Case(), tied)
