@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -26,6 +27,7 @@ KINDS: Mapping[str, type[Event]] = {
     "closing": Closing,
 }
 NAMES = {kind: name for name, kind in KINDS.items()}
+LOST = "\N{REPLACEMENT CHARACTER}"
 CUT = "the run was cut short"
 UNEXPLAINED = "all verdicts are there, but the run was cut short while it explained the failures"
 
@@ -40,10 +42,22 @@ def _adapter(name: str) -> TypeAdapter[Any]:
 
 
 def encode(event: Event) -> str:
-    """An event as one line of JSON, from which `decode` makes an equal one."""
+    """An event as one line of JSON, from which `decode` makes an equal one.
+
+    Half a character of UTF-16, which text of a candidate may hold and no file can, is marked as lost.
+    """
     name = NAMES[type(event)]
     plain = {"event": name, **_adapter(name).dump_python(event, mode="json")}
-    return pydantic_core.to_json(plain, inf_nan_mode="constants").decode()
+    try:
+        return pydantic_core.to_json(plain, inf_nan_mode="constants").decode()
+    except pydantic_core.PydanticSerializationError:
+        text = json.dumps(plain, ensure_ascii=False, allow_nan=False)
+        return text.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
+
+
+def kept(event: Event, line: str) -> Event:
+    """The event as its line has it: a view of the run and one of its log say the same."""
+    return decode(line) if LOST in line else event
 
 
 def decode(line: str) -> Event:

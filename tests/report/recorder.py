@@ -16,7 +16,7 @@ from implementations.contract import Implementation
 from implementations.defects import SCORE
 from tests.harness.verdicts import Verdict
 from tests.report import views
-from tests.report.events import FILE, Event, assembled, encode
+from tests.report.events import FILE, Event, assembled, encode, kept
 from tests.report.record import SCHEMA, Begin, Closing, Judged, Run, Subject, Suite
 
 SPEC_VERSION = "0.1"
@@ -71,10 +71,11 @@ class Recorder:
 
     def add(self, event: Event) -> None:
         """Takes an event down."""
-        self.events.append(event)
+        line = encode(event)
+        self.events.append(kept(event, line))
         if self.folder is not None:
             with (self.folder / FILE).open("a", encoding="utf-8") as log:
-                log.write(encode(event) + "\n")
+                log.write(line + "\n")
 
     def judged(self, interrupted: str = "") -> None:
         """All verdicts are in, unless something interrupted the run or a planned one is missing."""

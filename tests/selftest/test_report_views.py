@@ -14,10 +14,12 @@ import pytest
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
+from implementations.torch_ops import TORCH_OPS
 from spec.clauses import load
 from tests.report import badge, junit, markdown
 from tests.report.events import FILE, Event, encode, replay
 from tests.report.record import Diagnosed, Judged, Run, Shown
+from tests.report.recorder import Recorder, suite
 from tests.report.telling import plain, tally
 from tests.report.views import VIEWS
 from tests.selftest.browser import Browser, browser, pictured, visiting
@@ -25,7 +27,6 @@ from tests.selftest.reports import HOSTILE, LINK, failed, known, passed, run, su
 
 __all__ = ["browser"]
 
-WITHOUT_SURROGATES = HOSTILE.replace("\ud800", "")
 SHOWN = Shown("causal.square", "mine", "float64", "B=1 H=1", "query 0 saw key 1", script="print(1)", again="pytest -x")
 MIXED = run(
     passed("mine", "scores.dot-product"),
@@ -341,7 +342,7 @@ def test_a_clause_counts_once_by_the_worst_of_its_dtypes() -> None:
     assert (both.known, both.holds, both.judged) == (1, 0, 1)
 
 
-@pytest.mark.parametrize("found", [MIXED, CUT, hostile(WITHOUT_SURROGATES)], ids=["mixed", "cut", "hostile"])
+@pytest.mark.parametrize("found", [MIXED, CUT, hostile(HOSTILE.replace("\ud800", ""))], ids=["mixed", "cut", "hostile"])
 def test_a_log_makes_the_same_views(found: Run, tmp_path: Path) -> None:
     explained = [Diagnosed(name, text) for name, text in found.diagnoses.items()]
     log: list[Event] = [
@@ -356,3 +357,16 @@ def test_a_log_makes_the_same_views(found: Run, tmp_path: Path) -> None:
     again = replay(tmp_path)
     for name, view in VIEWS.items():
         assert view(again) == view(found), name
+
+
+@pytest.mark.parametrize("text", ["bad \ud800 end", "\udfff"])
+def test_half_a_character_ends_no_run(text: str, tmp_path: Path) -> None:
+    recorder = Recorder([TORCH_OPS[0]], suite("quick", "cpu", ()), tmp_path, planned=1)
+    recorder.begin()
+    recorder.add(failed(TORCH_OPS[0].name, "causal.square", message=text))
+    recorder.judged()
+    recorder.close()
+    again = replay(tmp_path)
+    assert again == recorder.run
+    assert "\ufffd" in (tmp_path / FILE).read_text(encoding="utf-8")
+    assert (tmp_path / "report.md").read_text(encoding="utf-8") == markdown.text(again)
