@@ -253,6 +253,30 @@ def square_root_of_a_negative_scale(query: Tensor, key: Tensor, by: float) -> Te
 
 
 @breaks(
+    "scores.scale-negative",
+    holds=("scores.scale-explicit", "scores.scale-zero", "softmax.large-scores"),
+    does="Takes the maximum of the products before they are scaled: under a negative scale that is the minimum.",
+    repair="Take the maximum of the scaled scores, or the minimum of the products where the scale is negative.",
+    hides="Positive scales; negative ones whose scores lie within 88 of each other, in float64 within 709.",
+    matters="Kernels that fold the scale into the exponential overflow to NaN.",
+    severity=Severity.NAN,
+)
+def maximum_before_a_negative_scale(
+    query: Tensor, key: Tensor, value: Tensor, scale: float | None = None, **options: Any
+) -> Tensor:
+    steps = Steps(softmax=_from_the_least) if factor(query, scale) < 0 else Steps()
+    return steps(query, key, value, scale=scale, **options)
+
+
+def _from_the_least(scores: Tensor) -> Tensor:
+    """The softmax, less the least finite score in place of the largest."""
+    least = scores.detach().masked_fill(scores == -math.inf, math.inf).amin(-1, keepdim=True)
+    powers = (scores - least).exp()
+    total = powers.sum(-1, keepdim=True)
+    return powers / torch.where(total == 0, 1.0, total)
+
+
+@breaks(
     "scores.dot-product",
     "relations.shift-keys",
     step="score",

@@ -43,7 +43,10 @@ def test_scale_zero(judge: Judge) -> None:
 
 @clause("scores.scale-negative")
 def test_scale_negative(judge: Judge) -> None:
-    for case in judge.cases(Case(scale=-0.4), Case(scale=-1.0, mask=MaskKind.BOOL), Case(scale=-2.0)):
+    plain = (Case(scale=-0.4), Case(scale=-1.0, mask=MaskKind.BOOL), Case(scale=-2.0))
+    # Scores so far apart that the exponential overflows where the least of them is taken for the largest.
+    wide = (Case(seed=4, scale=-200.0, spread=2.0), Case(seed=5, scale=-200.0, spread=2.0, mask=MaskKind.BOOL))
+    for case in judge.cases(*plain, *wide):
         judge.assert_conforms(case)
 
 
