@@ -29,6 +29,12 @@ def replaying(path: Path) -> str:
     return f"{command} replay {file}" if (command := _installed()) else f"{_pytest()} --replay {file}"
 
 
+def explaining(clause: str) -> str:
+    """The command that says all that is known of a clause."""
+    named = join([clause])
+    return f"{command} explain {named}" if (command := _installed()) else f"{_pytest()} --explain {named}"
+
+
 def _installed() -> str:
     """How the installed command was called; empty where it was not."""
     program = Path(sys.argv[0])

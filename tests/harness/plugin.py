@@ -18,13 +18,14 @@ from spec.clauses import Clause, Level, load
 from spec.features import Feature
 from tests.command import options as early
 from tests.harness.answering import answered
-from tests.harness.calling import asking
 from tests.harness.diagnosis import diagnose, failing_checks
+from tests.harness.ending import Ending, again_of
 from tests.harness.expecting import proposed
 from tests.harness.failing import Setting, clear, explained, told, write
 from tests.harness.judge import TIERS, Judge
 from tests.harness.judging import judged
 from tests.harness.observing import QUESTIONS, observations
+from tests.harness.progress import Progress, colours
 from tests.harness.replay import absolute
 from tests.harness.selecting import (
     Options,
@@ -76,7 +77,7 @@ class ClauseItem(pytest.Function):
     ) -> Any:
         if isinstance(excinfo.value, DoesNotConformError):
             clause, _, implementation, dtype = self.subject
-            again = _command(self.config.stash[KEY].options, implementation.name, clause.id, dtype)
+            again = again_of(self.config.stash[KEY].options, implementation.name, clause.id, dtype)
             return f"{excinfo.value}\n  again: {again}"
         if isinstance(excinfo.value, pytest.xfail.Exception):
             return str(excinfo.value)  # nobody reads the traceback, and pytest parses source for it
@@ -114,15 +115,6 @@ def _explained(verdict: Verdict) -> str:
         f"  {verdict.implementation} in {verdict.dtype}: {verdict.failure.message}\n"
         f"  {verdict.failed} of {verdict.checks} checks fail; the plainest case: {case}"
     )
-
-
-def _command(options: Options, implementation: str, clause: str, dtype: str) -> str:
-    """What to type to ask one clause again."""
-    conventions = [word for setting in options.conventions for word in ("--convention", setting)]
-    tier = [] if options.tier == "quick" else ["--tier", options.tier]
-    device = [] if options.device == "cpu" else ["--device", options.device]
-    chosen = [*conventions, "--clause", clause, "--dtype", dtype, *tier, *device]
-    return asking(options.candidates, implementation, chosen)
 
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
@@ -216,6 +208,15 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         session.config.workeroutput["planned"] = len(items)
     elif items or plugin.asked:
         _begin(plugin)
+        _show_progress(session, len(items))
+
+
+def _show_progress(session: pytest.Session, planned: int) -> None:
+    """On a terminal, where nothing but clauses is asked."""
+    terminal = session.config.pluginmanager.get_plugin("terminalreporter")
+    plain = session.config.get_verbosity() <= 0 and not session.config.option.collectonly
+    if terminal is not None and terminal.isatty and plain and planned == len(session.items):
+        session.config.pluginmanager.register(Progress(terminal, planned), "conformance-progress")
 
 
 def _begin(plugin: Plugin) -> None:
@@ -250,7 +251,10 @@ class Collector:
 
 def pytest_sessionstart(session: pytest.Session) -> None:
     config = session.config
-    config.pluginmanager.register(Collector(config.stash[KEY]), "conformance-collector")
+    plugin = config.stash[KEY]
+    config.pluginmanager.register(Collector(plugin), "conformance-collector")
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Ending(plugin.options, plugin.recorder), "conformance-ending")
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
@@ -302,7 +306,7 @@ def _explain(config: pytest.Config) -> None:
             numbers.add(verdict.implementation)
         if setting.report is not None:
             write(made, setting.report)
-            again = _command(plugin.options, verdict.implementation, verdict.clause, verdict.dtype)
+            again = again_of(plugin.options, verdict.implementation, verdict.clause, verdict.dtype)
             plugin.recorder.add(shown(made, implementations[verdict.implementation], setting, again))
         report = reports.get((verdict.clause, verdict.implementation, verdict.dtype))
         if report is not None:
@@ -358,7 +362,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     terminalreporter.section("conformance")
     recorder = plugin.recorder
     for line in summary(recorder.run):
-        terminalreporter.write_line(line)
+        terminalreporter.write_line(line, **colours(line))
     for line in observed(recorder.run.observed) if plugin.options.candidates else ():
         terminalreporter.write_line(line)
     for line in unchecked_claims(plugin):

@@ -1,0 +1,82 @@
+"""Ending: the last lines of a run that has found something, or has not come to its end: what to do next."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from spec.clauses import load
+from tests.harness.calling import asking, explaining
+from tests.harness.selecting import Options
+from tests.harness.verdicts import Status, Verdict
+from tests.report.recorder import Recorder, environment, suite_version
+
+
+@dataclass(eq=False)
+class Ending:
+    """Writes those lines below everything else."""
+
+    options: Options
+    recorder: Recorder
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> Iterator[None]:
+        try:
+            return (yield)
+        finally:
+            terminal = session.config.pluginmanager.get_plugin("terminalreporter")
+            if terminal is not None and (self.recorder.events or session.exitstatus == pytest.ExitCode.INTERNAL_ERROR):
+                lines = next_steps(int(session.exitstatus), self.options, self.recorder.verdicts)
+                for number, line in enumerate(lines):
+                    terminal.write_line(f"{'     ' if number else 'next:'} {line}")
+
+
+def next_steps(status: int, options: Options, verdicts: Sequence[Verdict]) -> list[str]:
+    """What to do after an exit with this status; nothing after a success."""
+    match status:
+        case pytest.ExitCode.TESTS_FAILED:
+            return list(_after_failures(options, verdicts))
+        case pytest.ExitCode.INTERRUPTED:
+            where = f", and {options.report / 'report.json'} says so" if options.report is not None else ""
+            return [f"the run did not come to its end{where}: it is no verdict; run it again"]
+        case pytest.ExitCode.INTERNAL_ERROR:
+            versions = ", ".join(f"{name} {version}" for name, version in environment().items())
+            return [
+                f"this is an error of the suite: report it, with these lines; version {suite_version()}, {versions}"
+            ]
+        case pytest.ExitCode.NO_TESTS_COLLECTED:
+            asked = next(iter(options.clauses), "CLAUSE")
+            return [f"nothing was asked, for want of a claim: {explaining(asked)} says who is asked it"]
+    return []
+
+
+def _after_failures(options: Options, verdicts: Sequence[Verdict]) -> Iterator[str]:
+    order = list(load())
+    failing = sorted(
+        (v for v in verdicts if v.status is Status.FAIL and v.level == "MUST"), key=lambda v: order.index(v.clause)
+    )
+    if not failing:
+        yield "an ERROR is no failure of the candidate: follow what it says; if it says nothing to do, report it"
+    for first in failing[:1]:
+        yield f"{explaining(first.clause)}  says what the first failing clause asks, and why"
+        yield f"{again_of(options, first.implementation, first.clause, first.dtype)}  asks it alone"
+    if options.report is not None:
+        yield f"{_page(options.report)}  shows every failure"
+
+
+def _page(report: Path) -> Path:
+    page = report / "report.html"
+    return page if page.exists() else report / "report.json"
+
+
+def again_of(options: Options, implementation: str, clause: str, dtype: str) -> str:
+    """What to type to ask one clause again."""
+    conventions = [word for setting in options.conventions for word in ("--convention", setting)]
+    expected = [] if options.expected is None else ["--expected-failures", str(options.expected)]
+    tier = [] if options.tier == "quick" else ["--tier", options.tier]
+    device = [] if options.device == "cpu" else ["--device", options.device]
+    chosen = [*conventions, *expected, "--clause", clause, "--dtype", dtype, *tier, *device]
+    return asking(options.candidates, implementation, chosen)

@@ -1,0 +1,163 @@
+"""Endings: every exit that is not 0 says what to do next, and on a terminal one line tells how far the run is."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from tests.harness.calling import asking, explaining, replaying
+from tests.harness.progress import Progress, colours, spoken
+from tests.selftest.sessions import ROOT, SUITE, Sessions, sessions
+
+__all__ = ["sessions"]
+
+pytest_plugins = ["pytester"]
+
+ONE = ("--clause", "causal.square")
+REPORTED = "report.json says so: it is no verdict; run it again"
+
+
+def end(result: pytest.RunResult) -> list[str]:
+    """The last lines, from `next:` on."""
+    starts = [number for number, line in enumerate(result.outlines) if line.startswith("next: ")]
+    return result.outlines[starts[-1] :] if starts else []
+
+
+def test_a_failure_names_its_clause_the_command_and_the_report(sessions: Sessions, tmp_path: Path) -> None:
+    lines = end(sessions.judge("halved", "--clause", "causal.*", "--clause", "values.*", "--report", str(tmp_path)))
+    assert re.fullmatch(r"next: .*pytest --explain values.weighted-sum  says what the first failing .*", lines[0])
+    asked = f"--candidate {sessions.file}:halved --clause values.weighted-sum --dtype float64  asks it alone"
+    assert lines[1].endswith(asked)
+    assert re.fullmatch(rf" +{tmp_path}/report\.(html|json)  shows every failure", lines[2])
+
+
+def test_the_command_of_the_ending_asks_again(sessions: Sessions) -> None:
+    lines = end(sessions.judge("halved", *ONE))
+    words = lines[1].split("  asks")[0].split()
+    assert sessions.run(*words[words.index("--candidate") :]).ret == pytest.ExitCode.TESTS_FAILED
+
+
+def test_success_ends_without_advice(sessions: Sessions) -> None:
+    assert end(sessions.judge("right", *ONE)) == []
+
+
+def test_an_error_is_told_apart(sessions: Sessions) -> None:
+    assert end(sessions.judge("mended", *ONE))[0].startswith("next: an ERROR is no failure of the candidate")
+
+
+def test_nothing_asked(sessions: Sessions) -> None:
+    result = sessions.judge("right", "--clause", "projections.query")
+    assert result.ret == pytest.ExitCode.NO_TESTS_COLLECTED
+    assert "--explain projections.query says who is asked it" in end(result)[0]
+
+
+def test_an_interrupted_run_says_that_the_report_is_no_verdict(sessions: Sessions, tmp_path: Path) -> None:
+    stops = "\nstops = candidate('stops', raising(KeyboardInterrupt()))\n"
+    sessions.file.write_text(sessions.file.read_text() + stops)
+    arguments = ("--candidate", f"{sessions.file}:stops", *ONE, "--report", str(tmp_path))
+    done = sessions.apart(*arguments)
+    assert done.returncode == pytest.ExitCode.INTERRUPTED
+    assert done.stdout.splitlines()[-1].startswith("next: the run did not come to its end")
+    assert done.stdout.splitlines()[-1].endswith(REPORTED)
+
+
+def test_an_error_of_the_suite_says_how_to_report_it(sessions: Sessions, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.harness.verdicts.Verdict.from_json", lambda text: 1 / 0)
+    result = sessions.judge("halved", *ONE)
+    assert result.ret == pytest.ExitCode.INTERNAL_ERROR
+    assert re.fullmatch(
+        r"next: this is an error of the suite: report it, .*; version [\d.]+, python .*", end(result)[0]
+    )
+
+
+@pytest.mark.parametrize(
+    ("program", "start"),
+    [
+        ("/no/where/attention-conformance", "/no/where/attention-conformance"),
+        ("/site/attention_conformance/__main__.py", f"{sys.executable} -m attention_conformance"),
+    ],
+)
+def test_the_installed_command_names_itself(monkeypatch: pytest.MonkeyPatch, program: str, start: str) -> None:
+    monkeypatch.setattr(sys, "argv", [program])
+    monkeypatch.chdir("/")
+    started = start.replace(sys.executable, sys.executable.removeprefix("/"))
+    assert asking(["a b.py:f"], "f", ["--clause", "c"]) == f"{started} check 'a b.py:f' --clause c"
+    assert asking([], "torch.sdpa", []) == f"{started} check --implementation torch.sdpa"
+    assert replaying(Path("x/y.json")) == f"{started} replay x/y.json"
+    assert explaining("causal.square") == f"{started} explain causal.square"
+
+
+@dataclass
+class Terminal:
+    """Takes down what is written over."""
+
+    lines: list[str] = field(default_factory=list)
+
+    def rewrite(self, line: str, **markup: bool) -> None:
+        self.lines.append(line)
+
+
+def test_the_line_of_progress() -> None:
+    now, terminal = [0.0], Terminal()
+    progress = Progress(terminal, 200, lambda: now[0])  # type: ignore[arg-type]
+    for number in range(1, 101):
+        now[0] = number / 10
+        report = SimpleNamespace(when="call", failed=number == 3)
+        progress.pytest_runtest_logreport(report)  # type: ignore[arg-type]
+    assert terminal.lines[0] == "1 of 200 asked"
+    assert terminal.lines[-1] == "100 of 200 asked, 1 failed, 10 s left"
+    progress.pytest_sessionfinish()
+    assert terminal.lines[-1] == ""
+
+
+def test_seconds_in_words() -> None:
+    assert [spoken(s) for s in (0.2, 59.6, 125, 3840)] == ["0 s", "1 min 0 s", "2 min 5 s", "1 h 4 min"]
+
+
+def test_colours_of_lines() -> None:
+    assert colours("  FAIL  causal.square [float64]: ...") == {"red": True}
+    assert colours("  advice (SHOULD)  numerics.x [float64]: ...") == {"yellow": True}
+    assert colours("mine   6   21  0.043  conforms, 1 known deviation") == {"green": True}
+    assert colours("cells: clauses that hold; 2/5: 2 of 5 fail") == {}
+
+
+@pytest.mark.parametrize("no_color", [False, True])
+def test_a_terminal_gets_one_line_and_colours_unless_told_otherwise(sessions: Sessions, no_color: bool) -> None:
+    command = [sys.executable, "-m", "pytest", *SUITE, "--candidate", f"{sessions.file}:halved", *ONE]
+    ours, theirs = pty.openpty()
+    told = {"NO_COLOR": "1"} if no_color else {}
+    started = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "CI", "PY_COLORS")} | told
+    process = subprocess.Popen(command, cwd=ROOT, stdout=theirs, stderr=theirs, env=started | {"TERM": "xterm"})
+    os.close(theirs)
+    shown = "".join(_chunks(ours))
+    process.wait(60)
+    os.close(ours)
+    assert re.search(r"\r[1-4] of 4 asked, [1-4] failed +\r", shown)
+    assert "FFFF" not in shown
+    assert "%]" not in shown
+    assert ("\x1b[31m" in shown) is not no_color
+    assert "FAIL  causal.square [float64, float32, bfloat16, float16]" in shown
+
+
+def _chunks(descriptor: int) -> list[str]:
+    found: list[bytes] = []
+    try:
+        while chunk := os.read(descriptor, 65536):
+            found.append(chunk)
+    except OSError:  # how Linux tells that the other side is closed
+        pass
+    return [b"".join(found).decode()]
+
+
+def test_without_a_terminal_there_is_nothing_to_write_over(sessions: Sessions) -> None:
+    shown = sessions.judge("right", *ONE).stdout.str()
+    assert ".    " in shown
+    assert not set("\r\x1b") & set(shown)
