@@ -79,7 +79,9 @@ class Choice:
 
 _ROWS = {"zeros": "zeros", "nan": "nan", "uniform": "uniform"}
 CHOICES = (
-    Choice("bool-mask", "boolean mask", Feature.BOOL_MASK, {MASKED_OUT: "masked-out", "True may attend": "may-attend"}),
+    Choice(
+        "bool-mask", "mask polarity", Feature.BOOL_MASK, {MASKED_OUT: "masked-out", "True may attend": "may-attend"}
+    ),
     Choice("causal-alignment", "causal alignment", Feature.CAUSAL, {x: x for x in ("top-left", "bottom-right")}),
     Choice(
         "causal-with-mask",

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-OFFERED, ABSENT = "offered", "not offered"
+OFFERED, ABSENT, IGNORED = "offered", "not offered", "ignored"
 UNDETERMINED = "undetermined"
 
 
@@ -51,6 +51,10 @@ class Facts:
         finding = self.found.get(question)
         return finding.answer if finding is not None and finding.determined else ""
 
+    def absent(self, question: str) -> bool:
+        """Whether it was found not to be there."""
+        return self.answer(question) == ABSENT
+
     def evidence(self, question: str) -> str:
         """What was seen, or nothing where it was not asked."""
         finding = self.found.get(question)
@@ -58,13 +62,27 @@ class Facts:
 
 
 def table(findings: Iterable[Finding]) -> str:
-    """The findings in three columns, the last one unbounded; what is not offered comes last."""
+    """The findings in three columns, the last one unbounded; what is not offered comes last, together."""
     found = list(findings)
-    absent = [f for f in found if f.answer == ABSENT]
     rows = [("finding", "answer", "evidence")]
-    rows += [(f.question, f.answer, f.evidence) for f in (*(f for f in found if f.answer != ABSENT), *absent)]
+    rows += [(f.question, f.answer, f.evidence) for f in found if f.answer != ABSENT]
+    rows += [(f.question, f.answer, f.evidence) for f in found if f.answer == ABSENT and not _plain_reason(f)]
+    for reason in REASONS:
+        if together := [f.question for f in found if f.answer == ABSENT and _plain_reason(f) == reason]:
+            rows.append((ABSENT, reason, ", ".join(together)))
     first, second = (max(len(row[column]) for row in rows) for column in (0, 1))
     return "\n".join(f"{a:{first}}  {b:{second}}  {c}".rstrip() for a, b, c in rows)
+
+
+UNKNOWN, NOT_RETURNED = "no such parameter", "none came with the output"
+REASONS = (UNKNOWN, IGNORED, NOT_RETURNED)
+
+
+def _plain_reason(finding: Finding) -> str:
+    """Why something is not offered, where that needs no evidence of its own."""
+    if finding.evidence in (IGNORED, NOT_RETURNED):
+        return finding.evidence
+    return UNKNOWN if "unexpected keyword argument" in finding.evidence else ""
 
 
 def spans(numbers: Iterable[Any]) -> str:

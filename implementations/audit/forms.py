@@ -8,7 +8,7 @@ from itertools import product
 
 import numpy as np
 
-from implementations.audit.findings import Finding, spans, undetermined
+from implementations.audit.findings import Facts, Finding, spans, undetermined
 from implementations.audit.posing import HALF, Asked, Form, Reply, Run, Subject, near, revealed
 from spec.cases import Sharing
 from spec.features import Scope
@@ -104,9 +104,13 @@ def _told(subject: Subject) -> Iterator[Finding]:
         named = {"biases": form.bias, "output projection": form.output_projection, "output bias": form.output_bias}
         yield Finding("parameters", ", ".join(n for n, has in named.items() if has) or "no more than w_q, w_k and w_v")
     yield _heads(subject)
-    answered = [dtype for dtype in DTYPES if _in_kind(subject, dtype)]
-    others = {dtype: _why_not(subject, dtype) for dtype in DTYPES if dtype not in answered}
-    yield Finding("dtypes", ", ".join(answered), "; ".join(f"{dtype}: {why}" for dtype, why in others.items()))
+
+
+def dtypes(subject: Subject, facts: Facts) -> Iterator[Finding]:
+    """The dtypes in which it answers in kind."""
+    refused = {dtype: _why_not(subject, dtype) for dtype in DTYPES}
+    answered = [dtype for dtype, why in refused.items() if not why]
+    yield Finding("dtypes", ", ".join(answered), "; ".join(f"{dtype}: {why}" for dtype, why in refused.items() if why))
 
 
 def _heads(subject: Subject) -> Finding:
@@ -132,10 +136,6 @@ def _other_head(problem: Problem) -> Problem:
     else:
         changed[:, : changed.shape[1] // problem.num_heads] *= -1
     return problem.with_arrays({name: changed})
-
-
-def _in_kind(subject: Subject, dtype: str) -> bool:
-    return not _why_not(subject, dtype)
 
 
 def _why_not(subject: Subject, dtype: str) -> str:

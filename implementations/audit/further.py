@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from implementations.audit.findings import ABSENT, OFFERED, Facts, Finding, spans, undetermined
-from implementations.audit.masks import IGNORED, empty
+from implementations.audit.findings import ABSENT, IGNORED, OFFERED, Facts, Finding, spans, undetermined
+from implementations.audit.masks import empty
 from implementations.audit.posing import KEYS, Asked, Floats, Subject, near, revealed, rounded
 from reference.solving import solve
 from spec.extensions import Extension, Packing
@@ -72,17 +72,17 @@ OPTIONS = (
     Option("segments", Extension(packing=Packing.SEGMENTS), _segments),
     Option("cumulative lengths", Extension(packing=Packing.LENGTHS), _documents),
 )
+BY_NAME = {option.name: option for option in OPTIONS}
 
 
-def options(subject: Subject, facts: Facts) -> Iterator[Finding]:
-    """Each option on its own."""
-    for option in OPTIONS:
+def asking(option: Option) -> Callable[[Subject, Facts], Iterator[Finding]]:
+    """The probe of one option."""
+
+    def probe(subject: Subject, facts: Facts) -> Iterator[Finding]:
         if not option.module_only or subject.form.scope is Scope.MODULE:
             yield _asked(subject, option)
-    if facts.answer("float mask") == "added":
-        yield from cap_order(subject)
-    if facts.answer("causal alignment") == "top-left":
-        yield from beyond_window(subject)
+
+    return probe
 
 
 def posed(subject: Subject, option: Option) -> Problem:
@@ -118,8 +118,10 @@ def _asked(subject: Subject, option: Option) -> Finding:
     return Finding(option.name, fits[0], told)
 
 
-def beyond_window(subject: Subject) -> Iterator[Finding]:
+def beyond_window(subject: Subject, facts: Facts) -> Iterator[Finding]:
     """A query that a window leaves no key, which is answered as one that the causal flag leaves none."""
+    if facts.answer("causal alignment") != "top-left" or not facts.answer("window") or facts.absent("window"):
+        return
     asked = replace(Asked(), query_length=6, key_length=3, extension=Extension(left=1)).given(causal=True)
     finding = empty(subject, "row emptied by the causal flag", asked, (slice(None), 5))
     if finding.determined and finding.answer not in ("refused", "as if unmasked"):
@@ -128,15 +130,15 @@ def beyond_window(subject: Subject) -> Iterator[Finding]:
         )
 
 
-def cap_order(subject: Subject) -> Iterator[Finding]:
+def cap_order(subject: Subject, facts: Facts) -> Iterator[Finding]:
     """Whether scores are capped before a float mask is added."""
+    if facts.answer("softcap") != OFFERED or facts.answer("float mask") != "added":
+        return
     mask = np.random.default_rng(9).standard_normal((KEYS, KEYS)) * 2.0
     cap = Option("softcap", Extension(softcap=1.5))
     problem = replace(posed(subject, cap), attn_mask=mask)
     problem = rounded(problem, subject.dtype)
     reply = subject.reply(problem)
-    if reply.error or _asked(subject, cap).answer != OFFERED:
-        return
     plain = subject.expected(replace(problem, extension=Extension()))
     before = subject.expected(problem)
     after = _capped_after(subject, problem, plain)

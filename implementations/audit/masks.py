@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from implementations.audit.findings import ABSENT, OFFERED, Facts, Finding, spans, undetermined
+from implementations.audit.findings import ABSENT, IGNORED, OFFERED, Facts, Finding, spans, undetermined
 from implementations.audit.posing import HALF, KEYS, QUERIES, Asked, Floats, Seen, Subject
 from spec.cases import MaskShape, Sharing
 from spec.features import Scope
@@ -16,7 +16,6 @@ from spec.problems import Array
 
 Booleans = NDArray[np.bool_]
 MAY_ATTEND, MASKED_OUT, AS_NUMBERS = "True may attend", "True is masked out", "added as 0 and 1"
-IGNORED = "ignored"
 
 
 def lengths(subject: Subject) -> tuple[int, int]:
@@ -34,9 +33,15 @@ def holes(shape: tuple[int, ...], seed: int = 3) -> Booleans:
 
 
 def full(subject: Subject, seed: int = 3) -> Booleans:
-    """Such a mask for every sample, head, query and key."""
+    """Such a mask for every sample, head, query and key, as far as masks may differ between them."""
     queries, keys = lengths(subject)
-    return holes((2, subject.form.num_heads, queries, keys), seed)
+    return holes(mask_extents(subject, queries, keys), seed)
+
+
+def mask_extents(subject: Subject, queries: int, keys: int) -> tuple[int, ...]:
+    """The shape in which it takes an attention mask."""
+    extents = {"B": 2, "H": subject.form.num_heads, "Lq": queries, "Lk": keys, "1": 1}
+    return tuple(extents[axis] for axis in subject.form.mask_shape.value.split(","))
 
 
 def row_told(mask: Array, seen: Seen, row: tuple[int, int, int] = (0, 0, 0)) -> str:
@@ -91,24 +96,26 @@ def boolean(subject: Subject, facts: Facts) -> Iterator[Finding]:
     keep = full(subject)
     found = _by_pattern("boolean mask", subject, subject.seen(Asked().given(attn_mask=keep)), keep)
     yield found
-    if found.answer in (MAY_ATTEND, MASKED_OUT):
-        flip = found.answer == MASKED_OUT
-        shapes = {shape: _taken(subject, shape, flip) for shape in MaskShape}
+    if found.answer in (MAY_ATTEND, MASKED_OUT) and subject.form.mask_shape is MaskShape.FULL:
+        shapes = mask_shapes(subject, found.answer == MASKED_OUT)
         others = {f"({shape})": wrong for shape, wrong in shapes.items() if wrong}
         answer = f"all but {' '.join(others)}" if len(others) < len(shapes) else "none"
         told = "; ".join(f"{shape}: {wrong}" for shape, wrong in others.items())
         yield Finding("mask shapes", answer if others else "all that broadcast", told)
 
 
+def mask_shapes(subject: Subject, flip: bool) -> dict[MaskShape, str]:
+    """Why a mask of a shape does not do what it says, by shape; empty where it does."""
+    return {shape: _taken(subject, shape, flip) for shape in MaskShape}
+
+
 def _taken(subject: Subject, shape: MaskShape, flip: bool) -> str:
-    """Why a mask of this shape does not do what it says; empty if it does."""
-    queries, keys = lengths(subject)
-    extents = {"B": 2, "H": subject.form.num_heads, "Lq": queries, "Lk": keys, "1": 1}
-    keep = holes(tuple(extents[axis] for axis in shape.value.split(",")), seed=5)
+    shaped = replace(subject, form=replace(subject.form, mask_shape=shape))
+    keep = holes(mask_extents(shaped, *lengths(subject)), seed=5)
     if shape is MaskShape.QUERIES:
         keep = np.ones_like(keep)
     seen = subject.seen(Asked().given(attn_mask=keep ^ flip))
-    return seen.error or ("" if seen.shows(keep) else "other keys are used")
+    return f"refused: {seen.error}" if seen.error else "" if seen.shows(keep) else "other keys are used"
 
 
 def additive(subject: Subject, facts: Facts) -> Iterator[Finding]:
@@ -223,7 +230,7 @@ def with_mask(subject: Subject, facts: Facts) -> Iterator[Finding]:
     if facts.answer("causal flag") != OFFERED or not facts.answer("boolean mask").startswith("True"):
         return
     keys = lengths(subject)[1]
-    keep = holes((2, subject.form.num_heads, keys, keys), seed=6)
+    keep = holes(mask_extents(subject, keys, keys), seed=6)
     keep[..., 0] = True
     given = ~keep if facts.answer("boolean mask") == MASKED_OUT else keep
     asked = replace(Asked(), query_length=keys).given(attn_mask=given, causal=True)
@@ -254,7 +261,7 @@ def empty_rows(subject: Subject, facts: Facts) -> Iterator[Finding]:
     """The answer for a query without keys, for each kind of mask that it knows."""
     keys = lengths(subject)[1]
     keep = full(subject)
-    keep[:, :, 1] = False
+    keep[..., 1, :] = False
     polarity = facts.answer("boolean mask")
     if polarity.startswith("True"):
         given = ~keep if polarity == MASKED_OUT else keep

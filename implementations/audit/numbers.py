@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from implementations.audit.findings import ABSENT, OFFERED, Facts, Finding, undetermined
-from implementations.audit.masks import IGNORED, lengths, unchanged
+from implementations.audit.findings import ABSENT, IGNORED, OFFERED, Facts, Finding, undetermined
+from implementations.audit.masks import lengths, unchanged
 from implementations.audit.posing import HALF, WIDTH, Asked, Floats, Seen, Subject, near, padded, revealed
 from reference.solving import Expected, solve
 from spec.cases import Sharing

@@ -19,7 +19,7 @@ from implementations.contract import Result
 from implementations.loading import told
 from implementations.surroundings import kept_surroundings
 from reference.solving import solve
-from spec.cases import Sharing
+from spec.cases import MaskShape, Sharing
 from spec.extensions import NOTHING, Extension
 from spec.features import Conventions, Scope
 from spec.problems import DTYPES, Array, Problem
@@ -47,6 +47,8 @@ class Form:
     bias: bool = False
     output_projection: bool = False
     output_bias: bool = False
+    mask_shape: MaskShape = MaskShape.FULL
+    """The axes along which an attention mask may differ."""
 
 
 @dataclass(frozen=True)

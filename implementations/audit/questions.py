@@ -2,44 +2,65 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
-from implementations.audit import further, masks, numbers, sides
-from implementations.audit.findings import Facts, Finding
+from implementations.audit import forms, further, masks, numbers, sides
+from implementations.audit.findings import ABSENT, IGNORED, Facts, Finding, undetermined
 from implementations.audit.posing import Subject
+from implementations.audit.probes import NAMES, OPTIONS
+from implementations.loading import told
 
 Probe: TypeAlias = Callable[[Subject, Facts], Iterator[Finding]]
 
-PROBES: Mapping[str, Probe] = {
-    "plain": numbers.plain,
-    "scale": numbers.scale,
-    "widths": numbers.widths,
-    "groups": numbers.groups,
-    "boolean mask": masks.boolean,
-    "float mask": masks.additive,
-    "padding": masks.padding,
-    "causal": masks.causal,
-    "causal with mask": masks.with_mask,
-    "empty rows": masks.empty_rows,
-    "returned": sides.returned,
-    "dropout": sides.dropout,
-    "gradients": sides.gradients,
-    "precision": numbers.precision,
-    "options": further.options,
-    "containment": sides.containment,
-    "edges": sides.edges,
-}
+_IN_ORDER: tuple[Probe, ...] = (
+    forms.dtypes,
+    numbers.plain,
+    numbers.scale,
+    numbers.widths,
+    numbers.groups,
+    masks.boolean,
+    masks.additive,
+    masks.padding,
+    masks.causal,
+    masks.with_mask,
+    masks.empty_rows,
+    sides.returned,
+    sides.dropout,
+    sides.gradients,
+    numbers.precision,
+    *(further.asking(further.BY_NAME[name]) for name in OPTIONS),
+    further.cap_order,
+    further.beyond_window,
+    sides.containment,
+    sides.views,
+    sides.empty_sizes,
+)
+PROBES: Mapping[str, Probe] = dict(zip(NAMES, _IN_ORDER, strict=True))
 
 
-def asked(subject: Subject, facts: Facts, probe: str) -> list[Finding]:
-    """What one probe finds."""
-    return list(PROBES[probe](subject, facts))
+def asked(subject: Subject, found: Sequence[Finding], probe: str) -> list[Finding]:
+    """What one probe finds; that it cannot read an answer is no reason to stop."""
+    try:
+        return list(PROBES[probe](subject, Facts.of(found)))
+    except Exception as error:
+        return [undetermined(probe, f"its answers could not be read: {told(error)}")]
 
 
-def all_asked(subject: Subject, found: list[Finding]) -> list[Finding]:
+def all_asked(subject: Subject, found: Sequence[Finding]) -> list[Finding]:
     """The findings so far, and those of every probe, in this process."""
     findings = list(found)
     for probe in PROBES:
-        findings += asked(subject, Facts.of(findings), probe)
+        findings += asked(subject, findings, probe)
     return findings
+
+
+def heeding(findings: Sequence[Finding], named: Collection[str]) -> list[Finding]:
+    """The findings, where what a target has a parameter for and does not heed is told as such."""
+    silent = "it has a parameter for it, and nothing changes"
+    return [
+        Finding(f.question, IGNORED, silent)
+        if f.question in named and f.answer == ABSENT and f.evidence.startswith(IGNORED)
+        else f
+        for f in findings
+    ]

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from implementations.audit.findings import ABSENT, OFFERED, Facts, Finding, undetermined
-from implementations.audit.masks import IGNORED, MASKED_OUT, lengths
+from implementations.audit.findings import ABSENT, IGNORED, NOT_RETURNED, OFFERED, Facts, Finding, undetermined
+from implementations.audit.masks import MASKED_OUT, full, lengths
 from implementations.audit.posing import HALF, Asked, Floats, Reply, Seen, Subject, near, revealed, rounded
 from reference.encodings import alibi_slopes, sinusoids
 from reference.solving import solve
@@ -32,7 +32,7 @@ def returned(subject: Subject, facts: Facts) -> Iterator[Finding]:
         ("averaged weights", result.averaged_weights, seen.weights.mean(1)),
     ):
         if got is None:
-            yield Finding(question, ABSENT, "none came with the output")
+            yield Finding(question, ABSENT, NOT_RETURNED)
         elif near(got.astype(np.float64), expected, subject.dtype):
             yield Finding(question, OFFERED, f"shape {got.shape}, equal to the weights that made the output")
         else:
@@ -43,7 +43,7 @@ def returned(subject: Subject, facts: Facts) -> Iterator[Finding]:
 def _log_sum_exp(subject: Subject, got: Array | None) -> Finding:
     question = "log-sum-exp"
     if got is None:
-        return Finding(question, ABSENT, "none came with the output")
+        return Finding(question, ABSENT, NOT_RETURNED)
     problem = subject.problem(Asked())
     for base in LogBase:
         expected = solve(problem, Conventions(log_sum_exp_base=base)).parts["log_sum_exp"].value
@@ -100,8 +100,7 @@ def gradients(subject: Subject, facts: Facts) -> Iterator[Finding]:
     asked = replace(Asked(), units=False)
     yield _gradient(subject, "gradients", asked)
     if facts.answer("float mask") != ABSENT and facts.answer("gradients") != ABSENT:
-        queries, keys = lengths(subject)
-        mask = np.random.default_rng(11).standard_normal((2, subject.form.num_heads, queries, keys))
+        mask = np.random.default_rng(11).standard_normal(full(subject).shape)
         yield _gradient(subject, "gradient of a float mask", asked.given(attn_mask=mask), "attn_mask")
 
 
@@ -144,14 +143,14 @@ def containment(subject: Subject, facts: Facts) -> Iterator[Finding]:
 
 def _hidden(subject: Subject, facts: Facts) -> Iterator[tuple[str, Asked]]:
     """Problems in which no query may see key 2, by the kind of mask."""
-    queries, keys = lengths(subject)
-    keep = np.broadcast_to(np.arange(keys) != 2, (2, subject.form.num_heads, queries, keys))
+    keys = lengths(subject)[1]
+    keep = np.broadcast_to(np.arange(keys) != 2, full(subject).shape)
     if (polarity := facts.answer("boolean mask")).startswith("True"):
         yield "a boolean mask", Asked().given(attn_mask=~keep if polarity == MASKED_OUT else keep.copy())
     if facts.answer("minus infinity in a float mask") == "masks":
         yield "minus infinity", Asked().given(attn_mask=np.where(keep, 0.0, -np.inf))
     if (polarity := facts.answer("key padding")).startswith("True"):
-        real = keep[:, 0, 0].copy()
+        real = np.broadcast_to(np.arange(keys) != 2, (2, keys)).copy()
         yield "padding", Asked().given(key_padding_mask=~real if polarity == MASKED_OUT else real)
 
 
@@ -165,8 +164,8 @@ def _spoilt(subject: Subject, asked: Asked, name: str) -> str:
     return "contained" if near(after.output, before.output, subject.dtype) else "NaN in the output"
 
 
-def edges(subject: Subject, facts: Facts) -> Iterator[Finding]:
-    """Views of arrays, and empty sizes."""
+def views(subject: Subject, facts: Facts) -> Iterator[Finding]:
+    """Views of arrays."""
     problem = subject.problem(replace(Asked(), units=False))
     plain = subject.reply(problem)
     others = {}
@@ -177,10 +176,10 @@ def edges(subject: Subject, facts: Facts) -> Iterator[Finding]:
             others[f"{layout}"] = reply.error or ("" if same else "another answer")
     wrong = "; ".join(f"{layout}: {why}" for layout, why in others.items() if why)
     yield Finding("views", ABSENT if wrong else OFFERED, wrong or f"the same answer to {', '.join(others)} arrays")
-    yield from _empty_sizes(subject)
 
 
-def _empty_sizes(subject: Subject) -> Iterator[Finding]:
+def empty_sizes(subject: Subject, facts: Facts) -> Iterator[Finding]:
+    """No samples, no queries, no keys."""
     told = {}
     for what, asked in (
         ("no samples", replace(Asked(), batch=0)),
