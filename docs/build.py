@@ -16,6 +16,14 @@ from spec.clauses import load
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("assets", "pictures", "examples")
+LABELS = {
+    '<aside class="sidebar-drawer">': '<aside class="sidebar-drawer" aria-label="All pages">',
+    '<aside class="toc-drawer">': '<aside class="toc-drawer" aria-label="This page">',
+    '<p class="caption" role="heading">': '<p class="caption" role="heading" aria-level="2">',
+    "<pre>": '<pre tabindex="0">',
+    '<div class="table-wrapper ': '<div tabindex="0" class="table-wrapper ',
+}
+"""What the theme leaves out for readers with a keyboard or a screen reader."""
 STRICT = ("-W", "--keep-going", "-n", "-q")
 
 
@@ -29,7 +37,9 @@ def places() -> dict[PurePosixPath, str]:
 
 def assemble(folder: Path) -> None:
     """Writes all pages into a folder, with their links; the repository's own files stay as they are."""
-    moved, named = places(), targets(load(), DEFECTS)
+    moved = places()
+    named = {name: page for file, page in moved.items() for name in (str(file), page)}
+    named |= targets(load(), (ROOT / "docs" / "defects.md").read_text(encoding="utf-8"))
     for file, page in moved.items():
         text = with_links_moved((ROOT / file).read_text(encoding="utf-8"), file, moved)
         if page.startswith("spec/"):
@@ -49,7 +59,19 @@ def build(out: Path, builder: str = "html") -> int:
         assemble(pages)
         doctrees = str(Path(scratch, "doctrees"))
         settings = ("-c", str(ROOT / "docs"), "-d", doctrees, "-b", builder)
-        return build_main([*STRICT, *settings, str(pages), str(out)])
+        status = build_main([*STRICT, *settings, str(pages), str(out)])
+    if status == 0 and builder == "html":
+        label(out)
+    return status
+
+
+def label(folder: Path) -> None:
+    """Makes all that scrolls reachable by the keyboard, and names the parts of each page."""
+    for page in folder.rglob("*.html"):
+        text = page.read_text(encoding="utf-8")
+        for bare, labelled in LABELS.items():
+            text = text.replace(bare, labelled)
+        page.write_text(text, encoding="utf-8")
 
 
 def main(arguments: list[str] | None = None) -> int:

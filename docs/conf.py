@@ -14,6 +14,7 @@ suppress_warnings = ["myst.header"]  # a page of defects has chapters without te
 html_theme = "furo"
 html_title = project
 html_static_path = ["assets"]
+html_favicon = "assets/icon.svg"
 html_css_files = ["docs.css"]
 html_math_renderer = "mathml"
 html_copy_source = False

@@ -11,7 +11,7 @@ from spec.clauses import Clause, chapters
 
 __all__ = ["chapter_page", "outside_code", "slug", "targets", "with_links_moved", "with_names_linked"]
 
-NAME = re.compile(r"(?<![\[`])`([a-z0-9.-]+)`(?!`)|(?<=\| )([a-z0-9-]+\.[a-z0-9-]+)(?= \|)")
+NAME = re.compile(r"(?<![\[`])`([a-z0-9./-]+)`(?!`)|(?<=\| )([a-z0-9-]+\.[a-z0-9-]+)(?= \|)")
 LINK = re.compile(r"(?<=\]\()([^)#:]+)(#[^)]*)?(?=\))")
 
 
@@ -30,10 +30,11 @@ def slug(name: str) -> str:
     return name.replace(".", "")
 
 
-def targets(clauses: Mapping[str, Clause], defects: Iterable[Defect]) -> dict[str, str]:
-    """Where each clause and each defect is explained: a page, and an anchor."""
+def targets(clauses: Mapping[str, Clause], catalogue: str) -> dict[str, str]:
+    """Where each clause and each defect of the catalogue's page is explained: a page, and an anchor."""
     of_clauses = {name: f"spec/{clause.chapter}.md#{slug(name)}" for name, clause in clauses.items()}
-    return {defect.id: f"defects.md#{defect.id}" for defect in defects} | of_clauses
+    defects = re.findall(r"^### (\S+)$", catalogue, re.MULTILINE)
+    return {name: f"defects.md#{name}" for name in defects} | of_clauses
 
 
 def with_names_linked(text: str, page: str, targets: Mapping[str, str]) -> str:
