@@ -20,7 +20,7 @@ from spec.problems import Array, Problem
 Floats: TypeAlias = NDArray[np.float64]
 Booleans: TypeAlias = NDArray[np.bool_]
 
-CHUNK = 4_000_000
+CHUNK = 50_000
 """Elements of the largest temporary array; beyond it the sums run row by row."""
 EXP_ERROR = 8.0
 """Unit roundoffs of the accumulator that an exponential, of whatever base, may be off."""
@@ -71,7 +71,7 @@ class SoftmaxShift:
         weights: bound of each weight's change.
         largest: no weight becomes larger than this.
         pull: of each key on an output o that is the weighted mean: |change of o| <= sum_j pull_j |v_j - o|.
-        log_sum_exp: (B, H, Lq) bound of the logarithm's change.
+        log_sum_exp: (B, H, Lq, 1) bound of the logarithm's change.
     """
 
     weights: Floats
@@ -107,7 +107,7 @@ def input_bounds(problem: Problem, trace: Trace, precision: Precision) -> Inputs
     for name, role, rows in (("query", "q", given.query), ("key", "k", given.key), ("value", "v", given.value)):
         inputs, weight = np.abs(_wide(getattr(problem, name))), problem.parameters[f"w_{role}"]
         bound = projection_bound(inputs, weight, problem.parameters.get(f"b_{role}"), precision)
-        found.append(finite(split_heads(bound, rows.shape[1])))
+        found.append(finite(split_heads(bound, rows.shape[-3])))
     return Inputs(*found)
 
 
@@ -141,7 +141,7 @@ def score_bound(trace: Trace, products: Floats, precision: Precision) -> Floats:
 def _score_roundings(trace: Trace, precision: Precision) -> Floats:
     """Products stored, mask and biases added, maximum subtracted, base changed, exponential taken, parts merged."""
     s, products = np.where(trace.seen.allowed, trace.scores, 0.0), np.abs(trace.capped)
-    top, lifted = _top(trace)[..., None], _shift(trace)
+    top, lifted = _top(trace), _shift(trace)
     below, size = np.abs(s - top), np.abs(s) + lifted
     merged = 2.0 * (np.maximum(size, np.abs(top) + lifted) + np.log(max(s.shape[-1], 1)))
     steps = 2.0 * products + _masked(trace, size) + below + 2.0 * np.maximum(size, below) + 2.0
@@ -164,52 +164,70 @@ def _shift(trace: Trace) -> Floats | float:
 def softmax_shift(trace: Trace, scores: Floats) -> SoftmaxShift:
     """Every weight p e^delta / sum p e^delta with |delta| <= scores, without linearisation."""
     p = finite(trace.weights)
-    near = np.max(scores, initial=0.0) <= NEAR
-    rising, lowest, highest = _near_sums(p, scores) if near else _far_sums(trace, p, scores)
-    raised = scores - lowest[..., None]
-    gain = p * np.expm1(raised) if near else _gain(trace, p, raised)
-    loss = -p * np.expm1(-scores - highest[..., None])
-    change = np.minimum(np.maximum(gain, loss), np.maximum(p, 1.0 - p))
-    return SoftmaxShift(change, np.minimum(p + gain, 1.0), rising, highest)
-
-
-def _near_sums(p: Floats, scores: Floats) -> tuple[Floats, Floats, Floats]:
-    """The pull, and the logarithms of sum p e^-scores and sum p e^scores, where no exponential comes near overflow."""
-    rising = p * np.expm1(scores)
-    lowest = np.log1p((p * np.expm1(-scores)).sum(-1))
-    return rising * np.exp(-lowest)[..., None], lowest, np.log1p(rising.sum(-1))
-
-
-def _far_sums(trace: Trace, p: Floats, scores: Floats) -> tuple[Floats, Floats, Floats]:
-    """The same in logarithms."""
+    near = np.max(scores, axis=(-4, -3, -2, -1), initial=0.0) <= NEAR
+    if near.all():
+        return _near_shift(p, scores)
     log_p = _log_weights(trace)
+    if not near.any():
+        return _far_shift(p, log_p, scores)
+    return _interleaved(near, _near_shift(p[near], scores[near]), _far_shift(p[~near], log_p[~near], scores[~near]))
+
+
+def _near_shift(p: Floats, scores: Floats) -> SoftmaxShift:
+    """Where no exponential comes near overflow."""
+    rising, falling = p * np.expm1(scores), p * np.expm1(-scores)
+    lowest, highest = (np.log1p(moved.sum(-1, keepdims=True)) for moved in (falling, rising))
+    gain = p * np.expm1(scores - lowest)
+    return _shifted(p, gain, -p * np.expm1(-scores - highest), rising * np.exp(-lowest), highest)
+
+
+def _far_shift(p: Floats, log_p: Floats, scores: Floats) -> SoftmaxShift:
+    """The same in logarithms."""
     with np.errstate(divide="ignore"):
         log_moved = log_p + scores + np.log(-np.expm1(-scores))
     lowest = _log_of_lowered_sum(p, log_p, scores)
-    return _exp(log_moved - lowest[..., None]), lowest, np.logaddexp(0.0, log_sum_exp(log_moved))
+    highest, raised = np.logaddexp(0.0, log_sum_exp(log_moved)), scores - lowest
+    far = _exp(np.minimum(log_p + raised, 0.0)) - p
+    gain = np.where(raised < 1.0, p * np.expm1(np.minimum(raised, 1.0)), far)
+    return _shifted(p, gain, -p * np.expm1(-scores - highest), _exp(log_moved - lowest), highest)
 
 
-def _gain(trace: Trace, p: Floats, raised: Floats) -> Floats:
-    far = _exp(np.minimum(_log_weights(trace) + raised, 0.0)) - p
-    return np.where(raised < 1.0, p * np.expm1(np.minimum(raised, 1.0)), far)
+def _shifted(p: Floats, gain: Floats, loss: Floats, pull: Floats, highest: Floats) -> SoftmaxShift:
+    change = np.minimum(np.maximum(gain, loss), np.maximum(p, 1.0 - p))
+    return SoftmaxShift(change, np.minimum(p + gain, 1.0), pull, highest)
+
+
+def _interleaved(first: Booleans, one: SoftmaxShift, other: SoftmaxShift) -> SoftmaxShift:
+    """The shifts of a stack of which some problems are in `one`, the others in `other`."""
+    found = []
+    for mine, others in zip(vars(one).values(), vars(other).values(), strict=True):
+        both = np.empty((len(first), *mine.shape[1:]))
+        both[first], both[~first] = mine, others
+        found.append(both)
+    return SoftmaxShift(*found)
 
 
 def _log_weights(trace: Trace) -> Floats:
-    return np.where(trace.seen.allowed, trace.scores - finite(trace.log_sum_exp)[..., None], -np.inf)
+    return np.where(trace.seen.allowed, trace.scores - _finite_lse(trace), -np.inf)
 
 
 def _log_of_lowered_sum(p: Floats, log_p: Floats, scores: Floats) -> Floats:
-    """Log of sum p e^-scores, (B, H, Lq): to full precision where it is near 0, and 0 for an empty row."""
-    lost = (p * np.expm1(-scores)).sum(-1)
+    """Log of sum p e^-scores, (B, H, Lq, 1): to full precision where it is near 0, and 0 for an empty row."""
+    lost = (p * np.expm1(-scores)).sum(-1, keepdims=True)
     near = lost > -0.5
     return np.where(near, np.log1p(np.where(near, lost, 0.0)), log_sum_exp(log_p - scores))
 
 
 def log_sum_exp(logs: Floats) -> Floats:
-    """Over the last axis; minus infinity where there is nothing to sum."""
-    base = finite(np.max(logs, axis=-1, initial=-np.inf))
+    """Over the last axis, which is kept; minus infinity where there is nothing to sum."""
+    base = finite(np.max(logs, axis=-1, initial=-np.inf, keepdims=True))
     with np.errstate(divide="ignore"):
-        return np.asarray(np.log(np.exp(logs - base[..., None]).sum(-1)) + base)
+        return np.asarray(np.log(np.exp(logs - base).sum(-1, keepdims=True)) + base)
+
+
+def _finite_lse(trace: Trace) -> Floats:
+    """(B, H, Lq, 1): the log-sum-exp, 0 for an empty row."""
+    return finite(trace.log_sum_exp)[..., None]
 
 
 def local_error(trace: Trace, precision: Precision) -> Floats:
@@ -218,33 +236,32 @@ def local_error(trace: Trace, precision: Precision) -> Floats:
     In that style the log-sum-exp is rounded, as a state is, when the sum is done, so that the weights no
     longer sum to 1; all other errors of the scores are common to numerator and denominator.
     """
-    lse, top = finite(trace.log_sum_exp)[..., None], _top(trace)[..., None]
+    lse, top = _finite_lse(trace), _top(trace)
     s, lifted = np.where(trace.seen.allowed, trace.scores, lse), _shift(trace)
     state = precision.accumulator * (3.0 * np.abs(lse) + np.abs(top) + 4.0 * lifted + np.maximum(lse - top, 0.0))
-    state = state + _sink_error(trace, precision)[..., None]
+    state = state + _sink_error(trace, precision)
     late = np.expm1(np.minimum(precision.softmax * np.abs(s - lse) + state, LARGEST))
-    rescaled = gamma(SINK_STEPS * max(precision.softmax, precision.storage)) if trace.seen.sunk else 0.0
+    rescaled = gamma(SINK_STEPS * precision.widest) if trace.seen.sunk else 0.0
     return np.asarray(late + precision.weight_error(s.shape[-1]) + rescaled)
 
 
-def _sink_error(trace: Trace, precision: Precision) -> Floats:
-    """(B, H, Lq): of lse - sink, where o is rescaled by e^lse / (e^lse + e^sink) with the log-sum-exp of the keys."""
+def _sink_error(trace: Trace, precision: Precision) -> Floats | float:
+    """(B, H, Lq, 1): of lse - sink, where o is rescaled by e^lse / (e^lse + e^sink) with the keys' log-sum-exp."""
     if not trace.seen.sunk:
-        return np.zeros(trace.scores.shape[:3])
-    keys, sink = trace.scores[..., :-1], trace.scores[..., -1]
-    lse, top = finite(log_sum_exp(keys)), finite(np.max(keys, axis=-1, initial=-np.inf))
+        return 0.0
+    keys, sink = trace.scores[..., :-1], trace.scores[..., -1:]
+    lse, top = finite(log_sum_exp(keys)), finite(np.max(keys, axis=-1, initial=-np.inf, keepdims=True))
     state = 3.0 * np.abs(lse) + np.abs(top) + np.maximum(lse - top, 0.0)
     return np.asarray(precision.accumulator * (state + np.abs(lse - sink) + np.abs(sink) + EXP_ERROR))
 
 
 def _log_sum_exp_bound(trace: Trace, shift: SoftmaxShift, precision: Precision) -> Floats:
-    lse, top, moved = finite(trace.log_sum_exp), _top(trace), shift.log_sum_exp
-    lifted = 0.0 if trace.seen.added is None else trace.seen.added.shift[..., 0]
-    size, u = np.abs(lse) + moved + lifted, max(precision.softmax, precision.storage)
+    lse, top, moved, lifted = _finite_lse(trace), _top(trace), shift.log_sum_exp, _shift(trace)
+    size, u = np.abs(lse) + moved + lifted, precision.widest
     rounding = u * (2.0 * size + np.abs(lse - top) + moved)
     rounding = rounding + precision.accumulator * (3.0 * size + np.abs(top) + lifted)
     local = gamma(precision.weight_error(trace.weights.shape[-1])) + _sink_error(trace, precision)
-    return moved + local + rounding + precision.floor
+    return np.asarray(moved + local + rounding + precision.floor)[..., 0]
 
 
 def _mixed_bound(trace: Trace, shift: SoftmaxShift, local: Floats, value: Floats, precision: Precision) -> Floats:
@@ -277,20 +294,20 @@ def _of_empty_rows(trace: Trace, heads: Floats, value: Floats, precision: Precis
 
 def centred_sum(pull: Floats, trace: Trace, heads: Floats) -> tuple[Floats, Floats]:
     """sum_j pull_ij |v_jd - o_id|, at most the distance to the farthest visible value, and that distance."""
-    length, rows = heads.shape[2], max(1, CHUNK // max(1, trace.value.size))
+    length, rows = heads.shape[-2], max(1, CHUNK // max(1, trace.value.size))
     parts = [_centred(pull, trace, heads, slice(i, i + rows)) for i in range(0, length, rows)]
-    moved, farthest = np.concatenate(parts, axis=3) if parts else np.zeros((2, *heads.shape))
+    moved, farthest = np.concatenate(parts, axis=-2) if parts else np.zeros((2, *heads.shape))
     return moved, farthest
 
 
 def _centred(pull: Floats, trace: Trace, heads: Floats, rows: slice) -> Floats:
     """Both for some queries, with the keys last, (B, H, i, d_v, Lk), as memory likes it."""
-    pull, allowed, heads = pull[:, :, rows, None], trace.seen.allowed[:, :, rows, None], heads[:, :, rows]
-    value = np.ascontiguousarray(trace.value.swapaxes(-1, -2))[:, :, None]
-    value = value if trace.kept is None else value * trace.kept[:, :, rows, None]
+    pull, allowed, heads = pull[..., rows, None, :], trace.seen.allowed[..., rows, None, :], heads[..., rows, :]
+    value = np.ascontiguousarray(trace.value.swapaxes(-1, -2))[..., None, :, :]
+    value = value if trace.kept is None else value * trace.kept[..., rows, None, :]
     distance: Floats = value - heads[..., None]
     np.abs(distance, out=distance)
-    moved = np.einsum("bhixj,bhidj->bhid", pull, distance)
+    moved = np.einsum("...xj,...dj->...d", pull, distance)
     farthest = np.max(distance if allowed.all() else np.where(allowed, distance, 0.0), axis=-1, initial=0.0)
     return np.stack([np.minimum(moved, farthest), farthest])
 
@@ -305,8 +322,8 @@ def _output_bound(problem: Problem, trace: Trace, heads: Floats, precision: Prec
 
 
 def _top(trace: Trace) -> Floats:
-    """(B, H, Lq): the largest score of each row, 0 for an empty one."""
-    return finite(np.max(trace.scores, axis=-1, initial=-np.inf))
+    """(B, H, Lq, 1): the largest score of each row, 0 for an empty one."""
+    return finite(np.max(trace.scores, axis=-1, initial=-np.inf, keepdims=True))
 
 
 def _exp(logs: Floats) -> Floats:

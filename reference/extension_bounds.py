@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reference.pipeline import Inputs, Trace
-from reference.precision import Precision, gamma, state_roundings
+from reference.precision import Precision, Roundoff, gamma, state_roundings
 from reference.stages import Rotation, gather, share
 
 Floats: TypeAlias = NDArray[np.float64]
@@ -35,24 +35,28 @@ def multiplied_bounds(trace: Trace, inputs: Inputs, precision: Precision) -> tup
     if trace.turned is not None:
         query = turned_bound(trace.turned.query, trace.inputs.query, query, precision)
         key = turned_bound(trace.turned.key, trace.inputs.key, key, precision)
-    num_heads, columns = trace.query.shape[1], trace.key.shape[2]
+    num_heads, columns = trace.query.shape[-3], trace.key.shape[-2]
     shared = [share(rows, num_heads, trace.order) for rows in (key, inputs.value)]
-    if columns == key.shape[2]:
-        return query, shared[0], shared[1]
-    further = [(0, 0), (0, 0), (0, columns - key.shape[2]), (0, 0)]
-    return query, np.pad(shared[0], further), np.pad(shared[1], further)
+    if columns > key.shape[-2]:
+        shared = [_followed(rows, columns - key.shape[-2]) for rows in shared]
+    return query, shared[0], shared[1]
+
+
+def _followed(rows: Floats, further: int) -> Floats:
+    """(B, H, L, d) -> (B, H, L + further, d): zeros, because further keys and values are exact."""
+    return np.concatenate([rows, np.zeros((*rows.shape[:-2], further, rows.shape[-1]))], axis=-2)
 
 
 def turned_bound(rotation: Rotation, rows: Floats, error: Floats, precision: Precision) -> Floats:
     """Of rows, each within `error`, turned by the rotation or turned back."""
     sizes = np.abs(np.where(np.isfinite(rows), rows, 0.0)) + error
     angle = angle_bound(rotation.angles, rotation.frequencies, precision.angle)
-    rounding = gamma(TURN_STEPS * max(precision.storage, precision.softmax))
+    rounding = gamma(TURN_STEPS * precision.widest)
     turned = rotation.of_sizes(error + rounding * sizes) + rotation.summed(sizes, (1.0 + rounding) * angle)
     return np.asarray(turned + precision.floor)
 
 
-def angle_bound(angles: Floats, frequencies: Floats, roundoff: float) -> Floats:
+def angle_bound(angles: Floats, frequencies: Floats, roundoff: Roundoff) -> Floats:
     """Of sines and cosines of angles, position times frequency: an error of the angle moves them as far at most."""
     relative = ANGLE_STEPS + POWER_STEPS * np.abs(np.log(frequencies))
     return np.asarray(roundoff * (relative * np.abs(angles) + ANGLE_STEPS))
@@ -60,11 +64,11 @@ def angle_bound(angles: Floats, frequencies: Floats, roundoff: float) -> Floats:
 
 def gathered_bound(trace: Trace, rows: Floats, error: Floats, precision: Precision) -> Floats:
     """(B, Hk, L, d): of gradients (B, H, L, d) within `error`, summed over each group."""
-    num_heads, num_kv_heads = trace.query.shape[1], trace.inputs.key.shape[1]
+    num_heads, num_kv_heads = trace.query.shape[-3], trace.inputs.key.shape[-3]
     groups = num_heads // max(1, num_kv_heads)
     if groups == 1:
         return error
-    rounding = precision.growth(groups) + state_roundings(groups) * max(precision.storage, precision.softmax)
+    rounding = precision.growth(groups) + state_roundings(groups) * precision.widest
     return gather(error + rounding * (np.abs(rows) + error), num_kv_heads, trace.order)
 
 
@@ -87,10 +91,10 @@ def slope_bound(trace: Trace, products: Floats, precision: Precision) -> Floats:
     return np.minimum(2.0 * t * error + error**2 + 4.0 * precision.softmax, 1.0)
 
 
-def weight_roundings(trace: Trace, precision: Precision) -> float:
+def weight_roundings(trace: Trace, precision: Precision) -> Roundoff:
     """Relative, of each weight between softmax and mixture: dropout, and gates that multiply the weights."""
     steps = (0.0 if trace.kept is None else DROP_STEPS) + (0.0 if trace.gates is None else GATE_STEPS)
-    return gamma(steps * max(precision.softmax, precision.storage))
+    return gamma(steps * precision.widest)
 
 
 def dropped_bound(trace: Trace, weights: Floats, precision: Precision) -> Floats:
@@ -104,6 +108,6 @@ def dropped_bound(trace: Trace, weights: Floats, precision: Precision) -> Floats
 def gated_bound(trace: Trace, mixed: Floats, precision: Precision) -> Floats:
     """Of heads times their gates."""
     assert trace.gates is not None
-    gates = np.abs(trace.gates)[:, None, None]
+    gates = np.abs(trace.gates)[..., None, None]
     heads = np.abs(np.where(np.isfinite(trace.mixed), trace.mixed, 0.0))
     return np.asarray(gates * (mixed + GATE_STEPS * precision.storage * (heads + mixed)) + precision.floor)

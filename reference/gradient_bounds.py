@@ -24,7 +24,7 @@ from reference.gradients import (
     unbroadcast,
 )
 from reference.pipeline import Inputs, Trace, merge_heads, split_heads
-from reference.precision import Precision, gamma, state_roundings
+from reference.precision import Precision, Roundoff, gamma, state_roundings
 from reference.stages import gather
 from spec.features import EmptyRow, Scope
 from spec.problems import Problem
@@ -64,26 +64,26 @@ def gradient_bounds(problem: Problem, trace: Trace, forward: ForwardBounds, prec
     found |= _further_bounds(problem, trace, step, errors, precision)
     if trace.gates is not None:
         found["head_gates"] = _gates_bound(trace, forward, cotangent, e_cotangent, precision)
-    return {name: found[name] + precision.floor for name in problem.needs}
+    return {name: found[name] + precision.before(found[name].ndim - 1).floor for name in problem.needs}
 
 
 def _ungated_bound(trace: Trace, cotangent: Floats, error: Floats, precision: Precision) -> Floats:
     """Of d loss / d mixed heads."""
     if trace.gates is None:
         return error
-    gates = np.abs(trace.gates)[:, None, None]
+    gates = np.abs(trace.gates)[..., None, None]
     return np.asarray(gates * (error + 2.0 * precision.storage * (np.abs(cotangent) + error)))
 
 
 def _input_errors(trace: Trace, step: Backward, errors: _Errors, precision: Precision) -> Inputs:
     """The bounds carried back to the heads' inputs, as `to_inputs` carries the gradients."""
-    length, query = trace.inputs.key.shape[2], errors.query
-    given = [(r[:, :, :length], e[:, :, :length]) for r, e in ((step.key, errors.key), (step.value, errors.value))]
+    length, query = trace.inputs.key.shape[-2], errors.query
+    given = [(r[..., :length, :], e[..., :length, :]) for r, e in ((step.key, errors.key), (step.value, errors.value))]
     key, value = (gathered_bound(trace, rows, error, precision) for rows, error in given)
     if trace.turned is not None:
         query = turned_bound(trace.turned.query, step.query, query, precision)
         # The rotation may be undone in each head, before the sum over the group.
-        sizes = gather(np.abs(step.key[:, :, :length]), trace.inputs.key.shape[1], trace.order)
+        sizes = gather(np.abs(step.key[..., :length, :]), trace.inputs.key.shape[-3], trace.order)
         key = turned_bound(trace.turned.key, sizes, key, precision)
     return Inputs(query, key, value)
 
@@ -97,19 +97,20 @@ def _further_bounds(
     def summed(of: Callable[[Floats], Floats], rows: Floats, error: Floats, terms: int) -> Floats:
         inherited, sizes = of(error), of(np.abs(rows))
         # What is looked up in a table gets its gradient by additions into the table, in its dtype.
-        stored = (STORED + state_roundings(terms)) * precision.storage
-        return np.asarray(inherited + (precision.growth(terms) + stored) * (inherited + sizes))
+        own = precision.before(inherited.ndim - 1)
+        rounding = own.growth(terms) + (STORED + state_roundings(terms)) * own.storage
+        return np.asarray(inherited + rounding * (inherited + sizes))
 
-    scores, samples = (step.scores, errors.scores), trace.query.shape[0] * trace.query.shape[2]
+    scores, samples = (step.scores, errors.scores), problem.batch * trace.query.shape[-2]
     if "sinks" in problem.extras:
-        found["sinks"] = summed(lambda rows: rows[..., -1].sum((0, 2)), *scores, samples)
+        found["sinks"] = summed(lambda rows: rows[..., -1].sum((-3, -1)), *scores, samples)
     if "relative_bias" in problem.extras:
         terms = samples * problem.key.shape[-2]
         found["relative_bias"] = summed(
             lambda rows: by_distance(problem, trace, given_keys(problem, rows)), *scores, terms
         )
     if "bias_k" in problem.parameters:
-        terms = trace.query.shape[0] * trace.query.shape[1] * trace.query.shape[2]
+        terms = samples * trace.query.shape[-3]
         for name, rows, error in (("bias_k", step.key, errors.key), ("bias_v", step.value, errors.value)):
             found[name] = summed(lambda each: of_further_key(problem, trace, each), rows, error, terms)
     return found
@@ -119,20 +120,21 @@ def _gates_bound(trace: Trace, forward: ForwardBounds, cotangent: Floats, e_g: F
     """(H,): of D of the ungated heads, summed over samples and queries; a gate may multiply output or weights."""
     step = backward(replace(trace, gates=None), cotangent)
     e_dp = _weight_errors(trace, step, forward, e_g, precision)
-    error = _centre_errors(trace, step, forward, e_dp, e_g, precision)[..., 0]
-    by_output, by_weights = np.abs(cotangent * trace.mixed).sum(-1), np.abs(trace.weights * step.weights).sum(-1)
-    terms = error[:, :1].size * max(trace.value.shape[-2:])
+    error = _centre_errors(trace, step, forward, e_dp, e_g, precision)
+    parts = (cotangent * trace.mixed, trace.weights * step.weights)
+    by_output, by_weights = (np.abs(part).sum(-1, keepdims=True) for part in parts)
+    terms = error.shape[-4] * error.shape[-2] * max(trace.value.shape[-2:])
     rounding = precision.growth(terms) + STORED * precision.storage
-    return np.asarray((error + rounding * (np.maximum(by_output, by_weights) + error)).sum((0, 2)))
+    return np.asarray((error + rounding * (np.maximum(by_output, by_weights) + error)).sum((-4, -2, -1)))
 
 
-def product_bound(a: Floats, e_a: Floats, b: Floats, e_b: Floats, rounding: float) -> Floats:
+def product_bound(a: Floats, e_a: Floats, b: Floats, e_b: Floats, rounding: Roundoff) -> Floats:
     """|fl(a' b') - a b| where a' lies within e_a of a, b' within e_b of b; a and b are absolute values."""
     return np.asarray(e_a @ (b + e_b) + a @ e_b + rounding * ((a + e_a) @ (b + e_b)))
 
 
-def _stored(precision: Precision) -> float:
-    return gamma(STORED * max(precision.storage, precision.softmax))
+def _stored(precision: Precision) -> Roundoff:
+    return gamma(STORED * precision.widest)
 
 
 def _cotangent_bound(problem: Problem, precision: Precision) -> Floats:
@@ -150,7 +152,7 @@ def _cotangent_bound(problem: Problem, precision: Precision) -> Floats:
 
 def _errors(trace: Trace, step: Backward, forward: ForwardBounds, e_g: Floats, precision: Precision) -> _Errors:
     p, g, stored, scale = trace.dropped, np.abs(step.heads), _stored(precision), abs(trace.scale)
-    groups = trace.query.shape[1] // max(1, trace.inputs.key.shape[1])
+    groups = trace.query.shape[-3] // max(1, trace.inputs.key.shape[-3])
     e_dp = _weight_errors(trace, step, forward, e_g, precision)
     e_scores = _score_errors(trace, step, forward, e_dp, e_g, precision)
     e_ds = e_scores if trace.softcap is None else _capped_errors(trace, step, forward, e_scores, precision)

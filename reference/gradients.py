@@ -49,7 +49,7 @@ def backward(trace: Trace, heads: Floats) -> Backward:
         trace: the forward pass.
         heads: d loss / d heads, (B, H, Lq, d_v), after the gates.
     """
-    d_mixed = heads if trace.gates is None else heads * trace.gates[:, None, None]
+    d_mixed = heads if trace.gates is None else heads * trace.gates[..., None, None]
     d_weights = d_mixed @ trace.value.swapaxes(-1, -2)
     d_weights = d_weights if trace.kept is None else d_weights * trace.kept
     centre = (trace.weights * d_weights).sum(-1, keepdims=True)
@@ -77,7 +77,7 @@ def slope(trace: Trace) -> Floats:
 def to_inputs(trace: Trace, step: Backward) -> Inputs:
     """The gradients carried back from what is multiplied to the heads' inputs: groups summed, rotations undone."""
     given = trace.inputs.key.shape
-    key, value = (gather(rows[:, :, : given[2]], given[1], trace.order) for rows in (step.key, step.value))
+    key, value = (gather(rows[..., : given[-2], :], given[-3], trace.order) for rows in (step.key, step.value))
     if trace.turned is None:
         return Inputs(step.query, key, value)
     return Inputs(trace.turned.query.turned_back(step.query), trace.turned.key.turned_back(key), value)
@@ -118,11 +118,11 @@ def _further_gradients(problem: Problem, trace: Trace, step: Backward, cotangent
     """Of sinks, relative biases, gates, and the learned further key and value."""
     found: dict[str, Floats] = {}
     if "sinks" in problem.extras:
-        found["sinks"] = step.scores[..., -1].sum((0, 2))
+        found["sinks"] = step.scores[..., -1].sum((-3, -1))
     if "relative_bias" in problem.extras:
         found["relative_bias"] = by_distance(problem, trace, given_keys(problem, step.scores))
     if trace.gates is not None:
-        found["head_gates"] = (cotangent * trace.mixed).sum((0, 2, 3))
+        found["head_gates"] = (cotangent * trace.mixed).sum((-4, -2, -1))
     if "bias_k" in problem.parameters:
         for name, rows in (("bias_k", step.key), ("bias_v", step.value)):
             found[name] = of_further_key(problem, trace, rows)
@@ -134,13 +134,13 @@ def by_distance(problem: Problem, trace: Trace, scores: Floats) -> Floats:
     most = problem.extension.relative_bias
     entries = trace.places.clipped(most)
     one_hot = entries[..., None] == np.arange(2 * most + 1)
-    return np.asarray(np.einsum("bhij,bije->he", scores, one_hot.astype(np.float64)))
+    return np.asarray(np.einsum("...bhij,bije->...he", scores, one_hot.astype(np.float64)))
 
 
 def of_further_key(problem: Problem, trace: Trace, rows: Floats) -> Floats:
     """(Hk * d,): the rows (B, H, Lk, d) at the learned further key, summed over samples and groups."""
     at = problem.key.shape[-2]
-    return np.asarray(gather(rows[:, :, at : at + 1], problem.num_kv_heads, trace.order).sum(0)).reshape(-1)
+    return np.asarray(gather(rows[..., at : at + 1, :], problem.num_kv_heads, trace.order).sum(0)).reshape(-1)
 
 
 def unbroadcast(array: Floats, shape: tuple[int, ...]) -> Floats:

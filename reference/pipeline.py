@@ -54,10 +54,11 @@ def normalise(scores: Floats) -> Floats:
 
 def fill_empty_rows(weights: Floats, seen: Visibility) -> Floats:
     """The weights with rows that may see no key answered as the conventions say."""
-    filled = weights.copy()
-    filled[seen.rows_answered(EmptyRow.NAN)] = np.nan
-    filled[seen.rows_answered(EmptyRow.UNIFORM)] = 1.0 / max(weights.shape[-1], 1)
-    return filled
+    for answer, filling in ((EmptyRow.NAN, np.nan), (EmptyRow.UNIFORM, 1.0 / max(weights.shape[-1], 1))):
+        rows = seen.rows_answered(answer)
+        if rows.any():
+            weights = np.where(rows[..., None], filling, weights)
+    return weights
 
 
 def mix(weights: Floats, value: Floats) -> Floats:
@@ -176,7 +177,7 @@ class Pipeline:
         weights = self.fill_empty_rows(self.normalise(scores), seen)
         mixed = self.mix(weights if kept is None else weights * kept, value)
         gates = _optional(wide.extras.get("head_gates"))
-        heads = mixed if gates is None else mixed * gates[:, None, None]
+        heads = mixed if gates is None else mixed * gates[..., None, None]
         output = heads if wide.scope is Scope.OP else self.project_out(wide, heads)
         rows = (products, capped, scores, weights, kept, mixed, heads, output)
         return Trace(inputs, turned, softcap, gates, order, places, query, key, value, scale, *rows, seen)
@@ -208,7 +209,7 @@ class Pipeline:
 
     def _further(self, problem: Problem, conventions: Conventions, name: str, rows: Floats) -> Iterator[Floats]:
         """(H, d) for each further key and the sink."""
-        num_heads, width = rows.shape[1], rows.shape[-1]
+        num_heads, width = rows.shape[-3], rows.shape[-1]
         if name in problem.parameters:
             learned = _floats(problem.parameters[name]).reshape(1, problem.num_kv_heads, 1, width)
             yield self.share(learned, num_heads, conventions.group_order)[0, :, 0]

@@ -55,7 +55,7 @@ class Positions:
 
 def positions(problem: Problem, conventions: Conventions) -> Positions:
     """Keys count from 0; queries from `query_start`, or from where the claimed alignment puts the first one."""
-    batch = problem.query.shape[0]
+    batch = problem.batch
     queries = _documents(problem, "query", batch, problem.query.shape[-2])
     keys = _documents(problem, "key", batch, problem.key.shape[-2])
     first: Integers | int = problem.extension.query_start or 0

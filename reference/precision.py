@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from math import sqrt
-from typing import Any
+from typing import Any, TypeAlias
 
 import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
 
 from spec.features import SoftmaxPrecision
 from spec.problems import DTYPES
+
+Roundoff: TypeAlias = float | NDArray[np.float64]
+"""A unit roundoff, or what some come to: a number, or one for each problem of a stack, shaped to go before its axes."""
 
 STATE_ROUNDINGS = 16.0
 """Running sums kept in the working dtype may lose this many of its roundoffs, as a few dozen additions do."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Precision:
     """Unit roundoffs of one way of computing, that of the reference itself added to each.
+
+    Of a stack of problems (see `stacking`) they are arrays (D, 1, 1, 1, 1), which go with what is (D, B, H, L, d).
 
     Attributes:
         dtype: the storage dtype's name.
@@ -30,21 +38,32 @@ class Precision:
     """
 
     dtype: str
-    storage: float
-    accumulator: float
-    softmax: float
-    angle: float
-    floor: float
+    storage: Roundoff
+    accumulator: Roundoff
+    softmax: Roundoff
+    angle: Roundoff
+    floor: Roundoff
 
-    def growth(self, terms: int) -> float:
+    @property
+    def widest(self) -> Roundoff:
+        """The larger one of storage and softmax."""
+        return _larger(self.storage, self.softmax)
+
+    def before(self, axes: int) -> Precision:
+        """The same for arrays with so many axes after that of the stack."""
+        if isinstance(self.storage, float):
+            return self
+        return replace(self, **{n: getattr(self, n).reshape(-1, *[1] * axes) for n in ROUNDOFFS})
+
+    def growth(self, terms: int) -> Roundoff:
         """Relative error of a sum of `terms` products, in the accumulator.
 
         min(n, 4 sqrt(n)) unit roundoffs: the worst case for short sums; for long ones the probabilistic bound
         of Higham and Mary (2019), which fails for fewer than one sum in a thousand, far fewer in practice.
         """
-        return gamma(min(terms, 4.0 * sqrt(terms)) * self.accumulator)
+        return _growth(self, terms)
 
-    def weight_error(self, keys: int) -> float:
+    def weight_error(self, keys: int) -> Roundoff:
         """Relative error that a weight, and its product with a value, takes on after the exponential.
 
         Three roundings of its own, and those of the running states over `keys` keys (sum, mixture and their
@@ -53,14 +72,30 @@ class Precision:
         return self.growth(3 * keys) + gamma((3.0 + state_roundings(keys)) * self.softmax)
 
 
+ROUNDOFFS = tuple(field.name for field in fields(Precision) if field.name != "dtype")
+
+
+@cache
+def _growth(precision: Precision, terms: int) -> Roundoff:
+    return gamma(min(terms, 4.0 * sqrt(terms)) * precision.accumulator)
+
+
+def _larger(one: Roundoff, other: Roundoff) -> Roundoff:
+    if isinstance(one, float) and isinstance(other, float):
+        return max(one, other)
+    return np.maximum(one, other)
+
+
 def state_roundings(terms: int) -> float:
     """Roundings that a running sum of so many terms may take on where it is kept in the working dtype."""
     return min(terms, 4.0 * sqrt(terms), STATE_ROUNDINGS)
 
 
-def gamma(roundoffs: float) -> float:
+def gamma(roundoffs: Roundoff) -> Roundoff:
     """What k factors 1 + u may come to together: k u / (1 - k u), given k u (Higham 2002, lemma 3.1)."""
-    return roundoffs / (1.0 - roundoffs) if roundoffs < 0.5 else 2.0 * roundoffs
+    if isinstance(roundoffs, float):
+        return roundoffs / (1.0 - roundoffs) if roundoffs < 0.5 else 2.0 * roundoffs
+    return np.where(roundoffs < 0.5, roundoffs / (1.0 - np.minimum(roundoffs, 0.5)), 2.0 * roundoffs)
 
 
 @cache
@@ -82,6 +117,14 @@ def precision(dtype: str, softmax: SoftmaxPrecision = SoftmaxPrecision.WORKING) 
         angle=single + reference,
         floor=_floor(dtype if inner == storage else "float32"),
     )
+
+
+@cache
+def precisions(dtypes: Sequence[str], softmax: SoftmaxPrecision = SoftmaxPrecision.WORKING) -> Precision:
+    """The precisions of several dtypes, for a stack of problems: one in each."""
+    each = [precision(dtype, softmax) for dtype in dtypes]
+    arrays = {n: np.array([getattr(p, n) for p in each]).reshape(-1, 1, 1, 1, 1) for n in ROUNDOFFS}
+    return Precision(dtype=" ".join(dtypes), **arrays)
 
 
 @cache

@@ -199,6 +199,6 @@ def _relative_error(problem: Problem, trace: Trace, working: Precision) -> float
         WEIGHTS * np.log1p(of_weight),
         PROJECTIONS * np.log1p(working.growth(max(widths, default=0))),
         SUMS * np.log1p(working.growth(max(rows))),
-        np.log1p(gamma(4.0 * STAGES * max(working.storage, working.softmax))),
+        np.log1p(gamma(4.0 * STAGES * working.widest)),
     )
     return float(np.expm1(sum(errors)))

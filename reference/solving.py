@@ -24,6 +24,9 @@ from spec.problems import Problem
 Floats: TypeAlias = NDArray[np.float64]
 Indices: TypeAlias = NDArray[np.intp]
 
+EACH = (-4, -3, -2, -1)
+"""The axes of one problem; a stack of problems has one before them (see `stacking`)."""
+
 
 @dataclass(frozen=True, eq=False)
 class Expected:
@@ -87,34 +90,41 @@ def _returned(
     if conventions.returned_weights is ReturnedWeights.AFTER_DROPOUT:
         weights, errors = trace.dropped, dropped_bound(trace, errors, precision)
     weights, errors = weights[..., :columns], errors[..., :columns]
-    averaged = weights.mean(1)
-    rounding = (precision.growth(problem.num_heads) + 2.0 * precision.storage) * averaged
-    rounding = rounding + precision.floor * trace.seen.allowed[..., :columns].any(1)
+    averaged = weights.mean(-3)
+    over_heads = precision.before(averaged.ndim - 1)
+    rounding = (over_heads.growth(problem.num_heads) + 2.0 * over_heads.storage) * averaged
+    rounding = rounding + over_heads.floor * trace.seen.allowed[..., :columns].any(-3)
     lse, error = trace.log_sum_exp, bounds.log_sum_exp
     if conventions.log_sum_exp_base is LogBase.TWO:
         lse = lse / np.log(2.0)
-        converted = 2.0 * max(precision.storage, precision.softmax)
+        converted = 2.0 * precision.before(lse.ndim - 1).widest
         error = error / np.log(2.0) + converted * (np.abs(finite(lse)) + error / np.log(2.0))
     return {
         "weights": Expected(weights, errors),
-        "averaged_weights": Expected(averaged, errors.mean(1) + rounding),
+        "averaged_weights": Expected(averaged, errors.mean(-3) + rounding),
         "log_sum_exp": Expected(lse, error),
     }
 
 
 def _mean_of_values(problem: Problem, trace: Trace) -> Floats | None:
-    """The output with equal weights for all visible keys; None where that is the right answer."""
+    """The output with equal weights for all visible keys; None where that is the right answer.
+
+    Of a stack, NaN stands for the problems where it is.
+    """
     allowed = trace.seen.allowed
-    low = np.min(np.where(allowed, trace.scores, np.inf), axis=-1, initial=np.inf)
-    high = np.max(trace.scores, axis=-1, initial=-np.inf)
-    same_values = (trace.value == trace.value[:, :, :1]).all()
-    if same_values or not (low < high).any():
+    low = np.min(np.where(allowed, trace.scores, np.inf), axis=-1, keepdims=True, initial=np.inf)
+    high = np.max(trace.scores, axis=-1, keepdims=True, initial=-np.inf)
+    telling = (low < high).any(EACH) & (trace.value != trace.value[..., :1, :]).any(EACH)
+    if not telling.any():
         return None
     equal = allowed / np.maximum(allowed.sum(-1, keepdims=True), 1)
     heads = mix(equal if trace.kept is None else equal * trace.kept, trace.value)
-    heads = heads if trace.gates is None else heads * trace.gates[:, None, None]
+    heads = heads if trace.gates is None else heads * trace.gates[..., None, None]
     output = heads if problem.scope is Scope.OP else Pipeline().project_out(problem.widened(), heads)
-    return None if np.array_equal(output, trace.output) else output  # equal where all weights are dropped
+    telling = telling & (output != trace.output).any(EACH[-output.ndim :])  # equal where all weights are dropped
+    if telling.all():
+        return output
+    return np.where(telling[..., *[None] * len(EACH)], output, np.nan) if telling.any() else None
 
 
 def sample_rows(problem: Problem, rows: Indices, conventions: Conventions = Conventions()) -> Problem:

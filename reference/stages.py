@@ -17,21 +17,21 @@ Integers: TypeAlias = NDArray[np.int64]
 
 def share(rows: Floats, num_heads: int, order: GroupOrder) -> Floats:
     """(B, Hk, L, d) -> (B, H, L, d): the key or value head of every query head (chapter grouped)."""
-    groups = num_heads // max(1, rows.shape[1])
+    groups = num_heads // max(1, rows.shape[-3])
     if groups == 1:
         return rows
     if order is GroupOrder.TILED:
         return np.tile(rows, (1, groups, 1, 1))
-    return np.repeat(rows, groups, axis=1)
+    return np.repeat(rows, groups, axis=-3)
 
 
 def gather(rows: Floats, num_kv_heads: int, order: GroupOrder) -> Floats:
     """(B, H, L, d) -> (B, Hk, L, d): the transpose of `share`, a sum over each group."""
-    batch, num_heads, length, width = rows.shape
+    *before, num_heads, length, width = rows.shape
     groups = num_heads // max(1, num_kv_heads)
     if order is GroupOrder.TILED:
-        return np.asarray(rows.reshape(batch, groups, num_kv_heads, length, width).sum(1))
-    return np.asarray(rows.reshape(batch, num_kv_heads, groups, length, width).sum(2))
+        return np.asarray(rows.reshape(*before, groups, num_kv_heads, length, width).sum(-4))
+    return np.asarray(rows.reshape(*before, num_kv_heads, groups, length, width).sum(-3))
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,5 +104,5 @@ def cap(scores: Floats, limit: float | None) -> Floats:
 
 def append(rows: Floats, further: Floats) -> Floats:
     """(B, H, L, d) and (H, d) -> (B, H, L + 1, d): one more key or value, the same for each sample."""
-    column = np.broadcast_to(further[None, :, None], (*rows.shape[:2], 1, rows.shape[-1]))
-    return np.concatenate([rows, column], axis=2)
+    column = np.broadcast_to(further[:, None], (*rows.shape[:-2], 1, rows.shape[-1]))
+    return np.concatenate([rows, column], axis=-2)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,7 @@ from spec.problems import Array, Problem
 
 Booleans: TypeAlias = NDArray[np.bool_]
 Floats: TypeAlias = NDArray[np.float64]
+Scalar = TypeVar("Scalar", np.bool_, np.float64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,8 +62,7 @@ def visibility(problem: Problem, conventions: Conventions, places: Positions | N
     The answer for an empty row is that of the mask that emptied it: attn_mask first, then padding, then what follows
     from positions: causal flag, window and documents.
     """
-    batch = problem.query.shape[0]
-    shape = (batch, problem.num_heads, problem.query.shape[-2], problem.key.shape[-2])
+    shape = (problem.batch, problem.num_heads, problem.query.shape[-2], problem.key.shape[-2])
     places = places or positions(problem, conventions)
     masked, padded, placed = _kept(problem, shape), _padding(problem, shape), _placed(problem, conventions, places)
     allowed = masked & padded & placed
@@ -75,7 +75,7 @@ def _kept(problem: Problem, shape: tuple[int, ...]) -> Booleans:
     if given is None:
         return np.ones(shape, bool)
     kept = given.astype(bool) if given.dtype.kind == "b" else given.astype(np.float64) > -np.inf
-    return np.broadcast_to(kept, shape)
+    return np.broadcast_to(kept, (*kept.shape[:-4], *shape))
 
 
 def _padding(problem: Problem, shape: tuple[int, ...]) -> Booleans:
@@ -109,13 +109,13 @@ def _placed(problem: Problem, conventions: Conventions, places: Positions) -> Bo
 
 def _added(problem: Problem, allowed: Booleans, places: Positions) -> Added | None:
     parts, shape, mask = [], allowed.shape, problem.attn_mask
-    shift = np.zeros((*shape[:3], 1))
+    shift = np.zeros((*shape[:-1], 1))
     if mask is not None and mask.dtype.kind != "b":
         wide = mask.astype(np.float64)
-        finite = np.broadcast_to(np.where(wide > -np.inf, wide, 0.0), shape)
+        finite = np.where(wide > -np.inf, wide, 0.0)
         parts.append((finite, np.abs(finite)))
     if "alibi_slopes" in problem.extras:
-        slopes = problem.extras["alibi_slopes"].astype(np.float64)[:, None, None]
+        slopes = problem.extras["alibi_slopes"].astype(np.float64)[..., None, None]
         # Where no key after the query is seen, some add slope * key position, which lifts the row as a whole.
         behind = ~(allowed & (places.ahead > 0)[:, None]).any(-1, keepdims=True)
         shift = shift + np.where(behind, np.abs(slopes * places.query[:, None, :, None]), 0.0)
@@ -124,11 +124,13 @@ def _added(problem: Problem, allowed: Booleans, places: Positions) -> Added | No
         parts.append((-slopes * np.abs(places.ahead)[:, None], 2.0 * np.abs(slopes) * farthest))
     if "relative_bias" in problem.extras:
         table = problem.extras["relative_bias"].astype(np.float64)
-        found = np.moveaxis(table[:, places.clipped(problem.extension.relative_bias)], 0, 1)
+        found = np.moveaxis(table[..., places.clipped(problem.extension.relative_bias)], -4, -3)
         parts.append((found, np.abs(found)))
     if not parts:
         return None
-    total, size = (np.broadcast_to(sum(part), shape) for part in zip(*parts, strict=True))
+    total, size = (sum(part) for part in zip(*parts, strict=True))
+    shape = np.broadcast_shapes(shape, np.shape(total))
+    total, size = np.broadcast_to(total, shape), np.broadcast_to(size, shape)
     return Added(total, size, len(parts), shift)
 
 
@@ -138,18 +140,25 @@ def _extended(problem: Problem, seen: Visibility) -> Visibility:
     columns = problem.extension.extra_keys + (sinks is not None)
     if not columns:
         return seen
-    beside = [(0, 0)] * 3 + [(0, columns)]
-    allowed = np.pad(seen.allowed, beside, constant_values=True)
+    allowed = _beside(seen.allowed, columns, True)
     none = {answer: np.zeros_like(rows) for answer, rows in seen.answers.items()}
     if seen.added is None and sinks is None:
         return Visibility(allowed, None, none)
     zeros = np.zeros(seen.allowed.shape)
-    added = seen.added or Added(zeros, zeros, 1, np.zeros((*allowed.shape[:3], 1)))
-    total, size = (np.pad(each, beside) for each in (added.total, added.size))
+    added = seen.added or Added(zeros, zeros, 1, np.zeros((*allowed.shape[:-1], 1)))
+    total, size = (_beside(each, columns, 0.0) for each in (added.total, added.size))
     if sinks is not None:
-        total[..., -1] = sinks.astype(np.float64)[:, None]
+        given = sinks.astype(np.float64)[..., None]
+        shape = np.broadcast_shapes(total.shape, (*given.shape, 1))
+        total, size = (np.broadcast_to(each, shape).copy() for each in (total, size))
+        total[..., -1] = given
         size[..., -1] = np.abs(total[..., -1])
     return Visibility(allowed, replace(added, total=total, size=size), none, sunk=sinks is not None)
+
+
+def _beside(array: NDArray[Scalar], columns: int, filling: Scalar | float) -> NDArray[Scalar]:
+    """The array with so many columns after its own."""
+    return np.concatenate([array, np.full((*array.shape[:-1], columns), filling, array.dtype)], axis=-1)
 
 
 def _answers(
@@ -157,7 +166,9 @@ def _answers(
 ) -> dict[EmptyRow, Booleans]:
     boolean = problem.attn_mask is not None and problem.attn_mask.dtype.kind == "b"
     by_mask = conventions.empty_row_bool if boolean else conventions.empty_row_float
-    empty = ~allowed.any(-1)
+    empty = np.asarray(~allowed.any(-1))
+    if not empty.any():
+        return dict.fromkeys(EmptyRow, empty)
     from_mask = empty & ~masked.any(-1)
     from_padding = empty & ~from_mask & ~padded.any(-1)
     rest = empty & ~from_mask & ~from_padding

@@ -37,22 +37,26 @@ def build(case: Case, dtype: str) -> Problem:
     Raises:
         KeyError: no such dtype.
     """
-    rng = np.random.default_rng([case.seed, case.sizes.query_length, case.sizes.key_length])
-    problem = _at_op_level(case, rng, dtype) if case.module is None else _at_module_level(case, rng, dtype)
-    problem = problem.with_arrays({n: _rounded(a, dtype) for n, a in problem.arrays().items()})
-    for array in problem.arrays().values():
+    rounded_to = DTYPES[dtype]
+    problem = _drawn(case, dtype == "float16" and (case.garbage is Garbage.LARGE or case.scores is Scores.ABYSS))
+    arrays = {n: a if a.dtype.kind in "bi" else a.astype(rounded_to) for n, a in problem.arrays().items()}
+    for array in arrays.values():
         array.flags.writeable = False  # cached and shared: candidates get copies
+    return problem.with_arrays(arrays)
+
+
+@lru_cache(maxsize=1024)
+def _drawn(case: Case, narrow: bool) -> Problem:
+    """The case's problem in float64; `narrow`: with numbers that stay within the range of float16."""
+    rng = np.random.default_rng([case.seed, case.sizes.query_length, case.sizes.key_length])
+    problem = _at_op_level(case, rng, narrow) if case.module is None else _at_module_level(case, rng, narrow)
     names = [n for n, a in problem.arrays().items() if a.dtype.kind not in "bi"]
     return replace(problem, needs=tuple(n for n in names if n not in ("cotangent", "alibi_slopes")))
 
 
-def _rounded(array: Array, dtype: str) -> Array:
-    return array if array.dtype.kind in "bi" else array.astype(DTYPES[dtype])
-
-
-def _at_op_level(case: Case, rng: np.random.Generator, dtype: str) -> Problem:
+def _at_op_level(case: Case, rng: np.random.Generator, narrow: bool) -> Problem:
     mask, padding, lengths = attention_mask(case, rng), padding_mask(case, rng), valid_lengths(case, rng)
-    query, key, value = _heads(case, rng, visible(case, mask, padding, lengths), dtype)
+    query, key, value = _heads(case, rng, visible(case, mask, padding, lengths), narrow)
     s = case.sizes
     return Problem(
         scope=Scope.OP,
@@ -72,10 +76,10 @@ def _at_op_level(case: Case, rng: np.random.Generator, dtype: str) -> Problem:
     )
 
 
-def _at_module_level(case: Case, rng: np.random.Generator, dtype: str) -> Problem:
+def _at_module_level(case: Case, rng: np.random.Generator, narrow: bool) -> Problem:
     form, s = case.module, case.sizes
     assert form is not None
-    op = _at_op_level(case, rng, dtype)
+    op = _at_op_level(case, rng, narrow)
     if form.embedding is Embedding.SELECT:
         inputs, parameters = _selecting(form, op), _selectors(form, case)
     else:
@@ -95,7 +99,7 @@ def _at_module_level(case: Case, rng: np.random.Generator, dtype: str) -> Proble
 
 
 def _heads(
-    case: Case, rng: np.random.Generator, allowed: NDArray[np.bool_], dtype: str
+    case: Case, rng: np.random.Generator, allowed: NDArray[np.bool_], narrow: bool
 ) -> tuple[Floats, Floats, Floats]:
     s = case.sizes
     query = rng.standard_normal((s.batch, s.num_heads, s.query_length, s.d_k)) * case.spread**0.5
@@ -108,22 +112,22 @@ def _heads(
     unseen: NDArray[np.bool_] = ~np.asarray(allowed.any(axis=2))
     if s.kv_heads != s.num_heads:
         unseen = np.repeat(unseen.all(1, keepdims=True), s.kv_heads, axis=1)
-    query, key = _scored(case, rng, query, key, unseen, dtype)
+    query, key = _scored(case, rng, query, key, unseen, narrow)
     if case.garbage is not Garbage.NONE:
-        key[unseen], value[unseen] = _garbage(case, dtype)
+        key[unseen], value[unseen] = _garbage(case, narrow)
     if case.layout is Layout.BROADCAST:
         key[:], value[:] = key[:1], value[:1]
     return query, key, value
 
 
-def _garbage(case: Case, dtype: str) -> tuple[float, float]:
+def _garbage(case: Case, narrow: bool) -> tuple[float, float]:
     if case.garbage is Garbage.NAN:
         return np.nan, np.nan
-    return (512.0, 2048.0) if dtype == "float16" else (1e30, 1e30)
+    return (512.0, 2048.0) if narrow else (1e30, 1e30)
 
 
 def _scored(
-    case: Case, rng: np.random.Generator, query: Floats, key: Floats, unseen: NDArray[np.bool_], dtype: str
+    case: Case, rng: np.random.Generator, query: Floats, key: Floats, unseen: NDArray[np.bool_], narrow: bool
 ) -> tuple[Floats, Floats]:
     s = case.sizes
     match case.scores:
@@ -140,7 +144,7 @@ def _scored(
         case Scores.RISING:
             query[..., 0], key[..., 0] = 4.0 * s.d_k**0.5, np.linspace(-4.0, 4.0, s.key_length)
         case Scores.SUNKEN | Scores.ABYSS:
-            deep = case.scores is Scores.ABYSS and dtype != "float16"
+            deep = case.scores is Scores.ABYSS and not narrow
             query[..., 0], key[..., 0] = ABYSS if deep else SINK
             key[unseen] = 0.0
         case Scores.OVERFLOWING:

@@ -68,6 +68,9 @@ def watched(stages: Stages) -> None:
 
     stages.watch("bounds", reference.solving, "forward_bounds", "gradient_bounds", "_returned")
     stages.watch("reference", reference.solving, "solve")
+    import reference.stacking
+
+    stages.watch("reference", reference.stacking, "solve_each")
     stages.watch("cases", spec.building, "build")
     stages.watch("cases", spec.covering, "combinations")
     stages.watch("cases", spec.problems.Problem, "fresh")

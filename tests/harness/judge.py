@@ -21,6 +21,7 @@ from implementations.native import native
 from implementations.surroundings import kept_surroundings
 from reference.precision import unit_roundoff
 from reference.solving import Expected, Solution, solve
+from reference.stacking import solve_each, stackable
 from spec.building import build
 from spec.cases import Case, Sizes
 from spec.features import Conventions, Feature
@@ -57,14 +58,17 @@ TIERS = {
 }
 
 
-@lru_cache(maxsize=2048)
-def _expected(case: Case, dtype: str, conventions: Conventions, gradients: bool) -> Mapping[str, Expected]:
-    """The reference's answer to a case, shared by all implementations that claim the same conventions.
+@lru_cache(maxsize=1024)
+def _expected(
+    case: Case, dtypes: tuple[str, ...], conventions: Conventions, gradients: bool
+) -> Mapping[str, Mapping[str, Expected]]:
+    """The reference's answers to a case by dtype, shared by all implementations that claim the same conventions.
 
-    Its trace is not kept: it takes several times the memory.
+    Their traces are not kept: they take several times the memory.
     """
-    problem = build(case, dtype)
-    return solve(problem if gradients else problem.forward_only(), conventions).parts
+    problems = [build(case, dtype) for dtype in dtypes]
+    asked = problems if gradients else [problem.forward_only() for problem in problems]
+    return dict(zip(dtypes, solve_each(asked, conventions), strict=True))
 
 
 @dataclass
@@ -76,6 +80,7 @@ class Judge:
         squares, compared: the sum of the squares of relative errors of outputs, in units of u, and their number.
         failures: every failed check, in the order asked.
         unable: why cases could not be asked.
+        beside: the dtypes in which the same is asked as well, so that the reference may solve a case for all in one go.
         patience: the failed check after which no more are asked; None asks them all.
     """
 
@@ -92,6 +97,7 @@ class Judge:
     failures: list[Failure] = field(default_factory=list)
     unable: list[str] = field(default_factory=list)
     patience: int | None = None
+    beside: tuple[str, ...] = ()
 
     @property
     def claims(self) -> Claims:
@@ -126,8 +132,9 @@ class Judge:
         problem = build(case, self.dtype)
         if Feature.GRADIENTS not in self.claims:
             return problem.forward_only()
-        without = () if Feature.MASK_GRADIENT in self.claims else ("attn_mask",)
-        return replace(problem, needs=tuple(name for name in problem.needs if name not in without))
+        if Feature.MASK_GRADIENT in self.claims or "attn_mask" not in problem.needs:
+            return problem
+        return problem.but(needs=tuple(name for name in problem.needs if name != "attn_mask"))
 
     def parts(self) -> tuple[str, ...]:
         """Everything that is claimed to be returned."""
@@ -149,7 +156,8 @@ class Judge:
 
     def expected(self, case: Case, gradients: bool = False) -> Mapping[str, Expected]:
         """What the reference answers, part by part."""
-        return _expected(case, self.dtype, self.conventions, gradients)
+        dtypes = self.beside if self.dtype in self.beside and stackable(case) else (self.dtype,)
+        return _expected(case, dtypes, self.conventions, gradients)[self.dtype]
 
     def ask(self, problem: Problem) -> Result:
         """The candidate's answer to a fresh copy of the problem.
@@ -264,7 +272,7 @@ class Judge:
         """A judge of another way to call the implementation; what it counts is added to this one by `include`."""
         implementation = replace(self.implementation, run=self.implementation.ways[way])
         # Patience would end the test before its counts are included.
-        return Judge(implementation, self.dtype, self.device, self.tier, unable=self.unable)
+        return Judge(implementation, self.dtype, self.device, self.tier, unable=self.unable, beside=self.beside)
 
     def include(self, other: Judge) -> None:
         """Adds the counts of a judge that `along` made."""

@@ -9,7 +9,7 @@ from implementations.contract import ExpectedFailure
 from spec.cases import Case
 from spec.clauses import Clause
 from tests.harness.judge import Judge
-from tests.harness.suite import ClauseTest
+from tests.harness.suite import ClauseTest, spoken
 from tests.harness.verdicts import Failure, Status, Verdict
 
 HALVES = ("bfloat16", "float16")
@@ -19,6 +19,8 @@ HALVES = ("bfloat16", "float16")
 def judged(clause: Clause, test: ClauseTest, judge: Judge) -> Verdict:
     """Runs the test; an exception of the suite itself is not caught."""
     start = time.perf_counter()
+    mark = spoken(test)
+    judge.beside = () if mark is None else tuple(d for d in mark.dtypes if d in judge.claims.dtypes)
     test(judge)
     return verdict(clause, judge, time.perf_counter() - start)
 

@@ -169,4 +169,4 @@ def test_float32_softmax_widens_float64_only() -> None:
     narrow: Mapping[str, SoftmaxPrecision] = dict.fromkeys(DTYPES, SoftmaxPrecision.FLOAT32)
     assert precision("float64", narrow["float64"]).softmax > 1e8 * precision("float64").softmax
     for dtype in ("float32", "bfloat16", "float16"):
-        assert precision(dtype, narrow[dtype]) == precision(dtype)
+        assert vars(precision(dtype, narrow[dtype])) == vars(precision(dtype))

@@ -1,0 +1,56 @@
+"""Stacking: one case solved in several dtypes at once, because at its size NumPy takes longer to call than to compute.
+
+The float arrays of the problems, which differ by their rounding alone, are put one upon the other along a first axis.
+Whatever the reference does counts its axes from the last, and so the same code solves one problem or a stack.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from reference.precision import precisions
+from reference.solving import Expected, Floats, solve
+from spec.cases import Case
+from spec.features import Conventions
+from spec.problems import Array, Problem
+
+LARGE = 4_000
+"""Elements of (B, H, Lq, Lk) beyond which computing takes longer than calling."""
+
+
+def stackable(case: Case) -> bool:
+    """Whether it pays to solve the case in several dtypes at once; a module has weights, which stand in the way."""
+    s = case.sizes
+    return case.module is None and s.batch * s.num_heads * s.query_length * s.key_length <= LARGE
+
+
+def solve_each(problems: Sequence[Problem], conventions: Conventions) -> list[Mapping[str, Expected]]:
+    """The parts of the answer to each of the problems that a stackable case is in several dtypes; see `solve`."""
+    if len(problems) == 1:
+        return [solve(problems[0], conventions).parts]
+    working = precisions(tuple(problem.dtype for problem in problems), conventions.softmax_precision)
+    parts = solve(_stacked(problems), conventions, working=working).parts
+    mask = problems[0].attn_mask
+    shapes = {} if mask is None else {"gradients.attn_mask": mask.shape}
+    return [{n: _nth(part, i, shapes.get(n)) for n, part in parts.items()} for i in range(len(problems))]
+
+
+def _stacked(problems: Sequence[Problem]) -> Problem:
+    each = [problem.arrays() for problem in problems]
+    floats = [name for name, array in each[0].items() if array.dtype.kind not in "bi"]
+    return problems[0].with_arrays({n: np.stack([_placed(n, arrays[n]) for arrays in each]) for n in floats})
+
+
+def _placed(name: str, array: Array) -> Floats:
+    """In float64, with the axes that let it broadcast behind a first one: four of a mask, two of what each head has."""
+    axes = 4 if name == "attn_mask" else max(array.ndim, 2)
+    return array.astype(np.float64).reshape(*[1] * (axes - array.ndim), *array.shape)
+
+
+def _nth(part: Expected, number: int, shape: tuple[int, ...] | None) -> Expected:
+    """The answer to one problem of the stack."""
+    value, bound = (whole[number].reshape(shape or whole.shape[1:]) for whole in (part.value, part.bound))
+    decoy = None if part.decoy is None else part.decoy[number]
+    return Expected(value, bound, None if decoy is None or np.isnan(decoy).all() else decoy)

@@ -1,0 +1,83 @@
+"""Stacking: what is solved for several dtypes at once is, bit for bit, what is solved for each."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from reference.bounds import NEAR, forward_bounds
+from reference.precision import gamma, precision, precisions
+from reference.solving import solve
+from reference.stacking import LARGE, solve_each, stackable
+from spec.building import build
+from spec.cases import Case, MaskKind, MaskShape, ModuleForm, Padding, Scores, Sharing, Sizes, Values
+from spec.features import Conventions, SoftmaxPrecision
+from spec.problems import DTYPES
+
+CASES = {
+    "plain": Case(),
+    "every stage": Case(causal=True).extended(sinks=True, head_gates=True, alibi=True, relative_bias=2, softcap=3.0),
+    "grouped and turned": Case(sizes=Sizes(num_heads=6, num_kv_heads=3)).extended(rotary_base=100.0, zero_attn=True),
+    "some bounds near and some far": Case(spread=5.0, mask=MaskKind.FLOAT),
+    "mask of few axes": Case(mask=MaskKind.INFINITE, mask_shape=MaskShape.KEYS_ONLY, mask_offset=-1000.0),
+    "empty rows": Case(padding=Padding.EMPTY_SAMPLE, causal=True),
+    "equal values, no decoy": Case(values=Values.CONSTANT),
+    "range of the dtype": Case(scores=Scores.ABYSS, padding=Padding.LEFT),
+    "no keys": Case(sizes=Sizes(key_length=0)),
+    "no samples": Case(sizes=Sizes(batch=0), mask=MaskKind.FLOAT),
+}
+NAMED = {
+    "plain": Conventions(),
+    "uniform rows, base 2": Conventions().claiming({"empty-row": "uniform", "log-sum-exp-base": "2"}),
+    "float32 inside": Conventions().claiming({"softmax-precision": "float32"}),
+}
+
+
+@pytest.mark.parametrize("conventions", NAMED.values(), ids=list(NAMED))
+@pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
+def test_a_stack_is_solved_like_each_problem_alone(case: Case, conventions: Conventions) -> None:
+    assert stackable(case)
+    problems = [build(case, dtype) for dtype in DTYPES]
+    for problem, found in zip(problems, solve_each(problems, conventions), strict=True):
+        alone = solve(problem, conventions).parts
+        assert found.keys() == alone.keys()
+        for name, part in alone.items():
+            for one, other in ((part.value, found[name].value), (part.bound, found[name].bound)):
+                assert one.shape == other.shape, name
+                assert np.array_equal(one, other, equal_nan=True), (problem.dtype, name)
+            decoys = part.decoy, found[name].decoy
+            assert [d is None for d in decoys] in ([True, True], [False, False]), (problem.dtype, name)
+            assert decoys[0] is None or np.array_equal(*decoys, equal_nan=True)  # type: ignore[arg-type]
+
+
+def test_both_kinds_of_bounds_meet_in_one_stack() -> None:
+    case = CASES["some bounds near and some far"]
+    scores = {d: solve(build(case, d)) for d in DTYPES}
+    near = {d: forward_bounds(build(case, d), s.trace, precision(d)).scores.max() <= NEAR for d, s in scores.items()}
+    assert set(near.values()) == {True, False}
+
+
+def test_what_is_large_or_has_weights_is_solved_alone() -> None:
+    side = round(LARGE**0.5)
+    sizes = Sizes(batch=1, num_heads=1, query_length=side, key_length=side)
+    form = ModuleForm(Sharing.SELF, 12, 12, 12, 12)
+    assert stackable(Case(sizes=sizes))
+    assert not stackable(Case(sizes=sizes).sized(query_length=side + 1))
+    assert not stackable(Case(module=form))
+
+
+@pytest.mark.parametrize("softmax", SoftmaxPrecision)
+def test_precisions_of_a_stack_are_those_of_each(softmax: SoftmaxPrecision) -> None:
+    stack = precisions(tuple(DTYPES), softmax)
+    for number, dtype in enumerate(DTYPES):
+        alone = precision(dtype, softmax)
+        for terms in (0, 1, 7, 100_000):
+            for one, other in (
+                (alone.growth(terms), stack.growth(terms)),
+                (alone.weight_error(terms), stack.weight_error(terms)),
+                (alone.widest, stack.before(2).widest),
+                (gamma(1e3 * alone.storage), gamma(1e3 * stack.storage)),
+            ):
+                assert np.asarray(other).ravel()[number] == one
+        assert alone.before(3) is alone
+    assert np.shape(stack.before(2).storage) == (len(DTYPES), 1, 1)
