@@ -10,7 +10,7 @@ READY  := $(VENV)/.ready
 BENCH  := report/bench.json
 
 .PHONY: conformance test bench bench-compare bench-calibration lint types bounds mutation defects conventions
-.PHONY: pruning covering profile-suite docs links format clean report-diff
+.PHONY: pruning covering profile-suite docs links format clean report-diff wheel-check
 
 conformance: $(READY)
 	$(RUN) -m pytest --report report
@@ -29,6 +29,10 @@ types: $(READY)
 report-diff: $(READY)
 	$(RUN) -m tests.report.diff $(or $(OLD),$(error give the report to compare with: OLD=folder)) \
 		$(or $(NEW),report) --format $(or $(FORMAT),text)
+
+# The wheel in an empty environment: everything is installed anew, which takes a minute.
+wheel-check: $(READY)
+	$(RUN) -m tests.measure_install
 
 bench: $(READY)
 	$(RUN) -m pytest tests/benchmarks --whole --seconds 2 --benchmark-json $(BENCH); status=$$?; \

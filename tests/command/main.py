@@ -37,16 +37,21 @@ class Parser(argparse.ArgumentParser):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and gives its exit status: 0, 1 where a MUST does not hold, 4 where the input is unusable."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    own, rest = _split(words)
+    given, rest = read(sys.argv[1:] if arguments is None else arguments)
+    run: Callable[[argparse.Namespace, list[str]], int] = given.run
+    return run(given, rest)
+
+
+def read(words: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+    """A command line as it was meant, and what of it is pytest's. One that cannot be read ends the program."""
+    own, rest = _split(list(words))
     parser, commands = _parsers()
     if own and own[0] not in commands and not own[0].startswith("-"):
         parser.error(f"there is no command {own[0]!r}{_meant(own[0], commands)}")
     given, unknown = parser.parse_known_args(own)
     if unknown:
         commands[given.command].error(f"cannot read {unknown[0]!r}{_meant(unknown[0], given.options)}")
-    run: Callable[[argparse.Namespace, list[str]], int] = given.run
-    return run(given, rest)
+    return given, rest
 
 
 def _split(words: list[str]) -> tuple[list[str], list[str]]:
@@ -97,6 +102,7 @@ def _parsers() -> tuple[Parser, dict[str, Parser]]:
     diff = command("report-diff", _report_diff, "say what changed verdict between two reports")
     diff.add_argument("old", metavar="OLD")
     diff.add_argument("new", metavar="NEW")
+    diff.add_argument("--format", choices=("text", "markdown", "json"), default="text", help="(default: text)")
     return parser, made
 
 
@@ -139,4 +145,4 @@ def _bench(given: argparse.Namespace, rest: list[str]) -> int:
 
 
 def _report_diff(given: argparse.Namespace, rest: list[str]) -> int:
-    return suite.program("tests.report.diff", [given.old, given.new, *rest])
+    return suite.program("tests.report.diff", [given.old, given.new, "--format", given.format, *rest])

@@ -1,0 +1,148 @@
+"""The installed command: what it hands on, what it suggests, and that the documentation's examples call it rightly."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.command import suite
+from tests.command.main import main, read
+from tests.command.options import NAME, OPTIONS, nearest
+from tests.report.views import VIEWS
+from tests.selftest.wheels import ROOT
+
+pytest_plugins = ["pytester"]
+
+EXAMPLES = ROOT / "docs" / "examples"
+WORKFLOW, HOOK = EXAMPLES / "github-workflow.yml", EXAMPLES / "pre-commit-hook.yaml"
+PUBLIC = {"actions/checkout@v4", "actions/setup-python@v5", "actions/upload-artifact@v4"}
+"""Steps of others that the workflow may use; they exist."""
+
+
+@pytest.fixture
+def handed(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """What reaches pytest or another program, instead of running it."""
+    found: list[list[str]] = []
+
+    def taken(*words: str) -> int:
+        found.append(list(words))
+        return 0
+
+    monkeypatch.setattr(suite, "_pytest", lambda arguments: taken(*arguments))
+    monkeypatch.setattr(suite, "program", lambda module, arguments: taken(module, *arguments))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("check a.py:f", ["--candidate=a.py:f"]),
+        ("check a.py:f b:g --clause 'x.*' --clause y --tier full", [
+            "--candidate=a.py:f", "--candidate=b:g", "--clause=x.*", "--clause=y", "--device=cpu", "--tier=full",
+        ]),
+        ("check --implementation 'torch.*' --report out -- -x -n 2", [
+            "--report=out", "--implementation=torch.*", "-x", "-n", "2",
+        ]),
+        ("check a.py:f --propose-expected-failures --expected-failures f.toml", [
+            "--candidate=a.py:f", "--expected-failures=f.toml", "--propose-expected-failures",
+        ]),
+        ("replay x.json", ["--replay=x.json"]),
+        ("list defects", ["--list-defects"]),
+        ("explain a.b c.d", ["--explain=a.b", "--explain=c.d"]),
+        ("audit a.py:f --write w.py", ["implementations.audit", "a.py:f", "--write", "w.py"]),
+        ("report-diff old new", ["tests.report.diff", "old", "new", "--format", "text"]),
+    ],
+)  # fmt: skip
+def test_what_a_command_hands_on(handed: list[list[str]], line: str, expected: list[str]) -> None:
+    assert main(shlex.split(line)) == 0
+    tests = str(suite.folder() / "tests" / "conformance")
+    defaults = {"--device=cpu", "--tier=quick"} - set(expected)
+    assert [word for word in handed[0] if word not in defaults and word != tests] == expected
+
+
+def test_benchmarks_keep_nothing_that_is_not_asked_for(handed: list[list[str]]) -> None:
+    assert main(["bench", "a.py:f", "--workload", "gpt2*", "--seconds", "1"]) == 0
+    (words,) = handed
+    assert {"--candidate=a.py:f", "--workload=gpt2*", "--seconds=1"} <= set(words)
+    storage = next(word for word in words if word.startswith("--benchmark-storage=file://"))
+    assert not Path(storage.partition("://")[2]).exists()
+    assert words[-1] == str(ROOT / "tests" / "benchmarks")
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("", "the following arguments are required: COMMAND"),
+        ("chek a.py:f", "there is no command 'chek'; did you mean check?"),
+        ("zzz", "there is no command 'zzz'\n"),
+        ("check a.py:f --claus x", "cannot read '--claus'; did you mean --clause?"),
+        ("list clause", "invalid choice: 'clause'"),
+        ("replay", "the following arguments are required: FAILURE.json"),
+    ],
+)
+def test_a_mistyped_command_line_is_told_with_what_is_meant(
+    capsys: pytest.CaptureFixture[str], line: str, told: str
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        read(shlex.split(line))
+    assert ended.value.code == pytest.ExitCode.USAGE_ERROR
+    shown = capsys.readouterr()
+    assert told in shown.err
+    assert shown.err.splitlines()[-1].endswith("--help says what there is")
+    assert not shown.out
+
+
+def test_its_version_is_that_of_the_project(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        read(["--version"])
+    assert not ended.value.code
+    assert re.fullmatch(rf"{NAME} \d+\.\d+\.\d+\n", capsys.readouterr().out)
+
+
+def test_options_suggest_the_nearest(pytester: pytest.Pytester) -> None:
+    assert [nearest(word) for word in ("--claus=x", "--implementaton", "--zzz")] == ["--clause", "--implementation", ""]
+    result = pytester.runpytest_subprocess("-c", str(ROOT / "pyproject.toml"), "--rootdir", str(ROOT), "--claus", "x")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["ERROR: there is no option --claus; did you mean --clause?"])
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_every_option_says_what_it_is_for(name: str) -> None:
+    assert OPTIONS[name]["help"]
+
+
+def commands(file: Path) -> Iterator[str]:
+    """The lines of an example that call the command."""
+    data = yaml.safe_load(file.read_text())
+    steps = data["jobs"]["conformance"]["steps"] if "jobs" in data else data["repos"][0]["hooks"]
+    for step in steps:
+        lines = str(step.get("run", step.get("entry", ""))).splitlines()
+        yield from (line for line in lines if line.startswith(NAME))
+
+
+@pytest.mark.parametrize("file", [WORKFLOW, HOOK], ids=lambda file: file.name)
+def test_examples_call_the_command_as_it_is(file: Path) -> None:
+    found = list(commands(file))
+    assert len(found) == 1
+    given, rest = read(shlex.split(found[0])[1:])
+    assert given.command == "check"
+    assert len(given.target) == 1
+    assert rest == []
+
+
+def test_the_workflow_uses_what_exists() -> None:
+    data = yaml.safe_load(WORKFLOW.read_text())
+    steps = data["jobs"]["conformance"]["steps"]
+    assert {step["uses"] for step in steps if "uses" in step} == PUBLIC
+    shown = next(step["run"] for step in steps if "GITHUB_STEP_SUMMARY" in step.get("run", ""))
+    assert shown.split()[1].removeprefix("conformance/") in VIEWS
+    assert (ROOT / "constraints.txt").is_file()
+
+
+def test_every_file_of_the_examples_is_tested() -> None:
+    assert {WORKFLOW, HOOK} == set(EXAMPLES.iterdir())
