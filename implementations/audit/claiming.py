@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from implementations.audit.findings import ABSENT, Facts
+from implementations.audit.findings import ABSENT, LOST, Facts
 from implementations.audit.masks import MASKED_OUT
 from spec.features import Conventions, Feature, Scope
 from spec.problems import DTYPES
@@ -129,7 +129,7 @@ def _features(facts: Facts) -> Iterator[Feature]:
         yield Feature.PROJECTIONS
         yield from (f for name, f in PARAMETERS.items() if name in facts.answer("parameters").split(", "))
     for question, feature in FEATURES.items():
-        if question in facts.found and facts.found[question].answer not in (ABSENT, "always"):
+        if question in facts.found and facts.found[question].answer not in (ABSENT, LOST, "always"):
             yield feature
 
 

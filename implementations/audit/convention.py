@@ -50,8 +50,13 @@ class Convention:
     functions: dict[str, Any] = field(default_factory=dict)
 
 
-def find_convention(target: object, device: str) -> Convention:
+def find_convention(target: object, device: str, wary: str = "") -> Convention:
     """How the target is called.
+
+    Args:
+        target: a function, a module class or an `Implementation`.
+        device: where it computes.
+        wary: why its masks, and parameters of unknown names, are left alone; empty: they are tried.
 
     Raises:
         TargetError: it is nothing that can be called with query, key and value, or no way was found.
@@ -64,7 +69,7 @@ def find_convention(target: object, device: str) -> Convention:
         raise TargetError(f"it is an instance of {type(target).__name__}: give the class")
     if not callable(target):
         raise TargetError(f"it is an object of type {type(target).__name__}: give a function or a module class")
-    return _of_function(target, device)
+    return _of_function(target, device, wary)
 
 
 def _of_implementation(target: Implementation) -> Convention:
@@ -117,9 +122,9 @@ def _of_module_told(found: building.Module) -> Iterator[Finding]:
         yield Finding("mode", "evaluation", "in training mode it answers at random")
 
 
-def _of_function(target: Callable[..., Any], device: str) -> Convention:
+def _of_function(target: Callable[..., Any], device: str, wary: str) -> Convention:
     calling = find_calling(target, device)
-    taken, shape = find_taken(calling, target, device)
+    taken, shape = find_taken(calling, target, device, not wary)
     plain = adapting.is_plain(calling, taken)
     imports = [line for line in adapting.imports(calling) if not plain or "implementations" in line]
     made = adapting.made(calling, taken)
@@ -128,14 +133,14 @@ def _of_function(target: Callable[..., Any], device: str) -> Convention:
         tuple(imports),
         "" if plain else adapting.body(calling, taken),
         made.replace("(call", "(target") if plain else made,
-        tuple(_of_function_told(calling, taken)),
+        tuple(_of_function_told(calling, taken, wary)),
         shape,
         one_set_of_ids="key_segments" in taken.drop and "query_segments" in taken.names,
         named=_questions(taken.named),
     )
 
 
-def _of_function_told(calling: Calling, taken: Taken) -> Iterator[Finding]:
+def _of_function_told(calling: Calling, taken: Taken, wary: str) -> Iterator[Finding]:
     seen = calling.evidence
     yield Finding("kind", "function")
     yield Finding("framework", calling.framework, seen["framework"])
@@ -154,7 +159,9 @@ def _of_function_told(calling: Calling, taken: Taken) -> Iterator[Finding]:
     if own:
         told = ", ".join(name if name == option else f"{name} ({option})" for option, name in own.items())
         yield Finding("options", f"{len(own)}", told)
-    if taken.bool_mask or taken.padding:
+    if wary and (taken.bool_mask or taken.padding):
+        yield undetermined("mask polarity", f"as masks and other parameters were tried, {wary}")
+    elif taken.bool_mask or taken.padding:
         flipped = taken.flipped if taken.bool_mask else taken.padding_flipped
         yield Finding("mask polarity", MASKED_OUT if flipped else MAY_ATTEND, _form_told(taken))
     for extra in taken.extras:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 OFFERED, ABSENT, IGNORED = "offered", "not offered", "ignored"
-UNDETERMINED = "undetermined"
+UNDETERMINED, LOST = "undetermined", "no answer"
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,7 @@ class Finding:
 
     Attributes:
         question: what was asked, "causal alignment".
-        answer: `UNDETERMINED` where no known answer fits.
+        answer: `UNDETERMINED` where no known answer fits, `LOST` where the process did not bear the question.
         evidence: what was seen, or why nothing could be told.
     """
 
@@ -27,7 +27,7 @@ class Finding:
     @property
     def determined(self) -> bool:
         """Whether one known answer fits, and no other."""
-        return self.answer != UNDETERMINED
+        return self.answer not in (UNDETERMINED, LOST)
 
 
 def undetermined(question: str, why: str) -> Finding:

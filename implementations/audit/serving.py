@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from implementations.audit.findings import Finding, undetermined
+from implementations.audit.findings import LOST, Finding
 from implementations.loading import TargetError, load_target, told
 
 STARTING = 60.0
@@ -36,8 +36,11 @@ class Child:
     target: str
     device: str
     seconds: float
+    wary: str = ""
+    """Why masks and parameters of unknown names are left alone while it is found out how the target is called."""
     process: BaseProcess | None = None
     connection: Connection[Any, Any] | None = field(default=None, repr=False)
+    loading: bool = True
 
     def __enter__(self) -> Child:
         return self
@@ -48,25 +51,36 @@ class Child:
         self.end()
 
     def opened(self) -> list[Finding]:
-        """Loads the target in a fresh process and finds how it is called.
+        """Loads the target in a fresh process and finds how it is called, with more care where it does not bear that.
 
         Raises:
             TargetError: it cannot be used.
             LostError: it has ended the process or has not answered in time.
         """
+        try:
+            return self._opened()
+        except LostError as error:
+            if self.wary or self.loading:
+                raise
+            self.wary = str(error)
+        return self._opened()
+
+    def _opened(self) -> list[Finding]:
         self.end()
+        self.loading = True
         context = get_context("spawn")
         self.connection, theirs = context.Pipe()
-        self.process = context.Process(target=serve, args=(theirs, self.target, self.device))
+        self.process = context.Process(target=serve, args=(theirs, self.target, self.device, self.wary))
         self.process.start()
         theirs.close()
-        for step in ("importing it", "calling it"):
+        for step, more in (("importing it", STARTING), ("calling it", 0.0)):
             try:
-                answer = self._answer(self.seconds + STARTING)
+                answer = self._answer(self.seconds + more)
             except LostError as error:
                 raise LostError(f"{step} {error}") from error
             if isinstance(answer, str):
                 raise TargetError(answer)
+            self.loading = False
         found: list[Finding] = answer
         return found
 
@@ -111,7 +125,7 @@ class Child:
         self.process = self.connection = None
 
 
-def serve(connection: Connection[Any, Any], target: str, device: str) -> None:
+def serve(connection: Connection[Any, Any], target: str, device: str, wary: str) -> None:
     """Answers requests until the other end is closed. What the target prints is not heard."""
     with contextlib.suppress(OSError, AttributeError):
         os.setsid()
@@ -127,7 +141,7 @@ def serve(connection: Connection[Any, Any], target: str, device: str) -> None:
     try:
         loaded = load_target(target)
         connection.send([])
-        convention = find_convention(loaded, device)
+        convention = find_convention(loaded, device, wary)
         subject, found = opened(convention, device)
     except TargetError as error:
         connection.send(str(error))
@@ -151,4 +165,4 @@ def serve(connection: Connection[Any, Any], target: str, device: str) -> None:
 
 def lost(probe: str, error: LostError) -> Finding:
     """What is told of a probe that no answer came to."""
-    return undetermined(probe, str(error))
+    return Finding(probe, LOST, str(error))

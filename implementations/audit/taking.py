@@ -43,8 +43,13 @@ class Spy:
         return self.answer
 
 
-def find_taken(calling: Calling, function: Callable[..., Any], device: str) -> tuple[Taken, MaskShape]:
-    """What the function takes and gives besides, and along which axes its attention mask may differ."""
+def find_taken(
+    calling: Calling, function: Callable[..., Any], device: str, trying: bool = True
+) -> tuple[Taken, MaskShape]:
+    """What the function takes and gives besides, and along which axes its attention mask may differ.
+
+    Without `trying`, only what the names of its parameters say.
+    """
     taken, rest = _by_names(calling, function)
     spy = Spy(function)
     found = _answered(calling, taken, spy, device)
@@ -55,6 +60,8 @@ def find_taken(calling: Calling, function: Callable[..., Any], device: str) -> t
     if isinstance(found, tuple | list):
         taken = replace(taken, extras=tuple(_extras(calling, found)))
     shape = MaskShape.FULL
+    if not trying:
+        return taken, shape
     if name := taken.bool_mask or taken.float_mask:
         taken, shape = _masked(calling, taken, function, device, name)
     for name in rest:

@@ -1,0 +1,178 @@
+"""The smoke step: an adapter that hands things over wrongly is told so; what is wrong in another way is not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from implementations.builtin import BUILTIN
+from implementations.compositions import eager, in_numpy
+from implementations.contract import Claims, Implementation, Result
+from implementations.ops import numpy_op, torch_op
+from spec.features import Conventions, Feature, Polarity, Scope
+from spec.problems import Problem
+from tests.harness.smoke import smoke
+
+PLAIN = frozenset({Feature.CORE, Feature.HEADS, Feature.CROSS, Feature.KEY_VALUE})
+MASKED = PLAIN | {Feature.BOOL_MASK}
+
+
+def adapter(
+    function: Callable[..., Any], *features: Feature, extras: tuple[str, ...] = (), **told: Any
+) -> Implementation:
+    claims = Claims(Scope.OP, PLAIN.union(features), **told)
+    return Implementation("adapter", claims, torch_op(function, extras=extras))
+
+
+def the_one(implementation: Implementation) -> str:
+    said = smoke(implementation, "cpu")
+    assert len(said) == 1, said
+    return said[0]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["source.a", "source.d", "source.e.cross", "torch.sdpa", "torch.mha.weights", "inhouse.numpy", "inhouse.fused"],
+)
+def test_that_nothing_is_said_of_a_right_adapter(name: str) -> None:
+    implementation = next(each for each in BUILTIN if each.name == name)
+    assert smoke(implementation, "cpu") == ()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda query, key, value: F.scaled_dot_product_attention(query, key, value, scale=1.0),
+        lambda query, key, value: (query @ key.mT).softmax(-2) @ value,
+        lambda query, key, value: torch.zeros_like(query[..., : value.shape[-1]]),
+    ],
+)
+def test_that_nothing_is_said_of_answers_that_are_wrong_in_another_way(wrong: Callable[..., Tensor]) -> None:
+    assert smoke(adapter(wrong, Feature.VALUE_WIDTH), "cpu") == ()
+
+
+def test_that_nothing_is_said_of_what_raises() -> None:
+    def refusing(*inputs: Tensor) -> Tensor:
+        raise RuntimeError("no")
+
+    assert smoke(adapter(refusing), "cpu") == ()
+
+
+def test_an_output_whose_axes_were_not_turned_back() -> None:
+    said = the_one(adapter(lambda q, k, v: F.scaled_dot_product_attention(q, k, v).transpose(1, 2)))
+    assert said == "adapter: the output comes as (B, Lq, H, d): turn its axes to (B, H, Lq, d)"
+
+
+def test_inputs_that_were_not_turned() -> None:
+    def blhd(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        query, key, value = (x.transpose(1, 2) for x in (query, key, value))
+        return F.scaled_dot_product_attention(query, key, value).transpose(1, 2)
+
+    assert "(B, H, L, d) is read as (B, L, H, d): turn axes 1 and 2" in the_one(adapter(blhd))
+
+
+def test_a_module_that_takes_the_sequence_first() -> None:
+    module = next(each for each in BUILTIN if each.name == "torch.mha")
+
+    def turned(problem: Problem, device: str) -> Result:
+        inputs = {name: problem.arrays()[name].swapaxes(0, 1) for name in ("query", "key", "value")}
+        result = module.run(problem.with_arrays(inputs), device)
+        return replace(result, output=result.output.swapaxes(0, 1))
+
+    claims = replace(module.claims, features=frozenset(MASKED | module.claims.features) - {Feature.KEY_PADDING})
+    said = smoke(replace(module, run=turned, claims=claims), "cpu")
+    assert "(B, L, width) is read as (L, B, width)" in said[0]
+
+
+@pytest.mark.parametrize(
+    ("order", "named"),
+    [((0, 2, 1), "key and value"), ((1, 0, 2), "query and key"), ((2, 1, 0), "query and value")],
+)
+def test_inputs_in_another_order(order: tuple[int, int, int], named: str) -> None:
+    def swapped(*inputs: Tensor) -> Tensor:
+        query, key, value = (inputs[n] for n in order)
+        return eager(query, key, value)
+
+    assert the_one(adapter(swapped)).startswith(f"adapter: {named} are swapped: ")
+
+
+def test_an_output_of_another_shape() -> None:
+    said = the_one(adapter(lambda q, k, v: F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)))
+    assert said.startswith("adapter: the output has shape (2, 5, 12), expected (2, 3, 5, 4)")
+
+
+def test_an_inverted_boolean_mask() -> None:
+    def hides(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None) -> Tensor:
+        return eager(query, key, value, None if attn_mask is None else ~attn_mask)
+
+    said = the_one(adapter(hides, Feature.BOOL_MASK))
+    assert said == (
+        "adapter: the boolean mask is read the other way round (True hides): claim bool-mask=masked-out or invert it"
+    )
+    claimed = replace(
+        adapter(hides, Feature.BOOL_MASK, conventions=Conventions(bool_mask=Polarity.MASKED_OUT)),
+        run=torch_op(hides, polarity=Polarity.MASKED_OUT),
+    )
+    assert smoke(claimed, "cpu") == ()
+
+
+def test_an_inverted_padding_mask() -> None:
+    def hides(query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
+        return eager(query, key, value, None if key_padding_mask is None else ~key_padding_mask[:, None, None])
+
+    told = Conventions(bool_mask=Polarity.MASKED_OUT)
+    said = the_one(adapter(hides, Feature.KEY_PADDING, conventions=told))
+    assert said.startswith(
+        "adapter: the padding mask is read the other way round (True lets attend): claim bool-mask=may"
+    )
+
+
+def test_that_a_mask_which_is_wrong_in_another_way_is_not_called_inverted() -> None:
+    def per_sample(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None) -> Tensor:
+        first = None if attn_mask is None or attn_mask.ndim < 4 else ~attn_mask[:1]
+        return eager(query, key, value, attn_mask if first is None else first)
+
+    assert smoke(adapter(per_sample, Feature.BOOL_MASK), "cpu") == ()
+
+
+def weighing(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    weights = (query @ key.mT * query.shape[-1] ** -0.5).softmax(-1)
+    return weights @ value, weights
+
+
+@pytest.mark.parametrize(
+    ("turned", "said"),
+    [
+        (lambda weights: weights.mT, "the weights come as (B, H, Lk, Lq): turn their axes to (B, H, Lq, Lk)"),
+        (lambda weights: weights.transpose(0, 1), "the weights come as (H, B, Lq, Lk)"),
+        (lambda weights: weights.mean(1), "the weights are averaged over the heads"),
+    ],
+)
+def test_weights_of_another_form(turned: Callable[[Tensor], Tensor], said: str) -> None:
+    def weighed(*inputs: Tensor) -> tuple[Tensor, Tensor]:
+        output, weights = weighing(*inputs)
+        return output, turned(weights)
+
+    assert said in the_one(adapter(weighed, Feature.WEIGHTS, extras=("weights",)))
+
+
+def test_weights_that_are_claimed_and_not_returned() -> None:
+    assert "none are returned" in the_one(adapter(eager, Feature.WEIGHTS))
+
+
+def test_a_function_of_arrays_in_one_dtype() -> None:
+    claims = Claims(Scope.OP, PLAIN, dtypes=("float64",))
+
+    def swapped(query: Any, key: Any, value: Any) -> Any:
+        return in_numpy(query, value, key)
+
+    implementation = Implementation("arrays", claims, numpy_op(swapped))
+    assert "key and value are swapped" in the_one(implementation)
+    assert np.array_equal(swapped(*[np.ones((1, 1, 2, 2))] * 3), np.ones((1, 1, 2, 2)))
