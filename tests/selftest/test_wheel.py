@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import ast
+import re
+import sys
 import tomllib
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
 
-from spec.clauses import load
-from tests.selftest.wheels import PARTS, ROOT, Environment, build, contents, install
+from tests.selftest.wheels import PARTS, ROOT, Environment, build, content, contents, install
 
 SUITE = "attention_conformance/suite/"
 LEFT = ("tests/selftest/", "tests/measure_", "tests/profile_")
 """Parts of the clone that only its own development needs."""
+OPTIONAL = {"jax", "vl_convert"}
+"""What is used where it is there: for candidates written in it, and for the page of benchmarks, which a clone makes."""
+NEEDED_BY = {"markupsafe": "jinja2", "pydantic_core": "pydantic"}
+"""What comes with what is asked for."""
 CANDIDATES = """
 from tests.scaling import factor
 from torch.nn.functional import scaled_dot_product_attention
@@ -122,10 +129,39 @@ def test_it_judges_within_a_project(environment: Environment, project: Path) -> 
 
 def test_processes_of_an_implementation_find_the_suite(environment: Environment, tmp_path: Path) -> None:
     ring = ("--implementation", "inhouse.ring.2", "--clause", "scores.dot-product", "--dtype", "float32")
-    done = environment.run("attention-conformance", "check", *ring, at=tmp_path)
+    done = environment.run("python", "-m", "attention_conformance", "check", *ring, at=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_it_lists(environment: Environment, tmp_path: Path) -> None:
-    done = environment.run("python", "-m", "attention_conformance", "list", "clauses", at=tmp_path)
-    assert [line.split()[0] for line in done.stdout.splitlines() if line.strip()] == list(load())
+def test_everything_that_runs_is_installed_with_it(wheel: Path) -> None:
+    needed = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    declared = {re.split(r"[^a-z0-9-]", need)[0] for need in needed}
+    names = {name for file in contents(wheel) if file.endswith(".py") for name in imported(wheel, file)}
+    foreign = names - set(sys.stdlib_module_names) - {*PARTS, "attention_conformance"}
+    owners = {name: {NEEDED_BY.get(name, plain(o)) for o in found} for name, found in packages_distributions().items()}
+    assert {name for name in foreign if not declared & owners.get(name, {name})} == OPTIONAL
+
+
+def plain(distribution: str) -> str:
+    """The name as it is compared: ML_dtypes is ml-dtypes."""
+    return re.sub(r"[-_.]+", "-", distribution).lower()
+
+
+def imported(wheel: Path, file: str) -> set[str]:
+    """The first parts of the names that a module of the wheel imports, wherever in it."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(content(wheel, file))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            found.add(str(node.module).partition(".")[0])
+    return found
+
+
+def test_it_audits(environment: Environment, project: Path) -> None:
+    target = (str(project / "mine.py:attention"), "--write", "adapter.py")
+    done = environment.run("attention-conformance", "audit", *target, at=project)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "query, key, value" in done.stdout
+    judged = environment.run("attention-conformance", "check", "adapter.py:adapter", *ONE, at=project)
+    assert judged.returncode == 0, judged.stdout + judged.stderr

@@ -34,6 +34,12 @@ def contents(wheel: Path) -> set[str]:
         return set(archive.namelist())
 
 
+def content(wheel: Path, name: str) -> str:
+    """The text of one of them."""
+    with zipfile.ZipFile(wheel) as archive:
+        return archive.read(name).decode()
+
+
 @dataclass(frozen=True)
 class Environment:
     """A virtual environment that has the wheel, and sees what is installed beside the clone, but not the clone."""
