@@ -130,13 +130,8 @@ def test_targets_of_make_exist() -> None:
 
 def options() -> Iterator[str]:
     """Those of the suite, of benchmarks and of the command, as they tell them themselves."""
-    for command in (
-        "pytest --help",
-        "pytest tests/benchmarks --help",
-        "attention-conformance audit --help",
-        "python -m docs.build --help",
-    ):
-        done = run(command, ROOT)
+    for program in ("pytest tests/benchmarks", "attention-conformance audit", "python -m docs.build"):
+        done = run(f"{program} --help", ROOT)
         assert done.returncode == 0, done.stdout
         yield from re.findall(r"--[a-z][a-z-]+", done.stdout)
 
