@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from tests.report.record import Run, overall
-from tests.report.telling import Tally, tally
+from tests.report.telling import Tally, clauses, tally
 
 LABEL = "attention"
 GREEN, RED, ORANGE, GREY = "brightgreen", "red", "orange", "lightgrey"
@@ -42,15 +42,11 @@ def message(run: Run) -> tuple[str, str]:
 def _of_one(verdict: str, counts: Tally) -> tuple[str, str]:
     match verdict:
         case "conforms":
-            return f"conforms · {_clauses(counts.holds)}", GREEN
+            return f"conforms · {clauses(counts.holds)}", GREEN
         case "fails":
-            return f"fails · {_clauses(counts.fails)}", RED
+            return f"fails · {clauses(counts.fails)}", RED
         case _:
-            return f"not judged · {_clauses(counts.errors)}", ORANGE
-
-
-def _clauses(number: int) -> str:
-    return f"{number} clause{'s' * (number != 1)}"
+            return f"not judged · {clauses(counts.errors)}", ORANGE
 
 
 def endpoint(run: Run) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from spec.clauses import chapters, load
 from tests.harness.verdicts import Status, Verdict
 from tests.report.record import Run, Subject, overall
-from tests.report.telling import by_clause, dtypes_of, plain, tally, told
+from tests.report.telling import by_clause, clauses, dtypes_of, plain, tally, told
 from tests.report.terminal import SHORT, cell
 
 MOST = 60_000
@@ -96,12 +96,12 @@ def _verdict(run: Run, mine: Sequence[Verdict]) -> str:
     if not counts.judged:
         return "**was not judged**"
     if verdict == "fails":
-        return f"**fails** {counts.fails} of {counts.judged} clauses{also}"
+        return f"**fails** {counts.fails} of {clauses(counts.judged)}{also}"
     if verdict == "error":
-        return f"**could not be judged** on {counts.errors} of {counts.judged} clauses{also}"
+        return f"**could not be judged** on {counts.errors} of {clauses(counts.judged)}{also}"
     if not run.closing.complete:
-        return f"has held so far, on {counts.holds} clauses{also}: **not all were asked**"
-    return f"**conforms**: {counts.holds} clauses hold{also}"
+        return f"has held so far, on {clauses(counts.holds)}{also}: **not all were asked**"
+    return f"**conforms** in {clauses(counts.holds)}{also}"
 
 
 def _several(number: int, what: str) -> str:

@@ -59,6 +59,11 @@ def _rank(verdict: Verdict) -> int | None:
             return None
 
 
+def clauses(number: int) -> str:
+    """Such as "1 clause"."""
+    return f"{number} clause{'s' * (number != 1)}"
+
+
 def by_clause(verdicts: Iterable[Verdict], *statuses: Status) -> Iterator[tuple[Verdict, ...]]:
     """Verdicts with one of these statuses, those on one clause and implementation with the same one together.
 

@@ -85,7 +85,7 @@ def test_a_failure_is_told_with_all_that_helps() -> None:
 def test_each_implementation_has_a_line_and_a_row() -> None:
     page = markdown.text(MIXED)
     assert "- `mine` **fails** 1 of 5 clauses, 1 x known deviation, 1 x advice not followed\n" in page
-    assert "- `theirs` **conforms**: 1 clauses hold\n" in page
+    assert "- `theirs` **conforms** in 1 clause\n" in page
     assert "| | scores | values | masks | causal | numerics |" in page
     assert "| `mine` | 1 | **1/1** | **1/1** | **1/1** | **1/1** |" in page
     assert "| `theirs` | 1 | - | - | - | - |" in page
@@ -114,7 +114,7 @@ def test_an_incomplete_run_says_so_first_and_never_that_anything_conforms() -> N
     page = markdown.text(CUT)
     assert page.splitlines()[0].startswith("**Incomplete: the run was interrupted.**")
     assert "conforms" not in page
-    assert "- `theirs` has held so far, on 1 clauses: **not all were asked**" in page
+    assert "- `theirs` has held so far, on 1 clause: **not all were asked**" in page
     empty = markdown.text(run(subjects=[subject("mine")], reason="the run was interrupted"))
     assert "- `mine` **was not judged**" in empty
 
