@@ -10,7 +10,7 @@ READY  := $(VENV)/.ready
 BENCH  := report/bench.json
 
 .PHONY: conformance test bench bench-compare bench-calibration lint types bounds mutation defects conventions
-.PHONY: pruning covering profile-suite docs links format clean report-diff wheel-check
+.PHONY: pruning covering profile-suite docs links format clean report-diff first-contact wheel-check
 
 conformance: $(READY)
 	$(RUN) -m pytest --report report
@@ -67,6 +67,10 @@ covering: $(READY)
 
 profile-suite: $(READY)
 	$(RUN) -m tests.profile_suite
+
+# Times the way of a stranger from a clone to the first verdict: minutes, and what the installation downloads
+first-contact: $(READY)
+	$(RUN) -m tests.measure_first_contact
 
 # The documentation as pages in site/; a link between pages that leads nowhere is an error
 docs: $(READY)

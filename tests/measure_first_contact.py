@@ -7,6 +7,7 @@ Exit status 1 where a step does not end as the README says it does.
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import subprocess
@@ -48,6 +49,7 @@ def main() -> int:
     """Prints the seconds of each step, and of all up to the first verdict."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     total = 0.0
+    print(f"{os.cpu_count()} cores, {os.getloadavg()[0]:.1f} processes at work before")
     with tempfile.TemporaryDirectory() as folder:
         clone = Path(folder) / "clone"
         try:
