@@ -9,6 +9,7 @@ from pathlib import Path
 from implementations.builtin import BUILTIN, ON_REQUEST
 from implementations.defects import DEFECTS
 from spec.clauses import load
+from tests.harness.calling import explaining
 from tests.harness.explaining import explanation
 from tests.harness.replay import ReplayError, read, replay
 from tests.harness.selecting import Options, UsageError, left_out, require_device, require_known, selection_of
@@ -69,4 +70,6 @@ def _replayed(path: Path) -> int:
     except (ReplayError, UsageError) as error:
         raise UsageError(f"--replay {path}: {error}") from None
     print("\n".join(told))
+    if not holds:
+        print(f"next: {explaining(failure.clause)}  says what is asked, and why")
     return 0 if holds else 1

@@ -29,9 +29,16 @@ class Ending:
         finally:
             terminal = session.config.pluginmanager.get_plugin("terminalreporter")
             if terminal is not None and (self.recorder.events or session.exitstatus == pytest.ExitCode.INTERNAL_ERROR):
-                lines = next_steps(int(session.exitstatus), self.options, self.recorder.verdicts)
+                status = pytest.ExitCode.INTERNAL_ERROR if _crashed(terminal) else session.exitstatus
+                lines = next_steps(int(status), self.options, self.recorder.verdicts)
                 for number, line in enumerate(lines):
                     terminal.write_line(f"{'     ' if number else 'next:'} {line}")
+
+
+def _crashed(terminal: pytest.TerminalReporter) -> bool:
+    """Whether a question ended without a verdict: an exception of the suite's own code, not of a candidate's."""
+    failed = [report for report in terminal.stats.get("failed", []) if "tests/conformance/" in report.nodeid]
+    return any(report.when == "call" and not report.user_properties for report in failed)
 
 
 def next_steps(status: int, options: Options, verdicts: Sequence[Verdict]) -> list[str]:

@@ -78,6 +78,23 @@ def test_an_error_of_the_suite_says_how_to_report_it(sessions: Sessions, monkeyp
     )
 
 
+def test_an_exception_of_the_suite_in_a_question_is_told_apart(
+    sessions: Sessions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.harness.plugin.judged", lambda clause, test, judge: 1 / 0)
+    result = sessions.judge("right", *ONE)
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    assert end(result)[0].startswith("next: this is an error of the suite: report it")
+
+
+def test_a_replay_that_fails_says_what_is_asked(sessions: Sessions, tmp_path: Path) -> None:
+    sessions.judge("halved", *ONE, "--report", str(tmp_path))
+    (file,) = (tmp_path / "failures").glob("*.json")
+    result = sessions.run(f"--replay={file}")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    assert re.fullmatch(r"next: .*--explain causal.square  says what is asked, and why", end(result)[0])
+
+
 @pytest.mark.parametrize(
     ("program", "start"),
     [
