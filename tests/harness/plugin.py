@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ from tests.harness.selecting import (
     selection_of,
     settings_of,
 )
+from tests.harness.smoke import smoke
 from tests.harness.suite import ClauseTest, Selection, Spoken, claimed, declared, spoken
 from tests.harness.verdicts import Status, Verdict
 from tests.report.record import Diagnosed, Observed
@@ -51,12 +52,17 @@ class DoesNotConformError(Exception):
 
 @dataclass
 class Plugin:
-    """What a session knows: the selection, and the recorder that collects its verdicts."""
+    """What a session knows: the selection, and the recorder that collects its verdicts.
+
+    Attributes:
+        handed: what the adapter of a candidate does wrongly, by the name of its implementation.
+    """
 
     options: Options
     selection: Selection
     recorder: Recorder
     asked: bool = False
+    handed: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 class ClauseItem(pytest.Function):
@@ -207,7 +213,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     if hasattr(session.config, "workeroutput"):
         session.config.workeroutput["planned"] = len(items)
     elif items or plugin.asked:
-        _begin(plugin)
+        _begin(session.config)
         _show_progress(session, len(items))
 
 
@@ -219,13 +225,26 @@ def _show_progress(session: pytest.Session, planned: int) -> None:
         session.config.pluginmanager.register(Progress(terminal, planned), "conformance-progress")
 
 
-def _begin(plugin: Plugin) -> None:
+def _begin(config: pytest.Config) -> None:
+    plugin = config.stash[KEY]
+    first = not plugin.recorder.events
     try:
         plugin.recorder.begin()
         if plugin.options.report is not None:
             clear(plugin.options.report)
     except OSError as error:
         raise pytest.UsageError(f"--report: {error.filename} cannot be written ({error.strerror})") from None
+    if first and plugin.options.candidates and not config.option.collectonly:
+        _smoke(plugin, config.pluginmanager.get_plugin("terminalreporter"))
+
+
+def _smoke(plugin: Plugin, terminal: pytest.TerminalReporter | None) -> None:
+    """Before candidates are judged: whether what is wrong with them is but the way in which they are called."""
+    for implementation in plugin.selection.implementations:
+        found = plugin.handed[implementation.name] = smoke(implementation, plugin.options.device)
+        for line in found:
+            if terminal is not None:
+                terminal.write_line(f"{implementation.name}: {line}")
 
 
 @dataclass(eq=False)
@@ -240,8 +259,8 @@ class Collector:
                 self.plugin.recorder.add(Verdict.from_json(str(value)))
 
     @pytest.hookimpl(optionalhook=True)
-    def pytest_xdist_node_collection_finished(self) -> None:
-        _begin(self.plugin)
+    def pytest_xdist_node_collection_finished(self, node: Any) -> None:
+        _begin(node.config)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any, error: object) -> None:
@@ -278,8 +297,9 @@ def _diagnose(plugin: Plugin) -> None:
     """After all verdicts are written down: nothing is lost if a candidate takes the process down here."""
     for implementation in plugin.selection.implementations:
         mine = [v for v in plugin.recorder.verdicts if v.implementation == implementation.name]
-        if found := diagnose(implementation, failing_checks(mine), plugin.options.device):
-            plugin.recorder.add(Diagnosed(implementation.name, str(found)))
+        found = diagnose(implementation, failing_checks(mine), plugin.options.device)
+        if told := [*plugin.handed.get(implementation.name, ()), *([str(found)] if found else [])]:
+            plugin.recorder.add(Diagnosed(implementation.name, "; ".join(told)))
 
 
 def _observe(plugin: Plugin) -> None:

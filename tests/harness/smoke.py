@@ -30,8 +30,8 @@ def smoke(implementation: Implementation, device: str) -> tuple[str, ...]:
 
     Nothing is said, either, of answers that are wrong in any other way: that is for the clauses.
     """
-    judge = Judge(implementation, implementation.claims.dtypes[0], device)
-    return tuple(_told(judge))
+    dtypes = implementation.claims.dtypes
+    return tuple(_told(Judge(implementation, dtypes[0], device))) if dtypes else ()
 
 
 def _told(judge: Judge) -> Iterator[str]:

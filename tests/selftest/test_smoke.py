@@ -19,6 +19,9 @@ from implementations.ops import numpy_op, torch_op
 from spec.features import Conventions, Feature, Polarity, Scope
 from spec.problems import Problem
 from tests.harness.smoke import smoke
+from tests.selftest.sessions import SUITE
+
+pytest_plugins = ["pytester"]
 
 PLAIN = frozenset({Feature.CORE, Feature.HEADS, Feature.CROSS, Feature.KEY_VALUE})
 MASKED = PLAIN | {Feature.BOOL_MASK}
@@ -176,3 +179,25 @@ def test_a_function_of_arrays_in_one_dtype() -> None:
     implementation = Implementation("arrays", claims, numpy_op(swapped))
     assert "key and value are swapped" in the_one(implementation)
     assert np.array_equal(swapped(*[np.ones((1, 1, 2, 2))] * 3), np.ones((1, 1, 2, 2)))
+
+
+@pytest.mark.parametrize("processes", [(), ("-n", "1")])
+def test_a_run_says_it_before_the_first_verdict_and_in_its_diagnosis(
+    pytester: pytest.Pytester, processes: tuple[str, ...]
+) -> None:
+    file = pytester.makepyfile(
+        hidden="import torch\n\n"
+        "def attention(query, key, value, attn_mask=None):\n"
+        "    scores = query @ key.mT / query.shape[-1] ** 0.5\n"
+        "    if attn_mask is not None and attn_mask.dtype is torch.bool:\n"
+        "        scores = scores.masked_fill(attn_mask, float('-inf'))\n"
+        "    elif attn_mask is not None:\n"
+        "        scores = scores + attn_mask\n"
+        "    return scores.softmax(-1) @ value\n"
+    )
+    found = pytester.runpytest_subprocess(
+        *SUITE, "--candidate", f"{file}:attention", "--clause", "masks.bool", "--dtype", "float64", *processes
+    )
+    told = [line for line in found.outlines if "adapter: the boolean mask is read the other way round" in line]
+    assert told[0].startswith("attention: adapter: ")
+    assert told[1].startswith("  diagnosis  adapter: ")
