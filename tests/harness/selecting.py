@@ -128,8 +128,9 @@ def settings_of(options: Options) -> dict[str, str]:
 
 
 def _candidates(options: Options) -> Selection:
-    settings, targets = settings_of(options), list(distinct(options.candidates).values())
+    settings = settings_of(options)
     try:
+        targets = list(distinct(options.candidates).values())
         found = candidates(options.candidates, settings, options.device)
         expected, notes = expecting(found, targets, options.expected, date.today())
         return Selection(expected, options.clauses, options.dtypes, notes)
