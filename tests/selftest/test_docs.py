@@ -194,3 +194,10 @@ def test_a_chapter_says_what_breaks_its_clauses() -> None:
     assert '<a href="causal.html#equation-8-1">8.1</a>' in page
     assert "[chapter 7](masks.md)" in page
     assert re.search(r"Broken by: .*`next-position-seen`", page)
+
+
+def test_links_of_the_readme_lead_to_files() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    linked = re.findall(r"\]\(([^)#:]+)[^)]*\)", readme)
+    assert len(linked) > 10
+    assert [name for name in linked if not (ROOT / name).is_file()] == []
