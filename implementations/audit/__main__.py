@@ -12,6 +12,8 @@ from implementations.audit.serving import Child, LostError, lost
 from implementations.loading import Target, TargetError
 
 UNUSABLE = 4
+INSTALLED = Path(sys.argv[0]).stem == "attention-conformance"
+"""Whether the installed command runs this, without a clone."""
 ABOUT = """\
 Finds out what an unknown attention callable is, by tiny probes: its framework, the order of its arguments, their
 layout, what its masks mean, where its causal triangle starts, what it answers for a row without keys, and so on.
@@ -79,7 +81,8 @@ def audited(target: str, device: str, seconds: float, file: Path | None = None) 
         if file is None:
             return table(found)
         file.write_text(child.ask("", found, str(file.resolve().parent)))
-    return f"{table(found)}\n\nwritten: {file}; judge it with: python -m pytest --candidate {file}:adapter"
+    judge = "attention-conformance check" if INSTALLED else "python -m pytest --candidate"
+    return f"{table(found)}\n\nwritten: {file}; judge it with: {judge} {file}:adapter"
 
 
 def _asked(child: Child, probe: str, found: Sequence[Finding]) -> list[Finding]:

@@ -4,27 +4,43 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from importlib.metadata import version
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from . import suite
 from .options import NAME, OPTIONS
 
 UNUSABLE = 4
 """Exit status for input that cannot be used, as pytest has it."""
-ASKED = (
-    "--convention",
-    "--clause",
-    "--dtype",
-    "--device",
-    "--tier",
-    "--report",
-    "--expected-failures",
-    "--propose-expected-failures",
-)
-"""Options of pytest that `check` hands on."""
+ABOUT = "Tells whether an attention implementation is right, and which mistake it makes if not."
+TARGET = {"metavar": "TARGET", "help": "FILE.py:NAME or package.module:NAME"}
+EXPECTED = ("--expected-failures", "--propose-expected-failures")
+ASKED = ("--convention", "--clause", "--dtype", "--device", "--tier", "--report", *EXPECTED, "--implementation")
+KINDS = ("clauses", "implementations", "defects")
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command.
+
+    Attributes:
+        run: gives the exit status; takes what was given, and what is pytest's.
+        options: of pytest, that it hands on.
+        arguments: its own, with the keywords by which argparse is told of them.
+    """
+
+    about: str
+    run: Callable[[argparse.Namespace, list[str]], int]
+    options: tuple[str, ...] = ()
+    arguments: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    @property
+    def takes(self) -> Mapping[str, Mapping[str, Any]]:
+        """All that can be given to it."""
+        return {**self.arguments, **{option: OPTIONS[option] for option in self.options}}
 
 
 class Parser(argparse.ArgumentParser):
@@ -38,19 +54,19 @@ class Parser(argparse.ArgumentParser):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and gives its exit status: 0, 1 where a MUST does not hold, 4 where the input is unusable."""
     given, rest = read(sys.argv[1:] if arguments is None else arguments)
-    run: Callable[[argparse.Namespace, list[str]], int] = given.run
-    return run(given, rest)
+    return COMMANDS[given.command].run(given, rest)
 
 
 def read(words: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     """A command line as it was meant, and what of it is pytest's. One that cannot be read ends the program."""
     own, rest = _split(list(words))
-    parser, commands = _parsers()
-    if own and own[0] not in commands and not own[0].startswith("-"):
-        parser.error(f"there is no command {own[0]!r}{_meant(own[0], commands)}")
+    parser, below = _parsers()
+    if own and own[0] not in COMMANDS and not own[0].startswith("-"):
+        parser.error(f"there is no command {own[0]!r}{_meant(own[0], COMMANDS)}")
     given, unknown = parser.parse_known_args(own)
     if unknown:
-        commands[given.command].error(f"cannot read {unknown[0]!r}{_meant(unknown[0], given.options)}")
+        meant = _meant(unknown[0], COMMANDS[given.command].takes)
+        below[given.command].error(f"cannot read {unknown[0]!r}{meant}")
     return given, rest
 
 
@@ -60,53 +76,28 @@ def _split(words: list[str]) -> tuple[list[str], list[str]]:
     return words[:at], words[at + 1 :]
 
 
-def _meant(word: str, names: Sequence[str] | dict[str, Parser]) -> str:
+def _meant(word: str, names: Iterable[str]) -> str:
     near = get_close_matches(word.partition("=")[0], list(names), 1)
     return f"; did you mean {near[0]}?" if near else ""
 
 
 def _parsers() -> tuple[Parser, dict[str, Parser]]:
-    about = "Tells whether an attention implementation is right, and which mistake it makes if not."
-    parser = Parser(prog=NAME, description=about, allow_abbrev=False)
+    """The parser, and those of its commands."""
+    parser = Parser(prog=NAME, description=ABOUT, allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"{NAME} {version(NAME)}")
     below = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    made: dict[str, Parser] = {}
-
-    def command(name: str, run: Callable[..., int], about: str, options: Sequence[str] = ()) -> Parser:
-        end = "What follows a lone -- is handed to pytest." if options else None
-        made[name] = below.add_parser(name, help=about, description=about, epilog=end, allow_abbrev=False)
-        for option in options:
-            made[name].add_argument(option, **OPTIONS[option])
-        made[name].set_defaults(run=run, options=options)
-        return made[name]
-
-    target = "FILE.py:NAME or package.module:NAME"
-    check = command("check", _check, "judge an implementation", (*ASKED, "--implementation"))
-    check.add_argument("target", nargs="*", metavar="TARGET", help=f"{target}; without any, the built-in ones")
-    command("replay", _replay, "ask a recorded failure again").add_argument("file", metavar="FAILURE.json")
-    listing = command("list", _list, "print what there is, a line each")
-    listing.add_argument("what", choices=("clauses", "implementations", "defects"))
-    command("explain", _explain, "print all that is known of a clause").add_argument(
-        "clause", nargs="+", metavar="CLAUSE"
-    )
-    audit = command("audit", _audit, "find out the conventions of a callable")
-    audit.add_argument("target", metavar="TARGET", help=target)
-    audit.add_argument("--write", metavar="FILE", help="write an adapter that claims what was found")
-    bench = command("bench", _bench, "time an implementation", ("--dtype", "--device", "--convention"))
-    bench.add_argument("target", nargs="+", metavar="TARGET", help=target)
-    bench.add_argument(
-        "--workload", action="append", default=[], metavar="PATTERN", help="such as 'gpt2*' (repeatable)"
-    )
-    bench.add_argument("--baseline", metavar="NAME", help="the implementation that it is compared with")
-    bench.add_argument("--seconds", metavar="N", help="for each pair")
-    diff = command("report-diff", _report_diff, "say what changed verdict between two reports")
-    diff.add_argument("old", metavar="OLD")
-    diff.add_argument("new", metavar="NEW")
-    diff.add_argument("--format", choices=("text", "markdown", "json"), default="text", help="(default: text)")
+    made = {}
+    for name, command in COMMANDS.items():
+        end = "What follows a lone -- is handed to pytest." if command.options else None
+        made[name] = below.add_parser(
+            name, help=command.about, description=command.about, epilog=end, allow_abbrev=False
+        )
+        for taken, keywords in command.takes.items():
+            made[name].add_argument(taken, **keywords)
     return parser, made
 
 
-def _handed(given: argparse.Namespace, options: Sequence[str]) -> Iterator[str]:
+def _handed(given: argparse.Namespace, options: Iterable[str]) -> Iterator[str]:
     """The options as pytest takes them, each joined to its value."""
     for option in options:
         value = getattr(given, OPTIONS.get(option, {}).get("dest", option.strip("-").replace("-", "_")))
@@ -118,7 +109,7 @@ def _handed(given: argparse.Namespace, options: Sequence[str]) -> Iterator[str]:
 
 def _check(given: argparse.Namespace, rest: list[str]) -> int:
     candidates = [f"--candidate={target}" for target in given.target]
-    return suite.judge([*candidates, *_handed(given, given.options), *rest])
+    return suite.judge([*candidates, *_handed(given, ASKED), *rest])
 
 
 def _replay(given: argparse.Namespace, rest: list[str]) -> int:
@@ -134,15 +125,47 @@ def _explain(given: argparse.Namespace, rest: list[str]) -> int:
 
 
 def _audit(given: argparse.Namespace, rest: list[str]) -> int:
-    written = ["--write", given.write] if given.write else []
-    return suite.program("implementations.audit", [given.target, *written, *rest])
+    options = _handed(given, ("--write", "--force", "--device", "--seconds"))
+    return suite.program("implementations.audit", [given.target, *options, *rest])
 
 
 def _bench(given: argparse.Namespace, rest: list[str]) -> int:
     candidates = [f"--candidate={target}" for target in given.target]
-    options = _handed(given, (*given.options, "--workload", "--baseline", "--seconds"))
-    return suite.time([*candidates, *options, *rest])
+    return suite.time([*candidates, *_handed(given, (*TIMED, "--workload", "--baseline", "--seconds")), *rest])
 
 
 def _report_diff(given: argparse.Namespace, rest: list[str]) -> int:
-    return suite.program("tests.report.diff", [given.old, given.new, "--format", given.format, *rest])
+    return suite.program("tests.report.diff", [given.old, given.new, f"--format={given.format}", *rest])
+
+
+TIMED = ("--convention", "--dtype", "--device")
+TIMING: Mapping[str, Mapping[str, Any]] = {
+    "target": {"nargs": "+", **TARGET},
+    "--workload": {"action": "append", "default": [], "metavar": "PATTERN", "help": "such as 'gpt2*' (repeatable)"},
+    "--baseline": {"metavar": "NAME", "help": "the implementation that it is compared with"},
+    "--seconds": {"metavar": "N", "help": "for each pair"},
+}
+AUDITED: Mapping[str, Mapping[str, Any]] = {
+    "target": TARGET,
+    "--write": {"metavar": "FILE", "help": "write an adapter that claims what was found"},
+    "--force": {"action": "store_true", "help": "overwrite FILE"},
+    "--device": {"metavar": "DEVICE", "help": "where it computes (default: cpu)"},
+    "--seconds": {"metavar": "N", "help": "so long is waited for each answer"},
+}
+COMPARED: Mapping[str, Mapping[str, Any]] = {
+    "old": {"metavar": "OLD", "help": "a folder of --report"},
+    "new": {"metavar": "NEW", "help": "another"},
+    "--format": {"choices": ("text", "markdown", "json"), "default": "text", "help": "(default: text)"},
+}
+JUDGED = {**TARGET, "nargs": "*", "help": f"{TARGET['help']}; without any, the built-in ones"}
+COMMANDS: Mapping[str, Command] = {
+    "check": Command("judge an implementation", _check, ASKED, {"target": JUDGED}),
+    "audit": Command("find out the conventions of a callable", _audit, (), AUDITED),
+    "bench": Command("time an implementation", _bench, TIMED, TIMING),
+    "explain": Command(
+        "print all that is known of a clause", _explain, (), {"clause": {"nargs": "+", "metavar": "CLAUSE"}}
+    ),
+    "list": Command("print what there is, a line each", _list, (), {"what": {"choices": KINDS}}),
+    "replay": Command("ask a recorded failure again", _replay, (), {"file": {"metavar": "FAILURE.json"}}),
+    "report-diff": Command("say what changed verdict between two reports", _report_diff, (), COMPARED),
+}

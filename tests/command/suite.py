@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from .options import NAME
+
 HERE = Path(__file__).parent
 PLAIN = "-q --strict-markers --strict-config -p no:logging -rN"
 """Options of every run, in place of the clone's: failed tests are told by the summary, without the paths of files."""
@@ -44,7 +46,7 @@ def _pytest(arguments: Sequence[str]) -> int:
 def program(module: str, arguments: Sequence[str]) -> int:
     """Runs a module of the suite as `python -m` does, and gives its exit status."""
     with _alone():
-        sys.argv[1:] = arguments
+        sys.argv[:] = [NAME, *arguments]
         try:
             runpy.run_module(module, run_name="__main__")
         except SystemExit as end:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import yaml
 
+from implementations.audit import __main__ as audit
 from tests.command import suite
-from tests.command.main import main, read
+from tests.command.main import COMMANDS, main, read
 from tests.command.options import NAME, OPTIONS, nearest
+from tests.report import diff
 from tests.report.views import VIEWS
 from tests.selftest.wheels import ROOT
 
@@ -54,8 +56,8 @@ def handed(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
         ("replay x.json", ["--replay=x.json"]),
         ("list defects", ["--list-defects"]),
         ("explain a.b c.d", ["--explain=a.b", "--explain=c.d"]),
-        ("audit a.py:f --write w.py", ["implementations.audit", "a.py:f", "--write", "w.py"]),
-        ("report-diff old new", ["tests.report.diff", "old", "new", "--format", "text"]),
+        ("audit a.py:f --write w.py --force", ["implementations.audit", "a.py:f", "--write=w.py", "--force"]),
+        ("report-diff old new --format json", ["tests.report.diff", "old", "new", "--format=json"]),
     ],
 )  # fmt: skip
 def test_what_a_command_hands_on(handed: list[list[str]], line: str, expected: list[str]) -> None:
@@ -63,6 +65,16 @@ def test_what_a_command_hands_on(handed: list[list[str]], line: str, expected: l
     tests = str(suite.folder() / "tests" / "conformance")
     defaults = {"--device=cpu", "--tier=quick"} - set(expected)
     assert [word for word in handed[0] if word not in defaults and word != tests] == expected
+
+
+@pytest.mark.parametrize(("command", "program"), [("audit", audit.main), ("report-diff", diff.main)])
+def test_programs_of_the_suite_take_here_what_they_take_alone(
+    capsys: pytest.CaptureFixture[str], command: str, program: Callable[[list[str]], int]
+) -> None:
+    with pytest.raises(SystemExit):
+        program(["--help"])
+    alone = set(re.findall(r"--[a-z-]+", capsys.readouterr().out.partition("options:")[2]))
+    assert alone - {"--help"} == {name for name in COMMANDS[command].takes if name.startswith("--")}
 
 
 def test_benchmarks_keep_nothing_that_is_not_asked_for(handed: list[list[str]]) -> None:

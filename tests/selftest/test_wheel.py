@@ -163,5 +163,6 @@ def test_it_audits(environment: Environment, project: Path) -> None:
     done = environment.run("attention-conformance", "audit", *target, at=project)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "query, key, value" in done.stdout
+    assert "judge it with: attention-conformance check adapter.py:adapter" in done.stdout
     judged = environment.run("attention-conformance", "check", "adapter.py:adapter", *ONE, at=project)
     assert judged.returncode == 0, judged.stdout + judged.stderr
