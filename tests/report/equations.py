@@ -14,6 +14,8 @@ from markupsafe import Markup
 from spec.clauses import CHAPTERS, load
 
 BLOCK = re.compile(r"^\$\$(.+?)\\tag\{(\d+\.\d+)\}\s*\$\$$", re.MULTILINE | re.DOTALL)
+ENTITY = re.compile("&#x([0-9A-Fa-f]+);")
+NAMESPACE = ' xmlns="http://www.w3.org/1998/Math/MathML"'
 MARKED = re.compile(r"\$(?P<math>[^$]+)\$|`(?P<code>[^`]+)`")
 ENTITY = re.compile("&#x([0-9A-Fa-f]+);")
 NAMESPACE = ' xmlns="http://www.w3.org/1998/Math/MathML"'
@@ -33,9 +35,7 @@ def mathml(latex: str, display: bool = False) -> Markup:
     Raises:
         ValueError: a command of it is unknown.
     """
-    element = convert(latex, display="block" if display else "inline").replace(
-        ' xmlns="http://www.w3.org/1998/Math/MathML"', ""
-    )
+    element = ENTITY.sub(_character, convert(latex, display="block" if display else "inline").replace(NAMESPACE, ""))
     if left := re.search(r"\\[A-Za-z]+", re.sub("<[^>]*>", "", element)):
         raise ValueError(f"{left[0]} is unknown in the equation {latex!r}: write it with other commands")
     return Markup(element)

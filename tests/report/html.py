@@ -5,8 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from urllib.parse import quote
 
@@ -16,48 +15,18 @@ from markupsafe import Markup
 from spec.clauses import Clause, load
 from spec.features import Conventions
 from tests.harness.grades import grade
-from tests.harness.verdicts import Verdict
 from tests.report import pictures
 from tests.report.equations import equation, prose
-from tests.report.matrix import BROKEN, MEANINGS, Kind, Line, Row, columns, kind_of, lines
-from tests.report.record import Run, Shown, WeightMap
-from tests.report.telling import UNREADABLE, Told, plain, told
+from tests.report.findings import Depth, Finding, findings
+from tests.report.matrix import BROKEN, MEANINGS, Kind, Line, columns, kind_of, lines
+from tests.report.record import Run, WeightMap
+from tests.report.telling import UNREADABLE, plain
 
 ASSETS = Path(__file__).parent / "assets"
-DRAWN = 120
-"""Failures of a page that are drawn with all their numbers; each implementation has its share, and one at least."""
 FEW = 3
 """So many implementations get a sentence each in the head of the page, and are open from the start."""
 SIGNS = {"conforms": Kind.HOLDS, "fails": Kind.FAILS, "error": Kind.ERROR}
 """Of verdicts on whole implementations; the others have no sign."""
-
-
-@dataclass(frozen=True)
-class Failing:
-    """A clause that does not hold in one dtype.
-
-    Attributes:
-        reduced: whether there is a smaller case than the one that was judged.
-        drawn: its pictures; empty where they are left out, or none can be made.
-        shown: what the log has of its smallest case; None if it has nothing.
-        left_out: that there are pictures which this page does not draw.
-    """
-
-    verdict: Verdict
-    told: Told
-    shown: Shown | None
-    reduced: bool
-    drawn: tuple[pictures.Part, ...]
-    left_out: bool
-
-
-@dataclass(frozen=True)
-class Finding:
-    """A clause that does not hold, in all dtypes."""
-
-    row: Row
-    failing: tuple[Failing, ...]
-    drawn: bool
 
 
 def text(run: Run) -> str:
@@ -67,7 +36,7 @@ def text(run: Run) -> str:
         loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters |= {"plain": plain, "code": code, "slug": slug, "bounds": in_bounds, "web": web, "named": named}
-    environment.globals |= {"Kind": Kind, "kind_of": kind_of, "prose": prose, "equation": equation}
+    environment.globals |= {"Kind": Kind, "Depth": Depth, "kind_of": kind_of, "prose": prose, "equation": equation}
     matrix = lines(run)
     found = findings(run, matrix)
     style, script = _own("page.css", "style"), _own("page.js", "script")
@@ -86,7 +55,7 @@ def text(run: Run) -> str:
         broken_kinds=BROKEN,
         grades={line.subject.name: grade(line.mine) for line in matrix},
         defaults=dict(Conventions().items()),
-        maps={name: _map(shown) for name, shown in run.maps.items()},
+        maps={name: _map(shown, len(matrix) > FEW) for name, shown in run.maps.items()},
         style=style,
         script=script,
         allowed={"style": _fingerprint(style), "script": _fingerprint(script)},
@@ -136,42 +105,6 @@ def in_bounds(value: float | None) -> str:
     return "<0.01" if 0.0 < value < 0.01 else f"{value:.2g}"
 
 
-def findings(run: Run, matrix: Sequence[Line]) -> Mapping[str, Mapping[str, Finding]]:
-    """What does not hold, by implementation and clause, in the order of the matrix."""
-    found = {line.subject.name: [row for row in line.rows if row.kind in BROKEN] for line in matrix}
-    failing = sum(bool(rows) for rows in found.values())
-    share = max(1, DRAWN // failing) if failing else 0
-    shown: dict[tuple[str, str, str], Shown] = {}
-    for one in run.shown:
-        shown.setdefault((one.implementation, one.clause, one.dtype), one)
-    return {name: dict(_findings(run, rows, shown, share)) for name, rows in found.items()}
-
-
-def _findings(
-    run: Run, rows: Sequence[Row], shown: Mapping[tuple[str, str, str], Shown], share: int
-) -> Iterator[tuple[str, Finding]]:
-    for number, row in enumerate(rows):
-        drawn, failing = number >= share, []
-        for verdict in row.verdicts:
-            if kind_of(verdict) in BROKEN:
-                mine = shown.get((verdict.implementation, verdict.clause, verdict.dtype))
-                failing.append(_failing(run, verdict, mine, not drawn))
-                drawn = drawn or bool(failing[-1].drawn)
-        yield row.clause, Finding(row, tuple(failing), number < share)
-
-
-def _failing(run: Run, verdict: Verdict, shown: Shown | None, draw: bool) -> Failing:
-    drawn = () if shown is None else tuple(pictures.parts(shown))
-    return Failing(
-        verdict=verdict,
-        told=told(run, verdict) if verdict.failure else Told(verdict.reason, "", "", ""),
-        shown=shown,
-        reduced=shown is not None and not shown.without,
-        drawn=drawn if draw else (),
-        left_out=bool(drawn) and not draw,
-    )
-
-
 def _opened(matrix: Sequence[Line], found: Mapping[str, Mapping[str, Finding]]) -> Mapping[str, tuple[str, ...]]:
     """The clauses whose failure is open from the start: the first of each implementation, where there are few."""
     if len(matrix) > FEW:
@@ -186,5 +119,5 @@ def _clauses(matrix: Sequence[Line]) -> list[Clause]:
     return [clause for name, clause in load().items() if name in asked]
 
 
-def _map(shown: WeightMap) -> pictures.Part | None:
-    return None if shown.expected is None else pictures.weights(shown)
+def _map(shown: WeightMap, brief: bool) -> pictures.Part | None:
+    return None if shown.expected is None else pictures.weights(shown, brief)

@@ -91,6 +91,11 @@ class Row:
     def kind(self) -> Kind:
         return worst(map(kind_of, self.verdicts))
 
+    @property
+    def alike(self) -> bool:
+        """Whether it holds in every dtype."""
+        return all(v is not None and kind_of(v) is Kind.HOLDS for v in self.cells)
+
 
 @dataclass(frozen=True)
 class Cell:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import TypeAlias
 
@@ -75,10 +75,10 @@ class Part:
 
 
 def heat(weight: float) -> str:
-    """The class of a weight: h1 to h10 for tenths, none for 0, and one for what no weight can be."""
+    """The class of a weight: h2 to h10 for tenths, none for the first of them, and one for what no weight can be."""
     if not 0.0 <= weight <= 1.0 + VISIBLE:
         return "no"
-    return f"h{min(10, math.ceil(10 * weight))}" if weight else ""
+    return f"h{min(10, math.ceil(10 * weight))}" if weight > 0.1 else ""
 
 
 def signed(largest: float) -> Paint:
@@ -109,10 +109,14 @@ def parts(shown: Shown) -> Iterator[Part]:
         yield _handed(name, grid)
 
 
-def weights(shown: WeightMap) -> Part:
-    """The weights of every head, expected beside seen."""
+def weights(shown: WeightMap, brief: bool = False) -> Part:
+    """The weights of every head, expected beside seen. `brief`: once, where all digits that are drawn agree."""
     assert shown.expected is not None
-    return _weights("Weights", shown.expected, shown.got, 2)
+    part = _weights("Weights", shown.expected, shown.got, 2)
+    if brief and shown.got is not None and not any(each.marked for row in part.rows for each in row):
+        seen = [(replace(row[-1], caption=row[-1].caption.replace("seen", "seen as expected")),) for row in part.rows]
+        return replace(part, rows=tuple(seen))
+    return part
 
 
 def _array(grid: Grid | None) -> Array | None:

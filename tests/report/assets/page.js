@@ -14,7 +14,7 @@
     return [...table.tBodies[0].rows].map((row) => {
       const clause = row.id.slice(section.id.length), norm = clauses.get(clause);
       const finding = all(".finding", chapter).find((each) => each.dataset.row === row.id);
-      const cells = [...row.cells].slice(1, -1), kinds = cells.map((each) => each.className);
+      const cells = [...row.cells].slice(1, -1), kinds = cells.map((each) => row.className || each.className);
       const words = [section.querySelector("h3"), row, norm, finding].filter(Boolean).map(text).join(" ");
       return { row, section, chapter, finding, dtypes, cells, kinds, words, level: norm?.dataset.level,
         name: chapter.id.slice(section.id.length) };
@@ -89,14 +89,16 @@
     if (!target.open || target.dataset.linked || !target.matches(".chapter")) return;
     target.dataset.linked = "yes";
     for (const row of all(":scope > .scroll > .rows > tbody > tr", target)) anchor(row.cells[0], row.id, row.cells[0].textContent.trim());
-    for (const each of all(".failure", target)) anchor(each.querySelector(".message"), each.id, "this failure");
+    for (const each of all(".failure", target)) anchor(each.querySelector(".message") ?? each, each.id, "this failure");
     for (const each of all(":scope > .clause", target)) anchor(each.querySelector("h4"), each.id, each.querySelector("h4").textContent);
   };
 
-  const copying = (box) => {
+  const copying = (source) => {
+    const box = Object.assign(document.createElement("div"), { className: "command" });
+    source.replaceWith(box);
+    box.append(source);
     const button = Object.assign(document.createElement("button"), { type: "button", className: "copy", textContent: "copy" });
     button.addEventListener("click", async () => {
-      const source = box.querySelector("pre");
       try {
         await navigator.clipboard.writeText(source.textContent);
         button.textContent = "copied";
@@ -110,10 +112,13 @@
 
   const folder = decodeURIComponent(location.pathname).replace(/\/[^/]*$/, "");
   if (location.protocol === "file:" && /^[\w./+-]+$/.test(folder)) {
-    for (const each of all(".folder")) each.textContent = folder;
-    for (const each of all(".folder-note")) each.hidden = true;
+    for (const each of all(".case-again")) {
+      each.querySelector("i").textContent = folder;
+      each.classList.add("filled");
+    }
   }
-  for (const each of all(".command")) copying(each);
+  for (const each of all("pre")) copying(each);
+  for (const each of all("#matrix .cell > *")) each.title = each.getAttribute("aria-label");
   for (const each of all("details.chapter")) { each.addEventListener("toggle", opened); opened({ target: each }); }
   form.hidden = false;
   form.addEventListener("submit", (event) => event.preventDefault());

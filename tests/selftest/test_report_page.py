@@ -1,0 +1,421 @@
+"""The page of a report: in a browser at two widths, light and dark, without scripts, and with text that is markup."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+from playwright.sync_api import Locator
+
+from implementations.builtin import BUILTIN
+from spec.clauses import load
+from tests.report import html, pictures
+from tests.report.equations import equation, equations, mathml, prose
+from tests.report.html import slug, text
+from tests.report.matrix import Kind, lines
+from tests.report.record import Closing, Grid, Run, Subject
+from tests.report.recorder import subject
+from tests.selftest.browser import OVERFLOW, Browser, Scheme, Visit, browser, pictured, visiting
+from tests.selftest.report_data import BAD, KNOWN, LINK, MARKUP, RIGHT, WRONG, full, invented, softmaxed
+
+__all__ = ["browser"]
+
+READY = "html[data-ready=yes]"
+ROWS = "table.rows tbody tr:not([hidden])"
+LARGEST = 2e6
+"""Bytes of the page of a full run."""
+TOKENS = re.compile(r"--(ground|raised|ink|faint|line|good|bad|focus): (#[0-9a-f]{6})")
+
+
+def written(run: Run, folder: Path, name: str = "report.html") -> Path:
+    path = folder / name
+    path.write_text(text(run), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return written(invented(), tmp_path_factory.mktemp("page"))
+
+
+@pytest.fixture
+def open_page(browser: Browser, file: Path) -> Iterator[Visit]:
+    with visiting(browser, file, ready=READY) as visit:
+        yield visit
+
+
+def by_id(visit: Visit, name: str) -> Locator:
+    return visit.page.locator(f'[id="{name}"]')
+
+
+def follow(visit: Visit, address: str) -> None:
+    visit.page.evaluate("(address) => { location.hash = address }", address)
+
+
+def unfold(visit: Visit) -> None:
+    visit.page.evaluate("() => document.querySelectorAll('details').forEach((each) => { each.open = true })")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [360, 1280])
+@pytest.mark.parametrize("name", [RIGHT, WRONG], ids=["passing", "failing"])
+def test_nothing_to_complain_of(
+    browser: Browser, tmp_path: Path, width: int, scheme: Scheme, name: str, pytestconfig: pytest.Config
+) -> None:
+    with visiting(browser, written(invented(names=(name,)), tmp_path), width, scheme, READY) as visit:
+        pictured(visit, pytestconfig, f"report-{name.partition('.')[0]}-{width}-{scheme}")
+        assert visit.complaints() == []
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(360, "dark"), (1280, "light")])
+def test_nothing_to_complain_of_where_all_is_open(browser: Browser, file: Path, width: int, scheme: Scheme) -> None:
+    with visiting(browser, file, width, scheme, READY) as visit:
+        unfold(visit)
+        assert visit.complaints() == []
+
+
+@pytest.mark.parametrize("width", [360, 1280])
+def test_a_run_that_is_not_complete_says_so_first(browser: Browser, tmp_path: Path, width: int) -> None:
+    for names in ((), (RIGHT,), (RIGHT, KNOWN, WRONG, BAD)):
+        run = invented(complete=False, names=names)
+        with visiting(browser, written(run, tmp_path), width, ready=READY) as visit:
+            assert visit.complaints() == []
+            told = visit.page.get_by_role("alert").inner_text()
+            assert told.upper().startswith("INCOMPLETE RUN")
+            assert "nothing on this page is a pass" in told
+            assert MARKUP in told
+            assert visit.page.title().startswith("INCOMPLETE")
+            assert "conform" not in visit.page.locator("header .verdict, header .others, .state").all_inner_texts()
+            assert visit.page.locator(".state").get_by_text("conforms").count() == 0
+
+
+def test_what_is_not_complete_does_not_conform() -> None:
+    assert [line.state for line in lines(invented())] == ["conforms", "error", "fails", "fails"]
+    assert [line.state for line in lines(invented(complete=False))] == ["undecided", "error", "fails", "fails"]
+    nothing = replace(invented(names=(RIGHT,)), verdicts=())
+    assert [line.state for line in lines(nothing)] == ["not asked"]
+    assert "Nothing was judged" in text(invented(names=()))
+
+
+def test_text_of_candidates_is_text(open_page: Visit) -> None:
+    unfold(open_page)
+    home = by_id(open_page, f"{slug(BAD)}/")
+    shown = home.inner_text()
+    assert shown.count(MARKUP) >= 4
+    assert "onerror=alert(2)" in shown
+    assert "{{ 7 * 7 }}" in shown
+    assert open_page.page.locator("main img, main script, main style").count() == 0
+    assert "\N{RIGHT-TO-LEFT OVERRIDE}" not in open_page.page.content()
+    assert "\N{ZERO WIDTH SPACE}" not in open_page.page.content()
+    assert open_page.noted == []
+
+
+def test_a_script_that_slipped_in_is_not_run(open_page: Visit) -> None:
+    open_page.page.evaluate(
+        "() => document.body.append(Object.assign(document.createElement('script'), {text: 'window.slipped = 1'}))"
+    )
+    assert open_page.page.evaluate("window.slipped") is None
+    assert any("Content Security Policy" in each for each in open_page.noted)
+
+
+def test_links_that_do_not_lead_to_the_web_are_text(tmp_path: Path) -> None:
+    run = invented(names=(KNOWN,))
+    odd = [replace(v, link="javascript:alert(3)") if v.link else v for v in run.verdicts]
+    assert f'href="{LINK.replace("&", "&amp;")}"' in text(run)
+    assert 'href="javascript' not in text(replace(run, verdicts=odd))
+
+
+def test_filters(open_page: Visit) -> None:
+    page, rows = open_page.page, open_page.page.locator(ROWS)
+    assert rows.count() == 24
+    page.get_by_label("failures only").check()
+    assert rows.count() == 5
+    assert page.locator("#count").inner_text() == "5 of 24 clauses shown, of 3 implementations"
+    assert page.locator("#matrix tbody tr:visible").count() == 3
+    assert page.locator(".finding:not([hidden])").count() == 5
+    page.get_by_role("button", name="show all").click()
+    page.locator("select[name=verdict]").select_option("known deviation")
+    page.wait_for_function("document.getElementById('count').value.startsWith('1 of')")
+    assert rows.get_attribute("id") == f"{KNOWN}/causal.square"
+    page.locator("select[name=verdict]").select_option("")
+    page.locator("select[name=chapter]").select_option("masks")
+    assert rows.count() == 8
+    assert page.locator("#matrix thead th.turned:visible").all_inner_texts() == ["masks"]
+    page.locator("select[name=level]").select_option("SHOULD")
+    assert rows.count() == 4
+    page.locator("select[name=dtype]").select_option("float32")
+    assert page.locator(f"{ROWS} td:not(:last-child):not([hidden])").count() == 4
+    assert page.locator("#matrix tbody tr:visible").count() == 4
+    assert open_page.noted == []
+
+
+def test_a_dtype_in_which_nothing_was_judged_hides_the_clause(open_page: Visit) -> None:
+    open_page.page.locator("select[name=dtype]").select_option("float32")
+    open_page.page.locator("select[name=verdict]").select_option("not claimed")
+    assert open_page.page.locator(ROWS).count() == 1
+    open_page.page.locator("select[name=dtype]").select_option("float64")
+    assert open_page.page.locator(ROWS).count() == 0
+
+
+def test_search(open_page: Visit) -> None:
+    box, rows = open_page.page.get_by_label("search"), open_page.page.locator(ROWS)
+    box.fill("WRONG.attention")
+    assert rows.count() == 6
+    box.fill("own position included")
+    assert rows.count() == 4
+    assert open_page.page.locator(".chapter[open]").count() >= 4
+    box.fill("expected 2")
+    assert rows.count() == 6
+    box.fill("no such thing")
+    assert rows.count() == 0
+    assert open_page.page.locator("#count").inner_text() == "0 of 24 clauses shown, of 0 implementations"
+    assert open_page.noted == []
+
+
+@pytest.mark.parametrize(
+    ("address", "place"),
+    [
+        (f"{WRONG}/causal.square/float64", f"{WRONG}/causal.square/float64"),
+        (f"{WRONG}/causal.square/float32", f"{WRONG}/causal.square/float32"),
+        (f"{WRONG}/masks.bool/float32", f"{WRONG}/masks.bool"),
+        (f"{RIGHT}/scores.dot-product", f"{RIGHT}/scores.dot-product"),
+        (f"{RIGHT}/scores", f"{RIGHT}/scores"),
+        (f"{RIGHT}/nothing.of-the-kind", f"{RIGHT}/"),
+        (f"{slug(BAD)}/causal.square/float64", f"{slug(BAD)}/causal.square/float64"),
+        ("clause:masks.rank", "clause:masks.rank"),
+    ],
+)
+def test_an_address_opens_its_place(browser: Browser, file: Path, address: str, place: str) -> None:
+    with visiting(browser, file, ready=READY) as visit:
+        follow(visit, address)
+        visit.page.wait_for_function("(id) => document.activeElement.id === id", arg=place)
+        found = by_id(visit, place)
+        assert found.is_visible()
+        assert found.evaluate("(each) => each.getBoundingClientRect().top < innerHeight")
+        assert visit.noted == []
+
+
+def test_an_address_is_found_behind_a_filter_and_in_history(open_page: Visit) -> None:
+    page, place = open_page.page, by_id(open_page, f"{RIGHT}/masks.bool")
+    page.get_by_label("failures only").check()
+    follow(open_page, f"{RIGHT}/masks.bool")
+    page.wait_for_function("(id) => document.activeElement.id === id", arg=f"{RIGHT}/masks.bool")
+    assert place.is_visible()
+    page.locator("#matrix").get_by_role("link", name="holds").first.click()
+    page.wait_for_function("(id) => document.activeElement.id === id", arg=f"{RIGHT}/scores")
+    page.go_back()
+    page.wait_for_function("(id) => document.activeElement.id === id", arg=f"{RIGHT}/masks.bool")
+    page.go_forward()
+    page.wait_for_function("(id) => document.activeElement.id === id", arg=f"{RIGHT}/scores")
+    assert open_page.noted == []
+
+
+def test_the_keyboard_reaches_and_opens(open_page: Visit) -> None:
+    page = open_page.page
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.textContent") == "Skip to the matrix"
+    page.keyboard.press("Enter")
+    assert page.evaluate("location.hash") == "#matrix"
+    head = by_id(open_page, f"{RIGHT}/").locator("> summary")
+    head.focus()
+    page.keyboard.press("Enter")
+    assert by_id(open_page, f"{RIGHT}/").get_attribute("open") is not None
+    outline = head.evaluate("(each) => getComputedStyle(each).outlineStyle")
+    assert outline == "solid"
+
+
+def test_commands_are_copied(browser: Browser, file: Path) -> None:
+    with visiting(browser, file, ready=READY) as visit:
+        visit.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+        follow(visit, f"{WRONG}/scores.scale-default/float64")
+        button = by_id(visit, f"{WRONG}/scores.scale-default/float64").get_by_role("button", name="copy")
+        button.nth(1).click()
+        visit.page.get_by_role("button", name="copied").wait_for()
+        copied = visit.page.evaluate("navigator.clipboard.readText()")
+        assert copied == f"python -m pytest --replay {file.parent}/failures/scores.scale-default--float64.json"
+
+
+def test_without_scripts_everything_can_be_read(browser: Browser, file: Path) -> None:
+    context = browser.new_context(java_script_enabled=False, viewport={"width": 1280, "height": 800})
+    page = context.new_page()
+    page.goto(f"{file.as_uri()}#{WRONG}/causal.square/float64")
+    assert page.get_by_role("heading", name="float64: 2 of 7 checks do not hold").last.is_visible()
+    assert page.locator("#controls").is_hidden()
+    assert page.locator("details[open] > .clause-again:visible").count() >= 1
+    context.close()
+
+
+def test_a_failure_has_all_that_explains_it(open_page: Visit) -> None:
+    follow(open_page, f"{WRONG}/causal.square/float64")
+    failure = by_id(open_page, f"{WRONG}/causal.square/float64")
+    finding = open_page.page.locator(f'[data-row="{WRONG}/causal.square"]')
+    assert load()["causal.square"].statement in finding.inner_text()
+    assert finding.locator("math").count() >= 1
+    assert "Vaswani 2017 3.2.3" in finding.inner_text()
+    told = failure.inner_text()
+    assert "Smallest case B=1 H=2 Lq=3 Lk=3" in told
+    assert failure.locator("table.picture caption").all_inner_texts() == [
+        *(f"{what}, sample 0 head {head}" for head in (1, 0) for what in ("expected", "got", "error in bounds")),
+        *(f"{what}, head {head}" for head in (0, 1) for what in ("expected", "seen")),
+        "sample 0 head 0",
+        "sample 0 head 1",
+        "",
+    ]
+    assert "key (64, 64) ((64, 64): too large to be shown)" in told
+    assert failure.get_by_text("A script that shows it without this suite").is_visible()
+    scores = open_page.page.locator(f'[data-row="{WRONG}/scores.scale-default"]')
+    assert "Erratum (E)" in (scores.text_content() or "")
+
+
+def test_numbers_that_differ_are_told_apart_and_marked() -> None:
+    run = invented(names=(WRONG,))
+    answer, weights, *handed = pictures.parts(run.shown[0])
+    (first, *_), *others = answer.rows
+    wanted, got = answer.rows[0][0].cells[0][1], answer.rows[0][1].cells[0][1]
+    assert first.caption == "expected, sample 0 head 1"
+    assert wanted[1] != got[1]
+    assert got[0].endswith(" d")
+    assert not any(picture.marked for row in others for picture in row)
+    hidden = weights.rows[0][1].cells[0][1]
+    assert hidden[0].endswith(" w")
+    assert float(hidden[1]) > 0.0
+    assert handed[0].rows[0][0].cells[0][0] == ("no", "-inf")
+    assert handed[-1].rows == ()
+
+
+def test_heads_that_agree_are_not_marked() -> None:
+    run = invented(names=(RIGHT,))
+    part = pictures.weights(run.maps[RIGHT])
+    assert len(part.rows) == 4
+    assert not any(picture.marked for row in part.rows for picture in row)
+    assert part.rows[0][0].cells[0][0] == ("h10", "1")
+    assert part.rows[0][0].cells[0][1] == ("", "0")
+
+
+def test_nan_is_not_unlike_nan() -> None:
+    nan = Grid.of(np.full((1, 2, 2), np.nan))
+    part = pictures.weights(replace(invented().maps[RIGHT], expected=nan, got=nan))
+    assert not part.rows[0][1].marked
+    assert part.rows[0][1].cells[0][0] == ("no", "nan")
+    other = pictures.weights(replace(invented().maps[RIGHT], expected=nan, got=Grid.of(softmaxed(1, 1, 2))))
+    assert other.rows[0][1].marked
+
+
+@pytest.mark.parametrize(
+    ("value", "style"), [(0.0, ""), (0.1, ""), (0.11, "h2"), (0.3, "h3"), (1.0, "h10"), (-0.1, "no")]
+)
+def test_heat(value: float, style: str) -> None:
+    assert pictures.heat(value) == style
+
+
+@pytest.mark.parametrize(("ratio", "style"), [(0.5, "e0"), (1.0, "e0"), (1.1, "e1"), (1e7, "e4"), (np.nan, "e4")])
+def test_errors_beyond_the_bound(ratio: float, style: str) -> None:
+    assert pictures.bounds(ratio) == style
+
+
+def test_the_worst_dtype_decides_a_cell() -> None:
+    by_name = {line.subject.name: line for line in lines(invented())}
+    assert {cell.chapter: (cell.kind, cell.counts) for cell in by_name[KNOWN].cells} == {
+        "scores": (Kind.HOLDS, "2"),
+        "masks": (Kind.HOLDS, "2"),
+        "causal": (Kind.ERROR, "1/2"),
+    }
+    assert {cell.chapter: (cell.kind, cell.counts) for cell in by_name[WRONG].cells} == {
+        "scores": (Kind.FAILS, "1/2"),
+        "masks": (Kind.ADVICE, "1/2"),
+        "causal": (Kind.FAILS, "1/2"),
+    }
+
+
+def test_a_chapter_that_is_not_there_is_not_claimed_or_not_asked() -> None:
+    run = invented(names=(RIGHT, WRONG))
+    left = [v for v in run.verdicts if v.implementation == WRONG or not v.clause.startswith("masks.")]
+    few = replace(run.begin.subjects[0], features=("core",))
+    for who, kind in ((few, Kind.UNCLAIMED), (run.begin.subjects[0], Kind.UNASKED)):
+        begin = replace(run.begin, subjects=(who, run.begin.subjects[1]))
+        cells = {cell.chapter: cell.kind for cell in lines(replace(run, begin=begin, verdicts=left))[0].cells}
+        assert cells["masks"] is kind
+
+
+def test_every_equation_is_found_and_can_be_shown() -> None:
+    named = {clause.equation for clause in load().values() if clause.equation}
+    assert named <= set(equations())
+    for tag in equations():
+        assert equation(tag).startswith("<math")
+    for clause in load().values():
+        for sentence in (clause.statement, *clause.errata):
+            assert "$" not in prose(sentence)
+    with pytest.raises(ValueError, match=r"\\nonsense is unknown"):
+        mathml(r"x + \nonsense")
+
+
+def test_prose_is_escaped_and_clauses_are_linked() -> None:
+    told = prose("a < b, `causal.square`, `a<b`, $x < y$")
+    assert told.startswith(
+        'a &lt; b, <a href="#clause:causal.square"><code>causal.square</code></a>, <code>a&lt;b</code>'
+    )
+    assert "<mo>&lt;</mo>" in told
+
+
+class Elements(HTMLParser):
+    """All ids and all targets of links within the page."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.ids: list[str] = []
+        self.targets: set[str] = set()
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        found = dict(attrs)
+        self.ids += [found["id"] or ""] if "id" in found else []
+        if (found.get("href") or "").startswith("#"):
+            self.targets.add((found["href"] or "")[1:])
+
+
+def everyone() -> list[Subject]:
+    return [subject(each) for each in BUILTIN]
+
+
+def test_a_full_run_is_small_and_its_links_lead_somewhere(
+    tmp_path: Path, browser: Browser, pytestconfig: pytest.Config
+) -> None:
+    run = full(everyone())
+    file = written(run, tmp_path)
+    found = Elements(file.read_text(encoding="utf-8"))
+    assert len(run.verdicts) > 10_000
+    assert file.stat().st_size < LARGEST
+    assert len(set(found.ids)) == len(found.ids)
+    assert found.targets <= set(found.ids)
+    for width in (360, 1280):
+        with visiting(browser, file, width, ready=READY) as visit:
+            pictured(visit, pytestconfig, f"report-full-{width}")
+            assert visit.page.evaluate(OVERFLOW) == visit.noted == []
+
+
+def test_the_page_is_one_file_that_asks_for_nothing(file: Path) -> None:
+    page = file.read_text(encoding="utf-8")
+    assert (
+        re.findall(r'\b(?:src|srcset|data)="|@import|url\(', re.sub(r"<pre.*?</pre>", "", page, flags=re.DOTALL)) == []
+    )
+    assert "default-src 'none'" in page
+    assert page.count("<li>", page.index("How to read"), page.index("</ol>")) == 10
+
+
+def test_it_looks_like_the_page_of_the_benchmarks() -> None:
+    folder = Path(html.__file__).parents[1]
+    own, other = ((folder / name / "assets/page.css").read_text() for name in ("report", "benchmarks"))
+    assert TOKENS.findall(own) == TOKENS.findall(other)
+    assert len(TOKENS.findall(own)) == 16
+
+
+def test_a_log_of_the_same_clause_twice_has_no_id_twice() -> None:
+    run = invented(names=(WRONG,))
+    twice = replace(run, verdicts=[*run.verdicts, *run.verdicts], closing=Closing(True, "", 2, 1.0))
+    ids = Elements(text(twice)).ids
+    assert len(set(ids)) == len(ids)
