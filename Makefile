@@ -90,4 +90,4 @@ $(READY): pyproject.toml constraints.txt
 	touch $(READY)
 
 clean:
-	rm -rf $(VENV) report site .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) build report site .mypy_cache .ruff_cache .pytest_cache .hypothesis

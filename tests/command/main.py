@@ -13,8 +13,6 @@ from typing import Any, NoReturn
 from . import suite
 from .options import NAME, OPTIONS
 
-UNUSABLE = 4
-"""Exit status for input that cannot be used, as pytest has it."""
 ABOUT = "Tells whether an attention implementation is right, and which mistake it makes if not."
 TARGET = {"metavar": "TARGET", "help": "FILE.py:NAME or package.module:NAME"}
 EXPECTED = ("--expected-failures", "--propose-expected-failures")
@@ -48,7 +46,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """One line, with where to read more."""
-        self.exit(UNUSABLE, f"{self.prog}: {message}\n{self.prog} --help says what there is\n")
+        self.exit(suite.UNUSABLE, f"{self.prog}: {message}\n{self.prog} --help says what there is\n")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -16,6 +16,8 @@ HERE = Path(__file__).parent
 PLAIN = "-q --strict-markers --strict-config -p no:logging -rN"
 """Options of every run, in place of the clone's: failed tests are told by the summary, without the paths of files."""
 PREFIX = "PYTEST_"
+UNUSABLE = 4
+"""Exit status for input that cannot be used, as pytest has it; options that ask nothing are such input."""
 
 
 def folder() -> Path:
@@ -40,7 +42,8 @@ def _pytest(arguments: Sequence[str]) -> int:
     with _alone():
         import pytest
 
-        return int(pytest.main([*_settings(), *arguments]))
+        status = pytest.main([*_settings(), *arguments])
+        return UNUSABLE if status == pytest.ExitCode.NO_TESTS_COLLECTED else int(status)
 
 
 def program(module: str, arguments: Sequence[str]) -> int:

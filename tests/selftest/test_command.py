@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -158,3 +160,13 @@ def test_the_workflow_uses_what_exists() -> None:
 
 def test_every_file_of_the_examples_is_tested() -> None:
     assert {WORKFLOW, HOOK} == set(EXAMPLES.iterdir())
+
+
+@pytest.mark.parametrize(("status", "told"), [(0, 0), (1, 1), (2, 2), (3, 3), (4, 4), (5, 4)])
+def test_exit_status(monkeypatch: pytest.MonkeyPatch, status: int, told: int) -> None:
+    monkeypatch.setattr(pytest, "main", lambda arguments: pytest.ExitCode(status))
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    monkeypatch.setattr(os, "environ", {**os.environ, "PYTEST_ADDOPTS": "-x"})
+    assert main(["check", "a.py:f", "--clause", "causal.square"]) == told
+    assert "PYTEST_ADDOPTS" not in os.environ
