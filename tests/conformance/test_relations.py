@@ -62,7 +62,7 @@ def _assert_same(
     if output.shape != whole.value.shape:
         judge.assert_that(case, False, f"output has shape {output.shape}, expected {whole.value.shape}")
         return
-    bound = of_first(2.0 * np.broadcast_to(whole.bound, output.shape))
+    bound = np.abs(of_first(2.0 * np.broadcast_to(whole.bound, output.shape)))
     expected = Expected(of_first(output.astype(np.float64)), bound)
     judge.assert_answers(case, second.forward_only(), expected, said)
 

@@ -1,0 +1,34 @@
+"""Relations hold two calls together within their bounds: they ask for no equal bits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+from implementations.contract import Claims, Implementation
+from implementations.defects.steps import Steps
+from implementations.ops import torch_op
+from spec.features import Feature, Scope
+from tests.harness.running import run
+from tests.harness.verdicts import Status
+
+OP = frozenset({Feature.CORE, Feature.HEADS, Feature.CROSS, Feature.KEY_VALUE, Feature.VALUE_WIDTH, Feature.CAUSAL})
+DTYPES = ("float64", "float32", "float16")
+
+
+def by_the_sign(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    """Right, in two parts whose rounding is another one for values that are negative on the whole."""
+    part = value / 3 if value.sum() < 0 else value / 5
+    return Steps()(query, key, part, **options) + Steps()(query, key, value - part, **options)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_values_may_be_rounded_otherwise_once_they_are_scaled(dtype: str) -> None:
+    implementation = Implementation("by-the-sign", Claims(Scope.OP, OP), torch_op(by_the_sign))
+    (verdict,) = run(implementation, ("relations.linear-values",), (dtype,))
+    assert verdict.status is Status.PASS, verdict.failure
+    assert verdict.checks == 2
+    assert verdict.worst is not None
+    assert 0.0 < verdict.worst < 1.0
