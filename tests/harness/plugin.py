@@ -297,7 +297,8 @@ def _diagnose(plugin: Plugin) -> None:
     """After all verdicts are written down: nothing is lost if a candidate takes the process down here."""
     for implementation in plugin.selection.implementations:
         mine = [v for v in plugin.recorder.verdicts if v.implementation == implementation.name]
-        found = diagnose(implementation, failing_checks(mine), plugin.options.device)
+        dtypes = list(dict.fromkeys(v.dtype for v in mine))
+        found = diagnose(implementation, failing_checks(mine), plugin.options.device, dtypes)
         if told := [*plugin.handed.get(implementation.name, ()), *([str(found)] if found else [])]:
             plugin.recorder.add(Diagnosed(implementation.name, "; ".join(told)))
 
@@ -375,10 +376,15 @@ def unchecked_claims(plugin: Plugin) -> list[str]:
     return found
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    plugin = config.stash[KEY]
-    if not plugin.recorder.verdicts:
-        return
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> Iterator[None]:
+    """Below pytest's own list of failed tests, which may fill several screens."""
+    yield
+    if config.stash[KEY].recorder.verdicts:
+        _summarise(terminalreporter, config.stash[KEY])
+
+
+def _summarise(terminalreporter: pytest.TerminalReporter, plugin: Plugin) -> None:
     terminalreporter.section("conformance")
     recorder = plugin.recorder
     for line in summary(recorder.run):
@@ -394,4 +400,4 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     for line in proposed(recorder.verdicts, recorder.run.diagnoses) if plugin.options.propose else ():
         terminalreporter.write_line(line)
     if plugin.options.report is not None:
-        terminalreporter.write_line(f"report: {plugin.options.report / 'report.json'}")
+        terminalreporter.write_line(f"report: {plugin.options.report / 'report.html'}")

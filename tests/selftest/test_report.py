@@ -177,7 +177,7 @@ def test_a_session_writes_its_report(sessions: Sessions, tmp_path: Path) -> None
     assert found["closing"] == {"complete": True, "reason": "", "verdicts": len(CAUSAL)}
     assert found["suite"]["clauses"] == ["causal.*"]
     assert [v["checks"] > 0 for v in found["implementations"][0]["clauses"]] == [True] * len(CAUSAL)
-    assert result.outlines[-2] == f"report: {tmp_path / 'report' / 'report.json'}"
+    assert result.outlines[-2] == f"report: {tmp_path / 'report' / 'report.html'}"
 
 
 def test_a_failing_session_is_complete_too(sessions: Sessions, tmp_path: Path) -> None:
