@@ -57,6 +57,8 @@ class Taken:
     extras: tuple[Extra, ...] = ()
     named: frozenset[str] = frozenset()
     """The options that it has a parameter of its own for."""
+    seen: str = ""
+    """What showed the polarity of its masks."""
     tupled: bool = False
     """It answers a tuple, or a list, that begins with the output."""
 
@@ -201,19 +203,26 @@ def _masked(calling: Calling, taken: Taken) -> Iterator[str]:
     if taken.bool_mask and taken.float_mask and taken.bool_mask != taken.float_mask:
         yield f"name = {_quoted(taken.bool_mask)} if {boolean} else {_quoted(taken.float_mask)}"
         name = "name"
-    if taken.flipped:
-        yield f"attn_mask = ~attn_mask if {boolean} else attn_mask  # True means masked out"
+    if not taken.bool_mask:
+        yield f"if {boolean}:"
+        yield f'    raise TypeError("{taken.float_mask} is a bias, which is added: it takes no boolean mask")'
+    value = f"~attn_mask if {boolean} else attn_mask" if taken.flipped else "attn_mask"
     if taken.form in (MaskForm.FULL, MaskForm.FLAT) or calling.axes == "LD":
+        yield from [f"attn_mask = {value}  # True means masked out"] if taken.flipped else []
         shape = "(*query.shape[:3], key.shape[2])"
         module = "np" if calling.framework == "numpy" else "jnp"
         wide = f"{module}.broadcast_to(attn_mask, {shape})"
-        yield f"attn_mask = attn_mask.expand{shape}" if calling.framework == "torch" else f"attn_mask = {wide}"
+        value = f"attn_mask.expand{shape}" if calling.framework == "torch" else wide
+    if calling.axes == "LD":
+        yield f"attn_mask = {value}"
+        return
     if taken.form is MaskForm.FLAT:
-        yield "attn_mask = attn_mask.reshape(-1, *attn_mask.shape[2:])"
+        yield f"attn_mask = {value}"
+        value = "attn_mask.reshape(-1, *attn_mask.shape[2:])"
     if taken.form is MaskForm.SAMPLE:
-        yield "attn_mask = attn_mask[:, 0]  # (B, Lq, Lk): the fit asks for one mask for all heads"
-    if calling.axes != "LD":
-        yield f"options[{name}] = attn_mask"
+        value = f"({value})[:, 0]" if taken.flipped else "attn_mask[:, 0]"
+    comment = "  # True means masked out" if taken.flipped and "~" in value else ""
+    yield f"options[{name}] = {value}{comment}"
 
 
 def _answer(calling: Calling, taken: Taken) -> Iterator[str]:
@@ -221,8 +230,10 @@ def _answer(calling: Calling, taken: Taken) -> Iterator[str]:
         yield from _each(calling, taken)
         return
     turned = {name: name if calling.axes == OP else f"into({name})" for name in INPUTS}
-    yield f"answer = target({_arguments(calling, turned)}, **options)"
-    output = "answer[0]" if taken.tupled else "answer"
+    called = f"target({_arguments(calling, turned)}, **options)"
+    if taken.tupled:
+        yield f"answer = {called}"
+    output = "answer[0]" if taken.tupled else called
     back = output if calling.output == OP else f"back({output}, query, value)"
     yield f"return {', '.join([back, *(_extra(calling, extra) for extra in taken.extras)])}"
 

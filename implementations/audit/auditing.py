@@ -21,7 +21,7 @@ def audit(target: object, device: str = "cpu") -> tuple[Convention, list[Finding
     convention = find_convention(target, device)
     subject, found = opened(convention, device)
     found = all_asked(subject, found) if subject is not None else found
-    return convention, heeding([*found, *functions(convention.functions)], convention.named)
+    return convention, heeding([*found, *functions(convention.functions)], convention.named, convention.tied)
 
 
 def opened(convention: Convention, device: str) -> tuple[Subject | None, list[Finding]]:

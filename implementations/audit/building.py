@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -12,11 +13,14 @@ from implementations.audit.adapting import run_of
 from implementations.audit.findings import Facts
 from implementations.audit.forms import find_subject
 from implementations.audit.posing import Run
+from implementations.audit.shaping import shapes
+from implementations.audit.taking import Spy
 from implementations.candidates.constructors import Constructor, constructor
 from implementations.candidates.modules import Calling, Form, module_candidate
 from implementations.candidates.probing import PLAIN, Choosing
 from implementations.contract import Unable
 from implementations.fitting import fit
+from implementations.loading import TargetError
 from implementations.modules import TorchModule
 from spec.building import build
 from spec.features import Polarity
@@ -38,6 +42,15 @@ class Module:
     calling: Calling
     evaluating: bool
     extras: tuple[tuple[int, str], ...]
+    tupled: bool
+    """It answers a tuple that begins with the output."""
+    shaped: str = ""
+    """The text of a subclass that stands for it, because its own constructor takes something else."""
+
+    @property
+    def name(self) -> str:
+        """What is built."""
+        return "Shaped" if self.shaped else "target"
 
 
 def find_module(kind: type[nn.Module], device: str) -> Module:
@@ -46,6 +59,16 @@ def find_module(kind: type[nn.Module], device: str) -> Module:
     Raises:
         TargetError: it cannot be built, filled with weights or called.
     """
+    try:
+        return _with_polarity(kind, device)
+    except TargetError as error:
+        for text, shaped in shapes(kind):
+            with contextlib.suppress(TargetError):
+                return replace(_with_polarity(shaped, device), shaped=text)
+        raise error
+
+
+def _with_polarity(kind: type[nn.Module], device: str) -> Module:
     found = _of_candidate(kind, Polarity.MASKED_OUT, device)
     subject, _ = find_subject(run(found, kind), device)
     if subject is None:
@@ -64,10 +87,13 @@ def _of_candidate(kind: type[nn.Module], polarity: Polarity, device: str) -> Mod
     assert isinstance(chosen.function, Calling)
     plain = fit(PLAIN, made.claims)
     assert not isinstance(plain, Unable)
-    evaluating = not made.run.build(build(plain, "float32")).training
-    return Module(
-        constructor(kind), chosen.function, evaluating, tuple(zip(chosen.positions, made.run.extras, strict=True))
-    )
+    problem = build(plain, "float32").forward_only()
+    evaluating = not made.run.build(problem).training
+    extras = tuple(zip(chosen.positions, made.run.extras, strict=True))
+    spy = Spy(chosen.function)
+    with contextlib.suppress(Exception):
+        replace(made.run, call=spy, extras=())(problem.fresh(), device)
+    return Module(constructor(kind), chosen.function, evaluating, extras, isinstance(spy.answer, tuple))
 
 
 IMPORTS = [
@@ -96,7 +122,8 @@ def made(found: Module) -> str:
 
 def body(found: Module) -> str:
     """The functions `build` and `call`."""
-    return "\n".join(["\n".join(_build(found)), "", "", *_call(found)]) + "\n"
+    first = [found.shaped, "", ""] if found.shaped else []
+    return "\n".join([*first, *_build(found), "", "", *_call(found)]) + "\n"
 
 
 def _build(found: Module) -> Iterator[str]:
@@ -117,7 +144,7 @@ def _build(found: Module) -> Iterator[str]:
         yield f'    options["{make.spelled["num_kv_heads"]}"] = problem.num_kv_heads'
     sizes = "embed_dim=width, num_heads=problem.num_heads" if make.named else "width, problem.num_heads"
     quiet = ".eval()  # it answers at random in training mode" if found.evaluating else ""
-    yield f"    module: nn.Module = target({sizes}, **options)"
+    yield f"    module: nn.Module = {found.name}({sizes}, **options)"
     yield f"    return module{quiet}"
 
 
@@ -131,18 +158,9 @@ def _call(found: Module) -> Iterator[str]:
     yield from (f"    {line}" for line in _options(calling))
     turned = [f"{name}.transpose(0, 1)" if calling.length_first else name for name in names]
     yield f"    answer = module({', '.join(turned)}, **options)"
-    tupled = found.extras or _answers_tuple(found)
-    output = "answer[0]" if tupled else "answer"
-    if tupled and not found.extras:
-        output = "(answer[0] if isinstance(answer, tuple) else answer)"
-    output += ".transpose(0, 1)  # back from (L, B, width)" if calling.length_first and not found.extras else ""
-    if calling.length_first and found.extras:
-        output += ".transpose(0, 1)"
+    output = "answer[0]" if found.tupled else "answer"
+    output += ".transpose(0, 1)" if calling.length_first else ""
     yield f"    return {', '.join([output, *(f'answer[{position}]' for position, _ in found.extras)])}"
-
-
-def _answers_tuple(found: Module) -> bool:
-    return bool(found.calling.asked) or "need_weights" in found.calling.options
 
 
 def _options(calling: Calling) -> Iterator[str]:
@@ -192,9 +210,3 @@ def _formed(calling: Calling, polarity: str) -> Iterator[str]:
         yield 'asked["attn_mask"] = asked["attn_mask"].unflatten(0, (-1, problem.num_heads))  # (B, H, Lq, Lk)'
     else:
         yield f'asked["attn_mask"] = polarised(given["attn_mask"], {polarity})  # (Lq, Lk): the fit asks for no other'
-
-
-def opposite(found: Module) -> Module:
-    """The same with masks of the other polarity."""
-    other = Polarity.MAY_ATTEND if found.calling.polarity is Polarity.MASKED_OUT else Polarity.MASKED_OUT
-    return replace(found, calling=replace(found.calling, polarity=other))

@@ -47,6 +47,8 @@ class Convention:
     one_set_of_ids: bool = False
     named: frozenset[str] = frozenset()
     """The questions that it has a parameter of its own for."""
+    tied: bool = False
+    """It is built with one width for all."""
     functions: dict[str, Any] = field(default_factory=dict)
 
 
@@ -98,15 +100,19 @@ def _of_module(target: type, device: str) -> Convention:
         building.made(found),
         tuple(_of_module_told(found)),
         MaskShape.SHARED if found.calling.form == Form.SHARED else MaskShape.FULL,
-        construct=f"lambda num_heads, width: target({sizes})",
+        construct=f"lambda num_heads, width: {found.name}({sizes})",
         one_mask=found.calling.hint and "is_causal" in found.calling.options,
         named=_questions(set(found.calling.options.spelled) - found.calling.options.swallowed),
+        tied=bool(found.shaped),
     )
 
 
 def _of_module_told(found: building.Module) -> Iterator[Finding]:
     calling = found.calling
-    yield Finding("kind", "module class", "built and called as torch.nn.MultiheadAttention, as far as it has its names")
+    like = "built and called as torch.nn.MultiheadAttention, as far as it has its names"
+    yield Finding(
+        "kind", "module class", "built with one width for all and a number of heads" if found.shaped else like
+    )
     yield Finding("framework", "torch", "it is a torch.nn.Module")
     yield Finding("layout", "LBE" if calling.length_first else "BLE", "no sample depends on another")
     names = "query, key, value" if calling.inputs == 3 else "x"
@@ -163,7 +169,8 @@ def _of_function_told(calling: Calling, taken: Taken, wary: str) -> Iterator[Fin
         yield undetermined("mask polarity", f"as masks and other parameters were tried, {wary}")
     elif taken.bool_mask or taken.padding:
         flipped = taken.flipped if taken.bool_mask else taken.padding_flipped
-        yield Finding("mask polarity", MASKED_OUT if flipped else MAY_ATTEND, _form_told(taken))
+        yield Finding("mask polarity", MASKED_OUT if flipped else MAY_ATTEND, taken.seen)
+        yield Finding("mask form", _form_told(taken))
     for extra in taken.extras:
         yield Finding(f"part {extra.position} of its answer", extra.name.replace("_", " "), f"axes {extra.axes}")
 
@@ -174,9 +181,8 @@ def _named(calling: Calling) -> Iterator[tuple[str, str]]:
 
 def _form_told(taken: Taken) -> str:
     if not taken.bool_mask:
-        return f"{taken.padding} of shape (B, Lk)"
-    spelled_out = " spelled out, because others were misread" if taken.form is MaskForm.FULL else ""
-    return f"{taken.bool_mask} of shape {taken.form}{spelled_out}"
+        return "(B, Lk)"
+    return f"{taken.form}{', spelled out' if taken.form is MaskForm.FULL else ''}"
 
 
 QUESTIONS = {

@@ -55,12 +55,25 @@ def all_asked(subject: Subject, found: Sequence[Finding]) -> list[Finding]:
     return findings
 
 
-def heeding(findings: Sequence[Finding], named: Collection[str]) -> list[Finding]:
-    """The findings, where what a target has a parameter for and does not heed is told as such."""
-    silent = "it has a parameter for it, and nothing changes"
-    return [
-        Finding(f.question, IGNORED, silent)
-        if f.question in named and f.answer == ABSENT and f.evidence.startswith(IGNORED)
-        else f
-        for f in findings
-    ]
+WIDTHS = ("d_v other than d_k", "width of the model", "widths of the inputs")
+
+
+def heeding(findings: Sequence[Finding], named: Collection[str], tied: bool) -> list[Finding]:
+    """The findings, where what a target has a parameter for and does not heed is told as such.
+
+    Args:
+        findings: all of them.
+        named: the questions that it has parameters for.
+        tied: it was built with one width for all, so that others could not be asked.
+    """
+    return [_heeding(finding, named, tied) for finding in findings]
+
+
+def _heeding(finding: Finding, named: Collection[str], tied: bool) -> Finding:
+    if finding.answer != ABSENT:
+        return finding
+    if finding.question in named and finding.evidence.startswith(IGNORED):
+        return Finding(finding.question, IGNORED, "it has a parameter for it, and nothing changes")
+    if tied and finding.question in WIDTHS:
+        return undetermined(finding.question, "it was built with one width for all")
+    return finding

@@ -160,7 +160,7 @@ def serve(connection: Connection[Any, Any], target: str, device: str, wary: str)
         elif request:
             connection.send(asked(subject, before, request))
         else:
-            connection.send(heeding(before, convention.named))
+            connection.send(heeding(before, convention.named, convention.tied))
 
 
 def lost(probe: str, error: LostError) -> Finding:

@@ -134,7 +134,7 @@ def _masked(
         formed = replace(taken, form=form)
         found = _boolean(formed, shape, calling, function, device) if taken.bool_mask else None
         if found is not None and found.answer in (masks.MAY_ATTEND, masks.MASKED_OUT):
-            formed = replace(formed, flipped=found.answer == masks.MASKED_OUT)
+            formed = replace(formed, flipped=found.answer == masks.MASKED_OUT, seen=found.evidence)
             if form is not MaskForm.GIVEN or _broadcasts(calling, formed, function, device):
                 return formed, shape
         if not taken.bool_mask and _additive(formed, shape, calling, function, device):
@@ -189,4 +189,5 @@ def _padded(calling: Calling, taken: Taken, function: Callable[..., Any], device
     if not taken.padding:
         return taken
     found = next(iter(masks.padding(_subject(calling, taken, function, device), NOTHING_YET)))
-    return replace(taken, padding_flipped=found.answer == masks.MASKED_OUT)
+    flipped = found.answer == masks.MASKED_OUT
+    return replace(taken, padding_flipped=flipped, seen=taken.seen or found.evidence)

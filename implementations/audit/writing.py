@@ -67,7 +67,7 @@ def _imports(lines: Sequence[str], text: str) -> list[str]:
         module, _, given = line.removeprefix("from ").partition(" import ")
         names.setdefault(module, set()).update(given.split(", ") if given else [""])
     kept = {module: _needed(given, text) for module, given in names.items()}
-    told = {module: _import_line(module, given) for module, given in kept.items() if given or "" in names[module]}
+    told = {m: _import_line(m, given) for m, given in kept.items() if given or ("" in names[m] and _used(m, text))}
     groups: list[list[str]] = [["from __future__ import annotations"], [], [], []]
     for module in sorted(told, key=lambda name: ("" not in names[name], name)):
         group = 1 if module in STANDARD else 3 if module.split(".")[0] in OURS else 2
@@ -77,6 +77,11 @@ def _imports(lines: Sequence[str], text: str) -> list[str]:
 
 def _needed(names: set[str], text: str) -> list[str]:
     return sorted(name for name in names if name and re.search(rf"\b{name}\b", text))
+
+
+def _used(line: str, text: str) -> bool:
+    """Whether the text uses what a line `import x` or `import x as y` names."""
+    return re.search(rf"\b{line.split()[-1]}\.", text) is not None
 
 
 def _import_line(module: str, names: list[str]) -> str:
