@@ -148,6 +148,9 @@ def _with(candidate: Implementation, entries: Sequence[Entry]) -> Implementation
 def proposed(verdicts: Sequence[Verdict], diagnoses: Mapping[str, str]) -> Iterator[str]:
     """The entries for what fails now, as lines of the file. Each lacks its link, without which it is refused."""
     failing = [v for v in verdicts if v.status is Status.FAIL and v.level == "MUST"]
+    if not failing:
+        yield f"# nothing fails that MUST hold: {FILE} needs no entry"
+        return
     yield f"# {FILE}, beside the candidate: fill in each link with the public report of the deviation"
     for implementation, clause in dict.fromkeys((v.implementation, v.clause) for v in failing):
         mine = [v for v in verdicts if (v.implementation, v.clause) == (implementation, clause)]

@@ -133,6 +133,12 @@ def test_mistakes_in_the_file_are_told_in_one_line(sessions: Sessions) -> None:
     assert lines(result) == [told]
 
 
+def test_nothing_is_proposed_where_nothing_fails(sessions: Sessions) -> None:
+    shown = sessions.judge("right", *CLAUSE, "--propose-expected-failures").stdout.str()
+    assert f"# nothing fails that MUST hold: {FILE} needs no entry" in shown
+    assert "[[" not in shown
+
+
 def test_a_file_is_for_candidates(sessions: Sessions) -> None:
     result = sessions.run("--implementation", "torch.sdpa.math", "--propose-expected-failures")
     assert lines(result) == ["ERROR: --propose-expected-failures describes a candidate: give --candidate TARGET too"]
