@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from reference.extension_bounds import capped_bound, gated_bound, multiplied_bounds, weight_roundings
 from reference.pipeline import Inputs, Trace, merge_heads, split_heads
 from reference.precision import Precision, gamma
+from reference.visibility import Added
 from spec.features import EmptyRow, Scope
 from spec.problems import Array, Problem
 
@@ -122,11 +123,13 @@ def projection_bound(sizes: Floats, weight: Array, bias: Array | None, precision
 
 def product_bound(trace: Trace, query: Floats, key: Floats, precision: Precision) -> Floats:
     """How far each scaled product may be off."""
-    q, k, u = np.abs(trace.query), np.abs(trace.key).swapaxes(-1, -2), precision.softmax
-    e_q, e_k, scale = query, key.swapaxes(-1, -2), abs(trace.scale)
+    q, k, scale = np.abs(trace.query), np.abs(trace.key).swapaxes(-1, -2), abs(trace.scale)
+    rounding = precision.growth(q.shape[-1]) + 3.0 * precision.softmax
+    if exact(query) and exact(key):
+        return np.asarray(rounding * (scale * (q @ k)))
+    e_q, e_k = query, key.swapaxes(-1, -2)
     inherited = scale * (e_q @ (k + e_k) + q @ e_k)
-    sizes = scale * ((q + e_q) @ (k + e_k))
-    return np.asarray(inherited + (precision.growth(q.shape[-1]) + 3.0 * u) * sizes)
+    return np.asarray(inherited + rounding * (scale * ((q + e_q) @ (k + e_k))))
 
 
 def score_bound(trace: Trace, products: Floats, precision: Precision) -> Floats:
@@ -141,19 +144,17 @@ def score_bound(trace: Trace, products: Floats, precision: Precision) -> Floats:
 def _score_roundings(trace: Trace, precision: Precision) -> Floats:
     """Products stored, mask and biases added, maximum subtracted, base changed, exponential taken, parts merged."""
     s, products = np.where(trace.seen.allowed, trace.scores, 0.0), np.abs(trace.capped)
-    top, lifted = _top(trace), _shift(trace)
-    below, size = np.abs(s - top), np.abs(s) + lifted
+    top, lifted = trace.top, _shift(trace)
+    below, size = np.abs(s - top), np.abs(s) if trace.seen.added is None else np.abs(s) + lifted
     merged = 2.0 * (np.maximum(size, np.abs(top) + lifted) + np.log(max(s.shape[-1], 1)))
-    steps = 2.0 * products + _masked(trace, size) + below + 2.0 * np.maximum(size, below) + 2.0
+    given = 2.0 * products if trace.seen.added is None else 2.0 * products + _masked(trace.seen.added, products, size)
+    steps = given + below + 2.0 * np.maximum(size, below) + 2.0
     return np.asarray(precision.softmax * steps + precision.accumulator * (merged + EXP_ERROR))
 
 
-def _masked(trace: Trace, size: Floats) -> Floats | float:
+def _masked(added: Added, products: Floats, size: Floats) -> Floats:
     """The sizes that are rounded where mask and biases are formed and added, one after another."""
-    added = trace.seen.added
-    if added is None:
-        return 0.0
-    return size + (added.parts - 1.0) * (np.abs(trace.capped) + added.size) + 2.0 * added.size
+    return size + (added.parts - 1.0) * (products + added.size) + 2.0 * added.size
 
 
 def _shift(trace: Trace) -> Floats | float:
@@ -164,7 +165,7 @@ def _shift(trace: Trace) -> Floats | float:
 def softmax_shift(trace: Trace, scores: Floats) -> SoftmaxShift:
     """Every weight p e^delta / sum p e^delta with |delta| <= scores, without linearisation."""
     p = finite(trace.weights)
-    near = np.max(scores, axis=(-4, -3, -2, -1), initial=0.0) <= NEAR
+    near = scores.max((-4, -3, -2, -1), initial=0.0) <= NEAR
     if near.all():
         return _near_shift(p, scores)
     log_p = _log_weights(trace)
@@ -208,7 +209,7 @@ def _interleaved(first: Booleans, one: SoftmaxShift, other: SoftmaxShift) -> Sof
 
 
 def _log_weights(trace: Trace) -> Floats:
-    return np.where(trace.seen.allowed, trace.scores - _finite_lse(trace), -np.inf)
+    return np.where(trace.seen.allowed, trace.scores - trace.finite_lse, -np.inf)
 
 
 def _log_of_lowered_sum(p: Floats, log_p: Floats, scores: Floats) -> Floats:
@@ -220,14 +221,9 @@ def _log_of_lowered_sum(p: Floats, log_p: Floats, scores: Floats) -> Floats:
 
 def log_sum_exp(logs: Floats) -> Floats:
     """Over the last axis, which is kept; minus infinity where there is nothing to sum."""
-    base = finite(np.max(logs, axis=-1, initial=-np.inf, keepdims=True))
+    base = finite(logs.max(-1, keepdims=True, initial=-np.inf))
     with np.errstate(divide="ignore"):
         return np.asarray(np.log(np.exp(logs - base).sum(-1, keepdims=True)) + base)
-
-
-def _finite_lse(trace: Trace) -> Floats:
-    """(B, H, Lq, 1): the log-sum-exp, 0 for an empty row."""
-    return finite(trace.log_sum_exp)[..., None]
 
 
 def local_error(trace: Trace, precision: Precision) -> Floats:
@@ -236,7 +232,7 @@ def local_error(trace: Trace, precision: Precision) -> Floats:
     In that style the log-sum-exp is rounded, as a state is, when the sum is done, so that the weights no
     longer sum to 1; all other errors of the scores are common to numerator and denominator.
     """
-    lse, top = _finite_lse(trace), _top(trace)
+    lse, top = trace.finite_lse, trace.top
     s, lifted = np.where(trace.seen.allowed, trace.scores, lse), _shift(trace)
     state = precision.accumulator * (3.0 * np.abs(lse) + np.abs(top) + 4.0 * lifted + np.maximum(lse - top, 0.0))
     state = state + _sink_error(trace, precision)
@@ -250,13 +246,13 @@ def _sink_error(trace: Trace, precision: Precision) -> Floats | float:
     if not trace.seen.sunk:
         return 0.0
     keys, sink = trace.scores[..., :-1], trace.scores[..., -1:]
-    lse, top = finite(log_sum_exp(keys)), finite(np.max(keys, axis=-1, initial=-np.inf, keepdims=True))
+    lse, top = finite(log_sum_exp(keys)), finite(keys.max(-1, keepdims=True, initial=-np.inf))
     state = 3.0 * np.abs(lse) + np.abs(top) + np.maximum(lse - top, 0.0)
     return np.asarray(precision.accumulator * (state + np.abs(lse - sink) + np.abs(sink) + EXP_ERROR))
 
 
 def _log_sum_exp_bound(trace: Trace, shift: SoftmaxShift, precision: Precision) -> Floats:
-    lse, top, moved, lifted = _finite_lse(trace), _top(trace), shift.log_sum_exp, _shift(trace)
+    lse, top, moved, lifted = trace.finite_lse, trace.top, shift.log_sum_exp, _shift(trace)
     size, u = np.abs(lse) + moved + lifted, precision.widest
     rounding = u * (2.0 * size + np.abs(lse - top) + moved)
     rounding = rounding + precision.accumulator * (3.0 * size + np.abs(top) + lifted)
@@ -271,9 +267,11 @@ def _mixed_bound(trace: Trace, shift: SoftmaxShift, local: Floats, value: Floats
     """
     allowed, o, kept = trace.seen.allowed, finite(trace.mixed), 1.0 if trace.kept is None else trace.kept
     v, local = np.abs(trace.value) + value, local + weight_roundings(trace, precision)
-    worst, most = (np.max(x, axis=-1, keepdims=True, initial=0.0) for x in (local, np.broadcast_to(kept, local.shape)))
+    worst, most = (x.max(-1, keepdims=True, initial=0.0) for x in (local, np.broadcast_to(kept, local.shape)))
     moved, farthest = centred_sum(shift.pull, trace, o)
-    inherited = np.minimum((kept * shift.largest) @ value, most * value.max(-2, keepdims=True, initial=0.0))
+    inherited: Floats | float = 0.0
+    if not exact(value):
+        inherited = np.minimum((kept * shift.largest) @ value, most * value.max(-2, keepdims=True, initial=0.0))
     rounded = np.minimum((kept * shift.largest * local) @ v, worst * (np.abs(o) + farthest + inherited))
     lost = precision.floor * ((kept * allowed) @ v + allowed.sum(-1, keepdims=True) * np.abs(o) + 1.0)
     error = moved + inherited + rounded + lost
@@ -308,7 +306,7 @@ def _centred(pull: Floats, trace: Trace, heads: Floats, rows: slice) -> Floats:
     distance: Floats = value - heads[..., None]
     np.abs(distance, out=distance)
     moved = np.einsum("...xj,...dj->...d", pull, distance)
-    farthest = np.max(distance if allowed.all() else np.where(allowed, distance, 0.0), axis=-1, initial=0.0)
+    farthest = (distance if allowed.all() else np.where(allowed, distance, 0.0)).max(-1, initial=0.0)
     return np.stack([np.minimum(moved, farthest), farthest])
 
 
@@ -319,11 +317,6 @@ def _output_bound(problem: Problem, trace: Trace, heads: Floats, precision: Prec
     weight, bias = problem.parameters["w_o"], problem.parameters.get("b_o")
     mixed = np.abs(merge_heads(finite(trace.heads)))
     return merged @ np.abs(_wide(weight)) + projection_bound(mixed + merged, weight, bias, precision)
-
-
-def _top(trace: Trace) -> Floats:
-    """(B, H, Lq, 1): the largest score of each row, 0 for an empty one."""
-    return finite(np.max(trace.scores, axis=-1, initial=-np.inf, keepdims=True))
 
 
 def _exp(logs: Floats) -> Floats:
@@ -337,3 +330,8 @@ def _wide(array: Array) -> Floats:
 def finite(array: Floats) -> Floats:
     """The array with 0 for NaN and infinities."""
     return np.where(np.isfinite(array), array, 0.0)
+
+
+def exact(error: Floats) -> bool:
+    """Whether nothing is inherited: numbers that are given as they are, not projected or turned."""
+    return not error.any()

@@ -9,7 +9,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from reference.bounds import ForwardBounds
+from reference.bounds import ForwardBounds, exact
 from reference.extension_bounds import dropped_bound, gathered_bound, slope_bound, turned_bound, weight_roundings
 from reference.gradients import (
     Backward,
@@ -130,6 +130,8 @@ def _gates_bound(trace: Trace, forward: ForwardBounds, cotangent: Floats, e_g: F
 
 def product_bound(a: Floats, e_a: Floats, b: Floats, e_b: Floats, rounding: Roundoff) -> Floats:
     """|fl(a' b') - a b| where a' lies within e_a of a, b' within e_b of b; a and b are absolute values."""
+    if exact(e_b):
+        return np.asarray(e_a @ b + rounding * ((a + e_a) @ b))
     return np.asarray(e_a @ (b + e_b) + a @ e_b + rounding * ((a + e_a) @ (b + e_b)))
 
 

@@ -131,12 +131,22 @@ class Trace:
         return self.weights if self.kept is None else self.weights * self.kept
 
     @cached_property
+    def top(self) -> Floats:
+        """(B, H, Lq, 1): the largest score of each row, 0 for one that sees nothing."""
+        top = self.scores.max(-1, keepdims=True, initial=-np.inf)
+        return np.where(np.isfinite(top), top, 0.0)
+
+    @cached_property
     def log_sum_exp(self) -> Floats:
         """(B, H, Lq), natural, over all columns; minus infinity for a row that sees nothing."""
-        top = np.max(self.scores, axis=-1, initial=-np.inf)
-        shift = np.where(np.isfinite(top), top, 0.0)
         with np.errstate(divide="ignore"):
-            return np.asarray(np.log(np.exp(self.scores - shift[..., None]).sum(-1)) + shift)
+            return np.asarray(np.log(np.exp(self.scores - self.top).sum(-1)) + self.top[..., 0])
+
+    @cached_property
+    def finite_lse(self) -> Floats:
+        """(B, H, Lq, 1): the same, and 0 for a row that sees nothing."""
+        lse = self.log_sum_exp[..., None]
+        return np.where(np.isfinite(lse), lse, 0.0)
 
 
 @dataclass(frozen=True)

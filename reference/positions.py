@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spec.features import Alignment, Conventions
-from spec.problems import Array, Problem
+from spec.problems import Problem
 
 Integers: TypeAlias = NDArray[np.int64]
 Booleans: TypeAlias = NDArray[np.bool_]
@@ -68,7 +68,9 @@ def _documents(problem: Problem, name: str, batch: int, length: int) -> Integers
     """(B, L): the document that each token is part of."""
     if f"{name}_segments" in problem.extras:
         return problem.extras[f"{name}_segments"].astype(np.int64)
-    lengths: Array = problem.extras.get(f"{name}_lengths", np.array([length]))
+    if f"{name}_lengths" not in problem.extras:
+        return np.zeros((batch, length), np.int64)
+    lengths = problem.extras[f"{name}_lengths"]
     return np.broadcast_to(np.repeat(np.arange(len(lengths)), lengths.astype(np.int64)), (batch, length))
 
 

@@ -112,8 +112,8 @@ def _mean_of_values(problem: Problem, trace: Trace) -> Floats | None:
     Of a stack, NaN stands for the problems where it is.
     """
     allowed = trace.seen.allowed
-    low = np.min(np.where(allowed, trace.scores, np.inf), axis=-1, keepdims=True, initial=np.inf)
-    high = np.max(trace.scores, axis=-1, keepdims=True, initial=-np.inf)
+    low = np.where(allowed, trace.scores, np.inf).min(-1, keepdims=True, initial=np.inf)
+    high = trace.scores.max(-1, keepdims=True, initial=-np.inf)
     telling = (low < high).any(EACH) & (trace.value != trace.value[..., :1, :]).any(EACH)
     if not telling.any():
         return None

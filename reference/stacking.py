@@ -51,6 +51,8 @@ def _placed(name: str, array: Array) -> Floats:
 
 def _nth(part: Expected, number: int, shape: tuple[int, ...] | None) -> Expected:
     """The answer to one problem of the stack."""
-    value, bound = (whole[number].reshape(shape or whole.shape[1:]) for whole in (part.value, part.bound))
+    value, bound = part.value[number], part.bound[number]
+    if shape is not None:
+        value, bound = value.reshape(shape), bound.reshape(shape)
     decoy = None if part.decoy is None else part.decoy[number]
     return Expected(value, bound, None if decoy is None or np.isnan(decoy).all() else decoy)

@@ -15,6 +15,7 @@ from spec.problems import Array, Problem
 
 Booleans: TypeAlias = NDArray[np.bool_]
 Floats: TypeAlias = NDArray[np.float64]
+EVERYTHING = np.ones((1, 1, 1, 1), bool)
 Scalar = TypeVar("Scalar", np.bool_, np.float64)
 
 
@@ -64,26 +65,28 @@ def visibility(problem: Problem, conventions: Conventions, places: Positions | N
     """
     shape = (problem.batch, problem.num_heads, problem.query.shape[-2], problem.key.shape[-2])
     places = places or positions(problem, conventions)
-    masked, padded, placed = _kept(problem, shape), _padding(problem, shape), _placed(problem, conventions, places)
+    masked, padded, placed = _kept(problem), _padding(problem), _placed(problem, conventions, places)
     allowed = masked & padded & placed
+    allowed = np.broadcast_to(allowed, (*allowed.shape[:-4], *shape))
     answers = _answers(problem, conventions, masked, padded, allowed)
     return _extended(problem, Visibility(allowed, _added(problem, allowed, places), answers))
 
 
-def _kept(problem: Problem, shape: tuple[int, ...]) -> Booleans:
+def _kept(problem: Problem) -> Booleans:
+    """Broadcasts to (B, H, Lq, Lk)."""
     given = problem.attn_mask
     if given is None:
-        return np.ones(shape, bool)
-    kept = given.astype(bool) if given.dtype.kind == "b" else given.astype(np.float64) > -np.inf
-    return np.broadcast_to(kept, (*kept.shape[:-4], *shape))
+        return EVERYTHING
+    return given.astype(bool) if given.dtype.kind == "b" else given.astype(np.float64) > -np.inf
 
 
-def _padding(problem: Problem, shape: tuple[int, ...]) -> Booleans:
-    real = np.ones(shape, bool)
+def _padding(problem: Problem) -> Booleans:
+    """Broadcasts to (B, H, Lq, Lk)."""
+    real = EVERYTHING
     if problem.key_padding_mask is not None:
-        real &= problem.key_padding_mask.astype(bool)[:, None, None, :]
+        real = real & problem.key_padding_mask.astype(bool)[:, None, None, :]
     if problem.valid_lens is not None:
-        real &= _leading(problem.valid_lens, shape[-1])
+        real = real & _leading(problem.valid_lens, problem.key.shape[-2])
     return real
 
 
@@ -95,15 +98,14 @@ def _leading(lengths: Array, key_length: int) -> Booleans:
 
 def _placed(problem: Problem, conventions: Conventions, places: Positions) -> Booleans:
     """(B, 1, Lq, Lk): what causal flag, window and documents leave (chapters causal, window and packed)."""
-    asked, ahead = problem.extension, places.ahead
-    seen = places.together.copy()
+    asked, seen = problem.extension, places.together
     if problem.causal:
-        seen &= ahead <= 0
+        seen = seen & (places.ahead <= 0)
     if asked.left is not None:
         own = 1 if conventions.window_count is WindowCount.INCLUDING else 0
-        seen &= ahead >= own - asked.left
+        seen = seen & (places.ahead >= own - asked.left)
     if asked.right is not None:
-        seen &= ahead <= asked.right
+        seen = seen & (places.ahead <= asked.right)
     return seen[:, None]
 
 
@@ -169,6 +171,7 @@ def _answers(
     empty = np.asarray(~allowed.any(-1))
     if not empty.any():
         return dict.fromkeys(EmptyRow, empty)
+    masked, padded = (np.broadcast_to(each, allowed.shape) for each in (masked, padded))
     from_mask = empty & ~masked.any(-1)
     from_padding = empty & ~from_mask & ~padded.any(-1)
     rest = empty & ~from_mask & ~from_padding

@@ -26,6 +26,10 @@ DTYPES: Mapping[str, np.dtype[np.generic]] = {
 """The dtypes in which implementations are asked, by name, widest first."""
 
 
+HELD = ("query", "key", "value", "attn_mask", "key_padding_mask", "valid_lens", "cotangent")
+"""The arrays that a problem holds by a field of their own."""
+
+
 @dataclass(frozen=True, eq=False)
 class Problem:
     """What one call of an implementation is given.
@@ -100,20 +104,14 @@ class Problem:
 
     def with_arrays(self, arrays: Mapping[str, Array]) -> Problem:
         """This problem with the named arrays replaced; shared inputs stay shared."""
-        query = arrays.get("query", self.query)
-        key = query if self.sharing is Sharing.SELF else arrays.get("key", self.key)
-        value = key if self.sharing is not Sharing.NONE else arrays.get("value", self.value)
-        return self.but(
-            query=query,
-            key=key,
-            value=value,
-            parameters={name: arrays.get(name, array) for name, array in self.parameters.items()},
-            extras={name: arrays.get(name, array) for name, array in self.extras.items()},
-            attn_mask=arrays.get("attn_mask", self.attn_mask),
-            key_padding_mask=arrays.get("key_padding_mask", self.key_padding_mask),
-            valid_lens=arrays.get("valid_lens", self.valid_lens),
-            cotangent=arrays.get("cotangent", self.cotangent),
-        )
+        changes: dict[str, Any] = {name: arrays[name] for name in HELD if name in arrays}
+        if self.sharing is Sharing.SELF:
+            changes["key"] = arrays.get("query", self.query)
+        if self.sharing is not Sharing.NONE:
+            changes["value"] = changes.get("key", self.key)
+        for name in ("parameters", "extras"):
+            changes[name] = {n: arrays.get(n, array) for n, array in getattr(self, name).items()}
+        return self.but(**changes)
 
     def but(self, **changes: Any) -> Problem:
         """What `dataclasses.replace` gives, in a tenth of its time: a run makes some ten thousand of them."""

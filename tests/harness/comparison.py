@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reference.solving import Expected
-from spec.problems import Array
+from spec.problems import DTYPES, Array
 
 Floats: TypeAlias = NDArray[np.float64]
 
@@ -91,7 +91,7 @@ def _relative(values: Floats, expected: Expected) -> float | None:
 def _form(part: str, got: Array, shape: tuple[int, ...], dtype: str) -> str:
     if got.shape != shape:
         return f"{part} has shape {got.shape}, expected {shape}"
-    if got.dtype.name != dtype and not (part in KEPT_WIDE and got.dtype.name in WIDER.get(dtype, ())):
+    if got.dtype != DTYPES[dtype] and not (part in KEPT_WIDE and got.dtype.name in WIDER.get(dtype, ())):
         return f"{part} has dtype {got.dtype.name}, expected {dtype}, the dtype of the inputs"
     return ""
 

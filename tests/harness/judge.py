@@ -58,6 +58,11 @@ TIERS = {
 }
 
 
+np.empty(2**25 - 2**16, np.uint8)
+"""Freed at once, it makes the GNU C library keep what is freed later, up to twice as much: otherwise each array of a
+large case gets fresh pages, which take longer than what is computed in them."""
+
+
 @lru_cache(maxsize=1024)
 def _expected(
     case: Case, dtypes: tuple[str, ...], conventions: Conventions, gradients: bool

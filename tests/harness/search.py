@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-
-from hypothesis import HealthCheck, Phase, given, settings
-from hypothesis import strategies as st
+from typing import TYPE_CHECKING
 
 from implementations.contract import Unable
 from implementations.fitting import fit
@@ -13,12 +11,17 @@ from spec.cases import Case, Sizes
 from spec.covering import FACTORS, mended
 from tests.harness.judge import Judge
 
+if TYPE_CHECKING:
+    from hypothesis.strategies import SearchStrategy
+
 EXTENTS = {"batch": 4, "num_heads": 4, "query_length": 40, "key_length": 70, "d_k": 20, "d_v": 20}
 """The largest extent drawn for each size; 1 is the smallest."""
 
 
-def cases() -> st.SearchStrategy[Case]:
+def cases() -> SearchStrategy[Case]:
     """Any combination of sizes and options."""
+    from hypothesis import strategies as st
+
     sizes = st.builds(Sizes, **{name: st.integers(1, most) for name, most in EXTENTS.items()})
     options = {name: st.sampled_from(levels) for name, levels in FACTORS.items() if name != "sizes"}
     return st.builds(Case, sizes=sizes, seed=st.integers(0, 999), **options)
@@ -28,6 +31,7 @@ def search(judge: Judge, examples: int) -> None:
     """Asks `examples` drawn cases; a failing one is shrunk, and recorded once in its smallest form."""
     if examples == 0:
         return
+    from hypothesis import HealthCheck, Phase, given, settings  # no quick tier should wait for this import
 
     @settings(
         max_examples=examples,
@@ -42,6 +46,7 @@ def search(judge: Judge, examples: int) -> None:
         fitted = fit(mended(case, judge.conventions), judge.claims)
         if not isinstance(fitted, Unable):
             attempt = replace(judge, checks=0, blunt=0, failed=0, worst=None, failures=[], unable=[])
+            attempt.squares, attempt.compared = 0.0, 0
             attempt.assert_conforms(fitted, *judge.parts())
             last.clear()
             last.append(attempt)
@@ -61,5 +66,6 @@ def search(judge: Judge, examples: int) -> None:
 def _take_counts(judge: Judge, attempt: Judge) -> None:
     judge.checks += attempt.checks - attempt.failed
     judge.blunt += attempt.blunt
+    judge.squares, judge.compared = judge.squares + attempt.squares, judge.compared + attempt.compared
     if attempt.worst is not None and not attempt.failed:
         judge.worst = max(judge.worst or 0.0, attempt.worst)
