@@ -6,7 +6,7 @@ import math
 import re
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Collection, Iterator, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -170,8 +170,13 @@ def failing_checks(verdicts: Sequence[Verdict]) -> list[Found]:
     return [Found(v.clause, Case.from_json(f.case), v.dtype, f.part) for v, f in binding]
 
 
-def diagnose(implementation: Implementation, found: Sequence[Found], device: str = "cpu") -> Diagnosis | None:
-    """Explains the failures of an implementation; None if there are none."""
+def diagnose(
+    implementation: Implementation, found: Sequence[Found], device: str = "cpu", dtypes: Collection[str] | None = None
+) -> Diagnosis | None:
+    """Explains the failures of an implementation; None if there are none.
+
+    `dtypes` are those in which it was asked; None: all that it claims.
+    """
     if not found:
         return None
     compared = [each for each in found if each.part]
@@ -182,7 +187,8 @@ def diagnose(implementation: Implementation, found: Sequence[Found], device: str
         ranked = _ranked(implementation, observed, {each.clause for each in found})
     failing = [each for each in observed if each.failing]
     fails = partial(_fails, implementation, failing[0], device) if failing else (lambda _: False)
-    seen = pattern(failing, observed, _dtypes_of(implementation, compared), fails)
+    asked = implementation.claims.dtypes if dtypes is None else dtypes
+    seen = pattern(failing, observed, _failing_alone(asked, compared), fails)
     if not ranked or ranked[0].explains == 0:
         return Diagnosis("", 0, len(failing), math.nan, "", 0, "", seen)
     best, second = ranked[0], next((score for score in ranked[1:] if score.explains), None)
@@ -198,10 +204,10 @@ def diagnose(implementation: Implementation, found: Sequence[Found], device: str
     )
 
 
-def _dtypes_of(implementation: Implementation, compared: Sequence[Found]) -> tuple[str, ...]:
-    """The dtypes in which it fails, if it passes all in others; none otherwise."""
-    failing = tuple(d for d in implementation.claims.dtypes if any(each.dtype == d for each in compared))
-    return failing if len(failing) < len(implementation.claims.dtypes) else ()
+def _failing_alone(asked: Collection[str], compared: Sequence[Found]) -> tuple[str, ...]:
+    """The dtypes in which it fails, if it passes all in others that were asked; none otherwise."""
+    failing = tuple(d for d in asked if any(each.dtype == d for each in compared))
+    return failing if len(failing) < len(asked) else ()
 
 
 def _observations(implementation: Implementation, compared: Sequence[Found], device: str) -> Iterator[Observation]:
