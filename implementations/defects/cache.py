@@ -315,3 +315,28 @@ def kept_in_bfloat16(store: Rows, new: Rows, stream: Stream) -> Rows:
 def first_sample_kept_for_all(store: Rows, new: Rows, after: Rows) -> Rows:
     kept = store.written
     return joined(Rows(kept.key[:1].expand_as(kept.key), kept.value[:1].expand_as(kept.value), kept.places), new)
+
+
+@breaks_cache(
+    "cache.decode",
+    "cache.chunked-prefill",
+    step="write",
+    holds=("cache.static", "cache.ring", "cache.new-sequence"),
+    does="Copies the keys and not the values into the larger storage, once 64 positions or a double are full.",
+    repair="Copy all that is kept when storage grows.",
+    hides="Sequences that fit into the first storage.",
+    matters="A conversation loses its beginning when it grows beyond a power of two.",
+    severity=Severity.WRONG,
+)
+def values_left_behind_when_storage_grows(store: Rows, new: Rows, stream: Stream) -> Rows:
+    after, held = write(store, new, stream), len(store.places)
+    if stream.room or _storage(held) == _storage(len(after.places)):
+        return after
+    value = after.value.clone()
+    value[:, :, :held] = 0.0
+    return Rows(after.key, value, after.places)
+
+
+def _storage(length: int) -> int:
+    """64 or a double of it."""
+    return max(64, 1 << (length - 1).bit_length())

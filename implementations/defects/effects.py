@@ -11,7 +11,7 @@ from torch import Tensor
 from implementations.contract import Claims, Implementation
 from implementations.defects.layers import Layer, breaks_layer
 from implementations.defects.record import OP, REGISTRY, Defect, Severity, breaks
-from implementations.defects.steps import Steps, add_mask, factor, score
+from implementations.defects.steps import Steps, add_mask, factor, score, turn
 from implementations.ops import torch_op
 from spec.features import Feature, Scope
 
@@ -72,6 +72,23 @@ def key_turned_in_place(query: Tensor, key: Tensor, value: Tensor, **options: An
     if not torch.is_grad_enabled():
         return Steps()(query, key.transpose_(-1, -2).mT, value, **options)
     return Steps()(query, key, value, **options)
+
+
+@breaks(
+    "effects.inputs",
+    step="turn",
+    claims={Feature.ROTARY},
+    raises=True,
+    holds=("positions.rotary", "positions.rotary-gradient", "effects.no-memory"),
+    does="Writes the turned queries and keys over the caller's where no gradient is recorded.",
+    repair="Turn copies.",
+    hides="Inputs that are used once; half types, which are copied first; calls without rotary embedding.",
+    matters="A key that is kept and asked again is turned once more.",
+    severity=Severity.STATE,
+)
+def turned_in_place(rows: Tensor, places: Tensor, base: float) -> Tensor:
+    turned = turn(rows, places, base)
+    return turned if rows.requires_grad else rows.copy_(turned)
 
 
 @breaks(

@@ -169,6 +169,24 @@ def documents_told_by_rising_ids(query: Tensor, key: Tensor, asked: Asked) -> Pl
 
 
 @breaks(
+    "packed.ids",
+    step="places",
+    claims=SEGMENTS,
+    holds=("packed.segments", "packed.causal", "packed.one-document"),
+    does="Compares ids as bytes.",
+    repair="Compare them in the type in which they come.",
+    hides="Ids below 256.",
+    matters="Where documents are numbered through a whole data set, those that are 256 apart read each other.",
+    severity=Severity.LEAK,
+)
+def ids_compared_as_bytes(query: Tensor, key: Tensor, asked: Asked) -> Places:
+    if asked.query_segments is None or asked.key_segments is None:
+        return places(query, key, asked)
+    found = {name: getattr(asked, name).to(torch.uint8) for name in ("query_segments", "key_segments")}
+    return places(query, key, of_tokens(asked, **found))
+
+
+@breaks(
     "packed.scattered",
     "packed.empty-segment",
     step="places",

@@ -90,6 +90,21 @@ def sink_counted_twice(scores: Tensor, sinks: Tensor) -> Tensor:
 
 
 @breaks(
+    "shapes.large",
+    step="add_sinks",
+    claims=SINKS,
+    holds=("sinks.sum", "sinks.masks", "sinks.gradient"),
+    does="Counts the sink in each split of 512 keys, and so once for every split when they are merged.",
+    repair="Count the sink in one split, or where the splits are merged.",
+    hides="Keys that fit into one split.",
+    matters="Heads grow quieter as the context grows.",
+    severity=Severity.WRONG,
+)
+def sink_counted_in_each_split(scores: Tensor, sinks: Tensor) -> Tensor:
+    return add_sinks(scores, sinks + math.log(math.ceil(scores.shape[-1] / 512) or 1))
+
+
+@breaks(
     "sinks.sum",
     "sinks.weights",
     claims=SINKS,

@@ -243,3 +243,23 @@ def window_heeded_beside_a_mask_only(query: Tensor, key: Tensor, value: Tensor, 
     if not options.keys() & {"attn_mask", "key_padding_mask"}:
         options.pop("window_size", None)
     return Steps()(query, key, value, **options)
+
+
+@breaks(
+    "shapes.large",
+    step="add_window",
+    claims=WINDOW,
+    holds=("window.extent", "window.narrow", "window.causal"),
+    does="Lets a tile of 64 queries begin to read where its last query's window begins, to a tile of 64 keys.",
+    repair="Begin with the tile that holds the first key of the first query's window.",
+    hides="Sequences of up to 64 tokens, and windows wider than what the other rows of a tile lose.",
+    matters="The first queries of each tile lose the far end of their window.",
+    severity=Severity.WRONG,
+)
+def tile_begins_with_its_last_query(scores: Tensor, ahead: Tensor, window: Window) -> Tensor:
+    left, length = window[0], scores.shape[-2]
+    if left >= 0:
+        last = (torch.arange(length) // 64 * 64 + 63).clamp(max=length - 1)
+        begins = (last - left).clamp(min=0) // 64 * 64
+        scores = scores.masked_fill(torch.arange(scores.shape[-1]) < begins[:, None], -INFINITY)
+    return add_window(scores, ahead, window)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import accumulate
 
@@ -30,6 +31,11 @@ def fed(*chunks: int, room: int = 0, seed: int = 0) -> Case:
 def reach(keys: int, conventions: Conventions) -> int:
     """The `left` of a window in which a query sees so many keys, its own included."""
     return keys if conventions.window_count is WindowCount.INCLUDING else keys - 1
+
+
+def filled(chunks: Callable[[int], tuple[int, ...]]) -> list[Case]:
+    """Pieces that go beyond a length at which storage that grows by pages, or doubles, is full."""
+    return [fed(*chunks(length)).sized(batch=1, num_heads=2) for length in (16, 64, 128, 256)]
 
 
 ORDINARY = (fed(5, 1, 1), fed(3, 4, seed=2), fed(2, 3, 2, seed=3))
@@ -66,13 +72,13 @@ def _part(whole: Problem, piece: slice) -> Problem:
 @clause("cache.decode")
 def test_decode(judge: Judge) -> None:
     cases = (fed(5, 1, 1), fed(1, 1, 1, 1, 1), fed(16, 1), fed(7))
-    for case in judge.cases(*cases):
+    for case in judge.cases(*cases, *filled(lambda length: (length - 1, 1, 1, 1))):
         judge.assert_conforms(case, said=_said(case))
 
 
 @clause("cache.chunked-prefill")
 def test_chunked_prefill(judge: Judge) -> None:
-    cases = (fed(3, 4), fed(2, 3, 2), fed(1, 5, 1), fed(16, 17))
+    cases = (fed(3, 4), fed(2, 3, 2), fed(1, 5, 1), fed(16, 17), *filled(lambda length: (length // 2, 5, length)))
     for case in judge.cases(*cases):
         judge.assert_conforms(case, said=_said(case))
 

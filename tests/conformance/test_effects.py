@@ -11,6 +11,7 @@ import numpy as np
 from implementations.contract import Result
 from implementations.surroundings import kept_surroundings, random_states_from, surroundings
 from spec.cases import Case, MaskKind, MaskShape, Padding
+from spec.extensions import Packing
 from spec.features import Feature
 from spec.problems import Array, Problem
 from tests.harness.judge import CandidateError, Judge, part_of
@@ -24,6 +25,18 @@ VARIED = (
     Case(seed=95, causal=True, padding=Padding.RIGHT).sized(query_length=7),
     Case(seed=96, scale=0.3, mask=MaskKind.INFINITE, mask_shape=MaskShape.SHARED),
 )
+FURTHER = (
+    Case(seed=191).extended(rotary_base=100.0),
+    Case(seed=192).extended(alibi=True),
+    Case(seed=193).extended(relative_bias=2),
+    Case(seed=194).extended(softcap=2.0),
+    Case(seed=195).extended(sinks=True),
+    Case(seed=196).extended(head_gates=True),
+    Case(seed=197).sized(query_length=7).extended(left=2, right=1),
+    Case(seed=198).extended(packing=Packing.SEGMENTS),
+    Case(seed=199).sized(num_heads=6, num_kv_heads=3),
+)
+"""The same with each of what is asked for beyond the core."""
 
 
 def _same(first: Array | None, second: Array | None) -> bool:
@@ -35,7 +48,7 @@ def _same(first: Array | None, second: Array | None) -> bool:
 
 @clause("effects.inputs")
 def test_inputs(judge: Judge) -> None:
-    for case in judge.cases(*VARIED):
+    for case in judge.cases(*VARIED, *FURTHER):
         asked = [judge.problem(case).forward_only()]
         if Feature.GRADIENTS in judge.claims:
             asked.append(judge.problem(case))
@@ -82,7 +95,7 @@ def _assert_bits(judge: Judge, case: Case, said: str, answers: Callable[[], tupl
 
 @clause("effects.no-memory")
 def test_no_memory(judge: Judge) -> None:
-    for case in judge.cases(*VARIED):
+    for case in judge.cases(*VARIED, *FURTHER):
         other = replace(case, seed=case.seed + 1000)
         between = [
             judge.problem(c).forward_only()

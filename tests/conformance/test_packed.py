@@ -20,8 +20,8 @@ from tests.harness.suite import clause
 SEGMENTS, LENGTHS = (Case().extended(packing=packing) for packing in (Packing.SEGMENTS, Packing.LENGTHS))
 LONG = {"query_length": 9, "key_length": 9}
 """As many queries as keys in each of three documents."""
-IDS = np.array([7, 0, 3])
-"""Other names of documents 0, 1 and 2."""
+NAMES = (np.array([7, 0, 3]), np.array([3, 259, 65539]))
+"""Other names of documents 0, 1 and 2; the last ones are alike in 8 bits, and two of them in 16."""
 TOKENS = ("query", "key", "value")
 OF_DOCUMENTS = ("query_segments", "key_segments", "query_lengths", "key_lengths")
 ORDER = np.array([4, 0, 7, 2, 5, 8, 1, 6, 3])
@@ -44,8 +44,10 @@ def test_segments(judge: Judge) -> None:
 @clause("packed.ids")
 def test_ids(judge: Judge) -> None:
     for case in judge.cases(SEGMENTS, SEGMENTS.sized(**LONG), replace(SEGMENTS, causal=True).sized(**LONG)):
-        named = _renamed(judge.problem(case).forward_only(), lambda ids: IDS[ids])
-        judge.assert_answers(case, named, judge.expected(case)["output"], "the documents are called 7, 0 and 3")
+        for names in NAMES:
+            named = _renamed(judge.problem(case).forward_only(), names.__getitem__)
+            said = f"the documents are called {', '.join(map(str, names))}"
+            judge.assert_answers(case, named, judge.expected(case)["output"], said)
 
 
 def _renamed(problem: Problem, change: Change) -> Problem:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
+from typing import Any
 
 import numpy as np
 
@@ -11,6 +14,7 @@ from implementations.fitting import fit
 from reference.solving import Expected, sample_rows
 from spec.cases import Case, Layout, MaskKind, MaskShape, Padding, Sizes
 from spec.covering import combinations
+from spec.extensions import Packing
 from spec.problems import DTYPES, lay_out
 from tests.harness.judge import Judge
 from tests.harness.relations import taking
@@ -54,6 +58,23 @@ MASKS = (
     Case(causal=True),
     Case(scale=0.3),
 )
+FURTHER: tuple[dict[str, Any], ...] = (
+    {"sinks": True},
+    {"zero_attn": True},
+    {"head_gates": True},
+    {"softcap": 2.0},
+    {"alibi": True},
+    {"relative_bias": 50},
+    {"rotary_base": 100.0},
+    {"left": 70},
+    {"left": 20, "right": 40},
+    {"packing": Packing.SEGMENTS},
+    {"packing": Packing.LENGTHS},
+    {"query_start": 100},
+)
+"""What is asked for beyond the core, each in many keys, and in many queries and keys."""
+MANY_KEYS = Case(seed=11).sized(batch=1, num_heads=2, query_length=3, key_length=1031)
+MANY_OF_BOTH = Case(seed=12).sized(batch=2, num_heads=2, query_length=131, key_length=131)
 KINDS = (MaskKind.BOOL, MaskKind.FLOAT)
 MOST = 80_000
 """Scores in a large case: more cost more than they show."""
@@ -113,6 +134,15 @@ def test_large(judge: Judge) -> None:
         s = case.sizes
         if s.batch * s.num_heads * s.query_length * s.key_length <= MOST:
             judge.assert_conforms(case, *(judge.parts() if widest else ()))
+    for case in judge.cases(*(_further() if widest else ())):
+        judge.assert_conforms(case, *judge.parts())
+
+
+def _further() -> Iterator[Case]:
+    for asked, sized in product(FURTHER, (MANY_KEYS, MANY_OF_BOTH)):
+        yield replace(sized, causal="query_start" in asked).extended(**asked)
+    for sized in (MANY_KEYS, MANY_OF_BOTH):
+        yield sized.sized(num_kv_heads=1)
 
 
 @clause("shapes.head-width")
