@@ -42,7 +42,7 @@ HEAVY: Mapping[str, str] = {
 CLONE = ("pytest", "python -m", "make", ".venv")
 """How commands begin that need a clone around them."""
 LANGUAGES = {"console", "python", "toml", "yaml", "text", "json", "markdown"}
-PATIENCE = 100
+PATIENCE = 300
 """Seconds for one command."""
 
 
