@@ -14,15 +14,18 @@ from tests.report.telling import plain
 
 
 class Kind(Enum):
-    """What a clause came to: its class in the style sheet, its sign, and its word. The worst comes first."""
+    """What a clause came to: its class in the style sheet, its sign, its word, and what one or more of them do.
 
-    FAILS = "f", "✗", "fails"
-    ERROR = "x", "?", "error"
-    ADVICE = "a", "!", "advice"
-    KNOWN = "k", "≈", "known deviation"
-    HOLDS = "h", "✓", "holds"
-    UNCLAIMED = "u", "-", "not claimed"
-    UNASKED = "n", "·", "not asked"
+    The worst comes first.
+    """
+
+    FAILS = "f", "✗", "fails", "fails", "fail"
+    ERROR = "x", "?", "error", "could not be judged", "could not be judged"
+    ADVICE = "a", "!", "advice", "should hold and does not", "should hold and do not"
+    KNOWN = "k", "≈", "known deviation", "deviates, as is known", "deviate, as is known"
+    HOLDS = "h", "✓", "holds", "holds", "hold"
+    UNCLAIMED = "u", "-", "not claimed", "is not claimed", "are not claimed"
+    UNASKED = "n", "·", "not asked", "was not asked", "were not asked"
 
     @property
     def style(self) -> str:
@@ -35,6 +38,10 @@ class Kind(Enum):
     @property
     def word(self) -> str:
         return self.value[2]
+
+    def does(self, number: int) -> str:
+        """What so many clauses of this kind do."""
+        return self.value[3] if number == 1 else self.value[4]
 
 
 ORDER = list(Kind)
@@ -123,8 +130,11 @@ class Cell:
 
     @property
     def words(self) -> str:
-        """Such as "2 of 7 clauses: fails"."""
-        return f"{self.alike} of {self.judged} clauses: {self.kind.word}" if self.judged else self.kind.word
+        """Such as "2 of 7 clauses fail"."""
+        if not self.judged:
+            return self.kind.word
+        share = f"{self.alike} of {self.judged}" if self.alike < self.judged else f"all {self.judged}"
+        return f"{share} clauses {self.kind.does(self.alike)}" if self.judged > 1 else f"its clause {self.kind.does(1)}"
 
 
 @dataclass(frozen=True)

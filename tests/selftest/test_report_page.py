@@ -73,7 +73,8 @@ def test_nothing_to_complain_of(
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(360, "dark"), (1280, "light")])
-def test_nothing_to_complain_of_where_all_is_open(browser: Browser, file: Path, width: int, scheme: Scheme) -> None:
+def test_nothing_to_complain_of_where_all_is_open(browser: Browser, tmp_path: Path, width: int, scheme: Scheme) -> None:
+    file = written(invented(names=(KNOWN, BAD)), tmp_path)
     with visiting(browser, file, width, scheme, READY) as visit:
         unfold(visit)
         assert visit.complaints() == []
@@ -206,7 +207,7 @@ def test_an_address_is_found_behind_a_filter_and_in_history(open_page: Visit) ->
     follow(open_page, f"{RIGHT}/masks.bool")
     page.wait_for_function("(id) => document.activeElement.id === id", arg=f"{RIGHT}/masks.bool")
     assert place.is_visible()
-    page.locator("#matrix").get_by_role("link", name="holds").first.click()
+    page.locator("#matrix").get_by_role("link", name="hold").first.click()
     page.wait_for_function("(id) => document.activeElement.id === id", arg=f"{RIGHT}/scores")
     page.go_back()
     page.wait_for_function("(id) => document.activeElement.id === id", arg=f"{RIGHT}/masks.bool")
