@@ -90,12 +90,17 @@ Live = Mapping[str, tuple[Any, ...]]
 
 def combinations(allowed: Callable[[Case], bool], conventions: Conventions, strength: int = 2) -> tuple[Case, ...]:
     """Cases in which all values that are allowed alone meet, `strength` at a time, each with a seed of its own."""
-    values = {
-        name: tuple(level for level in levels if allowed(_alone(name, level))) for name, levels in FACTORS.items()
-    }
-    live = {name: levels for name, levels in values.items() if levels}
+    live = allowed_values(allowed)
     found = _projected(live, conventions) if strength == 2 else _array(live, conventions, strength)
     return tuple(replace(case, seed=number) for number, case in enumerate(dict.fromkeys(found)))
+
+
+def allowed_values(allowed: Callable[[Case], bool]) -> Live:
+    """The options with those of their values that are allowed alone; options without any are left out."""
+    values = {
+        name: tuple(level for level in levels if allowed(combined({name: level}))) for name, levels in FACTORS.items()
+    }
+    return {name: levels for name, levels in values.items() if levels}
 
 
 def _projected(live: Live, conventions: Conventions) -> list[Case]:
@@ -117,10 +122,6 @@ def _stored() -> dict[str, list[list[int]]]:
 def _beside(conventions: Conventions) -> bool:
     """Whether a mask may stand beside the causal flag: all of the conventions that the rows depend on."""
     return conventions.causal_with_mask is CausalWithMask.INTERSECT
-
-
-def _alone(name: str, level: Any) -> Case:
-    return combined({name: level})
 
 
 def combined(levels: Mapping[str, Any]) -> Case:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from implementations.contract import Unable
+from implementations.contract import Claims, Unable
 from implementations.fitting import fit
 from spec.cases import Case, Sizes
-from spec.covering import FACTORS, mended
+from spec.covering import allowed_values, combined, mended
 from tests.harness.judge import Judge
 
 if TYPE_CHECKING:
@@ -18,13 +18,14 @@ EXTENTS = {"batch": 4, "num_heads": 4, "query_length": 40, "key_length": 70, "d_
 """The largest extent drawn for each size; 1 is the smallest."""
 
 
-def cases() -> SearchStrategy[Case]:
-    """Any combination of sizes and options."""
+def cases(claims: Claims) -> SearchStrategy[Case]:
+    """Any combination of sizes and of the options that are claimed."""
     from hypothesis import strategies as st
 
-    sizes = st.builds(Sizes, **{name: st.integers(1, most) for name, most in EXTENTS.items()})
-    options = {name: st.sampled_from(levels) for name, levels in FACTORS.items() if name != "sizes"}
-    return st.builds(Case, sizes=sizes, seed=st.integers(0, 999), **options)
+    live = allowed_values(lambda case: not isinstance(fit(case, claims), Unable))
+    drawn = {name: st.sampled_from(levels) for name, levels in live.items()}
+    drawn["sizes"] = st.builds(Sizes, **{name: st.integers(1, most) for name, most in EXTENTS.items()})
+    return st.fixed_dictionaries({**drawn, "seed": st.integers(0, 999)}).map(combined)
 
 
 def search(judge: Judge, examples: int) -> None:
@@ -41,7 +42,7 @@ def search(judge: Judge, examples: int) -> None:
         phases=(Phase.generate, Phase.shrink),
         suppress_health_check=list(HealthCheck),
     )
-    @given(cases())
+    @given(cases(judge.claims))
     def holds(case: Case) -> None:
         fitted = fit(mended(case, judge.conventions), judge.claims)
         if not isinstance(fitted, Unable):

@@ -1,0 +1,47 @@
+"""The random search of the full tier: it asks what is claimed, and shrinks what fails."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from implementations.contract import Result
+from implementations.torch_ops import TORCH_OPS
+from spec.cases import Case
+from spec.problems import Problem
+from tests.harness.judge import Judge
+from tests.harness.search import search
+
+MATH = next(i for i in TORCH_OPS if i.name == "torch.sdpa.math")
+EXAMPLES = 12
+
+
+def _long_keys_lost(problem: Problem, device: str) -> Result:
+    """Wrong from the 17th key on."""
+    result = MATH.run(problem, device)
+    return replace(result, output=result.output * np.float64(1.5)) if problem.key.shape[-2] > 16 else result
+
+
+def test_a_right_implementation_is_asked_and_holds() -> None:
+    judge = Judge(MATH, "float64")
+    search(judge, EXAMPLES)
+    assert judge.failed == 0
+    assert judge.checks + judge.blunt >= EXAMPLES
+    assert judge.rms is not None
+    assert not judge.unable
+
+
+def test_what_fails_is_recorded_once_and_shrunk() -> None:
+    judge = Judge(replace(MATH, name="late", run=_long_keys_lost), "float64")
+    search(judge, 4 * EXAMPLES)
+    assert judge.failed >= 1
+    sizes = Case.from_json(judge.failures[0].case).sizes
+    assert sizes.key_length == 17
+    assert (sizes.batch, sizes.num_heads) == (1, 1)
+
+
+def test_the_quick_tier_searches_nothing() -> None:
+    judge = Judge(MATH, "float64")
+    search(judge, 0)
+    assert judge.checks == 0
