@@ -329,3 +329,35 @@ class ZeroTakenForNotGiven(Dropping):
         super().__init__(problem)
         if problem.extension.rated:
             self.rate = problem.extension.dropout or 0.1
+
+
+class _OtherOrder(torch.autograd.Function):
+    """Draws tile by tile, and the same numbers again in the backward pass, from the last tile to the first."""
+
+    @staticmethod
+    def forward(ctx: Any, weights: Tensor, rate: float) -> Tensor:
+        ctx.rate, ctx.state = rate, torch.get_rng_state()
+        return torch.cat([drop(tile, rate) for tile in weights.split(64, -1)], -1)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        with torch.random.fork_rng(devices=[]):
+            torch.set_rng_state(ctx.state)
+            tiles = [drop(tile, ctx.rate) for tile in reversed(gradient.split(64, -1))]
+        return torch.cat(tiles[::-1], -1), None
+
+
+@breaks(
+    "dropout.gradients",
+    step="drop",
+    claims=DROPOUT,
+    holds=("dropout.factors", "dropout.independent", "gradients.value"),
+    does="Draws the same numbers again in the backward pass, but reads its tiles of 64 keys in another order.",
+    repair="Derive what is drawn from the place of the weight, and not from the order of the tiles.",
+    hides="Keys that fit into one tile.",
+    matters="Gradients of long sequences belong to other weights than those that were dropped.",
+    severity=Severity.GRADIENT,
+)
+def tiles_drawn_in_another_order_on_the_way_back(weights: Tensor, rate: float) -> Tensor:
+    found: Tensor = _OtherOrder.apply(weights, rate)  # type: ignore[no-untyped-call]
+    return found

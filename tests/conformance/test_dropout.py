@@ -24,6 +24,8 @@ MANY = SHOWN.sized(num_heads=4, query_length=32, key_length=32, d_k=32, d_v=32)
 """8192 weights, for what only many of them tell."""
 LONG = MANY.sized(batch=1, num_heads=2, query_length=160, key_length=64, d_k=64, d_v=64)
 """More queries than a tile has."""
+WIDE = SHOWN.sized(batch=1, num_heads=2, query_length=3, key_length=130, d_k=130, d_v=130)
+"""More keys than a tile has."""
 GROUPED = SHOWN.sized(num_heads=6, num_kv_heads=3)
 PLAIN = Case().extended(dropout=0.5, draw=1)
 RETURNED = ("weights", "averaged_weights", "log_sum_exp")
@@ -85,7 +87,7 @@ def test_with_masks(judge: Judge) -> None:
 @clause("dropout.gradients")
 def test_gradients(judge: Judge) -> None:
     float_mask = replace(SHOWN, mask=MaskKind.FLOAT)
-    for case in judge.cases(SHOWN, SHOWN.extended(dropout=0.25, draw=2), GROUPED, float_mask):
+    for case in judge.cases(SHOWN, SHOWN.extended(dropout=0.25, draw=2), GROUPED, float_mask, WIDE):
         if (found := seen(judge, case, gradients=True)) is not None:
             expected = found.expected(judge)
             for part in (f"gradients.{name}" for name in found.problem.needs):
