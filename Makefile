@@ -10,7 +10,7 @@ READY  := $(VENV)/.ready
 BENCH  := report/bench.json
 
 .PHONY: conformance test bench bench-compare bench-calibration lint types bounds mutation defects conventions
-.PHONY: pruning covering profile-suite docs links format clean report-diff first-contact wheel-check
+.PHONY: audit-score pruning covering profile-suite docs links format clean report-diff first-contact wheel-check
 
 conformance: $(READY)
 	$(RUN) -m pytest --report report
@@ -55,6 +55,9 @@ mutation: $(READY)
 
 defects: $(READY)
 	$(RUN) -m implementations.defects.page
+
+audit-score: $(READY)
+	$(RUN) -m tests.measure_audit
 
 conventions: $(READY)
 	$(RUN) -m tests.measure_conventions

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from implementations.audit.auditing import audit
 from implementations.audit.claiming import CHOICES, FEATURES, PARAMETERS, Choice
 from implementations.audit.findings import ABSENT, Facts, Finding
 from implementations.audit.forms import find_subject
@@ -18,6 +19,7 @@ from implementations.audit.sides import functions
 from implementations.builtin import BUILTIN, NAMED
 from implementations.contract import Implementation
 from spec.features import Feature, Scope
+from tests.selftest.audit_targets import TARGETS
 
 PAGE = Path(__file__).parents[1] / "docs" / "audit.md"
 FOUND, UNDETERMINED, WRONG, KNOWN = "found", "undetermined", "wrong", "known deviation"
@@ -97,45 +99,69 @@ def _choice(implementation: Implementation, choice: Choice, claimed: str, facts:
     return Score(f"which {choice.key}", claimed, KNOWN if known else WRONG, answer)
 
 
+def known_scores(target: object, known: Mapping[str, str]) -> Iterator[Score]:
+    """What is known of a callable, held against what the auditor finds of it as it is."""
+    facts = Facts.of(audit(target)[1])
+    for question, answer in known.items():
+        yield _plain(question, answer, facts.found.get(question))
+
+
 def main() -> int:
     torch.set_num_threads(1)
     rows = {each.name: list(scores(each, anonymous(each))) for each in (*BUILTIN, *NAMED)}
-    PAGE.write_text("\n".join(_page(rows)) + "\n")
-    wrong = [(name, score) for name, found in rows.items() for score in found if score.outcome == WRONG]
+    callables = {name: list(known_scores(target, known)) for name, (target, known) in TARGETS.items()}
+    PAGE.write_text("\n".join(_page(rows, callables)) + "\n")
+    wrong = [(n, score) for n, found in {**rows, **callables}.items() for score in found if score.outcome == WRONG]
     for name, score in wrong:
         print(f"wrong: {name}, {score.claim}: claimed {score.claimed}, found {score.told}")
     print(f"written: {PAGE.name}")
     return 1 if wrong else 0
 
 
-def _page(rows: Mapping[str, list[Score]]) -> Iterator[str]:
-    counts = Counter(score.outcome for found in rows.values() for score in found)
-    total = sum(counts.values())
+def _page(rows: Mapping[str, list[Score]], callables: Mapping[str, list[Score]]) -> Iterator[str]:
     yield "# What the auditor finds"
     yield ""
-    yield "Written by `make audit-score`. Each built-in implementation was shown to the auditor, which is"
-    yield "`python -m implementations.audit`, without name and claims; each claim was then held against what had"
-    yield f"been found. Of {total} claims {counts[FOUND]} were found, {counts[UNDETERMINED]} reported as undetermined,"
-    yield f"and {counts[WRONG]} found to be otherwise; {counts[KNOWN]} were found not to hold, as the implementation's"
-    yield "list of known deviations says, too."
+    yield "Written by `make audit-score`. The auditor, `python -m implementations.audit TARGET`, finds out what an"
+    yield "unknown callable is. Here it is held against what is known."
     yield ""
-    yield f"| implementation | {FOUND} | {UNDETERMINED} | {KNOWN} | {WRONG} | undetermined |"
-    yield "| --- | --- | --- | --- | --- | --- |"
+    yield "## Built-in implementations"
+    yield ""
+    yield "Each was shown to the auditor without name and claims; each of its claims was then held against what had"
+    yield f"been found: {_counted(rows)}. A known deviation is a claim that was found not to hold, as"
+    yield "the implementation's own list says, too. Through an adapter nobody can see what True means to the function"
+    yield "behind it."
+    yield ""
+    yield from _table("implementation", rows)
+    yield ""
+    yield "## Callables as they are"
+    yield ""
+    yield "Functions and module classes without an adapter, in other layouts, polarities and orders of arguments; what"
+    yield f"they are is told in `tests/selftest/audit_targets.py`: {_counted(callables)}."
+    yield ""
+    yield from _table("callable", callables)
+    yield ""
+    yield "## By question, of built-in implementations"
+    yield ""
+    by_claim: dict[str, list[Score]] = {}
+    for score in (score for found in rows.values() for score in found):
+        by_claim.setdefault(score.claim, []).append(score)
+    yield from _table("claim", by_claim, of="")
+
+
+def _counted(rows: Mapping[str, list[Score]]) -> str:
+    counts = Counter(score.outcome for found in rows.values() for score in found)
+    told = [f"{counts[outcome]} {outcome}" for outcome in (FOUND, UNDETERMINED, KNOWN) if counts[outcome]]
+    return f"of {sum(counts.values())} {', '.join(told)}, {counts[WRONG]} wrong"
+
+
+def _table(first: str, rows: Mapping[str, list[Score]], of: str = "undetermined of it") -> Iterator[str]:
+    yield f"| {first} | {FOUND} | {UNDETERMINED} | {KNOWN} | {WRONG} |{f' {of} |' if of else ''}"
+    yield "| --- | --- | --- | --- | --- |" + (" --- |" if of else "")
     for name, found in rows.items():
         by = Counter(score.outcome for score in found)
-        open_ones = ", ".join(score.claim for score in found if score.outcome == UNDETERMINED)
-        yield f"| {name} | {by[FOUND]} | {by[UNDETERMINED]} | {by[KNOWN]} | {by[WRONG]} | {open_ones} |"
-    yield ""
-    yield "## By claim"
-    yield ""
-    yield f"| claim | {FOUND} | {UNDETERMINED} | {KNOWN} | {WRONG} |"
-    yield "| --- | --- | --- | --- | --- |"
-    by_claim: dict[str, Counter[str]] = {}
-    for found in rows.values():
-        for score in found:
-            by_claim.setdefault(score.claim, Counter())[score.outcome] += 1
-    for claim, by in by_claim.items():
-        yield f"| {claim} | {by[FOUND]} | {by[UNDETERMINED]} | {by[KNOWN]} | {by[WRONG]} |"
+        left = ", ".join(score.claim for score in found if score.outcome == UNDETERMINED)
+        cells = " | ".join(str(by[outcome]) for outcome in (FOUND, UNDETERMINED, KNOWN, WRONG))
+        yield f"| {name} | {cells} |{f' {left} |' if of else ''}"
 
 
 if __name__ == "__main__":

@@ -27,6 +27,19 @@ from spec.features import Polarity
 
 CONSTRUCTION = {"dropout": "rated", "add_bias_kv": "bias_kv", "add_zero_attn": "zero_attn"}
 """What a constructor may be told, and when a problem asks for it."""
+APART = {
+    "bool_mask",
+    "float_mask",
+    "key_padding_mask",
+    "is_causal",
+    "scale",
+    "need_weights",
+    "average_attn_weights",
+} | {
+    "training",
+    "dropout_p",
+}
+"""Options that are given in a way of their own."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +143,10 @@ def _build(found: Module) -> Iterator[str]:
     make = found.make
     yield "def build(problem: Problem) -> nn.Module:"
     yield '    """A module of the problem\'s widths."""'
-    yield "    width, key_width, value_width = (x.shape[-1] for x in (problem.query, problem.key, problem.value))"
+    if make.widths:
+        yield "    width, key_width, value_width = (x.shape[-1] for x in (problem.query, problem.key, problem.value))"
+    else:
+        yield "    width = problem.query.shape[-1]"
     yield f"    options: dict[str, Any] = {dict(make.options)!r}".replace("'", '"')
     if make.widths:
         yield "    if not width == key_width == value_width:"
@@ -157,8 +173,10 @@ def _call(found: Module) -> Iterator[str]:
     yield f"    {', '.join(names)} = inputs_of(given)" if calling.inputs == 3 else '    query = given["query"]'
     yield from (f"    {line}" for line in _options(calling))
     turned = [f"{name}.transpose(0, 1)" if calling.length_first else name for name in names]
-    yield f"    answer = module({', '.join(turned)}, **options)"
-    output = "answer[0]" if found.tupled else "answer"
+    called = f"module({', '.join(turned)}, **options)"
+    if found.tupled:
+        yield f"    answer = {called}"
+    output = "answer[0]" if found.tupled else called
     output += ".transpose(0, 1)" if calling.length_first else ""
     yield f"    return {', '.join([output, *(f'answer[{position}]' for position, _ in found.extras)])}"
 
@@ -179,14 +197,8 @@ def _options(calling: Calling) -> Iterator[str]:
     if masked and calling.form is not Form.FLAT:
         yield 'if "attn_mask" in given:'
         yield from (f"    {line}" for line in _formed(calling, polarity))
-    further = sorted(set(spelled) - {"bool_mask", "float_mask", "key_padding_mask", "is_causal", "scale"})
-    further = [
-        option
-        for option in further
-        if option not in calling.asked and option not in ("need_weights", "average_attn_weights", "training")
-    ]
-    if further:
-        yield f"known = {set(further)!r}".replace("'", '"')
+    if further := sorted(set(spelled) - APART):
+        yield f"known = {further!r}".replace("'", '"')
         yield "asked |= {name: option for name, option in further_options(problem, given).items() if name in known}"
     if "scale" in spelled:
         yield "if problem.scale is not None:"

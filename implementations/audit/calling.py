@@ -44,6 +44,7 @@ class Calling:
         axes: of query, key, value and output, in the letters of (B, H, L, D); N stands for B and H in one, E for H
             and D.
         heads: its parameter for the number of heads, where E stands for both.
+        extent: of all axes in the calls that told it.
         always: what it is given in every call, by its own names.
         evidence: what was seen, by question.
     """
@@ -55,6 +56,7 @@ class Calling:
     axes: str
     output: str
     heads: str = ""
+    extent: int = EXTENTS[0]
     always: Mapping[str, object] = field(default_factory=dict)
     evidence: Mapping[str, str] = field(default_factory=dict)
 
@@ -241,6 +243,7 @@ def _read(trial: Trial, arrays: list[Floats], plain: Floats, moved: list[list[in
         axes,
         output,
         trial.heads,
+        trial.extent,
         trial.always,
         {"framework": f"it answers {kind} with {kind}", **seen},
     )

@@ -9,7 +9,7 @@ from itertools import product
 import numpy as np
 
 from implementations.audit.findings import Facts, Finding, spans, undetermined
-from implementations.audit.posing import HALF, Asked, Form, Reply, Run, Subject, near, revealed
+from implementations.audit.posing import HALF, HEADS, WIDTHS, Asked, Form, Reply, Run, Subject, near, revealed
 from spec.cases import Sharing
 from spec.features import Scope
 from spec.problems import DTYPES, Problem
@@ -40,9 +40,9 @@ def find_subject(run: Run, device: str) -> tuple[Subject | None, list[Finding]]:
 
 
 def _forms() -> Iterator[Form]:
-    yield Form()
-    yield Form(num_heads=1)
-    for heads, sharing in product((Form().num_heads, 1), (Sharing.NONE, Sharing.KEY_VALUE, Sharing.SELF)):
+    for heads, width in product((HEADS, 1), WIDTHS):
+        yield Form(num_heads=heads, width=width)
+    for heads, sharing in product((HEADS, 1), (Sharing.NONE, Sharing.KEY_VALUE, Sharing.SELF)):
         for bias, projected, shifted in product((True, False), repeat=3):
             yield Form(Scope.MODULE, heads, sharing, bias, projected, shifted)
 

@@ -157,7 +157,7 @@ def _capped_after(subject: Subject, problem: Problem, plain: Floats) -> Floats:
     capped = cap * np.tanh(scores / cap)
     weights = np.exp(capped - capped.max(-1, keepdims=True))
     weights /= weights.sum(-1, keepdims=True)
-    output = np.zeros((*weights.shape[:3], 16))
+    output = np.zeros((*weights.shape[:3], subject.form.width))
     output[..., : weights.shape[-1]] = weights
     if problem.scope is Scope.MODULE:
         return output.swapaxes(1, 2).reshape(plain.shape)

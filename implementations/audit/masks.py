@@ -128,14 +128,14 @@ def additive(subject: Subject, facts: Facts) -> Iterator[Finding]:
     if unchanged(subject, seen):
         yield Finding("float mask", ABSENT, IGNORED)
         return
-    yield _added(mask, seen, plain)
+    yield _added(mask, seen, plain, subject.form.width)
     keep = full(subject)
     seen = subject.seen(Asked().given(attn_mask=np.where(keep, mask, -np.inf)))
     answer = "masks" if seen.shows(keep) else "undetermined"
     yield Finding("minus infinity in a float mask", answer, seen.error or row_told(keep, seen))
 
 
-def _added(mask: Floats, seen: Seen, plain: Seen) -> Finding:
+def _added(mask: Floats, seen: Seen, plain: Seen, width: int) -> Finding:
     """By what factor the entries of a mask reach the scores."""
     wanted, got = _centred(mask, seen), _moved_by(seen, plain)
     if not np.isfinite(got).all():
@@ -144,7 +144,7 @@ def _added(mask: Floats, seen: Seen, plain: Seen) -> Finding:
     told = f"an entry x moved its score by {factor:.3g} x"
     if np.abs(got - factor * wanted).max() > 16 * HALF:
         return undetermined("float mask", "the scores moved by other amounts than its entries")
-    known = {"added": 1.0, "added before the scale": 0.25, "subtracted": -1.0}
+    known = {"added": 1.0, "added before the scale": width**-0.5, "subtracted": -1.0}
     near = [name for name, value in known.items() if abs(factor - value) <= 16 * HALF]
     return Finding("float mask", near[0], told) if near else undetermined("float mask", told)
 

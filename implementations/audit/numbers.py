@@ -9,7 +9,7 @@ import numpy as np
 
 from implementations.audit.findings import ABSENT, IGNORED, OFFERED, Facts, Finding, undetermined
 from implementations.audit.masks import lengths, unchanged
-from implementations.audit.posing import HALF, WIDTH, Asked, Floats, Seen, Subject, near, padded, revealed
+from implementations.audit.posing import HALF, Asked, Floats, Seen, Subject, near, padded, revealed
 from reference.solving import Expected, solve
 from spec.cases import Sharing
 from spec.features import Conventions, GroupOrder, Scope, SoftmaxPrecision
@@ -31,7 +31,7 @@ def plain(subject: Subject, facts: Facts) -> Iterator[Finding]:
     told = f"rows of the weights sum to {sums.min():.4g}" + ("" if np.ptp(sums) < HALF else f" .. {sums.max():.4g}")
     right = near(reply.output, subject.expected(problem), subject.dtype)
     yield Finding("plain answer", RIGHT, told) if right else undetermined("plain answer", _described(seen, told))
-    factor, why = slope(seen, problem, subject)
+    factor, why = slope(seen, problem)
     yield _named_scale(factor, why, subject)
 
 
@@ -42,9 +42,9 @@ def _described(seen: Seen, told: str) -> str:
     return f"another answer: {told}"
 
 
-def slope(seen: Seen, problem: Problem, subject: Subject) -> tuple[float, str]:
+def slope(seen: Seen, problem: Problem) -> tuple[float, str]:
     """By what q . k is multiplied before the exponential; or why no one number is it."""
-    query, key = _heads(problem, subject)
+    query, key = _heads(problem)
     products = query @ key.swapaxes(-1, -2)
     visible = seen.weights > np.finfo(np.float32).tiny
     if not visible.all():
@@ -56,7 +56,7 @@ def slope(seen: Seen, problem: Problem, subject: Subject) -> tuple[float, str]:
     return factor, "" if off <= 64 * HALF else f"scores are no multiple of q . k: off by up to {off:.2g}"
 
 
-def _heads(problem: Problem, subject: Subject) -> tuple[Floats, Floats]:
+def _heads(problem: Problem) -> tuple[Floats, Floats]:
     if problem.scope is Scope.OP:
         return problem.query.astype(np.float64), problem.key.astype(np.float64)
     tables = [problem.parameters[name].astype(np.float64) for name in ("w_q", "w_k")]
@@ -68,16 +68,16 @@ def _heads(problem: Problem, subject: Subject) -> tuple[Floats, Floats]:
 def _named_scale(factor: float, why: str, subject: Subject) -> Finding:
     if why:
         return undetermined("default scale", f"none of the known: {why}")
-    heads = subject.form.num_heads
+    heads, width = subject.form.num_heads, subject.form.width
     known: Mapping[str, float] = {
-        "1/sqrt(d_k)": WIDTH**-0.5,
+        "1/sqrt(d_k)": width**-0.5,
         "1": 1.0,
-        "1/d_k": 1.0 / WIDTH,
-        "sqrt(d_k)": WIDTH**0.5,
-        "1/sqrt(H d_k)": (heads * WIDTH) ** -0.5,
+        "1/d_k": 1.0 / width,
+        "sqrt(d_k)": width**0.5,
+        "1/sqrt(H d_k)": (heads * width) ** -0.5,
         "1/sqrt(Lk)": lengths(subject)[1] ** -0.5,
     }
-    told = f"d_k {WIDTH}: q . k is multiplied by {factor:.4g}"
+    told = f"d_k {width}: q . k is multiplied by {factor:.4g}"
     fits = [name for name, value in known.items() if abs(factor - value) <= 16 * HALF * value]
     return (
         Finding("default scale", fits[0], told) if fits else undetermined("default scale", f"none of the known: {told}")
@@ -94,9 +94,9 @@ def scale(subject: Subject, facts: Facts) -> Iterator[Finding]:
     if unchanged(subject, seen):
         yield Finding("given scale", ABSENT, IGNORED)
         return
-    factor, why = slope(seen, subject.problem(asked), subject)
+    factor, why = slope(seen, subject.problem(asked))
     told = why or f"scale {GIVEN}: q . k is multiplied by {factor:.4g}"
-    known = {"used": GIVEN, "used beside the default": GIVEN * WIDTH**-0.5, "divides": 1.0 / GIVEN}
+    known = {"used": GIVEN, "used beside the default": GIVEN * subject.form.width**-0.5, "divides": 1.0 / GIVEN}
     fits = [name for name, value in known.items() if not why and abs(factor - value) <= 16 * HALF * value]
     yield Finding("given scale", fits[0], told) if fits else undetermined("given scale", told)
 

@@ -27,8 +27,10 @@ from spec.problems import DTYPES, Array, Problem
 Floats: TypeAlias = NDArray[np.float64]
 Run: TypeAlias = Callable[[Problem, str], Result]
 
-BATCH, HEADS, QUERIES, KEYS, WIDTH = 2, 3, 5, 7, 16
+BATCH, HEADS, QUERIES, KEYS = 2, 3, 5, 7
 """Different for every axis; two sequences fit into the width of a head: every token has a unit vector of its own."""
+WIDTHS = (24, 16, 64)
+"""Widths of a head. That of the first has no exact root; some kernels take powers of two only."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,7 @@ class Form:
 
     Attributes:
         num_heads: `HEADS`, or 1 where it has one head only.
+        width: d_k.
         sharing: which inputs of a module are one.
         bias, output_projection, output_bias: which parameters a module has.
     """
@@ -47,6 +50,7 @@ class Form:
     bias: bool = False
     output_projection: bool = False
     output_bias: bool = False
+    width: int = WIDTHS[0]
     mask_shape: MaskShape = MaskShape.FULL
     """The axes along which an attention mask may differ."""
 
@@ -59,7 +63,8 @@ class Asked:
     key_length: int = KEYS
     batch: int = BATCH
     groups: int = 1
-    d_v: int = WIDTH
+    d_v: int = 0
+    """0 is as wide as d_k."""
     units: bool = True
     """The values are unit vectors, and random otherwise."""
     seed: int = 0
@@ -76,11 +81,11 @@ def pose(form: Form, asked: Asked, dtype: str) -> Problem:
     """The problem that asks this of an implementation of this form."""
     rng = np.random.default_rng(asked.seed)
     heads = form.num_heads * asked.groups
-    query = asked.spread * rng.standard_normal((asked.batch, heads, asked.query_length, WIDTH))
-    key = asked.spread * rng.standard_normal((asked.batch, form.num_heads, asked.key_length, WIDTH))
-    value = rng.standard_normal((asked.batch, form.num_heads, asked.key_length, asked.d_v))
+    query = asked.spread * rng.standard_normal((asked.batch, heads, asked.query_length, form.width))
+    key = asked.spread * rng.standard_normal((asked.batch, form.num_heads, asked.key_length, form.width))
+    value = rng.standard_normal((asked.batch, form.num_heads, asked.key_length, asked.d_v or form.width))
     if asked.units:
-        value[:] = np.eye(asked.key_length, asked.d_v)
+        value[:] = np.eye(asked.key_length, asked.d_v or form.width)
     problem = Problem(Scope.OP, query, key, value, heads, extension=asked.extension)
     problem = replace(problem, **dict(asked.options))
     return rounded(problem if form.scope is Scope.OP else as_module(problem, form), dtype)
@@ -110,7 +115,7 @@ def _wider(array: Array, axis: int, by: int) -> Array:
 def as_module(problem: Problem, form: Form) -> Problem:
     """The problem of the op level with unit vectors for tokens and tables for projections."""
     query, key, value = (_table(array) for array in (problem.query, problem.key, problem.value))
-    tokens = WIDTH * problem.num_heads
+    tokens = form.width * problem.num_heads
     parameters = {"w_q": _tall(query, tokens), "w_k": _tall(key, tokens), "w_v": _tall(value, tokens)}
     if form.bias:
         parameters |= {f"b_{name}": np.zeros(parameters[f"w_{name}"].shape[1]) for name in "qkv"}
@@ -200,7 +205,7 @@ class Subject:
         except BaseException as error:  # SystemExit, too: that is an answer like any other
             return Reply(error=told(error))
         came: object = result
-        return Reply(result) if isinstance(came, Result) else Reply(error=f"it returned {type(came).__name__}")
+        return Reply(_copied(came)) if isinstance(came, Result) else Reply(error=f"it returned {type(came).__name__}")
 
     def seen(self, asked: Asked) -> Seen:
         """The weights behind the answer."""
@@ -210,6 +215,13 @@ class Subject:
     def expected(self, problem: Problem, conventions: Conventions = Conventions()) -> Floats:
         """The reference's output."""
         return solve(problem.forward_only(), conventions).parts["output"].value
+
+
+def _copied(result: Result) -> Result:
+    """The result in memory of its own: an implementation may write its next answer where this one lies."""
+    names = ("output", "weights", "averaged_weights", "log_sum_exp")
+    arrays = {name: array.copy() for name in names if isinstance(array := getattr(result, name), np.ndarray)}
+    return replace(result, **arrays)
 
 
 def revealed(reply: Reply, problem: Problem) -> Seen:

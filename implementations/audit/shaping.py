@@ -36,13 +36,14 @@ def _counts_heads(name: str) -> bool:
 
 
 def _text(given: dict[str, str]) -> str:
-    arguments = ", ".join(f"{name}={value}" for name, value in given.items())
     return "\n".join(
         [
             "class Shaped(target):  # type: ignore[misc]  # whatever it is",
             '    """The class, built with one width and a number of heads."""',
             "",
             "    def __init__(self, embed_dim: int, num_heads: int) -> None:",
-            f"        super().__init__({arguments})",
+            "        super().__init__(",
+            *(f"            {name}={value}," for name, value in given.items()),
+            "        )",
         ]
     )

@@ -9,7 +9,7 @@ from typing import Any
 
 from implementations.audit import masks, numbers
 from implementations.audit.adapting import Extra, MaskForm, Taken, live
-from implementations.audit.calling import Calling
+from implementations.audit.calling import EXTENTS, Calling
 from implementations.audit.findings import ABSENT, Facts, Finding
 from implementations.audit.posing import BATCH, HEADS, KEYS, QUERIES, Asked, Form, Subject
 from implementations.candidates.signatures import NEEDLESS, OPTIONS, SWALLOWED_BY_FUNCTIONS, read_options, signature_of
@@ -99,7 +99,8 @@ def _single(parameter: inspect.Parameter) -> bool:
 
 
 def _subject(calling: Calling, taken: Taken, function: Callable[..., Any], device: str) -> Subject:
-    return Subject(live(calling, taken, function), Form(), "float32", device)
+    form = Form() if calling.extent == EXTENTS[0] else Form(width=calling.extent)
+    return Subject(live(calling, taken, function), form, "float32", device)
 
 
 def _answered(calling: Calling, taken: Taken, spy: Spy, device: str) -> Any:

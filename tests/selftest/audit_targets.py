@@ -126,7 +126,8 @@ def wrong_scale(
 
 def wrong_axis(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """The softmax goes over the queries."""
-    return (query @ key.mT * query.shape[-1] ** -0.5).softmax(-2) @ value
+    weights: Tensor = (query @ key.mT * query.shape[-1] ** -0.5).softmax(-2)
+    return weights @ value
 
 
 class SelfAttention(nn.Module):

@@ -1,0 +1,194 @@
+"""The auditor: what it finds of callables that are known, of anonymous implementations, and of wrong ones."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from implementations.audit.auditing import audit
+from implementations.audit.claiming import features, settings
+from implementations.audit.findings import ABSENT, Facts, Finding, spans, table, undetermined
+from implementations.audit.forms import find_subject
+from implementations.audit.posing import Asked, Form, Reply, Subject, pose, revealed
+from implementations.audit.questions import all_asked, heeding
+from implementations.builtin import BUILTIN, NAMED
+from implementations.compositions import eager
+from implementations.contract import Claims, Implementation, Result
+from implementations.defects import DEFECTS
+from implementations.loading import TargetError
+from implementations.ops import torch_op
+from reference.solving import solve
+from spec.cases import Sharing
+from spec.features import Alignment, Conventions, Feature, GroupOrder, Scope
+from tests.measure_audit import WRONG, anonymous, known_scores, scores
+from tests.selftest.audit_targets import TARGETS, wrong_axis, wrong_scale
+
+OURS = {each.name: each for each in (*BUILTIN, *NAMED)}
+LONG = ("inhouse.", "torch.")
+"""The targets with many options take a while, and are measured by `make audit-score`; two of them are asked here."""
+QUICK = [name for name in TARGETS if not name.startswith(LONG)] + ["torch.nn.MultiheadAttention"]
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_that_what_is_known_of_a_callable_is_found(name: str) -> None:
+    found = list(known_scores(*TARGETS[name]))
+    assert found
+    assert [score for score in found if score.outcome != "found"] == []
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["source.a", "source.b.columns", "source.d", "source.e.cross", "torch.sdpa", "torch.mha.weights", "compose.numpy"],
+)
+def test_that_no_claim_of_an_anonymous_implementation_is_found_to_be_otherwise(name: str) -> None:
+    implementation = OURS[name]
+    found = list(scores(implementation, anonymous(implementation)))
+    assert [score for score in found if score.outcome == WRONG] == []
+    assert sum(score.outcome == "found" for score in found) > len(found) / 2
+
+
+def test_that_false_claims_are_found_to_be_otherwise() -> None:
+    told = Conventions(causal_alignment=Alignment.BOTTOM_RIGHT, group_order=GroupOrder.TILED)
+    honest = OURS["compose.eager"]
+    lying = replace(honest, claims=replace(honest.claims, conventions=told, dtypes=("float64",)))
+    wrong = {score.claim: score.told for score in scores(lying, anonymous(lying)) if score.outcome == WRONG}
+    assert wrong["which causal-alignment"] == "top-left"
+    assert wrong["which group-order"] == "consecutive"
+    assert "which empty-row-bool" in wrong  # the false claims say zeros, and it is NaN
+
+
+def test_that_the_claims_of_an_implementation_are_not_looked_at() -> None:
+    honest = OURS["compose.eager"]
+    claims = Claims(Scope.MODULE, frozenset({Feature.CORE}), dtypes=("float16",))
+    first, second = (audit(each)[1] for each in (honest, replace(honest, name="other", claims=claims)))
+    assert first == second
+
+
+def facts_of(target: object) -> Facts:
+    return Facts.of(audit(target)[1])
+
+
+def test_a_wrong_scale_is_named_and_does_not_hide_what_masks_do() -> None:
+    facts = facts_of(wrong_scale)
+    assert not facts.found["plain answer"].determined
+    assert facts.answer("default scale") == "1/d_k"
+    assert facts.answer("boolean mask") == "True may attend"
+    assert facts.answer("row emptied by a boolean mask") == "nan"
+
+
+def test_a_scale_that_is_none_of_the_known() -> None:
+    def odd(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return eager(query, key, value, scale=0.31)
+
+    finding = facts_of(odd).found["default scale"]
+    assert not finding.determined
+    assert "q . k is multiplied by 0.31" in finding.evidence
+
+
+def test_a_softmax_over_the_queries_is_seen() -> None:
+    facts = facts_of(wrong_axis)
+    assert facts.found["plain answer"].evidence == "the weights of a key sum to 1 over the queries"
+    assert not facts.found["layout"].determined
+
+
+def test_a_causal_flag_that_hides_the_query_itself_is_none_of_the_known() -> None:
+    def strict(query: Tensor, key: Tensor, value: Tensor, is_causal: bool = False) -> Tensor:
+        later = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool).triu(0) if is_causal else None
+        return eager(query, key, value, None if later is None else ~later)
+
+    facts = facts_of(strict)
+    assert not facts.found["causal flag"].determined
+    assert "query 2 used keys 0..1" in facts.evidence("causal flag")
+    assert Feature.CAUSAL in features(facts), "it has the flag, and the suite has to say what is wrong with it"
+
+
+def test_that_a_masked_row_of_other_numbers_is_undetermined() -> None:
+    def halves(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None) -> Tensor:
+        output = eager(query, key, value, attn_mask)
+        return torch.nan_to_num(output, nan=0.5)
+
+    facts = facts_of(halves)
+    assert not facts.found["row emptied by a boolean mask"].determined
+    assert "empty-row-bool" not in settings(facts)
+
+
+@pytest.mark.parametrize("number", range(0, len(DEFECTS), 60))
+def test_that_no_wrong_implementation_stops_the_auditor(number: int) -> None:
+    subject, found = find_subject(DEFECTS[number].implementation.run, "cpu")
+    assert subject is not None, found
+    told = all_asked(subject, found)
+    assert not [finding for finding in told if "could not be read" in finding.evidence]
+
+
+def test_that_an_option_that_is_not_heeded_is_told_and_claimed() -> None:
+    facts = facts_of(wrong_scale)
+    assert facts.answer("causal flag") == "ignored"
+    assert Feature.CAUSAL in features(facts)
+    silent = [Finding("window", ABSENT, "ignored"), Finding("softcap", ABSENT, "refused: no")]
+    assert [each.answer for each in heeding(silent, {"window", "softcap"}, tied=False)] == ["ignored", ABSENT]
+
+
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        (3, "an object of type int"),
+        (int, "no torch.nn.Module"),
+        (torch.nn.Linear(2, 2), "an instance of Linear"),
+        (lambda query, key: query, "three inputs were looked for"),
+        (lambda query, key, value: None, "answers tensors with NoneType"),
+        (lambda query, key, value: torch.rand_like(query), "other numbers each time"),
+        (lambda query, key, value: query[:1], "its output has shape"),
+        (torch.nn.Linear, "does not know its parameter"),
+    ],
+)
+def test_that_what_cannot_be_called_is_refused_in_a_line(target: object, said: str) -> None:
+    with pytest.raises(TargetError, match=said) as raised:
+        audit(target)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("sharing", [Sharing.NONE, Sharing.KEY_VALUE, Sharing.SELF])
+@pytest.mark.parametrize("heads", [3, 1])
+def test_that_a_module_is_asked_the_very_numbers_of_the_op(sharing: Sharing, heads: int) -> None:
+    asked = Asked(query_length=5, key_length=5)
+    form = Form(Scope.MODULE, heads, sharing, bias=True, output_projection=True, output_bias=True)
+    weights = []
+    for each in (Form(num_heads=heads), form):
+        problem = pose(each, asked, "float64")
+        output = solve(problem, Conventions()).parts["output"].value
+        weights.append(revealed(Reply(Result(output)), problem).weights)
+    assert np.allclose(weights[0], weights[1], rtol=0.0, atol=1e-12)
+    assert np.allclose(weights[0].sum(-1), 1.0)
+
+
+def test_that_every_key_of_a_plain_row_counts_as_used() -> None:
+    for dtype in ("float32", "bfloat16"):
+        seen = Subject(torch_op(eager), dtype=dtype).seen(Asked())
+        assert seen.used().all()
+        assert seen.weights.min() > 1e-3
+
+
+def test_that_features_of_a_process_that_was_lost_are_not_claimed() -> None:
+    facts = Facts.of([Finding("level", "op"), Finding("window", "no answer", "killed"), undetermined("softcap", "odd")])
+    assert features(facts) & {Feature.WINDOW, Feature.SOFTCAP} == {Feature.SOFTCAP}
+
+
+def test_the_table() -> None:
+    rows = [Finding("window", ABSENT, "ignored"), Finding("level", "op", "seen"), Finding("sinks", ABSENT, "ignored")]
+    lines = table(rows).splitlines()
+    assert lines[1].split() == ["level", "op", "seen"]
+    assert lines[-1].endswith("window, sinks")
+    assert (spans([0, 1, 2, 5]), spans([]), spans([4])) == ("0..2, 5", "none", "4")
+
+
+def test_an_implementation_that_refuses_everything() -> None:
+    def refusing(*inputs: Tensor) -> Tensor:
+        raise RuntimeError("never")
+
+    implementation = Implementation("never", Claims(Scope.OP, frozenset({Feature.CORE})), torch_op(refusing))
+    found = audit(implementation)[1]
+    assert "never" in Facts.of(found).evidence("level")

@@ -1,0 +1,89 @@
+"""The auditor's command line and the process that it asks in: crashes, silence and noise cost one answer each."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from implementations.audit.__main__ import main
+
+THEIRS = """
+import os, signal, sys, time
+import torch
+import torch.nn.functional as F
+
+
+def deadly(query, key, value, attn_mask=None, window_size=None):
+    print("noise")
+    sys.stderr.write("noise")
+    if attn_mask is not None and attn_mask.dtype is torch.bool:
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if window_size is not None:
+        time.sleep(1000)
+    return F.scaled_dot_product_attention(query, key, value, attn_mask)
+
+
+def kills(query, key, value):
+    os._exit(5)
+"""
+
+
+@pytest.fixture
+def theirs(tmp_path: Path) -> str:
+    (tmp_path / "theirs.py").write_text(THEIRS)
+    return str(tmp_path / "theirs.py")
+
+
+def told(captured: pytest.CaptureFixture[str]) -> str:
+    return " ".join(captured.readouterr().out.split())
+
+
+def test_that_a_crash_and_silence_cost_one_answer_each(theirs: str, capfd: pytest.CaptureFixture[str]) -> None:
+    file = Path(theirs).parent / "adapter.py"
+    assert main([f"{theirs}:deadly", "--seconds", "4", "--write", str(file)]) == 0
+    out = told(capfd)
+    assert "boolean mask no answer killed the process (signal 11)" in out
+    assert "window no answer gave no answer in 4 s" in out
+    assert "mask polarity undetermined as masks and other parameters were tried" in out
+    assert "float mask added" in out
+    assert "empty sizes offered" in out
+    assert "noise" not in out
+    text = file.read_text()
+    assert ast.parse(text)
+    assert "Feature.FLOAT_MASK" in text
+    assert "Feature.BOOL_MASK" not in text, "what nobody saw is not claimed"
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("kills", "calling it ended the process (exit status 5)"),
+        ("missing", "has no name 'missing'"),
+    ],
+)
+def test_that_a_target_that_cannot_be_used_is_told_in_one_line(
+    theirs: str, name: str, said: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main([f"{theirs}:{name}"]) == 4
+    captured = capfd.readouterr()
+    assert said in captured.err
+    assert captured.err.count("\n") == 1
+    assert captured.out == ""
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["nocolon"], "has no colon"),
+        (["a:b", "--write", "adapter.txt"], "ends in .py"),
+        (["a:b", "--write", "nowhere/at/all/adapter.py"], "there is no folder"),
+        (["a:b", "--write", __file__], "--force to overwrite"),
+    ],
+)
+def test_that_nothing_is_asked_where_an_option_cannot_be_used(
+    options: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(options) == 4
+    assert said in capsys.readouterr().err
