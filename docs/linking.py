@@ -12,6 +12,7 @@ from spec.clauses import Clause, chapters
 __all__ = ["chapter_page", "outside_code", "slug", "targets", "with_links_moved", "with_names_linked"]
 
 NAME = re.compile(r"(?<![\[`])`([a-z0-9./-]+)`(?!`)|(?<=\| )([a-z0-9-]+\.[a-z0-9-]+)(?= \|)")
+NUMBER = re.compile(r"\b([Cc]hapter (\d+))\b(?!:)|(?<![\d.{\w])([1-9]\d?)\.([1-9]\d?)(?![\d}\w]|\.\d)")
 LINK = re.compile(r"(?<=\]\()([^)#:]+)(#[^)]*)?(?=\))")
 
 
@@ -89,11 +90,20 @@ def _broken(part: str, broken: Mapping[str, list[str]]) -> str:
 
 
 def _cross_references(line: str) -> str:
+    """The line with the numbers of chapters and equations linked, save where they stand in an equation or in code."""
     names = chapters()
 
-    def equation(match: re.Match[str]) -> str:
-        page = f"{names[int(match[2]) - 1]}.html#equation-{match[2]}-{match[3]}"
-        return f'{match[1]}<a href="{page}">{match[2]}.{match[3]}</a>'
+    def link(match: re.Match[str]) -> str:
+        chapter, equation = int(match[2] or match[3]), match[4]
+        before = match.string[: match.start()]
+        if chapter > len(names) or before.count("$") % 2 or before.count("`") % 2 or _is_source(line):
+            return match[0]
+        if equation is None:
+            return f"[{match[0]}]({names[chapter - 1]}.md)"
+        return f'<a href="{names[chapter - 1]}.html#equation-{chapter}-{equation}">{match[0]}</a>'
 
-    line = re.sub(r"^(- equation: )(\d+)\.(\d+)$", equation, line)
-    return re.sub(r"\bchapter (\d+)\b", lambda match: f"[{match[0]}]({names[int(match[1]) - 1]}.md)", line)
+    return NUMBER.sub(link, line)
+
+
+def _is_source(line: str) -> bool:
+    return line.startswith("- ") and not line.startswith("- equation: ")

@@ -191,7 +191,7 @@ def test_a_chapter_says_what_breaks_its_clauses() -> None:
     text = "# Chapter 8: causal\n\n## causal.square\n\n- level: MUST\n- equation: 8.1\n\nOf chapter 7.\n"
     page = chapter_page(text, DEFECTS)
     assert "{.facts}\n- level: MUST" in page
-    assert '<a href="causal.html#equation-8-1">8.1</a>' in page
+    assert '- equation: <a href="causal.html#equation-8-1">8.1</a>' in page
     assert "[chapter 7](masks.md)" in page
     assert re.search(r"Broken by: .*`next-position-seen`", page)
 
