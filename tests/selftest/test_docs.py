@@ -148,6 +148,16 @@ def test_equations_are_seen(browser: Browser, address: str) -> None:
         assert visit.page.url.endswith("#equation-11-3")
 
 
+def test_the_search_needs_no_server(browser: Browser, site: Path) -> None:
+    with opened(browser, f"{site.as_uri()}/", "search", 360) as visit:
+        visit.page.goto(f"{site.as_uri()}/search.html?q=causal.square")
+        found = visit.page.locator("ul.search li").get_by_text("causal.square").first
+        found.wait_for()
+        found.click()
+        assert "causal.html" in visit.page.url
+        assert [each for each in visit.noted if not each.startswith(f"request: {site.as_uri()}/")] == []
+
+
 def equations(file: Path) -> list[str]:
     text = re.sub(r"`[^`\n]*`", "", file.read_text(encoding="utf-8"))
     return [display or inline for display, inline in EQUATIONS.findall(text)]
