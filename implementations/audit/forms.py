@@ -64,7 +64,9 @@ def _moved(subject: Subject, problem: Problem, name: str) -> bool:
 
 
 def _used(subject: Subject) -> bool:
-    """Whether each input of its own has a part in the answer."""
+    """Whether each input of a module that is taken for one of its own has a part in the answer."""
+    if subject.form.scope is Scope.OP:
+        return True
     problem = subject.problem(replace(SQUARE, units=False))
     inputs = {Sharing.NONE: ("key", "value"), Sharing.KEY_VALUE: ("key",), Sharing.SELF: ()}[subject.form.sharing]
     return all(_moved(subject, problem, name) for name in inputs)

@@ -219,9 +219,17 @@ class Subject:
 
 def _copied(result: Result) -> Result:
     """The result in memory of its own: an implementation may write its next answer where this one lies."""
-    names = ("output", "weights", "averaged_weights", "log_sum_exp")
-    arrays = {name: array.copy() for name in names if isinstance(array := getattr(result, name), np.ndarray)}
-    return replace(result, **arrays)
+    return replace(
+        result,
+        output=np.array(result.output),
+        weights=_own(result.weights),
+        averaged_weights=_own(result.averaged_weights),
+        log_sum_exp=_own(result.log_sum_exp),
+    )
+
+
+def _own(array: Array | None) -> Array | None:
+    return None if array is None else np.array(array)
 
 
 def revealed(reply: Reply, problem: Problem) -> Seen:
