@@ -188,7 +188,7 @@ def diagnose(
     failing = [each for each in observed if each.failing]
     fails = partial(_fails, implementation, failing[0], device) if failing else (lambda _: False)
     asked = implementation.claims.dtypes if dtypes is None else dtypes
-    seen = pattern(failing, observed, _failing_alone(asked, compared), fails)
+    seen = pattern(failing, observed, failing_alone(asked, compared), fails)
     if not ranked or ranked[0].explains == 0:
         return Diagnosis("", 0, len(failing), math.nan, "", 0, "", seen)
     best, second = ranked[0], next((score for score in ranked[1:] if score.explains), None)
@@ -204,7 +204,7 @@ def diagnose(
     )
 
 
-def _failing_alone(asked: Collection[str], compared: Sequence[Found]) -> tuple[str, ...]:
+def failing_alone(asked: Collection[str], compared: Sequence[Found]) -> tuple[str, ...]:
     """The dtypes in which it fails, if it passes all in others that were asked; none otherwise."""
     failing = tuple(d for d in asked if any(each.dtype == d for each in compared))
     return failing if len(failing) < len(asked) else ()
