@@ -123,6 +123,14 @@ def test_commands_stand_in_blocks_that_are_run(page: Path) -> None:
         assert block.language == "console" or typed is None, f"{place}: {typed and typed[0]} is never run"
 
 
+@pytest.mark.parametrize("page", PAGES, ids=of)
+def test_commands_within_sentences_leave_a_name_open_or_are_run(page: Path) -> None:
+    shown = {step.text for page in PAGES for step in steps(page) if isinstance(step, Command)}
+    prose = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    for command in re.findall(r"`((?:attention-conformance|pytest|python|pip|\.venv/\S+) [^`]+)`", prose):
+        assert command in shown or re.search(r"\b[A-Z]{3,}\b|--help$", command), f"{of(page)}: {command} is never run"
+
+
 def test_targets_of_make_exist() -> None:
     for target in sorted({name for page in PAGES for name in re.findall(r"`make ([a-z-]+)", page.read_text())}):
         assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE), f"there is no make {target}"
