@@ -24,6 +24,10 @@ class MaskForm(StrEnum):
     SHARED = "(Lq, Lk)"
 
 
+ONE_OF = {MaskForm.SAMPLE: "[:, 0]", MaskForm.SHARED: "[(0,) * (attn_mask.ndim - 2)]"}
+"""The one of masks that the fit asks to be alike."""
+
+
 @dataclass(frozen=True)
 class Extra:
     """A part of the answer after the output: where it is, its name in `Result`, and its axes, "BHQK" or "BHQ"."""
@@ -219,8 +223,8 @@ def _masked(calling: Calling, taken: Taken) -> Iterator[str]:
     if taken.form is MaskForm.FLAT:
         yield f"attn_mask = {value}"
         value = "attn_mask.reshape(-1, *attn_mask.shape[2:])"
-    if taken.form is MaskForm.SAMPLE:
-        value = f"({value})[:, 0]" if taken.flipped else "attn_mask[:, 0]"
+    if taken.form in ONE_OF:
+        value = (f"({value})" if taken.flipped else value) + ONE_OF[taken.form]
     comment = "  # True means masked out" if taken.flipped and "~" in value else ""
     yield f"options[{name}] = {value}{comment}"
 

@@ -221,4 +221,5 @@ def _formed(calling: Calling, polarity: str) -> Iterator[str]:
     if calling.form is Form.FULL:
         yield 'asked["attn_mask"] = asked["attn_mask"].unflatten(0, (-1, problem.num_heads))  # (B, H, Lq, Lk)'
     else:
-        yield f'asked["attn_mask"] = polarised(given["attn_mask"], {polarity})  # (Lq, Lk): the fit asks for no other'
+        yield f'mask = polarised(given["attn_mask"], {polarity})'
+        yield 'asked["attn_mask"] = mask[(0,) * (mask.ndim - 2)]  # (Lq, Lk): the fit asks for one for all'

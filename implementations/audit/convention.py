@@ -100,7 +100,8 @@ def _of_module(target: type, device: str) -> Convention:
         building.made(found),
         tuple(_of_module_told(found)),
         MaskShape.SHARED if found.calling.form == Form.SHARED else MaskShape.FULL,
-        construct=f"lambda num_heads, width: {found.name}({sizes})",
+        # A class that takes the width of one head is never told a total that the heads do not divide.
+        construct="" if "//" in found.shaped else f"lambda num_heads, width: {found.name}({sizes})",
         one_mask=found.calling.hint and "is_causal" in found.calling.options,
         named=_questions(set(found.calling.options.spelled) - found.calling.options.swallowed),
         tied=bool(found.shaped),

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 from implementations.audit import forms, further, masks, numbers, sides
-from implementations.audit.findings import ABSENT, IGNORED, Facts, Finding, undetermined
+from implementations.audit.findings import ABSENT, IGNORED, LOST, Facts, Finding, undetermined
 from implementations.audit.posing import Subject
 from implementations.audit.probes import NAMES, OPTIONS
 from implementations.loading import told
@@ -75,5 +75,5 @@ def _heeding(finding: Finding, named: Collection[str], tied: bool) -> Finding:
     if finding.question in named and finding.evidence.startswith(IGNORED):
         return Finding(finding.question, IGNORED, "it has a parameter for it, and nothing changes")
     if tied and finding.question in WIDTHS:
-        return undetermined(finding.question, "it was built with one width for all")
+        return Finding(finding.question, LOST, "it was built with one width for all")
     return finding
