@@ -192,6 +192,24 @@ def sum_kept_in_half(scores: Tensor) -> Tensor:
 
 
 @breaks(
+    "numerics.accumulation",
+    dtype="float16",
+    step="mix",
+    holds=("scores.dot-product", "shapes.tile-edges"),
+    does="Adds the outputs of tiles of 64 keys in half precision.",
+    repair="Keep what tiles are added to in float32, and round once at the end.",
+    hides="Up to some thousand keys, and values whose signs differ: the roundings cancel.",
+    matters="Outputs over long contexts drift by as many roundings as there are tiles.",
+    severity=Severity.PRECISION,
+)
+def tiles_added_in_half(weights: Tensor, value: Tensor) -> Tensor:
+    output = torch.zeros(*weights.shape[:-1], value.shape[-1], dtype=torch.float16)
+    for p, v in zip(weights.split(64, -1), value.split(64, -2), strict=True):
+        output = output + (p @ v).half()
+    return output.to(weights.dtype)
+
+
+@breaks(
     "numerics.half-range",
     dtype="float16",
     step="score",
