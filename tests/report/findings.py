@@ -57,7 +57,7 @@ class Finding:
     """A clause that does not hold, in all dtypes.
 
     Attributes:
-        whole: whether one of them is drawn, beside the clause and its equation.
+        whole: whether the clause is shown with its equation; what is known gives way to what fails.
     """
 
     row: Row
@@ -87,8 +87,8 @@ def _of_one(
     for number, row in enumerate(rows):
         rank = ranked.index(number)
         depth = Depth.DRAWN if rank < drawn else Depth.TOLD if rank < telling else Depth.NAMED
-        failing = tuple(_failing(run, row, explained, depth))
-        yield row.clause, Finding(row, failing, any(each.depth is Depth.DRAWN for each in failing))
+        whole = depth is Depth.DRAWN and (row.kind is not Kind.KNOWN or not explained)
+        yield row.clause, Finding(row, tuple(_failing(run, row, explained, depth)), whole)
 
 
 def _failing(run: Run, row: Row, explained: Explanations, depth: Depth) -> Iterator[Failing]:

@@ -106,11 +106,17 @@ class Row:
 
 @dataclass(frozen=True)
 class Cell:
-    """A chapter, as one implementation was asked; `kind` is that of its worst clause."""
+    """A chapter, as one implementation was asked.
+
+    Attributes:
+        kind: that of its worst clause.
+        complete: whether the run is.
+    """
 
     chapter: str
     rows: tuple[Row, ...]
     kind: Kind
+    complete: bool
 
     @property
     def judged(self) -> int:
@@ -134,7 +140,8 @@ class Cell:
         if not self.judged:
             return self.kind.word
         share = f"{self.alike} of {self.judged}" if self.alike < self.judged else f"all {self.judged}"
-        return f"{share} clauses {self.kind.does(self.alike)}" if self.judged > 1 else f"its clause {self.kind.does(1)}"
+        asked = f"{share} clauses" if self.judged > 1 else "one clause"
+        return f"{asked}{'' if self.complete else ' so far'} {self.kind.does(self.alike)}"
 
 
 @dataclass(frozen=True)
@@ -188,7 +195,7 @@ def _line(subject: Subject, mine: tuple[Verdict, ...], shown: Sequence[str], com
     by_chapter: dict[str, dict[str, list[Verdict]]] = {name: {} for name in shown}
     for verdict in mine:
         by_chapter[_chapter(verdict.clause)].setdefault(verdict.clause, []).append(verdict)
-    cells = tuple(_cell(name, found, dtypes, subject) for name, found in by_chapter.items())
+    cells = tuple(_cell(name, found, dtypes, subject, complete) for name, found in by_chapter.items())
     return Line(subject, mine, dtypes, cells, _state(mine, complete))
 
 
@@ -209,12 +216,14 @@ def _state(mine: Sequence[Verdict], complete: bool) -> str:
     return "undecided" if found == "conforms" and not complete else found
 
 
-def _cell(chapter: str, found: Mapping[str, list[Verdict]], dtypes: Sequence[str], subject: Subject) -> Cell:
+def _cell(
+    chapter: str, found: Mapping[str, list[Verdict]], dtypes: Sequence[str], subject: Subject, complete: bool
+) -> Cell:
     order = list(load())
     known = sorted(found, key=lambda clause: order.index(clause) if clause in order else len(order))
     rows = tuple(_clause_row(clause, found[clause], dtypes) for clause in known)
     kind = worst(row.kind for row in rows) if rows else _absent(chapter, subject)
-    return Cell(chapter, rows, kind)
+    return Cell(chapter, rows, kind, complete)
 
 
 def _absent(chapter: str, subject: Subject) -> Kind:

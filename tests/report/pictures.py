@@ -189,7 +189,7 @@ def _telling(expected: Array | None, got: Array | None, off: Array | None) -> Ca
 def _weights(title: str, expected: Grid, seen: Grid | None, digits: int) -> Part:
     wanted, got = _array(expected), _array(seen)
     absent = [] if wanted is not None else [f"expected {_why(expected)}"]
-    absent += [] if got is not None else [f"seen {_why(seen)}"]
+    absent += [] if got is not None else ["not seen" if seen is None else f"seen {_why(seen)}"]
     marks = None
     if wanted is not None and got is not None and got.shape == wanted.shape:
         differ = ~np.isclose(got, wanted, rtol=0.0, atol=VISIBLE, equal_nan=True)

@@ -106,6 +106,8 @@ def test_a_run_that_is_not_complete_says_so_first(browser: Browser, tmp_path: Pa
 def test_what_is_not_complete_does_not_conform() -> None:
     assert [line.state for line in lines(invented())] == ["conforms", "error", "fails", "fails"]
     assert [line.state for line in lines(invented(complete=False))] == ["undecided", "error", "fails", "fails"]
+    assert lines(invented())[0].cells[0].words == "all 2 clauses hold"
+    assert lines(invented(complete=False))[0].cells[0].words == "all 2 clauses so far hold"
     nothing = replace(invented(names=(RIGHT,)), verdicts=())
     assert [line.state for line in lines(nothing)] == ["not asked"]
     assert "Nothing was judged" in text(invented(names=()))
@@ -215,7 +217,7 @@ def test_an_address_is_found_behind_a_filter_and_in_history(open_page: Visit) ->
     follow(open_page, f"{RIGHT}/masks.bool")
     page.wait_for_function("(id) => document.activeElement.id === id", arg=f"{RIGHT}/masks.bool")
     assert place.is_visible()
-    page.locator("#matrix").get_by_role("link", name="hold").first.click()
+    page.locator("#matrix").get_by_role("link", name="clauses hold").first.click()
     page.wait_for_function("(id) => document.activeElement.id === id", arg=f"{RIGHT}/scores")
     page.go_back()
     page.wait_for_function("(id) => document.activeElement.id === id", arg=f"{RIGHT}/masks.bool")
