@@ -135,7 +135,7 @@ def pytest_configure(config: pytest.Config) -> None:
     worker = hasattr(config, "workerinput")
     if worker:
         torch.set_num_threads(1)  # the processes share the cores: threads that wait for one another take them from all
-    asked = suite(options.tier, options.device, options.clauses)
+    asked = suite(options.tier, options.device, options.clauses, options.dtypes)
     folder = None if worker else options.report
     recorder = Recorder(selection.implementations, asked, folder, targets_of(options, selection))
     config.stash[KEY] = Plugin(options, selection, recorder)

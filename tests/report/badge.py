@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from tests.report.record import Run, overall
-from tests.report.telling import Tally, clauses, tally
+from tests.report.telling import Tally, clauses, selected, tally
 
 LABEL = "attention"
 GREEN, RED, ORANGE, GREY = "brightgreen", "red", "orange", "lightgrey"
@@ -26,23 +26,30 @@ OTHERS = 615
 
 
 def message(run: Run) -> tuple[str, str]:
-    """What the badge says, and its colour. A run that is not complete says nothing else."""
+    """What the badge says, and its colour. A run that is not complete says nothing else.
+
+    Where not all clauses or dtypes were asked, what conforms does so in part.
+    """
     if not run.closing.complete:
         return "incomplete", GREY
     found = [(overall(mine), tally(mine)) for mine in map(run.of, (s.name for s in run.begin.subjects))]
     if not any(counts.judged for _, counts in found):
         return "nothing judged", GREY
     if len(found) == 1:
-        return _of_one(*found[0])
+        return _of_one(*found[0], _part(run))
     conforming = sum(verdict == "conforms" for verdict, _ in found)
     colour = GREEN if conforming == len(found) else RED if any(v == "fails" for v, _ in found) else ORANGE
-    return f"{conforming} of {len(found)} conform", colour
+    return f"{conforming} of {len(found)} conform{_part(run)}", colour
 
 
-def _of_one(verdict: str, counts: Tally) -> tuple[str, str]:
+def _part(run: Run) -> str:
+    return " in part" if selected(run) else ""
+
+
+def _of_one(verdict: str, counts: Tally, part: str) -> tuple[str, str]:
     match verdict:
         case "conforms":
-            return f"conforms · {clauses(counts.holds)}", GREEN
+            return f"conforms{part} · {clauses(counts.holds)}", GREEN
         case "fails":
             return f"fails · {clauses(counts.fails)}", RED
         case _:

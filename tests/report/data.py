@@ -25,6 +25,7 @@ def text(run: Run) -> str:
             "tier": suite.tier,
             "device": suite.device,
             "clauses": list(suite.clauses),
+            "dtypes": list(suite.dtypes),
         },
         "environment": dict(run.begin.environment),
         "implementations": [_entry(subject, run.of(subject.name), run) for subject in run.begin.subjects],

@@ -190,6 +190,8 @@ def _unclaimed(key: Key, other: Run) -> str:
     patterns = other.begin.suite.clauses
     if subject is None or clause not in load() or (patterns and not any(fnmatchcase(clause, p) for p in patterns)):
         return ""
+    if other.begin.suite.dtypes and dtype not in other.begin.suite.dtypes:
+        return ""
     if dtype not in subject.dtypes:
         return f"does not claim {dtype}"
     missing = sorted({str(feature) for feature in load()[clause].features} - set(subject.features))
@@ -274,6 +276,7 @@ def _setting(run: Run) -> dict[str, str]:
         "tier": suite.tier,
         "device": suite.device,
         "clauses": " ".join(suite.clauses) or "all",
+        "dtypes": " ".join(suite.dtypes) or "all",
         **run.begin.environment,
     }
     for subject in run.begin.subjects:

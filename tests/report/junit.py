@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 from spec.clauses import load
 from tests.harness.verdicts import Status, Verdict
 from tests.report.record import Run, Subject, overall
-from tests.report.telling import UNREADABLE, plain, told
+from tests.report.telling import UNREADABLE, plain, selected, told
 
 NAME = "attention-conformance"
 NOT_IN_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -33,6 +33,7 @@ def _of(run: Run, subject: Subject, mine: Sequence[Verdict]) -> ElementTree.Elem
         "diagnosis": run.diagnoses.get(subject.name, ""),
         "tier": run.begin.suite.tier,
         "device": run.begin.suite.device,
+        "asked": selected(run) or "all",
         "suite": run.begin.suite.version,
         **run.begin.environment,
     }

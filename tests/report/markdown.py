@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from spec.clauses import chapters, load
 from tests.harness.verdicts import Status, Verdict
 from tests.report.record import Run, Subject, overall
-from tests.report.telling import by_clause, clauses, dtypes_of, plain, tally, told
+from tests.report.telling import by_clause, clauses, dtypes_of, plain, selected, tally, told
 from tests.report.terminal import SHORT, cell
 
 MOST = 60_000
@@ -76,6 +76,8 @@ def _head(run: Run) -> Iterator[Block]:
         said = f"**Incomplete: {prose(closing.reason)}.** What is missing was not judged, and nothing here is a pass."
         yield Block(FRAME, "", f"{said}\n\n")
     yield Block(FRAME, "", "## Attention conformance\n\n")
+    if part := selected(run):
+        yield Block(FRAME, "", f"Not everything was asked, but {code(part)}.\n\n")
     for subject in subjects:
         yield Block(HEAD, "verdict", f"- {code(subject.name, 80)} {_verdict(run, run.of(subject.name))}\n")
     judged = [(subject, mine) for subject in subjects if (mine := run.of(subject.name))]

@@ -48,7 +48,7 @@ class Suite:
     """What judged, and how it was asked.
 
     Attributes:
-        clauses: patterns of --clause; none selects all.
+        clauses, dtypes: as --clause and --dtype select them; none selects all.
         killed, defects: how many wrong implementations of the catalogue the suite finds, when last measured.
     """
 
@@ -59,6 +59,7 @@ class Suite:
     clauses: tuple[str, ...]
     killed: int
     defects: int
+    dtypes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -109,10 +109,10 @@ def subject(implementation: Implementation, target: str = "") -> Subject:
     )
 
 
-def suite(tier: str, device: str, clauses: tuple[str, ...]) -> Suite:
+def suite(tier: str, device: str, clauses: tuple[str, ...], dtypes: tuple[str, ...] = ()) -> Suite:
     """This suite, and how it is asked."""
     score = json.loads(SCORE.read_text(encoding="utf-8"))
-    return Suite(suite_version(), SPEC_VERSION, tier, device, clauses, score["killed"], score["defects"])
+    return Suite(suite_version(), SPEC_VERSION, tier, device, clauses, score["killed"], score["defects"], dtypes)
 
 
 def suite_version() -> str:

@@ -59,6 +59,13 @@ def _rank(verdict: Verdict) -> int | None:
             return None
 
 
+def selected(run: Run) -> str:
+    """Such as "--clause masks.* --dtype float64"; empty where everything was asked."""
+    suite = run.begin.suite
+    options = [*(f"--clause {each}" for each in suite.clauses), *(f"--dtype {each}" for each in suite.dtypes)]
+    return " ".join(options)
+
+
 def clauses(number: int) -> str:
     """Such as "1 clause"."""
     return f"{number} clause{'s' * (number != 1)}"

@@ -131,6 +131,13 @@ def test_what_only_one_run_asked_is_counted_alone() -> None:
     assert (narrow.changes, narrow.only_old) == ((), 1)  # nobody asked whether it is claimed
 
 
+def test_a_dtype_that_was_not_asked_is_not_unclaimed() -> None:
+    wide, narrow = replace(SUITE, dtypes=("float64",)), subject("mine", dtypes=("float64",))
+    found = compared(run(ANCHOR, passed(*CLAUSE, "float32")), run(ANCHOR, subjects=[narrow], suite=wide))
+    assert (found.changes, found.only_old) == ((), 1)
+    assert "the runs differ in dtypes: all, then float64" in text(found)
+
+
 def test_implementations_come_and_go() -> None:
     more = [passed("theirs", "scores.dot-product"), failed("theirs", "causal.square")]
     gone = compared(run(ANCHOR, *more), run(ANCHOR))

@@ -23,7 +23,7 @@ from tests.report.recorder import Recorder, suite
 from tests.report.telling import plain, tally
 from tests.report.views import VIEWS
 from tests.selftest.browser import Browser, browser, pictured, visiting
-from tests.selftest.reports import HOSTILE, LINK, failed, known, passed, run, subject, unclaimed, unjudged
+from tests.selftest.reports import HOSTILE, LINK, SUITE, failed, known, passed, run, subject, unclaimed, unjudged
 
 __all__ = ["browser"]
 
@@ -163,6 +163,14 @@ def test_even_a_head_that_is_too_long_is_cut() -> None:
     assert page.count("\n| `implementation-of-number-") == 2_000 - int(left[1])
 
 
+def test_a_run_that_was_not_asked_everything_says_so() -> None:
+    part = run(passed("mine", "causal.square"), suite=replace(SUITE, clauses=("causal.*",), dtypes=("float64",)))
+    assert "Not everything was asked, but `--clause causal.* --dtype float64`." in markdown.text(part)
+    assert "Not everything" not in markdown.text(MIXED)
+    (asked,) = [p.get("value") for p in parsed(part).iter("property") if p.get("name") == "asked"]
+    assert asked == "--clause causal.* --dtype float64"
+
+
 def test_a_short_page_leaves_nothing_out() -> None:
     assert "Left out" not in markdown.text(MIXED)
 
@@ -268,6 +276,7 @@ def test_junit_is_xml_whatever_a_candidate_says() -> None:
 
 
 ONE = passed("mine", "causal.square")
+CAUSAL = replace(SUITE, clauses=("causal.*",))
 BADGES = [
     (
         run(ONE, passed("mine", "causal.square", "float32"), passed("mine", "scores.dot-product")),
@@ -284,15 +293,18 @@ BADGES = [
     (run(ONE, failed("b", "causal.square"), passed("c", "causal.square")), "2 of 3 conform"),
     (run(ONE, subjects=[subject("mine"), subject("b")]), "1 of 2 conform"),
     (run(failed("mine", "causal.square"), reason="cut"), "incomplete"),
+    (run(ONE, suite=CAUSAL), "conforms in part · 1 clause"),
+    (run(ONE, suite=replace(SUITE, dtypes=("float64",))), "conforms in part · 1 clause"),
+    (run(ONE, passed("b", "causal.square"), suite=CAUSAL), "2 of 2 conform in part"),
+    (run(failed("mine", "causal.square"), suite=CAUSAL), "fails · 1 clause"),
 ]
-GREEN_ONES = {"conforms · 2 clauses", "conforms · 1 clause", "2 of 2 conform"}
 
 
 @pytest.mark.parametrize(("found", "said"), BADGES)
 def test_badges_say_how_it_ended(found: Run, said: str) -> None:
     told = json.loads(badge.endpoint(found))
     assert (told["schemaVersion"], told["label"], told["message"]) == (1, "attention", said)
-    assert (told["color"] == "brightgreen") == (said in GREEN_ONES)
+    assert (told["color"] == "brightgreen") == said.startswith(("conforms", "2 of 2"))
     picture = ElementTree.fromstring(badge.svg(found))
     space = "{http://www.w3.org/2000/svg}"
     assert picture.get("role") == "img"
