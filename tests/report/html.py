@@ -20,7 +20,7 @@ from tests.report.equations import equation, prose
 from tests.report.findings import Depth, Finding, findings
 from tests.report.matrix import BROKEN, MEANINGS, Kind, Line, columns, kind_of, lines
 from tests.report.record import Run, WeightMap
-from tests.report.telling import UNREADABLE, plain
+from tests.report.telling import UNREADABLE, plain, selected
 
 ASSETS = Path(__file__).parent / "assets"
 FEW = 3
@@ -42,6 +42,7 @@ def text(run: Run) -> str:
     style, script = _own("page.css", "style"), _own("page.js", "script")
     return environment.get_template("page.html").render(
         run=run,
+        part=selected(run),
         matrix=matrix,
         columns=columns(run),
         findings=found,

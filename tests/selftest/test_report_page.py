@@ -113,6 +113,27 @@ def test_what_is_not_complete_does_not_conform() -> None:
     assert "Nothing was judged" in text(invented(names=()))
 
 
+def test_a_run_of_a_part_says_so() -> None:
+    run = invented(names=(RIGHT,))
+    suite = replace(run.begin.suite, clauses=("masks.*",), dtypes=("float64",))
+    told = "Only a part was asked: <code>--clause masks.* --dtype float64</code>"
+    assert told in text(replace(run, begin=replace(run.begin, suite=suite)))
+    assert "Only a part" not in text(run)
+
+
+@pytest.mark.parametrize(
+    ("again", "replay"),
+    [
+        ("python -m pytest --candidate a.py:check --clause c", "python -m pytest --replay"),
+        ("attention-conformance check a.py:f --clause c", "attention-conformance replay"),
+    ],
+)
+def test_a_case_is_asked_again_by_the_program_that_asked(again: str, replay: str) -> None:
+    run = invented(names=(WRONG,))
+    page = text(replace(run, shown=[replace(one, again=again) for one in run.shown]))
+    assert f'<pre class="case-again">{replay} <i>REPORT</i>/failures/scores.scale-default--float64.json</pre>' in page
+
+
 def test_text_of_candidates_is_text(open_page: Visit) -> None:
     unfold(open_page)
     home = by_id(open_page, f"{slug(BAD)}/")
