@@ -128,7 +128,7 @@ def function_candidate(
     if "returned-weights" not in settings:
         probe = with_observed(probe, extras)
     made = _settled(name, probe, kind, extras, Called(function, options.spelled_out()))
-    return replace(made, about="; ".join([made.about, *unheard, *refuted]))
+    return replace(made, about="; ".join([made.about, *options.notes, *unheard, *refuted]))
 
 
 @dataclass(frozen=True)

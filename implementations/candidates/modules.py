@@ -173,7 +173,7 @@ def _settled(name: str, make: Constructor, probe: Probe, calling: Calling, obser
     ways = _ways(make, calling, random, probe)
     mode = ["in eval mode, because it answers at random in training mode"] if random else []
     layout = "(L, B, E)" if calling.length_first else "(B, L, E)"
-    about = "; ".join([f"a module class, {layout}", *mode, *extras.notes, *notes, *further])
+    about = "; ".join([f"a module class, {layout}", *calling.options.notes, *mode, *extras.notes, *notes, *further])
     return Implementation(name, extras.claimed(claims, bool(ways)), run, about, construct=_construct(make), ways=ways)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from typing import Any
 
 from implementations.loading import TargetError
@@ -111,6 +112,9 @@ SWALLOWED_BY_FUNCTIONS = SWALLOWED | {
 }
 """The same of a function."""
 
+LIKE = 0.8
+"""How alike names are that are taken for each other, 1 for equal ones: a letter or two of nine differ."""
+
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
@@ -181,12 +185,14 @@ class Options:
         always: what it is given whatever is asked, by its own names.
         defaults: what it may leave out, by its own names, with the values that stand for leaving it out.
         swallowed: the options that only a **kwargs takes.
+        mistyped: what was perhaps meant by parameters that the suite does not know, by their names.
     """
 
     spelled: Mapping[str, str]
     always: Mapping[str, object]
     defaults: Mapping[str, object] = field(default_factory=dict)
     swallowed: frozenset[str] = frozenset()
+    mistyped: Mapping[str, str] = field(default_factory=dict)
 
     def __contains__(self, option: str) -> bool:
         return option in self.spelled
@@ -206,6 +212,14 @@ class Options:
         """What the options claim that have a parameter of their own."""
         own = {option: name for option, name in self.spelled.items() if option not in self.swallowed}
         return replace(self, spelled=own).features
+
+    @property
+    def notes(self) -> list[str]:
+        """What to say of parameters that look like an option, and are none."""
+        return [
+            f"{meant} not claimed: its parameter {name!r} is nothing that the suite knows; is {meant!r} meant?"
+            for name, meant in self.mistyped.items()
+        ]
 
     def for_both(self, option: str) -> bool:
         """Whether its own name for an option means queries and keys alike."""
@@ -237,7 +251,15 @@ def read_options(
     spelled = {option: name for option in OPTIONS if (name := _spelling(option, able))}
     hidden = set(swallowed) - set(spelled) if takes_any(signature, inspect.Parameter.VAR_KEYWORD) else set()
     spelled |= {option: swallowed[option] for option in hidden}
-    return Options(spelled, _always(rest, able), _defaults(rest, spelled), frozenset(hidden))
+    return Options(spelled, _always(rest, able), _defaults(rest, spelled), frozenset(hidden), _mistyped(able, spelled))
+
+
+def _mistyped(able: set[str], spelled: Mapping[str, str]) -> dict[str, str]:
+    """What was perhaps meant by unknown parameters: an option that the callable does not take otherwise."""
+    known = {name: option for option, names in OPTIONS.items() for name in names}
+    missing = [name for name, option in known.items() if option not in spelled]
+    near = {name: get_close_matches(name, missing, 1, LIKE) for name in sorted(able - set(known))}
+    return {name: found[0] for name, found in near.items() if found}
 
 
 def _defaults(rest: Iterable[inspect.Parameter], spelled: Mapping[str, str]) -> dict[str, object]:
