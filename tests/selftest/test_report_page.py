@@ -16,6 +16,7 @@ from implementations.builtin import BUILTIN
 from spec.clauses import load
 from tests.report import html, pictures
 from tests.report.equations import equation, equations, mathml, prose
+from tests.report.findings import Depth, findings
 from tests.report.html import slug, text
 from tests.report.matrix import Kind, lines
 from tests.report.record import Closing, Grid, Run, Subject
@@ -327,6 +328,38 @@ def test_heads_that_agree_are_not_marked() -> None:
     assert not any(picture.marked for row in part.rows for picture in row)
     assert part.rows[0][0].cells[0][0] == ("h10", "1")
     assert part.rows[0][0].cells[0][1] == ("", "0")
+
+
+def test_heads_that_agree_are_drawn_once_where_there_are_many() -> None:
+    run = invented(names=(RIGHT, WRONG))
+    alike, other = (pictures.weights(run.maps[name], brief=True) for name in (RIGHT, WRONG))
+    assert [[each.caption for each in row] for row in alike.rows] == [[f"seen as expected, head {n}"] for n in range(4)]
+    assert [len(row) for row in other.rows] == [2, 2, 2, 2]
+
+
+def test_a_page_shows_some_of_every_implementation_and_names_the_rest() -> None:
+    names = [f"{WRONG}.{number}" for number in range(70)]
+    run = invented(names=names)
+    found = findings(run, lines(run))
+    for name in names:
+        depths = {clause: [each.depth for each in one.failing] for clause, one in found[name].items()}
+        assert depths == {
+            "scores.scale-default": [Depth.DRAWN, Depth.TOLD],
+            "masks.rank": [Depth.NAMED, Depth.NAMED],
+            "causal.square": [Depth.NAMED, Depth.NAMED],
+        }
+    few = invented(names=names[:2])
+    of_one = findings(few, lines(few))[names[0]]
+    assert all(one.whole and one.failing[0].depth is Depth.DRAWN for one in of_one.values())
+
+
+def test_what_breaks_a_must_is_drawn_before_advice() -> None:
+    names = [f"{WRONG}.{number}" for number in range(24)]
+    run = invented(names=names)
+    assert [clause for clause, one in findings(run, lines(run))[names[0]].items() if one.whole] == [
+        "scores.scale-default",
+        "causal.square",
+    ]
 
 
 def test_nan_is_not_unlike_nan() -> None:
