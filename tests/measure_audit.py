@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from implementations.audit.auditing import audit
-from implementations.audit.claiming import CHOICES, FEATURES, PARAMETERS, Choice
+from implementations.audit.claiming import CHOICES, FEATURES, PARAMETERS, Choice, features
 from implementations.audit.findings import ABSENT, Facts, Finding
 from implementations.audit.forms import find_subject
 from implementations.audit.questions import all_asked
@@ -108,9 +108,12 @@ def known_scores(target: object, known: Mapping[str, str]) -> Iterator[Score]:
 
 def main() -> int:
     torch.set_num_threads(1)
-    rows = {each.name: list(scores(each, anonymous(each))) for each in (*BUILTIN, *NAMED)}
+    built_in = {each.name: each for each in (*BUILTIN, *NAMED)}
+    facts = {name: anonymous(each) for name, each in built_in.items()}
+    rows = {name: list(scores(built_in[name], found)) for name, found in facts.items()}
+    beyond = {name: sorted(features(found) - built_in[name].claims.features) for name, found in facts.items()}
     callables = {name: list(known_scores(target, known)) for name, (target, known) in TARGETS.items()}
-    PAGE.write_text("\n".join(_page(rows, callables)) + "\n")
+    PAGE.write_text("\n".join(_page(rows, callables, beyond)) + "\n")
     wrong = [(n, score) for n, found in {**rows, **callables}.items() for score in found if score.outcome == WRONG]
     for name, score in wrong:
         print(f"wrong: {name}, {score.claim}: claimed {score.claimed}, found {score.told}")
@@ -118,7 +121,9 @@ def main() -> int:
     return 1 if wrong else 0
 
 
-def _page(rows: Mapping[str, list[Score]], callables: Mapping[str, list[Score]]) -> Iterator[str]:
+def _page(
+    rows: Mapping[str, list[Score]], callables: Mapping[str, list[Score]], beyond: Mapping[str, list[Feature]]
+) -> Iterator[str]:
     yield "# What the auditor finds"
     yield ""
     yield "Written by `make audit-score`. The auditor, `python -m implementations.audit TARGET`, finds out what an"
@@ -127,11 +132,15 @@ def _page(rows: Mapping[str, list[Score]], callables: Mapping[str, list[Score]])
     yield "## Built-in implementations"
     yield ""
     yield "Each was shown to the auditor without name and claims; each of its claims was then held against what had"
-    yield f"been found: {_counted(rows)}. A known deviation is a claim that was found not to hold, as"
-    yield "the implementation's own list says, too. Through an adapter nobody can see what True means to the function"
-    yield "behind it."
+    yield f"been found: {_counted(rows)}."
+    yield "A known deviation is a claim that was found not to hold, as the implementation's own list says, too. Through"
+    yield "an adapter nobody can see what True means to the function behind it."
     yield ""
     yield from _table("implementation", rows)
+    yield ""
+    yield "What was found to be offered and is not claimed, which is no contradiction:"
+    yield ""
+    yield from (f"- {name}: {', '.join(offered)}" for name, offered in beyond.items() if offered)
     yield ""
     yield "## Callables as they are"
     yield ""

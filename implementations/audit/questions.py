@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 from implementations.audit import forms, further, masks, numbers, sides
-from implementations.audit.findings import ABSENT, IGNORED, LOST, Facts, Finding, undetermined
+from implementations.audit.findings import ABSENT, IGNORED, LOST, OFFERED, Facts, Finding, undetermined
 from implementations.audit.posing import Subject
 from implementations.audit.probes import NAMES, OPTIONS
 from implementations.loading import told
@@ -59,14 +59,20 @@ WIDTHS = ("d_v other than d_k", "width of the model", "widths of the inputs")
 
 
 def heeding(findings: Sequence[Finding], named: Collection[str], tied: bool) -> list[Finding]:
-    """The findings, where what a target has a parameter for and does not heed is told as such.
+    """The findings in the target's own terms: what it has a parameter for and does not heed is told as such.
 
     Args:
         findings: all of them.
         named: the questions that it has parameters for.
         tied: it was built with one width for all, so that others could not be asked.
     """
-    return [_heeding(finding, named, tied) for finding in findings]
+    turned = Facts.of(findings).answer("mask polarity") == masks.MASKED_OUT
+    return [_turned(f) if turned and f.answer == masks.MAY_ATTEND else _heeding(f, named, tied) for f in findings]
+
+
+def _turned(finding: Finding) -> Finding:
+    """What was seen through an adapter that turns masks, told so that it does not contradict their polarity."""
+    return Finding(finding.question, OFFERED, f"with True and False exchanged, {finding.evidence}")
 
 
 def _heeding(finding: Finding, named: Collection[str], tied: bool) -> Finding:

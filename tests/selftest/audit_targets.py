@@ -177,7 +177,7 @@ TARGETS: Mapping[str, tuple[Any, Known]] = {
         {
             **_MODULE,
             "mask polarity": MASKED_OUT,
-            "key padding": MAY_ATTEND,
+            "key padding": OFFERED,
             "row emptied by a boolean mask": "nan",
             "returned weights": "after-dropout",
             "evaluation mode": OFFERED,
