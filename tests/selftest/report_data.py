@@ -51,7 +51,7 @@ def invented(complete: bool = True, names: Sequence[str] = (RIGHT, KNOWN, WRONG,
 
 
 def _odd(name: str) -> str:
-    return BROKEN if name == BAD else "Take the width of queries and keys."
+    return BROKEN + TURNED if name == BAD else "Take the width of queries and keys."
 
 
 def _suite() -> Suite:
