@@ -36,7 +36,7 @@ HEAVY: Mapping[str, str] = {
     "make mutation": "judges every defect, for ten minutes",
     "make docs": "installs everything first; test_docs builds the pages",
     "make links": "asks the web",
-    "pip install .": "takes long, and test_packaging installs the wheel",
+    "pip install .": "takes long, and test_wheel builds and installs the wheel",
 }
 """Commands that are not run, and why. Those of make are held against the Makefile."""
 CLONE = ("pytest", "python -m", "make", ".venv")
