@@ -6,13 +6,14 @@ PYTHON ?= python3
 VENV   ?= .venv
 RUN    := $(VENV)/bin/python
 READY  := $(VENV)/.ready
+JUDGES := $(VENV)/.judges
 
 BENCH  := report/bench.json
 
 .PHONY: conformance test bench bench-compare bench-calibration lint types bounds mutation defects conventions
 .PHONY: audit-score pruning covering profile-suite docs links format clean report-diff first-contact wheel-check
 
-conformance: $(READY)
+conformance: $(JUDGES)
 	$(RUN) -m pytest --report report
 
 test: lint types
@@ -87,8 +88,13 @@ format: $(READY)
 	$(RUN) -m ruff check --fix .
 	$(RUN) -m ruff format .
 
-$(READY): pyproject.toml constraints.txt
+# What judging needs, and what work on the suite needs besides
+$(JUDGES): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
+	$(RUN) -m pip install --quiet --constraint constraints.txt --editable .
+	touch $(JUDGES)
+
+$(READY): $(JUDGES)
 	$(RUN) -m pip install --quiet --constraint constraints.txt --editable '.[dev,docs]'
 	touch $(READY)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
 import hashlib
 import importlib
@@ -29,6 +30,17 @@ class TargetError(ValueError):
     """A target that cannot be used; the message is one line that says what is wrong and what to do."""
 
 
+def _defined(place: str) -> str:
+    """What a file defines that could be meant."""
+    try:
+        body = ast.parse(Path(place).read_text(encoding="utf-8")).body
+    except (OSError, ValueError, SyntaxError):
+        return ""
+    kinds = (ast.FunctionDef, ast.ClassDef)
+    names = [each.name for each in body if isinstance(each, kinds) and not each.name.startswith("_")]
+    return f"; it defines {', '.join(names[:LISTED])}" if names else ""
+
+
 @dataclass(frozen=True)
 class Target:
     """What stands left and right of the colon: a file or module, and a dotted name in it."""
@@ -45,7 +57,7 @@ class Target:
         """
         place, colon, name = text.rpartition(":")
         if not colon:
-            raise TargetError(f"target {text!r} has no colon: {FORMS}")
+            raise TargetError(f"target {text!r} has no colon: {FORMS}{_defined(text)}")
         if not place or not name:
             missing = "NAME" if place else "file or module"
             raise TargetError(f"target {text!r} has no {missing}: {FORMS}")

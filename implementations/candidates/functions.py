@@ -86,6 +86,9 @@ NUMPY = Kind(
 )
 JAX = Kind("JAX arrays", jax_op, is_jax, {})
 
+ARRAYS_LACK = "'numpy.ndarray' object has no attribute"
+"""The error of a function that is not meant for arrays; what it raised for tensors says more."""
+
 ALWAYS = frozenset(
     {
         Feature.CORE,
@@ -216,8 +219,12 @@ def _suited(function: Callable[..., object], claims: Claims, device: str) -> tup
 
 def _answered(on_tensors: Trial, on_arrays: Trial) -> Trial:
     if on_tensors.error and on_arrays.error:
-        both = f"{on_tensors.error} (torch tensors); {on_arrays.error} (NumPy arrays)"
-        raise TargetError(f"it cannot be called with query, key and value of shape (B, H, L, d): {both}")
+        both = {on_tensors.error: TORCH.arrays, on_arrays.error: NUMPY.arrays}
+        if len(both) == 1 or ARRAYS_LACK in on_arrays.error:
+            told = on_tensors.error
+        else:
+            told = "; ".join(f"{error} ({arrays})" for error, arrays in both.items())
+        raise TargetError(f"it cannot be called with query, key and value of shape (B, H, L, d): {told}")
     return on_arrays if on_tensors.error else on_tensors
 
 

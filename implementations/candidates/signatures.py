@@ -11,7 +11,7 @@ from typing import Any
 from implementations.loading import TargetError
 from spec.features import Feature
 
-ADAPTER = "or wrap it in an Implementation (implementations/contract.py)"
+ADAPTER = "or let the auditor write an adapter (docs/adapter.md)"
 
 ROLES = {
     "query": {"q", "qs", "xq", "query", "queries"},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +11,7 @@ import pytest
 from spec.clauses import load
 from tests.harness.calling import asking, explaining
 from tests.harness.selecting import Options
-from tests.harness.verdicts import Status, Verdict
+from tests.harness.verdicts import Status
 from tests.report.recorder import Recorder, environment, suite_version
 
 
@@ -30,7 +30,7 @@ class Ending:
             terminal = session.config.pluginmanager.get_plugin("terminalreporter")
             if terminal is not None and (self.recorder.events or session.exitstatus == pytest.ExitCode.INTERNAL_ERROR):
                 status = pytest.ExitCode.INTERNAL_ERROR if _crashed(terminal) else session.exitstatus
-                lines = next_steps(int(status), self.options, self.recorder.verdicts)
+                lines = next_steps(int(status), self.options, self.recorder)
                 for number, line in enumerate(lines):
                     terminal.write_line(f"{'     ' if number else 'next:'} {line}")
 
@@ -41,11 +41,11 @@ def _crashed(terminal: pytest.TerminalReporter) -> bool:
     return any(report.when == "call" and not report.user_properties for report in failed)
 
 
-def next_steps(status: int, options: Options, verdicts: Sequence[Verdict]) -> list[str]:
+def next_steps(status: int, options: Options, recorder: Recorder) -> list[str]:
     """What to do after an exit with this status; nothing after a success."""
     match status:
         case pytest.ExitCode.TESTS_FAILED:
-            return list(_after_failures(options, verdicts))
+            return list(_after_failures(options, recorder))
         case pytest.ExitCode.INTERRUPTED:
             where = f", and {options.report / 'report.json'} says so" if options.report is not None else ""
             return [f"the run did not come to its end{where}: it is no verdict; run it again"]
@@ -60,16 +60,17 @@ def next_steps(status: int, options: Options, verdicts: Sequence[Verdict]) -> li
     return []
 
 
-def _after_failures(options: Options, verdicts: Sequence[Verdict]) -> Iterator[str]:
+def _after_failures(options: Options, recorder: Recorder) -> Iterator[str]:
     order = list(load())
     failing = sorted(
-        (v for v in verdicts if v.status is Status.FAIL and v.level == "MUST"), key=lambda v: order.index(v.clause)
+        (v for v in recorder.verdicts if v.status is Status.FAIL and v.level == "MUST"),
+        key=lambda v: order.index(v.clause),
     )
     if not failing:
         yield "an ERROR is no failure of the candidate: follow what it says; if it says nothing to do, report it"
     for first in failing[:1]:
         yield f"{explaining(first.clause)}  says what the first failing clause asks, and why"
-        yield f"{again_of(options, first.implementation, first.clause, first.dtype)}  asks it alone"
+        yield f"{again_of(options, recorder.targets, first.implementation, first.clause, first.dtype)}  asks it alone"
     if options.report is not None:
         yield f"{_page(options.report)}  shows every failure"
 
@@ -79,11 +80,12 @@ def _page(report: Path) -> Path:
     return page if page.exists() else report / "report.json"
 
 
-def again_of(options: Options, implementation: str, clause: str, dtype: str) -> str:
-    """What to type to ask one clause again."""
+def again_of(options: Options, targets: Mapping[str, str], implementation: str, clause: str, dtype: str) -> str:
+    """What to type to ask one clause again: of one candidate, where there are several."""
     conventions = [word for setting in options.conventions for word in ("--convention", setting)]
     expected = [] if options.expected is None else ["--expected-failures", str(options.expected)]
     tier = [] if options.tier == "quick" else ["--tier", options.tier]
     device = [] if options.device == "cpu" else ["--device", options.device]
     chosen = [*conventions, *expected, "--clause", clause, "--dtype", dtype, *tier, *device]
-    return asking(options.candidates, implementation, chosen)
+    mine = [targets[implementation]] if len(options.candidates) > 1 else options.candidates
+    return asking(mine, implementation, chosen)

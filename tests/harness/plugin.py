@@ -30,6 +30,7 @@ from tests.harness.replay import absolute
 from tests.harness.selecting import (
     Options,
     UsageError,
+    hushed,
     left_out,
     selection_of,
     settings_of,
@@ -83,7 +84,8 @@ class ClauseItem(pytest.Function):
     ) -> Any:
         if isinstance(excinfo.value, DoesNotConformError):
             clause, _, implementation, dtype = self.subject
-            again = again_of(self.config.stash[KEY].options, implementation.name, clause.id, dtype)
+            plugin = self.config.stash[KEY]
+            again = again_of(plugin.options, plugin.recorder.targets, implementation.name, clause.id, dtype)
             return f"{excinfo.value}\n  again: {again}"
         if isinstance(excinfo.value, pytest.xfail.Exception):
             return str(excinfo.value)  # nobody reads the traceback, and pytest parses source for it
@@ -241,7 +243,8 @@ def _begin(config: pytest.Config) -> None:
 def _smoke(plugin: Plugin, terminal: pytest.TerminalReporter | None) -> None:
     """Before candidates are judged: whether what is wrong with them is but the way in which they are called."""
     for implementation in plugin.selection.implementations:
-        found = plugin.handed[implementation.name] = smoke(implementation, plugin.options.device)
+        with hushed():
+            found = plugin.handed[implementation.name] = smoke(implementation, plugin.options.device)
         for line in found:
             if terminal is not None:
                 terminal.write_line(f"{implementation.name}: {line}")
@@ -285,11 +288,12 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         session.exitstatus = 1
     if hasattr(session.config, "workerinput"):
         return
-    if exitstatus == pytest.ExitCode.TESTS_FAILED:
-        _diagnose(plugin)
-        _explain(session.config)
-    if exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
-        _observe(plugin)
+    with hushed():
+        if exitstatus == pytest.ExitCode.TESTS_FAILED:
+            _diagnose(plugin)
+            _explain(session.config)
+        if exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+            _observe(plugin)
     plugin.recorder.close()
 
 
@@ -327,7 +331,7 @@ def _explain(config: pytest.Config) -> None:
             numbers.add(verdict.implementation)
         if setting.report is not None:
             write(made, setting.report)
-            again = again_of(plugin.options, verdict.implementation, verdict.clause, verdict.dtype)
+            again = again_of(plugin.options, setting.targets, verdict.implementation, verdict.clause, verdict.dtype)
             plugin.recorder.add(shown(made, implementations[verdict.implementation], setting, again))
         report = reports.get((verdict.clause, verdict.implementation, verdict.dtype))
         if report is not None:

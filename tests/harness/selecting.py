@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from datetime import date
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -127,13 +129,24 @@ def settings_of(options: Options) -> dict[str, str]:
     return settings
 
 
+@contextmanager
+def hushed() -> Iterator[None]:
+    """Drops what candidates print where they are called beside the clauses, whose output pytest keeps for failures."""
+    with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
+        yield
+
+
 def _candidates(options: Options) -> Selection:
     settings = settings_of(options)
     try:
         targets = list(distinct(options.candidates).values())
-        found = candidates(options.candidates, settings, options.device)
+        with hushed():
+            found = candidates(options.candidates, settings, options.device)
         expected, notes = expecting(found, targets, options.expected, date.today())
         return Selection(expected, options.clauses, options.dtypes, notes)
+    except KeyboardInterrupt:
+        named = ", ".join(options.candidates)
+        raise pytest.exit.Exception(f"interrupted while {named} was called for the first time", 2) from None
     except (TargetError, ExpectingError) as error:
         raise UsageError(str(error)) from error
     except ValueError as error:

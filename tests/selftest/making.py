@@ -37,7 +37,7 @@ def attend(q, k, v, mask=None, causal=False, scale=None):
     return p @ v, p, s.logsumexp(-1)
 """
 MASKS = {Feature.BOOL_MASK, Feature.FLOAT_MASK, Feature.MASK_GRADIENT}
-WRAP = "or wrap it in an Implementation (implementations/contract.py)"
+WRAP = "or let the auditor write an adapter (docs/adapter.md)"
 CASES = (
     Case(),
     Case(scale=0.7),

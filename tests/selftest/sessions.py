@@ -11,6 +11,7 @@ import pytest
 from implementations.contract import Implementation
 from spec.clauses import load
 from tests.harness.suite import claimed, declared
+from tests.report import html
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = ("-c", str(ROOT / "pyproject.toml"), "--rootdir", str(ROOT), "-p", "no:cacheprovider")
@@ -69,6 +70,11 @@ silent = candidate("silent", lambda problem, device: None)
 shy = candidate("shy", fit=lambda case: Unable("rather not"))
 dies = candidate("dies", sudden)
 """
+
+
+LOADED = (html,)
+"""Imported before a session in this process begins: what it imports itself is dropped after it, and meets its older
+self in the next one."""
 
 
 class Sessions:

@@ -148,7 +148,7 @@ def test_colours_of_lines() -> None:
 
 @pytest.mark.parametrize("no_color", [False, True])
 def test_a_terminal_gets_one_line_and_colours_unless_told_otherwise(sessions: Sessions, no_color: bool) -> None:
-    command = [sys.executable, "-m", "pytest", *SUITE, "--candidate", f"{sessions.file}:halved", *ONE]
+    command = [sys.executable, "-m", "pytest", *SUITE, "--candidate", f"{sessions.file}:halved", "--clause", "causal.*"]
     ours, theirs = pty.openpty()
     told = {"NO_COLOR": "1"} if no_color else {}
     started = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "CI", "PY_COLORS")} | told
@@ -157,7 +157,7 @@ def test_a_terminal_gets_one_line_and_colours_unless_told_otherwise(sessions: Se
     shown = "".join(_chunks(ours))
     process.wait(60)
     os.close(ours)
-    assert re.search(r"\r[1-4] of 4 asked, [1-4] failed +\r", shown)
+    assert re.search(r"\r\d+ of \d+ asked, \d+ failed +\r", shown)
     assert "FFFF" not in shown
     assert "%]" not in shown
     assert ("\x1b[31m" in shown) is not no_color

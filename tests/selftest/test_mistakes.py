@@ -32,6 +32,13 @@ def leaves(query, key, value):
 def two(query, key):
     return query
 
+def prints(query, key, value):
+    print("called with", query.shape)
+    return attention(query, key, value) * 2
+
+def stopped(query, key, value):
+    raise KeyboardInterrupt
+
 instance = torch.nn.MultiheadAttention(8, 2)
 number = 3
 """,
@@ -45,7 +52,10 @@ number = 3
 @pytest.mark.parametrize(
     ("target", "told"),
     [
-        ("mine.py", "has no colon: write FILE.py:NAME or package.module:NAME"),
+        (
+            "mine.py",
+            "has no colon: write FILE.py:NAME or package.module:NAME; it defines attention, nothing, lists, leaves",
+        ),
         ("mine.py:", "has no NAME: write FILE.py:NAME or package.module:NAME"),
         ("mime.py:attention", "there is no file 'mime.py', but there is 'mine.py'"),
         ("mine.py:atention", "did you mean 'attention'?"),
@@ -73,3 +83,33 @@ def test_a_target_that_cannot_be_used_is_told_in_one_line(
     assert line.startswith("ERROR: ")
     assert told in line
     assert not [line for line in result.outlines if line.strip()]
+
+
+def written(folder: Path) -> Path:
+    """The folder, with the files in it."""
+    for name, source in FILES.items():
+        (folder / name).write_text(source, encoding="utf-8")
+    return folder
+
+
+def test_what_a_candidate_prints_does_not_hide_the_summary(sessions: Sessions, tmp_path: Path) -> None:
+    target = f"{written(tmp_path) / 'mine.py'}:prints"
+    result = sessions.apart("--candidate", target, "--dtype", "float64", "--clause", "scores.dot-product")
+    assert result.returncode == pytest.ExitCode.TESTS_FAILED
+    outside = result.stdout.partition("FAILURES")[0] + result.stdout.partition("short test summary")[2]
+    assert "called with" not in outside + result.stderr
+
+
+def test_a_first_call_that_is_interrupted_is_named(sessions: Sessions, tmp_path: Path) -> None:
+    target = f"{written(tmp_path) / 'mine.py'}:stopped"
+    result = sessions.apart("--candidate", target, "--clause", "scores.dot-product")
+    assert result.returncode == pytest.ExitCode.INTERRUPTED
+    assert f"interrupted while {target} was called for the first time" in result.stdout + result.stderr
+
+
+def test_the_command_to_ask_again_names_one_of_several_candidates(sessions: Sessions) -> None:
+    named = [word for name in ("right", "halved") for word in ("--candidate", f"{sessions.file}:{name}")]
+    result = sessions.run(*named, "--clause", "causal.square", "--dtype", "float64")
+    again = next(line for line in result.outlines if "again: " in line)
+    assert again.endswith(f"--candidate {sessions.file}:halved --clause causal.square --dtype float64")
+    assert again.count("--candidate") == 1
