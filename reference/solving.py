@@ -37,6 +37,10 @@ class Expected:
     decoy: Floats | None = None
     """A wrong answer near the right one that the bound has to tell from it: the mean of the visible values."""
 
+    def __post_init__(self) -> None:
+        if (self.bound < 0.0).any():
+            raise ValueError("a bound is negative, so that not even the value itself would be within it")
+
 
 @dataclass(frozen=True, eq=False)
 class Solution:

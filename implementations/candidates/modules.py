@@ -48,7 +48,7 @@ from implementations.mha import build_mha, inputs_of, mask_options, one_mask, po
 from implementations.modules import torch_module
 from implementations.native import WITHOUT_WEIGHTS
 from implementations.tensors import Tensors
-from spec.cases import Case, MaskShape
+from spec.cases import Case, MaskShape, Padding
 from spec.features import Conventions, Feature, Polarity, Scope
 from spec.problems import Problem
 
@@ -88,6 +88,7 @@ class Calling:
         options: what its forward takes besides.
         asked: given in every call: that it shall return the weights, if it can.
         hint: whether its causal flag describes a mask that is passed with it, as in nn.MultiheadAttention.
+        floats: whether a padding mask beside a float mask is one of floats, as nn.MultiheadAttention wants it.
     """
 
     inputs: int
@@ -96,6 +97,7 @@ class Calling:
     length_first: bool = False
     form: Form = Form.FLAT
     hint: bool = True
+    floats: bool = True
     asked: Mapping[str, object] = field(default_factory=dict)
 
     def __call__(self, module: nn.Module, given: Tensors, problem: Problem) -> Any:
@@ -111,6 +113,8 @@ class Calling:
 
     def _asked(self, given: Tensors, problem: Problem) -> dict[str, Any]:
         asked = dict(mask_options(given, problem, self.polarity))
+        if not self.floats and "key_padding_mask" in asked:
+            asked["key_padding_mask"] = polarised(given["key_padding_mask"], self.polarity)
         if problem.causal and not (self.hint and "bool_mask" in self.options):
             asked.pop("attn_mask")
         if "attn_mask" in asked:
@@ -163,7 +167,7 @@ def _settled(name: str, make: Constructor, probe: Probe, calling: Calling, obser
     check_answer(first, lambda answer: isinstance(answer, torch.Tensor), "a tensor")
     random = not second.error and not same(first, second)
     probe = replace(probe, adapt=_adapter(make, evaluating=random))
-    calling = _with_hint(_with_form(calling, probe), probe)
+    calling = _with_padding(_with_hint(_with_form(calling, probe), probe), probe)
     fits = _shared if calling.form is Form.SHARED else one_mask
     probe = replace(probe, function=calling, claims=replace(probe.claims, fit=fits))
     extras = find_extras(probe.ask(PLAIN), Scope.MODULE)
@@ -339,6 +343,16 @@ def _with_hint(calling: Calling, probe: Probe) -> Calling:
     alone = replace(calling, hint=False)
     with_mask, without = (replace(probe, function=way).ask(CAUSAL).error for way in (calling, alone))
     return alone if with_mask and not without else calling
+
+
+def _with_padding(calling: Calling, probe: Probe) -> Calling:
+    """A padding mask beside a float mask is one of floats, unless only a boolean one is taken."""
+    if not {"key_padding_mask", "float_mask"} <= set(calling.options.spelled):
+        return calling
+    case = replace(BIASED, mask_shape=MaskShape.SHARED, padding=Padding.RIGHT)
+    booleans = replace(calling, floats=False)
+    floats, without = (replace(probe, function=way).ask(case).error for way in (calling, booleans))
+    return booleans if floats and not without else calling
 
 
 def _shared(case: Case) -> Case | Unable:

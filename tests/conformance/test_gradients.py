@@ -71,7 +71,8 @@ def test_masked(judge: Judge) -> None:
 
 def _assert_masked_get_nothing(judge: Judge, case: Case) -> None:
     problem = judge.problem(case)
-    mask = np.broadcast_to(np.asarray(problem.attn_mask)[:, :, 0], problem.key.shape[:3])
+    scores = (*problem.query.shape[:3], problem.key.shape[2])
+    mask = np.broadcast_to(np.asarray(problem.attn_mask), scores)[:, :, 0]
     try:
         found = judge.ask(problem).gradients
     except CandidateError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
@@ -69,7 +70,7 @@ def weight_map(implementation: Implementation, device: str) -> WeightMap:
     """The weights of every head on one small case, causal where that is claimed."""
     claims = implementation.claims
     dtype = claims.dtypes[0] if claims.dtypes else "float32"
-    case = fit(SAMPLE, claims)
+    case = fit(replace(SAMPLE, causal=Feature.CAUSAL in claims), claims)
     if isinstance(case, Unable):
         return WeightMap(implementation.name, dtype, str(SAMPLE), case.reason)
     judge = Judge(implementation, dtype, device)

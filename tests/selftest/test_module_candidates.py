@@ -13,7 +13,9 @@ from implementations.candidates.modules import ALWAYS
 from implementations.candidates.spellings import ACCEPTED, LAYERS, find_places, place_of
 from implementations.contract import Implementation
 from implementations.modules import Packed
+from spec.cases import Case, MaskKind, MaskShape, Padding
 from spec.features import Feature, Polarity, Scope
+from tests.harness.judge import Judge
 from tests.selftest.making import MASKS, WRAP, Make, assert_conforms, make, refused
 
 __all__ = ["make"]  # the fixture
@@ -308,3 +310,34 @@ def test_an_instance_of_a_candidate_class_is_none(make: Make, tmp_path: Path) ->
 
 def test_every_candidate_is_an_implementation(make: Make) -> None:
     assert isinstance(make(CROSS), Implementation)
+
+
+BOOLEANS_ONLY = """
+class Written(nn.Module):
+    def __init__(self, embed_dim, num_heads):
+        super().__init__()
+        self.heads = num_heads
+        self.q_proj, self.k_proj, self.v_proj, self.out_proj = (nn.Linear(embed_dim, embed_dim) for _ in range(4))
+
+    def forward(self, query, key, value, key_padding_mask=None, attn_mask=None):
+        q, k, v = (m(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+                   for m, x in ((self.q_proj, query), (self.k_proj, key), (self.v_proj, value)))
+        scores = q @ k.mT / q.shape[-1] ** 0.5
+        if attn_mask is not None and attn_mask.dtype is torch.bool:
+            scores = scores.masked_fill(attn_mask, float("-inf"))
+        elif attn_mask is not None:
+            scores = scores + attn_mask
+        if key_padding_mask is not None:
+            scores = torch.where(~key_padding_mask[:, None, None], scores, float("-inf"))
+        return self.out_proj((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
+"""
+
+
+def test_a_padding_mask_stays_boolean_beside_a_float_mask_where_no_other_is_taken(make: Make) -> None:
+    found = make(BOOLEANS_ONLY, "Written")
+    judge = Judge(found, "float64")
+    both = Case(mask=MaskKind.FLOAT, mask_shape=MaskShape.SHARED, padding=Padding.RIGHT)
+    for case in judge.cases(both):
+        judge.assert_conforms(case)
+    assert judge.checks == 1
+    assert not judge.failures
