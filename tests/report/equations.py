@@ -17,8 +17,6 @@ BLOCK = re.compile(r"^\$\$(.+?)\\tag\{(\d+\.\d+)\}\s*\$\$$", re.MULTILINE | re.D
 ENTITY = re.compile("&#x([0-9A-Fa-f]+);")
 NAMESPACE = ' xmlns="http://www.w3.org/1998/Math/MathML"'
 MARKED = re.compile(r"\$(?P<math>[^$]+)\$|`(?P<code>[^`]+)`")
-ENTITY = re.compile("&#x([0-9A-Fa-f]+);")
-NAMESPACE = ' xmlns="http://www.w3.org/1998/Math/MathML"'
 
 
 @cache
@@ -36,8 +34,8 @@ def mathml(latex: str, display: bool = False) -> Markup:
         ValueError: a command of it is unknown.
     """
     element = ENTITY.sub(_character, convert(latex, display="block" if display else "inline").replace(NAMESPACE, ""))
-    if left := re.search(r"\\[A-Za-z]+", re.sub("<[^>]*>", "", element)):
-        raise ValueError(f"{left[0]} is unknown in the equation {latex!r}: write it with other commands")
+    if left := re.search(r"\\[A-Za-z]+", re.sub("<[^>]*>", " ", element)):
+        raise ValueError(f"{left[0]} is unknown in the equation {latex.strip()!r}: write it with other commands")
     return Markup(element)
 
 

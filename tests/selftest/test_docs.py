@@ -17,7 +17,7 @@ from urllib.parse import unquote, urldefrag
 import pytest
 
 from docs.linking import chapter_page, with_links_moved, with_names_linked
-from docs.mathml import displayed, written
+from docs.mathml import displayed
 from implementations.defects import DEFECTS
 from spec.clauses import load
 from tests.selftest.browser import Browser, Scheme, Visit, browser, pictured
@@ -171,7 +171,7 @@ def test_every_equation_can_be_written(file: Path) -> None:
 
 def test_an_unknown_command_is_named() -> None:
     with pytest.raises(ValueError, match=r"^\\nonsense is unknown in the equation"):
-        written(r"a \nonsense b")
+        displayed(r"a \nonsense b")
 
 
 @pytest.mark.parametrize(
