@@ -16,8 +16,8 @@ from tests.benchmarks.floor import machine
 from tests.benchmarks.sessions import Session
 from tests.benchmarks.stored import KEY
 from tests.benchmarks.table import lines
-from tests.harness.plugin import KEY as SUITE
 from tests.harness.selecting import UsageError
+from tests.harness.state import KEY as SUITE
 
 BENCH = pytest.StashKey[Session]()
 TIMES = ("timed", "grown")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +15,14 @@ from implementations.candidates import distinct
 from implementations.contract import Implementation
 from spec.cases import Case
 from spec.clauses import Clause, Level, load
-from spec.features import Feature
 from tests.command import options as early
 from tests.harness.answering import answered
-from tests.harness.diagnosis import diagnose, failing_checks
 from tests.harness.ending import Ending, again_of
 from tests.harness.expecting import proposed
-from tests.harness.failing import Setting, clear, explained, told, write
+from tests.harness.failing import clear
+from tests.harness.finishing import finish, unchecked_claims
 from tests.harness.judge import TIERS, Judge
 from tests.harness.judging import judged
-from tests.harness.observing import QUESTIONS, observations
 from tests.harness.progress import Progress, colours
 from tests.harness.replay import absolute
 from tests.harness.selecting import (
@@ -33,37 +31,17 @@ from tests.harness.selecting import (
     hushed,
     left_out,
     selection_of,
-    settings_of,
 )
 from tests.harness.smoke import smoke
-from tests.harness.suite import ClauseTest, Selection, Spoken, claimed, declared, spoken
+from tests.harness.state import KEY, PROPERTY, Plugin
+from tests.harness.suite import ClauseTest, Selection, Spoken, spoken
 from tests.harness.verdicts import Status, Verdict
-from tests.report.record import Diagnosed, Observed
 from tests.report.recorder import Recorder, suite
-from tests.report.showing import shown, weight_map
 from tests.report.terminal import observed, summary
-
-KEY = pytest.StashKey["Plugin"]()
-PROPERTY = "verdict"
 
 
 class DoesNotConformError(Exception):
     """A clause does not hold; the message is all there is to read."""
-
-
-@dataclass
-class Plugin:
-    """What a session knows: the selection, and the recorder that collects its verdicts.
-
-    Attributes:
-        handed: what the adapter of a candidate does wrongly, by the name of its implementation.
-    """
-
-    options: Options
-    selection: Selection
-    recorder: Recorder
-    asked: bool = False
-    handed: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 class ClauseItem(pytest.Function):
@@ -289,95 +267,8 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     if hasattr(session.config, "workerinput"):
         return
     with hushed():
-        if exitstatus == pytest.ExitCode.TESTS_FAILED:
-            _diagnose(plugin)
-            _explain(session.config)
-        if exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
-            _observe(plugin)
+        finish(session.config, int(exitstatus))
     plugin.recorder.close()
-
-
-def _diagnose(plugin: Plugin) -> None:
-    """After all verdicts are written down: nothing is lost if a candidate takes the process down here."""
-    for implementation in plugin.selection.implementations:
-        mine = [v for v in plugin.recorder.verdicts if v.implementation == implementation.name]
-        dtypes = list(dict.fromkeys(v.dtype for v in mine))
-        found = diagnose(implementation, failing_checks(mine), plugin.options.device, dtypes)
-        if told := [*plugin.handed.get(implementation.name, ()), *([str(found)] if found else [])]:
-            plugin.recorder.add(Diagnosed(implementation.name, "; ".join(told)))
-
-
-def _observe(plugin: Plugin) -> None:
-    """What is not claimed is observed, where somebody is going to read it: of candidates, and in reports."""
-    options, selection = plugin.options, plugin.selection
-    if not plugin.recorder.verdicts or selection.clauses or not (options.candidates or options.report):
-        return
-    for implementation in selection.implementations:
-        seen = observations(implementation, QUESTIONS, selection.dtypes, options.device)
-        plugin.recorder.add(Observed(implementation.name, seen))
-        if options.report is not None:
-            plugin.recorder.add(weight_map(implementation, options.device))
-
-
-def _explain(config: pytest.Config) -> None:
-    """Adds to the failures that the terminal is about to show; done here, where all verdicts are known."""
-    plugin, reports = config.stash[KEY], _failed_reports(config)
-    setting, numbers = _setting(plugin), set[str]()
-    implementations = {i.name: i for i in plugin.selection.implementations}
-    for made in explained(plugin.selection.implementations, plugin.recorder.verdicts, setting):
-        verdict = made.verdict
-        first = verdict.implementation not in numbers
-        if made.found is not None:
-            numbers.add(verdict.implementation)
-        if setting.report is not None:
-            write(made, setting.report)
-            again = again_of(plugin.options, setting.targets, verdict.implementation, verdict.clause, verdict.dtype)
-            plugin.recorder.add(shown(made, implementations[verdict.implementation], setting, again))
-        report = reports.get((verdict.clause, verdict.implementation, verdict.dtype))
-        if report is not None:
-            text = (f"  {line}" for line in told(made, setting.report, first))
-            report.longrepr = "\n".join([str(report.longrepr), *text])
-
-
-def _failed_reports(config: pytest.Config) -> dict[tuple[str, str, str], pytest.TestReport]:
-    """The reports of failed items that the terminal holds, by clause, implementation and dtype."""
-    terminal = config.pluginmanager.get_plugin("terminalreporter")
-    found = {}
-    for report in [] if terminal is None else terminal.stats.get("failed", []):
-        for name, value in report.user_properties:
-            if name == PROPERTY:
-                verdict = Verdict.from_json(str(value))
-                found[verdict.clause, verdict.implementation, verdict.dtype] = report
-    return found
-
-
-def _setting(plugin: Plugin) -> Setting:
-    options = plugin.options
-    return Setting(
-        targets=plugin.recorder.targets,
-        conventions=settings_of(options),
-        device=options.device,
-        tier=options.tier,
-        report=options.report,
-    )
-
-
-def unchecked_claims(plugin: Plugin) -> list[str]:
-    """Claimed features that no counted check of the run spoke of; only a run of all clauses can say so."""
-    if plugin.selection.clauses or plugin.selection.dtypes or not plugin.recorder.verdicts:
-        return []
-    speaking = {f for c in load().values() if c.id in declared() for f in c.features}
-    found = []
-    for implementation in plugin.selection.implementations:
-        heard = [v for v in plugin.recorder.verdicts if v.implementation == implementation.name]
-        called = {c for c in declared() if not claimed(load()[c], implementation.claims)}
-        if called - {v.clause for v in heard}:
-            continue  # only a part of the tests was run
-        mine = [v for v in heard if v.checks]
-        spoken_of: set[Feature] = {f for v in mine for f in load()[v.clause].features}
-        lost = sorted(speaking & implementation.claims.features - spoken_of)
-        found += [f"{implementation.name} claims {feature}, and nothing was checked of it" for feature in lost]
-    return found
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
