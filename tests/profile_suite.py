@@ -75,11 +75,12 @@ def watched(stages: Stages) -> None:
     stages.watch("cases", spec.covering, "combinations")
     stages.watch("cases", spec.problems.Problem, "fresh")
     stages.watch("comparison", tests.harness.comparison, "compare")
+    import tests.harness.finishing
     import tests.harness.judge
     import tests.harness.plugin as plugin
 
     stages.watch("candidate", tests.harness.judge, "_guarded")
-    stages.watch("observing", plugin, "_observe")
+    stages.watch("observing", tests.harness.finishing, "_observe")
     stages.watch("clauses", plugin.ClauseItem, "runtest")
     stages.watch("collection", plugin, "pytest_pycollect_makeitem")
 

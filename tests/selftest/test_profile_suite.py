@@ -1,0 +1,16 @@
+"""The profile of the suite's own time: what it watches is there."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_every_stage_that_it_watches_is_there() -> None:
+    """In a process of its own: the clocks stay in."""
+    program = "from tests.profile_suite import Stages, watched; watched(Stages())"
+    found = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=100)
+    assert found.returncode == 0, found.stderr
