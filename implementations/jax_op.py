@@ -21,7 +21,6 @@ def jax_op(
     *,
     extras: tuple[str, ...] = (),
     polarity: Polarity = Polarity.MAY_ATTEND,
-    jitted: bool = False,
 ) -> JaxOp:
     """A `run` for a function of JAX arrays, float64 included; gradients are those of `jax.vjp`.
 
@@ -29,9 +28,8 @@ def jax_op(
         function: called as function(query, key, value, attn_mask=..., is_causal=..., scale=...).
         extras: what it returns after the output, by the names of `Result`.
         polarity: what True means in its boolean masks.
-        jitted: whether it is traced and compiled as a whole, options that are no arrays being constants.
     """
-    return JaxOp(function, extras, polarity, jitted)
+    return JaxOp(function, extras, polarity)
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +39,6 @@ class JaxOp:
     function: Callable[..., Any]
     extras: tuple[str, ...]
     polarity: Polarity
-    jitted: bool
 
     def __call__(self, problem: Problem, device: str) -> Result:
         """Answers the problem."""
@@ -63,13 +60,12 @@ class JaxOp:
 
     def _asked(self, problem: Problem) -> Callable[[Mapping[str, Any]], tuple[Any, ...]]:
         """The function of arrays alone, which answers a tuple."""
-        import jax
 
         def call(given: Mapping[str, Any]) -> tuple[Any, ...]:
             answer = self.function(*(given[n] for n in INPUTS), **op_options(problem, given, self.polarity))
             return answer if isinstance(answer, tuple) else (answer,)
 
-        return jax.jit(call) if self.jitted else call
+        return call
 
 
 def _split(answer: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:

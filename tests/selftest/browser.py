@@ -63,6 +63,14 @@ class Visit:
         rules = [f"{each['id']}: {each['help']} ({each['nodes'][0]['html'][:200]})" for each in broken]
         return [*self.noted, *seen, *rules]
 
+    def refuses_scripts(self) -> bool:
+        """Whether a script that is put into the page now is not run, and the page's security policy says why."""
+        self.page.evaluate(
+            "() => document.body.append(Object.assign(document.createElement('script'), {text: 'window.slipped = 1'}))"
+        )
+        ran = self.page.evaluate("window.slipped") is not None
+        return not ran and any("Content Security Policy" in each for each in self.noted)
+
     def listen(self, own: str) -> None:
         """Notes errors, dialogs, and requests for anything but the page's own address."""
 
