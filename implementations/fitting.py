@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 
 from implementations.contract import Claims, Unable
 from spec.cases import (
@@ -47,7 +48,8 @@ def fit(case: Case, claims: Claims) -> Case | Unable:
     return nearest if isinstance(nearest, Unable) else _selectable(nearest)
 
 
-def _required(case: Case) -> list[Feature]:
+@lru_cache(maxsize=4096)
+def _required(case: Case) -> tuple[Feature, ...]:
     needed = {
         Feature.SCALE: case.scale is not None,
         Feature.BOOL_MASK: case.mask is MaskKind.BOOL,
@@ -59,7 +61,7 @@ def _required(case: Case) -> list[Feature]:
         Feature.CONTAINMENT: case.garbage is Garbage.NAN,
         **_further(case),
     }
-    return [feature for feature, wanted in needed.items() if wanted]
+    return tuple(feature for feature, wanted in needed.items() if wanted)
 
 
 def _further(case: Case) -> dict[Feature, bool]:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from implementations.surroundings import seed_torch
 from implementations.tensors import to_tensor
 from spec.problems import Array, Problem
 
@@ -61,9 +62,7 @@ def seeded(problem: Problem) -> Iterator[None]:
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
     numbers = np.random.get_state()
     with torch.random.fork_rng(devices):
-        torch.default_generator.manual_seed(asked.draw)
-        if devices:
-            torch.cuda.manual_seed_all(asked.draw)
+        seed_torch(asked.draw)
         np.random.seed(asked.draw)
         try:
             yield

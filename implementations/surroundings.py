@@ -63,9 +63,16 @@ def random_states_from(seed: int) -> Iterator[None]:
     """Starts every generator of random numbers at a seed, and puts them all back."""
     numbers, choices = np.random.get_state(), random.getstate()
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        seed_torch(seed)
         np.random.seed(seed)
         random.seed(seed)
         yield
     np.random.set_state(numbers)
     random.setstate(choices)
+
+
+def seed_torch(seed: int) -> None:
+    """As torch.manual_seed, which takes down its stack each time for a device that is not in use."""
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(seed)

@@ -5,7 +5,8 @@ The derivation is in `bounds.md` beside this file; the names below are its symbo
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import TypeAlias
 
 import numpy as np
@@ -40,28 +41,40 @@ class ForwardBounds:
     """Bounds of the forward pass, shaped like what they bound.
 
     Attributes:
+        trace, precision: what they hold for.
         inputs: of the heads as they come from the projections; zero at the op level.
         query, key, value: of what is multiplied, (B, H, L, d); see `Trace`.
         products: of the scaled products, before the softcap.
         scores: of each score, as seen by the exponential.
-        pull: of each weight, as it moves the mean of something; see `SoftmaxShift`.
+        shift: what those do to the softmax.
         local: of each weight, relative to it, what no normalisation evens out.
-        weights, log_sum_exp, mixed, heads, output: absolute.
+        mixed, heads, output: absolute.
     """
 
+    trace: Trace
+    precision: Precision
     inputs: Inputs
     query: Floats
     key: Floats
     value: Floats
     products: Floats
     scores: Floats
-    pull: Floats
+    shift: SoftmaxShift
     local: Floats
-    weights: Floats
-    log_sum_exp: Floats
     mixed: Floats
     heads: Floats
     output: Floats
+
+    @cached_property
+    def weights(self) -> Floats:
+        """(B, H, Lq, Lk), absolute; found when asked for, as the next."""
+        allowed = self.trace.seen.allowed
+        return self.shift.weights + self.local * self.shift.largest + self.precision.floor * allowed
+
+    @cached_property
+    def log_sum_exp(self) -> Floats:
+        """(B, H, Lq), absolute."""
+        return _log_sum_exp_bound(self.trace, self.shift, self.precision)
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,16 +82,28 @@ class SoftmaxShift:
     """What errors of the scores, each at most its own bound, do to the softmax; no rounding besides.
 
     Attributes:
-        weights: bound of each weight's change.
-        largest: no weight becomes larger than this.
+        p, scores: the weights without errors, and the bounds of the errors.
+        gain: by so much may each weight rise.
         pull: of each key on an output o that is the weighted mean: |change of o| <= sum_j pull_j |v_j - o|.
         log_sum_exp: (B, H, Lq, 1) bound of the logarithm's change.
     """
 
-    weights: Floats
-    largest: Floats
+    p: Floats
+    scores: Floats
+    gain: Floats
     pull: Floats
     log_sum_exp: Floats
+
+    @cached_property
+    def largest(self) -> Floats:
+        """No weight becomes larger than this."""
+        return np.minimum(self.p + self.gain, 1.0)
+
+    @property
+    def weights(self) -> Floats:
+        """Bound of each weight's change."""
+        loss = -self.p * np.expm1(-self.scores - self.log_sum_exp)
+        return np.minimum(np.maximum(self.gain, loss), np.maximum(self.p, 1.0 - self.p))
 
 
 def forward_bounds(problem: Problem, trace: Trace, precision: Precision) -> ForwardBounds:
@@ -89,14 +114,11 @@ def forward_bounds(problem: Problem, trace: Trace, precision: Precision) -> Forw
     scores = score_bound(trace, products, precision)
     shift = softmax_shift(trace, scores)
     local = local_error(trace, precision)
-    weights = shift.weights + local * shift.largest + precision.floor * trace.seen.allowed
     mixed = _mixed_bound(trace, shift, local, value, precision)
     heads = mixed if trace.gates is None else gated_bound(trace, mixed, precision)
     output = heads if problem.scope is Scope.OP else _output_bound(problem, trace, heads, precision)
-    lse = _log_sum_exp_bound(trace, shift, precision)
-    return ForwardBounds(
-        inputs, query, key, value, products, scores, shift.pull, local, weights, lse, mixed, heads, output
-    )
+    given = (trace, precision, inputs, query, key, value)
+    return ForwardBounds(*given, products, scores, shift, local, mixed, heads, output)
 
 
 def input_bounds(problem: Problem, trace: Trace, precision: Precision) -> Inputs:
@@ -179,7 +201,7 @@ def _near_shift(p: Floats, scores: Floats) -> SoftmaxShift:
     rising, falling = p * np.expm1(scores), p * np.expm1(-scores)
     lowest, highest = (np.log1p(moved.sum(-1, keepdims=True)) for moved in (falling, rising))
     gain = p * np.expm1(scores - lowest)
-    return _shifted(p, gain, -p * np.expm1(-scores - highest), rising * np.exp(-lowest), highest)
+    return SoftmaxShift(p, scores, gain, rising * np.exp(-lowest), highest)
 
 
 def _far_shift(p: Floats, log_p: Floats, scores: Floats) -> SoftmaxShift:
@@ -190,18 +212,14 @@ def _far_shift(p: Floats, log_p: Floats, scores: Floats) -> SoftmaxShift:
     highest, raised = np.logaddexp(0.0, log_sum_exp(log_moved)), scores - lowest
     far = _exp(np.minimum(log_p + raised, 0.0)) - p
     gain = np.where(raised < 1.0, p * np.expm1(np.minimum(raised, 1.0)), far)
-    return _shifted(p, gain, -p * np.expm1(-scores - highest), _exp(log_moved - lowest), highest)
-
-
-def _shifted(p: Floats, gain: Floats, loss: Floats, pull: Floats, highest: Floats) -> SoftmaxShift:
-    change = np.minimum(np.maximum(gain, loss), np.maximum(p, 1.0 - p))
-    return SoftmaxShift(change, np.minimum(p + gain, 1.0), pull, highest)
+    return SoftmaxShift(p, scores, gain, _exp(log_moved - lowest), highest)
 
 
 def _interleaved(first: Booleans, one: SoftmaxShift, other: SoftmaxShift) -> SoftmaxShift:
     """The shifts of a stack of which some problems are in `one`, the others in `other`."""
     found = []
-    for mine, others in zip(vars(one).values(), vars(other).values(), strict=True):
+    for field in fields(SoftmaxShift):
+        mine, others = getattr(one, field.name), getattr(other, field.name)
         both = np.empty((len(first), *mine.shape[1:]))
         both[first], both[~first] = mine, others
         found.append(both)
@@ -237,8 +255,8 @@ def local_error(trace: Trace, precision: Precision) -> Floats:
     state = precision.accumulator * (3.0 * np.abs(lse) + np.abs(top) + 4.0 * lifted + np.maximum(lse - top, 0.0))
     state = state + _sink_error(trace, precision)
     late = np.expm1(np.minimum(precision.softmax * np.abs(s - lse) + state, LARGEST))
-    rescaled = gamma(SINK_STEPS * precision.widest) if trace.seen.sunk else 0.0
-    return np.asarray(late + precision.weight_error(s.shape[-1]) + rescaled)
+    late += precision.weight_error(s.shape[-1])
+    return late + gamma(SINK_STEPS * precision.widest) if trace.seen.sunk else late
 
 
 def _sink_error(trace: Trace, precision: Precision) -> Floats | float:
@@ -265,15 +283,20 @@ def _mixed_bound(trace: Trace, shift: SoftmaxShift, local: Floats, value: Floats
 
     Under dropout o is the mean of kept_j v_j with the undropped weights, and all holds for these values.
     """
-    allowed, o, kept = trace.seen.allowed, finite(trace.mixed), 1.0 if trace.kept is None else trace.kept
-    v, local = np.abs(trace.value) + value, local + weight_roundings(trace, precision)
-    worst, most = (x.max(-1, keepdims=True, initial=0.0) for x in (local, np.broadcast_to(kept, local.shape)))
+    allowed, o, kept = trace.seen.allowed, finite(trace.mixed), trace.kept
+    v, largest, shown = np.abs(trace.value) + value, shift.largest, allowed * 1.0
+    if kept is not None:
+        largest, shown = kept * largest, kept * shown
+    if kept is not None or trace.gates is not None:
+        local = local + weight_roundings(trace, precision)
     moved, farthest = centred_sum(shift.pull, trace, o)
     inherited: Floats | float = 0.0
     if not exact(value):
-        inherited = np.minimum((kept * shift.largest) @ value, most * value.max(-2, keepdims=True, initial=0.0))
-    rounded = np.minimum((kept * shift.largest * local) @ v, worst * (np.abs(o) + farthest + inherited))
-    lost = precision.floor * ((kept * allowed) @ v + allowed.sum(-1, keepdims=True) * np.abs(o) + 1.0)
+        most = 1.0 if kept is None else kept.max(-1, keepdims=True, initial=0.0)
+        inherited = np.minimum(largest @ value, most * value.max(-2, keepdims=True, initial=0.0))
+    worst = local.max(-1, keepdims=True, initial=0.0)
+    rounded = np.minimum((largest * local) @ v, worst * (np.abs(o) + farthest + inherited))
+    lost = precision.floor * (shown @ v + allowed.sum(-1, keepdims=True) * np.abs(o) + 1.0)
     error = moved + inherited + rounded + lost
     return _of_empty_rows(trace, error + 2.0 * precision.storage * (np.abs(o) + error), value, precision)
 
@@ -329,7 +352,8 @@ def _wide(array: Array) -> Floats:
 
 def finite(array: Floats) -> Floats:
     """The array with 0 for NaN and infinities."""
-    return np.where(np.isfinite(array), array, 0.0)
+    good = np.isfinite(array)
+    return array if good.all() else np.where(good, array, 0.0)
 
 
 def exact(error: Floats) -> bool:

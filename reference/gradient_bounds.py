@@ -231,7 +231,7 @@ def _centre_errors(
     gap, d_weights = np.abs(step.weights - step.centre), np.abs(step.weights)
     rounding = (stored + precision.growth(p.shape[-1])) * (d_weights + e_dp)
     rounding = rounding + forward.local * (gap + np.abs(step.centre)) + precision.floor
-    moved = np.minimum((forward.pull * gap).sum(-1, keepdims=True), _farthest(gap, trace))
+    moved = np.minimum((forward.shift.pull * gap).sum(-1, keepdims=True), _farthest(gap, trace))
     from_weights = moved + ((p + e_p) * (e_dp + rounding)).sum(-1, keepdims=True)
     g, o, e_o = np.abs(step.heads), np.abs(trace.mixed), forward.mixed
     over_width = stored + precision.growth(g.shape[-1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from typing import TypeAlias
 
 import numpy as np
@@ -132,9 +133,11 @@ def _further_gradients(problem: Problem, trace: Trace, step: Backward, cotangent
 def by_distance(problem: Problem, trace: Trace, scores: Floats) -> Floats:
     """(H, 2 R + 1): (B, H, Lq, Lk) summed over what shares an entry of the table of relative biases."""
     most = problem.extension.relative_bias
-    entries = trace.places.clipped(most)
-    one_hot = entries[..., None] == np.arange(2 * most + 1)
-    return np.asarray(np.einsum("...bhij,bije->...he", scores, one_hot.astype(np.float64)))
+    width, heads = 2 * most + 1, scores.swapaxes(-4, -3)
+    tables = np.arange(prod(heads.shape[:-3])).reshape(*heads.shape[:-3], 1, 1, 1)
+    entries = np.broadcast_to(trace.places.clipped(most), heads.shape) + width * tables
+    sums = np.bincount(entries.ravel(), heads.ravel(), minlength=width * tables.size)
+    return np.asarray(sums, dtype=np.float64).reshape(*heads.shape[:-3], width)
 
 
 def of_further_key(problem: Problem, trace: Trace, rows: Floats) -> Floats:

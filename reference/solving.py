@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -24,6 +24,8 @@ from spec.problems import Problem
 Floats: TypeAlias = NDArray[np.float64]
 Indices: TypeAlias = NDArray[np.intp]
 
+RETURNED = ("weights", "averaged_weights", "log_sum_exp")
+"""What an implementation may return beside its output."""
 EACH = (-4, -3, -2, -1)
 """The axes of one problem; a stack of problems has one before them (see `stacking`)."""
 
@@ -60,6 +62,7 @@ def solve(
     conventions: Conventions = Conventions(),
     kept: Floats | None = None,
     working: Precision | None = None,
+    returned: Collection[str] = RETURNED,
 ) -> Solution:
     """Runs the reference on the problem's own numbers; bounds are for its dtype and the claimed softmax precision.
 
@@ -69,15 +72,14 @@ def solve(
         kept: (B, H, Lq, Lk) factors of the weights under dropout: 0 for a dropped one, 1 / (1 - p) for others; Lk
             counts further keys and the sink, as in a `Trace`.
         working: bounds are for this precision instead.
+        returned: which parts are wanted beside output and gradients.
     """
     working = working or precision(problem.dtype, conventions.softmax_precision)
     with np.errstate(invalid="ignore", over="ignore", under="ignore"):
         trace = Pipeline().run(problem, conventions, kept)
         bounds = forward_bounds(problem, trace, working)
-        parts = {
-            "output": Expected(trace.output, bounds.output, _mean_of_values(problem, trace)),
-            **_returned(problem, trace, bounds, working, conventions),
-        }
+        parts = {"output": Expected(trace.output, bounds.output, _mean_of_values(problem, trace))}
+        parts |= _returned(problem, trace, bounds, working, conventions, returned)
         if problem.cotangent is not None:
             found = gradients(problem, trace)
             errors = gradient_bounds(problem, trace, bounds, working)
@@ -86,28 +88,50 @@ def solve(
 
 
 def _returned(
-    problem: Problem, trace: Trace, bounds: ForwardBounds, precision: Precision, conventions: Conventions
+    problem: Problem,
+    trace: Trace,
+    bounds: ForwardBounds,
+    precision: Precision,
+    conventions: Conventions,
+    wanted: Collection[str],
 ) -> dict[str, Expected]:
-    """Weights, their mean over the heads, and the log-sum-exp, as the conventions have them returned."""
+    """What is wanted of weights, their mean over the heads, and the log-sum-exp, as the conventions have them."""
+    found: dict[str, Expected] = {}
+    if "weights" in wanted or "averaged_weights" in wanted:
+        weights = _weights(problem, trace, bounds, precision, conventions)
+        found["weights"] = weights
+        if "averaged_weights" in wanted:
+            found["averaged_weights"] = _averaged(problem, trace, weights, precision)
+    if "log_sum_exp" in wanted:
+        found["log_sum_exp"] = _log_sum_exp(trace, bounds, precision, conventions)
+    return found
+
+
+def _weights(
+    problem: Problem, trace: Trace, bounds: ForwardBounds, precision: Precision, conventions: Conventions
+) -> Expected:
     columns = problem.key.shape[-2] + problem.extension.extra_keys
     weights, errors = trace.weights, bounds.weights
     if conventions.returned_weights is ReturnedWeights.AFTER_DROPOUT:
         weights, errors = trace.dropped, dropped_bound(trace, errors, precision)
-    weights, errors = weights[..., :columns], errors[..., :columns]
-    averaged = weights.mean(-3)
+    return Expected(weights[..., :columns], errors[..., :columns])
+
+
+def _averaged(problem: Problem, trace: Trace, weights: Expected, precision: Precision) -> Expected:
+    averaged, columns = weights.value.mean(-3), weights.value.shape[-1]
     over_heads = precision.before(averaged.ndim - 1)
     rounding = (over_heads.growth(problem.num_heads) + 2.0 * over_heads.storage) * averaged
     rounding = rounding + over_heads.floor * trace.seen.allowed[..., :columns].any(-3)
+    return Expected(averaged, weights.bound.mean(-3) + rounding)
+
+
+def _log_sum_exp(trace: Trace, bounds: ForwardBounds, precision: Precision, conventions: Conventions) -> Expected:
     lse, error = trace.log_sum_exp, bounds.log_sum_exp
     if conventions.log_sum_exp_base is LogBase.TWO:
         lse = lse / np.log(2.0)
         converted = 2.0 * precision.before(lse.ndim - 1).widest
         error = error / np.log(2.0) + converted * (np.abs(finite(lse)) + error / np.log(2.0))
-    return {
-        "weights": Expected(weights, errors),
-        "averaged_weights": Expected(averaged, errors.mean(-3) + rounding),
-        "log_sum_exp": Expected(lse, error),
-    }
+    return Expected(lse, error)
 
 
 def _mean_of_values(problem: Problem, trace: Trace) -> Floats | None:
@@ -116,12 +140,11 @@ def _mean_of_values(problem: Problem, trace: Trace) -> Floats | None:
     Of a stack, NaN stands for the problems where it is.
     """
     allowed = trace.seen.allowed
-    low = np.where(allowed, trace.scores, np.inf).min(-1, keepdims=True, initial=np.inf)
-    high = trace.scores.max(-1, keepdims=True, initial=-np.inf)
-    telling = (low < high).any(EACH) & (trace.value != trace.value[..., :1, :]).any(EACH)
+    unequal = (allowed & (trace.scores < trace.top)).any(EACH)
+    telling = unequal & (trace.value != trace.value[..., :1, :]).any(EACH)
     if not telling.any():
         return None
-    equal = allowed / np.maximum(allowed.sum(-1, keepdims=True), 1)
+    equal = allowed * (1.0 / np.maximum(allowed.sum(-1, keepdims=True), 1))
     heads = mix(equal if trace.kept is None else equal * trace.kept, trace.value)
     heads = heads if trace.gates is None else heads * trace.gates[..., None, None]
     output = heads if problem.scope is Scope.OP else Pipeline().project_out(problem.widened(), heads)

@@ -6,12 +6,12 @@ Whatever the reference does counts its axes from the last, and so the same code 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
 from reference.precision import precisions
-from reference.solving import Expected, Floats, solve
+from reference.solving import RETURNED, Expected, Floats, solve
 from spec.cases import Case
 from spec.features import Conventions
 from spec.problems import Array, Problem
@@ -26,12 +26,14 @@ def stackable(case: Case) -> bool:
     return case.module is None and s.batch * s.num_heads * s.query_length * s.key_length <= LARGE
 
 
-def solve_each(problems: Sequence[Problem], conventions: Conventions) -> list[Mapping[str, Expected]]:
+def solve_each(
+    problems: Sequence[Problem], conventions: Conventions, returned: Collection[str] = RETURNED
+) -> list[Mapping[str, Expected]]:
     """The parts of the answer to each of the problems that a stackable case is in several dtypes; see `solve`."""
     if len(problems) == 1:
-        return [solve(problems[0], conventions).parts]
+        return [solve(problems[0], conventions, returned=returned).parts]
     working = precisions(tuple(problem.dtype for problem in problems), conventions.softmax_precision)
-    parts = solve(_stacked(problems), conventions, working=working).parts
+    parts = solve(_stacked(problems), conventions, working=working, returned=returned).parts
     mask = problems[0].attn_mask
     shapes = {} if mask is None else {"gradients.attn_mask": mask.shape}
     return [{n: _nth(part, i, shapes.get(n)) for n, part in parts.items()} for i in range(len(problems))]

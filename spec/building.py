@@ -17,6 +17,8 @@ from spec.problems import DTYPES, Array, Problem
 
 Floats: TypeAlias = NDArray[np.float64]
 
+KEPT = 50_000
+"""Numbers of a case beyond which they are not kept in float64."""
 LEAD = 1024.0
 """The factor of one-hot scores: a power of two whose lead underflows every exponential, and fits into float16."""
 SINK = (128.0, -448.0)
@@ -30,7 +32,7 @@ For d_k = 4 the products 81920 and 65536 are beyond float16, and the scaled scor
 """
 
 
-@lru_cache(maxsize=2048)
+@lru_cache(maxsize=256)
 def build(case: Case, dtype: str) -> Problem:
     """The case's problem with all floats rounded to `dtype`, gradients of everything asked for.
 
@@ -38,14 +40,21 @@ def build(case: Case, dtype: str) -> Problem:
         KeyError: no such dtype.
     """
     rounded_to = DTYPES[dtype]
-    problem = _drawn(case, dtype == "float16" and (case.garbage is Garbage.LARGE or case.scores is Scores.ABYSS))
+    narrow = dtype == "float16" and (case.garbage is Garbage.LARGE or case.scores is Scores.ABYSS)
+    problem = (_drawn if _is_kept(case) else _drawn.__wrapped__)(case, narrow)
     arrays = {n: a if a.dtype.kind in "bi" else a.astype(rounded_to) for n, a in problem.arrays().items()}
     for array in arrays.values():
         array.flags.writeable = False  # cached and shared: candidates get copies
     return problem.with_arrays(arrays)
 
 
-@lru_cache(maxsize=1024)
+def _is_kept(case: Case) -> bool:
+    """Whether the numbers wait for the next dtype, or are drawn anew, which takes no longer than memory for many."""
+    s = case.sizes
+    return s.batch * s.num_heads * (s.query_length + s.key_length) * max(s.d_k, s.d_v) <= KEPT
+
+
+@lru_cache(maxsize=256)
 def _drawn(case: Case, narrow: bool) -> Problem:
     """The case's problem in float64; `narrow`: with numbers that stay within the range of float16."""
     rng = np.random.default_rng([case.seed, case.sizes.query_length, case.sizes.key_length])

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from implementations.defects import DEFECTS, SCORE, Defect
+from implementations.defects import SCORE, Defect, catalogue
 from tests.harness.mutation import (
     Outcome,
     complaints,
@@ -38,7 +38,7 @@ def main() -> int:
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--only", default="", help="defects whose id contains this; the page is not written")
     options = parser.parse_args()
-    defects = [defect for defect in DEFECTS if options.only in defect.id]
+    defects = [defect for defect in catalogue() if options.only in defect.id]
     start = time.perf_counter()
     found = {}
     for number, each in enumerate(outcomes(defects, "quick", options.processes), 1):

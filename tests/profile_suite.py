@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
+from tempfile import TemporaryDirectory
 from typing import Any
 
 TARGET = "torch.nn.functional:scaled_dot_product_attention"
@@ -105,7 +106,8 @@ def main() -> int:
         watched(stages)
     target = sys.argv[1] if len(sys.argv) > 1 else TARGET
     quiet = ("-q", "--no-summary", "-W", "ignore::pytest.PytestAssertRewriteWarning")  # some is imported already
-    status = pytest.main(["--candidate", target, *quiet])
+    with TemporaryDirectory() as first_run:  # pytest reads the names of all tests of earlier runs
+        status = pytest.main(["--candidate", target, "-o", f"cache_dir={first_run}", *quiet])
     stages._turn()
     print(f"\n{target}\n\n| stage | CPU seconds | share |\n| --- | ---: | ---: |")
     print("\n".join(report(stages)))

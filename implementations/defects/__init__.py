@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import importlib
+from functools import cache
 from pathlib import Path
 
 from implementations.defects.record import REGISTRY, Defect, Severity
 
-__all__ = ["DEFECTS", "MODULES", "SCORE", "Defect", "Severity"]
+__all__ = ["MODULES", "SCORE", "Defect", "Severity", "catalogue"]
 
 SCORE = Path(__file__).with_name("score.json")
 """How many of them the suite finds and names, written by `make mutation`."""
@@ -57,8 +58,10 @@ MODULES = (
 )
 """In the order of the specification's chapters; last, what the write-ups that it encodes got wrong."""
 
-for _module in MODULES:
-    importlib.import_module(f"{__name__}.{_module}")
 
-DEFECTS: tuple[Defect, ...] = tuple(REGISTRY)
-"""In the order of the modules."""
+@cache
+def catalogue() -> tuple[Defect, ...]:
+    """All of them, in the order of the modules. The first call imports those: who is right needs none of them."""
+    for module in MODULES:
+        importlib.import_module(f"{__name__}.{module}")
+    return tuple(REGISTRY)

@@ -1,7 +1,8 @@
-"""Verifying: the answers of timed calls against the reference, a part of each, and the gradients of a call beside them.
+"""Verifying: the answers of timed calls against the reference, a part of each, and all gradients of a call beside them.
 
 A whole answer would take longer than the benchmark. Rows do not depend on one another, so a few rows of one sample, at
-the op level of one group of heads, are checked exactly. What is checked is drawn at random after the calls.
+the op level of one group of heads, are checked exactly: of the output, and of the query's gradient, to which no other
+row adds unless query and key are one input. What is checked is drawn at random after the calls.
 """
 
 from __future__ import annotations
@@ -127,22 +128,41 @@ def verified(contender: Contender, seconds: float = 1.0, gradients: bool = True)
     for kept in contender.answers():
         if checked >= FEWEST and time.perf_counter() > end:
             break
-        found = found.joined(_output(contender.problem_of(kept.number), kept, conventions, random))
+        found = found.joined(_rows(contender.problem_of(kept.number), kept, conventions, random, gradients))
         checked += 1
-    rows = min(ROWS, contender.problem.query.shape[-2])
-    found = replace(found, about=f"{rows} rows of the output of {checked} timed calls")
+    rows, parts = min(ROWS, contender.problem.query.shape[-2]), "the output"
+    if gradients and _by_rows(contender.problem):
+        parts += " and of the query's gradient"
+    found = replace(found, about=f"{rows} rows of {parts} of {checked} timed calls")
     if gradients and contender.problem.cotangent is not None and not found.message:
         found = found.joined(_gradients(contender, conventions, random))
     return found
 
 
-def _output(problem: Problem, kept: Kept, conventions: Conventions, random: np.random.Generator) -> Checked:
+def _by_rows(problem: Problem) -> bool:
+    """Whether a row of the query's gradient follows from that row of the cotangent alone."""
+    return problem.cotangent is not None and "query" in problem.needs and problem.sharing is not Sharing.SELF
+
+
+def _rows(
+    problem: Problem, kept: Kept, conventions: Conventions, random: np.random.Generator, gradients: bool
+) -> Checked:
+    """Of a timed call's output, and of its query's gradient."""
     if wrong := _misshapen(problem, kept.result):
         return Checked(np.inf, message=wrong)
-    part = Part.drawn(problem, conventions, random)
-    expected = solve(part.of_problem(problem, conventions), conventions).parts["output"]
-    got = part.of_queries(kept.result.output, problem.scope)
-    return _compared("output", got, expected, problem.dtype, str(part))
+    part, scope = Part.drawn(problem, conventions, random), problem.scope
+    asked, got = part.of_problem(problem, conventions), {"output": kept.result.output}
+    if gradients and _by_rows(problem):
+        assert problem.cotangent is not None
+        asked = replace(asked, cotangent=part.of_queries(problem.cotangent, scope), needs=("query",))
+        if "query" not in kept.result.gradients:
+            return Checked(np.inf, message="the gradient of query was not returned")
+        got["gradients.query"] = kept.result.gradients["query"]
+    expected, found = solve(asked, conventions, returned=()).parts, Checked()
+    for name, array in got.items():
+        compared = _compared(name, part.of_queries(array, scope), expected[name], problem.dtype, str(part))
+        found = found.joined(compared)
+    return found
 
 
 def _misshapen(problem: Problem, result: Result) -> str:
@@ -196,7 +216,7 @@ def _expected(problem: Problem, part: Part, conventions: Conventions) -> Mapping
     cut, shared = part.of_problem(problem, conventions), problem.sharing is Sharing.SELF
     needs = tuple(dict.fromkeys(["query", *(["key"] if shared else []), *problem.needs]))
     asked = replace(cut, cotangent=part.of_queries(problem.cotangent, problem.scope), needs=needs)
-    parts = solve(asked, conventions).parts
+    parts = solve(asked, conventions, returned=()).parts
     found = {name: parts[f"gradients.{name}"] for name in needs}
     if shared:
         found["query"] = _together(found["query"], found.pop("key"), part, problem.dtype)

@@ -9,7 +9,7 @@ from itertools import product
 import numpy as np
 
 from implementations.surroundings import random_states_from, surroundings
-from reference.solving import Expected, solve
+from reference.solving import RETURNED, Expected, solve
 from spec.cases import Case, MaskKind, MaskShape, Padding, Values
 from spec.features import Feature
 from spec.problems import Array, Problem
@@ -28,7 +28,6 @@ WIDE = SHOWN.sized(batch=1, num_heads=2, query_length=3, key_length=130, d_k=130
 """More keys than a tile has."""
 GROUPED = SHOWN.sized(num_heads=6, num_kv_heads=3)
 PLAIN = Case().extended(dropout=0.5, draw=1)
-RETURNED = ("weights", "averaged_weights", "log_sum_exp")
 
 
 @clause("dropout.factors")
@@ -205,7 +204,7 @@ def test_rate_one(judge: Judge) -> None:
         except CandidateError as error:
             judge.assert_that(case, False, str(error))
             continue
-        expected = solve(problem, judge.conventions, np.zeros(judge.expected(case)["weights"].value.shape)).parts
+        expected = solve(problem, judge.conventions, np.zeros(judge.solution(case).trace.weights.shape)).parts
         for part in (part for part in _expanded(judge, problem) if part not in RETURNED):
             compared = compare(part, part_of(result, part), expected[part], judge.dtype)
             judge.record(case, compared, "every weight is dropped")

@@ -7,10 +7,9 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from implementations.builtin import BUILTIN, ON_REQUEST
-from implementations.defects import DEFECTS
+from implementations.defects import catalogue
 from spec.clauses import load
 from tests.harness.calling import explaining
-from tests.harness.explaining import explanation
 from tests.harness.replay import ReplayError, read, replay
 from tests.harness.selecting import Options, UsageError, left_out, require_device, require_known, selection_of
 
@@ -37,6 +36,8 @@ def answered(options: Options) -> int | None:
 
 
 def _explained(options: Options) -> Iterator[str]:
+    from tests.harness.explaining import explanation  # it reads equations, for which a run has no time
+
     require_known("explain", options.explain, list(load()))
     for clause in load().values():
         if any(fnmatchcase(clause.id, pattern) for pattern in options.explain):
@@ -58,7 +59,7 @@ def _implementations(options: Options) -> Iterator[str]:
 
 
 def _defects(options: Options) -> Iterator[str]:
-    for defect in DEFECTS:
+    for defect in catalogue():
         yield f"{defect.id:40} {defect.clauses[0]:28} {defect.severity:10} {defect.does}"
 
 

@@ -64,7 +64,8 @@ class Seen:
         A weight counts as kept if more than half of what is then left of it shows.
         """
         kept = self.first > 0.5 * self._factor * self.weights
-        return dict(solve(self.problem, judge.conventions, np.where(kept, self._factor, 0.0)).parts)
+        factors = np.where(kept, self._factor, 0.0)
+        return dict(solve(self.problem, judge.conventions, factors, returned=judge.returned).parts)
 
     @property
     def _factor(self) -> float:
@@ -84,7 +85,7 @@ def seen(judge: Judge, case: Case, gradients: bool = False) -> Seen | None:
     except CandidateError as error:
         judge.assert_that(case, False, str(error))
         return None
-    expected = judge.expected(case)
+    expected = judge.expected(case, also=("weights",))
     shape, weights = expected["output"].value.shape, expected["weights"].value
     if result.output.shape != shape:
         judge.assert_that(case, False, f"output has shape {result.output.shape}, expected {shape}")

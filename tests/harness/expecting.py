@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from implementations.contract import ExpectedFailure, Implementation
-from implementations.defects import DEFECTS
+from implementations.defects import catalogue
 from implementations.loading import Target
 from spec.clauses import load
 from spec.problems import DTYPES
@@ -170,7 +170,7 @@ def proposed(verdicts: Sequence[Verdict], diagnoses: Mapping[str, str]) -> Itera
 
 def _reason(clause: str, message: str, diagnosis: str) -> str:
     """The mistake that was found, where it breaks this clause; else what the failure says, without its bound."""
-    named = [defect for defect in DEFECTS if f"`{defect.id}`" in diagnosis and clause in defect.clauses]
+    named = [defect for defect in catalogue() if f"`{defect.id}`" in diagnosis and clause in defect.clauses]
     return f"{named[0].id}: {named[0].does}" if named else BOUND.sub("", message)
 
 

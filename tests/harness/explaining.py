@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 
 from implementations.contract import ExpectedFailure, Implementation
-from implementations.defects import DEFECTS
+from implementations.defects import catalogue
 from spec.clauses import CHAPTERS, Clause
 from tests.harness.plain import formula, line
 
@@ -68,10 +68,10 @@ def _asked(clause: Clause) -> str:
 
 def _defects(clause: Clause) -> Iterator[str]:
     """The mistakes that are named by this clause, then those that are named by another and break this one, too."""
-    first = [defect for defect in DEFECTS if defect.clauses[0] == clause.id]
+    first = [defect for defect in catalogue() if defect.clauses[0] == clause.id]
     for defect in first[:MOST]:
         yield f"{defect.id} ({defect.severity}): {defect.does} {defect.matters} Repair: {defect.repair}"
-    others = [defect.id for defect in (*first[MOST:], *(d for d in DEFECTS if clause.id in d.clauses[1:]))]
+    others = [defect.id for defect in (*first[MOST:], *(d for d in catalogue() if clause.id in d.clauses[1:]))]
     if others:
         yield f"{'also' if first else 'beside other clauses'}: {', '.join(others)}"
 

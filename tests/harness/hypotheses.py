@@ -9,7 +9,7 @@ from enum import StrEnum
 import numpy as np
 
 from implementations.contract import Result
-from implementations.defects import DEFECTS, Defect
+from implementations.defects import Defect, catalogue
 from reference.pipeline import Pipeline
 from reference.solving import solve
 from spec.cases import Sharing
@@ -64,7 +64,7 @@ class Hypothesis:
 def hypotheses(scope: Scope, claimed: Conventions) -> Iterator[Hypothesis]:
     """Conventions other than the claimed ones, and every defect that can be asked at this level."""
     yield from _of_conventions(claimed)
-    for defect in DEFECTS:
+    for defect in catalogue():
         if answer := _answer_of(defect, scope):
             yield Hypothesis(defect.id, defect.repair, answer, defect)
 

@@ -33,6 +33,14 @@ from tests.harness.verdicts import Failure
 Seen = TypeVar("Seen")
 
 
+RETURNED_AS = {
+    "weights": Feature.WEIGHTS,
+    "averaged_weights": Feature.AVERAGED_WEIGHTS,
+    "log_sum_exp": Feature.LOG_SUM_EXP,
+}
+"""The features that promise parts beside output and gradients."""
+
+
 class CandidateError(Exception):
     """The candidate raised where it should have answered."""
 
@@ -65,7 +73,7 @@ large case gets fresh pages, which take longer than what is computed in them."""
 
 @lru_cache(maxsize=1024)
 def _expected(
-    case: Case, dtypes: tuple[str, ...], conventions: Conventions, gradients: bool
+    case: Case, dtypes: tuple[str, ...], conventions: Conventions, gradients: bool, returned: tuple[str, ...]
 ) -> Mapping[str, Mapping[str, Expected]]:
     """The reference's answers to a case by dtype, shared by all implementations that claim the same conventions.
 
@@ -73,7 +81,7 @@ def _expected(
     """
     problems = [build(case, dtype) for dtype in dtypes]
     asked = problems if gradients else [problem.forward_only() for problem in problems]
-    return dict(zip(dtypes, solve_each(asked, conventions), strict=True))
+    return dict(zip(dtypes, solve_each(asked, conventions, returned), strict=True))
 
 
 @dataclass
@@ -143,13 +151,13 @@ class Judge:
 
     def parts(self) -> tuple[str, ...]:
         """Everything that is claimed to be returned."""
-        returned = {
-            "weights": Feature.WEIGHTS,
-            "averaged_weights": Feature.AVERAGED_WEIGHTS,
-            "log_sum_exp": Feature.LOG_SUM_EXP,
-            "gradients": Feature.GRADIENTS,
-        }
-        return ("output", *(part for part, feature in returned.items() if feature in self.claims))
+        gradients = ("gradients",) if Feature.GRADIENTS in self.claims else ()
+        return ("output", *self.returned, *gradients)
+
+    @property
+    def returned(self) -> tuple[str, ...]:
+        """What is claimed to be returned beside the output, gradients apart."""
+        return tuple(part for part, feature in RETURNED_AS.items() if feature in self.claims)
 
     def solution(self, case: Case) -> Solution:
         """The reference's answer to a case, with its trace."""
@@ -157,12 +165,12 @@ class Judge:
 
     def solve(self, problem: Problem) -> Solution:
         """The reference's answer to a problem that is no case of its own."""
-        return solve(problem, self.conventions)
+        return solve(problem, self.conventions, returned=self.returned)
 
-    def expected(self, case: Case, gradients: bool = False) -> Mapping[str, Expected]:
-        """What the reference answers, part by part."""
+    def expected(self, case: Case, gradients: bool = False, also: tuple[str, ...] = ()) -> Mapping[str, Expected]:
+        """What the reference answers, part by part: what is claimed, and `also` what is not."""
         dtypes = self.beside if self.dtype in self.beside and stackable(case) else (self.dtype,)
-        return _expected(case, dtypes, self.conventions, gradients)[self.dtype]
+        return _expected(case, dtypes, self.conventions, gradients, self.returned + also)[self.dtype]
 
     def ask(self, problem: Problem) -> Result:
         """The candidate's answer to a fresh copy of the problem.

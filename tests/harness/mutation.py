@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from implementations.contract import Implementation
-from implementations.defects import DEFECTS, Defect
+from implementations.defects import Defect, catalogue
 from implementations.defects.record import Severity, in_steps
 from implementations.ops import torch_op
 from spec.cases import Case
@@ -117,7 +117,7 @@ def outcome(implementation: Implementation, tier: str, dtypes: tuple[str, ...] =
 
 def _as_defect(name: str, judged: str) -> str:
     """The id of the judged defect if the name is that of the convention which it follows."""
-    return judged if any(d.id == judged and name == d.follows for d in DEFECTS) else name
+    return judged if any(d.id == judged and name == d.follows for d in catalogue()) else name
 
 
 def _shared(cases: Sequence[Case]) -> frozenset[str]:
@@ -127,7 +127,7 @@ def _shared(cases: Sequence[Case]) -> frozenset[str]:
 
 def pairs(count: int) -> list[tuple[Defect, Defect]]:
     """Two mistakes each, in different steps under the same conventions, drawn by a fixed seed."""
-    stepped = [defect for defect in DEFECTS if defect.replaced and not defect.implementation.modes]
+    stepped = [defect for defect in catalogue() if defect.replaced and not defect.implementation.modes]
     rng = np.random.default_rng(0)
     found: list[tuple[Defect, Defect]] = []
     while len(found) < count:
@@ -154,7 +154,7 @@ def pair_outcomes(count: int, processes: int) -> Iterator[tuple[tuple[str, str],
 
 
 def _outcome_of_pair(names: tuple[str, str]) -> Outcome:
-    by_id = {defect.id: defect for defect in DEFECTS}
+    by_id = {defect.id: defect for defect in catalogue()}
     return outcome(both(by_id[names[0]], by_id[names[1]]), "quick", MEANING)
 
 
@@ -165,7 +165,7 @@ def outcomes(defects: Sequence[Defect], tier: str, processes: int) -> Iterator[O
 
 
 def _outcome_of(identifier: str, tier: str) -> Outcome:
-    (defect,) = (d for d in DEFECTS if d.id == identifier)
+    (defect,) = (d for d in catalogue() if d.id == identifier)
     return outcome(defect.implementation, tier, dtypes_of(defect))
 
 

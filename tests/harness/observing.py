@@ -79,7 +79,7 @@ class _Meant:
         yield from self.known
         while self.left:
             name, problem, conventions = self.left.pop(0)
-            self.known.append((name, solve(problem.forward_only(), conventions).parts["output"]))
+            self.known.append((name, solve(problem.forward_only(), conventions, returned=()).parts["output"]))
             yield self.known[-1]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -110,6 +111,7 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    gc.freeze()  # what imports brought stays, and would be looked through once
     options = Options.of(config)
     selection = _selected(options)
     worker = hasattr(config, "workerinput")
@@ -269,6 +271,14 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     with hushed():
         finish(session.config, int(exitstatus))
     plugin.recorder.close()
+    _silence_the_idle(session.config)
+
+
+def _silence_the_idle(config: pytest.Config) -> None:
+    """The summary of hypothesis's plugin imports hypothesis, even where nothing was searched with it."""
+    idle = config.pluginmanager.get_plugin("hypothesispytest")
+    if idle is not None and "hypothesis" not in sys.modules:
+        config.pluginmanager.unregister(idle)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

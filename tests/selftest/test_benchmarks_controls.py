@@ -141,6 +141,28 @@ def test_wrong_gradients_are_wrong() -> None:
     assert "gradients.key" in found.reason
 
 
+def test_gradients_that_are_wrong_in_timed_calls_alone_are_wrong() -> None:
+    """All cotangents of timed calls are dense; that of the call beside them has one part."""
+
+    class Dense(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, *slopes: torch.Tensor) -> torch.Tensor:
+            return slopes[0] * (1.01 if slopes[0].count_nonzero() > slopes[0].numel() // 2 else 1.0)
+
+    dense: Any = Dense.apply
+
+    def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options: Any) -> Any:
+        return sdpa(dense(query), key, value, **options)
+
+    found = _measured(_op(attention), Timed(SMALL, BOTH, "float32"))
+    assert found.verdict is Speed.WRONG
+    assert "gradients.query" in found.reason
+
+
 def test_wrong_gradients_of_a_module_are_wrong() -> None:
     timed = next(t for t in REPRESENTATIVE if t.name == "tiny.module.forward.float32")._replace(passes=BOTH)
     assert _measured(MHA, timed, MHA).verdict is Speed.BASELINE

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from implementations.contract import Claims, Implementation
-from implementations.defects import DEFECTS
+from implementations.defects import catalogue
 from implementations.defects.record import OP
 from implementations.defects.steps import Steps
 from implementations.ops import torch_op
@@ -75,7 +75,7 @@ def from_the_other_corner(query: Tensor, key: Tensor, value: Tensor, is_causal: 
 def test_a_mistake_is_named(function: Callable[..., Tensor], chapter: str) -> None:
     found = diagnosed(candidate(function))
     assert found is not None
-    (defect,) = (d for d in DEFECTS if d.id == found.name)
+    (defect,) = (d for d in catalogue() if d.id == found.name)
     assert defect.chapter == chapter
     assert found.explains == found.of > 0
     assert found.repair in str(found)

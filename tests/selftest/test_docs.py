@@ -18,7 +18,7 @@ import pytest
 
 from docs.linking import chapter_page, with_links_moved, with_names_linked
 from docs.mathml import displayed
-from implementations.defects import DEFECTS
+from implementations.defects import catalogue
 from spec.clauses import load
 from tests.selftest.browser import Browser, Scheme, Visit, browser, pictured
 from tests.selftest.sessions import ROOT
@@ -199,7 +199,7 @@ def test_links_between_files_follow_them() -> None:
 
 def test_a_chapter_says_what_breaks_its_clauses() -> None:
     text = "# Chapter 8: causal\n\n## causal.square\n\n- level: MUST\n- equation: 8.1\n\nOf chapter 7.\n"
-    page = chapter_page(text, DEFECTS)
+    page = chapter_page(text, catalogue())
     assert "{.facts}\n- level: MUST" in page
     assert '- equation: <a href="causal.html#equation-8-1">8.1</a>' in page
     assert "[chapter 7](masks.md)" in page

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from implementations.builtin import BUILTIN, ON_REQUEST
-from implementations.defects import DEFECTS
+from implementations.defects import catalogue
 from spec.clauses import CHAPTERS, load
 from tests.harness.explaining import WIDTH, explanation
 from tests.harness.plain import formula, line
@@ -92,7 +92,7 @@ def test_every_clause_can_be_explained(identifier: str) -> None:
 
 def test_what_breaks_a_clause() -> None:
     text = " ".join(explained("causal.square").split())
-    for defect in DEFECTS:
+    for defect in catalogue():
         first = defect.clauses[0] == "causal.square"
         assert (f"{defect.id} ({defect.severity}): {defect.does} {defect.matters}" in text) is first
         assert (defect.id in text) is ("causal.square" in defect.clauses) or not re.search(rf"\b{defect.id}\b", text)

@@ -14,7 +14,7 @@ import torch
 from implementations.builtin import BUILTIN
 from implementations.compositions import COMPOSITIONS
 from implementations.contract import Implementation, Unable
-from implementations.defects import DEFECTS
+from implementations.defects import catalogue
 from implementations.ops import torch_op
 from spec.clauses import load
 from tests.benchmarks import growth
@@ -97,7 +97,7 @@ def test_linear_memory_is_told_from_quadratic_memory() -> None:
 @watched
 @pytest.mark.usefixtures("patient")
 def test_quadratic_memory_under_a_linear_claim_does_not_hold() -> None:
-    (defect,) = (each for each in DEFECTS if each.id == "all-scores-at-once")
+    (defect,) = (each for each in catalogue() if each.id == "all-scores-at-once")
     assert _memory(defect.implementation).holds is False
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from implementations.defects import DEFECTS
+from implementations.defects import catalogue
 from tests.harness.mutation import (
     Kill,
     Outcome,
@@ -20,7 +20,7 @@ from tests.harness.mutation import (
 )
 from tests.harness.suite import declared
 
-(DEFECT,) = (defect for defect in DEFECTS if defect.id == "next-position-seen")
+(DEFECT,) = (defect for defect in catalogue() if defect.id == "next-position-seen")
 CLAUSES = tuple(declared())
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from implementations.contract import Result
-from implementations.defects import DEFECTS
+from implementations.defects import catalogue
 from implementations.torch_ops import TORCH_OPS
 from reference.visibility import allowed_keys
 from spec.cases import Case, MaskKind, Sizes
@@ -55,7 +55,7 @@ def answering(change: Callable[[Problem, Array], Array]) -> Judge:
 
 def failure_of(name: str) -> tuple[Judge, Failure]:
     """The first failure of a defect."""
-    defect = next(d for d in DEFECTS if d.id == name)
+    defect = next(d for d in catalogue() if d.id == name)
     verdicts = run(defect.implementation, defect.clauses[:1], (defect.dtype,))
     failure = next(v.failure for v in verdicts if v.status is Status.FAIL)
     assert failure is not None

@@ -68,9 +68,16 @@ def everything(folder: Path) -> dict[str, int]:
     return {str(path.relative_to(folder)): path.stat().st_mtime_ns for path in folder.rglob("*")}
 
 
+def left_by_tools(name: str) -> bool:
+    """Whether caches and builds, which nobody keeps, go by this name."""
+    return name.startswith(".") or name.endswith(".egg-info") or name == "__pycache__"
+
+
 def test_the_wheel_has_every_file_that_runs(wheel: Path) -> None:
     files = [path.relative_to(ROOT) for part in PARTS for path in (ROOT / part).rglob("*") if path.is_file()]
-    running = {str(file) for file in files if not str(file).startswith(LEFT) and "__pycache__" not in file.parts}
+    running = {
+        str(file) for file in files if not str(file).startswith(LEFT) and not any(map(left_by_tools, file.parts))
+    }
     packed = {name.removeprefix(SUITE) for name in contents(wheel) if name.startswith(SUITE)}
     assert packed == running | {"conftest.py", "pyproject.toml"}
 
