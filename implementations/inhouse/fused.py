@@ -175,6 +175,7 @@ class FusedAttention(nn.Module):
             **options,
         )
         heads, weights = self._attended(q, k, v, asked, need_weights)
+        del q, k, v  # their memory, still in the cache, is the output's
         if self.head_gates is not None:
             heads = heads * self.head_gates[:, None, None]
         output = self.out_proj(heads.transpose(1, 2).flatten(2))
