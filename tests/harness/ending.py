@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ import pytest
 from spec.clauses import load
 from tests.harness.calling import asking, explaining
 from tests.harness.selecting import Options
+from tests.harness.suite import claimed
 from tests.harness.verdicts import Status
 from tests.report.recorder import Recorder, environment, suite_version
 
@@ -56,8 +59,18 @@ def next_steps(status: int, options: Options, recorder: Recorder) -> list[str]:
             ]
         case pytest.ExitCode.NO_TESTS_COLLECTED:
             asked = next(iter(options.clauses), "CLAUSE")
-            return [f"nothing was asked, for want of a claim: {explaining(asked)} says who is asked it"]
+            return [f"nothing was asked, {_unasked(options, recorder)}: {explaining(asked)} says who is asked it"]
     return []
+
+
+def _unasked(options: Options, recorder: Recorder) -> str:
+    """Why the first of the chosen clauses that does not fit an implementation is not asked of it."""
+    chosen = [c for c in load().values() if any(fnmatchcase(c.id, pattern) for pattern in options.clauses)]
+    for clause, implementation in product(chosen, recorder.implementations):
+        if why := claimed(clause, implementation.claims):
+            elsewhere = clause.scope not in (None, implementation.claims.scope)
+            return f"because {clause.id if elsewhere else implementation.name} {why}"
+    return "for want of a claim"
 
 
 def _after_failures(options: Options, recorder: Recorder) -> Iterator[str]:

@@ -56,7 +56,10 @@ def test_an_error_is_told_apart(sessions: Sessions) -> None:
 def test_nothing_asked(sessions: Sessions) -> None:
     result = sessions.judge("right", "--clause", "projections.query")
     assert result.ret == pytest.ExitCode.NO_TESTS_COLLECTED
+    assert "because projections.query is a clause of the module level" in end(result)[0]
     assert "--explain projections.query says who is asked it" in end(result)[0]
+    unclaimed = sessions.judge("right", "--clause", "cache.*")
+    assert "because right does not claim query-start: " in end(unclaimed)[0]
 
 
 def test_an_interrupted_run_says_that_the_report_is_no_verdict(sessions: Sessions, tmp_path: Path) -> None:
