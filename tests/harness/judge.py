@@ -170,7 +170,8 @@ class Judge:
     def expected(self, case: Case, gradients: bool = False, also: tuple[str, ...] = ()) -> Mapping[str, Expected]:
         """What the reference answers, part by part: what is claimed, and `also` what is not."""
         dtypes = self.beside if self.dtype in self.beside and stackable(case) else (self.dtype,)
-        return _expected(case, dtypes, self.conventions, gradients, self.returned + also)[self.dtype]
+        returned = tuple(dict.fromkeys(self.returned + also))
+        return _expected(case, dtypes, self.conventions, gradients, returned)[self.dtype]
 
     def ask(self, problem: Problem) -> Result:
         """The candidate's answer to a fresh copy of the problem.
