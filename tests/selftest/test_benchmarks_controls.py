@@ -119,20 +119,26 @@ def test_later_calls_are_checked_too() -> None:
     assert found.verdict is Speed.WRONG
 
 
-def test_wrong_gradients_are_wrong() -> None:
-    class Doubled(torch.autograd.Function):
+def _with_slopes(change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """The identity with its gradient changed."""
+
+    class Changed(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
             return x.clone()
 
         @staticmethod
         def backward(ctx: Any, *slopes: torch.Tensor) -> torch.Tensor:
-            return slopes[0] * 1.01
+            return change(slopes[0])
 
-    doubled: Any = Doubled.apply
+    return Changed.apply
+
+
+def test_wrong_gradients_are_wrong() -> None:
+    grown = _with_slopes(lambda slopes: slopes * 1.01)
 
     def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options: Any) -> Any:
-        return sdpa(query, doubled(key), value, **options)
+        return sdpa(query, grown(key), value, **options)
 
     timed = Timed(SMALL, BOTH, "float32")
     assert _measured(_op(sdpa), timed).verdict is not Speed.WRONG
@@ -143,17 +149,7 @@ def test_wrong_gradients_are_wrong() -> None:
 
 def test_gradients_that_are_wrong_in_timed_calls_alone_are_wrong() -> None:
     """All cotangents of timed calls are dense; that of the call beside them has one part."""
-
-    class Dense(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-            return x.clone()
-
-        @staticmethod
-        def backward(ctx: Any, *slopes: torch.Tensor) -> torch.Tensor:
-            return slopes[0] * (1.01 if slopes[0].count_nonzero() > slopes[0].numel() // 2 else 1.0)
-
-    dense: Any = Dense.apply
+    dense = _with_slopes(lambda slopes: slopes * (1.01 if slopes.count_nonzero() > slopes.numel() // 2 else 1.0))
 
     def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options: Any) -> Any:
         return sdpa(dense(query), key, value, **options)
