@@ -32,7 +32,7 @@ For d_k = 4 the products 81920 and 65536 are beyond float16, and the scaled scor
 """
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=2048)
 def build(case: Case, dtype: str) -> Problem:
     """The case's problem with all floats rounded to `dtype`, gradients of everything asked for.
 
@@ -54,7 +54,7 @@ def _is_kept(case: Case) -> bool:
     return s.batch * s.num_heads * (s.query_length + s.key_length) * max(s.d_k, s.d_v) <= KEPT
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=1024)
 def _drawn(case: Case, narrow: bool) -> Problem:
     """The case's problem in float64; `narrow`: with numbers that stay within the range of float16."""
     rng = np.random.default_rng([case.seed, case.sizes.query_length, case.sizes.key_length])
