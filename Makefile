@@ -7,6 +7,7 @@ VENV   ?= .venv
 RUN    := $(VENV)/bin/python
 READY  := $(VENV)/.ready
 JUDGES := $(VENV)/.judges
+TYPED  := $(VENV)/typing/attention_conformance
 
 BENCH  := report/bench.json
 
@@ -23,58 +24,58 @@ lint: $(READY)
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 
-types: $(READY)
-	$(RUN) -m mypy
+types: $(TYPED)
+	MYPYPATH=$(dir $(TYPED)) $(RUN) -m mypy
 
 # make report-diff OLD=folder [NEW=report] [FORMAT=text|markdown|json]
 report-diff: $(READY)
-	$(RUN) -m tests.report.diff $(or $(OLD),$(error give the report to compare with: OLD=folder)) \
+	$(RUN) -m attention_conformance.tests.report.diff $(or $(OLD),$(error give the report to compare with: OLD=folder)) \
 		$(or $(NEW),report) --format $(or $(FORMAT),text)
 
 # The wheel in an empty environment: everything is installed anew, which takes a minute.
 wheel-check: $(READY)
-	$(RUN) -m tests.measure_install
+	$(RUN) -m attention_conformance.tests.measurements.install
 
 bench: $(READY)
 	$(RUN) -m pytest tests/benchmarks --whole --seconds 2 --benchmark-json $(BENCH); status=$$?; \
-	$(RUN) -m tests.benchmarks.page $(BENCH) report/bench.html && exit $$status
+	$(RUN) -m attention_conformance.tests.benchmarks.page $(BENCH) report/bench.html && exit $$status
 
 # make bench-compare OLD=old.json [NEW=report/bench.json] [ACROSS=--across-machines]
 bench-compare: $(READY)
-	$(RUN) -m tests.benchmarks.compare $(or $(OLD),$(error give the run to compare with: OLD=old.json)) \
+	$(RUN) -m attention_conformance.tests.benchmarks.compare $(or $(OLD),$(error give the run to compare with: OLD=old.json)) \
 		$(or $(NEW),$(BENCH)) $(ACROSS)
 
 bench-calibration: $(READY)
-	$(RUN) -m tests.measure_pairing
+	$(RUN) -m attention_conformance.tests.measurements.pairing
 
 bounds: $(READY)
-	$(RUN) -m tests.measure_bounds
-	$(RUN) -m tests.measure_family_bounds
+	$(RUN) -m attention_conformance.tests.measurements.bounds
+	$(RUN) -m attention_conformance.tests.measurements.family_bounds
 
 mutation: $(READY)
-	$(RUN) -m tests.measure_mutation
+	$(RUN) -m attention_conformance.tests.measurements.mutation
 
 defects: $(READY)
-	$(RUN) -m implementations.defects.page
+	$(RUN) -m attention_conformance.implementations.defects.page
 
 audit-score: $(READY)
-	$(RUN) -m tests.measure_audit
+	$(RUN) -m attention_conformance.tests.measurements.audit
 
 conventions: $(READY)
-	$(RUN) -m tests.measure_conventions
+	$(RUN) -m attention_conformance.tests.measurements.conventions
 
 pruning: $(READY)
-	$(RUN) -m tests.measure_pruning
+	$(RUN) -m attention_conformance.tests.measurements.pruning
 
 covering: $(READY)
-	$(RUN) -m spec.covering
+	$(RUN) -m attention_conformance.spec.covering
 
 profile-suite: $(READY)
-	$(RUN) -m tests.profile_suite
+	$(RUN) -m attention_conformance.tests.measurements.suite_profile
 
 # Times the way of a stranger from a clone to the first verdict: minutes, and what the installation downloads
 first-contact: $(READY)
-	$(RUN) -m tests.measure_first_contact
+	$(RUN) -m attention_conformance.tests.measurements.first_contact
 
 # The documentation as pages in site/; a link between pages that leads nowhere is an error
 docs: $(READY)
@@ -87,6 +88,11 @@ links: $(READY)
 format: $(READY)
 	$(RUN) -m ruff check --fix .
 	$(RUN) -m ruff format .
+
+# mypy does not see an editable installation below another name: it gets the clone by a link of that name.
+$(TYPED): $(READY)
+	mkdir -p $(dir $@)
+	ln -sfn ../.. $@
 
 # What judging needs, and what work on the suite needs besides
 $(JUDGES): pyproject.toml constraints.txt

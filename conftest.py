@@ -1,3 +1,3 @@
 """Hooks the suite into pytest."""
 
-pytest_plugins = ["tests.harness.plugin"]
+pytest_plugins = ["attention_conformance.tests.harness.run.plugin"]

@@ -10,9 +10,9 @@ from pathlib import Path, PurePosixPath
 
 from sphinx.cmd.build import build_main
 
+from attention_conformance.implementations.defects import catalogue
+from attention_conformance.spec.clauses import load
 from docs.linking import chapter_page, targets, with_links_moved, with_names_linked
-from implementations.defects import catalogue
-from spec.clauses import load
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("assets", "pictures", "examples")
@@ -31,7 +31,7 @@ def places() -> dict[PurePosixPath, str]:
     """The files of the repository that become pages, and where each stands among these."""
     found = {f"docs/{each.name}": each.name for each in sorted((ROOT / "docs").glob("*.md"))}
     found |= {f"spec/chapters/{each.name}": f"spec/{each.name}" for each in sorted(ROOT.glob("spec/chapters/*.md"))}
-    found |= {"reference/bounds.md": "rounding.md", "CHANGELOG.md": "changelog.md"}
+    found |= {"reference/bounds/bounds.md": "rounding.md", "CHANGELOG.md": "changelog.md"}
     return {PurePosixPath(file): page for file, page in found.items()}
 
 

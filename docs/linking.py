@@ -6,8 +6,8 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import PurePosixPath
 
-from implementations.defects import Defect
-from spec.clauses import Clause, chapters
+from attention_conformance.implementations.defects import Defect
+from attention_conformance.spec.clauses import Clause, chapters
 
 __all__ = ["chapter_page", "outside_code", "slug", "targets", "with_links_moved", "with_names_linked"]
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from docutils import nodes
 
-from tests.report.equations import mathml
+from attention_conformance.tests.report.views.equations import mathml
 
 if TYPE_CHECKING:
     from sphinx.application import Sphinx

@@ -7,11 +7,11 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from reference.extension_bounds import ANGLE_STEPS, angle_bound
-from reference.precision import unit_roundoff
-from reference.solving import Expected
-from reference.stages import frequencies
-from spec.features import AlibiRule, SinusoidOrder
+from attention_conformance.reference.bounds.extensions import ANGLE_STEPS, angle_bound
+from attention_conformance.reference.bounds.precision import unit_roundoff
+from attention_conformance.reference.expected import Expected
+from attention_conformance.reference.stages import frequencies
+from attention_conformance.spec.features import AlibiRule, SinusoidOrder
 
 Floats: TypeAlias = NDArray[np.float64]
 

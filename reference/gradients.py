@@ -9,10 +9,10 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from reference.pipeline import Inputs, Trace, merge_heads, split_heads
-from reference.stages import gather
-from spec.features import EmptyRow, Scope
-from spec.problems import Problem
+from attention_conformance.reference.pipeline import Inputs, Trace, merge_heads, split_heads
+from attention_conformance.reference.stages import gather
+from attention_conformance.spec.features import EmptyRow, Scope
+from attention_conformance.spec.problem import Problem
 
 Floats: TypeAlias = NDArray[np.float64]
 

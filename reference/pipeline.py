@@ -10,11 +10,11 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from reference.positions import Positions, positions
-from reference.stages import Rotation, append, cap, rotation, share
-from reference.visibility import Booleans, Visibility, visibility
-from spec.features import Conventions, EmptyRow, GroupOrder, Scope
-from spec.problems import Array, Problem
+from attention_conformance.reference.positions import Positions, positions
+from attention_conformance.reference.stages import Rotation, append, cap, rotation, share
+from attention_conformance.reference.visibility import Booleans, Visibility, visibility
+from attention_conformance.spec.features import Conventions, EmptyRow, GroupOrder, Scope
+from attention_conformance.spec.problem import Array, Problem
 
 Floats: TypeAlias = NDArray[np.float64]
 

@@ -9,8 +9,8 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from spec.features import Alignment, Conventions
-from spec.problems import Problem
+from attention_conformance.spec.features import Alignment, Conventions
+from attention_conformance.spec.problem import Problem
 
 Integers: TypeAlias = NDArray[np.int64]
 Booleans: TypeAlias = NDArray[np.bool_]

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from reference.bounds import forward_bounds
-from reference.gradients import shared, unbroadcast
-from reference.pipeline import Floats, Pipeline, Trace, merge_heads, split_heads
-from reference.precision import Precision, gamma, precision
-from reference.solving import Expected
-from spec.extensions import NOTHING
-from spec.features import Conventions, Scope
-from spec.problems import Array, Problem
+from attention_conformance.reference.bounds.attention import forward_bounds
+from attention_conformance.reference.bounds.precision import Precision, gamma, precision
+from attention_conformance.reference.expected import Expected
+from attention_conformance.reference.gradients import shared, unbroadcast
+from attention_conformance.reference.pipeline import Floats, Pipeline, Trace, merge_heads, split_heads
+from attention_conformance.spec.extensions import NOTHING
+from attention_conformance.spec.features import Conventions, Scope
+from attention_conformance.spec.problem import Array, Problem
 
 INPUTS = ("query", "key", "value")
 WEIGHTS = 3

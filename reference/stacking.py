@@ -10,11 +10,11 @@ from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
-from reference.precision import precisions
-from reference.solving import RETURNED, Expected, Floats, solve
-from spec.cases import Case
-from spec.features import Conventions
-from spec.problems import Array, Problem
+from attention_conformance.reference.bounds.precision import precisions
+from attention_conformance.reference.expected import RETURNED, Expected, Floats, solve
+from attention_conformance.spec.cases import Case
+from attention_conformance.spec.features import Conventions
+from attention_conformance.spec.problem import Array, Problem
 
 LARGE = 4_000
 """Elements of (B, H, Lq, Lk) beyond which computing takes longer than calling."""

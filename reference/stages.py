@@ -9,7 +9,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from spec.features import GroupOrder, RotaryPairing
+from attention_conformance.spec.features import GroupOrder, RotaryPairing
 
 Floats: TypeAlias = NDArray[np.float64]
 Integers: TypeAlias = NDArray[np.int64]

@@ -9,9 +9,9 @@ from typing import TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from reference.positions import Positions, positions
-from spec.features import Conventions, EmptyRow, WindowCount
-from spec.problems import Array, Problem
+from attention_conformance.reference.positions import Positions, positions
+from attention_conformance.spec.features import Conventions, EmptyRow, WindowCount
+from attention_conformance.spec.problem import Array, Problem
 
 Booleans: TypeAlias = NDArray[np.bool_]
 Floats: TypeAlias = NDArray[np.float64]

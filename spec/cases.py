@@ -9,8 +9,8 @@ from enum import StrEnum
 from functools import cache
 from typing import Any, get_type_hints
 
-from spec.extensions import NOTHING, Extension
-from spec.features import Scope
+from attention_conformance.spec.extensions import NOTHING, Extension
+from attention_conformance.spec.features import Scope
 
 
 @dataclass(frozen=True)

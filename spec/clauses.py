@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TypeVar
 
-from spec.features import Feature, Scope
+from attention_conformance.spec.features import Feature, Scope
 
 CHAPTERS = Path(__file__).parent / "chapters"
 

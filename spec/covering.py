@@ -1,7 +1,7 @@
 """Covering: cases in which every pair (or triple) of option values meets, from a maintained covering-array library.
 
 The library takes longer for the pairs than a candidate for its answers, so they are kept in `covering.json`, which
-`python -m spec.covering` writes.
+`python -m attention_conformance.spec.covering` writes.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from spec.cases import Case, Layout, MaskKind, MaskShape, Padding, Sizes
-from spec.extensions import Extension, Packing
-from spec.features import CausalWithMask, Conventions
+from attention_conformance.spec.cases import Case, Layout, MaskKind, MaskShape, Padding, Sizes
+from attention_conformance.spec.extensions import Extension, Packing
+from attention_conformance.spec.features import CausalWithMask, Conventions
 
 SIZES = (
     Sizes(),

@@ -8,10 +8,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from implementations.caching import Feed, Stream
-from implementations.defects.caching_steps import CacheSteps, Rows, breaks_cache, joined, make, put, see, write
-from implementations.defects.record import Severity
-from implementations.defects.steps import Steps, add_causal, add_triangle, share
+from attention_conformance.implementations.adapters.cached import Feed, Stream
+from attention_conformance.implementations.defects.caching_steps import (
+    CacheSteps,
+    Rows,
+    breaks_cache,
+    joined,
+    make,
+    put,
+    see,
+    write,
+)
+from attention_conformance.implementations.defects.record import Severity
+from attention_conformance.implementations.defects.steps import Steps, add_causal, add_triangle, share
 
 _PROMPTS: dict[tuple[torch.Size, torch.Size, torch.dtype], Rows] = {}
 

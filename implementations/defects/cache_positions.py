@@ -7,11 +7,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from implementations.caching import Feed, Stream
-from implementations.defects.caching_steps import CacheSteps, Rows, breaks_cache, joined, turn_key, turn_query
-from implementations.defects.record import Severity, breaks
-from implementations.defects.steps import Steps, add_alibi, add_window
-from spec.features import Feature
+from attention_conformance.implementations.adapters.cached import Feed, Stream
+from attention_conformance.implementations.defects.caching_steps import (
+    CacheSteps,
+    Rows,
+    breaks_cache,
+    joined,
+    turn_key,
+    turn_query,
+)
+from attention_conformance.implementations.defects.record import Severity, breaks
+from attention_conformance.implementations.defects.steps import Steps, add_alibi, add_window
+from attention_conformance.spec.features import Feature
 
 START = {Feature.QUERY_START}
 

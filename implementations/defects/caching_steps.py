@@ -9,11 +9,11 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from implementations.caching import Feed, Stream, cached
-from implementations.contract import Claims, Implementation
-from implementations.defects.record import NONE, REGISTRY, Defect
-from implementations.defects.steps import Asked, Steps, accumulator, turn
-from spec.features import Feature, Scope
+from attention_conformance.implementations.adapters.cached import Feed, Stream, cached
+from attention_conformance.implementations.api.contract import Claims, Implementation
+from attention_conformance.implementations.defects.record import NONE, REGISTRY, Defect
+from attention_conformance.implementations.defects.steps import Asked, Steps, accumulator, turn
+from attention_conformance.spec.features import Feature, Scope
 
 Mistake = TypeVar("Mistake", bound=Callable[..., Any])
 

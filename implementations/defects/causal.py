@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from implementations.defects.empty_rows import BOTTOM_RIGHT, add_bottom_right
-from implementations.defects.record import Severity, breaks
-from implementations.defects.steps import INFINITY, Steps, add_causal, mix, score, softmax
+from attention_conformance.implementations.defects.empty_rows import BOTTOM_RIGHT, add_bottom_right
+from attention_conformance.implementations.defects.record import Severity, breaks
+from attention_conformance.implementations.defects.steps import INFINITY, Steps, add_causal, mix, score, softmax
 
 
 @breaks(

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from implementations.defects.record import Severity, breaks
-from implementations.defects.steps import INFINITY, Steps
-from spec.features import CausalWithMask, Conventions
+from attention_conformance.implementations.defects.record import Severity, breaks
+from attention_conformance.implementations.defects.steps import INFINITY, Steps
+from attention_conformance.spec.features import CausalWithMask, Conventions
 
 EITHER = Conventions(causal_with_mask=CausalWithMask.EITHER)
 SHORT = 16

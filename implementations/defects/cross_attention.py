@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from implementations.defects.layers import Layer, breaks_layer
-from implementations.defects.record import Severity, breaks
-from implementations.defects.steps import Steps
+from attention_conformance.implementations.defects.layers import Layer, breaks_layer
+from attention_conformance.implementations.defects.record import Severity, breaks
+from attention_conformance.implementations.defects.steps import Steps
 
 
 @breaks_layer(

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from implementations.defects.record import Severity, breaks
-from implementations.defects.steps import Steps, drop, softmax
-from spec.features import Feature
+from attention_conformance.implementations.defects.record import Severity, breaks
+from attention_conformance.implementations.defects.steps import Steps, drop, softmax
+from attention_conformance.spec.features import Feature
 
 DROPOUT = frozenset({Feature.DROPOUT})
 

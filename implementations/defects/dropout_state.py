@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from implementations.defects.dropout import DROPOUT, chosen
-from implementations.defects.layers import Layer, breaks_layer
-from implementations.defects.record import Severity, breaks
-from implementations.defects.steps import Steps, drop, softmax
-from implementations.mha import MHA_FEATURES
-from spec.features import Feature
-from spec.problems import Problem
+from attention_conformance.implementations.adapters.mha_interface import MHA_FEATURES
+from attention_conformance.implementations.defects.dropout import DROPOUT, chosen
+from attention_conformance.implementations.defects.layers import Layer, breaks_layer
+from attention_conformance.implementations.defects.record import Severity, breaks
+from attention_conformance.implementations.defects.steps import Steps, drop, softmax
+from attention_conformance.spec.features import Feature
+from attention_conformance.spec.problem import Problem
 
 MODES = MHA_FEATURES | {Feature.DROPOUT, Feature.EVALUATION}
 _OWN = torch.Generator().manual_seed(0)

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from implementations.contract import Claims, Implementation
-from implementations.defects.layers import Layer, breaks_layer
-from implementations.defects.record import OP, REGISTRY, Defect, Severity, breaks
-from implementations.defects.steps import Steps, add_mask, factor, score, turn
-from implementations.ops import torch_op
-from spec.features import Feature, Scope
+from attention_conformance.implementations.adapters.ops import torch_op
+from attention_conformance.implementations.api.contract import Claims, Implementation
+from attention_conformance.implementations.defects.layers import Layer, breaks_layer
+from attention_conformance.implementations.defects.record import OP, REGISTRY, Defect, Severity, breaks
+from attention_conformance.implementations.defects.steps import Steps, add_mask, factor, score, turn
+from attention_conformance.spec.features import Feature, Scope
 
 _MASKS: dict[torch.Size, Tensor] = {}
 _OUTPUTS: dict[tuple[torch.Size, torch.dtype], Tensor] = {}

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from implementations.defects.record import Severity, breaks
-from implementations.defects.steps import INFINITY, Steps, add_mask, softmax
-from spec.features import Alignment, Conventions
+from attention_conformance.implementations.defects.record import Severity, breaks
+from attention_conformance.implementations.defects.steps import INFINITY, Steps, add_mask, softmax
+from attention_conformance.spec.features import Alignment, Conventions
 
 BOTTOM_RIGHT = Conventions(causal_alignment=Alignment.BOTTOM_RIGHT)
 

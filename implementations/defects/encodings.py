@@ -7,12 +7,12 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from implementations.contract import FUNCTIONS, Claims, Implementation
-from implementations.defects.record import OP, REGISTRY, Defect, Severity
-from implementations.defects.steps import Steps
-from implementations.ops import torch_op
-from spec.features import AlibiRule, Conventions, Scope
-from spec.problems import Array
+from attention_conformance.implementations.adapters.ops import torch_op
+from attention_conformance.implementations.api.contract import FUNCTIONS, Claims, Implementation
+from attention_conformance.implementations.defects.record import OP, REGISTRY, Defect, Severity
+from attention_conformance.implementations.defects.steps import Steps
+from attention_conformance.spec.features import AlibiRule, Conventions, Scope
+from attention_conformance.spec.problem import Array
 
 Function: TypeAlias = Callable[..., Array]
 

@@ -7,9 +7,9 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 
-from implementations.defects.layers import Layer, breaks_layer
-from implementations.defects.record import Severity, breaks
-from implementations.defects.steps import Steps, add_mask
+from attention_conformance.implementations.defects.layers import Layer, breaks_layer
+from attention_conformance.implementations.defects.record import Severity, breaks
+from attention_conformance.implementations.defects.steps import Steps, add_mask
 
 
 @breaks(

@@ -10,13 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from implementations.defects.layers import PLACES, Layer, breaks_layer
-from implementations.defects.record import Severity
-from implementations.defects.steps import INFINITY
-from implementations.mha import MHA_FEATURES, inputs_of
-from implementations.tensors import Tensors
-from spec.features import Feature
-from spec.problems import Problem
+from attention_conformance.implementations.adapters.mha_interface import MHA_FEATURES, inputs_of
+from attention_conformance.implementations.adapters.tensors import Tensors
+from attention_conformance.implementations.defects.layers import PLACES, Layer, breaks_layer
+from attention_conformance.implementations.defects.record import Severity
+from attention_conformance.implementations.defects.steps import INFINITY
+from attention_conformance.spec.features import Feature
+from attention_conformance.spec.problem import Problem
 
 SEEN_IN = ("https://github.com/pytorch/pytorch/issues/27461",)
 

@@ -7,14 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from implementations.defects.empty_rows import BOTTOM_RIGHT
-from implementations.defects.gradients import distorted
-from implementations.defects.layers import Layer, breaks_layer
-from implementations.defects.record import Severity, breaks
-from implementations.defects.steps import INFINITY, Steps, share
-from implementations.mha import MHA_FEATURES
-from spec.features import Conventions, Feature, GroupOrder
-from spec.problems import Problem
+from attention_conformance.implementations.adapters.mha_interface import MHA_FEATURES
+from attention_conformance.implementations.defects.empty_rows import BOTTOM_RIGHT
+from attention_conformance.implementations.defects.gradients import distorted
+from attention_conformance.implementations.defects.layers import Layer, breaks_layer
+from attention_conformance.implementations.defects.record import Severity, breaks
+from attention_conformance.implementations.defects.steps import INFINITY, Steps, share
+from attention_conformance.spec.features import Conventions, Feature, GroupOrder
+from attention_conformance.spec.problem import Problem
 
 GROUPED = frozenset({Feature.GROUPED})
 TILED = Conventions(group_order=GroupOrder.TILED)

@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from implementations.defects.layers import Layer, breaks_layer
-from implementations.defects.record import Severity, breaks
-from implementations.defects.steps import Steps, gate
-from implementations.mha import MHA_FEATURES, inputs_of
-from implementations.tensors import Tensors
-from spec.features import Feature
-from spec.problems import Problem
+from attention_conformance.implementations.adapters.mha_interface import MHA_FEATURES, inputs_of
+from attention_conformance.implementations.adapters.tensors import Tensors
+from attention_conformance.implementations.defects.layers import Layer, breaks_layer
+from attention_conformance.implementations.defects.record import Severity, breaks
+from attention_conformance.implementations.defects.steps import Steps, gate
+from attention_conformance.spec.features import Feature
+from attention_conformance.spec.problem import Problem
 
 GATES = frozenset({Feature.HEAD_GATES})
 LAYER = frozenset(MHA_FEATURES | GATES)

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from implementations.defects.layers import Layer, breaks_layer
-from implementations.defects.record import Severity, breaks
-from implementations.defects.steps import Steps, score, softmax
+from attention_conformance.implementations.defects.layers import Layer, breaks_layer
+from attention_conformance.implementations.defects.record import Severity, breaks
+from attention_conformance.implementations.defects.steps import Steps, score, softmax
 
 
 @breaks(

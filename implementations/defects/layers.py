@@ -8,15 +8,15 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from implementations.contract import Claims, Implementation
-from implementations.defects.record import EXTRAS, REGISTRY, Defect
-from implementations.defects.steps import Steps
-from implementations.mha import MHA_FEATURES, inputs_of
-from implementations.modes import module_modes
-from implementations.modules import linears, torch_module
-from implementations.tensors import Tensors
-from spec.features import Feature, Scope
-from spec.problems import Problem
+from attention_conformance.implementations.adapters.mha_interface import MHA_FEATURES, inputs_of
+from attention_conformance.implementations.adapters.modes import module_modes
+from attention_conformance.implementations.adapters.tensors import Tensors
+from attention_conformance.implementations.adapters.torch_module import linears, torch_module
+from attention_conformance.implementations.api.contract import Claims, Implementation
+from attention_conformance.implementations.defects.record import EXTRAS, REGISTRY, Defect
+from attention_conformance.implementations.defects.steps import Steps
+from attention_conformance.spec.features import Feature, Scope
+from attention_conformance.spec.problem import Problem
 
 FREE = frozenset({Feature.MODEL_WIDTH, Feature.VALUE_WIDTH, Feature.INPUT_WIDTHS})
 ROLES = ("q", "k", "v", "o")

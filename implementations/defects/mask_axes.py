@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from implementations.contract import Claims, Implementation, Result
-from implementations.defects.record import OP, REGISTRY, Defect, Severity, breaks
-from implementations.defects.steps import INFINITY, Steps, add_causal, add_mask, add_padding
-from implementations.ops import torch_op
-from spec.features import Feature, Scope
-from spec.problems import Problem
+from attention_conformance.implementations.adapters.ops import torch_op
+from attention_conformance.implementations.api.contract import Claims, Implementation, Result
+from attention_conformance.implementations.defects.record import OP, REGISTRY, Defect, Severity, breaks
+from attention_conformance.implementations.defects.steps import INFINITY, Steps, add_causal, add_mask, add_padding
+from attention_conformance.spec.features import Feature, Scope
+from attention_conformance.spec.problem import Problem
 
 
 @breaks(

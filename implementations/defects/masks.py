@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from implementations.defects.record import Severity, breaks
-from implementations.defects.steps import INFINITY, Steps, add_mask, mix
-from spec.features import Feature
+from attention_conformance.implementations.defects.record import Severity, breaks
+from attention_conformance.implementations.defects.steps import INFINITY, Steps, add_mask, mix
+from attention_conformance.spec.features import Feature
 
 
 def is_bool(mask: Tensor) -> bool:

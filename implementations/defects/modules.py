@@ -10,11 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from implementations.defects.layers import Layer, breaks_layer
-from implementations.defects.record import Severity, breaks
-from implementations.defects.steps import Steps
-from implementations.mha import MHA_FEATURES
-from spec.features import Feature
+from attention_conformance.implementations.adapters.mha_interface import MHA_FEATURES
+from attention_conformance.implementations.defects.layers import Layer, breaks_layer
+from attention_conformance.implementations.defects.record import Severity, breaks
+from attention_conformance.implementations.defects.steps import Steps
+from attention_conformance.spec.features import Feature
 
 MODES = frozenset(MHA_FEATURES | {Feature.EVALUATION})
 SAVED = (Feature.SAVED,)

@@ -7,8 +7,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from implementations.defects.record import Severity, breaks
-from implementations.defects.steps import INFINITY, Steps, accumulator, add_mask, factor, mix, score, softmax
+from attention_conformance.implementations.defects.record import Severity, breaks
+from attention_conformance.implementations.defects.steps import (
+    INFINITY,
+    Steps,
+    accumulator,
+    add_mask,
+    factor,
+    mix,
+    score,
+    softmax,
+)
 
 
 @breaks(

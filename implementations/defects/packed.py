@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from implementations.defects.empty_rows import BOTTOM_RIGHT, add_bottom_right
-from implementations.defects.record import Severity, breaks
-from implementations.defects.steps import (
+from attention_conformance.implementations.defects.empty_rows import BOTTOM_RIGHT, add_bottom_right
+from attention_conformance.implementations.defects.record import Severity, breaks
+from attention_conformance.implementations.defects.steps import (
     INFINITY,
     Asked,
     Steps,
@@ -21,7 +21,7 @@ from implementations.defects.steps import (
     places,
     turn,
 )
-from spec.features import Feature
+from attention_conformance.spec.features import Feature
 
 SEGMENTS = {Feature.SEGMENTS}
 PACKED = SEGMENTS | {Feature.CUMULATIVE_LENGTHS, Feature.WINDOW, Feature.ROTARY, Feature.ALIBI}

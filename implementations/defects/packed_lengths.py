@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from implementations.defects.packed import PACKED, Places, of_tokens
-from implementations.defects.record import Severity, breaks
-from implementations.defects.steps import Asked, places
+from attention_conformance.implementations.defects.packed import PACKED, Places, of_tokens
+from attention_conformance.implementations.defects.record import Severity, breaks
+from attention_conformance.implementations.defects.steps import Asked, places
 
 
 @breaks(

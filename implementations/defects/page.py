@@ -1,11 +1,11 @@
-"""The catalogue as a page of Markdown: `python -m implementations.defects.page` writes docs/defects.md."""
+"""The catalogue as a page of Markdown: `make defects` writes docs/defects.md."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
 
-from implementations.defects import Defect, catalogue
+from attention_conformance.implementations.defects import Defect, catalogue
 
 PAGE = Path(__file__).parents[2] / "docs" / "defects.md"
 

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from implementations.defects.layers import Layer, breaks_layer
-from implementations.defects.record import Severity
+from attention_conformance.implementations.defects.layers import Layer, breaks_layer
+from attention_conformance.implementations.defects.record import Severity
 
 
 @breaks_layer(

@@ -9,13 +9,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from implementations.contract import Claims, Implementation, Result
-from implementations.defects.errors import takes_anything
-from implementations.defects.layers import Layer, breaks_layer
-from implementations.defects.record import REGISTRY, Defect, Severity
-from implementations.defects.steps import INFINITY, Steps, mix, softmax
-from spec.features import Feature, Scope
-from spec.problems import Array, Problem
+from attention_conformance.implementations.api.contract import Claims, Implementation, Result
+from attention_conformance.implementations.defects.errors import takes_anything
+from attention_conformance.implementations.defects.layers import Layer, breaks_layer
+from attention_conformance.implementations.defects.record import REGISTRY, Defect, Severity
+from attention_conformance.implementations.defects.steps import INFINITY, Steps, mix, softmax
+from attention_conformance.spec.features import Feature, Scope
+from attention_conformance.spec.problem import Array, Problem
 
 SOURCE = frozenset({Feature.CORE, Feature.PROJECTIONS, Feature.MODEL_WIDTH, Feature.VIEWS, Feature.GRADIENTS})
 OUTPUT = frozenset({Feature.OUTPUT_PROJECTION, Feature.OUTPUT_BIAS})

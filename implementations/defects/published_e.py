@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from implementations.defects.layers import Layer, breaks_layer
-from implementations.defects.published import E_CROSS, E, divides
-from implementations.defects.record import Severity
-from implementations.defects.steps import INFINITY, Steps
-from spec.features import Feature
+from attention_conformance.implementations.defects.layers import Layer, breaks_layer
+from attention_conformance.implementations.defects.published import E_CROSS, E, divides
+from attention_conformance.implementations.defects.record import Severity
+from attention_conformance.implementations.defects.steps import INFINITY, Steps
+from attention_conformance.spec.features import Feature
 
 
 @breaks_layer(

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, TypeVar
 
-from implementations.contract import Claims, Implementation
-from implementations.defects.steps import Steps
-from implementations.modes import op_modes
-from implementations.ops import torch_op
-from implementations.torch_ops import SDPA_FEATURES
-from spec.features import Conventions, Feature, Scope
+from attention_conformance.implementations.adapters.modes import op_modes
+from attention_conformance.implementations.adapters.ops import torch_op
+from attention_conformance.implementations.api.contract import Claims, Implementation
+from attention_conformance.implementations.builtin.sdpa import SDPA_FEATURES
+from attention_conformance.implementations.defects.steps import Steps
+from attention_conformance.spec.features import Conventions, Feature, Scope
 
 Mistake = TypeVar("Mistake", bound=Callable[..., Any])
 

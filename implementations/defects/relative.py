@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from implementations.defects.record import Severity, breaks
-from implementations.defects.steps import add_relative
-from spec.features import Feature
+from attention_conformance.implementations.defects.record import Severity, breaks
+from attention_conformance.implementations.defects.steps import add_relative
+from attention_conformance.spec.features import Feature
 
 RELATIVE = {Feature.RELATIVE_BIAS, Feature.QUERY_START}
 

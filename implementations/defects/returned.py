@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from implementations.defects.record import Severity, breaks
-from implementations.defects.steps import INFINITY, Steps, log_sum_exp
+from attention_conformance.implementations.defects.record import Severity, breaks
+from attention_conformance.implementations.defects.steps import INFINITY, Steps, log_sum_exp
 
 
 @breaks(

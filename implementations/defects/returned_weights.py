@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from implementations.contract import Claims, Implementation
-from implementations.defects.empty_rows import BOTTOM_RIGHT, add_bottom_right
-from implementations.defects.record import OP, REGISTRY, Defect, Severity, breaks
-from implementations.defects.steps import INFINITY, Steps, log_sum_exp
-from implementations.ops import torch_op
-from spec.features import Conventions, Feature, LogBase, Scope
+from attention_conformance.implementations.adapters.ops import torch_op
+from attention_conformance.implementations.api.contract import Claims, Implementation
+from attention_conformance.implementations.defects.empty_rows import BOTTOM_RIGHT, add_bottom_right
+from attention_conformance.implementations.defects.record import OP, REGISTRY, Defect, Severity, breaks
+from attention_conformance.implementations.defects.steps import INFINITY, Steps, log_sum_exp
+from attention_conformance.spec.features import Conventions, Feature, LogBase, Scope
 
 TWO = Conventions(log_sum_exp_base=LogBase.TWO)
 GROUPED = frozenset({Feature.GROUPED})

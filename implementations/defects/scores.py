@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from implementations.defects.record import Severity, breaks
-from implementations.defects.steps import Steps, factor, score
+from attention_conformance.implementations.defects.record import Severity, breaks
+from attention_conformance.implementations.defects.steps import Steps, factor, score
 
 
 @breaks(

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from implementations.defects.record import Severity, breaks
-from implementations.defects.steps import INFINITY, Steps, add_causal, add_mask, mix, softmax
+from attention_conformance.implementations.defects.record import Severity, breaks
+from attention_conformance.implementations.defects.steps import INFINITY, Steps, add_causal, add_mask, mix, softmax
 
 
 def flat(x: Tensor) -> Tensor:

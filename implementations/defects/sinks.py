@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from implementations.defects.record import Severity, breaks
-from implementations.defects.steps import Steps, add_sinks, cap, factor
-from spec.features import Feature
+from attention_conformance.implementations.defects.record import Severity, breaks
+from attention_conformance.implementations.defects.steps import Steps, add_sinks, cap, factor
+from attention_conformance.spec.features import Feature
 
 SINKS = {Feature.SINKS, Feature.SOFTCAP}
 RETURNED = ("weights", "log_sum_exp")

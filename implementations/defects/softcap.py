@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from implementations.defects.gradients import distorted
-from implementations.defects.record import Severity, breaks
-from implementations.defects.steps import (
+from attention_conformance.implementations.defects.gradients import distorted
+from attention_conformance.implementations.defects.record import Severity, breaks
+from attention_conformance.implementations.defects.steps import (
     INFINITY,
     Steps,
     add_causal,
@@ -20,7 +20,7 @@ from implementations.defects.steps import (
     score,
     softmax,
 )
-from spec.features import Feature
+from attention_conformance.spec.features import Feature
 
 SOFTCAP = frozenset({Feature.SOFTCAP})
 PLACES = ("softcap.mask", "softcap.causal", "softcap.padding")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from implementations.defects.record import Severity, breaks
-from implementations.defects.steps import INFINITY, softmax
+from attention_conformance.implementations.defects.record import Severity, breaks
+from attention_conformance.implementations.defects.steps import INFINITY, softmax
 
 TILE = 4
 

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from implementations.defects.record import Severity, breaks
-from implementations.defects.steps import Steps, factor
-from implementations.inhouse.tiled import tiled_attention
-from spec.features import Feature
+from attention_conformance.implementations.builtin.inhouse.tiled import tiled_attention
+from attention_conformance.implementations.defects.record import Severity, breaks
+from attention_conformance.implementations.defects.steps import Steps, factor
+from attention_conformance.spec.features import Feature
 
 LINEAR = frozenset({Feature.LINEAR_MEMORY})
 TILE = 128

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from implementations.contract import Claims, Implementation
-from implementations.defects.record import OP, REGISTRY, Defect, Severity, breaks
-from implementations.defects.steps import INFINITY, Steps, add_mask
-from implementations.ops import torch_op
-from implementations.transforms import exported, through
-from spec.features import Feature, Scope
+from attention_conformance.implementations.adapters.ops import torch_op
+from attention_conformance.implementations.adapters.transforms import exported, through
+from attention_conformance.implementations.api.contract import Claims, Implementation
+from attention_conformance.implementations.defects.record import OP, REGISTRY, Defect, Severity, breaks
+from attention_conformance.implementations.defects.steps import INFINITY, Steps, add_mask
+from attention_conformance.spec.features import Feature, Scope
 
 AUTOCAST = (Feature.AUTOCAST,)
 VMAP = (Feature.VMAP,)

@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from implementations.defects.record import Severity, breaks
-from implementations.defects.steps import Steps, mix, score
-from spec.features import Feature
+from attention_conformance.implementations.defects.record import Severity, breaks
+from attention_conformance.implementations.defects.steps import Steps, mix, score
+from attention_conformance.spec.features import Feature
 
 
 @breaks(

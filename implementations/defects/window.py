@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from implementations.defects.record import Severity, breaks
-from implementations.defects.steps import INFINITY, Steps, add_window
-from spec.features import Conventions, Feature, WindowCount
+from attention_conformance.implementations.defects.record import Severity, breaks
+from attention_conformance.implementations.defects.steps import INFINITY, Steps, add_window
+from attention_conformance.spec.features import Conventions, Feature, WindowCount
 
 WINDOW = frozenset({Feature.WINDOW})
 STARTED = WINDOW | {Feature.QUERY_START}

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from implementations.defects.empty_rows import BOTTOM_RIGHT, add_bottom_right
-from implementations.defects.record import Severity, breaks
-from implementations.defects.steps import INFINITY, Steps, add_window, softmax
-from implementations.defects.window import STARTED, WINDOW, Window
+from attention_conformance.implementations.defects.empty_rows import BOTTOM_RIGHT, add_bottom_right
+from attention_conformance.implementations.defects.record import Severity, breaks
+from attention_conformance.implementations.defects.steps import INFINITY, Steps, add_window, softmax
+from attention_conformance.implementations.defects.window import STARTED, WINDOW, Window
 
 
 def beyond(ahead: Tensor, window: Window) -> Tensor:

@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from implementations.defects.empty_rows import BOTTOM_RIGHT
-from implementations.defects.record import Severity, breaks
-from implementations.defects.steps import INFINITY, Steps, add_zero_key
-from spec.features import Feature
+from attention_conformance.implementations.defects.empty_rows import BOTTOM_RIGHT
+from attention_conformance.implementations.defects.record import Severity, breaks
+from attention_conformance.implementations.defects.steps import INFINITY, Steps, add_zero_key
+from attention_conformance.spec.features import Feature
 
 ZERO = {Feature.ZERO_ATTN}
 RETURNED = ("weights", "log_sum_exp")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from implementations.builtin import BUILTIN
-from implementations.compositions import COMPOSITIONS
-from implementations.contract import Implementation, Unable
-from tests.benchmarks.growth import head_exponent, holds
-from tests.benchmarks.record import Finding, Interval, Measurement, Run, Speed
-from tests.benchmarks.starting import library
+from attention_conformance.implementations.api.contract import Implementation, Unable
+from attention_conformance.implementations.builtin import BUILTIN
+from attention_conformance.implementations.builtin.compositions import COMPOSITIONS
+from attention_conformance.tests.benchmarks.growth import head_exponent, holds
+from attention_conformance.tests.benchmarks.record import Finding, Interval, Measurement, Run, Speed
+from attention_conformance.tests.benchmarks.starting import library
 
 PLAIN: Mapping[tuple[str, str], str] = {
     ("op", "torch"): "compose.eager",

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
-from implementations.builtin import BUILTIN, NAMED, ON_REQUEST
-from implementations.contract import Implementation
-from tests.benchmarks.pairing import Patience
-from tests.benchmarks.workloads import IMPLEMENTATIONS, REPRESENTATIVE, Timed, timed
-from tests.harness.selecting import Options, UsageError
-from tests.harness.suite import Selection
+from attention_conformance.implementations.api.contract import Implementation
+from attention_conformance.implementations.builtin import BUILTIN, NAMED, ON_REQUEST
+from attention_conformance.tests.benchmarks.pairing import Patience
+from attention_conformance.tests.benchmarks.workloads import IMPLEMENTATIONS, REPRESENTATIVE, Timed, timed
+from attention_conformance.tests.harness.judge.clause_tests import Selection
+from attention_conformance.tests.harness.run.selection import Options, UsageError
 
 KNOWN = {each.name: each for each in (*BUILTIN, *NAMED, *ON_REQUEST)}
 

@@ -1,4 +1,4 @@
-"""Comparison of two runs: `python -m tests.benchmarks.compare OLD NEW` names what became slower or wrong.
+"""Comparison of two runs, `make bench-compare OLD=... NEW=...`: names what became slower or wrong.
 
 What is compared is the ratio to the baseline, which both runs have measured in rounds of its own: a machine that is
 slower today is slower for both. Seconds of two runs are not compared.
@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.benchmarks.record import Interval, Measurement, Run, Speed
-from tests.benchmarks.stored import run_of
+from attention_conformance.tests.benchmarks.record import Interval, Measurement, Run, Speed
+from attention_conformance.tests.benchmarks.stored import run_of
 
 WITH_SPEED = (Speed.FASTER, Speed.SLOWER, Speed.SAME)
 REGRESSED, UNUSABLE = 1, 4
@@ -45,7 +45,9 @@ class Change:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Prints the changes; the exit status tells whether there are regressions."""
-    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.compare", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m attention_conformance.tests.benchmarks.compare", description=__doc__
+    )
     parser.add_argument("old", type=Path)
     parser.add_argument("new", type=Path)
     parser.add_argument("--across-machines", action="store_true", help="compare runs of different machines")

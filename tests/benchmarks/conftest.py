@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from pytest_benchmark.logger import PytestBenchmarkWarning
 
-from tests.benchmarks.choosing import Wish, plan_of
-from tests.benchmarks.floor import machine
-from tests.benchmarks.sessions import Session
-from tests.benchmarks.stored import KEY
-from tests.benchmarks.table import lines
-from tests.harness.selecting import UsageError
-from tests.harness.state import KEY as SUITE
+from attention_conformance.tests.benchmarks.choosing import Wish, plan_of
+from attention_conformance.tests.benchmarks.floor import machine
+from attention_conformance.tests.benchmarks.sessions import Session
+from attention_conformance.tests.benchmarks.stored import KEY
+from attention_conformance.tests.benchmarks.table import lines
+from attention_conformance.tests.harness.run.selection import UsageError
+from attention_conformance.tests.harness.run.session import KEY as SUITE
 
 BENCH = pytest.StashKey[Session]()
 TIMES = ("timed", "grown")

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from implementations.contract import Implementation, Result
-from implementations.native import Native, native
-from implementations.tensors import to_tensor
-from spec.cases import Case
-from spec.problems import Array, Problem
-from tests.benchmarks.workloads import DRAWN, Timed, heavy, problem_for, shapes
+from attention_conformance.implementations.adapters.native import Native, native
+from attention_conformance.implementations.adapters.tensors import to_tensor
+from attention_conformance.implementations.api.contract import Implementation, Result
+from attention_conformance.spec.cases import Case
+from attention_conformance.spec.problem import Array, Problem
+from attention_conformance.tests.benchmarks.workloads import DRAWN, Timed, heavy, problem_for, shapes
 
 SLACK = 2**16
 """Places at which the numbers of a call may start: two calls with equal inputs are not to be expected."""

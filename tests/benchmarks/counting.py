@@ -8,11 +8,11 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from reference.positions import positions
-from reference.visibility import visibility
-from spec.cases import Sharing
-from spec.features import Conventions, Scope
-from spec.problems import Array, Problem
+from attention_conformance.reference.positions import positions
+from attention_conformance.reference.visibility import visibility
+from attention_conformance.spec.cases import Sharing
+from attention_conformance.spec.features import Conventions, Scope
+from attention_conformance.spec.problem import Array, Problem
 
 ROWS = 256
 """Queries whose keys are looked at together: all of a long sequence at once would not fit."""

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from statistics import median, quantiles
 
-from tests.benchmarks.record import Interval, Measurement, Speed
+from attention_conformance.tests.benchmarks.record import Interval, Measurement, Speed
 
 SPEEDS = (Speed.FASTER, Speed.SLOWER, Speed.SAME, Speed.BASELINE)
 """Verdicts of a measurement whose time counts."""

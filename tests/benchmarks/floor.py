@@ -14,9 +14,9 @@ from statistics import median
 import numpy as np
 import torch
 
-from spec.problems import DTYPES
-from tests.benchmarks.counting import Work
-from tests.benchmarks.record import Machine, Rates
+from attention_conformance.spec.problem import DTYPES
+from attention_conformance.tests.benchmarks.counting import Work
+from attention_conformance.tests.benchmarks.record import Machine, Rates
 
 SIDES: Mapping[str, tuple[int, ...]] = {"cpu": (256, 512, 1024), "cuda": (1024, 2048, 4096, 8192)}
 """Of the square products: from those that fit into a cache to those that keep every unit busy. The best one counts."""

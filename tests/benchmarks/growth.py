@@ -14,15 +14,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from implementations.contract import Implementation, Unable
-from implementations.fitting import fit
-from implementations.native import native
-from spec.building import build
-from spec.cases import Case
-from spec.features import Feature
-from tests.benchmarks.memory import peak
-from tests.benchmarks.record import Growth, Interval
-from tests.benchmarks.workloads import FORWARD
+from attention_conformance.implementations.adapters.native import native
+from attention_conformance.implementations.api.contract import Implementation, Unable
+from attention_conformance.implementations.api.fitting import fit
+from attention_conformance.spec.cases import Case
+from attention_conformance.spec.features import Feature
+from attention_conformance.spec.inputs import build
+from attention_conformance.tests.benchmarks.memory import peak
+from attention_conformance.tests.benchmarks.record import Growth, Interval
+from attention_conformance.tests.benchmarks.workloads import FORWARD
 
 Floats: TypeAlias = NDArray[np.float64]
 

@@ -12,17 +12,17 @@ from functools import partial
 import numpy as np
 import torch
 
-from implementations.contract import Implementation, Unable
-from implementations.surroundings import kept_surroundings
-from spec.cases import Case
-from tests.benchmarks.contending import Contender, contenders
-from tests.benchmarks.counting import Work, result_bytes, work
-from tests.benchmarks.floor import beaten, floor_seconds, limits
-from tests.benchmarks.memory import peak
-from tests.benchmarks.pairing import Clock, Patience, Times, verdict
-from tests.benchmarks.record import Measurement, Rates, Speed
-from tests.benchmarks.verifying import Checked, verified
-from tests.benchmarks.workloads import Timed, suited
+from attention_conformance.implementations.api.contract import Implementation, Unable
+from attention_conformance.implementations.api.global_state import kept_surroundings
+from attention_conformance.spec.cases import Case
+from attention_conformance.tests.benchmarks.contending import Contender, contenders
+from attention_conformance.tests.benchmarks.counting import Work, result_bytes, work
+from attention_conformance.tests.benchmarks.floor import beaten, floor_seconds, limits
+from attention_conformance.tests.benchmarks.memory import peak
+from attention_conformance.tests.benchmarks.pairing import Clock, Patience, Times, verdict
+from attention_conformance.tests.benchmarks.record import Measurement, Rates, Speed
+from attention_conformance.tests.benchmarks.verifying import Checked, verified
+from attention_conformance.tests.benchmarks.workloads import Timed, suited
 
 WARM = 3
 """Calls of each contender that do not count, after the first: the same number for all, and one if that was slow."""

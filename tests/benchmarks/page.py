@@ -1,4 +1,4 @@
-"""The page of a run: `python -m tests.benchmarks.page BENCH.json OUT.html` writes one file that needs no network."""
+"""The page of a run, written from the JSON of a benchmark: one file that needs no network."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import jinja2
 import vl_convert
 from markupsafe import Markup
 
-from tests.benchmarks import figures
-from tests.benchmarks.plots import CHOICES, COLOURS, SHAPES, named, plots
-from tests.benchmarks.record import Finding, Growth, Measurement, Run, Speed
-from tests.benchmarks.stored import run_of
-from tests.benchmarks.table import claim, outcome
+from attention_conformance.tests.benchmarks import figures
+from attention_conformance.tests.benchmarks.plots import CHOICES, COLOURS, SHAPES, named, plots
+from attention_conformance.tests.benchmarks.record import Finding, Growth, Measurement, Run, Speed
+from attention_conformance.tests.benchmarks.stored import run_of
+from attention_conformance.tests.benchmarks.table import claim, outcome
 
 ASSETS = Path(__file__).parent / "assets"
 SHADES = dict.fromkeys(Speed, "bad") | dict.fromkeys((Speed.SAME, Speed.BASELINE, Speed.UNABLE), "")
@@ -127,7 +127,7 @@ def _growth(found: Growth) -> dict[str, Any]:
 
 def main(arguments: list[str] | None = None) -> int:
     """Writes the page; 4 where the file cannot be read or written, and one line says why."""
-    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.page", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m attention_conformance.tests.benchmarks.page", description=__doc__)
     parser.add_argument("input", type=Path, metavar="BENCH.json", help="a run, or what pytest-benchmark stored")
     parser.add_argument("output", type=Path, metavar="OUT.html")
     options = parser.parse_args(arguments)

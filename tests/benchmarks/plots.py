@@ -8,8 +8,8 @@ from itertools import groupby
 from textwrap import wrap
 from typing import Any, TypeAlias
 
-from tests.benchmarks import figures
-from tests.benchmarks.record import Growth, Measurement, Run, Speed
+from attention_conformance.tests.benchmarks import figures
+from attention_conformance.tests.benchmarks.record import Growth, Measurement, Run, Speed
 
 Value: TypeAlias = dict[str, Any]
 CHOICES = ("workload", "level", "passes", "dtype", "device")

@@ -9,17 +9,17 @@ from pathlib import Path
 
 import torch
 
-from implementations.contract import Implementation, Unable
-from spec.features import Scope
-from tests.benchmarks.asking import findings, head_count
-from tests.benchmarks.choosing import Plan
-from tests.benchmarks.floor import fastest, machine, rates
-from tests.benchmarks.growth import growths
-from tests.benchmarks.measuring import Conditions, measure
-from tests.benchmarks.record import Measurement, Run
-from tests.benchmarks.starting import import_seconds, library
-from tests.benchmarks.stored import store
-from tests.benchmarks.workloads import FORWARD, Timed
+from attention_conformance.implementations.api.contract import Implementation, Unable
+from attention_conformance.spec.features import Scope
+from attention_conformance.tests.benchmarks.asking import findings, head_count
+from attention_conformance.tests.benchmarks.choosing import Plan
+from attention_conformance.tests.benchmarks.floor import fastest, machine, rates
+from attention_conformance.tests.benchmarks.growth import growths
+from attention_conformance.tests.benchmarks.measuring import Conditions, measure
+from attention_conformance.tests.benchmarks.record import Measurement, Run
+from attention_conformance.tests.benchmarks.starting import import_seconds, library
+from attention_conformance.tests.benchmarks.stored import store
+from attention_conformance.tests.benchmarks.workloads import FORWARD, Timed
 
 
 @dataclass

@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable
 from statistics import median
 
-from implementations.caching import Cached, Chunked
-from implementations.contract import Implementation
-from implementations.ops import NumpyOp
+from attention_conformance.implementations.adapters.cached import Cached, Chunked
+from attention_conformance.implementations.adapters.ops import NumpyOp
+from attention_conformance.implementations.api.contract import Implementation
 
 _PROGRAM = """
 import importlib, runpy, sys, time

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tests.benchmarks.record import Run
+from attention_conformance.tests.benchmarks.record import Run
 
 KEY = "attention"
 """Under which the file of pytest-benchmark holds the run."""

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from textwrap import wrap
 
-from tests.benchmarks import figures
-from tests.benchmarks.record import Finding, Growth, Measurement, Run
+from attention_conformance.tests.benchmarks import figures
+from attention_conformance.tests.benchmarks.record import Finding, Growth, Measurement, Run
 
 COLUMNS = ("time", "quartiles", "x baseline", "floor", "memory", "worst", "verdict")
 WIDTHS = (8, 12, 20, 5, 7, 5, 13)

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from implementations.contract import Implementation
-from tests.benchmarks.record import Measurement, Speed
-from tests.benchmarks.sessions import Session
-from tests.benchmarks.workloads import Timed
+from attention_conformance.implementations.api.contract import Implementation
+from attention_conformance.tests.benchmarks.record import Measurement, Speed
+from attention_conformance.tests.benchmarks.sessions import Session
+from attention_conformance.tests.benchmarks.workloads import Timed
 
 REFUSED = (Speed.WRONG, Speed.IMPOSSIBLE, Speed.ERROR)
 

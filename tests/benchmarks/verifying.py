@@ -14,14 +14,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from implementations.contract import Result
-from reference.precision import precision
-from reference.solving import Expected, sample_rows, solve
-from spec.cases import Sharing
-from spec.features import Conventions, GroupOrder, Scope
-from spec.problems import Array, Problem
-from tests.benchmarks.contending import Contender, Kept
-from tests.harness.comparison import compare
+from attention_conformance.implementations.api.contract import Result
+from attention_conformance.reference.bounds.precision import precision
+from attention_conformance.reference.expected import Expected, sample_rows, solve
+from attention_conformance.spec.cases import Sharing
+from attention_conformance.spec.features import Conventions, GroupOrder, Scope
+from attention_conformance.spec.problem import Array, Problem
+from attention_conformance.tests.benchmarks.contending import Contender, Kept
+from attention_conformance.tests.harness.judge.comparison import compare
 
 ROWS = 6
 """Queries of which an answer is checked."""

@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from implementations.contract import Claims, Unable
-from implementations.fitting import fit
-from implementations.tensors import TORCH_DTYPES, to_array
-from spec.cases import Case, MaskKind, MaskShape, ModuleForm, Padding, Sharing, Sizes
-from spec.features import Feature, Scope
-from spec.problems import Array, Problem
+from attention_conformance.implementations.adapters.tensors import TORCH_DTYPES, to_array
+from attention_conformance.implementations.api.contract import Claims, Unable
+from attention_conformance.implementations.api.fitting import fit
+from attention_conformance.spec.cases import Case, MaskKind, MaskShape, ModuleForm, Padding, Sharing, Sizes
+from attention_conformance.spec.features import Feature, Scope
+from attention_conformance.spec.problem import Array, Problem
 
 FORWARD, BOTH = "forward", "forward+backward"
 PASSES = (FORWARD, BOTH)

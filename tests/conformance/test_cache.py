@@ -8,13 +8,13 @@ from itertools import accumulate
 
 import numpy as np
 
-from reference.solving import Expected
-from spec.cases import Case
-from spec.features import Conventions, WindowCount
-from spec.problems import Problem
-from tests.harness.judge import Judge
-from tests.harness.relations import take_keys, take_queries
-from tests.harness.suite import clause
+from attention_conformance.reference.expected import Expected
+from attention_conformance.spec.cases import Case
+from attention_conformance.spec.features import Conventions, WindowCount
+from attention_conformance.spec.problem import Problem
+from attention_conformance.tests.harness.judge.clause_tests import clause
+from attention_conformance.tests.harness.judge.judge import Judge
+from attention_conformance.tests.harness.judge.relations import take_keys, take_queries
 
 SEQUENCE = Case(causal=True).sized(query_length=9, key_length=9)
 BASE = 50.0

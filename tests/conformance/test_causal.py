@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from reference.solving import Expected
-from spec.cases import Case, MaskKind, MaskShape, Padding, Pattern, Scores
-from spec.features import CausalWithMask
-from spec.problems import Array
-from tests.harness.judge import Judge
-from tests.harness.relations import changed, deep, taking
-from tests.harness.suite import clause
+from attention_conformance.reference.expected import Expected
+from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Padding, Pattern, Scores
+from attention_conformance.spec.features import CausalWithMask
+from attention_conformance.spec.problem import Array
+from attention_conformance.tests.harness.judge.clause_tests import clause
+from attention_conformance.tests.harness.judge.judge import Judge
+from attention_conformance.tests.harness.judge.relations import changed, deep, taking
 
 SQUARE = Case(causal=True).sized(query_length=7, key_length=7)
 BESIDE = (

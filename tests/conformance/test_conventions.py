@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from tests.harness.judge import Judge
-from tests.harness.observing import (
+from attention_conformance.tests.harness.judge.clause_tests import clause
+from attention_conformance.tests.harness.judge.judge import Judge
+from attention_conformance.tests.harness.run.observed_conventions import (
     EMPTY_ROWS,
     FLAG_AND_MASK,
     FLOATS,
@@ -17,7 +18,6 @@ from tests.harness.observing import (
     Question,
     answers,
 )
-from tests.harness.suite import clause
 
 WIDE = ("float64", "float32")
 

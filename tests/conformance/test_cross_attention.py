@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from implementations.contract import Unable
-from implementations.fitting import fit
-from spec.cases import Case, MaskKind, MaskShape, Padding, Sharing
-from tests.harness.judge import Judge
-from tests.harness.suite import clause
+from attention_conformance.implementations.api.contract import Unable
+from attention_conformance.implementations.api.fitting import fit
+from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Padding, Sharing
+from attention_conformance.tests.harness.judge.clause_tests import clause
+from attention_conformance.tests.harness.judge.judge import Judge
 
 SHARED = (
     Case(seed=201).sized(query_length=5),

@@ -8,15 +8,22 @@ from itertools import product
 
 import numpy as np
 
-from implementations.surroundings import random_states_from, surroundings
-from reference.solving import RETURNED, Expected, solve
-from spec.cases import Case, MaskKind, MaskShape, Padding, Values
-from spec.features import Feature
-from spec.problems import Array, Problem
-from tests.harness.comparison import compare
-from tests.harness.dropping import Booleans, by_key, likely_share, relation, repetition, seen
-from tests.harness.judge import CandidateError, Judge, part_of
-from tests.harness.suite import clause
+from attention_conformance.implementations.api.global_state import random_states_from, surroundings
+from attention_conformance.reference.expected import RETURNED, Expected, solve
+from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Padding, Values
+from attention_conformance.spec.features import Feature
+from attention_conformance.spec.problem import Array, Problem
+from attention_conformance.tests.harness.judge.clause_tests import clause
+from attention_conformance.tests.harness.judge.comparison import compare
+from attention_conformance.tests.harness.judge.dropout_mask import (
+    Booleans,
+    by_key,
+    likely_share,
+    relation,
+    repetition,
+    seen,
+)
+from attention_conformance.tests.harness.judge.judge import CandidateError, Judge, part_of
 
 SHOWN = Case(spread=1.0, values=Values.IDENTITY).sized(key_length=8, d_k=16, d_v=16).extended(dropout=0.5, draw=1)
 """Every weight shows in two components of the output, 240 of them."""

@@ -8,14 +8,14 @@ from functools import partial
 
 import numpy as np
 
-from implementations.contract import Result
-from implementations.surroundings import kept_surroundings, random_states_from, surroundings
-from spec.cases import Case, MaskKind, MaskShape, Padding
-from spec.extensions import Packing
-from spec.features import Feature
-from spec.problems import Array, Problem
-from tests.harness.judge import CandidateError, Judge, part_of
-from tests.harness.suite import clause
+from attention_conformance.implementations.api.contract import Result
+from attention_conformance.implementations.api.global_state import kept_surroundings, random_states_from, surroundings
+from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Padding
+from attention_conformance.spec.extensions import Packing
+from attention_conformance.spec.features import Feature
+from attention_conformance.spec.problem import Array, Problem
+from attention_conformance.tests.harness.judge.clause_tests import clause
+from attention_conformance.tests.harness.judge.judge import CandidateError, Judge, part_of
 
 VARIED = (
     Case(seed=91),

@@ -6,11 +6,11 @@ from functools import partial
 
 import numpy as np
 
-from spec.cases import Case, MaskKind, Sharing
-from spec.problems import Array
-from tests.harness.judge import Judge
-from tests.harness.relations import changed
-from tests.harness.suite import clause
+from attention_conformance.spec.cases import Case, MaskKind, Sharing
+from attention_conformance.spec.problem import Array
+from attention_conformance.tests.harness.judge.clause_tests import clause
+from attention_conformance.tests.harness.judge.judge import Judge
+from attention_conformance.tests.harness.judge.relations import changed
 
 
 def _shorter(rows: Array) -> Array:

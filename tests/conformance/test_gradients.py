@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from reference.solving import solve
-from spec.cases import Case, Garbage, MaskKind, MaskShape, Padding, Pattern, Scores
-from spec.features import EmptyRow, Scope
-from spec.problems import Problem
-from tests.harness.comparison import compare
-from tests.harness.judge import CandidateError, Judge, part_of
-from tests.harness.suite import clause
+from attention_conformance.reference.expected import solve
+from attention_conformance.spec.cases import Case, Garbage, MaskKind, MaskShape, Padding, Pattern, Scores
+from attention_conformance.spec.features import EmptyRow, Scope
+from attention_conformance.spec.problem import Problem
+from attention_conformance.tests.harness.judge.clause_tests import clause
+from attention_conformance.tests.harness.judge.comparison import compare
+from attention_conformance.tests.harness.judge.judge import CandidateError, Judge, part_of
 
 ORDINARY = (
     Case(seed=51),

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from spec.cases import Case, Layout, MaskKind, MaskShape, Padding, Sizes
-from spec.features import Feature
-from tests.harness.judge import Judge
-from tests.harness.suite import clause
+from attention_conformance.spec.cases import Case, Layout, MaskKind, MaskShape, Padding, Sizes
+from attention_conformance.spec.features import Feature
+from attention_conformance.tests.harness.judge.clause_tests import clause
+from attention_conformance.tests.harness.judge.judge import Judge
 
 GROUPS = Case(Sizes(num_heads=6, num_kv_heads=3))
 TRIPLES = Case(Sizes(num_heads=6, num_kv_heads=2))

@@ -8,16 +8,16 @@ from functools import lru_cache
 
 import numpy as np
 
-from implementations.contract import Result
-from reference.solving import Expected, solve
-from spec.building import build
-from spec.cases import Case, MaskKind, Padding, Pattern, Sizes
-from spec.features import Conventions, EmptyRow, Scope
-from spec.problems import Array, Problem
-from tests.harness.comparison import compare
-from tests.harness.judge import CandidateError, Judge, part_of
-from tests.harness.relations import changed, take_samples
-from tests.harness.suite import clause
+from attention_conformance.implementations.api.contract import Result
+from attention_conformance.reference.expected import Expected, solve
+from attention_conformance.spec.cases import Case, MaskKind, Padding, Pattern, Sizes
+from attention_conformance.spec.features import Conventions, EmptyRow, Scope
+from attention_conformance.spec.inputs import build
+from attention_conformance.spec.problem import Array, Problem
+from attention_conformance.tests.harness.judge.clause_tests import clause
+from attention_conformance.tests.harness.judge.comparison import compare
+from attention_conformance.tests.harness.judge.judge import CandidateError, Judge, part_of
+from attention_conformance.tests.harness.judge.relations import changed, take_samples
 
 GATED = Case(seed=321).extended(head_gates=True)
 PLAIN = (

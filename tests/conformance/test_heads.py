@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from reference.solving import Expected
-from spec.cases import Case, Scores, Sizes
-from spec.features import Scope
-from spec.problems import Array, Problem
-from tests.harness.judge import Judge
-from tests.harness.relations import Change, changed
-from tests.harness.suite import clause
+from attention_conformance.reference.expected import Expected
+from attention_conformance.spec.cases import Case, Scores, Sizes
+from attention_conformance.spec.features import Scope
+from attention_conformance.spec.problem import Array, Problem
+from attention_conformance.tests.harness.judge.clause_tests import clause
+from attention_conformance.tests.harness.judge.judge import Judge
+from attention_conformance.tests.harness.judge.relations import Change, changed
 
 
 @clause("heads.independent")

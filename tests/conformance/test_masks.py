@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from spec.cases import Case, Garbage, MaskKind, MaskShape, Padding, Pattern, Scores, Sizes
-from tests.harness.judge import CandidateError, Judge
-from tests.harness.relations import deep
-from tests.harness.suite import clause
+from attention_conformance.spec.cases import Case, Garbage, MaskKind, MaskShape, Padding, Pattern, Scores, Sizes
+from attention_conformance.tests.harness.judge.clause_tests import clause
+from attention_conformance.tests.harness.judge.judge import CandidateError, Judge
+from attention_conformance.tests.harness.judge.relations import deep
 
 SAME = Sizes(batch=3, num_heads=3, query_length=3, key_length=3, d_k=3, d_v=3)
 """Extents that let a mask fit along a wrong axis."""

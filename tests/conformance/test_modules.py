@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from implementations.contract import Result
-from reference.second_order import second_order
-from reference.solving import Expected, solve
-from spec.building import build
-from spec.cases import Case, Layout, MaskKind, MaskShape, Padding, Pattern
-from spec.features import EmptyRow, Feature
-from spec.problems import DTYPES, Problem
-from tests.harness.comparison import compare
-from tests.harness.judge import CandidateError, Judge, part_of
-from tests.harness.suite import clause
+from attention_conformance.implementations.api.contract import Result
+from attention_conformance.reference.expected import Expected, solve
+from attention_conformance.reference.second_order import second_order
+from attention_conformance.spec.cases import Case, Layout, MaskKind, MaskShape, Padding, Pattern
+from attention_conformance.spec.features import EmptyRow, Feature
+from attention_conformance.spec.inputs import build
+from attention_conformance.spec.problem import DTYPES, Problem
+from attention_conformance.tests.harness.judge.clause_tests import clause
+from attention_conformance.tests.harness.judge.comparison import compare
+from attention_conformance.tests.harness.judge.judge import CandidateError, Judge, part_of
 
 STATES = ("float64", "float32", "bfloat16")
 """Dtypes in which states and transforms are asked: what they get wrong is seldom the precision."""

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from spec.cases import Case, MaskKind, MaskShape, Pattern, Scores, Values
-from spec.features import Feature
-from spec.problems import Array
-from tests.harness.judge import CandidateError, Judge
-from tests.harness.relations import changed
-from tests.harness.suite import clause
+from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Pattern, Scores, Values
+from attention_conformance.spec.features import Feature
+from attention_conformance.spec.problem import Array
+from attention_conformance.tests.harness.judge.clause_tests import clause
+from attention_conformance.tests.harness.judge.judge import CandidateError, Judge
+from attention_conformance.tests.harness.judge.relations import changed
 
 HALF = ("bfloat16", "float16")
 

@@ -7,15 +7,15 @@ from dataclasses import replace
 
 import numpy as np
 
-from reference.positions import positions
-from reference.solving import Expected
-from spec.cases import Case
-from spec.extensions import Packing
-from spec.features import Conventions, WindowCount
-from spec.problems import Array, Problem
-from tests.harness.judge import CandidateError, Judge
-from tests.harness.relations import Change, taking
-from tests.harness.suite import clause
+from attention_conformance.reference.expected import Expected
+from attention_conformance.reference.positions import positions
+from attention_conformance.spec.cases import Case
+from attention_conformance.spec.extensions import Packing
+from attention_conformance.spec.features import Conventions, WindowCount
+from attention_conformance.spec.problem import Array, Problem
+from attention_conformance.tests.harness.judge.clause_tests import clause
+from attention_conformance.tests.harness.judge.judge import CandidateError, Judge
+from attention_conformance.tests.harness.judge.relations import Change, taking
 
 SEGMENTS, LENGTHS = (Case().extended(packing=packing) for packing in (Packing.SEGMENTS, Packing.LENGTHS))
 LONG = {"query_length": 9, "key_length": 9}

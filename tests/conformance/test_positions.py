@@ -7,15 +7,15 @@ from dataclasses import replace
 
 import numpy as np
 
-from reference.encodings import alibi_slopes, sinusoids
-from reference.pipeline import Pipeline
-from reference.solving import Expected
-from spec.cases import Case, MaskKind, Padding, Sizes
-from spec.problems import Array, Problem
-from tests.harness.comparison import compare
-from tests.harness.judge import CandidateError, Judge
-from tests.harness.relations import changed, taking
-from tests.harness.suite import clause
+from attention_conformance.reference.encodings import alibi_slopes, sinusoids
+from attention_conformance.reference.expected import Expected
+from attention_conformance.reference.pipeline import Pipeline
+from attention_conformance.spec.cases import Case, MaskKind, Padding, Sizes
+from attention_conformance.spec.problem import Array, Problem
+from attention_conformance.tests.harness.judge.clause_tests import clause
+from attention_conformance.tests.harness.judge.comparison import compare
+from attention_conformance.tests.harness.judge.judge import CandidateError, Judge
+from attention_conformance.tests.harness.judge.relations import changed, taking
 
 SQUARE = Case().sized(query_length=7, key_length=7)
 ALIKE = Case().sized(num_heads=5, query_length=5, key_length=5)

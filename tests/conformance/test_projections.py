@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from reference.solving import Expected, solve
-from spec.cases import Case
-from spec.problems import Array
-from tests.harness.judge import Judge
-from tests.harness.relations import changed
-from tests.harness.suite import clause
+from attention_conformance.reference.expected import Expected, solve
+from attention_conformance.spec.cases import Case
+from attention_conformance.spec.problem import Array
+from attention_conformance.tests.harness.judge.clause_tests import clause
+from attention_conformance.tests.harness.judge.judge import Judge
+from attention_conformance.tests.harness.judge.relations import changed
 
 ORDINARY = (Case(seed=11), Case(seed=12, spread=4.0).sized(num_heads=2, d_k=6, d_v=5))
 

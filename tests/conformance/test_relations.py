@@ -6,17 +6,18 @@ from collections.abc import Callable
 
 import numpy as np
 
-from implementations.contract import Unable
-from implementations.fitting import fit
-from reference.solving import Expected
-from spec.cases import Case, Embedding, Garbage, MaskKind, MaskShape, Padding, Scores, Sharing
-from spec.covering import combinations
-from spec.features import Scope
-from spec.problems import Array, Problem
-from tests.harness.comparison import compare
-from tests.harness.judge import CandidateError, Judge, part_of
-from tests.harness.merging import assert_merges
-from tests.harness.relations import (
+from attention_conformance.implementations.api.contract import Unable
+from attention_conformance.implementations.api.fitting import fit
+from attention_conformance.reference.expected import Expected
+from attention_conformance.spec.cases import Case, Embedding, Garbage, MaskKind, MaskShape, Padding, Scores, Sharing
+from attention_conformance.spec.covering import combinations
+from attention_conformance.spec.features import Scope
+from attention_conformance.spec.problem import Array, Problem
+from attention_conformance.tests.harness.judge.clause_tests import clause
+from attention_conformance.tests.harness.judge.comparison import compare
+from attention_conformance.tests.harness.judge.judge import CandidateError, Judge, part_of
+from attention_conformance.tests.harness.judge.merging import assert_merges
+from attention_conformance.tests.harness.judge.relations import (
     changed,
     take_heads,
     take_keys,
@@ -25,7 +26,6 @@ from tests.harness.relations import (
     take_tokens,
     taking,
 )
-from tests.harness.suite import clause
 
 WAYS = (
     Case(seed=111),

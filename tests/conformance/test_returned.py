@@ -6,16 +6,16 @@ from dataclasses import replace
 
 import numpy as np
 
-from reference.solving import Expected
-from reference.stages import share
-from spec.cases import Case, MaskKind, MaskShape, Padding, Pattern, Scores, Sizes
-from spec.extensions import Packing
-from spec.features import Alignment, Feature
-from spec.problems import Array
-from tests.harness.comparison import compare
-from tests.harness.judge import CandidateError, Judge, part_of
-from tests.harness.merging import assert_merges
-from tests.harness.suite import clause
+from attention_conformance.reference.expected import Expected
+from attention_conformance.reference.stages import share
+from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Padding, Pattern, Scores, Sizes
+from attention_conformance.spec.extensions import Packing
+from attention_conformance.spec.features import Alignment, Feature
+from attention_conformance.spec.problem import Array
+from attention_conformance.tests.harness.judge.clause_tests import clause
+from attention_conformance.tests.harness.judge.comparison import compare
+from attention_conformance.tests.harness.judge.judge import CandidateError, Judge, part_of
+from attention_conformance.tests.harness.judge.merging import assert_merges
 
 EMPTY = Case(mask=MaskKind.BOOL, pattern=Pattern.EMPTY_ROW)
 SHARED = Case(mask=MaskKind.BOOL, mask_shape=MaskShape.SHARED)

@@ -7,10 +7,10 @@ from statistics import NormalDist
 
 import numpy as np
 
-from spec.cases import Case, MaskKind, Sizes
-from tests.harness.judge import CandidateError, Judge
-from tests.harness.relations import changed
-from tests.harness.suite import clause
+from attention_conformance.spec.cases import Case, MaskKind, Sizes
+from attention_conformance.tests.harness.judge.clause_tests import clause
+from attention_conformance.tests.harness.judge.judge import CandidateError, Judge
+from attention_conformance.tests.harness.judge.relations import changed
 
 FALSE_ALARM = 1e-10
 """Probability that a right implementation is accused by the statistical clause, in one dtype."""

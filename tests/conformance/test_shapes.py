@@ -9,18 +9,18 @@ from typing import Any
 
 import numpy as np
 
-from implementations.contract import Unable
-from implementations.fitting import fit
-from reference.solving import Expected, sample_rows
-from spec.cases import Case, Layout, MaskKind, MaskShape, Padding, Sizes
-from spec.covering import combinations
-from spec.extensions import Packing
-from spec.features import Alignment, EmptyRow
-from spec.problems import DTYPES, lay_out
-from tests.harness.judge import Judge
-from tests.harness.relations import taking
-from tests.harness.search import search
-from tests.harness.suite import clause
+from attention_conformance.implementations.api.contract import Unable
+from attention_conformance.implementations.api.fitting import fit
+from attention_conformance.reference.expected import Expected, sample_rows
+from attention_conformance.spec.cases import Case, Layout, MaskKind, MaskShape, Padding, Sizes
+from attention_conformance.spec.covering import combinations
+from attention_conformance.spec.extensions import Packing
+from attention_conformance.spec.features import Alignment, EmptyRow
+from attention_conformance.spec.problem import DTYPES, lay_out
+from attention_conformance.tests.harness.judge.clause_tests import clause
+from attention_conformance.tests.harness.judge.judge import Judge
+from attention_conformance.tests.harness.judge.relations import taking
+from attention_conformance.tests.harness.judge.search import search
 
 COINCIDENT = (
     Sizes(batch=3, num_heads=3, query_length=5, key_length=7, d_k=4, d_v=3),

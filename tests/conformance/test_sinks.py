@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from spec.cases import Case, MaskKind, MaskShape, Padding, Pattern, Sizes
-from spec.features import Feature, Scope
-from spec.problems import Problem
-from tests.harness.comparison import compare
-from tests.harness.judge import CandidateError, Judge, part_of
-from tests.harness.relations import Change, changed
-from tests.harness.suite import clause
+from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Padding, Pattern, Sizes
+from attention_conformance.spec.features import Feature, Scope
+from attention_conformance.spec.problem import Problem
+from attention_conformance.tests.harness.judge.clause_tests import clause
+from attention_conformance.tests.harness.judge.comparison import compare
+from attention_conformance.tests.harness.judge.judge import CandidateError, Judge, part_of
+from attention_conformance.tests.harness.judge.relations import Change, changed
 
 SINK = Case().extended(sinks=True)
 ZERO = Case().extended(zero_attn=True)

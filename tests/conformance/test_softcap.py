@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from reference.solving import Expected
-from spec.cases import Case, MaskKind, MaskShape, Padding, Pattern, Scores
-from tests.harness.judge import Judge
-from tests.harness.suite import clause
+from attention_conformance.reference.expected import Expected
+from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Padding, Pattern, Scores
+from attention_conformance.tests.harness.judge.clause_tests import clause
+from attention_conformance.tests.harness.judge.judge import Judge
 
 CAPPED = Case(spread=6.0).extended(softcap=1.5)
 LOW = Case(spread=3.0).extended(softcap=1.0)

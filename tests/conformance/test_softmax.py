@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from spec.building import LEAD
-from spec.cases import Case, MaskKind, MaskShape, Padding, Pattern, Scores, Sizes, Values
-from spec.features import Feature
-from tests.harness.judge import Judge
-from tests.harness.suite import clause
+from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Padding, Pattern, Scores, Sizes, Values
+from attention_conformance.spec.features import Feature
+from attention_conformance.spec.inputs import LEAD
+from attention_conformance.tests.harness.judge.clause_tests import clause
+from attention_conformance.tests.harness.judge.judge import Judge
 
 MASKED = (
     Case(mask=MaskKind.BOOL),

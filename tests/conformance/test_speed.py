@@ -7,13 +7,13 @@ from dataclasses import replace
 from functools import partial
 from itertools import product
 
-from spec.cases import Case
-from spec.features import Feature
-from spec.problems import Problem
-from tests.benchmarks.counting import result_bytes
-from tests.benchmarks.memory import absent, left_behind, peak
-from tests.harness.judge import CandidateError, Judge
-from tests.harness.suite import clause
+from attention_conformance.spec.cases import Case
+from attention_conformance.spec.features import Feature
+from attention_conformance.spec.problem import Problem
+from attention_conformance.tests.benchmarks.counting import result_bytes
+from attention_conformance.tests.benchmarks.memory import absent, left_behind, peak
+from attention_conformance.tests.harness.judge.clause_tests import clause
+from attention_conformance.tests.harness.judge.judge import CandidateError, Judge
 
 IN_ONE = ("float32",)
 """How memory grows is no matter of the dtype, and this one everybody has."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from spec.cases import Case, Scores
-from tests.harness.judge import Judge
-from tests.harness.suite import clause
+from attention_conformance.spec.cases import Case, Scores
+from attention_conformance.tests.harness.judge.clause_tests import clause
+from attention_conformance.tests.harness.judge.judge import Judge
 
 
 @clause("values.weighted-sum")

@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from reference.solving import Expected
-from reference.visibility import allowed_keys
-from spec.cases import Case, MaskKind, MaskShape, Padding, Scores, Sharing
-from spec.features import EmptyRow, WindowCount
-from spec.problems import Array
-from tests.harness.judge import Judge
-from tests.harness.relations import changed, deep, taking
-from tests.harness.suite import clause
+from attention_conformance.reference.expected import Expected
+from attention_conformance.reference.visibility import allowed_keys
+from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Padding, Scores, Sharing
+from attention_conformance.spec.features import EmptyRow, WindowCount
+from attention_conformance.spec.problem import Array
+from attention_conformance.tests.harness.judge.clause_tests import clause
+from attention_conformance.tests.harness.judge.judge import Judge
+from attention_conformance.tests.harness.judge.relations import changed, deep, taking
 
 SQUARE = Case().sized(query_length=7, key_length=7)
 LONGER = Case().sized(query_length=33, key_length=33)

@@ -1,4 +1,4 @@
-"""`python -m tests.report DIR`: makes the views of a report again from its event log."""
+"""`python -m attention_conformance.tests.report DIR`: makes the views of a report again from its event log."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import argparse
 import sys
 from pathlib import Path
 
-from tests.report.events import LogError, replay
-from tests.report.terminal import lines
-from tests.report.views import VIEWS, write
+from attention_conformance.tests.report.log import LogError, replay
+from attention_conformance.tests.report.views import VIEWS, write
+from attention_conformance.tests.report.views.terminal import lines
 
 UNUSABLE = 4
 """Exit status where there is no log to read."""
@@ -16,7 +16,7 @@ UNUSABLE = 4
 
 def main(arguments: list[str] | None = None) -> int:
     """Exit status 0; 4 where the folder holds no log, or cannot be written."""
-    parser = argparse.ArgumentParser(prog="python -m tests.report", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m attention_conformance.tests.report", description=__doc__)
     parser.add_argument("folder", metavar="DIR", type=Path, help="the folder of --report, which holds events.jsonl")
     parser.add_argument("--print", action="store_true", help="print the summary of the run, and write nothing")
     options = parser.parse_args(arguments)
@@ -27,7 +27,7 @@ def main(arguments: list[str] | None = None) -> int:
             return 0
         write(run, options.folder)
     except (LogError, OSError) as error:
-        print(f"tests.report: {error}", file=sys.stderr)
+        print(f"attention_conformance.tests.report: {error}", file=sys.stderr)
         return UNUSABLE
     print(f"written: {', '.join(str(options.folder / name) for name in VIEWS)}")
     return 0

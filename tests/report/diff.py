@@ -1,4 +1,4 @@
-"""Difference of two reports: `python -m tests.report.diff OLD NEW` names what changed verdict.
+"""Difference of two reports: `python -m attention_conformance.tests.report.diff OLD NEW` names what changed verdict.
 
 OLD and NEW are folders of --report, or the event logs in them. Only what both runs asked is compared. Exit status:
 0 nothing got worse, 1 something did or the new run is not complete, 4 a report cannot be read or compared.
@@ -17,13 +17,13 @@ from itertools import groupby
 from pathlib import Path
 from typing import TypeAlias
 
-from spec.clauses import load
-from spec.problems import DTYPES
-from tests.harness.verdicts import Status, Verdict
-from tests.report.events import FILE, LogError, replay
-from tests.report.markdown import code, in_table
-from tests.report.record import Run, overall
-from tests.report.telling import plain
+from attention_conformance.spec.clauses import load
+from attention_conformance.spec.problem import DTYPES
+from attention_conformance.tests.report.log import FILE, LogError, replay
+from attention_conformance.tests.report.model import Run, overall
+from attention_conformance.tests.report.text import plain
+from attention_conformance.tests.report.verdict import Status, Verdict
+from attention_conformance.tests.report.views.markdown import code, in_table
 
 SCHEMA = "attention-conformance/diff/1"
 WORSE, UNUSABLE = 1, 4
@@ -100,7 +100,9 @@ class IncomparableError(ValueError):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Prints what changed; the exit status says whether something got worse."""
     parser = argparse.ArgumentParser(
-        prog="python -m tests.report.diff", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m attention_conformance.tests.report.diff",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("old", type=Path, metavar="OLD")
     parser.add_argument("new", type=Path, metavar="NEW")

@@ -12,12 +12,12 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
-from implementations.contract import Implementation
-from implementations.defects import SCORE
-from tests.harness.verdicts import Verdict
-from tests.report import views
-from tests.report.events import FILE, Event, assembled, encode, kept
-from tests.report.record import SCHEMA, Begin, Closing, Judged, Run, Subject, Suite
+from attention_conformance.implementations.api.contract import Implementation
+from attention_conformance.implementations.defects import SCORE
+from attention_conformance.tests.report import views
+from attention_conformance.tests.report.log import FILE, Event, assembled, encode, kept
+from attention_conformance.tests.report.model import SCHEMA, Begin, Closing, Judged, Run, Subject, Suite
+from attention_conformance.tests.report.verdict import Verdict
 
 SPEC_VERSION = "0.1"
 PROJECT = Path(__file__).parents[2] / "pyproject.toml"

@@ -10,15 +10,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from implementations.audit.findings import ABSENT, OFFERED
-from implementations.audit.masks import MASKED_OUT, MAY_ATTEND
-from implementations.audit.numbers import RIGHT
-from implementations.compositions import eager, in_numpy
-from implementations.inhouse.fused import FusedAttention
-from implementations.inhouse.numpy_attention import attention
-from implementations.inhouse.tiled import tiled_attention
-from implementations.sources import a, b, c, d, e
-from spec.problems import Array
+from attention_conformance.implementations.builtin.compositions import eager, in_numpy
+from attention_conformance.implementations.builtin.inhouse.fused import FusedAttention
+from attention_conformance.implementations.builtin.inhouse.numpy_attention import attention
+from attention_conformance.implementations.builtin.inhouse.tiled import tiled_attention
+from attention_conformance.implementations.builtin.sources import a, b, c, d, e
+from attention_conformance.implementations.discovery.audit.findings import ABSENT, OFFERED
+from attention_conformance.implementations.discovery.audit.masks import MASKED_OUT, MAY_ATTEND
+from attention_conformance.implementations.discovery.audit.numbers import RIGHT
+from attention_conformance.spec.problem import Array
 
 Known: TypeAlias = Mapping[str, str]
 _INFINITE = float("-inf")

@@ -8,7 +8,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
-from tests.benchmarks.record import Finding, Growth, Interval, Machine, Measurement, Rates, Run, Speed
+from attention_conformance.tests.benchmarks.record import (
+    Finding,
+    Growth,
+    Interval,
+    Machine,
+    Measurement,
+    Rates,
+    Run,
+    Speed,
+)
 
 MARKUP = '<script>alert(1)</script><img src=x onerror="alert(2)">'
 LONG = "a_package_with_a_long_name.attention.variants:MultiHeadSlidingWindowAttentionWithSinks"

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from spec.cases import Case, MaskKind, MaskShape, Padding, Pattern, Scores, Sizes, Values
+from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Padding, Pattern, Scores, Sizes, Values
 
 T = TypeVar("T")
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from spec.cases import Case, MaskKind, MaskShape, Padding, Sizes
-from spec.extensions import Extension, Packing
-from tests.selftest.draws import one_of, spread_out
+from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Padding, Sizes
+from attention_conformance.spec.extensions import Extension, Packing
+from attention_conformance.tests.selftest.draws import one_of, spread_out
 
 LONGEST = 200
 

@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from functools import lru_cache
 
-from spec.features import Alignment, Conventions, GroupOrder, RotaryPairing, Scope, WindowCount
-from spec.problems import Array, Problem
-from tests.selftest.arithmetic import Arithmetic, Number
+from attention_conformance.spec.features import Alignment, Conventions, GroupOrder, RotaryPairing, Scope, WindowCount
+from attention_conformance.spec.problem import Array, Problem
+from attention_conformance.tests.selftest.arithmetic import Arithmetic, Number
 
 
 @lru_cache(maxsize=1024)

@@ -11,16 +11,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from implementations.contract import Claims, Implementation, Result
-from implementations.defects import steps as right
-from implementations.defects.record import OP
-from implementations.defects.steps import Steps, accumulator
-from implementations.further import further_options, seeded
-from implementations.ops import INPUTS, torch_op
-from implementations.tensors import gradients_of, tensors, to_array
-from spec.cases import Case, Sizes
-from spec.features import Feature, Scope
-from spec.problems import Problem
+from attention_conformance.implementations.adapters.op_options import further_options, seeded
+from attention_conformance.implementations.adapters.ops import INPUTS, torch_op
+from attention_conformance.implementations.adapters.tensors import gradients_of, tensors, to_array
+from attention_conformance.implementations.api.contract import Claims, Implementation, Result
+from attention_conformance.implementations.defects import steps as right
+from attention_conformance.implementations.defects.record import OP
+from attention_conformance.implementations.defects.steps import Steps, accumulator
+from attention_conformance.spec.cases import Case, Sizes
+from attention_conformance.spec.features import Feature, Scope
+from attention_conformance.spec.problem import Problem
 
 Answer: TypeAlias = tuple[Tensor, Tensor, Tensor]
 """Output, weights, log-sum-exp."""

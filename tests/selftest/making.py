@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from implementations.candidates import candidate
-from implementations.contract import Implementation, Unable
-from implementations.fitting import fit
-from implementations.loading import TargetError
-from reference.solving import solve
-from spec.building import build
-from spec.cases import Case, MaskKind, Padding, Sizes
-from spec.features import Feature
-from tests.harness.comparison import compare
-from tests.harness.judge import part_of
+from attention_conformance.implementations.api.contract import Implementation, Unable
+from attention_conformance.implementations.api.fitting import fit
+from attention_conformance.implementations.discovery.candidates import candidate
+from attention_conformance.implementations.discovery.loading import TargetError
+from attention_conformance.reference.expected import solve
+from attention_conformance.spec.cases import Case, MaskKind, Padding, Sizes
+from attention_conformance.spec.features import Feature
+from attention_conformance.spec.inputs import build
+from attention_conformance.tests.harness.judge.comparison import compare
+from attention_conformance.tests.harness.judge.judge import part_of
 
 START = """
 import functools
@@ -89,3 +91,17 @@ def assert_conforms(implementation: Implementation, dtype: str = "float32") -> N
         for part in ["output", *extras, *(f"gradients.{n}" for n in problem.needs)]:
             message = compare(part, part_of(result, part), expected[part], dtype).message
             assert not message, f"{case}: {message}"
+
+
+@contextmanager
+def forgotten(*names: str) -> Iterator[None]:
+    """Modules of these names, and all below them, count as not imported, and as before afterwards."""
+    before = dict(sys.modules)
+    for name in [name for name in before if name.partition(".")[0] in names]:
+        del sys.modules[name]
+    try:
+        yield
+    finally:
+        for name in [name for name in sys.modules if name.partition(".")[0] in names]:
+            del sys.modules[name]
+        sys.modules.update({name: module for name, module in before.items() if name.partition(".")[0] in names})

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from spec.features import Conventions, EmptyRow, LogBase, ReturnedWeights, Scope
-from spec.problems import Array, Problem
-from tests.selftest.arithmetic import DOUBLE, Arithmetic, Number
-from tests.selftest.family_oracle import (
+from attention_conformance.spec.features import Conventions, EmptyRow, LogBase, ReturnedWeights, Scope
+from attention_conformance.spec.problem import Array, Problem
+from attention_conformance.tests.selftest.arithmetic import DOUBLE, Arithmetic, Number
+from attention_conformance.tests.selftest.family_oracle import (
     capped,
     displaced,
     further_rows,

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from spec.cases import Case
-from spec.clauses import Clause, load
-from spec.features import Conventions, Feature
-from spec.problems import DTYPES, Array
-from tests.harness.verdicts import Failure, Status, Verdict
-from tests.report.record import SCHEMA, Begin, Closing, Grid, Run, Shown, Subject, Suite, WeightMap
+from attention_conformance.spec.cases import Case
+from attention_conformance.spec.clauses import Clause, load
+from attention_conformance.spec.features import Conventions, Feature
+from attention_conformance.spec.problem import DTYPES, Array
+from attention_conformance.tests.report.model import SCHEMA, Begin, Closing, Grid, Run, Shown, Subject, Suite, WeightMap
+from attention_conformance.tests.report.verdict import Failure, Status, Verdict
 
 MARKUP = "<script>alert(1)</script>"
 BROKEN = '"><img src=x onerror=alert(2)></script></style>{{ 7 * 7 }}'

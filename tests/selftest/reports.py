@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from spec.cases import Case
-from tests.harness.verdicts import Failure, Status, Verdict
-from tests.report.record import SCHEMA, Begin, Closing, Run, Shown, Subject, Suite
+from attention_conformance.spec.cases import Case
+from attention_conformance.tests.report.model import SCHEMA, Begin, Closing, Run, Shown, Subject, Suite
+from attention_conformance.tests.report.verdict import Failure, Status, Verdict
 
 LINK = "https://example.org/issues/1"
 HOSTILE = (

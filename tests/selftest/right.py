@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from implementations.contract import Claims, Implementation, Result
-from implementations.defects.steps import INFINITY, Steps, accumulator, factor, score, softmax
-from implementations.ops import torch_op
-from implementations.torch_ops import SDPA_FEATURES
-from spec.features import Feature, Scope
-from spec.problems import Problem
-from tests.selftest.styles import CORRECT, LOG2_E, Inputs, Style
+from attention_conformance.implementations.adapters.ops import torch_op
+from attention_conformance.implementations.api.contract import Claims, Implementation, Result
+from attention_conformance.implementations.builtin.sdpa import SDPA_FEATURES
+from attention_conformance.implementations.defects.steps import INFINITY, Steps, accumulator, factor, score, softmax
+from attention_conformance.spec.features import Feature, Scope
+from attention_conformance.spec.problem import Problem
+from attention_conformance.tests.selftest.styles import CORRECT, LOG2_E, Inputs, Style
 
 NOT_OF_STYLES = {Feature.GRADIENTS, Feature.MASK_GRADIENT, Feature.EMPTY_SIZES}
 OVERFLOWS = ("numerics.half-range",)

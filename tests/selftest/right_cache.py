@@ -9,13 +9,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from implementations.caching import Feed, Run, Stream, cached, chunked
-from implementations.contract import Claims, Implementation
-from implementations.defects.caching_steps import FEATURES, CacheSteps, Rows, joined, see, turn_key, turn_query
-from implementations.defects.steps import Steps, mix
-from implementations.ops import torch_op
-from spec.features import Conventions, Feature, Scope, WindowCount
-from spec.problems import Array
+from attention_conformance.implementations.adapters.cached import Feed, Run, Stream, cached, chunked
+from attention_conformance.implementations.adapters.ops import torch_op
+from attention_conformance.implementations.api.contract import Claims, Implementation
+from attention_conformance.implementations.defects.caching_steps import (
+    FEATURES,
+    CacheSteps,
+    Rows,
+    joined,
+    see,
+    turn_key,
+    turn_query,
+)
+from attention_conformance.implementations.defects.steps import Steps, mix
+from attention_conformance.spec.features import Conventions, Feature, Scope, WindowCount
+from attention_conformance.spec.problem import Array
 
 PAGE, POOL = 2, 1000
 FAR = 40

@@ -10,16 +10,16 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from implementations.contract import Claims, Implementation
-from implementations.defects.dropout_state import MODES, Dropping
-from implementations.defects.layers import FREE, ROLES, _call
-from implementations.defects.record import EXTRAS, OP
-from implementations.defects.steps import Steps, accumulator, drop, mix
-from implementations.modules import linears, torch_module
-from implementations.ops import numpy_op, torch_op
-from spec.features import Conventions, Feature, ReturnedWeights, Scope
-from spec.problems import Array
-from tests.selftest.right import written_out
+from attention_conformance.implementations.adapters.ops import numpy_op, torch_op
+from attention_conformance.implementations.adapters.torch_module import linears, torch_module
+from attention_conformance.implementations.api.contract import Claims, Implementation
+from attention_conformance.implementations.defects.dropout_state import MODES, Dropping
+from attention_conformance.implementations.defects.layers import FREE, ROLES, _call
+from attention_conformance.implementations.defects.record import EXTRAS, OP
+from attention_conformance.implementations.defects.steps import Steps, accumulator, drop, mix
+from attention_conformance.spec.features import Conventions, Feature, ReturnedWeights, Scope
+from attention_conformance.spec.problem import Array
+from attention_conformance.tests.selftest.right import written_out
 
 AFTER = Conventions(returned_weights=ReturnedWeights.AFTER_DROPOUT)
 

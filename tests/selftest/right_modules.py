@@ -9,16 +9,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from implementations.contract import Claims, Implementation
-from implementations.defects.head_gates import GATES, LAYER, call
-from implementations.defects.layers import FREE, PLACES, Layer
-from implementations.defects.modules import MODES, Unbatched
-from implementations.defects.record import OP
-from implementations.defects.steps import INFINITY, Steps
-from implementations.modes import module_modes, op_modes
-from implementations.modules import torch_module
-from implementations.ops import torch_op
-from spec.features import Feature, Scope
+from attention_conformance.implementations.adapters.modes import module_modes, op_modes
+from attention_conformance.implementations.adapters.ops import torch_op
+from attention_conformance.implementations.adapters.torch_module import torch_module
+from attention_conformance.implementations.api.contract import Claims, Implementation
+from attention_conformance.implementations.defects.head_gates import GATES, LAYER, call
+from attention_conformance.implementations.defects.layers import FREE, PLACES, Layer
+from attention_conformance.implementations.defects.modules import MODES, Unbatched
+from attention_conformance.implementations.defects.record import OP
+from attention_conformance.implementations.defects.steps import INFINITY, Steps
+from attention_conformance.spec.features import Feature, Scope
 
 GATED = OP | GATES | {Feature.GROUPED}
 

@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from implementations.contract import Claims, Implementation
-from implementations.defects.empty_rows import BOTTOM_RIGHT, add_bottom_right
-from implementations.defects.record import OP
-from implementations.defects.steps import Asked, Steps, documents, places
-from implementations.ops import torch_op
-from spec.features import Conventions, Feature, Scope
+from attention_conformance.implementations.adapters.ops import torch_op
+from attention_conformance.implementations.api.contract import Claims, Implementation
+from attention_conformance.implementations.defects.empty_rows import BOTTOM_RIGHT, add_bottom_right
+from attention_conformance.implementations.defects.record import OP
+from attention_conformance.implementations.defects.steps import Asked, Steps, documents, places
+from attention_conformance.spec.features import Conventions, Feature, Scope
 
 PACKED = OP | {
     Feature.SEGMENTS,

@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from implementations.contract import Claims, Implementation
-from implementations.defects.record import OP
-from implementations.defects.steps import Steps
-from implementations.ops import torch_op
-from spec.features import Conventions, Feature, RotaryPairing, Scope
-from spec.problems import Array
+from attention_conformance.implementations.adapters.ops import torch_op
+from attention_conformance.implementations.api.contract import Claims, Implementation
+from attention_conformance.implementations.defects.record import OP
+from attention_conformance.implementations.defects.steps import Steps
+from attention_conformance.spec.features import Conventions, Feature, RotaryPairing, Scope
+from attention_conformance.spec.problem import Array
 
 ROTARY = {Feature.ROTARY, Feature.QUERY_START, Feature.GROUPED}
 BIASES = {Feature.ALIBI, Feature.RELATIVE_BIAS, Feature.QUERY_START, Feature.SOFTCAP}

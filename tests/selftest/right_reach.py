@@ -8,22 +8,31 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from implementations.contract import Claims, Implementation
-from implementations.defects.empty_rows import add_bottom_right
-from implementations.defects.grouped import GROUPED, TILED, GroupedLayer, share_tiled
-from implementations.defects.layers import FREE, ROLES
-from implementations.defects.record import OP
-from implementations.defects.softcap import SOFTCAP
-from implementations.defects.steps import Asked, Steps, add_window, cap, factor, places, score, softmax
-from implementations.defects.window import INCLUDING, STARTED, Window
-from implementations.further import further_options
-from implementations.mha import MHA_FEATURES, inputs_of
-from implementations.modules import linears, torch_module
-from implementations.ops import torch_op
-from implementations.tensors import Tensors
-from spec.features import Alignment, Conventions, EmptyRow, Feature, Scope, SoftmaxPrecision
-from spec.problems import Problem
-from tests.selftest.right import Right, written_out
+from attention_conformance.implementations.adapters.mha_interface import MHA_FEATURES, inputs_of
+from attention_conformance.implementations.adapters.op_options import further_options
+from attention_conformance.implementations.adapters.ops import torch_op
+from attention_conformance.implementations.adapters.tensors import Tensors
+from attention_conformance.implementations.adapters.torch_module import linears, torch_module
+from attention_conformance.implementations.api.contract import Claims, Implementation
+from attention_conformance.implementations.defects.empty_rows import add_bottom_right
+from attention_conformance.implementations.defects.grouped import GROUPED, TILED, GroupedLayer, share_tiled
+from attention_conformance.implementations.defects.layers import FREE, ROLES
+from attention_conformance.implementations.defects.record import OP
+from attention_conformance.implementations.defects.softcap import SOFTCAP
+from attention_conformance.implementations.defects.steps import (
+    Asked,
+    Steps,
+    add_window,
+    cap,
+    factor,
+    places,
+    score,
+    softmax,
+)
+from attention_conformance.implementations.defects.window import INCLUDING, STARTED, Window
+from attention_conformance.spec.features import Alignment, Conventions, EmptyRow, Feature, Scope, SoftmaxPrecision
+from attention_conformance.spec.problem import Problem
+from attention_conformance.tests.selftest.right import Right, written_out
 
 RETURNED = frozenset({Feature.WEIGHTS, Feature.LOG_SUM_EXP})
 MASKS = frozenset({Feature.BOOL_MASK, Feature.FLOAT_MASK, Feature.MASK_GRADIENT, Feature.KEY_PADDING})

@@ -8,13 +8,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from implementations.contract import Claims, Implementation
-from implementations.defects.record import EXTRAS, OP
-from implementations.defects.steps import INFINITY, Steps, accumulator, log_sum_exp, share, softmax
-from implementations.ops import torch_op
-from spec.features import Conventions, EmptyRow, Feature, LogBase, Scope
-from tests.selftest.right import largest
-from tests.selftest.styles import LOG2_E
+from attention_conformance.implementations.adapters.ops import torch_op
+from attention_conformance.implementations.api.contract import Claims, Implementation
+from attention_conformance.implementations.defects.record import EXTRAS, OP
+from attention_conformance.implementations.defects.steps import (
+    INFINITY,
+    Steps,
+    accumulator,
+    log_sum_exp,
+    share,
+    softmax,
+)
+from attention_conformance.spec.features import Conventions, EmptyRow, Feature, LogBase, Scope
+from attention_conformance.tests.selftest.right import largest
+from attention_conformance.tests.selftest.styles import LOG2_E
 
 TWO = Conventions(log_sum_exp_base=LogBase.TWO)
 NAN = Conventions(

@@ -8,14 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from implementations.contract import Claims, Implementation
-from implementations.defects.further_keys import FEATURES, KEYED_PLACES, KeyedLayer, call
-from implementations.defects.layers import FREE
-from implementations.defects.record import OP
-from implementations.defects.steps import Steps, accumulator
-from implementations.modules import torch_module
-from implementations.ops import torch_op
-from spec.features import Feature, Scope
+from attention_conformance.implementations.adapters.ops import torch_op
+from attention_conformance.implementations.adapters.torch_module import torch_module
+from attention_conformance.implementations.api.contract import Claims, Implementation
+from attention_conformance.implementations.defects.further_keys import FEATURES, KEYED_PLACES, KeyedLayer, call
+from attention_conformance.implementations.defects.layers import FREE
+from attention_conformance.implementations.defects.record import OP
+from attention_conformance.implementations.defects.steps import Steps, accumulator
+from attention_conformance.spec.features import Feature, Scope
 
 SINKS = {Feature.SINKS, Feature.SOFTCAP, Feature.GROUPED, Feature.WINDOW}
 ZERO = {Feature.ZERO_ATTN, Feature.WINDOW, Feature.ALIBI}

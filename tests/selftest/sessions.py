@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from implementations.contract import Implementation
-from spec.clauses import load
-from tests.harness.suite import claimed, declared
-from tests.report import html
+from attention_conformance.implementations.api.contract import Implementation
+from attention_conformance.spec.clauses import load
+from attention_conformance.tests.harness.judge.clause_tests import claimed, declared
+from attention_conformance.tests.report.views import html
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = ("-c", str(ROOT / "pyproject.toml"), "--rootdir", str(ROOT), "-p", "no:cacheprovider")
@@ -23,8 +23,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from implementations.contract import ExpectedFailure, Unable
-from implementations.torch_ops import TORCH_OPS
+from attention_conformance.implementations.api.contract import ExpectedFailure, Unable
+from attention_conformance.implementations.builtin.sdpa import TORCH_OPS
 
 MATH = next(i for i in TORCH_OPS if i.name == "torch.sdpa.math")
 LINK = "https://example.org/issues/1"

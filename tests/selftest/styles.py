@@ -11,9 +11,9 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from reference.visibility import visibility
-from spec.features import Conventions
-from spec.problems import Problem
+from attention_conformance.reference.visibility import visibility
+from attention_conformance.spec.features import Conventions
+from attention_conformance.spec.problem import Problem
 
 Numbers: TypeAlias = NDArray[Any]
 Style: TypeAlias = Callable[["Inputs"], Numbers]

@@ -9,23 +9,30 @@ import pytest
 import torch
 from torch import Tensor
 
-from implementations.audit.auditing import audit
-from implementations.audit.claiming import features, settings
-from implementations.audit.findings import ABSENT, Facts, Finding, spans, table, undetermined
-from implementations.audit.forms import find_subject
-from implementations.audit.posing import Asked, Form, Reply, Subject, pose, revealed
-from implementations.audit.questions import all_asked, heeding
-from implementations.builtin import BUILTIN, NAMED
-from implementations.compositions import eager
-from implementations.contract import Claims, Implementation, Result
-from implementations.defects import catalogue
-from implementations.loading import TargetError
-from implementations.ops import torch_op
-from reference.solving import solve
-from spec.cases import Sharing
-from spec.features import Alignment, Conventions, Feature, GroupOrder, Scope
-from tests.measure_audit import WRONG, anonymous, known_scores, scores
-from tests.selftest.audit_targets import TARGETS, wrong_axis, wrong_scale
+from attention_conformance.implementations.adapters.ops import torch_op
+from attention_conformance.implementations.api.contract import Claims, Implementation, Result
+from attention_conformance.implementations.builtin import BUILTIN, NAMED
+from attention_conformance.implementations.builtin.compositions import eager
+from attention_conformance.implementations.defects import catalogue
+from attention_conformance.implementations.discovery.audit.auditing import audit
+from attention_conformance.implementations.discovery.audit.claiming import features, settings
+from attention_conformance.implementations.discovery.audit.findings import (
+    ABSENT,
+    Facts,
+    Finding,
+    spans,
+    table,
+    undetermined,
+)
+from attention_conformance.implementations.discovery.audit.forms import find_subject
+from attention_conformance.implementations.discovery.audit.posing import Asked, Form, Reply, Subject, pose, revealed
+from attention_conformance.implementations.discovery.audit.questions import all_asked, heeding
+from attention_conformance.implementations.discovery.loading import TargetError
+from attention_conformance.reference.expected import solve
+from attention_conformance.spec.cases import Sharing
+from attention_conformance.spec.features import Alignment, Conventions, Feature, GroupOrder, Scope
+from attention_conformance.tests.measurements.audit import WRONG, anonymous, known_scores, scores
+from attention_conformance.tests.selftest.audit_targets import TARGETS, wrong_axis, wrong_scale
 
 OURS = {each.name: each for each in (*BUILTIN, *NAMED)}
 LONG = ("inhouse.", "torch.")

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from implementations.audit.auditing import audit
-from implementations.audit.findings import Finding
-from implementations.audit.writing import adapter_text
-from implementations.contract import Implementation
-from implementations.loading import load_target
-from spec.features import Alignment, Conventions, EmptyRow, Feature, Polarity
-from tests.selftest.sessions import SUITE
+from attention_conformance.implementations.api.contract import Implementation
+from attention_conformance.implementations.discovery.audit.auditing import audit
+from attention_conformance.implementations.discovery.audit.findings import Finding
+from attention_conformance.implementations.discovery.audit.writing import adapter_text
+from attention_conformance.implementations.discovery.loading import load_target
+from attention_conformance.spec.features import Alignment, Conventions, EmptyRow, Feature, Polarity
+from attention_conformance.tests.selftest.sessions import SUITE
 
 pytest_plugins = ["pytester"]
 MINE = '''
@@ -140,7 +140,9 @@ def test_a_target_in_another_folder(mine: Path) -> None:
 
 def test_an_implementation_as_target(tmp_path: Path) -> None:
     source = tmp_path / "theirs.py"
-    source.write_text("from implementations.compositions import COMPOSITIONS\nfound = COMPOSITIONS[0]\n")
+    source.write_text(
+        "from attention_conformance.implementations.builtin.compositions import COMPOSITIONS\nfound = COMPOSITIONS[0]\n"
+    )
     text = written(f"{source}:found", tmp_path, "adapter").read_text()
     assert "target.run," in text
     assert "empty_row_bool=EmptyRow.NAN" in text

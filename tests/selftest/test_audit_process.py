@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from implementations.audit.__main__ import main
+from attention_conformance.implementations.discovery.audit.__main__ import main
 
 THEIRS = """
 import os, signal, sys, time

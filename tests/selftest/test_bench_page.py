@@ -10,12 +10,19 @@ from pathlib import Path
 
 import pytest
 
-from tests.benchmarks import page as pages
-from tests.benchmarks.page import UNUSABLE, main, page
-from tests.benchmarks.record import Speed
-from tests.benchmarks.stored import KEY, run_of
-from tests.selftest.benchmark_data import IMPLEMENTATIONS, LONG, MARKUP, WORKLOADS, invented, written
-from tests.selftest.browser import Browser, Scheme, Visit, browser, pictured, visiting
+from attention_conformance.tests.benchmarks import page as pages
+from attention_conformance.tests.benchmarks.page import UNUSABLE, main, page
+from attention_conformance.tests.benchmarks.record import Speed
+from attention_conformance.tests.benchmarks.stored import KEY, run_of
+from attention_conformance.tests.selftest.benchmark_data import (
+    IMPLEMENTATIONS,
+    LONG,
+    MARKUP,
+    WORKLOADS,
+    invented,
+    written,
+)
+from attention_conformance.tests.selftest.browser import Browser, Scheme, Visit, browser, pictured, visiting
 
 __all__ = ["browser"]
 

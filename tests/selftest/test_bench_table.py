@@ -6,10 +6,18 @@ from dataclasses import replace
 
 import pytest
 
-from tests.benchmarks import figures
-from tests.benchmarks.record import Interval, Measurement, Run, Speed
-from tests.benchmarks.table import LEGEND, lines
-from tests.selftest.benchmark_data import IMPLEMENTATIONS, LONG, MACHINE, MARKUP, RATES, WORKLOADS, invented
+from attention_conformance.tests.benchmarks import figures
+from attention_conformance.tests.benchmarks.record import Interval, Measurement, Run, Speed
+from attention_conformance.tests.benchmarks.table import LEGEND, lines
+from attention_conformance.tests.selftest.benchmark_data import (
+    IMPLEMENTATIONS,
+    LONG,
+    MACHINE,
+    MARKUP,
+    RATES,
+    WORKLOADS,
+    invented,
+)
 
 RUN = invented()
 TEXT = "\n".join(lines(RUN, 100))

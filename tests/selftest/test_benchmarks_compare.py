@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.benchmarks.compare import REGRESSED, UNUSABLE, IncomparableError, compared, main
-from tests.benchmarks.record import Interval, Measurement, Run, Speed
-from tests.selftest.benchmark_data import invented
+from attention_conformance.tests.benchmarks.compare import REGRESSED, UNUSABLE, IncomparableError, compared, main
+from attention_conformance.tests.benchmarks.record import Interval, Measurement, Run, Speed
+from attention_conformance.tests.selftest.benchmark_data import invented
 
 NAME = "inhouse.tiled"
 RUN = invented()

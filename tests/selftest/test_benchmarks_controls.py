@@ -12,18 +12,18 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from implementations.builtin import BUILTIN, NAMED
-from implementations.contract import Claims, Implementation, Result
-from implementations.native import native
-from implementations.ops import numpy_op, torch_op
-from spec.cases import Case, Sizes
-from spec.features import Feature, Scope
-from spec.problems import Problem
-from tests.benchmarks.contending import contenders
-from tests.benchmarks.measuring import Conditions, measure
-from tests.benchmarks.pairing import Patience
-from tests.benchmarks.record import Measurement, Rates, Speed
-from tests.benchmarks.workloads import BOTH, FORWARD, REPRESENTATIVE, Timed, Workload, problem_for
+from attention_conformance.implementations.adapters.native import native
+from attention_conformance.implementations.adapters.ops import numpy_op, torch_op
+from attention_conformance.implementations.api.contract import Claims, Implementation, Result
+from attention_conformance.implementations.builtin import BUILTIN, NAMED
+from attention_conformance.spec.cases import Case, Sizes
+from attention_conformance.spec.features import Feature, Scope
+from attention_conformance.spec.problem import Problem
+from attention_conformance.tests.benchmarks.contending import contenders
+from attention_conformance.tests.benchmarks.measuring import Conditions, measure
+from attention_conformance.tests.benchmarks.pairing import Patience
+from attention_conformance.tests.benchmarks.record import Measurement, Rates, Speed
+from attention_conformance.tests.benchmarks.workloads import BOTH, FORWARD, REPRESENTATIVE, Timed, Workload, problem_for
 
 sdpa: Any = F.scaled_dot_product_attention
 KNOWN = {each.name: each for each in (*BUILTIN, *NAMED)}

@@ -8,8 +8,8 @@ from math import log
 import numpy as np
 import pytest
 
-from tests.benchmarks.pairing import Clock, Patience, Times, median_interval, verdict
-from tests.benchmarks.record import Interval, Speed
+from attention_conformance.tests.benchmarks.pairing import Clock, Patience, Times, median_interval, verdict
+from attention_conformance.tests.benchmarks.record import Interval, Speed
 
 RUNS = 50
 Noise = Callable[[np.random.Generator], float]

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from spec.features import Feature
-from tests.benchmarks.choosing import KNOWN
-from tests.benchmarks.record import Rates, Speed
-from tests.benchmarks.stored import run_of, store
-from tests.benchmarks.workloads import _CHOSEN, IMPLEMENTATIONS, REPRESENTATIVE, WORKLOADS, timed
-from tests.selftest.benchmark_data import invented
-from tests.selftest.sessions import ROOT, SETTINGS
+from attention_conformance.spec.features import Feature
+from attention_conformance.tests.benchmarks.choosing import KNOWN
+from attention_conformance.tests.benchmarks.record import Rates, Speed
+from attention_conformance.tests.benchmarks.stored import run_of, store
+from attention_conformance.tests.benchmarks.workloads import _CHOSEN, IMPLEMENTATIONS, REPRESENTATIVE, WORKLOADS, timed
+from attention_conformance.tests.selftest.benchmark_data import invented
+from attention_conformance.tests.selftest.sessions import ROOT, SETTINGS
 
 pytest_plugins = ["pytester"]
 
@@ -44,7 +44,9 @@ def breaks(query, key, value):
 def _any_rates(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a machine on which nothing is impossible: to measure the real ones takes seconds."""
     monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)  # pytest-benchmark times nothing in a worker
-    monkeypatch.setattr("tests.benchmarks.sessions.rates", lambda device, dtypes: Rates({"float32": 1e18}, 1e18))
+    monkeypatch.setattr(
+        "attention_conformance.tests.benchmarks.sessions.rates", lambda device, dtypes: Rates({"float32": 1e18}, 1e18)
+    )
 
 
 @pytest.fixture

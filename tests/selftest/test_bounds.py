@@ -8,15 +8,25 @@ from functools import cache
 import numpy as np
 import pytest
 
-from reference.precision import precision, unit_roundoff
-from reference.solving import Expected, Solution, solve
-from spec.building import build
-from spec.cases import Case, Garbage, MaskKind, ModuleForm, Padding, Pattern, Scores, Sharing, Sizes
-from spec.features import Conventions, SoftmaxPrecision
-from spec.problems import DTYPES, Problem
-from tests.selftest import styles
-from tests.selftest.draws import GENTLE, ORDINARY, POINTED, drawn_case
-from tests.selftest.styles import CORRECT, SHORT, WRONG, Inputs, Numbers, Style
+from attention_conformance.reference.bounds.precision import precision, unit_roundoff
+from attention_conformance.reference.expected import Expected, Solution, solve
+from attention_conformance.spec.cases import (
+    Case,
+    Garbage,
+    MaskKind,
+    ModuleForm,
+    Padding,
+    Pattern,
+    Scores,
+    Sharing,
+    Sizes,
+)
+from attention_conformance.spec.features import Conventions, SoftmaxPrecision
+from attention_conformance.spec.inputs import build
+from attention_conformance.spec.problem import DTYPES, Problem
+from attention_conformance.tests.selftest import styles
+from attention_conformance.tests.selftest.draws import GENTLE, ORDINARY, POINTED, drawn_case
+from attention_conformance.tests.selftest.styles import CORRECT, SHORT, WRONG, Inputs, Numbers, Style
 
 TEETH = 3.0
 """A wrong answer must lie this many bounds away, so that a doubled bound would still refuse it."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.selftest.browser import Browser, browser, executable, visiting
+from attention_conformance.tests.selftest.browser import Browser, browser, executable, visiting
 
 __all__ = ["browser"]
 

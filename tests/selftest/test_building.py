@@ -9,17 +9,29 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from implementations.contract import Claims
-from implementations.fitting import fit
-from implementations.torch_modules import TORCH_MODULES
-from reference.pipeline import Trace
-from reference.solving import solve
-from reference.visibility import allowed_keys
-from spec.building import build
-from spec.cases import Case, Garbage, Layout, MaskKind, MaskShape, Padding, Pattern, Scores, Sharing, Sizes, Values
-from spec.covering import SIZES, mended
-from spec.features import Conventions, Feature, Scope
-from spec.problems import DTYPES, Array, Problem, lay_out
+from attention_conformance.implementations.api.contract import Claims
+from attention_conformance.implementations.api.fitting import fit
+from attention_conformance.implementations.builtin.mha import TORCH_MODULES
+from attention_conformance.reference.expected import solve
+from attention_conformance.reference.pipeline import Trace
+from attention_conformance.reference.visibility import allowed_keys
+from attention_conformance.spec.cases import (
+    Case,
+    Garbage,
+    Layout,
+    MaskKind,
+    MaskShape,
+    Padding,
+    Pattern,
+    Scores,
+    Sharing,
+    Sizes,
+    Values,
+)
+from attention_conformance.spec.covering import SIZES, mended
+from attention_conformance.spec.features import Conventions, Feature, Scope
+from attention_conformance.spec.inputs import build
+from attention_conformance.spec.problem import DTYPES, Array, Problem, lay_out
 
 HALF_LIMIT = 65504.0
 SQUARE = Case().sized(query_length=7)

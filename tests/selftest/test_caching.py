@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 import torch
 
-from implementations.caching import Feed, Stream, cached, chunked, pieces
-from implementations.contract import Claims, Result, Unable
-from implementations.defects.caching_steps import CacheSteps
-from implementations.fitting import fit
-from implementations.inhouse.cached import CachedAttention, Growing, Ring, Static
-from spec.building import build
-from spec.cases import Case, MaskKind
-from spec.features import Conventions, Feature, Scope, WindowCount
-from spec.problems import Array, Problem
+from attention_conformance.implementations.adapters.cached import Feed, Stream, cached, chunked, pieces
+from attention_conformance.implementations.api.contract import Claims, Result, Unable
+from attention_conformance.implementations.api.fitting import fit
+from attention_conformance.implementations.builtin.inhouse.cached import CachedAttention, Growing, Ring, Static
+from attention_conformance.implementations.defects.caching_steps import CacheSteps
+from attention_conformance.spec.cases import Case, MaskKind
+from attention_conformance.spec.features import Conventions, Feature, Scope, WindowCount
+from attention_conformance.spec.inputs import build
+from attention_conformance.spec.problem import Array, Problem
 
 OP = Claims(Scope.OP, frozenset(Feature))
 SEVEN = Case(causal=True).sized(query_length=7, key_length=7)

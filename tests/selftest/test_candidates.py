@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from implementations.candidates import candidate, candidates
-from implementations.candidates.functions import ALWAYS
-from implementations.loading import TargetError
-from spec.building import build
-from spec.cases import Case, Sizes
-from spec.features import CausalWithMask, EmptyRow, Feature, Polarity, Scope
-from tests.selftest.making import MASKS, WRAP, Make, assert_conforms, make, refused
+from attention_conformance.implementations.discovery.candidates import candidate, candidates
+from attention_conformance.implementations.discovery.functions import ALWAYS
+from attention_conformance.implementations.discovery.loading import TargetError
+from attention_conformance.spec.cases import Case, Sizes
+from attention_conformance.spec.features import CausalWithMask, EmptyRow, Feature, Polarity, Scope
+from attention_conformance.spec.inputs import build
+from attention_conformance.tests.selftest.making import MASKS, WRAP, Make, assert_conforms, make, refused
 
 __all__ = ["make"]  # the fixture
 
@@ -123,7 +123,7 @@ class TestConventions:
             make("def f(q, k, v): return q", colour="red")
 
     def test_an_implementation_is_used_as_it_is(self, make: Make) -> None:
-        text = "from implementations.inhouse import INHOUSE\nf = INHOUSE[2]"
+        text = "from attention_conformance.implementations.builtin.inhouse import INHOUSE\nf = INHOUSE[2]"
         found = make(text, empty_row="uniform")
         assert found.name == "inhouse.numpy"
         assert found.claims.conventions.empty_row_causal is EmptyRow.UNIFORM

@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reference.visibility import allowed_keys
-from spec.building import build
-from spec.cases import Case, Embedding, MaskKind, ModuleForm, Padding, Scores, Sharing, Sizes
-from spec.covering import FACTORS, STORED, combinations, combined, mended, written
-from spec.extensions import NOTHING, Extension, Packing
-from spec.features import Alignment, CausalWithMask, Conventions
+from attention_conformance.reference.visibility import allowed_keys
+from attention_conformance.spec.cases import Case, Embedding, MaskKind, ModuleForm, Padding, Scores, Sharing, Sizes
+from attention_conformance.spec.covering import FACTORS, STORED, combinations, combined, mended, written
+from attention_conformance.spec.extensions import NOTHING, Extension, Packing
+from attention_conformance.spec.features import Alignment, CausalWithMask, Conventions
+from attention_conformance.spec.inputs import build
 
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
 EXTENT = st.integers(0, 5000)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from spec.clauses import CHAPTERS, Clause, Level, SpecError, chapters, load
-from spec.features import Conventions, Feature, Scope
+from attention_conformance.spec.clauses import CHAPTERS, Clause, Level, SpecError, chapters, load
+from attention_conformance.spec.features import Conventions, Feature, Scope
 
 CHAPTER = r"""# Chapter 1: scores
 

@@ -12,17 +12,18 @@ from pathlib import Path
 import pytest
 import yaml
 
-from implementations.audit import __main__ as audit
-from tests.command import suite
-from tests.command.main import COMMANDS, main, read
-from tests.command.options import NAME, OPTIONS, nearest
-from tests.report import diff
-from tests.report.views import VIEWS
-from tests.selftest.wheels import ROOT
+from attention_conformance.implementations.discovery.audit import __main__ as audit
+from attention_conformance.tests.cli import launch as suite
+from attention_conformance.tests.cli.main import COMMANDS, main, read
+from attention_conformance.tests.cli.options import NAME, OPTIONS, nearest
+from attention_conformance.tests.report import diff
+from attention_conformance.tests.report.views import VIEWS
+from attention_conformance.tests.selftest.wheels import ROOT
 
 pytest_plugins = ["pytester"]
 
 EXAMPLES = ROOT / "docs" / "examples"
+AUDIT, DIFF = "attention_conformance.implementations.discovery.audit", diff.__name__
 WORKFLOW, HOOK = EXAMPLES / "github-workflow.yml", EXAMPLES / "pre-commit-hook.yaml"
 PUBLIC = {"actions/checkout@v4", "actions/setup-python@v5", "actions/upload-artifact@v4"}
 """Steps of others that the workflow may use; they exist."""
@@ -58,13 +59,13 @@ def handed(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
         ("replay x.json", ["--replay=x.json"]),
         ("list defects", ["--list-defects"]),
         ("explain a.b c.d", ["--explain=a.b", "--explain=c.d"]),
-        ("audit a.py:f --write w.py --force", ["implementations.audit", "a.py:f", "--write=w.py", "--force"]),
-        ("report-diff old new --format json", ["tests.report.diff", "old", "new", "--format=json"]),
+        ("audit a.py:f --write w.py --force", [AUDIT, "a.py:f", "--write=w.py", "--force"]),
+        ("report-diff old new --format json", [DIFF, "old", "new", "--format=json"]),
     ],
 )  # fmt: skip
 def test_what_a_command_hands_on(handed: list[list[str]], line: str, expected: list[str]) -> None:
     assert main(shlex.split(line)) == 0
-    tests = str(suite.folder() / "tests" / "conformance")
+    tests = str(suite.FOLDER / "tests" / "conformance")
     defaults = {"--device=cpu", "--tier=quick"} - set(expected)
     assert [word for word in handed[0] if word not in defaults and word != tests] == expected
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from reference.solving import Expected
-from spec.problems import DTYPES, Array
-from tests.harness.comparison import Comparison, compare, element, error_ratios
+from attention_conformance.reference.expected import Expected
+from attention_conformance.spec.problem import DTYPES, Array
+from attention_conformance.tests.harness.judge.comparison import Comparison, compare, element, error_ratios
 
 VALUE = np.linspace(-2.0, 3.0, 2 * 3 * 5 * 4).reshape(2, 3, 5, 4)
 EXPECTED = Expected(VALUE, np.full_like(VALUE, 0.5))

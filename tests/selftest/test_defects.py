@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from implementations.defects import Defect, catalogue
-from implementations.defects.page import PAGE, page
-from tests.harness.running import run
-from tests.harness.suite import declared
-from tests.harness.verdicts import Status
+from attention_conformance.implementations.defects import Defect, catalogue
+from attention_conformance.implementations.defects.page import PAGE, page
+from attention_conformance.tests.harness.judge.clause_tests import declared
+from attention_conformance.tests.harness.run.runner import run
+from attention_conformance.tests.report.verdict import Status
 
 
 @pytest.mark.parametrize("defect", catalogue(), ids=str)

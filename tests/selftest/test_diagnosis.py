@@ -9,15 +9,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from implementations.contract import Claims, Implementation
-from implementations.defects import catalogue
-from implementations.defects.record import OP
-from implementations.defects.steps import Steps
-from implementations.ops import torch_op
-from spec.cases import Case
-from spec.features import Scope
-from tests.harness.diagnosis import Diagnosis, Found, diagnose, failing_alone
-from tests.harness.running import run
+from attention_conformance.implementations.adapters.ops import torch_op
+from attention_conformance.implementations.api.contract import Claims, Implementation
+from attention_conformance.implementations.defects import catalogue
+from attention_conformance.implementations.defects.record import OP
+from attention_conformance.implementations.defects.steps import Steps
+from attention_conformance.spec.cases import Case
+from attention_conformance.spec.features import Scope
+from attention_conformance.tests.harness.explain.diagnosis import Diagnosis, Found, diagnose, failing_alone
+from attention_conformance.tests.harness.run.runner import run
 
 
 def candidate(function: Callable[..., Tensor]) -> Implementation:

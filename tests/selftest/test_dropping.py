@@ -7,7 +7,14 @@ from math import lgamma, log
 import numpy as np
 import pytest
 
-from tests.harness.dropping import CHANCE, Booleans, Floats, likely_share, relation, repetition
+from attention_conformance.tests.harness.judge.dropout_mask import (
+    CHANCE,
+    Booleans,
+    Floats,
+    likely_share,
+    relation,
+    repetition,
+)
 
 WEIGHTS = 8192
 SHAPE = (2, 4, 32, 32)

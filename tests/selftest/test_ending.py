@@ -13,9 +13,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.harness.calling import asking, explaining, replaying
-from tests.harness.progress import Progress, colours, spoken
-from tests.selftest.sessions import ROOT, SUITE, Sessions, sessions
+from attention_conformance.tests.harness.run.command_lines import asking, explaining, replaying
+from attention_conformance.tests.harness.run.progress import Progress, colours, spoken
+from attention_conformance.tests.selftest.sessions import ROOT, SUITE, Sessions, sessions
 
 __all__ = ["sessions"]
 
@@ -73,7 +73,7 @@ def test_an_interrupted_run_says_that_the_report_is_no_verdict(sessions: Session
 
 
 def test_an_error_of_the_suite_says_how_to_report_it(sessions: Sessions, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tests.harness.verdicts.Verdict.from_json", lambda text: 1 / 0)
+    monkeypatch.setattr("attention_conformance.tests.report.verdict.Verdict.from_json", lambda text: 1 / 0)
     result = sessions.judge("halved", *ONE)
     assert result.ret == pytest.ExitCode.INTERNAL_ERROR
     assert re.fullmatch(
@@ -84,7 +84,7 @@ def test_an_error_of_the_suite_says_how_to_report_it(sessions: Sessions, monkeyp
 def test_an_exception_of_the_suite_in_a_question_is_told_apart(
     sessions: Sessions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tests.harness.plugin.judged", lambda clause, test, judge: 1 / 0)
+    monkeypatch.setattr("attention_conformance.tests.harness.run.plugin.judged", lambda clause, test, judge: 1 / 0)
     result = sessions.judge("right", *ONE)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     assert end(result)[0].startswith("next: this is an error of the suite: report it")

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from implementations.torch_ops import TORCH_OPS
-from tests.harness.expecting import FILE, ExpectingError, beside, expecting, read
-from tests.selftest.sessions import Sessions, sessions
+from attention_conformance.implementations.builtin.sdpa import TORCH_OPS
+from attention_conformance.tests.harness.run.expected_failures import FILE, ExpectingError, beside, expecting, read
+from attention_conformance.tests.selftest.sessions import Sessions, sessions
 
 __all__ = ["sessions"]
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from implementations.builtin import BUILTIN, ON_REQUEST
-from implementations.defects import catalogue
-from spec.clauses import CHAPTERS, load
-from tests.harness.explaining import WIDTH, explanation
-from tests.harness.plain import formula, line
-from tests.selftest.sessions import Sessions, sessions
+from attention_conformance.implementations.builtin import BUILTIN, ON_REQUEST
+from attention_conformance.implementations.defects import catalogue
+from attention_conformance.spec.clauses import CHAPTERS, load
+from attention_conformance.tests.harness.explain.clause_page import WIDTH, explanation
+from attention_conformance.tests.harness.explain.plain_math import formula, line
+from attention_conformance.tests.selftest.sessions import Sessions, sessions
 
 __all__ = ["sessions"]
 

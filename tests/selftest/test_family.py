@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from implementations.contract import Claims, Implementation
-from implementations.defects.record import OP
-from implementations.defects.steps import Steps
-from implementations.ops import torch_op
-from spec.cases import Case, MaskKind, Padding, Sizes
-from spec.extensions import Packing
-from spec.features import Feature, Scope
-from tests.harness.judge import Judge
+from attention_conformance.implementations.adapters.ops import torch_op
+from attention_conformance.implementations.api.contract import Claims, Implementation
+from attention_conformance.implementations.defects.record import OP
+from attention_conformance.implementations.defects.steps import Steps
+from attention_conformance.spec.cases import Case, MaskKind, Padding, Sizes
+from attention_conformance.spec.extensions import Packing
+from attention_conformance.spec.features import Feature, Scope
+from attention_conformance.tests.harness.judge.judge import Judge
 
 FEATURES = OP | {
     Feature.GROUPED,

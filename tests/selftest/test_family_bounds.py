@@ -9,20 +9,28 @@ from itertools import product
 import numpy as np
 import pytest
 
-from implementations.contract import Result
-from implementations.defects.steps import Steps
-from reference.extension_bounds import capped_bound, turned_bound
-from reference.pipeline import Pipeline
-from reference.precision import precision
-from reference.solving import Expected, Solution, sample_rows, solve
-from reference.stages import rotation
-from spec.building import build
-from spec.cases import Case, MaskKind, ModuleForm, Padding, Sharing, Sizes
-from spec.features import RotaryPairing
-from spec.problems import DTYPES, Array, Problem
-from tests.selftest.family_draws import drawn_family_case
-from tests.selftest.family_styles import EAGER, RIGHT, WRONG, Style, composed, factors_of, implementation
-from tests.selftest.test_bounds import TEETH, worst
+from attention_conformance.implementations.api.contract import Result
+from attention_conformance.implementations.defects.steps import Steps
+from attention_conformance.reference.bounds.extensions import capped_bound, turned_bound
+from attention_conformance.reference.bounds.precision import precision
+from attention_conformance.reference.expected import Expected, Solution, sample_rows, solve
+from attention_conformance.reference.pipeline import Pipeline
+from attention_conformance.reference.stages import rotation
+from attention_conformance.spec.cases import Case, MaskKind, ModuleForm, Padding, Sharing, Sizes
+from attention_conformance.spec.features import RotaryPairing
+from attention_conformance.spec.inputs import build
+from attention_conformance.spec.problem import DTYPES, Array, Problem
+from attention_conformance.tests.selftest.family_draws import drawn_family_case
+from attention_conformance.tests.selftest.family_styles import (
+    EAGER,
+    RIGHT,
+    WRONG,
+    Style,
+    composed,
+    factors_of,
+    implementation,
+)
+from attention_conformance.tests.selftest.test_bounds import TEETH, worst
 
 SHORT = [drawn_family_case(number, longest=40) for number in range(40)]
 SIZES = Sizes(num_heads=6, num_kv_heads=2, query_length=7, key_length=7)

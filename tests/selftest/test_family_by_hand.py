@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 from numpy.typing import ArrayLike
 
-from reference.solving import Expected, solve
-from spec.building import build
-from spec.cases import Case, ModuleForm, Sharing, Sizes
-from spec.extensions import NOTHING
-from spec.features import Conventions, EmptyRow
-from spec.problems import Problem
-from tests.selftest.family_oracle import kv_heads
-from tests.selftest.oracle import attention
-from tests.selftest.test_oracle import assert_output, op, ratio
+from attention_conformance.reference.expected import Expected, solve
+from attention_conformance.spec.cases import Case, ModuleForm, Sharing, Sizes
+from attention_conformance.spec.extensions import NOTHING
+from attention_conformance.spec.features import Conventions, EmptyRow
+from attention_conformance.spec.inputs import build
+from attention_conformance.spec.problem import Problem
+from attention_conformance.tests.selftest.family_oracle import kv_heads
+from attention_conformance.tests.selftest.oracle import attention
+from attention_conformance.tests.selftest.test_oracle import assert_output, op, ratio
 
 
 def asking(query: ArrayLike, key: ArrayLike, value: ArrayLike, extras: dict[str, Any], **asked: Any) -> Problem:

@@ -12,18 +12,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from reference.precision import precision
-from reference.solving import Solution, solve
-from spec.building import build
-from spec.cases import Case, MaskKind, MaskShape, ModuleForm, Padding, Pattern, Sharing, Sizes
-from spec.covering import combinations
-from spec.extensions import Extension, Packing
-from spec.features import Alignment, Conventions, EmptyRow, GroupOrder, RotaryPairing, WindowCount
-from spec.problems import Array, Problem
-from tests.selftest.arithmetic import COMPLEX, DOUBLE, FIFTY_DIGITS, Arithmetic
-from tests.selftest.oracle import attention, loss
-from tests.selftest.test_gradients import STEP
-from tests.selftest.test_oracle import ratio
+from attention_conformance.reference.bounds.precision import precision
+from attention_conformance.reference.expected import Solution, solve
+from attention_conformance.spec.cases import Case, MaskKind, MaskShape, ModuleForm, Padding, Pattern, Sharing, Sizes
+from attention_conformance.spec.covering import combinations
+from attention_conformance.spec.extensions import Extension, Packing
+from attention_conformance.spec.features import Alignment, Conventions, EmptyRow, GroupOrder, RotaryPairing, WindowCount
+from attention_conformance.spec.inputs import build
+from attention_conformance.spec.problem import Array, Problem
+from attention_conformance.tests.selftest.arithmetic import COMPLEX, DOUBLE, FIFTY_DIGITS, Arithmetic
+from attention_conformance.tests.selftest.oracle import attention, loss
+from attention_conformance.tests.selftest.test_gradients import STEP
+from attention_conformance.tests.selftest.test_oracle import ratio
 
 SMALL = Sizes(batch=2, num_heads=2, query_length=4, key_length=5, d_k=4, d_v=2)
 GROUPS = replace(SMALL, num_heads=4, num_kv_heads=2, query_length=3)

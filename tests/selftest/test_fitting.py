@@ -6,13 +6,24 @@ from dataclasses import replace
 
 import pytest
 
-from implementations.builtin import BUILTIN
-from implementations.contract import Claims, Implementation, Unable
-from implementations.fitting import fit
-from spec.building import build
-from spec.cases import Case, Embedding, Garbage, Layout, MaskKind, ModuleForm, Padding, Scores, Sharing, Values
-from spec.covering import combinations
-from spec.features import Conventions, Feature, Scope
+from attention_conformance.implementations.api.contract import Claims, Implementation, Unable
+from attention_conformance.implementations.api.fitting import fit
+from attention_conformance.implementations.builtin import BUILTIN
+from attention_conformance.spec.cases import (
+    Case,
+    Embedding,
+    Garbage,
+    Layout,
+    MaskKind,
+    ModuleForm,
+    Padding,
+    Scores,
+    Sharing,
+    Values,
+)
+from attention_conformance.spec.covering import combinations
+from attention_conformance.spec.features import Conventions, Feature, Scope
+from attention_conformance.spec.inputs import build
 
 EVERYTHING = frozenset(Feature)
 OP, MODULE = Claims(Scope.OP, EVERYTHING), Claims(Scope.MODULE, EVERYTHING)

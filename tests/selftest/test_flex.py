@@ -8,15 +8,15 @@ import pytest
 import torch
 from torch.nn.attention import flex_attention as flex
 
-from implementations.builtin import ABSENT, ON_REQUEST
-from implementations.contract import Unable
-from implementations.fitting import fit
-from implementations.torch_flex import COMPILED, EAGER, missing, uncompiled
-from spec.cases import Case, MaskKind, Padding, Sizes
-from spec.extensions import Packing
-from tests.harness.judge import Judge
-from tests.harness.running import run
-from tests.harness.verdicts import Status
+from attention_conformance.implementations.api.contract import Unable
+from attention_conformance.implementations.api.fitting import fit
+from attention_conformance.implementations.builtin import ABSENT, ON_REQUEST
+from attention_conformance.implementations.builtin.flex import COMPILED, EAGER, missing, uncompiled
+from attention_conformance.spec.cases import Case, MaskKind, Padding, Sizes
+from attention_conformance.spec.extensions import Packing
+from attention_conformance.tests.harness.judge.judge import Judge
+from attention_conformance.tests.harness.run.runner import run
+from attention_conformance.tests.report.verdict import Status
 
 EVERYTHING = Case(sizes=Sizes(num_heads=6, num_kv_heads=3), mask=MaskKind.INFINITE, padding=Padding.LEFT, causal=True)
 ASKED = {

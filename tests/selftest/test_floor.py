@@ -9,14 +9,14 @@ from statistics import median
 import pytest
 import torch
 
-from reference.visibility import allowed_keys
-from spec.building import build
-from spec.cases import Case, MaskKind, MaskShape, ModuleForm, Padding, Sharing
-from spec.extensions import Packing
-from spec.features import Alignment, Conventions
-from tests.benchmarks import counting
-from tests.benchmarks.counting import Work, visible, work
-from tests.benchmarks.floor import (
+from attention_conformance.reference.visibility import allowed_keys
+from attention_conformance.spec.cases import Case, MaskKind, MaskShape, ModuleForm, Padding, Sharing
+from attention_conformance.spec.extensions import Packing
+from attention_conformance.spec.features import Alignment, Conventions
+from attention_conformance.spec.inputs import build
+from attention_conformance.tests.benchmarks import counting
+from attention_conformance.tests.benchmarks.counting import Work, visible, work
+from attention_conformance.tests.benchmarks.floor import (
     bandwidth,
     beaten,
     fastest,
@@ -26,7 +26,7 @@ from tests.benchmarks.floor import (
     machine,
     rates,
 )
-from tests.benchmarks.record import Rates
+from attention_conformance.tests.benchmarks.record import Rates
 
 INVENTED = Rates(
     {"float64": 1e9, "float32": 2e9, "bfloat16": 30e9, "float16": 1e9},

@@ -7,11 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from spec.building import build
-from spec.cases import Case, ModuleForm, Sharing, Sizes
-from spec.extensions import Packing
-from spec.further import BY_LENGTHS, further_arrays, further_parameters
-from spec.problems import DTYPES
+from attention_conformance.spec.cases import Case, ModuleForm, Sharing, Sizes
+from attention_conformance.spec.extensions import Packing
+from attention_conformance.spec.extra_inputs import BY_LENGTHS, further_arrays, further_parameters
+from attention_conformance.spec.inputs import build
+from attention_conformance.spec.problem import DTYPES
 
 ASKED = {
     "sinks": Case().extended(sinks=True),

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from implementations.candidates import candidate
-from implementations.candidates.functions import ALWAYS
-from implementations.contract import Implementation
-from spec.features import Feature, ReturnedWeights
-from tests.harness.running import run
-from tests.harness.verdicts import Status
-from tests.selftest.making import Make, make
+from attention_conformance.implementations.api.contract import Implementation
+from attention_conformance.implementations.discovery.candidates import candidate
+from attention_conformance.implementations.discovery.functions import ALWAYS
+from attention_conformance.spec.features import Feature, ReturnedWeights
+from attention_conformance.tests.harness.run.runner import run
+from attention_conformance.tests.report.verdict import Status
+from attention_conformance.tests.selftest.making import Make, make
 
 __all__ = ["make"]  # the fixture
 
@@ -28,7 +28,7 @@ EVERY = {
     "dropout_p": Feature.DROPOUT,
 }
 SPELLED = {"logits_soft_cap": "softcap", "q_offset": "query_start", "sink": "sinks", "segment_ids": "query_segments"}
-STEPS = "from implementations.defects.steps import Steps\nsteps = Steps()\n"
+STEPS = "from attention_conformance.implementations.defects.steps import Steps\nsteps = Steps()\n"
 GROUPS = """
 def f(q, k, v, attn_mask=None, is_causal=False, enable_gqa=False):
     assert q.shape[1] % k.shape[1] == 0

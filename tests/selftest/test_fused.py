@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from implementations.inhouse import INHOUSE
-from implementations.inhouse.fused import FusedAttention
-from implementations.inhouse.kernels import MOST_KEYS, Kernel, chosen
-from spec.cases import Case, Garbage, MaskKind, MaskShape, Padding, Pattern, Sizes
-from spec.extensions import Packing
-from spec.problems import DTYPES
-from tests.harness.judge import Judge
+from attention_conformance.implementations.builtin.inhouse import INHOUSE
+from attention_conformance.implementations.builtin.inhouse.fused import FusedAttention
+from attention_conformance.implementations.builtin.inhouse.kernels import MOST_KEYS, Kernel, chosen
+from attention_conformance.spec.cases import Case, Garbage, MaskKind, MaskShape, Padding, Pattern, Sizes
+from attention_conformance.spec.extensions import Packing
+from attention_conformance.spec.problem import DTYPES
+from attention_conformance.tests.harness.judge.judge import Judge
 
 WIDTH, HEADS, BATCH, LENGTH = 12, 3, 2, 5
 KINDS: dict[str, dict[str, Any]] = {

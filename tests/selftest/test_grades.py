@@ -6,17 +6,17 @@ from typing import Any
 
 import pytest
 
-from implementations.contract import Claims, Implementation, Result
-from reference.solving import solve
-from spec.clauses import load
-from spec.features import Feature, Scope
-from spec.problems import DTYPES, Problem
-from tests.harness.grades import Grade, grade
-from tests.harness.judge import Judge
-from tests.harness.judging import judged
-from tests.harness.suite import clause_tests
-from tests.harness.verdicts import Status, Verdict
-from tests.selftest.test_verdicts import FAILURE
+from attention_conformance.implementations.api.contract import Claims, Implementation, Result
+from attention_conformance.reference.expected import solve
+from attention_conformance.spec.clauses import load
+from attention_conformance.spec.features import Feature, Scope
+from attention_conformance.spec.problem import DTYPES, Problem
+from attention_conformance.tests.harness.judge.clause_tests import clause_tests
+from attention_conformance.tests.harness.judge.judge import Judge
+from attention_conformance.tests.harness.judge.judging import judged
+from attention_conformance.tests.report.grades import Grade, grade
+from attention_conformance.tests.report.verdict import Status, Verdict
+from attention_conformance.tests.selftest.test_verdicts import FAILURE
 
 
 def passed(rms: float | None, dtype: str = "float32", **changes: Any) -> Verdict:

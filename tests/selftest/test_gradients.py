@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from reference.solving import solve
-from spec.building import build
-from spec.cases import (
+from attention_conformance.reference.expected import solve
+from attention_conformance.spec.cases import (
     Case,
     Embedding,
     MaskKind,
@@ -23,10 +22,11 @@ from spec.cases import (
     Sharing,
     Sizes,
 )
-from spec.features import Alignment, Conventions
-from spec.problems import Problem
-from tests.selftest.arithmetic import COMPLEX
-from tests.selftest.oracle import loss
+from attention_conformance.spec.features import Alignment, Conventions
+from attention_conformance.spec.inputs import build
+from attention_conformance.spec.problem import Problem
+from attention_conformance.tests.selftest.arithmetic import COMPLEX
+from attention_conformance.tests.selftest.oracle import loss
 
 STEP = 1e-30
 """The imaginary step. The truncation error is its square, so what is left are the roundings of the loops."""

@@ -11,18 +11,25 @@ import numpy as np
 import pytest
 import torch
 
-from implementations.builtin import BUILTIN
-from implementations.compositions import COMPOSITIONS
-from implementations.contract import Implementation, Unable
-from implementations.defects import catalogue
-from implementations.ops import torch_op
-from spec.clauses import load
-from tests.benchmarks import growth
-from tests.benchmarks.asking import ASKED, baseline, compared_heads, head_count, plain_steps, time_growth
-from tests.benchmarks.growth import exponent, growths, holds, measured, of_heads, of_length
-from tests.benchmarks.memory import absent
-from tests.benchmarks.record import Finding, Growth, Interval, Run, Speed
-from tests.selftest.benchmark_data import MACHINE, RATES, invented
+from attention_conformance.implementations.adapters.ops import torch_op
+from attention_conformance.implementations.api.contract import Implementation, Unable
+from attention_conformance.implementations.builtin import BUILTIN
+from attention_conformance.implementations.builtin.compositions import COMPOSITIONS
+from attention_conformance.implementations.defects import catalogue
+from attention_conformance.spec.clauses import load
+from attention_conformance.tests.benchmarks import growth
+from attention_conformance.tests.benchmarks.asking import (
+    ASKED,
+    baseline,
+    compared_heads,
+    head_count,
+    plain_steps,
+    time_growth,
+)
+from attention_conformance.tests.benchmarks.growth import exponent, growths, holds, measured, of_heads, of_length
+from attention_conformance.tests.benchmarks.memory import absent
+from attention_conformance.tests.benchmarks.record import Finding, Growth, Interval, Run, Speed
+from attention_conformance.tests.selftest.benchmark_data import MACHINE, RATES, invented
 
 watched = pytest.mark.skipif(bool(absent()), reason=absent() or "measured")
 SIZES = (512, 1024, 2048, 4096, 8192)

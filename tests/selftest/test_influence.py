@@ -9,18 +9,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from implementations.contract import Claims, Implementation, Result
-from implementations.defects.record import OP
-from implementations.defects.steps import INFINITY, Steps
-from implementations.fitting import fit
-from implementations.ops import torch_op
-from implementations.torch_modules import TORCH_MODULES
-from spec.building import build
-from spec.cases import Case, Garbage, MaskKind
-from spec.features import Conventions, Scope
-from spec.problems import Problem
-from tests.harness.influence import LONGEST, spans, wrong_keys
-from tests.harness.running import run
+from attention_conformance.implementations.adapters.ops import torch_op
+from attention_conformance.implementations.api.contract import Claims, Implementation, Result
+from attention_conformance.implementations.api.fitting import fit
+from attention_conformance.implementations.builtin.mha import TORCH_MODULES
+from attention_conformance.implementations.defects.record import OP
+from attention_conformance.implementations.defects.steps import INFINITY, Steps
+from attention_conformance.spec.cases import Case, Garbage, MaskKind
+from attention_conformance.spec.features import Conventions, Scope
+from attention_conformance.spec.inputs import build
+from attention_conformance.spec.problem import Problem
+from attention_conformance.tests.harness.judge.influence import LONGEST, spans, wrong_keys
+from attention_conformance.tests.harness.run.runner import run
 
 CAUSAL = Case(causal=True).sized(query_length=7)
 

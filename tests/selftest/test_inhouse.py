@@ -7,16 +7,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from implementations.contract import Implementation, Unable
-from implementations.fitting import fit
-from implementations.inhouse import INHOUSE
-from reference.solving import solve
-from spec.building import build
-from spec.cases import Case, Garbage, Layout, MaskKind, MaskShape, Padding, Pattern, Scores, Sizes
-from spec.features import Feature
-from spec.problems import DTYPES, Problem
-from tests.harness.comparison import compare
-from tests.harness.judge import part_of
+from attention_conformance.implementations.api.contract import Implementation, Unable
+from attention_conformance.implementations.api.fitting import fit
+from attention_conformance.implementations.builtin.inhouse import INHOUSE
+from attention_conformance.reference.expected import solve
+from attention_conformance.spec.cases import Case, Garbage, Layout, MaskKind, MaskShape, Padding, Pattern, Scores, Sizes
+from attention_conformance.spec.features import Feature
+from attention_conformance.spec.inputs import build
+from attention_conformance.spec.problem import DTYPES, Problem
+from attention_conformance.tests.harness.judge.comparison import compare
+from attention_conformance.tests.harness.judge.judge import part_of
 
 CASES = (
     Case(),

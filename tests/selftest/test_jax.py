@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from implementations.candidates import candidate
-from implementations.contract import Implementation
-from spec.cases import Case, MaskKind
-from spec.features import Feature
-from spec.problems import DTYPES
-from tests.harness.judge import Judge
+from attention_conformance.implementations.api.contract import Implementation
+from attention_conformance.implementations.discovery.candidates import candidate
+from attention_conformance.spec.cases import Case, MaskKind
+from attention_conformance.spec.features import Feature
+from attention_conformance.spec.problem import DTYPES
+from attention_conformance.tests.harness.judge.judge import Judge
 
 pytest.importorskip("jax", reason="JAX is not installed: pip install '.[jax]'")
 

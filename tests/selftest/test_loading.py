@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from implementations.loading import LISTED, Target, TargetError, load_target, told
+from attention_conformance.implementations.discovery.loading import LISTED, Target, TargetError, load_target, told
 
 FUNCTIONS = """
 import math

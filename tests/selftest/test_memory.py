@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from implementations.builtin import BUILTIN
-from tests.benchmarks import memory, starting
-from tests.benchmarks.memory import absent, held, left_behind, peak, settle
-from tests.benchmarks.starting import first_call, import_seconds, library
+from attention_conformance.implementations.builtin import BUILTIN
+from attention_conformance.tests.benchmarks import memory, starting
+from attention_conformance.tests.benchmarks.memory import absent, held, left_behind, peak, settle
+from attention_conformance.tests.benchmarks.starting import first_call, import_seconds, library
 
 watched = pytest.mark.skipif(bool(absent()), reason=absent() or "measured")
 MILLION = 10**6

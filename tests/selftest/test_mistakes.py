@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.selftest.sessions import Sessions, sessions
+from attention_conformance.tests.selftest.sessions import Sessions, sessions
 
 __all__ = ["sessions"]
 

@@ -10,15 +10,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from implementations.contract import Claims, Implementation
-from implementations.defects.steps import Steps
-from implementations.modes import TRANSFORMS, op_modes, scramble, together
-from implementations.ops import torch_op
-from implementations.transforms import Transform, compiled_by, exported, in_autocast, through, unbatched, vmapped
-from spec.building import build
-from spec.cases import Case, MaskKind, MaskShape, Padding
-from spec.features import Feature, Scope
-from tests.harness.judge import Judge
+from attention_conformance.implementations.adapters.modes import TRANSFORMS, op_modes, scramble, together
+from attention_conformance.implementations.adapters.ops import torch_op
+from attention_conformance.implementations.adapters.transforms import (
+    Transform,
+    compiled_by,
+    exported,
+    in_autocast,
+    through,
+    unbatched,
+    vmapped,
+)
+from attention_conformance.implementations.api.contract import Claims, Implementation
+from attention_conformance.implementations.defects.steps import Steps
+from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Padding
+from attention_conformance.spec.features import Feature, Scope
+from attention_conformance.spec.inputs import build
+from attention_conformance.tests.harness.judge.judge import Judge
 
 CORE = frozenset({Feature.CORE, Feature.HEADS, Feature.CROSS, Feature.KEY_VALUE})
 PLAIN = torch_op(Steps())

@@ -8,15 +8,15 @@ import pytest
 import torch
 from torch import nn
 
-from implementations.candidates import candidate
-from implementations.candidates.modules import ALWAYS
-from implementations.candidates.spellings import ACCEPTED, LAYERS, find_places, place_of
-from implementations.contract import Implementation
-from implementations.modules import Packed
-from spec.cases import Case, MaskKind, MaskShape, Padding
-from spec.features import Feature, Polarity, Scope
-from tests.harness.judge import Judge
-from tests.selftest.making import MASKS, WRAP, Make, assert_conforms, make, refused
+from attention_conformance.implementations.adapters.torch_module import Packed
+from attention_conformance.implementations.api.contract import Implementation
+from attention_conformance.implementations.discovery.candidates import candidate
+from attention_conformance.implementations.discovery.modules import ALWAYS
+from attention_conformance.implementations.discovery.spellings import ACCEPTED, LAYERS, find_places, place_of
+from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Padding
+from attention_conformance.spec.features import Feature, Polarity, Scope
+from attention_conformance.tests.harness.judge.judge import Judge
+from attention_conformance.tests.selftest.making import MASKS, WRAP, Make, assert_conforms, make, refused
 
 __all__ = ["make"]  # the fixture
 

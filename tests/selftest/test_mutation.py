@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from implementations.defects import catalogue
-from tests.harness.mutation import (
+from attention_conformance.implementations.defects import catalogue
+from attention_conformance.tests.harness.judge.clause_tests import declared
+from attention_conformance.tests.measurements.mutation_score import (
     Kill,
     Outcome,
     both,
@@ -18,7 +19,6 @@ from tests.harness.mutation import (
     smallest_sets,
     sole_kills,
 )
-from tests.harness.suite import declared
 
 (DEFECT,) = (defect for defect in catalogue() if defect.id == "next-position-seen")
 CLAUSES = tuple(declared())

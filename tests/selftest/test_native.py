@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 import torch
 
-from implementations.builtin import BUILTIN
-from implementations.candidates import candidates
-from implementations.contract import Implementation, Unable
-from implementations.fitting import fit
-from implementations.modules import TorchModule
-from implementations.native import indirect, native
-from spec.building import build
-from spec.cases import Case, Padding
-from spec.problems import Problem
-from tests.harness.comparison import compare
-from tests.harness.judge import Judge, part_of
+from attention_conformance.implementations.adapters.native import indirect, native
+from attention_conformance.implementations.adapters.torch_module import TorchModule
+from attention_conformance.implementations.api.contract import Implementation, Unable
+from attention_conformance.implementations.api.fitting import fit
+from attention_conformance.implementations.builtin import BUILTIN
+from attention_conformance.implementations.discovery.candidates import candidates
+from attention_conformance.spec.cases import Case, Padding
+from attention_conformance.spec.inputs import build
+from attention_conformance.spec.problem import Problem
+from attention_conformance.tests.harness.judge.comparison import compare
+from attention_conformance.tests.harness.judge.judge import Judge, part_of
 
 CASES = (Case(), Case(causal=True), Case(padding=Padding.RIGHT))
 INDIRECT = {"source.b.columns", "inhouse.ring.2"}

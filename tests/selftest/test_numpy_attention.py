@@ -10,17 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from implementations.inhouse import INHOUSE, numpy_attention
-from implementations.inhouse.numpy_attention import Array, _blocks, _steady, attention
-from implementations.inhouse.numpy_masking import within
-from implementations.inhouse.options import Options
-from implementations.ops import numpy_op
-from spec.cases import Case, MaskKind, MaskShape, Padding, Sizes
-from spec.extensions import Packing
-from spec.features import SoftmaxPrecision
-from spec.problems import DTYPES
-from tests.harness.judge import Judge
-from tests.selftest.test_family import ASKED
+from attention_conformance.implementations.adapters.ops import numpy_op
+from attention_conformance.implementations.builtin.inhouse import INHOUSE, numpy_attention
+from attention_conformance.implementations.builtin.inhouse.numpy_attention import Array, _blocks, _steady, attention
+from attention_conformance.implementations.builtin.inhouse.numpy_masking import within
+from attention_conformance.implementations.builtin.inhouse.options import Options
+from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Padding, Sizes
+from attention_conformance.spec.extensions import Packing
+from attention_conformance.spec.features import SoftmaxPrecision
+from attention_conformance.spec.problem import DTYPES
+from attention_conformance.tests.harness.judge.judge import Judge
+from attention_conformance.tests.selftest.test_family import ASKED
 
 (ENTRY,) = (each for each in INHOUSE if each.name == "inhouse.numpy")
 CASES = {

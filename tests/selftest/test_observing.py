@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from implementations.contract import Claims, Implementation
-from implementations.defects.conventions import masked_nan_by_length
-from implementations.defects.record import OP
-from implementations.defects.steps import INFINITY, Steps
-from implementations.ops import torch_op
-from spec.features import Scope
-from tests.harness.observing import (
+from attention_conformance.implementations.adapters.ops import torch_op
+from attention_conformance.implementations.api.contract import Claims, Implementation
+from attention_conformance.implementations.defects.conventions import masked_nan_by_length
+from attention_conformance.implementations.defects.record import OP
+from attention_conformance.implementations.defects.steps import INFINITY, Steps
+from attention_conformance.spec.features import Scope
+from attention_conformance.tests.harness.run.observed_conventions import (
     ALIGNMENT,
     EMPTY_ROWS,
     FLAG_AND_MASK,

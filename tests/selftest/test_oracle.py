@@ -13,9 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import ArrayLike, NDArray
 
-from reference.solving import Expected, sample_rows, solve
-from spec.building import build
-from spec.cases import (
+from attention_conformance.reference.expected import Expected, sample_rows, solve
+from attention_conformance.spec.cases import (
     Case,
     Embedding,
     MaskKind,
@@ -27,10 +26,11 @@ from spec.cases import (
     Sharing,
     Sizes,
 )
-from spec.features import Alignment, Conventions, EmptyRow, Scope
-from spec.problems import DTYPES, Problem
-from tests.selftest.arithmetic import DOUBLE, FIFTY_DIGITS
-from tests.selftest.oracle import attention
+from attention_conformance.spec.features import Alignment, Conventions, EmptyRow, Scope
+from attention_conformance.spec.inputs import build
+from attention_conformance.spec.problem import DTYPES, Problem
+from attention_conformance.tests.selftest.arithmetic import DOUBLE, FIFTY_DIGITS
+from attention_conformance.tests.selftest.oracle import attention
 
 CROSS = ModuleForm(Sharing.NONE, 13, 11, 17, 10, bias=True, output_projection=True, output_bias=True)
 KEY_VALUE = ModuleForm(Sharing.KEY_VALUE, 13, 11, 11, 10, output_projection=True)

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from implementations.builtin import ABSENT, BUILTIN, ON_REQUEST
-from implementations.defects import catalogue
-from spec.clauses import load
-from tests.selftest.sessions import Sessions, asked_of, sessions
+from attention_conformance.implementations.builtin import ABSENT, BUILTIN, ON_REQUEST
+from attention_conformance.implementations.defects import catalogue
+from attention_conformance.spec.clauses import load
+from attention_conformance.tests.selftest.sessions import Sessions, asked_of, sessions
 
 __all__ = ["sessions"]
 
@@ -63,8 +63,8 @@ def test_a_costly_implementation_is_asked_where_it_is_named(
     sessions: Sessions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     costly = replace(BUILTIN[0], name="costly")
-    monkeypatch.setattr("tests.harness.selecting.ON_REQUEST", (costly,))
-    monkeypatch.setattr("tests.harness.selecting.ABSENT", {"gone": "there is no g++"})
+    monkeypatch.setattr("attention_conformance.tests.harness.run.selection.ON_REQUEST", (costly,))
+    monkeypatch.setattr("attention_conformance.tests.harness.run.selection.ABSENT", {"gone": "there is no g++"})
     assert "costly" not in sessions.run("--list-implementations", "--implementation", "*c*").stdout.str()
     named = sessions.run("--list-implementations", "--implementation", "costly")
     assert [line.split()[0] for line in named.outlines if line.strip()] == ["costly"]

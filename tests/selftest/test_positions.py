@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import ArrayLike
 
-from reference.positions import Positions, positions
-from spec.extensions import NOTHING, Extension
-from spec.features import Alignment, Conventions, Scope
-from spec.problems import Problem
-from tests.selftest.family_oracle import document, position
+from attention_conformance.reference.positions import Positions, positions
+from attention_conformance.spec.extensions import NOTHING, Extension
+from attention_conformance.spec.features import Alignment, Conventions, Scope
+from attention_conformance.spec.problem import Problem
+from attention_conformance.tests.selftest.family_oracle import document, position
 
 BOTTOM_RIGHT = Conventions(causal_alignment=Alignment.BOTTOM_RIGHT)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from implementations.builtin import BUILTIN
-from tests.harness.running import run
+from attention_conformance.implementations.builtin import BUILTIN
+from attention_conformance.tests.harness.run.runner import run
 
 PINS = {
     "torch.sdpa.math": (4685, 4500),

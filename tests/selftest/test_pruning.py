@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.measure_pruning import HEADS, Findings, Recall, Samples, agreement, examined, gated
+from attention_conformance.tests.measurements.pruning import (
+    HEADS,
+    Findings,
+    Recall,
+    Samples,
+    agreement,
+    examined,
+    gated,
+)
 
 
 @pytest.fixture(scope="module")

@@ -9,17 +9,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from implementations.contract import Result
-from implementations.defects import catalogue
-from implementations.torch_ops import TORCH_OPS
-from reference.visibility import allowed_keys
-from spec.cases import Case, MaskKind, Sizes
-from spec.problems import Array, Problem
-from tests.harness.counterexample import MOST_NUMBERS, fits, lines
-from tests.harness.judge import Judge
-from tests.harness.reduction import Counterexample, Recipe, outcome, reduce
-from tests.harness.running import run
-from tests.harness.verdicts import Failure, Status
+from attention_conformance.implementations.api.contract import Result
+from attention_conformance.implementations.builtin.sdpa import TORCH_OPS
+from attention_conformance.implementations.defects import catalogue
+from attention_conformance.reference.visibility import allowed_keys
+from attention_conformance.spec.cases import Case, MaskKind, Sizes
+from attention_conformance.spec.problem import Array, Problem
+from attention_conformance.tests.harness.explain.counterexample import MOST_NUMBERS, fits, lines
+from attention_conformance.tests.harness.explain.reduction import Counterexample, Recipe, outcome, reduce
+from attention_conformance.tests.harness.judge.judge import Judge
+from attention_conformance.tests.harness.run.runner import run
+from attention_conformance.tests.report.verdict import Failure, Status
 
 MATH = next(i for i in TORCH_OPS if i.name == "torch.sdpa.math")
 SECONDS = 5.0

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from implementations.contract import Claims, Implementation
-from implementations.defects.steps import Steps
-from implementations.ops import torch_op
-from spec.features import Feature, Scope
-from tests.harness.running import run
-from tests.harness.verdicts import Status
+from attention_conformance.implementations.adapters.ops import torch_op
+from attention_conformance.implementations.api.contract import Claims, Implementation
+from attention_conformance.implementations.defects.steps import Steps
+from attention_conformance.spec.features import Feature, Scope
+from attention_conformance.tests.harness.run.runner import run
+from attention_conformance.tests.report.verdict import Status
 
 OP = frozenset({Feature.CORE, Feature.HEADS, Feature.CROSS, Feature.KEY_VALUE, Feature.VALUE_WIDTH, Feature.CAUSAL})
 DTYPES = ("float64", "float32", "float16")

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from spec.cases import Case
-from tests.harness.replay import FailureFile, ReplayError
-from tests.harness.script import MOST_LINES
-from tests.selftest.making import START
-from tests.selftest.sessions import Sessions, sessions
+from attention_conformance.spec.cases import Case
+from attention_conformance.tests.harness.explain.replay import FailureFile, ReplayError
+from attention_conformance.tests.harness.explain.script import MOST_LINES
+from attention_conformance.tests.selftest.making import START
+from attention_conformance.tests.selftest.sessions import Sessions, sessions
 
 __all__ = ["sessions"]
 

@@ -12,17 +12,27 @@ import numpy as np
 import pytest
 from jsonschema import Draft202012Validator
 
-from implementations.torch_ops import TORCH_OPS
-from tests.harness.verdicts import Failure, Status, Verdict
-from tests.report import data as reporting
-from tests.report.__main__ import main
-from tests.report.events import Event, LogError, decode, encode, replay
-from tests.report.record import Begin, Closing, Diagnosed, Grid, Judged, Observed, Shown, WeightMap, overall
-from tests.report.recorder import Recorder, suite, suite_version
-from tests.report.terminal import lines, summary
-from tests.report.views import VIEWS
-from tests.selftest.sessions import Sessions, asked_of, sessions
-from tests.selftest.test_verdicts import BAD, FAILURE, GOOD, WHO
+from attention_conformance.implementations.builtin.sdpa import TORCH_OPS
+from attention_conformance.tests.report.__main__ import main
+from attention_conformance.tests.report.log import Event, LogError, decode, encode, replay
+from attention_conformance.tests.report.model import (
+    Begin,
+    Closing,
+    Diagnosed,
+    Grid,
+    Judged,
+    Observed,
+    Shown,
+    WeightMap,
+    overall,
+)
+from attention_conformance.tests.report.recorder import Recorder, suite, suite_version
+from attention_conformance.tests.report.verdict import Failure, Status, Verdict
+from attention_conformance.tests.report.views import VIEWS
+from attention_conformance.tests.report.views import json_view as reporting
+from attention_conformance.tests.report.views.terminal import lines, summary
+from attention_conformance.tests.selftest.sessions import Sessions, asked_of, sessions
+from attention_conformance.tests.selftest.test_verdicts import BAD, FAILURE, GOOD, WHO
 
 __all__ = ["sessions"]
 

@@ -10,11 +10,20 @@ from pathlib import Path
 import pytest
 from markdown_it import MarkdownIt
 
-from tests.harness.verdicts import Verdict
-from tests.report.diff import Change, Diff, IncomparableError, Kind, compared, main, markdown, text
-from tests.report.events import FILE, Event, encode
-from tests.report.record import Judged, Run
-from tests.selftest.reports import (
+from attention_conformance.tests.report.diff import (
+    Change,
+    Diff,
+    IncomparableError,
+    Kind,
+    compared,
+    main,
+    markdown,
+    text,
+)
+from attention_conformance.tests.report.log import FILE, Event, encode
+from attention_conformance.tests.report.model import Judged, Run
+from attention_conformance.tests.report.verdict import Verdict
+from attention_conformance.tests.selftest.reports import (
     FEATURES,
     HOSTILE,
     LINK,

@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Locator
 
-from implementations.builtin import BUILTIN
-from spec.clauses import load
-from tests.report import html
-from tests.report.html import slug, text
-from tests.report.matrix import lines
-from tests.report.record import Closing, Run, Subject
-from tests.report.recorder import subject
-from tests.selftest.browser import OVERFLOW, Browser, Scheme, Visit, browser, pictured, visiting
-from tests.selftest.report_data import BAD, KNOWN, LINK, MARKUP, RIGHT, WRONG, full, invented
+from attention_conformance.implementations.builtin import BUILTIN
+from attention_conformance.spec.clauses import load
+from attention_conformance.tests.report.model import Closing, Run, Subject
+from attention_conformance.tests.report.recorder import subject
+from attention_conformance.tests.report.views import html
+from attention_conformance.tests.report.views.html import slug, text
+from attention_conformance.tests.report.views.matrix import lines
+from attention_conformance.tests.selftest.browser import OVERFLOW, Browser, Scheme, Visit, browser, pictured, visiting
+from attention_conformance.tests.selftest.report_data import BAD, KNOWN, LINK, MARKUP, RIGHT, WRONG, full, invented
 
 __all__ = ["browser"]
 

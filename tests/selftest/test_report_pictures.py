@@ -7,13 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from spec.clauses import load
-from tests.report import pictures
-from tests.report.equations import equation, equations, mathml, prose
-from tests.report.findings import Depth, findings
-from tests.report.matrix import Kind, lines
-from tests.report.record import Grid
-from tests.selftest.report_data import KNOWN, RIGHT, WRONG, invented, softmaxed
+from attention_conformance.spec.clauses import load
+from attention_conformance.tests.report.model import Grid
+from attention_conformance.tests.report.views import pictures
+from attention_conformance.tests.report.views.equations import equation, equations, mathml, prose
+from attention_conformance.tests.report.views.findings import Depth, findings
+from attention_conformance.tests.report.views.matrix import Kind, lines
+from attention_conformance.tests.selftest.report_data import KNOWN, RIGHT, WRONG, invented, softmaxed
 
 
 def test_numbers_that_differ_are_told_apart_and_marked() -> None:

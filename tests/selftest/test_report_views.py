@@ -14,16 +14,26 @@ import pytest
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-from implementations.torch_ops import TORCH_OPS
-from spec.clauses import load
-from tests.report import badge, junit, markdown
-from tests.report.events import FILE, Event, encode, replay
-from tests.report.record import Diagnosed, Judged, Run, Shown
-from tests.report.recorder import Recorder, suite
-from tests.report.telling import plain, tally
-from tests.report.views import VIEWS
-from tests.selftest.browser import Browser, browser, pictured, visiting
-from tests.selftest.reports import HOSTILE, LINK, SUITE, failed, known, passed, run, subject, unclaimed, unjudged
+from attention_conformance.implementations.builtin.sdpa import TORCH_OPS
+from attention_conformance.spec.clauses import load
+from attention_conformance.tests.report.log import FILE, Event, encode, replay
+from attention_conformance.tests.report.model import Diagnosed, Judged, Run, Shown
+from attention_conformance.tests.report.recorder import Recorder, suite
+from attention_conformance.tests.report.text import plain, tally
+from attention_conformance.tests.report.views import VIEWS, badge, junit, markdown
+from attention_conformance.tests.selftest.browser import Browser, browser, pictured, visiting
+from attention_conformance.tests.selftest.reports import (
+    HOSTILE,
+    LINK,
+    SUITE,
+    failed,
+    known,
+    passed,
+    run,
+    subject,
+    unclaimed,
+    unjudged,
+)
 
 __all__ = ["browser"]
 

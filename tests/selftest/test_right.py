@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.harness.running import run
-from tests.harness.verdicts import Status
-from tests.selftest.right import RIGHT, Right
+from attention_conformance.tests.harness.run.runner import run
+from attention_conformance.tests.report.verdict import Status
+from attention_conformance.tests.selftest.right import RIGHT, Right
 
 
 @pytest.mark.parametrize("right", RIGHT, ids=str)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from implementations.contract import Implementation
-from implementations.inhouse.cached import CACHED
-from tests.harness.running import run
-from tests.harness.verdicts import Status
-from tests.selftest.right_cache import RIGHT
+from attention_conformance.implementations.api.contract import Implementation
+from attention_conformance.implementations.builtin.inhouse.cached import CACHED
+from attention_conformance.tests.harness.run.runner import run
+from attention_conformance.tests.report.verdict import Status
+from attention_conformance.tests.selftest.right_cache import RIGHT
 
 
 @pytest.mark.parametrize("right", [*RIGHT, *CACHED], ids=lambda right: right.name)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from implementations.contract import Implementation
-from tests.harness.judging import HALVES
-from tests.harness.running import run
-from tests.harness.verdicts import Status, Verdict
-from tests.selftest.right_modules import RIGHT_GATES, RIGHT_MODULES
+from attention_conformance.implementations.api.contract import Implementation
+from attention_conformance.tests.harness.judge.judging import HALVES
+from attention_conformance.tests.harness.run.runner import run
+from attention_conformance.tests.report.verdict import Status, Verdict
+from attention_conformance.tests.selftest.right_modules import RIGHT_GATES, RIGHT_MODULES
 
 
 @pytest.mark.parametrize("implementation", RIGHT_GATES, ids=lambda each: each.name)

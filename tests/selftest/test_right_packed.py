@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from implementations.contract import Implementation
-from spec.features import Feature
-from tests.harness.running import run
-from tests.harness.verdicts import Status
-from tests.selftest.right_packed import RIGHT
+from attention_conformance.implementations.api.contract import Implementation
+from attention_conformance.spec.features import Feature
+from attention_conformance.tests.harness.run.runner import run
+from attention_conformance.tests.report.verdict import Status
+from attention_conformance.tests.selftest.right_packed import RIGHT
 
 
 @pytest.mark.parametrize("right", RIGHT, ids=lambda right: right.name)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from spec.features import Feature
-from spec.problems import DTYPES
-from tests.harness.running import run
-from tests.harness.verdicts import Status
-from tests.selftest.right import Right
-from tests.selftest.right_reach import RIGHT
+from attention_conformance.spec.features import Feature
+from attention_conformance.spec.problem import DTYPES
+from attention_conformance.tests.harness.run.runner import run
+from attention_conformance.tests.report.verdict import Status
+from attention_conformance.tests.selftest.right import Right
+from attention_conformance.tests.selftest.right_reach import RIGHT
 
 
 @pytest.mark.parametrize("right", RIGHT, ids=str)

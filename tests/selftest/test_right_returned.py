@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from implementations.contract import Implementation
-from tests.harness.running import run
-from tests.harness.verdicts import Status
-from tests.selftest.right_returned import RIGHT
+from attention_conformance.implementations.api.contract import Implementation
+from attention_conformance.tests.harness.run.runner import run
+from attention_conformance.tests.report.verdict import Status
+from attention_conformance.tests.selftest.right_returned import RIGHT
 
 
 @pytest.mark.parametrize("implementation", RIGHT, ids=lambda each: each.name)

@@ -17,13 +17,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from implementations.contract import Implementation
-from implementations.inhouse.processes import LostProcessError, Processes
-from implementations.inhouse.ring import merged, ring_attention
-from implementations.inhouse.ring_entries import RING_2, RING_4
-from implementations.inhouse.tiled import tiled_attention
-from spec.cases import Case, Sizes
-from tests.harness.judge import Judge
+from attention_conformance.implementations.api.contract import Implementation
+from attention_conformance.implementations.builtin.inhouse.processes import LostProcessError, Processes
+from attention_conformance.implementations.builtin.inhouse.ring import merged, ring_attention
+from attention_conformance.implementations.builtin.inhouse.ring_entries import RING_2, RING_4
+from attention_conformance.implementations.builtin.inhouse.tiled import tiled_attention
+from attention_conformance.spec.cases import Case, Sizes
+from attention_conformance.tests.harness.judge.judge import Judge
 
 ROOT = Path(__file__).parents[2]
 CASES = {
@@ -144,7 +144,7 @@ class within:  # noqa: N801
 
 def test_processes_end_with_the_one_that_started_them() -> None:
     script = (
-        "from implementations.inhouse.processes import Processes\n"
+        "from attention_conformance.implementations.builtin.inhouse.processes import Processes\n"
         "if __name__ == '__main__':\n"
         "    one = Processes(1, str)\n"
         "    assert one.together([1]) == ['1']\n"

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from implementations.contract import Result
-from implementations.torch_ops import TORCH_OPS
-from spec.cases import Case
-from spec.problems import Problem
-from tests.harness.judge import Judge
-from tests.harness.search import search
+from attention_conformance.implementations.api.contract import Result
+from attention_conformance.implementations.builtin.sdpa import TORCH_OPS
+from attention_conformance.spec.cases import Case
+from attention_conformance.spec.problem import Problem
+from attention_conformance.tests.harness.judge.judge import Judge
+from attention_conformance.tests.harness.judge.search import search
 
 MATH = next(i for i in TORCH_OPS if i.name == "torch.sdpa.math")
 EXAMPLES = 12

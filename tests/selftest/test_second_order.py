@@ -8,18 +8,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from implementations.contract import Claims, Implementation
-from implementations.defects.record import OP
-from implementations.defects.steps import Steps
-from implementations.modes import op_modes
-from implementations.ops import torch_op
-from reference.second_order import second_order
-from reference.solving import solve
-from spec.building import build
-from spec.cases import Case, MaskKind, MaskShape, ModuleForm, Padding, Pattern, Sharing, Sizes
-from spec.features import Conventions, EmptyRow, Feature, Scope
-from spec.problems import Array, Problem
-from tests.harness.comparison import error_ratios
+from attention_conformance.implementations.adapters.modes import op_modes
+from attention_conformance.implementations.adapters.ops import torch_op
+from attention_conformance.implementations.api.contract import Claims, Implementation
+from attention_conformance.implementations.defects.record import OP
+from attention_conformance.implementations.defects.steps import Steps
+from attention_conformance.reference.expected import solve
+from attention_conformance.reference.second_order import second_order
+from attention_conformance.spec.cases import Case, MaskKind, MaskShape, ModuleForm, Padding, Pattern, Sharing, Sizes
+from attention_conformance.spec.features import Conventions, EmptyRow, Feature, Scope
+from attention_conformance.spec.inputs import build
+from attention_conformance.spec.problem import Array, Problem
+from attention_conformance.tests.harness.judge.comparison import error_ratios
 
 SMALL = Sizes(batch=2, num_heads=2, query_length=3, key_length=4, d_k=3, d_v=2)
 SQUARE = replace(SMALL, query_length=4)

@@ -12,14 +12,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from implementations.builtin import BUILTIN
-from implementations.compositions import eager, in_numpy
-from implementations.contract import Claims, Implementation, Result
-from implementations.ops import numpy_op, torch_op
-from spec.features import Conventions, Feature, Polarity, Scope
-from spec.problems import Problem
-from tests.harness.smoke import smoke
-from tests.selftest.sessions import SUITE
+from attention_conformance.implementations.adapters.ops import numpy_op, torch_op
+from attention_conformance.implementations.api.contract import Claims, Implementation, Result
+from attention_conformance.implementations.builtin import BUILTIN
+from attention_conformance.implementations.builtin.compositions import eager, in_numpy
+from attention_conformance.spec.features import Conventions, Feature, Polarity, Scope
+from attention_conformance.spec.problem import Problem
+from attention_conformance.tests.harness.run.smoke import smoke
+from attention_conformance.tests.selftest.sessions import SUITE
 
 pytest_plugins = ["pytester"]
 

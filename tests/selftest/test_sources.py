@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from implementations.sources import a, b, c, d, e
-from implementations.sources.shapes import merge_heads, split_heads
-from implementations.sources.softmax import masked_softmax
-from tests.selftest.source_equations import assert_equal, mixed, normal, projected, seeded
+from attention_conformance.implementations.builtin.sources import a, b, c, d, e
+from attention_conformance.implementations.builtin.sources.shapes import merge_heads, split_heads
+from attention_conformance.implementations.builtin.sources.softmax import masked_softmax
+from attention_conformance.tests.selftest.source_equations import assert_equal, mixed, normal, projected, seeded
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 

@@ -5,14 +5,24 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from reference.bounds import NEAR, forward_bounds
-from reference.precision import gamma, precision, precisions
-from reference.solving import solve
-from reference.stacking import LARGE, solve_each, stackable
-from spec.building import build
-from spec.cases import Case, MaskKind, MaskShape, ModuleForm, Padding, Scores, Sharing, Sizes, Values
-from spec.features import Conventions, SoftmaxPrecision
-from spec.problems import DTYPES
+from attention_conformance.reference.bounds.attention import NEAR, forward_bounds
+from attention_conformance.reference.bounds.precision import gamma, precision, precisions
+from attention_conformance.reference.expected import solve
+from attention_conformance.reference.stacking import LARGE, solve_each, stackable
+from attention_conformance.spec.cases import (
+    Case,
+    MaskKind,
+    MaskShape,
+    ModuleForm,
+    Padding,
+    Scores,
+    Sharing,
+    Sizes,
+    Values,
+)
+from attention_conformance.spec.features import Conventions, SoftmaxPrecision
+from attention_conformance.spec.inputs import build
+from attention_conformance.spec.problem import DTYPES
 
 CASES = {
     "plain": Case(),

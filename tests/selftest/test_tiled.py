@@ -15,23 +15,23 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from implementations.contract import Implementation
-from implementations.inhouse import INHOUSE, online
-from implementations.inhouse.dropping import Dropout, drawn_seed
-from implementations.inhouse.masking import Masks, Tile, within
-from implementations.inhouse.online import Operands, Plan, _blocks, _steady
-from implementations.inhouse.options import Options
-from implementations.inhouse.tiled import tiled_attention
-from implementations.ops import torch_op
-from implementations.tensors import to_array
-from reference.solving import solve
-from spec.building import build
-from spec.cases import Case, MaskKind, MaskShape, Padding, Pattern, Sizes
-from spec.extensions import Packing
-from spec.problems import DTYPES
-from tests.harness.comparison import compare
-from tests.harness.judge import Judge, part_of
-from tests.selftest.test_family import ASKED
+from attention_conformance.implementations.adapters.ops import torch_op
+from attention_conformance.implementations.adapters.tensors import to_array
+from attention_conformance.implementations.api.contract import Implementation
+from attention_conformance.implementations.builtin.inhouse import INHOUSE, online
+from attention_conformance.implementations.builtin.inhouse.dropping import Dropout, drawn_seed
+from attention_conformance.implementations.builtin.inhouse.masking import Masks, Tile, within
+from attention_conformance.implementations.builtin.inhouse.online import Operands, Plan, _blocks, _steady
+from attention_conformance.implementations.builtin.inhouse.options import Options
+from attention_conformance.implementations.builtin.inhouse.tiled import tiled_attention
+from attention_conformance.reference.expected import solve
+from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Padding, Pattern, Sizes
+from attention_conformance.spec.extensions import Packing
+from attention_conformance.spec.inputs import build
+from attention_conformance.spec.problem import DTYPES
+from attention_conformance.tests.harness.judge.comparison import compare
+from attention_conformance.tests.harness.judge.judge import Judge, part_of
+from attention_conformance.tests.selftest.test_family import ASKED
 
 (ENTRY,) = (each for each in INHOUSE if each.name == "inhouse.tiled")
 WIDE = Case(sizes=Sizes(num_heads=6, num_kv_heads=2, query_length=9, key_length=9), causal=True)

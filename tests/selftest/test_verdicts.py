@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from implementations.contract import Claims, ExpectedFailure, Implementation, Result
-from reference.precision import unit_roundoff
-from spec.cases import Case
-from spec.clauses import load
-from spec.features import Feature, Scope
-from spec.problems import Problem
-from tests.harness.comparison import Comparison
-from tests.harness.judge import Judge
-from tests.harness.judging import verdict
-from tests.harness.verdicts import Failure, Status, Verdict
+from attention_conformance.implementations.api.contract import Claims, ExpectedFailure, Implementation, Result
+from attention_conformance.reference.bounds.precision import unit_roundoff
+from attention_conformance.spec.cases import Case
+from attention_conformance.spec.clauses import load
+from attention_conformance.spec.features import Feature, Scope
+from attention_conformance.spec.problem import Problem
+from attention_conformance.tests.harness.judge.comparison import Comparison
+from attention_conformance.tests.harness.judge.judge import Judge
+from attention_conformance.tests.harness.judge.judging import verdict
+from attention_conformance.tests.report.verdict import Failure, Status, Verdict
 
 FAILURE = Failure("output of sample 0 is 1, expected 2", Case().to_json(), "float32")
 LINK = "https://example.org/issues/1"

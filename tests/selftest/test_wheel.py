@@ -11,17 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.selftest.wheels import PARTS, ROOT, Environment, build, content, contents, install
+from attention_conformance.tests.selftest.wheels import PARTS, ROOT, Environment, build, content, contents, install
 
-SUITE = "attention_conformance/suite/"
-LEFT = ("tests/selftest/", "tests/measure_", "tests/profile_")
+SUITE = "attention_conformance/"
+LEFT = ("tests/selftest/", "tests/measurements/")
 """Parts of the clone that only its own development needs."""
 OPTIONAL = {"jax", "vl_convert"}
 """What is used where it is there: for candidates written in it, and for the page of benchmarks, which a clone makes."""
 NEEDED_BY = {"markupsafe": "jinja2", "pydantic_core": "pydantic"}
 """What comes with what is asked for."""
 CANDIDATES = """
-from tests.scaling import factor
+from attention_conformance.tests.scaling import factor
 from torch.nn.functional import scaled_dot_product_attention
 
 def attention(query, key, value):
@@ -79,7 +79,7 @@ def test_the_wheel_has_every_file_that_runs(wheel: Path) -> None:
         str(file) for file in files if not str(file).startswith(LEFT) and not any(map(left_by_tools, file.parts))
     }
     packed = {name.removeprefix(SUITE) for name in contents(wheel) if name.startswith(SUITE)}
-    assert packed == running | {"conftest.py", "pyproject.toml"}
+    assert packed == running | {"__init__.py", "conftest.py", "py.typed", "pyproject.toml"}
 
 
 def test_every_data_file_was_meant_to_be_there(wheel: Path) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PARTS = ("spec", "reference", "implementations", "tests")
-FILES = ("conftest.py", "pyproject.toml", "README.md", "LICENSE")
+FILES = ("__init__.py", "conftest.py", "py.typed", "setup.py", "pyproject.toml", "README.md", "LICENSE")
 BUILD = "import sys; from setuptools import build_meta; build_meta.build_wheel(sys.argv[1])"
 
 

@@ -1,0 +1,196 @@
+"""Caches: what is fed a sequence piece by piece becomes a `run`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import accumulate
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+
+from attention_conformance.implementations.adapters.native import Native, indirect, natively
+from attention_conformance.implementations.adapters.op_options import further_options
+from attention_conformance.implementations.adapters.ops import INPUTS
+from attention_conformance.implementations.adapters.tensors import (
+    TORCH_DTYPES,
+    array_forms,
+    differing,
+    forms,
+    tensors,
+    to_array,
+    to_tensor,
+)
+from attention_conformance.implementations.api.contract import Result
+from attention_conformance.spec.problem import DTYPES, Array, Problem
+
+Run: TypeAlias = Callable[[Problem, str], Result]
+Feed: TypeAlias = Callable[[Any, Any, Any], Any]
+"""Takes the next query (B, H, n, d_k), key (B, Hk, n, d_k) and value (B, Hk, n, d_v), and gives (B, H, n, d_v)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Stream:
+    """What is known of a sequence before its first piece comes.
+
+    Attributes:
+        room: the positions that storage has; 0: it grows.
+        ring: whether there is less room than the sequence takes, so that the oldest tokens have to go.
+        options: `is_causal`, `scale` and those of `further_options`, as far as they are asked for.
+        convert: makes an array what the implementation works on.
+    """
+
+    batch: int
+    num_heads: int
+    num_kv_heads: int
+    d_k: int
+    d_v: int
+    dtype: str
+    room: int
+    ring: bool
+    options: Mapping[str, Any]
+    convert: Callable[[Array], Any]
+
+    def storage(self, width: int) -> Any:
+        """(B, Hk, room, width) to keep keys or values in; it holds NaN and huge numbers, as fresh memory may."""
+        rows: Array = np.full((self.batch, self.num_kv_heads, self.room, width), np.nan, DTYPES[self.dtype])
+        rows[..., 1::2, :] = torch.finfo(TORCH_DTYPES[self.dtype]).max
+        return self.convert(rows)
+
+
+def cached(start: Callable[[Stream], Feed], *, arrays: bool = False) -> Cached:
+    """A `run` for an implementation that keeps keys and values between calls.
+
+    A problem with `chunks` is fed in pieces of these lengths, any other one at once. There are no gradients. For a
+    cache that grows:
+
+        def start(stream):
+            held = []
+            def feed(query, key, value):
+                held.append((key, value))
+                keys, values = (torch.cat(rows, -2) for rows in zip(*held))
+                return attention(query, keys, values, query_start=keys.shape[-2] - key.shape[-2], **stream.options)
+            return feed
+
+        run = cached(start)
+
+    Args:
+        start: called once for each sequence; what it returns is called with each piece of query, key and value.
+        arrays: whether it works on NumPy arrays, not on tensors.
+    """
+    return Cached(start, arrays)
+
+
+@dataclass(frozen=True, eq=False)
+class Cached:
+    """The `run` that `cached` makes, see there."""
+
+    start: Callable[[Stream], Feed]
+    arrays: bool
+
+    def __call__(self, problem: Problem, device: str) -> Result:
+        """Answers the problem."""
+        plain, given, convert = self._given(problem, device)
+        form: Callable[[Any], dict[str, object]] = array_forms if self.arrays else forms
+        with torch.no_grad(), np.errstate(all="ignore"):
+            before = form(given)
+            outputs = _fed(self.start, _stream(plain, given, convert), _cut(plain, given))
+            disturbed = differing(before, form(given))
+        return Result(self._joined(outputs), disturbed=disturbed)
+
+    def native(self, problem: Problem, device: str) -> Native:
+        """A new cache, fed with the pieces one after the other."""
+        plain, given, convert = self._given(problem, device)
+        forward = partial(_fed, self.start, _stream(plain, given, convert), _cut(plain, given))
+
+        @contextmanager
+        def around() -> Iterator[None]:
+            with torch.no_grad(), np.errstate(all="ignore"):
+                yield
+
+        return Native(forward, lambda outputs: Result(self._joined(outputs)), given, around)
+
+    def _given(self, problem: Problem, device: str) -> tuple[Problem, Any, Callable[[Array], Any]]:
+        plain = problem.forward_only()
+        if self.arrays:
+            return plain, plain.arrays(), lambda rows: rows
+        return plain, tensors(plain, device), lambda rows: to_tensor(rows, device)
+
+    def _joined(self, outputs: list[Any]) -> Array:
+        return np.concatenate(outputs, -2) if self.arrays else to_array(torch.cat(outputs, -2))
+
+
+def _cut(problem: Problem, given: Any) -> list[tuple[Any, ...]]:
+    return [tuple(given[name][..., piece, :] for name in INPUTS) for piece in pieces(problem)]
+
+
+def _fed(start: Callable[[Stream], Feed], stream: Stream, cut: list[tuple[Any, ...]]) -> list[Any]:
+    feed = start(stream)
+    return [feed(*piece) for piece in cut]
+
+
+def chunked(run: Run) -> Chunked:
+    """A `run` that is fed piece by piece, made of one for an op that takes `query_start`.
+
+    Each piece is asked with all keys and values up to its end, as a caller would who keeps them himself. There are no
+    masks then, and of the answers only the outputs.
+    """
+    return Chunked(run)
+
+
+@dataclass(frozen=True, eq=False)
+class Chunked:
+    """The `run` that `chunked` makes, see there."""
+
+    run: Run
+
+    def __call__(self, problem: Problem, device: str) -> Result:
+        """Answers the problem."""
+        if not problem.extension.chunks:
+            return self.run(problem, device)
+        asked = (_beside_what_came_before(problem.forward_only(), piece) for piece in pieces(problem))
+        return Result(np.concatenate([self.run(each, device).output for each in asked], -2))
+
+    def native(self, problem: Problem, device: str) -> Native:
+        """The call of the op for a sequence at once; pieces have none."""
+        return indirect(self, problem, device) if problem.extension.chunks else natively(self.run, problem, device)
+
+
+def pieces(problem: Problem) -> list[slice]:
+    """The tokens of each piece; all of them where the problem names no chunks.
+
+    Raises:
+        ValueError: the lengths do not sum to those of query and key.
+    """
+    chunks, lengths = problem.extension.chunks, {problem.query.shape[-2], problem.key.shape[-2]}
+    if not chunks:
+        return [slice(None)]
+    if lengths != {sum(chunks)}:
+        raise ValueError(f"pieces of {chunks} tokens do not make up {sorted(lengths)}")
+    return [slice(end - length, end) for length, end in zip(chunks, accumulate(chunks), strict=True)]
+
+
+def _stream(problem: Problem, given: Mapping[str, Any], convert: Callable[[Array], Any]) -> Stream:
+    room, options = problem.extension.cache_length, {"is_causal": problem.causal or None, "scale": problem.scale}
+    return Stream(
+        batch=problem.query.shape[0],
+        num_heads=problem.num_heads,
+        num_kv_heads=problem.num_kv_heads,
+        d_k=problem.key.shape[-1],
+        d_v=problem.value.shape[-1],
+        dtype=problem.dtype,
+        room=room,
+        ring=0 < room < problem.key.shape[-2],
+        options={n: o for n, o in options.items() if o is not None} | further_options(problem, given),
+        convert=convert,
+    )
+
+
+def _beside_what_came_before(problem: Problem, piece: slice) -> Problem:
+    tokens = {"query": piece, "key": slice(0, piece.stop), "value": slice(0, piece.stop)}
+    rows = {name: problem.arrays()[name][..., these, :] for name, these in tokens.items()}
+    asked = replace(problem.extension, chunks=(), cache_length=0, query_start=piece.start)
+    return replace(problem.with_arrays(rows), extension=asked)

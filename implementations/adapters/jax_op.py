@@ -1,0 +1,92 @@
+"""JAX adapters: a function of JAX arrays becomes an implementation, in one line. JAX is an extra: `pip install jax`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from attention_conformance.implementations.adapters.op_options import seeded
+from attention_conformance.implementations.adapters.ops import INPUTS, op_options
+from attention_conformance.implementations.api.contract import Result
+from attention_conformance.spec.features import Polarity
+from attention_conformance.spec.problem import Array, Problem
+
+
+def jax_op(
+    function: Callable[..., Any],
+    *,
+    extras: tuple[str, ...] = (),
+    polarity: Polarity = Polarity.MAY_ATTEND,
+) -> JaxOp:
+    """A `run` for a function of JAX arrays, float64 included; gradients are those of `jax.vjp`.
+
+    Args:
+        function: called as function(query, key, value, attn_mask=..., is_causal=..., scale=...).
+        extras: what it returns after the output, by the names of `Result`.
+        polarity: what True means in its boolean masks.
+    """
+    return JaxOp(function, extras, polarity)
+
+
+@dataclass(frozen=True, eq=False)
+class JaxOp:
+    """The `run` that `jax_op` makes, see there."""
+
+    function: Callable[..., Any]
+    extras: tuple[str, ...]
+    polarity: Polarity
+
+    def __call__(self, problem: Problem, device: str) -> Result:
+        """Answers the problem."""
+        import jax
+
+        with _in_float64(), seeded(problem), jax.default_device(jax.devices(device.partition(":")[0])[0]):
+            given = {name: jax.numpy.asarray(array) for name, array in problem.arrays().items()}
+            asked = self._asked(problem)
+            if problem.cotangent is None:
+                output, *rest = asked(given)
+                found: dict[str, Array] = {}
+            else:
+                leaves = {name: given[name] for name in problem.needs}
+                output, backward, rest = jax.vjp(lambda some: _split(asked(given | some)), leaves, has_aux=True)
+                (gradients,) = backward(given["cotangent"].astype(output.dtype))
+                found = {name: _checked(gradient) for name, gradient in gradients.items()}
+        others: dict[str, Any] = {n: _checked(a) for n, a in zip(self.extras, rest, strict=True)}
+        return Result(_checked(output), gradients=found, **others)
+
+    def _asked(self, problem: Problem) -> Callable[[Mapping[str, Any]], tuple[Any, ...]]:
+        """The function of arrays alone, which answers a tuple."""
+
+        def call(given: Mapping[str, Any]) -> tuple[Any, ...]:
+            answer = self.function(*(given[n] for n in INPUTS), **op_options(problem, given, self.polarity))
+            return answer if isinstance(answer, tuple) else (answer,)
+
+        return call
+
+
+def _split(answer: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
+    return answer[0], answer[1:]
+
+
+@contextmanager
+def _in_float64() -> Iterator[None]:
+    """JAX keeps to float32 unless it is told otherwise."""
+    import jax
+
+    with jax.enable_x64(True):
+        yield
+
+
+def is_jax(answer: object) -> bool:
+    """Whether it is an array of JAX; it is not imported to find out."""
+    return type(answer).__module__.partition(".")[0] in ("jax", "jaxlib")
+
+
+def _checked(array: Any) -> Array:
+    if not is_jax(array):
+        raise TypeError(f"a JAX array was expected, got {type(array).__name__}")
+    return np.asarray(array)

@@ -1,0 +1,64 @@
+"""Native calls of torch: the forward pass, and where gradients are asked for the backward pass, of ready tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+
+from attention_conformance.implementations.adapters.native import Native
+from attention_conformance.implementations.adapters.op_options import seeded
+from attention_conformance.implementations.adapters.tensors import Tensors, to_array, zeros_for_none
+from attention_conformance.implementations.api.contract import Result
+from attention_conformance.spec.problem import Array, Problem
+
+
+def native_call(
+    forward: Callable[[], Any],
+    problem: Problem,
+    given: Tensors,
+    leaves: Mapping[str, torch.Tensor],
+    context: Callable[[], AbstractContextManager[object]],
+    extras: Sequence[str],
+    named: Callable[[dict[str, Array]], dict[str, Array]] = lambda found: found,
+) -> Native:
+    """A `Native` of a ready forward pass.
+
+    Args:
+        forward: answers with the output, or a tuple of output and extras.
+        problem: what is asked.
+        given: its tensors.
+        leaves: whose gradients are wanted.
+        context: entered around the calls.
+        extras: what follows the output, by the names of `Result`; an answer may have fewer.
+        named: turns the gradients of the leaves into those of the problem's arrays.
+    """
+    wanted = problem.cotangent is not None
+
+    @contextmanager
+    def around() -> Iterator[None]:
+        with seeded(problem), context(), torch.set_grad_enabled(wanted):
+            yield
+
+    def result(answer: Any) -> Result:
+        answer, slopes = answer if wanted else (answer, ())
+        output, *rest = answer if isinstance(answer, tuple) else (answer,)
+        others: dict[str, Any] = {n: to_array(t) for n, t in zip(extras, rest, strict=False)}
+        found = named(zeros_for_none(leaves, slopes)) if wanted else {}
+        return Result(to_array(output), gradients=found, **others)
+
+    bare = _with_backward(forward, list(leaves.values()), given["cotangent"]) if wanted else forward
+    return Native(bare, result, given, around)
+
+
+def _with_backward(
+    forward: Callable[[], Any], leaves: list[torch.Tensor], cotangent: torch.Tensor
+) -> Callable[[], tuple[Any, tuple[torch.Tensor | None, ...]]]:
+    def both() -> tuple[Any, tuple[torch.Tensor | None, ...]]:
+        answer = forward()
+        output = answer[0] if isinstance(answer, tuple) else answer
+        return answer, torch.autograd.grad(output, leaves, cotangent, allow_unused=True)
+
+    return both

@@ -1,0 +1,100 @@
+"""Tensors: NumPy arrays to torch and back without a copy, bfloat16 included."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+
+import ml_dtypes
+import numpy as np
+import torch
+
+from attention_conformance.spec.problem import Array, Problem
+
+TORCH_DTYPES: Mapping[str, torch.dtype] = {
+    "float64": torch.float64,
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+
+Tensors = dict[str, torch.Tensor]
+"""Tensors by the names that the problem gives its arrays."""
+
+
+def to_tensor(array: Array, device: str = "cpu") -> torch.Tensor:
+    """The array as a tensor that shares its memory and strides on the CPU; negative strides are copied."""
+    if any(stride < 0 for stride in array.strides):
+        array = array.copy()
+    with warnings.catch_warnings():
+        # A broadcast array is read-only; torch warns of it, and the suite compares inputs after each call.
+        warnings.simplefilter("ignore", UserWarning)
+        if array.dtype == ml_dtypes.bfloat16:
+            return torch.from_numpy(array.view(np.uint16)).view(torch.bfloat16).to(device)
+        return torch.from_numpy(array).to(device)
+
+
+def to_array(tensor: torch.Tensor) -> Array:
+    """The tensor as an array that shares its memory on the CPU.
+
+    Raises:
+        TypeError: it is no tensor.
+    """
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"a tensor was expected, got {type(tensor).__name__}")
+    held = tensor.detach().cpu()
+    if held.dtype is torch.bfloat16:
+        bits: Array = held.view(torch.uint16).numpy()
+        return bits.view(ml_dtypes.bfloat16)
+    found: Array = held.numpy()
+    return found
+
+
+def tensors(problem: Problem, device: str) -> Tensors:
+    """Every array of the problem as a tensor by name; the needed ones require gradients if any are asked for."""
+    found = {name: to_tensor(array, device) for name, array in problem.arrays().items()}
+    if problem.cotangent is not None:
+        for name in problem.needs:
+            found[name] = found[name].detach().requires_grad_()
+    return found
+
+
+def forms(given: Mapping[str, torch.Tensor]) -> dict[str, object]:
+    """What a call could change of tensors without touching a number, and whether gradients are recorded."""
+    found: dict[str, object] = {n: (t.shape, t.stride(), t.requires_grad) for n, t in given.items()}
+    return found | {"gradient mode": torch.is_grad_enabled()}
+
+
+def array_forms(given: Mapping[str, Array]) -> dict[str, object]:
+    """What a call could change of arrays without touching a number, and how NumPy treats errors."""
+    found: dict[str, object] = {name: (array.shape, array.strides) for name, array in given.items()}
+    return found | {"error handling of numpy": np.geterr()}
+
+
+def differing(before: Mapping[str, object], after: Mapping[str, object]) -> tuple[str, ...]:
+    """The names whose forms are not the same any more."""
+    return tuple(name for name, form in before.items() if after[name] != form)
+
+
+def gradients_of(output: torch.Tensor, leaves: Mapping[str, torch.Tensor], cotangent: torch.Tensor) -> dict[str, Array]:
+    """D sum(output * cotangent) / d leaf by name; zeros for a leaf that the output does not depend on."""
+    return zeros_for_none(leaves, torch.autograd.grad(output, list(leaves.values()), cotangent, allow_unused=True))
+
+
+def zeros_for_none(leaves: Mapping[str, torch.Tensor], found: Sequence[torch.Tensor | None]) -> dict[str, Array]:
+    """Gradients as arrays by the names of the leaves; zeros where there is none."""
+    return {
+        name: to_array(torch.zeros_like(leaf) if gradient is None else gradient)
+        for (name, leaf), gradient in zip(leaves.items(), found, strict=True)
+    }
+
+
+def second_products(
+    output: torch.Tensor, leaves: Mapping[str, torch.Tensor], directions: Tensors, cotangent: torch.Tensor
+) -> dict[str, Array]:
+    """Derivatives of the gradients along the directions, by name; see `Problem.direction`."""
+    held = list(leaves.values())
+    first = torch.autograd.grad(output, held, cotangent, create_graph=True, allow_unused=True)
+    along = [(g * directions[name]).sum() for name, g in zip(leaves, first, strict=True) if g is not None]
+    return gradients_of(torch.stack(along).sum(), leaves, torch.ones((), dtype=output.dtype, device=output.device))

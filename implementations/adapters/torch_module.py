@@ -1,0 +1,275 @@
+"""Module adapters: a torch module with projections inside becomes an implementation in a few lines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from attention_conformance.implementations.adapters.native import Native, bound, indirect
+from attention_conformance.implementations.adapters.native_torch import native_call
+from attention_conformance.implementations.adapters.op_options import seeded
+from attention_conformance.implementations.adapters.tensors import (
+    TORCH_DTYPES,
+    Tensors,
+    differing,
+    forms,
+    gradients_of,
+    second_products,
+    tensors,
+    to_array,
+    to_tensor,
+)
+from attention_conformance.implementations.api.contract import Result
+from attention_conformance.spec.extensions import Packing
+from attention_conformance.spec.problem import Array, Problem
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A parameter that holds several of the problem's weights or biases, one after the other along its first axis."""
+
+    names: tuple[str, ...]
+
+
+Places = Mapping[str, str | Packed]
+"""Where a module keeps what: attribute path -> name in `Problem.parameters`, transposed as in nn.Linear."""
+
+
+def linears(**layers: str) -> dict[str, str]:
+    """Places of nn.Linear layers by role: `q="proj_q"` is {"proj_q.weight": "w_q", "proj_q.bias": "b_q"}."""
+    return {f"{layer}.{part}": f"{part[0]}_{role}" for role, layer in layers.items() for part in ("weight", "bias")}
+
+
+def torch_module(
+    build: Callable[[Problem], nn.Module],
+    call: Callable[[nn.Module, Tensors, Problem], torch.Tensor | tuple[torch.Tensor, ...]],
+    places: Places | Callable[[nn.Module], Places],
+    *,
+    extras: Sequence[str] = (),
+    context: Callable[[], AbstractContextManager[object]] = nullcontext,
+    twice: bool = False,
+) -> TorchModule:
+    """A `run` for a module.
+
+    Args:
+        build: makes the module for a problem's widths and dropout; dtype, device and mode are set here.
+        call: calls it with the problem's tensors by name (`query`, `attn_mask`, ...); its first answer is the
+            output, (B, Lq, width).
+        places: where its parameters are, or a function that finds them.
+        extras: what the call returns after the output, by the names of `Result`.
+        context: entered around each forward call.
+        twice: gradients are differentiated again, see `second_products`.
+    """
+    return TorchModule(build, call, places, tuple(extras), context, twice)
+
+
+@dataclass(frozen=True, eq=False)
+class TorchModule:
+    """The `run` that `torch_module` makes, see there; `kept` holds its modules by shape, `timed` that of `native`."""
+
+    build: Callable[[Problem], nn.Module]
+    call: Callable[[nn.Module, Tensors, Problem], torch.Tensor | tuple[torch.Tensor, ...]]
+    places: Places | Callable[[nn.Module], Places]
+    extras: tuple[str, ...]
+    context: Callable[[], AbstractContextManager[object]]
+    twice: bool
+    kept: dict[tuple[object, ...], nn.Module] = field(default_factory=dict)
+    timed: dict[tuple[object, ...], nn.Module] = field(default_factory=dict)
+
+    def __call__(self, problem: Problem, device: str) -> Result:
+        """Answers the problem, with one module a shape, kept from call to call as a user would keep it."""
+        given, key = tensors(problem, device), _key(problem, device)
+        if key not in self.kept:
+            self.kept[key] = made(self.build, problem, device)
+        module = self.kept[key]
+        where = where_in(module, self.places)
+        load(module, where, given)
+        return answer_of(module, problem, given, self.call, where, self.extras, self.context, self.twice)
+
+    def native(self, problem: Problem, device: str) -> Native:
+        """The module's own call; second derivatives have none."""
+        if self.twice:
+            return indirect(self, problem, device)
+        given = tensors(problem, device)
+        module = self._loaded(problem, device, given)
+        where = where_in(module, self.places)
+
+        def context() -> AbstractContextManager[object]:
+            return _both(_in_its_mode(module, problem), self.context())
+
+        def named(found: dict[str, Array]) -> dict[str, Array]:
+            return _of_arrays(problem, found, where, given)
+
+        leaves = _leaves(problem, module, where, given)
+        forward = bound(self.call, module, given, problem)
+        return native_call(forward, problem, given, leaves, context, self.extras, named)
+
+    def _loaded(self, problem: Problem, device: str, given: Tensors) -> nn.Module:
+        """The module of the last native call where it holds these very parameters, as a user's does; or a new one."""
+        key = _key(problem, device)
+        module = self.timed.get(key)
+        if module is None or not _holds_all(module, where_in(module, self.places), given):
+            self.timed.clear()  # one is enough, and it may be large
+            module = self.timed[key] = made(self.build, problem, device)
+            load(module, where_in(module, self.places), given)
+        return module
+
+
+def _key(problem: Problem, device: str) -> tuple[object, ...]:
+    shapes = tuple((name, array.shape) for name, array in problem.parameters.items())
+    return problem.dtype, device, problem.num_heads, problem.sharing, shapes, _of_construction(problem)
+
+
+@contextmanager
+def _both(outer: AbstractContextManager[object], inner: AbstractContextManager[object]) -> Iterator[None]:
+    with outer, inner:
+        yield
+
+
+def _of_construction(problem: Problem) -> object:
+    """What a module may be told when it is made, and not in a call."""
+    asked = replace(problem.extension, query_start=None, draw=0, evaluating=False, packing=Packing.NONE)
+    return asked, problem.extension.rated
+
+
+def answer_of(
+    module: nn.Module,
+    problem: Problem,
+    given: Tensors,
+    call: Callable[[nn.Module, Tensors, Problem], torch.Tensor | tuple[torch.Tensor, ...]],
+    where: Places,
+    extras: Sequence[str] = (),
+    context: Callable[[], AbstractContextManager[object]] = nullcontext,
+    twice: bool = False,
+) -> Result:
+    """What a module that holds the problem's parameters answers, in the mode that the problem asks for."""
+    with seeded(problem):
+        with (
+            _in_its_mode(module, problem),
+            context(),
+            torch.set_grad_enabled(problem.cotangent is not None),
+        ):
+            mode, before = module.training, forms(given)
+            answer = call(module, given, problem)
+            disturbed = differing(before, forms(given)) + _moved(module, where, given, mode)
+        output, *rest = answer if isinstance(answer, tuple) else (answer,)
+        others: dict[str, Any] = {n: to_array(t) for n, t in zip(extras, rest, strict=True)}
+        found = _gradients(problem, module, where, given, output, twice)
+        return Result(to_array(output), gradients=found, disturbed=disturbed, **others)
+
+
+def made(build: Callable[[Problem], nn.Module], problem: Problem, device: str) -> nn.Module:
+    """A new module; that building it draws initial weights is no effect of calling it."""
+    with torch.random.fork_rng(devices=[]):
+        return build(problem).to(device, TORCH_DTYPES[problem.dtype])
+
+
+@contextmanager
+def _in_its_mode(module: nn.Module, problem: Problem) -> Iterator[None]:
+    """Training or evaluation where it matters to the problem, and put back; otherwise the mode it was built in."""
+    asked, mode = problem.extension, module.training
+    matters = asked.rated or asked.evaluating
+    if matters:
+        module.train(not asked.evaluating)
+    try:
+        yield
+    finally:
+        if matters:
+            module.train(mode)
+
+
+def where_in(module: nn.Module, places: Places | Callable[[nn.Module], Places]) -> Places:
+    """The places that this module really has: a layer without bias has none for one."""
+    held = dict(module.named_parameters())
+    return {p: place for p, place in (places(module) if callable(places) else places).items() if p in held}
+
+
+def load(module: nn.Module, places: Places, given: Tensors) -> None:
+    """Copies the problem's weights and biases into the module.
+
+    Raises:
+        ValueError: a parameter of the module has no place, or a weight fits none.
+    """
+    used: set[str] = set()
+    for path, parameter in module.named_parameters():
+        if path not in places:
+            raise ValueError(f"the suite does not know what parameter {path!r} {tuple(parameter.shape)} is")
+        names = _names(places[path])
+        used.update(names)
+        with torch.no_grad():
+            parameter.copy_(torch.cat([_as_stored(given, name) for name in names]).view_as(parameter))
+    lost = sorted(n for n in given if n.startswith(("w_", "b_", "bias_")) and n not in used)
+    if lost:
+        raise ValueError(f"the module has no parameter for {', '.join(lost)}")
+
+
+def _holds_all(module: nn.Module, places: Places, given: Tensors) -> bool:
+    return all(_holds(module, path, stored) for path, stored in _stored(module, places, given).items())
+
+
+def _moved(module: nn.Module, places: Places, given: Tensors, mode: bool) -> tuple[str, ...]:
+    """What a call has changed of the module itself; its mode is put back."""
+    moved = [path for path, stored in _stored(module, places, given).items() if not _holds(module, path, stored)]
+    if module.training is not mode:
+        moved.append("the training mode of the module")
+        module.train(mode)
+    return tuple(moved)
+
+
+def _stored(module: nn.Module, places: Places, given: Tensors) -> Tensors:
+    return {path: torch.cat([_as_stored(given, name) for name in _names(places[path])]) for path in places}
+
+
+def _holds(module: nn.Module, path: str, stored: torch.Tensor) -> bool:
+    parameter = module.get_parameter(path)
+    return parameter.numel() == stored.numel() and torch.equal(parameter.detach().view_as(stored), stored)
+
+
+def _as_stored(given: Tensors, name: str) -> torch.Tensor:
+    return given[name].detach().T if name.startswith("w_") else given[name].detach()
+
+
+def _names(place: str | Packed) -> tuple[str, ...]:
+    return place.names if isinstance(place, Packed) else (place,)
+
+
+def _gradients(
+    problem: Problem, module: nn.Module, places: Places, given: Tensors, output: torch.Tensor, twice: bool
+) -> dict[str, Array]:
+    if problem.cotangent is None:
+        return {}
+    leaves = _leaves(problem, module, places, given)
+    if twice:
+        directions = {name: to_tensor(array, str(output.device)) for name, array in problem.direction().items()}
+        directions |= {p: x.view_as(leaves[p]) for p, x in _stored(module, places, directions).items()}
+        found = second_products(output, leaves, directions, given["cotangent"])
+    else:
+        found = gradients_of(output, leaves, given["cotangent"])
+    return _of_arrays(problem, found, places, given)
+
+
+def _leaves(problem: Problem, module: nn.Module, places: Places, given: Tensors) -> Tensors:
+    """What gradients are taken of: the problem's inputs by name, the module's parameters by path."""
+    leaves = {n: given[n] for n in problem.needs if n in given and n not in problem.parameters}
+    return leaves | {path: module.get_parameter(path) for path in places}
+
+
+def _of_arrays(problem: Problem, found: dict[str, Array], places: Places, given: Tensors) -> dict[str, Array]:
+    """The gradients of leaves as those of the problem's arrays."""
+    for path, place in places.items():
+        found |= _unpacked(found.pop(path), _names(place), given)
+    return {name: found[name] for name in problem.needs}
+
+
+def _unpacked(gradient: Array, names: tuple[str, ...], given: Tensors) -> dict[str, Array]:
+    ends = np.cumsum([_as_stored(given, name).shape[0] for name in names])[:-1]
+    parts = np.split(gradient, ends)
+    return {
+        n: part.T if n.startswith("w_") else part.reshape(given[n].shape) for n, part in zip(names, parts, strict=True)
+    }

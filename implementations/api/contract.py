@@ -1,0 +1,155 @@
+"""The contract of an adapter: claims, one call, one result. Only NumPy arrays and plain values cross it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from attention_conformance.spec.cases import Case
+from attention_conformance.spec.features import Conventions, Feature, Scope
+from attention_conformance.spec.problem import DTYPES, Array, Problem
+
+MODES = frozenset(
+    {
+        Feature.SAVED,
+        Feature.COPIED,
+        Feature.UNBATCHED,
+        Feature.AUTOCAST,
+        Feature.VMAP,
+        Feature.COMPILED,
+        Feature.EXPORTED,
+        Feature.NO_GRAD,
+        Feature.DOUBLE_BACKWARD,
+    }
+)
+"""Features that are runs of their own: states and transforms in which a question can be answered."""
+
+
+@dataclass(frozen=True)
+class Unable:
+    """Why an implementation cannot be asked a case."""
+
+    reason: str
+
+
+def any_case(case: Case) -> Case | Unable:
+    """The fit of an implementation that can be asked everything its features allow."""
+    return case
+
+
+@dataclass(frozen=True)
+class Claims:
+    """What an implementation says of itself; each claim is tested, nothing else is.
+
+    Attributes:
+        conventions: its answers where the field disagrees.
+        dtypes: names out of `spec.problems.DTYPES`.
+        fit: the nearest case that it can be asked, or why there is none (head widths that are multiples of 8 only,
+            an output width tied to another, ...). Called after the features have been applied.
+    """
+
+    scope: Scope
+    features: frozenset[Feature]
+    conventions: Conventions = Conventions()
+    dtypes: tuple[str, ...] = tuple(DTYPES)
+    fit: Callable[[Case], Case | Unable] = any_case
+
+    def __contains__(self, feature: Feature) -> bool:
+        return feature in self.features
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """What one call gave back, as NumPy arrays in the dtype the implementation chose.
+
+    Attributes:
+        output: (B, H, Lq, d_v) at the op level, (B, Lq, out_dim) at the module level.
+        weights: (B, H, Lq, Lk), where claimed.
+        averaged_weights: (B, Lq, Lk), where claimed.
+        log_sum_exp: (B, H, Lq), to the claimed base, where claimed.
+        gradients: by the names in `Problem.needs`; a shared input's under its first name.
+        disturbed: what the call has changed of what it was handed, apart from numbers: "the strides of key".
+        others: further answers to the same question, by how they were had, where a mode gives several; each has to be
+            right.
+    """
+
+    output: Array
+    weights: Array | None = None
+    averaged_weights: Array | None = None
+    log_sum_exp: Array | None = None
+    gradients: Mapping[str, Array] = field(default_factory=dict)
+    disturbed: tuple[str, ...] = ()
+    others: Mapping[str, Result] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ExpectedFailure:
+    """A known deviation: the clause, why, where it is public, the dtypes and device on which it shows (empty: all)."""
+
+    clause: str
+    reason: str
+    link: str
+    dtypes: tuple[str, ...] = ()
+    device: str = ""
+
+    def shows(self, clause: str, dtype: str, device: str) -> bool:
+        """Whether it is about this clause, dtype and device."""
+        here = not self.device or device.partition(":")[0] == self.device
+        return self.clause == clause and here and (not self.dtypes or dtype in self.dtypes)
+
+    def __post_init__(self) -> None:
+        if not self.link.startswith("https://"):
+            raise ValueError(f"the expected failure of {self.clause} needs a public https link, not {self.link!r}")
+        if not self.reason:
+            raise ValueError(f"the expected failure of {self.clause} needs a reason")
+
+
+FUNCTIONS: Mapping[str, Feature] = {"sinusoids": Feature.SINUSOIDS, "alibi_slopes": Feature.ALIBI_SLOPES}
+"""The features that are plain functions: sinusoids(length, width) -> (length, width), position by component, and
+alibi_slopes(num_heads) -> (num_heads,)."""
+
+
+@dataclass(frozen=True)
+class Implementation:
+    """An attention implementation behind one call.
+
+    Attributes:
+        name: dotted, unique, stable; it appears in test ids.
+        run: answers a problem on a device. It may keep no reference to the problem's arrays.
+        about: one line for listings.
+        expected_failures: deviations that are known and public.
+        construct: builds the module for a head count and width and throws it away; for clauses on errors.
+        ways: other ways to the same answer, such as "in evaluation mode", each as a `run` of its own; to have some is
+            to claim `Feature.WAYS`.
+        functions: plain functions beside the attention, by the names in `FUNCTIONS`, that take integers and answer
+            an array of floats; to have one is to claim its feature.
+        modes: the same question answered in another state or under a transform, by the feature that names it; to have
+            one is to claim it. Chapter modules says what each run does; that of `Feature.DOUBLE_BACKWARD` returns as
+            gradients their derivatives along `Problem.direction`.
+    """
+
+    name: str
+    claims: Claims
+    run: Callable[[Problem, str], Result]
+    about: str = ""
+    expected_failures: tuple[ExpectedFailure, ...] = ()
+    construct: Callable[[int, int], object] | None = None
+    ways: Mapping[str, Callable[[Problem, str], Result]] = field(default_factory=dict)
+    functions: Mapping[str, Callable[..., Array]] = field(default_factory=dict)
+    modes: Mapping[Feature, Callable[[Problem, str], Result]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._check_functions()
+        if odd := sorted(set(self.modes) ^ (MODES & self.claims.features)):
+            raise ValueError(f"{self.name}: to have a run for a mode is to claim it, and the other way round: {odd}")
+        if bool(self.ways) is not (Feature.WAYS in self.claims):
+            raise ValueError(
+                f"{self.name} has {len(self.ways)} other ways to be called: claim Feature.WAYS to have any"
+            )
+
+    def _check_functions(self) -> None:
+        for name in self.functions.keys() - FUNCTIONS.keys():
+            raise ValueError(f"{self.name} has a function {name!r}; the suite knows: {', '.join(FUNCTIONS)}")
+        for name, feature in FUNCTIONS.items():
+            if (name in self.functions) is not (feature in self.claims):
+                raise ValueError(f"{self.name}: to have the function {name!r} is to claim Feature.{feature.name}")

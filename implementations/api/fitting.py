@@ -1,0 +1,178 @@
+"""Fitting: the case nearest to a wanted one that an implementation's claims allow."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+
+from attention_conformance.implementations.api.contract import Claims, Unable
+from attention_conformance.spec.cases import (
+    Case,
+    Embedding,
+    Garbage,
+    Layout,
+    MaskKind,
+    ModuleForm,
+    Padding,
+    Scores,
+    Sharing,
+    Values,
+)
+from attention_conformance.spec.extensions import Packing
+from attention_conformance.spec.features import Feature, Scope, WindowCount
+
+FREE_WIDTHS = (13, 11, 17)
+"""Input widths of query, key and value where they are free: coprime to each other and to the heads' widths."""
+
+
+def fit(case: Case, claims: Claims) -> Case | Unable:
+    """The case with the sizes, widths and module form that the claims allow, or why it cannot be asked."""
+    missing = [f for f in _required(case) if f not in claims]
+    if missing:
+        return Unable(f"does not claim {missing[0]}")
+    s = case.sizes
+    num_heads = s.num_heads if Feature.HEADS in claims else 1
+    d_v = s.d_v if Feature.VALUE_WIDTH in claims else s.d_k
+    query_length = s.key_length if _sharing(case, claims) is Sharing.SELF else s.query_length
+    num_kv_heads = s.num_kv_heads if num_heads > 1 else 0
+    fitted = case.sized(num_heads=num_heads, d_v=d_v, query_length=query_length, num_kv_heads=num_kv_heads)
+    if case.extension.rotary_base is not None and s.d_k % 2:
+        fitted = fitted.sized(d_k=s.d_k + 1, d_v=d_v if Feature.VALUE_WIDTH in claims else s.d_k + 1)
+    if case.extension.chunks or case.extension.cache_length:
+        if wrong := _unfeedable(case, claims):
+            return Unable(wrong)
+        fitted = _in_pieces(fitted)
+    if claims.scope is Scope.OP:
+        return claims.fit(fitted if fitted.module is None else replace(fitted, module=None))
+    nearest = claims.fit(replace(fitted, module=_form(fitted, claims)))
+    return nearest if isinstance(nearest, Unable) else _selectable(nearest)
+
+
+@lru_cache(maxsize=4096)
+def _required(case: Case) -> tuple[Feature, ...]:
+    needed = {
+        Feature.SCALE: case.scale is not None,
+        Feature.BOOL_MASK: case.mask is MaskKind.BOOL,
+        Feature.FLOAT_MASK: case.mask in (MaskKind.FLOAT, MaskKind.INFINITE),
+        Feature.VALID_LENS: case.padding in (Padding.LENGTHS, Padding.QUERY_LENGTHS),
+        Feature.KEY_PADDING: case.padding in (Padding.RIGHT, Padding.LEFT, Padding.HOLES, Padding.EMPTY_SAMPLE),
+        Feature.CAUSAL: case.causal,
+        Feature.VIEWS: case.layout is not Layout.CONTIGUOUS,
+        Feature.CONTAINMENT: case.garbage is Garbage.NAN,
+        **_further(case),
+    }
+    return tuple(feature for feature, wanted in needed.items() if wanted)
+
+
+def _further(case: Case) -> dict[Feature, bool]:
+    asked, length = case.extension, case.sizes.key_length
+    return {
+        Feature.GROUPED: case.sizes.num_kv_heads not in (0, case.sizes.num_heads),
+        Feature.WINDOW: asked.windowed,
+        Feature.SOFTCAP: asked.softcap is not None,
+        Feature.ROTARY: asked.rotary_base is not None,
+        Feature.QUERY_START: asked.query_start is not None,
+        Feature.ALIBI: asked.alibi,
+        Feature.RELATIVE_BIAS: asked.relative_bias > 0,
+        Feature.SINKS: asked.sinks,
+        Feature.ZERO_ATTN: asked.zero_attn,
+        Feature.BIAS_KV: asked.bias_kv,
+        Feature.HEAD_GATES: asked.head_gates,
+        Feature.SEGMENTS: asked.packing in (Packing.SEGMENTS, Packing.EMPTY_SEGMENT),
+        Feature.CUMULATIVE_LENGTHS: asked.packing in (Packing.LENGTHS, Packing.EMPTY_DOCUMENT),
+        Feature.DROPOUT: asked.rated,
+        Feature.EVALUATION: asked.evaluating,
+        Feature.CACHE: bool(asked.chunks),
+        Feature.STATIC_CACHE: asked.cache_length > length,
+        Feature.RING_CACHE: 0 < asked.cache_length < length,
+    }
+
+
+def _unfeedable(case: Case, claims: Claims) -> str:
+    """Why the answer to a sequence in pieces would not be that at once; empty if it is."""
+    asked, room = case.extension, case.extension.cache_length
+    if not asked.chunks:
+        return "room is told only of sequences that come in pieces"
+    if not case.causal or case.mask is not MaskKind.NONE or case.padding is not Padding.NONE:
+        return "a sequence that comes in pieces is causal, and has no other mask"
+    own = 0 if claims.conventions.window_count is WindowCount.INCLUDING else 1
+    if 0 < room < case.sizes.key_length and (asked.left is None or asked.left + own > room):
+        return "a ring has room for every key that a window reaches"
+    return ""
+
+
+def _in_pieces(case: Case) -> Case:
+    """The case with pieces that make up its keys: the first ones are cut to a token each, then left out."""
+    length, pieces = case.sizes.key_length, list(case.extension.chunks)
+    for number in range(len(pieces)):
+        pieces[number] -= max(0, min(pieces[number] - 1, sum(pieces) - length))
+    pieces = pieces[max(0, sum(pieces) - length) :]
+    if pieces:
+        pieces[-1] += length - sum(pieces)
+    return case.sized(query_length=length).extended(chunks=tuple(pieces))
+
+
+def _form(case: Case, claims: Claims) -> ModuleForm:
+    sharing = _sharing(case, claims)
+    select = case.scores is not Scores.NORMAL or case.values is not Values.NORMAL or case.garbage is not Garbage.NONE
+    query_dim, key_dim, value_dim = _selected_widths(case, sharing) if select else _random_widths(case, claims)
+    s = case.sizes
+    if Feature.MODEL_WIDTH not in claims:
+        query_dim = s.num_heads * s.d_k
+    if sharing is Sharing.SELF or Feature.INPUT_WIDTHS not in claims:
+        widest = query_dim if Feature.MODEL_WIDTH not in claims else max(query_dim, key_dim, value_dim)
+        query_dim = key_dim = value_dim = widest
+    if sharing is Sharing.KEY_VALUE:
+        value_dim = key_dim
+    return ModuleForm(
+        sharing=sharing,
+        query_dim=query_dim,
+        key_dim=key_dim,
+        value_dim=value_dim,
+        out_dim=query_dim if Feature.OUTPUT_PROJECTION in claims else s.num_heads * s.d_v,
+        bias=Feature.BIAS in claims,
+        output_projection=Feature.OUTPUT_PROJECTION in claims,
+        output_bias=Feature.OUTPUT_BIAS in claims,
+        embedding=Embedding.SELECT if select else Embedding.RANDOM,
+    )
+
+
+def _sharing(case: Case, claims: Claims) -> Sharing:
+    """As much as the claims need, or the case already has."""
+    if Feature.CROSS not in claims:
+        return Sharing.SELF
+    needed = Sharing.NONE if Feature.KEY_VALUE in claims else Sharing.KEY_VALUE
+    wanted = Sharing.NONE if case.module is None else case.module.sharing
+    return min(needed, wanted, key=list(Sharing).index)
+
+
+def _random_widths(case: Case, claims: Claims) -> tuple[int, int, int]:
+    if Feature.INPUT_WIDTHS in claims or Feature.MODEL_WIDTH in claims:
+        return FREE_WIDTHS
+    width = case.sizes.num_heads * case.sizes.d_k
+    return width, width, width
+
+
+def _selected_widths(case: Case, sharing: Sharing) -> tuple[int, int, int]:
+    s = case.sizes
+    keyed, valued = s.num_heads * s.d_k, s.num_heads * s.d_v
+    if sharing is Sharing.SELF:
+        width = 2 * keyed + valued
+        return width, width, width
+    if sharing is Sharing.KEY_VALUE:
+        return max(keyed, valued), keyed + valued, keyed + valued
+    return max(keyed, valued), keyed, valued
+
+
+def _selectable(case: Case) -> Case | Unable:
+    form = case.module
+    assert form is not None
+    if form.embedding is Embedding.RANDOM:
+        return case
+    wanted = _selected_widths(case, form.sharing)
+    widths = (form.query_dim, form.key_dim, form.value_dim)
+    if any(width < needed for width, needed in zip(widths, wanted, strict=True)):
+        return Unable("its widths are tied, so that chosen scores cannot be laid into its inputs")
+    if form.output_projection and form.out_dim < case.sizes.num_heads * case.sizes.d_v:
+        return Unable("its output is narrower than its heads")
+    return case

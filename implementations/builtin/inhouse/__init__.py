@@ -1,0 +1,185 @@
+"""Attention of this project's own: right by the specification's defaults, and plain enough for an example."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Set
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from attention_conformance.implementations.adapters.cached import chunked
+from attention_conformance.implementations.adapters.mha_interface import (
+    MHA_FEATURES,
+    PLACES,
+    build_mha,
+    inputs_of,
+    polarised,
+)
+from attention_conformance.implementations.adapters.modes import module_modes, op_modes
+from attention_conformance.implementations.adapters.native import WITHOUT_WEIGHTS
+from attention_conformance.implementations.adapters.op_options import further_options
+from attention_conformance.implementations.adapters.ops import numpy_op, torch_op
+from attention_conformance.implementations.adapters.tensors import Tensors
+from attention_conformance.implementations.adapters.torch_module import torch_module
+from attention_conformance.implementations.api.contract import Claims, Implementation, Result
+from attention_conformance.implementations.builtin.inhouse.fused import FusedAttention
+from attention_conformance.implementations.builtin.inhouse.kernels import Kernel
+from attention_conformance.implementations.builtin.inhouse.numpy_attention import attention
+from attention_conformance.implementations.builtin.inhouse.tiled import tiled_attention
+from attention_conformance.implementations.builtin.sdpa import NAN_SWALLOWED, SDPA_FEATURES
+from attention_conformance.spec.features import Conventions, Feature, Polarity, Scope, SoftmaxPrecision
+from attention_conformance.spec.problem import Problem
+
+_NO_GRADIENTS = {Feature.GRADIENTS, Feature.MASK_GRADIENT}
+_FURTHER = {
+    Feature.GROUPED,
+    Feature.DROPOUT,
+    Feature.WINDOW,
+    Feature.SOFTCAP,
+    Feature.ROTARY,
+    Feature.ALIBI,
+    Feature.RELATIVE_BIAS,
+    Feature.SINKS,
+    Feature.ZERO_ATTN,
+    Feature.QUERY_START,
+    Feature.SEGMENTS,
+    Feature.HEAD_GATES,
+}
+_OF_MODULE = {
+    Feature.SCALE,
+    Feature.INPUT_WIDTHS,
+    Feature.EMPTY_SIZES,
+    Feature.CONTAINMENT,
+    Feature.BIAS_KV,
+    Feature.EVALUATION,
+}
+_FUSED = MHA_FEATURES | _FURTHER | _OF_MODULE
+_AVERAGED = (MHA_FEATURES | _OF_MODULE | {Feature.AVERAGED_WEIGHTS, Feature.DROPOUT, Feature.ZERO_ATTN}) - _NO_GRADIENTS
+_MODES = {
+    Feature.SAVED,
+    Feature.COPIED,
+    Feature.UNBATCHED,
+    Feature.AUTOCAST,
+    Feature.VMAP,
+    Feature.NO_GRAD,
+}
+_BY_NAME = {Feature.CUMULATIVE_LENGTHS, Feature.KEY_PADDING, Feature.LOG_SUM_EXP, Feature.WAYS, Feature.CONTAINMENT}
+_OF_OPS = SDPA_FEATURES | _FURTHER | _BY_NAME
+_NUMPY = (_OF_OPS | {Feature.WEIGHTS, Feature.CACHE, Feature.LINEAR_MEMORY}) - _NO_GRADIENTS - {Feature.DROPOUT}
+_TILED = _OF_OPS | {Feature.NO_GRAD, Feature.AUTOCAST, Feature.LINEAR_MEMORY}
+_PLACES = {**PLACES, **{name: name for name in ("bias_k", "bias_v", "relative_bias", "sinks", "head_gates")}}
+_TOLD = ("query_start", "alibi_slopes", "query_segments", "key_segments", "cu_seqlens_q", "cu_seqlens_k")
+
+
+def _in_tiles(size: int) -> Callable[[Problem, str], Result]:
+    return torch_op(partial(tiled_attention, tile=size), extras=("log_sum_exp",))
+
+
+def _build(problem: Problem, kernel: Kernel | None = None) -> FusedAttention:
+    asked = problem.extension
+    build = build_mha(
+        FusedAttention,
+        kernel=kernel,
+        batch_first=True,
+        num_kv_heads=problem.num_kv_heads,
+        window_size=tuple(-1 if side is None else side for side in (asked.left, asked.right)),
+        softcap=asked.softcap,
+        rotary_base=asked.rotary_base,
+        relative_bias=asked.relative_bias,
+        sinks=asked.sinks,
+        head_gates=asked.head_gates,
+    )
+    module = build(problem)
+    assert isinstance(module, FusedAttention)
+    return module
+
+
+@dataclass(frozen=True)
+class Call:
+    """Calls the module; `returned` says which weights are asked for."""
+
+    returned: Mapping[str, bool]
+
+    def __call__(self, module: torch.nn.Module, given: Tensors, problem: Problem) -> tuple[torch.Tensor, ...]:
+        """Output, and weights if any."""
+        return self.bound_call(module, given, problem)()
+
+    def bound_call(
+        self, module: torch.nn.Module, given: Tensors, problem: Problem
+    ) -> Callable[[], tuple[torch.Tensor, ...]]:
+        """The same, with masks and options converted."""
+        options = {n: polarised(given[n], Polarity.MASKED_OUT) for n in ("attn_mask", "key_padding_mask") if n in given}
+        told = {name: o for name, o in further_options(problem, given).items() if name in _TOLD}
+        plain = {"is_causal": problem.causal, "scale": problem.scale}
+        call = partial(module, *inputs_of(given), **options, **told, **plain, **self.returned)
+        return lambda: tuple(part for part in call() if part is not None)
+
+
+def _fused(
+    name: str, about: str, features: Set[Feature], modes: Set[Feature], extras: tuple[str, ...] = (), **told: Any
+) -> Implementation:
+    call = Call({"need_weights": bool(extras), "average_attn_weights": "averaged_weights" in extras})
+    return Implementation(
+        name,
+        Claims(Scope.MODULE, frozenset(features | modes), Conventions(bool_mask=Polarity.MASKED_OUT)),
+        torch_module(_build, call, _PLACES, extras=extras),
+        about,
+        construct=_construct,
+        modes=module_modes(_build, call, _PLACES, *modes, extras=extras) if modes else {},
+        **told,
+    )
+
+
+def _by(kernel: Kernel) -> Callable[[Problem, str], Result]:
+    return torch_module(partial(_build, kernel=kernel), Call({"need_weights": False}), _PLACES)
+
+
+def _construct(num_heads: int, width: int) -> object:
+    return FusedAttention(width, num_heads)
+
+
+INHOUSE = (
+    _fused(
+        "inhouse.fused",
+        "a module with one fused projection, over torch's scaled_dot_product_attention",
+        _FUSED | {Feature.WAYS},
+        _MODES | {Feature.COMPILED, Feature.EXPORTED},
+        expected_failures=(NAN_SWALLOWED,),
+        ways={f"by the kernel {kernel}": _by(kernel) for kernel in Kernel},
+    ),
+    _fused(
+        "inhouse.fused.weights",
+        "the same module, asked for the weights of each head",
+        _FUSED | {Feature.WEIGHTS},
+        _MODES | {Feature.DOUBLE_BACKWARD},
+        extras=("weights",),
+    ),
+    Implementation(
+        "inhouse.numpy",
+        Claims(Scope.OP, _NUMPY, Conventions(softmax_precision=SoftmaxPrecision.FLOAT32)),
+        chunked(numpy_op(partial(attention, need_weights=True), extras=("log_sum_exp", "weights"))),
+        "online softmax over tiles in NumPy, in float32 for all dtypes",
+        ways={
+            WITHOUT_WEIGHTS: numpy_op(attention, extras=("log_sum_exp",)),
+            "in tiles of 3": numpy_op(partial(attention, tile=3), extras=("log_sum_exp",)),
+        },
+    ),
+    Implementation(
+        "inhouse.tiled",
+        Claims(Scope.OP, _TILED),
+        _in_tiles(64),
+        "online softmax over tiles of keys in torch, which keeps no weights for its way back",
+        ways={f"in tiles of {size}": _in_tiles(size) for size in (1, 3)},
+        modes=op_modes(tiled_attention, Feature.NO_GRAD, Feature.AUTOCAST, extras=("log_sum_exp",)),
+    ),
+    _fused(
+        "inhouse.fused.averaged",
+        "the first module, asked for the mean of the weights over the heads",
+        _AVERAGED,
+        set(),
+        extras=("averaged_weights",),
+    ),
+)
+"""The in-house implementations, with every claim that they can stand for."""

@@ -1,0 +1,214 @@
+"""Attention in NumPy: online softmax over tiles of queries and keys, in float32, with the products of BLAS."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attention_conformance.implementations.builtin.inhouse.numpy_masking import SINGLE, Sight, Tile
+from attention_conformance.implementations.builtin.inhouse.options import Options, check
+
+Array: TypeAlias = NDArray[Any]
+ROWS, KEYS = 256, 512
+"""A tile: more rows are better for the products, more keys for the maximum; few queries take more keys."""
+SCORES = 2**18
+"""So many scores at a time stay in the second cache while they are worked on: a mebibyte."""
+HIGHEST = 48.0
+"""Where no score can be further from 0 their exponentials fit float32 as they are, and no maximum is taken off."""
+LARGEST = 1e12
+"""Of the values: HIGHEST leaves so much room in float32 for sums of many."""
+
+
+class State(NamedTuple):
+    """Of some queries, written to as keys come in: maximum and sum (B, H, rows, 1), what is mixed (B, H, rows, d_v)."""
+
+    top: Array
+    whole: Array
+    mixed: Array
+
+    def part(self, samples: slice, heads: slice) -> State:
+        """That of some samples and heads."""
+        return State(*(x[samples, heads] for x in self))
+
+
+def attention(
+    query: Array, key: Array, value: Array, *, tile: int | None = None, need_weights: bool = False, **options: Any
+) -> tuple[Array, ...]:
+    """softmax(scale * Q K^T + ...) V for every sample and head, with scores and weights in float32.
+
+    That is so for float64, too, where values are mixed in float64; half types are worked on in float32 throughout.
+
+    Args:
+        query: (B, H, Lq, d_k).
+        key: (B, Hk, Lk, d_k).
+        value: (B, Hk, Lk, d_v).
+        tile: so many queries and keys at a time; None is as many as suit.
+        need_weights: whether to return the weights too.
+        options: see `Options`; there is no dropout.
+
+    Returns:
+        The output (B, H, Lq, d_v), the log-sum-exp of the scores (B, H, Lq), and the weights (B, H, Lq, Lk) if they
+        are wanted, where Lk counts the key of zeros. A query that may see no key gets zeros, and minus infinity.
+
+    Raises:
+        ValueError: shapes or options that make no sense.
+    """
+    asked = Options[Array](**options)
+    check(query.shape, key.shape, value.shape, asked)
+    if asked.dropout_p:
+        raise ValueError("there is no dropout in here")
+    sight = Sight.of(asked, (*query.shape[:-1], key.shape[-2]))
+    returned = query.dtype if query.dtype.itemsize > SINGLE.itemsize else SINGLE
+    q, k, v = (x.astype(t, copy=False) for x, t in ((query, SINGLE), (key, SINGLE), (value, returned)))
+    if asked.rotary_base is not None:
+        q, k = (turned(x, at, asked.rotary_base) for x, at in ((q, sight.query), (k, sight.key)))
+    q = q * SINGLE.type(q.shape[-1] ** -0.5 if asked.scale is None else asked.scale)
+    rows = max(1, min(ROWS, q.shape[2]))
+    sizes = (rows, ROWS * KEYS // rows) if tile is None else (tile, tile)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        output, lse = _attended(sight, q, k, v, sizes)
+        weights = _weights(sight, q, k, lse, sizes) if need_weights else None
+    if asked.head_gates is not None:
+        output *= asked.head_gates.astype(returned)[:, None, None]
+    extras = (lse,) if weights is None else (lse, weights)
+    return output.astype(query.dtype), *(x.astype(returned, copy=False) for x in extras)
+
+
+def _attended(sight: Sight, query: Array, key: Array, value: Array, sizes: tuple[int, int]) -> tuple[Array, Array]:
+    """The output, and the log-sum-exp."""
+    output, lse = np.zeros((*query.shape[:-1], value.shape[-1]), value.dtype), np.empty(query.shape[:-1], SINGLE)
+    steady = _steady(sight.options, query, key, value)
+    for rows in _slices(query.shape[-2], sizes[0]):
+        state = _start(sight.options, output[:, :, rows], steady)
+        for keys in _slices(key.shape[-2], sizes[1]):
+            given = query[:, :, rows], key[:, :, keys], value[:, :, keys]
+            _extend(state, sight, given, (rows, keys), steady)
+        top, whole, mixed = state
+        mixed /= np.where(whole == 0, SINGLE.type(1), whole)
+        lse[:, :, rows] = (np.log(whole) + _or_zero(top))[..., 0]
+    return output, lse
+
+
+def _steady(asked: Options[Array], query: Array, key: Array, value: Array) -> bool:
+    """Whether it is known beforehand that scores are small enough to do without their maximum."""
+    if query.shape[2] < query.shape[3]:
+        return False  # to look at all keys and values would take longer
+    added = (asked.alibi_slopes, asked.relative_bias, asked.sinks)
+    if any(x is not None for x in added) or (asked.attn_mask is not None and asked.attn_mask.dtype.kind != "b"):
+        return False
+    # No product of two vectors is larger than that of their lengths; NaN compares as False.
+    longest = [np.sqrt(np.einsum("bhld,bhld->bhl", x, x).max(initial=0.0)) for x in (query, key)]
+    small = longest[0] * longest[1] <= HIGHEST
+    return bool(small and value.min(initial=0.0) >= -LARGEST and value.max(initial=0.0) <= LARGEST)
+
+
+def _start(asked: Options[Array], mixed: Array, steady: bool) -> State:
+    """Before any key: those of the sinks, and of the key of zeros, whose score is 0."""
+    logit = np.full(mixed.shape[1], 0.0 if asked.add_zero_attn else -np.inf, SINGLE)
+    logit = logit if asked.sinks is None else np.logaddexp(logit, asked.sinks.astype(SINGLE))
+    top = np.empty((*mixed.shape[:-1], 1), SINGLE)
+    top[...] = logit[:, None, None]
+    whole = (top > -np.inf).astype(SINGLE)
+    return State(np.zeros_like(top) if steady else top, whole, mixed)
+
+
+def _extend(state: State, sight: Sight, given: tuple[Array, Array, Array], tile: Tile, steady: bool) -> None:
+    """Takes in the keys of one more tile, for so many samples and heads at a time as the cache holds."""
+    seen, added = sight.seen(tile), sight.added(tile)
+    if seen is not None and not seen.any():
+        return
+    seen = None if seen is None or seen.all() else seen
+    for samples, heads, keyed in _blocks(*(x.shape for x in given[:2])):
+        query, (key, value) = given[0][samples, heads], (x[samples, keyed] for x in given[1:])
+        mine, more = (None if x is None else _share(x, samples, heads) for x in (seen, added))
+        scores = _scores(sight.options.softcap, query, key, mine, more)
+        top, whole, mixed = state.part(samples, heads)
+        if not steady:
+            higher = np.maximum(top, scores.max(-1, keepdims=True))
+            scores -= _or_zero(higher)
+            kept = np.exp(top - _or_zero(higher))
+            whole *= kept
+            mixed *= kept
+            top[...] = higher
+        np.exp(scores, out=scores)
+        whole += scores.sum(-1, keepdims=True)
+        mixed += product(scores, value, mine)
+
+
+def _blocks(query: tuple[int, ...], key: tuple[int, ...]) -> Iterator[tuple[slice, slice, slice]]:
+    """Samples, query heads and their key heads, with at most `SCORES` scores together, or those of one key head."""
+    (batch, heads, rows, _), (_, keyed, keys, _) = query, key
+    group = heads // max(1, keyed)
+    fitting = max(1, SCORES // max(1, group * rows * keys))
+    for samples in _slices(batch, max(1, fitting // max(1, keyed))):
+        for some in _slices(keyed, fitting):
+            yield samples, slice(some.start * group, some.stop * group), some
+
+
+def _share(mask: Array, samples: slice, heads: slice) -> Array:
+    """The part of a mask (B or 1, H or 1, rows, keys) for some samples and heads."""
+    return mask[samples if mask.shape[0] > 1 else slice(None), heads if mask.shape[1] > 1 else slice(None)]
+
+
+def _scores(softcap: float | None, query: Array, key: Array, seen: Array | None, added: Array | None) -> Array:
+    """(B, H, rows, keys), minus infinity where a query may not see a key."""
+    scores = _grouped(query, key.swapaxes(-1, -2))
+    if softcap is not None:
+        scores /= SINGLE.type(softcap)
+        np.tanh(scores, out=scores)
+        scores *= SINGLE.type(softcap)
+    if added is not None:
+        scores += added
+    if seen is not None:
+        np.copyto(scores, SINGLE.type(-np.inf), where=~seen)
+    return scores
+
+
+def _weights(sight: Sight, query: Array, key: Array, lse: Array, sizes: tuple[int, int]) -> Array:
+    """The weights of all tiles, made from the log-sum-exp."""
+    found = np.zeros((*query.shape[:-1], key.shape[-2] + sight.options.add_zero_attn), SINGLE)
+    base = _or_zero(lse)[..., None]
+    for rows in _slices(query.shape[-2], sizes[0]):
+        for keys in _slices(key.shape[-2], sizes[1]):
+            seen, added = sight.seen((rows, keys)), sight.added((rows, keys))
+            scores = _scores(sight.options.softcap, query[:, :, rows], key[:, :, keys], seen, added)
+            found[:, :, rows, keys] = np.exp(scores - base[:, :, rows])
+    if sight.options.add_zero_attn:
+        found[..., -1:] = np.exp(-base)
+    return found
+
+
+def product(weights: Array, rows: Array, seen: Array | None) -> Array:
+    """(B, H, Lq, Lk), (B, Hk, Lk, d) -> (B, H, Lq, d), where nothing comes from what is not seen: 0 * NaN is NaN."""
+    mixed = _grouped(weights, rows)
+    if seen is None or np.isfinite(mixed).all():
+        return mixed
+    shared = np.repeat(rows, weights.shape[1] // rows.shape[1], axis=1)[:, :, None]
+    return np.asarray((weights[..., None] * np.where(seen[..., None], shared, SINGLE.type(0))).sum(-2))
+
+
+def _grouped(left: Array, right: Array) -> Array:
+    """(B, H, m, n), (B, Hk, n, d) -> (B, H, m, d): the heads of a group make one product."""
+    batch, heads, rows, inner = left.shape
+    folded = left.reshape(batch, right.shape[1], heads // max(1, right.shape[1]) * rows, inner)
+    return (folded @ right).reshape(batch, heads, rows, right.shape[-1])
+
+
+def turned(rows: Array, places: Array, base: float) -> Array:
+    """Rotary embedding of (B, H, L, d) at positions (B or 1, L), component c paired with c + d / 2."""
+    half = rows.shape[-1] // 2
+    angles = places[:, None, :, None] * base ** (-np.arange(half) / half)
+    cosines, sines = np.cos(angles).astype(SINGLE), np.sin(angles).astype(SINGLE)
+    first, second = rows[..., :half], rows[..., half:]
+    return np.concatenate([first * cosines - second * sines, first * sines + second * cosines], -1)
+
+
+def _slices(length: int, size: int) -> list[slice]:
+    return [slice(start, min(start + size, length)) for start in range(0, length, size)]
+
+
+def _or_zero(logs: Array) -> Array:
+    return np.where(np.isinf(logs), SINGLE.type(0), logs)

@@ -1,0 +1,103 @@
+"""The ring as an implementation: a problem is cut into slices for processes that are kept from call to call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from attention_conformance.implementations.adapters.op_options import further_options
+from attention_conformance.implementations.adapters.tensors import to_array, to_tensor
+from attention_conformance.implementations.api.contract import Claims, Implementation, Result
+from attention_conformance.implementations.builtin.inhouse.options import Options, check
+from attention_conformance.implementations.builtin.inhouse.processes import Processes
+from attention_conformance.implementations.builtin.inhouse.ring import ring_attention
+from attention_conformance.spec.features import Feature, Scope
+from attention_conformance.spec.problem import Array, Problem
+
+SLICED = ("query", "key", "value", "cotangent")
+Request = tuple[Mapping[str, Array], Mapping[str, Any], tuple[str, ...]]
+"""The slices of one process, options, and the names of what gradients are wanted of."""
+
+
+def answered(request: Request) -> dict[str, Array]:
+    """What one process of the ring does with its slices."""
+    arrays, options, needs = request
+    given = {name: to_tensor(array).requires_grad_(name in needs) for name, array in arrays.items()}
+    with torch.set_grad_enabled(bool(needs)):
+        output, lse = ring_attention(given["query"], given["key"], given["value"], **options)
+    found = {"output": to_array(output), "log_sum_exp": to_array(lse)}
+    if needs:
+        gradients = torch.autograd.grad(output, [given[name] for name in needs], given["cotangent"])
+        found |= {name: to_array(gradient) for name, gradient in zip(needs, gradients, strict=True)}
+    return found
+
+
+def in_ring(count: int) -> Callable[[Problem, str], Result]:
+    """A `run` in so many processes."""
+    processes = Processes(count, answered)
+
+    def run(problem: Problem, device: str) -> Result:
+        if device != "cpu":
+            raise ValueError(f"the processes of the ring compute on the CPU, not on {device}")
+        arrays, options = problem.arrays(), _options(problem)
+        check(problem.query.shape, problem.key.shape, problem.value.shape, Options(**options))
+        needs = () if problem.cotangent is None else problem.needs
+        slices = [
+            {name: _slice(arrays[name], rank, count) for name in SLICED if name in arrays} for rank in range(count)
+        ]
+        options["lengths"] = tuple([held[name].shape[2] for held in slices] for name in ("query", "key"))
+        answers = processes.together([(held, options, needs) for held in slices])
+        found = {name: np.concatenate([answer[name] for answer in answers], axis=2) for name in answers[0]}
+        gradients = {name: found[name] for name in needs}
+        return Result(found["output"], log_sum_exp=found["log_sum_exp"], gradients=gradients)
+
+    return run
+
+
+def _options(problem: Problem) -> dict[str, Any]:
+    options = further_options(problem, problem.arrays())
+    if "alibi_slopes" in options:
+        options["alibi_slopes"] = torch.tensor(options["alibi_slopes"].astype(np.float64))
+    return options | {"is_causal": problem.causal, "scale": problem.scale}
+
+
+def _slice(array: Array, rank: int, count: int) -> Array:
+    """The consecutive tokens of a process; some get one more where the length is no multiple."""
+    length = array.shape[2]
+    return array[:, :, length * rank // count : length * (rank + 1) // count]
+
+
+_CLAIMS = Claims(
+    Scope.OP,
+    frozenset(
+        {
+            Feature.CORE,
+            Feature.HEADS,
+            Feature.VALUE_WIDTH,
+            Feature.CROSS,
+            Feature.KEY_VALUE,
+            Feature.SCALE,
+            Feature.CAUSAL,
+            Feature.GRADIENTS,
+            Feature.LOG_SUM_EXP,
+            Feature.EMPTY_SIZES,
+            Feature.GROUPED,
+            Feature.WINDOW,
+            Feature.SOFTCAP,
+            Feature.QUERY_START,
+            Feature.ALIBI,
+        }
+    ),
+)
+RING_2, RING_4 = (
+    Implementation(
+        f"inhouse.ring.{count}",
+        _CLAIMS,
+        in_ring(count),
+        f"attention over sequences cut into {count} slices, in as many processes with torch.distributed between them",
+    )
+    for count in (2, 4)
+)

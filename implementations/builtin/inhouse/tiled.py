@@ -1,0 +1,109 @@
+"""Attention in tiles: a function whose forward and backward pass need memory linear in the lengths."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from attention_conformance.implementations.builtin.inhouse.dropping import Dropout, drawn_seed
+from attention_conformance.implementations.builtin.inhouse.masking import Masks
+from attention_conformance.implementations.builtin.inhouse.online import (
+    ROWS,
+    TILE,
+    Operands,
+    Plan,
+    attend,
+    retrace,
+    wide,
+)
+from attention_conformance.implementations.builtin.inhouse.options import Options, check
+
+
+class TiledAttention(torch.autograd.Function):
+    """Output and log-sum-exp; no weight outlives its tile, the way back makes them again."""
+
+    @staticmethod
+    def forward(ctx: Any, plan: Plan, *given: Any) -> tuple[Tensor, Tensor]:
+        """See `attend`."""
+        output, lse = attend(plan, Operands(*given))
+        ctx.plan = plan
+        ctx.save_for_backward(*given, output, lse)
+        return output, lse
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_output: Tensor, d_lse: Tensor) -> tuple[Tensor | None, ...]:
+        """See `retrace`."""
+        *given, output, lse = ctx.saved_tensors
+        _, *needed = ctx.needs_input_grad
+        names = zip(Operands._fields[3:5], needed[3:5], strict=True)
+        spared: dict[str, Any] = {name: None for name, wanted in names if not wanted}
+        rows = (x.to(d_output.dtype) for x in given[:3])
+        operands = Operands(*rows, *given[3:])._replace(**spared)
+        centre = (d_output * output).sum(-1, keepdim=True) - d_lse[..., None]
+        found = retrace(ctx.plan, operands, lse, d_output, centre)
+        rounded = (None if x is None or y is None else y.to(x.dtype) for x, y in zip(given, found, strict=True))
+        return None, *rounded
+
+
+def tiled_attention(
+    query: Tensor, key: Tensor, value: Tensor, *, tile: int | None = None, **options: Any
+) -> tuple[Tensor, Tensor]:
+    """softmax(scale * Q K^T + ...) V for every sample and head; half types are worked on in float32.
+
+    Gradients go to query, key, value, float mask, relative biases, sinks and gates. Dropout takes a seed from torch's
+    generator.
+
+    Args:
+        query: (B, H, Lq, d_k).
+        key: (B, Hk, Lk, d_k).
+        value: (B, Hk, Lk, d_v).
+        tile: so many keys at a time; None is as many as suit.
+        options: see `Options`.
+
+    Returns:
+        The output (B, H, Lq, d_v) and the log-sum-exp of the scores (B, H, Lq), which is in float32 for half types.
+        A query that may see no key gets zeros, and minus infinity.
+
+    Raises:
+        ValueError: shapes or options that make no sense.
+    """
+    asked = Options[Tensor](**options)
+    check(query.shape, key.shape, value.shape, asked)
+    dtype = wide(query.dtype)
+    masks = Masks.of(asked, query, key)
+    # Products of bfloat16 are many times faster than of float32; what is turned would be rounded once more.
+    fast = query.dtype is torch.bfloat16 and asked.rotary_base is None
+    q, k = (query, key) if fast else (query.to(dtype), key.to(dtype))
+    if asked.rotary_base is not None:
+        q, k = (turned(x, masks.positions(role), asked.rotary_base) for x, role in ((q, "query"), (k, "key")))
+    output, lse = in_tiles(q, k, value.to(q.dtype), masks, tile)
+    if asked.head_gates is not None:
+        output = output * asked.head_gates.to(dtype)[:, None, None]
+    return output.to(query.dtype), lse
+
+
+def in_tiles(query: Tensor, key: Tensor, value: Tensor, masks: Masks, tile: int | None = None) -> tuple[Tensor, Tensor]:
+    """The same for heads that are turned already, and without gates; products are of the dtype of the query."""
+    asked, dtype = masks.options, wide(query.dtype)
+    mask = None if asked.attn_mask is None or asked.attn_mask.dtype is torch.bool else asked.attn_mask
+    table, sinks = (None if x is None else x.to(dtype) for x in (asked.relative_bias, asked.sinks))
+    size = TILE * ROWS // max(1, min(ROWS, query.shape[2])) if tile is None else tile
+    plan = Plan.of(replace(masks, options=replace(asked, relative_bias=table)), query, size)
+    if asked.dropout_p:
+        plan = replace(plan, dropout=Dropout(asked.dropout_p, drawn_seed(), (*query.shape[:-1], key.shape[-2])))
+    answer: tuple[Tensor, Tensor] = TiledAttention.apply(plan, query, key, value, mask, table, sinks)  # type: ignore[no-untyped-call]
+    return answer
+
+
+def turned(rows: Tensor, places: Tensor, base: float) -> Tensor:
+    """Rotary embedding of (B, H, L, d) at positions (B or 1, L), component c paired with c + d / 2."""
+    half, dtype = rows.shape[-1] // 2, wide(rows.dtype)
+    angles = places[:, None, :, None] * base ** (-torch.arange(half, dtype=torch.float64, device=rows.device) / half)
+    cosines, sines = angles.cos().to(dtype), angles.sin().to(dtype)
+    first, second = rows.to(dtype).split(half, -1)
+    return torch.cat([first * cosines - second * sines, first * sines + second * cosines], -1).to(rows.dtype)

@@ -1,0 +1,1 @@
+"""The convention auditor: tiny probes find out what an unknown callable is: `attention-conformance audit -h`."""

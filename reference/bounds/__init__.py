@@ -1,0 +1,1 @@
+"""Rounding bounds: how far each element of a correct answer may be from the reference."""

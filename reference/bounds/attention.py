@@ -1,0 +1,366 @@
+"""Rounding bounds: how far each element of a correct answer may lie from the reference.
+
+The derivation is in `bounds.md` beside this file; the names below are its symbols, written out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attention_conformance.reference.bounds.extensions import (
+    capped_bound,
+    gated_bound,
+    multiplied_bounds,
+    weight_roundings,
+)
+from attention_conformance.reference.bounds.precision import Precision, gamma
+from attention_conformance.reference.pipeline import Inputs, Trace, merge_heads, split_heads
+from attention_conformance.reference.visibility import Added
+from attention_conformance.spec.features import EmptyRow, Scope
+from attention_conformance.spec.problem import Array, Problem
+
+Floats: TypeAlias = NDArray[np.float64]
+Booleans: TypeAlias = NDArray[np.bool_]
+
+CHUNK = 50_000
+"""Elements of the largest temporary array; beyond it the sums run row by row."""
+EXP_ERROR = 8.0
+"""Unit roundoffs of the accumulator that an exponential, of whatever base, may be off."""
+SCORE_STEPS = 9.0
+"""Roundings of a score on its way to the exponential, in the costliest style."""
+SINK_STEPS = 3.0
+"""Roundings of an output that is rescaled for a sink: stored before, the factor, the product."""
+NEAR = 0.5
+"""A bound of the scores up to which sums of moved weights need no logarithms: their change stays below one half."""
+LARGEST = 650.0
+"""Logarithm at which a bound counts as infinite, with room for sums of such numbers in float64."""
+
+
+@dataclass(frozen=True, eq=False)
+class ForwardBounds:
+    """Bounds of the forward pass, shaped like what they bound.
+
+    Attributes:
+        trace, precision: what they hold for.
+        inputs: of the heads as they come from the projections; zero at the op level.
+        query, key, value: of what is multiplied, (B, H, L, d); see `Trace`.
+        products: of the scaled products, before the softcap.
+        scores: of each score, as seen by the exponential.
+        shift: what those do to the softmax.
+        local: of each weight, relative to it, what no normalisation evens out.
+        mixed, heads, output: absolute.
+    """
+
+    trace: Trace
+    precision: Precision
+    inputs: Inputs
+    query: Floats
+    key: Floats
+    value: Floats
+    products: Floats
+    scores: Floats
+    shift: SoftmaxShift
+    local: Floats
+    mixed: Floats
+    heads: Floats
+    output: Floats
+
+    @cached_property
+    def weights(self) -> Floats:
+        """(B, H, Lq, Lk), absolute; found when asked for, as the next."""
+        allowed = self.trace.seen.allowed
+        return self.shift.weights + self.local * self.shift.largest + self.precision.floor * allowed
+
+    @cached_property
+    def log_sum_exp(self) -> Floats:
+        """(B, H, Lq), absolute."""
+        return _log_sum_exp_bound(self.trace, self.shift, self.precision)
+
+
+@dataclass(frozen=True, eq=False)
+class SoftmaxShift:
+    """What errors of the scores, each at most its own bound, do to the softmax; no rounding besides.
+
+    Attributes:
+        p, scores: the weights without errors, and the bounds of the errors.
+        gain: by so much may each weight rise.
+        pull: of each key on an output o that is the weighted mean: |change of o| <= sum_j pull_j |v_j - o|.
+        log_sum_exp: (B, H, Lq, 1) bound of the logarithm's change.
+    """
+
+    p: Floats
+    scores: Floats
+    gain: Floats
+    pull: Floats
+    log_sum_exp: Floats
+
+    @cached_property
+    def largest(self) -> Floats:
+        """No weight becomes larger than this."""
+        return np.minimum(self.p + self.gain, 1.0)
+
+    @property
+    def weights(self) -> Floats:
+        """Bound of each weight's change."""
+        loss = -self.p * np.expm1(-self.scores - self.log_sum_exp)
+        return np.minimum(np.maximum(self.gain, loss), np.maximum(self.p, 1.0 - self.p))
+
+
+def forward_bounds(problem: Problem, trace: Trace, precision: Precision) -> ForwardBounds:
+    """The bounds of output, weights and log-sum-exp for a correct implementation of this precision."""
+    inputs = input_bounds(problem, trace, precision)
+    query, key, value = multiplied_bounds(trace, inputs, precision)
+    products = product_bound(trace, query, key, precision)
+    scores = score_bound(trace, products, precision)
+    shift = softmax_shift(trace, scores)
+    local = local_error(trace, precision)
+    mixed = _mixed_bound(trace, shift, local, value, precision)
+    heads = mixed if trace.gates is None else gated_bound(trace, mixed, precision)
+    output = heads if problem.scope is Scope.OP else _output_bound(problem, trace, heads, precision)
+    given = (trace, precision, inputs, query, key, value)
+    return ForwardBounds(*given, products, scores, shift, local, mixed, heads, output)
+
+
+def input_bounds(problem: Problem, trace: Trace, precision: Precision) -> Inputs:
+    """Bounds of the projected query, key and value, (B, H or Hk, L, d); zeros at the op level."""
+    given = trace.inputs
+    if problem.scope is Scope.OP:
+        return Inputs(np.zeros_like(given.query), np.zeros_like(given.key), np.zeros_like(given.value))
+    found = []
+    for name, role, rows in (("query", "q", given.query), ("key", "k", given.key), ("value", "v", given.value)):
+        inputs, weight = np.abs(_wide(getattr(problem, name))), problem.parameters[f"w_{role}"]
+        bound = projection_bound(inputs, weight, problem.parameters.get(f"b_{role}"), precision)
+        found.append(finite(split_heads(bound, rows.shape[-3])))
+    return Inputs(*found)
+
+
+def projection_bound(sizes: Floats, weight: Array, bias: Array | None, precision: Precision) -> Floats:
+    """|fl(x w + b) - (x w + b)| for |x| <= sizes; (B, L, out)."""
+    size = sizes @ np.abs(_wide(weight))
+    if bias is not None:
+        size = size + np.abs(_wide(bias))
+    bound: Floats = (precision.growth(weight.shape[0] + 1) + 3.0 * precision.storage) * size + precision.floor
+    return bound
+
+
+def product_bound(trace: Trace, query: Floats, key: Floats, precision: Precision) -> Floats:
+    """How far each scaled product may be off."""
+    q, k, scale = np.abs(trace.query), np.abs(trace.key).swapaxes(-1, -2), abs(trace.scale)
+    rounding = precision.growth(q.shape[-1]) + 3.0 * precision.softmax
+    if exact(query) and exact(key):
+        return np.asarray(rounding * (scale * (q @ k)))
+    e_q, e_k = query, key.swapaxes(-1, -2)
+    inherited = scale * (e_q @ (k + e_k) + q @ e_k)
+    return np.asarray(inherited + rounding * (scale * ((q + e_q) @ (k + e_k))))
+
+
+def score_bound(trace: Trace, products: Floats, precision: Precision) -> Floats:
+    """Delta: how far each score may be off by the time it is exponentiated; 0 for masked keys."""
+    inherited = products if trace.softcap is None else capped_bound(trace, products, precision)
+    bound = inherited + _score_roundings(trace, precision)
+    steps = SCORE_STEPS + (0 if trace.seen.added is None else trace.seen.added.parts - 1)
+    # The roundings are counted on exact scores; the computed ones lie within this very bound of them.
+    return np.where(trace.seen.allowed, bound / (1.0 - steps * precision.softmax), 0.0)
+
+
+def _score_roundings(trace: Trace, precision: Precision) -> Floats:
+    """Products stored, mask and biases added, maximum subtracted, base changed, exponential taken, parts merged."""
+    s, products = np.where(trace.seen.allowed, trace.scores, 0.0), np.abs(trace.capped)
+    top, lifted = trace.top, _shift(trace)
+    below, size = np.abs(s - top), np.abs(s) if trace.seen.added is None else np.abs(s) + lifted
+    merged = 2.0 * (np.maximum(size, np.abs(top) + lifted) + np.log(max(s.shape[-1], 1)))
+    given = 2.0 * products if trace.seen.added is None else 2.0 * products + _masked(trace.seen.added, products, size)
+    steps = given + below + 2.0 * np.maximum(size, below) + 2.0
+    return np.asarray(precision.softmax * steps + precision.accumulator * (merged + EXP_ERROR))
+
+
+def _masked(added: Added, products: Floats, size: Floats) -> Floats:
+    """The sizes that are rounded where mask and biases are formed and added, one after another."""
+    return size + (added.parts - 1.0) * (products + added.size) + 2.0 * added.size
+
+
+def _shift(trace: Trace) -> Floats | float:
+    """(B, H, Lq, 1): so far may a row of scores be lifted as a whole."""
+    return 0.0 if trace.seen.added is None else trace.seen.added.shift
+
+
+def softmax_shift(trace: Trace, scores: Floats) -> SoftmaxShift:
+    """Every weight p e^delta / sum p e^delta with |delta| <= scores, without linearisation."""
+    p = finite(trace.weights)
+    near = scores.max((-4, -3, -2, -1), initial=0.0) <= NEAR
+    if near.all():
+        return _near_shift(p, scores)
+    log_p = _log_weights(trace)
+    if not near.any():
+        return _far_shift(p, log_p, scores)
+    return _interleaved(near, _near_shift(p[near], scores[near]), _far_shift(p[~near], log_p[~near], scores[~near]))
+
+
+def _near_shift(p: Floats, scores: Floats) -> SoftmaxShift:
+    """Where no exponential comes near overflow."""
+    rising, falling = p * np.expm1(scores), p * np.expm1(-scores)
+    lowest, highest = (np.log1p(moved.sum(-1, keepdims=True)) for moved in (falling, rising))
+    gain = p * np.expm1(scores - lowest)
+    return SoftmaxShift(p, scores, gain, rising * np.exp(-lowest), highest)
+
+
+def _far_shift(p: Floats, log_p: Floats, scores: Floats) -> SoftmaxShift:
+    """The same in logarithms."""
+    with np.errstate(divide="ignore"):
+        log_moved = log_p + scores + np.log(-np.expm1(-scores))
+    lowest = _log_of_lowered_sum(p, log_p, scores)
+    highest, raised = np.logaddexp(0.0, log_sum_exp(log_moved)), scores - lowest
+    far = _exp(np.minimum(log_p + raised, 0.0)) - p
+    gain = np.where(raised < 1.0, p * np.expm1(np.minimum(raised, 1.0)), far)
+    return SoftmaxShift(p, scores, gain, _exp(log_moved - lowest), highest)
+
+
+def _interleaved(first: Booleans, one: SoftmaxShift, other: SoftmaxShift) -> SoftmaxShift:
+    """The shifts of a stack of which some problems are in `one`, the others in `other`."""
+    found = []
+    for field in fields(SoftmaxShift):
+        mine, others = getattr(one, field.name), getattr(other, field.name)
+        both = np.empty((len(first), *mine.shape[1:]))
+        both[first], both[~first] = mine, others
+        found.append(both)
+    return SoftmaxShift(*found)
+
+
+def _log_weights(trace: Trace) -> Floats:
+    return np.where(trace.seen.allowed, trace.scores - trace.finite_lse, -np.inf)
+
+
+def _log_of_lowered_sum(p: Floats, log_p: Floats, scores: Floats) -> Floats:
+    """Log of sum p e^-scores, (B, H, Lq, 1): to full precision where it is near 0, and 0 for an empty row."""
+    lost = (p * np.expm1(-scores)).sum(-1, keepdims=True)
+    near = lost > -0.5
+    return np.where(near, np.log1p(np.where(near, lost, 0.0)), log_sum_exp(log_p - scores))
+
+
+def log_sum_exp(logs: Floats) -> Floats:
+    """Over the last axis, which is kept; minus infinity where there is nothing to sum."""
+    base = finite(logs.max(-1, keepdims=True, initial=-np.inf))
+    with np.errstate(divide="ignore"):
+        return np.asarray(np.log(np.exp(logs - base).sum(-1, keepdims=True)) + base)
+
+
+def local_error(trace: Trace, precision: Precision) -> Floats:
+    """Relative error of each weight after the scores: its sum and roundings, and those of exp(s - lse).
+
+    In that style the log-sum-exp is rounded, as a state is, when the sum is done, so that the weights no
+    longer sum to 1; all other errors of the scores are common to numerator and denominator.
+    """
+    lse, top = trace.finite_lse, trace.top
+    s, lifted = np.where(trace.seen.allowed, trace.scores, lse), _shift(trace)
+    state = precision.accumulator * (3.0 * np.abs(lse) + np.abs(top) + 4.0 * lifted + np.maximum(lse - top, 0.0))
+    state = state + _sink_error(trace, precision)
+    late = np.expm1(np.minimum(precision.softmax * np.abs(s - lse) + state, LARGEST))
+    late += precision.weight_error(s.shape[-1])
+    return late + gamma(SINK_STEPS * precision.widest) if trace.seen.sunk else late
+
+
+def _sink_error(trace: Trace, precision: Precision) -> Floats | float:
+    """(B, H, Lq, 1): of lse - sink, where o is rescaled by e^lse / (e^lse + e^sink) with the keys' log-sum-exp."""
+    if not trace.seen.sunk:
+        return 0.0
+    keys, sink = trace.scores[..., :-1], trace.scores[..., -1:]
+    lse, top = finite(log_sum_exp(keys)), finite(keys.max(-1, keepdims=True, initial=-np.inf))
+    state = 3.0 * np.abs(lse) + np.abs(top) + np.maximum(lse - top, 0.0)
+    return np.asarray(precision.accumulator * (state + np.abs(lse - sink) + np.abs(sink) + EXP_ERROR))
+
+
+def _log_sum_exp_bound(trace: Trace, shift: SoftmaxShift, precision: Precision) -> Floats:
+    lse, top, moved, lifted = trace.finite_lse, trace.top, shift.log_sum_exp, _shift(trace)
+    size, u = np.abs(lse) + moved + lifted, precision.widest
+    rounding = u * (2.0 * size + np.abs(lse - top) + moved)
+    rounding = rounding + precision.accumulator * (3.0 * size + np.abs(top) + lifted)
+    local = gamma(precision.weight_error(trace.weights.shape[-1])) + _sink_error(trace, precision)
+    return np.asarray(moved + local + rounding + precision.floor)[..., 0]
+
+
+def _mixed_bound(trace: Trace, shift: SoftmaxShift, local: Floats, value: Floats, precision: Precision) -> Floats:
+    """Moved weights, inherited errors of V, roundings of weights and sums, underflow, storage.
+
+    Under dropout o is the mean of kept_j v_j with the undropped weights, and all holds for these values.
+    """
+    allowed, o, kept = trace.seen.allowed, finite(trace.mixed), trace.kept
+    v, largest, shown = np.abs(trace.value) + value, shift.largest, allowed * 1.0
+    if kept is not None:
+        largest, shown = kept * largest, kept * shown
+    if kept is not None or trace.gates is not None:
+        local = local + weight_roundings(trace, precision)
+    moved, farthest = centred_sum(shift.pull, trace, o)
+    inherited: Floats | float = 0.0
+    if not exact(value):
+        most = 1.0 if kept is None else kept.max(-1, keepdims=True, initial=0.0)
+        inherited = np.minimum(largest @ value, most * value.max(-2, keepdims=True, initial=0.0))
+    worst = local.max(-1, keepdims=True, initial=0.0)
+    rounded = np.minimum((largest * local) @ v, worst * (np.abs(o) + farthest + inherited))
+    lost = precision.floor * (shown @ v + allowed.sum(-1, keepdims=True) * np.abs(o) + 1.0)
+    error = moved + inherited + rounded + lost
+    return _of_empty_rows(trace, error + 2.0 * precision.storage * (np.abs(o) + error), value, precision)
+
+
+def _of_empty_rows(trace: Trace, heads: Floats, value: Floats, precision: Precision) -> Floats:
+    """The bounds with those of rows that see nothing: 0 for zeros, rounding for the plain mean of V."""
+    empty: Booleans = ~np.any(trace.seen.allowed, axis=-1, keepdims=True)
+    if not empty.any():
+        return heads
+    keys, kept = trace.value.shape[-2], np.ones_like(trace.weights) if trace.kept is None else trace.kept
+    rounding = precision.weight_error(keys) + 2.0 * precision.storage + weight_roundings(trace, precision)
+    mean = kept @ (rounding * np.abs(trace.value) + value) / max(keys, 1)
+    uniform = trace.seen.rows_answered(EmptyRow.UNIFORM)[..., None]
+    return np.where(uniform, mean, np.where(empty, 0.0, heads))
+
+
+def centred_sum(pull: Floats, trace: Trace, heads: Floats) -> tuple[Floats, Floats]:
+    """sum_j pull_ij |v_jd - o_id|, at most the distance to the farthest visible value, and that distance."""
+    length, rows = heads.shape[-2], max(1, CHUNK // max(1, trace.value.size))
+    parts = [_centred(pull, trace, heads, slice(i, i + rows)) for i in range(0, length, rows)]
+    moved, farthest = np.concatenate(parts, axis=-2) if parts else np.zeros((2, *heads.shape))
+    return moved, farthest
+
+
+def _centred(pull: Floats, trace: Trace, heads: Floats, rows: slice) -> Floats:
+    """Both for some queries, with the keys last, (B, H, i, d_v, Lk), as memory likes it."""
+    pull, allowed, heads = pull[..., rows, None, :], trace.seen.allowed[..., rows, None, :], heads[..., rows, :]
+    value = np.ascontiguousarray(trace.value.swapaxes(-1, -2))[..., None, :, :]
+    value = value if trace.kept is None else value * trace.kept[..., rows, None, :]
+    distance: Floats = value - heads[..., None]
+    np.abs(distance, out=distance)
+    moved = np.einsum("...xj,...dj->...d", pull, distance)
+    farthest = (distance if allowed.all() else np.where(allowed, distance, 0.0)).max(-1, initial=0.0)
+    return np.stack([np.minimum(moved, farthest), farthest])
+
+
+def _output_bound(problem: Problem, trace: Trace, heads: Floats, precision: Precision) -> Floats:
+    merged = merge_heads(heads)
+    if "w_o" not in problem.parameters:
+        return merged
+    weight, bias = problem.parameters["w_o"], problem.parameters.get("b_o")
+    mixed = np.abs(merge_heads(finite(trace.heads)))
+    return merged @ np.abs(_wide(weight)) + projection_bound(mixed + merged, weight, bias, precision)
+
+
+def _exp(logs: Floats) -> Floats:
+    return np.asarray(np.exp(np.minimum(logs, LARGEST)))
+
+
+def _wide(array: Array) -> Floats:
+    return np.asarray(array, dtype=np.float64)
+
+
+def finite(array: Floats) -> Floats:
+    """The array with 0 for NaN and infinities."""
+    good = np.isfinite(array)
+    return array if good.all() else np.where(good, array, 0.0)
+
+
+def exact(error: Floats) -> bool:
+    """Whether nothing is inherited: numbers that are given as they are, not projected or turned."""
+    return not error.any()

@@ -1,0 +1,113 @@
+"""Rounding bounds of the stages beyond the core; the derivation is in `bounds.md` beside this file."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attention_conformance.reference.bounds.precision import Precision, Roundoff, gamma, state_roundings
+from attention_conformance.reference.pipeline import Inputs, Trace
+from attention_conformance.reference.stages import Rotation, gather, share
+
+Floats: TypeAlias = NDArray[np.float64]
+
+ANGLE_STEPS = 8.0
+"""Roundings of an angle, and of a sine or cosine, in the precision of angles."""
+POWER_STEPS = 4.0
+"""Roundings of the argument of an exponential: exponent, logarithm of the base, their product, and a reciprocal."""
+TURN_STEPS = 4.0
+"""Roundings to the working dtype on the way through a rotation: sine or cosine, product, sum, result."""
+TANH_ERROR = 8.0
+"""Unit roundoffs that a hyperbolic tangent may be off, and its product with the cap."""
+TANH_OF_EXPONENTIALS = 4.0
+"""Roundings of numbers near 1 in 2 / (1 + e^-2x) - 1 and the like, in the accumulator, where tanh x is small."""
+GATE_STEPS = 2.0
+"""Roundings where a gate multiplies weights, values or the output: the product, and its storing."""
+DROP_STEPS = 3.0
+"""Roundings of a weight on its way through dropout: the factor 1 / (1 - p), the product, the result."""
+
+
+def multiplied_bounds(trace: Trace, inputs: Inputs, precision: Precision) -> tuple[Floats, Floats, Floats]:
+    """Bounds of query, key and value as they are multiplied, (B, H, L, d): inherited, and those of the rotation."""
+    query, key = inputs.query, inputs.key
+    if trace.turned is not None:
+        query = turned_bound(trace.turned.query, trace.inputs.query, query, precision)
+        key = turned_bound(trace.turned.key, trace.inputs.key, key, precision)
+    num_heads, columns = trace.query.shape[-3], trace.key.shape[-2]
+    shared = [share(rows, num_heads, trace.order) for rows in (key, inputs.value)]
+    if columns > key.shape[-2]:
+        shared = [_followed(rows, columns - key.shape[-2]) for rows in shared]
+    return query, shared[0], shared[1]
+
+
+def _followed(rows: Floats, further: int) -> Floats:
+    """(B, H, L, d) -> (B, H, L + further, d): zeros, because further keys and values are exact."""
+    return np.concatenate([rows, np.zeros((*rows.shape[:-2], further, rows.shape[-1]))], axis=-2)
+
+
+def turned_bound(rotation: Rotation, rows: Floats, error: Floats, precision: Precision) -> Floats:
+    """Of rows, each within `error`, turned by the rotation or turned back."""
+    sizes = np.abs(np.where(np.isfinite(rows), rows, 0.0)) + error
+    angle = angle_bound(rotation.angles, rotation.frequencies, precision.angle)
+    rounding = gamma(TURN_STEPS * precision.widest)
+    turned = rotation.of_sizes(error + rounding * sizes) + rotation.summed(sizes, (1.0 + rounding) * angle)
+    return np.asarray(turned + precision.floor)
+
+
+def angle_bound(angles: Floats, frequencies: Floats, roundoff: Roundoff) -> Floats:
+    """Of sines and cosines of angles, position times frequency: an error of the angle moves them as far at most."""
+    relative = ANGLE_STEPS + POWER_STEPS * np.abs(np.log(frequencies))
+    return np.asarray(roundoff * (relative * np.abs(angles) + ANGLE_STEPS))
+
+
+def gathered_bound(trace: Trace, rows: Floats, error: Floats, precision: Precision) -> Floats:
+    """(B, Hk, L, d): of gradients (B, H, L, d) within `error`, summed over each group."""
+    num_heads, num_kv_heads = trace.query.shape[-3], trace.inputs.key.shape[-3]
+    groups = num_heads // max(1, num_kv_heads)
+    if groups == 1:
+        return error
+    rounding = precision.growth(groups) + state_roundings(groups) * precision.widest
+    return gather(error + rounding * (np.abs(rows) + error), num_kv_heads, trace.order)
+
+
+def capped_bound(trace: Trace, products: Floats, precision: Precision) -> Floats:
+    """Of softcap * tanh(x / softcap), for every x within the bound of the product, and its own roundings."""
+    assert trace.softcap is not None
+    limit, x = trace.softcap, np.abs(trace.products)
+    reach = products + 3.0 * precision.softmax * x
+    # tanh a - tanh b = tanh(a - b) (1 - tanh a tanh b); towards zero, where it is steeper, it moves farther.
+    moved = limit * np.tanh(reach / limit) * (1.0 - np.tanh(x / limit) * np.tanh((x - reach) / limit))
+    rounding = TANH_ERROR * precision.softmax * (np.abs(trace.capped) + moved)
+    return np.asarray(moved + rounding + TANH_OF_EXPONENTIALS * precision.accumulator * limit)
+
+
+def slope_bound(trace: Trace, products: Floats, precision: Precision) -> Floats:
+    """Of 1 - tanh^2, which may be formed from a rounded tanh."""
+    assert trace.softcap is not None
+    t = np.abs(trace.capped) / trace.softcap
+    error = capped_bound(trace, products, precision) / trace.softcap
+    return np.minimum(2.0 * t * error + error**2 + 4.0 * precision.softmax, 1.0)
+
+
+def weight_roundings(trace: Trace, precision: Precision) -> Roundoff:
+    """Relative, of each weight between softmax and mixture: dropout, and gates that multiply the weights."""
+    steps = (0.0 if trace.kept is None else DROP_STEPS) + (0.0 if trace.gates is None else GATE_STEPS)
+    return gamma(steps * precision.widest)
+
+
+def dropped_bound(trace: Trace, weights: Floats, precision: Precision) -> Floats:
+    """Of the weights after dropout, given the bound of those before."""
+    if trace.kept is None:
+        return weights
+    rounded = weight_roundings(trace, precision) * (np.where(np.isnan(trace.weights), 0.0, trace.weights) + weights)
+    return np.asarray(trace.kept * (weights + rounded))
+
+
+def gated_bound(trace: Trace, mixed: Floats, precision: Precision) -> Floats:
+    """Of heads times their gates."""
+    assert trace.gates is not None
+    gates = np.abs(trace.gates)[..., None, None]
+    heads = np.abs(np.where(np.isfinite(trace.mixed), trace.mixed, 0.0))
+    return np.asarray(gates * (mixed + GATE_STEPS * precision.storage * (heads + mixed)) + precision.floor)

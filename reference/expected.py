@@ -1,0 +1,185 @@
+"""Solving: what the reference expects of a problem, part by part, with the bound of every element."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attention_conformance.reference.bounds.attention import ForwardBounds, finite, forward_bounds
+from attention_conformance.reference.bounds.extensions import dropped_bound
+from attention_conformance.reference.bounds.gradients import gradient_bounds
+from attention_conformance.reference.bounds.precision import Precision, precision
+from attention_conformance.reference.gradients import gradients
+from attention_conformance.reference.pipeline import Pipeline, Trace, mix
+from attention_conformance.reference.positions import positions
+from attention_conformance.spec.cases import Sharing
+from attention_conformance.spec.extensions import Packing
+from attention_conformance.spec.features import Conventions, LogBase, ReturnedWeights, Scope
+from attention_conformance.spec.problem import Problem
+
+Floats: TypeAlias = NDArray[np.float64]
+Indices: TypeAlias = NDArray[np.intp]
+
+RETURNED = ("weights", "averaged_weights", "log_sum_exp")
+"""What an implementation may return beside its output."""
+EACH = (-4, -3, -2, -1)
+"""The axes of one problem; a stack of problems has one before them (see `stacking`)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Expected:
+    """One part of the answer: float64 values, and per element how far a correct answer may be from them."""
+
+    value: Floats
+    bound: Floats
+    decoy: Floats | None = None
+    """A wrong answer near the right one that the bound has to tell from it: the mean of the visible values."""
+
+    def __post_init__(self) -> None:
+        if (self.bound < 0.0).any():
+            raise ValueError("a bound is negative, so that not even the value itself would be within it")
+
+
+@dataclass(frozen=True, eq=False)
+class Solution:
+    """The expected answer to a problem.
+
+    Attributes:
+        parts: `output`, `weights`, `averaged_weights`, `log_sum_exp`, and `gradients.NAME` for each needed one.
+        trace: every intermediate of the reference.
+    """
+
+    parts: Mapping[str, Expected]
+    trace: Trace
+
+
+def solve(
+    problem: Problem,
+    conventions: Conventions = Conventions(),
+    kept: Floats | None = None,
+    working: Precision | None = None,
+    returned: Collection[str] = RETURNED,
+) -> Solution:
+    """Runs the reference on the problem's own numbers; bounds are for its dtype and the claimed softmax precision.
+
+    Args:
+        problem: what is asked.
+        conventions: the claimed answers where the field disagrees.
+        kept: (B, H, Lq, Lk) factors of the weights under dropout: 0 for a dropped one, 1 / (1 - p) for others; Lk
+            counts further keys and the sink, as in a `Trace`.
+        working: bounds are for this precision instead.
+        returned: which parts are wanted beside output and gradients.
+    """
+    working = working or precision(problem.dtype, conventions.softmax_precision)
+    with np.errstate(invalid="ignore", over="ignore", under="ignore"):
+        trace = Pipeline().run(problem, conventions, kept)
+        bounds = forward_bounds(problem, trace, working)
+        parts = {"output": Expected(trace.output, bounds.output, _mean_of_values(problem, trace))}
+        parts |= _returned(problem, trace, bounds, working, conventions, returned)
+        if problem.cotangent is not None:
+            found = gradients(problem, trace)
+            errors = gradient_bounds(problem, trace, bounds, working)
+            parts |= {f"gradients.{name}": Expected(found[name], errors[name]) for name in found}
+    return Solution(parts, trace)
+
+
+def _returned(
+    problem: Problem,
+    trace: Trace,
+    bounds: ForwardBounds,
+    precision: Precision,
+    conventions: Conventions,
+    wanted: Collection[str],
+) -> dict[str, Expected]:
+    """What is wanted of weights, their mean over the heads, and the log-sum-exp, as the conventions have them."""
+    found: dict[str, Expected] = {}
+    if "weights" in wanted or "averaged_weights" in wanted:
+        weights = _weights(problem, trace, bounds, precision, conventions)
+        found["weights"] = weights
+        if "averaged_weights" in wanted:
+            found["averaged_weights"] = _averaged(problem, trace, weights, precision)
+    if "log_sum_exp" in wanted:
+        found["log_sum_exp"] = _log_sum_exp(trace, bounds, precision, conventions)
+    return found
+
+
+def _weights(
+    problem: Problem, trace: Trace, bounds: ForwardBounds, precision: Precision, conventions: Conventions
+) -> Expected:
+    columns = problem.key.shape[-2] + problem.extension.extra_keys
+    weights, errors = trace.weights, bounds.weights
+    if conventions.returned_weights is ReturnedWeights.AFTER_DROPOUT:
+        weights, errors = trace.dropped, dropped_bound(trace, errors, precision)
+    return Expected(weights[..., :columns], errors[..., :columns])
+
+
+def _averaged(problem: Problem, trace: Trace, weights: Expected, precision: Precision) -> Expected:
+    averaged, columns = weights.value.mean(-3), weights.value.shape[-1]
+    over_heads = precision.before(averaged.ndim - 1)
+    rounding = (over_heads.growth(problem.num_heads) + 2.0 * over_heads.storage) * averaged
+    rounding = rounding + over_heads.floor * trace.seen.allowed[..., :columns].any(-3)
+    return Expected(averaged, weights.bound.mean(-3) + rounding)
+
+
+def _log_sum_exp(trace: Trace, bounds: ForwardBounds, precision: Precision, conventions: Conventions) -> Expected:
+    lse, error = trace.log_sum_exp, bounds.log_sum_exp
+    if conventions.log_sum_exp_base is LogBase.TWO:
+        lse = lse / np.log(2.0)
+        converted = 2.0 * precision.before(lse.ndim - 1).widest
+        error = error / np.log(2.0) + converted * (np.abs(finite(lse)) + error / np.log(2.0))
+    return Expected(lse, error)
+
+
+def _mean_of_values(problem: Problem, trace: Trace) -> Floats | None:
+    """The output with equal weights for all visible keys; None where that is the right answer.
+
+    Of a stack, NaN stands for the problems where it is.
+    """
+    allowed = trace.seen.allowed
+    unequal = (allowed & (trace.scores < trace.top)).any(EACH)
+    telling = unequal & (trace.value != trace.value[..., :1, :]).any(EACH)
+    if not telling.any():
+        return None
+    equal = allowed * (1.0 / np.maximum(allowed.sum(-1, keepdims=True), 1))
+    heads = mix(equal if trace.kept is None else equal * trace.kept, trace.value)
+    heads = heads if trace.gates is None else heads * trace.gates[..., None, None]
+    output = heads if problem.scope is Scope.OP else Pipeline().project_out(problem.widened(), heads)
+    telling = telling & (output != trace.output).any(EACH[-output.ndim :])  # equal where all weights are dropped
+    if telling.all():
+        return output
+    return np.where(telling[..., *[None] * len(EACH)], output, np.nan) if telling.any() else None
+
+
+def sample_rows(problem: Problem, rows: Indices, conventions: Conventions = Conventions()) -> Problem:
+    """The problem with only the given query rows, for long sequences: rows do not depend on one another.
+
+    The causal flag is turned into an equal boolean mask, because it depends on the position of a row; a row
+    that it leaves empty is then answered as one that a boolean mask has emptied.
+
+    Raises:
+        ValueError: an attention mask is given besides the causal flag, of which one only can be sampled; or window,
+            rotations, biases or documents, for which the position of each row counts.
+    """
+    mask, lengths = problem.attn_mask, problem.valid_lens
+    asked = problem.extension
+    if asked.windowed or asked.rotary_base or asked.alibi or asked.relative_bias or asked.packing is not Packing.NONE:
+        raise ValueError("rows cannot be sampled where more than the causal flag depends on positions")
+    if problem.causal:
+        if mask is not None:
+            raise ValueError("rows cannot be sampled from a problem with both a causal flag and attn_mask")
+        places = positions(problem, conventions)
+        mask = places.key[0] <= places.query[0, rows, None]
+    elif mask is not None and mask.shape[-2] != 1:
+        mask = mask[..., rows, :]
+    return replace(
+        problem.forward_only(),
+        query=problem.query[..., rows, :],
+        attn_mask=mask,
+        valid_lens=lengths[:, rows] if lengths is not None and lengths.ndim == 2 else lengths,
+        causal=False,
+        sharing=Sharing.KEY_VALUE if problem.sharing is Sharing.SELF else problem.sharing,
+    )

@@ -1,0 +1,141 @@
+"""Masking: the masks of a case, and which keys each query may see under all of them."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attention_conformance.spec.cases import Case, MaskKind, Padding, Pattern
+
+Booleans: TypeAlias = NDArray[np.bool_]
+Mask = TypeVar("Mask", np.bool_, np.float64)
+
+KEPT = 0.6
+"""The share of keys that a random mask leaves."""
+
+
+def attention_mask(case: Case, rng: np.random.Generator) -> NDArray[np.bool_ | np.float64] | None:
+    """The attention mask in the shape the case names: True = may attend, or floats to be added."""
+    if case.mask is MaskKind.NONE:
+        return None
+    shape = _shape(case)
+    keep = _pattern(case, shape, rng)
+    if case.mask is MaskKind.BOOL:
+        return _squeezed(case, keep)
+    added = np.zeros(shape) if case.pattern is Pattern.ALL else rng.standard_normal(shape)
+    added += case.mask_offset
+    if case.mask is MaskKind.INFINITE:
+        added[~np.broadcast_to(keep, shape)] = -np.inf
+    return _squeezed(case, added)
+
+
+def _squeezed(case: Case, mask: NDArray[Mask]) -> NDArray[Mask]:
+    axes = len(case.mask_shape.value.split(","))
+    return mask.reshape(mask.shape[-axes:])
+
+
+def _shape(case: Case) -> tuple[int, int, int, int]:
+    s = case.sizes
+    full = {"B": s.batch, "H": s.num_heads, "Lq": s.query_length, "Lk": s.key_length, "1": 1}
+    axes = case.mask_shape.value.split(",")
+    b, h, q, k = (full[axis] for axis in ["1"] * (4 - len(axes)) + axes)
+    return b, h, q, k
+
+
+def _pattern(case: Case, shape: tuple[int, int, int, int], rng: np.random.Generator) -> Booleans:
+    queries, keys = np.arange(shape[2])[:, None], np.arange(shape[3])
+    match case.pattern:
+        case Pattern.ALL:
+            return np.ones(shape, bool)
+        case Pattern.SINGLE_KEY:
+            limit = np.minimum(queries[:, 0], shape[3] - 1) if case.causal else shape[3] - 1
+            chosen = rng.integers(0, np.broadcast_to(limit, shape[:3]) + 1)
+            return np.asarray(keys == chosen[..., None])
+        case Pattern.SEGMENTS:
+            segments = queries * 2 // max(shape[2], 1) == keys * 2 // max(shape[3], 1)
+            return np.broadcast_to(segments | (shape[3] == 1), shape).copy()
+        case Pattern.LAST_KEY:
+            return np.broadcast_to(keys == shape[3] - 1, shape).copy()
+        case Pattern.FIRST_TILE:
+            return np.broadcast_to(keys >= shape[3] // 2, shape).copy()
+        case Pattern.EMPTY_ROW:
+            keep = _random(case, shape, rng)
+            keep[..., min(1, shape[2] - 1), :] = False
+            return keep
+        case Pattern.RANDOM:
+            return _random(case, shape, rng)
+
+
+def _random(case: Case, shape: tuple[int, int, int, int], rng: np.random.Generator) -> Booleans:
+    """Random holes, mended so that no row is empty under the causal flag (either alignment) and the padding."""
+    keep = rng.random(shape) < KEPT
+    if 0 in shape:
+        return keep
+    lengths = np.asarray(_lengths(case))
+    for sample in range(case.sizes.batch):
+        seen = keep[sample % shape[0]]
+        real = _real_keys(case, lengths)[sample]
+        reach = np.tri(shape[2], shape[3], dtype=bool) if case.causal and shape[2] > 1 else np.ones(shape[3], bool)
+        if case.causal and shape[2] == 1:
+            reach = np.arange(shape[3]) == 0
+        empty = ~(seen & real & reach).any(-1)
+        seen[empty, int(np.argmax(real)) if shape[3] > 1 else 0] = True
+    return keep
+
+
+def padding_mask(case: Case, rng: np.random.Generator) -> Booleans | None:
+    """(B, Lk), True = may attend, or None where the case has none or tells it as lengths."""
+    if case.padding in (Padding.NONE, Padding.LENGTHS, Padding.QUERY_LENGTHS):
+        return None
+    return _real_keys(case, np.asarray(_lengths(case)))
+
+
+def valid_lengths(case: Case, rng: np.random.Generator) -> NDArray[np.int64] | None:
+    """(B,) or (B, Lq) counts of leading real keys, or None."""
+    s = case.sizes
+    if case.padding is Padding.LENGTHS:
+        return np.asarray(_lengths(case))
+    if case.padding is Padding.QUERY_LENGTHS:
+        return rng.integers(1, s.key_length + 1, (s.batch, s.query_length))
+    return None
+
+
+def _lengths(case: Case) -> list[int]:
+    """Different for neighbouring samples, never 0, not all full where Lk allows it."""
+    s = case.sizes
+    return [max(1, s.key_length - 2 - 3 * (sample % 3)) if s.key_length else 0 for sample in range(s.batch)]
+
+
+def _real_keys(case: Case, lengths: NDArray[np.int64]) -> Booleans:
+    s, keys = case.sizes, np.arange(case.sizes.key_length)
+    match case.padding:
+        case Padding.NONE | Padding.QUERY_LENGTHS:
+            return np.ones((s.batch, s.key_length), bool)
+        case Padding.LEFT:
+            return keys >= s.key_length - lengths[:, None]
+        case Padding.HOLES:
+            return (keys + np.arange(s.batch)[:, None]) % 3 != 1 if s.key_length > 2 else keys >= 0 * lengths[:, None]
+        case Padding.EMPTY_SAMPLE:
+            real = keys < lengths[:, None]
+            real[-1:] = False
+            return real
+        case Padding.RIGHT | Padding.LENGTHS:
+            return keys < lengths[:, None]
+
+
+def visible(
+    case: Case, mask: NDArray[Any] | None, padding: Booleans | None, lengths: NDArray[np.int64] | None
+) -> Booleans:
+    """(B, H, Lq, Lk): which keys each query may see under mask and padding; the causal flag is left out."""
+    s = case.sizes
+    seen = np.ones((s.batch, s.num_heads, s.query_length, s.key_length), bool)
+    if mask is not None:
+        seen &= mask.astype(bool) if mask.dtype.kind == "b" else mask > -np.inf
+    if padding is not None:
+        seen &= padding[:, None, None, :]
+    if lengths is not None:
+        counts = lengths if lengths.ndim == 2 else lengths[:, None]
+        seen &= np.arange(s.key_length) < counts[:, None, :, None]
+    return seen

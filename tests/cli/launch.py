@@ -1,0 +1,68 @@
+"""The suite where the command runs it: its folder, and a call of pytest that nothing around it takes part in."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from attention_conformance.tests.cli.options import NAME
+
+FOLDER = Path(__file__).parents[2]
+"""Where `spec`, `reference`, `implementations` and `tests` are: in site-packages, or in the clone."""
+PLAIN = "-q --import-mode=importlib --strict-markers --strict-config -p no:logging -rN"
+"""Options of every run, in place of the clone's: failed tests are told by the summary, without the paths of files."""
+PREFIX = "PYTEST_"
+UNUSABLE = 4
+"""Exit status for input that cannot be used, as pytest has it; options that ask nothing are such input."""
+
+
+def judge(options: Sequence[str]) -> int:
+    """Asks the clauses, and gives the exit status of pytest."""
+    return _pytest([*options, str(FOLDER / "tests" / "conformance")])
+
+
+def time(options: Sequence[str]) -> int:
+    """Runs the benchmarks, and gives the exit status of pytest."""
+    with TemporaryDirectory() as scratch:  # pytest-benchmark makes its folder even where nothing is saved
+        storage = ("-p", "benchmark", f"--benchmark-storage=file://{scratch}")
+        return _pytest([*storage, *options, str(FOLDER / "tests" / "benchmarks")])
+
+
+def _pytest(arguments: Sequence[str]) -> int:
+    with _alone():
+        import pytest
+
+        status = pytest.main([*_settings(), *arguments])
+        return UNUSABLE if status == pytest.ExitCode.NO_TESTS_COLLECTED else int(status)
+
+
+def program(module: str, arguments: Sequence[str]) -> int:
+    """Runs a module of the suite as `python -m` does, and gives its exit status."""
+    with _alone():
+        sys.argv[:] = [NAME, *arguments]
+        try:
+            runpy.run_module(module, run_name="__main__")
+        except SystemExit as end:
+            return end.code if isinstance(end.code, int) else int(end.code is not None)
+    return 0
+
+
+def _settings() -> Iterator[str]:
+    root = FOLDER
+    yield from ("-c", str(root / "pyproject.toml"), "--rootdir", str(root), "-o", f"addopts={PLAIN}")
+    yield from ("-p", "no:cacheprovider", "--assert=plain", "--disable-plugin-autoload")
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """Pytest's own variables out of the way, and nothing written beside code."""
+    for name in [name for name in os.environ if name.startswith(PREFIX)]:
+        del os.environ[name]
+    os.environ["PYTHONDONTWRITEBYTECODE"] = "1"  # of child processes
+    sys.dont_write_bytecode = True
+    yield

@@ -1,0 +1,102 @@
+"""Explaining: all that the project knows of one clause, as text for a terminal."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Iterator, Sequence
+
+from attention_conformance.implementations.api.contract import ExpectedFailure, Implementation
+from attention_conformance.implementations.defects import catalogue
+from attention_conformance.spec.clauses import CHAPTERS, Clause
+from attention_conformance.tests.harness.explain.plain_math import formula, line
+
+WIDTH = 100
+HEADING = re.compile(r"^## ", re.MULTILINE)
+FIELDS = re.compile(r"- [a-z]+: ")
+MOST = 8
+"""So many defects are described; of further ones, the names are listed."""
+
+
+def explanation(clause: Clause, implementations: Sequence[Implementation]) -> Iterator[str]:
+    """The lines: what is asked, the equation, why it matters, where it comes from, and who gets it wrong."""
+    introduction, body = _read(clause)
+    yield f"{clause.id} ({clause.level}, chapter {clause.chapter})"
+    yield from _paragraph(line(clause.statement), "  ")
+    if clause.equation is not None:
+        yield ""
+        yield f"  ({clause.equation})  {_equation(clause.equation)}"
+    for note in _notes(body):
+        yield ""
+        yield from _paragraph(line(note), "  ")
+    yield from _section("asked of", [_asked(clause)])
+    yield from _section("why it matters", map(line, introduction))
+    yield from _section("sources", ["; ".join(clause.sources), *map(line, clause.errata)])
+    yield from _section("what breaks it", _defects(clause))
+    yield from _section("known to deviate", _deviations(clause, implementations))
+
+
+def _read(clause: Clause) -> tuple[list[str], str]:
+    """The paragraphs before the chapter's clauses, and what stands below the heading of this one."""
+    head, *sections = HEADING.split((CHAPTERS / clause.file).read_text(encoding="utf-8"))
+    bodies = dict(section.split("\n", 1) for section in sections)
+    return _paragraphs(head)[1:], bodies[clause.id]
+
+
+def _paragraphs(text: str) -> list[str]:
+    return [" ".join(each.split()) for each in re.split(r"\n\s*\n", text.strip())]
+
+
+def _notes(body: str) -> list[str]:
+    """What a clause says beyond its statement, formulas on lines of their own left out."""
+    fields, statement, *rest = _paragraphs(body)
+    assert FIELDS.match(fields), statement
+    return [each for each in rest if not each.startswith(("$$", "Erratum"))]
+
+
+def _equation(tag: str) -> str:
+    texts = (path.read_text(encoding="utf-8") for path in sorted(CHAPTERS.glob("*.md")))
+    formulas = (found[1] for text in texts for found in re.finditer(r"\$\$(.+?)\$\$", text, re.DOTALL))
+    return next(formula(each) for each in formulas if f"\\tag{{{tag}}}" in each)
+
+
+def _asked(clause: Clause) -> str:
+    scope = "any implementation" if clause.scope is None else f"an implementation of the {clause.scope} level"
+    measured = ". It is measured by the benchmarks, and no part of a verdict" if clause.measured else ""
+    return f"{scope} that claims {' and '.join(sorted(clause.features))}{measured}"
+
+
+def _defects(clause: Clause) -> Iterator[str]:
+    """The mistakes that are named by this clause, then those that are named by another and break this one, too."""
+    first = [defect for defect in catalogue() if defect.clauses[0] == clause.id]
+    for defect in first[:MOST]:
+        yield f"{defect.id} ({defect.severity}): {defect.does} {defect.matters} Repair: {defect.repair}"
+    others = [defect.id for defect in (*first[MOST:], *(d for d in catalogue() if clause.id in d.clauses[1:]))]
+    if others:
+        yield f"{'also' if first else 'beside other clauses'}: {', '.join(others)}"
+
+
+def _deviations(clause: Clause, implementations: Sequence[Implementation]) -> Iterator[str]:
+    for implementation in implementations:
+        for entry in implementation.expected_failures:
+            if entry.clause == clause.id:
+                yield f"{implementation.name} {_where(entry)}: {entry.reason} {entry.link}"
+
+
+def _where(entry: ExpectedFailure) -> str:
+    dtypes = f"in {', '.join(entry.dtypes)}" if entry.dtypes else "in every dtype"
+    return f"{dtypes} on {entry.device}" if entry.device else dtypes
+
+
+def _section(title: str, paragraphs: Iterator[str] | Sequence[str]) -> Iterator[str]:
+    told = list(paragraphs) or ["nothing that is known here"]
+    yield ""
+    yield f"{title}:"
+    for paragraph in told:
+        yield from _paragraph(paragraph, "  ")
+
+
+def _paragraph(text: str, indent: str) -> list[str]:
+    return textwrap.wrap(
+        text, WIDTH, initial_indent=indent, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )

@@ -1,0 +1,130 @@
+"""Hypotheses: what a failing candidate may be doing, each as something that answers a problem."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+import numpy as np
+
+from attention_conformance.implementations.api.contract import Result
+from attention_conformance.implementations.defects import Defect, catalogue
+from attention_conformance.reference.expected import solve
+from attention_conformance.reference.pipeline import Pipeline
+from attention_conformance.spec.cases import Sharing
+from attention_conformance.spec.features import (
+    Alignment,
+    Conventions,
+    EmptyRow,
+    Feature,
+    GroupOrder,
+    LogBase,
+    ReturnedWeights,
+    RotaryPairing,
+    Scope,
+    SoftmaxPrecision,
+    WindowCount,
+)
+from attention_conformance.spec.problem import DTYPES, Problem
+
+FURTHER: Mapping[str, type[StrEnum]] = {
+    "softmax-precision": SoftmaxPrecision,
+    "group-order": GroupOrder,
+    "window-count": WindowCount,
+    "rotary-pairing": RotaryPairing,
+    "returned-weights": ReturnedWeights,
+    "log-sum-exp-base": LogBase,
+}
+"""Conventions of which each answer is tried."""
+VALID = Feature.VALID_LENS
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """One explanation.
+
+    Attributes:
+        name: the id of a defect, or a convention as the command line spells it.
+        repair: what to do, one sentence.
+        answer: what an implementation would answer of which it is true; it may raise.
+        defect: the catalogue's entry; None for a convention.
+    """
+
+    name: str
+    repair: str
+    answer: Callable[[Problem], Result]
+    defect: Defect | None = None
+
+    def speaks_of(self, problem: Problem) -> bool:
+        """Whether it was told everything: most functions never hear of valid lengths."""
+        return problem.valid_lens is None or self.defect is None or VALID in self.defect.implementation.claims
+
+
+def hypotheses(scope: Scope, claimed: Conventions) -> Iterator[Hypothesis]:
+    """Conventions other than the claimed ones, and every defect that can be asked at this level."""
+    yield from _of_conventions(claimed)
+    for defect in catalogue():
+        if answer := _answer_of(defect, scope):
+            yield Hypothesis(defect.id, defect.repair, answer, defect)
+
+
+def _answer_of(defect: Defect, scope: Scope) -> Callable[[Problem], Result] | None:
+    claims, run = defect.implementation.claims, defect.implementation.run
+    if claims.scope is scope:
+        return lambda problem: run(problem.fresh(), "cpu")
+    return (lambda problem: _lifted(defect, problem)) if scope is Scope.MODULE else None
+
+
+def _lifted(defect: Defect, problem: Problem) -> Result:
+    """A defect of the op between right projections; outputs only."""
+    seen = Pipeline().run(problem.forward_only(), Conventions())
+    inputs = (seen.inputs.query, seen.inputs.key, seen.inputs.value)
+    query, key, value = (heads.astype(DTYPES[problem.dtype]) for heads in inputs)
+    op = replace(
+        problem.forward_only(),
+        scope=Scope.OP,
+        query=query,
+        key=key,
+        value=value,
+        parameters={},
+        sharing=Sharing.NONE,
+    )
+    found = defect.implementation.run(op.fresh(), "cpu")
+    output = Pipeline().project_out(problem.widened(), found.output.astype(np.float64))
+    averaged = None if found.weights is None else found.weights.astype(np.float64).mean(1)
+    return replace(found, output=output, averaged_weights=averaged, gradients={})
+
+
+def _of_conventions(claimed: Conventions) -> Iterator[Hypothesis]:
+    others: list[tuple[str, Conventions]] = []
+    for alignment in Alignment:
+        others.append((f"causal-alignment={alignment}", replace(claimed, causal_alignment=alignment)))
+    for empty in (EmptyRow.ZEROS, EmptyRow.NAN, EmptyRow.UNIFORM):
+        others.append((f"empty-row={empty}", claimed.claiming({"empty-row": str(empty)})))
+    for key, kind in FURTHER.items():
+        for value in kind:
+            others.append((f"{key}={value}", claimed.claiming({key: str(value)})))
+    for name, conventions in others:
+        if conventions != claimed:
+            yield Hypothesis(name, f"it is no mistake if you mean it: add --convention {name}", _answering(conventions))
+    flipped = next(p for p in type(claimed.bool_mask) if p is not claimed.bool_mask)
+    remedy = (
+        f"if True means so in its masks, add --convention bool-mask={flipped}; otherwise turn its boolean masks around"
+    )
+    yield Hypothesis(f"bool-mask={flipped}", remedy, lambda problem: _answering(claimed)(_inverted(problem)))
+
+
+def _answering(conventions: Conventions) -> Callable[[Problem], Result]:
+    def answer(problem: Problem) -> Result:
+        parts = {name: part.value for name, part in solve(problem, conventions).parts.items()}
+        gradients = {n.removeprefix("gradients."): value for n, value in parts.items() if n.startswith("gradients.")}
+        weights, averaged = parts["weights"], parts["averaged_weights"]
+        return Result(parts["output"], weights, averaged, parts["log_sum_exp"], gradients)
+
+    return answer
+
+
+def _inverted(problem: Problem) -> Problem:
+    masks = {n: ~a for n, a in problem.arrays().items() if n.endswith("_mask") and a.dtype.kind == "b"}
+    return problem.with_arrays(masks)

@@ -1,0 +1,89 @@
+"""Patterns: what the failures of a candidate have in common, in words, where no known mistake explains them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attention_conformance.implementations.api.contract import Result
+from attention_conformance.reference.expected import Expected
+from attention_conformance.spec.cases import Case
+from attention_conformance.tests.harness.explain.traits import options, without
+from attention_conformance.tests.harness.judge.comparison import error_ratios
+
+AXES = ("sample", "head", "query", "component")
+PLURAL = {"sample": "samples", "head": "heads", "query": "queries", "component": "components"}
+
+
+class Observed(Protocol):
+    """What is needed of an observation."""
+
+    @property
+    def case(self) -> Case: ...
+    @property
+    def got(self) -> Result | None: ...
+    @property
+    def expected(self) -> dict[str, Expected]: ...
+    @property
+    def failing(self) -> bool: ...
+
+
+def pattern(
+    failing: Sequence[Observed], observed: Sequence[Observed], dtypes: Sequence[str], fails: Callable[[Case], bool]
+) -> str:
+    """Such as "it fails only with mask=bool, and only in heads after the first".
+
+    Args:
+        failing: observed failures.
+        observed: these, and cases that pass.
+        dtypes: the only ones in which anything fails; empty if it fails in all.
+        fails: asks the candidate another case.
+    """
+    told = [*([f"in {', '.join(dtypes)}"] if dtypes else []), *_of_options(failing, fails), *_of_elements(failing)]
+    if told:
+        return f"it fails only {', and only '.join(told)}"
+    everything = len(failing) == len(observed)
+    return "every case that was compared fails" if everything else "no pattern was found in the failures"
+
+
+def _of_options(failing: Sequence[Observed], fails: Callable[[Case], bool]) -> Iterator[str]:
+    """Options that all failing cases have, and without which one of them passes."""
+    if not failing:
+        return
+    shared = frozenset.intersection(*(options(each.case) for each in failing))
+    case = failing[0].case
+    changed = {option: without(case, option) for option in sorted(shared)}
+    needed = [option for option, other in changed.items() if other is not None and not fails(other)]
+    exact = {option.partition("=")[0] for option in needed if "=" in option}
+    yield from (f"with {option}" for option in needed if option.removeprefix("a ") not in exact)
+
+
+def _of_elements(failing: Sequence[Observed]) -> Iterator[str]:
+    """Places in the output that hold every wrong element."""
+    wrong = [_wrong(each) for each in failing]
+    masks = [mask for mask in wrong if mask is not None and mask.ndim == len(AXES) and mask.any()]
+    rules: dict[str, Callable[[int, int], bool]] = {
+        "in the first {}": lambda index, extent: index == 0,
+        "in {} after the first": lambda index, extent: index > 0,
+        "in the last {}": lambda index, extent: index == extent - 1,
+    }
+    for axis, name in enumerate(AXES):
+        telling = [mask for mask in masks if mask.shape[axis] > 1]
+        for rule, holds in rules.items():
+            if len(telling) > 1 and all(_all(mask, axis, holds) for mask in telling):
+                yield rule.format(PLURAL[name] if "after" in rule else name)
+                break
+
+
+def _wrong(each: Observed) -> NDArray[np.bool_] | None:
+    if each.got is None or each.got.output.shape != each.expected["output"].value.shape:
+        return None
+    ratios = error_ratios(each.got.output.astype(np.float64), each.expected["output"])
+    return np.asarray(~(ratios <= 1.0))
+
+
+def _all(mask: NDArray[np.bool_], axis: int, holds: Callable[[int, int], bool]) -> bool:
+    return all(holds(int(index), mask.shape[axis]) for index in np.unique(np.nonzero(mask)[axis]))

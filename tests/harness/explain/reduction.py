@@ -1,0 +1,336 @@
+"""Reduction: a failing case made smaller for as long as the same part still fails in the same way."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
+
+import numpy as np
+
+from attention_conformance.implementations.api.contract import Unable
+from attention_conformance.implementations.api.fitting import fit
+from attention_conformance.reference.expected import Expected
+from attention_conformance.reference.visibility import allowed_keys
+from attention_conformance.spec.cases import (
+    Case,
+    Embedding,
+    Garbage,
+    Layout,
+    MaskKind,
+    MaskShape,
+    Padding,
+    Pattern,
+    Scores,
+    Values,
+)
+from attention_conformance.spec.extensions import NOTHING
+from attention_conformance.spec.features import Feature
+from attention_conformance.spec.problem import DTYPES, Array, Problem
+from attention_conformance.tests.harness.judge.comparison import Comparison, compare, error_ratios
+from attention_conformance.tests.harness.judge.judge import CandidateError, Judge, part_of
+
+EXTENTS = ("batch", "num_heads", "query_length", "key_length", "d_k", "d_v")
+SEEDS = (1, 2)
+"""Other numbers to try where the own ones no longer show the failure in a smaller problem."""
+MOST_COTANGENTS = 48
+"""Elements of the cotangent that are tried alone; each costs a call."""
+PLAIN: tuple[dict[str, object], ...] = (
+    {"layout": Layout.CONTIGUOUS},
+    {"garbage": Garbage.NONE},
+    {"padding": Padding.NONE},
+    {"padding": Padding.RIGHT},
+    {"mask": MaskKind.NONE, "mask_shape": MaskShape.FULL, "pattern": Pattern.RANDOM, "mask_offset": 0.0},
+    {"mask": MaskKind.BOOL},
+    {"mask": MaskKind.FLOAT},
+    {"mask_offset": 0.0},
+    {"pattern": Pattern.ALL},
+    {"pattern": Pattern.RANDOM},
+    {"mask_shape": MaskShape.SHARED},
+    {"mask_shape": MaskShape.FULL},
+    {"causal": False},
+    {"scale": None},
+    {"scores": Scores.NORMAL},
+    {"values": Values.NORMAL},
+    {"spread": Case.spread},
+    {"value_scale": Case.value_scale},
+)
+"""What is taken out of a case, one line at a time."""
+SIMPLER = {"mask": list(MaskKind), "pattern": [Pattern.ALL, *Pattern], "mask_shape": [MaskShape.SHARED, *MaskShape]}
+"""Where options replace one another, the simpler ones first: nothing goes back to a later one."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A problem in few words: a case, and what was done to its numbers.
+
+    Attributes:
+        decimals: the numbers are rounded to so many decimals; None leaves them.
+        cotangent: the only element of the cotangent that is not 0, and is 1; None leaves it.
+    """
+
+    case: Case
+    decimals: int | None = None
+    cotangent: tuple[int, ...] | None = None
+
+    def problem(self, judge: Judge, part: str) -> Problem:
+        """The problem as the judge asks it for this part."""
+        problem = judge.problem(self.case)
+        if not part.startswith("gradients."):
+            problem = problem.forward_only()
+        if self.decimals is not None:
+            problem = problem.with_arrays({n: _decimal(a, self.decimals) for n, a in problem.arrays().items()})
+        if self.cotangent is not None and problem.cotangent is not None:
+            single = np.zeros_like(problem.cotangent)
+            single[self.cotangent] = 1
+            problem = replace(problem, cotangent=single)
+        return problem
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """What one part of one answer amounts to.
+
+    Attributes:
+        kind: how it fails, such as "number", "NaN" or "raised ValueError"; empty if it holds.
+        comparison: with the message in full.
+        got: what was answered, if anything.
+        expected: what the reference answers; None if nothing was answered.
+    """
+
+    kind: str
+    comparison: Comparison
+    problem: Problem
+    part: str
+    got: Array | None = None
+    expected: Expected | None = None
+
+    @property
+    def worst(self) -> tuple[int, ...]:
+        """The element that is furthest off, in units of its bound; those that are not finite come first."""
+        assert self.got is not None
+        assert self.expected is not None
+        ratios = np.nan_to_num(error_ratios(self.got.astype(np.float64), self.expected), nan=np.inf)
+        return tuple(int(i) for i in np.unravel_index(int(np.argmax(ratios)), ratios.shape))
+
+
+@dataclass(frozen=True, eq=False)
+class Counterexample:
+    """The smallest failing problem that was found.
+
+    Attributes:
+        calls: of the candidate, for finding it.
+        outcome: how it fails.
+    """
+
+    recipe: Recipe
+    outcome: Outcome
+    calls: int
+
+
+def outcome(judge: Judge, problem: Problem, part: str) -> Outcome:
+    """Asks a problem, and holds one part of the answer against the reference."""
+    try:
+        result = judge.ask(problem)
+    except CandidateError as error:
+        told = str(error)
+        return Outcome(told.partition(":")[0], Comparison(np.inf, told), problem, part)
+    got, expected = part_of(result, part), judge.solve(problem).parts[part]
+    compared = compare(part, got, expected, judge.dtype)
+    kind = _kind(got, expected, compared) if compared.message else ""
+    return Outcome(kind, compared, problem, part, got, expected)
+
+
+def _kind(got: Array | None, expected: Expected, compared: Comparison) -> str:
+    if got is None:
+        return "missing"
+    if got.shape != expected.value.shape:
+        return "shape"
+    values = got.astype(np.float64)
+    if (np.isnan(values) != np.isnan(expected.value)).any():
+        return "NaN"
+    if (np.isinf(values) != np.isinf(expected.value)).any():
+        return "infinite"
+    return "number" if np.isfinite(compared.worst) or (error_ratios(values, expected) > 1.0).any() else "dtype"
+
+
+@dataclass
+class Reduction:
+    """The search for the smallest failing recipe.
+
+    Attributes:
+        most: so many calls at most; `until`: and not beyond this time (of `time.perf_counter`).
+    """
+
+    judge: Judge
+    part: str
+    until: float
+    most: int = 600
+    calls: int = 0
+    found: Counterexample | None = None
+    tried: set[Recipe] = field(default_factory=set)
+
+    def attempt(self, recipe: Recipe) -> bool:
+        """Asks a recipe, and keeps it if it fails as the one before did."""
+        if self.calls >= self.most or time.perf_counter() > self.until or recipe in self.tried:
+            return False
+        self.tried.add(recipe)
+        try:
+            problem = recipe.problem(self.judge, self.part)
+        except Exception:  # a case that cannot be built is none to show
+            return False
+        if self.found is not None and (self.lost(problem) or self.strays(recipe.case)):
+            return False
+        self.calls += 1
+        asked = outcome(self.judge, problem, self.part)
+        if not asked.kind or (self.found is not None and asked.kind != self.found.outcome.kind):
+            return False
+        self.found = Counterexample(recipe, asked, self.calls)
+        return True
+
+    def lost(self, problem: Problem) -> bool:
+        """Whether the problem lacks the part, or has rows without keys where the one before has none."""
+        if self.part.startswith("gradients.") and self.part.removeprefix("gradients.") not in problem.needs:
+            return True
+        assert self.found is not None
+        return self.empties(problem) and not self.empties(self.found.outcome.problem)
+
+    def empties(self, problem: Problem) -> bool:
+        """Whether a row may see no key: conventions rule what it gets."""
+        return not allowed_keys(problem, self.judge.conventions).any(-1).all()
+
+    def strays(self, case: Case) -> bool:
+        """Whether lengths that agreed, or one of which was the longer, do so no more under a causal flag."""
+        assert self.found is not None
+        before, after = self.found.recipe.case.sizes, case.sizes
+        signs = (np.sign(s.query_length - s.key_length) for s in (before, after))
+        return case.causal and len(set(map(int, signs))) > 1
+
+    def fitted(self, case: Case) -> Iterator[Case]:
+        """The case as the claims allow it, if they do."""
+        nearest = fit(case, self.judge.claims)
+        if not isinstance(nearest, Unable):
+            yield nearest
+
+    def run(self, case: Case) -> Counterexample | None:
+        """The smallest recipe that fails as the case does; None if that does not fail when asked alone."""
+        if not self.attempt(Recipe(case)) or self.found is None:
+            return None
+        while any([self.simplify(), self.shrink(), self.narrow()]):
+            pass
+        self.single()
+        self.round()
+        return replace(self.found, calls=self.calls)
+
+    def simplify(self) -> bool:
+        """Takes out one option after another; whether any went."""
+        return self.each(
+            lambda case: [_changed(case, change) for change in PLAIN if _simpler(case, change)] + _asking_less(case)
+        )
+
+    def shrink(self) -> bool:
+        """Makes one extent after another smaller, equal lengths together; whether any went."""
+        together = [EXTENTS[2:4], EXTENTS[4:], *((name,) for name in EXTENTS)]
+        moved = [self.each(partial(_sized, names=names)) for names in together]
+        return any(moved)
+
+    def narrow(self) -> bool:
+        """Makes the free input widths of a module smaller; whether any went."""
+        free = Feature.MODEL_WIDTH in self.judge.claims
+        return self.each(_narrowed, fitted=False) if free else False
+
+    def each(self, moves: Callable[[Case], list[Case]], fitted: bool = True) -> bool:
+        """Goes through moves from the smallest, again after each that still fails."""
+        assert self.found is not None
+        before = self.found.recipe.case
+        progress = True
+        while progress:
+            recipe = self.found.recipe
+            wanted = moves(recipe.case)
+            cases = (c for w in wanted for c in (self.fitted(w) if fitted else [w]) if c != recipe.case)
+            progress = any(self.attempt(replace(recipe, case=case)) for case in cases)
+        return self.found.recipe.case != before
+
+    def single(self) -> None:
+        """All of the cotangent but one element set to 0."""
+        assert self.found is not None
+        cotangent, recipe = self.found.outcome.problem.cotangent, self.found.recipe
+        if cotangent is not None and cotangent.size <= MOST_COTANGENTS:
+            any(self.attempt(replace(recipe, cotangent=index)) for index in np.ndindex(cotangent.shape))
+
+    def round(self) -> None:
+        """Numbers with few digits, none of which becomes 0: that would hide more than it shows."""
+        assert self.found is not None
+        recipe, given = self.found.recipe, self.found.outcome.problem.arrays().values()
+        for decimals in (0, 1, 2, 3):
+            lost = any(np.count_nonzero(a) > np.count_nonzero(_decimal(a, decimals)) for a in given)
+            if not lost and self.attempt(replace(recipe, decimals=decimals)):
+                return
+
+
+def reduce(judge: Judge, case: Case, part: str, seconds: float) -> Counterexample | None:
+    """The smallest problem found in this time in which the part fails as it does in the case; None: it does not."""
+    return Reduction(judge, part, time.perf_counter() + seconds).run(case)
+
+
+def _decimal(array: Array, decimals: int) -> Array:
+    if array.dtype.kind in "bi":
+        return array
+    with np.errstate(over="ignore", invalid="ignore"):
+        # Adding 0 turns -0.0, which reads badly, into 0.0.
+        return (np.round(array.astype(np.float64), decimals) + 0.0).astype(DTYPES[array.dtype.name])
+
+
+def _changed(case: Case, change: dict[str, object]) -> Case:
+    return replace(case, **change)  # type: ignore[arg-type]  # PLAIN names fields with their types
+
+
+def _asking_less(case: Case) -> list[Case]:
+    """The case without one of its extensions, and without groups."""
+    plain = [f.name for f in fields(NOTHING) if getattr(case.extension, f.name) != getattr(NOTHING, f.name)]
+    cases = [case.extended(**{name: getattr(NOTHING, name)}) for name in plain]
+    return cases + ([case.sized(num_kv_heads=0)] if case.sizes.num_kv_heads else [])
+
+
+def _simpler(case: Case, change: dict[str, object]) -> bool:
+    if case.mask is MaskKind.NONE and {"mask", "pattern", "mask_shape", "mask_offset"} & set(change):
+        return False
+    if change == {"padding": Padding.RIGHT} and case.padding is Padding.NONE:
+        return False
+    for name, order in SIMPLER.items():
+        if len(change) == 1 and name in change:
+            return bool(order.index(change[name]) < order.index(getattr(case, name)))
+    return _changed(case, change) != case
+
+
+def _sized(case: Case, names: tuple[str, ...]) -> list[Case]:
+    """The case with these extents, which have to be equal, made smaller: 1 first, then ever closer."""
+    extents = {getattr(case.sizes, name) for name in names}
+    if len(extents) > 1:
+        return []
+    (now,) = extents
+    smaller = sorted({size for size in (1, 2, 3, now // 2, now - now // 4, now - 1) if 0 < size < now})
+    sized = [_regrouped(case.sized(**dict.fromkeys(names, size))) for size in smaller]
+    return [replace(each, seed=seed) for each in sized for seed in (case.seed, *SEEDS)]
+
+
+def _regrouped(case: Case) -> Case:
+    """The case with all heads in one group where its groups do not divide them any more."""
+    groups = case.sizes.num_kv_heads
+    return case.sized(num_kv_heads=1) if groups and case.sizes.num_heads % groups else case
+
+
+def _narrowed(case: Case) -> list[Case]:
+    form = case.module
+    if form is None or form.embedding is not Embedding.RANDOM:
+        return []
+    out = form.out_dim == form.query_dim and form.output_projection
+    widths = [w for w in (1, 2, 4) if w < max(form.query_dim, form.key_dim, form.value_dim)]
+    return [
+        replace(
+            case,
+            module=replace(form, query_dim=w, key_dim=w, value_dim=w, out_dim=w if out else form.out_dim),
+        )
+        for w in widths
+    ]

@@ -1,0 +1,195 @@
+"""Replay: a failure as a file that holds all it takes to ask the same question again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from attention_conformance.implementations.api.contract import Implementation
+from attention_conformance.implementations.builtin import BUILTIN, NAMED, ON_REQUEST
+from attention_conformance.implementations.discovery.candidates import candidate
+from attention_conformance.implementations.discovery.loading import Target, TargetError
+from attention_conformance.spec.cases import Case
+from attention_conformance.spec.clauses import load
+from attention_conformance.spec.problem import DTYPES
+from attention_conformance.tests.harness.explain.counterexample import lines
+from attention_conformance.tests.harness.explain.reduction import Counterexample, Recipe, outcome
+from attention_conformance.tests.harness.judge.clause_tests import clause_tests
+from attention_conformance.tests.harness.judge.judge import TIERS, Judge
+from attention_conformance.tests.harness.judge.judging import judged
+
+FORMAT = "attention-conformance/failure/1"
+
+
+class ReplayError(ValueError):
+    """A failure file that cannot be replayed; the message is one line."""
+
+
+@dataclass(frozen=True)
+class FailureFile:
+    """What a failure file holds.
+
+    Attributes:
+        target: of the candidate, as `--candidate` takes it; empty for a built-in implementation.
+        conventions: as `--convention` takes them.
+        decimals, cotangent: see `Recipe`.
+        part: what differed from the reference; empty where the check was another one.
+        kind: how a reduced case fails, see `Outcome`; empty if nothing was reduced, and the clause has to be asked.
+    """
+
+    implementation: str
+    clause: str
+    dtype: str
+    case: Case
+    message: str
+    target: str = ""
+    conventions: Mapping[str, str] = field(default_factory=dict)
+    device: str = "cpu"
+    tier: str = "quick"
+    decimals: int | None = None
+    cotangent: tuple[int, ...] | None = None
+    part: str = ""
+    kind: str = ""
+
+    @property
+    def name(self) -> str:
+        """The name of the file, without suffix."""
+        named = "".join(c if c.isalnum() or c in "._-" else "_" for c in self.implementation)
+        return f"{self.clause}--{named}--{self.dtype}"
+
+    def to_json(self) -> str:
+        """A JSON object from which `from_json` rebuilds an equal record."""
+        data = {"format": FORMAT, **asdict(self), "case": json.loads(self.case.to_json())}
+        return json.dumps(data, indent=1, allow_nan=False) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> FailureFile:
+        """The record that `to_json` wrote.
+
+        Raises:
+            ReplayError: the text is no such object; the message names the field.
+        """
+        try:
+            data = json.loads(text)
+        except ValueError as error:
+            raise ReplayError(f"it is no JSON ({error})") from None
+        if not isinstance(data, dict) or data.get("format") != FORMAT:
+            found = data.get("format") if isinstance(data, dict) else None
+            raise ReplayError(f"format is {found!r}, expected {FORMAT!r}: it is no failure file of this version")
+        return cls(**dict(_read({name: value for name, value in data.items() if name != "format"})))
+
+
+def _read(data: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    names = [f.name for f in fields(FailureFile)]
+    for name in names:
+        if name not in data:
+            raise ReplayError(f"it lacks the field {name!r}")
+    for name, value in data.items():
+        if name not in names:
+            raise ReplayError(f"it has a field {name!r}, which is unknown")
+        yield name, _value(name, value)
+
+
+def _value(name: str, value: Any) -> Any:
+    match name:
+        case "case":
+            try:
+                return Case.from_json(json.dumps(value))
+            except ValueError as error:
+                raise ReplayError(str(error)) from None
+        case "conventions":
+            good = isinstance(value, dict) and all(isinstance(v, str) for v in value.values())
+        case "decimals":
+            good = value is None or _is_count(value)
+        case "cotangent":
+            good = value is None or (isinstance(value, list) and all(map(_is_count, value)))
+            value = value if value is None or not good else tuple(value)
+        case _:
+            good = isinstance(value, str)
+    known = {"clause": list(load()), "dtype": list(DTYPES), "tier": list(TIERS)}.get(name)
+    if not good or (known is not None and value not in known):
+        told = f"; choose from: {', '.join(known)}" if known is not None and len(known) < 9 else ""
+        raise ReplayError(f"{name} cannot be {value!r}{told}")
+    return value
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def read(path: Path) -> FailureFile:
+    """The failure that a file holds.
+
+    Raises:
+        ReplayError: there is no such file, or it holds none.
+    """
+    try:
+        return FailureFile.from_json(path.read_text())
+    except OSError as error:
+        raise ReplayError(f"it cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError:
+        raise ReplayError("it is no text") from None
+
+
+def subject(failure: FailureFile) -> Implementation:
+    """The implementation that the failure is of.
+
+    Raises:
+        ReplayError: it cannot be loaded.
+    """
+    if not failure.target:
+        found = next((i for i in (*BUILTIN, *ON_REQUEST, *NAMED) if i.name == failure.implementation), None)
+        if found is None:
+            raise ReplayError(f"implementation {failure.implementation!r} is not built in")
+        return found
+    try:
+        return candidate(failure.target, failure.conventions, failure.device)
+    except TargetError as error:
+        told = str(error).removeprefix(f"{failure.target}: ")
+        raise ReplayError(f"target {failure.target!r} cannot be used: {told}") from None
+    except ValueError as error:
+        raise ReplayError(f"conventions: {error}") from None
+
+
+def replay(failure: FailureFile) -> tuple[bool, list[str]]:
+    """Whether the check holds now, and what to say of it.
+
+    Raises:
+        ReplayError: the implementation cannot be loaded, or not be asked.
+    """
+    judge = Judge(subject(failure), failure.dtype, failure.device, TIERS[failure.tier])
+    who = f"{failure.clause} of {failure.implementation} in {failure.dtype}"
+    if failure.kind:
+        found = again(failure, judge)
+        if found.outcome.kind:
+            return False, list(lines(found, f"{who} still fails"))
+    message = _in_its_clause(failure, judge)
+    if not message:
+        return True, [f"{who} holds now: {failure.case}"]
+    alone = "on its own the case holds; among the checks of the clause: " if failure.kind else ""
+    return False, [f"{who} still fails: {failure.case}", f"  {alone}{message}"]
+
+
+def again(failure: FailureFile, judge: Judge) -> Counterexample:
+    """The outcome of the reduced case."""
+    recipe = Recipe(failure.case, failure.decimals, failure.cotangent)
+    try:
+        return Counterexample(recipe, outcome(judge, recipe.problem(judge, failure.part), failure.part), 1)
+    except (AttributeError, KeyError, IndexError, ValueError) as error:
+        raise ReplayError(f"case and part do not go together ({type(error).__name__}: {error})") from None
+
+
+def _in_its_clause(failure: FailureFile, judge: Judge) -> str:
+    """What the clause's own test says of the case, if it fails it."""
+    judged(load()[failure.clause], clause_tests()[failure.clause], judge)
+    text = failure.case.to_json()
+    return next((each.message for each in judge.failures if each.case == text), "")
+
+
+def absolute(target: str) -> str:
+    """The target, so that it can be found from any folder."""
+    parsed = Target.parse(target)
+    return f"{Path(parsed.place).resolve()}:{parsed.name}" if parsed.is_file else target

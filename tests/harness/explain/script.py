@@ -1,0 +1,334 @@
+"""Scripts: a counterexample as a program of a few lines, which needs NumPy and the candidate and not this suite."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import redirect_stdout
+from dataclasses import dataclass, field, replace
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from attention_conformance.implementations.adapters.tensors import to_array
+from attention_conformance.implementations.api.contract import Implementation
+from attention_conformance.implementations.api.global_state import kept_surroundings
+from attention_conformance.implementations.discovery.functions import function_candidate
+from attention_conformance.implementations.discovery.loading import Target, load_target
+from attention_conformance.reference.expected import Expected
+from attention_conformance.reference.visibility import visibility
+from attention_conformance.spec.cases import Layout
+from attention_conformance.spec.features import Alignment, EmptyRow, Scope
+from attention_conformance.spec.problem import Array, Problem
+from attention_conformance.tests.harness.explain.counterexample import fits
+from attention_conformance.tests.harness.explain.reduction import Counterexample, Outcome, outcome
+from attention_conformance.tests.harness.judge.comparison import error_ratios
+from attention_conformance.tests.harness.judge.judge import Judge
+
+MOST_LINES = 25
+LETTERS = {"query": "q", "key": "k", "value": "v", "attn_mask": "mask", "key_padding_mask": "pad"}
+PARTS = ("output", "weights", "log_sum_exp", *(f"gradients.{name}" for name in ("query", "key", "value", "attn_mask")))
+
+
+class NoScriptError(Exception):
+    """Why there is no script."""
+
+
+@dataclass
+class Heard:
+    """What a call of the candidate looked like.
+
+    Attributes:
+        inputs, options: the arguments of the last call, and `answer` what it returned, if it did.
+    """
+
+    inputs: tuple[Any, ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
+    answer: Any = None
+
+
+def script(found: Counterexample, judge: Judge, target: str, settings: Mapping[str, str], clause: str) -> str:
+    """The program: it prints expected and got, and its exit status is 1 if the candidate still fails.
+
+    Raises:
+        NoScriptError: this failure cannot be told so; the message says why.
+    """
+    function = _function(target, judge.claims.scope)
+    asked = found.outcome
+    if asked.part not in PARTS:
+        raise NoScriptError(f"{asked.part} has no formula of a few lines")
+    if asked.problem.layout is not Layout.CONTIGUOUS:
+        raise NoScriptError(f"the failure needs arrays laid out as {asked.problem.layout}")
+    drawn = not fits(asked)
+    if drawn:
+        asked = _drawn(asked, judge)
+    heard = _heard(function, judge, settings, asked.problem)
+    text = "\n".join(_lines(asked, judge, heard, target, clause, drawn)) + "\n"
+    if text.count("\n") > MOST_LINES:
+        raise NoScriptError(f"it would take more than {MOST_LINES} lines")
+    if not _fails(text):
+        raise NoScriptError("the failure depends on the calls before it")
+    return text
+
+
+def _fails(text: str) -> bool:
+    """Whether the program, which loads the candidate anew, ends as it should."""
+    path = list(sys.path)
+    try:
+        with redirect_stdout(StringIO()), kept_surroundings(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            exec(text, {"__name__": "__script__"})
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        return not isinstance(error, SystemExit) or bool(error.code)
+    finally:
+        sys.path[:] = path
+        sys.modules.pop("candidate", None)
+    return False
+
+
+def _function(target: str, scope: Scope) -> Callable[..., object]:
+    if not target:
+        raise NoScriptError("it is no candidate, but built in")
+    found = load_target(target)
+    if isinstance(found, Implementation):
+        raise NoScriptError("an Implementation cannot be called without this suite")
+    if scope is not Scope.OP:
+        raise NoScriptError("a module takes more lines")
+    assert callable(found)  # nothing else is taken for a candidate at the op level
+    return found
+
+
+def _drawn(asked: Outcome, judge: Judge) -> Outcome:
+    """The same question on numbers that NumPy draws in the script."""
+    problem = asked.problem
+    if problem.cotangent is not None:
+        raise NoScriptError("the smallest failing case has too many numbers")
+    arrays, namespace = problem.arrays(), {"np": np, "rng": np.random.default_rng(0)}
+    for name in arrays:
+        if arrays[name].size > 1:
+            arrays[name] = np.asarray(eval(_draw(name, arrays[name]), namespace)).astype(arrays[name].dtype)
+    again = outcome(judge, problem.with_arrays(arrays), asked.part)
+    if again.kind != asked.kind:
+        raise NoScriptError("the smallest failing case has too many numbers, and others do not show it")
+    return again
+
+
+def _draw(name: str, array: Array) -> str:
+    if array.dtype.kind == "b":
+        raise NoScriptError(f"{name} has too many numbers")
+    return f"rng.standard_normal({array.shape})"
+
+
+def _heard(function: Callable[..., object], judge: Judge, settings: Mapping[str, str], problem: Problem) -> Heard:
+    """How the suite calls the function to ask it the problem."""
+    try:
+        heard, made = _listening(function, judge.device, tuple(settings.items()))
+    except ValueError as error:  # as scripted functions, which hide their signature from a wrapper
+        raise NoScriptError(f"its calls cannot be observed: {error}") from None
+    outcome(replace(judge, implementation=made), problem, "output")
+    return heard
+
+
+@functools.lru_cache(maxsize=16)
+def _listening(
+    function: Callable[..., object], device: str, settings: tuple[tuple[str, str], ...]
+) -> tuple[Heard, Implementation]:
+    """The function as the suite makes an implementation of it, and where its last call is told."""
+    heard = Heard()
+
+    @functools.wraps(function)
+    def listening(*inputs: Any, **options: Any) -> object:
+        heard.inputs, heard.options, heard.answer = inputs, options, None
+        heard.answer = function(*inputs, **options)
+        return heard.answer
+
+    return heard, function_candidate("candidate", listening, dict(settings), device)
+
+
+def _lines(asked: Outcome, judge: Judge, heard: Heard, target: str, clause: str, drawn: bool) -> Iterator[str]:
+    tensors = isinstance(heard.inputs[0], torch.Tensor)
+    if not tensors and judge.dtype == "bfloat16":
+        raise NoScriptError("NumPy has no bfloat16")
+    formula = list(_formula(asked, judge))
+    _check(formula, asked)
+    name = Target.parse(target).name
+    yield f'"""{clause}: {name} in {judge.dtype} against NumPy. Exit status 1 if they differ."""'
+    yield "import importlib.util, sys"
+    yield "import numpy as np, torch" if tensors else "import numpy as np"
+    yield from _loading(Target.parse(target))
+    if drawn:
+        yield "rng = np.random.default_rng(0)"
+    yield from _inputs(asked, judge, tensors, drawn)
+    yield f"got = module.{name}({_arguments(asked.problem, heard)})"
+    yield from _taking(asked, heard)
+    names = [LETTERS.get(n, "g") for n in asked.problem.arrays()]
+    wide = "x.detach().cpu().double().numpy()" if tensors else "x.astype(float)"
+    floats = [n for n, array in zip(names, asked.problem.arrays().values(), strict=True) if array.dtype.kind != "b"]
+    kept = [f"{n.upper()} = {n}{'.cpu().numpy()' if tensors else ''}" for n in names if n not in floats]
+    yield "; ".join([f"{', '.join(map(str.upper, floats))} = ({wide} for x in ({', '.join(floats)}))", *kept])
+    yield from formula
+    yield from _judging(asked, judge, tensors)
+
+
+def _loading(target: Target) -> Iterator[str]:
+    if not target.is_file:
+        yield f"sys.path.insert(0, {str(Path.cwd())!r})"
+        yield f"module = importlib.import_module({target.place!r})"
+        return
+    path = Path(target.place).resolve()
+    yield f"sys.path.insert(0, {str(path.parent)!r})"
+    yield f'spec = importlib.util.spec_from_file_location("candidate", {str(path)!r})'
+    yield 'module = sys.modules["candidate"] = importlib.util.module_from_spec(spec)'
+    yield "attention_conformance.spec.loader.exec_module(module)"
+
+
+def _inputs(asked: Outcome, judge: Judge, tensors: bool, drawn: bool) -> Iterator[str]:
+    problem = asked.problem
+    place = "" if judge.device == "cpu" else f', device="{judge.device}"'
+    for name, array in problem.arrays().items():
+        numbers = _draw(name, array) if drawn and array.size > 1 else literal(array)
+        grad = ", requires_grad=True" if problem.cotangent is not None and name in problem.needs else ""
+        kind = "bool" if array.dtype.kind == "b" else judge.dtype
+        made = f"torch.tensor({numbers}, dtype=torch.{kind}{place}{grad})"
+        shaped = f".reshape({array.shape})" if array.size == 0 else ""
+        if not tensors:
+            made = f"np.array({numbers}, dtype=np.{kind})"
+        yield f"{LETTERS.get(name, 'g')} = {made}{shaped}"
+
+
+def literal(array: Array) -> str:
+    """An array as nested lists, every number as short as its dtype allows."""
+    if array.ndim:
+        return f"[{', '.join(literal(np.asarray(part)) for part in array)}]"
+    if array.dtype.kind == "b":
+        return str(bool(array))
+    number = float(array)
+    if not np.isfinite(number):
+        return "np.nan" if np.isnan(number) else ("np.inf" if number > 0 else "-np.inf")
+    short = next(text for text in (f"{number:.{d}g}" for d in range(1, 18)) if array.dtype.type(float(text)) == array)
+    return short if {".", "e"} & set(short) else f"{short}.0"
+
+
+def _arguments(problem: Problem, heard: Heard) -> str:
+    options = [f"{name}={_argument(value, problem)}" for name, value in heard.options.items()]
+    return ", ".join(["q", "k", "v", *options])
+
+
+def _argument(value: Any, problem: Problem) -> str:
+    if not isinstance(value, torch.Tensor | np.ndarray):
+        return repr(value)
+    given = to_array(value) if isinstance(value, torch.Tensor) else value
+    for name in ("attn_mask", "key_padding_mask"):
+        array = problem.arrays().get(name)
+        if array is not None and array.shape == given.shape and array.dtype == given.dtype:
+            if np.array_equal(array, given):
+                return LETTERS[name]
+            if array.dtype.kind == "b" and np.array_equal(array, ~given):
+                return f"~{LETTERS[name]}"
+    raise NoScriptError("one of its arguments could not be told")
+
+
+def _taking(asked: Outcome, heard: Heard) -> Iterator[str]:
+    """Out of what was returned, the part that fails."""
+    if isinstance(heard.answer, tuple):
+        yield f"got = got[{_position(asked, heard.answer)}]"
+    if asked.part.startswith("gradients."):
+        leaf = LETTERS[asked.part.removeprefix("gradients.")]
+        yield f"got, = torch.autograd.grad(got, {leaf}, g, materialize_grads=True)"
+
+
+def _position(asked: Outcome, answer: tuple[Any, ...]) -> int:
+    if asked.part not in ("weights", "log_sum_exp") or asked.got is None:
+        return 0
+    for number, part in enumerate(answer):
+        array = to_array(part) if isinstance(part, torch.Tensor) else np.asarray(part)
+        if number and array.shape == asked.got.shape:
+            return number
+    raise NoScriptError(f"{asked.part} could not be found in what it returned")
+
+
+def _formula(asked: Outcome, judge: Judge) -> Iterator[str]:
+    """What attention is, in float64, from Q, K, V, MASK, PAD and G; it leaves `want`."""
+    problem = asked.problem
+    seen = visibility(problem, judge.conventions)
+    scale = problem.scale if problem.scale is not None else "K.shape[-1] ** -0.5"
+    yield f"S = Q @ K.swapaxes(-1, -2) * {scale}"
+    if problem.attn_mask is not None:
+        yield "S = np.where(MASK, S, -np.inf)" if problem.attn_mask.dtype.kind == "b" else "S = S + MASK"
+    if problem.key_padding_mask is not None:
+        yield "S = np.where(PAD[:, None, None], S, -np.inf)"
+    if problem.causal:
+        corner = judge.conventions.causal_alignment is Alignment.BOTTOM_RIGHT
+        offset = problem.key.shape[-2] - problem.query.shape[-2] if corner else 0
+        yield f"S = np.where(np.tri(*S.shape[-2:], {offset}), S, -np.inf)"
+    if asked.part == "log_sum_exp":
+        yield "want = S.max(-1) + np.log(np.exp(S - S.max(-1, keepdims=True)).sum(-1))"
+        return
+    yield "P = np.exp(S - S.max(-1, keepdims=True)); P = P / P.sum(-1, keepdims=True)"
+    empty = {answer: rows.any() for answer, rows in seen.answers.items() if answer is not EmptyRow.NAN}
+    for answer in (answer for answer, rows in empty.items() if rows):
+        yield f"P[np.isneginf(S).all(-1)] = {'0.0' if answer is EmptyRow.ZEROS else '1 / S.shape[-1]'}"
+    if asked.part.startswith("gradients."):
+        yield from _gradient(asked.part.removeprefix("gradients."), problem, scale)
+    elif asked.part == "weights":
+        yield "want = P"
+    elif np.isfinite(problem.value.astype(np.float64)).all():
+        yield "want = P @ V"
+    else:
+        yield "want = np.where(P[..., None] == 0, 0, P[..., None] * V[:, :, None]).sum(-2)"
+
+
+def _gradient(name: str, problem: Problem, scale: object) -> Iterator[str]:
+    if name == "value":
+        yield "want = P.swapaxes(-1, -2) @ G"
+        return
+    yield "D = G @ V.swapaxes(-1, -2); D = P * (D - (P * D).sum(-1, keepdims=True))"
+    wanted = {"query": f"D @ K * {scale}", "key": f"D.swapaxes(-1, -2) @ Q * {scale}"}
+    yield f"want = {wanted.get(name, 'D.reshape(MASK.shape)')}"
+
+
+def _check(formula: list[str], asked: Outcome) -> None:
+    """Refuses a formula that does not give what the reference gives."""
+    if asked.expected is None:
+        return
+    arrays = {LETTERS.get(n, "g").upper(): a for n, a in asked.problem.widened().arrays().items()}
+    namespace: dict[str, Any] = {"np": np, **arrays}
+    try:
+        with np.errstate(all="ignore"):
+            exec("\n".join(formula), namespace)
+        ratios = error_ratios(namespace["want"], asked.expected)
+    except ValueError:
+        ratios = np.full(1, np.inf)
+    if not (ratios <= 1.0).all():
+        raise NoScriptError("its formula takes more lines")
+
+
+def _judging(asked: Outcome, judge: Judge, tensors: bool) -> Iterator[str]:
+    if asked.expected is None:
+        asked = replace(asked, expected=judge.solve(asked.problem).parts[asked.part])
+    assert asked.expected is not None
+    formed = asked.got is not None and asked.got.shape == asked.expected.value.shape
+    at = asked.worst if formed and asked.got is not None and asked.got.size else _widest(asked.expected)
+    kind = "x.dtype is not q.dtype" if tensors else "x.dtype != q.dtype"
+    wrong = "tuple(got.shape) != want.shape"
+    if asked.kind == "dtype":
+        wrong = f"{wrong} or {kind.replace('x.', 'got.')}"
+    yield f'if {wrong}: sys.exit(f"got {{tuple(got.shape)}} in {{got.dtype}}, expected {{want.shape}} in {{q.dtype}}")'
+    if not asked.expected.value.size:
+        return
+    yield f"at, bound = {at}, {float(asked.expected.bound[at])!r}"
+    yield "want, got = float(want[at]), float(got[at])"
+    yield "off = 0.0 if got == want or got != got and want != want else abs(got - want)"
+    yield 'print(f"expected {want:.9g}, got {got:.9g}, off by {off:.3g}: {off / (bound or 1e-323):.3g} x the bound")'
+    yield "sys.exit(not off <= bound)"
+
+
+def _widest(expected: Expected) -> tuple[int, ...]:
+    return (0,) * expected.value.ndim

@@ -1,0 +1,142 @@
+"""Comparison: a candidate's array against the reference, element by element, in units of the rounding bound."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attention_conformance.reference.expected import Expected
+from attention_conformance.spec.problem import DTYPES, Array
+
+Floats: TypeAlias = NDArray[np.float64]
+
+AXES = {
+    "output": {4: "sample {} head {} query {} component {}", 3: "sample {} query {} component {}"},
+    "weights": {4: "sample {} head {} query {} key {}"},
+    "averaged_weights": {3: "sample {} query {} key {}"},
+    "log_sum_exp": {3: "sample {} head {} query {}"},
+}
+"""How an element of a part is named in messages, by the number of axes."""
+
+KEPT_WIDE = ("weights", "averaged_weights", "log_sum_exp")
+"""What the softmax leaves may be returned in the precision in which it was computed."""
+WIDER = {"bfloat16": ("float32", "float64"), "float16": ("float32", "float64"), "float32": ("float64",)}
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The outcome of one comparison.
+
+    Attributes:
+        worst: the largest error in units of the bound; infinity for a wrong shape, dtype, NaN or infinity.
+        message: empty when everything is within the bounds.
+        blunt: the bound is so wide that zeros, or the mean of the visible values, would pass as well.
+        relative: the root mean square of an output's errors over that of the expected numbers, where both are finite;
+            None for other parts, and where nothing is compared by a bound or zeros are expected.
+    """
+
+    worst: float
+    message: str = ""
+    blunt: bool = False
+    relative: float | None = None
+
+
+def compare(part: str, got: Array | None, expected: Expected, dtype: str) -> Comparison:
+    """Holds an array of the candidate against what is expected of it. NaN and infinity never match by accident."""
+    if got is None:
+        return Comparison(np.inf, f"{part} is claimed, but was not returned")
+    if wrong := _form(part, got, expected.value.shape, dtype):
+        return Comparison(np.inf, wrong)
+    values = got.astype(np.float64)
+    if wrong := _non_finite(part, values, expected.value):
+        return Comparison(np.inf, wrong)
+    ratios = error_ratios(values, expected)
+    worst = float(ratios.max(initial=0.0))
+    message = _excess(part, values, expected, ratios) if worst > 1.0 else ""
+    finite = _only_finite(values, expected)
+    relative = _relative(*finite) if part == "output" else None
+    return Comparison(worst, message, not message and _is_blunt(finite[1]), relative)
+
+
+def error_ratios(values: Floats, expected: Expected) -> Floats:
+    """|values - expected| / bound, elementwise; 0 where both are the same non-finite number."""
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        ratios: Floats = np.abs(values - expected.value) / expected.bound
+        if np.isfinite(ratios).all() and ratios.min(initial=0.0) >= 0.0:
+            return ratios
+        same = (values == expected.value) | (np.isnan(values) & np.isnan(expected.value))
+        return np.where(same, 0.0, np.where(expected.bound > 0.0, ratios, np.inf))
+
+
+def _only_finite(values: Floats, expected: Expected) -> tuple[Floats, Expected]:
+    """Both where finite numbers are expected; they are there in the answer, too."""
+    finite = np.isfinite(expected.value)
+    if finite.all():
+        return values, expected
+    decoy = None if expected.decoy is None else expected.decoy[finite]
+    return values[finite], Expected(expected.value[finite], expected.bound[finite], decoy)
+
+
+def _relative(values: Floats, expected: Expected) -> float | None:
+    """See `Comparison`."""
+    wanted = expected.value.ravel()
+    error, size = values.ravel() - wanted, float(wanted @ wanted)
+    return math.sqrt(float(error @ error) / size) if size > 0.0 and expected.bound.any() else None
+
+
+def _form(part: str, got: Array, shape: tuple[int, ...], dtype: str) -> str:
+    if got.shape != shape:
+        return f"{part} has shape {got.shape}, expected {shape}"
+    if got.dtype != DTYPES[dtype] and not (part in KEPT_WIDE and got.dtype.name in WIDER.get(dtype, ())):
+        return f"{part} has dtype {got.dtype.name}, expected {dtype}, the dtype of the inputs"
+    return ""
+
+
+def _non_finite(part: str, values: Floats, expected: Floats) -> str:
+    if np.isfinite(values).all() and np.isfinite(expected).all():
+        return ""
+    for name, test in (("NaN", np.isnan), ("infinite", np.isinf)):
+        wrong = test(values) != test(expected)
+        if wrong.any():
+            index = _first(wrong)
+            return f"{element(part, index)} is {values[index]:.6g}, expected {expected[index]:.6g} ({name})"
+    wrong = np.isinf(values) & (values != expected)
+    if wrong.any():
+        index = _first(wrong)
+        return f"{element(part, index)} is {values[index]:.6g}, expected {expected[index]:.6g}"
+    return ""
+
+
+def _excess(part: str, values: Floats, expected: Expected, ratios: Floats) -> str:
+    index = tuple(int(i) for i in np.unravel_index(int(np.argmax(ratios)), ratios.shape))
+    wrong = int((ratios > 1.0).sum())
+    got, wanted = values[index], expected.value[index]
+    off = f", off by {abs(got - wanted):.2g}" if f"{got:.6g}" == f"{wanted:.6g}" else ""
+    bound = f"{ratios[index]:.3g} x the bound {expected.bound[index]:.3g}" if expected.bound[index] else "exact"
+    return (
+        f"{element(part, index)} is {got:.9g}, expected {wanted:.9g}{off} ({bound}); "
+        f"{wrong} of {ratios.size} elements differ"
+    )
+
+
+def element(part: str, index: tuple[int, ...]) -> str:
+    """An element in the specification's words: "output of sample 0 head 1 query 3 component 2"."""
+    pattern = AXES.get(part, {}).get(len(index))
+    return f"{part} of {pattern.format(*index)}" if pattern else f"{part}[{', '.join(map(str, index))}]"
+
+
+def _first(wrong: NDArray[np.bool_]) -> tuple[int, ...]:
+    return tuple(int(i) for i in np.argwhere(wrong)[0])
+
+
+def _is_blunt(expected: Expected) -> bool:
+    value, bound, decoy = expected.value, expected.bound, expected.decoy
+    if not value.any():
+        return False
+    if (np.abs(value) <= bound).all():
+        return True
+    return decoy is not None and bool((np.abs(decoy - value) <= bound).all())

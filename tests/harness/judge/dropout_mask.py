@@ -1,0 +1,141 @@
+"""Dropping: which weights a call has dropped, read off its output, and whether chance alone can have chosen so."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import log
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attention_conformance.implementations.api.contract import Result
+from attention_conformance.reference.expected import Expected, solve
+from attention_conformance.spec.cases import Case
+from attention_conformance.spec.features import Scope
+from attention_conformance.spec.problem import Array, Problem
+from attention_conformance.tests.harness.judge.judge import CandidateError, Judge
+
+Booleans: TypeAlias = NDArray[np.bool_]
+Floats: TypeAlias = NDArray[np.float64]
+
+CHANCE = 1e-15
+"""A check that leaves something to chance accuses a right implementation with this probability at most."""
+
+
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """An answer under dropout to a case whose values repeat the identity.
+
+    Attributes:
+        weights: (B, H, Lq, Lk), those of the reference, before dropout.
+        shown: (B, H, Lq, copies, Lk) weights after dropout, once for each copy of the identity.
+    """
+
+    problem: Problem
+    result: Result
+    weights: Floats
+    shown: Array
+
+    @property
+    def first(self) -> Floats:
+        """(B, H, Lq, Lk): the weights after dropout as the first copy shows them."""
+        return self.shown[..., 0, :].astype(np.float64)
+
+    @property
+    def chosen(self) -> Booleans:
+        """(B, H, Lq, Lk), True = not dropped."""
+        return np.asarray(self.first != 0.0)
+
+    @property
+    def told(self) -> str:
+        """What has become of the weights that are not dropped, in words."""
+        some = self.chosen & (self.weights > 0.0)
+        ratios = self.first[some] / self.weights[some]
+        if not ratios.size:
+            return "every weight is dropped"
+        return (
+            f"weights that stay are multiplied by {ratios.min():.3g} to {ratios.max():.3g}, expected {self._factor:.3g}"
+        )
+
+    def expected(self, judge: Judge) -> dict[str, Expected]:
+        """What the reference answers when it drops the same weights, part by part.
+
+        A weight counts as kept if more than half of what is then left of it shows.
+        """
+        kept = self.first > 0.5 * self._factor * self.weights
+        factors = np.where(kept, self._factor, 0.0)
+        return dict(solve(self.problem, judge.conventions, factors, returned=judge.returned).parts)
+
+    @property
+    def _factor(self) -> float:
+        """What a kept weight has to be multiplied by."""
+        rate = self.problem.extension.dropout
+        return 1.0 / (1.0 - rate) if rate < 1.0 else 0.0
+
+
+def seen(judge: Judge, case: Case, gradients: bool = False) -> Seen | None:
+    """The candidate's answer to a case, and what it has dropped; None after noting why that cannot be read."""
+    problem = judge.problem(case) if gradients else judge.problem(case).forward_only()
+    if case.sizes.d_v < case.sizes.key_length:
+        judge.unable.append("its values are too narrow to show every weight")
+        return None
+    try:
+        result = judge.ask(problem)
+    except CandidateError as error:
+        judge.assert_that(case, False, str(error))
+        return None
+    expected = judge.expected(case, also=("weights",))
+    shape, weights = expected["output"].value.shape, expected["weights"].value
+    if result.output.shape != shape:
+        judge.assert_that(case, False, f"output has shape {result.output.shape}, expected {shape}")
+        return None
+    return Seen(problem, result, weights, by_key(problem, result.output))
+
+
+def by_key(problem: Problem, output: Array) -> Array:
+    """(B, H, Lq, copies, Lk): the components of an output, or of what is shaped so, as V repeats the identity."""
+    keys, width = problem.key.shape[-2], output.shape[-1]
+    if problem.scope is Scope.MODULE:
+        batch, length, _ = output.shape
+        width = problem.parameters["w_v"].shape[1] // problem.num_kv_heads
+        merged = output[..., : problem.num_heads * width]
+        output = merged.reshape(batch, length, problem.num_heads, width).swapaxes(1, 2)
+    copies = width // keys
+    return output[..., : copies * keys].reshape(*output.shape[:3], copies, keys)
+
+
+def likely_share(kept: Booleans, keeping: float) -> bool:
+    """Whether so many of n weights may be kept where each is with this probability.
+
+    By Chernoff's bound n D(share || keeping) exceeds ln(2 / CHANCE) with the probability CHANCE at most.
+    """
+    share = float(kept.mean())
+    terms = ((share, keeping), (1.0 - share, 1.0 - keeping))
+    divergence = sum(p * log(p / q) for p, q in terms if p > 0.0)
+    return kept.size * divergence <= log(2.0 / CHANCE)
+
+
+def repetition(kept: Booleans) -> int:
+    """The distance at which choices of probability 1/2, in their order, repeat or avoid themselves; 0 if at none."""
+    beyond = _agreement(kept, kept)[1:]
+    return int(np.argmax(beyond)) + 1 if beyond.max(initial=0.0) > 1.0 else 0
+
+
+def relation(first: Booleans, second: Booleans) -> int | None:
+    """So many places on one of two such choices repeats or avoids the other; None if nowhere."""
+    beyond = np.maximum(_agreement(first, second), _agreement(second, first))
+    return int(np.argmax(beyond)) if beyond.max() > 1.0 else None
+
+
+def _agreement(first: Booleans, second: Booleans) -> Floats:
+    """(n,): the agreement of n choices with others so many places on, in units of what chance allows.
+
+    The n - l products of fair coins of +1 and -1 with others l places on are fair coins themselves. By Hoeffding's
+    bound their sum exceeds sqrt(2 (n - l) ln(2 n / CHANCE)) with the probability CHANCE / n at most.
+    """
+    coins = [np.where(each.ravel(), 1.0, -1.0) for each in (first, second)]
+    count = coins[0].size
+    one, other = (np.fft.rfft(each, 2 * count) for each in coins)
+    sums = np.fft.irfft(one.conj() * other, 2 * count)[:count]
+    return np.asarray(np.abs(sums) / np.sqrt(2.0 * np.arange(count, 0, -1) * log(2.0 * count / CHANCE)))

@@ -1,0 +1,1 @@
+"""One run under pytest: what is selected, one item a clause, implementation and dtype, and what follows at its end."""

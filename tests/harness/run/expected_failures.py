@@ -1,0 +1,179 @@
+"""Expecting: the file beside a candidate that says which clauses it breaks, why, and where that is publicly known."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import date
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from attention_conformance.implementations.api.contract import ExpectedFailure, Implementation
+from attention_conformance.implementations.defects import catalogue
+from attention_conformance.implementations.discovery.loading import Target
+from attention_conformance.spec.clauses import load
+from attention_conformance.spec.problem import DTYPES
+from attention_conformance.tests.harness.judge.clause_tests import claimed
+from attention_conformance.tests.report.verdict import Status, Verdict
+
+FILE = "expected_failures.toml"
+TABLE = "expected"
+REQUIRED = ("clause", "reason", "link")
+KEYS = (*REQUIRED, "dtypes", "candidate", "expires")
+BOUND = re.compile(r" \([^()]*\bthe bound\b.*")
+"""The end of a failure's message, which differs from machine to machine."""
+
+
+class ExpectingError(ValueError):
+    """A file of expected failures that cannot be used; the message is one line that names the entry."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One `[[expected]]` of the file.
+
+    Attributes:
+        candidate: the name of the implementation that it is about; empty for every candidate beside the file.
+        expires: the last day on which it excuses.
+        place: the file and the number of the entry, for messages.
+    """
+
+    failure: ExpectedFailure
+    candidate: str
+    expires: date | None
+    place: str
+
+
+def read(path: Path) -> tuple[Entry, ...]:
+    """The entries of a file.
+
+    Raises:
+        ExpectingError: it cannot be read, or an entry has an unknown key or clause, or lacks what it needs.
+    """
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ExpectingError(f"{path} cannot be read ({error.strerror})") from None
+    except ValueError as error:
+        raise ExpectingError(f"{path} is no TOML: {error}") from None
+    _require_known(str(path), "table", data, (TABLE,))
+    tables = data.get(TABLE, [])
+    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+        raise ExpectingError(f"{path}: write each entry below a line [[{TABLE}]]")
+    return tuple(_entry(table, f"{path}, entry {number}") for number, table in enumerate(tables, 1))
+
+
+def _entry(table: Mapping[str, Any], place: str) -> Entry:
+    _require_known(place, "key", table, KEYS)
+    for key in REQUIRED:
+        if key not in table:
+            raise ExpectingError(f"{place} lacks {key!r}: an entry has {', '.join(REQUIRED)}")
+    dtypes, expires = table.get("dtypes", []), table.get("expires")
+    texts = [table[key] for key in (*REQUIRED, "candidate") if key in table]
+    if not all(isinstance(text, str) for text in texts) or not isinstance(dtypes, list):
+        raise ExpectingError(f"{place}: {', '.join(REQUIRED)} and candidate are strings, dtypes is a list of strings")
+    if expires is not None and type(expires) is not date:
+        raise ExpectingError(f"{place}: expires is {expires!r}, and has to be a date, such as 2027-01-31, unquoted")
+    _require_known(place, "clause", [table["clause"]], list(load()))
+    _require_known(place, "dtype", dtypes, list(DTYPES))
+    try:
+        failure = ExpectedFailure(table["clause"], table["reason"], table["link"], tuple(dtypes))
+    except ValueError as error:
+        raise ExpectingError(f"{place}: {error}") from None
+    return Entry(failure, table.get("candidate", ""), expires, place)
+
+
+def _require_known(place: str, kind: str, names: Mapping[str, Any] | Sequence[Any], known: Sequence[str]) -> None:
+    for name in names:
+        if name not in known:
+            near = get_close_matches(str(name), known, 1, 0.4)
+            meant = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(known[:6])}"
+            raise ExpectingError(f"{place}: no {kind} is named {name!r}; {meant}")
+
+
+def beside(target: str) -> Path:
+    """Where the file of a candidate is looked for: in the folder of its own file, or else in the current one."""
+    parsed = Target.parse(target)
+    return (Path(parsed.place).parent if parsed.is_file else Path()) / FILE
+
+
+def expecting(
+    candidates: Sequence[Implementation], targets: Sequence[str], named: Path | None, today: date
+) -> tuple[tuple[Implementation, ...], tuple[str, ...]]:
+    """The candidates with what is expected of them, and what there is to say of entries that have expired.
+
+    Args:
+        candidates: to be asked.
+        targets: theirs, in the same order.
+        named: the file for all of them; None looks beside each.
+        today: the day on which entries have expired or not.
+
+    Raises:
+        ExpectingError: a file cannot be used, or has an entry that no candidate is asked.
+    """
+    files = [named or beside(target) for target in targets]
+    entries = {file: read(file) for file in dict.fromkeys(files) if named or file.exists()}
+    groups = {file: [c for c, f in zip(candidates, files, strict=True) if f == file] for file in entries}
+    for file, found in entries.items():
+        for entry in found:
+            _require_asked(entry, groups[file])
+    over = [entry for found in entries.values() for entry in found if entry.expires and entry.expires < today]
+    told = [f"{e.place} expired on {e.expires}, and no longer excuses {e.failure.clause}" for e in over]
+    made = (
+        _with(candidate, [e for e in entries.get(file, ()) if e not in over])
+        for candidate, file in zip(candidates, files, strict=True)
+    )
+    return tuple(made), tuple(told)
+
+
+def _require_asked(entry: Entry, candidates: Sequence[Implementation]) -> None:
+    mine = [c for c in candidates if entry.candidate in ("", c.name)]
+    if not mine and len(candidates) > 1:
+        _require_known(entry.place, "candidate", [entry.candidate], [c.name for c in candidates])
+    clause = load()[entry.failure.clause]
+    reasons = [claimed(clause, c.claims) for c in mine]
+    if mine and all(reasons):
+        raise ExpectingError(f"{entry.place}: {clause.id} is not asked, as {mine[0].name} {reasons[0]}: remove it")
+
+
+def _with(candidate: Implementation, entries: Sequence[Entry]) -> Implementation:
+    mine = tuple(entry.failure for entry in entries if entry.candidate in ("", candidate.name))
+    return replace(candidate, expected_failures=(*mine, *candidate.expected_failures))
+
+
+def proposed(verdicts: Sequence[Verdict], diagnoses: Mapping[str, str]) -> Iterator[str]:
+    """The entries for what fails now, as lines of the file. Each lacks its link, without which it is refused."""
+    failing = [v for v in verdicts if v.status is Status.FAIL and v.level == "MUST"]
+    if not failing:
+        yield f"# nothing fails that MUST hold: {FILE} needs no entry"
+        return
+    yield f"# {FILE}, beside the candidate: fill in each link with the public report of the deviation"
+    for implementation, clause in dict.fromkeys((v.implementation, v.clause) for v in failing):
+        mine = [v for v in verdicts if (v.implementation, v.clause) == (implementation, clause)]
+        failed = [v for v in mine if v in failing]
+        assert failed[0].failure is not None
+        yield ""
+        yield f"[[{TABLE}]]"
+        yield f"clause = {_text(clause)}"
+        yield f"candidate = {_text(implementation)}"
+        if len(failed) < len([v for v in mine if v.status is not Status.NOT_CLAIMED]):
+            yield f"dtypes = [{', '.join(_text(v.dtype) for v in failed)}]"
+        yield f"reason = {_text(_reason(clause, failed[0].failure.message, diagnoses.get(implementation, '')))}"
+        yield 'link = ""'
+    yield ""
+    yield f"# end of {FILE}"
+
+
+def _reason(clause: str, message: str, diagnosis: str) -> str:
+    """The mistake that was found, where it breaks this clause; else what the failure says, without its bound."""
+    named = [defect for defect in catalogue() if f"`{defect.id}`" in diagnosis and clause in defect.clauses]
+    return f"{named[0].id}: {named[0].does}" if named else BOUND.sub("", message)
+
+
+def _text(text: str) -> str:
+    """A basic string of TOML, which JSON's strings are."""
+    return json.dumps(" ".join(text.split()), ensure_ascii=False)

@@ -1,0 +1,168 @@
+"""Smoke: a few small problems before a run, which tell an adapter that hands things over wrongly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from itertools import permutations
+
+import numpy as np
+
+from attention_conformance.implementations.api.contract import Implementation, Result, Unable
+from attention_conformance.implementations.api.fitting import fit
+from attention_conformance.reference.expected import Expected, solve
+from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Padding, Sharing
+from attention_conformance.spec.features import Feature, Polarity, Scope
+from attention_conformance.spec.inputs import build
+from attention_conformance.spec.problem import Array, Problem
+from attention_conformance.tests.harness.judge.comparison import compare
+from attention_conformance.tests.harness.judge.judge import CandidateError, Judge, part_of
+
+SQUARE = Case().sized(query_length=7, key_length=7, d_k=8, d_v=8)
+"""As many queries as keys and all heads of one width, so that what is swapped raises no error."""
+MASKS = (Case(mask=MaskKind.BOOL), Case(mask=MaskKind.BOOL, mask_shape=MaskShape.SHARED, seed=1))
+PADDINGS = (Case(padding=Padding.RIGHT), Case(padding=Padding.HOLES, seed=1))
+LETTERS = {"output": ("B", "H", "Lq", "d"), "weights": ("B", "H", "Lq", "Lk")}
+
+
+def smoke(implementation: Implementation, device: str) -> tuple[str, ...]:
+    """What an adapter does wrongly, each in one line with its remedy; nothing where it hands everything over right.
+
+    Nothing is said, either, of answers that are wrong in any other way: that is for the clauses.
+    """
+    dtypes = implementation.claims.dtypes
+    return tuple(_told(Judge(implementation, dtypes[0], device))) if dtypes else ()
+
+
+def _told(judge: Judge) -> Iterator[str]:
+    problem, result = _asked(judge, Case())
+    if problem is None or result is None:
+        problem, result = _asked(judge, SQUARE)
+    if problem is None or result is None:
+        return
+    if not _right(judge, "output", result.output, problem):
+        yield from _of_output(judge, problem, result)
+        return
+    yield from _of_weights(judge, problem, result)
+    if _inverted(judge, MASKS, "attn_mask"):
+        yield f"adapter: the boolean mask is read the other way round ({_meaning(judge)} or invert it"
+    if _inverted(judge, PADDINGS, "key_padding_mask"):
+        yield f"adapter: the padding mask is read the other way round ({_meaning(judge)} or invert it"
+
+
+def _meaning(judge: Judge) -> str:
+    if judge.conventions.bool_mask is Polarity.MAY_ATTEND:
+        return f"True hides): claim bool-mask={Polarity.MASKED_OUT}"
+    return f"True lets attend): claim bool-mask={Polarity.MAY_ATTEND}"
+
+
+def _asked(judge: Judge, case: Case) -> tuple[Problem | None, Result | None]:
+    fitted = fit(case, judge.claims)
+    if isinstance(fitted, Unable):
+        return None, None
+    problem = build(fitted, judge.dtype).forward_only()
+    try:
+        return problem, judge.ask(problem)
+    except CandidateError:
+        return problem, None
+
+
+def _right(judge: Judge, part: str, got: Array | None, problem: Problem) -> bool:
+    return _same(judge, part, got, solve(problem, judge.conventions).parts[part])
+
+
+def _same(judge: Judge, part: str, got: Array | None, expected: Expected) -> bool:
+    compared = compare(part, got, expected, judge.dtype)
+    return not compared.message and not compared.blunt
+
+
+def _of_output(judge: Judge, problem: Problem, result: Result) -> Iterator[str]:
+    expected = solve(problem, judge.conventions).parts["output"]
+    shape, wanted = result.output.shape, expected.value.shape
+    if turned := _turned(judge, "output", result.output, expected):
+        yield f"adapter: the output comes as {turned}: turn its axes to {_axes('output', len(wanted))}"
+    elif swapped := _swapped(judge):
+        yield swapped
+    elif shape != wanted:
+        yield f"adapter: the output has shape {shape}, expected {wanted}: return it as {_axes('output', len(wanted))}"
+
+
+def _axes(part: str, rank: int) -> str:
+    return f"({', '.join(LETTERS[part] if rank == 4 else ('B', 'Lq', 'width'))})"
+
+
+def _turned(judge: Judge, part: str, got: Array, expected: Expected) -> str:
+    """The order in which the axes of a right answer came; empty if it is not right in any."""
+    rank = expected.value.ndim
+    letters = LETTERS[part] if rank == 4 else ("B", "Lq", "width")
+    for order in permutations(range(rank)):
+        other = order != tuple(range(rank)) and got.ndim == rank
+        if other and _same(judge, part, np.transpose(got, np.argsort(order)), expected):
+            return f"({', '.join(letters[axis] for axis in order)})"
+    return ""
+
+
+def _swapped(judge: Judge) -> str:
+    """What the adapter has swapped on the way in, if the answer is right but for that."""
+    problem, result = _asked(judge, SQUARE)
+    if problem is None or result is None:
+        return ""
+    for told, other, back in _ways_in(problem):
+        expected = solve(other, judge.conventions).parts["output"]
+        turned = Expected(back(expected.value), back(expected.bound))
+        if _same(judge, "output", result.output, turned):
+            return told
+    return ""
+
+
+Turn = Callable[[Array], Array]
+
+
+def _ways_in(problem: Problem) -> Iterator[tuple[str, Problem, Turn]]:
+    """What to say, the problem that the implementation saw then, and how its answer was handed back."""
+    order = "pass query, key and value in the order that it takes them"
+    for first, second in (("key", "value"), ("query", "key"), ("query", "value")):
+        if swapped := _exchanged(problem, first, second):
+            yield f"adapter: {first} and {second} are swapped: {order}", swapped, lambda array: array
+    axes = (1, 2) if problem.scope is Scope.OP else (0, 1)
+    given = problem.arrays()
+    inputs: dict[str, Array] = {n: given[n].swapaxes(*axes) for n in ("query", "key", "value") if n in given}
+    turned = problem.with_arrays(inputs)
+    if problem.scope is Scope.OP:
+        turned = replace(turned, num_heads=turned.query.shape[1])
+    read, wanted = ("(B, L, H, d)", "(B, H, L, d)") if problem.scope is Scope.OP else ("(L, B, width)", "(B, L, width)")
+    remedy = f"turn axes {axes[0]} and {axes[1]} of the inputs and of the output"
+    yield f"adapter: {wanted} is read as {read}: {remedy}", turned, lambda array: array.swapaxes(*axes)
+
+
+def _exchanged(problem: Problem, first: str, second: str) -> Problem | None:
+    arrays: Mapping[str, Array] = problem.arrays()
+    if problem.sharing is not Sharing.NONE or arrays[first].shape != arrays[second].shape:
+        return None
+    return problem.with_arrays({first: arrays[second], second: arrays[first]})
+
+
+def _of_weights(judge: Judge, problem: Problem, result: Result) -> Iterator[str]:
+    if Feature.WEIGHTS not in judge.claims or _right(judge, "weights", result.weights, problem):
+        return
+    got, parts = part_of(result, "weights"), solve(problem, judge.conventions).parts
+    if got is None:
+        yield "adapter: weights are claimed, but none are returned: return them, or claim none"
+    elif _same(judge, "averaged_weights", got, parts["averaged_weights"]):
+        yield "adapter: the weights are averaged over the heads: claim averaged-weights, or ask for those of each head"
+    elif turned := _turned(judge, "weights", got, parts["weights"]):
+        yield f"adapter: the weights come as {turned}: turn their axes to {_axes('weights', 4)}"
+
+
+def _inverted(judge: Judge, cases: tuple[Case, ...], name: str) -> bool:
+    """Whether every answer to these masks is wrong, and right for the mask with True and False exchanged."""
+    found = []
+    for case in cases:
+        problem, result = _asked(judge, case)
+        if problem is None or result is None:
+            continue
+        mask = problem.arrays()[name]
+        other = problem.with_arrays({name: ~mask})
+        right = _right(judge, "output", result.output, problem)
+        found.append(not right and _right(judge, "output", result.output, other))
+    return bool(found) and all(found)

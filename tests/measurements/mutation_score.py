@@ -1,0 +1,230 @@
+"""Mutation: every defect of the catalogue against every clause, and what that says about defects, clauses and cases."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from attention_conformance.implementations.adapters.ops import torch_op
+from attention_conformance.implementations.api.contract import Implementation
+from attention_conformance.implementations.defects import Defect, catalogue
+from attention_conformance.implementations.defects.record import Severity, in_steps
+from attention_conformance.spec.cases import Case
+from attention_conformance.spec.clauses import load
+from attention_conformance.spec.problem import DTYPES
+from attention_conformance.tests.harness.explain.diagnosis import Found, diagnose
+from attention_conformance.tests.harness.explain.traits import options
+from attention_conformance.tests.harness.judge.clause_tests import Selection, clause_tests, declared
+from attention_conformance.tests.harness.judge.judge import TIERS, EnoughError, Judge
+from attention_conformance.tests.harness.judge.judging import plainest, status
+from attention_conformance.tests.report.verdict import Status
+
+PATIENCE = 10
+"""Failed checks of a clause in a dtype after which the rest of its checks would say nothing new."""
+MEANING = ("float64",)
+"""In which a mistake is asked that has nothing to do with the dtype: a narrower one would show no more of it."""
+PLAIN_MARGIN = 10.0
+"""A clause of which no kill stands this far beyond the bound would not be missed by a wider one."""
+
+
+@dataclass(frozen=True)
+class Kill:
+    """A clause that a defect fails in one dtype.
+
+    Attributes:
+        failed: how many checks failed, up to `PATIENCE`.
+        margin: the largest error in units of its bound; infinite for NaN, a wrong shape or an exception.
+    """
+
+    clause: str
+    dtype: str
+    failed: int
+    margin: float
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the suite found of one defect.
+
+    Attributes:
+        first: seconds of judging until the first kill; None without any.
+        needs: the options, such as "mask=float", that every failing case shares: without them it would survive.
+        diagnosis: the name that the diagnosis gives it, from its answers alone.
+        errors: clauses that could not be judged.
+    """
+
+    defect: str
+    kills: tuple[Kill, ...]
+    first: float | None
+    needs: frozenset[str]
+    diagnosis: str
+    errors: tuple[str, ...] = ()
+
+    @property
+    def clauses(self) -> tuple[str, ...]:
+        """The clauses that killed it, each once, in the order of the specification."""
+        return tuple(dict.fromkeys(kill.clause for kill in self.kills))
+
+    @property
+    def checks(self) -> int:
+        """How many checks failed, over all clauses and dtypes."""
+        return sum(kill.failed for kill in self.kills)
+
+    def margin(self, clause: str) -> float:
+        """The largest margin by which the clause killed it; 0 where it did not."""
+        return max((kill.margin for kill in self.kills if kill.clause == clause), default=0.0)
+
+
+def dtypes_of(defect: Defect) -> tuple[str, ...]:
+    """All dtypes for mistakes that turn on range or precision; the widest for those of meaning."""
+    narrow = defect.severity in (Severity.PRECISION, Severity.NAN) or defect.dtype != MEANING[0]
+    return tuple(DTYPES) if narrow else MEANING
+
+
+def outcome(implementation: Implementation, tier: str, dtypes: tuple[str, ...] = ()) -> Outcome:
+    """Asks a wrong implementation all that it claims, in these dtypes or in all."""
+    kills: list[Kill] = []
+    failing: list[Case] = []
+    found: list[Found] = []
+    errors: list[str] = []
+    start, first = time.perf_counter(), None
+    selection = Selection((implementation,), dtypes=dtypes)
+    for identifier, test in clause_tests().items():
+        for _, dtype in selection.subjects(load()[identifier], declared()[identifier]):
+            judge = Judge(implementation, dtype, tier=TIERS[tier], patience=PATIENCE)
+            with suppress(EnoughError):
+                test(judge)
+            ended, reason = status(judge, None)
+            if ended is Status.ERROR:
+                errors.append(f"{identifier} in {dtype}: {reason}")
+            if ended is Status.FAIL:
+                first = first or time.perf_counter() - start
+                kills.append(Kill(identifier, dtype, judge.failed, judge.worst or 0.0))
+                failing += [Case.from_json(failure.case) for failure in judge.failures]
+                shown = plainest(judge.failures)
+                found.append(Found(identifier, Case.from_json(shown.case), dtype, shown.part))
+    diagnosis = diagnose(implementation, found)
+    name = _as_defect(diagnosis.name, implementation.name) if diagnosis else ""
+    return Outcome(implementation.name, tuple(kills), first, _shared(failing), name, tuple(errors))
+
+
+def _as_defect(name: str, judged: str) -> str:
+    """The id of the judged defect if the name is that of the convention which it follows."""
+    return judged if any(d.id == judged and name == d.follows for d in catalogue()) else name
+
+
+def _shared(cases: Sequence[Case]) -> frozenset[str]:
+    """The options out of the ordinary that all cases have."""
+    return frozenset.intersection(*map(options, cases)) if cases else frozenset()
+
+
+def pairs(count: int) -> list[tuple[Defect, Defect]]:
+    """Two mistakes each, in different steps under the same conventions, drawn by a fixed seed."""
+    stepped = [defect for defect in catalogue() if defect.replaced and not defect.implementation.modes]
+    rng = np.random.default_rng(0)
+    found: list[tuple[Defect, Defect]] = []
+    while len(found) < count:
+        first, second = (stepped[i] for i in rng.choice(len(stepped), 2, replace=False))
+        alike = first.implementation.claims.conventions == second.implementation.claims.conventions
+        if alike and not set(first.replaced) & set(second.replaced):
+            found.append((first, second))
+    return found
+
+
+def both(first: Defect, second: Defect) -> Implementation:
+    """An implementation with two mistakes, which claims what either claims: the steps can do it all."""
+    claims = first.implementation.claims
+    shared = replace(claims, features=claims.features | second.implementation.claims.features)
+    run = torch_op(in_steps({**first.replaced, **second.replaced}), extras=("weights", "log_sum_exp"))
+    return Implementation(f"{first.id}+{second.id}", shared, run)
+
+
+def pair_outcomes(count: int, processes: int) -> Iterator[tuple[tuple[str, str], Outcome]]:
+    """The outcome of each pair, by the ids of the two."""
+    with ProcessPoolExecutor(processes, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        names = [(first.id, second.id) for first, second in pairs(count)]
+        yield from zip(names, pool.map(_outcome_of_pair, names), strict=True)
+
+
+def _outcome_of_pair(names: tuple[str, str]) -> Outcome:
+    by_id = {defect.id: defect for defect in catalogue()}
+    return outcome(both(by_id[names[0]], by_id[names[1]]), "quick", MEANING)
+
+
+def outcomes(defects: Sequence[Defect], tier: str, processes: int) -> Iterator[Outcome]:
+    """The outcome of each defect, in order; processes share the reference's answers among the defects they get."""
+    with ProcessPoolExecutor(processes, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        yield from pool.map(_outcome_of, [defect.id for defect in defects], [tier] * len(defects))
+
+
+def _outcome_of(identifier: str, tier: str) -> Outcome:
+    (defect,) = (d for d in catalogue() if d.id == identifier)
+    return outcome(defect.implementation, tier, dtypes_of(defect))
+
+
+def complaints(defects: Sequence[Defect], found: Mapping[str, Outcome]) -> Iterator[str]:
+    """Everything that is wrong with the suite or the catalogue."""
+    killed = {clause for each in found.values() for clause in each.clauses}
+    for defect in defects:
+        yield from _of_defect(defect, found[defect.id])
+    for clause in declared():
+        if clause not in killed:
+            yield f"{clause}: no defect breaks it"
+        elif all(each.margin(clause) < PLAIN_MARGIN for each in found.values()):
+            yield f"{clause}: no defect breaks it by more than {PLAIN_MARGIN:g} times the bound"
+
+
+def _of_defect(defect: Defect, found: Outcome) -> Iterator[str]:
+    if not found.kills:
+        yield f"{defect.id}: survives"
+    elif all(not clause.startswith(f"{defect.chapter}.") for clause in found.clauses):
+        yield f"{defect.id}: killed by other chapters than {defect.chapter} only"
+    elif found.checks < 2:
+        yield f"{defect.id}: killed by one check only"
+    yield from (f"{defect.id}: {error}" for error in found.errors)
+
+
+def sole_kills(found: Iterable[Outcome]) -> Counter[str]:
+    """How many defects each clause kills that no other clause kills."""
+    return Counter(each.clauses[0] for each in found if len(each.clauses) == 1)
+
+
+def smallest_sets(found: Sequence[Outcome], kills: int) -> list[str]:
+    """Clauses, the most telling first, that kill every defect so often, or as often as it is killed at all."""
+    wanted = {each.defect: min(kills, len(each.clauses)) for each in found if each.kills}
+    chosen: list[str] = []
+    while any(wanted.values()):
+        gain = Counter(
+            clause for each in found if wanted.get(each.defect) for clause in each.clauses if clause not in chosen
+        )
+        best = max(gain, key=lambda clause: (gain[clause], clause))
+        chosen.append(best)
+        wanted = {d: n - (n > 0 and best in _by_id(found)[d].clauses) for d, n in wanted.items()}
+    return chosen
+
+
+def _by_id(found: Sequence[Outcome]) -> dict[str, Outcome]:
+    return {each.defect: each for each in found}
+
+
+def needed(found: Iterable[Outcome]) -> dict[str, list[str]]:
+    """For each option of a case, the defects that nothing else reveals."""
+    by_option: dict[str, list[str]] = {}
+    for each in found:
+        for option in sorted(each.needs):
+            by_option.setdefault(option, []).append(each.defect)
+    return dict(sorted(by_option.items()))
+
+
+def rejudged(defects: Sequence[Defect], found: Mapping[str, Outcome], processes: int) -> dict[str, Outcome]:
+    """The outcomes, with the full tier's for those that survived the quick one."""
+    survivors = [defect for defect in defects if not found[defect.id].kills]
+    later = {each.defect: replace(each, first=None) for each in outcomes(survivors, "full", processes)}
+    return {**found, **{d: each for d, each in later.items() if each.kills}}

@@ -1,0 +1,113 @@
+"""The suite's own profile: where the quick tier's time goes, stage by stage, each without the stages inside it.
+
+`make profile-suite` runs the tier on a candidate in this process, which must be a fresh one.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from tempfile import TemporaryDirectory
+from typing import Any
+
+TARGET = "torch.nn.functional:scaled_dot_product_attention"
+OUTSIDE = ("imports", "candidate")
+"""What the suite can do nothing about."""
+
+
+class Stages:
+    """CPU seconds by stage. A stage inside another stops the clock of the outer one."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = defaultdict(float)
+        self.running = ["pytest"]
+        self.since = time.process_time()
+
+    def _turn(self) -> None:
+        now = time.process_time()
+        self.seconds[self.running[-1]] += now - self.since
+        self.since = now
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """What happens inside is counted under this name."""
+        self._turn()
+        self.running.append(name)
+        try:
+            yield
+        finally:
+            self._turn()
+            self.running.pop()
+
+    def timed(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        """The function, counted under this name."""
+
+        @wraps(call)
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            with self.stage(name):
+                return call(*args, **kwargs)
+
+        return counted
+
+    def watch(self, name: str, holder: object, *attributes: str) -> None:
+        """Counts these functions of a module or class under this name, for all who look them up from now on."""
+        for attribute in attributes:
+            setattr(holder, attribute, self.timed(name, getattr(holder, attribute)))
+
+
+def watched(stages: Stages) -> None:
+    """Puts the clocks in. What is imported by name elsewhere has to be replaced before that import."""
+    from attention_conformance.reference import expected, stacking
+    from attention_conformance.spec import covering, inputs, problem
+    from attention_conformance.tests.harness.judge import comparison
+
+    stages.watch("bounds", expected, "forward_bounds", "gradient_bounds", "_returned")
+    stages.watch("reference", expected, "solve")
+    stages.watch("reference", stacking, "solve_each")
+    stages.watch("cases", inputs, "build")
+    stages.watch("cases", covering, "combinations")
+    stages.watch("cases", problem.Problem, "fresh")
+    stages.watch("comparison", comparison, "compare")
+    from attention_conformance.tests.harness.judge import judge
+    from attention_conformance.tests.harness.run import plugin, post_run
+
+    stages.watch("candidate", judge, "_guarded")
+    stages.watch("observing", post_run, "_observe")
+    stages.watch("clauses", plugin.ClauseItem, "runtest")
+    stages.watch("collection", plugin.ClauseModule, "collect")
+
+
+def report(stages: Stages) -> Iterator[str]:
+    """The table: stage, seconds, share."""
+    total = sum(stages.seconds.values())
+    for name, seconds in sorted(stages.seconds.items(), key=lambda each: -each[1]):
+        yield f"| {name} | {seconds:.2f} | {seconds / total:.0%} |"
+    own = sum(seconds for name, seconds in stages.seconds.items() if name not in OUTSIDE)
+    yield f"| all | {total:.2f} | 100% |"
+    yield f"| the suite's own | {own:.2f} | {own / total:.0%} |"
+
+
+def main() -> int:
+    stages = Stages()
+    with stages.stage("imports"):
+        import numpy as np  # noqa: F401  # counted here, not where the suite imports it
+        import pytest
+        import torch.fx.experimental.symbolic_shapes  # noqa: F401  # as the first backward pass does
+    with stages.stage("suite"):
+        watched(stages)
+    target = sys.argv[1] if len(sys.argv) > 1 else TARGET
+    quiet = ("-q", "--no-summary", "-W", "ignore::pytest.PytestAssertRewriteWarning")  # some is imported already
+    with TemporaryDirectory() as first_run:  # pytest reads the names of all tests of earlier runs
+        status = pytest.main(["--candidate", target, "-o", f"cache_dir={first_run}", *quiet])
+    stages._turn()
+    print(f"\n{target}\n\n| stage | CPU seconds | share |\n| --- | ---: | ---: |")
+    print("\n".join(report(stages)))
+    return int(status)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,141 @@
+"""The event log: one JSON object a line, each written at once, the last of which says whether the run is complete."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import pydantic_core
+from pydantic import TypeAdapter, ValidationError
+
+from attention_conformance.tests.report.model import (
+    SCHEMA,
+    Begin,
+    Closing,
+    Diagnosed,
+    Judged,
+    Observed,
+    Run,
+    Shown,
+    WeightMap,
+)
+from attention_conformance.tests.report.verdict import Verdict
+
+FILE = "events.jsonl"
+Event: TypeAlias = Begin | Verdict | Judged | Diagnosed | Observed | Shown | WeightMap | Closing
+KINDS: Mapping[str, type[Event]] = {
+    "begin": Begin,
+    "verdict": Verdict,
+    "judged": Judged,
+    "diagnosis": Diagnosed,
+    "observation": Observed,
+    "failure": Shown,
+    "weights": WeightMap,
+    "closing": Closing,
+}
+NAMES = {kind: name for name, kind in KINDS.items()}
+LOST = "\N{REPLACEMENT CHARACTER}"
+CUT = "the run was cut short"
+UNEXPLAINED = "all verdicts are there, but the run was cut short while it explained the failures"
+
+
+class LogError(ValueError):
+    """A log that cannot be read; the message is one line with the number of the culprit."""
+
+
+@cache
+def _adapter(name: str) -> TypeAdapter[Any]:
+    return TypeAdapter(KINDS[name])
+
+
+def encode(event: Event) -> str:
+    """An event as one line of JSON, from which `decode` makes an equal one.
+
+    Half a character of UTF-16, which text of a candidate may hold and no file can, is marked as lost.
+    """
+    name = NAMES[type(event)]
+    plain = {"event": name, **_adapter(name).dump_python(event, mode="json")}
+    try:
+        return pydantic_core.to_json(plain, inf_nan_mode="constants").decode()
+    except pydantic_core.PydanticSerializationError:
+        text = json.dumps(plain, ensure_ascii=False, allow_nan=False)
+        return text.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
+
+
+def kept(event: Event, line: str) -> Event:
+    """The event as its line has it: a view of the run and one of its log say the same."""
+    return decode(line) if LOST in line else event
+
+
+def decode(line: str) -> Event:
+    """The event that a line holds.
+
+    Raises:
+        ValueError: it holds none; the message names the field.
+    """
+    data = pydantic_core.from_json(line)
+    name = str(data.pop("event", None)) if isinstance(data, dict) else ""
+    if name not in KINDS:
+        raise ValueError(f"event is {name!r}; known are: {', '.join(KINDS)}")
+    try:
+        event: Event = _adapter(name).validate_python(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(map(str, first["loc"])) or "the record"
+        raise ValueError(f"{name}: {field}: {first['msg']}") from None
+    return event
+
+
+def replay(folder: Path) -> Run:
+    """The run that a report's log tells of. A log without an end is a run that is not complete.
+
+    Raises:
+        LogError: there is no log, or it is not one of this version.
+    """
+    path = folder / FILE
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise LogError(f"{path} cannot be read ({_told(error)}): give the folder of --report") from None
+    return assembled(list(_events(path, lines)), path)
+
+
+def _told(error: OSError | UnicodeDecodeError) -> str:
+    return str(error.strerror) if isinstance(error, OSError) else "it is no text"
+
+
+def _events(path: Path, lines: list[str]) -> Iterator[Event]:
+    for number, line in enumerate(lines, start=1):
+        try:
+            yield decode(line)
+        except ValueError as error:
+            if number == len(lines) > 1 and not line.endswith("}"):
+                return  # the process ended while it wrote
+            raise LogError(f"{path}:{number}: {error}") from None
+
+
+def assembled(events: list[Event], path: Path) -> Run:
+    """The run that these events tell of.
+
+    Raises:
+        LogError: they do not begin as a log of this version does.
+    """
+    first, last = (events[0], events[-1]) if events else (None, None)
+    judged = any(isinstance(e, Judged) and not e.reason for e in events)
+    if not isinstance(first, Begin) or first.schema != SCHEMA:
+        raise LogError(f"{path}:1: it does not begin as a log of {SCHEMA} does: run the suite again with --report")
+    verdicts = [e for e in events if isinstance(e, Verdict)]
+    return Run(
+        begin=first,
+        verdicts=verdicts,
+        closing=last
+        if isinstance(last, Closing)
+        else Closing(False, UNEXPLAINED if judged else CUT, len(verdicts), 0.0),
+        diagnoses={e.implementation: e.text for e in events if isinstance(e, Diagnosed)},
+        observed={e.implementation: e.answers for e in events if isinstance(e, Observed)},
+        shown=[e for e in events if isinstance(e, Shown)],
+        maps={e.implementation: e for e in events if isinstance(e, WeightMap)},
+    )

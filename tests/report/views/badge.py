@@ -1,0 +1,88 @@
+"""The badge: one line for a README, as an endpoint of shields.io and as a picture of its own."""
+
+from __future__ import annotations
+
+import json
+
+from attention_conformance.tests.report.model import Run, overall
+from attention_conformance.tests.report.text import Tally, clauses, selected, tally
+
+LABEL = "attention"
+GREEN, RED, ORANGE, GREY = "brightgreen", "red", "orange", "lightgrey"
+FILLS = {GREEN: "#2a7d2a", RED: "#c0392b", ORANGE: "#a85d00", GREY: "#6b6b6b"}
+"""White letters on these, and on `LEFT`, have a contrast of 4.5 at least."""
+LEFT = "#4a4a4a"
+HEIGHT, PADDING, SIZE = 20, 6, 11
+WIDTHS = {
+    **dict.fromkeys("0123456789", 636),
+    **dict.fromkeys(" ft", 373),
+    **dict.fromkeys("ijl", 290),
+    **dict.fromkeys("mw", 900),
+    **dict.fromkeys("crsz", 510),
+    "·": 364,
+}
+"""Advance widths in thousandths of the letter size, about those of Verdana; other small letters have `OTHERS`."""
+OTHERS = 615
+
+
+def message(run: Run) -> tuple[str, str]:
+    """What the badge says, and its colour. A run that is not complete says nothing else.
+
+    Where not all clauses or dtypes were asked, what conforms does so in part.
+    """
+    if not run.closing.complete:
+        return "incomplete", GREY
+    found = [(overall(mine), tally(mine)) for mine in map(run.of, (s.name for s in run.begin.subjects))]
+    if not any(counts.judged for _, counts in found):
+        return "nothing judged", GREY
+    if len(found) == 1:
+        return _of_one(*found[0], _part(run))
+    conforming = sum(verdict == "conforms" for verdict, _ in found)
+    colour = GREEN if conforming == len(found) else RED if any(v == "fails" for v, _ in found) else ORANGE
+    return f"{conforming} of {len(found)} conform{_part(run)}", colour
+
+
+def _part(run: Run) -> str:
+    return " in part" if selected(run) else ""
+
+
+def _of_one(verdict: str, counts: Tally, part: str) -> tuple[str, str]:
+    match verdict:
+        case "conforms":
+            return f"conforms{part} · {clauses(counts.holds)}", GREEN
+        case "fails":
+            return f"fails · {clauses(counts.fails)}", RED
+        case _:
+            return f"not judged · {clauses(counts.errors)}", ORANGE
+
+
+def endpoint(run: Run) -> str:
+    """JSON that shields.io makes a badge from (schema version 1)."""
+    said, colour = message(run)
+    return json.dumps({"schemaVersion": 1, "label": LABEL, "message": said, "color": colour}, ensure_ascii=False) + "\n"
+
+
+def svg(run: Run) -> str:
+    """The badge as a picture. `textLength` makes every font as wide as the boxes expect."""
+    said, colour = message(run)
+    left, right = _width(LABEL), _width(said)
+    whole = left + right + 4 * PADDING
+    return f"""<svg xmlns="http://www.w3.org/2000/svg" width="{whole}" height="{HEIGHT}" role="img" \
+aria-label="{LABEL}: {said}">
+<title>{LABEL}: {said}</title>
+<clipPath id="round"><rect width="{whole}" height="{HEIGHT}" rx="3"/></clipPath>
+<g clip-path="url(#round)">
+<rect width="{left + 2 * PADDING}" height="{HEIGHT}" fill="{LEFT}"/>
+<rect x="{left + 2 * PADDING}" width="{right + 2 * PADDING}" height="{HEIGHT}" fill="{FILLS[colour]}"/>
+</g>
+<g fill="#fff" font-family="Verdana, DejaVu Sans, Geneva, sans-serif" font-size="{SIZE}" aria-hidden="true">
+<text x="{PADDING}" y="14" textLength="{left}">{LABEL}</text>
+<text x="{left + 3 * PADDING}" y="14" textLength="{right}">{said}</text>
+</g>
+</svg>
+"""
+
+
+def _width(text: str) -> int:
+    """Pixels that a text takes, about."""
+    return round(sum(WIDTHS.get(letter, OTHERS) for letter in text) * SIZE / 1000)
