@@ -79,9 +79,9 @@ def to_inputs(trace: Trace, step: Backward) -> Inputs:
     """The gradients carried back from what is multiplied to the heads' inputs: groups summed, rotations undone."""
     given = trace.inputs.key.shape
     key, value = (gather(rows[..., : given[-2], :], given[-3], trace.order) for rows in (step.key, step.value))
-    if trace.turned is None:
+    if trace.rotated is None:
         return Inputs(step.query, key, value)
-    return Inputs(trace.turned.query.turned_back(step.query), trace.turned.key.turned_back(key), value)
+    return Inputs(trace.rotated.query.turned_back(step.query), trace.rotated.key.turned_back(key), value)
 
 
 def cotangent_of_heads(problem: Problem) -> Floats:

@@ -106,7 +106,7 @@ class Trace:
     """
 
     inputs: Inputs
-    turned: Turned | None
+    rotated: Turned | None
     softcap: float | None
     gates: Floats | None
     order: GroupOrder
@@ -177,9 +177,9 @@ class Pipeline:
         scale = inputs.key.shape[-1] ** -0.5 if problem.scale is None else problem.scale
         places = positions(wide, conventions)
         seen = visibility(wide, conventions, places)
-        turned = _turned(wide, conventions, inputs, places)
-        query = inputs.query if turned is None else turned.query.turned(inputs.query)
-        key, value = self._keys_and_values(wide, conventions, inputs, seen, turned)
+        rotated = _rotated(wide, conventions, inputs, places)
+        query = inputs.query if rotated is None else rotated.query.rotated(inputs.query)
+        key, value = self._keys_and_values(wide, conventions, inputs, seen, rotated)
         products = self.score(query, key, scale)
         softcap, order = problem.extension.softcap, conventions.group_order
         capped = self.cap(products, softcap)
@@ -190,7 +190,7 @@ class Pipeline:
         heads = mixed if gates is None else mixed * gates[..., None, None]
         output = heads if wide.scope is Scope.OP else self.project_out(wide, heads)
         rows = (products, capped, scores, weights, kept, mixed, heads, output)
-        return Trace(inputs, turned, softcap, gates, order, places, query, key, value, scale, *rows, seen)
+        return Trace(inputs, rotated, softcap, gates, order, places, query, key, value, scale, *rows, seen)
 
     def _inputs(self, problem: Problem) -> Inputs:
         inputs = (_floats(problem.query), _floats(problem.key), _floats(problem.value))
@@ -204,11 +204,11 @@ class Pipeline:
         return Inputs(query, key, value)
 
     def _keys_and_values(
-        self, problem: Problem, conventions: Conventions, inputs: Inputs, seen: Visibility, turned: Turned | None
+        self, problem: Problem, conventions: Conventions, inputs: Inputs, seen: Visibility, rotated: Turned | None
     ) -> tuple[Floats, Floats]:
         """(B, H, Lk, d_k) and (B, H, Lk, d_v): turned, shared, and with further keys."""
         given = seen.allowed[..., : problem.key.shape[-2]]
-        key = inputs.key if turned is None else turned.key.turned(inputs.key)
+        key = inputs.key if rotated is None else rotated.key.rotated(inputs.key)
         found = []
         for rows, name in ((key, "bias_k"), (inputs.value, "bias_v")):
             shared = _contained(self.share(rows, problem.num_heads, conventions.group_order), given)
@@ -244,7 +244,7 @@ def _optional(array: Array | None) -> Floats | None:
     return None if array is None else _floats(array)
 
 
-def _turned(problem: Problem, conventions: Conventions, inputs: Inputs, places: Positions) -> Turned | None:
+def _rotated(problem: Problem, conventions: Conventions, inputs: Inputs, places: Positions) -> Turned | None:
     base = problem.extension.rotary_base
     if base is None:
         return None

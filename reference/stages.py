@@ -56,16 +56,16 @@ class Rotation:
             return slice(0, half), slice(half, None)
         return slice(0, None, 2), slice(1, None, 2)
 
-    def turned(self, rows: Floats) -> Floats:
+    def rotated(self, rows: Floats) -> Floats:
         """(B, H, L, d) -> the same, each pair turned by its angle."""
-        return self._turned(rows, np.cos(self.angles), np.sin(self.angles))
+        return self._rotated(rows, np.cos(self.angles), np.sin(self.angles))
 
     def turned_back(self, rows: Floats) -> Floats:
-        """The transpose of `turned`, which is its inverse."""
-        return self._turned(rows, np.cos(self.angles), -np.sin(self.angles))
+        """The transpose of `rotated`, which is its inverse."""
+        return self._rotated(rows, np.cos(self.angles), -np.sin(self.angles))
 
     def of_sizes(self, sizes: Floats) -> Floats:
-        """What `turned`, or its transpose, makes at most of components of at most these sizes."""
+        """What `rotated`, or its transpose, makes at most of components of at most these sizes."""
         cosines, sines = np.abs(np.cos(self.angles)), np.abs(np.sin(self.angles))
         first, second = (sizes[..., pair] for pair in self.pairs)
         return self._joined(first * cosines + second * sines, first * sines + second * cosines)
@@ -76,7 +76,7 @@ class Rotation:
         both = each * (first + second)
         return self._joined(both, both)
 
-    def _turned(self, rows: Floats, cosines: Floats, sines: Floats) -> Floats:
+    def _rotated(self, rows: Floats, cosines: Floats, sines: Floats) -> Floats:
         first, second = (rows[..., pair] for pair in self.pairs)
         return self._joined(first * cosines - second * sines, first * sines + second * cosines)
 

@@ -49,9 +49,9 @@ class Scores(StrEnum):
     """Row maxima that lie hundreds apart, some far below zero."""
     RISING = "rising"
     """Scores that grow along the keys, so that the largest comes last."""
-    SUNKEN = "sunken"
+    VERY_NEGATIVE = "very-negative"
     """Scores of about -28672 for kept keys, of about 0 for masked ones."""
-    ABYSS = "abyss"
+    MOST_NEGATIVE = "most-negative"
     """SUNKEN, and in dtypes wider than float16 to -5e11: below the stand-ins for minus infinity that are in use."""
     EQUAL = "equal"
     """All scores of a row are the same."""
@@ -127,7 +127,7 @@ class Padding(StrEnum):
     """Valid lengths (B, Lq), a count for each query."""
 
 
-class Garbage(StrEnum):
+class Poison(StrEnum):
     """What stands in masked keys and values."""
 
     NONE = "none"
@@ -189,14 +189,14 @@ class ModuleForm:
 class Case:
     """One attention problem. The default is an ordinary one: random scores, no mask, contiguous arrays.
 
-    `spread` is the standard deviation of the scores, `scale` None stands for the default 1/sqrt(d_k),
+    `score_std` is the standard deviation of the scores, `scale` None stands for the default 1/sqrt(d_k),
     `value_scale` multiplies V. `module` None is the op level.
     """
 
     sizes: Sizes = Sizes()
     seed: int = 0
     scores: Scores = Scores.NORMAL
-    spread: float = 1.5
+    score_std: float = 1.5
     values: Values = Values.NORMAL
     value_scale: float = 1.0
     scale: float | None = None
@@ -206,7 +206,7 @@ class Case:
     mask_offset: float = 0.0
     padding: Padding = Padding.NONE
     causal: bool = False
-    garbage: Garbage = Garbage.NONE
+    poison: Poison = Poison.NONE
     layout: Layout = Layout.CONTIGUOUS
     module: ModuleForm | None = None
     extension: Extension = NOTHING

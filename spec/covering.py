@@ -32,7 +32,7 @@ SIZES = (
 
 FACTORS: Mapping[str, Sequence[Any]] = {
     "sizes": SIZES,
-    "spread": (1.5, 6.0),
+    "score_std": (1.5, 6.0),
     "mask": tuple(MaskKind),
     "mask_shape": tuple(shape for shape in MaskShape if len(shape.split(",")) in (2, 4)),
     "padding": (

@@ -11,7 +11,7 @@ from attention_conformance.spec.problem import Array
 BY_LENGTHS = (Packing.LENGTHS, Packing.EMPTY_DOCUMENT)
 
 
-def further_arrays(case: Case) -> dict[str, Array]:
+def extra_arrays(case: Case) -> dict[str, Array]:
     """`Problem.extras` of a case: logits, slopes, biases and gates that are no round numbers, and the documents."""
     asked, heads = case.extension, case.sizes.num_heads
     wanted = {
@@ -32,7 +32,7 @@ def further_arrays(case: Case) -> dict[str, Array]:
     return {name: array for name, array in drawn.items() if wanted[name]} | _documents(case)
 
 
-def further_parameters(case: Case) -> dict[str, Array]:
+def extra_parameters(case: Case) -> dict[str, Array]:
     """`bias_k` and `bias_v` where the case asks for them."""
     if not case.extension.bias_kv:
         return {}

@@ -68,7 +68,7 @@ class Feature(StrEnum):
     """Takes strided, offset and broadcast views of arrays."""
     EMPTY_SIZES = "empty-sizes"
     """Takes a batch, a query sequence or a key sequence of length 0."""
-    WAYS = "ways"
+    ALTERNATIVES = "alternatives"
     """Can be called in more than one way."""
     CONTAINMENT = "containment"
     """NaN and infinity in masked keys and values stay out of the output."""

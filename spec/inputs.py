@@ -9,8 +9,8 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from attention_conformance.spec.cases import Case, Embedding, Garbage, Layout, ModuleForm, Scores, Sharing, Values
-from attention_conformance.spec.extra_inputs import further_arrays, further_parameters
+from attention_conformance.spec.cases import Case, Embedding, Layout, ModuleForm, Poison, Scores, Sharing, Values
+from attention_conformance.spec.extra_inputs import extra_arrays, extra_parameters
 from attention_conformance.spec.features import Scope
 from attention_conformance.spec.masks import attention_mask, padding_mask, valid_lengths, visible
 from attention_conformance.spec.problem import DTYPES, Array, Problem
@@ -22,9 +22,9 @@ KEPT = 50_000
 LEAD = 1024.0
 """The factor of one-hot scores: a power of two whose lead underflows every exponential, and fits into float16."""
 SINK = (128.0, -448.0)
-"""Leading components of query and kept key in sunken cases: -57344 before the scale, within float16."""
-ABYSS = (2.0**20, -(2.0**20))
-"""The same in the abyss, where the range of the dtype allows it."""
+"""Leading components of query and kept key in very negative cases: -57344 before the scale, within float16."""
+MOST_NEGATIVE = (2.0**20, -(2.0**20))
+"""The same in the most negative, where the range of the dtype allows it."""
 OVERFLOW = (512.0, 160.0, 128.0)
 """Leading components of query, of each head's leading key and of the other keys in overflowing cases.
 
@@ -40,7 +40,7 @@ def build(case: Case, dtype: str) -> Problem:
         KeyError: no such dtype.
     """
     rounded_to = DTYPES[dtype]
-    narrow = dtype == "float16" and (case.garbage is Garbage.LARGE or case.scores is Scores.ABYSS)
+    narrow = dtype == "float16" and (case.poison is Poison.LARGE or case.scores is Scores.MOST_NEGATIVE)
     problem = (_drawn if _is_kept(case) else _drawn.__wrapped__)(case, narrow)
     arrays = {n: a if a.dtype.kind in "bi" else a.astype(rounded_to) for n, a in problem.arrays().items()}
     for array in arrays.values():
@@ -81,7 +81,7 @@ def _at_op_level(case: Case, rng: np.random.Generator, narrow: bool) -> Problem:
         cotangent=rng.standard_normal((s.batch, s.num_heads, s.query_length, s.d_v)),
         layout=case.layout,
         extension=case.extension,
-        extras=further_arrays(case),
+        extras=extra_arrays(case),
     )
 
 
@@ -111,8 +111,8 @@ def _heads(
     case: Case, rng: np.random.Generator, allowed: NDArray[np.bool_], narrow: bool
 ) -> tuple[Floats, Floats, Floats]:
     s = case.sizes
-    query = rng.standard_normal((s.batch, s.num_heads, s.query_length, s.d_k)) * case.spread**0.5
-    key = rng.standard_normal((s.batch, s.kv_heads, s.key_length, s.d_k)) * case.spread**0.5
+    query = rng.standard_normal((s.batch, s.num_heads, s.query_length, s.d_k)) * case.score_std**0.5
+    key = rng.standard_normal((s.batch, s.kv_heads, s.key_length, s.d_k)) * case.score_std**0.5
     value = rng.standard_normal((s.batch, s.kv_heads, s.key_length, s.d_v)) * case.value_scale
     if case.values is Values.CONSTANT:
         value[:] = value[:, :, :1]
@@ -122,7 +122,7 @@ def _heads(
     if s.kv_heads != s.num_heads:
         unseen = np.repeat(unseen.all(1, keepdims=True), s.kv_heads, axis=1)
     query, key = _scored(case, rng, query, key, unseen, narrow)
-    if case.garbage is not Garbage.NONE:
+    if case.poison is not Poison.NONE:
         key[unseen], value[unseen] = _garbage(case, narrow)
     if case.layout is Layout.BROADCAST:
         key[:], value[:] = key[:1], value[:1]
@@ -130,7 +130,7 @@ def _heads(
 
 
 def _garbage(case: Case, narrow: bool) -> tuple[float, float]:
-    if case.garbage is Garbage.NAN:
+    if case.poison is Poison.NAN:
         return np.nan, np.nan
     return (512.0, 2048.0) if narrow else (1e30, 1e30)
 
@@ -152,9 +152,9 @@ def _scored(
             query = codes[chosen] * lead[:, None]
         case Scores.RISING:
             query[..., 0], key[..., 0] = 4.0 * s.d_k**0.5, np.linspace(-4.0, 4.0, s.key_length)
-        case Scores.SUNKEN | Scores.ABYSS:
-            deep = case.scores is Scores.ABYSS and not narrow
-            query[..., 0], key[..., 0] = ABYSS if deep else SINK
+        case Scores.VERY_NEGATIVE | Scores.MOST_NEGATIVE:
+            deep = case.scores is Scores.MOST_NEGATIVE and not narrow
+            query[..., 0], key[..., 0] = MOST_NEGATIVE if deep else SINK
             key[unseen] = 0.0
         case Scores.OVERFLOWING:
             query[..., 0], key[..., 0] = OVERFLOW[0], OVERFLOW[2]
@@ -183,10 +183,10 @@ def _random_inputs(form: ModuleForm, case: Case, rng: np.random.Generator) -> tu
 def _random_parameters(form: ModuleForm, case: Case, rng: np.random.Generator) -> dict[str, Floats]:
     s = case.sizes
     queried, keyed, valued = s.num_heads * s.d_k, s.kv_heads * s.d_k, s.kv_heads * s.d_v
-    spread, mixed = case.spread**0.5, s.num_heads * s.d_v
+    score_std, mixed = case.score_std**0.5, s.num_heads * s.d_v
     parameters = {
-        "w_q": rng.standard_normal((form.query_dim, queried)) * (spread / form.query_dim**0.5),
-        "w_k": rng.standard_normal((form.key_dim, keyed)) * (spread / form.key_dim**0.5),
+        "w_q": rng.standard_normal((form.query_dim, queried)) * (score_std / form.query_dim**0.5),
+        "w_k": rng.standard_normal((form.key_dim, keyed)) * (score_std / form.key_dim**0.5),
         "w_v": rng.standard_normal((form.value_dim, valued)) * (case.value_scale / form.value_dim**0.5),
     }
     if form.bias:
@@ -196,7 +196,7 @@ def _random_parameters(form: ModuleForm, case: Case, rng: np.random.Generator) -
         parameters["w_o"] = rng.standard_normal((mixed, form.out_dim)) / mixed**0.5
     if form.output_bias:
         parameters["b_o"] = 0.5 * rng.standard_normal(form.out_dim)
-    return parameters | further_parameters(case)
+    return parameters | extra_parameters(case)
 
 
 def _selecting(form: ModuleForm, op: Problem) -> tuple[Array, Array, Array]:
@@ -227,7 +227,7 @@ def _selectors(form: ModuleForm, case: Case) -> dict[str, Array]:
         parameters["w_o"] = np.eye(s.num_heads * s.d_v, form.out_dim)
     if form.output_bias:
         parameters["b_o"] = np.zeros(form.out_dim)
-    return parameters | further_parameters(case)
+    return parameters | extra_parameters(case)
 
 
 def _merge(heads: Array) -> Array:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from attention_conformance.implementations.adapters.native import Native, indirect, natively
-from attention_conformance.implementations.adapters.op_options import further_options
+from attention_conformance.implementations.adapters.op_options import extra_options
 from attention_conformance.implementations.adapters.ops import INPUTS
 from attention_conformance.implementations.adapters.tensors import (
     TORCH_DTYPES,
@@ -39,7 +39,7 @@ class Stream:
     Attributes:
         room: the positions that storage has; 0: it grows.
         ring: whether there is less room than the sequence takes, so that the oldest tokens have to go.
-        options: `is_causal`, `scale` and those of `further_options`, as far as they are asked for.
+        options: `is_causal`, `scale` and those of `extra_options`, as far as they are asked for.
         convert: makes an array what the implementation works on.
     """
 
@@ -184,7 +184,7 @@ def _stream(problem: Problem, given: Mapping[str, Any], convert: Callable[[Array
         dtype=problem.dtype,
         room=room,
         ring=0 < room < problem.key.shape[-2],
-        options={n: o for n, o in options.items() if o is not None} | further_options(problem, given),
+        options={n: o for n, o in options.items() if o is not None} | extra_options(problem, given),
         convert=convert,
     )
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from attention_conformance.implementations.adapters.tensors import Tensors
 from attention_conformance.implementations.adapters.torch_module import Packed, Places
-from attention_conformance.implementations.api.contract import Unable
+from attention_conformance.implementations.api.contract import Unsupported
 from attention_conformance.spec.cases import Case, MaskKind
 from attention_conformance.spec.features import Feature, Polarity
 from attention_conformance.spec.problem import Problem
@@ -60,10 +60,10 @@ def inputs_of(given: Tensors) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]
     return query, key, given.get("value", key)
 
 
-def one_mask(case: Case) -> Case | Unable:
+def one_mask(case: Case) -> Case | Unsupported:
     """The fit of an interface whose causal flag is a hint about its one attention mask."""
     if case.causal and case.mask is not MaskKind.NONE:
-        return Unable("its causal flag describes its attention mask: it takes one of the two")
+        return Unsupported("its causal flag describes its attention mask: it takes one of the two")
     return case
 
 
@@ -107,9 +107,9 @@ class MhaCall:
     def bound_call(self, module: nn.Module, given: Tensors, problem: Problem) -> Callable[[], Answer]:
         """The same, with layout and masks converted."""
         inputs = dict.fromkeys(inputs_of(given))
-        turned = {x: x.transpose(0, 1) if self.length_first else x for x in inputs}
+        rotated = {x: x.transpose(0, 1) if self.length_first else x for x in inputs}
         masks = mask_options(given, problem, self.polarity)
-        call = partial(module, *(turned[x] for x in inputs_of(given)), **masks, **self.options)
+        call = partial(module, *(rotated[x] for x in inputs_of(given)), **masks, **self.options)
         return lambda: self._arranged(call())
 
     def _arranged(self, answer: Any) -> Answer:

@@ -15,7 +15,7 @@ from attention_conformance.implementations.api.contract import Implementation, R
 from attention_conformance.spec.problem import Problem
 
 WITHOUT_WEIGHTS = "without weights"
-"""The way (see `Implementation.ways`) that is taken where `run` asks for weights only because they are judged."""
+"""The alternative (see `Implementation`) that is taken where `run` asks for weights only because they are judged."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +66,7 @@ def native(implementation: Implementation, problem: Problem, device: str) -> Nat
 
     The call may keep the problem's memory, so the arrays have to be its own.
     """
-    return natively(implementation.ways.get(WITHOUT_WEIGHTS, implementation.run), problem, device)
+    return natively(implementation.alternatives.get(WITHOUT_WEIGHTS, implementation.run), problem, device)
 
 
 def natively(run: Any, problem: Problem, device: str) -> Native:

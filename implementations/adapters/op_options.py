@@ -17,7 +17,7 @@ ARRAYS = ("sinks", "alibi_slopes", "relative_bias", "head_gates", "query_segment
 LENGTHS = {"query_lengths": "cu_seqlens_q", "key_lengths": "cu_seqlens_k"}
 
 
-def further_options(problem: Problem, given: Mapping[str, Any]) -> dict[str, Any]:
+def extra_options(problem: Problem, given: Mapping[str, Any]) -> dict[str, Any]:
     """What a problem asks for beyond the core, as keyword arguments; only what is asked for appears.
 
     Args:

@@ -12,7 +12,7 @@ import torch
 
 from attention_conformance.implementations.adapters.native import Native, bound, indirect
 from attention_conformance.implementations.adapters.native_torch import native_call
-from attention_conformance.implementations.adapters.op_options import further_options, seeded
+from attention_conformance.implementations.adapters.op_options import extra_options, seeded
 from attention_conformance.implementations.adapters.tensors import (
     Tensors,
     array_forms,
@@ -45,7 +45,7 @@ def torch_op(
     """A `run` for a function with the parameters of torch's scaled_dot_product_attention, or some of them.
 
     Only what a problem asks for is passed: attn_mask, key_padding_mask, is_causal=True and scale
-    appear where they are wanted, and what `further_options` names.
+    appear where they are wanted, and what `extra_options` names.
 
     Args:
         function: called as function(query, key, value, attn_mask=..., is_causal=..., scale=...).
@@ -194,4 +194,4 @@ def op_options(problem: Problem, given: Mapping[str, Any], polarity: Polarity) -
         options["is_causal"] = True
     if problem.scale is not None:
         options["scale"] = problem.scale
-    return options | further_options(problem, given)
+    return options | extra_options(problem, given)

@@ -26,13 +26,13 @@ MODES = frozenset(
 
 
 @dataclass(frozen=True)
-class Unable:
+class Unsupported:
     """Why an implementation cannot be asked a case."""
 
     reason: str
 
 
-def any_case(case: Case) -> Case | Unable:
+def any_case(case: Case) -> Case | Unsupported:
     """The fit of an implementation that can be asked everything its features allow."""
     return case
 
@@ -52,7 +52,7 @@ class Claims:
     features: frozenset[Feature]
     conventions: Conventions = Conventions()
     dtypes: tuple[str, ...] = tuple(DTYPES)
-    fit: Callable[[Case], Case | Unable] = any_case
+    fit: Callable[[Case], Case | Unsupported] = any_case
 
     def __contains__(self, feature: Feature) -> bool:
         return feature in self.features
@@ -134,7 +134,7 @@ class Implementation:
     about: str = ""
     expected_failures: tuple[ExpectedFailure, ...] = ()
     construct: Callable[[int, int], object] | None = None
-    ways: Mapping[str, Callable[[Problem, str], Result]] = field(default_factory=dict)
+    alternatives: Mapping[str, Callable[[Problem, str], Result]] = field(default_factory=dict)
     functions: Mapping[str, Callable[..., Array]] = field(default_factory=dict)
     modes: Mapping[Feature, Callable[[Problem, str], Result]] = field(default_factory=dict)
 
@@ -142,9 +142,9 @@ class Implementation:
         self._check_functions()
         if odd := sorted(set(self.modes) ^ (MODES & self.claims.features)):
             raise ValueError(f"{self.name}: to have a run for a mode is to claim it, and the other way round: {odd}")
-        if bool(self.ways) is not (Feature.WAYS in self.claims):
+        if bool(self.alternatives) is not (Feature.ALTERNATIVES in self.claims):
             raise ValueError(
-                f"{self.name} has {len(self.ways)} other ways to be called: claim Feature.WAYS to have any"
+                f"{self.name} has {len(self.alternatives)} other ways to be called: claim Feature.WAYS to have any"
             )
 
     def _check_functions(self) -> None:

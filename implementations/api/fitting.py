@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 
-from attention_conformance.implementations.api.contract import Claims, Unable
+from attention_conformance.implementations.api.contract import Claims, Unsupported
 from attention_conformance.spec.cases import (
     Case,
     Embedding,
-    Garbage,
     Layout,
     MaskKind,
     ModuleForm,
     Padding,
+    Poison,
     Scores,
     Sharing,
     Values,
@@ -25,11 +25,11 @@ FREE_WIDTHS = (13, 11, 17)
 """Input widths of query, key and value where they are free: coprime to each other and to the heads' widths."""
 
 
-def fit(case: Case, claims: Claims) -> Case | Unable:
+def fit(case: Case, claims: Claims) -> Case | Unsupported:
     """The case with the sizes, widths and module form that the claims allow, or why it cannot be asked."""
     missing = [f for f in _required(case) if f not in claims]
     if missing:
-        return Unable(f"does not claim {missing[0]}")
+        return Unsupported(f"does not claim {missing[0]}")
     s = case.sizes
     num_heads = s.num_heads if Feature.HEADS in claims else 1
     d_v = s.d_v if Feature.VALUE_WIDTH in claims else s.d_k
@@ -40,12 +40,12 @@ def fit(case: Case, claims: Claims) -> Case | Unable:
         fitted = fitted.sized(d_k=s.d_k + 1, d_v=d_v if Feature.VALUE_WIDTH in claims else s.d_k + 1)
     if case.extension.chunks or case.extension.cache_length:
         if wrong := _unfeedable(case, claims):
-            return Unable(wrong)
+            return Unsupported(wrong)
         fitted = _in_pieces(fitted)
     if claims.scope is Scope.OP:
         return claims.fit(fitted if fitted.module is None else replace(fitted, module=None))
     nearest = claims.fit(replace(fitted, module=_form(fitted, claims)))
-    return nearest if isinstance(nearest, Unable) else _selectable(nearest)
+    return nearest if isinstance(nearest, Unsupported) else _selectable(nearest)
 
 
 @lru_cache(maxsize=4096)
@@ -58,7 +58,7 @@ def _required(case: Case) -> tuple[Feature, ...]:
         Feature.KEY_PADDING: case.padding in (Padding.RIGHT, Padding.LEFT, Padding.HOLES, Padding.EMPTY_SAMPLE),
         Feature.CAUSAL: case.causal,
         Feature.VIEWS: case.layout is not Layout.CONTIGUOUS,
-        Feature.CONTAINMENT: case.garbage is Garbage.NAN,
+        Feature.CONTAINMENT: case.poison is Poison.NAN,
         **_further(case),
     }
     return tuple(feature for feature, wanted in needed.items() if wanted)
@@ -114,7 +114,7 @@ def _in_pieces(case: Case) -> Case:
 
 def _form(case: Case, claims: Claims) -> ModuleForm:
     sharing = _sharing(case, claims)
-    select = case.scores is not Scores.NORMAL or case.values is not Values.NORMAL or case.garbage is not Garbage.NONE
+    select = case.scores is not Scores.NORMAL or case.values is not Values.NORMAL or case.poison is not Poison.NONE
     query_dim, key_dim, value_dim = _selected_widths(case, sharing) if select else _random_widths(case, claims)
     s = case.sizes
     if Feature.MODEL_WIDTH not in claims:
@@ -164,7 +164,7 @@ def _selected_widths(case: Case, sharing: Sharing) -> tuple[int, int, int]:
     return max(keyed, valued), keyed, valued
 
 
-def _selectable(case: Case) -> Case | Unable:
+def _selectable(case: Case) -> Case | Unsupported:
     form = case.module
     assert form is not None
     if form.embedding is Embedding.RANDOM:
@@ -172,7 +172,7 @@ def _selectable(case: Case) -> Case | Unable:
     wanted = _selected_widths(case, form.sharing)
     widths = (form.query_dim, form.key_dim, form.value_dim)
     if any(width < needed for width, needed in zip(widths, wanted, strict=True)):
-        return Unable("its widths are tied, so that chosen scores cannot be laid into its inputs")
+        return Unsupported("its widths are tied, so that chosen scores cannot be laid into its inputs")
     if form.output_projection and form.out_dim < case.sizes.num_heads * case.sizes.d_v:
-        return Unable("its output is narrower than its heads")
+        return Unsupported("its output is narrower than its heads")
     return case

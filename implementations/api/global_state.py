@@ -13,7 +13,7 @@ TINY, ONE = 1e-310, 1.0
 """A subnormal float64 number, and a factor that is applied anew each time: the product is 0 where such are flushed."""
 
 
-def surroundings() -> dict[str, object]:
+def global_state() -> dict[str, object]:
     """What a call could disturb, by names for messages."""
     return {
         "random state of torch": torch.get_rng_state().numpy().tobytes(),
@@ -36,7 +36,7 @@ def _flushes() -> bool:
 
 
 @contextmanager
-def kept_surroundings() -> Iterator[None]:
+def kept_global_state() -> Iterator[None]:
     """Puts back what other calls and the suite's own arithmetic depend on, whatever the call has done to it.
 
     The random states are left as they are: nothing but the candidate draws from them.

@@ -13,7 +13,7 @@ from attention_conformance.implementations.adapters.mha_interface import MHA_FEA
 from attention_conformance.implementations.adapters.ops import numpy_op, torch_op
 from attention_conformance.implementations.adapters.tensors import Tensors
 from attention_conformance.implementations.adapters.torch_module import linears, torch_module
-from attention_conformance.implementations.api.contract import Claims, ExpectedFailure, Implementation, Unable
+from attention_conformance.implementations.api.contract import Claims, ExpectedFailure, Implementation, Unsupported
 from attention_conformance.implementations.builtin.sdpa import NAN_SWALLOWED, SDPA_FEATURES
 from attention_conformance.spec.cases import Case, Padding
 from attention_conformance.spec.features import Conventions, Feature, Scope
@@ -91,9 +91,9 @@ def _call(module: nn.Module, given: Tensors, problem: Problem) -> Tensor:
     return output
 
 
-def _one_mask(case: Case) -> Case | Unable:
+def _one_mask(case: Case) -> Case | Unsupported:
     if case.causal and case.padding is not Padding.NONE:
-        return Unable("it takes a causal flag or a mask")
+        return Unsupported("it takes a causal flag or a mask")
     return case
 
 

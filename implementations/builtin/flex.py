@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.attention import flex_attention as flex
 
 from attention_conformance.implementations.adapters.ops import torch_op
-from attention_conformance.implementations.api.contract import Claims, Implementation, Unable
+from attention_conformance.implementations.api.contract import Claims, Implementation, Unsupported
 from attention_conformance.implementations.builtin.sdpa import SDPA_FEATURES
 from attention_conformance.spec.cases import Case, MaskKind, Padding, Sizes
 from attention_conformance.spec.extensions import Packing
@@ -53,7 +53,7 @@ compiled anew, and so they are left to the other variant."""
 
 @dataclass(frozen=True)
 class Asked:
-    """The options of one call, by the names of `further_options`, and the three inputs."""
+    """The options of one call, by the names of `extra_options`, and the three inputs."""
 
     query: Tensor
     key: Tensor
@@ -240,11 +240,11 @@ SHAPES = ((5, 7), (7, 7))
 """The lengths of queries and keys in which the compiled kernel is asked."""
 
 
-def few_kernels(case: Case) -> Case | Unable:
+def few_kernels(case: Case) -> Case | Unsupported:
     """The fit of the compiled kernel: each shape, and each pair of score_mod and mask_mod, is a kernel of its own."""
     s, asked = case.sizes, case.extension
     if (s.query_length, s.key_length) not in SHAPES or s.batch != Sizes.batch or s.d_k != Sizes.d_k:
-        return Unable("each shape is compiled anew, and only two are asked")
+        return Unsupported("each shape is compiled anew, and only two are asked")
     mods = (
         case.mask is not MaskKind.NONE,
         case.padding is not Padding.NONE,
@@ -257,7 +257,7 @@ def few_kernels(case: Case) -> Case | Unable:
         asked.packing is not Packing.NONE,
     )
     if sum(mods) > 2:
-        return Unable("each combination is compiled anew, and no more than two options are asked at once")
+        return Unsupported("each combination is compiled anew, and no more than two options are asked at once")
     return case.sized(d_v=s.d_k)
 
 

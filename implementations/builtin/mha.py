@@ -127,7 +127,7 @@ _HIDDEN_KEYS = tuple(
         "without weights the causal flag goes on alone, and hides the key that was added at the end",
         "https://github.com/pytorch/pytorch/pull/178588",
     )
-    for clause in ("sinks.zero-key-causal", "sinks.learned-key-causal")
+    for clause in ("sinks.zero-attn-causal", "sinks.bias-kv-causal")
 )
 
 _CALL_PER_HEAD = call_mha(need_weights=True, average_attn_weights=False)

@@ -14,7 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from attention_conformance.implementations.adapters.modes import op_modes
 from attention_conformance.implementations.adapters.ops import torch_op
-from attention_conformance.implementations.api.contract import Claims, ExpectedFailure, Implementation, Unable
+from attention_conformance.implementations.api.contract import Claims, ExpectedFailure, Implementation, Unsupported
 from attention_conformance.spec.cases import Case
 from attention_conformance.spec.features import CausalWithMask, Conventions, Feature, Scope
 
@@ -42,7 +42,7 @@ def _kernel(backend: SDPBackend) -> Callable[[], AbstractContextManager[Any]]:
     return lambda: sdpa_kernel(backend)
 
 
-def _flash_fit(case: Case) -> Case | Unable:
+def _flash_fit(case: Case) -> Case | Unsupported:
     """The CPU flash kernel has one head width, no gradient for a mask, and no dropout."""
     return case.sized(d_v=case.sizes.d_k)
 
@@ -88,11 +88,11 @@ _MATH_MODES = op_modes(F.scaled_dot_product_attention, context=_kernel(SDPBacken
 TORCH_OPS = (
     Implementation(
         "torch.sdpa",
-        replace(_CLAIMS, features=_ALL | {Feature.WAYS}),
+        replace(_CLAIMS, features=_ALL | {Feature.ALTERNATIVES}),
         torch_op(F.scaled_dot_product_attention),
         "scaled_dot_product_attention with the kernel that torch chooses",
         (*_FLASH_DEVIATIONS, REFUSED_BY_ONE),
-        ways=_WAYS,
+        alternatives=_WAYS,
     ),
     Implementation(
         "torch.sdpa.math",

@@ -104,8 +104,8 @@ def queries_at_the_end_of_the_room(first: int, length: int, room: int) -> Tensor
     links=("https://github.com/tanishqkumar/ssd/issues/23",),
 )
 def new_keys_before_those_kept(store: Rows, new: Rows, after: Rows) -> Rows:
-    turned = joined(new, store.written)
-    return Rows(turned.key, turned.value, turned.places.sort().values)
+    rotated = joined(new, store.written)
+    return Rows(rotated.key, rotated.value, rotated.places.sort().values)
 
 
 @breaks_cache(
@@ -191,10 +191,10 @@ def groups_tiled_beside_a_cache(stream: Stream) -> Feed:
         later = first > 0
         return options
 
-    def spread(rows: Tensor, num_heads: int) -> Tensor:
+    def score_std(rows: Tensor, num_heads: int) -> Tensor:
         return rows.repeat(1, num_heads // rows.shape[1], 1, 1) if later else share(rows, num_heads)
 
-    return CacheSteps(steps=Steps(share=spread), flags=flags).open(stream)
+    return CacheSteps(steps=Steps(share=score_std), flags=flags).open(stream)
 
 
 @breaks_cache(

@@ -13,8 +13,8 @@ from attention_conformance.implementations.defects.caching_steps import (
     Rows,
     breaks_cache,
     joined,
-    turn_key,
-    turn_query,
+    rotate_key,
+    rotate_query,
 )
 from attention_conformance.implementations.defects.record import Severity, breaks
 from attention_conformance.implementations.defects.steps import Steps, add_alibi, add_window
@@ -105,7 +105,7 @@ def distances_counted_in_the_piece(scores: Tensor, slopes: Tensor, ahead: Tensor
     links=("https://github.com/RobertCsordas/moeut/pull/6",),
 )
 def queries_turned_from_the_beginning(query: Tensor, places: Tensor, base: float) -> Tensor:
-    return turn_query(query, places - places[:1], base)
+    return rotate_query(query, places - places[:1], base)
 
 
 @breaks_cache(
@@ -120,8 +120,8 @@ def queries_turned_from_the_beginning(query: Tensor, places: Tensor, base: float
 )
 def positions_restarted_in_each_piece(stream: Stream) -> Feed:
     return CacheSteps(
-        turn_query=lambda query, places, base: turn_query(query, places - places[:1], base),
-        turn_key=lambda key, places, base: turn_key(key, places - places[:1], base),
+        rotate_query=lambda query, places, base: rotate_query(query, places - places[:1], base),
+        rotate_key=lambda key, places, base: rotate_key(key, places - places[:1], base),
     ).open(stream)
 
 
@@ -138,12 +138,12 @@ def positions_restarted_in_each_piece(stream: Stream) -> Feed:
 def kept_keys_turned_again(stream: Stream) -> Feed:
     base = stream.options.get("rotary_base")
 
-    def turned(store: Rows, new: Rows, after: Rows) -> Rows:
+    def rotated(store: Rows, new: Rows, after: Rows) -> Rows:
         kept = store.written
-        again = kept.key if base is None else turn_key(kept.key, kept.places, base)
+        again = kept.key if base is None else rotate_key(kept.key, kept.places, base)
         return joined(Rows(again, kept.value, kept.places), new)
 
-    return CacheSteps(see=turned).open(stream)
+    return CacheSteps(see=rotated).open(stream)
 
 
 @breaks_cache(
@@ -159,8 +159,8 @@ def kept_keys_turned_again(stream: Stream) -> Feed:
 def angles_remembered_by_length(stream: Stream) -> Feed:
     known: dict[int, Tensor] = {}
     return CacheSteps(
-        turn_query=lambda query, places, base: turn_query(query, known.setdefault(len(places), places), base),
-        turn_key=lambda key, places, base: turn_key(key, known.setdefault(len(places), places), base),
+        rotate_query=lambda query, places, base: rotate_query(query, known.setdefault(len(places), places), base),
+        rotate_key=lambda key, places, base: rotate_key(key, known.setdefault(len(places), places), base),
     ).open(stream)
 
 
@@ -182,8 +182,8 @@ def offset_of_what_is_left(stream: Stream) -> Feed:
         return places - max(0, int(places[0]) - stream.room) if stream.ring else places
 
     return CacheSteps(
-        turn_query=lambda query, places, base: turn_query(query, left(places), base),
-        turn_key=lambda key, places, base: turn_key(key, left(places), base),
+        rotate_query=lambda query, places, base: rotate_query(query, left(places), base),
+        rotate_key=lambda key, places, base: rotate_key(key, left(places), base),
     ).open(stream)
 
 
@@ -272,5 +272,5 @@ def start_for_the_triangle_only(
 ) -> Tensor:
     base = options.get("rotary_base")
     if base is not None and query_start:
-        query = turn_query(query, torch.full((query.shape[-2],), -query_start), base)
+        query = rotate_query(query, torch.full((query.shape[-2],), -query_start), base)
     return Steps()(query, key, value, query_start=query_start, **options)

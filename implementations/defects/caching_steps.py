@@ -76,12 +76,12 @@ def stand(first: int, length: int, room: int) -> Tensor:
     return first + torch.arange(length)
 
 
-def turn_query(query: Tensor, places: Tensor, base: float) -> Tensor:
+def rotate_query(query: Tensor, places: Tensor, base: float) -> Tensor:
     """Turned by the angles of its positions (L,)."""
     return turn(query, places.expand(len(query), -1), base)
 
 
-def turn_key(key: Tensor, places: Tensor, base: float) -> Tensor:
+def rotate_key(key: Tensor, places: Tensor, base: float) -> Tensor:
     """Turned by the angles of its positions (L,), before it is kept."""
     return turn(key, places.expand(len(key), -1), base)
 
@@ -121,8 +121,8 @@ class CacheSteps:
     steps: Steps = STEPS
     make: Callable[[Stream], Rows] = make
     stand: Callable[[int, int, int], Tensor] = stand
-    turn_query: Callable[[Tensor, Tensor, float], Tensor] = turn_query
-    turn_key: Callable[[Tensor, Tensor, float], Tensor] = turn_key
+    rotate_query: Callable[[Tensor, Tensor, float], Tensor] = rotate_query
+    rotate_key: Callable[[Tensor, Tensor, float], Tensor] = rotate_key
     write: Callable[[Rows, Rows, Stream], Rows] = write
     see: Callable[[Rows, Rows, Rows], Rows] = see
     flags: Callable[[dict[str, Any], int, int], dict[str, Any]] = flags
@@ -138,7 +138,7 @@ class CacheSteps:
             places = self.stand(first, q.shape[-2], stream.room) + options.pop("query_start", 0)
             new = Rows(k, v, first + torch.arange(k.shape[-2]))
             if (base := options.pop("rotary_base", None)) is not None:
-                q, new = self.turn_query(q, places, base), replace(new, key=self.turn_key(k, new.places, base))
+                q, new = self.rotate_query(q, places, base), replace(new, key=self.rotate_key(k, new.places, base))
             after = self.write(store, new, stream)
             seen, options = self.see(store, new, after), self.flags(options, first, q.shape[-2])
             store, first = after, first + k.shape[-2]

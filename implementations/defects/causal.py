@@ -343,7 +343,7 @@ def padding_dropped_beside_flag(query: Tensor, key: Tensor, value: Tensor, **opt
 
 
 @breaks(
-    "causal.emptied-with-mask",
+    "causal.empty-row-with-mask",
     holds=("causal.square", "causal.with-mask", "masks.empty-row-bool"),
     does="Answers rows that the mask alone leaves without keys, and divides 0 by 0 where mask and flag do it together.",
     repair="Find empty rows after all masks are merged, not in each of them.",

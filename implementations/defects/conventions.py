@@ -33,7 +33,7 @@ def empty_row_by_mode(query: Tensor, key: Tensor, value: Tensor, **options: Any)
 
 
 @breaks(
-    "conventions.least-number",
+    "conventions.finite-mask-fill",
     holds=("masks.float", "masks.empty-row-float"),
     does="Takes the least finite number for minus infinity, over many keys only.",
     repair="Treat the number alike in all kernels: it is finite.",
@@ -83,7 +83,7 @@ def masked_nan_by_length(query: Tensor, key: Tensor, value: Tensor, **options: A
 
 
 @breaks(
-    "conventions.number-mask",
+    "conventions.numeric-mask",
     holds=("masks.bool", "masks.float"),
     does="Reads a mask of integers as boolean, and adds it over many keys.",
     repair="Decide by the dtype of the mask alone.",

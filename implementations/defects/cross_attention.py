@@ -137,7 +137,7 @@ def single_query_sees_the_last_key(query: Tensor, key: Tensor, value: Tensor, **
 
 @breaks_layer(
     "cross-attention.shared-inputs",
-    holds=("projections.query", "projections.key", "projections.value", "relations.recording"),
+    holds=("projections.query", "projections.key", "projections.value", "relations.grad-mode"),
     does="Takes the keys for the queries, and the queries for the keys, out of one product where it attends to itself.",
     repair="Cut the joined product in the order in which its matrices are joined.",
     hides="Tests with three tensors, be their numbers the same: the path is chosen by identity.",

@@ -79,7 +79,7 @@ def key_turned_in_place(query: Tensor, key: Tensor, value: Tensor, **options: An
     step="turn",
     claims={Feature.ROTARY},
     raises=True,
-    holds=("positions.rotary", "positions.rotary-gradient", "effects.no-memory"),
+    holds=("positions.rotary", "positions.rotary-gradient", "effects.stateless"),
     does="Writes the turned queries and keys over the caller's where no gradient is recorded.",
     repair="Turn copies.",
     hides="Inputs that are used once; half types, which are copied first; calls without rotary embedding.",
@@ -87,8 +87,8 @@ def key_turned_in_place(query: Tensor, key: Tensor, value: Tensor, **options: An
     severity=Severity.STATE,
 )
 def turned_in_place(rows: Tensor, places: Tensor, base: float) -> Tensor:
-    turned = turn(rows, places, base)
-    return turned if rows.requires_grad else rows.copy_(turned)
+    rotated = turn(rows, places, base)
+    return rotated if rows.requires_grad else rows.copy_(rotated)
 
 
 @breaks(
@@ -108,7 +108,7 @@ def gradient_required_of_the_query(query: Tensor, key: Tensor, value: Tensor, **
 
 @breaks_layer(
     "effects.inputs",
-    holds=("projections.query", "relations.recording"),
+    holds=("projections.query", "relations.grad-mode"),
     does="Leaves the module in evaluation mode.",
     repair="Leave the mode to the caller.",
     hides="Modules without dropout; a single call.",
@@ -159,7 +159,7 @@ def last_bit_thrown_by_dice(query: Tensor, key: Tensor, value: Tensor, **options
 
 
 @breaks(
-    "effects.no-memory",
+    "effects.stateless",
     step="add_mask",
     holds=("effects.repeatable",),
     does="Remembers a mask by its shape, and uses the first one for all that follow.",
@@ -173,7 +173,7 @@ def mask_remembered_by_shape(scores: Tensor, mask: Tensor) -> Tensor:
 
 
 @breaks(
-    "effects.no-memory",
+    "effects.stateless",
     "effects.repeatable",
     step="score",
     holds=("softmax.weights", "scores.dot-product"),
@@ -265,7 +265,7 @@ def output_written_into_one_buffer(query: Tensor, key: Tensor, value: Tensor, **
 
 @breaks(
     "effects.fresh-output",
-    holds=("scores.dot-product", "effects.no-memory"),
+    holds=("scores.dot-product", "effects.stateless"),
     does="Writes the outputs of a shape into two buffers in turn.",
     repair="Allocate each output.",
     hides="Outputs that are used before the next call but one.",
@@ -296,7 +296,7 @@ def single_value_handed_back(query: Tensor, key: Tensor, value: Tensor, **option
 
 
 @breaks(
-    "relations.recording",
+    "relations.grad-mode",
     holds=("scores.scale-explicit", "shapes.combinations"),
     does="Drops the scale beside a causal flag when no gradient is recorded.",
     repair="Hand every option to the path for inference, too.",
@@ -336,16 +336,16 @@ def _keys_remembered(query: Tensor, key: Tensor, value: Tensor, **options: Any) 
     return Steps()(query, key, value, **options)
 
 
-_CLAIMS = Claims(Scope.OP, OP | {Feature.WAYS})
+_CLAIMS = Claims(Scope.OP, OP | {Feature.ALTERNATIVES})
 REGISTRY += [
     Defect(
         Implementation(
             "flag-given-is-flag-set",
             _CLAIMS,
             torch_op(_flag_given_is_flag_set),
-            ways={"with its defaults spelled out": torch_op(partial(_flag_given_is_flag_set, is_causal=False))},
+            alternatives={"with its defaults spelled out": torch_op(partial(_flag_given_is_flag_set, is_causal=False))},
         ),
-        ("relations.ways",),
+        ("relations.alternatives",),
         holds=("causal.square", "scores.dot-product"),
         does="Takes a causal flag that is given as False for one that is set.",
         repair="Test the flag's value, and not whether it is there.",
@@ -358,9 +358,9 @@ REGISTRY += [
             "mask-needs-weights",
             _CLAIMS,
             torch_op(_mask_needs_weights),
-            ways={"without returned weights": torch_op(partial(_mask_needs_weights, need_weights=False))},
+            alternatives={"without returned weights": torch_op(partial(_mask_needs_weights, need_weights=False))},
         ),
-        ("relations.ways",),
+        ("relations.alternatives",),
         holds=("masks.bool", "masks.float"),
         does="Drops the mask on the fast path that returns no weights.",
         repair="Hand every mask to every path.",
@@ -374,10 +374,10 @@ REGISTRY += [
             "keys-remembered-by-identity",
             _CLAIMS,
             torch_op(_keys_remembered),
-            ways={"in tensors that were used before": torch_op(_keys_remembered, reused=True)},
+            alternatives={"in tensors that were used before": torch_op(_keys_remembered, reused=True)},
         ),
-        ("relations.ways",),
-        holds=("effects.no-memory", "effects.repeatable"),
+        ("relations.alternatives",),
+        holds=("effects.stateless", "effects.repeatable"),
         does="Keeps a copy of the keys for each tensor, and does not notice when it is filled anew.",
         repair="Keep nothing of an input that its owner may change.",
         hides="New tensors for each call.",

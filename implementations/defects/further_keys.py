@@ -89,8 +89,8 @@ breaks_keys: Callable[..., Any] = partial(
 
 
 @breaks_keys(
-    "sinks.learned-key",
-    holds=("sinks.zero-key", "projections.key", "heads.independent"),
+    "sinks.bias-kv",
+    holds=("sinks.zero-attn", "projections.key", "heads.independent"),
     does="Splits the learned key and value by component, and not by head.",
     repair="Give head h the components h * d to (h + 1) * d - 1, as in a projection.",
     hides="A single head; random vectors of one's own.",
@@ -103,8 +103,8 @@ class LearnedKeySplitByComponent(KeyedLayer):
 
 
 @breaks_keys(
-    "sinks.learned-key",
-    holds=("sinks.zero-key", "projections.key", "heads.independent"),
+    "sinks.bias-kv",
+    holds=("sinks.zero-attn", "projections.key", "heads.independent"),
     does="Adds the biases of the projections to the learned key and value.",
     repair="Append them to what is projected: they are no inputs.",
     hides="Layers without biases.",
@@ -121,9 +121,9 @@ class LearnedKeyWithTheBiases(KeyedLayer):
 
 
 @breaks_keys(
-    "sinks.learned-key",
-    "sinks.learned-key-gradient",
-    holds=("sinks.zero-key", "projections.key", "heads.independent"),
+    "sinks.bias-kv",
+    "sinks.bias-kv-gradient",
+    holds=("sinks.zero-attn", "projections.key", "heads.independent"),
     does="Appends the learned key to the first sample, and zeros to the others.",
     repair="Repeat it for every sample.",
     hides="A single sample.",
@@ -137,9 +137,9 @@ class LearnedKeyForTheFirstSample(KeyedLayer):
 
 
 @breaks_keys(
-    "sinks.learned-key-masks",
-    "sinks.learned-key-causal",
-    holds=("sinks.learned-key", "sinks.zero-key", "masks.key-padding"),
+    "sinks.bias-kv-masks",
+    "sinks.bias-kv-causal",
+    holds=("sinks.bias-kv", "sinks.zero-attn", "masks.key-padding"),
     does="Lengthens masks at their start, while the learned key comes last.",
     repair="Lengthen masks at their end.",
     hides="Calls without masks.",
@@ -153,9 +153,9 @@ class MasksLengthenedAtTheirStart(KeyedLayer):
 
 
 @breaks_keys(
-    "sinks.learned-key-masks",
-    "sinks.zero-key-masks",
-    holds=("sinks.learned-key", "masks.key-padding", "masks.bool"),
+    "sinks.bias-kv-masks",
+    "sinks.zero-attn-masks",
+    holds=("sinks.bias-kv", "masks.key-padding", "masks.bool"),
     does="Hides the further keys from rows that have a masked key.",
     repair='Lengthen masks by "may attend".',
     hides="Calls without masks.",
@@ -171,9 +171,9 @@ class FurtherKeysMasked(KeyedLayer):
 
 
 @breaks_keys(
-    "sinks.learned-key-causal",
-    "sinks.zero-key-causal",
-    holds=("sinks.learned-key-masks", "sinks.zero-key-masks", "causal.square"),
+    "sinks.bias-kv-causal",
+    "sinks.zero-attn-causal",
+    holds=("sinks.bias-kv-masks", "sinks.zero-attn-masks", "causal.square"),
     does="Leaves the causal flag to a kernel that takes further keys for the last tokens of the sequence.",
     repair="Turn the flag into a mask that is lengthened like the others.",
     hides="Calls without the flag, and with the flag where the weights are asked for.",
@@ -194,8 +194,8 @@ class FurtherKeysTakenForTheFuture(KeyedLayer):
 
 
 @breaks_keys(
-    "sinks.learned-key-gradient",
-    holds=("sinks.learned-key", "sinks.learned-key-masks", "gradients.parameters"),
+    "sinks.bias-kv-gradient",
+    holds=("sinks.bias-kv", "sinks.bias-kv-masks", "gradients.parameters"),
     does="Takes the learned key and value for constants.",
     repair="Register them as parameters, and let gradients reach them.",
     hides="Inference.",
@@ -208,9 +208,9 @@ class LearnedKeyWithoutGradient(KeyedLayer):
 
 
 @breaks_keys(
-    "sinks.learned-key-weights",
-    "sinks.zero-key-weights",
-    holds=("sinks.learned-key", "sinks.learned-key-masks"),
+    "sinks.bias-kv-weights",
+    "sinks.zero-attn-weights",
+    holds=("sinks.bias-kv", "sinks.bias-kv-masks"),
     does="Cuts the columns of further keys off the weights.",
     repair="Return a column for every key that is attended to.",
     hides="Code that never looks at the weights.",
@@ -226,8 +226,8 @@ class ColumnsOfFurtherKeysCutOff(KeyedLayer):
 
 
 @breaks_keys(
-    "sinks.both-keys",
-    holds=("sinks.learned-key", "sinks.learned-key-weights", "sinks.zero-key-masks"),
+    "sinks.zero-attn-and-bias-kv",
+    holds=("sinks.bias-kv", "sinks.bias-kv-weights", "sinks.zero-attn-masks"),
     does="Appends the zero key before the learned one.",
     repair="Append the learned key first, then zeros.",
     hides="Outputs, which do not depend on the order of keys.",
@@ -240,8 +240,8 @@ class ZeroKeyBeforeTheLearnedOne(KeyedLayer):
 
 
 @breaks_keys(
-    "sinks.both-keys",
-    holds=("sinks.learned-key", "sinks.learned-key-masks", "sinks.zero-key"),
+    "sinks.zero-attn-and-bias-kv",
+    holds=("sinks.bias-kv", "sinks.bias-kv-masks", "sinks.zero-attn"),
     does="Appends zeros only where there is no learned key.",
     repair="Append each of them where it is asked for.",
     hides="Layers with one of the two.",
@@ -254,9 +254,9 @@ class ZeroKeyDroppedBesideTheLearnedOne(KeyedLayer):
 
 
 @breaks_keys(
-    "sinks.zero-key",
-    "sinks.zero-key-masks",
-    holds=("sinks.learned-key", "projections.key", "heads.independent"),
+    "sinks.zero-attn",
+    "sinks.zero-attn-masks",
+    holds=("sinks.bias-kv", "projections.key", "heads.independent"),
     does="Appends the zero key to the inputs, so that the biases of the projections make it another one.",
     repair="Append it to what is projected.",
     hides="Layers without biases.",

@@ -62,8 +62,8 @@ def query_gradient_by_the_default_scale(
     query: Tensor, key: Tensor, value: Tensor, scale: float | None = None, **masks: Any
 ) -> Tensor:
     by = factor(query, scale) or 1.0
-    turned = distorted(query, lambda gradient: gradient * (factor(query, None) / by))
-    return Steps()(turned, key, value, scale=scale, **masks)
+    rotated = distorted(query, lambda gradient: gradient * (factor(query, None) / by))
+    return Steps()(rotated, key, value, scale=scale, **masks)
 
 
 @breaks(
@@ -249,7 +249,7 @@ def nan_replaced_after_softmax(query: Tensor, key: Tensor, value: Tensor, **opti
 
 
 @breaks(
-    "gradients.alone",
+    "gradients.single-input",
     raises=True,
     holds=FORWARD,
     does="Records a graph only when the queries require a gradient.",
@@ -264,7 +264,7 @@ def graph_only_for_queries(query: Tensor, key: Tensor, value: Tensor, **options:
 
 
 @breaks(
-    "gradients.alone",
+    "gradients.single-input",
     raises=True,
     holds=("gradients.float-mask", "gradients.query"),
     does="Has no gradient for a float mask when nothing else requires one.",

@@ -175,6 +175,6 @@ class HeadsJoinedBackwards(Layer):
 )
 class SamplesTakenForTokens(Layer):
     def forward(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
-        turned = (x.transpose(0, 1) for x in (query, key, value))
-        answer: Tensor = super().forward(*turned, **options)
+        rotated = (x.transpose(0, 1) for x in (query, key, value))
+        answer: Tensor = super().forward(*rotated, **options)
         return answer.transpose(0, 1)

@@ -236,7 +236,7 @@ def float_mask_clamped(scores: Tensor, mask: Tensor) -> Tensor:
     does="Subtracts a billion from hidden scores.",
     repair="Set hidden scores to minus infinity, whatever they were.",
     hides="Hidden scores below a billion.",
-    matters="Garbage in the padded tail of a buffer decides the answer.",
+    matters="Poison in the padded tail of a buffer decides the answer.",
     severity=Severity.LEAK,
 )
 def large_number_subtracted(scores: Tensor, mask: Tensor) -> Tensor:

@@ -23,10 +23,10 @@ UNBATCHED = (Feature.UNBATCHED,)
 
 
 @breaks_layer(
-    "modules.modes-apart",
+    "modules.training-and-evaluation",
     "modules.evaluation",
     features=MODES,
-    holds=("effects.no-memory", "projections.query"),
+    holds=("effects.stateless", "projections.query"),
     does="Makes a copy of the query matrix at the first call in evaluation mode, and never another.",
     repair="Derive nothing from parameters that outlives a change of them, or notice the change.",
     hides="Modules that are evaluated once, after training has ended.",
@@ -47,9 +47,9 @@ class MatrixKeptFromTheFirstEvaluation(Layer):
 
 @breaks_layer(
     "modules.evaluation",
-    "modules.modes-apart",
+    "modules.training-and-evaluation",
     features=MODES,
-    holds=("relations.recording", "values.weighted-sum"),
+    holds=("relations.grad-mode", "values.weighted-sum"),
     does="Takes the mean of the values off them in evaluation mode.",
     repair="Compute the same in both modes, but for dropout.",
     hides="Training.",
@@ -65,7 +65,7 @@ class ValuesCentredInEvaluation(Layer):
 @breaks_layer(
     "modules.evaluation",
     features=MODES,
-    holds=("modules.modes-apart", "masks.key-padding"),
+    holds=("modules.training-and-evaluation", "masks.key-padding"),
     does="Leaves the padding mask out on its path for evaluation.",
     repair="Hand every mask to every path.",
     hides="Training mode, and batches without padding.",
@@ -81,7 +81,7 @@ class PaddingDroppedInEvaluation(Layer):
 
 
 @breaks_layer(
-    "modules.modes-apart",
+    "modules.training-and-evaluation",
     features=MODES,
     holds=("modules.evaluation", "gradients.key"),
     does="Keeps the keys that it has projected in evaluation mode, and uses them in training where they fit.",

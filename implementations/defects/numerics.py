@@ -127,7 +127,7 @@ def ten_bits_of_mantissa(query: Tensor, key: Tensor, by: float) -> Tensor:
 
 
 @breaks(
-    "numerics.spread",
+    "numerics.peaked-rows",
     step="score",
     holds=("scores.dot-product",),
     does="Clamps the scores to 20 either way.",
@@ -141,7 +141,7 @@ def scores_clamped(query: Tensor, key: Tensor, by: float) -> Tensor:
 
 
 @breaks(
-    "numerics.spread",
+    "numerics.peaked-rows",
     "numerics.exact",
     step="softmax",
     holds=(
@@ -161,7 +161,7 @@ def differences_clamped(scores: Tensor) -> Tensor:
 
 
 @breaks(
-    "numerics.spread",
+    "numerics.peaked-rows",
     "numerics.bound",
     step="softmax",
     holds=("numerics.exact", "values.single-key"),
@@ -243,7 +243,7 @@ def products_in_half(query: Tensor, key: Tensor, by: float) -> Tensor:
     dtype="float16",
     holds=(
         "numerics.half-range",
-        "numerics.spread",
+        "numerics.peaked-rows",
     ),
     does="Casts float16 to bfloat16 on the way in.",
     repair="Widen float16 to float32, which holds it exactly.",

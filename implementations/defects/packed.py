@@ -60,7 +60,7 @@ def only_positions_restarted(scores: Tensor, together: Tensor) -> Tensor:
 @breaks(
     "packed.causal",
     "packed.lengths-positions",
-    "packed.alone",
+    "packed.same-as-separate",
     step="add_triangle",
     claims=PACKED,
     holds=("packed.segments", "packed.isolated", "packed.lengths"),
@@ -187,7 +187,7 @@ def ids_compared_as_bytes(query: Tensor, key: Tensor, asked: Asked) -> Places:
 
 
 @breaks(
-    "packed.scattered",
+    "packed.non-contiguous-ids",
     "packed.empty-segment",
     step="places",
     claims=SEGMENTS,
@@ -232,7 +232,7 @@ def angles_go_on_over_documents(rows: Tensor, at: Tensor, base: float) -> Tensor
     "packed.lengths-positions",
     step="add_alibi",
     claims=PACKED,
-    holds=("packed.causal", "packed.segments", "packed.alone"),
+    holds=("packed.causal", "packed.segments", "packed.same-as-separate"),
     does="Takes the distances of ALiBi in the whole sequence.",
     repair="Take them within the document.",
     hides="Documents with as many keys as queries.",
@@ -245,7 +245,7 @@ def distances_go_on_over_documents(scores: Tensor, slopes: Tensor, ahead: Tensor
 
 
 @breaks(
-    "packed.contained",
+    "packed.containment",
     claims=SEGMENTS | {Feature.CONTAINMENT},
     holds=("packed.isolated", "masks.containment"),
     does="Sets values to 0 that no query may see, and multiplies those of other documents by 0.",

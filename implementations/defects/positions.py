@@ -260,8 +260,8 @@ class _ForwardOnly(torch.autograd.Function):
     severity=Severity.GRADIENT,
 )
 def gradient_turned_on(rows: Tensor, places: Tensor, base: float) -> Tensor:
-    turned: Tensor = _ForwardOnly.apply(rows, places, base)  # type: ignore[no-untyped-call]  # torch has no types here
-    return turned
+    rotated: Tensor = _ForwardOnly.apply(rows, places, base)  # type: ignore[no-untyped-call]  # torch has no types here
+    return rotated
 
 
 @breaks(

@@ -257,9 +257,9 @@ class _GradientInPlace(torch.autograd.Function):
 
 
 @breaks(
-    "returned.recorded-weights",
+    "returned.weights-with-gradients",
     extras=("weights",),
-    holds=("softmax.weights", "gradients.query", "returned.lasting-weights"),
+    holds=("softmax.weights", "gradients.query", "returned.weights-stay"),
     does="Writes the gradient of the weights into those that it has returned.",
     repair="Leave what has been handed out alone; use memory of one's own.",
     hides="Inference; reading the weights before the backward pass.",
@@ -280,9 +280,9 @@ def gradient_in_the_returned_weights(query: Tensor, key: Tensor, value: Tensor, 
 
 
 @breaks(
-    "returned.recorded-log-sum-exp",
+    "returned.log-sum-exp-with-gradients",
     extras=("log_sum_exp",),
-    holds=("softmax.log-sum-exp", "gradients.query", "returned.lasting-log-sum-exp"),
+    holds=("softmax.log-sum-exp", "gradients.query", "returned.log-sum-exp-stays"),
     does="Returns the row maximum instead of the log-sum-exp where gradients are recorded.",
     repair="Return the same in training and in inference.",
     hides="Inference.",
@@ -299,7 +299,7 @@ def row_maximum_while_recording(query: Tensor, key: Tensor, value: Tensor, **opt
 
 
 @breaks(
-    "returned.lasting-weights",
+    "returned.weights-stay",
     extras=("weights",),
     holds=("softmax.weights", "effects.fresh-output"),
     does="Hands out weights in a buffer that it uses again for the next call of the same shape.",
@@ -314,7 +314,7 @@ def weights_in_a_buffer(query: Tensor, key: Tensor, value: Tensor, **options: An
 
 
 @breaks(
-    "returned.lasting-log-sum-exp",
+    "returned.log-sum-exp-stays",
     extras=("log_sum_exp",),
     holds=("softmax.log-sum-exp", "effects.fresh-output"),
     does="Hands out log-sum-exps in a buffer that it uses again for the next call of the same shape.",
@@ -343,11 +343,13 @@ REGISTRY.append(
     Defect(
         Implementation(
             "flag-for-the-average-ignored-on-one-path",
-            Claims(Scope.OP, OP | {Feature.WEIGHTS, Feature.WAYS}),
+            Claims(Scope.OP, OP | {Feature.WEIGHTS, Feature.ALTERNATIVES}),
             torch_op(_averaged_where_recorded, extras=("weights",)),
-            ways={"in inference mode": torch_op(_always_averaged, extras=("weights",), context=torch.inference_mode)},
+            alternatives={
+                "in inference mode": torch_op(_always_averaged, extras=("weights",), context=torch.inference_mode)
+            },
         ),
-        ("relations.ways",),
+        ("relations.alternatives",),
         holds=("softmax.weights", "returned.mixture"),
         does="Averages the weights over the heads on the fast path, though those of each head are asked for.",
         repair="Hand the flag to every path.",

@@ -138,7 +138,7 @@ def scores_between_samples(query: Tensor, key: Tensor, by: float) -> Tensor:
 @breaks(
     "speed.memory-returned",
     step="mix",
-    holds=("speed.memory-growth", "effects.no-memory"),
+    holds=("speed.memory-growth", "effects.stateless"),
     dtype="float32",
     does="Keeps the weights of every call in a list, to be looked at later.",
     repair="Return them to those who ask.",

@@ -158,7 +158,7 @@ def accumulator(dtype: torch.dtype) -> torch.dtype:
 
 @dataclass(frozen=True)
 class Asked:
-    """The options of one call, by the names in which the suite passes them; see `further_options`."""
+    """The options of one call, by the names in which the suite passes them; see `extra_options`."""
 
     attn_mask: Tensor | None = None
     key_padding_mask: Tensor | None = None

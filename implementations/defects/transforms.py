@@ -155,7 +155,7 @@ def mask_of_the_first_lane(query: Tensor, key: Tensor, value: Tensor, **options:
     "modules.no-grad",
     modes=NO_GRAD,
     raises=True,
-    holds=("relations.recording", "effects.inputs"),
+    holds=("relations.grad-mode", "effects.inputs"),
     does="Asks whether its inputs require gradients, where it should ask whether gradients are recorded.",
     repair="Ask the output, or torch.is_grad_enabled().",
     hides="Inference with inputs that require no gradients.",
@@ -172,7 +172,7 @@ def inputs_asked_for_the_graph(query: Tensor, key: Tensor, value: Tensor, **opti
 @breaks(
     "modules.no-grad",
     modes=NO_GRAD,
-    holds=("relations.recording", "masks.float"),
+    holds=("relations.grad-mode", "masks.float"),
     does="Turns a float mask into booleans on its path for inference mode.",
     repair="Hand the mask on as it is.",
     hides="Training, and inference with no_grad.",

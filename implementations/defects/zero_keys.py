@@ -19,12 +19,12 @@ SEEN_IN = ("https://github.com/pytorch/pytorch/issues/27461",)
 
 
 @breaks(
-    "sinks.zero-key-masks",
-    "sinks.zero-key-causal",
-    "sinks.zero-key-weights",
+    "sinks.zero-attn-masks",
+    "sinks.zero-attn-causal",
+    "sinks.zero-attn-weights",
     step="add_zero_key",
     claims=ZERO,
-    holds=("sinks.zero-key", "masks.bool", "causal.square"),
+    holds=("sinks.zero-attn", "masks.bool", "causal.square"),
     does="Puts the zero key before the others, and lengthens the masks at their end.",
     repair="Append the zero key where the masks are lengthened.",
     hides="Calls without masks, where the order of keys does not matter.",
@@ -37,9 +37,9 @@ def zero_key_before_the_others(key: Tensor, value: Tensor) -> tuple[Tensor, Tens
 
 
 @breaks(
-    "sinks.zero-key-masks",
+    "sinks.zero-attn-masks",
     claims=ZERO,
-    holds=("sinks.zero-key", "masks.key-padding", "causal.square"),
+    holds=("sinks.zero-attn", "masks.key-padding", "causal.square"),
     does="Lengthens the padding mask at its start.",
     repair="Lengthen every mask at its end.",
     hides="Calls without padding; attention masks.",
@@ -60,9 +60,9 @@ def padding_lengthened_at_its_start(query: Tensor, key: Tensor, value: Tensor, *
 
 
 @breaks(
-    "sinks.zero-key-masks",
+    "sinks.zero-attn-masks",
     claims=ZERO,
-    holds=("sinks.zero-key", "sinks.zero-key-causal", "masks.bool"),
+    holds=("sinks.zero-attn", "sinks.zero-attn-causal", "masks.bool"),
     does="Lengthens attention masks by masking the zero key.",
     repair='Lengthen them by "may attend": True, or 0 in a float mask.',
     hides="Calls without an attention mask.",
@@ -77,9 +77,9 @@ def zero_key_masked(query: Tensor, key: Tensor, value: Tensor, **options: Any) -
 
 
 @breaks(
-    "sinks.zero-key-causal",
+    "sinks.zero-attn-causal",
     claims=ZERO,
-    holds=("sinks.zero-key", "sinks.zero-key-masks", "causal.square"),
+    holds=("sinks.zero-attn", "sinks.zero-attn-masks", "causal.square"),
     does="Takes the zero key for the last token of the sequence, and hides it as future.",
     repair="Leave the zero key out of the causal triangle.",
     hides="Calls without the flag; the last query.",
@@ -101,10 +101,10 @@ def zero_key_hidden_as_future(query: Tensor, key: Tensor, value: Tensor, **optio
 
 
 @breaks(
-    "sinks.zero-key-causal",
+    "sinks.zero-attn-causal",
     claims=ZERO,
     conventions=BOTTOM_RIGHT,
-    holds=("sinks.zero-key", "causal.alignment", "causal.empty-rows"),
+    holds=("sinks.zero-attn", "causal.alignment", "causal.empty-rows"),
     does="Counts the zero key where the triangle needs the number of keys.",
     repair="Count the keys that are given: the triangle ends at the last of them.",
     hides="Calls without the flag; the other corner.",
@@ -121,9 +121,9 @@ def zero_key_counted_by_the_triangle(query: Tensor, key: Tensor, value: Tensor, 
 
 
 @breaks(
-    "sinks.zero-key",
-    "sinks.zero-key-masks",
-    "sinks.zero-key-weights",
+    "sinks.zero-attn",
+    "sinks.zero-attn-masks",
+    "sinks.zero-attn-weights",
     claims=ZERO,
     extras=RETURNED,
     holds=("scores.dot-product", "masks.bool"),
@@ -139,7 +139,7 @@ def zero_key_forgotten(query: Tensor, key: Tensor, value: Tensor, **options: Any
 
 
 @breaks(
-    "sinks.zero-key",
+    "sinks.zero-attn",
     step="add_zero_key",
     claims=ZERO,
     holds=("scores.dot-product", "masks.bool"),
@@ -154,10 +154,10 @@ def zero_key_with_a_value(key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @breaks(
-    "sinks.zero-key-weights",
+    "sinks.zero-attn-weights",
     claims=ZERO,
     extras=RETURNED,
-    holds=("sinks.zero-key", "sinks.zero-key-masks"),
+    holds=("sinks.zero-attn", "sinks.zero-attn-masks"),
     does="Cuts the column of the zero key off the weights.",
     repair="Return one column more than there are keys.",
     hides="Code that never looks at the weights.",

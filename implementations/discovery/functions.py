@@ -18,8 +18,8 @@ from attention_conformance.implementations.api.contract import Claims, Implement
 from attention_conformance.implementations.discovery.loading import TargetError
 from attention_conformance.implementations.discovery.option_detection import (
     SWALLOWED,
-    further_claims,
     one_set_of_ids,
+    option_claims,
     with_observed,
 )
 from attention_conformance.implementations.discovery.probing import (
@@ -67,7 +67,7 @@ class Kind:
     arrays: str
     adapter: Callable[..., Run]
     holds: Callable[[object], bool]
-    ways: Mapping[str, Mapping[str, Any]]
+    alternatives: Mapping[str, Mapping[str, Any]]
     in_kind: bool = True
 
     def probe(self, function: Callable[..., object], claims: Claims, device: str) -> Probe:
@@ -104,7 +104,7 @@ ALWAYS = frozenset(
         Feature.GRADIENTS,
         Feature.VIEWS,
         Feature.EMPTY_SIZES,
-        Feature.WAYS,
+        Feature.ALTERNATIVES,
     }
 )
 """What every function of query, key and value is taken to offer, unless a call shows that it does not."""
@@ -118,7 +118,7 @@ def function_candidate(
     The first three parameters are query, key and value. `attn_mask` may also be called `mask` or
     `attention_mask`, a float mask `attn_bias` or `bias`, and `is_causal` `causal`. `key_padding_mask`,
     of shape (B, Lk), is taken besides, and so is what lies beyond the core, by the names in `OPTIONS` and in the
-    form that `further_options` tells.
+    form that `extra_options` tells.
 
     Raises:
         TargetError: its parameters or its answer are none of a function of query, key and value.
@@ -131,7 +131,7 @@ def function_candidate(
     probe, kind, plain = _suited(Called(function, options), claims, device)
     check_answer(plain, kind.holds, "a tensor" if kind is TORCH else "an array")
     probe, unheard = _narrowed(probe, options)
-    probe, refuted = further_claims(probe, options.named)
+    probe, refuted = option_claims(probe, options.named)
     extras = find_extras(plain, Scope.OP)
     if "returned-weights" not in settings:
         probe = with_observed(probe, extras)
@@ -184,10 +184,12 @@ def _settled(name: str, probe: Probe, kind: Kind, extras: Extras, spelled: Calla
     claims, notes = settle(probe, kind.in_kind)
     made: Callable[..., Run] = partial(kind.adapter, extras=extras.names, polarity=claims.conventions.bool_mask)
     chosen = extras.choosing(probe.function)
-    ways = {"with its defaults spelled out": made(extras.choosing(spelled))}
-    ways |= {way: made(chosen, **keywords) for way, keywords in kind.ways.items()}
+    alternatives = {"with its defaults spelled out": made(extras.choosing(spelled))}
+    alternatives |= {way: made(chosen, **keywords) for way, keywords in kind.alternatives.items()}
     about = "; ".join([f"a function of {kind.arrays}", *extras.notes, *notes])
-    return Implementation(name, extras.claimed(claims, bool(ways)), made(chosen), about, ways=ways)
+    return Implementation(
+        name, extras.claimed(claims, bool(alternatives)), made(chosen), about, alternatives=alternatives
+    )
 
 
 def _options(signature: inspect.Signature) -> Options:

@@ -21,15 +21,15 @@ from attention_conformance.implementations.adapters.mha_interface import (
     polarised,
 )
 from attention_conformance.implementations.adapters.native import WITHOUT_WEIGHTS
-from attention_conformance.implementations.adapters.op_options import further_options
+from attention_conformance.implementations.adapters.op_options import extra_options
 from attention_conformance.implementations.adapters.tensors import Tensors
 from attention_conformance.implementations.adapters.torch_module import torch_module
-from attention_conformance.implementations.api.contract import Claims, Implementation, Result, Unable
+from attention_conformance.implementations.api.contract import Claims, Implementation, Result, Unsupported
 from attention_conformance.implementations.discovery.constructors import WIDTH, Constructor, built, constructor
 from attention_conformance.implementations.discovery.loading import TargetError
 from attention_conformance.implementations.discovery.option_detection import (
     drops_output,
-    further_claims,
+    option_claims,
     with_observed,
     without,
 )
@@ -74,7 +74,7 @@ ALWAYS = frozenset(
         Feature.PROJECTIONS,
         Feature.VIEWS,
         Feature.EMPTY_SIZES,
-        Feature.WAYS,
+        Feature.ALTERNATIVES,
     }
 )
 BY_PARAMETER = {"b_q": Feature.BIAS, "w_o": Feature.OUTPUT_PROJECTION, "b_o": Feature.OUTPUT_BIAS}
@@ -117,8 +117,8 @@ class Calling:
 
     def bound_call(self, module: nn.Module, given: Tensors, problem: Problem) -> Callable[[], Any]:
         """The same, with layout, masks and options converted."""
-        turned = {x: x.transpose(0, 1) if self.length_first else x for x in dict.fromkeys(inputs_of(given))}
-        inputs = [turned[x] for x in inputs_of(given)][: self.inputs]
+        rotated = {x: x.transpose(0, 1) if self.length_first else x for x in dict.fromkeys(inputs_of(given))}
+        inputs = [rotated[x] for x in inputs_of(given)][: self.inputs]
         call = partial(module, *inputs, **self.options.renamed(self._asked(given, problem)), **self.asked)
         return (lambda: _output_turned(call())) if self.length_first else call
 
@@ -130,7 +130,7 @@ class Calling:
             asked.pop("attn_mask")
         if "attn_mask" in asked:
             asked["attn_mask"] = self._formed(asked["attn_mask"], given, problem)
-        further = further_options(problem, given).items()
+        further = extra_options(problem, given).items()
         asked |= {name: option for name, option in further if name in self.options}
         return asked | ({} if problem.scale is None else {"scale": problem.scale})
 
@@ -185,19 +185,26 @@ def _settled(name: str, make: Constructor, probe: Probe, calling: Calling, obser
     probe, further = _further(probe, make.features | calling.options.named, random)
     claims, notes = settle(with_observed(probe, extras) if observing else probe)
     run = _adapter(make, evaluating=random, extras=extras.names)(extras.choosing(calling))
-    ways = _ways(make, calling, random, probe)
+    alternatives = _ways(make, calling, random, probe)
     mode = ["in eval mode, because it answers at random in training mode"] if random else []
     layout = "(L, B, E)" if calling.length_first else "(B, L, E)"
     about = "; ".join([f"a module class, {layout}", *calling.options.notes, *mode, *extras.notes, *notes, *further])
-    return Implementation(name, extras.claimed(claims, bool(ways)), run, about, construct=_construct(make), ways=ways)
+    return Implementation(
+        name,
+        extras.claimed(claims, bool(alternatives)),
+        run,
+        about,
+        construct=_construct(make),
+        alternatives=alternatives,
+    )
 
 
 def _further(probe: Probe, named: Set[Feature], random: bool) -> tuple[Probe, list[str]]:
     """The probe without further claims that are not borne out, and notes on them."""
     dropping = {Feature.DROPOUT, Feature.EVALUATION}
     if random:
-        return further_claims(without(probe, dropping), named)
-    probe, notes = further_claims(probe, named)
+        return option_claims(without(probe, dropping), named)
+    probe, notes = option_claims(probe, named)
     if Feature.DROPOUT in probe.claims and drops_output(probe):
         notes.append("dropout not claimed: it takes out components of the output, where weights are meant")
         probe = without(probe, dropping)
@@ -206,8 +213,8 @@ def _further(probe: Probe, named: Set[Feature], random: bool) -> tuple[Probe, li
 
 def _ways(make: Constructor, calling: Calling, random: bool, probe: Probe) -> dict[str, Run]:
     """The other ways to call it that answer a plain question at all."""
-    ways = dict(_called_otherwise(make, calling, random)) | dict(_built_otherwise(make, calling, random))
-    return {way: run for way, run in ways.items() if probe.answers(run, PLAIN)}
+    alternatives = dict(_called_otherwise(make, calling, random)) | dict(_built_otherwise(make, calling, random))
+    return {way: run for way, run in alternatives.items() if probe.answers(run, PLAIN)}
 
 
 def _called_otherwise(make: Constructor, calling: Calling, random: bool) -> Iterator[tuple[str, Run]]:
@@ -232,9 +239,9 @@ def _built_otherwise(make: Constructor, calling: Calling, random: bool) -> Itera
         yield "in evaluation mode", _adapter(make, evaluating=True)(called)
         yield "in inference mode", _adapter(make, evaluating=False, context=torch.inference_mode)(called)
     if "batch_first" in make.options:
-        turned = replace(make, options={**make.options, "batch_first": calling.length_first})
+        rotated = replace(make, options={**make.options, "batch_first": calling.length_first})
         other = replace(calling, length_first=not calling.length_first)
-        yield "in the other layout", _adapter(turned, evaluating=random)(_output_of(other))
+        yield "in the other layout", _adapter(rotated, evaluating=random)(_output_of(other))
     if make.rates:
         dropping = replace(make, options={**make.options, **dict.fromkeys(make.rates, 0.5)})
         yield "in evaluation mode, built with dropout", _adapter(dropping, evaluating=True)(called)
@@ -366,5 +373,5 @@ def _with_padding(calling: Calling, probe: Probe) -> Calling:
     return booleans if floats and not without else calling
 
 
-def _shared(case: Case) -> Case | Unable:
+def _shared(case: Case) -> Case | Unsupported:
     return one_mask(replace(case, mask_shape=MaskShape.SHARED))

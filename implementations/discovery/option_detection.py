@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from attention_conformance.implementations.api.contract import Unable
+from attention_conformance.implementations.api.contract import Unsupported
 from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.implementations.discovery.probing import PLAIN, Extras, Probe, alike
 from attention_conformance.spec.cases import Case
@@ -40,7 +40,7 @@ UNSHARED = "it answers fewer key heads, and shares them in no known order"
 SWALLOWED = "its **kwargs takes it, and nothing changes"
 
 
-def further_claims(probe: Probe, named: Set[Feature]) -> tuple[Probe, list[str]]:
+def option_claims(probe: Probe, named: Set[Feature]) -> tuple[Probe, list[str]]:
     """The probe without the further claims that a call refutes, and notes on what that is.
 
     Args:
@@ -78,7 +78,7 @@ def _refuted(feature: Feature, probe: Probe, named: Set[Feature]) -> str:
 def _unshared(probe: Probe) -> str:
     """Empty if fewer key heads are answered as if each was repeated for its query heads, side by side or in turn."""
     fitted = fit(CASES[Feature.GROUPED], probe.claims)
-    assert not isinstance(fitted, Unable)
+    assert not isinstance(fitted, Unsupported)
     problem = build(fitted, "float32").forward_only()
     grouped, groups = probe.answer(problem), problem.num_heads // problem.num_kv_heads
     if grouped.parts[0].shape != (*problem.query.shape[:-1], problem.value.shape[-1]):
@@ -107,9 +107,9 @@ def with_observed(probe: Probe, extras: Extras) -> Probe:
     return replace(probe, claims=replace(probe.claims, conventions=conventions))
 
 
-def one_set_of_ids(case: Case) -> Case | Unable:
+def one_set_of_ids(case: Case) -> Case | Unsupported:
     """The fit of an interface with one array of segment ids for queries and keys alike."""
     if case.extension.packing is Packing.EMPTY_SEGMENT:
-        return Unable("queries and keys have the same segment ids, so that no query is without a key")
+        return Unsupported("queries and keys have the same segment ids, so that no query is without a key")
     packed = case.extension.packing is Packing.SEGMENTS
     return case.sized(query_length=case.sizes.key_length) if packed else case

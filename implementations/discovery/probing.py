@@ -12,9 +12,9 @@ import torch
 
 from attention_conformance.implementations.adapters.jax_op import is_jax
 from attention_conformance.implementations.adapters.native import bound
-from attention_conformance.implementations.api.contract import Claims, Result, Unable
+from attention_conformance.implementations.api.contract import Claims, Result, Unsupported
 from attention_conformance.implementations.api.fitting import fit
-from attention_conformance.implementations.api.global_state import kept_surroundings
+from attention_conformance.implementations.api.global_state import kept_global_state
 from attention_conformance.implementations.discovery.loading import TargetError, told
 from attention_conformance.spec.cases import Case, MaskKind, Sizes
 from attention_conformance.spec.extensions import NOTHING
@@ -76,7 +76,7 @@ class Probe:
     def ask(self, case: Case, dtype: str = "float32", gradients: bool = False) -> Trial:
         """Asks the case, as near as the claims allow it. What the answer is worth is not judged."""
         fitted = fit(case, self.claims)
-        if isinstance(fitted, Unable):
+        if isinstance(fitted, Unsupported):
             return Trial(error=fitted.reason)
         problem = build(fitted, dtype)
         return self.answer(problem if gradients else problem.forward_only())
@@ -87,7 +87,7 @@ class Probe:
         Where the case asks for something beyond the core, it is that which is left away.
         """
         fitted = fit(case, self.claims)
-        if isinstance(fitted, Unable):
+        if isinstance(fitted, Unsupported):
             return False
         problem = build(fitted, "float32").forward_only()
         core = replace(problem, attn_mask=None, causal=False, scale=None)
@@ -98,9 +98,9 @@ class Probe:
     def answers(self, run: Run, case: Case) -> bool:
         """Whether a finished `run` answers the case without an exception."""
         fitted = fit(case, self.claims)
-        assert not isinstance(fitted, Unable)
+        assert not isinstance(fitted, Unsupported)
         try:
-            with kept_surroundings():
+            with kept_global_state():
                 run(build(fitted, "float32").forward_only().fresh(), self.device)
         except Exception:
             return False
@@ -110,7 +110,7 @@ class Probe:
         """What it answers to the numbers of a problem."""
         spy = _Spy(self.function)
         try:
-            with warnings.catch_warnings(), kept_surroundings():
+            with warnings.catch_warnings(), kept_global_state():
                 warnings.simplefilter("ignore")
                 self.adapt(spy)(problem.fresh(), self.device)
         except KeyboardInterrupt:
@@ -161,10 +161,10 @@ class Extras:
     def names(self) -> tuple[str, ...]:
         return tuple(name for _, name in self.named)
 
-    def claimed(self, claims: Claims, ways: bool) -> Claims:
+    def claimed(self, claims: Claims, alternatives: bool) -> Claims:
         """The claims, and that the named extras are returned; without ways, no more of those."""
         features = claims.features.union(EXTRA_FEATURES[name] for name in self.names)
-        return replace(claims, features=features if ways else features - {Feature.WAYS})
+        return replace(claims, features=features if alternatives else features - {Feature.ALTERNATIVES})
 
     def choosing(self, function: Callable[..., object]) -> Choosing:
         """The function, with only the output and the named extras in its answer."""

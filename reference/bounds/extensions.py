@@ -32,9 +32,9 @@ DROP_STEPS = 3.0
 def multiplied_bounds(trace: Trace, inputs: Inputs, precision: Precision) -> tuple[Floats, Floats, Floats]:
     """Bounds of query, key and value as they are multiplied, (B, H, L, d): inherited, and those of the rotation."""
     query, key = inputs.query, inputs.key
-    if trace.turned is not None:
-        query = turned_bound(trace.turned.query, trace.inputs.query, query, precision)
-        key = turned_bound(trace.turned.key, trace.inputs.key, key, precision)
+    if trace.rotated is not None:
+        query = rotated_bound(trace.rotated.query, trace.inputs.query, query, precision)
+        key = rotated_bound(trace.rotated.key, trace.inputs.key, key, precision)
     num_heads, columns = trace.query.shape[-3], trace.key.shape[-2]
     shared = [share(rows, num_heads, trace.order) for rows in (key, inputs.value)]
     if columns > key.shape[-2]:
@@ -47,13 +47,13 @@ def _followed(rows: Floats, further: int) -> Floats:
     return np.concatenate([rows, np.zeros((*rows.shape[:-2], further, rows.shape[-1]))], axis=-2)
 
 
-def turned_bound(rotation: Rotation, rows: Floats, error: Floats, precision: Precision) -> Floats:
+def rotated_bound(rotation: Rotation, rows: Floats, error: Floats, precision: Precision) -> Floats:
     """Of rows, each within `error`, turned by the rotation or turned back."""
     sizes = np.abs(np.where(np.isfinite(rows), rows, 0.0)) + error
     angle = angle_bound(rotation.angles, rotation.frequencies, precision.angle)
     rounding = gamma(TURN_STEPS * precision.widest)
-    turned = rotation.of_sizes(error + rounding * sizes) + rotation.summed(sizes, (1.0 + rounding) * angle)
-    return np.asarray(turned + precision.floor)
+    rotated = rotation.of_sizes(error + rounding * sizes) + rotation.summed(sizes, (1.0 + rounding) * angle)
+    return np.asarray(rotated + precision.floor)
 
 
 def angle_bound(angles: Floats, frequencies: Floats, roundoff: Roundoff) -> Floats:

@@ -13,8 +13,8 @@ from attention_conformance.reference.bounds.attention import ForwardBounds, exac
 from attention_conformance.reference.bounds.extensions import (
     dropped_bound,
     gathered_bound,
+    rotated_bound,
     slope_bound,
-    turned_bound,
     weight_roundings,
 )
 from attention_conformance.reference.bounds.precision import Precision, Roundoff, gamma, state_roundings
@@ -86,11 +86,11 @@ def _input_errors(trace: Trace, step: Backward, errors: _Errors, precision: Prec
     length, query = trace.inputs.key.shape[-2], errors.query
     given = [(r[..., :length, :], e[..., :length, :]) for r, e in ((step.key, errors.key), (step.value, errors.value))]
     key, value = (gathered_bound(trace, rows, error, precision) for rows, error in given)
-    if trace.turned is not None:
-        query = turned_bound(trace.turned.query, step.query, query, precision)
+    if trace.rotated is not None:
+        query = rotated_bound(trace.rotated.query, step.query, query, precision)
         # The rotation may be undone in each head, before the sum over the group.
         sizes = gather(np.abs(step.key[..., :length, :]), trace.inputs.key.shape[-3], trace.order)
-        key = turned_bound(trace.turned.key, sizes, key, precision)
+        key = rotated_bound(trace.rotated.key, sizes, key, precision)
     return Inputs(query, key, value)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from attention_conformance.implementations.api.contract import Implementation, Unable
+from attention_conformance.implementations.api.contract import Implementation, Unsupported
 from attention_conformance.implementations.builtin import BUILTIN
 from attention_conformance.implementations.builtin.compositions import COMPOSITIONS
 from attention_conformance.tests.benchmarks.growth import head_exponent, holds
@@ -24,8 +24,8 @@ def time_growth(run: Run) -> Iterator[Finding]:
     """speed.time-growth: the fitted power of time over length is no more than two."""
     for each in run.growths:
         if each.quantity == "time":
-            said = f"time grows with the power {_told(each.exponent)} of the length, {each.passes}"
-            yield Finding("speed.time-growth", each.implementation, each.dtype, holds(each.exponent, 2.0), said)
+            context = f"time grows with the power {_told(each.exponent)} of the length, {each.passes}"
+            yield Finding("speed.time-growth", each.implementation, each.dtype, holds(each.exponent, 2.0), context)
 
 
 def head_count(implementation: Implementation, dtype: str, device: str = "cpu") -> Iterator[Finding]:
@@ -36,15 +36,15 @@ def head_count(implementation: Implementation, dtype: str, device: str = "cpu") 
     plain = plain_steps(implementation)
     mine = head_exponent(implementation, dtype, device)
     theirs = mine if plain is None else head_exponent(plain, dtype, device)
-    if plain is not None and not isinstance(mine, Unable) and not isinstance(theirs, Unable):
+    if plain is not None and not isinstance(mine, Unsupported) and not isinstance(theirs, Unsupported):
         yield compared_heads(implementation.name, plain.name, dtype, mine, theirs)
 
 
 def compared_heads(name: str, plain: str, dtype: str, mine: Interval, theirs: Interval) -> Finding:
     """The finding from two powers: the allowed one is that of the plain steps, and at least 0."""
-    said = f"time grows with the power {_told(mine)} of the number of heads, that of {plain} with {_told(theirs)}"
+    context = f"time grows with the power {_told(mine)} of the number of heads, that of {plain} with {_told(theirs)}"
     answers = {holds(mine, max(0.0, end)) for end in (theirs.low, theirs.high)}
-    return Finding("speed.head-count", name, dtype, answers.pop() if len(answers) == 1 else None, said)
+    return Finding("speed.head-count", name, dtype, answers.pop() if len(answers) == 1 else None, context)
 
 
 def baseline(run: Run, libraries: Mapping[str, str]) -> Iterator[Finding]:
@@ -64,8 +64,8 @@ def baseline(run: Run, libraries: Mapping[str, str]) -> Iterator[Finding]:
         ratio = _divided(_speed(each), _speed(plain))
         noise = max(each.noise or 0.0, plain.noise or 0.0)
         fine = True if ratio.low >= 1.0 - noise else None if ratio.high >= 1.0 - noise else False
-        said = f"{_told(ratio)} times as fast as {name}, {each.passes}"
-        yield Finding("speed.baseline", each.implementation, f"{each.workload} {each.dtype}", fine, said)
+        context = f"{_told(ratio)} times as fast as {name}, {each.passes}"
+        yield Finding("speed.baseline", each.implementation, f"{each.workload} {each.dtype}", fine, context)
 
 
 def plain_steps(implementation: Implementation) -> Implementation | None:

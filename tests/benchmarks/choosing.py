@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 
 from attention_conformance.implementations.api.contract import Implementation
 from attention_conformance.implementations.builtin import BUILTIN, NAMED, ON_REQUEST
-from attention_conformance.tests.benchmarks.pairing import Patience
+from attention_conformance.tests.benchmarks.pairing import Effort
 from attention_conformance.tests.benchmarks.workloads import IMPLEMENTATIONS, REPRESENTATIVE, Timed, timed
 from attention_conformance.tests.harness.judge.clause_tests import Selection
 from attention_conformance.tests.harness.run.selection import Options, UsageError
@@ -30,7 +30,7 @@ class Wish:
 
     workloads: tuple[str, ...] = ()
     baseline: str = ""
-    seconds: float = Patience().seconds
+    seconds: float = Effort().seconds
     whole: bool = False
 
 
@@ -41,7 +41,7 @@ class Plan:
     implementations: tuple[Implementation, ...]
     timed: tuple[Timed, ...]
     device: str
-    patience: Patience
+    effort: Effort
     baseline: Implementation | None
     whole: bool
 
@@ -73,7 +73,7 @@ def plan_of(options: Options, selection: Selection, wish: Wish) -> Plan:
         implementations=implementations,
         timed=_timed(wish.workloads, selection.dtypes),
         device=options.device,
-        patience=replace(Patience(), seconds=wish.seconds),
+        effort=replace(Effort(), seconds=wish.seconds),
         baseline=_baseline(wish.baseline, implementations),
         whole=wish.whole,
     )

@@ -40,7 +40,7 @@ class Change:
     ratio: Interval | None
     worse: bool
     better: bool
-    said: str
+    context: str
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -88,7 +88,7 @@ def told(changes: Sequence[Change]) -> Iterator[str]:
         ("faster", [c for c in changes if c.better]),
     ):
         yield f"{title}: {len(chosen) or 'nothing'}"
-        yield from (f"  {change.name}: {change.said}" for change in chosen)
+        yield from (f"  {change.name}: {change.context}" for change in chosen)
     yield f"no difference: {sum(not (c.worse or c.better) for c in changes)} of {len(changes)}"
 
 
@@ -108,17 +108,17 @@ def _change(old: Measurement, new: Measurement) -> Change:
     if old.verdict in WITH_SPEED and new.verdict in WITH_SPEED and old.speed and new.speed:
         return _of_speeds(name, old, new, old.speed, new.speed)
     lost = old.verdict in (*WITH_SPEED, Speed.BASELINE) and new.verdict not in (*WITH_SPEED, Speed.BASELINE)
-    said = f"{old.verdict}, then {new.verdict}" + (f" ({new.reason})" if new.reason else "")
-    return Change(name, None, lost, False, said)
+    context = f"{old.verdict}, then {new.verdict}" + (f" ({new.reason})" if new.reason else "")
+    return Change(name, None, lost, False, context)
 
 
 def _of_speeds(name: str, old: Measurement, new: Measurement, before: Interval, after: Interval) -> Change:
     """The interval of a ratio of two independent ones: as wide as both allow, so that it errs on the safe side."""
     ratio = Interval(after.value / before.value, after.low / before.high, after.high / before.low)
     noise = max(old.noise or 0.0, new.noise or 0.0)
-    said = f"{ratio.value:.3g} x as fast as before ({ratio.low:.3g} to {ratio.high:.3g}, noise {noise:.1%})"
+    context = f"{ratio.value:.3g} x as fast as before ({ratio.low:.3g} to {ratio.high:.3g}, noise {noise:.1%})"
     worse = ratio.high < 1.0 and ratio.value < 1.0 / (1.0 + noise)
-    return Change(name, ratio, worse, ratio.low > 1.0 and ratio.value > 1.0 + noise, said)
+    return Change(name, ratio, worse, ratio.low > 1.0 and ratio.value > 1.0 + noise, context)
 
 
 if __name__ == "__main__":

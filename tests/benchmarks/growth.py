@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from attention_conformance.implementations.adapters.native import native
-from attention_conformance.implementations.api.contract import Implementation, Unable
+from attention_conformance.implementations.api.contract import Implementation, Unsupported
 from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.spec.cases import Case
 from attention_conformance.spec.features import Feature
@@ -111,13 +111,13 @@ def growths(
     device: str = "cpu",
     lengths: Sequence[int] = LENGTHS,
     rounds: int = ROUNDS,
-) -> tuple[Growth, ...] | Unable:
+) -> tuple[Growth, ...] | Unsupported:
     """How time and memory grow with the length; memory is left out where it cannot be measured, time without rounds.
 
     Time is held against equation 15.1, which grows with the square of the length; memory against what is claimed.
     """
     found = measured(implementation, of_length, lengths, passes, dtype, device, rounds)
-    if isinstance(found, Unable):
+    if isinstance(found, Unsupported):
         return found
     linear = 1.0 if Feature.LINEAR_MEMORY in implementation.claims else None
     made = partial(_growth, implementation.name, passes=passes, dtype=dtype, lengths=found.sizes)
@@ -128,10 +128,10 @@ def growths(
     return tuple(told)
 
 
-def head_exponent(implementation: Implementation, dtype: str, device: str = "cpu") -> Interval | Unable:
+def head_exponent(implementation: Implementation, dtype: str, device: str = "cpu") -> Interval | Unsupported:
     """The power with which time grows with the number of heads, while their width together stays."""
     found = measured(implementation, of_heads, HEADS, FORWARD, dtype, device)
-    return found if isinstance(found, Unable) else exponent(found.sizes, found.seconds)
+    return found if isinstance(found, Unsupported) else exponent(found.sizes, found.seconds)
 
 
 def measured(
@@ -142,7 +142,7 @@ def measured(
     dtype: str,
     device: str = "cpu",
     rounds: int = ROUNDS,
-) -> Samples | Unable:
+) -> Samples | Unsupported:
     """Time and memory of calls of several sizes, the times in turn and in random order, so that drift hits all alike.
 
     Sizes are tried in their order until a call takes longer than `LONGEST`. At least three are needed.
@@ -151,7 +151,7 @@ def measured(
     memory: list[int | None] = []
     for size in sizes:
         ready = _ready(implementation, case_of(size), passes, dtype, device)
-        if isinstance(ready, Unable):
+        if isinstance(ready, Unsupported):
             return ready
         if not calls:
             ready()
@@ -161,20 +161,20 @@ def measured(
         if time.perf_counter() - start > LONGEST:
             break
     if len(calls) < 3:
-        return Unable(f"a call at size {sizes[len(calls) - 1]} takes longer than {LONGEST:g} s")
+        return Unsupported(f"a call at size {sizes[len(calls) - 1]} takes longer than {LONGEST:g} s")
     return Samples(tuple(sizes[: len(calls)]), _in_turn(calls, device, rounds) if rounds else (), tuple(memory))
 
 
 def _ready(
     implementation: Implementation, case: Case, passes: str, dtype: str, device: str
-) -> Callable[[], object] | Unable:
+) -> Callable[[], object] | Unsupported:
     """The call for a case."""
     if dtype not in implementation.claims.dtypes:
-        return Unable(f"does not claim {dtype}")
+        return Unsupported(f"does not claim {dtype}")
     if passes != FORWARD and Feature.GRADIENTS not in implementation.claims:
-        return Unable(f"does not claim {Feature.GRADIENTS}")
+        return Unsupported(f"does not claim {Feature.GRADIENTS}")
     fitted = fit(case, implementation.claims)
-    if isinstance(fitted, Unable):
+    if isinstance(fitted, Unsupported):
         return fitted
     problem = build(fitted, dtype).fresh()
     problem = problem.forward_only() if passes == FORWARD else problem

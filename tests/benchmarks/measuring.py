@@ -12,14 +12,14 @@ from functools import partial
 import numpy as np
 import torch
 
-from attention_conformance.implementations.api.contract import Implementation, Unable
-from attention_conformance.implementations.api.global_state import kept_surroundings
+from attention_conformance.implementations.api.contract import Implementation, Unsupported
+from attention_conformance.implementations.api.global_state import kept_global_state
 from attention_conformance.spec.cases import Case
 from attention_conformance.tests.benchmarks.contending import Contender, contenders
 from attention_conformance.tests.benchmarks.counting import Work, result_bytes, work
 from attention_conformance.tests.benchmarks.floor import beaten, floor_seconds, limits
 from attention_conformance.tests.benchmarks.memory import peak
-from attention_conformance.tests.benchmarks.pairing import Clock, Patience, Times, verdict
+from attention_conformance.tests.benchmarks.pairing import Clock, Effort, Times, verdict
 from attention_conformance.tests.benchmarks.record import Measurement, Rates, Speed
 from attention_conformance.tests.benchmarks.verifying import Checked, verified
 from attention_conformance.tests.benchmarks.workloads import Timed, suited
@@ -47,13 +47,13 @@ class Conditions:
     Attributes:
         device: as torch spells it.
         rates: of the machine.
-        patience: with each pair.
+        effort: with each pair.
         seed: of the order within rounds.
     """
 
     device: str
     rates: Rates
-    patience: Patience = field(default_factory=Patience)
+    effort: Effort = field(default_factory=Effort)
     seed: int = field(default_factory=lambda: time.time_ns() % 2**32)
 
 
@@ -63,11 +63,11 @@ def measure(
     """Times the implementation on a workload, checks its answers, and says what follows."""
     empty = _empty(timed, implementation, baseline, conditions.device)
     cases = [suited(timed.workload, each.claims, timed.passes, timed.dtype) for each in (implementation, baseline)]
-    unable = [case.reason for case in cases if isinstance(case, Unable)]
-    if isinstance(cases[0], Unable):
-        return replace(empty, verdict=Speed.UNABLE, reason=cases[0].reason)
-    if unable or not isinstance(cases[1], Case):
-        return replace(empty, verdict=Speed.UNABLE, reason=f"the baseline {baseline.name} {unable[0]}")
+    unsupported = [case.reason for case in cases if isinstance(case, Unsupported)]
+    if isinstance(cases[0], Unsupported):
+        return replace(empty, verdict=Speed.UNSUPPORTED, reason=cases[0].reason)
+    if unsupported or not isinstance(cases[1], Case):
+        return replace(empty, verdict=Speed.UNSUPPORTED, reason=f"the baseline {baseline.name} {unsupported[0]}")
     try:
         with _kept(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a candidate may warn; what it answers is judged
@@ -103,7 +103,7 @@ def _measured(
     task, first = work(candidate.problem, pair[0].claims.conventions), _first_call(candidate)
     calls = _warmed([candidate, baseline, same], 1 if first > SLOW else WARM)
     candidate.keeping = baseline.keeping = True
-    clock = Clock(conditions.patience, np.random.default_rng(conditions.seed))
+    clock = Clock(conditions.effort, np.random.default_rng(conditions.seed))
     times = clock.pair(_guarded(candidate), _guarded(baseline), _guarded(same))
     found = replace(
         empty,
@@ -206,7 +206,7 @@ def _kept() -> Iterator[None]:
     """The state of the process, the number of threads among it, which no contender may change for the others."""
     threads = torch.get_num_threads()
     try:
-        with kept_surroundings():
+        with kept_global_state():
             yield
         if torch.get_num_threads() != threads:
             raise WrongError(f"a call changed the number of threads from {threads} to {torch.get_num_threads()}")

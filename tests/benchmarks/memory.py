@@ -92,7 +92,7 @@ def left_behind(call: Callable[[], object], times: int, suspicious: int, device:
     Args:
         call: made twice before, so that what is kept on purpose is there.
         times: how many calls are watched.
-        suspicious: growth from which on garbage is collected, which takes long, and the growth told again.
+        suspicious: growth from which on poison is collected, which takes long, and the growth told again.
         device: as torch spells it.
     """
     for _ in range(2):
@@ -114,7 +114,7 @@ def absent() -> str:
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """Without a collection of garbage amid the call, which would hide what the call needs."""
+    """Without a collection of poison amid the call, which would hide what the call needs."""
     enabled = gc.isenabled()
     gc.disable()
     try:

@@ -21,7 +21,7 @@ from attention_conformance.tests.benchmarks.stored import run_of
 from attention_conformance.tests.benchmarks.table import claim, outcome
 
 ASSETS = Path(__file__).parent / "assets"
-SHADES = dict.fromkeys(Speed, "bad") | dict.fromkeys((Speed.SAME, Speed.BASELINE, Speed.UNABLE), "")
+SHADES = dict.fromkeys(Speed, "bad") | dict.fromkeys((Speed.SAME, Speed.BASELINE, Speed.UNSUPPORTED), "")
 SHADES[Speed.FASTER] = "good"
 UNUSABLE = 4
 """Exit status where the input cannot be read or the page not be written."""

@@ -40,7 +40,7 @@ WIDE = 1.3
 
 
 @dataclass(frozen=True)
-class Patience:
+class Effort:
     """How long a pair is timed.
 
     Attributes:
@@ -83,17 +83,17 @@ class Times:
 class Clock:
     """Times pairs; a seed of its own draws the order within rounds."""
 
-    patience: Patience = Patience()
+    effort: Effort = Effort()
     random: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
 
     def pair(self, candidate: Block, baseline: Block, same: Block) -> Times:
         """Rounds of candidate, baseline, and `same`: the baseline again, by tensors of its own."""
         blocks, rounds = (candidate, baseline, same), list[list[float]]()
-        start, look = time.perf_counter(), self.patience.fewest
+        start, look = time.perf_counter(), self.effort.fewest
         with undisturbed():
-            while len(rounds) < self.patience.most:
+            while len(rounds) < self.effort.most:
                 took = time.perf_counter() - start
-                if took >= OVERTIME * self.patience.seconds and len(rounds) >= LEAST:
+                if took >= OVERTIME * self.effort.seconds and len(rounds) >= LEAST:
                     break
                 if len(rounds) >= look:
                     if _times(rounds).narrow(self._wanted(took)):
@@ -104,7 +104,7 @@ class Clock:
 
     def _wanted(self, took: float) -> float:
         """How narrow is narrow enough after so many seconds."""
-        return self.patience.width * (1.0 if took < self.patience.seconds else BEARABLE)
+        return self.effort.width * (1.0 if took < self.effort.seconds else BEARABLE)
 
     def _round(self, blocks: Sequence[Block], number: int) -> list[float]:
         took = [0.0] * len(blocks)
@@ -120,7 +120,7 @@ def _times(rounds: Sequence[Sequence[float]]) -> Times:
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Without the collection of garbage, which would fall into whichever call comes next."""
+    """Without the collection of poison, which would fall into whichever call comes next."""
     enabled = gc.isenabled()
     gc.collect()
     gc.disable()

@@ -123,8 +123,8 @@ def _tooltip(*fields: str) -> list[Value]:
 
 def _told(*fields: str) -> Value:
     """These fields for the eyes, when pointed at, and for screen readers."""
-    spoken = " + ', ' + ".join(f"datum.{field}" for field in fields)
-    return {"tooltip": _tooltip(*fields), "description": {"value": {"expr": spoken}}}
+    mark_of = " + ', ' + ".join(f"datum.{field}" for field in fields)
+    return {"tooltip": _tooltip(*fields), "description": {"value": {"expr": mark_of}}}
 
 
 def _coordinates(found: Measurement | Growth) -> Value:
@@ -179,7 +179,7 @@ def _forest(names: Sequence[str], ticks: Sequence[float], lines: int) -> Value:
     line, left = {"y": y, "x": start, **telling}, {"align": "left", "baseline": "middle", "aria": False}
     above, both = {"yOffset": -ROW / 2}, {"yOffset": -ROW / 2, "y2Offset": -ROW / 2}
     title = {"dy": -LINE / 2, "lineHeight": LINE, "fontWeight": "bold"}
-    said = {**left, **above, "align": _by_side("'left'", "'right'"), "limit": {"expr": "width"}}
+    context = {**left, **above, "align": _by_side("'left'", "'right'"), "limit": {"expr": "width"}}
     return {
         "height": {"step": ROW + LINE * lines},
         "layer": [
@@ -190,7 +190,7 @@ def _forest(names: Sequence[str], ticks: Sequence[float], lines: int) -> Value:
             _layer("point", {"y": y, "x": x, **telling, **_identity(names)}, KNOWN, **above, **DOT),
             _layer("text", name, _has("lines"), **left, dy=LINE, lineHeight=LINE),
             _layer("text", {**line, "text": {"field": "heading"}}, _has("heading"), **left, **above, **title),
-            _layer("text", {**line, **_opposite(), "text": {"field": "said"}}, _has("said"), **said),
+            _layer("text", {**line, **_opposite(), "text": {"field": "said"}}, _has("said"), **context),
         ],
     }
 

@@ -24,7 +24,7 @@ class Speed(StrEnum):
     """An answer of a timed call is outside its rounding bound: there is no speed without correctness."""
     IMPOSSIBLE = "impossible"
     """Faster than the machine's own measured rates allow: the work was not done."""
-    UNABLE = "unable"
+    UNSUPPORTED = "unsupported"
     """It does not claim what the workload needs, or the machine has no room or device; `reason` says which."""
     ERROR = "error"
 
@@ -155,7 +155,7 @@ class Finding:
     implementation: str
     where: str
     holds: bool | None
-    said: str
+    context: str
 
 
 @dataclass(frozen=True)

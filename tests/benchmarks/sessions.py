@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from attention_conformance.implementations.api.contract import Implementation, Unable
+from attention_conformance.implementations.api.contract import Implementation, Unsupported
 from attention_conformance.spec.features import Scope
 from attention_conformance.tests.benchmarks.asking import findings, head_count
 from attention_conformance.tests.benchmarks.choosing import Plan
@@ -49,7 +49,7 @@ class Session:
 
     def pair(self, timed: Timed, implementation: Implementation) -> Measurement:
         """Measures an implementation on a workload."""
-        conditions = Conditions(self.plan.device, self.run.rates, self.plan.patience)
+        conditions = Conditions(self.plan.device, self.run.rates, self.plan.effort)
         found = measure(timed, implementation, self.plan.baseline_of(timed), conditions)
         self._step(replace(self.run, measurements=(*self.run.measurements, found)))
         return found
@@ -58,7 +58,7 @@ class Session:
         """Measures how an op grows with the length and the number of heads; why not, where it cannot be asked."""
         device, dtype = self.plan.device, "float32"
         found = growths(implementation, FORWARD, dtype, device)
-        if isinstance(found, Unable):
+        if isinstance(found, Unsupported):
             self._step(self.run)
             return found.reason
         heads = tuple(head_count(implementation, dtype, device))

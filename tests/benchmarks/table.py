@@ -137,7 +137,7 @@ def _findings(found: Sequence[Finding], width: int) -> Iterator[str]:
         yield from wrap(f"  {clause}: {told}", width, subsequent_indent="    ")
     for each in found:
         if each.holds is False:
-            told = f"{outcome(each.holds)} {each.clause} [{each.where}]: {each.implementation}: {each.said}"
+            told = f"{outcome(each.holds)} {each.clause} [{each.where}]: {each.implementation}: {each.context}"
             yield from wrap(f"  {figures.visible(told)}", width, subsequent_indent="    ")
 
 

@@ -20,7 +20,7 @@ def test_speed(timed: Timed, implementation: Implementation, session: Session, r
     found = session.pair(timed, implementation)
     if found.seconds:
         _keep(found, timed, request.getfixturevalue("benchmark"))
-    if found.verdict is Speed.UNABLE:
+    if found.verdict is Speed.UNSUPPORTED:
         pytest.skip(found.reason)
     if found.verdict in REFUSED:
         pytest.fail(f"{found.verdict}: {found.reason}", pytrace=False)

@@ -38,25 +38,25 @@ class Checked:
         elements: so many were compared.
         message: what is wrong; empty where all is within the bounds.
         about: what was checked, in words.
-        blunt: parts of the answer that were not, because zeros would be within their bounds, too.
+        inconclusive: parts of the answer that were not, because zeros would be within their bounds, too.
     """
 
     worst: float = 0.0
     elements: int = 0
     message: str = ""
     about: str = ""
-    blunt: tuple[str, ...] = ()
+    inconclusive: tuple[str, ...] = ()
 
     def joined(self, other: Checked) -> Checked:
         """Both; the first message counts."""
         about = "; ".join(part for part in (self.about, other.about) if part)
         worst = max(self.worst, other.worst)
         elements, message = self.elements + other.elements, self.message or other.message
-        return Checked(worst, elements, message, about, tuple(dict.fromkeys(self.blunt + other.blunt)))
+        return Checked(worst, elements, message, about, tuple(dict.fromkeys(self.inconclusive + other.inconclusive)))
 
     def __str__(self) -> str:
         """What was checked, and what was not."""
-        return f"{self.about}; bounds too wide for {', '.join(self.blunt)}" if self.blunt else self.about
+        return f"{self.about}; bounds too wide for {', '.join(self.inconclusive)}" if self.inconclusive else self.about
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,8 +175,8 @@ def _misshapen(problem: Problem, result: Result) -> str:
 
 def _compared(name: str, got: Array | None, expected: Expected, dtype: str, where: str) -> Checked:
     found = compare(name, got, expected, dtype)
-    if found.blunt:
-        return Checked(blunt=(name,))
+    if found.inconclusive:
+        return Checked(inconclusive=(name,))
     message = f"{found.message} (counted within {where})" if found.message else ""
     return Checked(found.worst, expected.value.size, message)
 

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from attention_conformance.implementations.adapters.tensors import TORCH_DTYPES, to_array
-from attention_conformance.implementations.api.contract import Claims, Unable
+from attention_conformance.implementations.api.contract import Claims, Unsupported
 from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.spec.cases import Case, MaskKind, MaskShape, ModuleForm, Padding, Sharing, Sizes
 from attention_conformance.spec.features import Feature, Scope
@@ -155,7 +155,7 @@ IMPLEMENTATIONS = (
 """The built-in ones that take part where none is named."""
 
 
-def suited(workload: Workload, claims: Claims, passes: str, dtype: str) -> Case | Unable:
+def suited(workload: Workload, claims: Claims, passes: str, dtype: str) -> Case | Unsupported:
     """The workload's case as an implementation takes it, or why it does not.
 
     Nothing is made smaller or left out; only how a padding is told and whether inputs are one array may differ.
@@ -163,11 +163,11 @@ def suited(workload: Workload, claims: Claims, passes: str, dtype: str) -> Case 
     case = workload.case
     if claims.scope is not case.scope:
         article = {Scope.OP: "an op", Scope.MODULE: "a module"}
-        return Unable(f"is {article[claims.scope]}, and the workload asks {article[case.scope]}")
+        return Unsupported(f"is {article[claims.scope]}, and the workload asks {article[case.scope]}")
     if dtype not in claims.dtypes:
-        return Unable(f"does not claim {dtype}")
+        return Unsupported(f"does not claim {dtype}")
     if missing := [feature for feature, needed in _needs(case, passes).items() if needed and feature not in claims]:
-        return Unable(f"does not claim {missing[0]}")
+        return Unsupported(f"does not claim {missing[0]}")
     found = [_whole(told, claims) for told in _tellings(case)]
     return next((each for each in found if isinstance(each, Case)), found[0])
 
@@ -193,18 +193,18 @@ def _tellings(case: Case) -> Iterator[Case]:
         yield replace(case, padding=Padding.NONE, mask=MaskKind.BOOL, mask_shape=MaskShape.KEYS)
 
 
-def _whole(case: Case, claims: Claims) -> Case | Unable:
+def _whole(case: Case, claims: Claims) -> Case | Unsupported:
     fitted = fit(case, claims)
-    if isinstance(fitted, Unable):
+    if isinstance(fitted, Unsupported):
         return fitted
     if replace(fitted, module=None) != replace(case, module=None):
-        return Unable(f"takes {fitted.sizes}, and not {case.sizes}")
+        return Unsupported(f"takes {fitted.sizes}, and not {case.sizes}")
     if case.module is None:
         return case
     form = replace(case.module, sharing=_sharing(case.module.sharing, claims))
     nearest = claims.fit(replace(case, module=form))
     if isinstance(nearest, Case) and nearest != replace(case, module=form):
-        return Unable(f"takes no input of width {form.query_dim} to an output of {form.out_dim}")
+        return Unsupported(f"takes no input of width {form.query_dim} to an output of {form.out_dim}")
     return nearest
 
 

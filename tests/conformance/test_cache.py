@@ -47,7 +47,7 @@ def test_query_start(judge: Judge) -> None:
     cases = [Case(causal=True).sized(query_length=q, key_length=k).extended(query_start=p) for q, k, p in placed]
     windowed = [case.extended(left=reach(3, judge.conventions)) for case in cases[:2]]
     for case in judge.cases(*cases, *windowed):
-        judge.assert_conforms(case, said=f"the first query stands at position {case.extension.query_start}")
+        judge.assert_conforms(case, context=f"the first query stands at position {case.extension.query_start}")
 
 
 @clause("cache.query-start-rows")
@@ -59,8 +59,8 @@ def test_query_start_rows(judge: Judge) -> None:
         bound = np.broadcast_to(whole.bound, whole.value.shape)
         for piece in (slice(0, 2), slice(2, 5), slice(5, 6), slice(6, 9)):
             rows = Expected(whole.value[..., piece, :], bound[..., piece, :])
-            said = f"queries {piece.start} to {piece.stop - 1}, as a call of their own with their start"
-            judge.assert_answers(case, _part(problem, piece), rows, said)
+            context = f"queries {piece.start} to {piece.stop - 1}, as a call of their own with their start"
+            judge.assert_answers(case, _part(problem, piece), rows, context)
 
 
 def _part(whole: Problem, piece: slice) -> Problem:
@@ -73,14 +73,14 @@ def _part(whole: Problem, piece: slice) -> Problem:
 def test_decode(judge: Judge) -> None:
     cases = (fed(5, 1, 1), fed(1, 1, 1, 1, 1), fed(16, 1), fed(7))
     for case in judge.cases(*cases, *filled(lambda length: (length - 1, 1, 1, 1))):
-        judge.assert_conforms(case, said=_said(case))
+        judge.assert_conforms(case, context=_said(case))
 
 
 @clause("cache.chunked-prefill")
 def test_chunked_prefill(judge: Judge) -> None:
     cases = (fed(3, 4), fed(2, 3, 2), fed(1, 5, 1), fed(16, 17), *filled(lambda length: (length // 2, 5, length)))
     for case in judge.cases(*cases):
-        judge.assert_conforms(case, said=_said(case))
+        judge.assert_conforms(case, context=_said(case))
 
 
 def _said(case: Case) -> str:
@@ -94,26 +94,28 @@ def _said(case: Case) -> str:
 def test_window(judge: Judge) -> None:
     wanted = (*((case, 3) for case in ORDINARY), (ORDINARY[0], 6), (ORDINARY[2], 1))
     for case in judge.cases(*(case.extended(left=reach(keys, judge.conventions)) for case, keys in wanted)):
-        judge.assert_conforms(case, said=_said(case))
+        judge.assert_conforms(case, context=_said(case))
 
 
 @clause("cache.rotary")
 def test_rotary(judge: Judge) -> None:
     for case in judge.cases(*(case.extended(rotary_base=BASE) for case in ORDINARY)):
-        judge.assert_conforms(case, said=_said(case))
+        judge.assert_conforms(case, context=_said(case))
 
 
 @clause("cache.alibi")
 def test_alibi(judge: Judge) -> None:
     for case in judge.cases(*(case.extended(alibi=True) for case in ORDINARY)):
-        judge.assert_conforms(case, said=_said(case))
+        judge.assert_conforms(case, context=_said(case))
 
 
 @clause("cache.grouped")
 def test_grouped(judge: Judge) -> None:
     cases = [case.sized(num_heads=6, num_kv_heads=heads) for case, heads in zip(ORDINARY, (3, 2, 1), strict=True)]
     for case in judge.cases(*cases):
-        judge.assert_conforms(case, said=f"{case.sizes.kv_heads} heads are kept for {case.sizes.num_heads} of queries")
+        judge.assert_conforms(
+            case, context=f"{case.sizes.kv_heads} heads are kept for {case.sizes.num_heads} of queries"
+        )
 
 
 @clause("cache.static")
@@ -126,7 +128,7 @@ def test_static(judge: Judge) -> None:
         plain[0].sized(num_heads=6, num_kv_heads=3),
     )
     for case in judge.cases(*plain, *beside):
-        judge.assert_conforms(case, said=_said(case))
+        judge.assert_conforms(case, context=_said(case))
 
 
 RINGS = (
@@ -143,15 +145,15 @@ RINGS = (
 @clause("cache.ring")
 def test_ring(judge: Judge) -> None:
     for case in judge.cases(*_rings(judge.conventions)):
-        judge.assert_conforms(case, said=_said(case))
+        judge.assert_conforms(case, context=_said(case))
 
 
 @clause("cache.ring-positions")
 def test_ring_positions(judge: Judge) -> None:
     rings = _rings(judge.conventions)[:3]
-    turned = [case.extended(rotary_base=BASE) for case in rings]
-    for case in judge.cases(*turned, *(case.extended(alibi=True) for case in rings)):
-        judge.assert_conforms(case, said=_said(case))
+    rotated = [case.extended(rotary_base=BASE) for case in rings]
+    for case in judge.cases(*rotated, *(case.extended(alibi=True) for case in rings)):
+        judge.assert_conforms(case, context=_said(case))
 
 
 def _rings(conventions: Conventions) -> list[Case]:
@@ -164,4 +166,4 @@ def test_new_sequence(judge: Judge) -> None:
     wanted = (fed(3, 1, 1, seed=1), fed(3, 1, 1, seed=2), fed(2, 2, seed=3), fed(4, 3, seed=4))
     cases = list(judge.cases(*(case.sized(d_v=4) for case in wanted)))
     for number in (0, 1, 0, 2, 3, 2) if cases else ():
-        judge.assert_conforms(cases[number], said=f"not the first sequence that is fed; {_said(cases[number])}")
+        judge.assert_conforms(cases[number], context=f"not the first sequence that is fed; {_said(cases[number])}")

@@ -46,8 +46,8 @@ def test_no_future(judge: Judge) -> None:
         problem = changed(judge.problem(case).forward_only(), query=other_future, key=other_future, value=other_future)
         whole = judge.expected(case)["output"]
         past = Expected(whole.value[..., :now, :], whole.bound[..., :now, :])
-        said = f"everything from position {now} on was changed; the rows before it may not know"
-        judge.assert_answers(case, problem, past, said, of=taking(np.arange(now), -2))
+        context = f"everything from position {now} on was changed; the rows before it may not know"
+        judge.assert_answers(case, problem, past, context, of=taking(np.arange(now), -2))
 
 
 @clause("causal.alignment")
@@ -69,15 +69,15 @@ def test_empty_rows(judge: Judge) -> None:
 @clause("causal.any-scale")
 def test_any_scale(judge: Judge) -> None:
     for case in judge.cases(*(replace(SQUARE, scale=scale, seed=n) for n, scale in enumerate((0.0, 0.0, -0.7, -0.7)))):
-        judge.assert_conforms(case, said=f"a causal flag and scale {case.scale:g}")
+        judge.assert_conforms(case, context=f"a causal flag and scale {case.scale:g}")
 
 
 @clause("causal.any-scores")
 def test_any_scores(judge: Judge) -> None:
     others = (replace(SQUARE, scores=kind) for kind in (Scores.ONE_HOT, Scores.RISING))
-    sunken = deep(judge.conventions.empty_row_causal, replace(SQUARE, scores=Scores.SUNKEN))
-    for case in judge.cases(*sunken, *others):
-        judge.assert_conforms(case, said=f"a causal flag and {case.scores} scores")
+    very_negative = deep(judge.conventions.empty_row_causal, replace(SQUARE, scores=Scores.VERY_NEGATIVE))
+    for case in judge.cases(*very_negative, *others):
+        judge.assert_conforms(case, context=f"a causal flag and {case.scores} scores")
 
 
 @clause("causal.with-mask")
@@ -92,18 +92,18 @@ def test_with_mask(judge: Judge) -> None:
             judge.assert_conforms(case)
 
 
-@clause("causal.emptied-with-mask")
+@clause("causal.empty-row-with-mask")
 def test_emptied_with_mask(judge: Judge) -> None:
     claimed = judge.conventions
     answers = {MaskKind.BOOL: claimed.empty_row_bool, MaskKind.INFINITE: claimed.empty_row_float}
     kinds = [kind for kind, answer in answers.items() if answer is claimed.empty_row_causal]
     if not kinds:
-        judge.unable.append("claims two answers for a row that flag and mask empty together")
+        judge.unsupported.append("claims two answers for a row that flag and mask empty together")
     for case in judge.cases(*(replace(SQUARE, mask=kind, pattern=Pattern.LAST_KEY) for kind in kinds)):
         if claimed.causal_with_mask is CausalWithMask.INTERSECT:
-            judge.assert_conforms(case, said="the mask leaves only the last key, the flag hides it")
+            judge.assert_conforms(case, context="the mask leaves only the last key, the flag hides it")
         else:
-            judge.assert_conforms_or_refuses(case, said="the mask leaves only the last key, the flag hides it")
+            judge.assert_conforms_or_refuses(case, context="the mask leaves only the last key, the flag hides it")
 
 
 @clause("causal.with-padding")
@@ -116,8 +116,8 @@ def test_with_padding(judge: Judge) -> None:
 @clause("causal.padded-start")
 def test_padded_start(judge: Judge) -> None:
     if judge.conventions.empty_row_causal is not judge.conventions.empty_row_padding:
-        judge.unable.append("claims two answers for a row that flag and padding empty together")
+        judge.unsupported.append("claims two answers for a row that flag and padding empty together")
         return
     padded = [replace(SQUARE, padding=padding) for padding in (Padding.LEFT, Padding.HOLES)]
     for case in judge.cases(*padded, *(case.sized(query_length=17, key_length=17) for case in padded)):
-        judge.assert_conforms(case, said="the first keys are padding")
+        judge.assert_conforms(case, context="the first keys are padding")

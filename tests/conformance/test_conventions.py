@@ -28,7 +28,7 @@ def test_empty_row(judge: Judge) -> None:
         _assert_consistent(judge, question)
 
 
-@clause("conventions.least-number", dtypes=WIDE)
+@clause("conventions.finite-mask-fill", dtypes=WIDE)
 def test_least_number(judge: Judge) -> None:
     _assert_consistent(judge, LEAST_NUMBER)
 
@@ -44,7 +44,7 @@ def test_masked_nan(judge: Judge) -> None:
         _assert_consistent(judge, question)
 
 
-@clause("conventions.number-mask", dtypes=WIDE)
+@clause("conventions.numeric-mask", dtypes=WIDE)
 def test_number_mask(judge: Judge) -> None:
     for question in (INTEGERS, FLOATS):
         _assert_consistent(judge, question)
@@ -60,7 +60,7 @@ def _assert_consistent(judge: Judge, question: Question) -> None:
     """One answer to a question, whatever the form and the path; the first one is held against all others."""
     found = list(answers(judge, question))
     if len(found) < 2:
-        judge.unable.append(f"{question.name}: there is one way to ask at most")
+        judge.unsupported.append(f"{question.name}: there is one way to ask at most")
         return
     first_case, first_path, first = found[0]
     for case, path, answer in found[1:]:

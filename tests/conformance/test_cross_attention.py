@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from attention_conformance.implementations.api.contract import Unable
+from attention_conformance.implementations.api.contract import Unsupported
 from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Padding, Sharing
 from attention_conformance.tests.harness.judge.clause_tests import clause
@@ -38,7 +38,7 @@ def test_lengths(judge: Judge) -> None:
 @clause("cross-attention.single-query")
 def test_single_query(judge: Judge) -> None:
     for case in judge.cases(
-        *(Case(seed=24, spread=3.0).sized(query_length=1, key_length=k) for k in (1, 7, 65)),
+        *(Case(seed=24, score_std=3.0).sized(query_length=1, key_length=k) for k in (1, 7, 65)),
         Case(seed=25, mask=MaskKind.BOOL).sized(query_length=1),
     ):
         judge.assert_conforms(case)
@@ -47,7 +47,7 @@ def test_single_query(judge: Judge) -> None:
 @clause("cross-attention.key-value")
 def test_key_value(judge: Judge) -> None:
     for case in judge.cases(Case(seed=26).sized(d_k=4, d_v=4), Case(seed=27, value_scale=10.0).sized(d_k=4, d_v=4)):
-        judge.assert_conforms(case, said="keys make the scores, values are summed")
+        judge.assert_conforms(case, context="keys make the scores, values are summed")
 
 
 @clause("cross-attention.widths")
@@ -59,11 +59,11 @@ def test_widths(judge: Judge) -> None:
 @clause("cross-attention.shared-inputs")
 def test_shared_inputs(judge: Judge) -> None:
     for case in _shared(judge):
-        judge.assert_conforms(case, *judge.parts(), said=_roles(case))
-    for way in judge.implementation.ways:
+        judge.assert_conforms(case, *judge.parts(), context=_roles(case))
+    for way in judge.implementation.alternatives:
         along = judge.along(way)
         for case in _shared(along):
-            along.assert_conforms(case, said=f"{way}, {_roles(case)}")
+            along.assert_conforms(case, context=f"{way}, {_roles(case)}")
         judge.include(along)
 
 
@@ -73,7 +73,7 @@ def _shared(judge: Judge) -> Iterator[Case]:
         assert case.module is not None
         for sharing in (Sharing.KEY_VALUE, Sharing.SELF):
             found = fit(replace(case, module=replace(case.module, sharing=sharing)), judge.claims)
-            if not isinstance(found, Unable):
+            if not isinstance(found, Unsupported):
                 yield found
 
 

@@ -8,7 +8,7 @@ from itertools import product
 
 import numpy as np
 
-from attention_conformance.implementations.api.global_state import random_states_from, surroundings
+from attention_conformance.implementations.api.global_state import global_state, random_states_from
 from attention_conformance.reference.expected import RETURNED, Expected, solve
 from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Padding, Values
 from attention_conformance.spec.features import Feature
@@ -25,7 +25,7 @@ from attention_conformance.tests.harness.judge.dropout_mask import (
 )
 from attention_conformance.tests.harness.judge.judge import CandidateError, Judge, part_of
 
-SHOWN = Case(spread=1.0, values=Values.IDENTITY).sized(key_length=8, d_k=16, d_v=16).extended(dropout=0.5, draw=1)
+SHOWN = Case(score_std=1.0, values=Values.IDENTITY).sized(key_length=8, d_k=16, d_v=16).extended(dropout=0.5, draw=1)
 """Every weight shows in two components of the output, 240 of them."""
 MANY = SHOWN.sized(num_heads=4, query_length=32, key_length=32, d_k=32, d_v=32)
 """8192 weights, for what only many of them tell."""
@@ -62,8 +62,8 @@ def test_rate(judge: Judge) -> None:
     for case in judge.cases(*(MANY.extended(dropout=rate, draw=n) for n, rate in enumerate((0.1, 0.5, 0.9), start=1))):
         if (found := seen(judge, case)) is not None:
             chosen, rate = found.chosen, case.extension.dropout
-            said = f"{1.0 - chosen.mean():.4f} of {chosen.size} weights are dropped, at the probability {rate:g}"
-            judge.assert_that(case, likely_share(chosen, 1.0 - rate), said)
+            context = f"{1.0 - chosen.mean():.4f} of {chosen.size} weights are dropped, at the probability {rate:g}"
+            judge.assert_that(case, likely_share(chosen, 1.0 - rate), context)
 
 
 @clause("dropout.independent")
@@ -98,8 +98,10 @@ def test_gradients(judge: Judge) -> None:
             expected = found.expected(judge)
             for part in (f"gradients.{name}" for name in found.problem.needs):
                 got = part_of(found.result, part)
-                said = f"{part} is on the whole {_slope(got, expected[part].value):.2g} times that of the forward pass"
-                judge.record(case, compare(part, got, expected[part], judge.dtype), said)
+                context = (
+                    f"{part} is on the whole {_slope(got, expected[part].value):.2g} times that of the forward pass"
+                )
+                judge.record(case, compare(part, got, expected[part], judge.dtype), context)
 
 
 def _slope(got: Array | None, expected: Array) -> float:
@@ -178,22 +180,22 @@ def test_evaluation(judge: Judge) -> None:
         _assert_drops_nothing(judge, case, "evaluation mode")
 
 
-def _assert_drops_nothing(judge: Judge, case: Case, said: str) -> None:
+def _assert_drops_nothing(judge: Judge, case: Case, context: str) -> None:
     """The answer is that without dropout, and no generator of random numbers has moved."""
     problem = judge.problem(case)
     with random_states_from(1):
-        before = surroundings()
+        before = global_state()
         try:
-            result = judge.ask(problem)
+            result = judge.run(problem)
         except CandidateError as error:
             judge.assert_that(case, False, str(error))
             return
-        after = surroundings()
+        after = global_state()
     expected = judge.expected(case, gradients=problem.cotangent is not None)
     for part in _expanded(judge, problem):
-        judge.record(case, compare(part, part_of(result, part), expected[part], judge.dtype), said)
+        judge.record(case, compare(part, part_of(result, part), expected[part], judge.dtype), context)
     moved = [name for name in before if name.startswith("random state") and before[name] != after[name]]
-    judge.assert_that(case, not moved, f"{said}, and the call changed the {', '.join(moved)}")
+    judge.assert_that(case, not moved, f"{context}, and the call changed the {', '.join(moved)}")
 
 
 def _expanded(judge: Judge, problem: Problem) -> Iterator[str]:
@@ -207,7 +209,7 @@ def test_rate_one(judge: Judge) -> None:
     for case in judge.cases(PLAIN.extended(dropout=1.0), replace(PLAIN, mask=MaskKind.BOOL).extended(dropout=1.0)):
         problem = judge.problem(case)
         try:
-            result = judge.ask(problem)
+            result = judge.run(problem)
         except CandidateError as error:
             judge.assert_that(case, False, str(error))
             continue

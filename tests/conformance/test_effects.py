@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 
 from attention_conformance.implementations.api.contract import Result
-from attention_conformance.implementations.api.global_state import kept_surroundings, random_states_from, surroundings
+from attention_conformance.implementations.api.global_state import global_state, kept_global_state, random_states_from
 from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Padding
 from attention_conformance.spec.extensions import Packing
 from attention_conformance.spec.features import Feature
@@ -55,15 +55,15 @@ def test_inputs(judge: Judge) -> None:
         for problem in asked:
             handed = problem.fresh()
             try:
-                disturbed = judge.ask_with(handed).disturbed
+                disturbed = judge.run_with(handed).disturbed
             except CandidateError as error:
                 judge.assert_that(case, False, str(error))
                 continue
             before, after = problem.arrays(), handed.arrays()
             spoilt = [name for name in before if not _same(before[name], after[name])]
             judge.assert_that(case, not spoilt, f"the call changed the caller's {', '.join(spoilt)}")
-            turned = [name for name in disturbed if name not in surroundings()]
-            judge.assert_that(case, not turned, f"the call changed the form, mode or place of {', '.join(turned)}")
+            rotated = [name for name in disturbed if name not in global_state()]
+            judge.assert_that(case, not rotated, f"the call changed the form, mode or place of {', '.join(rotated)}")
 
 
 @clause("effects.repeatable")
@@ -79,10 +79,10 @@ def test_repeatable(judge: Judge) -> None:
 
 
 def _asked_twice(judge: Judge, problem: Problem) -> tuple[Result, Result]:
-    return judge.ask(problem), judge.ask(problem)
+    return judge.run(problem), judge.run(problem)
 
 
-def _assert_bits(judge: Judge, case: Case, said: str, answers: Callable[[], tuple[Result, Result]]) -> None:
+def _assert_bits(judge: Judge, case: Case, context: str, answers: Callable[[], tuple[Result, Result]]) -> None:
     try:
         first, second = answers()
     except CandidateError as error:
@@ -90,10 +90,10 @@ def _assert_bits(judge: Judge, case: Case, said: str, answers: Callable[[], tupl
         return
     parts = ("output", "weights", "averaged_weights", "log_sum_exp")
     differ = [part for part in parts if not _same(part_of(first, part), part_of(second, part))]
-    judge.assert_that(case, not differ, f"{said}: {', '.join(differ)}")
+    judge.assert_that(case, not differ, f"{context}: {', '.join(differ)}")
 
 
-@clause("effects.no-memory")
+@clause("effects.stateless")
 def test_no_memory(judge: Judge) -> None:
     for case in judge.cases(*VARIED, *FURTHER):
         other = replace(case, seed=case.seed + 1000)
@@ -104,14 +104,14 @@ def test_no_memory(judge: Judge) -> None:
         problem = judge.problem(case).forward_only()
 
         def around(problem: Problem = problem, between: list[Problem] = between) -> tuple[Result, Result]:
-            first = judge.ask(problem)
+            first = judge.run(problem)
             first = replace(first, output=first.output.copy())
             for question in between:
-                judge.ask(question)
-            return first, judge.ask(problem)
+                judge.run(question)
+            return first, judge.run(problem)
 
         _assert_bits(judge, case, "calls in between change the answer", around)
-        judge.assert_conforms(other, said="a call with the same shapes and new values")
+        judge.assert_conforms(other, context="a call with the same shapes and new values")
 
 
 @clause("effects.global-state")
@@ -127,13 +127,13 @@ def test_global_state(judge: Judge) -> None:
 
 def _moved_by(judge: Judge, case: Case, problem: Problem) -> list[str]:
     # A candidate that seeds a generator by a number of its own must not find it as it would leave it.
-    with kept_surroundings(), random_states_from(case.seed):
-        before = surroundings()
+    with kept_global_state(), random_states_from(case.seed):
+        before = global_state()
         try:
-            disturbed = judge.ask_unkept(problem.fresh()).disturbed
+            disturbed = judge.run_unrestored(problem.fresh()).disturbed
         except CandidateError as error:
             return [f"course of events: it {error}"]
-        after = surroundings()
+        after = global_state()
     return [name for name in before if before[name] != after[name] or name in disturbed]
 
 
@@ -146,10 +146,10 @@ def test_fresh_output(judge: Judge) -> None:
         problem = judge.problem(case).forward_only()
         handed = problem.fresh()
         try:
-            first = judge.ask_with(handed).output
+            first = judge.run_with(handed).output
             kept = first.copy()
             for later in (1000, 2000, 3000):
-                judge.ask(judge.problem(replace(case, seed=case.seed + later)).forward_only())
+                judge.run(judge.problem(replace(case, seed=case.seed + later)).forward_only())
         except CandidateError as error:
             judge.assert_that(case, False, str(error))
             continue

@@ -23,7 +23,7 @@ def test_key_value_length(judge: Judge) -> None:
     for case in judge.cases(Case(), Case()):
         problem = judge.problem(case).forward_only()
         if problem.sharing is not Sharing.NONE:
-            judge.unable.append("key and value are one input")
+            judge.unsupported.append("key and value are one input")
             continue
         for name in ("key", "value"):
             handed = problem.fresh()
@@ -51,7 +51,7 @@ def test_mask_shape(judge: Judge) -> None:
 def test_heads(judge: Judge) -> None:
     construct = judge.implementation.construct
     if construct is None:
-        judge.unable.append("its constructor takes the width of one head")
+        judge.unsupported.append("its constructor takes the width of one head")
         return
     for num_heads, width in ((3, 8), (5, 12), (0, 8)):
         judge.assert_raises(partial(construct, num_heads, width), f"{num_heads} heads for a width of {width}")
@@ -61,7 +61,7 @@ def test_heads(judge: Judge) -> None:
 def test_negative_heads(judge: Judge) -> None:
     construct = judge.implementation.construct
     if construct is None:
-        judge.unable.append("its constructor takes the width of one head")
+        judge.unsupported.append("its constructor takes the width of one head")
         return
     for num_heads, width in ((-1, 8), (-2, 8)):
         judge.assert_raises(partial(construct, num_heads, width), f"{num_heads} heads for a width of {width}")

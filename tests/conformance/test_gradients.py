@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from attention_conformance.reference.expected import solve
-from attention_conformance.spec.cases import Case, Garbage, MaskKind, MaskShape, Padding, Pattern, Scores
+from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Padding, Pattern, Poison, Scores
 from attention_conformance.spec.features import EmptyRow, Scope
 from attention_conformance.spec.problem import Problem
 from attention_conformance.tests.harness.judge.clause_tests import clause
@@ -16,13 +16,13 @@ from attention_conformance.tests.harness.judge.judge import CandidateError, Judg
 
 ORDINARY = (
     Case(seed=51),
-    Case(seed=52, spread=5.0, mask=MaskKind.BOOL),
+    Case(seed=52, score_std=5.0, mask=MaskKind.BOOL),
     Case(seed=53, causal=True).sized(query_length=7),
     Case(seed=54, scale=0.3),
     Case(seed=55, padding=Padding.LEFT),
     Case(seed=56, padding=Padding.LENGTHS),
-    Case(seed=57, spread=3.0).sized(batch=1, query_length=17, key_length=33),
-    Case(seed=59, spread=0.5).sized(key_length=4),  # gentle: bfloat16 leaves its gradients some digits
+    Case(seed=57, score_std=3.0).sized(batch=1, query_length=17, key_length=33),
+    Case(seed=59, score_std=0.5).sized(key_length=4),  # gentle: bfloat16 leaves its gradients some digits
 )
 
 
@@ -63,7 +63,7 @@ def test_float_mask(judge: Judge) -> None:
 @clause("gradients.masked")
 def test_masked(judge: Judge) -> None:
     masked = Case(seed=63, mask=MaskKind.BOOL, mask_shape=MaskShape.KEYS)
-    for case in judge.cases(masked, replace(masked, garbage=Garbage.LARGE), Case(seed=64, mask=MaskKind.BOOL)):
+    for case in judge.cases(masked, replace(masked, poison=Poison.LARGE), Case(seed=64, mask=MaskKind.BOOL)):
         judge.assert_conforms(case, "gradients")
     for case in judge.cases(masked) if judge.claims.scope is Scope.OP else ():
         _assert_masked_get_nothing(judge, case)
@@ -74,7 +74,7 @@ def _assert_masked_get_nothing(judge: Judge, case: Case) -> None:
     scores = (*problem.query.shape[:3], problem.key.shape[2])
     mask = np.broadcast_to(np.asarray(problem.attn_mask), scores)[:, :, 0]
     try:
-        found = judge.ask(problem).gradients
+        found = judge.run(problem).gradients
     except CandidateError as error:
         judge.assert_that(case, False, str(error))
         return
@@ -94,20 +94,20 @@ def test_empty_row(judge: Judge) -> None:
         Case(padding=Padding.EMPTY_SAMPLE): claimed.empty_row_padding,
     }
     for case in judge.cases(*(case for case, answer in emptied.items() if answer is not EmptyRow.NAN)):
-        judge.assert_conforms(case, "gradients", said="a row without keys passes no gradient and harms no other")
+        judge.assert_conforms(case, "gradients", context="a row without keys passes no gradient and harms no other")
     if EmptyRow.NAN in emptied.values():
-        judge.unable.append("claims NaN for a row without keys, whose gradients are unspecified")
+        judge.unsupported.append("claims NaN for a row without keys, whose gradients are unspecified")
 
 
-@clause("gradients.alone")
+@clause("gradients.single-input")
 def test_alone(judge: Judge) -> None:
     """A graph may be cut short where only some inputs need a gradient."""
     for case in judge.cases(Case(seed=67), *(Case(seed=n, mask=MaskKind.FLOAT) for n in (68, 69))):
         whole = judge.problem(case)
         for name in whole.needs:
-            said = f"only {name} requires a gradient"
+            context = f"only {name} requires a gradient"
             expected = judge.expected(case, gradients=True)[f"gradients.{name}"]
-            judge.assert_answers(case, replace(whole, needs=(name,)), expected, said, f"gradients.{name}")
+            judge.assert_answers(case, replace(whole, needs=(name,)), expected, context, f"gradients.{name}")
 
 
 @clause("gradients.cotangent")
@@ -119,18 +119,20 @@ def test_cotangent(judge: Judge) -> None:
         _assert_gradients(
             judge, case, problem.with_arrays({"cotangent": ones}), "every element of the cotangent is one 1"
         )
-        turned = np.ascontiguousarray(problem.cotangent.swapaxes(-1, -2)).swapaxes(-1, -2)
-        _assert_gradients(judge, case, problem.with_arrays({"cotangent": turned}), "the cotangent is a transposed view")
+        rotated = np.ascontiguousarray(problem.cotangent.swapaxes(-1, -2)).swapaxes(-1, -2)
+        _assert_gradients(
+            judge, case, problem.with_arrays({"cotangent": rotated}), "the cotangent is a transposed view"
+        )
 
 
-def _assert_gradients(judge: Judge, case: Case, problem: Problem, said: str) -> None:
+def _assert_gradients(judge: Judge, case: Case, problem: Problem, context: str) -> None:
     expected = solve(problem, judge.conventions).parts
     assert problem.cotangent is not None
     try:
-        result = judge.ask_with(problem.fresh().with_arrays({"cotangent": problem.cotangent}))
+        result = judge.run_with(problem.fresh().with_arrays({"cotangent": problem.cotangent}))
     except CandidateError as error:
-        judge.assert_that(case, False, f"{said}: {error}")
+        judge.assert_that(case, False, f"{context}: {error}")
         return
     for name in problem.needs:
         part = f"gradients.{name}"
-        judge.record(case, compare(part, part_of(result, part), expected[part], judge.dtype), said)
+        judge.record(case, compare(part, part_of(result, part), expected[part], judge.dtype), context)

@@ -24,16 +24,16 @@ def test_order(judge: Judge) -> None:
         GROUPS, TRIPLES, single, Case(ALIKE), TRIPLES.sized(batch=1, query_length=17, key_length=33)
     ):
         s = case.sizes
-        judge.assert_conforms(case, said=f"{s.num_heads} query heads share {s.kv_heads} key heads")
+        judge.assert_conforms(case, context=f"{s.num_heads} query heads share {s.kv_heads} key heads")
     for case in judge.cases(Case(Sizes(num_heads=5, num_kv_heads=5))):
-        judge.assert_conforms(case, said="as many key heads as query heads")
+        judge.assert_conforms(case, context="as many key heads as query heads")
 
 
 @clause("grouped.single-key-head")
 def test_single_key_head(judge: Judge) -> None:
     square = SHARED.sized(batch=3, query_length=3, key_length=3)
     for case in judge.cases(SHARED, SHARED.sized(num_heads=6, query_length=1), SHARED.sized(batch=3), square):
-        judge.assert_conforms(case, said="all query heads share one key head")
+        judge.assert_conforms(case, context="all query heads share one key head")
 
 
 @clause("grouped.whole-groups")
@@ -52,7 +52,7 @@ def test_masks(judge: Judge) -> None:
     padded = replace(TRIPLES, mask=MaskKind.BOOL, padding=Padding.RIGHT)
     one = replace(SHARED, mask=MaskKind.BOOL)
     for case in judge.cases(*boolean, *added, padded, one):
-        judge.assert_conforms(case, said="each query head has a mask of its own")
+        judge.assert_conforms(case, context="each query head has a mask of its own")
 
 
 @clause("grouped.causal")
@@ -66,9 +66,9 @@ def test_causal(judge: Judge) -> None:
 
 @clause("grouped.layouts")
 def test_layouts(judge: Judge) -> None:
-    gentle = replace(GROUPS, spread=0.5).sized(key_length=4)
+    gentle = replace(GROUPS, score_std=0.5).sized(key_length=4)
     for case in judge.cases(*(replace(gentle, layout=layout) for layout in Layout if layout is not Layout.CONTIGUOUS)):
-        judge.assert_conforms(case, said=f"{case.layout} arrays")
+        judge.assert_conforms(case, context=f"{case.layout} arrays")
 
 
 @clause("grouped.weights")
@@ -87,7 +87,7 @@ def test_log_sum_exp(judge: Judge) -> None:
 def test_gradients(judge: Judge) -> None:
     masked = replace(TRIPLES, mask=MaskKind.BOOL)
     flag = replace(GROUPS, causal=True).sized(query_length=7)
-    for case in judge.cases(GROUPS, SHARED, masked, flag, replace(GROUPS, spread=0.5).sized(key_length=4)):
+    for case in judge.cases(GROUPS, SHARED, masked, flag, replace(GROUPS, score_std=0.5).sized(key_length=4)):
         judge.assert_conforms(case, *_shared(judge))
 
 

@@ -60,7 +60,7 @@ def _expected(judge: Judge, case: Case, shut: int, sample: int = -1) -> Mapping[
 def _asked(judge: Judge, case: Case, problem: Problem) -> Result | None:
     """The answer, or None after recording that there was none."""
     try:
-        return judge.ask(problem)
+        return judge.run(problem)
     except CandidateError as error:
         judge.assert_that(case, False, str(error))
         return None
@@ -100,15 +100,15 @@ def test_closed(judge: Judge) -> None:
     for case in judge.cases(GATED, PLAIN[1], PLAIN[4]):
         problem = judge.problem(case).forward_only()
         for head in (0, problem.num_heads - 1):
-            said = f"the gate of head {head} of {problem.num_heads} is 0"
+            context = f"the gate of head {head} of {problem.num_heads} is 0"
             if (result := _asked(judge, case, _gates(problem, head))) is None:
                 continue
             judge.record(
-                case, compare("output", result.output, _expected(judge, case, head)["output"], judge.dtype), said
+                case, compare("output", result.output, _expected(judge, case, head)["output"], judge.dtype), context
             )
             if judge.claims.scope is Scope.OP:
                 gone = result.output.ndim == 4 and not result.output[:, head].astype(np.float64).any()
-                judge.assert_that(case, gone, f"{said}, and its output is not exactly 0")
+                judge.assert_that(case, gone, f"{context}, and its output is not exactly 0")
 
 
 @clause("head-gates.rows")
@@ -131,7 +131,7 @@ def test_rows(judge: Judge) -> None:
 @clause("head-gates.weights")
 def test_weights(judge: Judge) -> None:
     for case in judge.cases(*PLAIN[:3]):
-        judge.assert_conforms(case, "weights", said="with gates")
+        judge.assert_conforms(case, "weights", context="with gates")
 
 
 @clause("head-gates.gradient")

@@ -15,7 +15,7 @@ from attention_conformance.tests.harness.judge.relations import Change, changed
 
 @clause("heads.independent")
 def test_independent(judge: Judge) -> None:
-    for case in judge.cases(Case(), Case(spread=4.0).sized(query_length=3, num_heads=2)):
+    for case in judge.cases(Case(), Case(score_std=4.0).sized(query_length=3, num_heads=2)):
         problem = judge.problem(case).forward_only()
         if problem.scope is Scope.OP:
             _assert_op_heads_independent(judge, case, problem)
@@ -62,21 +62,21 @@ def _assert_module_heads_independent(judge: Judge, case: Case, problem: Problem)
     kept = slice(None) if "w_o" in problem.parameters else slice(-d_v)
     value = first.astype(np.float64)[..., kept]
     bound = 2.0 * whole.bound[..., kept]
-    said = "only the last head, which the output does not show, was changed"
-    judge.assert_answers(case, other, Expected(value, bound), said, of=lambda o: o[..., kept])
+    context = "only the last head, which the output does not show, was changed"
+    judge.assert_answers(case, other, Expected(value, bound), context, of=lambda o: o[..., kept])
 
 
 @clause("heads.split")
 def test_split(judge: Judge) -> None:
     fits_both_ways = Sizes(batch=2, num_heads=3, query_length=3, key_length=3, d_k=3, d_v=3)
-    for case in judge.cases(Case(), Case(fits_both_ways), Case(spread=4.0).sized(batch=1, num_heads=2)):
-        judge.assert_conforms(case, said="head h takes columns h * d .. (h + 1) * d - 1 of each projection")
+    for case in judge.cases(Case(), Case(fits_both_ways), Case(score_std=4.0).sized(batch=1, num_heads=2)):
+        judge.assert_conforms(case, context="head h takes columns h * d .. (h + 1) * d - 1 of each projection")
 
 
 @clause("heads.merge")
 def test_merge(judge: Judge) -> None:
     """With equal scores every query of a head has the same output, so that only the merge can go wrong."""
     for case in judge.cases(Case(scores=Scores.EQUAL), Case(scores=Scores.EQUAL).sized(num_heads=2, key_length=4)):
-        judge.assert_conforms(case, said="head h gives columns h * d_v .. (h + 1) * d_v - 1 of the joined heads")
+        judge.assert_conforms(case, context="head h gives columns h * d_v .. (h + 1) * d_v - 1 of the joined heads")
     for case in judge.cases(Case(seed=7)):
         judge.assert_conforms(case)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from attention_conformance.spec.cases import Case, Garbage, MaskKind, MaskShape, Padding, Pattern, Scores, Sizes
+from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Padding, Pattern, Poison, Scores, Sizes
 from attention_conformance.tests.harness.judge.clause_tests import clause
 from attention_conformance.tests.harness.judge.judge import CandidateError, Judge
 from attention_conformance.tests.harness.judge.relations import deep
@@ -41,7 +41,7 @@ def test_rank(judge: Judge) -> None:
         Case(n, seed=11, mask=kind, mask_shape=shape) for n in (Sizes(), SAME) for kind in kinds for shape in RANKS
     )
     for case in judge.cases(*cases):
-        judge.assert_conforms_or_refuses(case, said=f"a mask ({case.mask_shape})")
+        judge.assert_conforms_or_refuses(case, context=f"a mask ({case.mask_shape})")
 
 
 @clause("masks.float")
@@ -86,7 +86,7 @@ def test_intersect(judge: Judge) -> None:
 def test_segments(judge: Judge) -> None:
     segments = Case(mask=MaskKind.BOOL, pattern=Pattern.SEGMENTS, mask_shape=MaskShape.SHARED)
     for case in judge.cases(segments, segments.sized(query_length=8, key_length=8)):
-        judge.assert_conforms(case, said="a query sees the keys of its own segment")
+        judge.assert_conforms(case, context="a query sees the keys of its own segment")
 
 
 @clause("masks.neutral")
@@ -94,45 +94,49 @@ def test_neutral(judge: Judge) -> None:
     for case in judge.cases(
         Case(mask=MaskKind.BOOL, pattern=Pattern.ALL), Case(mask=MaskKind.FLOAT, pattern=Pattern.ALL)
     ):
-        judge.assert_conforms(case, said="a mask that masks nothing changes nothing")
+        judge.assert_conforms(case, context="a mask that masks nothing changes nothing")
 
 
 @clause("masks.no-influence")
 def test_no_influence(judge: Judge) -> None:
-    masked = Case(mask=MaskKind.BOOL, mask_shape=MaskShape.KEYS, garbage=Garbage.LARGE)
+    masked = Case(mask=MaskKind.BOOL, mask_shape=MaskShape.KEYS, poison=Poison.LARGE)
     for case in judge.cases(
         masked,
-        Case(mask=MaskKind.INFINITE, mask_shape=MaskShape.KEYS, garbage=Garbage.LARGE, seed=9),
-        Case(padding=Padding.RIGHT, garbage=Garbage.LARGE),
-        Case(padding=Padding.LENGTHS, garbage=Garbage.LARGE),
+        Case(mask=MaskKind.INFINITE, mask_shape=MaskShape.KEYS, poison=Poison.LARGE, seed=9),
+        Case(padding=Padding.RIGHT, poison=Poison.LARGE),
+        Case(padding=Padding.LENGTHS, poison=Poison.LARGE),
         masked.sized(key_length=33),
     ):
-        judge.assert_conforms(case, said="huge numbers stand in masked keys and values")
+        judge.assert_conforms(case, context="huge numbers stand in masked keys and values")
 
 
 @clause("masks.fill-value")
 def test_fill_value(judge: Judge) -> None:
-    sunken = Case(mask=MaskKind.BOOL, mask_shape=MaskShape.KEYS, pattern=Pattern.SINGLE_KEY, scores=Scores.SUNKEN)
-    for case in judge.cases(*deep(judge.conventions.empty_row_bool, sunken), sunken.sized(key_length=33)):
-        judge.assert_conforms(case, said="the kept score is far below 0, masked ones are 0 before the mask")
+    very_negative = Case(
+        mask=MaskKind.BOOL, mask_shape=MaskShape.KEYS, pattern=Pattern.SINGLE_KEY, scores=Scores.VERY_NEGATIVE
+    )
+    for case in judge.cases(*deep(judge.conventions.empty_row_bool, very_negative), very_negative.sized(key_length=33)):
+        judge.assert_conforms(case, context="the kept score is far below 0, masked ones are 0 before the mask")
 
 
 @clause("masks.padding-fill-value", dtypes=("float64", "float32"))
 def test_padding_fill_value(judge: Judge) -> None:
-    sunken = Case(padding=Padding.RIGHT, scores=Scores.SUNKEN)
-    cases = deep(judge.conventions.empty_row_padding, sunken)
-    for case in judge.cases(*cases, replace(sunken, padding=Padding.HOLES)):
-        judge.assert_conforms(case, said="real scores are far below 0, padded ones are 0 before the mask")
+    very_negative = Case(padding=Padding.RIGHT, scores=Scores.VERY_NEGATIVE)
+    cases = deep(judge.conventions.empty_row_padding, very_negative)
+    for case in judge.cases(*cases, replace(very_negative, padding=Padding.HOLES)):
+        judge.assert_conforms(case, context="real scores are far below 0, padded ones are 0 before the mask")
 
 
 @clause("masks.zero-weight")
 def test_zero_weight(judge: Judge) -> None:
-    for case in judge.cases(Case(mask=MaskKind.BOOL), Case(mask=MaskKind.BOOL, mask_shape=MaskShape.KEYS, spread=6.0)):
+    for case in judge.cases(
+        Case(mask=MaskKind.BOOL), Case(mask=MaskKind.BOOL, mask_shape=MaskShape.KEYS, score_std=6.0)
+    ):
         judge.assert_conforms(case, "weights")
         problem = judge.problem(case).forward_only()
         assert problem.attn_mask is not None
         try:
-            weights = judge.ask(problem).weights
+            weights = judge.run(problem).weights
         except CandidateError as error:
             judge.assert_that(case, False, str(error))
             continue
@@ -157,21 +161,21 @@ def _assert_empty_rows(judge: Judge, kind: MaskKind, answer: str) -> None:
     shared = Case(mask=kind, pattern=Pattern.EMPTY_ROW, mask_shape=MaskShape.SHARED, seed=10)
     short, long = empty.sized(key_length=1), empty.sized(key_length=33)
     for case in judge.cases(empty, shared, empty.sized(query_length=1), short, long):
-        judge.assert_conforms(case, said=f"a row without keys is claimed to answer {answer}")
+        judge.assert_conforms(case, context=f"a row without keys is claimed to answer {answer}")
 
 
 @clause("masks.empty-row-padding")
 def test_empty_row_padding(judge: Judge) -> None:
     answer = judge.conventions.empty_row_padding
     for case in judge.cases(Case(padding=Padding.EMPTY_SAMPLE), Case(SAME, padding=Padding.EMPTY_SAMPLE)):
-        judge.assert_conforms(case, said=f"a sample without keys is claimed to answer {answer}")
+        judge.assert_conforms(case, context=f"a sample without keys is claimed to answer {answer}")
 
 
 @clause("masks.containment")
 def test_containment(judge: Judge) -> None:
     for case in judge.cases(
-        Case(mask=MaskKind.BOOL, mask_shape=MaskShape.KEYS, garbage=Garbage.NAN),
-        Case(mask=MaskKind.INFINITE, mask_shape=MaskShape.KEYS, garbage=Garbage.NAN),
-        Case(padding=Padding.RIGHT, garbage=Garbage.NAN),
+        Case(mask=MaskKind.BOOL, mask_shape=MaskShape.KEYS, poison=Poison.NAN),
+        Case(mask=MaskKind.INFINITE, mask_shape=MaskShape.KEYS, poison=Poison.NAN),
+        Case(padding=Padding.RIGHT, poison=Poison.NAN),
     ):
-        judge.assert_conforms(case, said="NaN stands in masked keys and values")
+        judge.assert_conforms(case, context="NaN stands in masked keys and values")

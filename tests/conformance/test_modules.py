@@ -44,11 +44,11 @@ def _twice(case: Case) -> tuple[Case, Case]:
     return case, replace(case, seed=case.seed + 50)
 
 
-def _ask(judge: Judge, mode: Feature, case: Case, said: str, gradients: bool = False, others: bool = True) -> None:
+def _ask(judge: Judge, mode: Feature, case: Case, context: str, gradients: bool = False, others: bool = True) -> None:
     """Every answer of the mode, or the first, equals the reference; with gradients, if they are claimed."""
     problem = judge.problem(case) if gradients else judge.problem(case).forward_only()
     expected = judge.expected(case, gradients=problem.cotangent is not None)
-    for how, result in _answers(judge, mode, case, problem, said)[: None if others else 1]:
+    for how, result in _answers(judge, mode, case, problem, context)[: None if others else 1]:
         for part in judge.parts():
             for name in problem.needs if part == "gradients" else ("",):
                 full = f"gradients.{name}" if name else part
@@ -57,40 +57,40 @@ def _ask(judge: Judge, mode: Feature, case: Case, said: str, gradients: bool = F
 
 def _record(judge: Judge, case: Case, result: Result, part: str, expected: Expected, how: str) -> None:
     """One check; which parts fail tells mistakes apart."""
-    said = how if part == "output" else f"{how}, {part}"
-    judge.record(case, compare(part, part_of(result, part), expected, judge.dtype), said)
+    context = how if part == "output" else f"{how}, {part}"
+    judge.record(case, compare(part, part_of(result, part), expected, judge.dtype), context)
 
 
-def _answers(judge: Judge, mode: Feature, case: Case, problem: Problem, said: str) -> list[tuple[str, Result]]:
+def _answers(judge: Judge, mode: Feature, case: Case, problem: Problem, context: str) -> list[tuple[str, Result]]:
     """What the mode answers, and how it came to it; nothing after recording that it raised."""
     asking = replace(judge, implementation=replace(judge.implementation, run=judge.implementation.modes[mode]))
     try:
-        result = asking.ask(problem)
+        result = asking.run(problem)
     except CandidateError as error:
-        judge.assert_that(case, False, f"{said}, it {error}")
+        judge.assert_that(case, False, f"{context}, it {error}")
         return []
-    return [(said, result), *((f"{said}, {how}", other) for how, other in result.others.items())]
+    return [(context, result), *((f"{context}, {how}", other) for how, other in result.others.items())]
 
 
 @clause("modules.evaluation", dtypes=STATES)
 def test_evaluation(judge: Judge) -> None:
-    for said, case in KINDS.items():
+    for context, case in KINDS.items():
         for asked in judge.cases(*_twice(case.extended(evaluating=True))):
             parts = judge.parts() if case is PLAIN else ("output",)
-            judge.assert_conforms(asked, *parts, said=f"in evaluation mode, {said}")
+            judge.assert_conforms(asked, *parts, context=f"in evaluation mode, {context}")
 
 
-@clause("modules.modes-apart", dtypes=STATES)
+@clause("modules.training-and-evaluation", dtypes=STATES)
 def test_modes_apart(judge: Judge) -> None:
     other = replace(PLAIN, seed=309)
     for first, second in zip(judge.cases(PLAIN, MASKED), judge.cases(other, replace(MASKED, seed=310)), strict=True):
         evaluated = [case.extended(evaluating=True) for case in (first, second)]
         judge.assert_conforms(first, *judge.parts())
-        judge.assert_conforms(evaluated[0], said="evaluation after training")
-        judge.assert_conforms(second, *judge.parts(), said="training after evaluation, other parameters")
-        judge.assert_conforms(evaluated[1], said="evaluation after training, other parameters")
-        judge.assert_conforms(evaluated[0], said="evaluation after evaluation, other parameters")
-        judge.assert_conforms(first, *judge.parts(), said="training after evaluation")
+        judge.assert_conforms(evaluated[0], context="evaluation after training")
+        judge.assert_conforms(second, *judge.parts(), context="training after evaluation, other parameters")
+        judge.assert_conforms(evaluated[1], context="evaluation after training, other parameters")
+        judge.assert_conforms(evaluated[0], context="evaluation after evaluation, other parameters")
+        judge.assert_conforms(first, *judge.parts(), context="training after evaluation")
 
 
 @clause("modules.saved", dtypes=STATES)
@@ -114,9 +114,9 @@ def test_copied(judge: Judge) -> None:
 
 @clause("modules.unbatched", dtypes=STATES)
 def test_unbatched(judge: Judge) -> None:
-    for said, case in {**KINDS, **LANES}.items():
+    for context, case in {**KINDS, **LANES}.items():
         for asked in judge.cases(*_twice(case)):
-            _ask(judge, Feature.UNBATCHED, asked, f"without a batch axis, {said}", gradients=case is PLAIN)
+            _ask(judge, Feature.UNBATCHED, asked, f"without a batch axis, {context}", gradients=case is PLAIN)
     for asked in judge.cases(PLAIN.sized(batch=3, query_length=3, key_length=3)):
         _ask(judge, Feature.UNBATCHED, asked, "without a batch axis, as many tokens as heads")
 
@@ -124,12 +124,12 @@ def test_unbatched(judge: Judge) -> None:
 @clause("modules.autocast", dtypes=ONE)
 def test_autocast(judge: Judge) -> None:
     masked = {"with masked scores": replace(MASKED, mask=MaskKind.INFINITE)}
-    for said, case in {**KINDS, **masked, "with a mask that all share": LANES["with a mask that all share"]}.items():
+    for context, case in {**KINDS, **masked, "with a mask that all share": LANES["with a mask that all share"]}.items():
         for asked in judge.cases(case):
-            _ask_for_halves(judge, asked, f"under autocast, {said}", gradients=case is PLAIN)
+            _ask_for_halves(judge, asked, f"under autocast, {context}", gradients=case is PLAIN)
 
 
-def _ask_for_halves(judge: Judge, case: Case, said: str, gradients: bool) -> None:
+def _ask_for_halves(judge: Judge, case: Case, context: str, gradients: bool) -> None:
     """Numbers of bfloat16 in float32, held against the bounds of bfloat16."""
     halves = build(case, "bfloat16")
     halves = replace(halves, needs=judge.problem(case).needs if gradients else ())
@@ -137,24 +137,24 @@ def _ask_for_halves(judge: Judge, case: Case, said: str, gradients: bool) -> Non
     single = DTYPES[judge.dtype]
     held = {n: a if a.dtype.kind in "bi" else a.astype(single) for n, a in halves.arrays().items()}
     expected = solve(halves, judge.conventions).parts
-    for how, result in _answers(judge, Feature.AUTOCAST, case, halves.with_arrays(held), said):
+    for how, result in _answers(judge, Feature.AUTOCAST, case, halves.with_arrays(held), context):
         for part in ("output", *(f"gradients.{name}" for name in halves.needs)):
             _record(judge, case, result, part, expected[part], how)
 
 
 @clause("modules.vmap", dtypes=STATES)
 def test_vmap(judge: Judge) -> None:
-    for said, case in {**KINDS, **LANES}.items():
+    for context, case in {**KINDS, **LANES}.items():
         for asked in judge.cases(case.sized(batch=6)):
-            _ask(judge, Feature.VMAP, asked, f"under vmap, {said}", gradients=case is PLAIN)
+            _ask(judge, Feature.VMAP, asked, f"under vmap, {context}", gradients=case is PLAIN)
 
 
 @clause("modules.compiled", dtypes=ONE)
 def test_compiled(judge: Judge) -> None:
-    for said, case in {"without a mask": PLAIN, "with a boolean mask": MASKED}.items():
+    for context, case in {"without a mask": PLAIN, "with a boolean mask": MASKED}.items():
         for asked in judge.cases(case, *(replace(case, seed=case.seed + later) for later in (20, 40))):
             new = "" if asked.seed == case.seed else ", other numbers of the same shapes"
-            _ask(judge, Feature.COMPILED, asked, f"compiled, {said}{new}", gradients=case is PLAIN)
+            _ask(judge, Feature.COMPILED, asked, f"compiled, {context}{new}", gradients=case is PLAIN)
 
 
 @clause("modules.recompiled", dtypes=ONE)
@@ -169,23 +169,23 @@ def test_recompiled(judge: Judge) -> None:
         "a third scale": replace(CAUSAL, seed=314, scale=scales[2]),
         "the first again": replace(PLAIN, seed=313),
     }
-    for said, case in asked.items():
+    for context, case in asked.items():
         for after in judge.cases(case):
-            _ask(judge, Feature.COMPILED, after, f"compiled for another call, {said}" if said else "compiled")
+            _ask(judge, Feature.COMPILED, after, f"compiled for another call, {context}" if context else "compiled")
 
 
 @clause("modules.exported", dtypes=ONE)
 def test_exported(judge: Judge) -> None:
-    for said, case in {**KINDS, "with a mask that all share": LANES["with a mask that all share"]}.items():
+    for context, case in {**KINDS, "with a mask that all share": LANES["with a mask that all share"]}.items():
         for asked in judge.cases(case):
-            _ask(judge, Feature.EXPORTED, asked, f"exported, {said}")
+            _ask(judge, Feature.EXPORTED, asked, f"exported, {context}")
 
 
 @clause("modules.no-grad", dtypes=STATES)
 def test_no_grad(judge: Judge) -> None:
-    for said, case in {**KINDS, "with one head": PLAIN.sized(num_heads=1)}.items():
+    for context, case in {**KINDS, "with one head": PLAIN.sized(num_heads=1)}.items():
         for asked in judge.cases(*_twice(case)):
-            _ask(judge, Feature.NO_GRAD, asked, f"without gradients, {said}")
+            _ask(judge, Feature.NO_GRAD, asked, f"without gradients, {context}")
 
 
 @clause("modules.double-backward", dtypes=("float64", "float32"))
@@ -194,21 +194,23 @@ def test_double_backward(judge: Judge) -> None:
     asked = {**KINDS, "with one head": PLAIN.sized(num_heads=1)}
     if judge.conventions.empty_row_bool is EmptyRow.ZEROS:
         asked["with a row that sees nothing"] = emptied
-    for said, case in asked.items():
+    for context, case in asked.items():
         for fitted in judge.cases(case):
-            _ask_twice(judge, fitted, f"gradients of gradients, {said}")
+            _ask_twice(judge, fitted, f"gradients of gradients, {context}")
 
 
-def _ask_twice(judge: Judge, case: Case, said: str) -> None:
+def _ask_twice(judge: Judge, case: Case, context: str) -> None:
     problem = judge.problem(case)
     expected = second_order(problem, judge.conventions)
-    for how, result in _answers(judge, Feature.DOUBLE_BACKWARD, case, problem, said):
+    for how, result in _answers(judge, Feature.DOUBLE_BACKWARD, case, problem, context):
         for part, meant in expected.items():
             _record(judge, case, result, part, meant, how)
 
 
 @clause("modules.one-head")
 def test_one_head(judge: Judge) -> None:
-    for said, case in {**KINDS, "with a mask for each head": LANES["with a mask for each head"]}.items():
+    for context, case in {**KINDS, "with a mask for each head": LANES["with a mask for each head"]}.items():
         for asked in judge.cases(case.sized(num_heads=1)):
-            judge.assert_conforms(asked, *(judge.parts() if case is PLAIN else ("output",)), said=f"one head, {said}")
+            judge.assert_conforms(
+                asked, *(judge.parts() if case is PLAIN else ("output",)), context=f"one head, {context}"
+            )

@@ -18,21 +18,21 @@ HALF = ("bfloat16", "float16")
 
 @clause("numerics.working-precision", dtypes=("float64",))
 def test_working_precision(judge: Judge) -> None:
-    wanted = Case(seed=31, spread=3.0)
+    wanted = Case(seed=31, score_std=3.0)
     # With d_k = 5 the scale is no number of float32.
     for case in judge.cases(wanted, wanted.sized(key_length=33, d_k=16), wanted.sized(d_k=5, d_v=5)):
-        judge.assert_conforms(case, said="float64 in, less than float64 inside")
+        judge.assert_conforms(case, context="float64 in, less than float64 inside")
 
 
 @clause("numerics.bound")
 def test_bound(judge: Judge) -> None:
-    for case in judge.cases(*(Case(seed=40 + n, spread=1.0 + n).sized(key_length=5 + 6 * n) for n in range(4))):
+    for case in judge.cases(*(Case(seed=40 + n, score_std=1.0 + n).sized(key_length=5 + 6 * n) for n in range(4))):
         judge.assert_conforms(case, *judge.parts())
 
 
-@clause("numerics.spread")
+@clause("numerics.peaked-rows")
 def test_spread(judge: Judge) -> None:
-    for case in judge.cases(*(Case(seed=n, spread=s) for n, s in enumerate((5.0, 10.0, 30.0, 100.0)))):
+    for case in judge.cases(*(Case(seed=n, score_std=s) for n, s in enumerate((5.0, 10.0, 30.0, 100.0)))):
         judge.assert_conforms(case)
 
 
@@ -43,11 +43,11 @@ def test_accumulation(judge: Judge) -> None:
     # One by one in float32, equal terms all round alike; in a half type, the mean of others drowns in its bound.
     values = Values.CONSTANT if judge.dtype in HALF else Values.NORMAL
     equal = replace(few, scores=Scores.EQUAL, values=values)
-    spread = replace(few, seed=3, spread=3.0).sized(key_length=min(2049, longest))
+    score_std = replace(few, seed=3, score_std=3.0).sized(key_length=min(2049, longest))
     # Tiles that are added in a half type need as many tiles before their roundings stand out.
     most = [equal.sized(key_length=16387)] if judge.dtype in HALF and Feature.CROSS in judge.claims else []
-    for case in judge.cases(equal.sized(key_length=1025), equal.sized(key_length=longest), spread, *most):
-        judge.assert_conforms(case, said=f"{case.sizes.key_length} keys")
+    for case in judge.cases(equal.sized(key_length=1025), equal.sized(key_length=longest), score_std, *most):
+        judge.assert_conforms(case, context=f"{case.sizes.key_length} keys")
 
 
 @clause("numerics.exact")
@@ -57,7 +57,9 @@ def test_exact(judge: Judge) -> None:
     for case in judge.cases(
         one_hot, one_hot.sized(key_length=16), one_hot.sized(query_length=16, key_length=16), single
     ):
-        judge.assert_conforms(case, exactly=True, said="all other weights are 0, so that one value row is the output")
+        judge.assert_conforms(
+            case, exactly=True, context="all other weights are 0, so that one value row is the output"
+        )
 
 
 @clause("numerics.half-range", dtypes=("float16",))
@@ -65,7 +67,7 @@ def test_half_range(judge: Judge) -> None:
     for case in judge.cases(
         Case(scores=Scores.OVERFLOWING), Case(scores=Scores.OVERFLOWING, seed=1).sized(key_length=9)
     ):
-        judge.assert_conforms(case, said="q . k is beyond the range of float16, the scaled score is not")
+        judge.assert_conforms(case, context="q . k is beyond the range of float16, the scaled score is not")
 
 
 @clause("numerics.nan-propagates")
@@ -76,10 +78,10 @@ def test_nan_propagates(judge: Judge) -> None:
 
     for case in judge.cases(Case(), Case(causal=True).sized(query_length=7)):
         try:
-            output = judge.ask(changed(judge.problem(case).forward_only(), query=with_nan)).output
+            output = judge.run(changed(judge.problem(case).forward_only(), query=with_nan)).output
         except CandidateError:
             judge.assert_that(case, True, "")  # a refusal hides nothing
             continue
         first = np.asarray(output, dtype=np.float64)[(0,) * (output.ndim - 1)]
-        said = f"query 0 holds NaN, and its output begins with {first[0]:.3g}"
-        judge.assert_that(case, bool(np.isnan(first).any()), said)
+        context = f"query 0 holds NaN, and its output begins with {first[0]:.3g}"
+        judge.assert_that(case, bool(np.isnan(first).any()), context)

@@ -46,8 +46,8 @@ def test_ids(judge: Judge) -> None:
     for case in judge.cases(SEGMENTS, SEGMENTS.sized(**LONG), replace(SEGMENTS, causal=True).sized(**LONG)):
         for names in NAMES:
             named = _renamed(judge.problem(case).forward_only(), names.__getitem__)
-            said = f"the documents are called {', '.join(map(str, names))}"
-            judge.assert_answers(case, named, judge.expected(case)["output"], said)
+            context = f"the documents are called {', '.join(map(str, names))}"
+            judge.assert_answers(case, named, judge.expected(case)["output"], context)
 
 
 def _renamed(problem: Problem, change: Change) -> Problem:
@@ -55,7 +55,7 @@ def _renamed(problem: Problem, change: Change) -> Problem:
     return problem.with_arrays({name: change(problem.extras[name]) for name in ids})
 
 
-@clause("packed.scattered")
+@clause("packed.non-contiguous-ids")
 def test_scattered(judge: Judge) -> None:
     for case in judge.cases(SEGMENTS.sized(**LONG), replace(SEGMENTS, causal=True).sized(**LONG)):
         scattered = _renamed(judge.problem(case).forward_only(), taking(ORDER, -1))
@@ -84,19 +84,19 @@ def _placed(packed: Case, conventions: Conventions) -> Iterator[Case]:
         yield from (case.extended(rotary_base=50.0), case.extended(alibi=True))
 
 
-@clause("packed.alone")
+@clause("packed.same-as-separate")
 def test_alone(judge: Judge) -> None:
     one = SEGMENTS.sized(batch=1)
-    turned = replace(one, causal=True).sized(**LONG).extended(rotary_base=50.0)
-    for case in judge.cases(one, replace(SEGMENTS, causal=True), turned):
+    rotated = replace(one, causal=True).sized(**LONG).extended(rotary_base=50.0)
+    for case in judge.cases(one, replace(SEGMENTS, causal=True), rotated):
         problem = judge.problem(case).forward_only()
         if (whole := _own(judge, case, problem)) is None:
             continue
         for sample, document, queries, keys in _documents(problem, judge.conventions):
             rows = (slice(sample, sample + 1), ..., queries, slice(None))
-            said = f"document {document} of sample {sample}, without the others"
+            context = f"document {document} of sample {sample}, without the others"
             expected = Expected(whole.value[rows], whole.bound[rows])
-            judge.assert_answers(case, _alone(problem, sample, queries, keys), expected, said)
+            judge.assert_answers(case, _alone(problem, sample, queries, keys), expected, context)
 
 
 def _own(judge: Judge, case: Case, problem: Problem) -> Expected | None:
@@ -136,13 +136,13 @@ def test_isolated(judge: Judge) -> None:
         _assert_isolated(judge, case, lambda rows: rows * -2 + 3, "was changed")
 
 
-@clause("packed.contained")
+@clause("packed.containment")
 def test_contained(judge: Judge) -> None:
     for case in judge.cases(SEGMENTS, replace(SEGMENTS, causal=True).sized(**LONG)):
         _assert_isolated(judge, case, lambda rows: rows * np.nan, "holds NaN")
 
 
-def _assert_isolated(judge: Judge, case: Case, change: Change, said: str) -> None:
+def _assert_isolated(judge: Judge, case: Case, change: Change, context: str) -> None:
     """Whatever is done to the other documents, the rows of one stay."""
     problem, whole = judge.problem(case).forward_only(), judge.expected(case)["output"]
     for document in np.unique(positions(problem, judge.conventions).query_document):
@@ -151,7 +151,7 @@ def _assert_isolated(judge: Judge, case: Case, change: Change, said: str) -> Non
         spoilt = {n: np.where(_along(own[n], rows), rows, change(rows).astype(rows.dtype)) for n, rows in given.items()}
         kept = np.broadcast_to(_along(own["query"], whole.value), whole.value.shape)
         expected = Expected(whole.value[kept], whole.bound[kept])
-        told = f"all but document {document} {said}"
+        told = f"all but document {document} {context}"
         judge.assert_answers(case, problem.with_arrays(spoilt), expected, told, of=_chosen(kept))
 
 
@@ -175,7 +175,7 @@ def _chosen(mask: Array) -> Change:
 def test_empty_segment(judge: Judge) -> None:
     empty = Case().extended(packing=Packing.EMPTY_SEGMENT)
     for case in judge.cases(empty, empty.sized(**LONG), replace(empty, causal=True)):
-        judge.assert_conforms(case, said="the second segment has queries, and no key")
+        judge.assert_conforms(case, context="the second segment has queries, and no key")
 
 
 @clause("packed.one-document")
@@ -211,7 +211,7 @@ def test_gradients(judge: Judge) -> None:
 def _assert_no_gradient(judge: Judge, case: Case, loss: Problem, own: Mapping[str, Array], document: int) -> None:
     """Of tokens of other documents in a loss on one."""
     try:
-        found = judge.ask(loss).gradients
+        found = judge.run(loss).gradients
     except CandidateError as error:
         judge.assert_that(case, False, str(error))
         return
@@ -245,4 +245,4 @@ def test_lengths_positions(judge: Judge) -> None:
 def test_empty_document(judge: Judge) -> None:
     empty = Case().extended(packing=Packing.EMPTY_DOCUMENT)
     for case in judge.cases(empty, empty.sized(**LONG), replace(empty, causal=True)):
-        judge.assert_conforms(case, said="the second document has queries, and no key")
+        judge.assert_conforms(case, context="the second document has queries, and no key")

@@ -69,14 +69,14 @@ def test_sinusoids_length(judge: Judge) -> None:
 
 @clause("positions.rotary")
 def test_rotary(judge: Judge) -> None:
-    turned = SQUARE.extended(rotary_base=10000.0)
+    rotated = SQUARE.extended(rotary_base=10000.0)
     quick = SQUARE.extended(rotary_base=10.0)
     cases = (
-        turned,
+        rotated,
         quick.sized(d_k=8),
         quick.sized(d_k=2),
         quick.sized(d_k=6, query_length=17, key_length=17),
-        replace(turned, causal=True, seed=1),
+        replace(rotated, causal=True, seed=1),
         replace(quick, mask=MaskKind.FLOAT, seed=2),
         replace(quick, sizes=Sizes(num_heads=6, num_kv_heads=3, query_length=7, key_length=7)),
     )
@@ -104,14 +104,14 @@ def _assert_as_if_unturned(judge: Judge, case: Case, place: int) -> None:
     unturned = replace(problem, extension=replace(problem.extension, rotary_base=None))
     value, bound = Pipeline().run(unturned, judge.conventions).output, judge.solve(problem).parts["output"].bound
     row = taking(np.array([place]), -2)
-    said = f"only key {place} is not 0, and query {place} stands at its position"
-    judge.assert_answers(case, problem, Expected(row(value), row(bound)), said, of=row)
+    context = f"only key {place} is not 0, and query {place} stands at its position"
+    judge.assert_answers(case, problem, Expected(row(value), row(bound)), context, of=row)
 
 
 @clause("positions.rotary-shift")
 def test_rotary_shift(judge: Judge) -> None:
-    turned = Case().extended(rotary_base=20.0, query_start=2)
-    for case in judge.cases(turned, turned.sized(query_length=1, d_k=6)):
+    rotated = Case().extended(rotary_base=20.0, query_start=2)
+    for case in judge.cases(rotated, rotated.sized(query_length=1, d_k=6)):
         for steps in (1, 40):
             _assert_only_distance_counts(judge, case, steps)
 
@@ -127,8 +127,8 @@ def _assert_only_distance_counts(judge: Judge, case: Case, steps: int) -> None:
     if output.shape != bound.shape:
         judge.assert_that(case, False, f"output has shape {output.shape}, expected {bound.shape}")
         return
-    said = f"all stand {steps} positions later, after masked keys"
-    judge.assert_answers(case, later, Expected(output.astype(np.float64), bound), said)
+    context = f"all stand {steps} positions later, after masked keys"
+    judge.assert_answers(case, later, Expected(output.astype(np.float64), bound), context)
 
 
 def _moved(problem: Problem, steps: int) -> Problem:
@@ -162,15 +162,15 @@ def test_rotary_far(judge: Judge) -> None:
     slow, quick = (Case().extended(rotary_base=base) for base in (10000.0, 10.0))
     far = [case.extended(query_start=start) for case in (slow, quick) for start in FAR]
     long = quick.sized(batch=1, num_heads=1, query_length=3, key_length=2099).extended(query_start=2097)
-    for case in judge.cases(*far, replace(long, spread=4.0)):
-        judge.assert_conforms(case, said=f"the first query stands at position {case.extension.query_start}")
+    for case in judge.cases(*far, replace(long, score_std=4.0)):
+        judge.assert_conforms(case, context=f"the first query stands at position {case.extension.query_start}")
 
 
 @clause("positions.rotary-gradient")
 def test_rotary_gradient(judge: Judge) -> None:
-    turned = replace(SQUARE, spread=0.5).extended(rotary_base=20.0)
-    grouped = replace(turned, sizes=Sizes(num_heads=6, num_kv_heads=3, query_length=7, key_length=7))
-    for case in judge.cases(turned, turned.sized(d_k=6, key_length=4, query_length=4), grouped):
+    rotated = replace(SQUARE, score_std=0.5).extended(rotary_base=20.0)
+    grouped = replace(rotated, sizes=Sizes(num_heads=6, num_kv_heads=3, query_length=7, key_length=7))
+    for case in judge.cases(rotated, rotated.sized(d_k=6, key_length=4, query_length=4), grouped):
         judge.assert_conforms(case, "gradients.query", "gradients.key")
 
 
@@ -206,7 +206,7 @@ def test_alibi_start(judge: Judge) -> None:
 @clause("positions.alibi-far", dtypes=("float64", "float32"))
 def test_alibi_far(judge: Judge) -> None:
     for case in judge.cases(*(Case().extended(alibi=True, query_start=start) for start in FAR)):
-        judge.assert_conforms(case, said=f"the first query stands at position {case.extension.query_start}")
+        judge.assert_conforms(case, context=f"the first query stands at position {case.extension.query_start}")
 
 
 @clause("positions.alibi-slopes")
@@ -251,6 +251,6 @@ def test_relative_start(judge: Judge) -> None:
 
 @clause("positions.relative-gradient")
 def test_relative_gradient(judge: Judge) -> None:
-    case = replace(SQUARE, spread=0.5).extended(relative_bias=2)
+    case = replace(SQUARE, score_std=0.5).extended(relative_bias=2)
     for each in judge.cases(case, replace(case, causal=True), case.extended(relative_bias=9)):
         judge.assert_conforms(each, "gradients.relative_bias")

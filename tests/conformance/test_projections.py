@@ -11,19 +11,19 @@ from attention_conformance.tests.harness.judge.clause_tests import clause
 from attention_conformance.tests.harness.judge.judge import Judge
 from attention_conformance.tests.harness.judge.relations import changed
 
-ORDINARY = (Case(seed=11), Case(seed=12, spread=4.0).sized(num_heads=2, d_k=6, d_v=5))
+ORDINARY = (Case(seed=11), Case(seed=12, score_std=4.0).sized(num_heads=2, d_k=6, d_v=5))
 
 
 def _zeros(array: Array) -> Array:
     return np.zeros_like(array)
 
 
-def _assert_with(judge: Judge, said: str, *silenced: str) -> None:
+def _assert_with(judge: Judge, context: str, *silenced: str) -> None:
     """Conforms with the named parameters set to zero, so that the others speak alone."""
     for case in judge.cases(*ORDINARY):
         problem = changed(judge.problem(case).forward_only(), **dict.fromkeys(silenced, _zeros))
         expected = solve(problem, judge.conventions).parts["output"]
-        judge.assert_answers(case, problem, expected, said)
+        judge.assert_answers(case, problem, expected, context)
 
 
 @clause("projections.query")
@@ -42,8 +42,8 @@ def test_key(judge: Judge) -> None:
 
 @clause("projections.value")
 def test_value(judge: Judge) -> None:
-    said = "with equal weights, the output is the mean of the projected values"
-    _assert_with(judge, said, "w_q", "b_q", "w_k", "b_k")
+    context = "with equal weights, the output is the mean of the projected values"
+    _assert_with(judge, context, "w_q", "b_q", "w_k", "b_k")
     _assert_with(judge, "with the value's projection set to zero, nothing is mixed", "w_v", "b_v")
 
 
@@ -57,7 +57,7 @@ def test_bias(judge: Judge) -> None:
 @clause("projections.output")
 def test_output(judge: Judge) -> None:
     for case in judge.cases(*ORDINARY):
-        judge.assert_conforms(case, said="the joined heads go through the output projection")
+        judge.assert_conforms(case, context="the joined heads go through the output projection")
 
 
 @clause("projections.output-bias")

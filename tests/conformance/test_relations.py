@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from attention_conformance.implementations.api.contract import Unable
+from attention_conformance.implementations.api.contract import Unsupported
 from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.reference.expected import Expected
-from attention_conformance.spec.cases import Case, Embedding, Garbage, MaskKind, MaskShape, Padding, Scores, Sharing
+from attention_conformance.spec.cases import Case, Embedding, MaskKind, MaskShape, Padding, Poison, Scores, Sharing
 from attention_conformance.spec.covering import combinations
 from attention_conformance.spec.features import Scope
 from attention_conformance.spec.problem import Array, Problem
@@ -27,7 +27,7 @@ from attention_conformance.tests.harness.judge.relations import (
     taking,
 )
 
-WAYS = (
+ALTERNATIVES = (
     Case(seed=111),
     Case(seed=112),
     Case(seed=113, mask=MaskKind.BOOL),
@@ -39,8 +39,8 @@ WAYS = (
     Case(seed=119, padding=Padding.LENGTHS),
     Case(seed=120, causal=True).sized(query_length=7),
     Case(seed=121, causal=True, padding=Padding.RIGHT).sized(query_length=7),
-    Case(seed=122, scale=0.3, spread=3.0),
-    Case(seed=123, spread=3.0).sized(query_length=33, key_length=65),
+    Case(seed=122, scale=0.3, score_std=3.0),
+    Case(seed=123, score_std=3.0).sized(query_length=33, key_length=65),
     Case(seed=124, mask=MaskKind.BOOL, padding=Padding.RIGHT),
     Case(seed=125, mask=MaskKind.FLOAT, padding=Padding.LEFT),
 )
@@ -51,7 +51,7 @@ def _assert_same(
     case: Case,
     first: Problem,
     second: Problem,
-    said: str,
+    context: str,
     of_first: Callable[[Array], Array] = lambda output: output,
 ) -> None:
     """What `of_first` makes of the first problem's output is the second's output, within both their bounds."""
@@ -64,7 +64,7 @@ def _assert_same(
         return
     bound = np.abs(of_first(2.0 * np.broadcast_to(whole.bound, output.shape)))
     expected = Expected(of_first(output.astype(np.float64)), bound)
-    judge.assert_answers(case, second.forward_only(), expected, said)
+    judge.assert_answers(case, second.forward_only(), expected, context)
 
 
 def _reversed(length: int) -> Array:
@@ -82,8 +82,8 @@ def test_permute_keys(judge: Judge) -> None:
     for case in judge.cases(*cases):
         problem, order = judge.problem(case), _reversed(case.sizes.key_length)
         if problem.sharing is Sharing.SELF:
-            turned = take_tokens(problem, order)
-            _assert_same(judge, case, problem, turned, "tokens in another order", taking(order, -2))
+            rotated = take_tokens(problem, order)
+            _assert_same(judge, case, problem, rotated, "tokens in another order", taking(order, -2))
         else:
             _assert_same(judge, case, problem, take_keys(problem, order), "keys and values in another order")
 
@@ -183,7 +183,7 @@ def test_shift_keys(judge: Judge) -> None:
         _assert_within(judge, case, first, second, "the same vector added to every key")
 
 
-def _assert_within(judge: Judge, case: Case, first: Problem, second: Problem, said: str) -> None:
+def _assert_within(judge: Judge, case: Case, first: Problem, second: Problem, context: str) -> None:
     """Equal outputs of two problems whose bounds differ, because their scores do."""
     solutions = [judge.solve(problem).parts["output"] for problem in (first, second)]
     output = judge.own(case, first)
@@ -193,7 +193,7 @@ def _assert_within(judge: Judge, case: Case, first: Problem, second: Problem, sa
         judge.assert_that(case, False, f"output has shape {output.shape}, expected {solutions[0].value.shape}")
         return
     expected = Expected(output.astype(np.float64), solutions[0].bound + solutions[1].bound)
-    judge.assert_answers(case, second.forward_only(), expected, said)
+    judge.assert_answers(case, second.forward_only(), expected, context)
 
 
 @clause("relations.causal-prefix")
@@ -202,8 +202,8 @@ def test_causal_prefix(judge: Judge) -> None:
         problem = judge.problem(case)
         for length in (1, 4, 8):
             prefix = take_tokens(problem, np.arange(length))
-            said = f"the first {length} tokens alone"
-            _assert_same(judge, case, problem, prefix, said, taking(np.arange(length), -2))
+            context = f"the first {length} tokens alone"
+            _assert_same(judge, case, problem, prefix, context, taking(np.arange(length), -2))
 
 
 @clause("relations.padding-extension")
@@ -211,7 +211,7 @@ def test_padding_extension(judge: Judge) -> None:
     """The same keys, with and without more of them that are masked."""
     for case in judge.cases(
         Case(seed=87, mask=MaskKind.BOOL, mask_shape=MaskShape.KEYS),
-        Case(seed=88, mask=MaskKind.BOOL, mask_shape=MaskShape.KEYS, garbage=Garbage.LARGE),
+        Case(seed=88, mask=MaskKind.BOOL, mask_shape=MaskShape.KEYS, poison=Poison.LARGE),
     ):
         problem = take_samples(judge.problem(case), np.array([0]))
         assert problem.attn_mask is not None
@@ -222,37 +222,37 @@ def test_padding_extension(judge: Judge) -> None:
         judge.assert_answers(case, problem.forward_only(), expected, "with the masked keys")
 
 
-@clause("relations.recording")
+@clause("relations.grad-mode")
 def test_recording(judge: Judge) -> None:
     def allowed(case: Case) -> bool:
-        return not isinstance(fit(case, judge.claims), Unable)
+        return not isinstance(fit(case, judge.claims), Unsupported)
 
     for case in judge.cases(*combinations(allowed, judge.conventions)):
         expected = judge.expected(case, gradients=True)["output"]
         judge.assert_answers(case, judge.problem(case).forward_only(), expected, "no gradient is recorded")
 
 
-@clause("relations.ways")
+@clause("relations.alternatives")
 def test_ways(judge: Judge) -> None:
-    for way in judge.implementation.ways:
+    for way in judge.implementation.alternatives:
         along = judge.along(way)
-        for case in along.cases(*WAYS):
+        for case in along.cases(*ALTERNATIVES):
             for part in ("output", "weights", "averaged_weights", "log_sum_exp"):
                 _assert_returned(along, case, part, way)
         judge.include(along)
 
 
-def _assert_returned(judge: Judge, case: Case, part: str, said: str) -> None:
+def _assert_returned(judge: Judge, case: Case, part: str, context: str) -> None:
     try:
-        got = part_of(judge.ask(judge.problem(case).forward_only()), part)
+        got = part_of(judge.run(judge.problem(case).forward_only()), part)
     except CandidateError as error:
-        judge.assert_that(case, part != "output", f"{said}: {error}")
+        judge.assert_that(case, part != "output", f"{context}: {error}")
         return
     if got is not None or part == "output":
-        judge.record(case, compare(part, got, judge.expected(case)[part], judge.dtype), said)
+        judge.record(case, compare(part, got, judge.expected(case)[part], judge.dtype), context)
 
 
 @clause("relations.merge")
 def test_merge(judge: Judge) -> None:
-    for case in judge.cases(Case(seed=89), Case(seed=90, spread=5.0).sized(key_length=17)):
+    for case in judge.cases(Case(seed=89), Case(seed=90, score_std=5.0).sized(key_length=17)):
         assert_merges(judge, case, split=3)

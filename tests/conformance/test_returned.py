@@ -28,8 +28,8 @@ OPTIONS = (
     Case(causal=True, padding=Padding.RIGHT).sized(query_length=7),
     EMPTY,
     GROUPED,
-    Case(spread=3.0).extended(left=2, right=1),
-    Case(spread=3.0).extended(softcap=1.5),
+    Case(score_std=3.0).extended(left=2, right=1),
+    Case(score_std=3.0).extended(softcap=1.5),
     Case().extended(alibi=True),
     Case().extended(relative_bias=2),
     Case().extended(rotary_base=50.0, query_start=2),
@@ -41,8 +41,8 @@ OPTIONS = (
 @clause("returned.base")
 def test_base(judge: Judge) -> None:
     for case in judge.cases(*(Case(scores=Scores.EQUAL).sized(key_length=n) for n in (8, 2, 5))):
-        said = f"the logarithm of {case.sizes.key_length} to the base {judge.conventions.log_sum_exp_base}"
-        judge.assert_conforms(case, "log_sum_exp", said=said)
+        context = f"the logarithm of {case.sizes.key_length} to the base {judge.conventions.log_sum_exp_base}"
+        judge.assert_conforms(case, "log_sum_exp", context=context)
 
 
 @clause("returned.empty-row")
@@ -55,14 +55,14 @@ def test_empty_row(judge: Judge) -> None:
     if Feature.EMPTY_SIZES in judge.claims:
         cases.append(Case().sized(key_length=0))
     for case in judge.cases(*cases):
-        judge.assert_conforms(case, "log_sum_exp", said="the log-sum-exp of a row without keys is minus infinity")
+        judge.assert_conforms(case, "log_sum_exp", context="the log-sum-exp of a row without keys is minus infinity")
 
 
 @clause("returned.empty-parts")
 def test_empty_parts(judge: Judge) -> None:
     for case in judge.cases(*(replace(SHARED, pattern=p) for p in (Pattern.FIRST_TILE, Pattern.LAST_KEY)), EMPTY):
         assert_merges(judge, case, split=case.sizes.key_length // 2)
-    for case in judge.cases(Case(mask=MaskKind.BOOL), Case(mask=MaskKind.BOOL, spread=5.0).sized(key_length=17)):
+    for case in judge.cases(Case(mask=MaskKind.BOOL), Case(mask=MaskKind.BOOL, score_std=5.0).sized(key_length=17)):
         assert_merges(judge, case, split=1)
 
 
@@ -72,7 +72,7 @@ def test_mixture(judge: Judge) -> None:
         judge.assert_conforms(case, "weights")
         problem, expected = judge.problem(case).forward_only(), judge.expected(case)
         try:
-            result = judge.ask(problem)
+            result = judge.run(problem)
         except CandidateError as error:
             judge.assert_that(case, False, str(error))
             continue
@@ -99,15 +99,15 @@ def test_grouped_log_sum_exp(judge: Judge) -> None:
 def _assert_grouped(judge: Judge, part: str) -> None:
     single = GROUPED.sized(num_kv_heads=1)
     for case in judge.cases(GROUPED, single, replace(GROUPED, mask=MaskKind.BOOL, mask_shape=MaskShape.HEAD)):
-        judge.assert_conforms(case, part, said="one for each query head")
+        judge.assert_conforms(case, part, context="one for each query head")
 
 
-@clause("returned.recorded-weights")
+@clause("returned.weights-with-gradients")
 def test_recorded_weights(judge: Judge) -> None:
     _assert_recorded(judge, "weights")
 
 
-@clause("returned.recorded-log-sum-exp")
+@clause("returned.log-sum-exp-with-gradients")
 def test_recorded_log_sum_exp(judge: Judge) -> None:
     _assert_recorded(judge, "log_sum_exp")
 
@@ -115,16 +115,16 @@ def test_recorded_log_sum_exp(judge: Judge) -> None:
 def _assert_recorded(judge: Judge, part: str) -> None:
     for case in judge.cases(Case(seed=131), Case(seed=132, mask=MaskKind.BOOL)):
         expected = judge.expected(case, gradients=True)[part]
-        said = "gradients were recorded, and have been computed"
-        judge.assert_answers(case, judge.problem(case), expected, said, part)
+        context = "gradients were recorded, and have been computed"
+        judge.assert_answers(case, judge.problem(case), expected, context, part)
 
 
-@clause("returned.lasting-weights")
+@clause("returned.weights-stay")
 def test_lasting_weights(judge: Judge) -> None:
     _assert_lasts(judge, "weights")
 
 
-@clause("returned.lasting-log-sum-exp")
+@clause("returned.log-sum-exp-stays")
 def test_lasting_log_sum_exp(judge: Judge) -> None:
     _assert_lasts(judge, "log_sum_exp")
 
@@ -146,4 +146,4 @@ def _assert_lasts(judge: Judge, part: str) -> None:
 
 
 def _asked(judge: Judge, case: Case, part: str) -> Array | None:
-    return part_of(judge.ask(judge.problem(case).forward_only()), part)
+    return part_of(judge.run(judge.problem(case).forward_only()), part)

@@ -18,7 +18,7 @@ FALSE_ALARM = 1e-10
 
 @clause("scores.dot-product")
 def test_dot_product(judge: Judge) -> None:
-    for case in judge.cases(Case(), Case(seed=1, spread=3.0), Case(seed=2).sized(query_length=4, key_length=4)):
+    for case in judge.cases(Case(), Case(seed=1, score_std=3.0), Case(seed=2).sized(query_length=4, key_length=4)):
         judge.assert_conforms(case)
 
 
@@ -37,15 +37,15 @@ def test_scale_explicit(judge: Judge) -> None:
 
 @clause("scores.scale-zero")
 def test_scale_zero(judge: Judge) -> None:
-    for case in judge.cases(Case(scale=0.0), Case(scale=0.0, spread=30.0, mask=MaskKind.BOOL)):
-        judge.assert_conforms(case, said="with scale 0 every key that may be seen weighs the same")
+    for case in judge.cases(Case(scale=0.0), Case(scale=0.0, score_std=30.0, mask=MaskKind.BOOL)):
+        judge.assert_conforms(case, context="with scale 0 every key that may be seen weighs the same")
 
 
 @clause("scores.scale-negative")
 def test_scale_negative(judge: Judge) -> None:
     plain = (Case(scale=-0.4), Case(scale=-1.0, mask=MaskKind.BOOL), Case(scale=-2.0))
     # Scores so far apart that the exponential overflows where the least of them is taken for the largest.
-    wide = (Case(seed=4, scale=-200.0, spread=2.0), Case(seed=5, scale=-200.0, spread=2.0, mask=MaskKind.BOOL))
+    wide = (Case(seed=4, scale=-200.0, score_std=2.0), Case(seed=5, scale=-200.0, score_std=2.0, mask=MaskKind.BOOL))
     for case in judge.cases(*plain, *wide):
         judge.assert_conforms(case)
 
@@ -61,18 +61,18 @@ def test_bias_after_scale(judge: Judge) -> None:
 def test_unit_variance(judge: Judge) -> None:
     """Half the squared difference of two log weights has mean 1 and, given the query's length, variance 2."""
     sizes = Sizes(batch=64, num_heads=16, query_length=2, key_length=2, d_k=16, d_v=16)
-    for case in judge.cases(Case(sizes, spread=1.0)):
+    for case in judge.cases(Case(sizes, score_std=1.0)):
         try:
             unbiased = changed(judge.problem(case).forward_only(), b_q=np.zeros_like, b_k=np.zeros_like)
-            weights = judge.ask(unbiased).weights
+            weights = judge.run(unbiased).weights
         except CandidateError as error:
             judge.assert_that(case, False, str(error))
             continue
         found = np.asarray(weights, dtype=np.float64)[:, :, 0]
         with np.errstate(divide="ignore", invalid="ignore"):
             halves = 0.5 * (np.log(found[..., 0]) - np.log(found[..., 1])) ** 2
-        spread = sqrt((2.0 + 6.0 / case.sizes.d_k) / halves.size)
-        margin = spread * NormalDist().inv_cdf(1.0 - FALSE_ALARM / 2.0)
+        score_std = sqrt((2.0 + 6.0 / case.sizes.d_k) / halves.size)
+        margin = score_std * NormalDist().inv_cdf(1.0 - FALSE_ALARM / 2.0)
         judge.assert_that(
             case,
             bool(abs(halves.mean() - 1.0) <= margin),

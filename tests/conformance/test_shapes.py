@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from attention_conformance.implementations.api.contract import Unable
+from attention_conformance.implementations.api.contract import Unsupported
 from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.reference.expected import Expected, sample_rows
 from attention_conformance.spec.cases import Case, Layout, MaskKind, MaskShape, Padding, Sizes
@@ -104,11 +104,13 @@ def test_coincident(judge: Judge) -> None:
 
 @clause("shapes.tile-edges")
 def test_tile_edges(judge: Judge) -> None:
-    long_keys = (Case(spread=4.0, seed=n).sized(batch=1, num_heads=2, query_length=3, key_length=n) for n in EDGES)
-    square = Case(spread=4.0, causal=True)
+    long_keys = (Case(score_std=4.0, seed=n).sized(batch=1, num_heads=2, query_length=3, key_length=n) for n in EDGES)
+    square = Case(score_std=4.0, causal=True)
     long_both = (square.sized(batch=1, num_heads=2, query_length=n, key_length=n) for n in SQUARES)
     tail = (
-        Case(spread=4.0, mask=MaskKind.BOOL, mask_shape=MaskShape.SHARED).sized(batch=1, query_length=n, key_length=n)
+        Case(score_std=4.0, mask=MaskKind.BOOL, mask_shape=MaskShape.SHARED).sized(
+            batch=1, query_length=n, key_length=n
+        )
         for n in (17, 33, 65, 129)
     )
     for case in judge.cases(*long_keys, *long_both, *tail):
@@ -163,7 +165,7 @@ def test_head_width(judge: Judge) -> None:
 @clause("shapes.combinations")
 def test_combinations(judge: Judge) -> None:
     def allowed(case: Case) -> bool:
-        return not isinstance(fit(case, judge.claims), Unable)
+        return not isinstance(fit(case, judge.claims), Unsupported)
 
     for case in judge.cases(*combinations(allowed, judge.conventions, judge.tier.strength)):
         judge.assert_conforms(case, *judge.parts())
@@ -191,8 +193,8 @@ def _assert_one_view(judge: Judge, case: Case, name: str) -> None:
     expected = judge.expected(case)["output"]
     for layout in (Layout.TRANSPOSED, Layout.SLICED):
         handed = judge.problem(case).forward_only().fresh()
-        turned = handed.with_arrays({name: lay_out(handed.arrays()[name], layout)})
-        judge.assert_answers(case, turned, expected, f"{name} alone is {layout}", as_is=True)
+        rotated = handed.with_arrays({name: lay_out(handed.arrays()[name], layout)})
+        judge.assert_answers(case, rotated, expected, f"{name} alone is {layout}", as_is=True)
 
 
 def _assert_expanded_mask(judge: Judge, case: Case) -> None:
@@ -214,4 +216,4 @@ def test_empty(judge: Judge) -> None:
 @clause("shapes.empty-keys")
 def test_empty_keys(judge: Judge) -> None:
     for case in judge.cases(Case().sized(key_length=0)):
-        judge.assert_conforms(case, said="without keys the output is zeros")
+        judge.assert_conforms(case, context="without keys the output is zeros")

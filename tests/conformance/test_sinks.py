@@ -37,7 +37,7 @@ def test_sum(judge: Judge) -> None:
 
 @clause("sinks.softcap")
 def test_softcap(judge: Judge) -> None:
-    for case in judge.cases(*(replace(SINK, spread=6.0).extended(softcap=cap) for cap in (0.7, 2.0))):
+    for case in judge.cases(*(replace(SINK, score_std=6.0).extended(softcap=cap) for cap in (0.7, 2.0))):
         judge.assert_conforms(case)
 
 
@@ -63,7 +63,7 @@ def test_empty_row(judge: Judge) -> None:
     parts = ["output"] + ["log_sum_exp"] * (Feature.LOG_SUM_EXP in judge.claims)
     emptied = [replace(SINK, mask=kind, pattern=Pattern.EMPTY_ROW) for kind in (MaskKind.BOOL, MaskKind.INFINITE)]
     for case in judge.cases(*emptied, replace(SINK, padding=Padding.EMPTY_SAMPLE)):
-        judge.assert_conforms(case, *parts, said="a row without keys has a sink")
+        judge.assert_conforms(case, *parts, context="a row without keys has a sink")
 
 
 @clause("sinks.range")
@@ -92,19 +92,19 @@ def _led_by(first: float) -> Change:
     return lambda rows: np.concatenate([np.full_like(rows[..., :1], first), rows[..., 1:]], axis=-1)
 
 
-def _assert_answered(judge: Judge, case: Case, problem: Problem, said: str) -> None:
+def _assert_answered(judge: Judge, case: Case, problem: Problem, context: str) -> None:
     """Output and gradients are those of the reference."""
     expected = judge.solve(problem).parts
-    judge.assert_answers(case, problem.forward_only(), expected["output"], said)
+    judge.assert_answers(case, problem.forward_only(), expected["output"], context)
     if not problem.needs:
         return
     try:
-        result = judge.ask(problem)
+        result = judge.run(problem)
     except CandidateError as error:
-        judge.assert_that(case, False, f"{said}: {error}")
+        judge.assert_that(case, False, f"{context}: {error}")
         return
     for part in (f"gradients.{name}" for name in problem.needs):
-        judge.record(case, compare(part, part_of(result, part), expected[part], judge.dtype), said)
+        judge.record(case, compare(part, part_of(result, part), expected[part], judge.dtype), context)
 
 
 @clause("sinks.log-sum-exp")
@@ -121,21 +121,21 @@ def test_weights(judge: Judge) -> None:
 
 @clause("sinks.gradient")
 def test_gradient(judge: Judge) -> None:
-    gentle = replace(SINK, spread=0.5)
+    gentle = replace(SINK, score_std=0.5)
     for case in judge.cases(gentle, replace(gentle, mask=MaskKind.BOOL).sized(**SQUARE), gentle.sized(key_length=2)):
         judge.assert_conforms(case, "gradients")
 
 
-@clause("sinks.zero-key")
+@clause("sinks.zero-attn")
 def test_zero_key(judge: Judge) -> None:
     placed = (ZERO.extended(alibi=True), ZERO.extended(left=1, right=0), ZERO.extended(relative_bias=2))
     for case in judge.cases(ZERO, ZERO.sized(**ALIKE), ZERO.sized(key_length=1), *placed):
         judge.assert_conforms(case)
-    for case in judge.cases(replace(ZERO, spread=0.5)):
+    for case in judge.cases(replace(ZERO, score_std=0.5)):
         judge.assert_conforms(case, "gradients")
 
 
-@clause("sinks.zero-key-masks")
+@clause("sinks.zero-attn-masks")
 def test_zero_key_masks(judge: Judge) -> None:
     for case in judge.cases(*_masked(ZERO)):
         judge.assert_conforms(case)
@@ -152,7 +152,7 @@ def _masked(case: Case) -> Iterator[Case]:
     yield replace(case, mask=MaskKind.BOOL, pattern=Pattern.LAST_KEY)
 
 
-@clause("sinks.zero-key-causal")
+@clause("sinks.zero-attn-causal")
 def test_zero_key_causal(judge: Judge) -> None:
     for case in judge.cases(*_causal(ZERO)):
         judge.assert_conforms(case)
@@ -170,44 +170,44 @@ def _causal(case: Case) -> tuple[Case, ...]:
     )
 
 
-@clause("sinks.zero-key-weights")
+@clause("sinks.zero-attn-weights")
 def test_zero_key_weights(judge: Judge) -> None:
     for case in judge.cases(ZERO, replace(ZERO, mask=MaskKind.BOOL)):
         judge.assert_conforms(case, "weights")
 
 
-@clause("sinks.learned-key")
+@clause("sinks.bias-kv")
 def test_learned_key(judge: Judge) -> None:
     for case in judge.cases(LEARNED, LEARNED.sized(**ALIKE), LEARNED.sized(batch=1), LEARNED.sized(key_length=1)):
         judge.assert_conforms(case)
 
 
-@clause("sinks.learned-key-masks")
+@clause("sinks.bias-kv-masks")
 def test_learned_key_masks(judge: Judge) -> None:
     for case in judge.cases(*_masked(LEARNED)):
         judge.assert_conforms(case)
 
 
-@clause("sinks.learned-key-causal")
+@clause("sinks.bias-kv-causal")
 def test_learned_key_causal(judge: Judge) -> None:
     for case in judge.cases(*_causal(LEARNED)):
         judge.assert_conforms(case)
 
 
-@clause("sinks.learned-key-gradient")
+@clause("sinks.bias-kv-gradient")
 def test_learned_key_gradient(judge: Judge) -> None:
-    gentle = replace(LEARNED, spread=0.5)
+    gentle = replace(LEARNED, score_std=0.5)
     for case in judge.cases(gentle, replace(gentle, mask=MaskKind.BOOL), gentle.sized(batch=3)):
         judge.assert_conforms(case, "gradients.bias_k", "gradients.bias_v")
 
 
-@clause("sinks.learned-key-weights")
+@clause("sinks.bias-kv-weights")
 def test_learned_key_weights(judge: Judge) -> None:
     for case in judge.cases(LEARNED, replace(LEARNED, mask=MaskKind.BOOL)):
         judge.assert_conforms(case, "weights")
 
 
-@clause("sinks.both-keys")
+@clause("sinks.zero-attn-and-bias-kv")
 def test_both_keys(judge: Judge) -> None:
     both = LEARNED.extended(zero_attn=True)
     parts = ["output"] + ["weights"] * (Feature.WEIGHTS in judge.claims)

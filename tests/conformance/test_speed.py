@@ -64,8 +64,10 @@ def _assert_linear(judge: Judge, backward: bool) -> None:
             judge.assert_that(case, False, str(error))
             continue
         longest = TIMES * LENGTHS[-1]
-        said = f"memory is not linear: {each[-1]:.3g} bytes for each pair of a query and a key"
-        judge.assert_that(case, min(each) <= LIMIT, f"{said}, {each[-1] * longest**2 / 1e6:.3g} MB at {longest} tokens")
+        context = f"memory is not linear: {each[-1]:.3g} bytes for each pair of a query and a key"
+        judge.assert_that(
+            case, min(each) <= LIMIT, f"{context}, {each[-1] * longest**2 / 1e6:.3g} MB at {longest} tokens"
+        )
 
 
 def _for_each_pair(judge: Judge, case: Case, length: int, backward: bool) -> float:
@@ -98,8 +100,8 @@ def test_memory_growth(judge: Judge) -> None:
         ratio = numbers[1] / numbers[0]
         allowed = max(GRANTED * numbers[1], before * ratio ** (1 + STEP))
         grew = f"from {before / 1e6:.3g} to {after / 1e6:.3g} MB, {after / max(1, before):.3g} times"
-        said = f"with more {what} memory grows {grew}, where equation 15.2 grows {ratio:.3g} times"
-        judge.assert_that(cases[1], after <= allowed, said)
+        context = f"with more {what} memory grows {grew}, where equation 15.2 grows {ratio:.3g} times"
+        judge.assert_that(cases[1], after <= allowed, context)
 
 
 def _numbers(problem: Problem, case: Case) -> int:
@@ -129,7 +131,7 @@ def _asked(judge: Judge, cases: Iterable[Case]) -> Iterable[Case]:
     """The cases as near as the claims allow; none where memory cannot be measured, which is noted."""
     missing = "" if judge.device.startswith("cuda") else absent()
     if missing:
-        judge.unable.append(missing)
+        judge.unsupported.append(missing)
         return []
     return judge.cases(*cases)
 

@@ -22,7 +22,7 @@ def test_width(judge: Judge) -> None:
 
 @clause("values.single-key")
 def test_single_key(judge: Judge) -> None:
-    for case in judge.cases(Case(spread=5.0).sized(key_length=1)):
-        judge.assert_conforms(case, said="a single key has weight 1")
+    for case in judge.cases(Case(score_std=5.0).sized(key_length=1)):
+        judge.assert_conforms(case, context="a single key has weight 1")
     for case in judge.cases(Case(scores=Scores.EQUAL).sized(key_length=1)):
-        judge.assert_conforms(case, exactly=True, said="a single key has weight 1, so that its value is the output")
+        judge.assert_conforms(case, exactly=True, context="a single key has weight 1, so that its value is the output")

@@ -94,7 +94,7 @@ def test_query_start(judge: Judge) -> None:
     single = case.sized(query_length=1).extended(query_start=7)
     causal = replace(case, causal=True).extended(query_start=5)
     for asked in judge.cases(*(seeing(judge, c, 2, 1) for c in (*starts, single, causal))):
-        judge.assert_conforms(asked, said=f"the first query stands at position {asked.extension.query_start}")
+        judge.assert_conforms(asked, context=f"the first query stands at position {asked.extension.query_start}")
 
 
 @clause("window.outside")
@@ -115,16 +115,16 @@ def _assert_outside(judge: Judge, case: Case, keys: Array) -> None:
     blind = np.flatnonzero(~allowed_keys(problem, judge.conventions)[0, 0][:, keys].any(-1))
     whole = judge.expected(case)["output"]
     expected = Expected(whole.value[..., blind, :], whole.bound[..., blind, :])
-    said = f"keys {', '.join(map(str, sorted(keys)))} were changed; rows whose window they are not in may not know"
-    judge.assert_answers(case, changed(problem, **dict.fromkeys(names, other)), expected, said, of=taking(blind, -2))
+    context = f"keys {', '.join(map(str, sorted(keys)))} were changed; rows whose window they are not in may not know"
+    judge.assert_answers(case, changed(problem, **dict.fromkeys(names, other)), expected, context, of=taking(blind, -2))
 
 
 @clause("window.any-scores")
 def test_any_scores(judge: Judge) -> None:
     others = (replace(SQUARE, scores=kind) for kind in (Scores.ONE_HOT, Scores.RISING))
-    sunken = deep(judge.conventions.empty_row_causal, replace(SQUARE, scores=Scores.SUNKEN))
-    for case in judge.cases(*(seeing(judge, c, 2, 1) for c in (*others, *sunken))):
-        judge.assert_conforms(case, said=f"a window and {case.scores} scores")
+    very_negative = deep(judge.conventions.empty_row_causal, replace(SQUARE, scores=Scores.VERY_NEGATIVE))
+    for case in judge.cases(*(seeing(judge, c, 2, 1) for c in (*others, *very_negative))):
+        judge.assert_conforms(case, context=f"a window and {case.scores} scores")
 
 
 @clause("window.with-mask")
@@ -133,7 +133,7 @@ def test_with_mask(judge: Judge) -> None:
     for case in judge.cases(
         *(seeing(judge, replace(square, mask=kind, mask_shape=shape), 4, 3) for kind, shape in MASKED)
     ):
-        judge.assert_conforms(_leaving_keys(judge, case), said=f"a window and a {case.mask} mask")
+        judge.assert_conforms(_leaving_keys(judge, case), context=f"a window and a {case.mask} mask")
 
 
 def _leaving_keys(judge: Judge, case: Case) -> Case:
@@ -147,7 +147,7 @@ def test_with_padding(judge: Judge) -> None:
     sides = {Padding.RIGHT: (5, 1), Padding.LEFT: (1, 5), Padding.HOLES: (2, 1)}
     padded = (seeing(judge, replace(SQUARE, padding=padding), *window) for padding, window in sides.items())
     for case in judge.cases(*padded):
-        judge.assert_conforms(case, said=f"a window and padding ({case.padding})")
+        judge.assert_conforms(case, context=f"a window and padding ({case.padding})")
 
 
 @clause("window.gradients")
@@ -159,6 +159,6 @@ def test_gradients(judge: Judge) -> None:
         seeing(judge, Case().sized(query_length=3), 2, 1),
     )
     beyond = _beyond(judge)[:1] if judge.conventions.empty_row_causal is not EmptyRow.NAN else ()
-    gentle = seeing(judge, replace(SQUARE, spread=0.5), 1, 1)
+    gentle = seeing(judge, replace(SQUARE, score_std=0.5), 1, 1)
     for case in judge.cases(*windows, gentle, *beyond):
         judge.assert_conforms(case, "gradients")

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from attention_conformance.implementations.adapters.ops import torch_op
-from attention_conformance.implementations.api.contract import Claims, Implementation, Unable
+from attention_conformance.implementations.api.contract import Claims, Implementation, Unsupported
 from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.implementations.builtin.mha import TORCH_MODULES
 from attention_conformance.implementations.builtin.sdpa import TORCH_OPS
@@ -92,7 +92,7 @@ def cases_for(claims: Claims) -> Iterator[Case]:
     both_refused = claims.conventions.causal_with_mask is not CausalWithMask.INTERSECT
     for number in count():
         case = fit(drawn_case(number), claims)
-        if isinstance(case, Unable) or (both_refused and case.causal and case.mask is not MaskKind.NONE):
+        if isinstance(case, Unsupported) or (both_refused and case.causal and case.mask is not MaskKind.NONE):
             continue
         if solved(case, "float64")[1].trace.seen.allowed.any(-1).all():
             yield case

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from attention_conformance.implementations.defects import SCORE, Defect, catalogue
-from attention_conformance.tests.harness.judge.clause_tests import declared
+from attention_conformance.tests.harness.judge.clause_tests import clause_marks
 from attention_conformance.tests.measurements.mutation_score import (
     Outcome,
     complaints,
@@ -142,7 +142,7 @@ def _clause_table(found: Mapping[str, Outcome]) -> Iterator[str]:
         "| clause | kills | alone | largest margin | defects |",
         "| --- | ---: | ---: | ---: | --- |",
     )
-    for clause in declared():
+    for clause in clause_marks():
         killed = [each for each in found.values() if clause in each.clauses]
         margin = max((each.margin(clause) for each in killed), default=0.0)
         names = ", ".join(each.defect for each in killed)
@@ -163,9 +163,9 @@ def _liveness(found: Mapping[str, Outcome]) -> Iterator[str]:
 
 def _redundancy(found: Mapping[str, Outcome]) -> Iterator[str]:
     chosen = smallest_sets(list(found.values()), TWICE)
-    rest = [clause for clause in declared() if clause not in chosen]
+    rest = [clause for clause in clause_marks() if clause not in chosen]
     yield from ("", "## Redundancy", "")
-    yield f"{len(chosen)} of {len(declared())} clauses kill each defect at least twice, or as often as any clause can:"
+    yield f"{len(chosen)} of {len(clause_marks())} clauses kill each defect twice, or as often as any clause can:"
     yield from ("", ", ".join(chosen) + ".", "")
     yield f"The other {len(rest)} name mistakes more exactly, and kill nothing that these do not: {', '.join(rest)}."
 

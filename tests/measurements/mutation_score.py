@@ -21,8 +21,8 @@ from attention_conformance.spec.clauses import load
 from attention_conformance.spec.problem import DTYPES
 from attention_conformance.tests.harness.explain.diagnosis import Found, diagnose
 from attention_conformance.tests.harness.explain.traits import options
-from attention_conformance.tests.harness.judge.clause_tests import Selection, clause_tests, declared
-from attention_conformance.tests.harness.judge.judge import TIERS, EnoughError, Judge
+from attention_conformance.tests.harness.judge.clause_tests import Selection, clause_marks, clause_tests
+from attention_conformance.tests.harness.judge.judge import TIERS, FailureLimitError, Judge
 from attention_conformance.tests.harness.judge.judging import plainest, status
 from attention_conformance.tests.report.verdict import Status
 
@@ -97,9 +97,9 @@ def outcome(implementation: Implementation, tier: str, dtypes: tuple[str, ...] =
     start, first = time.perf_counter(), None
     selection = Selection((implementation,), dtypes=dtypes)
     for identifier, test in clause_tests().items():
-        for _, dtype in selection.subjects(load()[identifier], declared()[identifier]):
-            judge = Judge(implementation, dtype, tier=TIERS[tier], patience=PATIENCE)
-            with suppress(EnoughError):
+        for _, dtype in selection.subjects(load()[identifier], clause_marks()[identifier]):
+            judge = Judge(implementation, dtype, tier=TIERS[tier], failure_limit=PATIENCE)
+            with suppress(FailureLimitError):
                 test(judge)
             ended, reason = status(judge, None)
             if ended is Status.ERROR:
@@ -174,7 +174,7 @@ def complaints(defects: Sequence[Defect], found: Mapping[str, Outcome]) -> Itera
     killed = {clause for each in found.values() for clause in each.clauses}
     for defect in defects:
         yield from _of_defect(defect, found[defect.id])
-    for clause in declared():
+    for clause in clause_marks():
         if clause not in killed:
             yield f"{clause}: no defect breaks it"
         elif all(each.margin(clause) < PLAIN_MARGIN for each in found.values()):

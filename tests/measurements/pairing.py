@@ -22,7 +22,7 @@ from attention_conformance.implementations.builtin import BUILTIN
 from attention_conformance.spec.problem import Problem
 from attention_conformance.tests.benchmarks.floor import machine, rates
 from attention_conformance.tests.benchmarks.measuring import Conditions, measure
-from attention_conformance.tests.benchmarks.pairing import Patience
+from attention_conformance.tests.benchmarks.pairing import Effort
 from attention_conformance.tests.benchmarks.record import Measurement, Rates, Speed
 from attention_conformance.tests.benchmarks.workloads import REPRESENTATIVE, Timed
 
@@ -89,7 +89,7 @@ def _timed() -> list[Timed]:
 def _made(timed: Timed, baseline: Implementation, share: float, known: Rates, seed: int) -> Measurement:
     # Another name, or the verdict would be that it is the baseline.
     other = replace(baseline, name=f"{baseline.name} again", run=Longer(baseline.run, share) if share else baseline.run)
-    return measure(timed, other, baseline, Conditions("cpu", known, Patience(), seed))
+    return measure(timed, other, baseline, Conditions("cpu", known, Effort(), seed))
 
 
 def page(same: Sequence[Measurement], longer: Sequence[Measurement]) -> str:

@@ -67,7 +67,7 @@ class Change:
     old: str
     new: str
     worse: bool
-    said: str = ""
+    context: str = ""
 
 
 @dataclass(frozen=True)
@@ -224,10 +224,10 @@ def _change(old: Verdict, new: Verdict) -> Change | None:
             return _made(Kind.UNJUDGED, old, new, True, new.reason)
 
 
-def _made(kind: Kind, old: Verdict, new: Verdict, worse: bool, said: str = "") -> Change:
+def _made(kind: Kind, old: Verdict, new: Verdict, worse: bool, context: str = "") -> Change:
     level = f" ({new.level})" if new.level != "MUST" and new.status is Status.FAIL else ""
     told = f"{new.status}{level}"
-    return Change(kind, new.implementation, new.clause, new.dtype, str(old.status), told, worse, plain(said))
+    return Change(kind, new.implementation, new.clause, new.dtype, str(old.status), told, worse, plain(context))
 
 
 def _grown(old: Verdict, new: Verdict) -> Change | None:
@@ -243,15 +243,15 @@ def _grown(old: Verdict, new: Verdict) -> Change | None:
 def _lost(old: Verdict, reason: str) -> Change:
     passed = old.status is Status.PASS
     told = (old.implementation, old.clause, old.dtype, str(old.status), str(Status.NOT_CLAIMED))
-    return Change(Kind.UNCLAIMED, *told, worse=passed, said=reason)
+    return Change(Kind.UNCLAIMED, *told, worse=passed, context=reason)
 
 
 def _won(new: Verdict) -> Change:
     told = (new.implementation, new.clause, new.dtype, str(Status.NOT_CLAIMED), str(new.status))
     if new.status is Status.FAIL and new.failure is not None:
-        return Change(Kind.FAILING, *told, worse=True, said=plain(new.failure.message))
+        return Change(Kind.FAILING, *told, worse=True, context=plain(new.failure.message))
     if new.status is Status.ERROR:
-        return Change(Kind.UNJUDGED, *told, worse=True, said=plain(new.reason))
+        return Change(Kind.UNJUDGED, *told, worse=True, context=plain(new.reason))
     return Change(Kind.CLAIMED, *told, worse=False)
 
 
@@ -282,7 +282,7 @@ def _setting(run: Run) -> dict[str, str]:
         **run.begin.environment,
     }
     for subject in run.begin.subjects:
-        told |= {f"convention {name} of {subject.name}": said for name, said in subject.conventions.items()}
+        told |= {f"convention {name} of {subject.name}": context for name, context in subject.conventions.items()}
     return told
 
 
@@ -335,7 +335,7 @@ def text(found: Diff) -> Iterator[str]:
 def _line(change: Change, dtypes: str) -> str:
     place = [plain(change.implementation, 80), change.clause, f"[{dtypes}]" if dtypes else ""]
     moved = ", then ".join(filter(None, (change.old, change.new)))
-    return f"{'  '.join(filter(None, place))}: {moved}" + (f": {change.said}" if change.said else "")
+    return f"{'  '.join(filter(None, place))}: {moved}" + (f": {change.context}" if change.context else "")
 
 
 def markdown(found: Diff) -> Iterator[str]:
@@ -358,7 +358,7 @@ def markdown(found: Diff) -> Iterator[str]:
 
 
 def _row(change: Change, dtypes: str) -> str:
-    cells = (change.implementation, change.clause, dtypes, change.old, change.new, change.said)
+    cells = (change.implementation, change.clause, dtypes, change.old, change.new, change.context)
     return f"| {' | '.join(in_table(code(cell, 120)) if cell else '' for cell in cells)} |"
 
 

@@ -52,7 +52,7 @@ class Verdict:
 
     Attributes:
         checks: comparisons that were made and could have failed.
-        blunt: comparisons whose bound was too wide to prove anything; they are not counted in `checks`.
+        inconclusive: comparisons whose bound was too wide to prove anything; they are not counted in `checks`.
         failed: how many of the checks did not hold.
         worst: the largest error in units of its bound; None where nothing was compared by a bound.
         rms: the root mean square of the errors of its outputs, each relative to the root mean square of what is
@@ -67,7 +67,7 @@ class Verdict:
     dtype: str
     status: Status
     checks: int = 0
-    blunt: int = 0
+    inconclusive: int = 0
     failed: int = 0
     worst: float | None = None
     rms: float | None = None
@@ -98,7 +98,7 @@ def _contradiction(verdict: Verdict) -> str:
     status, failed = verdict.status, verdict.failed
     fails = status in (Status.FAIL, Status.EXPECTED_FAILURE)
     broken = {
-        "counts cannot be negative": min(verdict.checks, verdict.blunt, failed) < 0,
+        "counts cannot be negative": min(verdict.checks, verdict.inconclusive, failed) < 0,
         "no more checks can fail than were made": failed > verdict.checks,
         "errors and times are finite": not math.isfinite((verdict.worst or 0.0) + verdict.seconds),
         "rms is finite and not negative": not 0.0 <= (verdict.rms or 0.0) < math.inf,

@@ -54,7 +54,7 @@ IMPLEMENTATIONS = (
     Invented(LONG, 0.9, Speed.SLOWER),
     Invented("wrong.py:fast", 9.0, Speed.WRONG, f"output of {MARKUP} head 2 query 0 is 31.4 x its rounding bound"),
     Invented("lazy.py:attention", 800.0, Speed.IMPOSSIBLE, "12 x faster than the machine's own matrix products"),
-    Invented("flex", 1.0, Speed.UNABLE, "does not claim bfloat16 on cpu"),
+    Invented("flex", 1.0, Speed.UNSUPPORTED, "does not claim bfloat16 on cpu"),
     Invented("breaks.py:attention", 1.0, Speed.ERROR, "RuntimeError: out of memory\nwhile allocating 2 GB"),
 )
 
@@ -118,7 +118,7 @@ def _measurement(draw: random.Random, each: Invented, workload: str, passes: str
         floor=floor,
         adapter=each.name == "numpy.attention",
     )
-    if each.verdict in (Speed.UNABLE, Speed.ERROR):
+    if each.verdict in (Speed.UNSUPPORTED, Speed.ERROR):
         return measurement
     return _timed(draw, measurement, 3.1 * floor, each.speed, keys)
 

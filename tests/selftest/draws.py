@@ -25,7 +25,7 @@ ORDINARY = Case(sizes=Sizes(key_length=7))
 """Seven keys with a largest weight of about a half."""
 MANY_EQUAL = Case(sizes=Sizes(key_length=1500), scores=Scores.EQUAL, values=Values.CONSTANT)
 """Weights of 1/1500, beneath the range of an 8-bit float, and values that do not cancel."""
-GENTLE = Case(sizes=Sizes(key_length=4), spread=0.5)
+GENTLE = Case(sizes=Sizes(key_length=4), score_std=0.5)
 """Few keys and small scores, where bfloat16 leaves the gradients some digits."""
 POINTED = (ORDINARY, MANY_EQUAL, GENTLE)
 """On one of these every wrong answer shows in every dtype."""
@@ -47,7 +47,7 @@ def drawn_case(number: int, longest: int = LONGEST) -> Case:
         sizes=sizes,
         seed=number,
         scores=one_of(rng, (*[Scores.NORMAL] * 8, Scores.RISING, Scores.EQUAL)),
-        spread=spread_out(rng, 0.5, 30.0),
+        score_std=spread_out(rng, 0.5, 30.0),
         # A kernel of torch that masks the future before it scales is known to fail on negative scales.
         scale=None if causal else one_of(rng, (None, None, None, 0.3, 1.0, -0.5)),
         mask=one_of(rng, tuple(MaskKind)),

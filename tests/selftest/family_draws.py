@@ -32,7 +32,7 @@ def drawn_family_case(number: int, longest: int = LONGEST) -> Case:
     return Case(
         sizes=sizes,
         seed=number,
-        spread=spread_out(rng, 0.5, 12.0),
+        score_std=spread_out(rng, 0.5, 12.0),
         mask=one_of(rng, (*[MaskKind.NONE] * 3, *MaskKind)),
         mask_shape=one_of(rng, (MaskShape.FULL, MaskShape.SHARED, MaskShape.KEYS)),
         padding=one_of(rng, (Padding.NONE, Padding.NONE, Padding.RIGHT)),

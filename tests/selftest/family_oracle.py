@@ -72,7 +72,7 @@ def kv_heads(problem: Problem) -> int:
     return int(problem.parameters["w_k"].shape[1]) // width
 
 
-def turned(
+def rotated(
     problem: Problem, conventions: Conventions, arithmetic: Arithmetic, row: Sequence[Number], at: int
 ) -> list[Number]:
     """A query's or key's row after its rotary embedding: z_c -> z_c e^(i m theta_c) for each pair z_c = x + i y."""

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from attention_conformance.implementations.adapters.op_options import further_options, seeded
+from attention_conformance.implementations.adapters.op_options import extra_options, seeded
 from attention_conformance.implementations.adapters.ops import INPUTS, torch_op
 from attention_conformance.implementations.adapters.tensors import gradients_of, tensors, to_array
 from attention_conformance.implementations.api.contract import Claims, Implementation, Result
@@ -49,10 +49,10 @@ def single_angles(rows: Tensor, places: Tensor, base: float) -> Tensor:
     steps = torch.arange(half, dtype=torch.float32) * (-2.0 / rows.shape[-1])
     frequencies = torch.exp(steps * torch.tensor(base, dtype=torch.float32).log())
     angles = places.to(torch.float32)[:, None, :, None] * frequencies
-    return _turned(rows, angles)
+    return _rotated(rows, angles)
 
 
-def _turned(rows: Tensor, angles: Tensor) -> Tensor:
+def _rotated(rows: Tensor, angles: Tensor) -> Tensor:
     cosines, sines = angles.cos().to(rows.dtype), angles.sin().to(rows.dtype)
     first, second = rows.chunk(2, -1)
     return torch.cat([first * cosines - second * sines, second * cosines + first * sines], -1)
@@ -180,7 +180,7 @@ def half_angles(rows: Tensor, places: Tensor, base: float) -> Tensor:
     """Positions, frequencies and angles in float16."""
     half = rows.shape[-1] // 2
     frequencies = (base ** (-torch.arange(half, dtype=torch.float64) / half)).to(torch.float16)
-    return _turned(rows, places.to(torch.float16)[:, None, :, None] * frequencies)
+    return _rotated(rows, places.to(torch.float16)[:, None, :, None] * frequencies)
 
 
 def two_terms(scores: Tensor, softcap: float) -> Tensor:
@@ -207,7 +207,7 @@ class Wrong:
 
 
 FEW = Case(sizes=Sizes(key_length=5))
-CAPPED = replace(FEW, spread=6.0).extended(softcap=4.0)
+CAPPED = replace(FEW, score_std=6.0).extended(softcap=4.0)
 FAR = Case(sizes=Sizes(key_length=7, d_k=8)).extended(rotary_base=10.0, query_start=2000)
 DROPPED = FEW.extended(dropout=0.3, draw=3)
 WRONG: Mapping[str, Wrong] = {
@@ -273,7 +273,7 @@ def composed(steps: Steps) -> Callable[[Problem, str], Result]:
             return torch.cat([shared, further.expand(len(rows), -1, -1, -1)], 2)
 
         options: dict[str, Any] = {n: given[n] for n in ("attn_mask", "key_padding_mask") if n in given}
-        options |= {"is_causal": problem.causal, "scale": problem.scale, **further_options(problem, given)}
+        options |= {"is_causal": problem.causal, "scale": problem.scale, **extra_options(problem, given)}
         with seeded(problem):
             answer = replace(steps, share=share).answer(query, key, value, **options)
         output = answer[0].transpose(1, 2).flatten(2) @ given["w_o"] + given["b_o"]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from attention_conformance.implementations.api.contract import Implementation, Unable
+from attention_conformance.implementations.api.contract import Implementation, Unsupported
 from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.implementations.discovery.candidates import candidate
 from attention_conformance.implementations.discovery.loading import TargetError
@@ -77,7 +77,7 @@ def refused(make: Make, text: str, name: str = "f") -> str:
 def assert_conforms(implementation: Implementation, dtype: str = "float32") -> None:
     """Asks every case that the claims allow, gradients and extras included; at least one."""
     claims = implementation.claims
-    fitted = [each for case in CASES if not isinstance(each := fit(case, claims), Unable)]
+    fitted = [each for case in CASES if not isinstance(each := fit(case, claims), Unsupported)]
     assert fitted
     for case in fitted:
         problem = build(case, dtype)

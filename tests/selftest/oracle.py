@@ -18,7 +18,7 @@ from attention_conformance.tests.selftest.family_oracle import (
     kv_heads,
     position,
     position_biases,
-    turned,
+    rotated,
 )
 
 Vector: TypeAlias = Sequence[Number]
@@ -66,7 +66,7 @@ def attention(
     """
     asked = Asked(problem, conventions, arithmetic, kept)
     query, key, value = (heads_of(problem, name, arithmetic) for name in ("query", "key", "value"))
-    query, key = (_turned(asked, name, heads) for name, heads in (("query", query), ("key", key)))
+    query, key = (_rotated(asked, name, heads) for name, heads in (("query", query), ("key", key)))
     key, value = (_extended(asked, name, heads) for name, heads in (("bias_k", key), ("bias_v", value)))
     rows = [
         [[_row(asked, (b, h, i), row, key[b], value[b]) for i, row in enumerate(head)] for h, head in enumerate(sample)]
@@ -121,7 +121,7 @@ def _projected(
     return arithmetic.total(terms if bias is None else [*terms, number(bias[column])])
 
 
-def _turned(asked: Asked, name: str, heads: Heads) -> Heads:
+def _rotated(asked: Asked, name: str, heads: Heads) -> Heads:
     """Queries or keys after their rotary embedding, if there is one."""
     if asked.problem.extension.rotary_base is None:
         return heads
@@ -131,7 +131,7 @@ def _turned(asked: Asked, name: str, heads: Heads) -> Heads:
     ]
 
     def turn(row: Vector, at: int) -> list[Number]:
-        return turned(asked.problem, asked.conventions, asked.arithmetic, row, at)
+        return rotated(asked.problem, asked.conventions, asked.arithmetic, row, at)
 
     return [
         [[turn(row, at) for row, at in zip(head, places[b], strict=True)] for head in sample]

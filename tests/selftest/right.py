@@ -52,8 +52,8 @@ def exp_of_log_softmax(scores: Tensor) -> Tensor:
 
 
 def powers_of_two(scores: Tensor) -> Tensor:
-    turned = scores * LOG2_E
-    e = (turned - largest(turned)).exp2()
+    rotated = scores * LOG2_E
+    e = (rotated - largest(rotated)).exp2()
     whole = e.sum(-1, keepdim=True)
     return e / torch.where(whole == 0, 1.0, whole)
 

@@ -17,9 +17,9 @@ from attention_conformance.implementations.defects.caching_steps import (
     CacheSteps,
     Rows,
     joined,
+    rotate_key,
+    rotate_query,
     see,
-    turn_key,
-    turn_query,
 )
 from attention_conformance.implementations.defects.steps import Steps, mix
 from attention_conformance.spec.features import Conventions, Feature, Scope, WindowCount
@@ -88,14 +88,14 @@ def turned_when_read(stream: Stream) -> Feed:
     """Keys are kept as they come, and all of them turned anew for each piece, by positions before 0."""
     base = stream.options.get("rotary_base")
 
-    def turned(store: Rows, new: Rows, after: Rows) -> Rows:
+    def rotated(store: Rows, new: Rows, after: Rows) -> Rows:
         seen = see(store, new, after)
-        return seen if base is None else Rows(turn_key(seen.key, seen.places - FAR, base), seen.value, seen.places)
+        return seen if base is None else Rows(rotate_key(seen.key, seen.places - FAR, base), seen.value, seen.places)
 
     return CacheSteps(
-        turn_query=lambda query, places, base: turn_query(query, places - FAR, base),
-        turn_key=lambda key, places, base: key,
-        see=turned,
+        rotate_query=lambda query, places, base: rotate_query(query, places - FAR, base),
+        rotate_key=lambda key, places, base: key,
+        see=rotated,
     ).open(stream)
 
 
@@ -111,14 +111,14 @@ def token_by_token(stream: Stream) -> Feed:
         dtype = np.dtype(np.float32) if query.dtype.itemsize < 4 else query.dtype
         first, groups = len(kept), query.shape[1] // max(1, key.shape[1])
         for j in range(key.shape[2]):
-            row = _turned(key[:, :, j].astype(dtype), first + j, base)
+            row = _rotated(key[:, :, j].astype(dtype), first + j, base)
             kept.append((np.repeat(row, groups, 1), np.repeat(value[:, :, j].astype(dtype), groups, 1)))
         output = np.zeros((*query.shape[:-1], value.shape[-1]), dtype)
         for i in range(query.shape[2]):
             place = first + asked.get("query_start", 0) + i
             seen = [j for j in range(len(kept)) if _visible(j - place, left, right, "is_causal" in asked)]
             if seen:
-                row = _turned(query[:, :, i].astype(dtype), place, base)
+                row = _rotated(query[:, :, i].astype(dtype), place, base)
                 scores = np.stack([(row * kept[j][0]).sum(-1) * dtype.type(scale) for j in seen], -1)
                 if slopes is not None:
                     scores = scores - slopes.astype(dtype)[:, None] * np.abs(np.array(seen) - place).astype(dtype)
@@ -134,7 +134,7 @@ def _visible(ahead: int, left: int, right: int, causal: bool) -> bool:
     return not ((causal and ahead > 0) or (left >= 0 and -ahead > left) or (right >= 0 and ahead > right))
 
 
-def _turned(rows: Array, place: int, base: float | None) -> Array:
+def _rotated(rows: Array, place: int, base: float | None) -> Array:
     if base is None:
         return rows
     half = rows.shape[-1] // 2

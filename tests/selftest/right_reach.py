@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from attention_conformance.implementations.adapters.mha_interface import MHA_FEATURES, inputs_of
-from attention_conformance.implementations.adapters.op_options import further_options
+from attention_conformance.implementations.adapters.op_options import extra_options
 from attention_conformance.implementations.adapters.ops import torch_op
 from attention_conformance.implementations.adapters.tensors import Tensors
 from attention_conformance.implementations.adapters.torch_module import linears, torch_module
@@ -173,7 +173,7 @@ def cap_within_the_scale(query: Tensor, key: Tensor, value: Tensor, **options: A
 
 def call_layer(module: nn.Module, given: Tensors, problem: Problem) -> Any:
     masks = {name: given[name] for name in ("attn_mask", "key_padding_mask") if name in given}
-    return module(*inputs_of(given), **masks, is_causal=problem.causal, **further_options(problem, given))
+    return module(*inputs_of(given), **masks, is_causal=problem.causal, **extra_options(problem, given))
 
 
 def _of_steps(name: str, steps: Steps, features: frozenset[Feature], **conventions: Any) -> Implementation:

@@ -34,9 +34,9 @@ BOTH = ("weights", "log_sum_exp")
 
 def to_base_two(scores: Tensor) -> Tensor:
     """Powers and logarithms of 2 throughout."""
-    turned = scores * LOG2_E
-    top = largest(turned)
-    return (turned - top).exp2().sum(-1).log2() + top[..., 0]
+    rotated = scores * LOG2_E
+    top = largest(rotated)
+    return (rotated - top).exp2().sum(-1).log2() + top[..., 0]
 
 
 def one_by_one(scores: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ import pytest
 
 from attention_conformance.implementations.api.contract import Implementation
 from attention_conformance.spec.clauses import load
-from attention_conformance.tests.harness.judge.clause_tests import claimed, declared
+from attention_conformance.tests.harness.judge.clause_tests import claimed, clause_marks
 from attention_conformance.tests.report.views import html
 
 ROOT = Path(__file__).parents[2]
@@ -23,7 +23,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from attention_conformance.implementations.api.contract import ExpectedFailure, Unable
+from attention_conformance.implementations.api.contract import ExpectedFailure, Unsupported
 from attention_conformance.implementations.builtin.sdpa import TORCH_OPS
 
 MATH = next(i for i in TORCH_OPS if i.name == "torch.sdpa.math")
@@ -67,7 +67,7 @@ leaves = candidate("leaves", raising(pytest.exit.Exception("enough")))
 fails = candidate("fails", raising(ZeroDivisionError("by zero")))
 xfails = candidate("xfails", raising(pytest.xfail.Exception("known")))
 silent = candidate("silent", lambda problem, device: None)
-shy = candidate("shy", fit=lambda case: Unable("rather not"))
+shy = candidate("shy", fit=lambda case: Unsupported("rather not"))
 dies = candidate("dies", sudden)
 """
 
@@ -107,5 +107,7 @@ def sessions(pytester: pytest.Pytester) -> Sessions:
 def asked_of(implementation: Implementation, *beginnings: str) -> list[str]:
     """The clauses, once for each dtype, that the claims of an implementation call for."""
     clauses, claims = load(), implementation.claims
-    marks = [m for name, m in declared().items() if name.startswith(beginnings) and not claimed(clauses[name], claims)]
+    marks = [
+        m for name, m in clause_marks().items() if name.startswith(beginnings) and not claimed(clauses[name], claims)
+    ]
     return [mark.clause for mark in marks for dtype in mark.dtypes if dtype in claims.dtypes]

@@ -152,8 +152,8 @@ def test_that_an_option_that_is_not_heeded_is_told_and_claimed() -> None:
         (torch.nn.Linear, "does not know its parameter"),
     ],
 )
-def test_that_what_cannot_be_called_is_refused_in_a_line(target: object, said: str) -> None:
-    with pytest.raises(TargetError, match=said) as raised:
+def test_that_what_cannot_be_called_is_refused_in_a_line(target: object, context: str) -> None:
+    with pytest.raises(TargetError, match=context) as raised:
         audit(target)
     assert "\n" not in str(raised.value)
 

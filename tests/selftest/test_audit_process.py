@@ -64,11 +64,11 @@ def test_that_a_crash_and_silence_cost_one_answer_each(theirs: str, capfd: pytes
     ],
 )
 def test_that_a_target_that_cannot_be_used_is_told_in_one_line(
-    theirs: str, name: str, said: str, capfd: pytest.CaptureFixture[str]
+    theirs: str, name: str, context: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert main([f"{theirs}:{name}"]) == 4
     captured = capfd.readouterr()
-    assert said in captured.err
+    assert context in captured.err
     assert captured.err.count("\n") == 1
     assert captured.out == ""
 
@@ -83,7 +83,7 @@ def test_that_a_target_that_cannot_be_used_is_told_in_one_line(
     ],
 )
 def test_that_nothing_is_asked_where_an_option_cannot_be_used(
-    options: list[str], said: str, capsys: pytest.CaptureFixture[str]
+    options: list[str], context: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(options) == 4
-    assert said in capsys.readouterr().err
+    assert context in capsys.readouterr().err

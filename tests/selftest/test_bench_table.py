@@ -57,7 +57,7 @@ def test_the_head_says_where_and_how_well_it_was_measured() -> None:
 
 
 def test_no_time_without_a_verdict_of_speed() -> None:
-    for verdict in (Speed.WRONG, Speed.IMPOSSIBLE, Speed.UNABLE, Speed.ERROR):
+    for verdict in (Speed.WRONG, Speed.IMPOSSIBLE, Speed.UNSUPPORTED, Speed.ERROR):
         shown = text(one(verdict=verdict, reason="because\nof\x1b[2Jthis", seconds=(0.0123,) * 5))
         assert f"{verdict}: because of\\x1b[2Jthis" in shown
         assert "12.3 ms" not in shown

@@ -54,12 +54,12 @@ def test_noise_hides_a_change_that_is_no_larger() -> None:
     assert not any(change.worse for change in compared(STEADY, noisy))
 
 
-@pytest.mark.parametrize("verdict", [Speed.WRONG, Speed.IMPOSSIBLE, Speed.ERROR, Speed.UNABLE])
+@pytest.mark.parametrize("verdict", [Speed.WRONG, Speed.IMPOSSIBLE, Speed.ERROR, Speed.UNSUPPORTED])
 def test_what_has_no_speed_any_more_is_a_regression(verdict: Speed) -> None:
     broken = _changed(lambda each: replace(each, verdict=verdict, speed=None, reason="off by one"), STEADY)
     lost = [change for change in compared(STEADY, broken) if change.worse]
     assert lost
-    assert all("off by one" in change.said and change.name.endswith(NAME) for change in lost)
+    assert all("off by one" in change.context and change.name.endswith(NAME) for change in lost)
     assert not any(change.worse for change in compared(broken, STEADY))
 
 

@@ -21,7 +21,7 @@ from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.spec.problem import Problem
 from attention_conformance.tests.benchmarks.contending import contenders
 from attention_conformance.tests.benchmarks.measuring import Conditions, measure
-from attention_conformance.tests.benchmarks.pairing import Patience
+from attention_conformance.tests.benchmarks.pairing import Effort
 from attention_conformance.tests.benchmarks.record import Measurement, Rates, Speed
 from attention_conformance.tests.benchmarks.workloads import BOTH, FORWARD, REPRESENTATIVE, Timed, Workload, problem_for
 
@@ -38,18 +38,18 @@ def _measured(
     implementation: Implementation,
     timed: Timed = FLOAT32,
     baseline: Implementation = SDPA,
-    **patience: Any,
+    **effort: Any,
 ) -> Measurement:
-    told = replace(Patience(seconds=0.2), **patience)
+    told = replace(Effort(seconds=0.2), **effort)
     return measure(timed, implementation, baseline, Conditions("cpu", UNLIMITED, told, seed=1))
 
 
 def _op(function: Callable[..., Any], name: str = "mine") -> Implementation:
-    return replace(SDPA, name=name, run=torch_op(function), ways={}, claims=_without_ways(SDPA.claims))
+    return replace(SDPA, name=name, run=torch_op(function), alternatives={}, claims=_without_ways(SDPA.claims))
 
 
 def _without_ways(claims: Claims) -> Claims:
-    return replace(claims, features=claims.features - {Feature.WAYS})
+    return replace(claims, features=claims.features - {Feature.ALTERNATIVES})
 
 
 def _changed(change: Callable[[torch.Tensor, int], torch.Tensor]) -> Implementation:
@@ -86,7 +86,7 @@ def test_zeros_are_wrong_in_every_dtype_of_every_level(level: str, dtype: str) -
             result = right.run(problem, device)
             return replace(result, output=np.zeros_like(result.output))
 
-    wrong = replace(right, name="zeros", run=Zeros(), ways={}, claims=_without_ways(right.claims))
+    wrong = replace(right, name="zeros", run=Zeros(), alternatives={}, claims=_without_ways(right.claims))
     found = _measured(wrong, timed._replace(passes=FORWARD, dtype=dtype), right, seconds=0.01, fewest=2)
     assert found.verdict is Speed.WRONG
 
@@ -203,7 +203,7 @@ def test_work_that_is_put_off_is_impossible() -> None:
     """Right answers, for which nothing was computed while the clock ran."""
     lazy = replace(_op(sdpa), run=lambda problem, device: Later(lambda: SDPA.run(problem, device)))
     timed = Timed(replace(SMALL, case=Case(Sizes(2, 12, 256, 256, 64, 64))), FORWARD, "float32")
-    told = Conditions("cpu", Rates({"float32": 1e9}, 1e9, {"1": 1e9}), Patience(seconds=0.2), seed=1)
+    told = Conditions("cpu", Rates({"float32": 1e9}, 1e9, {"1": 1e9}), Effort(seconds=0.2), seed=1)
     found = measure(timed, lazy, SDPA, told)
     assert found.verdict is Speed.IMPOSSIBLE, found.reason
     assert found.speed is None
@@ -211,7 +211,7 @@ def test_work_that_is_put_off_is_impossible() -> None:
 
 def test_a_slow_machine_at_the_start_makes_nothing_impossible() -> None:
     """Rates that were measured too low are measured again before anything is called impossible."""
-    told = Conditions("cpu", Rates({"float32": 1e3}, 1e3, {"1": 1e3}), Patience(seconds=0.2), seed=1)
+    told = Conditions("cpu", Rates({"float32": 1e3}, 1e3, {"1": 1e3}), Effort(seconds=0.2), seed=1)
     assert measure(FLOAT32, SDPA, SDPA, told).verdict is Speed.BASELINE
 
 
@@ -246,9 +246,9 @@ def test_what_changes_the_number_of_threads_is_an_error() -> None:
 
 
 def test_what_is_not_claimed_is_unable_with_the_reason() -> None:
-    claims = replace(SDPA.claims, features=SDPA.claims.features - {Feature.CAUSAL, Feature.WAYS})
-    found = _measured(replace(SDPA, name="shy", claims=claims, ways={}))
-    assert (found.verdict, found.reason) == (Speed.UNABLE, "does not claim causal")
+    claims = replace(SDPA.claims, features=SDPA.claims.features - {Feature.CAUSAL, Feature.ALTERNATIVES})
+    found = _measured(replace(SDPA, name="shy", claims=claims, alternatives={}))
+    assert (found.verdict, found.reason) == (Speed.UNSUPPORTED, "does not claim causal")
     assert not found.seconds
     assert "is a module" in _measured(MHA).reason
 

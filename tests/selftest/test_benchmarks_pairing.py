@@ -8,7 +8,7 @@ from math import log
 import numpy as np
 import pytest
 
-from attention_conformance.tests.benchmarks.pairing import Clock, Patience, Times, median_interval, verdict
+from attention_conformance.tests.benchmarks.pairing import Clock, Effort, Times, median_interval, verdict
 from attention_conformance.tests.benchmarks.record import Interval, Speed
 
 RUNS = 50
@@ -30,17 +30,17 @@ def halved(random: np.random.Generator) -> float:
     return quiet(random) * (3.0 if random.random() < 0.5 else 1.0)
 
 
-LONG = Patience(seconds=1e9, most=150)
+LONG = Effort(seconds=1e9, most=150)
 NOISES = (quiet, bursts, halved)
 
 
-def _times(noise: Noise, slower: float, seed: int, patience: Patience = LONG) -> Times:
+def _times(noise: Noise, slower: float, seed: int, effort: Effort = LONG) -> Times:
     random = np.random.default_rng(seed)
 
     def block(factor: float) -> Callable[[int], float]:
         return lambda number: factor * noise(random)
 
-    return Clock(patience, random).pair(block(1.0 + slower), block(1.0), block(1.0))
+    return Clock(effort, random).pair(block(1.0 + slower), block(1.0), block(1.0))
 
 
 @pytest.mark.parametrize("noise", NOISES)
@@ -66,16 +66,16 @@ def test_the_interval_holds_the_true_ratio_as_often_as_it_says() -> None:
 
 def test_bursts_do_not_move_the_ratio() -> None:
     """The ratio of medians of the same times is far off where calls are disturbed half of the time."""
-    found = [_times(halved, 0.1, seed, Patience(seconds=1e9, fewest=150, most=150)) for seed in range(20)]
+    found = [_times(halved, 0.1, seed, Effort(seconds=1e9, fewest=150, most=150)) for seed in range(20)]
     paired = [abs(log(times.speed().value * 1.1)) for times in found]
     apart = [abs(log(np.median(times.baseline) / np.median(times.candidate) * 1.1)) for times in found]
     assert max(paired) < 0.1 < max(apart)
 
 
 def test_a_run_ends_when_it_is_narrow_and_not_before_the_fewest_rounds() -> None:
-    assert len(_times(lambda random: 1.0, 0.1, 0).candidate) == Patience().fewest
-    assert len(_times(quiet, 0.1, 0).candidate) > Patience().fewest
-    assert len(_times(halved, 0.1, 0, Patience(seconds=1e9, most=40)).candidate) == 40
+    assert len(_times(lambda random: 1.0, 0.1, 0).candidate) == Effort().fewest
+    assert len(_times(quiet, 0.1, 0).candidate) > Effort().fewest
+    assert len(_times(halved, 0.1, 0, Effort(seconds=1e9, most=40)).candidate) == 40
 
 
 def test_the_order_within_rounds_is_drawn() -> None:
@@ -88,7 +88,7 @@ def test_the_order_within_rounds_is_drawn() -> None:
 
         return called
 
-    Clock(Patience(fewest=30, most=30)).pair(block("candidate"), block("baseline"), block("same"))
+    Clock(Effort(fewest=30, most=30)).pair(block("candidate"), block("baseline"), block("same"))
     rounds = [tuple(order[start : start + 3]) for start in range(0, len(order), 3)]
     assert {len(set(each)) for each in rounds} == {3}
     assert len(set(rounds)) == 6

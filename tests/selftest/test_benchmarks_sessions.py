@@ -122,10 +122,10 @@ def test_a_run_that_was_killed_has_left_a_file_that_says_so(tmp_path: Path) -> N
         (("--candidate", "absent.py:name"), "there is no file 'absent.py'*"),
     ],
 )
-def test_what_cannot_be_followed_is_one_line(pytester: pytest.Pytester, given: tuple[str, ...], said: str) -> None:
+def test_what_cannot_be_followed_is_one_line(pytester: pytest.Pytester, given: tuple[str, ...], context: str) -> None:
     ran = pytester.runpytest(*BENCHMARKS, *given)
     assert ran.ret == 4
-    ran.stderr.fnmatch_lines([f"ERROR: {said}"])
+    ran.stderr.fnmatch_lines([f"ERROR: {context}"])
 
 
 def test_elsewhere_nothing_is_timed(pytester: pytest.Pytester) -> None:

@@ -12,11 +12,11 @@ from attention_conformance.reference.bounds.precision import precision, unit_rou
 from attention_conformance.reference.expected import Expected, Solution, solve
 from attention_conformance.spec.cases import (
     Case,
-    Garbage,
     MaskKind,
     ModuleForm,
     Padding,
     Pattern,
+    Poison,
     Scores,
     Sharing,
     Sizes,
@@ -119,19 +119,19 @@ def test_wrong_gradients_exceed_the_bound(dtype: str) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_bound_never_passes_the_attended_values(dtype: str) -> None:
     """However uncertain the scores, an average stays within its values, but for its own roundings."""
-    _, solution = solved(Case(scores=Scores.SUNKEN, mask=MaskKind.BOOL, spread=30.0), dtype)
+    _, solution = solved(Case(scores=Scores.VERY_NEGATIVE, mask=MaskKind.BOOL, score_std=30.0), dtype)
     value, part = solution.trace.value, solution.parts["output"]
-    spread = (value.max(2) - value.min(2))[:, :, None]
+    score_std = (value.max(2) - value.min(2))[:, :, None]
     assert np.isfinite(part.bound).all()
     rounding = precision(dtype).weight_error(7) + 2.0 * unit_roundoff(dtype)
-    assert (part.bound <= spread + 4.0 * (1.0 + rounding) * np.abs(value).max()).all()
+    assert (part.bound <= score_std + 4.0 * (1.0 + rounding) * np.abs(value).max()).all()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_scores_beyond_all_precision_leave_finite_bounds(dtype: str) -> None:
     """Where rounding may move a score by hundreds, the exact sums overflow; the bounds may not."""
     sizes = Sizes(key_length=40, d_k=64)
-    for case in (Case(sizes=sizes, spread=1000.0), Case(sizes=sizes, mask=MaskKind.FLOAT, mask_offset=-3e4)):
+    for case in (Case(sizes=sizes, score_std=1000.0), Case(sizes=sizes, mask=MaskKind.FLOAT, mask_offset=-3e4)):
         problem, solution = solved(case, dtype)
         assert worst_of_style(styles.textbook, case, dtype) < 1.0
         for name in ("output", "weights", "log_sum_exp", *(f"gradients.{n}" for n in problem.needs)):
@@ -153,7 +153,7 @@ def test_a_key_too_faint_for_float64_may_come_to_light(dtype: str) -> None:
 def test_garbage_does_not_reach_the_bounds(dtype: str) -> None:
     form = ModuleForm(Sharing.NONE, 5, 6, 7, 3, bias=True, output_projection=True, output_bias=True)
     for module in (None, form):
-        case = Case(module=module, padding=Padding.RIGHT, garbage=Garbage.NAN)
+        case = Case(module=module, padding=Padding.RIGHT, poison=Poison.NAN)
         problem = build(case, dtype)
         if module is not None:
             key, value = problem.key.copy(), problem.value.copy()

@@ -44,9 +44,9 @@ def test_a_clean_page(browser: Browser, tmp_path: Path) -> None:
         ("<input>", "label: Form elements must have labels"),
     ],
 )
-def test_a_page_with_one_flaw(browser: Browser, tmp_path: Path, body: str, said: str) -> None:
+def test_a_page_with_one_flaw(browser: Browser, tmp_path: Path, body: str, context: str) -> None:
     found = complaints(browser, tmp_path, CLEAN + body)
-    assert any(each.startswith(said) for each in found), found
+    assert any(each.startswith(context) for each in found), found
 
 
 def test_a_machine_without_chromium(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -17,12 +17,12 @@ from attention_conformance.reference.pipeline import Trace
 from attention_conformance.reference.visibility import allowed_keys
 from attention_conformance.spec.cases import (
     Case,
-    Garbage,
     Layout,
     MaskKind,
     MaskShape,
     Padding,
     Pattern,
+    Poison,
     Scores,
     Sharing,
     Sizes,
@@ -241,7 +241,7 @@ def test_equal_scores_are_equal() -> None:
     assert not np.ptp(trace_of(Case(scores=Scores.EQUAL)).scores, axis=-1).any()
 
 
-@pytest.mark.parametrize(("scores", "depth"), [(Scores.SUNKEN, -2e4), (Scores.ABYSS, -1e11)])
+@pytest.mark.parametrize(("scores", "depth"), [(Scores.VERY_NEGATIVE, -2e4), (Scores.MOST_NEGATIVE, -1e11)])
 def test_kept_keys_are_sunken_below_masked_ones(scores: Scores, depth: float) -> None:
     case = Case(scores=scores, mask=MaskKind.BOOL, mask_shape=MaskShape.KEYS, pattern=Pattern.SINGLE_KEY)
     trace = trace_of(case)
@@ -267,11 +267,11 @@ def test_typical_rows_attend_to_several_keys(sizes: Sizes) -> None:
     assert np.mean((top > 0.1) & (top < 0.97)) > 0.8
 
 
-@pytest.mark.parametrize("spread", [0.5, 1.5, 30.0])
-def test_scores_have_the_spread(spread: float) -> None:
-    case = Case(spread=spread, sizes=Sizes(batch=4, num_heads=4, query_length=32, key_length=32, d_k=16))
-    assert trace_of(case).scores.std() == pytest.approx(spread, rel=0.1)
-    assert trace_of(module_case(case)).scores.std() == pytest.approx(spread, rel=0.6)  # biases add to it
+@pytest.mark.parametrize("score_std", [0.5, 1.5, 30.0])
+def test_scores_have_the_spread(score_std: float) -> None:
+    case = Case(score_std=score_std, sizes=Sizes(batch=4, num_heads=4, query_length=32, key_length=32, d_k=16))
+    assert trace_of(case).scores.std() == pytest.approx(score_std, rel=0.1)
+    assert trace_of(module_case(case)).scores.std() == pytest.approx(score_std, rel=0.6)  # biases add to it
 
 
 def test_constant_values_are_the_same_for_all_keys() -> None:
@@ -283,12 +283,12 @@ def test_constant_values_are_the_same_for_all_keys() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_garbage_stands_in_masked_keys_only(dtype: str) -> None:
-    for garbage in (Garbage.LARGE, Garbage.NAN):
-        case = Case(mask=MaskKind.BOOL, mask_shape=MaskShape.KEYS, garbage=garbage)
+    for poison in (Poison.LARGE, Poison.NAN):
+        case = Case(mask=MaskKind.BOOL, mask_shape=MaskShape.KEYS, poison=poison)
         problem = build(case, dtype)
         masked = np.broadcast_to(~_mask(case)[:, :, 0], problem.key.shape[:3])
         for array in (problem.key.astype(float), problem.value.astype(float)):
-            assert np.all(np.isnan(array[masked]) if garbage is Garbage.NAN else array[masked] > 400.0)
+            assert np.all(np.isnan(array[masked]) if poison is Poison.NAN else array[masked] > 400.0)
             assert np.all(np.abs(array[~masked]) < 20.0)
 
 

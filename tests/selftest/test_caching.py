@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from attention_conformance.implementations.adapters.cached import Feed, Stream, cached, chunked, pieces
-from attention_conformance.implementations.api.contract import Claims, Result, Unable
+from attention_conformance.implementations.api.contract import Claims, Result, Unsupported
 from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.implementations.builtin.inhouse.cached import CachedAttention, Growing, Ring, Static
 from attention_conformance.implementations.defects.caching_steps import CacheSteps
@@ -103,16 +103,16 @@ class TestFitting:
 
     def test_no_mask_but_the_causal_flag(self) -> None:
         for case in (replace(in_pieces(3, 4), causal=False), replace(in_pieces(3, 4), mask=MaskKind.BOOL)):
-            assert fit(case, OP) == Unable("a sequence that comes in pieces is causal, and has no other mask")
+            assert fit(case, OP) == Unsupported("a sequence that comes in pieces is causal, and has no other mask")
 
     def test_no_room_without_pieces(self) -> None:
-        assert fit(in_pieces(room=9), OP) == Unable("room is told only of sequences that come in pieces")
+        assert fit(in_pieces(room=9), OP) == Unsupported("room is told only of sequences that come in pieces")
 
     def test_a_ring_is_as_long_as_the_window(self) -> None:
         including = replace(OP, conventions=Conventions(window_count=WindowCount.INCLUDING))
         ring = in_pieces(3, 4, room=3)
-        assert isinstance(fit(ring, OP), Unable)
-        assert isinstance(fit(ring.extended(left=3), OP), Unable)
+        assert isinstance(fit(ring, OP), Unsupported)
+        assert isinstance(fit(ring.extended(left=3), OP), Unsupported)
         assert isinstance(fit(ring.extended(left=2), OP), Case)
         assert isinstance(fit(ring.extended(left=3), including), Case)
 

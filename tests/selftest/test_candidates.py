@@ -163,7 +163,7 @@ def f(q, k, v, mask=None):
     def test_arrays_are_read_only_along_one_of_its_ways(self, make: Make) -> None:
         found = make("def f(q, k, v):\n    assert isinstance(q, np.ndarray)\n    return q + v * q.flags.writeable")
         problem = build(Case().sized(query_length=7, d_v=4), "float32").forward_only()
-        kept = found.ways["with read-only arrays"](problem.fresh(), "cpu").output
+        kept = found.alternatives["with read-only arrays"](problem.fresh(), "cpu").output
         assert (kept == problem.query).all()
         assert (found.run(problem.fresh(), "cpu").output == problem.query + problem.value).all()
 
@@ -277,8 +277,8 @@ class TestRefusals:
             ),
         ],
     )
-    def test_line(self, make: Make, text: str, said: str) -> None:
-        assert refused(make, text) == said
+    def test_line(self, make: Make, text: str, context: str) -> None:
+        assert refused(make, text) == context
 
     def test_a_method_without_its_object(self, make: Make) -> None:
         text = "class A:\n    def f(self, q, k, v): return q"

@@ -57,7 +57,7 @@ CASES = st.builds(
     sizes=SIZES,
     seed=st.integers(0),
     scores=...,
-    spread=FINITE,
+    score_std=FINITE,
     values=...,
     value_scale=FINITE,
     scale=st.none() | FINITE,
@@ -67,7 +67,7 @@ CASES = st.builds(
     mask_offset=FINITE,
     padding=...,
     causal=...,
-    garbage=...,
+    poison=...,
     layout=...,
     module=st.none() | FORMS,
     extension=EXTENSIONS,
@@ -105,7 +105,7 @@ def test_cases_out_of_json_are_keys_like_others() -> None:
         ({"seed": "7"}, "case.seed cannot be '7'"),
         ({"seed": True}, "case.seed cannot be True"),
         ({"causal": 1}, "case.causal cannot be 1"),
-        ({"spread": None}, "case.spread cannot be None"),
+        ({"score_std": None}, "case.score_std cannot be None"),
         ({"sizes": 3}, "case.sizes must be an object, not 3"),
         ({"sizes": {"batch": 1.5}}, "case.sizes.batch cannot be 1.5"),
         ({"sizes": {"d_q": 1}}, "case.sizes has no field 'd_q'"),
@@ -200,6 +200,6 @@ def test_combinations_keep_to_what_is_allowed() -> None:
 
 def test_triples_are_more() -> None:
     def allowed(case: Case) -> bool:
-        return case.sizes == Sizes() and case.spread == Case().spread and case.extension == NOTHING
+        return case.sizes == Sizes() and case.score_std == Case().score_std and case.extension == NOTHING
 
     assert len(combinations(allowed, Conventions(), 3)) > len(combinations(allowed, Conventions(), 2))

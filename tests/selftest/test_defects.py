@@ -6,7 +6,7 @@ import pytest
 
 from attention_conformance.implementations.defects import Defect, catalogue
 from attention_conformance.implementations.defects.page import PAGE, page
-from attention_conformance.tests.harness.judge.clause_tests import declared
+from attention_conformance.tests.harness.judge.clause_tests import clause_marks
 from attention_conformance.tests.harness.run.runner import run
 from attention_conformance.tests.report.verdict import Status
 
@@ -39,7 +39,7 @@ def test_names_are_unique() -> None:
 
 
 def test_every_clause_can_fail() -> None:
-    assert not set(declared()) - {clause for defect in catalogue() for clause in defect.clauses}
+    assert not set(clause_marks()) - {clause for defect in catalogue() for clause in defect.clauses}
 
 
 def test_the_page_is_that_of_the_catalogue() -> None:

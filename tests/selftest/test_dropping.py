@@ -22,9 +22,9 @@ SHAPE = (2, 4, 32, 32)
 
 def _logs(keeping: float) -> Floats:
     """(n + 1,): the logarithm of the probability that k of the weights are kept."""
-    ways = [lgamma(WEIGHTS + 1) - lgamma(k + 1) - lgamma(WEIGHTS - k + 1) for k in range(WEIGHTS + 1)]
+    alternatives = [lgamma(WEIGHTS + 1) - lgamma(k + 1) - lgamma(WEIGHTS - k + 1) for k in range(WEIGHTS + 1)]
     kept = np.arange(WEIGHTS + 1)
-    return np.asarray(np.array(ways) + kept * log(keeping) + (WEIGHTS - kept) * log(1.0 - keeping))
+    return np.asarray(np.array(alternatives) + kept * log(keeping) + (WEIGHTS - kept) * log(1.0 - keeping))
 
 
 def _accepted(keeping: float) -> Booleans:

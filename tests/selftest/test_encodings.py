@@ -85,9 +85,9 @@ def test_functions_and_features_go_together() -> None:
         (lambda length, width: [][0], "raised IndexError"),
     ],
 )
-def test_other_answers_than_arrays_of_floats_are_told(answer: object, said: str) -> None:
+def test_other_answers_than_arrays_of_floats_are_told(answer: object, context: str) -> None:
     judge = Judge(implementation({Feature.SINUSOIDS}, sinusoids=answer), "float64")
-    with pytest.raises(CandidateError, match=said):
+    with pytest.raises(CandidateError, match=context):
         judge.call("sinusoids", 3, 4)
 
 

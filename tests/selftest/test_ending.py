@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from attention_conformance.tests.harness.run.command_lines import asking, explaining, replaying
-from attention_conformance.tests.harness.run.progress import Progress, colours, spoken
+from attention_conformance.tests.harness.run.progress import Progress, colours, mark_of
 from attention_conformance.tests.selftest.sessions import ROOT, SUITE, Sessions, sessions
 
 __all__ = ["sessions"]
@@ -139,7 +139,7 @@ def test_the_line_of_progress() -> None:
 
 
 def test_seconds_in_words() -> None:
-    assert [spoken(s) for s in (0.2, 59.6, 125, 3840)] == ["0 s", "1 min 0 s", "2 min 5 s", "1 h 4 min"]
+    assert [mark_of(s) for s in (0.2, 59.6, 125, 3840)] == ["0 s", "1 min 0 s", "2 min 5 s", "1 h 4 min"]
 
 
 def test_colours_of_lines() -> None:

@@ -37,7 +37,7 @@ ASKED = {
     "one key head": Case(sizes=Sizes(num_heads=6, num_kv_heads=1), causal=True),
     "window": Case().extended(left=2, right=1),
     "window and causal": SQUARE.extended(left=2),
-    "softcap": Case(spread=6.0, mask=MaskKind.FLOAT).extended(softcap=1.5),
+    "softcap": Case(score_std=6.0, mask=MaskKind.FLOAT).extended(softcap=1.5),
     "rotary": Case().extended(rotary_base=50.0, query_start=2),
     "alibi": Case().extended(alibi=True, query_start=2),
     "relative bias": Case(mask=MaskKind.INFINITE).extended(relative_bias=2),

@@ -11,7 +11,7 @@ import pytest
 
 from attention_conformance.implementations.api.contract import Result
 from attention_conformance.implementations.defects.steps import Steps
-from attention_conformance.reference.bounds.extensions import capped_bound, turned_bound
+from attention_conformance.reference.bounds.extensions import capped_bound, rotated_bound
 from attention_conformance.reference.bounds.precision import precision
 from attention_conformance.reference.expected import Expected, Solution, sample_rows, solve
 from attention_conformance.reference.pipeline import Pipeline
@@ -104,7 +104,7 @@ def test_a_cap_moves_no_farther_than_its_bound_and_as_far(dtype: str) -> None:
     """Against the cap at the ends of the interval in which a product may lie."""
     working = replace(precision(dtype), softmax=0.0, accumulator=0.0)
     for limit in (0.5, 3.0, 40.0):
-        problem = build(Case(spread=9.0).extended(softcap=limit), "float64")
+        problem = build(Case(score_std=9.0).extended(softcap=limit), "float64")
         trace = Pipeline().run(problem)
         for reach in (1e-9, 0.3, 2.0, 100.0):
             bound = capped_bound(trace, np.full_like(trace.products, reach), working)
@@ -124,8 +124,8 @@ def test_rows_turned_by_angles_of_float32_keep_to_the_bound(pairing: RotaryPairi
         frequencies = 1.0 / np.float32(base) ** exponents
         angles = places[:, None, :, None].astype(np.float32) * frequencies
         rounded = replace(exact, angles=angles.astype(np.float64))
-        error = np.abs(rounded.turned(rows) - exact.turned(rows))
-        bound = turned_bound(exact, rows, np.zeros_like(rows), precision("float64"))
+        error = np.abs(rounded.rotated(rows) - exact.rotated(rows))
+        bound = rotated_bound(exact, rows, np.zeros_like(rows), precision("float64"))
         assert (error <= bound).all()
         assert error.max() > 1e-3 * bound.max()
 

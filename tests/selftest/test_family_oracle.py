@@ -76,8 +76,8 @@ PLACED = [
     Case(sizes=SMALL).extended(packing=Packing.EMPTY_DOCUMENT, right=0),
 ]
 SCORED = [
-    Case(sizes=SMALL, spread=6.0).extended(softcap=1.5),
-    Case(sizes=SMALL, spread=30.0, mask=MaskKind.FLOAT).extended(softcap=20.0),
+    Case(sizes=SMALL, score_std=6.0).extended(softcap=1.5),
+    Case(sizes=SMALL, score_std=30.0, mask=MaskKind.FLOAT).extended(softcap=20.0),
     Case(sizes=SMALL).extended(rotary_base=10000.0),
     Case(sizes=SMALL).extended(rotary_base=3.0, query_start=7),
     Case(sizes=SMALL).extended(alibi=True),
@@ -255,7 +255,7 @@ CASES = st.builds(
     Case,
     sizes=SIZES,
     seed=st.integers(0, 2**32),
-    spread=st.floats(0.1, 20.0),
+    score_std=st.floats(0.1, 20.0),
     mask=st.sampled_from(MaskKind),
     padding=some(Padding.NONE, Padding.NONE, Padding.LEFT, Padding.HOLES),
     causal=st.booleans(),

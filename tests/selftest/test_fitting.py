@@ -6,17 +6,17 @@ from dataclasses import replace
 
 import pytest
 
-from attention_conformance.implementations.api.contract import Claims, Implementation, Unable
+from attention_conformance.implementations.api.contract import Claims, Implementation, Unsupported
 from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.implementations.builtin import BUILTIN
 from attention_conformance.spec.cases import (
     Case,
     Embedding,
-    Garbage,
     Layout,
     MaskKind,
     ModuleForm,
     Padding,
+    Poison,
     Scores,
     Sharing,
     Values,
@@ -70,15 +70,15 @@ def test_sizes_follow_the_claims() -> None:
         (Case(padding=Padding.QUERY_LENGTHS), Feature.VALID_LENS),
         (Case(causal=True), Feature.CAUSAL),
         (Case(layout=Layout.OFFSET), Feature.VIEWS),
-        (Case(garbage=Garbage.NAN), Feature.CONTAINMENT),
+        (Case(poison=Poison.NAN), Feature.CONTAINMENT),
     ],
 )
 def test_what_is_not_claimed_is_not_asked(case: Case, feature: Feature) -> None:
-    assert fit(case, without(OP, feature)) == Unable(f"does not claim {feature}")
+    assert fit(case, without(OP, feature)) == Unsupported(f"does not claim {feature}")
 
 
 def test_an_implementation_has_the_last_word() -> None:
-    assert fit(Case(), replace(OP, fit=lambda case: Unable("closed"))) == Unable("closed")
+    assert fit(Case(), replace(OP, fit=lambda case: Unsupported("closed"))) == Unsupported("closed")
     assert fitted(Case(), replace(OP, fit=lambda case: case.sized(d_k=8))).sizes.d_k == 8
 
 
@@ -114,14 +114,14 @@ def test_widths_follow_the_claims() -> None:
 
 
 def test_chosen_scores_are_laid_into_the_inputs() -> None:
-    for case in (Case(scores=Scores.RISING), Case(values=Values.CONSTANT), Case(garbage=Garbage.LARGE)):
+    for case in (Case(scores=Scores.RISING), Case(values=Values.CONSTANT), Case(poison=Poison.LARGE)):
         assert form_of(case, MODULE).embedding is Embedding.SELECT
     assert form_of(Case(mask=MaskKind.BOOL), MODULE).embedding is Embedding.RANDOM
 
 
 def test_tied_widths_bear_no_chosen_scores() -> None:
     tied = without(MODULE, Feature.MODEL_WIDTH, Feature.CROSS)
-    assert fit(Case(scores=Scores.RISING), tied) == Unable(
+    assert fit(Case(scores=Scores.RISING), tied) == Unsupported(
         "its widths are tied, so that chosen scores cannot be laid into its inputs"
     )
 

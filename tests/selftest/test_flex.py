@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn.attention import flex_attention as flex
 
-from attention_conformance.implementations.api.contract import Unable
+from attention_conformance.implementations.api.contract import Unsupported
 from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.implementations.builtin import ABSENT, ON_REQUEST
 from attention_conformance.implementations.builtin.flex import COMPILED, EAGER, missing, uncompiled
@@ -46,11 +46,11 @@ def test_the_way_it_is_called_is_put_back() -> None:
 def test_a_few_kernels_are_compiled() -> None:
     fitted = fit(Case(causal=True, padding=Padding.LEFT), COMPILED.claims)
     assert fitted == Case(causal=True, padding=Padding.LEFT).sized(d_v=4)
-    assert fit(Case().sized(key_length=8), COMPILED.claims) == Unable(
+    assert fit(Case().sized(key_length=8), COMPILED.claims) == Unsupported(
         "each shape is compiled anew, and only two are asked"
     )
     three = Case(causal=True, padding=Padding.LEFT).extended(softcap=2.0)
-    assert fit(three, COMPILED.claims) == Unable(
+    assert fit(three, COMPILED.claims) == Unsupported(
         "each combination is compiled anew, and no more than two options are asked at once"
     )
 

@@ -9,7 +9,7 @@ import pytest
 
 from attention_conformance.spec.cases import Case, ModuleForm, Sharing, Sizes
 from attention_conformance.spec.extensions import Packing
-from attention_conformance.spec.extra_inputs import BY_LENGTHS, further_arrays, further_parameters
+from attention_conformance.spec.extra_inputs import BY_LENGTHS, extra_arrays, extra_parameters
 from attention_conformance.spec.inputs import build
 from attention_conformance.spec.problem import DTYPES
 
@@ -29,7 +29,7 @@ LENGTHS = ((3, 3), (5, 7), (9, 9), (9, 4), (31, 64))
 def documents(packing: Packing, query_length: int, key_length: int, batch: int = 3) -> list[list[list[int]]]:
     """For each sample the counts of each document's queries, then of its keys."""
     case = Case().sized(batch=batch, query_length=query_length, key_length=key_length).extended(packing=packing)
-    found = further_arrays(case)
+    found = extra_arrays(case)
     if packing in BY_LENGTHS:
         return [[found["query_lengths"].tolist(), found["key_lengths"].tolist()]] * batch
     ids = [found["query_segments"], found["key_segments"]]
@@ -37,13 +37,13 @@ def documents(packing: Packing, query_length: int, key_length: int, batch: int =
 
 
 def test_nothing_is_drawn_that_is_not_asked_for() -> None:
-    assert further_arrays(Case()) == {}
-    assert further_parameters(Case()) == {}
+    assert extra_arrays(Case()) == {}
+    assert extra_parameters(Case()) == {}
 
 
 @pytest.mark.parametrize("name", ASKED)
 def test_what_is_asked_for_is_there(name: str) -> None:
-    found = further_arrays(ASKED[name])
+    found = extra_arrays(ASKED[name])
     assert set(found) == {name}
     assert found[name].shape == SHAPES[name]
     # No two alike, and none that a wrong sum or product would leave as it is.
@@ -52,13 +52,13 @@ def test_what_is_asked_for_is_there(name: str) -> None:
 
 
 def test_slopes_are_positive_and_gates_of_both_signs() -> None:
-    assert (further_arrays(ASKED["alibi_slopes"])["alibi_slopes"] > 0.0).all()
-    assert set(np.sign(further_arrays(ASKED["head_gates"])["head_gates"])) == {-1.0, 1.0}
+    assert (extra_arrays(ASKED["alibi_slopes"])["alibi_slopes"] > 0.0).all()
+    assert set(np.sign(extra_arrays(ASKED["head_gates"])["head_gates"])) == {-1.0, 1.0}
 
 
 def test_further_keys_are_as_wide_as_the_key_heads() -> None:
     sizes = Sizes(num_heads=6, num_kv_heads=2, d_k=4, d_v=3)
-    found = further_parameters(Case(sizes=sizes).extended(bias_kv=True))
+    found = extra_parameters(Case(sizes=sizes).extended(bias_kv=True))
     assert {name: array.shape for name, array in found.items()} == {"bias_k": (8,), "bias_v": (6,)}
 
 
@@ -73,7 +73,7 @@ def test_an_option_changes_nothing_else(dtype: str) -> None:
 
 def test_another_seed_draws_other_numbers() -> None:
     for name, case in ASKED.items():
-        assert not np.isin(further_arrays(case)[name], further_arrays(replace(case, seed=1))[name]).any()
+        assert not np.isin(extra_arrays(case)[name], extra_arrays(replace(case, seed=1))[name]).any()
 
 
 def test_gradients_are_asked_of_what_is_learned() -> None:
@@ -124,4 +124,4 @@ def test_short_sequences_are_one_document(packing: Packing) -> None:
 @pytest.mark.parametrize("packing", PACKED)
 def test_an_empty_batch_has_documents_too(packing: Packing) -> None:
     case = Case().sized(batch=0).extended(packing=packing)
-    assert all(len(array) == 0 for array in further_arrays(case).values())
+    assert all(len(array) == 0 for array in extra_arrays(case).values())

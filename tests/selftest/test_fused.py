@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from attention_conformance.implementations.builtin.inhouse import INHOUSE
 from attention_conformance.implementations.builtin.inhouse.fused import FusedAttention
 from attention_conformance.implementations.builtin.inhouse.kernels import MOST_KEYS, Kernel, chosen
-from attention_conformance.spec.cases import Case, Garbage, MaskKind, MaskShape, Padding, Pattern, Sizes
+from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Padding, Pattern, Poison, Sizes
 from attention_conformance.spec.extensions import Packing
 from attention_conformance.spec.problem import DTYPES
 from attention_conformance.tests.harness.judge.judge import Judge
@@ -128,7 +128,7 @@ ASKED = {
     "segments": Case().extended(packing=Packing.EMPTY_SEGMENT, relative_bias=1),
     "sinks and gates": GROUPS.extended(sinks=True, head_gates=True, left=1, right=2),
     "nan in padding of groups": Case(
-        sizes=Sizes(num_heads=6, num_kv_heads=2), padding=Padding.RIGHT, garbage=Garbage.NAN
+        sizes=Sizes(num_heads=6, num_kv_heads=2), padding=Padding.RIGHT, poison=Poison.NAN
     ),
     "a mask of each head, one of padding": Case(
         mask=MaskKind.INFINITE, mask_shape=MaskShape.HEAD, padding=Padding.LEFT
@@ -143,10 +143,10 @@ def test_agrees(entry: str, name: str, dtype: str) -> None:
     (implementation,) = (each for each in INHOUSE if each.name == entry)
     judge = Judge(implementation, dtype)
     for case in judge.cases(ASKED[name]):
-        judge.assert_conforms(case, *judge.parts()[: 2 if case.garbage is Garbage.NAN else None])
+        judge.assert_conforms(case, *judge.parts()[: 2 if case.poison is Poison.NAN else None])
     assert not judge.failures, judge.failures[0].message
     assert judge.checks
-    assert not judge.unable
+    assert not judge.unsupported
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -155,12 +155,12 @@ def test_agrees(entry: str, name: str, dtype: str) -> None:
 def test_every_kernel_agrees(kernel: Kernel, name: str, dtype: str) -> None:
     """What is chosen by size is never chosen for small cases: here each kernel answers them all."""
     (implementation,) = (each for each in INHOUSE if each.name == "inhouse.fused")
-    judge = Judge(replace(implementation, run=implementation.ways[f"by the kernel {kernel}"]), dtype)
+    judge = Judge(replace(implementation, run=implementation.alternatives[f"by the kernel {kernel}"]), dtype)
     for case in judge.cases(ASKED[name]):
-        judge.assert_conforms(case, *judge.parts()[: 2 if case.garbage is Garbage.NAN else None])
+        judge.assert_conforms(case, *judge.parts()[: 2 if case.poison is Poison.NAN else None])
     assert not judge.failures, judge.failures[0].message
-    assert judge.checks + judge.blunt
-    assert not judge.unable
+    assert judge.checks + judge.inconclusive
+    assert not judge.unsupported
 
 
 class TestKernels:

@@ -46,7 +46,7 @@ BROADCAST_MASKS = [
 ]
 OPS = [
     Case(sizes=SMALL),
-    Case(sizes=SMALL, spread=30.0),
+    Case(sizes=SMALL, score_std=30.0),
     Case(sizes=SMALL, scale=0.0),
     Case(sizes=SMALL, scale=-0.7),
     Case(sizes=SMALL, mask=MaskKind.BOOL),

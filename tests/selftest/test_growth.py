@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from attention_conformance.implementations.adapters.ops import torch_op
-from attention_conformance.implementations.api.contract import Implementation, Unable
+from attention_conformance.implementations.api.contract import Implementation, Unsupported
 from attention_conformance.implementations.builtin import BUILTIN
 from attention_conformance.implementations.builtin.compositions import COMPOSITIONS
 from attention_conformance.implementations.defects import catalogue
@@ -37,10 +37,10 @@ NAMED = {each.name: each for each in (*BUILTIN, *COMPOSITIONS)}
 FLASH, EAGER = NAMED["torch.sdpa.flash"], NAMED["compose.eager"]
 
 
-def noisy(power: float, seed: int, spread: float = 0.05, constant: float = 0.0) -> list[tuple[float, ...]]:
+def noisy(power: float, seed: int, score_std: float = 0.05, constant: float = 0.0) -> list[tuple[float, ...]]:
     """Five samples at each size: a power and a constant, times a noise that only ever slows."""
     rng = np.random.default_rng(seed)
-    return [tuple((constant + size**power) * np.exp(rng.exponential(spread, 5))) for size in SIZES]
+    return [tuple((constant + size**power) * np.exp(rng.exponential(score_std, 5))) for size in SIZES]
 
 
 @pytest.mark.parametrize("power", [0.0, 1.0, 2.0, 3.0])
@@ -82,7 +82,7 @@ def test_a_claim_holds_at_its_power_and_not_one_above(seed: int) -> None:
 
 def test_a_wide_interval_decides_nothing() -> None:
     assert holds(Interval(1.4, 0.9, 1.9), 1.0) is None
-    assert holds(exponent(SIZES, noisy(1.0, 3, spread=3.0)), 1.0) in (None, True)
+    assert holds(exponent(SIZES, noisy(1.0, 3, score_std=3.0)), 1.0) in (None, True)
 
 
 @pytest.fixture
@@ -110,7 +110,7 @@ def test_quadratic_memory_under_a_linear_claim_does_not_hold() -> None:
 
 def _memory(implementation: Implementation) -> Growth:
     found = growths(implementation, "forward", "float32", lengths=(1024, 1280, 1536, 2048), rounds=0)
-    assert not isinstance(found, Unable)
+    assert not isinstance(found, Unsupported)
     (memory,) = found
     assert memory.quantity == "memory"
     return memory
@@ -118,14 +118,14 @@ def _memory(implementation: Implementation) -> Growth:
 
 def test_what_cannot_be_asked_says_why() -> None:
     narrow = replace(FLASH, claims=replace(FLASH.claims, dtypes=("float32",)))
-    assert growths(narrow, "forward", "float64") == Unable("does not claim float64")
-    assert growths(NAMED["inhouse.numpy"], "forward+backward", "float32") == Unable("does not claim gradients")
+    assert growths(narrow, "forward", "float64") == Unsupported("does not claim float64")
+    assert growths(NAMED["inhouse.numpy"], "forward+backward", "float32") == Unsupported("does not claim gradients")
 
 
 def test_sizes_end_where_a_call_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(growth, "LONGEST", 0.0)
     found = measured(FLASH, of_length, (8, 16, 32), "forward", "float32")
-    assert found == Unable("a call at size 8 takes longer than 0 s")
+    assert found == Unsupported("a call at size 8 takes longer than 0 s")
 
 
 def test_times_are_taken_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,7 +177,7 @@ def costing(monkeypatch: pytest.MonkeyPatch) -> Costing:
 def test_time_that_grows_with_the_third_power_is_found(costing: Costing, power: int, outcome: bool) -> None:
     costly = costing(lambda query: 1e-3 * (query.shape[-2] / 16) ** power)
     found = growths(costly, "forward", "float32", lengths=(16, 24, 32, 48, 64))
-    assert not isinstance(found, Unable)
+    assert not isinstance(found, Unsupported)
     (finding,) = time_growth(run_of(growths=found))
     assert (finding.clause, finding.holds) == ("speed.time-growth", outcome)
 
@@ -191,7 +191,7 @@ def test_time_that_grows_with_the_second_power_is_fine() -> None:
 @pytest.mark.parametrize(("power", "outcome"), [(0, True), (1, False)])
 def test_work_repeated_for_each_head_is_found(costing: Costing, power: int, outcome: bool) -> None:
     found = growth.head_exponent(costing(lambda query: 1e-3 * query.shape[1] ** power), "float32")
-    assert not isinstance(found, Unable)
+    assert not isinstance(found, Unsupported)
     assert compared_heads("costly", "plain", "float32", found, Interval(0.1, 0.0, 0.2)).holds is outcome
 
 
@@ -207,7 +207,7 @@ def test_heads_are_measured_beside_the_plain_steps(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(growth, "HEADS", (2, 4, 8))
     monkeypatch.setattr(growth, "LONGEST", float("inf"))
     (finding,) = head_count(FLASH, "float32")
-    assert "that of compose.eager with" in finding.said
+    assert "that of compose.eager with" in finding.context
     assert [*head_count(replace(FLASH, claims=replace(FLASH.claims, dtypes=())), "float32")] == []
 
 
@@ -230,7 +230,7 @@ def test_the_plain_steps_are_those_of_the_library_and_level() -> None:
 def test_slower_than_the_plain_steps_is_found(mine: Interval, outcome: bool | None) -> None:
     (finding,) = found_beside(mine)
     assert finding.holds is outcome
-    assert "times as fast as compose.eager" in finding.said
+    assert "times as fast as compose.eager" in finding.context
 
 
 def test_no_clause_is_answered_by_what_is_wrong() -> None:

@@ -15,7 +15,7 @@ from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.implementations.builtin.mha import TORCH_MODULES
 from attention_conformance.implementations.defects.record import OP
 from attention_conformance.implementations.defects.steps import INFINITY, Steps
-from attention_conformance.spec.cases import Case, Garbage, MaskKind
+from attention_conformance.spec.cases import Case, MaskKind, Poison
 from attention_conformance.spec.features import Conventions, Scope
 from attention_conformance.spec.inputs import build
 from attention_conformance.spec.problem import Problem
@@ -25,11 +25,11 @@ from attention_conformance.tests.harness.run.runner import run
 CAUSAL = Case(causal=True).sized(query_length=7)
 
 
-def told(case: Case, steps: Steps, garbage: Garbage = Garbage.NONE, dtype: str = "float32") -> str:
+def told(case: Case, steps: Steps, poison: Poison = Poison.NONE, dtype: str = "float32") -> str:
     def ask(problem: Problem) -> Result:
         return torch_op(steps)(problem.fresh(), "cpu")
 
-    return wrong_keys(build(case, dtype), Conventions(), ask, garbage)
+    return wrong_keys(build(case, dtype), Conventions(), ask, poison)
 
 
 def seeing(shift: int) -> Steps:
@@ -68,7 +68,7 @@ def test_right_sight_is_not_spoken_of(case: Case) -> None:
 
 def test_nothing_is_told_where_it_would_cost_too_much_or_mean_nothing() -> None:
     assert told(CAUSAL.sized(key_length=LONGEST + 1), seeing(1)) == ""
-    assert told(CAUSAL, seeing(1), Garbage.LARGE) == ""
+    assert told(CAUSAL, seeing(1), Poison.LARGE) == ""
     assert told(Case().sized(key_length=0), Steps()) == ""
 
 
@@ -76,7 +76,7 @@ def test_a_candidate_that_breaks_is_left_alone() -> None:
     def broken(problem: Problem) -> Result:
         raise SystemError("again")
 
-    assert wrong_keys(build(Case(), "float32"), Conventions(), broken, Garbage.NONE) == ""
+    assert wrong_keys(build(Case(), "float32"), Conventions(), broken, Poison.NONE) == ""
 
 
 def test_modules_are_asked_too() -> None:
@@ -91,8 +91,8 @@ def test_modules_are_asked_too() -> None:
         return mha.run(Problem(**{**vars(problem.fresh()), "causal": False}), "cpu")
 
     problem = build(case, "float32")
-    assert wrong_keys(problem, Conventions(), ask, Garbage.NONE) == ""
-    message = wrong_keys(problem, Conventions(), ask_without_flag, Garbage.NONE)
+    assert wrong_keys(problem, Conventions(), ask, Poison.NONE) == ""
+    message = wrong_keys(problem, Conventions(), ask_without_flag, Poison.NONE)
     assert message == "query 0 (sample 0) may see key 0, yours also saw keys 1..6"
 
 

@@ -7,11 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from attention_conformance.implementations.api.contract import Implementation, Unable
+from attention_conformance.implementations.api.contract import Implementation, Unsupported
 from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.implementations.builtin.inhouse import INHOUSE
 from attention_conformance.reference.expected import solve
-from attention_conformance.spec.cases import Case, Garbage, Layout, MaskKind, MaskShape, Padding, Pattern, Scores, Sizes
+from attention_conformance.spec.cases import Case, Layout, MaskKind, MaskShape, Padding, Pattern, Poison, Scores, Sizes
 from attention_conformance.spec.features import Feature
 from attention_conformance.spec.inputs import build
 from attention_conformance.spec.problem import DTYPES, Problem
@@ -28,9 +28,9 @@ CASES = (
     Case(padding=Padding.EMPTY_SAMPLE),
     Case(padding=Padding.LEFT, causal=True),
     Case(mask=MaskKind.BOOL, padding=Padding.HOLES, causal=True),
-    Case(padding=Padding.RIGHT, garbage=Garbage.NAN),
-    Case(scores=Scores.SUNKEN, mask=MaskKind.BOOL),
-    Case(layout=Layout.TRANSPOSED, spread=5.0),
+    Case(padding=Padding.RIGHT, poison=Poison.NAN),
+    Case(scores=Scores.VERY_NEGATIVE, mask=MaskKind.BOOL),
+    Case(layout=Layout.TRANSPOSED, score_std=5.0),
     Case(sizes=Sizes(key_length=0)),
     Case(sizes=Sizes(batch=0)),
 )
@@ -45,9 +45,9 @@ def implementation(request: pytest.FixtureRequest) -> Implementation:
 def posed(implementation: Implementation, case: Case, dtype: str) -> tuple[Case, Problem]:
     """The case as the implementation can be asked it, and its problem with the gradients that are claimed."""
     fitted = fit(case, implementation.claims)
-    assert not isinstance(fitted, Unable)
+    assert not isinstance(fitted, Unsupported)
     problem = build(fitted, dtype)
-    differentiable = Feature.GRADIENTS in implementation.claims and case.garbage is Garbage.NONE
+    differentiable = Feature.GRADIENTS in implementation.claims and case.poison is Poison.NONE
     return fitted, problem if differentiable else problem.forward_only()
 
 

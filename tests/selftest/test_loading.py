@@ -121,13 +121,13 @@ class TestMistakes:
 
     def test_no_such_file_but_a_similar_one(self, folder: Path) -> None:
         write(folder, "sub/attention.py", FUNCTIONS)
-        said = "there is no file 'sub/atention.py', but there is 'sub/attention.py'"
-        assert error_of("sub/atention.py:f") == f"{said}: give a path from the current folder"
+        context = "there is no file 'sub/atention.py', but there is 'sub/attention.py'"
+        assert error_of("sub/atention.py:f") == f"{context}: give a path from the current folder"
 
     def test_not_a_python_file(self, folder: Path) -> None:
         write(folder, "mine.txt", "")
-        said = "'mine.txt' is no .py file: write FILE.py:NAME or package.module:NAME"
-        assert error_of("mine.txt:f") == said
+        context = "'mine.txt' is no .py file: write FILE.py:NAME or package.module:NAME"
+        assert error_of("mine.txt:f") == context
 
     def test_a_folder(self, folder: Path) -> None:
         (folder / "sub.py").mkdir()
@@ -135,16 +135,16 @@ class TestMistakes:
 
     @pytest.mark.parametrize("target", ["nowhere_at_all:f", "nowhere_at_all.part:f"])
     def test_no_such_module(self, target: str) -> None:
-        said = "there is no module 'nowhere_at_all': install it, run from the folder that holds it, or write"
-        assert error_of(target) == f"{said} FILE.py:NAME or package.module:NAME"
+        context = "there is no module 'nowhere_at_all': install it, run from the folder that holds it, or write"
+        assert error_of(target) == f"{context} FILE.py:NAME or package.module:NAME"
 
     def test_no_such_part_of_a_package(self) -> None:
         assert error_of("json.nothing:f").startswith("there is no module 'json.nothing': install it")
 
     def test_an_error_while_it_is_imported(self, folder: Path) -> None:
         write(folder, "mine.py", "x = 1\nx.missing\n")
-        said = "AttributeError: 'int' object has no attribute 'missing' (mine.py, line 2)"
-        assert error_of("mine.py:f") == f"importing 'mine.py' raised {said}: make the import work, then run again"
+        context = "AttributeError: 'int' object has no attribute 'missing' (mine.py, line 2)"
+        assert error_of("mine.py:f") == f"importing 'mine.py' raised {context}: make the import work, then run again"
         assert not [m for m in sys.modules.values() if getattr(m, "__file__", "") == str(folder / "mine.py")]
 
     def test_an_error_in_what_it_calls_is_told_by_its_own_line(self, folder: Path) -> None:
@@ -157,13 +157,13 @@ class TestMistakes:
 
     def test_a_syntax_error(self, folder: Path) -> None:
         write(folder, "mine.py", "x = 1\ndef f(:\n")
-        said = "importing 'mine.py' raised SyntaxError: invalid syntax (mine.py, line 2)"
-        assert error_of("mine.py:f") == f"{said}: make the import work, then run again"
+        context = "importing 'mine.py' raised SyntaxError: invalid syntax (mine.py, line 2)"
+        assert error_of("mine.py:f") == f"{context}: make the import work, then run again"
 
     def test_a_package_that_it_needs_is_missing(self, folder: Path) -> None:
         write(folder, "mine.py", "import nowhere_at_all\n")
-        said = error_of("mine.py:f")
-        assert said.endswith("(mine.py, line 1): install 'nowhere_at_all', or put it beside the file")
+        context = error_of("mine.py:f")
+        assert context.endswith("(mine.py, line 1): install 'nowhere_at_all', or put it beside the file")
 
     def test_a_relative_import(self, folder: Path) -> None:
         write(folder, "mine.py", "from .other import f\n")
@@ -171,14 +171,14 @@ class TestMistakes:
 
     def test_an_error_inside_a_module(self, folder: Path) -> None:
         write(folder, "module_that_fails.py", "\nraise ValueError('no')\n")
-        said = "importing 'module_that_fails' raised ValueError: no (module_that_fails.py, line 2)"
-        assert error_of("module_that_fails:f") == f"{said}: make the import work, then run again"
+        context = "importing 'module_that_fails' raised ValueError: no (module_that_fails.py, line 2)"
+        assert error_of("module_that_fails:f") == f"{context}: make the import work, then run again"
 
     @pytest.mark.parametrize("target", ["exits_in_file.py:f", "exits_in_file:f"])
     def test_an_exit(self, folder: Path, target: str) -> None:
         write(folder, "exits_in_file.py", "import sys\nsys.exit(2)\n")
-        said = f"importing {target[:-2]!r} ended with sys.exit(2) (exits_in_file.py, line 2)"
-        assert error_of(target) == f'{said}: put what runs it under if __name__ == "__main__"'
+        context = f"importing {target[:-2]!r} ended with sys.exit(2) (exits_in_file.py, line 2)"
+        assert error_of(target) == f'{context}: put what runs it under if __name__ == "__main__"'
 
     @pytest.mark.parametrize("target", ["interrupted_file.py:f", "interrupted_file:f"])
     def test_an_interrupt_is_none_of_its_business(self, folder: Path, target: str) -> None:
@@ -190,8 +190,8 @@ class TestMistakes:
 class TestNames:
     def test_the_nearest_name_and_all_callables(self, folder: Path) -> None:
         write(folder, "mine.py", FUNCTIONS)
-        said = "'mine.py' has no name 'attentoin'; did you mean 'attention'? It has: Owner, attend, attention"
-        assert error_of("mine.py:attentoin") == said
+        context = "'mine.py' has no name 'attentoin'; did you mean 'attention'? It has: Owner, attend, attention"
+        assert error_of("mine.py:attentoin") == context
 
     def test_nothing_near(self, folder: Path) -> None:
         write(folder, "mine.py", FUNCTIONS)
@@ -211,13 +211,13 @@ class TestNames:
 
     def test_within_a_class(self, folder: Path) -> None:
         write(folder, "mine.py", FUNCTIONS)
-        said = "'Owner' has no name 'metod'; did you mean 'method'? It has: method"
-        assert error_of("mine.py:Owner.metod") == said
+        context = "'Owner' has no name 'metod'; did you mean 'method'? It has: method"
+        assert error_of("mine.py:Owner.metod") == context
 
     def test_within_a_number(self, folder: Path) -> None:
         write(folder, "mine.py", FUNCTIONS)
-        said = "'number' has no name 'f'. It has nothing that can be called"
-        assert error_of("mine.py:number.f") == said
+        context = "'number' has no name 'f'. It has nothing that can be called"
+        assert error_of("mine.py:number.f") == context
 
     def test_reading_it_fails(self, folder: Path) -> None:
         write(folder, "mine.py", "def __getattr__(name):\n    raise RuntimeError('lazy')\n")

@@ -116,8 +116,8 @@ class TestSelfAttention:
         assert_conforms(found)
 
     def test_length_first_is_found_out(self, make: Make) -> None:
-        turned = SELF.replace("self.attend(x, mask)[0]", "self.attend(x.transpose(0, 1), mask)[0].transpose(0, 1)")
-        found = make(turned)
+        rotated = SELF.replace("self.attend(x, mask)[0]", "self.attend(x.transpose(0, 1), mask)[0].transpose(0, 1)")
+        found = make(rotated)
         assert found.about == "a module class, (L, B, E)"
         assert_conforms(found)
 
@@ -299,9 +299,9 @@ class TestRefusals:
             ),
         ],
     )
-    def test_line(self, make: Make, text: str, said: str) -> None:
+    def test_line(self, make: Make, text: str, context: str) -> None:
         found = refused(make, text)
-        assert found.startswith(said) if said.endswith(": ") else found == said
+        assert found.startswith(context) if context.endswith(": ") else found == context
 
 
 def test_an_instance_of_a_candidate_class_is_none(make: Make, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import torch
 
 from attention_conformance.implementations.adapters.native import indirect, native
 from attention_conformance.implementations.adapters.torch_module import TorchModule
-from attention_conformance.implementations.api.contract import Implementation, Unable
+from attention_conformance.implementations.api.contract import Implementation, Unsupported
 from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.implementations.builtin import BUILTIN
 from attention_conformance.implementations.discovery.candidates import candidates
@@ -39,7 +39,7 @@ def _parts(implementation: Implementation, case: Case) -> dict[str, float]:
 @pytest.mark.parametrize("implementation", BUILTIN, ids=lambda i: i.name)
 def test_a_native_call_gives_the_answer_that_is_judged(implementation: Implementation) -> None:
     fitted = [fit(case, implementation.claims) for case in CASES]
-    asked = [case for case in fitted if not isinstance(case, Unable)]
+    asked = [case for case in fitted if not isinstance(case, Unsupported)]
     assert asked
     for case in asked:
         assert max(_parts(implementation, case).values()) <= 1.0

@@ -46,7 +46,7 @@ MASKED = [
 ]
 PATTERNS = [Case(mask=MaskKind.BOOL, pattern=p) for p in Pattern]
 PADDED = [Case(padding=p, causal=c) for p, c in product(Padding, (False, True))]
-SPREAD = [Case(scores=s) for s in Scores] + [Case(spread=30.0), Case(mask=MaskKind.FLOAT, mask_offset=-1e5)]
+SPREAD = [Case(scores=s) for s in Scores] + [Case(score_std=30.0), Case(mask=MaskKind.FLOAT, mask_offset=-1e5)]
 SCALED = [Case(scale=s) for s in (0.0, -0.7, 1.0, 3.5)]
 SHAPED = [
     Case(sizes=SQUARE, causal=True),
@@ -150,7 +150,7 @@ NARROW = ModuleForm(Sharing.NONE, 5, 3, 4, 3, bias=True, output_projection=True,
     "case",
     [
         Case(sizes=SMALL),
-        Case(sizes=SMALL, spread=30.0),
+        Case(sizes=SMALL, score_std=30.0),
         Case(sizes=SMALL, mask=MaskKind.INFINITE, causal=True),
         Case(sizes=SMALL, mask=MaskKind.FLOAT, mask_offset=-1e5),
         Case(sizes=SMALL, scores=Scores.FAR_ROWS, padding=Padding.LENGTHS),
@@ -299,7 +299,7 @@ drawn_cases = st.builds(
         *(st.integers(1, 5) for _ in range(2)),
     ),
     seed=st.integers(0, 2**32),
-    spread=st.floats(0.01, 50.0),
+    score_std=st.floats(0.01, 50.0),
     scale=st.none() | st.floats(-3.0, 3.0),
     mask=st.sampled_from(MaskKind),
     mask_shape=st.sampled_from(MaskShape),

@@ -137,11 +137,11 @@ def test_without_a_folder_nothing_is_written(tmp_path: Path, monkeypatch: pytest
 
 
 def test_overall() -> None:
-    passed, _, failed, unclaimed, known, blunt, gone = VERDICTS
+    passed, _, failed, unclaimed, known, inconclusive, gone = VERDICTS
     advice = replace(failed, level="SHOULD")
     assert overall([passed, unclaimed, known, advice]) == "conforms"
-    assert overall([passed, failed, blunt]) == "fails"
-    assert overall([passed, blunt]) == overall([passed, gone]) == "error"
+    assert overall([passed, failed, inconclusive]) == "fails"
+    assert overall([passed, inconclusive]) == overall([passed, gone]) == "error"
     assert overall([]) == overall([unclaimed]) == "error"
 
 

@@ -82,10 +82,10 @@ def only(found: Diff) -> Change:
         (UNCLAIMED, PASS, Kind.CLAIMED, False, ""),
     ],
 )
-def test_what_became_of_a_verdict(old: Verdict, new: Verdict, kind: Kind, worse: bool, said: str) -> None:
+def test_what_became_of_a_verdict(old: Verdict, new: Verdict, kind: Kind, worse: bool, context: str) -> None:
     found = between([old], [new])
     change = only(found)
-    assert (change.kind, change.worse, change.said) == (kind, worse, said)
+    assert (change.kind, change.worse, change.context) == (kind, worse, context)
     assert (change.implementation, change.clause, change.dtype) == ("mine", "causal.square", "float64")
     assert found.worse is worse
 
@@ -111,14 +111,14 @@ def test_an_error_that_grows_is_noted(before: float | None, after: float, noted:
 def test_a_feature_that_is_not_claimed_any_more(lost: list[Verdict], worse: bool | None) -> None:
     found = compared(run(ANCHOR, *lost), run(ANCHOR, subjects=[WITHOUT_CAUSAL]))
     assert [(c.kind, c.worse) for c in found.changes] == ([] if worse is None else [(Kind.UNCLAIMED, worse)])
-    assert [c.said for c in found.changes] == ["does not claim causal"] * len(found.changes)
+    assert [c.context for c in found.changes] == ["does not claim causal"] * len(found.changes)
     assert found.only_old == 0
 
 
 def test_a_dtype_that_is_not_claimed_any_more() -> None:
     narrow = subject("mine", dtypes=("float64",))
     found = compared(run(ANCHOR, passed(*CLAUSE, "float32")), run(ANCHOR, subjects=[narrow]))
-    assert (only(found).kind, only(found).said) == (Kind.UNCLAIMED, "does not claim float32")
+    assert (only(found).kind, only(found).context) == (Kind.UNCLAIMED, "does not claim float32")
 
 
 @pytest.mark.parametrize(
@@ -269,7 +269,7 @@ def test_programs_get_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     ],
 )
 def test_what_cannot_be_read_is_told_in_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: Callable[[Path], Path], said: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: Callable[[Path], Path], context: str
 ) -> None:
     good, other = written(tmp_path / "good", run(ANCHOR)), written(tmp_path / "other", run(ANCHOR))
     (other / "report.json").write_text("{}")
@@ -278,7 +278,7 @@ def test_what_cannot_be_read_is_told_in_one_line(
         assert main([str(path) for path in arguments]) == 4
         (line,) = capsys.readouterr().err.splitlines()
         assert line.startswith("ERROR: ")
-        assert said in line
+        assert context in line
 
 
 def test_reports_with_nothing_in_common_are_told_in_one_line(

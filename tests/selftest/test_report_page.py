@@ -171,7 +171,7 @@ def test_filters(open_page: Visit) -> None:
     page.locator("select[name=verdict]").select_option("")
     page.locator("select[name=chapter]").select_option("masks")
     assert rows.count() == 8
-    assert page.locator("#matrix thead th.turned:visible").all_inner_texts() == ["masks"]
+    assert page.locator("#matrix thead th.rotated:visible").all_inner_texts() == ["masks"]
     page.locator("select[name=level]").select_option("SHOULD")
     assert rows.count() == 4
     page.locator("select[name=dtype]").select_option("float32")

@@ -311,16 +311,16 @@ BADGES = [
 
 
 @pytest.mark.parametrize(("found", "said"), BADGES)
-def test_badges_say_how_it_ended(found: Run, said: str) -> None:
+def test_badges_say_how_it_ended(found: Run, context: str) -> None:
     told = json.loads(badge.endpoint(found))
-    assert (told["schemaVersion"], told["label"], told["message"]) == (1, "attention", said)
-    assert (told["color"] == "brightgreen") == said.startswith(("conforms", "2 of 2"))
+    assert (told["schemaVersion"], told["label"], told["message"]) == (1, "attention", context)
+    assert (told["color"] == "brightgreen") == context.startswith(("conforms", "2 of 2"))
     picture = ElementTree.fromstring(badge.svg(found))
     space = "{http://www.w3.org/2000/svg}"
     assert picture.get("role") == "img"
-    assert picture.get("aria-label") == picture.findtext(f"{space}title") == f"attention: {said}"
+    assert picture.get("aria-label") == picture.findtext(f"{space}title") == f"attention: {context}"
     texts = list(picture.iter(f"{space}text"))
-    assert [text.text for text in texts] == ["attention", said]
+    assert [text.text for text in texts] == ["attention", context]
     last = texts[-1]
     assert int(last.get("x", "")) + int(last.get("textLength", "")) + badge.PADDING == int(picture.get("width", ""))
 
@@ -338,7 +338,7 @@ def test_badges_can_be_read(colour: str) -> None:
 
 def test_badges_as_a_browser_draws_them(browser: Browser, tmp_path: Path, pytestconfig: pytest.Config) -> None:
     page = tmp_path / "badges.html"
-    told = {said: badge.svg(found) for found, said in BADGES}
+    told = {context: badge.svg(found) for found, context in BADGES}
     # Each picture once: identifiers within it would meet on one page
     images = "".join(f"<p>{picture.replace('round', f'round{n}')}</p>" for n, picture in enumerate(told.values()))
     page.write_text(f"<!doctype html><html lang=en><title>badges</title><main><h1>Badges</h1>{images}</main>")

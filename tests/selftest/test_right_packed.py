@@ -24,5 +24,5 @@ def test_is_not_accused(right: Implementation) -> None:
 def test_documents_one_by_one_contain_what_is_in_them() -> None:
     (right,) = (right for right in RIGHT if right.name == "one-by-one")
     promised = replace(right.claims, features=right.claims.features | {Feature.CONTAINMENT})
-    verdicts = run(replace(right, claims=promised), ("packed.contained",))
+    verdicts = run(replace(right, claims=promised), ("packed.containment",))
     assert [v.status for v in verdicts] == [Status.PASS] * 4

@@ -48,8 +48,8 @@ def test_agrees(ring: Implementation, name: str, dtype: str) -> None:
     for case in judge.cases(CASES[name]):
         judge.assert_conforms(case, *judge.parts())
     assert not judge.failures, judge.failures[0].message
-    assert judge.checks + judge.blunt > 3
-    assert not judge.unable
+    assert judge.checks + judge.inconclusive > 3
+    assert not judge.unsupported
 
 
 def rows() -> list[Tensor]:
@@ -80,8 +80,8 @@ def processes() -> Iterator[Callable[..., Processes]]:
     """Starts so many processes, which are ended after the test."""
     made = []
 
-    def start(count: int, patience: float = 60.0) -> Processes:
-        made.append(Processes(count, by_itself, patience))
+    def start(count: int, timeout: float = 60.0) -> Processes:
+        made.append(Processes(count, by_itself, timeout))
         made[-1].together(["hello"] * count)
         return made[-1]
 
@@ -110,13 +110,13 @@ class TestLostProcesses:
 
     def test_one_that_keeps_silent_is_given_up(self, processes: Callable[..., Processes]) -> None:
         one = processes(1)
-        one.patience = 1.0
+        one.timeout = 1.0
         with within(10.0), pytest.raises(LostProcessError, match=r"processes \[0\] of 1 gave no answer in 1 s"):
             one.together(["sleep"])
 
     def test_one_that_does_not_even_read_is_given_up(self, processes: Callable[..., Processes]) -> None:
         one = processes(1)
-        one.patience = 1.0
+        one.timeout = 1.0
         os.kill(one.running[0][0].pid, signal.SIGSTOP)
         with within(10.0), pytest.raises(LostProcessError, match="gave no answer"):
             one.together(["hello" * 2**20])

@@ -27,9 +27,9 @@ def test_a_right_implementation_is_asked_and_holds() -> None:
     judge = Judge(MATH, "float64")
     search(judge, EXAMPLES)
     assert judge.failed == 0
-    assert judge.checks + judge.blunt >= EXAMPLES
+    assert judge.checks + judge.inconclusive >= EXAMPLES
     assert judge.rms is not None
-    assert not judge.unable
+    assert not judge.unsupported
 
 
 def test_what_fails_is_recorded_once_and_shrunk() -> None:

@@ -26,7 +26,7 @@ SQUARE = replace(SMALL, query_length=4)
 APART = ModuleForm(Sharing.NONE, 5, 3, 4, 3, bias=True, output_projection=True, output_bias=True)
 CASES = {
     "plain": Case(sizes=SMALL),
-    "one query": Case(sizes=replace(SMALL, query_length=1), spread=6.0),
+    "one query": Case(sizes=replace(SMALL, query_length=1), score_std=6.0),
     "negative scale": Case(sizes=SMALL, scale=-0.7),
     "causal": Case(sizes=SQUARE, causal=True),
     "float mask": Case(sizes=SMALL, mask=MaskKind.FLOAT, mask_shape=MaskShape.SHARED),

@@ -35,9 +35,9 @@ def adapter(
 
 
 def the_one(implementation: Implementation) -> str:
-    said = smoke(implementation, "cpu")
-    assert len(said) == 1, said
-    return said[0]
+    context = smoke(implementation, "cpu")
+    assert len(context) == 1, context
+    return context[0]
 
 
 @pytest.mark.parametrize(
@@ -69,8 +69,8 @@ def test_that_nothing_is_said_of_what_raises() -> None:
 
 
 def test_an_output_whose_axes_were_not_turned_back() -> None:
-    said = the_one(adapter(lambda q, k, v: F.scaled_dot_product_attention(q, k, v).transpose(1, 2)))
-    assert said == "adapter: the output comes as (B, Lq, H, d): turn its axes to (B, H, Lq, d)"
+    context = the_one(adapter(lambda q, k, v: F.scaled_dot_product_attention(q, k, v).transpose(1, 2)))
+    assert context == "adapter: the output comes as (B, Lq, H, d): turn its axes to (B, H, Lq, d)"
 
 
 def test_inputs_that_were_not_turned() -> None:
@@ -84,14 +84,14 @@ def test_inputs_that_were_not_turned() -> None:
 def test_a_module_that_takes_the_sequence_first() -> None:
     module = next(each for each in BUILTIN if each.name == "torch.mha")
 
-    def turned(problem: Problem, device: str) -> Result:
+    def rotated(problem: Problem, device: str) -> Result:
         inputs = {name: problem.arrays()[name].swapaxes(0, 1) for name in ("query", "key", "value")}
         result = module.run(problem.with_arrays(inputs), device)
         return replace(result, output=result.output.swapaxes(0, 1))
 
     claims = replace(module.claims, features=frozenset(MASKED | module.claims.features) - {Feature.KEY_PADDING})
-    said = smoke(replace(module, run=turned, claims=claims), "cpu")
-    assert "(B, L, width) is read as (L, B, width)" in said[0]
+    context = smoke(replace(module, run=rotated, claims=claims), "cpu")
+    assert "(B, L, width) is read as (L, B, width)" in context[0]
 
 
 @pytest.mark.parametrize(
@@ -107,16 +107,16 @@ def test_inputs_in_another_order(order: tuple[int, int, int], named: str) -> Non
 
 
 def test_an_output_of_another_shape() -> None:
-    said = the_one(adapter(lambda q, k, v: F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)))
-    assert said.startswith("adapter: the output has shape (2, 5, 12), expected (2, 3, 5, 4)")
+    context = the_one(adapter(lambda q, k, v: F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)))
+    assert context.startswith("adapter: the output has shape (2, 5, 12), expected (2, 3, 5, 4)")
 
 
 def test_an_inverted_boolean_mask() -> None:
     def hides(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None) -> Tensor:
         return eager(query, key, value, None if attn_mask is None else ~attn_mask)
 
-    said = the_one(adapter(hides, Feature.BOOL_MASK))
-    assert said == (
+    context = the_one(adapter(hides, Feature.BOOL_MASK))
+    assert context == (
         "adapter: the boolean mask is read the other way round (True hides): claim bool-mask=masked-out or invert it"
     )
     claimed = replace(
@@ -131,8 +131,8 @@ def test_an_inverted_padding_mask() -> None:
         return eager(query, key, value, None if key_padding_mask is None else ~key_padding_mask[:, None, None])
 
     told = Conventions(bool_mask=Polarity.MASKED_OUT)
-    said = the_one(adapter(hides, Feature.KEY_PADDING, conventions=told))
-    assert said.startswith(
+    context = the_one(adapter(hides, Feature.KEY_PADDING, conventions=told))
+    assert context.startswith(
         "adapter: the padding mask is read the other way round (True lets attend): claim bool-mask=may"
     )
 
@@ -151,19 +151,19 @@ def weighing(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]
 
 
 @pytest.mark.parametrize(
-    ("turned", "said"),
+    ("rotated", "said"),
     [
         (lambda weights: weights.mT, "the weights come as (B, H, Lk, Lq): turn their axes to (B, H, Lq, Lk)"),
         (lambda weights: weights.transpose(0, 1), "the weights come as (H, B, Lq, Lk)"),
         (lambda weights: weights.mean(1), "the weights are averaged over the heads"),
     ],
 )
-def test_weights_of_another_form(turned: Callable[[Tensor], Tensor], said: str) -> None:
+def test_weights_of_another_form(rotated: Callable[[Tensor], Tensor], context: str) -> None:
     def weighed(*inputs: Tensor) -> tuple[Tensor, Tensor]:
         output, weights = weighing(*inputs)
-        return output, turned(weights)
+        return output, rotated(weights)
 
-    assert said in the_one(adapter(weighed, Feature.WEIGHTS, extras=("weights",)))
+    assert context in the_one(adapter(weighed, Feature.WEIGHTS, extras=("weights",)))
 
 
 def test_weights_that_are_claimed_and_not_returned() -> None:

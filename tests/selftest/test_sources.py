@@ -272,10 +272,10 @@ class TestSourceD:
 
     def test_keys_beyond_the_valid_length_have_no_influence(self) -> None:
         module, x, y = seeded(d.MultiHeadAttention(12, 3)), normal(2, 4, 12), normal(2, 6, 12, seed=1)
-        garbage = y.clone()
-        garbage[0, 3:], garbage[1, 2:] = 1e30, -1e30
+        poison = y.clone()
+        poison[0, 3:], poison[1, 2:] = 1e30, -1e30
         valid_lens = torch.tensor([3, 2])
-        assert torch.equal(module(x, garbage, garbage, valid_lens), module(x, y, y, valid_lens))
+        assert torch.equal(module(x, poison, poison, valid_lens), module(x, y, y, valid_lens))
 
     def test_dropout_acts_on_the_weights_in_training_only(self) -> None:
         module = seeded(d.MultiHeadAttention(4, 1, dropout=0.5))
@@ -394,9 +394,9 @@ class TestSourceE:
         module, x1, x2 = module.to(dtype), x1.to(dtype), x2.to(dtype)
         mask = torch.ones(2, 7)
         mask[0, 4:], mask[1, :2] = 0, 0
-        garbage = x2.clone()
-        garbage[mask == 0] = 1e3 if dtype is torch.float16 else 1e30
-        assert torch.equal(module(x1, garbage, mask), module(x1, x2, mask))
+        poison = x2.clone()
+        poison[mask == 0] = 1e3 if dtype is torch.float16 else 1e30
+        assert torch.equal(module(x1, poison, mask), module(x1, x2, mask))
 
 
 class TestShared:

@@ -28,11 +28,11 @@ CASES = {
     "plain": Case(),
     "every stage": Case(causal=True).extended(sinks=True, head_gates=True, alibi=True, relative_bias=2, softcap=3.0),
     "grouped and turned": Case(sizes=Sizes(num_heads=6, num_kv_heads=3)).extended(rotary_base=100.0, zero_attn=True),
-    "some bounds near and some far": Case(spread=5.0, mask=MaskKind.FLOAT),
+    "some bounds near and some far": Case(score_std=5.0, mask=MaskKind.FLOAT),
     "mask of few axes": Case(mask=MaskKind.INFINITE, mask_shape=MaskShape.KEYS_ONLY, mask_offset=-1000.0),
     "empty rows": Case(padding=Padding.EMPTY_SAMPLE, causal=True),
     "equal values, no decoy": Case(values=Values.CONSTANT),
-    "range of the dtype": Case(scores=Scores.ABYSS, padding=Padding.LEFT),
+    "range of the dtype": Case(scores=Scores.MOST_NEGATIVE, padding=Padding.LEFT),
     "no keys": Case(sizes=Sizes(key_length=0)),
     "no samples": Case(sizes=Sizes(batch=0), mask=MaskKind.FLOAT),
 }

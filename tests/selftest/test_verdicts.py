@@ -22,17 +22,17 @@ FAILURE = Failure("output of sample 0 is 1, expected 2", Case().to_json(), "floa
 LINK = "https://example.org/issues/1"
 WHO: dict[str, Any] = {"clause": "masks.bool", "level": "MUST", "implementation": "some.op", "dtype": "float32"}
 GOOD: list[dict[str, Any]] = [
-    {"status": Status.PASS, "checks": 3, "blunt": 1, "worst": 0.5, "rms": 0.75, "seconds": 0.25},
+    {"status": Status.PASS, "checks": 3, "inconclusive": 1, "worst": 0.5, "rms": 0.75, "seconds": 0.25},
     {"status": Status.PASS, "checks": 1},
     {"status": Status.FAIL, "checks": 3, "failed": 1, "worst": 7.0, "failure": FAILURE},
     {"status": Status.NOT_CLAIMED, "reason": "does not claim bool-mask"},
     {"status": Status.EXPECTED_FAILURE, "checks": 1, "failed": 1, "failure": FAILURE, "reason": "so", "link": LINK},
-    {"status": Status.ERROR, "blunt": 2, "reason": "every bound is too wide to prove anything"},
+    {"status": Status.ERROR, "inconclusive": 2, "reason": "every bound is too wide to prove anything"},
     {"status": Status.ERROR, "checks": 2, "reason": "passes, but is expected to fail"},
 ]
 BAD: list[tuple[str, dict[str, Any]]] = [
     ("a pass needs checks", {"status": Status.PASS}),
-    ("a pass needs checks", {"status": Status.PASS, "blunt": 5}),
+    ("a pass needs checks", {"status": Status.PASS, "inconclusive": 5}),
     ("none of them failed", {"status": Status.PASS, "checks": 2, "failed": 1}),
     ("only a failure", {"status": Status.PASS, "checks": 2, "failure": FAILURE}),
     ("a failure needs", {"status": Status.FAIL, "checks": 2, "failed": 1}),
@@ -100,7 +100,7 @@ OF_ANOTHER_DTYPE = ExpectedFailure("scores.dot-product", "it is known", LINK, ("
 def test_a_failed_check_fails_the_clause() -> None:
     judge = _judge(OF_ANOTHER_DTYPE)
     judge.record(Case(), Comparison(0.5))
-    judge.record(Case(), Comparison(3.0, "wrong"), said="told")
+    judge.record(Case(), Comparison(3.0, "wrong"), context="told")
     found = _found(judge)
     assert (found.status, found.checks, found.failed, found.worst) == (Status.FAIL, 2, 1, 3.0)
     assert found.failure == Failure("told: wrong", Case().to_json(), "float32")
@@ -112,7 +112,7 @@ def test_errors_of_outputs_are_counted_in_unit_roundoffs() -> None:
     assert _found(judge).rms is None
     judge.record(Case(), Comparison(0.5, relative=3.0 * u))
     judge.record(Case(), Comparison(0.5))
-    judge.record(Case(), Comparison(0.5, blunt=True, relative=100.0 * u))
+    judge.record(Case(), Comparison(0.5, inconclusive=True, relative=100.0 * u))
     way.record(Case(), Comparison(0.5, relative=4.0 * u))
     judge.include(way)
     assert _found(judge).rms == pytest.approx(12.5**0.5)
@@ -157,15 +157,15 @@ def test_an_expected_failure_that_passes_is_an_error() -> None:
 def test_nothing_checked_is_an_error() -> None:
     assert _found(_judge()).status is Status.ERROR
     judge = _judge()
-    judge.record(Case(), Comparison(0.5, blunt=True))
+    judge.record(Case(), Comparison(0.5, inconclusive=True))
     found = _found(judge)
-    assert (found.status, found.checks, found.blunt) == (Status.ERROR, 0, 1)
+    assert (found.status, found.checks, found.inconclusive) == (Status.ERROR, 0, 1)
     assert "too wide" in found.reason
 
 
 def test_a_half_type_may_be_too_coarse_for_a_clause() -> None:
     judge = _judge(dtype="float16")
-    judge.record(Case(), Comparison(0.5, blunt=True))
+    judge.record(Case(), Comparison(0.5, inconclusive=True))
     found = _found(judge)
     assert (found.status, found.checks) == (Status.NOT_CLAIMED, 0)
     assert "wider dtypes decide" in found.reason

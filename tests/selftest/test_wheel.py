@@ -142,11 +142,11 @@ def test_processes_of_an_implementation_find_the_suite(environment: Environment,
 
 def test_everything_that_runs_is_installed_with_it(wheel: Path) -> None:
     needed = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
-    declared = {re.split(r"[^a-z0-9-]", need)[0] for need in needed}
+    clause_marks = {re.split(r"[^a-z0-9-]", need)[0] for need in needed}
     names = {name for file in contents(wheel) if file.endswith(".py") for name in imported(wheel, file)}
     foreign = names - set(sys.stdlib_module_names) - {*PARTS, "attention_conformance"}
     owners = {name: {NEEDED_BY.get(name, plain(o)) for o in found} for name, found in packages_distributions().items()}
-    assert {name for name in foreign if not declared & owners.get(name, {name})} == OPTIONAL
+    assert {name for name in foreign if not clause_marks & owners.get(name, {name})} == OPTIONAL
 
 
 def plain(distribution: str) -> str:

@@ -19,7 +19,7 @@ from attention_conformance.implementations.adapters.mha_interface import (
 )
 from attention_conformance.implementations.adapters.modes import module_modes, op_modes
 from attention_conformance.implementations.adapters.native import WITHOUT_WEIGHTS
-from attention_conformance.implementations.adapters.op_options import further_options
+from attention_conformance.implementations.adapters.op_options import extra_options
 from attention_conformance.implementations.adapters.ops import numpy_op, torch_op
 from attention_conformance.implementations.adapters.tensors import Tensors
 from attention_conformance.implementations.adapters.torch_module import torch_module
@@ -65,7 +65,13 @@ _MODES = {
     Feature.VMAP,
     Feature.NO_GRAD,
 }
-_BY_NAME = {Feature.CUMULATIVE_LENGTHS, Feature.KEY_PADDING, Feature.LOG_SUM_EXP, Feature.WAYS, Feature.CONTAINMENT}
+_BY_NAME = {
+    Feature.CUMULATIVE_LENGTHS,
+    Feature.KEY_PADDING,
+    Feature.LOG_SUM_EXP,
+    Feature.ALTERNATIVES,
+    Feature.CONTAINMENT,
+}
 _OF_OPS = SDPA_FEATURES | _FURTHER | _BY_NAME
 _NUMPY = (_OF_OPS | {Feature.WEIGHTS, Feature.CACHE, Feature.LINEAR_MEMORY}) - _NO_GRADIENTS - {Feature.DROPOUT}
 _TILED = _OF_OPS | {Feature.NO_GRAD, Feature.AUTOCAST, Feature.LINEAR_MEMORY}
@@ -111,7 +117,7 @@ class Call:
     ) -> Callable[[], tuple[torch.Tensor, ...]]:
         """The same, with masks and options converted."""
         options = {n: polarised(given[n], Polarity.MASKED_OUT) for n in ("attn_mask", "key_padding_mask") if n in given}
-        told = {name: o for name, o in further_options(problem, given).items() if name in _TOLD}
+        told = {name: o for name, o in extra_options(problem, given).items() if name in _TOLD}
         plain = {"is_causal": problem.causal, "scale": problem.scale}
         call = partial(module, *inputs_of(given), **options, **told, **plain, **self.returned)
         return lambda: tuple(part for part in call() if part is not None)
@@ -144,10 +150,10 @@ INHOUSE = (
     _fused(
         "inhouse.fused",
         "a module with one fused projection, over torch's scaled_dot_product_attention",
-        _FUSED | {Feature.WAYS},
+        _FUSED | {Feature.ALTERNATIVES},
         _MODES | {Feature.COMPILED, Feature.EXPORTED},
         expected_failures=(NAN_SWALLOWED,),
-        ways={f"by the kernel {kernel}": _by(kernel) for kernel in Kernel},
+        alternatives={f"by the kernel {kernel}": _by(kernel) for kernel in Kernel},
     ),
     _fused(
         "inhouse.fused.weights",
@@ -161,7 +167,7 @@ INHOUSE = (
         Claims(Scope.OP, _NUMPY, Conventions(softmax_precision=SoftmaxPrecision.FLOAT32)),
         chunked(numpy_op(partial(attention, need_weights=True), extras=("log_sum_exp", "weights"))),
         "online softmax over tiles in NumPy, in float32 for all dtypes",
-        ways={
+        alternatives={
             WITHOUT_WEIGHTS: numpy_op(attention, extras=("log_sum_exp",)),
             "in tiles of 3": numpy_op(partial(attention, tile=3), extras=("log_sum_exp",)),
         },
@@ -171,7 +177,7 @@ INHOUSE = (
         Claims(Scope.OP, _TILED),
         _in_tiles(64),
         "online softmax over tiles of keys in torch, which keeps no weights for its way back",
-        ways={f"in tiles of {size}": _in_tiles(size) for size in (1, 3)},
+        alternatives={f"in tiles of {size}": _in_tiles(size) for size in (1, 3)},
         modes=op_modes(tiled_attention, Feature.NO_GRAD, Feature.AUTOCAST, extras=("log_sum_exp",)),
     ),
     _fused(

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from attention_conformance.implementations.adapters.cached import Stream, cached
 from attention_conformance.implementations.api.contract import Claims, Implementation
-from attention_conformance.implementations.builtin.inhouse.positions import turned
+from attention_conformance.implementations.builtin.inhouse.positions import rotated
 from attention_conformance.implementations.builtin.sdpa import SDPA_FEATURES
 from attention_conformance.spec.features import Feature, Scope
 
@@ -131,7 +131,7 @@ class CachedAttention:
         places = first + torch.arange(key.shape[2], device=key.device)
         standing = first + self.query_start + torch.arange(query.shape[2], device=query.device)
         if self.rotary_base is not None:
-            query, key = turned(query, standing, self.rotary_base), turned(key, places, self.rotary_base)
+            query, key = rotated(query, standing, self.rotary_base), rotated(key, places, self.rotary_base)
         if not first:
             self.storage.append(key, value)
             return self._attended(query, standing, (key, value, places))

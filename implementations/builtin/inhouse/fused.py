@@ -14,7 +14,7 @@ from attention_conformance.implementations.builtin.inhouse.kernels import Kernel
 from attention_conformance.implementations.builtin.inhouse.masking import INFINITY, Masks
 from attention_conformance.implementations.builtin.inhouse.online import wide
 from attention_conformance.implementations.builtin.inhouse.options import Options
-from attention_conformance.implementations.builtin.inhouse.tiled import in_tiles, turned
+from attention_conformance.implementations.builtin.inhouse.tiled import in_tiles, rotated
 
 
 class FusedAttention(nn.Module):
@@ -223,7 +223,7 @@ class FusedAttention(nn.Module):
         further = bool(self.add_zero_attn) + (self.bias_k is not None)
         masks = Masks.of(asked, q, k)
         if self.rotary_base is not None:
-            q, k = (turned(x, masks.positions(r), self.rotary_base) for x, r in ((q, "query"), (k, "key")))
+            q, k = (rotated(x, masks.positions(r), self.rotary_base) for x, r in ((q, "query"), (k, "key")))
         if further:
             k, v = (torch.cat(rows, 2) for rows in self._further(k, v))
             masks = replace(masks, further=further)

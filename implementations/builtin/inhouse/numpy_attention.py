@@ -64,7 +64,7 @@ def attention(
     returned = query.dtype if query.dtype.itemsize > SINGLE.itemsize else SINGLE
     q, k, v = (x.astype(t, copy=False) for x, t in ((query, SINGLE), (key, SINGLE), (value, returned)))
     if asked.rotary_base is not None:
-        q, k = (turned(x, at, asked.rotary_base) for x, at in ((q, sight.query), (k, sight.key)))
+        q, k = (rotated(x, at, asked.rotary_base) for x, at in ((q, sight.query), (k, sight.key)))
     q = q * SINGLE.type(q.shape[-1] ** -0.5 if asked.scale is None else asked.scale)
     rows = max(1, min(ROWS, q.shape[2]))
     sizes = (rows, ROWS * KEYS // rows) if tile is None else (tile, tile)
@@ -197,7 +197,7 @@ def _grouped(left: Array, right: Array) -> Array:
     return (folded @ right).reshape(batch, heads, rows, right.shape[-1])
 
 
-def turned(rows: Array, places: Array, base: float) -> Array:
+def rotated(rows: Array, places: Array, base: float) -> Array:
     """Rotary embedding of (B, H, L, d) at positions (B or 1, L), component c paired with c + d / 2."""
     half = rows.shape[-1] // 2
     angles = places[:, None, :, None] * base ** (-np.arange(half) / half)

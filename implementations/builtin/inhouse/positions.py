@@ -34,7 +34,7 @@ def alibi_slopes(num_heads: int, rule: AlibiRule = AlibiRule.INTERLEAVED) -> Arr
     return np.concatenate([alibi_slopes(below), between[: num_heads - below]])
 
 
-def turned(rows: Tensor, places: Tensor, base: float, pairing: RotaryPairing = RotaryPairing.HALVES) -> Tensor:
+def rotated(rows: Tensor, places: Tensor, base: float, pairing: RotaryPairing = RotaryPairing.HALVES) -> Tensor:
     """(B, H, L, d) with each pair of components turned by the angle of its position (L,), worked out in float64."""
     count = rows.shape[-1] // 2
     shape = (2, count) if pairing is RotaryPairing.HALVES else (count, 2)
@@ -88,7 +88,7 @@ def attention(
     key_places = torch.arange(key.shape[-2], device=query.device)
     ahead = key_places - places[:, None]
     if rotary_base is not None:
-        q, k = (turned(x, at, rotary_base, pairing) for x, at in ((q, places), (k, key_places)))
+        q, k = (rotated(x, at, rotary_base, pairing) for x, at in ((q, places), (k, key_places)))
     scores = q @ k.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
     if alibi_slopes is not None:
         scores = scores - alibi_slopes.to(wide)[:, None, None] * ahead.abs()

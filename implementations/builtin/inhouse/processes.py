@@ -35,11 +35,11 @@ class Processes:
     Attributes:
         count: of the processes.
         answer: what each of them does with a request; a function that can be imported.
-        patience: so many seconds a start, or an answer, may take.
+        timeout: so many seconds a start, or an answer, may take.
     """
 
-    def __init__(self, count: int, answer: Callable[[Any], Any], patience: float = 60.0) -> None:
-        self.count, self.answer, self.patience = count, answer, patience
+    def __init__(self, count: int, answer: Callable[[Any], Any], timeout: float = 60.0) -> None:
+        self.count, self.answer, self.timeout = count, answer, timeout
         self.running: list[Running] = []
         atexit.register(self.stop)
 
@@ -73,7 +73,7 @@ class Processes:
         with tempfile.TemporaryDirectory() as folder:
             for rank in range(self.count):
                 ours, theirs = SPAWN.Pipe()
-                told = (rank, self.count, Path(folder, "meeting").as_uri(), self.patience, theirs, self.answer)
+                told = (rank, self.count, Path(folder, "meeting").as_uri(), self.timeout, theirs, self.answer)
                 process = SPAWN.Process(target=serve, args=told, daemon=True)
                 process.start()
                 theirs.close()
@@ -82,13 +82,13 @@ class Processes:
 
     def _answers(self) -> list[Any]:
         """One message of each process, in their order."""
-        until, answers = time.monotonic() + self.patience, dict[int, Any]()
+        until, answers = time.monotonic() + self.timeout, dict[int, Any]()
         while missing := [rank for rank in range(self.count) if rank not in answers]:
             awaited: dict[Any, int] = {self.running[rank][0].sentinel: rank for rank in missing}
             awaited |= {self.running[rank][1]: rank for rank in missing}
             ready = wait(list(awaited), max(0.0, until - time.monotonic()))
             if not ready:
-                raise LostProcessError(f"processes {missing} of {self.count} gave no answer in {self.patience:g} s")
+                raise LostProcessError(f"processes {missing} of {self.count} gave no answer in {self.timeout:g} s")
             # What one said before it ended is an answer, too.
             for rank in {awaited[each] for each in ready}:
                 answers[rank] = self._received(rank)
@@ -97,16 +97,16 @@ class Processes:
     def _received(self, rank: int) -> Any:
         process, connection = self.running[rank]
         try:
-            kind, said = connection.recv()
+            kind, context = connection.recv()
         except (EOFError, OSError):
             process.join(1.0)
-            kind, said = FAILED, ""
+            kind, context = FAILED, ""
         if kind == FAILED:
             ended = [f"ended with exit code {p.exitcode}" if p.exitcode is not None else "" for p, _ in self.running]
             # A process that fails for the want of another is not the one to tell of.
             told = [f"process {r} of {self.count} {how}" for r, how in enumerate(ended) if how]
-            raise LostProcessError(", ".join(told or [f"process {rank} of {self.count} {said}"]))
-        return said
+            raise LostProcessError(", ".join(told or [f"process {rank} of {self.count} {context}"]))
+        return context
 
 
 def _send(running: Sequence[Running], requests: Sequence[Any]) -> None:
@@ -118,7 +118,7 @@ def _send(running: Sequence[Running], requests: Sequence[Any]) -> None:
 
 
 def serve(
-    rank: int, count: int, meeting: str, patience: float, connection: Connection, answer: Callable[[Any], Any]
+    rank: int, count: int, meeting: str, timeout: float, connection: Connection, answer: Callable[[Any], Any]
 ) -> None:
     """What a process does until its connection ends: it answers."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the one that asks decides what an interrupt means
@@ -128,7 +128,7 @@ def serve(
     with contextlib.suppress(EOFError, OSError):
         found: tuple[str, Any] = ANSWERED, None
         try:
-            dist.init_process_group("gloo", meeting, timedelta(seconds=patience), count, rank)
+            dist.init_process_group("gloo", meeting, timedelta(seconds=timeout), count, rank)
             while True:
                 connection.send(found)
                 found = ANSWERED, answer(connection.recv())

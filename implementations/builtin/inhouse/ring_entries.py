@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from attention_conformance.implementations.adapters.op_options import further_options
+from attention_conformance.implementations.adapters.op_options import extra_options
 from attention_conformance.implementations.adapters.tensors import to_array, to_tensor
 from attention_conformance.implementations.api.contract import Claims, Implementation, Result
 from attention_conformance.implementations.builtin.inhouse.options import Options, check
@@ -58,7 +58,7 @@ def in_ring(count: int) -> Callable[[Problem, str], Result]:
 
 
 def _options(problem: Problem) -> dict[str, Any]:
-    options = further_options(problem, problem.arrays())
+    options = extra_options(problem, problem.arrays())
     if "alibi_slopes" in options:
         options["alibi_slopes"] = torch.tensor(options["alibi_slopes"].astype(np.float64))
     return options | {"is_causal": problem.causal, "scale": problem.scale}

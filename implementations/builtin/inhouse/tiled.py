@@ -80,7 +80,7 @@ def tiled_attention(
     fast = query.dtype is torch.bfloat16 and asked.rotary_base is None
     q, k = (query, key) if fast else (query.to(dtype), key.to(dtype))
     if asked.rotary_base is not None:
-        q, k = (turned(x, masks.positions(role), asked.rotary_base) for x, role in ((q, "query"), (k, "key")))
+        q, k = (rotated(x, masks.positions(role), asked.rotary_base) for x, role in ((q, "query"), (k, "key")))
     output, lse = in_tiles(q, k, value.to(q.dtype), masks, tile)
     if asked.head_gates is not None:
         output = output * asked.head_gates.to(dtype)[:, None, None]
@@ -100,7 +100,7 @@ def in_tiles(query: Tensor, key: Tensor, value: Tensor, masks: Masks, tile: int 
     return answer
 
 
-def turned(rows: Tensor, places: Tensor, base: float) -> Tensor:
+def rotated(rows: Tensor, places: Tensor, base: float) -> Tensor:
     """Rotary embedding of (B, H, L, d) at positions (B or 1, L), component c paired with c + d / 2."""
     half, dtype = rows.shape[-1] // 2, wide(rows.dtype)
     angles = places[:, None, :, None] * base ** (-torch.arange(half, dtype=torch.float64, device=rows.device) / half)

@@ -13,7 +13,7 @@ from torch import nn
 from attention_conformance.implementations.adapters.mha_interface import inputs_of
 from attention_conformance.implementations.adapters.tensors import Tensors
 from attention_conformance.implementations.adapters.torch_module import linears, torch_module
-from attention_conformance.implementations.api.contract import Claims, Implementation, Result, Unable
+from attention_conformance.implementations.api.contract import Claims, Implementation, Result, Unsupported
 from attention_conformance.implementations.builtin.sources import a, b, c, d, e
 from attention_conformance.spec.cases import Case, MaskKind, Padding
 from attention_conformance.spec.features import Feature, Scope
@@ -115,9 +115,9 @@ def _call_e_cross(module: nn.Module, given: Tensors, problem: Problem) -> torch.
     return output
 
 
-def _one_mask_e(case: Case) -> Case | Unable:
+def _one_mask_e(case: Case) -> Case | Unsupported:
     if case.mask is not MaskKind.NONE and case.padding is not Padding.NONE:
-        return Unable("it takes one mask, for padding or for pairs")
+        return Unsupported("it takes one mask, for padding or for pairs")
     return case
 
 

@@ -134,15 +134,15 @@ def _permuted(calling: Calling, name: str, order: tuple[int, ...]) -> str:
 def _into(calling: Calling) -> str:
     kind, axes = _kind(calling), calling.axes
     lines = [f"def into(x: {kind}) -> {kind}:", f'    """(B, H, L, d) as {_shape(axes)}."""']
-    turned = _permuted(calling, "x", tuple(OP.index(letter) for letter in _spread(axes)))
+    rotated = _permuted(calling, "x", tuple(OP.index(letter) for letter in _spread(axes)))
     if "N" in axes or "E" in axes:
         at = axes.index("N") if "N" in axes else axes.index("E")
         sizes = [f"x.shape[{n}]" for n in range(4)]
         sizes[at : at + 2] = [f"x.shape[{at}] * x.shape[{at + 1}]"]
-        lines += [f"    x = {turned}"] if turned != "x" else []
+        lines += [f"    x = {rotated}"] if rotated != "x" else []
         lines += [f"    return x.reshape({', '.join(sizes)})"]
     else:
-        lines += [f"    return {turned}"]
+        lines += [f"    return {rotated}"]
     return "\n".join(lines)
 
 
@@ -237,8 +237,8 @@ def _answer(calling: Calling, taken: Taken) -> Iterator[str]:
     if calling.axes == "LD":
         yield from _each(calling, taken)
         return
-    turned = {name: name if calling.axes == OP else f"into({name})" for name in INPUTS}
-    called = f"target({_arguments(calling, turned)}, **options)"
+    rotated = {name: name if calling.axes == OP else f"into({name})" for name in INPUTS}
+    called = f"target({_arguments(calling, rotated)}, **options)"
     if taken.tupled:
         yield f"answer = {called}"
     output = "answer[0]" if taken.tupled else called

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from torch import nn
 
 from attention_conformance.implementations.adapters.torch_module import TorchModule
-from attention_conformance.implementations.api.contract import Unable
+from attention_conformance.implementations.api.contract import Unsupported
 from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.implementations.discovery.audit import masks
 from attention_conformance.implementations.discovery.audit.adapting import run_of
@@ -99,7 +99,7 @@ def _of_candidate(kind: type[nn.Module], polarity: Polarity, device: str) -> Mod
     assert isinstance(chosen, Choosing)
     assert isinstance(chosen.function, Calling)
     plain = fit(PLAIN, made.claims)
-    assert not isinstance(plain, Unable)
+    assert not isinstance(plain, Unsupported)
     problem = build(plain, "float32").forward_only()
     evaluating = not made.run.build(problem).training
     extras = tuple(zip(chosen.positions, made.run.extras, strict=True))
@@ -114,7 +114,7 @@ IMPORTS = [
     "from torch import nn",
     "from attention_conformance.implementations.discovery.spellings import find_places",
     "from attention_conformance.implementations.adapters.mha_interface import inputs_of, mask_options, polarised",
-    "from attention_conformance.implementations.adapters.op_options import further_options",
+    "from attention_conformance.implementations.adapters.op_options import extra_options",
     "from attention_conformance.implementations.adapters.torch_module import torch_module",
     "from attention_conformance.implementations.adapters.tensors import Tensors",
     "from attention_conformance.spec.features import Polarity",
@@ -172,8 +172,8 @@ def _call(found: Module) -> Iterator[str]:
     names = ["query", "key", "value"][: calling.inputs]
     yield f"    {', '.join(names)} = inputs_of(given)" if calling.inputs == 3 else '    query = given["query"]'
     yield from (f"    {line}" for line in _options(calling))
-    turned = [f"{name}.transpose(0, 1)" if calling.length_first else name for name in names]
-    called = f"module({', '.join(turned)}, **options)"
+    rotated = [f"{name}.transpose(0, 1)" if calling.length_first else name for name in names]
+    called = f"module({', '.join(rotated)}, **options)"
     if found.tupled:
         yield f"    answer = {called}"
     output = "answer[0]" if found.tupled else called
@@ -199,7 +199,7 @@ def _options(calling: Calling) -> Iterator[str]:
         yield from (f"    {line}" for line in _formed(calling, polarity))
     if further := sorted(set(spelled) - APART):
         yield f"known = {further!r}".replace("'", '"')
-        yield "asked |= {name: option for name, option in further_options(problem, given).items() if name in known}"
+        yield "asked |= {name: option for name, option in extra_options(problem, given).items() if name in known}"
     if "scale" in spelled:
         yield "if problem.scale is not None:"
         yield '    asked["scale"] = problem.scale'

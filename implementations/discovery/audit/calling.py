@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from attention_conformance.implementations.adapters.jax_op import is_jax
-from attention_conformance.implementations.api.global_state import kept_surroundings
+from attention_conformance.implementations.api.global_state import kept_global_state
 from attention_conformance.implementations.discovery.audit.findings import spans
 from attention_conformance.implementations.discovery.audit.posing import HALF, Floats, near
 from attention_conformance.implementations.discovery.loading import TargetError, told
@@ -139,7 +139,7 @@ class Trial:
         given = [self._native(array, recording) for array in arrays]
         options = dict(self.always) | ({self.heads: 2} if self.heads else {})
         try:
-            with warnings.catch_warnings(), kept_surroundings(), np.errstate(all="ignore"):
+            with warnings.catch_warnings(), kept_global_state(), np.errstate(all="ignore"):
                 warnings.simplefilter("ignore")
                 if self.keyword:
                     return self.function(**dict(zip(self.inputs, given, strict=True)), **options)

@@ -216,7 +216,7 @@ def precision(subject: Subject, facts: Facts) -> Iterator[Finding]:
         yield undetermined(question, lacking)
         return
     wide = replace(subject, dtype="float64")
-    problem = wide.problem(replace(Asked(), units=False, spread=1.7))
+    problem = wide.problem(replace(Asked(), units=False, score_std=1.7))
     reply = wide.reply(problem)
     if reply.error:
         yield undetermined(question, reply.error)

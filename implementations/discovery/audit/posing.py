@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attention_conformance.implementations.api.contract import Result
-from attention_conformance.implementations.api.global_state import kept_surroundings
+from attention_conformance.implementations.api.global_state import kept_global_state
 from attention_conformance.implementations.discovery.loading import told
 from attention_conformance.reference.expected import solve
 from attention_conformance.spec.cases import MaskShape, Sharing
@@ -68,7 +68,7 @@ class Asked:
     units: bool = True
     """The values are unit vectors, and random otherwise."""
     seed: int = 0
-    spread: float = 0.9
+    score_std: float = 0.9
     options: tuple[tuple[str, Any], ...] = ()
     extension: Extension = NOTHING
 
@@ -81,8 +81,8 @@ def pose(form: Form, asked: Asked, dtype: str) -> Problem:
     """The problem that asks this of an implementation of this form."""
     rng = np.random.default_rng(asked.seed)
     heads = form.num_heads * asked.groups
-    query = asked.spread * rng.standard_normal((asked.batch, heads, asked.query_length, form.width))
-    key = asked.spread * rng.standard_normal((asked.batch, form.num_heads, asked.key_length, form.width))
+    query = asked.score_std * rng.standard_normal((asked.batch, heads, asked.query_length, form.width))
+    key = asked.score_std * rng.standard_normal((asked.batch, form.num_heads, asked.key_length, form.width))
     value = rng.standard_normal((asked.batch, form.num_heads, asked.key_length, asked.d_v or form.width))
     if asked.units:
         value[:] = np.eye(asked.key_length, asked.d_v or form.width)
@@ -197,7 +197,7 @@ class Subject:
     def reply(self, problem: Problem) -> Reply:
         """The answer to a copy of the problem."""
         try:
-            with warnings.catch_warnings(), kept_surroundings(), np.errstate(all="ignore"):
+            with warnings.catch_warnings(), kept_global_state(), np.errstate(all="ignore"):
                 warnings.simplefilter("ignore")
                 result = self.run(problem.fresh(), self.device)
         except KeyboardInterrupt:

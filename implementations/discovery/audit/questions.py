@@ -74,11 +74,11 @@ def heeding(findings: Sequence[Finding], named: Collection[str], tied: bool) -> 
         named: the questions that it has parameters for.
         tied: it was built with one width for all, so that others could not be asked.
     """
-    turned = Facts.of(findings).answer("mask polarity") == masks.MASKED_OUT
-    return [_turned(f) if turned and f.answer == masks.MAY_ATTEND else _heeding(f, named, tied) for f in findings]
+    rotated = Facts.of(findings).answer("mask polarity") == masks.MASKED_OUT
+    return [_rotated(f) if rotated and f.answer == masks.MAY_ATTEND else _heeding(f, named, tied) for f in findings]
 
 
-def _turned(finding: Finding) -> Finding:
+def _rotated(finding: Finding) -> Finding:
     """What was seen through an adapter that turns masks, told so that it does not contradict their polarity."""
     return Finding(finding.question, OFFERED, f"with True and False exchanged, {finding.evidence}")
 

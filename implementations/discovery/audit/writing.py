@@ -50,7 +50,7 @@ IMPORTS = (
     "from pathlib import Path",
     "from typing import Any",
     "from attention_conformance.implementations.discovery.option_detection import one_set_of_ids",
-    "from attention_conformance.implementations.api.contract import Claims, Implementation, Unable",
+    "from attention_conformance.implementations.api.contract import Claims, Implementation, Unsupported",
     "from attention_conformance.implementations.discovery.loading import load_target",
     "from attention_conformance.implementations.adapters.mha_interface import one_mask",
     "from attention_conformance.spec.cases import Case, MaskShape",
@@ -185,7 +185,7 @@ def _fit(convention: Convention, facts: Facts) -> Iterator[str]:
     narrow = facts.answer("width of the output") == "that of the heads" and scope(facts) is Scope.MODULE
     if not (shared or narrow or convention.one_mask or convention.one_set_of_ids):
         return
-    yield "def fit(case: Case) -> Case | Unable:"
+    yield "def fit(case: Case) -> Case | Unsupported:"
     yield '    """The nearest case that it can be asked."""'
     if shared:
         yield f"    case = replace(case, mask_shape=MaskShape.{convention.mask_shape.name})"
@@ -194,7 +194,7 @@ def _fit(convention: Convention, facts: Facts) -> Iterator[str]:
         yield "        heads_width = case.sizes.num_heads * case.sizes.d_v"
         yield "        case = replace(case, module=replace(case.module, out_dim=heads_width))"
     if convention.one_mask and convention.one_set_of_ids:
-        yield "    if isinstance(left := one_mask(case), Unable):"
+        yield "    if isinstance(left := one_mask(case), Unsupported):"
         yield "        return left"
         yield "    return one_set_of_ids(left)"
     elif convention.one_mask:

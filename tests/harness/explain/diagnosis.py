@@ -14,9 +14,9 @@ from functools import partial
 import numpy as np
 import torch
 
-from attention_conformance.implementations.api.contract import Implementation, Result, Unable
+from attention_conformance.implementations.api.contract import Implementation, Result, Unsupported
 from attention_conformance.implementations.api.fitting import fit
-from attention_conformance.implementations.api.global_state import kept_surroundings
+from attention_conformance.implementations.api.global_state import kept_global_state
 from attention_conformance.reference.expected import Expected, solve
 from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Padding, Pattern, Scores
 from attention_conformance.spec.clauses import Level, load
@@ -25,7 +25,7 @@ from attention_conformance.spec.inputs import build
 from attention_conformance.spec.problem import DTYPES, Problem
 from attention_conformance.tests.harness.explain.hypotheses import Hypothesis, hypotheses
 from attention_conformance.tests.harness.explain.pattern import pattern
-from attention_conformance.tests.harness.judge.clause_tests import claimed, clause_tests, declared
+from attention_conformance.tests.harness.judge.clause_tests import claimed, clause_marks, clause_tests
 from attention_conformance.tests.harness.judge.comparison import error_ratios
 from attention_conformance.tests.harness.judge.judge import TIERS, Judge, part_of
 from attention_conformance.tests.report.verdict import Status, Verdict
@@ -40,7 +40,7 @@ KEPT = 12
 """Hypotheses that are tried with all cases."""
 PROBES = (
     Case(seed=201),
-    Case(seed=202, spread=4.0).sized(batch=3, num_heads=2, query_length=6, key_length=6, d_k=4, d_v=4),
+    Case(seed=202, score_std=4.0).sized(batch=3, num_heads=2, query_length=6, key_length=6, d_k=4, d_v=4),
     Case(seed=203, mask=MaskKind.BOOL),
     Case(seed=204, mask=MaskKind.FLOAT),
     Case(seed=205, mask=MaskKind.INFINITE, mask_shape=MaskShape.SHARED),
@@ -57,7 +57,7 @@ PROBES = (
     Case(seed=216).sized(num_heads=6, num_kv_heads=3),
     Case(seed=217).extended(left=1),
     Case(seed=218).extended(right=1),
-    Case(seed=219, spread=6.0).extended(softcap=1.5),
+    Case(seed=219, score_std=6.0).extended(softcap=1.5),
     Case(seed=220).extended(rotary_base=50.0),
     Case(seed=221).extended(rotary_base=50.0, query_start=2),
     Case(seed=222, causal=True).extended(query_start=2),
@@ -221,7 +221,7 @@ def _observations(implementation: Implementation, compared: Sequence[Found], dev
         yield _observed(implementation, case, dtype, tuple(asked[case, dtype]), device)
     for probe in PROBES:
         fitted = fit(probe, implementation.claims)
-        if not isinstance(fitted, Unable) and (fitted, dtypes[0]) not in asked:
+        if not isinstance(fitted, Unsupported) and (fitted, dtypes[0]) not in asked:
             yield _observed(implementation, fitted, dtypes[0], ("output",), device)
 
 
@@ -245,7 +245,7 @@ def _observed(
 def _fails(implementation: Implementation, failing: Observation, device: str, case: Case) -> bool:
     """Whether the parts that fail in one case fail in another one, too."""
     fitted = fit(case, implementation.claims)
-    if isinstance(fitted, Unable):
+    if isinstance(fitted, Unsupported):
         return True
     return _observed(implementation, fitted, failing.problem.dtype, failing.parts, device).failing
 
@@ -253,7 +253,7 @@ def _fails(implementation: Implementation, failing: Observation, device: str, ca
 def answered(call: Callable[[], Result]) -> tuple[Result | None, str]:
     """The answer, or None and the exception in words without numbers."""
     try:
-        with warnings.catch_warnings(), kept_surroundings(), np.errstate(all="ignore"):
+        with warnings.catch_warnings(), kept_global_state(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore")
             return call(), ""
     except KeyboardInterrupt:
@@ -360,7 +360,7 @@ def _complaints(implementation: Implementation, chapters: set[str], dtype: str, 
     """(clause, words) of every failing check of these chapters, without the numbers."""
     found = set()
     for identifier, test in clause_tests().items():
-        called = not claimed(load()[identifier], implementation.claims) and dtype in declared()[identifier].dtypes
+        called = not claimed(load()[identifier], implementation.claims) and dtype in clause_marks()[identifier].dtypes
         if called and identifier.partition(".")[0] in chapters:
             judge = Judge(implementation, dtype, device, TIERS["quick"])
             test(judge)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from attention_conformance.implementations.api.contract import Implementation, Result, Unable
+from attention_conformance.implementations.api.contract import Implementation, Result, Unsupported
 from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.reference.expected import solve
 from attention_conformance.spec.cases import Case
@@ -22,7 +22,7 @@ from attention_conformance.tests.report.model import Grid, Shown, WeightMap
 LONGEST = 64
 """So many keys are changed at most to see weights from outside: each takes a call."""
 RETURNED, SEEN = "returned", "seen by changing one value at a time"
-SAMPLE = Case(seed=101, spread=2.0, causal=True).sized(batch=1, num_heads=4, query_length=10, key_length=10, d_k=8)
+SAMPLE = Case(seed=101, score_std=2.0, causal=True).sized(batch=1, num_heads=4, query_length=10, key_length=10, d_k=8)
 """The case whose weights are shown of every implementation."""
 
 
@@ -71,7 +71,7 @@ def weight_map(implementation: Implementation, device: str) -> WeightMap:
     claims = implementation.claims
     dtype = claims.dtypes[0] if claims.dtypes else "float32"
     case = fit(replace(SAMPLE, causal=Feature.CAUSAL in claims), claims)
-    if isinstance(case, Unable):
+    if isinstance(case, Unsupported):
         return WeightMap(implementation.name, dtype, str(SAMPLE), case.reason)
     judge = Judge(implementation, dtype, device)
     wanted, seen, how = _weights(judge, judge.problem(case).forward_only())
@@ -98,12 +98,12 @@ def _guarded(judge: Judge, problem: Problem) -> tuple[Array | None, str]:
 
 def _seen(judge: Judge, problem: Problem) -> tuple[Array | None, str]:
     if Feature.WEIGHTS in judge.claims:
-        return judge.ask(problem).weights, RETURNED
+        return judge.run(problem).weights, RETURNED
     if problem.scope is not Scope.OP:
         return None, "it returns none, and projections hide them"
     if not 0 < problem.key.shape[-2] <= LONGEST:
         return None, "too many keys to see them from outside"
-    return _from_outside(problem, judge.ask), SEEN
+    return _from_outside(problem, judge.run), SEEN
 
 
 def _from_outside(problem: Problem, ask: Callable[[Problem], Result]) -> Array:

@@ -9,19 +9,19 @@ from functools import partial
 
 import numpy as np
 
-from attention_conformance.implementations.api.contract import Unable
+from attention_conformance.implementations.api.contract import Unsupported
 from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.reference.expected import Expected
 from attention_conformance.reference.visibility import allowed_keys
 from attention_conformance.spec.cases import (
     Case,
     Embedding,
-    Garbage,
     Layout,
     MaskKind,
     MaskShape,
     Padding,
     Pattern,
+    Poison,
     Scores,
     Values,
 )
@@ -38,7 +38,7 @@ MOST_COTANGENTS = 48
 """Elements of the cotangent that are tried alone; each costs a call."""
 PLAIN: tuple[dict[str, object], ...] = (
     {"layout": Layout.CONTIGUOUS},
-    {"garbage": Garbage.NONE},
+    {"poison": Poison.NONE},
     {"padding": Padding.NONE},
     {"padding": Padding.RIGHT},
     {"mask": MaskKind.NONE, "mask_shape": MaskShape.FULL, "pattern": Pattern.RANDOM, "mask_offset": 0.0},
@@ -53,7 +53,7 @@ PLAIN: tuple[dict[str, object], ...] = (
     {"scale": None},
     {"scores": Scores.NORMAL},
     {"values": Values.NORMAL},
-    {"spread": Case.spread},
+    {"score_std": Case.score_std},
     {"value_scale": Case.value_scale},
 )
 """What is taken out of a case, one line at a time."""
@@ -132,7 +132,7 @@ class Counterexample:
 def outcome(judge: Judge, problem: Problem, part: str) -> Outcome:
     """Asks a problem, and holds one part of the answer against the reference."""
     try:
-        result = judge.ask(problem)
+        result = judge.run(problem)
     except CandidateError as error:
         told = str(error)
         return Outcome(told.partition(":")[0], Comparison(np.inf, told), problem, part)
@@ -210,7 +210,7 @@ class Reduction:
     def fitted(self, case: Case) -> Iterator[Case]:
         """The case as the claims allow it, if they do."""
         nearest = fit(case, self.judge.claims)
-        if not isinstance(nearest, Unable):
+        if not isinstance(nearest, Unsupported):
             yield nearest
 
     def run(self, case: Case) -> Counterexample | None:

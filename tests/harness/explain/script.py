@@ -17,7 +17,7 @@ import torch
 
 from attention_conformance.implementations.adapters.tensors import to_array
 from attention_conformance.implementations.api.contract import Implementation
-from attention_conformance.implementations.api.global_state import kept_surroundings
+from attention_conformance.implementations.api.global_state import kept_global_state
 from attention_conformance.implementations.discovery.functions import function_candidate
 from attention_conformance.implementations.discovery.loading import Target, load_target
 from attention_conformance.reference.expected import Expected
@@ -80,7 +80,7 @@ def _fails(text: str) -> bool:
     """Whether the program, which loads the candidate anew, ends as it should."""
     path = list(sys.path)
     try:
-        with redirect_stdout(StringIO()), kept_surroundings(), warnings.catch_warnings():
+        with redirect_stdout(StringIO()), kept_global_state(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             exec(text, {"__name__": "__script__"})
     except KeyboardInterrupt:

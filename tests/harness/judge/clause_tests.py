@@ -20,7 +20,7 @@ Test = TypeVar("Test", bound=ClauseTest)
 
 
 @dataclass(frozen=True)
-class Spoken:
+class ClauseMark:
     """The mark that `clause` leaves on a test."""
 
     clause: str
@@ -36,16 +36,16 @@ def clause(identifier: str, dtypes: tuple[str, ...] = tuple(DTYPES)) -> Callable
     known = load()[identifier]
 
     def mark(test: Test) -> Test:
-        test.__dict__["spoken"] = Spoken(known.id, dtypes)
+        test.__dict__["clause_mark"] = ClauseMark(known.id, dtypes)
         return test
 
     return mark
 
 
-def spoken(test: object) -> Spoken | None:
+def mark_of(test: object) -> ClauseMark | None:
     """The mark of a test, if it has one."""
-    found = getattr(test, "spoken", None)
-    return found if isinstance(found, Spoken) else None
+    found = getattr(test, "clause_mark", None)
+    return found if isinstance(found, ClauseMark) else None
 
 
 @cache
@@ -56,14 +56,14 @@ def clause_tests() -> Mapping[str, ClauseTest]:
         for name in chapters()
     ]
     tests = [test for module in modules for test in vars(module).values()]
-    found = {mark.clause: test for test in tests if (mark := spoken(test))}
+    found = {mark.clause: test for test in tests if (mark := mark_of(test))}
     return {identifier: found[identifier] for identifier in load() if identifier in found}
 
 
 @cache
-def declared() -> Mapping[str, Spoken]:
+def clause_marks() -> Mapping[str, ClauseMark]:
     """The marks of these tests."""
-    marks = {identifier: spoken(test) for identifier, test in clause_tests().items()}
+    marks = {identifier: mark_of(test) for identifier, test in clause_tests().items()}
     return {identifier: mark for identifier, mark in marks.items() if mark is not None}
 
 
@@ -92,14 +92,14 @@ class Selection:
         """Whether a pattern of --clause names it."""
         return not self.clauses or any(fnmatchcase(clause.id, pattern) for pattern in self.clauses)
 
-    def subjects(self, clause: Clause, spoken: Spoken) -> Iterator[tuple[Implementation, str]]:
+    def subjects(self, clause: Clause, mark_of: ClauseMark) -> Iterator[tuple[Implementation, str]]:
         """The implementations and dtypes of which a clause is asked."""
         if self.wants(clause):
             for implementation in self.implementations:
                 if not claimed(clause, implementation.claims):
-                    yield from ((implementation, dtype) for dtype in self.dtypes_of(implementation, spoken))
+                    yield from ((implementation, dtype) for dtype in self.dtypes_of(implementation, mark_of))
 
-    def dtypes_of(self, implementation: Implementation, spoken: Spoken) -> tuple[str, ...]:
+    def dtypes_of(self, implementation: Implementation, mark_of: ClauseMark) -> tuple[str, ...]:
         """The dtypes in which a clause is asked of an implementation, widest first."""
         asked = self.dtypes or tuple(DTYPES)
-        return tuple(d for d in spoken.dtypes if d in asked and d in implementation.claims.dtypes)
+        return tuple(d for d in mark_of.dtypes if d in asked and d in implementation.claims.dtypes)

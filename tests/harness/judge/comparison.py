@@ -34,14 +34,14 @@ class Comparison:
     Attributes:
         worst: the largest error in units of the bound; infinity for a wrong shape, dtype, NaN or infinity.
         message: empty when everything is within the bounds.
-        blunt: the bound is so wide that zeros, or the mean of the visible values, would pass as well.
+        inconclusive: the bound is so wide that zeros, or the mean of the visible values, would pass as well.
         relative: the root mean square of an output's errors over that of the expected numbers, where both are finite;
             None for other parts, and where nothing is compared by a bound or zeros are expected.
     """
 
     worst: float
     message: str = ""
-    blunt: bool = False
+    inconclusive: bool = False
     relative: float | None = None
 
 

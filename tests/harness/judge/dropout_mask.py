@@ -78,10 +78,10 @@ def seen(judge: Judge, case: Case, gradients: bool = False) -> Seen | None:
     """The candidate's answer to a case, and what it has dropped; None after noting why that cannot be read."""
     problem = judge.problem(case) if gradients else judge.problem(case).forward_only()
     if case.sizes.d_v < case.sizes.key_length:
-        judge.unable.append("its values are too narrow to show every weight")
+        judge.unsupported.append("its values are too narrow to show every weight")
         return None
     try:
-        result = judge.ask(problem)
+        result = judge.run(problem)
     except CandidateError as error:
         judge.assert_that(case, False, str(error))
         return None

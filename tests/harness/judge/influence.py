@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from attention_conformance.implementations.api.contract import Result
 from attention_conformance.reference.visibility import allowed_keys
-from attention_conformance.spec.cases import Garbage, Sharing
+from attention_conformance.spec.cases import Poison, Sharing
 from attention_conformance.spec.features import Conventions, Scope
 from attention_conformance.spec.problem import Problem
 
@@ -19,11 +19,11 @@ MOVE = 64.0
 """Added to a value row: a power of two, plain in every dtype, and large against ordinary values."""
 
 
-def wrong_keys(problem: Problem, conventions: Conventions, ask: Callable[[Problem], Result], garbage: Garbage) -> str:
+def wrong_keys(problem: Problem, conventions: Conventions, ask: Callable[[Problem], Result], poison: Poison) -> str:
     """Such as "query 3 of head 1 may see keys 0..3, yours also saw key 4"; empty if it saw right, or none can tell."""
     if problem.scope is not Scope.OP and problem.sharing is not Sharing.NONE:
         return ""
-    if garbage is not Garbage.NONE or not 0 < problem.key.shape[-2] <= LONGEST:
+    if poison is not Poison.NONE or not 0 < problem.key.shape[-2] <= LONGEST:
         return ""
     try:
         saw = _seen(problem.forward_only(), ask)

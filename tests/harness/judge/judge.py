@@ -16,9 +16,9 @@ from typing import TypeVar
 import numpy as np
 
 from attention_conformance.implementations.adapters.native import native
-from attention_conformance.implementations.api.contract import Claims, Implementation, Result, Unable
+from attention_conformance.implementations.api.contract import Claims, Implementation, Result, Unsupported
 from attention_conformance.implementations.api.fitting import fit
-from attention_conformance.implementations.api.global_state import kept_surroundings
+from attention_conformance.implementations.api.global_state import kept_global_state
 from attention_conformance.reference.bounds.precision import unit_roundoff
 from attention_conformance.reference.expected import Expected, Solution, solve
 from attention_conformance.reference.stacking import solve_each, stackable
@@ -45,8 +45,8 @@ class CandidateError(Exception):
     """The candidate raised where it should have answered."""
 
 
-class EnoughError(Exception):
-    """The judge has lost its patience."""
+class FailureLimitError(Exception):
+    """The judge has reached its failure limit."""
 
 
 @dataclass(frozen=True)
@@ -89,12 +89,12 @@ class Judge:
     """One clause's questions to one implementation in one dtype.
 
     Attributes:
-        checks, blunt, failed, worst: see `Verdict`.
+        checks, inconclusive, failed, worst: see `Verdict`.
         squares, compared: the sum of the squares of relative errors of outputs, in units of u, and their number.
         failures: every failed check, in the order asked.
         unable: why cases could not be asked.
         beside: the dtypes in which the same is asked as well, so that the reference may solve a case for all in one go.
-        patience: the failed check after which no more are asked; None asks them all.
+        failure_limit: the failed check after which no more are asked; None asks them all.
     """
 
     implementation: Implementation
@@ -102,14 +102,14 @@ class Judge:
     device: str = "cpu"
     tier: Tier = TIERS["quick"]
     checks: int = 0
-    blunt: int = 0
+    inconclusive: int = 0
     failed: int = 0
     worst: float | None = None
     squares: float = 0.0
     compared: int = 0
     failures: list[Failure] = field(default_factory=list)
-    unable: list[str] = field(default_factory=list)
-    patience: int | None = None
+    unsupported: list[str] = field(default_factory=list)
+    failure_limit: int | None = None
     beside: tuple[str, ...] = ()
 
     @property
@@ -134,8 +134,8 @@ class Judge:
         for number, case in enumerate(wanted):
             ordinary = (case.sizes.d_k, case.sizes.d_v) == (Sizes.d_k, Sizes.d_v)
             fitted = fit(case.sized(d_v=case.sizes.d_k) if ordinary and number % 2 else case, self.claims)
-            if isinstance(fitted, Unable):
-                self.unable.append(fitted.reason)
+            if isinstance(fitted, Unsupported):
+                self.unsupported.append(fitted.reason)
             elif fitted not in seen:
                 seen.add(fitted)
                 yield fitted
@@ -173,20 +173,20 @@ class Judge:
         returned = tuple(dict.fromkeys(self.returned + also))
         return _expected(case, dtypes, self.conventions, gradients, returned)[self.dtype]
 
-    def ask(self, problem: Problem) -> Result:
+    def run(self, problem: Problem) -> Result:
         """The candidate's answer to a fresh copy of the problem.
 
         Raises:
             CandidateError: it raised, or gave back something that is no `Result`.
         """
-        return self.ask_with(problem.fresh())
+        return self.run_with(problem.fresh())
 
-    def ask_with(self, problem: Problem) -> Result:
+    def run_with(self, problem: Problem) -> Result:
         """The candidate's answer to these very arrays, which it may keep or spoil."""
-        with kept_surroundings():
-            return self.ask_unkept(problem)
+        with kept_global_state():
+            return self.run_unrestored(problem)
 
-    def ask_unkept(self, problem: Problem) -> Result:
+    def run_unrestored(self, problem: Problem) -> Result:
         """The same, and whatever the call does to the state of the process stays done."""
         result = _guarded(lambda: self.implementation.run(problem, self.device))
         if not isinstance(result, Result):
@@ -199,7 +199,7 @@ class Judge:
         Raises:
             CandidateError: it raised.
         """
-        with kept_surroundings():
+        with kept_global_state():
             return _guarded(lambda: watched(native(self.implementation, problem.fresh(), self.device).call))
 
     def call(self, name: str, *arguments: int) -> Array:
@@ -208,20 +208,20 @@ class Judge:
         Raises:
             CandidateError: it raised, or gave back something that is no array of floats.
         """
-        with kept_surroundings():
+        with kept_global_state():
             found = _guarded(lambda: self.implementation.functions[name](*arguments))
         if not isinstance(found, np.ndarray) or found.dtype.name not in DTYPES:
             kind = f"an array of {found.dtype}" if isinstance(found, np.ndarray) else type(found).__name__
             raise CandidateError(f"{name} returned {kind}, not an array of one of {', '.join(DTYPES)}")
         return found
 
-    def record(self, case: Case, comparison: Comparison, said: str = "", part: str = "") -> None:
-        """Counts one check; a blunt one apart. `said` explains a failure in the clause's own terms.
+    def record(self, case: Case, comparison: Comparison, context: str = "", part: str = "") -> None:
+        """Counts one check; a inconclusive one apart. `context` explains a failure in the clause's own terms.
 
         `part` is what was held against the reference's answer to the case, if that is what was done.
         """
-        if comparison.blunt:
-            self.blunt += 1
+        if comparison.inconclusive:
+            self.inconclusive += 1
             return
         self.checks += 1
         self.worst = max(self.worst or 0.0, comparison.worst)
@@ -230,16 +230,16 @@ class Judge:
             self.squares, self.compared = self.squares + relative * relative, self.compared + 1
         if comparison.message:
             self.failed += 1
-            message = f"{said}: {comparison.message}" if said else comparison.message
+            message = f"{context}: {comparison.message}" if context else comparison.message
             self.failures.append(Failure(message, case.to_json(), self.dtype, part))
-            if self.failed == self.patience:
-                raise EnoughError
+            if self.failed == self.failure_limit:
+                raise FailureLimitError
 
     def assert_that(self, case: Case, holds: bool, message: str) -> None:
         """One check without numbers."""
         self.record(case, Comparison(0.0) if holds else Comparison(np.inf, message))
 
-    def assert_conforms(self, case: Case, *parts: str, exactly: bool = False, said: str = "") -> None:
+    def assert_conforms(self, case: Case, *parts: str, exactly: bool = False, context: str = "") -> None:
         """Output, or the named parts, equal the reference within the bounds; `exactly`: with no error at all.
 
         Part `gradients` stands for all gradients that are claimed. They are asked for only when named, so that the
@@ -250,7 +250,7 @@ class Judge:
         if not any(part.startswith("gradients") for part in wanted):
             problem = problem.forward_only()
         try:
-            result = self.ask(problem)
+            result = self.run(problem)
         except CandidateError as error:
             asked = next(self._expanded(reversed(wanted), problem), "output")
             self.record(case, Comparison(np.inf, str(error)), part=asked)
@@ -260,7 +260,7 @@ class Judge:
             meant = expected[part]
             meant = Expected(meant.value, np.zeros_like(meant.bound)) if exactly else meant
             compared = compare(part, part_of(result, part), meant, self.dtype)
-            self.record(case, compared, said, part)
+            self.record(case, compared, context, part)
 
     def explained(self, failure: Failure) -> Failure:
         """The failure, with the keys that a query wrongly saw or missed where that can be told.
@@ -270,27 +270,29 @@ class Judge:
         if not failure.part or not failure.message.startswith(failure.part):
             return failure
         case = Case.from_json(failure.case)
-        said = wrong_keys(self.problem(case), self.conventions, self.ask, case.garbage)
-        return replace(failure, message=f"{said}: {failure.message}") if said else failure
+        context = wrong_keys(self.problem(case), self.conventions, self.run, case.poison)
+        return replace(failure, message=f"{context}: {failure.message}") if context else failure
 
-    def assert_conforms_or_refuses(self, case: Case, said: str = "") -> None:
+    def assert_conforms_or_refuses(self, case: Case, context: str = "") -> None:
         """Output within the bounds, or an exception; one check either way."""
         try:
-            self.ask(self.problem(case).forward_only())
+            self.run(self.problem(case).forward_only())
         except CandidateError:
             self.assert_that(case, True, "")
         else:
-            self.assert_conforms(case, said=said)
+            self.assert_conforms(case, context=context)
 
     def along(self, way: str) -> Judge:
         """A judge of another way to call the implementation; what it counts is added to this one by `include`."""
-        implementation = replace(self.implementation, run=self.implementation.ways[way])
-        # Patience would end the test before its counts are included.
-        return Judge(implementation, self.dtype, self.device, self.tier, unable=self.unable, beside=self.beside)
+        implementation = replace(self.implementation, run=self.implementation.alternatives[way])
+        # The failure limit would end the test before its counts are included.
+        return Judge(
+            implementation, self.dtype, self.device, self.tier, unsupported=self.unsupported, beside=self.beside
+        )
 
     def include(self, other: Judge) -> None:
         """Adds the counts of a judge that `along` made."""
-        self.checks, self.blunt = self.checks + other.checks, self.blunt + other.blunt
+        self.checks, self.inconclusive = self.checks + other.checks, self.inconclusive + other.inconclusive
         self.failed, self.failures = self.failed + other.failed, self.failures + other.failures
         self.squares, self.compared = self.squares + other.squares, self.compared + other.compared
         self.worst = self.worst if other.worst is None else max(self.worst or 0.0, other.worst)
@@ -301,7 +303,7 @@ class Judge:
             if part == "gradients":
                 yield from (f"gradients.{name}" for name in problem.needs)
             elif part.startswith("gradients.") and name not in problem.needs:
-                self.unable.append(f"{name} is no input of its own")
+                self.unsupported.append(f"{name} is no input of its own")
             else:
                 yield part
 
@@ -310,7 +312,7 @@ class Judge:
         case: Case,
         problem: Problem,
         expected: Expected,
-        said: str,
+        context: str,
         part: str = "output",
         of: Callable[[Array], Array] = lambda array: array,
         as_is: bool = False,
@@ -320,11 +322,11 @@ class Judge:
         `as_is` hands over these very arrays.
         """
         try:
-            result = self.ask_with(problem) if as_is else self.ask(problem)
+            result = self.run_with(problem) if as_is else self.run(problem)
         except CandidateError as error:
-            self.assert_that(case, False, f"{said}: {error}")
+            self.assert_that(case, False, f"{context}: {error}")
             return
-        self.record(case, compare(part, _taken(part_of(result, part), of), expected, self.dtype), said)
+        self.record(case, compare(part, _taken(part_of(result, part), of), expected, self.dtype), context)
 
     def assert_raises(self, call: Callable[[], object], what: str) -> None:
         """A constructor refuses what makes no sense."""
@@ -338,7 +340,7 @@ class Judge:
     def own(self, case: Case, problem: Problem) -> Array | None:
         """The candidate's output for a problem, or None after recording that it raised."""
         try:
-            return self.ask(problem.forward_only()).output
+            return self.run(problem.forward_only()).output
         except CandidateError as error:
             self.assert_that(case, False, str(error))
             return None
@@ -346,7 +348,7 @@ class Judge:
     def assert_refuses(self, case: Case, problem: Problem, what: str, as_is: bool = False) -> None:
         """The problem makes no sense, and the candidate says so by an exception; `as_is` hands over these arrays."""
         try:
-            result = self.ask_with(problem) if as_is else self.ask(problem)
+            result = self.run_with(problem) if as_is else self.run(problem)
         except CandidateError:
             self.assert_that(case, True, "")
         else:

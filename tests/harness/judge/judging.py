@@ -8,7 +8,7 @@ import time
 from attention_conformance.implementations.api.contract import ExpectedFailure
 from attention_conformance.spec.cases import Case
 from attention_conformance.spec.clauses import Clause
-from attention_conformance.tests.harness.judge.clause_tests import ClauseTest, spoken
+from attention_conformance.tests.harness.judge.clause_tests import ClauseTest, mark_of
 from attention_conformance.tests.harness.judge.judge import Judge
 from attention_conformance.tests.report.verdict import Failure, Status, Verdict
 
@@ -19,7 +19,7 @@ HALVES = ("bfloat16", "float16")
 def judged(clause: Clause, test: ClauseTest, judge: Judge) -> Verdict:
     """Runs the test; an exception of the suite itself is not caught."""
     start = time.perf_counter()
-    mark = spoken(test)
+    mark = mark_of(test)
     judge.beside = () if mark is None else tuple(d for d in mark.dtypes if d in judge.claims.dtypes)
     test(judge)
     return verdict(clause, judge, time.perf_counter() - start)
@@ -39,7 +39,7 @@ def verdict(clause: Clause, judge: Judge, seconds: float) -> Verdict:
         dtype=judge.dtype,
         status=found,
         checks=judge.checks,
-        blunt=judge.blunt,
+        inconclusive=judge.inconclusive,
         failed=judge.failed,
         worst=_finite(judge.worst),
         rms=_finite(judge.rms),
@@ -57,15 +57,15 @@ def _finite(number: float | None) -> float | None:
 def status(judge: Judge, expected: ExpectedFailure | None) -> tuple[Status, str]:
     """The outcome that the counts amount to, and the reason where one is needed."""
     if judge.checks == 0:
-        if judge.blunt and judge.dtype in HALVES and set(judge.claims.dtypes) - set(HALVES):
+        if judge.inconclusive and judge.dtype in HALVES and set(judge.claims.dtypes) - set(HALVES):
             return (
                 Status.NOT_CLAIMED,
                 f"every bound in {judge.dtype} is too wide to prove anything; wider dtypes decide",
             )
-        if judge.blunt:
+        if judge.inconclusive:
             return Status.ERROR, "every bound is too wide to prove anything"
-        if judge.unable:
-            return Status.NOT_CLAIMED, judge.unable[0]
+        if judge.unsupported:
+            return Status.NOT_CLAIMED, judge.unsupported[0]
         return Status.ERROR, "the clause is claimed, and nothing was checked"
     if expected is None:
         return (Status.FAIL, "") if judge.failed else (Status.PASS, "")

@@ -47,7 +47,7 @@ def assert_merges(judge: Judge, case: Case, split: int) -> None:
     problem, keys = judge.problem(case).forward_only(), np.arange(case.sizes.key_length)
     halves = [take_keys(problem, keys[part]) for part in (slice(0, split), slice(split, None))]
     try:
-        answers = [judge.ask(half) for half in halves]
+        answers = [judge.run(half) for half in halves]
     except CandidateError as error:
         judge.assert_that(case, False, str(error))
         return

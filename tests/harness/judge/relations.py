@@ -94,9 +94,13 @@ def _taken_masks(arrays: Mapping[str, Array], positions: Array, axis: int) -> di
     return {"attn_mask": mask if mask.shape[axis] == 1 else np.take(mask, positions, axis)}
 
 
-def deep(answer: EmptyRow, sunken: Case) -> tuple[Case, ...]:
-    """The sunken case, and the same in the abyss; not for those who claim the mean for an empty row.
+def deep(answer: EmptyRow, very_negative: Case) -> tuple[Case, ...]:
+    """The very negative case, and the same in the most negative; not for those who claim the mean for an empty row.
 
     That claim is one of a finite stand-in for minus infinity, whose reach ends somewhere.
     """
-    return (sunken,) if answer is EmptyRow.UNIFORM else (sunken, replace(sunken, scores=Scores.ABYSS))
+    return (
+        (very_negative,)
+        if answer is EmptyRow.UNIFORM
+        else (very_negative, replace(very_negative, scores=Scores.MOST_NEGATIVE))
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from attention_conformance.implementations.api.contract import Claims, Unable
+from attention_conformance.implementations.api.contract import Claims, Unsupported
 from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.spec.cases import Case, Sizes
 from attention_conformance.spec.covering import allowed_values, combined, mended
@@ -22,7 +22,7 @@ def cases(claims: Claims) -> SearchStrategy[Case]:
     """Any combination of sizes and of the options that are claimed."""
     from hypothesis import strategies as st
 
-    live = allowed_values(lambda case: not isinstance(fit(case, claims), Unable))
+    live = allowed_values(lambda case: not isinstance(fit(case, claims), Unsupported))
     drawn = {name: st.sampled_from(levels) for name, levels in live.items()}
     drawn["sizes"] = st.builds(Sizes, **{name: st.integers(1, most) for name, most in EXTENTS.items()})
     return st.fixed_dictionaries({**drawn, "seed": st.integers(0, 999)}).map(combined)
@@ -45,8 +45,8 @@ def search(judge: Judge, examples: int) -> None:
     @given(cases(judge.claims))
     def holds(case: Case) -> None:
         fitted = fit(mended(case, judge.conventions), judge.claims)
-        if not isinstance(fitted, Unable):
-            attempt = replace(judge, checks=0, blunt=0, failed=0, worst=None, failures=[], unable=[])
+        if not isinstance(fitted, Unsupported):
+            attempt = replace(judge, checks=0, inconclusive=0, failed=0, worst=None, failures=[], unsupported=[])
             attempt.squares, attempt.compared = 0.0, 0
             attempt.assert_conforms(fitted, *judge.parts())
             last.clear()
@@ -66,7 +66,7 @@ def search(judge: Judge, examples: int) -> None:
 
 def _take_counts(judge: Judge, attempt: Judge) -> None:
     judge.checks += attempt.checks - attempt.failed
-    judge.blunt += attempt.blunt
+    judge.inconclusive += attempt.inconclusive
     judge.squares, judge.compared = judge.squares + attempt.squares, judge.compared + attempt.compared
     if attempt.worst is not None and not attempt.failed:
         judge.worst = max(judge.worst or 0.0, attempt.worst)

@@ -65,7 +65,7 @@ def _paths(judge: Judge) -> Iterator[tuple[str, Judge, bool]]:
     yield PLAIN, judge, False
     if Feature.GRADIENTS in judge.claims:
         yield RECORDING, judge, True
-    yield from ((way, judge.along(way), False) for way in judge.implementation.ways)
+    yield from ((way, judge.along(way), False) for way in judge.implementation.alternatives)
 
 
 @dataclass
@@ -85,7 +85,7 @@ class _Meant:
 
 def _answer(judge: Judge, asked: Problem, meant: Iterable[tuple[str, Expected]]) -> str:
     try:
-        got = judge.ask(asked).output
+        got = judge.run(asked).output
     except CandidateError:
         return REFUSED
     for name, expected in meant:
@@ -250,7 +250,10 @@ NO_KEY = Question(
     "no keys", tuple(Case().sized(query_length=n, key_length=0) for n in (5, 17)), _of_empty_rows, recorded=False
 )
 PRECISION = Question(
-    "softmax of float64", (Case(spread=3.0), Case(spread=3.0).sized(key_length=33)), _of_precision, dtypes=("float64",)
+    "softmax of float64",
+    (Case(score_std=3.0), Case(score_std=3.0).sized(key_length=33)),
+    _of_precision,
+    dtypes=("float64",),
 )
 
 QUESTIONS = (

@@ -20,7 +20,7 @@ from attention_conformance.spec.clauses import Clause, Level, load
 from attention_conformance.tests import conformance
 from attention_conformance.tests.cli import options as early
 from attention_conformance.tests.harness.explain.replay import absolute
-from attention_conformance.tests.harness.judge.clause_tests import ClauseTest, Selection, Spoken, spoken
+from attention_conformance.tests.harness.judge.clause_tests import ClauseMark, ClauseTest, Selection, mark_of
 from attention_conformance.tests.harness.judge.judge import TIERS, Judge
 from attention_conformance.tests.harness.judge.judging import judged
 from attention_conformance.tests.harness.run.expected_failures import proposed
@@ -149,7 +149,7 @@ class ClauseModule(pytest.Module):
     def collect(self) -> Iterator[pytest.Item]:
         self.config.stash[KEY].asked = True
         for test in vars(importlib.import_module(f"{CHAPTERS}.{self.path.stem}")).values():
-            if mark := spoken(test):
+            if mark := mark_of(test):
                 yield from _items(self, test, mark)
 
 
@@ -158,7 +158,7 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
     return ClauseModule.from_parent(parent, path=module_path) if here else None
 
 
-def _items(collector: ClauseModule, test: Any, mark: Spoken) -> Iterator[pytest.Item]:
+def _items(collector: ClauseModule, test: Any, mark: ClauseMark) -> Iterator[pytest.Item]:
     plugin, clause = collector.config.stash[KEY], load()[mark.clause]
     for implementation, dtype in plugin.selection.subjects(clause, mark):
         item: ClauseItem = ClauseItem.from_parent(

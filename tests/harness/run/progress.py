@@ -66,11 +66,11 @@ class Progress:
         passed, share = now - self.since, self.done / max(self.planned, 1)
         failed = f", {self.failed} failed" if self.failed else ""
         known = passed >= AFTER and share >= SHARE
-        left = f", {spoken(passed / share - passed)} left" if known else ""
+        left = f", {mark_of(passed / share - passed)} left" if known else ""
         return f"{self.done} of {self.planned} asked{failed}{left}"
 
 
-def spoken(seconds: float) -> str:
+def mark_of(seconds: float) -> str:
     """Seconds in words: 8 s, 2 min 5 s, 1 h 4 min."""
     whole = max(round(seconds), 0)
     hours, minutes, rest = whole // 3600, whole // 60 % 60, whole % 60

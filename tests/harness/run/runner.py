@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from attention_conformance.implementations.api.contract import Implementation
 from attention_conformance.spec.clauses import load
-from attention_conformance.tests.harness.judge.clause_tests import Selection, clause_tests, declared
+from attention_conformance.tests.harness.judge.clause_tests import Selection, clause_marks, clause_tests
 from attention_conformance.tests.harness.judge.judge import TIERS, Judge
 from attention_conformance.tests.harness.judge.judging import judged
 from attention_conformance.tests.report.verdict import Verdict
@@ -26,5 +26,5 @@ def run(
 def _verdicts(selection: Selection, tier: str, device: str) -> Iterator[Verdict]:
     for identifier, test in clause_tests().items():
         clause = load()[identifier]
-        for implementation, dtype in selection.subjects(clause, declared()[identifier]):
+        for implementation, dtype in selection.subjects(clause, clause_marks()[identifier]):
             yield judged(clause, test, Judge(implementation, dtype, device, TIERS[tier]))

@@ -8,7 +8,7 @@ from itertools import permutations
 
 import numpy as np
 
-from attention_conformance.implementations.api.contract import Implementation, Result, Unable
+from attention_conformance.implementations.api.contract import Implementation, Result, Unsupported
 from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.reference.expected import Expected, solve
 from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Padding, Sharing
@@ -58,11 +58,11 @@ def _meaning(judge: Judge) -> str:
 
 def _asked(judge: Judge, case: Case) -> tuple[Problem | None, Result | None]:
     fitted = fit(case, judge.claims)
-    if isinstance(fitted, Unable):
+    if isinstance(fitted, Unsupported):
         return None, None
     problem = build(fitted, judge.dtype).forward_only()
     try:
-        return problem, judge.ask(problem)
+        return problem, judge.run(problem)
     except CandidateError:
         return problem, None
 
@@ -73,14 +73,14 @@ def _right(judge: Judge, part: str, got: Array | None, problem: Problem) -> bool
 
 def _same(judge: Judge, part: str, got: Array | None, expected: Expected) -> bool:
     compared = compare(part, got, expected, judge.dtype)
-    return not compared.message and not compared.blunt
+    return not compared.message and not compared.inconclusive
 
 
 def _of_output(judge: Judge, problem: Problem, result: Result) -> Iterator[str]:
     expected = solve(problem, judge.conventions).parts["output"]
     shape, wanted = result.output.shape, expected.value.shape
-    if turned := _turned(judge, "output", result.output, expected):
-        yield f"adapter: the output comes as {turned}: turn its axes to {_axes('output', len(wanted))}"
+    if rotated := _rotated(judge, "output", result.output, expected):
+        yield f"adapter: the output comes as {rotated}: turn its axes to {_axes('output', len(wanted))}"
     elif swapped := _swapped(judge):
         yield swapped
     elif shape != wanted:
@@ -91,7 +91,7 @@ def _axes(part: str, rank: int) -> str:
     return f"({', '.join(LETTERS[part] if rank == 4 else ('B', 'Lq', 'width'))})"
 
 
-def _turned(judge: Judge, part: str, got: Array, expected: Expected) -> str:
+def _rotated(judge: Judge, part: str, got: Array, expected: Expected) -> str:
     """The order in which the axes of a right answer came; empty if it is not right in any."""
     rank = expected.value.ndim
     letters = LETTERS[part] if rank == 4 else ("B", "Lq", "width")
@@ -109,8 +109,8 @@ def _swapped(judge: Judge) -> str:
         return ""
     for told, other, back in _ways_in(problem):
         expected = solve(other, judge.conventions).parts["output"]
-        turned = Expected(back(expected.value), back(expected.bound))
-        if _same(judge, "output", result.output, turned):
+        rotated = Expected(back(expected.value), back(expected.bound))
+        if _same(judge, "output", result.output, rotated):
             return told
     return ""
 
@@ -127,12 +127,12 @@ def _ways_in(problem: Problem) -> Iterator[tuple[str, Problem, Turn]]:
     axes = (1, 2) if problem.scope is Scope.OP else (0, 1)
     given = problem.arrays()
     inputs: dict[str, Array] = {n: given[n].swapaxes(*axes) for n in ("query", "key", "value") if n in given}
-    turned = problem.with_arrays(inputs)
+    rotated = problem.with_arrays(inputs)
     if problem.scope is Scope.OP:
-        turned = replace(turned, num_heads=turned.query.shape[1])
+        rotated = replace(rotated, num_heads=rotated.query.shape[1])
     read, wanted = ("(B, L, H, d)", "(B, H, L, d)") if problem.scope is Scope.OP else ("(L, B, width)", "(B, L, width)")
     remedy = f"turn axes {axes[0]} and {axes[1]} of the inputs and of the output"
-    yield f"adapter: {wanted} is read as {read}: {remedy}", turned, lambda array: array.swapaxes(*axes)
+    yield f"adapter: {wanted} is read as {read}: {remedy}", rotated, lambda array: array.swapaxes(*axes)
 
 
 def _exchanged(problem: Problem, first: str, second: str) -> Problem | None:
@@ -150,8 +150,8 @@ def _of_weights(judge: Judge, problem: Problem, result: Result) -> Iterator[str]
         yield "adapter: weights are claimed, but none are returned: return them, or claim none"
     elif _same(judge, "averaged_weights", got, parts["averaged_weights"]):
         yield "adapter: the weights are averaged over the heads: claim averaged-weights, or ask for those of each head"
-    elif turned := _turned(judge, "weights", got, parts["weights"]):
-        yield f"adapter: the weights come as {turned}: turn their axes to {_axes('weights', 4)}"
+    elif rotated := _rotated(judge, "weights", got, parts["weights"]):
+        yield f"adapter: the weights come as {rotated}: turn their axes to {_axes('weights', 4)}"
 
 
 def _inverted(judge: Judge, cases: tuple[Case, ...], name: str) -> bool:

@@ -58,18 +58,20 @@ def _of_one(verdict: str, counts: Tally, part: str) -> tuple[str, str]:
 
 def endpoint(run: Run) -> str:
     """JSON that shields.io makes a badge from (schema version 1)."""
-    said, colour = message(run)
-    return json.dumps({"schemaVersion": 1, "label": LABEL, "message": said, "color": colour}, ensure_ascii=False) + "\n"
+    context, colour = message(run)
+    return (
+        json.dumps({"schemaVersion": 1, "label": LABEL, "message": context, "color": colour}, ensure_ascii=False) + "\n"
+    )
 
 
 def svg(run: Run) -> str:
     """The badge as a picture. `textLength` makes every font as wide as the boxes expect."""
-    said, colour = message(run)
-    left, right = _width(LABEL), _width(said)
+    context, colour = message(run)
+    left, right = _width(LABEL), _width(context)
     whole = left + right + 4 * PADDING
     return f"""<svg xmlns="http://www.w3.org/2000/svg" width="{whole}" height="{HEIGHT}" role="img" \
-aria-label="{LABEL}: {said}">
-<title>{LABEL}: {said}</title>
+aria-label="{LABEL}: {context}">
+<title>{LABEL}: {context}</title>
 <clipPath id="round"><rect width="{whole}" height="{HEIGHT}" rx="3"/></clipPath>
 <g clip-path="url(#round)">
 <rect width="{left + 2 * PADDING}" height="{HEIGHT}" fill="{LEFT}"/>
@@ -77,7 +79,7 @@ aria-label="{LABEL}: {said}">
 </g>
 <g fill="#fff" font-family="Verdana, DejaVu Sans, Geneva, sans-serif" font-size="{SIZE}" aria-hidden="true">
 <text x="{PADDING}" y="14" textLength="{left}">{LABEL}</text>
-<text x="{left + 3 * PADDING}" y="14" textLength="{right}">{said}</text>
+<text x="{left + 3 * PADDING}" y="14" textLength="{right}">{context}</text>
 </g>
 </svg>
 """

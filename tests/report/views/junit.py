@@ -43,8 +43,8 @@ def _of(run: Run, subject: Subject, mine: Sequence[Verdict]) -> ElementTree.Elem
 
 def _incomplete(run: Run) -> ElementTree.Element:
     case = _element("testcase", name="the run is complete", classname=NAME, time="0.000")
-    said = f"the run is not complete: {run.closing.reason}"
-    case.append(_outcome("error", said, "incomplete", f"{said}. What is missing here was not judged."))
+    context = f"the run is not complete: {run.closing.reason}"
+    case.append(_outcome("error", context, "incomplete", f"{context}. What is missing here was not judged."))
     return _suite(run, NAME, {}, [case], 0.0)
 
 

@@ -73,8 +73,10 @@ def _left_out(left: Counter[str]) -> str:
 def _head(run: Run) -> Iterator[Block]:
     closing, subjects = run.closing, run.begin.subjects
     if not closing.complete:
-        said = f"**Incomplete: {prose(closing.reason)}.** What is missing was not judged, and nothing here is a pass."
-        yield Block(FRAME, "", f"{said}\n\n")
+        context = (
+            f"**Incomplete: {prose(closing.reason)}.** What is missing was not judged, and nothing here is a pass."
+        )
+        yield Block(FRAME, "", f"{context}\n\n")
     yield Block(FRAME, "", "## Attention conformance\n\n")
     if part := selected(run):
         yield Block(FRAME, "", f"Not everything was asked, but {code(part)}.\n\n")
@@ -187,7 +189,7 @@ def _details(title: str, body: str) -> str:
 def _foot(run: Run) -> str:
     suite, env = run.begin.suite, run.begin.environment
     versions = {"attention-conformance": suite.version, "tier": suite.tier, "device": suite.device, **env}
-    return "\n" + code(", ".join(f"{name} {said}" for name, said in versions.items())) + "\n"
+    return "\n" + code(", ".join(f"{name} {context}" for name, context in versions.items())) + "\n"
 
 
 def code(text: str, most: int = 600) -> str:

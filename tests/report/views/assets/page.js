@@ -49,7 +49,7 @@
     for (const each of all(".implementation")) each.hidden = active && !sections.has(each);
     for (const line of lines) line.hidden = active && element(line.dataset.of).hidden;
     for (const [at, head] of heads.entries()) {
-      const away = head.className === "turned" && Boolean(wanted.chapter) && head.textContent !== wanted.chapter;
+      const away = head.className === "rotated" && Boolean(wanted.chapter) && head.textContent !== wanted.chapter;
       for (const row of [head.parentElement, ...lines]) row.cells[at].hidden = away;
     }
     if (active && shown.length <= MANY) for (const each of [...sections, ...chapters]) each.open = true;
