@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import date
+from fnmatch import fnmatchcase
 from typing import Any, TypeAlias
 
 from attention_conformance.implementations.api.contract import Implementation
@@ -59,7 +60,8 @@ def arguments(
     settings = {key: str(value) for key, value in conventions.items()}
     implementation, notes = _implementation(target, settings, device)
     place = target if isinstance(target, str) else ""
-    return Arguments(implementation, place, patterns, names, tier, device, settings, notes)
+    chosen = tuple(dtype for dtype in DTYPES if any(fnmatchcase(dtype, name) for name in names))
+    return Arguments(implementation, place, patterns, chosen, tier, device, settings, notes)
 
 
 def _names(argument: str, given: Names) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ What judges is imported when pytest collects the test, not when the decorator is
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, overload
@@ -23,10 +23,6 @@ if TYPE_CHECKING:
 ARGUMENT = "clause"
 """The parameter of the test that receives a `ClauseCheck`."""
 NO_CONVENTIONS: Mapping[str, str] = MappingProxyType({})
-
-
-class ClauseFailedError(AssertionError):
-    """A clause does not hold; the message has the statement and the case that shows it."""
 
 
 class ClauseUndeterminedError(Exception):
@@ -80,15 +76,16 @@ class ClauseCheck:
     clause: str
     dtype: str
     level: str
-    statement: str
-    _checks: ClauseChecks
+    statement: str = field(repr=False)
+    _checks: ClauseChecks = field(repr=False)
 
     def check(self) -> None:
         """Runs the clause.
 
         Raises:
-            ClauseFailedError: the clause is a MUST, or expected to fail, and does not hold.
-            ClauseUndeterminedError: it could not be judged.
+            pytest.fail.Exception: the clause is a MUST, and does not hold. No traceback is shown: the message has the
+                statement, and the case that shows the failure.
+            ClauseUndeterminedError: the clause could not be judged.
             pytest.skip.Exception: no case of it can be run with the implementation's sizes and masks.
             pytest.xfail.Exception: the clause is a SHOULD or a MAY, and does not hold.
         """
@@ -105,7 +102,7 @@ class ClauseCheck:
                 message = self._checks.explain(self, verdict)
                 if self.level != "MUST":
                     pytest.xfail(message)
-                raise ClauseFailedError(message)
+                pytest.fail(message, pytrace=False)
 
 
 @dataclass(eq=False)
@@ -199,4 +196,4 @@ class ClauseChecks(Sequence[Any]):
 
 def _strict(expected: ExpectedFailure) -> pytest.MarkDecorator:
     reason = f"{expected.reason} {expected.link}"
-    return pytest.mark.xfail(strict=True, raises=ClauseFailedError, reason=reason)
+    return pytest.mark.xfail(strict=True, raises=pytest.fail.Exception, reason=reason)
