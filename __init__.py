@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from attention_conformance.implementations.adapters.cached import Stream, cached, chunked
     from attention_conformance.implementations.adapters.jax_op import jax_op
-    from attention_conformance.implementations.adapters.ops import numpy_op, torch_op
+    from attention_conformance.implementations.adapters.numpy_op import numpy_op
     from attention_conformance.implementations.adapters.torch_module import Packed, linears, torch_module
+    from attention_conformance.implementations.adapters.torch_op import torch_op
     from attention_conformance.implementations.api.contract import (
         Claims,
         ExpectedFailure,
@@ -123,8 +124,9 @@ _MODULES = (
     "attention_conformance.spec.problem",
     "attention_conformance.implementations.api.contract",
     "attention_conformance.tests.harness.run.parametrize",
-    "attention_conformance.implementations.adapters.ops",
+    "attention_conformance.implementations.adapters.numpy_op",
     "attention_conformance.implementations.adapters.jax_op",
+    "attention_conformance.implementations.adapters.torch_op",
     "attention_conformance.implementations.adapters.torch_module",
     "attention_conformance.implementations.adapters.cached",
     "attention_conformance.tests.harness.run.check",
