@@ -261,7 +261,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     plugin = session.config.stash[KEY]
     stopped = {2: "the run was interrupted", 3: "the suite itself failed", 4: "the run could not start"}
     plugin.recorder.judged(stopped.get(int(exitstatus), ""))
-    unchecked = unchecked_claims(plugin)
+    unchecked = unchecked_claims(plugin.selection, plugin.recorder.verdicts)
     if unchecked and exitstatus == 0:
         session.exitstatus = 1
     if hasattr(session.config, "workerinput"):
@@ -294,7 +294,7 @@ def _summarise(terminalreporter: pytest.TerminalReporter, plugin: Plugin) -> Non
         terminalreporter.write_line(line, **colours(line))
     for line in observed(recorder.run.observed) if plugin.options.candidates else ():
         terminalreporter.write_line(line)
-    for line in unchecked_claims(plugin):
+    for line in unchecked_claims(plugin.selection, plugin.recorder.verdicts):
         terminalreporter.write_line(f"ERROR  {line}", red=True)
     for name, reason in left_out().items() if plugin.options.all_builtin else ():
         terminalreporter.write_line(f"not asked: {name}, {reason}")
