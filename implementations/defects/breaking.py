@@ -11,9 +11,9 @@ from torch import nn
 from attention_conformance.implementations.adapters.cached import cached
 from attention_conformance.implementations.adapters.mha_interface import MHA_FEATURES
 from attention_conformance.implementations.adapters.modes import module_modes, op_modes
-from attention_conformance.implementations.adapters.ops import torch_op
 from attention_conformance.implementations.adapters.tensors import Tensors
 from attention_conformance.implementations.adapters.torch_module import torch_module
+from attention_conformance.implementations.adapters.torch_op import torch_op
 from attention_conformance.implementations.api.contract import Claims, Implementation
 from attention_conformance.implementations.builtin.stepwise.cache_steps import CACHE_FEATURES, CacheSteps
 from attention_conformance.implementations.builtin.stepwise.layer import (

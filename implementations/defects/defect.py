@@ -5,17 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, TypeVar
+from typing import Any
 
 from attention_conformance.implementations.api.contract import Implementation
-from attention_conformance.implementations.builtin.sdpa import SDPA_FEATURES
-from attention_conformance.spec.features import Feature
-
-Mistake = TypeVar("Mistake", bound=Callable[..., Any])
-
-OP = SDPA_FEATURES | {Feature.KEY_PADDING}
-EXTRAS = {"weights": Feature.WEIGHTS, "averaged_weights": Feature.AVERAGED_WEIGHTS, "log_sum_exp": Feature.LOG_SUM_EXP}
-NONE: frozenset[Feature] = frozenset()
 
 
 class Severity(StrEnum):

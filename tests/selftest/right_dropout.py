@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from attention_conformance.implementations.adapters.ops import numpy_op, torch_op
+from attention_conformance.implementations.adapters.numpy_op import numpy_op
 from attention_conformance.implementations.adapters.torch_module import linears, torch_module
+from attention_conformance.implementations.adapters.torch_op import torch_op
 from attention_conformance.implementations.api.contract import Claims, Implementation
 from attention_conformance.implementations.builtin.stepwise.layer import FREE_WIDTHS, ROLES, call_layer
 from attention_conformance.implementations.builtin.stepwise.steps import (

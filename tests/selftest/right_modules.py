@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attention_conformance.implementations.adapters.modes import module_modes, op_modes
-from attention_conformance.implementations.adapters.ops import torch_op
 from attention_conformance.implementations.adapters.torch_module import torch_module
+from attention_conformance.implementations.adapters.torch_op import torch_op
 from attention_conformance.implementations.api.contract import Claims, Implementation
 from attention_conformance.implementations.builtin.stepwise.layer import FREE_WIDTHS, LAYER_PLACES, Layer
 from attention_conformance.implementations.builtin.stepwise.steps import INFINITY, OP_FEATURES, Steps

@@ -8,7 +8,7 @@ import mpmath
 import numpy as np
 import pytest
 
-from attention_conformance.implementations.adapters.ops import torch_op
+from attention_conformance.implementations.adapters.torch_op import torch_op
 from attention_conformance.implementations.api.contract import Claims, Implementation
 from attention_conformance.implementations.builtin.inhouse.positions import POSITIONS
 from attention_conformance.implementations.builtin.stepwise.steps import Steps
