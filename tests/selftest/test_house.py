@@ -1,0 +1,116 @@
+"""The house: rooms import only rooms below them, files are short, names are unique, and every room says what it is."""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+NAME = "attention_conformance"
+ROOMS = (
+    "spec",
+    "reference",
+    "implementations.api",
+    "implementations.adapters",
+    "implementations.builtin",
+    "implementations.discovery",
+    "implementations.defects",
+    "tests.report",
+    "tests.harness.judge",
+    "tests.conformance",
+    "tests.harness.explain",
+    "tests.harness.run",
+    "tests.benchmarks",
+    "tests.cli",
+    "tests.measurements",
+    "tests.selftest",
+)
+"""Lowest first: a room imports only itself and rooms before it."""
+FURTHER_LIMITS = {
+    **{room: ("spec", "implementations") for room in ROOMS if room.startswith("implementations")},
+    "tests.report": ("spec", "tests.report"),
+}
+"""The implementations never see what is expected of them; the report holds plain records."""
+LONGEST = 400
+SAME_NAME = {"__init__", "__main__", "conftest"}
+"""File names that may occur in several rooms."""
+
+
+def files() -> list[Path]:
+    """The Python files of the rooms."""
+    return sorted(
+        path for top in ("spec", "reference", "implementations", "tests") for path in (ROOT / top).rglob("*.py")
+    )
+
+
+def module_of(path: Path) -> str:
+    """Such as `tests.cli.main`; a room itself has the name of its folder."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def room_of(module: str) -> str:
+    """The room that a module lies in; empty for the folders above the rooms."""
+    return next((room for room in ROOMS if f"{module}.".startswith(f"{room}.")), "")
+
+
+def imported(path: Path) -> Iterator[tuple[int, str]]:
+    """The modules of this package that a file imports, wherever in it, by line."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom):
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        else:
+            continue
+        yield from ((node.lineno, name.removeprefix(f"{NAME}.")) for name in names if name.startswith(f"{NAME}."))
+
+
+def upward(path: Path) -> Iterator[str]:
+    """The imports of a file that its room does not allow."""
+    own = room_of(module_of(path))
+    for line, name in imported(path):
+        room = room_of(name)
+        limited = not name.startswith(FURTHER_LIMITS.get(own, ("",)))
+        if own and room and (ROOMS.index(room) > ROOMS.index(own) or limited):
+            yield f"{path.relative_to(ROOT)}:{line}: {own} imports {name}"
+
+
+def test_imports_run_only_downwards() -> None:
+    assert [problem for path in files() for problem in upward(path)] == []
+
+
+def test_every_file_lies_in_a_room() -> None:
+    above = {path.relative_to(ROOT).as_posix() for path in files() if not room_of(module_of(path))}
+    assert above == {"implementations/__init__.py", "tests/__init__.py", "tests/harness/__init__.py"}
+
+
+def test_no_import_is_relative() -> None:
+    for path in files():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            assert not (isinstance(node, ast.ImportFrom) and node.level), f"{path}:{node.lineno} is relative"
+
+
+def test_no_file_is_long() -> None:
+    lengths = {
+        path.relative_to(ROOT).as_posix(): len(path.read_text(encoding="utf-8").splitlines()) for path in files()
+    }
+    assert {name: length for name, length in lengths.items() if length > LONGEST} == {}
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_states_what_it_is_for(room: str) -> None:
+    text = (ROOT / room.replace(".", "/") / "__init__.py").read_text(encoding="utf-8")
+    assert ast.get_docstring(ast.parse(text))
+
+
+def test_two_modules_with_one_name_mean_the_same() -> None:
+    places = defaultdict(list)
+    for path in files():
+        if path.stem not in SAME_NAME:
+            places[path.stem].append(path.relative_to(ROOT).as_posix())
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}
