@@ -186,7 +186,7 @@ def _loading(target: Target) -> Iterator[str]:
     yield f"sys.path.insert(0, {str(path.parent)!r})"
     yield f'spec = importlib.util.spec_from_file_location("candidate", {str(path)!r})'
     yield 'module = sys.modules["candidate"] = importlib.util.module_from_spec(spec)'
-    yield "attention_conformance.spec.loader.exec_module(module)"
+    yield "spec.loader.exec_module(module)"
 
 
 def _inputs(asked: Outcome, judge: Judge, tensors: bool, drawn: bool) -> Iterator[str]:
