@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from attention_conformance.implementations.adapters.modes import op_modes
-from attention_conformance.implementations.adapters.ops import torch_op
+from attention_conformance.implementations.adapters.torch_op import torch_op
 from attention_conformance.implementations.api.contract import Claims, ExpectedFailure, Implementation, Unsupported
 from attention_conformance.spec.cases import Case
 from attention_conformance.spec.features import CausalWithMask, Conventions, Feature, Scope

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attention_conformance.implementations.adapters.ops import torch_op
+from attention_conformance.implementations.adapters.torch_op import torch_op
 from attention_conformance.implementations.api.contract import Claims, Implementation
 from attention_conformance.implementations.defects.layers import Layer, breaks_layer
 from attention_conformance.implementations.defects.record import OP, REGISTRY, Defect, Severity, breaks

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from attention_conformance.implementations.adapters.ops import torch_op
+from attention_conformance.implementations.adapters.torch_op import torch_op
 from attention_conformance.implementations.api.contract import FUNCTIONS, Claims, Implementation
 from attention_conformance.implementations.defects.record import OP, REGISTRY, Defect, Severity
 from attention_conformance.implementations.defects.steps import Steps

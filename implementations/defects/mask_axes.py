@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attention_conformance.implementations.adapters.ops import torch_op
+from attention_conformance.implementations.adapters.torch_op import torch_op
 from attention_conformance.implementations.api.contract import Claims, Implementation, Result
 from attention_conformance.implementations.defects.record import OP, REGISTRY, Defect, Severity, breaks
 from attention_conformance.implementations.defects.steps import INFINITY, Steps, add_causal, add_mask, add_padding

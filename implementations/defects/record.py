@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Any, TypeVar
 
 from attention_conformance.implementations.adapters.modes import op_modes
-from attention_conformance.implementations.adapters.ops import torch_op
+from attention_conformance.implementations.adapters.torch_op import torch_op
 from attention_conformance.implementations.api.contract import Claims, Implementation
 from attention_conformance.implementations.builtin.sdpa import SDPA_FEATURES
 from attention_conformance.implementations.defects.steps import Steps

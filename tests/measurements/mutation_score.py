@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from attention_conformance.implementations.adapters.ops import torch_op
+from attention_conformance.implementations.adapters.torch_op import torch_op
 from attention_conformance.implementations.api.contract import Implementation
 from attention_conformance.implementations.defects import Defect, catalogue
 from attention_conformance.implementations.defects.record import Severity, in_steps

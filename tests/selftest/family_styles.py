@@ -11,9 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from attention_conformance.implementations.adapters.op_options import extra_options, seeded
-from attention_conformance.implementations.adapters.ops import INPUTS, torch_op
+from attention_conformance.implementations.adapters.op_options import INPUTS, extra_options, seeded
 from attention_conformance.implementations.adapters.tensors import gradients_of, tensors, to_array
+from attention_conformance.implementations.adapters.torch_op import torch_op
 from attention_conformance.implementations.api.contract import Claims, Implementation, Result
 from attention_conformance.implementations.defects import steps as right
 from attention_conformance.implementations.defects.record import OP

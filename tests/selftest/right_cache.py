@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from attention_conformance.implementations.adapters.cached import Feed, Run, Stream, cached, chunked
-from attention_conformance.implementations.adapters.ops import torch_op
+from attention_conformance.implementations.adapters.torch_op import torch_op
 from attention_conformance.implementations.api.contract import Claims, Implementation
 from attention_conformance.implementations.defects.caching_steps import (
     FEATURES,

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from attention_conformance.implementations.adapters.ops import numpy_op, torch_op
+from attention_conformance.implementations.adapters.numpy_op import numpy_op
 from attention_conformance.implementations.adapters.torch_module import linears, torch_module
+from attention_conformance.implementations.adapters.torch_op import torch_op
 from attention_conformance.implementations.api.contract import Claims, Implementation
 from attention_conformance.implementations.defects.dropout_state import MODES, Dropping
 from attention_conformance.implementations.defects.layers import FREE, ROLES, _call

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attention_conformance.implementations.adapters.modes import module_modes, op_modes
-from attention_conformance.implementations.adapters.ops import torch_op
 from attention_conformance.implementations.adapters.torch_module import torch_module
+from attention_conformance.implementations.adapters.torch_op import torch_op
 from attention_conformance.implementations.api.contract import Claims, Implementation
 from attention_conformance.implementations.defects.head_gates import GATES, LAYER, call
 from attention_conformance.implementations.defects.layers import FREE, PLACES, Layer

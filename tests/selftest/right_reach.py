@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from attention_conformance.implementations.adapters.mha_interface import MHA_FEATURES, inputs_of
 from attention_conformance.implementations.adapters.op_options import extra_options
-from attention_conformance.implementations.adapters.ops import torch_op
 from attention_conformance.implementations.adapters.tensors import Tensors
 from attention_conformance.implementations.adapters.torch_module import linears, torch_module
+from attention_conformance.implementations.adapters.torch_op import torch_op
 from attention_conformance.implementations.api.contract import Claims, Implementation
 from attention_conformance.implementations.defects.empty_rows import add_bottom_right
 from attention_conformance.implementations.defects.grouped import GROUPED, TILED, GroupedLayer, share_tiled

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attention_conformance.implementations.adapters.ops import torch_op
 from attention_conformance.implementations.adapters.torch_module import torch_module
+from attention_conformance.implementations.adapters.torch_op import torch_op
 from attention_conformance.implementations.api.contract import Claims, Implementation
 from attention_conformance.implementations.defects.further_keys import FEATURES, KEYED_PLACES, KeyedLayer, call
 from attention_conformance.implementations.defects.layers import FREE

@@ -8,7 +8,7 @@ import mpmath
 import numpy as np
 import pytest
 
-from attention_conformance.implementations.adapters.ops import torch_op
+from attention_conformance.implementations.adapters.torch_op import torch_op
 from attention_conformance.implementations.api.contract import Claims, Implementation
 from attention_conformance.implementations.api.safe_call import CandidateError
 from attention_conformance.implementations.builtin.inhouse.positions import POSITIONS
@@ -79,7 +79,7 @@ def test_functions_and_features_go_together() -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "said"),
+    ("answer", "context"),
     [
         (lambda length, width: [[0.0] * width] * length, "sinusoids returned list, not an array"),
         (lambda length, width: np.zeros((length, width), int), "sinusoids returned an array of int64, not an array"),

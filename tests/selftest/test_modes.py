@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attention_conformance.implementations.adapters.modes import TRANSFORMS, op_modes, scramble, together
-from attention_conformance.implementations.adapters.ops import torch_op
+from attention_conformance.implementations.adapters.torch_op import torch_op
 from attention_conformance.implementations.adapters.transforms import (
     Transform,
     compiled_by,

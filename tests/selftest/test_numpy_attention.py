@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attention_conformance.implementations.adapters.ops import numpy_op
+from attention_conformance.implementations.adapters.numpy_op import numpy_op
 from attention_conformance.implementations.builtin.inhouse import INHOUSE, numpy_attention
 from attention_conformance.implementations.builtin.inhouse.numpy_attention import Array, _blocks, _steady, attention
 from attention_conformance.implementations.builtin.inhouse.numpy_masking import within

@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from attention_conformance.implementations.adapters.ops import torch_op
 from attention_conformance.implementations.adapters.tensors import to_array
+from attention_conformance.implementations.adapters.torch_op import torch_op
 from attention_conformance.implementations.api.contract import Implementation
 from attention_conformance.implementations.builtin.inhouse import INHOUSE, online
 from attention_conformance.implementations.builtin.inhouse.dropping import Dropout, drawn_seed

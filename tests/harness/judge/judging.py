@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from attention_conformance.implementations.api.contract import ExpectedFailure
 from attention_conformance.spec.cases import Case
 from attention_conformance.spec.clauses import Clause
-from attention_conformance.tests.harness.judge.clause_tests import ClauseTest, mark_of
+from attention_conformance.tests.harness.judge.clause_tests import ClauseTest
 from attention_conformance.tests.harness.judge.judge import Judge
 from attention_conformance.tests.report.verdict import Failure, Status, Verdict
 
@@ -20,8 +20,7 @@ HALVES = ("bfloat16", "float16")
 def judged(clause: Clause, test: ClauseTest, judge: Judge) -> Verdict:
     """Runs the test; an exception of the suite itself is not caught."""
     start = time.perf_counter()
-    mark = mark_of(test)
-    judge.dtypes_together = () if mark is None else tuple(d for d in mark.dtypes if d in judge.claims.dtypes)
+    judge.dtypes_together = tuple(d for d in test.dtypes if d in judge.claims.dtypes)
     test(judge)
     return verdict(clause, judge, time.perf_counter() - start)
 
