@@ -15,7 +15,8 @@ import torch
 from attention_conformance.implementations.adapters.torch_op import torch_op
 from attention_conformance.implementations.api.contract import Implementation
 from attention_conformance.implementations.defects import Defect, catalogue
-from attention_conformance.implementations.defects.record import Severity, in_steps
+from attention_conformance.implementations.defects.breaking import in_steps
+from attention_conformance.implementations.defects.defect import Severity
 from attention_conformance.spec.cases import Case
 from attention_conformance.spec.clauses import load
 from attention_conformance.spec.problem import DTYPES

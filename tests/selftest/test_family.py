@@ -6,14 +6,13 @@ import pytest
 
 from attention_conformance.implementations.adapters.torch_op import torch_op
 from attention_conformance.implementations.api.contract import Claims, Implementation
-from attention_conformance.implementations.defects.record import OP
-from attention_conformance.implementations.defects.steps import Steps
+from attention_conformance.implementations.builtin.stepwise.steps import OP_FEATURES, Steps
 from attention_conformance.spec.cases import Case, MaskKind, Padding, Sizes
 from attention_conformance.spec.extensions import Packing
 from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.tests.harness.judge.judge import Judge
 
-FEATURES = OP | {
+FEATURES = OP_FEATURES | {
     Feature.GROUPED,
     Feature.WINDOW,
     Feature.SOFTCAP,
