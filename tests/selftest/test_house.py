@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import ast
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from attention_conformance.spec.clauses import chapters
+
 ROOT = Path(__file__).parents[2]
 NAME = "attention_conformance"
+TOPS = ("spec", "reference", "implementations", "tests")
 ROOMS = (
     "spec",
     "reference",
@@ -36,8 +39,24 @@ FURTHER_LIMITS = {
 }
 """The implementations never see what is expected of them; the report holds plain records."""
 LONGEST = 400
-SAME_NAME = {"__init__", "__main__", "conftest"}
-"""File names that may occur in several rooms."""
+KNOWN_IMPORTS: dict[str, set[str]] = {
+}
+"""Imports upwards that are still there, by file: an entry that is no longer true has to go."""
+KNOWN_LENGTHS: dict[str, int] = {
+}
+"""Files that are still too long."""
+SAME_NAME = {"__init__", "__main__", "conftest", *chapters(), *(f"test_{name}" for name in chapters())}
+"""Several rooms have a file of this name: those that Python and pytest know, and one a chapter, with its topic."""
+SAME_TOPIC = {
+    "cached": "the adapter of caches, and the in-house cache",
+    "encodings": "encodings of positions, right and wrong",
+    "extensions": "the extensions of a case, and the bounds of their answers",
+    "pairing": "timing in pairs, and how well that works",
+    "transforms": "transforms of a function, and the mistakes of their own",
+}
+KNOWN_NAMES: dict[str, str] = {
+}
+"""Files with one name that mean different things."""
 
 
 def files() -> list[Path]:
@@ -58,8 +77,8 @@ def room_of(module: str) -> str:
     return next((room for room in ROOMS if f"{module}.".startswith(f"{room}.")), "")
 
 
-def imported(path: Path) -> Iterator[tuple[int, str]]:
-    """The modules of this package that a file imports, wherever in it, by line."""
+def imported(path: Path) -> Iterator[str]:
+    """The modules and names of this package that a file imports, wherever in it."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom):
             names = [f"{node.module}.{alias.name}" for alias in node.names]
@@ -67,21 +86,25 @@ def imported(path: Path) -> Iterator[tuple[int, str]]:
             names = [alias.name for alias in node.names]
         else:
             continue
-        yield from ((node.lineno, name.removeprefix(f"{NAME}.")) for name in names if name.startswith(f"{NAME}."))
+        yield from (name.removeprefix(f"{NAME}.") for name in names if name.startswith(f"{NAME}."))
 
 
 def upward(path: Path) -> Iterator[str]:
-    """The imports of a file that its room does not allow."""
+    """The rooms that a file imports though its own does not allow it."""
     own = room_of(module_of(path))
-    for line, name in imported(path):
+    for name in imported(path):
         room = room_of(name)
         limited = not name.startswith(FURTHER_LIMITS.get(own, ("",)))
         if own and room and (ROOMS.index(room) > ROOMS.index(own) or limited):
-            yield f"{path.relative_to(ROOT)}:{line}: {own} imports {name}"
+            yield room
 
 
 def test_imports_run_only_downwards() -> None:
-    assert [problem for path in files() for problem in upward(path)] == []
+    found = defaultdict(set)
+    for path in files():
+        for name in upward(path):
+            found[path.relative_to(ROOT).as_posix()].add(name)
+    assert found == KNOWN_IMPORTS
 
 
 def test_every_file_lies_in_a_room() -> None:
@@ -109,8 +132,5 @@ def test_a_room_states_what_it_is_for(room: str) -> None:
 
 
 def test_two_modules_with_one_name_mean_the_same() -> None:
-    places = defaultdict(list)
-    for path in files():
-        if path.stem not in SAME_NAME:
-            places[path.stem].append(path.relative_to(ROOT).as_posix())
-    assert {name: found for name, found in places.items() if len(found) > 1} == {}
+    counts = Counter(path.stem.replace("_", "-").removeprefix("test-") for path in files() if path.stem not in SAME_NAME)
+    assert {name for name, count in counts.items() if count > 1} == {*SAME_TOPIC, *KNOWN_NAMES}
