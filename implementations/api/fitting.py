@@ -45,6 +45,8 @@ def fit(case: Case, claims: Claims) -> Case | Unsupported:
     if claims.scope is Scope.OP:
         return claims.fit(fitted if fitted.module is None else replace(fitted, module=None))
     nearest = claims.fit(replace(fitted, module=_form(fitted, claims)))
+    if isinstance(nearest, Case) and nearest.sizes != fitted.sizes:
+        nearest = claims.fit(replace(nearest, module=_form(nearest, claims)))  # other heads have other widths
     return nearest if isinstance(nearest, Unsupported) else _selectable(nearest)
 
 

@@ -16,7 +16,7 @@ from typing import TypeVar
 import numpy as np
 
 from attention_conformance.implementations.adapters.native import native
-from attention_conformance.implementations.api.contract import Claims, Implementation, Result, Unsupported
+from attention_conformance.implementations.api.contract import Claims, Implementation, PathError, Result, Unsupported
 from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.implementations.api.global_state import kept_global_state
 from attention_conformance.reference.bounds.precision import unit_roundoff
@@ -361,7 +361,7 @@ def _guarded(call: Callable[[], Seen]) -> Seen:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a candidate may warn; what it answers is judged
             return call()
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, PathError):
         raise
     except BaseException as error:
         # SystemExit, or pytest's own skip and exit, must not let a candidate out of its verdict.

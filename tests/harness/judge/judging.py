@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 
-from attention_conformance.implementations.api.contract import ExpectedFailure
+from attention_conformance.implementations.api.contract import ExpectedFailure, PathError
 from attention_conformance.spec.cases import Case
 from attention_conformance.spec.clauses import Clause
 from attention_conformance.tests.harness.judge.clause_tests import ClauseTest, mark_of
@@ -21,16 +21,23 @@ def judged(clause: Clause, test: ClauseTest, judge: Judge) -> Verdict:
     start = time.perf_counter()
     mark = mark_of(test)
     judge.beside = () if mark is None else tuple(d for d in mark.dtypes if d in judge.claims.dtypes)
-    test(judge)
-    return verdict(clause, judge, time.perf_counter() - start)
+    left_path = ""
+    try:
+        test(judge)
+    except PathError as error:
+        left_path = str(error)
+    return verdict(clause, judge, time.perf_counter() - start, left_path)
 
 
-def verdict(clause: Clause, judge: Judge, seconds: float) -> Verdict:
-    """The verdict that the judge's counts amount to, expected failures taken into account."""
+def verdict(clause: Clause, judge: Judge, seconds: float, left_path: str = "") -> Verdict:
+    """The verdict that the judge's counts amount to, expected failures taken into account.
+
+    `left_path` says why the implementation's answers are not those of the code path that it stands for.
+    """
     implementation = judge.implementation
     entries = implementation.expected_failures
     expected = next((entry for entry in entries if entry.shows(clause.id, judge.dtype, judge.device)), None)
-    found, reason = status(judge, expected)
+    found, reason = (Status.ERROR, left_path) if left_path else status(judge, expected)
     failed = found in (Status.FAIL, Status.EXPECTED_FAILURE)
     return Verdict(
         clause=clause.id,

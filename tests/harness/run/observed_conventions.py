@@ -9,7 +9,7 @@ from typing import TypeAlias
 import ml_dtypes
 import numpy as np
 
-from attention_conformance.implementations.api.contract import Implementation
+from attention_conformance.implementations.api.contract import Implementation, PathError
 from attention_conformance.reference.expected import Expected, solve
 from attention_conformance.reference.visibility import allowed_keys
 from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Padding, Pattern
@@ -23,7 +23,7 @@ Meaning: TypeAlias = tuple[str, Problem, Conventions]
 """The name of an answer, and the problem and conventions under which the reference gives it."""
 Meanings: TypeAlias = Callable[[Problem, Conventions], Iterable[Meaning]]
 
-REFUSED = "refused"
+REFUSED, OTHER_PATH = "refused", "another path"
 PLAIN, RECORDING = "in a plain call", "while gradients are recorded"
 
 
@@ -88,6 +88,8 @@ def _answer(judge: Judge, asked: Problem, meant: Iterable[tuple[str, Expected]])
         got = judge.run(asked).output
     except CandidateError:
         return REFUSED
+    except PathError:
+        return OTHER_PATH
     for name, expected in meant:
         if not compare("output", got, expected, judge.dtype).message:
             return name
