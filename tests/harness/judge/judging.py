@@ -8,7 +8,7 @@ import time
 from attention_conformance.implementations.api.contract import ExpectedFailure, PathError
 from attention_conformance.spec.cases import Case
 from attention_conformance.spec.clauses import Clause
-from attention_conformance.tests.harness.judge.clause_tests import ClauseTest, mark_of
+from attention_conformance.tests.harness.judge.clause_tests import ClauseTest
 from attention_conformance.tests.harness.judge.judge import Judge
 from attention_conformance.tests.report.verdict import Failure, Status, Verdict
 
@@ -19,8 +19,7 @@ HALVES = ("bfloat16", "float16")
 def judged(clause: Clause, test: ClauseTest, judge: Judge) -> Verdict:
     """Runs the test; an exception of the suite itself is not caught."""
     start = time.perf_counter()
-    mark = mark_of(test)
-    judge.beside = () if mark is None else tuple(d for d in mark.dtypes if d in judge.claims.dtypes)
+    judge.beside = tuple(d for d in test.dtypes if d in judge.claims.dtypes)
     left_path = ""
     try:
         test(judge)
