@@ -43,11 +43,11 @@ class OnPath:
         return natively(self.run, problem, device)
 
 
-class _Operators(TorchDispatchMode):  # type: ignore[misc]
+class _Operators(TorchDispatchMode):
     """The names of all operators that torch dispatches."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.names: set[str] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

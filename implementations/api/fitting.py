@@ -140,12 +140,12 @@ def _form(case: Case, claims: Claims) -> ModuleForm:
 
 
 def _sharing(case: Case, claims: Claims) -> Sharing:
-    """As much as the claims need, or the case already has."""
+    """As much as the claims need; what the case has, where there is an input for each role."""
     if Feature.CROSS not in claims:
         return Sharing.SELF
-    needed = Sharing.NONE if Feature.KEY_VALUE in claims else Sharing.KEY_VALUE
-    wanted = Sharing.NONE if case.module is None else case.module.sharing
-    return min(needed, wanted, key=list(Sharing).index)
+    if Feature.KEY_VALUE not in claims:
+        return Sharing.KEY_VALUE
+    return Sharing.NONE if case.module is None else case.module.sharing
 
 
 def _random_widths(case: Case, claims: Claims) -> tuple[int, int, int]:
