@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from attention_conformance.implementations.api.contract import Result
+from attention_conformance.implementations.api.safe_call import CandidateError
 from attention_conformance.reference.expected import Expected, solve
 from attention_conformance.reference.second_order import second_order
 from attention_conformance.spec.cases import Case, Layout, MaskKind, MaskShape, Padding, Pattern
@@ -13,7 +14,7 @@ from attention_conformance.spec.inputs import build
 from attention_conformance.spec.problem import DTYPES, Problem
 from attention_conformance.tests.harness.judge.clause_tests import clause
 from attention_conformance.tests.harness.judge.comparison import compare
-from attention_conformance.tests.harness.judge.judge import CandidateError, Judge, part_of
+from attention_conformance.tests.harness.judge.judge import Judge, part_of
 
 STATES = ("float64", "float32", "bfloat16")
 """Dtypes in which states and transforms are asked: what they get wrong is seldom the precision."""
@@ -72,7 +73,7 @@ def _answers(judge: Judge, mode: Feature, case: Case, problem: Problem, context:
     try:
         result = asking.run(problem)
     except CandidateError as error:
-        judge.assert_that(case, False, f"{context}, it {error}")
+        judge.record_error(case, error, context)
         return []
     return [(context, result), *((f"{context}, {how}", other) for how, other in result.others.items())]
 

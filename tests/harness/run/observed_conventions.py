@@ -10,6 +10,7 @@ import ml_dtypes
 import numpy as np
 
 from attention_conformance.implementations.api.contract import Implementation, PathError
+from attention_conformance.implementations.api.safe_call import CandidateError
 from attention_conformance.reference.expected import Expected, solve
 from attention_conformance.reference.visibility import allowed_keys
 from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Padding, Pattern
@@ -17,7 +18,7 @@ from attention_conformance.spec.features import Alignment, Conventions, EmptyRow
 from attention_conformance.spec.inputs import build
 from attention_conformance.spec.problem import DTYPES, Array, Problem
 from attention_conformance.tests.harness.judge.comparison import compare
-from attention_conformance.tests.harness.judge.judge import CandidateError, Judge
+from attention_conformance.tests.harness.judge.judge import Judge
 
 Meaning: TypeAlias = tuple[str, Problem, Conventions]
 """The name of an answer, and the problem and conventions under which the reference gives it."""
