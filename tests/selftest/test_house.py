@@ -52,11 +52,13 @@ KNOWN_IMPORTS: dict[str, set[str]] = {
     "tests/measurements/bounds.py": {"tests.selftest"},
     "tests/measurements/family_bounds.py": {"tests.selftest"},
     "tests/report/recorder.py": {"implementations.api", "implementations.defects"},
-}"""Imports upwards that are still there, by file: an entry that is no longer true has to go."""
+}
+"""Imports upwards that are still there, by file: an entry that is no longer true has to go."""
 KNOWN_LENGTHS: dict[str, int] = {
     "implementations/defects/positions.py": 408,
     "tests/selftest/test_sources.py": 426,
-}"""Files that are still too long."""
+}
+"""Files that are still too long."""
 TOPICS = {name.replace("-", "_") for name in chapters()}
 SAME_NAME = {"__init__", "__main__", "conftest", *TOPICS, *(f"test_{topic}" for topic in TOPICS)}
 """Several rooms have a file of this name: those that Python and pytest know, and one a chapter, with its topic."""
@@ -72,14 +74,13 @@ KNOWN_NAMES = {
     "options": "of attention calls, and of the command line",
     "page": "of the catalogue, and of benchmarks",
     "sessions": "of pytest-benchmark, and of pytest inside a test",
-}"""Files with one name that mean different things."""
+}
+"""Files with one name that mean different things."""
 
 
 def files() -> list[Path]:
     """The Python files of the rooms."""
-    return sorted(
-        path for top in ("spec", "reference", "implementations", "tests") for path in (ROOT / top).rglob("*.py")
-    )
+    return sorted(path for top in TOPS for path in (ROOT / top).rglob("*.py"))
 
 
 def module_of(path: Path) -> str:
