@@ -13,6 +13,7 @@ from pytest_benchmark.logger import PytestBenchmarkWarning
 
 from attention_conformance.tests.benchmarks.choosing import Wish, plan_of
 from attention_conformance.tests.benchmarks.floor import machine
+from attention_conformance.tests.benchmarks.measured_rounds import MeasuredRounds, name_parameters
 from attention_conformance.tests.benchmarks.sessions import Session
 from attention_conformance.tests.benchmarks.stored import KEY
 from attention_conformance.tests.benchmarks.table import lines
@@ -101,10 +102,19 @@ def session(request: pytest.FixtureRequest) -> Session:
     return request.config.stash[BENCH]
 
 
+@pytest.fixture
+def measured_rounds(request: pytest.FixtureRequest) -> MeasuredRounds:
+    """The timer of `benchmark`, which a test requests after this fixture."""
+    timer = MeasuredRounds()
+    request.node.add_marker(pytest.mark.benchmark(timer=timer, disable_gc=True))
+    return timer
+
+
 def pytest_benchmark_update_json(config: pytest.Config, output_json: dict[str, Any]) -> None:
     session = config.stash.get(BENCH, None)
     if session is not None:
         output_json[KEY] = json.loads(session.run.to_json())
+        name_parameters(output_json["benchmarks"])
 
 
 def pytest_benchmark_generate_machine_info(config: pytest.Config) -> dict[str, Any]:
