@@ -15,8 +15,8 @@ import numpy as np
 import torch
 
 from attention_conformance.spec.problem import DTYPES
-from attention_conformance.tests.benchmarks.counting import Work
-from attention_conformance.tests.benchmarks.record import Machine, Rates
+from attention_conformance.tests.benchmarks.benchmark_run import Machine, Rates
+from attention_conformance.tests.benchmarks.required_work import Work
 
 SIDES: Mapping[str, tuple[int, ...]] = {"cpu": (256, 512, 1024), "cuda": (1024, 2048, 4096, 8192)}
 """Of the square products: from those that fit into a cache to those that keep every unit busy. The best one counts."""
@@ -25,7 +25,7 @@ SETS: Mapping[str, tuple[int, ...]] = {
     "cuda": tuple(2**power for power in (22, 24, 26, 28, 30)),
 }
 """Bytes of the working sets that are moved: from those that stay in a cache to one that no cache holds."""
-PATIENCE = 0.05
+SHAPE_SECONDS = 0.05
 """Seconds that one shape is repeated for."""
 PIECES = 3
 """The fewest products of half as many digits that make up one of all: high by high, and twice high by low."""
@@ -173,9 +173,9 @@ def _moved(device: str, size: int) -> float:
 
 
 def _best(call: Callable[[], object], device: str) -> float:
-    """The least seconds of a call within `PATIENCE`; of two calls at least, the first of which does not count."""
+    """The least seconds of a call within `SHAPE_SECONDS`; of two calls at least, the first of which does not count."""
     _finished(call, device)
-    end, least = time.perf_counter() + PATIENCE, _finished(call, device)
+    end, least = time.perf_counter() + SHAPE_SECONDS, _finished(call, device)
     while time.perf_counter() < end:
         least = min(least, _finished(call, device))
     return least

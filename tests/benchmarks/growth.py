@@ -20,8 +20,8 @@ from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.spec.cases import Case
 from attention_conformance.spec.features import Feature
 from attention_conformance.spec.inputs import build
+from attention_conformance.tests.benchmarks.benchmark_run import Growth, Interval
 from attention_conformance.tests.benchmarks.memory import peak
-from attention_conformance.tests.benchmarks.record import Growth, Interval
 from attention_conformance.tests.benchmarks.workloads import FORWARD
 
 Floats: TypeAlias = NDArray[np.float64]

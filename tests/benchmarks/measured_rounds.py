@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from attention_conformance.tests.benchmarks.record import Measurement
+from attention_conformance.tests.benchmarks.benchmark_run import Measurement
 
 PARAMETERS = ("workload", "level", "passes", "dtype", "device", "implementation", "baseline")
 """The fields that tell one measurement from another."""

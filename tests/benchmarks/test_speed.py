@@ -8,9 +8,9 @@ import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
 from attention_conformance.implementations.api.contract import Implementation
+from attention_conformance.tests.benchmarks.benchmark_run import Measurement, Speed
 from attention_conformance.tests.benchmarks.measured_rounds import MeasuredRounds, extra_info
-from attention_conformance.tests.benchmarks.record import Measurement, Speed
-from attention_conformance.tests.benchmarks.sessions import Session
+from attention_conformance.tests.benchmarks.speed_session import SpeedSession
 from attention_conformance.tests.benchmarks.workloads import Timed
 
 REFUSED = (Speed.WRONG, Speed.IMPOSSIBLE, Speed.ERROR)
@@ -23,11 +23,11 @@ class NoSpeedError(Exception):
 def test_speed(
     timed: Timed,
     implementation: Implementation,
-    session: Session,
+    speed_session: SpeedSession,
     measured_rounds: MeasuredRounds,
     benchmark: BenchmarkFixture,
 ) -> None:
-    measurement = session.pair(timed, implementation)
+    measurement = speed_session.pair(timed, implementation)
     if measurement.verdict is Speed.UNSUPPORTED:
         pytest.skip(measurement.reason)
     measured_rounds.of(measurement)
@@ -46,6 +46,6 @@ def _require_speed(measurement: Measurement) -> None:
         raise NoSpeedError(f"{measurement.verdict}: {measurement.reason}")
 
 
-def test_growth(grown: Implementation, session: Session) -> None:
-    if reason := session.growth(grown):
+def test_growth(grown: Implementation, speed_session: SpeedSession) -> None:
+    if reason := speed_session.growth(grown):
         pytest.skip(reason)

@@ -8,8 +8,8 @@ from math import log
 import numpy as np
 import pytest
 
-from attention_conformance.tests.benchmarks.pairing import Clock, Effort, Times, median_interval, verdict
-from attention_conformance.tests.benchmarks.record import Interval, Speed
+from attention_conformance.tests.benchmarks.benchmark_run import Interval, Speed
+from attention_conformance.tests.benchmarks.paired_timing import Clock, Effort, Times, median_interval, verdict
 
 RUNS = 50
 Noise = Callable[[np.random.Generator], float]

@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 
 from attention_conformance.spec.features import Feature
-from attention_conformance.tests.benchmarks.choosing import KNOWN
-from attention_conformance.tests.benchmarks.record import Measurement, Rates, Speed
-from attention_conformance.tests.benchmarks.stored import run_of, store
+from attention_conformance.tests.benchmarks.benchmark_run import Measurement, Rates, Speed, run_of, store
+from attention_conformance.tests.benchmarks.plan import KNOWN
 from attention_conformance.tests.benchmarks.workloads import _CHOSEN, IMPLEMENTATIONS, REPRESENTATIVE, WORKLOADS, timed
 from attention_conformance.tests.selftest.benchmark_data import invented
 from attention_conformance.tests.selftest.sessions import ROOT, SETTINGS
@@ -49,7 +48,8 @@ def _any_rates(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a machine on which nothing is impossible: to measure the real ones takes seconds."""
     monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)  # pytest-benchmark times nothing in a worker
     monkeypatch.setattr(
-        "attention_conformance.tests.benchmarks.sessions.rates", lambda device, dtypes: Rates({"float32": 1e18}, 1e18)
+        "attention_conformance.tests.benchmarks.speed_session.rates",
+        lambda device, dtypes: Rates({"float32": 1e18}, 1e18),
     )
 
 
@@ -81,7 +81,7 @@ def invent(monkeypatch: pytest.MonkeyPatch) -> Invent:
 
     def replaced(**changes: Any) -> Measurement:
         invention = replace(invented().measurements[1], calls=8, **changes)
-        monkeypatch.setattr("attention_conformance.tests.benchmarks.sessions.measure", lambda *_: invention)
+        monkeypatch.setattr("attention_conformance.tests.benchmarks.speed_session.measure", lambda *_: invention)
         return invention
 
     return replaced
@@ -168,7 +168,7 @@ def test_a_run_that_was_killed_has_left_a_file_that_says_so(tmp_path: Path) -> N
         (("--baseline", "torch.spda"), "--baseline 'torch.spda' is no implementation; *torch.sdpa*"),
         (("--dtype", "float33"), "--dtype 'float33' selects nothing; *"),
         (("--implementation", "nope"), "--implementation 'nope' selects nothing; *"),
-        (("--seconds", "0"), "--seconds 0 is no time: *"),
+        (("--seconds", "0"), "--seconds 0 is not positive: *"),
         (("--device", "tpu"), "--device 'tpu' is not available here: *"),
         (("--workload", "decode-128", "--implementation", "source.d"), "--workload selects op workloads only*"),
         (("--candidate", "absent.py:name"), "there is no file 'absent.py'*"),

@@ -14,8 +14,8 @@ from attention_conformance.spec.cases import Case, MaskKind, MaskShape, ModuleFo
 from attention_conformance.spec.extensions import Packing
 from attention_conformance.spec.features import Alignment, Conventions
 from attention_conformance.spec.inputs import build
-from attention_conformance.tests.benchmarks import counting
-from attention_conformance.tests.benchmarks.counting import Work, visible, work
+from attention_conformance.tests.benchmarks import required_work
+from attention_conformance.tests.benchmarks.benchmark_run import Rates
 from attention_conformance.tests.benchmarks.floor import (
     bandwidth,
     beaten,
@@ -26,7 +26,7 @@ from attention_conformance.tests.benchmarks.floor import (
     machine,
     rates,
 )
-from attention_conformance.tests.benchmarks.record import Rates
+from attention_conformance.tests.benchmarks.required_work import Work, visible, work
 
 INVENTED = Rates(
     {"float64": 1e9, "float32": 2e9, "bfloat16": 30e9, "float16": 1e9},
@@ -82,7 +82,7 @@ MASKED = (
 @pytest.mark.parametrize("alignment", Alignment)
 @pytest.mark.parametrize("case", MASKED, ids=str)
 def test_pairs_are_those_of_the_reference(case: Case, alignment: Alignment, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(counting, "ROWS", 2)
+    monkeypatch.setattr(required_work, "ROWS", 2)
     problem, conventions = build(case, "float64"), Conventions(causal_alignment=alignment)
     allowed = allowed_keys(problem, conventions)
     found = visible(problem, conventions)

@@ -15,13 +15,13 @@ import torch
 from attention_conformance.implementations.api.contract import Implementation, Unsupported
 from attention_conformance.implementations.api.global_state import kept_global_state
 from attention_conformance.spec.cases import Case
-from attention_conformance.tests.benchmarks.contending import Contender, contenders
-from attention_conformance.tests.benchmarks.counting import Work, result_bytes, work
+from attention_conformance.tests.benchmarks.answer_checks import AnswerCheck, verified
+from attention_conformance.tests.benchmarks.benchmark_run import Measurement, Rates, Speed
+from attention_conformance.tests.benchmarks.contenders import Contender, contenders
 from attention_conformance.tests.benchmarks.floor import beaten, floor_seconds, limits
 from attention_conformance.tests.benchmarks.memory import peak
-from attention_conformance.tests.benchmarks.pairing import Clock, Effort, Times, verdict
-from attention_conformance.tests.benchmarks.record import Measurement, Rates, Speed
-from attention_conformance.tests.benchmarks.verifying import Checked, verified
+from attention_conformance.tests.benchmarks.paired_timing import Clock, Effort, Times, verdict
+from attention_conformance.tests.benchmarks.required_work import Work, result_bytes, work
 from attention_conformance.tests.benchmarks.workloads import Timed, suited
 
 WARM = 3
@@ -142,7 +142,7 @@ def _judged(
     return replace(found, verdict=verdict(speed, times.noise()), speed=speed)
 
 
-def _wrong(checked: Checked) -> str:
+def _wrong(checked: AnswerCheck) -> str:
     if checked.message:
         return checked.message
     return "" if checked.elements else f"no answer could be checked: {checked}"

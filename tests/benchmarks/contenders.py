@@ -50,7 +50,7 @@ class Numbers:
 
 
 @dataclass(frozen=True, eq=False)
-class Kept:
+class KeptAnswer:
     """The answer of a timed call, in memory of its own, and the number of its inputs."""
 
     number: int
@@ -80,8 +80,8 @@ class Contender:
     keeping: bool = False
     problem: Problem = field(init=False)
     slots: list[Native] = field(default_factory=list)
-    chosen: list[Kept] = field(default_factory=list)
-    last: Kept | None = None
+    chosen: list[KeptAnswer] = field(default_factory=list)
+    last: KeptAnswer | None = None
     calls: int = 0
     seen: int = 0
 
@@ -132,7 +132,7 @@ class Contender:
         """A problem that no timed call is asked."""
         return self.problem_of(self.first + SHARE - 1)
 
-    def answers(self) -> Iterator[Kept]:
+    def answers(self) -> Iterator[KeptAnswer]:
         """The answers that were kept: the last, and some at random."""
         if self.last is not None:
             yield self.last
@@ -151,7 +151,7 @@ class Contender:
     def _keep(self, numbers: list[int], answers: list[object]) -> None:
         """The last, and each with the same chance to be among the others."""
         which = int(self.random.integers(len(answers)))
-        self.last = Kept(numbers[which], _copied(self.slots[which].result(answers[which])))
+        self.last = KeptAnswer(numbers[which], _copied(self.slots[which].result(answers[which])))
         self.seen += 1
         if len(self.chosen) < KEPT:
             self.chosen.append(self.last)

@@ -20,7 +20,7 @@ from attention_conformance.reference.expected import Expected, sample_rows, solv
 from attention_conformance.spec.cases import Sharing
 from attention_conformance.spec.features import Conventions, GroupOrder, Scope
 from attention_conformance.spec.problem import Array, Problem
-from attention_conformance.tests.benchmarks.contending import Contender, Kept
+from attention_conformance.tests.benchmarks.contenders import Contender, KeptAnswer
 from attention_conformance.tests.harness.judge.comparison import compare
 
 ROWS = 6
@@ -30,7 +30,7 @@ FEWEST = 2
 
 
 @dataclass(frozen=True)
-class Checked:
+class AnswerCheck:
     """What checks have found.
 
     Attributes:
@@ -47,12 +47,14 @@ class Checked:
     about: str = ""
     inconclusive: tuple[str, ...] = ()
 
-    def joined(self, other: Checked) -> Checked:
+    def joined(self, other: AnswerCheck) -> AnswerCheck:
         """Both; the first message counts."""
         about = "; ".join(part for part in (self.about, other.about) if part)
         worst = max(self.worst, other.worst)
         elements, message = self.elements + other.elements, self.message or other.message
-        return Checked(worst, elements, message, about, tuple(dict.fromkeys(self.inconclusive + other.inconclusive)))
+        return AnswerCheck(
+            worst, elements, message, about, tuple(dict.fromkeys(self.inconclusive + other.inconclusive))
+        )
 
     def __str__(self) -> str:
         """What was checked, and what was not."""
@@ -114,7 +116,7 @@ class Part:
         return f"sample {self.sample}, key head {self.group}, queries {rows}"
 
 
-def verified(contender: Contender, seconds: float = 1.0, gradients: bool = True) -> Checked:
+def verified(contender: Contender, seconds: float = 1.0, gradients: bool = True) -> AnswerCheck:
     """The answers that a contender's timed calls have left, and its gradients where they are timed.
 
     Args:
@@ -124,7 +126,7 @@ def verified(contender: Contender, seconds: float = 1.0, gradients: bool = True)
     """
     random = np.random.default_rng(contender.first + contender.calls)
     conventions, end = contender.implementation.claims.conventions, time.perf_counter() + seconds
-    found, checked = Checked(), 0
+    found, checked = AnswerCheck(), 0
     for kept in contender.answers():
         if checked >= FEWEST and time.perf_counter() > end:
             break
@@ -145,20 +147,20 @@ def _by_rows(problem: Problem) -> bool:
 
 
 def _rows(
-    problem: Problem, kept: Kept, conventions: Conventions, random: np.random.Generator, gradients: bool
-) -> Checked:
+    problem: Problem, kept: KeptAnswer, conventions: Conventions, random: np.random.Generator, gradients: bool
+) -> AnswerCheck:
     """Of a timed call's output, and of its query's gradient."""
     if wrong := _misshapen(problem, kept.result):
-        return Checked(np.inf, message=wrong)
+        return AnswerCheck(np.inf, message=wrong)
     part, scope = Part.drawn(problem, conventions, random), problem.scope
     asked, got = part.of_problem(problem, conventions), {"output": kept.result.output}
     if gradients and _by_rows(problem):
         assert problem.cotangent is not None
         asked = replace(asked, cotangent=part.of_queries(problem.cotangent, scope), needs=("query",))
         if "query" not in kept.result.gradients:
-            return Checked(np.inf, message="the gradient of query was not returned")
+            return AnswerCheck(np.inf, message="the gradient of query was not returned")
         got["gradients.query"] = kept.result.gradients["query"]
-    expected, found = solve(asked, conventions, returned=()).parts, Checked()
+    expected, found = solve(asked, conventions, returned=()).parts, AnswerCheck()
     for name, array in got.items():
         compared = _compared(name, part.of_queries(array, scope), expected[name], problem.dtype, str(part))
         found = found.joined(compared)
@@ -173,15 +175,15 @@ def _misshapen(problem: Problem, result: Result) -> str:
     return "" if result.output.shape == shape else f"output has shape {result.output.shape}, expected {shape}"
 
 
-def _compared(name: str, got: Array | None, expected: Expected, dtype: str, where: str) -> Checked:
+def _compared(name: str, got: Array | None, expected: Expected, dtype: str, where: str) -> AnswerCheck:
     found = compare(name, got, expected, dtype)
     if found.inconclusive:
-        return Checked(inconclusive=(name,))
+        return AnswerCheck(inconclusive=(name,))
     message = f"{found.message} (counted within {where})" if found.message else ""
-    return Checked(found.worst, expected.value.size, message)
+    return AnswerCheck(found.worst, expected.value.size, message)
 
 
-def _gradients(contender: Contender, conventions: Conventions, random: np.random.Generator) -> Checked:
+def _gradients(contender: Contender, conventions: Conventions, random: np.random.Generator) -> AnswerCheck:
     """Of a call beside the timed ones, whose cotangent is zero but for one part: its gradients follow from the part."""
     problem = contender.beside()
     part = Part.drawn(problem, conventions, random)
@@ -193,11 +195,11 @@ def _gradients(contender: Contender, conventions: Conventions, random: np.random
     result = contender.asked(
         {name: array for name, array in asked.arrays().items() if name in contender.numbers.shapes}
     )
-    found = Checked(about=f"gradients of one further call, from {len(part.rows)} rows")
+    found = AnswerCheck(about=f"gradients of one further call, from {len(part.rows)} rows")
     for name, expected in _expected(asked, part, conventions).items():
         got = result.gradients.get(name)
         if got is None:
-            return found.joined(Checked(np.inf, message=f"the gradient of {name} was not returned"))
+            return found.joined(AnswerCheck(np.inf, message=f"the gradient of {name} was not returned"))
         cut = _cut(part, name, got, problem)
         found = found.joined(_compared(f"gradients.{name}", cut, expected, problem.dtype, str(part)))
     return found

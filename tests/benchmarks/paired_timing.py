@@ -23,7 +23,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from attention_conformance.tests.benchmarks.record import Interval, Speed
+from attention_conformance.tests.benchmarks.benchmark_run import Interval, Speed
 
 Floats: TypeAlias = NDArray[np.float64]
 Block: TypeAlias = Callable[[int], float]
