@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import pytest
-from pytest_benchmark.fixture import BenchmarkFixture
 
 from attention_conformance.implementations.api.contract import Implementation
 from attention_conformance.tests.benchmarks.benchmark_run import Measurement, Speed
@@ -25,7 +25,7 @@ def test_speed(
     implementation: Implementation,
     speed_session: SpeedSession,
     measured_rounds: MeasuredRounds,
-    benchmark: BenchmarkFixture,
+    benchmark: Any,
 ) -> None:
     measurement = speed_session.pair(timed, implementation)
     if measurement.verdict is Speed.UNSUPPORTED:

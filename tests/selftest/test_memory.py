@@ -131,7 +131,7 @@ def test_what_is_kept_once_and_what_is_garbage_is_not_left_behind() -> None:
 def test_where_it_cannot_be_measured_it_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(memory, "FORGET", tmp_path / "nothing" / "here")
     monkeypatch.setattr(memory, "STATUS", tmp_path / "nothing")
-    assert "not to be had" in absent()
+    assert "is not available" in absent()
     assert peak(lambda: None).of_device is None
     assert held() is None
     assert left_behind(lambda: None, 1, 0) is None
