@@ -6,7 +6,7 @@ import importlib
 from functools import cache
 from pathlib import Path
 
-from attention_conformance.implementations.defects.record import REGISTRY, Defect, Severity
+from attention_conformance.implementations.defects.defect import REGISTRY, Defect, Severity
 
 __all__ = ["MODULES", "SCORE", "Defect", "Severity", "catalogue"]
 

@@ -9,18 +9,18 @@ import torch
 from torch import Tensor
 
 from attention_conformance.implementations.adapters.cached import Feed, Stream
-from attention_conformance.implementations.defects.caching_steps import (
+from attention_conformance.implementations.builtin.stepwise.cache_steps import (
     CacheSteps,
     Rows,
-    breaks_cache,
+    empty_store,
     joined,
-    make,
-    put,
-    see,
+    visible,
     write,
+    write_slots,
 )
-from attention_conformance.implementations.defects.record import Severity
-from attention_conformance.implementations.defects.steps import Steps, add_causal, add_triangle, share
+from attention_conformance.implementations.builtin.stepwise.steps import Steps, add_causal, add_triangle, repeat_kv
+from attention_conformance.implementations.defects.breaking import breaks_cache
+from attention_conformance.implementations.defects.defect import Severity
 
 _PROMPTS: dict[tuple[torch.Size, torch.Size, torch.dtype], Rows] = {}
 
@@ -78,7 +78,7 @@ def triangle_over_a_single_query(scores: Tensor, ahead: Tensor) -> Tensor:
 
 @breaks_cache(
     "cache.static",
-    step="stand",
+    step="query_positions",
     holds=("cache.decode", "cache.chunked-prefill"),
     does="Has the last query stand at the end of the room, not at the end of what is kept.",
     repair="Take the offset of the triangle from the number of valid keys.",
@@ -94,7 +94,7 @@ def queries_at_the_end_of_the_room(first: int, length: int, room: int) -> Tensor
 @breaks_cache(
     "cache.chunked-prefill",
     "cache.alibi",
-    step="see",
+    step="visible",
     holds=("cache.decode", "causal.square"),
     does="Puts new keys before those that are kept.",
     repair="Append along the axis of tokens: what is kept first, new ones last.",
@@ -105,12 +105,12 @@ def queries_at_the_end_of_the_room(first: int, length: int, room: int) -> Tensor
 )
 def new_keys_before_those_kept(store: Rows, new: Rows, after: Rows) -> Rows:
     rotated = joined(new, store.written)
-    return Rows(rotated.key, rotated.value, rotated.places.sort().values)
+    return Rows(rotated.key, rotated.value, rotated.positions.sort().values)
 
 
 @breaks_cache(
     "cache.decode",
-    step="see",
+    step="visible",
     holds=("causal.square",),
     does="Attends to what is kept before the new token's key is.",
     repair="Append first, then attend: a token sees itself.",
@@ -119,8 +119,8 @@ def new_keys_before_those_kept(store: Rows, new: Rows, after: Rows) -> Rows:
     severity=Severity.WRONG,
 )
 def own_key_appended_too_late(store: Rows, new: Rows, after: Rows) -> Rows:
-    alone = len(new.places) == 1 and len(store.written.places) > 0
-    return store.written if alone else see(store, new, after)
+    alone = len(new.positions) == 1 and len(store.written.positions) > 0
+    return store.written if alone else visible(store, new, after)
 
 
 @breaks_cache(
@@ -134,11 +134,11 @@ def own_key_appended_too_late(store: Rows, new: Rows, after: Rows) -> Rows:
 )
 def several_tokens_taken_for_a_prompt(stream: Stream) -> Feed:
     def fresh(store: Rows, new: Rows) -> Rows:
-        return store if len(new.places) == 1 else store.taken(store.places < -1)
+        return store if len(new.positions) == 1 else store.select(store.positions < -1)
 
     return CacheSteps(
         write=lambda store, new, stream: write(store if stream.room else fresh(store, new), new, stream),
-        see=lambda store, new, after: see(fresh(store, new), new, after),
+        visible=lambda store, new, after: visible(fresh(store, new), new, after),
     ).open(stream)
 
 
@@ -154,12 +154,12 @@ def several_tokens_taken_for_a_prompt(stream: Stream) -> Feed:
 )
 def position_advanced_by_one_a_call(stream: Stream) -> Feed:
     calls = count()
-    return CacheSteps(stand=lambda first, length, room: next(calls) + torch.arange(length)).open(stream)
+    return CacheSteps(query_positions=lambda first, length, room: next(calls) + torch.arange(length)).open(stream)
 
 
 @breaks_cache(
     "cache.new-sequence",
-    step="see",
+    step="visible",
     holds=("effects.repeatable",),
     does="Keeps the keys of a first piece for all later sequences whose first piece is as long.",
     repair="Empty the cache for each sequence, or find kept prompts by all of their tokens.",
@@ -169,8 +169,8 @@ def position_advanced_by_one_a_call(stream: Stream) -> Feed:
     links=("https://github.com/Lightning-AI/litgpt/pull/1596", "https://github.com/kekzl/imp/issues/1301"),
 )
 def prompt_found_by_its_length(store: Rows, new: Rows, after: Rows) -> Rows:
-    if not len(new.places) or int(new.places[0]):
-        return see(store, new, after)
+    if not len(new.positions) or int(new.positions[0]):
+        return visible(store, new, after)
     return _PROMPTS.setdefault((new.key.shape, new.value.shape, new.key.dtype), new)
 
 
@@ -192,9 +192,9 @@ def groups_tiled_beside_a_cache(stream: Stream) -> Feed:
         return options
 
     def score_std(rows: Tensor, num_heads: int) -> Tensor:
-        return rows.repeat(1, num_heads // rows.shape[1], 1, 1) if later else share(rows, num_heads)
+        return rows.repeat(1, num_heads // rows.shape[1], 1, 1) if later else repeat_kv(rows, num_heads)
 
-    return CacheSteps(steps=Steps(share=score_std), flags=flags).open(stream)
+    return CacheSteps(steps=Steps(repeat_kv=score_std), flags=flags).open(stream)
 
 
 @breaks_cache(
@@ -208,13 +208,17 @@ def groups_tiled_beside_a_cache(stream: Stream) -> Feed:
 )
 def unused_room_attended(stream: Stream) -> Feed:
     def zeroed(stream: Stream) -> Rows:
-        room = make(stream)
-        return Rows(torch.zeros_like(room.key), torch.zeros_like(room.value), room.places)
+        room = empty_store(stream)
+        return Rows(torch.zeros_like(room.key), torch.zeros_like(room.value), room.positions)
 
     def everything(store: Rows, new: Rows, after: Rows) -> Rows:
-        return Rows(after.key, after.value, after.places.clamp(min=0)) if not stream.ring else see(store, new, after)
+        return (
+            Rows(after.key, after.value, after.positions.clamp(min=0))
+            if not stream.ring
+            else visible(store, new, after)
+        )
 
-    return CacheSteps(make=zeroed, see=everything).open(stream)
+    return CacheSteps(empty_store=zeroed, visible=everything).open(stream)
 
 
 @breaks_cache(
@@ -233,15 +237,15 @@ def unused_room_attended(stream: Stream) -> Feed:
 )
 def unused_values_multiplied_by_zero(stream: Stream) -> Feed:
     def everything(store: Rows, new: Rows, after: Rows) -> Rows:
-        far = after.places.masked_fill(after.places < 0, stream.room)
-        return see(store, new, after) if stream.ring else Rows(after.key, after.value, far)
+        far = after.positions.masked_fill(after.positions < 0, stream.room)
+        return visible(store, new, after) if stream.ring else Rows(after.key, after.value, far)
 
-    return CacheSteps(see=everything).open(stream)
+    return CacheSteps(visible=everything).open(stream)
 
 
 @breaks_cache(
     "cache.ring",
-    step="see",
+    step="visible",
     holds=("cache.decode", "cache.chunked-prefill", "cache.static"),
     does="Writes a piece into the ring before it attends.",
     repair="Attend to what was kept and to the piece itself, then write; or make the ring longer by a piece.",
@@ -270,9 +274,9 @@ def ring_written_before_it_is_read(store: Rows, new: Rows, after: Rows) -> Rows:
     links=("https://github.com/Lightning-AI/litgpt/pull/2215",),
 )
 def beginning_of_a_long_piece_kept(store: Rows, new: Rows, stream: Stream) -> Rows:
-    if not 0 < stream.room < len(new.places):
+    if not 0 < stream.room < len(new.positions):
         return write(store, new, stream)
-    return put(store, new.taken(torch.arange(stream.room)), torch.arange(stream.room))
+    return write_slots(store, new.select(torch.arange(stream.room)), torch.arange(stream.room))
 
 
 @breaks_cache(
@@ -288,11 +292,11 @@ def beginning_of_a_long_piece_kept(store: Rows, new: Rows, stream: Stream) -> Ro
 def oldest_key_dropped_too_early(stream: Stream) -> Feed:
     def seen(store: Rows, new: Rows, after: Rows) -> Rows:
         kept = store.written
-        full = stream.ring and len(kept.places) == stream.room
-        oldest = int(new.places[0]) - stream.room + 1
-        return joined(kept.taken(kept.places > oldest), new) if full else joined(kept, new)
+        full = stream.ring and len(kept.positions) == stream.room
+        oldest = int(new.positions[0]) - stream.room + 1
+        return joined(kept.select(kept.positions > oldest), new) if full else joined(kept, new)
 
-    return CacheSteps(see=seen).open(stream)
+    return CacheSteps(visible=seen).open(stream)
 
 
 @breaks_cache(
@@ -308,12 +312,12 @@ def oldest_key_dropped_too_early(stream: Stream) -> Feed:
 )
 def kept_in_bfloat16(store: Rows, new: Rows, stream: Stream) -> Rows:
     key, value = (rows.bfloat16().to(rows.dtype) for rows in (new.key, new.value))
-    return write(store, Rows(key, value, new.places), stream)
+    return write(store, Rows(key, value, new.positions), stream)
 
 
 @breaks_cache(
     "cache.decode",
-    step="see",
+    step="visible",
     holds=("causal.square", "relations.batch"),
     does="Serves all samples what it kept of the first.",
     repair="Keep a row for each sample, and reorder rows with the samples.",
@@ -323,7 +327,7 @@ def kept_in_bfloat16(store: Rows, new: Rows, stream: Stream) -> Rows:
 )
 def first_sample_kept_for_all(store: Rows, new: Rows, after: Rows) -> Rows:
     kept = store.written
-    return joined(Rows(kept.key[:1].expand_as(kept.key), kept.value[:1].expand_as(kept.value), kept.places), new)
+    return joined(Rows(kept.key[:1].expand_as(kept.key), kept.value[:1].expand_as(kept.value), kept.positions), new)
 
 
 @breaks_cache(
@@ -338,12 +342,12 @@ def first_sample_kept_for_all(store: Rows, new: Rows, after: Rows) -> Rows:
     severity=Severity.WRONG,
 )
 def values_left_behind_when_storage_grows(store: Rows, new: Rows, stream: Stream) -> Rows:
-    after, held = write(store, new, stream), len(store.places)
-    if stream.room or _storage(held) == _storage(len(after.places)):
+    after, held = write(store, new, stream), len(store.positions)
+    if stream.room or _storage(held) == _storage(len(after.positions)):
         return after
     value = after.value.clone()
     value[:, :, :held] = 0.0
-    return Rows(after.key, value, after.places)
+    return Rows(after.key, value, after.positions)
 
 
 def _storage(length: int) -> int:

@@ -8,16 +8,16 @@ import torch
 from torch import Tensor
 
 from attention_conformance.implementations.adapters.cached import Feed, Stream
-from attention_conformance.implementations.defects.caching_steps import (
+from attention_conformance.implementations.builtin.stepwise.cache_steps import (
     CacheSteps,
     Rows,
-    breaks_cache,
     joined,
     rotate_key,
     rotate_query,
 )
-from attention_conformance.implementations.defects.record import Severity, breaks
-from attention_conformance.implementations.defects.steps import Steps, add_alibi, add_window
+from attention_conformance.implementations.builtin.stepwise.steps import Steps, add_alibi, add_window
+from attention_conformance.implementations.defects.breaking import breaks, breaks_cache
+from attention_conformance.implementations.defects.defect import Severity
 from attention_conformance.spec.features import Feature
 
 START = {Feature.QUERY_START}
@@ -95,7 +95,7 @@ def distances_counted_in_the_piece(scores: Tensor, slopes: Tensor, ahead: Tensor
 
 @breaks_cache(
     "cache.rotary",
-    step="turn_query",
+    step="rotate_query",
     holds=("cache.decode", "cache.alibi", "cache.window"),
     does="Turns the queries of each piece from position 0 on, and its keys by their positions.",
     repair="Give query and key the same offset.",
@@ -104,8 +104,8 @@ def distances_counted_in_the_piece(scores: Tensor, slopes: Tensor, ahead: Tensor
     severity=Severity.WRONG,
     links=("https://github.com/RobertCsordas/moeut/pull/6",),
 )
-def queries_turned_from_the_beginning(query: Tensor, places: Tensor, base: float) -> Tensor:
-    return rotate_query(query, places - places[:1], base)
+def queries_turned_from_the_beginning(query: Tensor, positions: Tensor, base: float) -> Tensor:
+    return rotate_query(query, positions - positions[:1], base)
 
 
 @breaks_cache(
@@ -120,8 +120,8 @@ def queries_turned_from_the_beginning(query: Tensor, places: Tensor, base: float
 )
 def positions_restarted_in_each_piece(stream: Stream) -> Feed:
     return CacheSteps(
-        rotate_query=lambda query, places, base: rotate_query(query, places - places[:1], base),
-        rotate_key=lambda key, places, base: rotate_key(key, places - places[:1], base),
+        rotate_query=lambda query, positions, base: rotate_query(query, positions - positions[:1], base),
+        rotate_key=lambda key, positions, base: rotate_key(key, positions - positions[:1], base),
     ).open(stream)
 
 
@@ -140,10 +140,10 @@ def kept_keys_turned_again(stream: Stream) -> Feed:
 
     def rotated(store: Rows, new: Rows, after: Rows) -> Rows:
         kept = store.written
-        again = kept.key if base is None else rotate_key(kept.key, kept.places, base)
-        return joined(Rows(again, kept.value, kept.places), new)
+        again = kept.key if base is None else rotate_key(kept.key, kept.positions, base)
+        return joined(Rows(again, kept.value, kept.positions), new)
 
-    return CacheSteps(see=rotated).open(stream)
+    return CacheSteps(visible=rotated).open(stream)
 
 
 @breaks_cache(
@@ -159,8 +159,10 @@ def kept_keys_turned_again(stream: Stream) -> Feed:
 def angles_remembered_by_length(stream: Stream) -> Feed:
     known: dict[int, Tensor] = {}
     return CacheSteps(
-        rotate_query=lambda query, places, base: rotate_query(query, known.setdefault(len(places), places), base),
-        rotate_key=lambda key, places, base: rotate_key(key, known.setdefault(len(places), places), base),
+        rotate_query=lambda query, positions, base: rotate_query(
+            query, known.setdefault(len(positions), positions), base
+        ),
+        rotate_key=lambda key, positions, base: rotate_key(key, known.setdefault(len(positions), positions), base),
     ).open(stream)
 
 
@@ -178,19 +180,19 @@ def angles_remembered_by_length(stream: Stream) -> Feed:
     ),
 )
 def offset_of_what_is_left(stream: Stream) -> Feed:
-    def left(places: Tensor) -> Tensor:
-        return places - max(0, int(places[0]) - stream.room) if stream.ring else places
+    def left(positions: Tensor) -> Tensor:
+        return positions - max(0, int(positions[0]) - stream.room) if stream.ring else positions
 
     return CacheSteps(
-        rotate_query=lambda query, places, base: rotate_query(query, left(places), base),
-        rotate_key=lambda key, places, base: rotate_key(key, left(places), base),
+        rotate_query=lambda query, positions, base: rotate_query(query, left(positions), base),
+        rotate_key=lambda key, positions, base: rotate_key(key, left(positions), base),
     ).open(stream)
 
 
 @breaks_cache(
     "cache.ring-positions",
     "cache.ring",
-    step="see",
+    step="visible",
     holds=("cache.static", "cache.alibi", "cache.window"),
     does="Takes the order of the slots of a ring for the order of its tokens.",
     repair="Work out the position of each slot, or roll the ring before it is read.",
@@ -204,7 +206,7 @@ def offset_of_what_is_left(stream: Stream) -> Feed:
 )
 def slots_taken_for_positions(store: Rows, new: Rows, after: Rows) -> Rows:
     kept = store.written
-    return joined(Rows(kept.key, kept.value, kept.places.sort().values), new)
+    return joined(Rows(kept.key, kept.value, kept.positions.sort().values), new)
 
 
 @breaks(

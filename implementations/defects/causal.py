@@ -7,9 +7,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attention_conformance.implementations.defects.empty_rows import BOTTOM_RIGHT, add_bottom_right
-from attention_conformance.implementations.defects.record import Severity, breaks
-from attention_conformance.implementations.defects.steps import INFINITY, Steps, add_causal, mix, score, softmax
+from attention_conformance.implementations.builtin.stepwise.steps import (
+    BOTTOM_RIGHT,
+    INFINITY,
+    Steps,
+    add_bottom_right,
+    add_causal,
+    mix,
+    score,
+    softmax,
+)
+from attention_conformance.implementations.defects.breaking import breaks
+from attention_conformance.implementations.defects.defect import Severity
 
 
 @breaks(

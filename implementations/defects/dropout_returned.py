@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attention_conformance.implementations.builtin.stepwise.steps import Steps, mix
+from attention_conformance.implementations.defects.breaking import breaks
+from attention_conformance.implementations.defects.defect import Severity
 from attention_conformance.implementations.defects.dropout import DROPOUT
-from attention_conformance.implementations.defects.record import Severity, breaks
-from attention_conformance.implementations.defects.steps import Steps, mix
 from attention_conformance.spec.features import Conventions, ReturnedWeights
 
 AFTER = Conventions(returned_weights=ReturnedWeights.AFTER_DROPOUT)

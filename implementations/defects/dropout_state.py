@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from attention_conformance.implementations.adapters.mha_interface import MHA_FEATURES
+from attention_conformance.implementations.builtin.stepwise.layer import Layer
+from attention_conformance.implementations.builtin.stepwise.steps import Steps, drop, softmax
+from attention_conformance.implementations.defects.breaking import breaks, breaks_layer
+from attention_conformance.implementations.defects.defect import Severity
 from attention_conformance.implementations.defects.dropout import DROPOUT, chosen
-from attention_conformance.implementations.defects.layers import Layer, breaks_layer
-from attention_conformance.implementations.defects.record import Severity, breaks
-from attention_conformance.implementations.defects.steps import Steps, drop, softmax
 from attention_conformance.spec.features import Feature
 from attention_conformance.spec.problem import Problem
 

@@ -8,11 +8,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attention_conformance.implementations.adapters.ops import torch_op
+from attention_conformance.implementations.adapters.torch_op import torch_op
 from attention_conformance.implementations.api.contract import Claims, Implementation
-from attention_conformance.implementations.defects.layers import Layer, breaks_layer
-from attention_conformance.implementations.defects.record import OP, REGISTRY, Defect, Severity, breaks
-from attention_conformance.implementations.defects.steps import Steps, add_mask, factor, score, turn
+from attention_conformance.implementations.builtin.stepwise.layer import Layer
+from attention_conformance.implementations.builtin.stepwise.steps import (
+    OP_FEATURES,
+    Steps,
+    add_mask,
+    factor,
+    rotate,
+    score,
+)
+from attention_conformance.implementations.defects.breaking import breaks, breaks_layer
+from attention_conformance.implementations.defects.defect import REGISTRY, Defect, Severity
 from attention_conformance.spec.features import Feature, Scope
 
 _MASKS: dict[torch.Size, Tensor] = {}
@@ -76,7 +84,7 @@ def key_turned_in_place(query: Tensor, key: Tensor, value: Tensor, **options: An
 
 @breaks(
     "effects.inputs",
-    step="turn",
+    step="rotate",
     claims={Feature.ROTARY},
     raises=True,
     holds=("positions.rotary", "positions.rotary-gradient", "effects.stateless"),
@@ -86,8 +94,8 @@ def key_turned_in_place(query: Tensor, key: Tensor, value: Tensor, **options: An
     matters="A key that is kept and asked again is turned once more.",
     severity=Severity.STATE,
 )
-def turned_in_place(rows: Tensor, places: Tensor, base: float) -> Tensor:
-    rotated = turn(rows, places, base)
+def turned_in_place(rows: Tensor, positions: Tensor, base: float) -> Tensor:
+    rotated = rotate(rows, positions, base)
     return rotated if rows.requires_grad else rows.copy_(rotated)
 
 
@@ -336,7 +344,7 @@ def _keys_remembered(query: Tensor, key: Tensor, value: Tensor, **options: Any) 
     return Steps()(query, key, value, **options)
 
 
-_CLAIMS = Claims(Scope.OP, OP | {Feature.ALTERNATIVES})
+_CLAIMS = Claims(Scope.OP, OP_FEATURES | {Feature.ALTERNATIVES})
 REGISTRY += [
     Defect(
         Implementation(

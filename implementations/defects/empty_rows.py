@@ -7,17 +7,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attention_conformance.implementations.defects.record import Severity, breaks
-from attention_conformance.implementations.defects.steps import INFINITY, Steps, add_mask, softmax
-from attention_conformance.spec.features import Alignment, Conventions
-
-BOTTOM_RIGHT = Conventions(causal_alignment=Alignment.BOTTOM_RIGHT)
-
-
-def add_bottom_right(scores: Tensor) -> Tensor:
-    """The causal triangle that ends at the last key."""
-    later = torch.ones_like(scores).triu(1 + scores.shape[-1] - scores.shape[-2]).bool()
-    return scores.masked_fill(later, -INFINITY)
+from attention_conformance.implementations.builtin.stepwise.steps import (
+    BOTTOM_RIGHT,
+    INFINITY,
+    Steps,
+    add_bottom_right,
+    add_mask,
+    softmax,
+)
+from attention_conformance.implementations.defects.breaking import breaks
+from attention_conformance.implementations.defects.defect import Severity
 
 
 @breaks(
@@ -157,5 +156,5 @@ def nan_before_the_triangle(
     severity=Severity.LEAK,
 )
 def first_key_before_the_triangle(scores: Tensor) -> Tensor:
-    places = torch.arange(scores.shape[-2])[:, None] + scores.shape[-1] - scores.shape[-2]
-    return scores.masked_fill(torch.arange(scores.shape[-1]) > places.clamp(min=0), -INFINITY)
+    positions = torch.arange(scores.shape[-2])[:, None] + scores.shape[-1] - scores.shape[-2]
+    return scores.masked_fill(torch.arange(scores.shape[-1]) > positions.clamp(min=0), -INFINITY)

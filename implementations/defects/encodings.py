@@ -7,10 +7,10 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from attention_conformance.implementations.adapters.ops import torch_op
+from attention_conformance.implementations.adapters.torch_op import torch_op
 from attention_conformance.implementations.api.contract import FUNCTIONS, Claims, Implementation
-from attention_conformance.implementations.defects.record import OP, REGISTRY, Defect, Severity
-from attention_conformance.implementations.defects.steps import Steps
+from attention_conformance.implementations.builtin.stepwise.steps import OP_FEATURES, Steps
+from attention_conformance.implementations.defects.defect import REGISTRY, Defect, Severity
 from attention_conformance.spec.features import AlibiRule, Conventions, Scope
 from attention_conformance.spec.problem import Array
 
@@ -31,7 +31,7 @@ def breaks_function(
 
     def register(mistake: Function) -> Function:
         name = mistake.__name__.replace("_", "-")
-        claims = Claims(Scope.OP, OP | {FUNCTIONS[offered]}, conventions)
+        claims = Claims(Scope.OP, OP_FEATURES | {FUNCTIONS[offered]}, conventions)
         implementation = Implementation(name, claims, torch_op(Steps()), functions={offered: mistake})
         REGISTRY.append(Defect(implementation, clauses, **told))
         return mistake

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 
 from attention_conformance.implementations.adapters.mha_interface import MHA_FEATURES, inputs_of
 from attention_conformance.implementations.adapters.tensors import Tensors
-from attention_conformance.implementations.defects.layers import PLACES, Layer, breaks_layer
-from attention_conformance.implementations.defects.record import Severity
-from attention_conformance.implementations.defects.steps import INFINITY
+from attention_conformance.implementations.builtin.stepwise.layer import LAYER_PLACES, Layer
+from attention_conformance.implementations.builtin.stepwise.steps import INFINITY
+from attention_conformance.implementations.defects.breaking import breaks_layer
+from attention_conformance.implementations.defects.defect import Severity
 from attention_conformance.spec.features import Feature
 from attention_conformance.spec.problem import Problem
 
@@ -76,7 +77,7 @@ def call(module: nn.Module, given: Tensors, problem: Problem) -> Any:
     return module(*inputs_of(given), **masks, is_causal=problem.causal, add_zero_attn=problem.extension.zero_attn)
 
 
-KEYED_PLACES = {**PLACES, "bias_k": "bias_k", "bias_v": "bias_v"}
+KEYED_PLACES = {**LAYER_PLACES, "bias_k": "bias_k", "bias_v": "bias_v"}
 FEATURES = MHA_FEATURES | {Feature.BIAS_KV, Feature.ZERO_ATTN}
 breaks_keys: Callable[..., Any] = partial(
     breaks_layer,

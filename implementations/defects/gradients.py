@@ -9,9 +9,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attention_conformance.implementations.defects.layers import Layer, breaks_layer
-from attention_conformance.implementations.defects.record import Severity, breaks
-from attention_conformance.implementations.defects.steps import INFINITY, Steps, add_mask, factor, score, softmax
+from attention_conformance.implementations.builtin.stepwise.layer import Layer
+from attention_conformance.implementations.builtin.stepwise.steps import (
+    INFINITY,
+    Steps,
+    add_mask,
+    factor,
+    score,
+    softmax,
+)
+from attention_conformance.implementations.defects.breaking import breaks, breaks_layer
+from attention_conformance.implementations.defects.defect import Severity
 
 FORWARD = ("gradients.query", "gradients.key", "gradients.value")
 

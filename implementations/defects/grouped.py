@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from attention_conformance.implementations.adapters.mha_interface import MHA_FEATURES
-from attention_conformance.implementations.defects.empty_rows import BOTTOM_RIGHT
+from attention_conformance.implementations.builtin.stepwise.layer import Layer
+from attention_conformance.implementations.builtin.stepwise.steps import BOTTOM_RIGHT, INFINITY, Steps, repeat_kv
+from attention_conformance.implementations.defects.breaking import breaks, breaks_layer
+from attention_conformance.implementations.defects.defect import Severity
 from attention_conformance.implementations.defects.gradients import distorted
-from attention_conformance.implementations.defects.layers import Layer, breaks_layer
-from attention_conformance.implementations.defects.record import Severity, breaks
-from attention_conformance.implementations.defects.steps import INFINITY, Steps, share
 from attention_conformance.spec.features import Conventions, Feature, GroupOrder
 from attention_conformance.spec.problem import Problem
 
@@ -47,7 +47,7 @@ class GroupedLayer(Layer):
 
 @breaks(
     "grouped.order",
-    step="share",
+    step="repeat_kv",
     claims=GROUPED,
     holds=("grouped.single-key-head", "heads.independent"),
     does="Repeats all key heads in turn, while it claims that each is repeated in place.",
@@ -67,7 +67,7 @@ def key_heads_repeated_in_turn(rows: Tensor, num_heads: int) -> Tensor:
 
 @breaks(
     "grouped.order",
-    step="share",
+    step="repeat_kv",
     claims=GROUPED,
     conventions=TILED,
     holds=("grouped.single-key-head", "heads.independent"),
@@ -78,7 +78,7 @@ def key_heads_repeated_in_turn(rows: Tensor, num_heads: int) -> Tensor:
     severity=Severity.WRONG,
 )
 def key_heads_repeated_in_place(rows: Tensor, num_heads: int) -> Tensor:
-    return share(rows, num_heads)
+    return repeat_kv(rows, num_heads)
 
 
 @breaks(
@@ -100,7 +100,7 @@ def values_grouped_in_another_order(query: Tensor, key: Tensor, value: Tensor, *
 @breaks(
     "grouped.order",
     "grouped.masks",
-    step="share",
+    step="repeat_kv",
     claims=GROUPED,
     holds=("grouped.single-key-head", "heads.independent"),
     does="Gives every query head the first key head.",
@@ -111,7 +111,7 @@ def values_grouped_in_another_order(query: Tensor, key: Tensor, value: Tensor, *
     links=("https://github.com/BobMcDear/attorch/issues/14",),
 )
 def first_key_head_for_all(rows: Tensor, num_heads: int) -> Tensor:
-    return share(rows if rows.shape[1] == num_heads else rows[:, :1], num_heads)
+    return repeat_kv(rows if rows.shape[1] == num_heads else rows[:, :1], num_heads)
 
 
 @breaks(
@@ -126,7 +126,7 @@ def first_key_head_for_all(rows: Tensor, num_heads: int) -> Tensor:
     links=("https://github.com/HKUSTDial/flash-sparse-attention/issues/107",),
 )
 def single_query_folded_the_other_way(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
-    steps = Steps(share=share_tiled) if query.shape[-2] == 1 else Steps()
+    steps = Steps(repeat_kv=share_tiled) if query.shape[-2] == 1 else Steps()
     return steps(query, key, value, **options)
 
 
@@ -149,7 +149,7 @@ def single_key_head_squeezed(query: Tensor, key: Tensor, value: Tensor, **option
 
 @breaks(
     "grouped.whole-groups",
-    step="share",
+    step="repeat_kv",
     claims=GROUPED,
     holds=("grouped.order", "grouped.single-key-head"),
     does="Spreads the query heads over the key heads as evenly as it can, where the numbers do not divide.",
@@ -278,7 +278,7 @@ def log_sum_exp_of_key_heads(query: Tensor, key: Tensor, value: Tensor, **option
 
 @breaks(
     "grouped.gradients",
-    step="share",
+    step="repeat_kv",
     claims=GROUPED,
     holds=("grouped.order", "gradients.key", "gradients.value"),
     does="Lets the last query head of a group overwrite the gradient of their key head.",
@@ -291,12 +291,12 @@ def log_sum_exp_of_key_heads(query: Tensor, key: Tensor, value: Tensor, **option
 def group_gradient_overwritten(rows: Tensor, num_heads: int) -> Tensor:
     groups = num_heads // rows.shape[1]
     last = (torch.arange(num_heads) % groups == groups - 1)[:, None, None]
-    return distorted(share(rows, num_heads), lambda gradient: gradient * last)
+    return distorted(repeat_kv(rows, num_heads), lambda gradient: gradient * last)
 
 
 @breaks(
     "grouped.gradients",
-    step="share",
+    step="repeat_kv",
     claims=GROUPED,
     holds=("grouped.order", "gradients.key", "gradients.value"),
     does="Takes the mean of the gradients of a group instead of their sum.",
@@ -307,12 +307,12 @@ def group_gradient_overwritten(rows: Tensor, num_heads: int) -> Tensor:
 )
 def group_gradient_averaged(rows: Tensor, num_heads: int) -> Tensor:
     groups = num_heads // rows.shape[1]
-    return share(distorted(rows, lambda gradient: gradient / groups), num_heads)
+    return repeat_kv(distorted(rows, lambda gradient: gradient / groups), num_heads)
 
 
 @breaks(
     "grouped.gradients",
-    step="share",
+    step="repeat_kv",
     claims=GROUPED,
     holds=("grouped.order", "grouped.single-key-head", "gradients.value"),
     does="Shares key heads in place, and sums their gradients as if they were shared in turn.",
@@ -323,7 +323,7 @@ def group_gradient_averaged(rows: Tensor, num_heads: int) -> Tensor:
 )
 def group_gradient_summed_in_turn(rows: Tensor, num_heads: int) -> Tensor:
     groups = num_heads // rows.shape[1]
-    return distorted(share(rows, num_heads), lambda gradient: folded(gradient, groups))
+    return distorted(repeat_kv(rows, num_heads), lambda gradient: folded(gradient, groups))
 
 
 @breaks_layer(
@@ -338,7 +338,7 @@ def group_gradient_summed_in_turn(rows: Tensor, num_heads: int) -> Tensor:
     links=("https://github.com/apple/axlearn/pull/842",),
 )
 class KeyHeadsInTurn(GroupedLayer):
-    steps = Steps(share=share_tiled)
+    steps = Steps(repeat_kv=share_tiled)
 
 
 @breaks_layer(

@@ -9,9 +9,10 @@ from torch import Tensor, nn
 
 from attention_conformance.implementations.adapters.mha_interface import MHA_FEATURES, inputs_of
 from attention_conformance.implementations.adapters.tensors import Tensors
-from attention_conformance.implementations.defects.layers import Layer, breaks_layer
-from attention_conformance.implementations.defects.record import Severity, breaks
-from attention_conformance.implementations.defects.steps import Steps, gate
+from attention_conformance.implementations.builtin.stepwise.layer import Layer
+from attention_conformance.implementations.builtin.stepwise.steps import Steps, gate
+from attention_conformance.implementations.defects.breaking import breaks, breaks_layer
+from attention_conformance.implementations.defects.defect import Severity
 from attention_conformance.spec.features import Feature
 from attention_conformance.spec.problem import Problem
 
@@ -203,8 +204,8 @@ def gates_out_of_the_graph(heads: Tensor, gates: Tensor) -> Tensor:
     severity=Severity.GRADIENT,
 )
 def gradient_of_gates_averaged(heads: Tensor, gates: Tensor) -> Tensor:
-    share = gates / max(1, len(heads))
-    return gate(heads, share + (gates - share).detach())
+    repeat_kv = gates / max(1, len(heads))
+    return gate(heads, repeat_kv + (gates - repeat_kv).detach())
 
 
 @breaks(

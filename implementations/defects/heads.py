@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attention_conformance.implementations.defects.layers import Layer, breaks_layer
-from attention_conformance.implementations.defects.record import Severity, breaks
-from attention_conformance.implementations.defects.steps import Steps, score, softmax
+from attention_conformance.implementations.builtin.stepwise.layer import Layer
+from attention_conformance.implementations.builtin.stepwise.steps import Steps, score, softmax
+from attention_conformance.implementations.defects.breaking import breaks, breaks_layer
+from attention_conformance.implementations.defects.defect import Severity
 
 
 @breaks(

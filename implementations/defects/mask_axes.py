@@ -7,10 +7,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attention_conformance.implementations.adapters.ops import torch_op
+from attention_conformance.implementations.adapters.torch_op import torch_op
 from attention_conformance.implementations.api.contract import Claims, Implementation, Result
-from attention_conformance.implementations.defects.record import OP, REGISTRY, Defect, Severity, breaks
-from attention_conformance.implementations.defects.steps import INFINITY, Steps, add_causal, add_mask, add_padding
+from attention_conformance.implementations.builtin.stepwise.steps import (
+    INFINITY,
+    OP_FEATURES,
+    Steps,
+    add_causal,
+    add_mask,
+    add_padding,
+)
+from attention_conformance.implementations.defects.breaking import breaks
+from attention_conformance.implementations.defects.defect import REGISTRY, Defect, Severity
 from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.spec.problem import Problem
 
@@ -302,7 +310,7 @@ def _masked(problem: Problem, counts: Tensor) -> Problem:
     return problem.with_arrays({"attn_mask": (torch.arange(problem.key.shape[-2]) < counts).numpy()})
 
 
-_CLAIMS = Claims(Scope.OP, (OP | {Feature.VALID_LENS}) - {Feature.GRADIENTS})
+_CLAIMS = Claims(Scope.OP, (OP_FEATURES | {Feature.VALID_LENS}) - {Feature.GRADIENTS})
 REGISTRY += [
     Defect(
         Implementation("lengths-tiled", _CLAIMS, _lengths_tiled),

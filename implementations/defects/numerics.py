@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attention_conformance.implementations.defects.record import Severity, breaks
-from attention_conformance.implementations.defects.steps import (
+from attention_conformance.implementations.builtin.stepwise.steps import (
     INFINITY,
     Steps,
     accumulator,
@@ -18,6 +17,8 @@ from attention_conformance.implementations.defects.steps import (
     score,
     softmax,
 )
+from attention_conformance.implementations.defects.breaking import breaks
+from attention_conformance.implementations.defects.defect import Severity
 
 
 @breaks(

@@ -8,19 +8,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attention_conformance.implementations.defects.empty_rows import BOTTOM_RIGHT, add_bottom_right
-from attention_conformance.implementations.defects.record import Severity, breaks
-from attention_conformance.implementations.defects.steps import (
+from attention_conformance.implementations.builtin.stepwise.steps import (
+    BOTTOM_RIGHT,
     INFINITY,
-    Asked,
+    CallOptions,
     Steps,
     add_alibi,
+    add_bottom_right,
     add_causal,
     add_documents,
     mix,
-    places,
-    turn,
+    positions,
+    rotate,
 )
+from attention_conformance.implementations.defects.breaking import breaks
+from attention_conformance.implementations.defects.defect import Severity
 from attention_conformance.spec.features import Feature
 
 SEGMENTS = {Feature.SEGMENTS}
@@ -28,9 +30,9 @@ PACKED = SEGMENTS | {Feature.CUMULATIVE_LENGTHS, Feature.WINDOW, Feature.ROTARY,
 Places = tuple[Tensor, Tensor, Tensor]
 
 
-def of_tokens(asked: Asked, **changes: Tensor | None) -> Asked:
+def of_tokens(call: CallOptions, **changes: Tensor | None) -> CallOptions:
     """The options with other documents."""
-    return replace(asked, **changes)  # type: ignore[arg-type]  # they are ids and lengths
+    return replace(call, **changes)  # type: ignore[arg-type]  # they are ids and lengths
 
 
 @breaks(
@@ -53,7 +55,7 @@ def of_tokens(asked: Asked, **changes: Tensor | None) -> Asked:
         "https://github.com/huggingface/trl/issues/784",
     ),
 )
-def only_positions_restarted(scores: Tensor, together: Tensor) -> Tensor:
+def only_positions_restarted(scores: Tensor, same_document: Tensor) -> Tensor:
     return scores
 
 
@@ -97,7 +99,7 @@ def corner_changed_within_documents(query: Tensor, key: Tensor, value: Tensor, *
 @breaks(
     "packed.segments",
     "packed.empty-segment",
-    step="places",
+    step="positions",
     claims=SEGMENTS,
     holds=("packed.one-document", "masks.bool"),
     does="Gives each query the segment of the key at its place.",
@@ -106,16 +108,16 @@ def corner_changed_within_documents(query: Tensor, key: Tensor, value: Tensor, *
     matters="In cross-attention queries read the document of whoever stands across.",
     severity=Severity.LEAK,
 )
-def queries_told_by_the_segments_of_keys(query: Tensor, key: Tensor, asked: Asked) -> Places:
-    if asked.query_segments is None or asked.key_segments is None:
-        return places(query, key, asked)
+def queries_told_by_the_segments_of_keys(query: Tensor, key: Tensor, call: CallOptions) -> Places:
+    if call.query_segments is None or call.key_segments is None:
+        return positions(query, key, call)
     nearest = torch.arange(query.shape[-2]).clamp(max=key.shape[-2] - 1)
-    return places(query, key, of_tokens(asked, query_segments=asked.key_segments[:, nearest]))
+    return positions(query, key, of_tokens(call, query_segments=call.key_segments[:, nearest]))
 
 
 @breaks(
     "packed.segments",
-    step="places",
+    step="positions",
     claims=PACKED,
     holds=("packed.lengths", "packed.one-document"),
     does="Cuts all samples as the first one is.",
@@ -124,11 +126,11 @@ def queries_told_by_the_segments_of_keys(query: Tensor, key: Tensor, asked: Aske
     matters="Every other sample of a batch is cut in the wrong places.",
     severity=Severity.LEAK,
 )
-def first_sample_cuts_all(query: Tensor, key: Tensor, asked: Asked) -> Places:
-    if asked.query_segments is None or asked.key_segments is None:
-        return places(query, key, asked)
-    first = {name: getattr(asked, name)[:1].expand(len(query), -1) for name in ("query_segments", "key_segments")}
-    return places(query, key, of_tokens(asked, **first))
+def first_sample_cuts_all(query: Tensor, key: Tensor, call: CallOptions) -> Places:
+    if call.query_segments is None or call.key_segments is None:
+        return positions(query, key, call)
+    first = {name: getattr(call, name)[:1].expand(len(query), -1) for name in ("query_segments", "key_segments")}
+    return positions(query, key, of_tokens(call, **first))
 
 
 @breaks(
@@ -151,7 +153,7 @@ def segment_zero_taken_for_padding(query: Tensor, key: Tensor, value: Tensor, **
 
 @breaks(
     "packed.ids",
-    step="places",
+    step="positions",
     claims=SEGMENTS,
     holds=("packed.segments", "packed.causal", "packed.one-document"),
     does="Lets a document begin where the id rises.",
@@ -161,16 +163,16 @@ def segment_zero_taken_for_padding(query: Tensor, key: Tensor, value: Tensor, **
     severity=Severity.LEAK,
     links=("https://github.com/huggingface/transformers/pull/44911",),
 )
-def documents_told_by_rising_ids(query: Tensor, key: Tensor, asked: Asked) -> Places:
-    if asked.query_segments is None or asked.key_segments is None:
-        return places(query, key, asked)
-    highest = {name: getattr(asked, name).cummax(-1).values for name in ("query_segments", "key_segments")}
-    return places(query, key, of_tokens(asked, **highest))
+def documents_told_by_rising_ids(query: Tensor, key: Tensor, call: CallOptions) -> Places:
+    if call.query_segments is None or call.key_segments is None:
+        return positions(query, key, call)
+    highest = {name: getattr(call, name).cummax(-1).values for name in ("query_segments", "key_segments")}
+    return positions(query, key, of_tokens(call, **highest))
 
 
 @breaks(
     "packed.ids",
-    step="places",
+    step="positions",
     claims=SEGMENTS,
     holds=("packed.segments", "packed.causal", "packed.one-document"),
     does="Compares ids as bytes.",
@@ -179,17 +181,17 @@ def documents_told_by_rising_ids(query: Tensor, key: Tensor, asked: Asked) -> Pl
     matters="Where documents are numbered through a whole data set, those that are 256 apart read each other.",
     severity=Severity.LEAK,
 )
-def ids_compared_as_bytes(query: Tensor, key: Tensor, asked: Asked) -> Places:
-    if asked.query_segments is None or asked.key_segments is None:
-        return places(query, key, asked)
-    found = {name: getattr(asked, name).to(torch.uint8) for name in ("query_segments", "key_segments")}
-    return places(query, key, of_tokens(asked, **found))
+def ids_compared_as_bytes(query: Tensor, key: Tensor, call: CallOptions) -> Places:
+    if call.query_segments is None or call.key_segments is None:
+        return positions(query, key, call)
+    found = {name: getattr(call, name).to(torch.uint8) for name in ("query_segments", "key_segments")}
+    return positions(query, key, of_tokens(call, **found))
 
 
 @breaks(
     "packed.non-contiguous-ids",
     "packed.empty-segment",
-    step="places",
+    step="positions",
     claims=SEGMENTS,
     holds=("packed.segments", "packed.ids", "packed.causal"),
     does="Counts documents by the changes of the id.",
@@ -199,21 +201,21 @@ def ids_compared_as_bytes(query: Tensor, key: Tensor, asked: Asked) -> Places:
     severity=Severity.LEAK,
     links=("https://github.com/huggingface/transformers/pull/44911",),
 )
-def documents_counted_by_changes(query: Tensor, key: Tensor, asked: Asked) -> Places:
-    if asked.query_segments is None or asked.key_segments is None:
-        return places(query, key, asked)
+def documents_counted_by_changes(query: Tensor, key: Tensor, call: CallOptions) -> Places:
+    if call.query_segments is None or call.key_segments is None:
+        return positions(query, key, call)
 
     def counted(ids: Tensor) -> Tensor:
         return torch.nn.functional.pad(ids.diff() != 0, (1, 0)).cumsum(-1)
 
-    found = {name: counted(getattr(asked, name)) for name in ("query_segments", "key_segments")}
-    return places(query, key, of_tokens(asked, **found))
+    found = {name: counted(getattr(call, name)) for name in ("query_segments", "key_segments")}
+    return positions(query, key, of_tokens(call, **found))
 
 
 @breaks(
     "packed.positions",
     "packed.lengths-positions",
-    step="turn",
+    step="rotate",
     claims=PACKED,
     holds=("packed.causal", "packed.segments"),
     does="Turns queries and keys by their places in the whole sequence.",
@@ -224,7 +226,7 @@ def documents_counted_by_changes(query: Tensor, key: Tensor, asked: Asked) -> Pl
     links=("https://github.com/huggingface/nanoVLM/issues/201",),
 )
 def angles_go_on_over_documents(rows: Tensor, at: Tensor, base: float) -> Tensor:
-    return turn(rows, torch.arange(rows.shape[-2]).expand_as(at), base)
+    return rotate(rows, torch.arange(rows.shape[-2]).expand_as(at), base)
 
 
 @breaks(
@@ -276,8 +278,8 @@ def other_documents_multiplied_by_zero(query: Tensor, key: Tensor, value: Tensor
     severity=Severity.LEAK,
     links=("https://github.com/huggingface/transformers/pull/26572",),
 )
-def lonely_queries_shown_everything(scores: Tensor, together: Tensor) -> Tensor:
-    return add_documents(scores, together | ~together.any(-1, keepdim=True))
+def lonely_queries_shown_everything(scores: Tensor, same_document: Tensor) -> Tensor:
+    return add_documents(scores, same_document | ~same_document.any(-1, keepdim=True))
 
 
 @breaks(
@@ -328,8 +330,8 @@ def gradient_of_values_leaks(query: Tensor, key: Tensor, value: Tensor, **option
     matters="Documents with strong keys shine through.",
     severity=Severity.LEAK,
 )
-def other_documents_dimmed(scores: Tensor, together: Tensor) -> Tensor:
-    return scores - 10.0 * (~together)[:, None]
+def other_documents_dimmed(scores: Tensor, same_document: Tensor) -> Tensor:
+    return scores - 10.0 * (~same_document)[:, None]
 
 
 @breaks(
@@ -344,7 +346,7 @@ def other_documents_dimmed(scores: Tensor, together: Tensor) -> Tensor:
     matters="A causal model reads across documents, and no check of the future finds it.",
     severity=Severity.LEAK,
 )
-def earlier_documents_seen(scores: Tensor, together: Tensor) -> Tensor:
-    first = together.int().argmax(-1, keepdim=True)
+def earlier_documents_seen(scores: Tensor, same_document: Tensor) -> Tensor:
+    first = same_document.int().argmax(-1, keepdim=True)
     earlier = torch.arange(scores.shape[-1]) < first
-    return scores.masked_fill(~(together | earlier)[:, None], -INFINITY)
+    return scores.masked_fill(~(same_document | earlier)[:, None], -INFINITY)

@@ -5,14 +5,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from attention_conformance.implementations.builtin.stepwise.steps import CallOptions, positions
+from attention_conformance.implementations.defects.breaking import breaks
+from attention_conformance.implementations.defects.defect import Severity
 from attention_conformance.implementations.defects.packed import PACKED, Places, of_tokens
-from attention_conformance.implementations.defects.record import Severity, breaks
-from attention_conformance.implementations.defects.steps import Asked, places
 
 
 @breaks(
     "packed.lengths",
-    step="places",
+    step="positions",
     claims=PACKED,
     holds=("packed.segments", "packed.one-document"),
     does="Counts the first token of a document to the one before it.",
@@ -21,21 +22,21 @@ from attention_conformance.implementations.defects.steps import Asked, places
     matters="Each document begins with the second token, and reads the first one of its neighbour.",
     severity=Severity.LEAK,
 )
-def ends_taken_as_inclusive(query: Tensor, key: Tensor, asked: Asked) -> Places:
-    if asked.cu_seqlens_q is None or asked.cu_seqlens_k is None:
-        return places(query, key, asked)
+def ends_taken_as_inclusive(query: Tensor, key: Tensor, call: CallOptions) -> Places:
+    if call.cu_seqlens_q is None or call.cu_seqlens_k is None:
+        return positions(query, key, call)
 
     def later(ends: Tensor) -> Tensor:
         return torch.cat([ends[:1], (ends[1:-1] + 1).clamp(max=int(ends[-1])), ends[-1:]])
 
-    ends = {"cu_seqlens_q": later(asked.cu_seqlens_q), "cu_seqlens_k": later(asked.cu_seqlens_k)}
-    return places(query, key, of_tokens(asked, **ends))
+    ends = {"cu_seqlens_q": later(call.cu_seqlens_q), "cu_seqlens_k": later(call.cu_seqlens_k)}
+    return positions(query, key, of_tokens(call, **ends))
 
 
 @breaks(
     "packed.lengths",
     "packed.empty-document",
-    step="places",
+    step="positions",
     claims=PACKED,
     holds=("packed.segments", "packed.causal"),
     does="Drops the last document, and leaves its rows 0.",
@@ -45,17 +46,17 @@ def ends_taken_as_inclusive(query: Tensor, key: Tensor, asked: Asked) -> Places:
     severity=Severity.WRONG,
     links=("https://github.com/Dao-AILab/flash-attention/issues/880",),
 )
-def last_document_dropped(query: Tensor, key: Tensor, asked: Asked) -> Places:
-    of_query, of_key, together = places(query, key, asked)
-    if asked.cu_seqlens_q is None:
-        return of_query, of_key, together
-    last = torch.arange(query.shape[-2]) >= asked.cu_seqlens_q[-2]
-    return of_query, of_key, together & ~last[:, None]
+def last_document_dropped(query: Tensor, key: Tensor, call: CallOptions) -> Places:
+    of_query, of_key, same_document = positions(query, key, call)
+    if call.cu_seqlens_q is None:
+        return of_query, of_key, same_document
+    last = torch.arange(query.shape[-2]) >= call.cu_seqlens_q[-2]
+    return of_query, of_key, same_document & ~last[:, None]
 
 
 @breaks(
     "packed.empty-document",
-    step="places",
+    step="positions",
     claims=PACKED,
     holds=("packed.lengths", "packed.empty-segment"),
     does="Drops documents of length 0 from the cumulative lengths.",
@@ -65,16 +66,16 @@ def last_document_dropped(query: Tensor, key: Tensor, asked: Asked) -> Places:
     severity=Severity.LEAK,
     links=("https://github.com/NVIDIA/Megatron-LM/pull/5298",),
 )
-def empty_documents_dropped(query: Tensor, key: Tensor, asked: Asked) -> Places:
-    if asked.cu_seqlens_q is None or asked.cu_seqlens_k is None:
-        return places(query, key, asked)
-    ends = {"cu_seqlens_q": asked.cu_seqlens_q.unique(), "cu_seqlens_k": asked.cu_seqlens_k.unique()}
-    return places(query, key, of_tokens(asked, **ends))
+def empty_documents_dropped(query: Tensor, key: Tensor, call: CallOptions) -> Places:
+    if call.cu_seqlens_q is None or call.cu_seqlens_k is None:
+        return positions(query, key, call)
+    ends = {"cu_seqlens_q": call.cu_seqlens_q.unique(), "cu_seqlens_k": call.cu_seqlens_k.unique()}
+    return positions(query, key, of_tokens(call, **ends))
 
 
 @breaks(
     "packed.lengths",
-    step="places",
+    step="positions",
     claims=PACKED,
     holds=("packed.segments", "packed.empty-segment"),
     does="Reads no more keys of a document than the longest one has queries.",
@@ -83,9 +84,9 @@ def empty_documents_dropped(query: Tensor, key: Tensor, asked: Asked) -> Places:
     matters="In cross-attention the ends of long documents are never read.",
     severity=Severity.WRONG,
 )
-def keys_cut_at_the_longest_queries(query: Tensor, key: Tensor, asked: Asked) -> Places:
-    of_query, of_key, together = places(query, key, asked)
-    if asked.cu_seqlens_q is None or asked.cu_seqlens_k is None:
-        return of_query, of_key, together
-    longest = int(asked.cu_seqlens_q.diff().max())
-    return of_query, of_key, together & (of_key < longest)[:, None, :]
+def keys_cut_at_the_longest_queries(query: Tensor, key: Tensor, call: CallOptions) -> Places:
+    of_query, of_key, same_document = positions(query, key, call)
+    if call.cu_seqlens_q is None or call.cu_seqlens_k is None:
+        return of_query, of_key, same_document
+    longest = int(call.cu_seqlens_q.diff().max())
+    return of_query, of_key, same_document & (of_key < longest)[:, None, :]

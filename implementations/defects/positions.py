@@ -7,8 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attention_conformance.implementations.defects.record import Severity, breaks
-from attention_conformance.implementations.defects.steps import Asked, Steps, add_alibi, places, turn
+from attention_conformance.implementations.builtin.stepwise.steps import (
+    CallOptions,
+    Steps,
+    add_alibi,
+    positions,
+    rotate,
+)
+from attention_conformance.implementations.defects.breaking import breaks
+from attention_conformance.implementations.defects.defect import Severity
 from attention_conformance.spec.features import Feature
 
 ROTARY = {Feature.ROTARY, Feature.QUERY_START}
@@ -29,7 +36,7 @@ def turn_by(rows: Tensor, angles: Tensor) -> Tensor:
 @breaks(
     "positions.rotary",
     "positions.rotary-start",
-    step="turn",
+    step="rotate",
     claims=ROTARY,
     holds=("positions.rotary-norm", "positions.rotary-shift", "scores.dot-product"),
     does="Turns neighbouring components together, while it claims to pair the halves.",
@@ -39,16 +46,16 @@ def turn_by(rows: Tensor, angles: Tensor) -> Tensor:
     severity=Severity.WRONG,
     links=("https://github.com/warpfront/hipfire/pull/241", "https://github.com/karpathy/nanochat/issues/264"),
 )
-def neighbours_turned_for_halves(rows: Tensor, places: Tensor, base: float) -> Tensor:
+def neighbours_turned_for_halves(rows: Tensor, positions: Tensor, base: float) -> Tensor:
     apart = torch.cat([rows[..., ::2], rows[..., 1::2]], -1)
-    return torch.stack(turn(apart, places, base).chunk(2, -1), -1).flatten(-2)
+    return torch.stack(rotate(apart, positions, base).chunk(2, -1), -1).flatten(-2)
 
 
 @breaks(
     "positions.rotary",
     "positions.rotary-norm",
     "positions.rotary-shift",
-    step="turn",
+    step="rotate",
     claims=ROTARY,
     holds=("scores.dot-product", "causal.square"),
     does="Repeats each frequency for two neighbours, and exchanges the halves.",
@@ -58,8 +65,8 @@ def neighbours_turned_for_halves(rows: Tensor, places: Tensor, base: float) -> T
     severity=Severity.WRONG,
     links=("https://github.com/raiyanyahya/how-to-train-your-gpt/issues/6",),
 )
-def frequencies_laid_out_for_neighbours(rows: Tensor, places: Tensor, base: float) -> Tensor:
-    angles = places[:, None, :, None] * frequencies(rows.shape[-1] // 2, base).repeat_interleave(2)
+def frequencies_laid_out_for_neighbours(rows: Tensor, positions: Tensor, base: float) -> Tensor:
+    angles = positions[:, None, :, None] * frequencies(rows.shape[-1] // 2, base).repeat_interleave(2)
     first, second = rows.chunk(2, -1)
     exchanged = torch.cat([-second, first], -1)
     return rows * angles.cos().to(rows.dtype) + exchanged * angles.sin().to(rows.dtype)
@@ -67,7 +74,7 @@ def frequencies_laid_out_for_neighbours(rows: Tensor, places: Tensor, base: floa
 
 @breaks(
     "positions.rotary",
-    step="turn",
+    step="rotate",
     claims=ROTARY,
     holds=("positions.rotary-norm", "positions.rotary-shift"),
     does="Turns queries and keys the other way round.",
@@ -76,13 +83,13 @@ def frequencies_laid_out_for_neighbours(rows: Tensor, places: Tensor, base: floa
     matters="A loaded checkpoint takes the past for the future.",
     severity=Severity.WRONG,
 )
-def turned_the_other_way(rows: Tensor, places: Tensor, base: float) -> Tensor:
-    return turn(rows, -places, base)
+def turned_the_other_way(rows: Tensor, positions: Tensor, base: float) -> Tensor:
+    return rotate(rows, -positions, base)
 
 
 @breaks(
     "positions.rotary",
-    step="turn",
+    step="rotate",
     claims=ROTARY,
     holds=("positions.rotary-norm", "positions.rotary-shift"),
     does="Takes 10000 for the base, whatever the caller says.",
@@ -91,13 +98,13 @@ def turned_the_other_way(rows: Tensor, places: Tensor, base: float) -> Tensor:
     matters="A model for long texts, of a larger base, goes astray after a few tokens.",
     severity=Severity.WRONG,
 )
-def base_taken_for_granted(rows: Tensor, places: Tensor, base: float) -> Tensor:
-    return turn(rows, places, 10000.0)
+def base_taken_for_granted(rows: Tensor, positions: Tensor, base: float) -> Tensor:
+    return rotate(rows, positions, 10000.0)
 
 
 @breaks(
     "positions.rotary",
-    step="turn",
+    step="rotate",
     claims=ROTARY,
     holds=("positions.rotary-norm", "positions.rotary-shift"),
     does="Divides the number of the pair by the width, and not by the number of pairs.",
@@ -106,14 +113,14 @@ def base_taken_for_granted(rows: Tensor, places: Tensor, base: float) -> Tensor:
     matters="The slowest pair turns a hundred times too fast, and far positions come round to near ones.",
     severity=Severity.WRONG,
 )
-def exponent_of_pairs_over_the_width(rows: Tensor, places: Tensor, base: float) -> Tensor:
-    return turn(rows, places, base**0.5)
+def exponent_of_pairs_over_the_width(rows: Tensor, positions: Tensor, base: float) -> Tensor:
+    return rotate(rows, positions, base**0.5)
 
 
 @breaks(
     "positions.rotary",
     "positions.rotary-norm",
-    step="turn",
+    step="rotate",
     claims=ROTARY,
     holds=("scores.dot-product", "positions.rotary-shift"),
     does="Multiplies cosines and sines by a factor that is meant for longer contexts.",
@@ -122,8 +129,8 @@ def exponent_of_pairs_over_the_width(rows: Tensor, places: Tensor, base: float) 
     matters="The scores grow by the square of the factor, in every head.",
     severity=Severity.WRONG,
 )
-def cosines_and_sines_stretched(rows: Tensor, places: Tensor, base: float) -> Tensor:
-    return 1.1 * turn(rows, places, base)
+def cosines_and_sines_stretched(rows: Tensor, positions: Tensor, base: float) -> Tensor:
+    return 1.1 * rotate(rows, positions, base)
 
 
 @breaks(
@@ -142,7 +149,7 @@ def cosines_and_sines_stretched(rows: Tensor, places: Tensor, base: float) -> Te
 def keys_turned_twice(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     if "rotary_base" in options:
         at = torch.arange(key.shape[-2]).expand(len(key), -1)
-        key = turn(key, at, options["rotary_base"])
+        key = rotate(key, at, options["rotary_base"])
     return Steps()(query, key, value, **options)
 
 
@@ -160,7 +167,7 @@ def keys_turned_twice(query: Tensor, key: Tensor, value: Tensor, **options: Any)
 def values_turned_too(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     if "rotary_base" in options:
         at, even = torch.arange(value.shape[-2]).expand(len(value), -1), value.shape[-1] // 2 * 2
-        value = torch.cat([turn(value[..., :even], at, options["rotary_base"]), value[..., even:]], -1)
+        value = torch.cat([rotate(value[..., :even], at, options["rotary_base"]), value[..., even:]], -1)
     return Steps()(query, key, value, **options)
 
 
@@ -168,7 +175,7 @@ def values_turned_too(query: Tensor, key: Tensor, value: Tensor, **options: Any)
     "positions.rotary-start",
     "positions.rotary-shift",
     "positions.rotary-far",
-    step="places",
+    step="positions",
     claims=ROTARY,
     holds=("positions.rotary", "positions.rotary-norm", "causal.square"),
     does="Counts the positions of the queries from 0 in every call.",
@@ -178,15 +185,15 @@ def values_turned_too(query: Tensor, key: Tensor, value: Tensor, **options: Any)
     severity=Severity.WRONG,
     links=("https://github.com/RobertCsordas/moeut/pull/6",),
 )
-def queries_counted_from_zero(query: Tensor, key: Tensor, asked: Asked) -> tuple[Tensor, Tensor, Tensor]:
-    of_query, of_key, together = places(query, key, asked)
-    return of_query - (asked.query_start or 0), of_key, together
+def queries_counted_from_zero(query: Tensor, key: Tensor, call: CallOptions) -> tuple[Tensor, Tensor, Tensor]:
+    of_query, of_key, same_document = positions(query, key, call)
+    return of_query - (call.query_start or 0), of_key, same_document
 
 
 @breaks(
     "positions.rotary-start",
     "positions.rotary-far",
-    step="places",
+    step="positions",
     claims=ROTARY,
     holds=("positions.rotary", "positions.rotary-shift", "causal.square"),
     does="Places the last query at the last key, wherever the caller says that the first one stands.",
@@ -196,16 +203,18 @@ def queries_counted_from_zero(query: Tensor, key: Tensor, asked: Asked) -> tuple
     severity=Severity.WRONG,
     links=("https://github.com/rajveer43/VeloxQuant-MLX/issues/389",),
 )
-def queries_placed_by_the_number_of_keys(query: Tensor, key: Tensor, asked: Asked) -> tuple[Tensor, Tensor, Tensor]:
-    of_query, of_key, together = places(query, key, asked)
-    if asked.query_start is None:
-        return of_query, of_key, together
-    return of_query - asked.query_start + key.shape[-2] - query.shape[-2], of_key, together
+def queries_placed_by_the_number_of_keys(
+    query: Tensor, key: Tensor, call: CallOptions
+) -> tuple[Tensor, Tensor, Tensor]:
+    of_query, of_key, same_document = positions(query, key, call)
+    if call.query_start is None:
+        return of_query, of_key, same_document
+    return of_query - call.query_start + key.shape[-2] - query.shape[-2], of_key, same_document
 
 
 @breaks(
     "positions.rotary-far",
-    step="turn",
+    step="rotate",
     claims=ROTARY,
     holds=("positions.rotary", "positions.rotary-start", "positions.rotary-norm"),
     does="Keeps positions in the half type of the model.",
@@ -214,13 +223,13 @@ def queries_placed_by_the_number_of_keys(query: Tensor, key: Tensor, asked: Aske
     matters="Neighbours far from the start share a position: quality falls with the length of the text.",
     severity=Severity.PRECISION,
 )
-def positions_in_bfloat16(rows: Tensor, places: Tensor, base: float) -> Tensor:
-    return turn(rows, places.bfloat16().double(), base)
+def positions_in_bfloat16(rows: Tensor, positions: Tensor, base: float) -> Tensor:
+    return rotate(rows, positions.bfloat16().double(), base)
 
 
 @breaks(
     "positions.rotary-far",
-    step="turn",
+    step="rotate",
     claims=ROTARY,
     holds=("positions.rotary-norm",),
     does="Multiplies position and frequency in float16.",
@@ -230,8 +239,8 @@ def positions_in_bfloat16(rows: Tensor, places: Tensor, base: float) -> Tensor:
     severity=Severity.PRECISION,
     dtype="float16",
 )
-def angles_in_float16(rows: Tensor, places: Tensor, base: float) -> Tensor:
-    angles = places[..., None] * frequencies(rows.shape[-1] // 2, base)
+def angles_in_float16(rows: Tensor, positions: Tensor, base: float) -> Tensor:
+    angles = positions[..., None] * frequencies(rows.shape[-1] // 2, base)
     return turn_by(rows, angles.half().double())
 
 
@@ -239,18 +248,18 @@ class _ForwardOnly(torch.autograd.Function):
     """Turns in the forward pass, and turns on in the backward pass."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, places: Tensor, base: float) -> Tensor:
-        ctx.places, ctx.base = places, base
-        return turn(rows, places, base)
+    def forward(ctx: Any, rows: Tensor, positions: Tensor, base: float) -> Tensor:
+        ctx.positions, ctx.base = positions, base
+        return rotate(rows, positions, base)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        return turn(gradients[0], ctx.places, ctx.base), None, None
+        return rotate(gradients[0], ctx.positions, ctx.base), None, None
 
 
 @breaks(
     "positions.rotary-gradient",
-    step="turn",
+    step="rotate",
     claims=ROTARY,
     holds=("positions.rotary", "positions.rotary-start", "gradients.query"),
     does="Turns the gradients on instead of back.",
@@ -259,8 +268,8 @@ class _ForwardOnly(torch.autograd.Function):
     matters="A fused kernel trains queries and keys in directions that are wrong by twice the angle.",
     severity=Severity.GRADIENT,
 )
-def gradient_turned_on(rows: Tensor, places: Tensor, base: float) -> Tensor:
-    rotated: Tensor = _ForwardOnly.apply(rows, places, base)  # type: ignore[no-untyped-call]  # torch has no types here
+def gradient_turned_on(rows: Tensor, positions: Tensor, base: float) -> Tensor:
+    rotated: Tensor = _ForwardOnly.apply(rows, positions, base)  # type: ignore[no-untyped-call]  # torch has no types here
     return rotated
 
 

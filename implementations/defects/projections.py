@@ -8,8 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attention_conformance.implementations.defects.layers import Layer, breaks_layer
-from attention_conformance.implementations.defects.record import Severity
+from attention_conformance.implementations.builtin.stepwise.layer import Layer
+from attention_conformance.implementations.defects.breaking import breaks_layer
+from attention_conformance.implementations.defects.defect import Severity
 
 
 @breaks_layer(

@@ -10,10 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from attention_conformance.implementations.api.contract import Claims, Implementation, Result
+from attention_conformance.implementations.builtin.stepwise.layer import Layer
+from attention_conformance.implementations.builtin.stepwise.steps import INFINITY, Steps, mix, softmax
+from attention_conformance.implementations.defects.breaking import breaks_layer
+from attention_conformance.implementations.defects.defect import REGISTRY, Defect, Severity
 from attention_conformance.implementations.defects.errors import takes_anything
-from attention_conformance.implementations.defects.layers import Layer, breaks_layer
-from attention_conformance.implementations.defects.record import REGISTRY, Defect, Severity
-from attention_conformance.implementations.defects.steps import INFINITY, Steps, mix, softmax
 from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.spec.problem import Array, Problem
 

@@ -8,10 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attention_conformance.implementations.defects.layers import Layer, breaks_layer
+from attention_conformance.implementations.builtin.stepwise.layer import Layer
+from attention_conformance.implementations.builtin.stepwise.steps import INFINITY, Steps
+from attention_conformance.implementations.defects.breaking import breaks_layer
+from attention_conformance.implementations.defects.defect import Severity
 from attention_conformance.implementations.defects.published import E_CROSS, E, divides
-from attention_conformance.implementations.defects.record import Severity
-from attention_conformance.implementations.defects.steps import INFINITY, Steps
 from attention_conformance.spec.features import Feature
 
 

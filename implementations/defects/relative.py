@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attention_conformance.implementations.defects.record import Severity, breaks
-from attention_conformance.implementations.defects.steps import add_relative
+from attention_conformance.implementations.builtin.stepwise.steps import add_relative
+from attention_conformance.implementations.defects.breaking import breaks
+from attention_conformance.implementations.defects.defect import Severity
 from attention_conformance.spec.features import Feature
 
 RELATIVE = {Feature.RELATIVE_BIAS, Feature.QUERY_START}

@@ -7,11 +7,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attention_conformance.implementations.adapters.ops import torch_op
+from attention_conformance.implementations.adapters.torch_op import torch_op
 from attention_conformance.implementations.api.contract import Claims, Implementation
-from attention_conformance.implementations.defects.empty_rows import BOTTOM_RIGHT, add_bottom_right
-from attention_conformance.implementations.defects.record import OP, REGISTRY, Defect, Severity, breaks
-from attention_conformance.implementations.defects.steps import INFINITY, Steps, log_sum_exp
+from attention_conformance.implementations.builtin.stepwise.steps import (
+    BOTTOM_RIGHT,
+    INFINITY,
+    OP_FEATURES,
+    Steps,
+    add_bottom_right,
+    log_sum_exp,
+)
+from attention_conformance.implementations.defects.breaking import breaks
+from attention_conformance.implementations.defects.defect import REGISTRY, Defect, Severity
 from attention_conformance.spec.features import Conventions, Feature, LogBase, Scope
 
 TWO = Conventions(log_sum_exp_base=LogBase.TWO)
@@ -343,7 +350,7 @@ REGISTRY.append(
     Defect(
         Implementation(
             "flag-for-the-average-ignored-on-one-path",
-            Claims(Scope.OP, OP | {Feature.WEIGHTS, Feature.ALTERNATIVES}),
+            Claims(Scope.OP, OP_FEATURES | {Feature.WEIGHTS, Feature.ALTERNATIVES}),
             torch_op(_averaged_where_recorded, extras=("weights",)),
             alternatives={
                 "in inference mode": torch_op(_always_averaged, extras=("weights",), context=torch.inference_mode)

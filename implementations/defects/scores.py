@@ -9,8 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attention_conformance.implementations.defects.record import Severity, breaks
-from attention_conformance.implementations.defects.steps import Steps, factor, score
+from attention_conformance.implementations.builtin.stepwise.steps import Steps, factor, score
+from attention_conformance.implementations.defects.breaking import breaks
+from attention_conformance.implementations.defects.defect import Severity
 
 
 @breaks(

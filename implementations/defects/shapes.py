@@ -7,8 +7,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attention_conformance.implementations.defects.record import Severity, breaks
-from attention_conformance.implementations.defects.steps import INFINITY, Steps, add_causal, add_mask, mix, softmax
+from attention_conformance.implementations.builtin.stepwise.steps import (
+    INFINITY,
+    Steps,
+    add_causal,
+    add_mask,
+    mix,
+    softmax,
+)
+from attention_conformance.implementations.defects.breaking import breaks
+from attention_conformance.implementations.defects.defect import Severity
 
 
 def flat(x: Tensor) -> Tensor:

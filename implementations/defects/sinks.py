@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attention_conformance.implementations.defects.record import Severity, breaks
-from attention_conformance.implementations.defects.steps import Steps, add_sinks, cap, factor
+from attention_conformance.implementations.builtin.stepwise.steps import Steps, add_sinks, cap, factor
+from attention_conformance.implementations.defects.breaking import breaks
+from attention_conformance.implementations.defects.defect import Severity
 from attention_conformance.spec.features import Feature
 
 SINKS = {Feature.SINKS, Feature.SOFTCAP}
@@ -120,9 +121,9 @@ def sink_given_a_value(query: Tensor, key: Tensor, value: Tensor, **options: Any
     output, weights, lse = Steps().answer(query, key, value, **options)
     if "sinks" not in options:
         return output, weights, lse
-    share = 1.0 - weights.sum(-1, keepdim=True)
+    repeat_kv = 1.0 - weights.sum(-1, keepdim=True)
     first = value[:, :, :1].repeat_interleave(query.shape[1] // value.shape[1], 1)
-    return output + share * first, torch.cat([weights[..., :1] + share, weights[..., 1:]], -1), lse
+    return output + repeat_kv * first, torch.cat([weights[..., :1] + repeat_kv, weights[..., 1:]], -1), lse
 
 
 @breaks(

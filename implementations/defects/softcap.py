@@ -7,9 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attention_conformance.implementations.defects.gradients import distorted
-from attention_conformance.implementations.defects.record import Severity, breaks
-from attention_conformance.implementations.defects.steps import (
+from attention_conformance.implementations.builtin.stepwise.steps import (
     INFINITY,
     Steps,
     add_causal,
@@ -20,6 +18,9 @@ from attention_conformance.implementations.defects.steps import (
     score,
     softmax,
 )
+from attention_conformance.implementations.defects.breaking import breaks
+from attention_conformance.implementations.defects.defect import Severity
+from attention_conformance.implementations.defects.gradients import distorted
 from attention_conformance.spec.features import Feature
 
 SOFTCAP = frozenset({Feature.SOFTCAP})

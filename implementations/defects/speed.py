@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from attention_conformance.implementations.builtin.inhouse.tiled import tiled_attention
-from attention_conformance.implementations.defects.record import Severity, breaks
-from attention_conformance.implementations.defects.steps import Steps, factor
+from attention_conformance.implementations.builtin.stepwise.steps import Steps, factor
+from attention_conformance.implementations.defects.breaking import breaks
+from attention_conformance.implementations.defects.defect import Severity
 from attention_conformance.spec.features import Feature
 
 LINEAR = frozenset({Feature.LINEAR_MEMORY})

@@ -8,11 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attention_conformance.implementations.adapters.ops import torch_op
+from attention_conformance.implementations.adapters.torch_op import torch_op
 from attention_conformance.implementations.adapters.transforms import exported, through
 from attention_conformance.implementations.api.contract import Claims, Implementation
-from attention_conformance.implementations.defects.record import OP, REGISTRY, Defect, Severity, breaks
-from attention_conformance.implementations.defects.steps import INFINITY, Steps, add_mask
+from attention_conformance.implementations.builtin.stepwise.steps import INFINITY, OP_FEATURES, Steps, add_mask
+from attention_conformance.implementations.defects.breaking import breaks
+from attention_conformance.implementations.defects.defect import REGISTRY, Defect, Severity
 from attention_conformance.spec.features import Feature, Scope
 
 AUTOCAST = (Feature.AUTOCAST,)
@@ -312,7 +313,7 @@ def _with_the_mask_of_the_example(query: Tensor, key: Tensor, value: Tensor, **o
 
 
 def _in_mode(name: str, mode: Feature, run: Callable[..., Tensor]) -> Implementation:
-    claims = Claims(Scope.OP, OP | {mode})
+    claims = Claims(Scope.OP, OP_FEATURES | {mode})
     return Implementation(name, claims, torch_op(Steps()), modes={mode: torch_op(run)})
 
 

@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attention_conformance.implementations.defects.empty_rows import BOTTOM_RIGHT
-from attention_conformance.implementations.defects.record import Severity, breaks
-from attention_conformance.implementations.defects.steps import INFINITY, Steps, add_zero_key
+from attention_conformance.implementations.builtin.stepwise.steps import BOTTOM_RIGHT, INFINITY, Steps, add_zero_key
+from attention_conformance.implementations.defects.breaking import breaks
+from attention_conformance.implementations.defects.defect import Severity
 from attention_conformance.spec.features import Feature
 
 ZERO = {Feature.ZERO_ATTN}

@@ -7,7 +7,7 @@ import sys
 from statistics import median
 
 from attention_conformance.implementations.adapters.cached import Cached, Chunked
-from attention_conformance.implementations.adapters.ops import NumpyOp
+from attention_conformance.implementations.adapters.numpy_op import NumpyOp
 from attention_conformance.implementations.api.contract import Implementation
 
 _PROGRAM = """

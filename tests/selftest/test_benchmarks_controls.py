@@ -13,7 +13,8 @@ import torch
 import torch.nn.functional as F
 
 from attention_conformance.implementations.adapters.native import native
-from attention_conformance.implementations.adapters.ops import numpy_op, torch_op
+from attention_conformance.implementations.adapters.numpy_op import numpy_op
+from attention_conformance.implementations.adapters.torch_op import torch_op
 from attention_conformance.implementations.api.contract import Claims, Implementation, Result
 from attention_conformance.implementations.builtin import BUILTIN, NAMED
 from attention_conformance.spec.cases import Case, Sizes

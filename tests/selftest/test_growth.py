@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from attention_conformance.implementations.adapters.ops import torch_op
+from attention_conformance.implementations.adapters.torch_op import torch_op
 from attention_conformance.implementations.api.contract import Implementation, Unsupported
 from attention_conformance.implementations.builtin import BUILTIN
 from attention_conformance.implementations.builtin.compositions import COMPOSITIONS

@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, TypeVar
+from typing import Any
 
-from attention_conformance.implementations.adapters.modes import op_modes
-from attention_conformance.implementations.adapters.ops import torch_op
-from attention_conformance.implementations.api.contract import Claims, Implementation
-from attention_conformance.implementations.builtin.sdpa import SDPA_FEATURES
-from attention_conformance.implementations.defects.steps import Steps
-from attention_conformance.spec.features import Conventions, Feature, Scope
-
-Mistake = TypeVar("Mistake", bound=Callable[..., Any])
-
-OP = SDPA_FEATURES | {Feature.KEY_PADDING}
-EXTRAS = {"weights": Feature.WEIGHTS, "averaged_weights": Feature.AVERAGED_WEIGHTS, "log_sum_exp": Feature.LOG_SUM_EXP}
-NONE: frozenset[Feature] = frozenset()
+from attention_conformance.implementations.api.contract import Implementation
 
 
 class Severity(StrEnum):
@@ -91,47 +80,3 @@ class Defect:
 
 
 REGISTRY: list[Defect] = []
-
-
-def in_steps(replaced: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
-    """Attention with these steps replaced; it answers output, weights and log-sum-exp."""
-    return Steps(**replaced).answer  # type: ignore[arg-type]  # each step has a type of its own
-
-
-def breaks(
-    *clauses: str,
-    step: str = "",
-    claims: Set[Feature] = NONE,
-    without: Set[Feature] = NONE,
-    extras: tuple[str, ...] = (),
-    conventions: Conventions = Conventions(),
-    modes: tuple[Feature, ...] = (),
-    **told: Any,
-) -> Callable[[Mistake], Mistake]:
-    """Registers a function that makes a mistake.
-
-    Args:
-        clauses: see `Defect`.
-        step: the step of `Steps` that it stands for; without one, it is a whole scaled_dot_product_attention.
-        claims: features beyond those of `OP` and of the extras.
-        without: features of `OP` that it does not claim.
-        extras: what a whole one returns after the output.
-        conventions: what it claims where the field disagrees.
-        modes: those in which a whole one can be asked.
-        told: the other fields of `Defect`.
-    """
-
-    def register(mistake: Mistake) -> Mistake:
-        whole = in_steps({step: mistake}) if step else mistake
-        returned = ("weights", "log_sum_exp") if step else extras
-        features = (OP | claims | {EXTRAS[extra] for extra in returned} | {*modes}) - without
-        implementation = Implementation(
-            mistake.__name__.replace("_", "-"),
-            Claims(Scope.OP, features, conventions),
-            torch_op(whole, extras=returned),
-            modes=op_modes(whole, *modes, extras=returned) if modes else {},
-        )
-        REGISTRY.append(Defect(implementation, clauses, replaced={step: mistake} if step else {}, **told))
-        return mistake
-
-    return register
