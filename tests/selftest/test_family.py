@@ -60,5 +60,5 @@ def test_agrees(name: str, dtype: str) -> None:
     judge = Judge(STEPS, dtype)
     for case in judge.cases(ASKED[name], *([ASKED[name].extended(zero_attn=True)] if name == "everything" else [])):
         judge.assert_conforms(case, "output", "weights", "log_sum_exp", "gradients")
-    assert not judge.failures, judge.failures[0].message
-    assert judge.checks > 3
+    assert not judge.tally.failures, judge.tally.failures[0].message
+    assert judge.tally.checks > 3
