@@ -22,7 +22,7 @@ from attention_conformance.implementations.adapters.transforms import (
     vmapped,
 )
 from attention_conformance.implementations.api.contract import Claims, Implementation
-from attention_conformance.implementations.defects.steps import Steps
+from attention_conformance.implementations.builtin.stepwise.steps import Steps
 from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Padding
 from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.spec.inputs import build

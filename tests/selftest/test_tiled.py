@@ -59,8 +59,8 @@ def test_agrees(name: str, size: int, dtype: str) -> None:
     judge = Judge(in_tiles_of(size), dtype)
     for case in judge.cases(CASES[name]):
         judge.assert_conforms(case, "output", "log_sum_exp", "gradients")
-    assert not judge.failures, judge.failures[0].message
-    assert judge.checks + judge.inconclusive > 3
+    assert not judge.tally.failures, judge.tally.failures[0].message
+    assert judge.tally.checks + judge.tally.inconclusive > 3
     assert not judge.unsupported
 
 

@@ -9,6 +9,18 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from attention_conformance.implementations.builtin.sdpa import SDPA_FEATURES
+from attention_conformance.spec.features import Alignment, Conventions, Feature
+
+OP_FEATURES = SDPA_FEATURES | {Feature.KEY_PADDING}
+"""What `Steps` claims at least; options of `CallOptions` are features more."""
+EXTRA_FEATURES = {
+    "weights": Feature.WEIGHTS,
+    "averaged_weights": Feature.AVERAGED_WEIGHTS,
+    "log_sum_exp": Feature.LOG_SUM_EXP,
+}
+"""What is claimed by returning an extra array."""
+BOTTOM_RIGHT = Conventions(causal_alignment=Alignment.BOTTOM_RIGHT)
 Softmax: TypeAlias = Callable[[Tensor], Tensor]
 INFINITY = float("inf")
 
@@ -39,6 +51,12 @@ def add_causal(scores: Tensor) -> Tensor:
     return scores.masked_fill(~torch.ones_like(scores, dtype=torch.bool).tril(), -INFINITY)
 
 
+def add_bottom_right(scores: Tensor) -> Tensor:
+    """The causal triangle that ends at the last key."""
+    later = torch.ones_like(scores).triu(1 + scores.shape[-1] - scores.shape[-2]).bool()
+    return scores.masked_fill(later, -INFINITY)
+
+
 def softmax(scores: Tensor) -> Tensor:
     """Over the keys; zeros for a row of minus infinities, whose gradient is 0."""
     empty = (scores == -INFINITY).all(-1, keepdim=True)
@@ -55,15 +73,15 @@ def log_sum_exp(scores: Tensor) -> Tensor:
     return torch.where(empty, -INFINITY, torch.logsumexp(torch.where(empty[..., None], 0.0, scores), -1))
 
 
-def share(rows: Tensor, num_heads: int) -> Tensor:
+def repeat_kv(rows: Tensor, num_heads: int) -> Tensor:
     """(B, Hk, L, d) -> (B, H, L, d): neighbouring query heads share a key head."""
     return rows.repeat_interleave(num_heads // rows.shape[1], 1) if rows.shape[1] != num_heads else rows
 
 
-def turn(rows: Tensor, places: Tensor, base: float) -> Tensor:
+def rotate(rows: Tensor, positions: Tensor, base: float) -> Tensor:
     """Rotary embedding of (B, H, L, d) at positions (B, L), component c paired with c + d / 2."""
     half = rows.shape[-1] // 2
-    angles = places[:, None, :, None] * base ** (-torch.arange(half, dtype=torch.float64) / half)
+    angles = positions[:, None, :, None] * base ** (-torch.arange(half, dtype=torch.float64) / half)
     cosines, sines = angles.cos().to(rows.dtype), angles.sin().to(rows.dtype)
     first, second = rows[..., :half], rows[..., half:]
     return torch.cat([first * cosines - second * sines, first * sines + second * cosines], -1)
@@ -98,9 +116,9 @@ def add_window(scores: Tensor, ahead: Tensor, window: tuple[int, int]) -> Tensor
     return scores.masked_fill(hidden[:, None], -INFINITY)
 
 
-def add_documents(scores: Tensor, together: Tensor) -> Tensor:
+def add_documents(scores: Tensor, same_document: Tensor) -> Tensor:
     """(B, Lq, Lk), True = of one document."""
-    return scores.masked_fill(~together[:, None], -INFINITY)
+    return scores.masked_fill(~same_document[:, None], -INFINITY)
 
 
 def add_zero_key(key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
@@ -122,13 +140,13 @@ def gate(heads: Tensor, gates: Tensor) -> Tensor:
     return heads * gates[:, None, None]
 
 
-def places(query: Tensor, key: Tensor, asked: Asked) -> tuple[Tensor, Tensor, Tensor]:
+def positions(query: Tensor, key: Tensor, call: CallOptions) -> tuple[Tensor, Tensor, Tensor]:
     """Positions of queries (B, Lq) and keys (B, Lk) in their documents, and (B, Lq, Lk), True = of one document."""
     batch, queries, keys = len(query), query.shape[-2], key.shape[-2]
-    of_query = documents(asked.query_segments, asked.cu_seqlens_q, batch, queries)
-    of_key = documents(asked.key_segments, asked.cu_seqlens_k, batch, keys)
-    start = asked.query_start or 0
-    counted = within if asked.packed else from_the_first
+    of_query = documents(call.query_segments, call.cu_seqlens_q, batch, queries)
+    of_key = documents(call.key_segments, call.cu_seqlens_k, batch, keys)
+    start = call.query_start or 0
+    counted = position_in_document if call.packed else position_in_row
     return counted(of_query) + start, counted(of_key), of_query[:, :, None] == of_key[:, None, :]
 
 
@@ -141,12 +159,12 @@ def documents(segments: Tensor | None, ends: Tensor | None, batch: int, length: 
     return torch.repeat_interleave(torch.arange(len(ends) - 1), ends.diff()).expand(batch, length)
 
 
-def within(of: Tensor) -> Tensor:
+def position_in_document(of: Tensor) -> Tensor:
     """(B, L): how many tokens of the same document come before each."""
     return (of[:, :, None] == of[:, None, :]).tril(-1).sum(-1)
 
 
-def from_the_first(of: Tensor) -> Tensor:
+def position_in_row(of: Tensor) -> Tensor:
     """The same where all are of one document."""
     return torch.arange(of.shape[1]).expand(of.shape)
 
@@ -157,7 +175,7 @@ def accumulator(dtype: torch.dtype) -> torch.dtype:
 
 
 @dataclass(frozen=True)
-class Asked:
+class CallOptions:
     """The options of one call, by the names in which the suite passes them; see `extra_options`."""
 
     attn_mask: Tensor | None = None
@@ -185,7 +203,7 @@ class Asked:
         return self.query_segments is not None or self.cu_seqlens_q is not None
 
     @property
-    def placed(self) -> bool:
+    def positioned(self) -> bool:
         """Whether positions do not just count from the first query and key."""
         return self.packed or self.query_start is not None
 
@@ -196,9 +214,9 @@ class Steps:
 
     wide: bool = True
     factor: Callable[[Tensor, float | None], float] = factor
-    places: Callable[[Tensor, Tensor, Asked], tuple[Tensor, Tensor, Tensor]] = places
-    turn: Callable[[Tensor, Tensor, float], Tensor] = turn
-    share: Callable[[Tensor, int], Tensor] = share
+    positions: Callable[[Tensor, Tensor, CallOptions], tuple[Tensor, Tensor, Tensor]] = positions
+    rotate: Callable[[Tensor, Tensor, float], Tensor] = rotate
+    repeat_kv: Callable[[Tensor, int], Tensor] = repeat_kv
     add_zero_key: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = add_zero_key
     score: Callable[[Tensor, Tensor, float], Tensor] = score
     cap: Callable[[Tensor, float], Tensor] = cap
@@ -222,51 +240,51 @@ class Steps:
 
     def answer(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, Tensor, Tensor]:
         """Output, weights and log-sum-exp."""
-        asked, dtype = Asked(**options), query.dtype
+        call, dtype = CallOptions(**options), query.dtype
         q, k, v = (x.to(accumulator(dtype) if self.wide else dtype) for x in (query, key, value))
-        q, k, v, where = self._prepared(q, k, v, asked)
-        scores = self.score(q, k, self.factor(query, asked.scale))
-        scores = scores if asked.softcap is None else self.cap(scores, asked.softcap)
-        scores = self._masked(self._biased(scores, where[0], asked, key.shape[-2]), where, asked, key.shape[-2])
-        joined = scores if asked.sinks is None else self.add_sinks(scores, asked.sinks)
+        q, k, v, where = self._prepared(q, k, v, call)
+        scores = self.score(q, k, self.factor(query, call.scale))
+        scores = scores if call.softcap is None else self.cap(scores, call.softcap)
+        scores = self._masked(self._biased(scores, where[0], call, key.shape[-2]), where, call, key.shape[-2])
+        joined = scores if call.sinks is None else self.add_sinks(scores, call.sinks)
         weights = self.softmax(joined)[..., : scores.shape[-1]]
-        dropped = self.drop(weights, asked.dropout_p) if asked.dropout_p else weights
+        dropped = self.drop(weights, call.dropout_p) if call.dropout_p else weights
         mixed = self.mix(dropped, v)
-        mixed = mixed if asked.head_gates is None else self.gate(mixed, asked.head_gates.to(mixed.dtype))
+        mixed = mixed if call.head_gates is None else self.gate(mixed, call.head_gates.to(mixed.dtype))
         answer = mixed, weights, self.log_sum_exp(joined)
         output, p, lse = (x.to(dtype) for x in answer)
         return output, p, lse
 
     def _prepared(
-        self, q: Tensor, k: Tensor, v: Tensor, asked: Asked
+        self, q: Tensor, k: Tensor, v: Tensor, call: CallOptions
     ) -> tuple[Tensor, Tensor, Tensor, tuple[Tensor, Tensor]]:
         """Query, key and value as they are multiplied; how far keys are ahead (B, Lq, Lk), and which are together."""
-        of_query, of_key, together = self.places(q, k, asked)
-        if asked.rotary_base is not None:
-            q, k = self.turn(q, of_query, asked.rotary_base), self.turn(k, of_key, asked.rotary_base)
-        k, v = self.share(k, q.shape[1]), self.share(v, q.shape[1])
-        if asked.add_zero_attn:
+        of_query, of_key, same_document = self.positions(q, k, call)
+        if call.rotary_base is not None:
+            q, k = self.rotate(q, of_query, call.rotary_base), self.rotate(k, of_key, call.rotary_base)
+        k, v = self.repeat_kv(k, q.shape[1]), self.repeat_kv(v, q.shape[1])
+        if call.add_zero_attn:
             k, v = self.add_zero_key(k, v)
-        return q, k, v, (of_key[:, None, :] - of_query[:, :, None], together)
+        return q, k, v, (of_key[:, None, :] - of_query[:, :, None], same_document)
 
-    def _biased(self, scores: Tensor, ahead: Tensor, asked: Asked, keys: int) -> Tensor:
+    def _biased(self, scores: Tensor, ahead: Tensor, call: CallOptions, keys: int) -> Tensor:
         given, rest = scores[..., :keys], scores[..., keys:]
-        if asked.alibi_slopes is not None:
-            given = self.add_alibi(given, asked.alibi_slopes.to(scores.dtype), ahead)
-        if asked.relative_bias is not None:
-            given = self.add_relative(given, asked.relative_bias.to(scores.dtype), ahead)
+        if call.alibi_slopes is not None:
+            given = self.add_alibi(given, call.alibi_slopes.to(scores.dtype), ahead)
+        if call.relative_bias is not None:
+            given = self.add_relative(given, call.relative_bias.to(scores.dtype), ahead)
         return torch.cat([given, rest], -1) if rest.shape[-1] else given
 
-    def _masked(self, scores: Tensor, where: tuple[Tensor, Tensor], asked: Asked, keys: int) -> Tensor:
+    def _masked(self, scores: Tensor, where: tuple[Tensor, Tensor], call: CallOptions, keys: int) -> Tensor:
         given, rest = scores[..., :keys], scores[..., keys:]
-        if asked.attn_mask is not None:
-            given = self.add_mask(given, asked.attn_mask)
-        if asked.key_padding_mask is not None:
-            given = self.add_padding(given, asked.key_padding_mask)
-        if asked.is_causal:
-            given = self.add_triangle(given, where[0]) if asked.placed else self.add_causal(given)
-        if asked.window_size != (-1, -1):
-            given = self.add_window(given, where[0], asked.window_size)
-        if asked.packed:
+        if call.attn_mask is not None:
+            given = self.add_mask(given, call.attn_mask)
+        if call.key_padding_mask is not None:
+            given = self.add_padding(given, call.key_padding_mask)
+        if call.is_causal:
+            given = self.add_triangle(given, where[0]) if call.positioned else self.add_causal(given)
+        if call.window_size != (-1, -1):
+            given = self.add_window(given, where[0], call.window_size)
+        if call.packed:
             given = self.add_documents(given, where[1])
         return torch.cat([given, rest], -1) if rest.shape[-1] else given
