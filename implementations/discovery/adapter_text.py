@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from attention_conformance.implementations.discovery.adapters import Adapter
+from attention_conformance.implementations.discovery.adapter import Adapter
 from attention_conformance.implementations.discovery.claims import (
     CHOICES,
     PARAMETERS,
@@ -31,11 +31,11 @@ IMPORTS = (
     "from pathlib import Path",
     "from typing import Any",
     "from attention_conformance.implementations.discovery.claim_checks import one_set_of_ids",
-    "from attention_conformance.implementations.api.contract import Claims, Implementation, Unsupported",
     "from attention_conformance.implementations.discovery.loading import load_target",
     "from attention_conformance.implementations.adapters.mha_interface import one_mask",
-    "from attention_conformance.spec.cases import Case, MaskShape",
-    f"from attention_conformance.spec.features import Conventions, Feature, Scope, {ENUMS}",
+    "from attention_conformance import Case, Claims, Conventions, Feature, Implementation",
+    "from attention_conformance import MaskShape, Scope, Unsupported",
+    f"from attention_conformance import {ENUMS}",
 )
 """What an adapter may need."""
 STANDARD = ("__future__", "collections.abc", "dataclasses", "pathlib", "typing")
@@ -71,7 +71,9 @@ def _imports(lines: Sequence[str], text: str) -> list[str]:
         needed = sorted(name for name in names[module] if re.search(rf"\b{name}\b", text))
         group = 1 if module in STANDARD else 3 if module.startswith("attention_conformance") else 2
         if needed:
-            groups[group].append(f"from {module} import {', '.join(needed)}")
+            line = f"from {module} import {', '.join(needed)}"
+            lines_of_names = "".join(f"    {name},\n" for name in needed)
+            groups[group].append(line if len(line) <= 120 else f"from {module} import (\n{lines_of_names})")
         elif not names[module] and re.search(rf"\b{module.split()[-1]}\.", text):
             groups[group].append(module)
     return "\n\n".join("\n".join(group) for group in groups if group).splitlines()

@@ -14,7 +14,7 @@ from attention_conformance.implementations.discovery import (
     probe_results,
     probe_scores,
 )
-from attention_conformance.implementations.discovery.adapters import Adapter, find_adapter
+from attention_conformance.implementations.discovery.adapter import Adapter, find_adapter
 from attention_conformance.implementations.discovery.extra_options import EXTRA_OPTIONS, OFFERED
 from attention_conformance.implementations.discovery.findings import (
     ABSENT,

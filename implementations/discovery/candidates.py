@@ -16,7 +16,7 @@ from attention_conformance.implementations.discovery.loading import Target, Targ
 from attention_conformance.implementations.discovery.module_candidates import module_candidate
 from attention_conformance.implementations.discovery.signatures import ADAPTER
 
-__all__ = ["TargetError", "candidate", "candidates", "distinct"]
+__all__ = ["TargetError", "candidate", "candidates", "distinct", "wrapped"]
 
 _USABLE = f"give a function of query, key and value or a module class, {ADAPTER}"
 
@@ -37,7 +37,7 @@ def candidate(target: str, settings: Mapping[str, str], device: str = "cpu") -> 
     name = Target.parse(target).parts[-1]
     try:
         _check_device(device)
-        return _wrapped(name, loaded, settings, device)
+        return wrapped(name, loaded, settings, device)
     except TargetError as error:
         raise TargetError(f"{target}: {error}") from error
 
@@ -79,16 +79,22 @@ def _check_device(device: str) -> None:
         raise TargetError(f"device {device!r} cannot be used: {error}")
 
 
-def _wrapped(name: str, loaded: object, settings: Mapping[str, str], device: str) -> Implementation:
-    if isinstance(loaded, Implementation):
-        conventions = loaded.claims.conventions.claiming(settings)
-        return replace(loaded, claims=replace(loaded.claims, conventions=conventions))
-    if isinstance(loaded, nn.Module):
-        raise TargetError(f"it is an instance of {type(loaded).__name__}: give the class, {ADAPTER}")
-    if isinstance(loaded, type):
-        if not issubclass(loaded, nn.Module):
+def wrapped(name: str, target: object, settings: Mapping[str, str], device: str) -> Implementation:
+    """An object as an implementation: one that is an Implementation, a module class, or a function.
+
+    Raises:
+        TargetError: it is none of these, or it cannot be called; the message does not name it.
+        ValueError: a setting that does not exist.
+    """
+    if isinstance(target, Implementation):
+        conventions = target.claims.conventions.claiming(settings)
+        return replace(target, claims=replace(target.claims, conventions=conventions))
+    if isinstance(target, nn.Module):
+        raise TargetError(f"it is an instance of {type(target).__name__}: give the class, {ADAPTER}")
+    if isinstance(target, type):
+        if not issubclass(target, nn.Module):
             raise TargetError(f"it is a class, but no torch.nn.Module: {_USABLE}")
-        return module_candidate(name, loaded, settings, device)
-    if not callable(loaded):
-        raise TargetError(f"it is an object of type {type(loaded).__name__}: {_USABLE}")
-    return function_candidate(name, loaded, settings, device)
+        return module_candidate(name, target, settings, device)
+    if not callable(target):
+        raise TargetError(f"it is an object of type {type(target).__name__}: {_USABLE}")
+    return function_candidate(name, target, settings, device)

@@ -20,16 +20,17 @@ IMPORTS: Mapping[str, tuple[str, ...]] = {
 }
 ARRAY_TYPES = {"torch": "Tensor", "numpy": "np.ndarray", "jax": "Any"}
 MODULES = {"torch": "torch", "numpy": "np", "jax": "jnp"}
-MAKERS = {"torch": "ops", "numpy": "ops", "jax": "jax_op"}
-"""The modules of `adapters` that have torch_op, numpy_op and jax_op."""
 ONE_FOR_ALL = {MaskForm.SAMPLE: "[:, 0]", MaskForm.SHARED: "[(0,) * (attn_mask.ndim - 2)]"}
 """The one of several masks that the fit makes equal."""
 
 
 def imports(call: FunctionCall) -> list[str]:
     """The import lines that the text may need, without the target's own."""
-    maker = f"from attention_conformance.implementations.adapters.{MAKERS[call.framework]} import {call.framework}_op"
-    return ["from typing import Any", *IMPORTS[call.framework], maker]
+    return [
+        "from typing import Any",
+        *IMPORTS[call.framework],
+        f"from attention_conformance import {call.framework}_op",
+    ]
 
 
 def body(call: FunctionCall, keywords: Keywords) -> str:

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from attention_conformance.implementations.api.safe_call import error_line
+from attention_conformance.implementations.discovery.adapter import find_adapter
 from attention_conformance.implementations.discovery.adapter_text import adapter_text
-from attention_conformance.implementations.discovery.adapters import find_adapter
 from attention_conformance.implementations.discovery.audit import PROBES, findings_of, first_findings, in_own_terms
 from attention_conformance.implementations.discovery.findings import LOST, Finding
 from attention_conformance.implementations.discovery.loading import TargetError, load_target

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import platform
 import time
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
+from attention_conformance import __version__
 from attention_conformance.implementations.api.contract import Implementation
 from attention_conformance.implementations.defects import SCORE
 from attention_conformance.tests.report import views
@@ -20,7 +20,6 @@ from attention_conformance.tests.report.model import SCHEMA, Begin, Closing, Jud
 from attention_conformance.tests.report.verdict import Verdict
 
 SPEC_VERSION = "0.1"
-PROJECT = Path(__file__).parents[2] / "pyproject.toml"
 PACKAGES = ("torch", "numpy", "ml_dtypes", "pytest")
 
 
@@ -117,8 +116,7 @@ def suite(tier: str, device: str, clauses: tuple[str, ...], dtypes: tuple[str, .
 
 def suite_version() -> str:
     """The version of the clone that runs; an installed one may be older."""
-    found: str = tomllib.loads(PROJECT.read_text(encoding="utf-8"))["project"]["version"]
-    return found
+    return __version__
 
 
 def environment() -> dict[str, str]:

@@ -9,33 +9,31 @@ import pytest
 import torch
 from torch import Tensor
 
-from attention_conformance.implementations.adapters.ops import torch_op
+from attention_conformance.implementations.adapters.torch_op import torch_op
 from attention_conformance.implementations.api.contract import Claims, Implementation, Result
 from attention_conformance.implementations.builtin import BUILTIN, NAMED
 from attention_conformance.implementations.builtin.compositions import eager
 from attention_conformance.implementations.defects import catalogue
 from attention_conformance.implementations.discovery.audit import all_findings, audit, in_own_terms
 from attention_conformance.implementations.discovery.claims import features, settings
-from attention_conformance.implementations.discovery.findings import (
-    ABSENT,
-    Facts,
-    Finding,
-    table,
-    undetermined,
-)
+from attention_conformance.implementations.discovery.findings import ABSENT, Facts, Finding, table, undetermined
 from attention_conformance.implementations.discovery.loading import TargetError
 from attention_conformance.implementations.discovery.probe import (
+    HALF,
+    Interface,
     Reply,
+    Setup,
     Subject,
     revealed,
     spans,
+    tiny_problem,
 )
 from attention_conformance.implementations.discovery.probe_interface import find_subject
 from attention_conformance.reference.expected import solve
 from attention_conformance.spec.cases import Sharing
 from attention_conformance.spec.features import Alignment, Conventions, Feature, GroupOrder, Scope
 from attention_conformance.tests.cli.audit_command import ORACLE
-from attention_conformance.tests.measurements.audit import WRONG, anonymous, known_scores, scores
+from attention_conformance.tests.measurements.audit_score import WRONG, anonymous, known_scores, scores
 from attention_conformance.tests.selftest.audit_targets import TARGETS, wrong_axis, wrong_scale
 
 OURS = {each.name: each for each in (*BUILTIN, *NAMED)}

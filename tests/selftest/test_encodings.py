@@ -8,13 +8,14 @@ import mpmath
 import numpy as np
 import pytest
 
-from attention_conformance.implementations.adapters.ops import torch_op
+from attention_conformance.implementations.adapters.torch_op import torch_op
 from attention_conformance.implementations.api.contract import Claims, Implementation
+from attention_conformance.implementations.api.safe_call import CandidateError
 from attention_conformance.implementations.builtin.inhouse.positions import POSITIONS
-from attention_conformance.implementations.defects.steps import Steps
+from attention_conformance.implementations.builtin.stepwise.steps import Steps
 from attention_conformance.reference.encodings import alibi_slopes, sinusoids
 from attention_conformance.spec.features import AlibiRule, Feature, Scope, SinusoidOrder
-from attention_conformance.tests.harness.judge.judge import CandidateError, Judge
+from attention_conformance.tests.harness.judge.judge import Judge
 
 INTERLEAVED, HALVES = SinusoidOrder.INTERLEAVED, SinusoidOrder.HALVES
 EXACT = 2.0**-50
@@ -78,7 +79,7 @@ def test_functions_and_features_go_together() -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "said"),
+    ("answer", "context"),
     [
         (lambda length, width: [[0.0] * width] * length, "sinusoids returned list, not an array"),
         (lambda length, width: np.zeros((length, width), int), "sinusoids returned an array of int64, not an array"),

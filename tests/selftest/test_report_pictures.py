@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from attention_conformance.spec.clauses import load
+from attention_conformance.spec.clauses import equations, load
 from attention_conformance.tests.report.model import Grid
 from attention_conformance.tests.report.views import pictures
-from attention_conformance.tests.report.views.equations import equation, equations, mathml, prose
+from attention_conformance.tests.report.views.equations import equation, mathml, prose
 from attention_conformance.tests.report.views.findings import Depth, findings
 from attention_conformance.tests.report.views.matrix import Kind, lines
 from attention_conformance.tests.selftest.report_data import KNOWN, RIGHT, WRONG, invented, softmaxed

@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attention_conformance.implementations.adapters.ops import numpy_op, torch_op
+from attention_conformance.implementations.adapters.numpy_op import numpy_op
+from attention_conformance.implementations.adapters.torch_op import torch_op
 from attention_conformance.implementations.api.contract import Claims, Implementation, Result
 from attention_conformance.implementations.builtin import BUILTIN
 from attention_conformance.implementations.builtin.compositions import eager, in_numpy
@@ -151,7 +152,7 @@ def weighing(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]
 
 
 @pytest.mark.parametrize(
-    ("rotated", "said"),
+    ("rotated", "context"),
     [
         (lambda weights: weights.mT, "the weights come as (B, H, Lk, Lq): turn their axes to (B, H, Lq, Lk)"),
         (lambda weights: weights.transpose(0, 1), "the weights come as (H, B, Lq, Lk)"),
