@@ -31,7 +31,7 @@ def test_a_clean_page(browser: Browser, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "said"),
+    ("body", "context"),
     [
         ("<script>console.error('oh')</script>", "console: oh"),
         ("<script>throw new Error('ah')</script>", "error: ah"),

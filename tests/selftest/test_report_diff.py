@@ -58,7 +58,7 @@ def only(found: Diff) -> Change:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "kind", "worse", "said"),
+    ("old", "new", "kind", "worse", "context"),
     [
         (PASS, FAIL, Kind.FAILING, True, "off"),
         (PASS, ADVICE, Kind.FAILING, True, "off"),
@@ -260,7 +260,7 @@ def test_programs_get_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 
 
 @pytest.mark.parametrize(
-    ("damage", "said"),
+    ("damage", "context"),
     [
         (lambda folder: folder / "report.json", "report.json is no event log: give the folder of --report, or the"),
         (lambda folder: folder / "nowhere", "cannot be read (No such file or directory): give the folder of --report"),

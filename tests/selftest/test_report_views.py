@@ -310,7 +310,7 @@ BADGES = [
 ]
 
 
-@pytest.mark.parametrize(("found", "said"), BADGES)
+@pytest.mark.parametrize(("found", "context"), BADGES)
 def test_badges_say_how_it_ended(found: Run, context: str) -> None:
     told = json.loads(badge.endpoint(found))
     assert (told["schemaVersion"], told["label"], told["message"]) == (1, "attention", context)
