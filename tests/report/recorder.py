@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import platform
 import time
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
-from attention_conformance.implementations.api.contract import Implementation
-from attention_conformance.implementations.defects import SCORE
 from attention_conformance.tests.report import views
 from attention_conformance.tests.report.log import FILE, Event, assembled, encode, kept
 from attention_conformance.tests.report.model import SCHEMA, Begin, Closing, Judged, Run, Subject, Suite
@@ -29,14 +26,12 @@ class Recorder:
     """Keeps the events of a run; with a folder, it writes each one down at once.
 
     Attributes:
-        targets: of the candidates, by the names of their implementations.
         planned: how many verdicts a complete run has; None until the tests are collected.
     """
 
-    implementations: Sequence[Implementation]
+    subjects: Sequence[Subject]
     suite: Suite
     folder: Path | None = None
-    targets: Mapping[str, str] = field(default_factory=dict)
     planned: int | None = None
     events: list[Event] = field(default_factory=list)
     since: float = field(default_factory=time.perf_counter)
@@ -45,6 +40,11 @@ class Recorder:
     def verdicts(self) -> list[Verdict]:
         """Those that came in so far."""
         return [e for e in self.events if isinstance(e, Verdict)]
+
+    @property
+    def targets(self) -> dict[str, str]:
+        """Those of the candidates, by the names of their implementations."""
+        return {subject.name: subject.target for subject in self.subjects if subject.target}
 
     @property
     def run(self) -> Run:
@@ -59,9 +59,8 @@ class Recorder:
         """
         if self.events:
             return
-        subjects = tuple(subject(i, self.targets.get(i.name, "")) for i in self.implementations)
         started = datetime.now(UTC).isoformat(timespec="seconds")
-        first = Begin(SCHEMA, started, self.suite, environment(), subjects)
+        first = Begin(SCHEMA, started, self.suite, environment(), tuple(self.subjects))
         if self.folder is not None:
             self.folder.mkdir(parents=True, exist_ok=True)
             views.clear(self.folder)
@@ -93,26 +92,6 @@ class Recorder:
         self.add(Closing(not judged.reason, judged.reason, judged.verdicts, seconds))
         if self.folder is not None:
             views.write(self.run, self.folder)
-
-
-def subject(implementation: Implementation, target: str = "") -> Subject:
-    """What an implementation says of itself."""
-    claims = implementation.claims
-    return Subject(
-        name=implementation.name,
-        about=implementation.about,
-        scope=str(claims.scope),
-        features=tuple(sorted(claims.features)),
-        dtypes=claims.dtypes,
-        conventions=dict(claims.conventions.items()),
-        target=target,
-    )
-
-
-def suite(tier: str, device: str, clauses: tuple[str, ...], dtypes: tuple[str, ...] = ()) -> Suite:
-    """This suite, and how it is asked."""
-    score = json.loads(SCORE.read_text(encoding="utf-8"))
-    return Suite(suite_version(), SPEC_VERSION, tier, device, clauses, score["killed"], score["defects"], dtypes)
 
 
 def suite_version() -> str:

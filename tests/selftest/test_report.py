@@ -13,6 +13,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from attention_conformance.implementations.builtin.sdpa import TORCH_OPS
+from attention_conformance.tests.harness.run.run_records import subject_of, suite_of
 from attention_conformance.tests.report.__main__ import main
 from attention_conformance.tests.report.log import Event, LogError, decode, encode, replay
 from attention_conformance.tests.report.model import (
@@ -26,7 +27,7 @@ from attention_conformance.tests.report.model import (
     WeightMap,
     overall,
 )
-from attention_conformance.tests.report.recorder import Recorder, suite, suite_version
+from attention_conformance.tests.report.recorder import Recorder, suite_version
 from attention_conformance.tests.report.verdict import Failure, Status, Verdict
 from attention_conformance.tests.report.views import VIEWS
 from attention_conformance.tests.report.views import json_view as reporting
@@ -45,7 +46,7 @@ BEYOND_A_SCHEMA = ("no more checks", "finite")
 """Rules of the records that compare two counts, or speak of numbers that JSON does not have."""
 MATH = next(i for i in TORCH_OPS if i.name == "torch.sdpa.math")
 CAUSAL = set(asked_of(MATH, "causal."))
-SUITE = suite("quick", "cpu", ("masks.*",))
+SUITE = suite_of("quick", "cpu", ("masks.*",))
 VERDICTS = [Verdict(**{**WHO, "implementation": MATH.name}, **fields) for fields in GOOD]
 
 
@@ -69,7 +70,7 @@ def finish(written: Recorder, interrupted: str = "") -> None:
 
 
 def recorder(folder: Path | None, planned: int = len(VERDICTS)) -> Recorder:
-    return Recorder([MATH], SUITE, folder, planned=planned)
+    return Recorder([subject_of(MATH)], SUITE, folder, planned=planned)
 
 
 def test_the_schema_is_a_schema() -> None:

@@ -13,8 +13,8 @@ from playwright.sync_api import Locator
 
 from attention_conformance.implementations.builtin import BUILTIN
 from attention_conformance.spec.clauses import load
+from attention_conformance.tests.harness.run.run_records import subject_of
 from attention_conformance.tests.report.model import Closing, Run, Subject
-from attention_conformance.tests.report.recorder import subject
 from attention_conformance.tests.report.views import html
 from attention_conformance.tests.report.views.html import slug, text
 from attention_conformance.tests.report.views.matrix import lines
@@ -315,7 +315,7 @@ class Elements(HTMLParser):
 
 
 def everyone() -> list[Subject]:
-    return [subject(each) for each in BUILTIN]
+    return [subject_of(each) for each in BUILTIN]
 
 
 def test_a_full_run_is_small_and_its_links_lead_somewhere(

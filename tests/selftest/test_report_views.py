@@ -14,11 +14,10 @@ import pytest
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-from attention_conformance.implementations.builtin.sdpa import TORCH_OPS
 from attention_conformance.spec.clauses import load
 from attention_conformance.tests.report.log import FILE, Event, encode, replay
 from attention_conformance.tests.report.model import Diagnosed, Judged, Run, Shown
-from attention_conformance.tests.report.recorder import Recorder, suite
+from attention_conformance.tests.report.recorder import Recorder
 from attention_conformance.tests.report.text import plain, tally
 from attention_conformance.tests.report.views import VIEWS, badge, junit, markdown
 from attention_conformance.tests.selftest.browser import Browser, browser, pictured, visiting
@@ -383,9 +382,9 @@ def test_a_log_makes_the_same_views(found: Run, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["bad \ud800 end", "\udfff"])
 def test_half_a_character_ends_no_run(text: str, tmp_path: Path) -> None:
-    recorder = Recorder([TORCH_OPS[0]], suite("quick", "cpu", ()), tmp_path, planned=1)
+    recorder = Recorder([subject("mine")], SUITE, tmp_path, planned=1)
     recorder.begin()
-    recorder.add(failed(TORCH_OPS[0].name, "causal.square", message=text))
+    recorder.add(failed("mine", "causal.square", message=text))
     recorder.judged()
     recorder.close()
     again = replay(tmp_path)

@@ -29,10 +29,11 @@ from attention_conformance.tests.harness.run.next_steps import Ending, again_of
 from attention_conformance.tests.harness.run.post_run import finish, unchecked_claims
 from attention_conformance.tests.harness.run.progress import Progress, colours
 from attention_conformance.tests.harness.run.queries import answered
+from attention_conformance.tests.harness.run.run_records import subject_of, suite_of
 from attention_conformance.tests.harness.run.selection import Options, UsageError, hushed, left_out, selection_of
 from attention_conformance.tests.harness.run.session import KEY, PROPERTY, Plugin
 from attention_conformance.tests.harness.run.smoke import smoke
-from attention_conformance.tests.report.recorder import Recorder, suite
+from attention_conformance.tests.report.recorder import Recorder
 from attention_conformance.tests.report.verdict import Status, Verdict
 from attention_conformance.tests.report.views.terminal import observed, summary
 
@@ -115,9 +116,10 @@ def pytest_configure(config: pytest.Config) -> None:
     worker = hasattr(config, "workerinput")
     if worker:
         torch.set_num_threads(1)  # the processes share the cores: threads that wait for one another take them from all
-    asked = suite(options.tier, options.device, options.clauses, options.dtypes)
-    folder = None if worker else options.report
-    recorder = Recorder(selection.implementations, asked, folder, targets_of(options, selection))
+    suite = suite_of(options.tier, options.device, options.clauses, options.dtypes)
+    folder, targets = None if worker else options.report, targets_of(options, selection)
+    subjects = [subject_of(i, targets.get(i.name, "")) for i in selection.implementations]
+    recorder = Recorder(subjects, suite, folder)
     config.stash[KEY] = Plugin(options, selection, recorder)
 
 
@@ -261,7 +263,9 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     plugin = config.stash[KEY]
     config.pluginmanager.register(Collector(plugin), "conformance-collector")
     if not hasattr(config, "workerinput"):
-        config.pluginmanager.register(Ending(plugin.options, plugin.recorder), "conformance-ending")
+        config.pluginmanager.register(
+            Ending(plugin.options, plugin.recorder, plugin.selection.implementations), "conformance-ending"
+        )
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
