@@ -95,7 +95,7 @@ def distances_counted_in_the_piece(scores: Tensor, slopes: Tensor, ahead: Tensor
 
 @breaks_cache(
     "cache.rotary",
-    step="turn_query",
+    step="rotate_query",
     holds=("cache.decode", "cache.alibi", "cache.window"),
     does="Turns the queries of each piece from position 0 on, and its keys by their positions.",
     repair="Give query and key the same offset.",

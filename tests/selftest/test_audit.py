@@ -140,7 +140,7 @@ def test_that_an_option_that_is_not_heeded_is_told_and_claimed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("target", "said"),
+    ("target", "context"),
     [
         (3, "an object of type int"),
         (int, "no torch.nn.Module"),

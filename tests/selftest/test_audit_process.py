@@ -57,7 +57,7 @@ def test_that_a_crash_and_silence_cost_one_answer_each(theirs: str, capfd: pytes
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "context"),
     [
         ("kills", "calling it ended the process (exit status 5)"),
         ("missing", "has no name 'missing'"),
@@ -74,7 +74,7 @@ def test_that_a_target_that_cannot_be_used_is_told_in_one_line(
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "context"),
     [
         (["nocolon"], "has no colon"),
         (["a:b", "--write", "adapter.txt"], "ends in .py"),

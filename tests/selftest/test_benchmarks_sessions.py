@@ -110,7 +110,7 @@ def test_a_run_that_was_killed_has_left_a_file_that_says_so(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "context"),
     [
         (("--workload", "gpt3*"), "--workload 'gpt3[*]' selects nothing; there are for example: *"),
         (("--baseline", "torch.spda"), "--baseline 'torch.spda' is no implementation; *torch.sdpa*"),

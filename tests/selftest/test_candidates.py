@@ -225,7 +225,7 @@ class TestAnswers:
 
 class TestRefusals:
     @pytest.mark.parametrize(
-        ("text", "said"),
+        ("text", "context"),
         [
             ("f = 3", f"it is an object of type int: {USABLE}"),
             ("class f: pass", f"it is a class, but no torch.nn.Module: {USABLE}"),

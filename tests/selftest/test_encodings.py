@@ -78,7 +78,7 @@ def test_functions_and_features_go_together() -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "said"),
+    ("answer", "context"),
     [
         (lambda length, width: [[0.0] * width] * length, "sinusoids returned list, not an array"),
         (lambda length, width: np.zeros((length, width), int), "sinusoids returned an array of int64, not an array"),

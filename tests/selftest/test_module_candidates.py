@@ -225,7 +225,7 @@ class TestSpellings:
 
 class TestRefusals:
     @pytest.mark.parametrize(
-        ("text", "said"),
+        ("text", "context"),
         [
             (
                 plain("pass", sizes="self, num_heads, width"),

@@ -151,7 +151,7 @@ def weighing(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]
 
 
 @pytest.mark.parametrize(
-    ("rotated", "said"),
+    ("rotated", "context"),
     [
         (lambda weights: weights.mT, "the weights come as (B, H, Lk, Lq): turn their axes to (B, H, Lq, Lk)"),
         (lambda weights: weights.transpose(0, 1), "the weights come as (H, B, Lq, Lk)"),

@@ -156,7 +156,7 @@ class ClauseModule(pytest.Module):
 
 
 def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> ClauseModule | None:
-    here = module_path.parent == Path(conformance.__file__).parent
+    here = module_path.resolve().parent == Path(conformance.__file__).resolve().parent
     return ClauseModule.from_parent(parent, path=module_path) if here else None
 
 
