@@ -35,6 +35,7 @@ from attention_conformance.tests.harness.run.session import KEY, PROPERTY, Plugi
 from attention_conformance.tests.harness.run.smoke import smoke
 from attention_conformance.tests.report.recorder import Recorder
 from attention_conformance.tests.report.verdict import Status, Verdict
+from attention_conformance.tests.report.views import ERRORS
 from attention_conformance.tests.report.views.terminal import observed, summary
 
 CHAPTERS = conformance.__name__
@@ -280,6 +281,8 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     with hushed():
         finish(session.config, int(exitstatus))
     plugin.recorder.close()
+    if plugin.recorder.failed_views:
+        session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
     _silence_the_idle(session.config)
 
 
@@ -313,5 +316,8 @@ def _summarise(terminalreporter: pytest.TerminalReporter, plugin: Plugin) -> Non
         terminalreporter.write_line(line)
     for line in proposed(recorder.verdicts, recorder.run.diagnoses) if plugin.options.propose else ():
         terminalreporter.write_line(line)
+    for name, reason in recorder.failed_views.items():
+        terminalreporter.write_line(f"ERROR  {name} could not be made: {reason}", red=True)
     if plugin.options.report is not None:
-        terminalreporter.write_line(f"report: {plugin.options.report / 'report.html'}")
+        broken = recorder.failed_views
+        terminalreporter.write_line(f"report: {plugin.options.report / (ERRORS if broken else 'report.html')}")
