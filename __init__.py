@@ -1,1 +1,146 @@
-"""Tells whether an attention implementation is right, and which mistake it makes if not."""
+"""A conformance suite for attention: it reports whether an implementation is right, and which mistake it makes if not.
+
+Everything that an adapter, a script or a test suite needs is imported from here. A name is loaded when it is first
+used: importing the package alone imports neither torch nor NumPy.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from attention_conformance.implementations.adapters.cached import Stream, cached, chunked
+    from attention_conformance.implementations.adapters.jax_op import jax_op
+    from attention_conformance.implementations.adapters.numpy_op import numpy_op
+    from attention_conformance.implementations.adapters.torch_module import Packed, linears, torch_module
+    from attention_conformance.implementations.adapters.torch_op import torch_op
+    from attention_conformance.implementations.api.contract import (
+        Claims,
+        ExpectedFailure,
+        Implementation,
+        Result,
+        Unsupported,
+    )
+    from attention_conformance.spec.cases import (
+        Case,
+        Embedding,
+        Layout,
+        MaskKind,
+        MaskShape,
+        ModuleForm,
+        Padding,
+        Pattern,
+        Poison,
+        Scores,
+        Sharing,
+        Sizes,
+        Values,
+    )
+    from attention_conformance.spec.extensions import Extension, Packing
+    from attention_conformance.spec.features import (
+        AlibiRule,
+        Alignment,
+        CausalWithMask,
+        Conventions,
+        EmptyRow,
+        Feature,
+        GroupOrder,
+        LogBase,
+        Polarity,
+        ReturnedWeights,
+        RotaryPairing,
+        Scope,
+        SinusoidOrder,
+        SoftmaxPrecision,
+        WindowCount,
+    )
+    from attention_conformance.spec.problem import DTYPES, Array, Problem
+    from attention_conformance.tests.harness.run.check import ClauseFailure, Conformance, Report, check
+    from attention_conformance.tests.harness.run.parametrize import ClauseCheck, parametrize_with_clauses
+
+__version__ = "0.1.0"
+__all__ = [
+    "DTYPES",
+    "AlibiRule",
+    "Alignment",
+    "Array",
+    "Case",
+    "CausalWithMask",
+    "Claims",
+    "ClauseCheck",
+    "ClauseFailure",
+    "Conformance",
+    "Conventions",
+    "Embedding",
+    "EmptyRow",
+    "ExpectedFailure",
+    "Extension",
+    "Feature",
+    "GroupOrder",
+    "Implementation",
+    "Layout",
+    "LogBase",
+    "MaskKind",
+    "MaskShape",
+    "ModuleForm",
+    "Packed",
+    "Packing",
+    "Padding",
+    "Pattern",
+    "Poison",
+    "Polarity",
+    "Problem",
+    "Report",
+    "Result",
+    "ReturnedWeights",
+    "RotaryPairing",
+    "Scope",
+    "Scores",
+    "Sharing",
+    "SinusoidOrder",
+    "Sizes",
+    "SoftmaxPrecision",
+    "Stream",
+    "Unsupported",
+    "Values",
+    "WindowCount",
+    "__version__",
+    "cached",
+    "check",
+    "chunked",
+    "jax_op",
+    "linears",
+    "numpy_op",
+    "parametrize_with_clauses",
+    "torch_module",
+    "torch_op",
+]
+
+_MODULES = (
+    "attention_conformance.spec.features",
+    "attention_conformance.spec.extensions",
+    "attention_conformance.spec.cases",
+    "attention_conformance.tests.harness.run.parametrize",
+    "attention_conformance.spec.problem",
+    "attention_conformance.implementations.api.contract",
+    "attention_conformance.implementations.adapters.numpy_op",
+    "attention_conformance.implementations.adapters.jax_op",
+    "attention_conformance.implementations.adapters.torch_op",
+    "attention_conformance.implementations.adapters.torch_module",
+    "attention_conformance.implementations.adapters.cached",
+    "attention_conformance.tests.harness.run.check",
+)
+"""Where the names are defined. They are searched in this order: what takes long to import comes last."""
+
+
+def __getattr__(name: str) -> object:
+    if name in __all__:
+        for module in map(import_module, _MODULES):
+            if hasattr(module, name):
+                return globals().setdefault(name, getattr(module, name))
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

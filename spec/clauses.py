@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cache
-from itertools import groupby, pairwise
+from itertools import groupby, pairwise, takewhile
 from pathlib import Path
 from types import MappingProxyType
 from typing import TypeVar
@@ -64,14 +64,32 @@ class Clause:
     scope: Scope | None
     """None: both scopes."""
     equation: str | None
+    """The number of its equation, such as 8.1."""
     sources: tuple[str, ...]
     statement: str
+    notes: tuple[str, ...]
+    """The paragraphs after the statement, equations and errata left out."""
     errata: tuple[str, ...]
-    """What sources say wrong, and what holds instead."""
+    """What sources state wrongly, and what holds instead."""
     measured: bool
-    """Asked by the benchmarks, and no part of a verdict of conformance."""
+    """Checked by the benchmarks; not part of a verdict of conformance."""
     file: str
     line: int
+
+
+@dataclass(frozen=True)
+class Chapter:
+    """One file of the specification.
+
+    Attributes:
+        introduction: the paragraphs before the first clause, displayed equations included.
+        equations: the LaTeX of each numbered equation, by its number, such as 8.1, on one line and without the tag.
+    """
+
+    name: str
+    introduction: tuple[str, ...]
+    equations: Mapping[str, str]
+    clauses: tuple[Clause, ...]
 
 
 @dataclass(frozen=True)
@@ -105,27 +123,51 @@ def load(folder: Path = CHAPTERS) -> Mapping[str, Clause]:
     Raises:
         SpecError: a chapter is missing or malformed.
     """
-    return _own() if folder == CHAPTERS else _read(folder)
+    return _own_clauses() if folder == CHAPTERS else _by_id(_read(folder))
 
 
 @cache
-def _own() -> Mapping[str, Clause]:
-    return _read(CHAPTERS)
+def specification() -> Mapping[str, Chapter]:
+    """The specification's own chapters by name, in order."""
+    return MappingProxyType({chapter.name: chapter for chapter in _read(CHAPTERS)})
 
 
-def _read(folder: Path) -> Mapping[str, Clause]:
+@cache
+def equations() -> Mapping[str, str]:
+    """The LaTeX of every numbered equation of the specification, by its number."""
+    return MappingProxyType(
+        {tag: latex for chapter in specification().values() for tag, latex in chapter.equations.items()}
+    )
+
+
+@cache
+def _own_clauses() -> Mapping[str, Clause]:
+    return _by_id(specification().values())
+
+
+def _by_id(read: Iterable[Chapter]) -> Mapping[str, Clause]:
+    return MappingProxyType({clause.id: clause for chapter in read for clause in chapter.clauses})
+
+
+def _read(folder: Path) -> list[Chapter]:
     for path in sorted(folder.glob("*.md")):
         if path.stem not in _NUMBERS:
             raise SpecError(f"{path.name}:1: no chapter is named {path.stem!r}")
     texts = {name: _lines(folder / f"{name}.md") for name in _NUMBERS}
-    tags = frozenset(tag for name, lines in texts.items() for tag in _tags(name, lines))
+    formulas = {name: _equations(name, lines) for name, lines in texts.items()}
+    tags = frozenset(tag for own in formulas.values() for tag in own)
+    return [_chapter(name, lines, formulas[name], tags) for name, lines in texts.items()]
+
+
+def _chapter(name: str, lines: list[_Line], formulas: Mapping[str, str], tags: frozenset[str]) -> Chapter:
     clauses: dict[str, Clause] = {}
-    for name, lines in texts.items():
-        for heading, body in _sections(lines):
-            if heading.text in clauses:
-                raise heading.wrong(f"duplicate clause {heading.text!r}")
-            clauses[heading.text] = _clause(name, heading, body, tags)
-    return MappingProxyType(clauses)
+    for heading, body in _sections(lines):
+        if heading.text in clauses:
+            raise heading.wrong(f"duplicate clause {heading.text!r}")
+        clauses[heading.text] = _clause(name, heading, body, tags)
+    head = takewhile(lambda line: not line.text.startswith("## "), lines[1:])
+    introduction = tuple(_joined(group).text for group in _paragraphs(head))
+    return Chapter(name, introduction, MappingProxyType(formulas), tuple(clauses.values()))
 
 
 def _lines(path: Path) -> list[_Line]:
@@ -138,16 +180,19 @@ def _lines(path: Path) -> list[_Line]:
     return lines
 
 
-def _tags(chapter: str, lines: list[_Line]) -> set[str]:
-    tags: set[str] = set()
-    for line in lines:
-        for tag in re.findall(r"\\tag\{(.*?)\}", line.text):
-            if not re.fullmatch(rf"{_NUMBERS[chapter]}\.[1-9][0-9]*", tag):
-                raise line.wrong(f"equation tag {tag!r} is not of chapter {_NUMBERS[chapter]}")
-            if tag in tags:
-                raise line.wrong(f"duplicate equation tag {tag!r}")
-            tags.add(tag)
-    return tags
+def _equations(chapter: str, lines: list[_Line]) -> dict[str, str]:
+    """The displayed equations that have a number; each is a paragraph of its own."""
+    found: dict[str, str] = {}
+    for group in _paragraphs(lines):
+        latex = _joined(group).text.removeprefix("$$").removesuffix("$$")
+        for line in group:
+            for tag in re.findall(r"\\tag\{(.*?)\}", line.text):
+                if not re.fullmatch(rf"{_NUMBERS[chapter]}\.[1-9][0-9]*", tag):
+                    raise line.wrong(f"equation tag {tag!r} is not of chapter {_NUMBERS[chapter]}")
+                if tag in found:
+                    raise line.wrong(f"duplicate equation tag {tag!r}")
+                found[tag] = latex.replace(f"\\tag{{{tag}}}", "").strip()
+    return found
 
 
 def _sections(lines: list[_Line]) -> Iterator[tuple[_Line, list[_Line]]]:
@@ -158,7 +203,7 @@ def _sections(lines: list[_Line]) -> Iterator[tuple[_Line, list[_Line]]]:
 
 def _clause(chapter: str, heading: _Line, body: list[_Line], tags: frozenset[str]) -> Clause:
     first, *others = _paragraphs(body) or [[]]
-    paragraphs = [replace(group[0], text=" ".join(line.text.strip() for line in group)) for group in others]
+    paragraphs = [_joined(group) for group in others]
     values = _values(heading, first)
     level = _choice(values["level"], Level)
     return Clause(
@@ -170,6 +215,7 @@ def _clause(chapter: str, heading: _Line, body: list[_Line], tags: frozenset[str
         equation=_equation(values.get("equation"), tags),
         sources=tuple(_source(item) for item in values["sources"].split(";")),
         statement=_statement(heading, paragraphs, level),
+        notes=tuple(item.text for item in paragraphs[1:] if not item.text.startswith(("$$", "Erratum"))),
         errata=tuple(_erratum(item) for item in paragraphs if item.text.startswith("Erratum")),
         measured=_measured(values.get("status")),
         file=heading.file,
@@ -177,8 +223,13 @@ def _clause(chapter: str, heading: _Line, body: list[_Line], tags: frozenset[str
     )
 
 
-def _paragraphs(lines: list[_Line]) -> list[list[_Line]]:
+def _paragraphs(lines: Iterable[_Line]) -> list[list[_Line]]:
     return [list(group) for filled, group in groupby(lines, key=lambda line: bool(line.text)) if filled]
+
+
+def _joined(group: list[_Line]) -> _Line:
+    """A paragraph on one line, at the place where it begins."""
+    return replace(group[0], text=" ".join(line.text.strip() for line in group))
 
 
 def _values(heading: _Line, lines: list[_Line]) -> dict[str, _Line]:

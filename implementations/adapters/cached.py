@@ -13,8 +13,7 @@ import numpy as np
 import torch
 
 from attention_conformance.implementations.adapters.native import Native, indirect, natively
-from attention_conformance.implementations.adapters.op_options import extra_options
-from attention_conformance.implementations.adapters.ops import INPUTS
+from attention_conformance.implementations.adapters.op_options import INPUTS, extra_options
 from attention_conformance.implementations.adapters.tensors import (
     TORCH_DTYPES,
     array_forms,

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from attention_conformance.implementations.adapters.op_options import seeded
-from attention_conformance.implementations.adapters.ops import INPUTS, op_options
+from attention_conformance.implementations.adapters.op_options import INPUTS, op_options, seeded
+from attention_conformance.implementations.adapters.results import output_of, result_of
 from attention_conformance.implementations.api.contract import Result
 from attention_conformance.spec.features import Polarity
 from attention_conformance.spec.problem import Array, Problem
@@ -46,35 +46,25 @@ class JaxOp:
 
         with _in_float64(), seeded(problem), jax.default_device(jax.devices(device.partition(":")[0])[0]):
             given = {name: jax.numpy.asarray(array) for name, array in problem.arrays().items()}
-            asked = self._asked(problem)
+
+            def call(leaves: Mapping[str, Any]) -> tuple[Any, Any]:
+                arrays = {**given, **leaves}
+                options = op_options(problem, arrays, self.polarity)
+                answer = self.function(*(arrays[n] for n in INPUTS), **options)
+                return output_of(answer), answer
+
             if problem.cotangent is None:
-                output, *rest = asked(given)
-                found: dict[str, Array] = {}
-            else:
-                leaves = {name: given[name] for name in problem.needs}
-                output, backward, rest = jax.vjp(lambda some: _split(asked(given | some)), leaves, has_aux=True)
-                (gradients,) = backward(given["cotangent"].astype(output.dtype))
-                found = {name: _checked(gradient) for name, gradient in gradients.items()}
-        others: dict[str, Any] = {n: _checked(a) for n, a in zip(self.extras, rest, strict=True)}
-        return Result(_checked(output), gradients=found, **others)
-
-    def _asked(self, problem: Problem) -> Callable[[Mapping[str, Any]], tuple[Any, ...]]:
-        """The function of arrays alone, which answers a tuple."""
-
-        def call(given: Mapping[str, Any]) -> tuple[Any, ...]:
-            answer = self.function(*(given[n] for n in INPUTS), **op_options(problem, given, self.polarity))
-            return answer if isinstance(answer, tuple) else (answer,)
-
-        return call
-
-
-def _split(answer: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
-    return answer[0], answer[1:]
+                return result_of(call({})[1], self.extras, _checked)
+            leaves = {name: given[name] for name in problem.needs}
+            output, backward, answer = jax.vjp(call, leaves, has_aux=True)
+            (gradients,) = backward(given["cotangent"].astype(output.dtype))
+            checked = {name: _checked(gradient) for name, gradient in gradients.items()}
+            return result_of(answer, self.extras, _checked, gradients=checked)
 
 
 @contextmanager
 def _in_float64() -> Iterator[None]:
-    """JAX keeps to float32 unless it is told otherwise."""
+    """Without this option JAX computes in float32."""
     import jax
 
     with jax.enable_x64(True):
@@ -82,7 +72,7 @@ def _in_float64() -> Iterator[None]:
 
 
 def is_jax(answer: object) -> bool:
-    """Whether it is an array of JAX; it is not imported to find out."""
+    """Whether it is an array of JAX, without importing JAX."""
     return type(answer).__module__.partition(".")[0] in ("jax", "jaxlib")
 
 

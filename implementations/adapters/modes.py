@@ -12,7 +12,6 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
-from attention_conformance.implementations.adapters.ops import Answer, torch_op
 from attention_conformance.implementations.adapters.tensors import Tensors, tensors, to_array, to_tensor
 from attention_conformance.implementations.adapters.torch_module import (
     Places,
@@ -22,6 +21,7 @@ from attention_conformance.implementations.adapters.torch_module import (
     torch_module,
     where_in,
 )
+from attention_conformance.implementations.adapters.torch_op import Answer, torch_op
 from attention_conformance.implementations.adapters.transforms import (
     BACKEND,
     Through,

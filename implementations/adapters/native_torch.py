@@ -10,6 +10,7 @@ import torch
 
 from attention_conformance.implementations.adapters.native import Native
 from attention_conformance.implementations.adapters.op_options import seeded
+from attention_conformance.implementations.adapters.results import output_of, result_of
 from attention_conformance.implementations.adapters.tensors import Tensors, to_array, zeros_for_none
 from attention_conformance.implementations.api.contract import Result
 from attention_conformance.spec.problem import Array, Problem
@@ -22,13 +23,13 @@ def native_call(
     leaves: Mapping[str, torch.Tensor],
     context: Callable[[], AbstractContextManager[object]],
     extras: Sequence[str],
-    named: Callable[[dict[str, Array]], dict[str, Array]] = lambda found: found,
+    named: Callable[[dict[str, Array]], dict[str, Array]] = lambda gradients: gradients,
 ) -> Native:
     """A `Native` of a ready forward pass.
 
     Args:
         forward: answers with the output, or a tuple of output and extras.
-        problem: what is asked.
+        problem: the problem.
         given: its tensors.
         leaves: whose gradients are wanted.
         context: entered around the calls.
@@ -44,10 +45,8 @@ def native_call(
 
     def result(answer: Any) -> Result:
         answer, slopes = answer if wanted else (answer, ())
-        output, *rest = answer if isinstance(answer, tuple) else (answer,)
-        others: dict[str, Any] = {n: to_array(t) for n, t in zip(extras, rest, strict=False)}
-        found = named(zeros_for_none(leaves, slopes)) if wanted else {}
-        return Result(to_array(output), gradients=found, **others)
+        gradients = named(zeros_for_none(leaves, slopes)) if wanted else {}
+        return result_of(answer, extras, to_array, fewer=True, gradients=gradients)
 
     bare = _with_backward(forward, list(leaves.values()), given["cotangent"]) if wanted else forward
     return Native(bare, result, given, around)
@@ -58,7 +57,6 @@ def _with_backward(
 ) -> Callable[[], tuple[Any, tuple[torch.Tensor | None, ...]]]:
     def both() -> tuple[Any, tuple[torch.Tensor | None, ...]]:
         answer = forward()
-        output = answer[0] if isinstance(answer, tuple) else answer
-        return answer, torch.autograd.grad(output, leaves, cotangent, allow_unused=True)
+        return answer, torch.autograd.grad(output_of(answer), leaves, cotangent, allow_unused=True)
 
     return both

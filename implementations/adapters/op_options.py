@@ -1,4 +1,4 @@
-"""Further options: under which names an op is asked for what lies beyond the core."""
+"""The options of an op: a problem as the keyword arguments of a call; only what the problem has appears."""
 
 from __future__ import annotations
 
@@ -11,10 +11,32 @@ import torch
 
 from attention_conformance.implementations.adapters.tensors import to_tensor
 from attention_conformance.implementations.api.global_state import seed_torch
+from attention_conformance.spec.features import Polarity
 from attention_conformance.spec.problem import Array, Problem
 
+INPUTS = ("query", "key", "value")
 ARRAYS = ("sinks", "alibi_slopes", "relative_bias", "head_gates", "query_segments", "key_segments")
 LENGTHS = {"query_lengths": "cu_seqlens_q", "key_lengths": "cu_seqlens_k"}
+
+
+def op_options(problem: Problem, given: Mapping[str, Any], polarity: Polarity) -> dict[str, Any]:
+    """attn_mask, key_padding_mask, is_causal=True, scale, and what `extra_options` names.
+
+    Args:
+        problem: the problem.
+        given: its arrays or tensors by name.
+        polarity: what True means in the boolean masks of the op.
+    """
+    options: dict[str, Any] = {}
+    for name in ("attn_mask", "key_padding_mask"):
+        if name in given:
+            flipped = problem.arrays()[name].dtype.kind == "b" and polarity is Polarity.MASKED_OUT
+            options[name] = ~given[name] if flipped else given[name]
+    if problem.causal:
+        options["is_causal"] = True
+    if problem.scale is not None:
+        options["scale"] = problem.scale
+    return options | extra_options(problem, given)
 
 
 def extra_options(problem: Problem, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -14,6 +13,7 @@ from torch import nn
 from attention_conformance.implementations.adapters.native import Native, bound, indirect
 from attention_conformance.implementations.adapters.native_torch import native_call
 from attention_conformance.implementations.adapters.op_options import seeded
+from attention_conformance.implementations.adapters.results import output_of, result_of
 from attention_conformance.implementations.adapters.tensors import (
     TORCH_DTYPES,
     Tensors,
@@ -158,10 +158,8 @@ def answer_of(
             mode, before = module.training, forms(given)
             answer = call(module, given, problem)
             disturbed = differing(before, forms(given)) + _moved(module, where, given, mode)
-        output, *rest = answer if isinstance(answer, tuple) else (answer,)
-        others: dict[str, Any] = {n: to_array(t) for n, t in zip(extras, rest, strict=True)}
-        found = _gradients(problem, module, where, given, output, twice)
-        return Result(to_array(output), gradients=found, disturbed=disturbed, **others)
+        gradients = _gradients(problem, module, where, given, output_of(answer), twice)
+        return result_of(answer, extras, to_array, gradients=gradients, disturbed=disturbed)
 
 
 def made(build: Callable[[Problem], nn.Module], problem: Problem, device: str) -> nn.Module:

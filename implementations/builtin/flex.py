@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import flex_attention as flex
 
-from attention_conformance.implementations.adapters.ops import torch_op
+from attention_conformance.implementations.adapters.torch_op import torch_op
 from attention_conformance.implementations.api.contract import Claims, Implementation, Unsupported
 from attention_conformance.implementations.builtin.sdpa import SDPA_FEATURES
 from attention_conformance.spec.cases import Case, MaskKind, Padding, Sizes

@@ -15,7 +15,7 @@ from attention_conformance.implementations.discovery.loading import Target, Targ
 from attention_conformance.implementations.discovery.modules import module_candidate
 from attention_conformance.implementations.discovery.signatures import ADAPTER
 
-__all__ = ["TargetError", "candidate", "candidates", "distinct"]
+__all__ = ["TargetError", "candidate", "candidates", "distinct", "wrapped"]
 
 _USABLE = f"give a function of query, key and value or a module class, {ADAPTER}"
 
@@ -36,7 +36,7 @@ def candidate(target: str, settings: Mapping[str, str], device: str = "cpu") -> 
     name = Target.parse(target).parts[-1]
     try:
         _check_device(device)
-        return _wrapped(name, found, settings, device)
+        return wrapped(name, found, settings, device)
     except TargetError as error:
         raise TargetError(f"{target}: {error}") from error
 
@@ -80,7 +80,13 @@ def _check_device(device: str) -> None:
         raise TargetError(f"device {device!r} cannot be used: {told(error)}") from error
 
 
-def _wrapped(name: str, found: object, settings: Mapping[str, str], device: str) -> Implementation:
+def wrapped(name: str, found: object, settings: Mapping[str, str], device: str) -> Implementation:
+    """An object as an implementation: one that is an Implementation, a module class, or a function.
+
+    Raises:
+        TargetError: it is none of these, or it cannot be called; the message does not name it.
+        ValueError: a setting that does not exist.
+    """
     if isinstance(found, Implementation):
         conventions = found.claims.conventions.claiming(settings)
         return replace(found, claims=replace(found.claims, conventions=conventions))

@@ -13,7 +13,8 @@ import numpy as np
 import torch
 
 from attention_conformance.implementations.adapters.jax_op import is_jax, jax_op
-from attention_conformance.implementations.adapters.ops import numpy_op, torch_op
+from attention_conformance.implementations.adapters.numpy_op import numpy_op
+from attention_conformance.implementations.adapters.torch_op import torch_op
 from attention_conformance.implementations.api.contract import Claims, Implementation, any_case
 from attention_conformance.implementations.discovery.loading import TargetError
 from attention_conformance.implementations.discovery.option_detection import (

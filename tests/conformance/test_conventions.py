@@ -66,4 +66,4 @@ def _assert_consistent(judge: Judge, question: Question) -> None:
     for case, path, answer in found[1:]:
         where = path if path != first_path else f"{path} of {case.sizes}"
         before = first_path if path != first_path else f"{first_path} of {first_case.sizes}"
-        judge.assert_that(case, answer == first, f"{question.name}: {first} {before}, {answer} {where}")
+        judge.assert_that(case, answer == first, question.name, f"{first} {before}, {answer} {where}")

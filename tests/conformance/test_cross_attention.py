@@ -19,8 +19,10 @@ SHARED = (
     Case(seed=205, mask=MaskKind.FLOAT, mask_shape=MaskShape.SHARED).sized(query_length=7),
     Case(seed=206, padding=Padding.LEFT).sized(query_length=7),
     Case(seed=207, causal=True).sized(query_length=7),
+    Case(seed=208, mask=MaskKind.BOOL).sized(query_length=7, num_heads=2),
+    Case(seed=209, padding=Padding.LEFT).sized(query_length=7, num_heads=4),
 )
-"""Some have the same shapes: what is kept from one call would show in another."""
+"""Some have the same shapes: what is kept from one call would show in another. Some have an even number of heads."""
 
 
 @clause("cross-attention.sources")

@@ -9,6 +9,7 @@ from itertools import product
 import numpy as np
 
 from attention_conformance.implementations.api.global_state import global_state, random_states_from
+from attention_conformance.implementations.api.safe_call import CandidateError
 from attention_conformance.reference.expected import RETURNED, Expected, solve
 from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Padding, Values
 from attention_conformance.spec.features import Feature
@@ -23,7 +24,7 @@ from attention_conformance.tests.harness.judge.dropout_mask import (
     repetition,
     seen,
 )
-from attention_conformance.tests.harness.judge.judge import CandidateError, Judge, part_of
+from attention_conformance.tests.harness.judge.judge import Judge, part_of
 
 SHOWN = Case(score_std=1.0, values=Values.IDENTITY).sized(key_length=8, d_k=16, d_v=16).extended(dropout=0.5, draw=1)
 """Every weight shows in two components of the output, 240 of them."""
@@ -54,7 +55,7 @@ def test_whole_key(judge: Judge) -> None:
             some = found.shown != 0
             parted = np.argwhere((some != some[..., :1, :]).any(-2))
             told = "" if not len(parted) else "sample {} head {} query {} key {}".format(*parted[0])
-            judge.assert_that(case, not told, f"one value component has lost a key that another one keeps: {told}")
+            judge.assert_that(case, not told, "one value component has lost a key that another one keeps", told)
 
 
 @clause("dropout.rate")
@@ -188,7 +189,7 @@ def _assert_drops_nothing(judge: Judge, case: Case, context: str) -> None:
         try:
             result = judge.run(problem)
         except CandidateError as error:
-            judge.assert_that(case, False, str(error))
+            judge.record_error(case, error)
             return
         after = global_state()
     expected = judge.expected(case, gradients=problem.cotangent is not None)
@@ -211,7 +212,7 @@ def test_rate_one(judge: Judge) -> None:
         try:
             result = judge.run(problem)
         except CandidateError as error:
-            judge.assert_that(case, False, str(error))
+            judge.record_error(case, error)
             continue
         expected = solve(problem, judge.conventions, np.zeros(judge.solution(case).trace.weights.shape)).parts
         for part in (part for part in _expanded(judge, problem) if part not in RETURNED):

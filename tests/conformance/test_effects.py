@@ -10,12 +10,14 @@ import numpy as np
 
 from attention_conformance.implementations.api.contract import Result
 from attention_conformance.implementations.api.global_state import global_state, kept_global_state, random_states_from
+from attention_conformance.implementations.api.safe_call import CandidateError
 from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Padding
 from attention_conformance.spec.extensions import Packing
 from attention_conformance.spec.features import Feature
 from attention_conformance.spec.problem import Array, Problem
 from attention_conformance.tests.harness.judge.clause_tests import clause
-from attention_conformance.tests.harness.judge.judge import CandidateError, Judge, part_of
+from attention_conformance.tests.harness.judge.judge import Judge, part_of
+from attention_conformance.tests.report.verdict import FailureKind
 
 VARIED = (
     Case(seed=91),
@@ -57,13 +59,16 @@ def test_inputs(judge: Judge) -> None:
             try:
                 disturbed = judge.run_with(handed).disturbed
             except CandidateError as error:
-                judge.assert_that(case, False, str(error))
+                judge.record_error(case, error)
                 continue
             before, after = problem.arrays(), handed.arrays()
             spoilt = [name for name in before if not _same(before[name], after[name])]
-            judge.assert_that(case, not spoilt, f"the call changed the caller's {', '.join(spoilt)}")
+            judge.assert_that(
+                case, not spoilt, f"the call changed the caller's {', '.join(spoilt)}", kind=FailureKind.STATE
+            )
             rotated = [name for name in disturbed if name not in global_state()]
-            judge.assert_that(case, not rotated, f"the call changed the form, mode or place of {', '.join(rotated)}")
+            message = f"the call changed the form, mode or place of {', '.join(rotated)}"
+            judge.assert_that(case, not rotated, message, kind=FailureKind.STATE)
 
 
 @clause("effects.repeatable")
@@ -86,11 +91,11 @@ def _assert_bits(judge: Judge, case: Case, context: str, answers: Callable[[], t
     try:
         first, second = answers()
     except CandidateError as error:
-        judge.assert_that(case, False, str(error))
+        judge.record_error(case, error)
         return
     parts = ("output", "weights", "averaged_weights", "log_sum_exp")
     differ = [part for part in parts if not _same(part_of(first, part), part_of(second, part))]
-    judge.assert_that(case, not differ, f"{context}: {', '.join(differ)}")
+    judge.assert_that(case, not differ, context, ", ".join(differ), FailureKind.STATE)
 
 
 @clause("effects.stateless")
@@ -121,18 +126,19 @@ def test_global_state(judge: Judge) -> None:
         if Feature.GRADIENTS in judge.claims:
             asked.append(judge.problem(case))
         for problem in asked:
-            moved = _moved_by(judge, case, problem)
-            judge.assert_that(case, not moved, f"the call changed the {', '.join(moved)}")
+            try:
+                moved = _moved_by(judge, case, problem)
+            except CandidateError as error:
+                judge.record_error(case, error)
+            else:
+                judge.assert_that(case, not moved, f"the call changed the {', '.join(moved)}", kind=FailureKind.STATE)
 
 
 def _moved_by(judge: Judge, case: Case, problem: Problem) -> list[str]:
     # A candidate that seeds a generator by a number of its own must not find it as it would leave it.
     with kept_global_state(), random_states_from(case.seed):
         before = global_state()
-        try:
-            disturbed = judge.run_unrestored(problem.fresh()).disturbed
-        except CandidateError as error:
-            return [f"course of events: it {error}"]
+        disturbed = judge.run_unrestored(problem.fresh()).disturbed
         after = global_state()
     return [name for name in before if before[name] != after[name] or name in disturbed]
 
@@ -151,8 +157,11 @@ def test_fresh_output(judge: Judge) -> None:
             for later in (1000, 2000, 3000):
                 judge.run(judge.problem(replace(case, seed=case.seed + later)).forward_only())
         except CandidateError as error:
-            judge.assert_that(case, False, str(error))
+            judge.record_error(case, error)
             continue
-        judge.assert_that(case, _same(first, kept), "a later call wrote into the output of an earlier one")
+        message = "a later call wrote into the output of an earlier one"
+        judge.assert_that(case, _same(first, kept), message, kind=FailureKind.STATE)
         shared = [name for name, array in handed.arrays().items() if np.shares_memory(array, first)]
-        judge.assert_that(case, not shared, f"the output shares its memory with {', '.join(shared)}")
+        judge.assert_that(
+            case, not shared, f"the output shares its memory with {', '.join(shared)}", kind=FailureKind.STATE
+        )

@@ -6,13 +6,14 @@ from dataclasses import replace
 
 import numpy as np
 
+from attention_conformance.implementations.api.safe_call import CandidateError
 from attention_conformance.reference.expected import solve
 from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Padding, Pattern, Poison, Scores
 from attention_conformance.spec.features import EmptyRow, Scope
 from attention_conformance.spec.problem import Problem
 from attention_conformance.tests.harness.judge.clause_tests import clause
 from attention_conformance.tests.harness.judge.comparison import compare
-from attention_conformance.tests.harness.judge.judge import CandidateError, Judge, part_of
+from attention_conformance.tests.harness.judge.judge import Judge, part_of
 
 ORDINARY = (
     Case(seed=51),
@@ -76,7 +77,7 @@ def _assert_masked_get_nothing(judge: Judge, case: Case) -> None:
     try:
         found = judge.run(problem).gradients
     except CandidateError as error:
-        judge.assert_that(case, False, str(error))
+        judge.record_error(case, error)
         return
     for name in ("key", "value"):
         fits = name in found and found[name].shape[:3] == mask.shape
@@ -131,7 +132,7 @@ def _assert_gradients(judge: Judge, case: Case, problem: Problem, context: str) 
     try:
         result = judge.run_with(problem.fresh().with_arrays({"cotangent": problem.cotangent}))
     except CandidateError as error:
-        judge.assert_that(case, False, f"{context}: {error}")
+        judge.record_error(case, error, context)
         return
     for name in problem.needs:
         part = f"gradients.{name}"

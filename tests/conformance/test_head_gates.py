@@ -9,6 +9,7 @@ from functools import lru_cache
 import numpy as np
 
 from attention_conformance.implementations.api.contract import Result
+from attention_conformance.implementations.api.safe_call import CandidateError
 from attention_conformance.reference.expected import Expected, solve
 from attention_conformance.spec.cases import Case, MaskKind, Padding, Pattern, Sizes
 from attention_conformance.spec.features import Conventions, EmptyRow, Scope
@@ -16,7 +17,7 @@ from attention_conformance.spec.inputs import build
 from attention_conformance.spec.problem import Array, Problem
 from attention_conformance.tests.harness.judge.clause_tests import clause
 from attention_conformance.tests.harness.judge.comparison import compare
-from attention_conformance.tests.harness.judge.judge import CandidateError, Judge, part_of
+from attention_conformance.tests.harness.judge.judge import Judge, part_of
 from attention_conformance.tests.harness.judge.relations import changed, take_samples
 
 GATED = Case(seed=321).extended(head_gates=True)
@@ -62,7 +63,7 @@ def _asked(judge: Judge, case: Case, problem: Problem) -> Result | None:
     try:
         return judge.run(problem)
     except CandidateError as error:
-        judge.assert_that(case, False, str(error))
+        judge.record_error(case, error)
         return None
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from attention_conformance.implementations.api.safe_call import CandidateError
 from attention_conformance.reference.expected import Expected
 from attention_conformance.reference.stages import share
 from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Padding, Pattern, Scores, Sizes
@@ -14,8 +15,9 @@ from attention_conformance.spec.features import Alignment, Feature
 from attention_conformance.spec.problem import Array
 from attention_conformance.tests.harness.judge.clause_tests import clause
 from attention_conformance.tests.harness.judge.comparison import compare
-from attention_conformance.tests.harness.judge.judge import CandidateError, Judge, part_of
+from attention_conformance.tests.harness.judge.judge import Judge, part_of
 from attention_conformance.tests.harness.judge.merging import assert_merges
+from attention_conformance.tests.report.verdict import FailureKind
 
 EMPTY = Case(mask=MaskKind.BOOL, pattern=Pattern.EMPTY_ROW)
 SHARED = Case(mask=MaskKind.BOOL, mask_shape=MaskShape.SHARED)
@@ -74,7 +76,7 @@ def test_mixture(judge: Judge) -> None:
         try:
             result = judge.run(problem)
         except CandidateError as error:
-            judge.assert_that(case, False, str(error))
+            judge.record_error(case, error)
             continue
         weights, output = expected["weights"], expected["output"]
         if result.weights is None or result.weights.shape != weights.value.shape:
@@ -137,12 +139,13 @@ def _assert_lasts(judge: Judge, part: str) -> None:
             for later in (1000, 2000):
                 _asked(judge, replace(case, seed=case.seed + later), part)
         except CandidateError as error:
-            judge.assert_that(case, False, str(error))
+            judge.record_error(case, error)
             continue
         if first is None:
-            judge.assert_that(case, False, f"{part} is claimed, but was not returned")
+            judge.assert_that(case, False, f"{part} is claimed, but was not returned", kind=FailureKind.MISSING)
         else:
-            judge.assert_that(case, first.tobytes() == kept, f"a later call wrote into the {part} of an earlier one")
+            message = f"a later call wrote into the {part} of an earlier one"
+            judge.assert_that(case, first.tobytes() == kept, message, kind=FailureKind.STATE)
 
 
 def _asked(judge: Judge, case: Case, part: str) -> Array | None:

@@ -7,12 +7,13 @@ from dataclasses import replace
 
 import numpy as np
 
+from attention_conformance.implementations.api.safe_call import CandidateError
 from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Padding, Pattern, Sizes
 from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.spec.problem import Problem
 from attention_conformance.tests.harness.judge.clause_tests import clause
 from attention_conformance.tests.harness.judge.comparison import compare
-from attention_conformance.tests.harness.judge.judge import CandidateError, Judge, part_of
+from attention_conformance.tests.harness.judge.judge import Judge, part_of
 from attention_conformance.tests.harness.judge.relations import Change, changed
 
 SINK = Case().extended(sinks=True)
@@ -101,7 +102,7 @@ def _assert_answered(judge: Judge, case: Case, problem: Problem, context: str) -
     try:
         result = judge.run(problem)
     except CandidateError as error:
-        judge.assert_that(case, False, f"{context}: {error}")
+        judge.record_error(case, error, context)
         return
     for part in (f"gradients.{name}" for name in problem.needs):
         judge.record(case, compare(part, part_of(result, part), expected[part], judge.dtype), context)

@@ -7,13 +7,14 @@ from dataclasses import replace
 from functools import partial
 from itertools import product
 
+from attention_conformance.implementations.api.safe_call import CandidateError
 from attention_conformance.spec.cases import Case
 from attention_conformance.spec.features import Feature
 from attention_conformance.spec.problem import Problem
-from attention_conformance.tests.benchmarks.counting import result_bytes
 from attention_conformance.tests.benchmarks.memory import absent, left_behind, peak
+from attention_conformance.tests.benchmarks.required_work import result_bytes
 from attention_conformance.tests.harness.judge.clause_tests import clause
-from attention_conformance.tests.harness.judge.judge import CandidateError, Judge
+from attention_conformance.tests.harness.judge.judge import Judge
 
 IN_ONE = ("float32",)
 """How memory grows is no matter of the dtype, and this one everybody has."""
@@ -61,7 +62,7 @@ def _assert_linear(judge: Judge, backward: bool) -> None:
             if each[0] > LIMIT:
                 each.append(_for_each_pair(judge, case, LENGTHS[1], backward))
         except CandidateError as error:
-            judge.assert_that(case, False, str(error))
+            judge.record_error(case, error)
             continue
         longest = TIMES * LENGTHS[-1]
         context = f"memory is not linear: {each[-1]:.3g} bytes for each pair of a query and a key"
@@ -94,7 +95,7 @@ def test_memory_growth(judge: Judge) -> None:
             _peak(judge, cases[0])  # what only a first call needs
             before, after = (_peak(judge, case) for case in cases)
         except CandidateError as error:
-            judge.assert_that(cases[1], False, str(error))
+            judge.record_error(cases[1], error)
             continue
         numbers = [_numbers(_problem(judge, case), case) for case in cases]
         ratio = numbers[1] / numbers[0]
@@ -120,7 +121,7 @@ def test_memory_returned(judge: Judge) -> None:
             try:
                 left = judge.watch(problem, partial(left_behind, times=CALLS, suspicious=limit, device=judge.device))
             except CandidateError as error:
-                judge.assert_that(case, False, str(error))
+                judge.record_error(case, error)
                 continue
             assert left is not None
             returned = f"their results, {2 * limit / 1e6:.3g} MB, have been let go"

@@ -12,10 +12,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from attention_conformance.implementations.adapters.ops import torch_op
+from attention_conformance.implementations.adapters.torch_op import torch_op
 from attention_conformance.implementations.api.contract import Implementation
 from attention_conformance.implementations.defects import Defect, catalogue
-from attention_conformance.implementations.defects.record import Severity, in_steps
+from attention_conformance.implementations.defects.breaking import in_steps
+from attention_conformance.implementations.defects.defect import Severity
 from attention_conformance.spec.cases import Case
 from attention_conformance.spec.clauses import load
 from attention_conformance.spec.problem import DTYPES
@@ -106,9 +107,9 @@ def outcome(implementation: Implementation, tier: str, dtypes: tuple[str, ...] =
                 errors.append(f"{identifier} in {dtype}: {reason}")
             if ended is Status.FAIL:
                 first = first or time.perf_counter() - start
-                kills.append(Kill(identifier, dtype, judge.failed, judge.worst or 0.0))
-                failing += [Case.from_json(failure.case) for failure in judge.failures]
-                shown = plainest(judge.failures)
+                kills.append(Kill(identifier, dtype, judge.tally.failed, judge.tally.worst or 0.0))
+                failing += [Case.from_json(failure.case) for failure in judge.tally.failures]
+                shown = plainest(judge.tally.failures)
                 found.append(Found(identifier, Case.from_json(shown.case), dtype, shown.part))
     diagnosis = diagnose(implementation, found)
     name = _as_defect(diagnosis.name, implementation.name) if diagnosis else ""

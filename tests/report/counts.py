@@ -64,17 +64,19 @@ MEANINGS = {
 }
 
 
-class Conclusion(StrEnum):
-    """The verdict on a whole implementation."""
+class Conformance(StrEnum):
+    """The verdict on an implementation; the list is closed."""
 
     CONFORMS = "conforms"
+    """No check found a violation of what is claimed."""
     FAILS = "fails"
-    """A MUST fails."""
+    """A MUST does not hold."""
     ERROR = "error"
-    """The suite could not judge, or judged nothing."""
+    """The suite could not judge a clause, or an expected failure passed, or a claim was not checked."""
     UNDECIDED = "undecided"
     """No failure so far, in a run that is not complete."""
-    NOT_CHECKED = "not checked"
+    NOTHING_CHECKED = "nothing checked"
+    """No clause that was selected is claimed, in no dtype that was selected."""
 
 
 def outcome(verdict: Verdict) -> Outcome:
@@ -92,16 +94,16 @@ def outcome(verdict: Verdict) -> Outcome:
             return Outcome.UNCLAIMED
 
 
-def conclusion(verdicts: Sequence[Verdict], complete: bool) -> Conclusion:
+def conformance(verdicts: Sequence[Verdict], complete: bool) -> Conformance:
     """The verdict on an implementation. What would conform in a run that is not complete is undecided."""
-    if not verdicts:
-        return Conclusion.NOT_CHECKED if complete else Conclusion.UNDECIDED
     outcomes = set(map(outcome, verdicts))
     if Outcome.FAILS in outcomes:
-        return Conclusion.FAILS
-    if Outcome.ERROR in outcomes or not any(v.checks for v in verdicts):
-        return Conclusion.ERROR
-    return Conclusion.CONFORMS if complete else Conclusion.UNDECIDED
+        return Conformance.FAILS
+    if Outcome.ERROR in outcomes:
+        return Conformance.ERROR
+    if not complete:
+        return Conformance.UNDECIDED
+    return Conformance.CONFORMS if any(v.checks for v in verdicts) else Conformance.NOTHING_CHECKED
 
 
 def _worst(outcomes: Iterable[Outcome]) -> Outcome:
@@ -204,7 +206,7 @@ class SubjectCount(Counts):
     verdicts: tuple[Verdict, ...]
     dtypes: tuple[str, ...]
     cells: tuple[ChapterCount, ...]
-    conclusion: Conclusion
+    conformance: Conformance
 
     @property
     def notes(self) -> str:
@@ -238,7 +240,7 @@ def _of_subject(subject: Subject, verdicts: tuple[Verdict, ...], columns: Sequen
     dtypes = tuple(sorted({v.dtype for v in verdicts}, key=dtype_place))
     clauses = tuple(_of_clauses(verdicts, dtypes))
     cells = tuple(_of_chapter(name, clauses, subject, complete) for name in columns)
-    return SubjectCount(clauses, complete, subject, verdicts, dtypes, cells, conclusion(verdicts, complete))
+    return SubjectCount(clauses, complete, subject, verdicts, dtypes, cells, conformance(verdicts, complete))
 
 
 def _of_clauses(verdicts: Sequence[Verdict], dtypes: Sequence[str]) -> Iterator[ClauseCount]:

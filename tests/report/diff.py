@@ -17,7 +17,7 @@ from itertools import groupby
 from pathlib import Path
 
 from attention_conformance.spec.clauses import load
-from attention_conformance.tests.report.counts import clause_place, conclusion, dtype_place
+from attention_conformance.tests.report.counts import clause_place, conformance, dtype_place
 from attention_conformance.tests.report.log import FILE, LogError, replay
 from attention_conformance.tests.report.model import Key, Run, key_of
 from attention_conformance.tests.report.verdict import Status, Verdict
@@ -257,7 +257,7 @@ def _implementations(old: Run, new: Run) -> Iterator[Change]:
 
 
 def _verdict(run: Run, name: str) -> str:
-    return str(conclusion(run.by_name[name], run.closing.complete))
+    return str(conformance(run.by_name[name], run.closing.complete))
 
 
 def _settings_apart(old: Run, new: Run) -> Iterator[str]:

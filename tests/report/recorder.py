@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import platform
 import time
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
+from attention_conformance import __version__
 from attention_conformance.tests.report import views
 from attention_conformance.tests.report.log import FILE, Event, as_written, assembled, encode
 from attention_conformance.tests.report.model import SCHEMA, Closing, Opening, Run, Subject, Suite, VerdictsEnd
 from attention_conformance.tests.report.verdict import Verdict
 
 SPEC_VERSION = "0.1"
-PROJECT = Path(__file__).parents[2] / "pyproject.toml"
 PACKAGES = ("torch", "numpy", "ml_dtypes", "pytest")
 
 
@@ -99,8 +98,7 @@ class Recorder:
 
 def suite_version() -> str:
     """The version of the clone that runs; an installed one may be older."""
-    found: str = tomllib.loads(PROJECT.read_text(encoding="utf-8"))["project"]["version"]
-    return found
+    return __version__
 
 
 def environment() -> dict[str, str]:

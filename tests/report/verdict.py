@@ -1,4 +1,4 @@
-"""Verdicts: what was found for one clause, implementation and dtype. Impossible records cannot be built."""
+"""Verdicts: the result of one clause, implementation and dtype. Impossible records cannot be built."""
 
 from __future__ import annotations
 
@@ -16,15 +16,40 @@ class Status(StrEnum):
     FAIL = "fail"
     """At least one check did not hold."""
     NOT_CLAIMED = "not claimed"
-    """A feature of the clause is not claimed, or no case of it can be asked of this implementation."""
+    """A feature of the clause is not claimed, or the implementation supports no case of it."""
     EXPECTED_FAILURE = "expected failure"
-    """It failed, as a public report says it does."""
+    """It failed, as a public report states."""
     ERROR = "error"
     """The suite could not judge: no check that counts, or an expected failure that passed."""
 
 
 REASONED = (Status.NOT_CLAIMED, Status.EXPECTED_FAILURE, Status.ERROR)
 """Outcomes that need a reason in words."""
+
+
+class FailureKind(StrEnum):
+    """How a check failed; the list is closed."""
+
+    VALUE = "value"
+    """A number differs from the expected one by more than its bound."""
+    NAN = "NaN"
+    """A number is NaN where another one is expected, or the other way round."""
+    INFINITE = "infinite"
+    """A number is infinite where another one is expected, or the other way round."""
+    SHAPE = "shape"
+    DTYPE = "dtype"
+    MISSING = "missing"
+    """A claimed part was not returned."""
+    RAISED = "raised"
+    """The candidate raised an exception."""
+    WRONG_TYPE = "wrong type"
+    """The candidate returned something other than arrays of real numbers."""
+    ACCEPTED = "accepted"
+    """The candidate accepted a problem that makes no sense."""
+    STATE = "state"
+    """The call changed its inputs, the state of the process, or the answers of other calls."""
+    PROPERTY = "property"
+    """Another property of the answers does not hold."""
 
 
 @dataclass(frozen=True)
@@ -34,12 +59,15 @@ class Failure:
     Attributes:
         part: what differed from the reference's answer to the case, such as `output` or `gradients.key`; empty where
             the check was another one.
+        summary: what went wrong in words without numbers, where the check has such words.
     """
 
     message: str
     case: str
     dtype: str
     part: str = ""
+    kind: FailureKind = FailureKind.PROPERTY
+    summary: str = ""
 
     def __post_init__(self) -> None:
         if not self.message:
@@ -48,7 +76,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Verdict:
-    """One clause, judged for one implementation in one dtype.
+    """The verdict on one clause, for one implementation in one dtype.
 
     Attributes:
         checks: comparisons that were made and could have failed.
@@ -88,10 +116,9 @@ class Verdict:
     def from_json(cls, text: str) -> Verdict:
         data = json.loads(text)
         failure = data.pop("failure")
-        return cls(
-            **{**data, "status": Status(data["status"])},
-            failure=None if failure is None else Failure(**failure),
-        )
+        if failure is not None:
+            failure = Failure(**{**failure, "kind": FailureKind(failure["kind"])})
+        return cls(**{**data, "status": Status(data["status"])}, failure=failure)
 
 
 def _contradiction(verdict: Verdict) -> str:

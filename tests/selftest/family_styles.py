@@ -11,20 +11,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from attention_conformance.implementations.adapters.op_options import extra_options, seeded
-from attention_conformance.implementations.adapters.ops import INPUTS, torch_op
+from attention_conformance.implementations.adapters.op_options import INPUTS, extra_options, seeded
 from attention_conformance.implementations.adapters.tensors import gradients_of, tensors, to_array
+from attention_conformance.implementations.adapters.torch_op import torch_op
 from attention_conformance.implementations.api.contract import Claims, Implementation, Result
-from attention_conformance.implementations.defects import steps as right
-from attention_conformance.implementations.defects.record import OP
-from attention_conformance.implementations.defects.steps import Steps, accumulator
+from attention_conformance.implementations.builtin.stepwise import steps as right
+from attention_conformance.implementations.builtin.stepwise.steps import OP_FEATURES, Steps, accumulator
 from attention_conformance.spec.cases import Case, Sizes
 from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.spec.problem import Problem
 
 Answer: TypeAlias = tuple[Tensor, Tensor, Tensor]
 """Output, weights, log-sum-exp."""
-FAMILY = OP | {
+FAMILY = OP_FEATURES | {
     Feature.GROUPED,
     Feature.WINDOW,
     Feature.SOFTCAP,
@@ -43,12 +42,12 @@ FAMILY = OP | {
 }
 
 
-def single_angles(rows: Tensor, places: Tensor, base: float) -> Tensor:
+def single_angles(rows: Tensor, positions: Tensor, base: float) -> Tensor:
     """Frequencies as exponentials of logarithms, all in float32, as libraries have them."""
     half = rows.shape[-1] // 2
     steps = torch.arange(half, dtype=torch.float32) * (-2.0 / rows.shape[-1])
     frequencies = torch.exp(steps * torch.tensor(base, dtype=torch.float32).log())
-    angles = places.to(torch.float32)[:, None, :, None] * frequencies
+    angles = positions.to(torch.float32)[:, None, :, None] * frequencies
     return _rotated(rows, angles)
 
 
@@ -145,8 +144,8 @@ EAGER = Steps(wide=False)
 RIGHT: Mapping[str, Style] = {
     "steps": Style(Steps().answer),
     "eager": Style(EAGER.answer),
-    "float32 angles": Style(Steps(turn=single_angles).answer, "rotary_base"),
-    "eager, float32 angles": Style(Steps(wide=False, turn=single_angles).answer, "rotary_base"),
+    "float32 angles": Style(Steps(rotate=single_angles).answer, "rotary_base"),
+    "eager, float32 angles": Style(Steps(wide=False, rotate=single_angles).answer, "rotary_base"),
     "cap by exponentials": Style(Steps(cap=cap_by_exponentials).answer, "softcap"),
     "eager, cap by exponentials": Style(Steps(wide=False, cap=cap_by_exponentials).answer, "softcap"),
     "rescaled for sinks": Style(rescaled_for_sinks(Steps()), "sinks"),
@@ -176,11 +175,11 @@ def lower(x: Tensor) -> Tensor:
     return x.to(LOWER[x.dtype]).to(x.dtype)
 
 
-def half_angles(rows: Tensor, places: Tensor, base: float) -> Tensor:
+def half_angles(rows: Tensor, positions: Tensor, base: float) -> Tensor:
     """Positions, frequencies and angles in float16."""
     half = rows.shape[-1] // 2
     frequencies = (base ** (-torch.arange(half, dtype=torch.float64) / half)).to(torch.float16)
-    return _rotated(rows, places.to(torch.float16)[:, None, :, None] * frequencies)
+    return _rotated(rows, positions.to(torch.float16)[:, None, :, None] * frequencies)
 
 
 def two_terms(scores: Tensor, softcap: float) -> Tensor:
@@ -211,8 +210,8 @@ CAPPED = replace(FEW, score_std=6.0).extended(softcap=4.0)
 FAR = Case(sizes=Sizes(key_length=7, d_k=8)).extended(rotary_base=10.0, query_start=2000)
 DROPPED = FEW.extended(dropout=0.3, draw=3)
 WRONG: Mapping[str, Wrong] = {
-    "angles in float16, position 2000": Wrong({"turn": half_angles}, FAR),
-    "no rotation": Wrong({"turn": lambda rows, places, base: rows}, FEW.extended(rotary_base=100.0)),
+    "angles in float16, position 2000": Wrong({"rotate": half_angles}, FAR),
+    "no rotation": Wrong({"rotate": lambda rows, positions, base: rows}, FEW.extended(rotary_base=100.0)),
     "no cap": Wrong({"cap": lambda scores, limit: scores}, CAPPED),
     "cap by two terms": Wrong({"cap": two_terms}, CAPPED),
     "cap one precision lower": Wrong({"cap": lambda scores, limit: lower(right.cap(scores, limit))}, CAPPED, True),
@@ -265,17 +264,17 @@ def composed(steps: Steps) -> Callable[[Problem, str], Result]:
         query, key, value = (_heads(problem, given, name) for name in INPUTS)
         learned = iter([given.get("bias_k"), given.get("bias_v")])
 
-        def share(rows: Tensor, num_heads: int) -> Tensor:
-            shared, row = right.share(rows, num_heads), next(learned)
+        def repeat_kv(rows: Tensor, num_heads: int) -> Tensor:
+            shared, row = right.repeat_kv(rows, num_heads), next(learned)
             if row is None:
                 return shared
-            further = right.share(row.to(rows.dtype).view(1, rows.shape[1], 1, -1), num_heads)
+            further = right.repeat_kv(row.to(rows.dtype).view(1, rows.shape[1], 1, -1), num_heads)
             return torch.cat([shared, further.expand(len(rows), -1, -1, -1)], 2)
 
         options: dict[str, Any] = {n: given[n] for n in ("attn_mask", "key_padding_mask") if n in given}
         options |= {"is_causal": problem.causal, "scale": problem.scale, **extra_options(problem, given)}
         with seeded(problem):
-            answer = replace(steps, share=share).answer(query, key, value, **options)
+            answer = replace(steps, repeat_kv=repeat_kv).answer(query, key, value, **options)
         output = answer[0].transpose(1, 2).flatten(2) @ given["w_o"] + given["b_o"]
         found = gradients_of(output, {n: given[n] for n in problem.needs}, given["cotangent"])
         weights, lse = (to_array(t) for t in answer[1:])

@@ -11,10 +11,17 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from attention_conformance.implementations.adapters.ops import torch_op
+from attention_conformance.implementations.adapters.torch_op import torch_op
 from attention_conformance.implementations.api.contract import Claims, Implementation, Result
 from attention_conformance.implementations.builtin.sdpa import SDPA_FEATURES
-from attention_conformance.implementations.defects.steps import INFINITY, Steps, accumulator, factor, score, softmax
+from attention_conformance.implementations.builtin.stepwise.steps import (
+    INFINITY,
+    Steps,
+    accumulator,
+    factor,
+    score,
+    softmax,
+)
 from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.spec.problem import Problem
 from attention_conformance.tests.selftest.styles import CORRECT, LOG2_E, Inputs, Style

@@ -10,18 +10,18 @@ import torch
 from torch import Tensor
 
 from attention_conformance.implementations.adapters.cached import Feed, Run, Stream, cached, chunked
-from attention_conformance.implementations.adapters.ops import torch_op
+from attention_conformance.implementations.adapters.torch_op import torch_op
 from attention_conformance.implementations.api.contract import Claims, Implementation
-from attention_conformance.implementations.defects.caching_steps import (
-    FEATURES,
+from attention_conformance.implementations.builtin.stepwise.cache_steps import (
+    CACHE_FEATURES,
     CacheSteps,
     Rows,
     joined,
     rotate_key,
     rotate_query,
-    see,
+    visible,
 )
-from attention_conformance.implementations.defects.steps import Steps, mix
+from attention_conformance.implementations.builtin.stepwise.steps import Steps, mix
 from attention_conformance.spec.features import Conventions, Feature, Scope, WindowCount
 from attention_conformance.spec.problem import Array
 
@@ -29,19 +29,19 @@ PAGE, POOL = 2, 1000
 FAR = 40
 """Added to every position, which moves no difference."""
 INCLUDING = Conventions(window_count=WindowCount.INCLUDING)
-GROWING = FEATURES - {Feature.STATIC_CACHE, Feature.RING_CACHE}
+GROWING = CACHE_FEATURES - {Feature.STATIC_CACHE, Feature.RING_CACHE}
 
 
 def rolled(store: Rows, new: Rows, stream: Stream) -> Rows:
     """A ring that is rolled, so that the newest token is always in its last slot."""
     both = joined(store, new)
-    return both.taken(torch.arange(len(both.places))[-stream.room :])
+    return both.select(torch.arange(len(both.positions))[-stream.room :])
 
 
 def newest_first(store: Rows, new: Rows, after: Rows) -> Rows:
     """Keys in the opposite order, each with its position."""
-    seen = see(store, new, after)
-    return seen.taken(torch.arange(len(seen.places)).flip(0))
+    seen = visible(store, new, after)
+    return seen.select(torch.arange(len(seen.positions)).flip(0))
 
 
 def paged(stream: Stream) -> Feed:
@@ -58,15 +58,15 @@ def paged(stream: Stream) -> Feed:
         key[:, :, place % PAGE], value[:, :, place % PAGE] = row.key[:, :, 0], row.value[:, :, 0]
 
     def everything(store: Rows, new: Rows, after: Rows) -> Rows:
-        for number, place in enumerate(new.places.tolist()):
-            put(new.taken(torch.tensor([number])), place)
+        for number, place in enumerate(new.positions.tolist()):
+            put(new.select(torch.tensor([number])), place)
         if not table:
             return new
         key, value = (torch.cat([pool[page][part] for page in table], 2) for part in range(2))
-        length = int(new.places[-1]) + 1
+        length = int(new.positions[-1]) + 1
         return Rows(key[:, :, :length], value[:, :, :length], torch.arange(length))
 
-    return CacheSteps(see=everything).open(stream)
+    return CacheSteps(visible=everything).open(stream)
 
 
 def buffer_read_whole(stream: Stream) -> Feed:
@@ -74,14 +74,14 @@ def buffer_read_whole(stream: Stream) -> Feed:
 
     def everything(store: Rows, new: Rows, after: Rows) -> Rows:
         if stream.ring or not stream.room:
-            return see(store, new, after)
-        return Rows(after.key, after.value, after.places.masked_fill(after.places < 0, 10**6))
+            return visible(store, new, after)
+        return Rows(after.key, after.value, after.positions.masked_fill(after.positions < 0, 10**6))
 
     def selected(weights: Tensor, value: Tensor) -> Tensor:
         unseen = (weights == 0).all(-2)[..., None]
         return mix(weights, value.masked_fill(unseen, 0.0))
 
-    return CacheSteps(steps=Steps(mix=selected), see=everything).open(stream)
+    return CacheSteps(steps=Steps(mix=selected), visible=everything).open(stream)
 
 
 def turned_when_read(stream: Stream) -> Feed:
@@ -89,13 +89,15 @@ def turned_when_read(stream: Stream) -> Feed:
     base = stream.options.get("rotary_base")
 
     def rotated(store: Rows, new: Rows, after: Rows) -> Rows:
-        seen = see(store, new, after)
-        return seen if base is None else Rows(rotate_key(seen.key, seen.places - FAR, base), seen.value, seen.places)
+        seen = visible(store, new, after)
+        return (
+            seen if base is None else Rows(rotate_key(seen.key, seen.positions - FAR, base), seen.value, seen.positions)
+        )
 
     return CacheSteps(
-        rotate_query=lambda query, places, base: rotate_query(query, places - FAR, base),
-        rotate_key=lambda key, places, base: key,
-        see=rotated,
+        rotate_query=lambda query, positions, base: rotate_query(query, positions - FAR, base),
+        rotate_key=lambda key, positions, base: key,
+        visible=rotated,
     ).open(stream)
 
 
@@ -160,16 +162,16 @@ def _made(name: str, run: Run, features: frozenset[Feature], conventions: Conven
 
 
 _STARTS: dict[str, tuple[Callable[[Stream], Feed], frozenset[Feature]]] = {
-    "steps": (CacheSteps().open, FEATURES),
-    "rolled": (CacheSteps(write=rolled).open, FEATURES),
-    "newest-first": (CacheSteps(see=newest_first).open, FEATURES),
+    "steps": (CacheSteps().open, CACHE_FEATURES),
+    "rolled": (CacheSteps(write=rolled).open, CACHE_FEATURES),
+    "newest-first": (CacheSteps(visible=newest_first).open, CACHE_FEATURES),
     "paged": (paged, GROWING | {Feature.STATIC_CACHE}),
-    "buffer-read-whole": (buffer_read_whole, FEATURES),
-    "turned-when-read": (turned_when_read, FEATURES),
+    "buffer-read-whole": (buffer_read_whole, CACHE_FEATURES),
+    "turned-when-read": (turned_when_read, CACHE_FEATURES),
 }
 RIGHT = (
     *(_made(name, cached(start), features, Conventions()) for name, (start, features) in _STARTS.items()),
-    _made("counting-its-own", cached(counting_its_own(CacheSteps().open)), FEATURES, INCLUDING),
-    _made("token-by-token", cached(token_by_token, arrays=True), FEATURES, Conventions()),
+    _made("counting-its-own", cached(counting_its_own(CacheSteps().open)), CACHE_FEATURES, INCLUDING),
+    _made("token-by-token", cached(token_by_token, arrays=True), CACHE_FEATURES, Conventions()),
     _made("concatenated-by-the-caller", chunked(torch_op(Steps())), GROWING | {Feature.GRADIENTS}, Conventions()),
 )

@@ -10,13 +10,20 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from attention_conformance.implementations.adapters.ops import numpy_op, torch_op
+from attention_conformance.implementations.adapters.numpy_op import numpy_op
 from attention_conformance.implementations.adapters.torch_module import linears, torch_module
+from attention_conformance.implementations.adapters.torch_op import torch_op
 from attention_conformance.implementations.api.contract import Claims, Implementation
+from attention_conformance.implementations.builtin.stepwise.layer import FREE_WIDTHS, ROLES, call_layer
+from attention_conformance.implementations.builtin.stepwise.steps import (
+    EXTRA_FEATURES,
+    OP_FEATURES,
+    Steps,
+    accumulator,
+    drop,
+    mix,
+)
 from attention_conformance.implementations.defects.dropout_state import MODES, Dropping
-from attention_conformance.implementations.defects.layers import FREE, ROLES, _call
-from attention_conformance.implementations.defects.record import EXTRAS, OP
-from attention_conformance.implementations.defects.steps import Steps, accumulator, drop, mix
 from attention_conformance.spec.features import Conventions, Feature, ReturnedWeights, Scope
 from attention_conformance.spec.problem import Array
 from attention_conformance.tests.selftest.right import written_out
@@ -141,12 +148,12 @@ def _of_steps(name: str, steps: Steps) -> Implementation:
 def _of_torch(
     name: str, function: Callable[..., Any], extras: tuple[str, ...] = (), conventions: Conventions = Conventions()
 ) -> Implementation:
-    features = OP | {Feature.DROPOUT, Feature.GROUPED, *(EXTRAS[extra] for extra in extras)}
+    features = OP_FEATURES | {Feature.DROPOUT, Feature.GROUPED, *(EXTRA_FEATURES[extra] for extra in extras)}
     return Implementation(name, Claims(Scope.OP, features, conventions), torch_op(function, extras=extras))
 
 
 BOTH = ("weights", "log_sum_exp")
-LAYER = torch_module(Dropping, _call, linears(**{role: role for role in ROLES}))
+LAYER = torch_module(Dropping, call_layer, linears(**{role: role for role in ROLES}))
 NUMPY = frozenset({Feature.CORE, Feature.HEADS, Feature.CROSS, Feature.KEY_VALUE, Feature.VALUE_WIDTH, Feature.SCALE})
 RIGHT: tuple[Implementation, ...] = (
     *(_of_steps(each.__name__, Steps(drop=each)) for each in (drop, by_select, in_eight_bits, queries_last)),
@@ -159,5 +166,5 @@ RIGHT: tuple[Implementation, ...] = (
         Claims(Scope.OP, NUMPY | {Feature.BOOL_MASK, Feature.FLOAT_MASK, Feature.DROPOUT, Feature.WEIGHTS}),
         numpy_op(in_numpy, extras=("weights",)),
     ),
-    Implementation("layer", Claims(Scope.MODULE, MODES | FREE), LAYER),
+    Implementation("layer", Claims(Scope.MODULE, MODES | FREE_WIDTHS), LAYER),
 )

@@ -10,17 +10,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attention_conformance.implementations.adapters.modes import module_modes, op_modes
-from attention_conformance.implementations.adapters.ops import torch_op
 from attention_conformance.implementations.adapters.torch_module import torch_module
+from attention_conformance.implementations.adapters.torch_op import torch_op
 from attention_conformance.implementations.api.contract import Claims, Implementation
+from attention_conformance.implementations.builtin.stepwise.layer import FREE_WIDTHS, LAYER_PLACES, Layer
+from attention_conformance.implementations.builtin.stepwise.steps import INFINITY, OP_FEATURES, Steps
 from attention_conformance.implementations.defects.head_gates import GATES, LAYER, call
-from attention_conformance.implementations.defects.layers import FREE, PLACES, Layer
 from attention_conformance.implementations.defects.modules import MODES, Unbatched
-from attention_conformance.implementations.defects.record import OP
-from attention_conformance.implementations.defects.steps import INFINITY, Steps
 from attention_conformance.spec.features import Feature, Scope
 
-GATED = OP | GATES | {Feature.GROUPED}
+GATED = OP_FEATURES | GATES | {Feature.GROUPED}
 
 
 def values_gated(query: Tensor, key: Tensor, value: Tensor, head_gates: Tensor | None = None, **o: Any) -> Tensor:
@@ -149,21 +148,23 @@ def _gates(name: str, function: Callable[..., Tensor]) -> Implementation:
 
 
 def _layer(name: str, kind: type[Layer], *modes: Feature) -> Implementation:
-    claims = Claims(Scope.MODULE, MODES | FREE | set(modes))
-    runs = module_modes(kind, call, PLACES, *modes)
-    return Implementation(f"module.{name}", claims, torch_module(kind, call, PLACES), modes=runs)
+    claims = Claims(Scope.MODULE, MODES | FREE_WIDTHS | set(modes))
+    runs = module_modes(kind, call, LAYER_PLACES, *modes)
+    return Implementation(f"module.{name}", claims, torch_module(kind, call, LAYER_PLACES), modes=runs)
 
 
 def _op(name: str, function: Callable[..., Tensor], *modes: Feature) -> Implementation:
     runs = op_modes(function, *modes)
-    return Implementation(f"op.{name}", Claims(Scope.OP, OP | set(modes)), torch_op(function), modes=runs)
+    return Implementation(f"op.{name}", Claims(Scope.OP, OP_FEATURES | set(modes)), torch_op(function), modes=runs)
 
 
 RIGHT_GATES = (
     _gates("values", values_gated),
     _gates("mixing", mixing_gated),
     _gates("skipped", closed_heads_skipped),
-    Implementation("gates.rows", Claims(Scope.MODULE, LAYER | FREE), torch_module(RowsGated, call, PLACES)),
+    Implementation(
+        "gates.rows", Claims(Scope.MODULE, LAYER | FREE_WIDTHS), torch_module(RowsGated, call, LAYER_PLACES)
+    ),
 )
 STATES = (Feature.SAVED, Feature.COPIED, Feature.NO_GRAD)
 RIGHT_MODULES = (

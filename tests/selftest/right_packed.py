@@ -7,14 +7,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attention_conformance.implementations.adapters.ops import torch_op
+from attention_conformance.implementations.adapters.torch_op import torch_op
 from attention_conformance.implementations.api.contract import Claims, Implementation
-from attention_conformance.implementations.defects.empty_rows import BOTTOM_RIGHT, add_bottom_right
-from attention_conformance.implementations.defects.record import OP
-from attention_conformance.implementations.defects.steps import Asked, Steps, documents, places
+from attention_conformance.implementations.builtin.stepwise.steps import (
+    BOTTOM_RIGHT,
+    OP_FEATURES,
+    CallOptions,
+    Steps,
+    add_bottom_right,
+    documents,
+    positions,
+)
 from attention_conformance.spec.features import Conventions, Feature, Scope
 
-PACKED = OP | {
+PACKED = OP_FEATURES | {
     Feature.SEGMENTS,
     Feature.CUMULATIVE_LENGTHS,
     Feature.WINDOW,
@@ -32,7 +38,7 @@ def one_by_one(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Ten
     asked = {name: options.pop(name) for name in OF_DOCUMENTS if name in options}
     if not asked or set(options) - EACH:
         return Steps()(query, key, value, **asked, **options)
-    told = Asked(**asked)
+    told = CallOptions(**asked)
     of_query = documents(told.query_segments, told.cu_seqlens_q, len(query), query.shape[-2])
     of_key = documents(told.key_segments, told.cu_seqlens_k, len(key), key.shape[-2])
     output = query.new_zeros(*query.shape[:-1], value.shape[-1])
@@ -49,30 +55,32 @@ def one_mask(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tenso
     asked = {name: options.pop(name) for name in OF_DOCUMENTS if name in options}
     if not asked or options.keys() & {"is_causal", "window_size", "rotary_base", "alibi_slopes"}:
         return Steps()(query, key, value, **asked, **options)
-    together, mask = places(query, key, Asked(**asked))[2][:, None], options.pop("attn_mask", None)
+    same_document, mask = positions(query, key, CallOptions(**asked))[2][:, None], options.pop("attn_mask", None)
     if mask is not None:
-        together = together & mask if mask.dtype is torch.bool else torch.where(together, mask, -torch.inf)
-    return Steps()(query, key, value, attn_mask=together, **options)
+        same_document = (
+            same_document & mask if mask.dtype is torch.bool else torch.where(same_document, mask, -torch.inf)
+        )
+    return Steps()(query, key, value, attn_mask=same_document, **options)
 
 
-def far_apart(query: Tensor, key: Tensor, asked: Asked) -> tuple[Tensor, Tensor, Tensor]:
+def far_apart(query: Tensor, key: Tensor, call: CallOptions) -> tuple[Tensor, Tensor, Tensor]:
     """Documents that stand a hundred positions apart, so that all differences within one stay."""
-    of_query, of_key, together = places(query, key, asked)
-    if not asked.packed:
-        return of_query, of_key, together
-    first = documents(asked.query_segments, asked.cu_seqlens_q, len(query), query.shape[-2])
-    second = documents(asked.key_segments, asked.cu_seqlens_k, len(key), key.shape[-2])
-    return of_query + 100 * first, of_key + 100 * second, together
+    of_query, of_key, same_document = positions(query, key, call)
+    if not call.packed:
+        return of_query, of_key, same_document
+    first = documents(call.query_segments, call.cu_seqlens_q, len(query), query.shape[-2])
+    second = documents(call.key_segments, call.cu_seqlens_k, len(key), key.shape[-2])
+    return of_query + 100 * first, of_key + 100 * second, same_document
 
 
-def ended_together(query: Tensor, key: Tensor, asked: Asked) -> tuple[Tensor, Tensor, Tensor]:
+def ended_together(query: Tensor, key: Tensor, call: CallOptions) -> tuple[Tensor, Tensor, Tensor]:
     """The last query of each document stands at its last key."""
-    of_query, of_key, together = places(query, key, asked)
-    if asked.placed and not asked.packed:
-        return of_query, of_key, together
-    of = documents(asked.query_segments, asked.cu_seqlens_q, len(query), query.shape[-2])
+    of_query, of_key, same_document = positions(query, key, call)
+    if call.positioned and not call.packed:
+        return of_query, of_key, same_document
+    of = documents(call.query_segments, call.cu_seqlens_q, len(query), query.shape[-2])
     queries = (of[:, :, None] == of[:, None, :]).sum(-1)
-    return of_query + together.sum(-1) - queries, of_key, together
+    return of_query + same_document.sum(-1) - queries, of_key, same_document
 
 
 def _made(name: str, function: Any, conventions: Conventions = Conventions(), *more: Feature) -> Implementation:
@@ -83,6 +91,6 @@ RIGHT = (
     _made("steps", Steps()),
     _made("one-by-one", one_by_one),
     _made("one-mask", one_mask),
-    _made("far-apart", Steps(places=far_apart)),
-    _made("ended-together", Steps(places=ended_together, add_causal=add_bottom_right), BOTTOM_RIGHT),
+    _made("far-apart", Steps(positions=far_apart)),
+    _made("ended-together", Steps(positions=ended_together, add_causal=add_bottom_right), BOTTOM_RIGHT),
 )

@@ -11,10 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attention_conformance.implementations.adapters.ops import torch_op
+from attention_conformance.implementations.adapters.torch_op import torch_op
 from attention_conformance.implementations.api.contract import Claims, Implementation
-from attention_conformance.implementations.defects.record import OP
-from attention_conformance.implementations.defects.steps import Steps
+from attention_conformance.implementations.builtin.stepwise.steps import OP_FEATURES, Steps
 from attention_conformance.spec.features import Conventions, Feature, RotaryPairing, Scope
 from attention_conformance.spec.problem import Array
 
@@ -24,42 +23,42 @@ FUNCTIONS = {Feature.SINUSOIDS, Feature.ALIBI_SLOPES}
 INTERLEAVED = Conventions(rotary_pairing=RotaryPairing.INTERLEAVED)
 
 
-def single_angles(places: Tensor, count: int, base: float) -> Tensor:
+def single_angles(positions: Tensor, count: int, base: float) -> Tensor:
     """(B, 1, L, count) in float32, the frequencies by the exponential of a logarithm."""
     exponents = torch.arange(0, 2 * count, 2, dtype=torch.float32) / (2 * count)
-    return places[:, None, :, None].float() * torch.exp(exponents * -math.log(base))
+    return positions[:, None, :, None].float() * torch.exp(exponents * -math.log(base))
 
 
-def as_complex_numbers(rows: Tensor, places: Tensor, base: float) -> Tensor:
+def as_complex_numbers(rows: Tensor, positions: Tensor, base: float) -> Tensor:
     """Neighbouring components are the parts of a complex number, turned by multiplication with one of length 1."""
-    angles = single_angles(places, rows.shape[-1] // 2, base)
+    angles = single_angles(positions, rows.shape[-1] // 2, base)
     turning = torch.polar(torch.ones_like(angles), angles)
     pairs = torch.view_as_complex(rows.unflatten(-1, (-1, 2)).contiguous())
     return torch.view_as_real(pairs * turning).flatten(-2).to(rows.dtype)
 
 
-def by_exchanged_halves(rows: Tensor, places: Tensor, base: float) -> Tensor:
+def by_exchanged_halves(rows: Tensor, positions: Tensor, base: float) -> Tensor:
     """rows * cos + (second half negated, first half) * sin, in the dtype of the rows."""
-    angles = single_angles(places, rows.shape[-1] // 2, base).repeat(1, 1, 1, 2)
+    angles = single_angles(positions, rows.shape[-1] // 2, base).repeat(1, 1, 1, 2)
     first, second = rows.chunk(2, -1)
     cosines, sines = angles.cos().to(rows.dtype), angles.sin().to(rows.dtype)
     return rows * cosines + torch.cat([-second, first], -1) * sines
 
 
-def by_matrices(rows: Tensor, places: Tensor, base: float) -> Tensor:
+def by_matrices(rows: Tensor, positions: Tensor, base: float) -> Tensor:
     """A d by d matrix for each position."""
     count = rows.shape[-1] // 2
-    angles = single_angles(places, count, base)[:, 0].double()
+    angles = single_angles(positions, count, base)[:, 0].double()
     cosines, sines = torch.diag_embed(angles.cos()), torch.diag_embed(angles.sin())
     matrices = torch.cat([torch.cat([cosines, -sines], -1), torch.cat([sines, cosines], -1)], -2)
     return torch.einsum("blij,bhlj->bhli", matrices.to(rows.dtype), rows)
 
 
-def by_power_of_the_base(rows: Tensor, places: Tensor, base: float) -> Tensor:
+def by_power_of_the_base(rows: Tensor, positions: Tensor, base: float) -> Tensor:
     """Position over base to the power of a fraction, all in float32, turned in the halves."""
     count = rows.shape[-1] // 2
     powers = torch.tensor(base, dtype=torch.float32) ** (torch.arange(count, dtype=torch.float32) / count)
-    angles = places[:, None, :, None].float() / powers
+    angles = positions[:, None, :, None].float() / powers
     first, second = rows.chunk(2, -1)
     cosines, sines = angles.cos().to(rows.dtype), angles.sin().to(rows.dtype)
     return torch.cat([cosines * first - sines * second, cosines * second + sines * first], -1)
@@ -122,21 +121,21 @@ def _function(
     conventions: Conventions = Conventions(),
 ) -> Implementation:
     run = torch_op(lambda *inputs, **options: function(*inputs, **options)[0])
-    return Implementation(name, Claims(Scope.OP, OP | features, conventions), run)
+    return Implementation(name, Claims(Scope.OP, OP_FEATURES | features, conventions), run)
 
 
 RIGHT_POSITIONS = (
     _steps("steps", Steps(), ROTARY | BIASES),
-    _steps("complex", Steps(turn=as_complex_numbers), ROTARY, INTERLEAVED),
-    _steps("eager.exchanged-halves", Steps(wide=False, turn=by_exchanged_halves), ROTARY),
-    _steps("matrices", Steps(turn=by_matrices), ROTARY),
-    _steps("power", Steps(turn=by_power_of_the_base), ROTARY),
+    _steps("complex", Steps(rotate=as_complex_numbers), ROTARY, INTERLEAVED),
+    _steps("eager.exchanged-halves", Steps(wide=False, rotate=by_exchanged_halves), ROTARY),
+    _steps("matrices", Steps(rotate=by_matrices), ROTARY),
+    _steps("power", Steps(rotate=by_power_of_the_base), ROTARY),
     _steps("two-sides", Steps(add_alibi=alibi_from_two_sides, add_relative=one_hot_table), BIASES),
     _steps("eager.one-hot", Steps(wide=False, add_relative=one_hot_table), BIASES),
     _function("biases-first", biases_first, BIASES - {Feature.SOFTCAP}),
     replace(
         _steps("functions", Steps(), set()),
-        claims=Claims(Scope.OP, OP | FUNCTIONS),
+        claims=Claims(Scope.OP, OP_FEATURES | FUNCTIONS),
         functions={"sinusoids": sinusoids_of_tutorials, "alibi_slopes": slopes_by_multiplication},
     ),
 )

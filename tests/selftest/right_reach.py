@@ -10,25 +10,25 @@ from torch import Tensor, nn
 
 from attention_conformance.implementations.adapters.mha_interface import MHA_FEATURES, inputs_of
 from attention_conformance.implementations.adapters.op_options import extra_options
-from attention_conformance.implementations.adapters.ops import torch_op
 from attention_conformance.implementations.adapters.tensors import Tensors
 from attention_conformance.implementations.adapters.torch_module import linears, torch_module
+from attention_conformance.implementations.adapters.torch_op import torch_op
 from attention_conformance.implementations.api.contract import Claims, Implementation
-from attention_conformance.implementations.defects.empty_rows import add_bottom_right
-from attention_conformance.implementations.defects.grouped import GROUPED, TILED, GroupedLayer, share_tiled
-from attention_conformance.implementations.defects.layers import FREE, ROLES
-from attention_conformance.implementations.defects.record import OP
-from attention_conformance.implementations.defects.softcap import SOFTCAP
-from attention_conformance.implementations.defects.steps import (
-    Asked,
+from attention_conformance.implementations.builtin.stepwise.layer import FREE_WIDTHS, ROLES
+from attention_conformance.implementations.builtin.stepwise.steps import (
+    OP_FEATURES,
+    CallOptions,
     Steps,
+    add_bottom_right,
     add_window,
     cap,
     factor,
-    places,
+    positions,
     score,
     softmax,
 )
+from attention_conformance.implementations.defects.grouped import GROUPED, TILED, GroupedLayer, share_tiled
+from attention_conformance.implementations.defects.softcap import SOFTCAP
 from attention_conformance.implementations.defects.window import INCLUDING, STARTED, Window
 from attention_conformance.spec.features import Alignment, Conventions, EmptyRow, Feature, Scope, SoftmaxPrecision
 from attention_conformance.spec.problem import Problem
@@ -110,9 +110,9 @@ def including_window(scores: Tensor, ahead: Tensor, window: Window) -> Tensor:
     return add_window(scores, ahead, (left - 1 if left >= 0 else -1, right))
 
 
-def bottom_right_places(query: Tensor, key: Tensor, asked: Asked) -> tuple[Tensor, Tensor, Tensor]:
-    of_query, of_key, together = places(query, key, asked)
-    return of_query + (key.shape[-2] - query.shape[-2] if asked.query_start is None else 0), of_key, together
+def bottom_right_places(query: Tensor, key: Tensor, call: CallOptions) -> tuple[Tensor, Tensor, Tensor]:
+    of_query, of_key, same_document = positions(query, key, call)
+    return of_query + (key.shape[-2] - query.shape[-2] if call.query_start is None else 0), of_key, same_document
 
 
 def plain_softmax(scores: Tensor) -> Tensor:
@@ -177,7 +177,7 @@ def call_layer(module: nn.Module, given: Tensors, problem: Problem) -> Any:
 
 
 def _of_steps(name: str, steps: Steps, features: frozenset[Feature], **conventions: Any) -> Implementation:
-    claims = Claims(Scope.OP, OP | RETURNED | features, Conventions(**conventions))
+    claims = Claims(Scope.OP, OP_FEATURES | RETURNED | features, Conventions(**conventions))
     return Implementation(name, claims, torch_op(steps.answer, extras=("weights", "log_sum_exp")))
 
 
@@ -191,19 +191,19 @@ def _empty(answer: EmptyRow) -> dict[str, Any]:
 
 BOTTOM_RIGHT: dict[str, Any] = {"causal_alignment": Alignment.BOTTOM_RIGHT}
 RIGHT: tuple[Right, ...] = (
-    Right(_of_steps("groups.one-product", Steps(share=unshared, score=one_product, mix=one_mixture), GROUPED)),
-    Right(_of_steps("groups.einsum", Steps(share=unshared, score=grouped_einsum, mix=grouped_mixture), GROUPED)),
-    Right(_of_steps("groups.expanded", Steps(wide=False, share=expanded, softmax=written_out), GROUPED)),
-    Right(_of_steps("groups.tiled", Steps(share=share_tiled), GROUPED, group_order=TILED.group_order)),
+    Right(_of_steps("groups.one-product", Steps(repeat_kv=unshared, score=one_product, mix=one_mixture), GROUPED)),
+    Right(_of_steps("groups.einsum", Steps(repeat_kv=unshared, score=grouped_einsum, mix=grouped_mixture), GROUPED)),
+    Right(_of_steps("groups.expanded", Steps(wide=False, repeat_kv=expanded, softmax=written_out), GROUPED)),
+    Right(_of_steps("groups.tiled", Steps(repeat_kv=share_tiled), GROUPED, group_order=TILED.group_order)),
     Right(
         Implementation(
             "layer",
-            Claims(Scope.MODULE, MHA_FEATURES | FREE | GROUPED | STARTED | SOFTCAP),
+            Claims(Scope.MODULE, MHA_FEATURES | FREE_WIDTHS | GROUPED | STARTED | SOFTCAP),
             torch_module(GroupedLayer, call_layer, linears(**{role: role for role in ROLES})),
         )
     ),
-    Right(_of_function("window.row-by-row", windows_cut_out(1), (OP | STARTED) - MASKS)),
-    Right(_of_function("window.tiles", windows_cut_out(4), (OP | STARTED) - MASKS)),
+    Right(_of_function("window.row-by-row", windows_cut_out(1), (OP_FEATURES | STARTED) - MASKS)),
+    Right(_of_function("window.tiles", windows_cut_out(4), (OP_FEATURES | STARTED) - MASKS)),
     Right(_of_steps("window.additive", Steps(wide=False, add_window=additive_window), STARTED)),
     Right(
         _of_steps("window.including", Steps(add_window=including_window), STARTED, window_count=INCLUDING.window_count)
@@ -211,7 +211,7 @@ RIGHT: tuple[Right, ...] = (
     Right(
         _of_steps(
             "window.from-the-end",
-            Steps(softmax=plain_softmax, places=bottom_right_places, add_causal=add_bottom_right),
+            Steps(softmax=plain_softmax, positions=bottom_right_places, add_causal=add_bottom_right),
             STARTED,
             **BOTTOM_RIGHT,
             **_empty(EmptyRow.NAN),
@@ -220,7 +220,7 @@ RIGHT: tuple[Right, ...] = (
     Right(
         _of_steps(
             "window.mean-of-nothing",
-            Steps(softmax=softmax_of_finite, places=bottom_right_places, add_causal=add_bottom_right),
+            Steps(softmax=softmax_of_finite, positions=bottom_right_places, add_causal=add_bottom_right),
             STARTED - {Feature.LOG_SUM_EXP},
             **BOTTOM_RIGHT,
             **_empty(EmptyRow.UNIFORM),
@@ -230,7 +230,7 @@ RIGHT: tuple[Right, ...] = (
     Right(_of_steps("softcap.logistic", Steps(cap=tanh_by_logistic), SOFTCAP), ("softcap.small-scores",)),
     Right(_of_steps("softcap.saved", Steps(cap=saved_cap), SOFTCAP)),
     Right(_of_steps("softcap.eager", Steps(wide=False, softmax=written_out), SOFTCAP)),
-    Right(_of_function("softcap.within-the-scale", cap_within_the_scale, OP | SOFTCAP)),
+    Right(_of_function("softcap.within-the-scale", cap_within_the_scale, OP_FEATURES | SOFTCAP)),
     Right(
         _of_steps(
             "softcap.single",

@@ -8,15 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attention_conformance.implementations.adapters.ops import torch_op
+from attention_conformance.implementations.adapters.torch_op import torch_op
 from attention_conformance.implementations.api.contract import Claims, Implementation
-from attention_conformance.implementations.defects.record import EXTRAS, OP
-from attention_conformance.implementations.defects.steps import (
+from attention_conformance.implementations.builtin.stepwise.steps import (
+    EXTRA_FEATURES,
     INFINITY,
+    OP_FEATURES,
     Steps,
     accumulator,
     log_sum_exp,
-    share,
+    repeat_kv,
     softmax,
 )
 from attention_conformance.spec.features import Conventions, EmptyRow, Feature, LogBase, Scope
@@ -81,7 +82,7 @@ def merged_by_halves(query: Tensor, key: Tensor, value: Tensor, **options: Any) 
     wide = accumulator(query.dtype)
     q, k, v = (x.to(wide) for x in (query, key, value))
     options.pop("enable_gqa", None)
-    k, v = share(k, q.shape[1]), share(v, q.shape[1])
+    k, v = repeat_kv(k, q.shape[1]), repeat_kv(v, q.shape[1])
     scores = _scores(q, k, options)
     middle = key.shape[-2] // 2
     parts = [(scores[..., :middle], v[..., :middle, :]), (scores[..., middle:], v[..., middle:, :])]
@@ -108,7 +109,7 @@ def _made(
     extras: tuple[str, ...] = BOTH,
     conventions: Conventions = Conventions(),
 ) -> Implementation:
-    features = OP | {Feature.GROUPED, *(EXTRAS[extra] for extra in extras)}
+    features = OP_FEATURES | {Feature.GROUPED, *(EXTRA_FEATURES[extra] for extra in extras)}
     return Implementation(name, Claims(Scope.OP, features, conventions), torch_op(function, extras=extras))
 
 

@@ -8,13 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attention_conformance.implementations.adapters.ops import torch_op
 from attention_conformance.implementations.adapters.torch_module import torch_module
+from attention_conformance.implementations.adapters.torch_op import torch_op
 from attention_conformance.implementations.api.contract import Claims, Implementation
-from attention_conformance.implementations.defects.further_keys import FEATURES, KEYED_PLACES, KeyedLayer, call
-from attention_conformance.implementations.defects.layers import FREE
-from attention_conformance.implementations.defects.record import OP
-from attention_conformance.implementations.defects.steps import Steps, accumulator
+from attention_conformance.implementations.builtin.stepwise.layer import FREE_WIDTHS
+from attention_conformance.implementations.builtin.stepwise.steps import OP_FEATURES, Steps, accumulator
+from attention_conformance.implementations.defects.extra_kv import FEATURES, KEYED_PLACES, KeyedLayer, call
 from attention_conformance.spec.features import Feature, Scope
 
 SINKS = {Feature.SINKS, Feature.SOFTCAP, Feature.GROUPED, Feature.WINDOW}
@@ -84,11 +83,11 @@ class RolledLayer(KeyedLayer):
 
 def _op(name: str, function: Callable[..., tuple[Tensor, ...]], features: set[Feature]) -> Implementation:
     run = torch_op(function, extras=("weights", "log_sum_exp"))
-    return Implementation(name, Claims(Scope.OP, OP | RETURNED | features), run)
+    return Implementation(name, Claims(Scope.OP, OP_FEATURES | RETURNED | features), run)
 
 
 def _layer(name: str, kind: type[KeyedLayer]) -> Implementation:
-    claims = Claims(Scope.MODULE, FEATURES | FREE | {Feature.WEIGHTS})
+    claims = Claims(Scope.MODULE, FEATURES | FREE_WIDTHS | {Feature.WEIGHTS})
     return Implementation(name, claims, torch_module(kind, call, KEYED_PLACES, extras=("weights",)))
 
 

@@ -12,7 +12,7 @@ from attention_conformance.implementations.adapters.cached import Feed, Stream, 
 from attention_conformance.implementations.api.contract import Claims, Result, Unsupported
 from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.implementations.builtin.inhouse.cached import CachedAttention, Growing, Ring, Static
-from attention_conformance.implementations.defects.caching_steps import CacheSteps
+from attention_conformance.implementations.builtin.stepwise.cache_steps import CacheSteps
 from attention_conformance.spec.cases import Case, MaskKind
 from attention_conformance.spec.features import Conventions, Feature, Scope, WindowCount
 from attention_conformance.spec.inputs import build
@@ -140,5 +140,5 @@ class TestCachedAttention:
         for numbers in ((0.0, 1.0), (2.0,), (3.0, 4.0, 5.0, 6.0), (7.0,)):
             rows = torch.tensor(numbers)[None, None, :, None]
             ring.append(rows, -rows)
-        key, value, places = ring.kept()
-        assert places.tolist() == key.flatten().tolist() == (-value).flatten().tolist() == [5, 6, 7]
+        key, value, positions = ring.kept()
+        assert positions.tolist() == key.flatten().tolist() == (-value).flatten().tolist() == [5, 6, 7]

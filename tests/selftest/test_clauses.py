@@ -9,7 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from attention_conformance.spec.clauses import CHAPTERS, Clause, Level, SpecError, chapters, load
+from attention_conformance.spec.clauses import (
+    CHAPTERS,
+    Clause,
+    Level,
+    SpecError,
+    chapters,
+    equations,
+    load,
+    specification,
+)
 from attention_conformance.spec.features import Conventions, Feature, Scope
 
 CHAPTER = r"""# Chapter 1: scores
@@ -71,6 +80,7 @@ def test_a_clause_has_all_that_its_section_says(tmp_path: Path) -> None:
         equation="1.1",
         sources=("A", "Vaswani 2017 3.2.1"),
         statement="It MUST hold.",
+        notes=("More about it.",),
         errata=(
             "Erratum (B): the source says this, and the truth is that.",
             "Erratum (A, C): they say nothing.",
@@ -156,6 +166,18 @@ MALFORMED = {
 def test_malformed_text_is_refused_with_its_place(tmp_path: Path, old: str, new: str, expected: str) -> None:
     assert CHAPTER.count(old) >= 1
     assert message(written(tmp_path, scores=CHAPTER.replace(old, new, 1))).startswith(f"scores.md:{expected}")
+
+
+def test_a_chapter_has_its_introduction_equations_and_clauses() -> None:
+    chapter = specification()["causal"]
+    assert chapter.introduction[0].startswith("With the causal flag a query sees no key")
+    assert chapter.equations["8.1"] == r"A_i = \lbrace j : j \le i \rbrace"
+    assert chapter.clauses == tuple(clause for clause in load().values() if clause.chapter == "causal")
+
+
+def test_every_equation_is_found_once_and_whole() -> None:
+    assert sorted(equations()) == sorted(re.findall(r"\\tag\{(.*?)\}", own_text()))
+    assert all(latex.count("{") == latex.count("}") and "$" not in latex for latex in equations().values())
 
 
 def test_a_missing_chapter_is_refused(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 from attention_conformance.reference.expected import Expected
 from attention_conformance.spec.problem import DTYPES, Array
 from attention_conformance.tests.harness.judge.comparison import Comparison, compare, element, error_ratios
+from attention_conformance.tests.report.verdict import FailureKind
 
 VALUE = np.linspace(-2.0, 3.0, 2 * 3 * 5 * 4).reshape(2, 3, 5, 4)
 EXPECTED = Expected(VALUE, np.full_like(VALUE, 0.5))
@@ -52,13 +53,13 @@ def test_a_bound_of_zero_allows_nothing() -> None:
 
 
 def test_nothing_returned_is_told() -> None:
-    assert compared(None) == Comparison(np.inf, "output is claimed, but was not returned")
+    assert compared(None) == Comparison(np.inf, "output is claimed, but was not returned", kind=FailureKind.MISSING)
 
 
 @pytest.mark.parametrize("shape", [(3, 2, 5, 4), (2, 3, 5), (2, 3, 5, 4, 1), ()])
 def test_a_wrong_shape_never_broadcasts(shape: tuple[int, ...]) -> None:
     found = compared(np.zeros(shape))
-    assert found == Comparison(np.inf, f"output has shape {shape}, expected (2, 3, 5, 4)")
+    assert found == Comparison(np.inf, f"output has shape {shape}, expected (2, 3, 5, 4)", kind=FailureKind.SHAPE)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -9,11 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from attention_conformance.implementations.adapters.ops import torch_op
+from attention_conformance.implementations.adapters.torch_op import torch_op
 from attention_conformance.implementations.api.contract import Claims, Implementation
+from attention_conformance.implementations.builtin.stepwise.steps import OP_FEATURES, Steps
 from attention_conformance.implementations.defects import catalogue
-from attention_conformance.implementations.defects.record import OP
-from attention_conformance.implementations.defects.steps import Steps
 from attention_conformance.spec.cases import Case
 from attention_conformance.spec.features import Scope
 from attention_conformance.tests.harness.explain.diagnosis import Diagnosis, Found, diagnose, failing_alone
@@ -21,7 +20,7 @@ from attention_conformance.tests.harness.run.runner import run
 
 
 def candidate(function: Callable[..., Tensor]) -> Implementation:
-    return Implementation("candidate", Claims(Scope.OP, OP), torch_op(function))
+    return Implementation("candidate", Claims(Scope.OP, OP_FEATURES), torch_op(function))
 
 
 def diagnosed(implementation: Implementation) -> Diagnosis | None:

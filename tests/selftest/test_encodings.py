@@ -8,13 +8,14 @@ import mpmath
 import numpy as np
 import pytest
 
-from attention_conformance.implementations.adapters.ops import torch_op
+from attention_conformance.implementations.adapters.torch_op import torch_op
 from attention_conformance.implementations.api.contract import Claims, Implementation
+from attention_conformance.implementations.api.safe_call import CandidateError
 from attention_conformance.implementations.builtin.inhouse.positions import POSITIONS
-from attention_conformance.implementations.defects.steps import Steps
+from attention_conformance.implementations.builtin.stepwise.steps import Steps
 from attention_conformance.reference.encodings import alibi_slopes, sinusoids
 from attention_conformance.spec.features import AlibiRule, Feature, Scope, SinusoidOrder
-from attention_conformance.tests.harness.judge.judge import CandidateError, Judge
+from attention_conformance.tests.harness.judge.judge import Judge
 
 INTERLEAVED, HALVES = SinusoidOrder.INTERLEAVED, SinusoidOrder.HALVES
 EXACT = 2.0**-50

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from attention_conformance.implementations.adapters.ops import torch_op
+from attention_conformance.implementations.adapters.torch_op import torch_op
 from attention_conformance.implementations.api.contract import Claims, Implementation
-from attention_conformance.implementations.defects.record import OP
-from attention_conformance.implementations.defects.steps import Steps
+from attention_conformance.implementations.builtin.stepwise.steps import OP_FEATURES, Steps
 from attention_conformance.spec.cases import Case, MaskKind, Padding, Sizes
 from attention_conformance.spec.extensions import Packing
 from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.tests.harness.judge.judge import Judge
 
-FEATURES = OP | {
+FEATURES = OP_FEATURES | {
     Feature.GROUPED,
     Feature.WINDOW,
     Feature.SOFTCAP,
@@ -61,5 +60,5 @@ def test_agrees(name: str, dtype: str) -> None:
     judge = Judge(STEPS, dtype)
     for case in judge.cases(ASKED[name], *([ASKED[name].extended(zero_attn=True)] if name == "everything" else [])):
         judge.assert_conforms(case, "output", "weights", "log_sum_exp", "gradients")
-    assert not judge.failures, judge.failures[0].message
-    assert judge.checks > 3
+    assert not judge.tally.failures, judge.tally.failures[0].message
+    assert judge.tally.checks > 3

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from attention_conformance.implementations.api.contract import Result
-from attention_conformance.implementations.defects.steps import Steps
+from attention_conformance.implementations.builtin.stepwise.steps import Steps
 from attention_conformance.reference.bounds.extensions import capped_bound, rotated_bound
 from attention_conformance.reference.bounds.precision import precision
 from attention_conformance.reference.expected import Expected, Solution, sample_rows, solve
@@ -116,13 +116,13 @@ def test_a_cap_moves_no_farther_than_its_bound_and_as_far(dtype: str) -> None:
 @pytest.mark.parametrize("pairing", RotaryPairing)
 def test_rows_turned_by_angles_of_float32_keep_to_the_bound(pairing: RotaryPairing) -> None:
     """Positions to 100000; the angles and their sines in float32, all else in float64."""
-    places, width = np.linspace(0, 1e5, 50).astype(np.int64)[None], 16
+    positions, width = np.linspace(0, 1e5, 50).astype(np.int64)[None], 16
     rows = np.random.default_rng(0).standard_normal((1, 2, 50, width))
     for base in (10.0, 1e4, 5e5):
-        exact = rotation(places, width, base, pairing)
+        exact = rotation(positions, width, base, pairing)
         exponents = np.arange(0, width, 2, dtype=np.float32) / np.float32(width)
         frequencies = 1.0 / np.float32(base) ** exponents
-        angles = places[:, None, :, None].astype(np.float32) * frequencies
+        angles = positions[:, None, :, None].astype(np.float32) * frequencies
         rounded = replace(exact, angles=angles.astype(np.float64))
         error = np.abs(rounded.rotated(rows) - exact.rotated(rows))
         bound = rotated_bound(exact, rows, np.zeros_like(rows), precision("float64"))

@@ -32,8 +32,8 @@ def test_options_go_together(name: str, dtype: str) -> None:
     judge = Judge(EAGER, dtype)
     for case in judge.cases(ASKED[name]):
         judge.assert_conforms(case, "output", "log_sum_exp")
-    assert judge.checks == 2
-    assert not judge.failures, judge.failures[0].message
+    assert judge.tally.checks == 2
+    assert not judge.tally.failures, judge.tally.failures[0].message
 
 
 def test_the_way_it_is_called_is_put_back() -> None:

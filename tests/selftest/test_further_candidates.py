@@ -28,7 +28,7 @@ EVERY = {
     "dropout_p": Feature.DROPOUT,
 }
 SPELLED = {"logits_soft_cap": "softcap", "q_offset": "query_start", "sink": "sinks", "segment_ids": "query_segments"}
-STEPS = "from attention_conformance.implementations.defects.steps import Steps\nsteps = Steps()\n"
+STEPS = "from attention_conformance.implementations.builtin.stepwise.steps import Steps\nsteps = Steps()\n"
 GROUPS = """
 def f(q, k, v, attn_mask=None, is_causal=False, enable_gqa=False):
     assert q.shape[1] % k.shape[1] == 0

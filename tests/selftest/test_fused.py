@@ -144,8 +144,8 @@ def test_agrees(entry: str, name: str, dtype: str) -> None:
     judge = Judge(implementation, dtype)
     for case in judge.cases(ASKED[name]):
         judge.assert_conforms(case, *judge.parts()[: 2 if case.poison is Poison.NAN else None])
-    assert not judge.failures, judge.failures[0].message
-    assert judge.checks
+    assert not judge.tally.failures, judge.tally.failures[0].message
+    assert judge.tally.checks
     assert not judge.unsupported
 
 
@@ -158,8 +158,8 @@ def test_every_kernel_agrees(kernel: Kernel, name: str, dtype: str) -> None:
     judge = Judge(replace(implementation, run=implementation.alternatives[f"by the kernel {kernel}"]), dtype)
     for case in judge.cases(ASKED[name]):
         judge.assert_conforms(case, *judge.parts()[: 2 if case.poison is Poison.NAN else None])
-    assert not judge.failures, judge.failures[0].message
-    assert judge.checks + judge.inconclusive
+    assert not judge.tally.failures, judge.tally.failures[0].message
+    assert judge.tally.checks + judge.tally.inconclusive
     assert not judge.unsupported
 
 

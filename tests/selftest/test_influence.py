@@ -9,12 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from attention_conformance.implementations.adapters.ops import torch_op
+from attention_conformance.implementations.adapters.torch_op import torch_op
 from attention_conformance.implementations.api.contract import Claims, Implementation, Result
 from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.implementations.builtin.mha import TORCH_MODULES
-from attention_conformance.implementations.defects.record import OP
-from attention_conformance.implementations.defects.steps import INFINITY, Steps
+from attention_conformance.implementations.builtin.stepwise.steps import INFINITY, OP_FEATURES, Steps
 from attention_conformance.spec.cases import Case, MaskKind, Poison
 from attention_conformance.spec.features import Conventions, Scope
 from attention_conformance.spec.inputs import build
@@ -97,7 +96,7 @@ def test_modules_are_asked_too() -> None:
 
 
 def test_a_verdict_tells_it() -> None:
-    wrong = Implementation("next-position", Claims(Scope.OP, OP), torch_op(seeing(1)))
+    wrong = Implementation("next-position", Claims(Scope.OP, OP_FEATURES), torch_op(seeing(1)))
     (verdict,) = run(wrong, ("causal.square",), ("float64",))
     assert verdict.failure is not None
     assert "may see key 0, yours also saw key 1: output of sample " in verdict.failure.message

@@ -52,8 +52,8 @@ def made(file: Path, name: str) -> Implementation:
 
 def failures(judge: Judge, case: Case) -> list[str]:
     judge.assert_conforms(case, "output", "gradients")
-    assert judge.checks > 1
-    return [failure.message for failure in judge.failures]
+    assert judge.tally.checks > 1
+    return [failure.message for failure in judge.tally.failures]
 
 
 def test_what_a_function_offers_is_found(file: Path) -> None:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attention_conformance.implementations.adapters.modes import TRANSFORMS, op_modes, scramble, together
-from attention_conformance.implementations.adapters.ops import torch_op
+from attention_conformance.implementations.adapters.torch_op import torch_op
 from attention_conformance.implementations.adapters.transforms import (
     Transform,
     compiled_by,
@@ -22,7 +22,7 @@ from attention_conformance.implementations.adapters.transforms import (
     vmapped,
 )
 from attention_conformance.implementations.api.contract import Claims, Implementation
-from attention_conformance.implementations.defects.steps import Steps
+from attention_conformance.implementations.builtin.stepwise.steps import Steps
 from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Padding
 from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.spec.inputs import build

@@ -339,5 +339,5 @@ def test_a_padding_mask_stays_boolean_beside_a_float_mask_where_no_other_is_take
     both = Case(mask=MaskKind.FLOAT, mask_shape=MaskShape.SHARED, padding=Padding.RIGHT)
     for case in judge.cases(both):
         judge.assert_conforms(case)
-    assert judge.checks == 1
-    assert not judge.failures
+    assert judge.tally.checks == 1
+    assert not judge.tally.failures

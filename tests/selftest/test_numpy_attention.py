@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attention_conformance.implementations.adapters.ops import numpy_op
+from attention_conformance.implementations.adapters.numpy_op import numpy_op
 from attention_conformance.implementations.builtin.inhouse import INHOUSE, numpy_attention
 from attention_conformance.implementations.builtin.inhouse.numpy_attention import Array, _blocks, _steady, attention
 from attention_conformance.implementations.builtin.inhouse.numpy_masking import within
@@ -42,8 +42,8 @@ def test_agrees(name: str, size: int, dtype: str) -> None:
     judge = Judge(replace(ENTRY, run=run), dtype)
     for case in judge.cases(CASES[name]):
         judge.assert_conforms(case, "output", "log_sum_exp", "weights")
-    assert not judge.failures, judge.failures[0].message
-    assert judge.checks + judge.inconclusive > 2
+    assert not judge.tally.failures, judge.tally.failures[0].message
+    assert judge.tally.checks + judge.tally.inconclusive > 2
     assert not judge.unsupported
 
 
@@ -53,7 +53,7 @@ def test_its_softmax_is_not_in_float64() -> None:
     assert ENTRY.claims.conventions.softmax_precision is SoftmaxPrecision.FLOAT32
     judge = Judge(replace(ENTRY, claims=claims), "float64")
     judge.assert_conforms(Case())
-    assert judge.failures
+    assert judge.tally.failures
 
 
 def test_an_empty_row_is_zeros_and_minus_infinity() -> None:

@@ -7,11 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attention_conformance.implementations.adapters.ops import torch_op
+from attention_conformance.implementations.adapters.torch_op import torch_op
 from attention_conformance.implementations.api.contract import Claims, Implementation
+from attention_conformance.implementations.builtin.stepwise.steps import INFINITY, OP_FEATURES, Steps
 from attention_conformance.implementations.defects.conventions import masked_nan_by_length
-from attention_conformance.implementations.defects.record import OP
-from attention_conformance.implementations.defects.steps import INFINITY, Steps
 from attention_conformance.spec.features import Scope
 from attention_conformance.tests.harness.run.observed_conventions import (
     ALIGNMENT,
@@ -30,7 +29,9 @@ from attention_conformance.tests.harness.run.observed_conventions import (
 
 
 def seen(function: Any, *questions: Any) -> list[str]:
-    found = observations(Implementation("seen", Claims(Scope.OP, OP), torch_op(function)), questions, ("float64",))
+    found = observations(
+        Implementation("seen", Claims(Scope.OP, OP_FEATURES), torch_op(function)), questions, ("float64",)
+    )
     return list(found.values())
 
 

@@ -19,7 +19,7 @@ from attention_conformance.tests.harness.explain.counterexample import MOST_NUMB
 from attention_conformance.tests.harness.explain.reduction import Counterexample, Recipe, outcome, reduce
 from attention_conformance.tests.harness.judge.judge import Judge
 from attention_conformance.tests.harness.run.runner import run
-from attention_conformance.tests.report.verdict import Failure, Status
+from attention_conformance.tests.report.verdict import Failure, FailureKind, Status
 
 MATH = next(i for i in TORCH_OPS if i.name == "torch.sdpa.math")
 SECONDS = 5.0
@@ -75,7 +75,7 @@ def test_defects_are_reduced(name: str) -> None:
     before = outcome(judge, Recipe(case).problem(judge, failure.part), failure.part)
     found = reduced(judge, case, failure.part)
     assert found.recipe.case.sizes == SMALLEST[name]
-    assert found.outcome.kind == before.kind
+    assert found.outcome.fails_like(before)
     assert found.outcome.part == failure.part
     again = outcome(judge, found.recipe.problem(judge, failure.part), failure.part)
     assert again.comparison == found.outcome.comparison
@@ -100,7 +100,7 @@ def test_a_wrong_number_is_not_taken_for_an_exception() -> None:
         return output * 2.0
 
     found = reduced(answering(change), Case())
-    assert found.outcome.kind == "number"
+    assert found.outcome.comparison.kind is FailureKind.VALUE
     assert found.recipe.case.sizes == Sizes(1, 1, 1, 3, 1, 1)
 
 
@@ -109,7 +109,7 @@ def test_an_exception_stays_the_same_exception() -> None:
         raise ValueError("long") if problem.key.shape[-2] > 3 else TypeError("short")
 
     found = reduced(answering(change), Case(causal=True))
-    assert found.outcome.kind == "raised ValueError"
+    assert found.outcome.comparison.kind is FailureKind.RAISED
     assert found.recipe.case.sizes == Sizes(1, 1, 1, 4, 1, 1)
     assert found.outcome.comparison.message == "raised ValueError: long"
 
@@ -119,7 +119,7 @@ def test_nan_stays_nan() -> None:
         return np.full_like(output, np.nan) if problem.query.shape[1] == 3 else output + 1.0
 
     found = reduced(answering(change), Case())
-    assert found.outcome.kind == "NaN"
+    assert found.outcome.comparison.kind is FailureKind.NAN
     assert found.recipe.case.sizes == Sizes(1, 3, 1, 1, 1, 1)
 
 
@@ -175,7 +175,7 @@ def test_the_part_is_noted_where_the_reference_was_asked() -> None:
     judge = answering(lambda problem, output: output * 2.0)
     judge.assert_conforms(Case())
     judge.assert_that(Case(), False, "not so")
-    assert [failure.part for failure in judge.failures] == ["output", ""]
+    assert [failure.part for failure in judge.tally.failures] == ["output", ""]
 
 
 def test_an_exception_is_noted_with_the_part_that_asks_for_most() -> None:
@@ -184,4 +184,4 @@ def test_an_exception_is_noted_with_the_part_that_asks_for_most() -> None:
 
     judge = Judge(replace(MATH, name="broken", run=broken), "float64")
     judge.assert_conforms(Case(), "output", "gradients")
-    assert [failure.part for failure in judge.failures] == ["gradients.query"]
+    assert [failure.part for failure in judge.tally.failures] == ["gradients.query"]

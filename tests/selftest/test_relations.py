@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from attention_conformance.implementations.adapters.ops import torch_op
+from attention_conformance.implementations.adapters.torch_op import torch_op
 from attention_conformance.implementations.api.contract import Claims, Implementation
-from attention_conformance.implementations.defects.steps import Steps
+from attention_conformance.implementations.builtin.stepwise.steps import Steps
 from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.tests.harness.run.runner import run
 from attention_conformance.tests.report.verdict import Status

@@ -17,6 +17,7 @@ from attention_conformance.implementations.builtin.sdpa import TORCH_OPS
 from attention_conformance.spec.clauses import load
 from attention_conformance.tests.harness.run.run_records import subject_of, suite_of
 from attention_conformance.tests.report.__main__ import main
+from attention_conformance.tests.report.counts import Conformance
 from attention_conformance.tests.report.log import Event, LogError, decode, encode, replay
 from attention_conformance.tests.report.model import (
     Closing,
@@ -30,7 +31,7 @@ from attention_conformance.tests.report.model import (
     WeightMap,
 )
 from attention_conformance.tests.report.recorder import Recorder, suite_version
-from attention_conformance.tests.report.verdict import Failure, Status, Verdict
+from attention_conformance.tests.report.verdict import Failure, FailureKind, Status, Verdict
 from attention_conformance.tests.report.views import ERRORS, VIEWS
 from attention_conformance.tests.report.views import json_view as reporting
 from attention_conformance.tests.report.views.terminal import lines, summary
@@ -78,6 +79,16 @@ def recorder(folder: Path | None, planned: int = len(VERDICTS)) -> Recorder:
 def test_the_schema_is_a_schema() -> None:
     Draft202012Validator.check_schema(SCHEMA)
     assert SCHEMA["properties"]["schema"]["const"] == reporting.SCHEMA
+
+
+def test_the_schema_knows_the_same_words_as_the_records() -> None:
+    definitions = SCHEMA["$defs"]
+    for field, words in (
+        (definitions["failure"]["properties"]["kind"], FailureKind),
+        (definitions["verdict"]["properties"]["status"], Status),
+        (definitions["implementation"]["properties"]["verdict"], Conformance),
+    ):
+        assert field["enum"] == list(words)
 
 
 def test_a_complete_run(tmp_path: Path) -> None:

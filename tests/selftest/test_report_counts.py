@@ -13,10 +13,10 @@ import pytest
 
 from attention_conformance.tests.report.counts import (
     LEGEND,
-    Conclusion,
+    Conformance,
     Outcome,
     chapters_of,
-    conclusion,
+    conformance,
     counts,
 )
 from attention_conformance.tests.report.model import Run
@@ -148,20 +148,20 @@ def test_a_clause_counts_once_by_the_worst_of_its_dtypes() -> None:
 @pytest.mark.parametrize(
     ("verdicts", "verdict"),
     [
-        (MINE, Conclusion.FAILS),
-        (THEIRS, Conclusion.CONFORMS),
-        ([passed("a", "causal.square"), failed("a", "causal.any-scale", level="SHOULD")], Conclusion.CONFORMS),
-        ([passed("a", "causal.square"), unjudged("a", "values.mix")], Conclusion.ERROR),
-        ([passed("a", "causal.square"), unjudged("a", "values.mix", checks=3)], Conclusion.ERROR),
-        ([failed("a", "causal.square"), unjudged("a", "values.mix")], Conclusion.FAILS),
-        ([unclaimed("a", "masks.bool")], Conclusion.ERROR),
-        ([], Conclusion.NOT_CHECKED),
+        (MINE, Conformance.FAILS),
+        (THEIRS, Conformance.CONFORMS),
+        ([passed("a", "causal.square"), failed("a", "causal.any-scale", level="SHOULD")], Conformance.CONFORMS),
+        ([passed("a", "causal.square"), unjudged("a", "values.mix")], Conformance.ERROR),
+        ([passed("a", "causal.square"), unjudged("a", "values.mix", checks=3)], Conformance.ERROR),
+        ([failed("a", "causal.square"), unjudged("a", "values.mix")], Conformance.FAILS),
+        ([unclaimed("a", "masks.bool")], Conformance.NOTHING_CHECKED),
+        ([], Conformance.NOTHING_CHECKED),
     ],
 )
-def test_the_verdict_on_an_implementation(verdicts: list[Verdict], verdict: Conclusion) -> None:
-    assert conclusion(verdicts, complete=True) is verdict
-    decided = verdict in (Conclusion.FAILS, Conclusion.ERROR)
-    assert conclusion(verdicts, complete=False) is (verdict if decided else Conclusion.UNDECIDED)
+def test_the_verdict_on_an_implementation(verdicts: list[Verdict], verdict: Conformance) -> None:
+    assert conformance(verdicts, complete=True) is verdict
+    decided = verdict in (Conformance.FAILS, Conformance.ERROR)
+    assert conformance(verdicts, complete=False) is (verdict if decided else Conformance.UNDECIDED)
 
 
 def test_no_view_of_an_incomplete_run_says_that_anything_conforms() -> None:

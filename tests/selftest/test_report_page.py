@@ -101,7 +101,7 @@ def test_a_run_that_is_not_complete_says_so_first(browser: Browser, tmp_path: Pa
 
 
 def test_a_run_without_verdicts_says_so() -> None:
-    assert "<b>not checked</b>: no clause was judged" in text(replace(invented(names=(RIGHT,)), verdicts=()))
+    assert "<b>nothing checked</b>: no clause was judged" in text(replace(invented(names=(RIGHT,)), verdicts=()))
     assert "Nothing was judged" in text(invented(names=()))
 
 

@@ -7,13 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from attention_conformance.spec.clauses import load
+from attention_conformance.spec.clauses import equations, load
 from attention_conformance.spec.problem import DTYPES
 from attention_conformance.tests.report.counts import counts
 from attention_conformance.tests.report.log import decode, encode
 from attention_conformance.tests.report.model import Grid, WeightMap
 from attention_conformance.tests.report.views import html, pictures
-from attention_conformance.tests.report.views.equations import equation, equations, mathml, prose
+from attention_conformance.tests.report.views.equations import equation, mathml, prose
 from attention_conformance.tests.report.views.page_failures import Depth, failing_clauses
 from attention_conformance.tests.selftest.report_data import RIGHT, WRONG, invented, softmaxed
 

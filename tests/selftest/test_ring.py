@@ -47,8 +47,8 @@ def test_agrees(ring: Implementation, name: str, dtype: str) -> None:
     judge = Judge(ring, dtype)
     for case in judge.cases(CASES[name]):
         judge.assert_conforms(case, *judge.parts())
-    assert not judge.failures, judge.failures[0].message
-    assert judge.checks + judge.inconclusive > 3
+    assert not judge.tally.failures, judge.tally.failures[0].message
+    assert judge.tally.checks + judge.tally.inconclusive > 3
     assert not judge.unsupported
 
 

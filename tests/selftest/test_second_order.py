@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from attention_conformance.implementations.adapters.modes import op_modes
-from attention_conformance.implementations.adapters.ops import torch_op
+from attention_conformance.implementations.adapters.torch_op import torch_op
 from attention_conformance.implementations.api.contract import Claims, Implementation
-from attention_conformance.implementations.defects.record import OP
-from attention_conformance.implementations.defects.steps import Steps
+from attention_conformance.implementations.builtin.stepwise.steps import OP_FEATURES, Steps
 from attention_conformance.reference.expected import solve
 from attention_conformance.reference.second_order import second_order
 from attention_conformance.spec.cases import Case, MaskKind, MaskShape, ModuleForm, Padding, Pattern, Sharing, Sizes
@@ -104,7 +103,7 @@ def test_nothing_moves_in_rows_of_a_constant_answer() -> None:
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.module is None])
 def test_torch_is_within_the_bounds(name: str, dtype: str) -> None:
     modes = op_modes(Steps(), Feature.DOUBLE_BACKWARD)
-    steps = Implementation("steps", Claims(Scope.OP, OP | set(modes)), torch_op(Steps()), modes=modes)
+    steps = Implementation("steps", Claims(Scope.OP, OP_FEATURES | set(modes)), torch_op(Steps()), modes=modes)
     problem = build(CASES[name], dtype)
     found = steps.modes[Feature.DOUBLE_BACKWARD](problem.fresh(), "cpu").gradients
     for part, expected in second_order(problem).items():

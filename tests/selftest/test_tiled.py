@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from attention_conformance.implementations.adapters.ops import torch_op
 from attention_conformance.implementations.adapters.tensors import to_array
+from attention_conformance.implementations.adapters.torch_op import torch_op
 from attention_conformance.implementations.api.contract import Implementation
 from attention_conformance.implementations.builtin.inhouse import INHOUSE, online
 from attention_conformance.implementations.builtin.inhouse.dropping import Dropout, drawn_seed
@@ -59,8 +59,8 @@ def test_agrees(name: str, size: int, dtype: str) -> None:
     judge = Judge(in_tiles_of(size), dtype)
     for case in judge.cases(CASES[name]):
         judge.assert_conforms(case, "output", "log_sum_exp", "gradients")
-    assert not judge.failures, judge.failures[0].message
-    assert judge.checks + judge.inconclusive > 3
+    assert not judge.tally.failures, judge.tally.failures[0].message
+    assert judge.tally.checks + judge.tally.inconclusive > 3
     assert not judge.unsupported
 
 

@@ -16,7 +16,7 @@ from attention_conformance.spec.problem import Problem
 from attention_conformance.tests.harness.judge.comparison import Comparison
 from attention_conformance.tests.harness.judge.judge import Judge
 from attention_conformance.tests.harness.judge.judging import verdict
-from attention_conformance.tests.report.verdict import Failure, Status, Verdict
+from attention_conformance.tests.report.verdict import Failure, FailureKind, Status, Verdict
 
 FAILURE = Failure("output of sample 0 is 1, expected 2", Case().to_json(), "float32")
 LINK = "https://example.org/issues/1"
@@ -100,10 +100,10 @@ OF_ANOTHER_DTYPE = ExpectedFailure("scores.dot-product", "it is known", LINK, ("
 def test_a_failed_check_fails_the_clause() -> None:
     judge = _judge(OF_ANOTHER_DTYPE)
     judge.record(Case(), Comparison(0.5))
-    judge.record(Case(), Comparison(3.0, "wrong"), context="told")
+    judge.record(Case(), Comparison(3.0, "wrong", kind=FailureKind.VALUE), context="context")
     found = _found(judge)
     assert (found.status, found.checks, found.failed, found.worst) == (Status.FAIL, 2, 1, 3.0)
-    assert found.failure == Failure("told: wrong", Case().to_json(), "float32")
+    assert found.failure == Failure("context: wrong", Case().to_json(), "float32", "", FailureKind.VALUE, "context")
 
 
 def test_errors_of_outputs_are_counted_in_unit_roundoffs() -> None:
@@ -120,7 +120,7 @@ def test_errors_of_outputs_are_counted_in_unit_roundoffs() -> None:
 
 def test_errors_beyond_all_numbers_have_none() -> None:
     judge = _judge()
-    judge.record(Case(), Comparison(1e300, "wrong", relative=1e300))
+    judge.record(Case(), Comparison(1e300, "wrong", relative=1e300, kind=FailureKind.VALUE))
     assert _found(judge).rms is None
 
 

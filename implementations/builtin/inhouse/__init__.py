@@ -19,10 +19,11 @@ from attention_conformance.implementations.adapters.mha_interface import (
 )
 from attention_conformance.implementations.adapters.modes import module_modes, op_modes
 from attention_conformance.implementations.adapters.native import WITHOUT_WEIGHTS
+from attention_conformance.implementations.adapters.numpy_op import numpy_op
 from attention_conformance.implementations.adapters.op_options import extra_options
-from attention_conformance.implementations.adapters.ops import numpy_op, torch_op
 from attention_conformance.implementations.adapters.tensors import Tensors
 from attention_conformance.implementations.adapters.torch_module import torch_module
+from attention_conformance.implementations.adapters.torch_op import torch_op
 from attention_conformance.implementations.api.contract import Claims, Implementation, Result
 from attention_conformance.implementations.builtin.inhouse.fused import FusedAttention
 from attention_conformance.implementations.builtin.inhouse.kernels import Kernel

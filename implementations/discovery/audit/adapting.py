@@ -74,12 +74,9 @@ def imports(calling: Calling) -> list[str]:
         "numpy": ["import numpy as np"],
         "jax": ["import jax.numpy as jnp"],
     }[calling.framework]
-    module = (
-        "attention_conformance.implementations.adapters.jax_op"
-        if calling.framework == "jax"
-        else "attention_conformance.implementations.adapters.ops"
-    )
-    return ["from typing import Any", *lines, f"from {module} import {maker(calling)}"]
+    made_by = maker(calling)
+    importing = f"from attention_conformance.implementations.adapters.{made_by} import {made_by}"
+    return ["from typing import Any", *lines, importing]
 
 
 def maker(calling: Calling) -> str:

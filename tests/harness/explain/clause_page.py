@@ -2,62 +2,34 @@
 
 from __future__ import annotations
 
-import re
 import textwrap
 from collections.abc import Iterator, Sequence
 
 from attention_conformance.implementations.api.contract import ExpectedFailure, Implementation
 from attention_conformance.implementations.defects import catalogue
-from attention_conformance.spec.clauses import CHAPTERS, Clause
+from attention_conformance.spec.clauses import Clause, equations, specification
 from attention_conformance.tests.harness.explain.plain_math import formula, line
 
 WIDTH = 100
-HEADING = re.compile(r"^## ", re.MULTILINE)
-FIELDS = re.compile(r"- [a-z]+: ")
 MOST = 8
 """So many defects are described; of further ones, the names are listed."""
 
 
 def explanation(clause: Clause, implementations: Sequence[Implementation]) -> Iterator[str]:
     """The lines: what is asked, the equation, why it matters, where it comes from, and who gets it wrong."""
-    introduction, body = _read(clause)
     yield f"{clause.id} ({clause.level}, chapter {clause.chapter})"
     yield from _paragraph(line(clause.statement), "  ")
     if clause.equation is not None:
         yield ""
-        yield f"  ({clause.equation})  {_equation(clause.equation)}"
-    for note in _notes(body):
+        yield f"  ({clause.equation})  {formula(equations()[clause.equation])}"
+    for note in clause.notes:
         yield ""
         yield from _paragraph(line(note), "  ")
     yield from _section("asked of", [_asked(clause)])
-    yield from _section("why it matters", map(line, introduction))
+    yield from _section("why it matters", map(line, specification()[clause.chapter].introduction))
     yield from _section("sources", ["; ".join(clause.sources), *map(line, clause.errata)])
     yield from _section("what breaks it", _defects(clause))
     yield from _section("known to deviate", _deviations(clause, implementations))
-
-
-def _read(clause: Clause) -> tuple[list[str], str]:
-    """The paragraphs before the chapter's clauses, and what stands below the heading of this one."""
-    head, *sections = HEADING.split((CHAPTERS / clause.file).read_text(encoding="utf-8"))
-    bodies = dict(section.split("\n", 1) for section in sections)
-    return _paragraphs(head)[1:], bodies[clause.id]
-
-
-def _paragraphs(text: str) -> list[str]:
-    return [" ".join(each.split()) for each in re.split(r"\n\s*\n", text.strip())]
-
-
-def _notes(body: str) -> list[str]:
-    """What a clause says beyond its statement, formulas on lines of their own left out."""
-    fields, statement, *rest = _paragraphs(body)
-    assert FIELDS.match(fields), statement
-    return [each for each in rest if not each.startswith(("$$", "Erratum"))]
-
-
-def _equation(tag: str) -> str:
-    texts = (path.read_text(encoding="utf-8") for path in sorted(CHAPTERS.glob("*.md")))
-    formulas = (found[1] for text in texts for found in re.finditer(r"\$\$(.+?)\$\$", text, re.DOTALL))
-    return next(formula(each) for each in formulas if f"\\tag{{{tag}}}" in each)
 
 
 def _asked(clause: Clause) -> str:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-import re
+import string
 import time
-import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -17,6 +16,7 @@ import torch
 from attention_conformance.implementations.api.contract import Implementation, Result, Unsupported
 from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.implementations.api.global_state import kept_global_state
+from attention_conformance.implementations.api.safe_call import CandidateError, answer, guarded
 from attention_conformance.reference.expected import Expected, solve
 from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Padding, Pattern, Scores
 from attention_conformance.spec.clauses import Level, load
@@ -36,6 +36,7 @@ FEW, MANY = 6, 40
 """Failing cases with which every hypothesis is tried, and those with which the best ones are."""
 HOPELESS = 2
 """Failing cases after which a hypothesis is given up that explains none of them."""
+WITHOUT_DIGITS = str.maketrans("", "", string.digits)
 KEPT = 12
 """Hypotheses that are tried with all cases."""
 PROBES = (
@@ -237,7 +238,7 @@ def _observed(
         problem = replace(problem, needs=names)
     expected = dict(solve(problem, implementation.claims.conventions).parts)
     parts = tuple(part for part in dict.fromkeys(("output", *parts)) if part in expected)
-    got, raised = answered(lambda: implementation.run(problem.fresh(), device))
+    got, raised = answered(lambda: answer(implementation.run, problem.fresh(), device))
     errors = {part: _error(got, part, expected[part]) for part in parts}
     return Observation(case, problem, parts, got, expected, errors, max(errors.values()) > 1.0, raised)
 
@@ -253,14 +254,10 @@ def _fails(implementation: Implementation, failing: Observation, device: str, ca
 def answered(call: Callable[[], Result]) -> tuple[Result | None, str]:
     """The answer, or None and the exception in words without numbers."""
     try:
-        with warnings.catch_warnings(), kept_global_state(), np.errstate(all="ignore"):
-            warnings.simplefilter("ignore")
-            return call(), ""
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:
-        # SystemExit too: a candidate may not end the run.
-        return None, re.sub(r"\d+", "#", f"{type(error).__name__}: {str(error).partition(chr(10))[0]}")
+        with kept_global_state(), np.errstate(all="ignore"):
+            return guarded(call), ""
+    except CandidateError as error:
+        return None, str(error).translate(WITHOUT_DIGITS)
 
 
 def _error(got: Result | None, part: str, expected: Expected) -> float:
@@ -364,5 +361,5 @@ def _complaints(implementation: Implementation, chapters: set[str], dtype: str, 
         if called and identifier.partition(".")[0] in chapters:
             judge = Judge(implementation, dtype, device, TIERS["quick"])
             test(judge)
-            found |= {(identifier, failure.message.partition(":")[0]) for failure in judge.failures}
+            found |= {(identifier, failure.summary or failure.message) for failure in judge.tally.failures}
     return found

@@ -11,6 +11,7 @@ import numpy as np
 
 from attention_conformance.implementations.api.contract import Unsupported
 from attention_conformance.implementations.api.fitting import fit
+from attention_conformance.implementations.api.safe_call import CandidateError
 from attention_conformance.reference.expected import Expected
 from attention_conformance.reference.visibility import allowed_keys
 from attention_conformance.spec.cases import (
@@ -29,7 +30,7 @@ from attention_conformance.spec.extensions import NOTHING
 from attention_conformance.spec.features import Feature
 from attention_conformance.spec.problem import DTYPES, Array, Problem
 from attention_conformance.tests.harness.judge.comparison import Comparison, compare, error_ratios
-from attention_conformance.tests.harness.judge.judge import CandidateError, Judge, part_of
+from attention_conformance.tests.harness.judge.judge import Judge, no_answer, part_of
 
 EXTENTS = ("batch", "num_heads", "query_length", "key_length", "d_k", "d_v")
 SEEDS = (1, 2)
@@ -90,21 +91,27 @@ class Recipe:
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """What one part of one answer amounts to.
+    """The comparison of one part of one answer with the reference.
 
     Attributes:
-        kind: how it fails, such as "number", "NaN" or "raised ValueError"; empty if it holds.
-        comparison: with the message in full.
         got: what was answered, if anything.
         expected: what the reference answers; None if nothing was answered.
     """
 
-    kind: str
     comparison: Comparison
     problem: Problem
     part: str
     got: Array | None = None
     expected: Expected | None = None
+
+    @property
+    def fails(self) -> bool:
+        return self.comparison.kind is not None
+
+    def fails_like(self, other: Outcome) -> bool:
+        """Whether both fail in the same way, by the same exception if by one."""
+        one, two = self.comparison, other.comparison
+        return self.fails and (one.kind, one.summary) == (two.kind, two.summary)
 
     @property
     def worst(self) -> tuple[int, ...]:
@@ -130,29 +137,13 @@ class Counterexample:
 
 
 def outcome(judge: Judge, problem: Problem, part: str) -> Outcome:
-    """Asks a problem, and holds one part of the answer against the reference."""
+    """Runs a problem, and compares one part of the answer with the reference."""
     try:
         result = judge.run(problem)
     except CandidateError as error:
-        told = str(error)
-        return Outcome(told.partition(":")[0], Comparison(np.inf, told), problem, part)
+        return Outcome(no_answer(error), problem, part)
     got, expected = part_of(result, part), judge.solve(problem).parts[part]
-    compared = compare(part, got, expected, judge.dtype)
-    kind = _kind(got, expected, compared) if compared.message else ""
-    return Outcome(kind, compared, problem, part, got, expected)
-
-
-def _kind(got: Array | None, expected: Expected, compared: Comparison) -> str:
-    if got is None:
-        return "missing"
-    if got.shape != expected.value.shape:
-        return "shape"
-    values = got.astype(np.float64)
-    if (np.isnan(values) != np.isnan(expected.value)).any():
-        return "NaN"
-    if (np.isinf(values) != np.isinf(expected.value)).any():
-        return "infinite"
-    return "number" if np.isfinite(compared.worst) or (error_ratios(values, expected) > 1.0).any() else "dtype"
+    return Outcome(compare(part, got, expected, judge.dtype), problem, part, got, expected)
 
 
 @dataclass
@@ -183,10 +174,10 @@ class Reduction:
         if self.found is not None and (self.lost(problem) or self.strays(recipe.case)):
             return False
         self.calls += 1
-        asked = outcome(self.judge, problem, self.part)
-        if not asked.kind or (self.found is not None and asked.kind != self.found.outcome.kind):
+        result = outcome(self.judge, problem, self.part)
+        if not result.fails or (self.found is not None and not result.fails_like(self.found.outcome)):
             return False
-        self.found = Counterexample(recipe, asked, self.calls)
+        self.found = Counterexample(recipe, result, self.calls)
         return True
 
     def lost(self, problem: Problem) -> bool:

@@ -37,7 +37,7 @@ class FailureFile:
         conventions: as `--convention` takes them.
         decimals, cotangent: see `Recipe`.
         part: what differed from the reference; empty where the check was another one.
-        kind: how a reduced case fails, see `Outcome`; empty if nothing was reduced, and the clause has to be asked.
+        kind: how a reduced case fails, see `FailureKind`; empty if nothing was reduced, and the whole clause is run.
     """
 
     implementation: str
@@ -164,7 +164,7 @@ def replay(failure: FailureFile) -> tuple[bool, list[str]]:
     who = f"{failure.clause} of {failure.implementation} in {failure.dtype}"
     if failure.kind:
         found = again(failure, judge)
-        if found.outcome.kind:
+        if found.outcome.fails:
             return False, list(lines(found, f"{who} still fails"))
     message = _in_its_clause(failure, judge)
     if not message:
@@ -186,7 +186,7 @@ def _in_its_clause(failure: FailureFile, judge: Judge) -> str:
     """What the clause's own test says of the case, if it fails it."""
     judged(load()[failure.clause], clause_tests()[failure.clause], judge)
     text = failure.case.to_json()
-    return next((each.message for each in judge.failures if each.case == text), "")
+    return next((each.message for each in judge.tally.failures if each.case == text), "")
 
 
 def absolute(target: str) -> str:

@@ -29,6 +29,7 @@ from attention_conformance.tests.harness.explain.counterexample import fits
 from attention_conformance.tests.harness.explain.reduction import Counterexample, Outcome, outcome
 from attention_conformance.tests.harness.judge.comparison import error_ratios
 from attention_conformance.tests.harness.judge.judge import Judge
+from attention_conformance.tests.report.verdict import FailureKind
 
 MOST_LINES = 25
 LETTERS = {"query": "q", "key": "k", "value": "v", "attn_mask": "mask", "key_padding_mask": "pad"}
@@ -115,7 +116,7 @@ def _drawn(asked: Outcome, judge: Judge) -> Outcome:
         if arrays[name].size > 1:
             arrays[name] = np.asarray(eval(_draw(name, arrays[name]), namespace)).astype(arrays[name].dtype)
     again = outcome(judge, problem.with_arrays(arrays), asked.part)
-    if again.kind != asked.kind:
+    if not again.fails_like(asked):
         raise NoScriptError("the smallest failing case has too many numbers, and others do not show it")
     return again
 
@@ -186,7 +187,7 @@ def _loading(target: Target) -> Iterator[str]:
     yield f"sys.path.insert(0, {str(path.parent)!r})"
     yield f'spec = importlib.util.spec_from_file_location("candidate", {str(path)!r})'
     yield 'module = sys.modules["candidate"] = importlib.util.module_from_spec(spec)'
-    yield "attention_conformance.spec.loader.exec_module(module)"
+    yield "spec.loader.exec_module(module)"
 
 
 def _inputs(asked: Outcome, judge: Judge, tensors: bool, drawn: bool) -> Iterator[str]:
@@ -318,7 +319,7 @@ def _judging(asked: Outcome, judge: Judge, tensors: bool) -> Iterator[str]:
     at = asked.worst if formed and asked.got is not None and asked.got.size else _widest(asked.expected)
     kind = "x.dtype is not q.dtype" if tensors else "x.dtype != q.dtype"
     wrong = "tuple(got.shape) != want.shape"
-    if asked.kind == "dtype":
+    if asked.comparison.kind is FailureKind.DTYPE:
         wrong = f"{wrong} or {kind.replace('x.', 'got.')}"
     yield f'if {wrong}: sys.exit(f"got {{tuple(got.shape)}} in {{got.dtype}}, expected {{want.shape}} in {{q.dtype}}")'
     if not asked.expected.value.size:

@@ -1,70 +1,125 @@
-"""The suite: which test speaks for which clause, and which tests an implementation's claims call for."""
+"""Which test checks which clause, as a row of a table or as a function, and which tests the claims call for."""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from functools import cache
-from types import ModuleType
-from typing import TypeAlias, TypeVar
+from functools import cache, partial
+from types import MappingProxyType
+from typing import TypeAlias
 
 from attention_conformance.implementations.api.contract import Claims, Implementation
-from attention_conformance.spec.clauses import Clause, chapters, load
+from attention_conformance.spec.cases import Case
+from attention_conformance.spec.clauses import Clause, chapters, load, specification
+from attention_conformance.spec.features import Conventions
 from attention_conformance.spec.problem import DTYPES
-from attention_conformance.tests.harness.judge.judge import Judge
+from attention_conformance.tests.harness.judge.judge import RETURNED_AS, Judge
 
-ClauseTest: TypeAlias = Callable[[Judge], None]
-Test = TypeVar("Test", bound=ClauseTest)
+Rule: TypeAlias = Callable[[Conventions], Iterable[Case]]
+"""Cases that depend on the claimed conventions."""
 
 
 @dataclass(frozen=True)
-class ClauseMark:
-    """The mark that `clause` leaves on a test."""
+class ClauseTest:
+    """What checks one clause, in the dtypes in which it can prove anything."""
 
     clause: str
     dtypes: tuple[str, ...]
+    run: Callable[[Judge], None]
+
+    def __call__(self, judge: Judge) -> None:
+        self.run(judge)
 
 
-def clause(identifier: str, dtypes: tuple[str, ...] = tuple(DTYPES)) -> Callable[[Test], Test]:
-    """Marks a test as the one that checks a clause, in the dtypes in which it can say something.
+@dataclass(frozen=True)
+class Row:
+    """Cases whose answers have to equal the reference; see `row`."""
+
+    clause: str
+    cases: tuple[Case | Rule, ...]
+    parts: tuple[str, ...]
+    dtypes: tuple[str, ...]
+    exactly: bool
+    context: str
+
+    def check(self, judge: Judge) -> None:
+        """Compares the parts that are claimed, in every case that the claims allow."""
+        claimed = judge.parts()
+        parts = [part for part in self.parts if part.partition(".")[0] in claimed]
+        rules = (each(judge.conventions) if callable(each) else (each,) for each in self.cases)
+        for case in judge.cases(*(case for cases in rules for case in cases)) if parts else ():
+            context = self.context.format(case=case, claimed=judge.conventions)
+            judge.assert_conforms(case, *parts, exactly=self.exactly, context=context)
+
+
+ALL_PARTS = ("output", *RETURNED_AS, "gradients")
+"""Everything that an implementation may claim to return."""
+
+
+def row(
+    clause: str,
+    *cases: Case | Rule,
+    parts: tuple[str, ...] = ("output",),
+    dtypes: tuple[str, ...] = tuple(DTYPES),
+    exactly: bool = False,
+    context: str = "",
+) -> Row:
+    """One row of a chapter's table: a clause that is checked by comparing answers with the reference.
+
+    Args:
+        clause: the id of the clause.
+        cases: the cases, or functions from the claimed conventions to some.
+        parts: what is compared, as far as it is claimed: names of `ALL_PARTS`, or `gradients.NAME`.
+        dtypes: those in which the clause is checked.
+        exactly: without any rounding error.
+        context: explains a failure; {case} and {claimed}, the conventions, are filled in, as by `str.format`.
+    """
+    return Row(clause, cases, parts, dtypes, exactly, context)
+
+
+def table(*rows: Row) -> tuple[ClauseTest, ...]:
+    """The tests of a chapter's table; rows of the same clause are checked one after another.
 
     Raises:
         KeyError: the specification has no such clause.
     """
-    known = load()[identifier]
-
-    def mark(test: Test) -> Test:
-        test.__dict__["clause_mark"] = ClauseMark(known.id, dtypes)
-        return test
-
-    return mark
+    by_clause: dict[str, list[Row]] = {}
+    for each in rows:
+        by_clause.setdefault(load()[each.clause].id, []).append(each)
+    return tuple(ClauseTest(name, own[0].dtypes, partial(_check, own)) for name, own in by_clause.items())
 
 
-def mark_of(test: object) -> ClauseMark | None:
-    """The mark of a test, if it has one."""
-    found = getattr(test, "clause_mark", None)
-    return found if isinstance(found, ClauseMark) else None
+def _check(rows: Sequence[Row], judge: Judge) -> None:
+    for each in rows:
+        each.check(judge)
+
+
+def clause(identifier: str, dtypes: tuple[str, ...] = tuple(DTYPES)) -> Callable[[Callable[[Judge], None]], ClauseTest]:
+    """Makes a function the test of a clause, in the dtypes in which it can prove anything.
+
+    Raises:
+        KeyError: the specification has no such clause.
+    """
+    return partial(ClauseTest, load()[identifier].id, dtypes)
 
 
 @cache
 def clause_tests() -> Mapping[str, ClauseTest]:
     """The test of every clause that has one, in the order of the specification."""
-    modules: list[ModuleType] = [
-        importlib.import_module(f"attention_conformance.tests.conformance.test_{name.replace('-', '_')}")
-        for name in chapters()
-    ]
-    tests = [test for module in modules for test in vars(module).values()]
-    found = {mark.clause: test for test in tests if (mark := mark_of(test))}
-    return {identifier: found[identifier] for identifier in load() if identifier in found}
+    return MappingProxyType({test.clause: test for chapter in chapters() for test in tests_of(chapter)})
 
 
-@cache
-def clause_marks() -> Mapping[str, ClauseMark]:
-    """The marks of these tests."""
-    marks = {identifier: mark_of(test) for identifier, test in clause_tests().items()}
-    return {identifier: mark for identifier, mark in marks.items() if mark is not None}
+def tests_of(chapter: str) -> list[ClauseTest]:
+    """The tests of a chapter's file, tables and functions, in the order of the chapter."""
+    module = importlib.import_module(f"attention_conformance.tests.conformance.test_{chapter.replace('-', '_')}")
+    values = [each if isinstance(each, tuple) else (each,) for each in vars(module).values()]
+    found = {test.clause: test for group in values for test in group if isinstance(test, ClauseTest)}
+    return [found[clause.id] for clause in specification()[chapter].clauses if clause.id in found]
+
+
+clause_marks = clause_tests
 
 
 def claimed(clause: Clause, claims: Claims) -> str:
@@ -80,7 +135,7 @@ class Selection:
     """What the command line selects; an empty tuple selects everything.
 
     Attributes:
-        notes: what there is to say of it at the end.
+        notes: lines for the end of the run.
     """
 
     implementations: tuple[Implementation, ...]
@@ -92,14 +147,14 @@ class Selection:
         """Whether a pattern of --clause names it."""
         return not self.clauses or any(fnmatchcase(clause.id, pattern) for pattern in self.clauses)
 
-    def subjects(self, clause: Clause, mark_of: ClauseMark) -> Iterator[tuple[Implementation, str]]:
-        """The implementations and dtypes of which a clause is asked."""
+    def subjects(self, clause: Clause, test: ClauseTest) -> Iterator[tuple[Implementation, str]]:
+        """The implementations and dtypes for which a clause is checked."""
         if self.wants(clause):
             for implementation in self.implementations:
                 if not claimed(clause, implementation.claims):
-                    yield from ((implementation, dtype) for dtype in self.dtypes_of(implementation, mark_of))
+                    yield from ((implementation, dtype) for dtype in self.dtypes_of(implementation, test))
 
-    def dtypes_of(self, implementation: Implementation, mark_of: ClauseMark) -> tuple[str, ...]:
-        """The dtypes in which a clause is asked of an implementation, widest first."""
-        asked = self.dtypes or tuple(DTYPES)
-        return tuple(d for d in mark_of.dtypes if d in asked and d in implementation.claims.dtypes)
+    def dtypes_of(self, implementation: Implementation, test: ClauseTest) -> tuple[str, ...]:
+        """The dtypes in which a clause is checked for an implementation, widest first."""
+        selected = self.dtypes or tuple(DTYPES)
+        return tuple(d for d in test.dtypes if d in selected and d in implementation.claims.dtypes)

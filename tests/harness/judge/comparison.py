@@ -1,4 +1,4 @@
-"""Comparison: a candidate's array against the reference, element by element, in units of the rounding bound."""
+"""Comparison: a candidate's array with the reference, element by element, in units of the rounding bound."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from attention_conformance.reference.expected import Expected
 from attention_conformance.spec.problem import DTYPES, Array
+from attention_conformance.tests.report.verdict import FailureKind
 
 Floats: TypeAlias = NDArray[np.float64]
 
@@ -23,7 +24,7 @@ AXES = {
 """How an element of a part is named in messages, by the number of axes."""
 
 KEPT_WIDE = ("weights", "averaged_weights", "log_sum_exp")
-"""What the softmax leaves may be returned in the precision in which it was computed."""
+"""Results of the softmax may be returned in the precision in which it was computed."""
 WIDER = {"bfloat16": ("float32", "float64"), "float16": ("float32", "float64"), "float32": ("float64",)}
 
 
@@ -37,29 +38,42 @@ class Comparison:
         inconclusive: the bound is so wide that zeros, or the mean of the visible values, would pass as well.
         relative: the root mean square of an output's errors over that of the expected numbers, where both are finite;
             None for other parts, and where nothing is compared by a bound or zeros are expected.
+        kind: what is wrong; None when everything is within the bounds.
+        summary: what is wrong in words without numbers, where the check has such words.
     """
 
     worst: float
     message: str = ""
     inconclusive: bool = False
     relative: float | None = None
+    kind: FailureKind | None = None
+    summary: str = ""
+
+    def __post_init__(self) -> None:
+        if bool(self.message) != (self.kind is not None):
+            raise ValueError(f"a failure has a message and a kind, not {self.message!r} and {self.kind}")
 
 
 def compare(part: str, got: Array | None, expected: Expected, dtype: str) -> Comparison:
-    """Holds an array of the candidate against what is expected of it. NaN and infinity never match by accident."""
+    """Compares an array of the candidate with the reference. NaN and infinity never match by accident."""
     if got is None:
-        return Comparison(np.inf, f"{part} is claimed, but was not returned")
+        return _failure(FailureKind.MISSING, f"{part} is claimed, but was not returned")
     if wrong := _form(part, got, expected.value.shape, dtype):
-        return Comparison(np.inf, wrong)
+        return wrong
     values = got.astype(np.float64)
     if wrong := _non_finite(part, values, expected.value):
-        return Comparison(np.inf, wrong)
+        return wrong
     ratios = error_ratios(values, expected)
     worst = float(ratios.max(initial=0.0))
-    message = _excess(part, values, expected, ratios) if worst > 1.0 else ""
     finite = _only_finite(values, expected)
     relative = _relative(*finite) if part == "output" else None
-    return Comparison(worst, message, not message and _is_blunt(finite[1]), relative)
+    if worst > 1.0:
+        return Comparison(worst, _excess(part, values, expected, ratios), False, relative, FailureKind.VALUE)
+    return Comparison(worst, "", _is_inconclusive(finite[1]), relative)
+
+
+def _failure(kind: FailureKind, message: str) -> Comparison:
+    return Comparison(np.inf, message, kind=kind)
 
 
 def error_ratios(values: Floats, expected: Expected) -> Floats:
@@ -83,42 +97,44 @@ def _only_finite(values: Floats, expected: Expected) -> tuple[Floats, Expected]:
 
 def _relative(values: Floats, expected: Expected) -> float | None:
     """See `Comparison`."""
-    wanted = expected.value.ravel()
-    error, size = values.ravel() - wanted, float(wanted @ wanted)
+    reference = expected.value.ravel()
+    error, size = values.ravel() - reference, float(reference @ reference)
     return math.sqrt(float(error @ error) / size) if size > 0.0 and expected.bound.any() else None
 
 
-def _form(part: str, got: Array, shape: tuple[int, ...], dtype: str) -> str:
+def _form(part: str, got: Array, shape: tuple[int, ...], dtype: str) -> Comparison | None:
     if got.shape != shape:
-        return f"{part} has shape {got.shape}, expected {shape}"
+        return _failure(FailureKind.SHAPE, f"{part} has shape {got.shape}, expected {shape}")
     if got.dtype != DTYPES[dtype] and not (part in KEPT_WIDE and got.dtype.name in WIDER.get(dtype, ())):
-        return f"{part} has dtype {got.dtype.name}, expected {dtype}, the dtype of the inputs"
-    return ""
+        message = f"{part} has dtype {got.dtype.name}, expected {dtype}, the dtype of the inputs"
+        return _failure(FailureKind.DTYPE, message)
+    return None
 
 
-def _non_finite(part: str, values: Floats, expected: Floats) -> str:
+def _non_finite(part: str, values: Floats, expected: Floats) -> Comparison | None:
     if np.isfinite(values).all() and np.isfinite(expected).all():
-        return ""
-    for name, test in (("NaN", np.isnan), ("infinite", np.isinf)):
-        wrong = test(values) != test(expected)
+        return None
+    different_sign = np.isinf(values) & (values != expected)
+    for kind, note, wrong in (
+        (FailureKind.NAN, " (NaN)", np.isnan(values) != np.isnan(expected)),
+        (FailureKind.INFINITE, " (infinite)", np.isinf(values) != np.isinf(expected)),
+        (FailureKind.INFINITE, "", different_sign),
+    ):
         if wrong.any():
             index = _first(wrong)
-            return f"{element(part, index)} is {values[index]:.6g}, expected {expected[index]:.6g} ({name})"
-    wrong = np.isinf(values) & (values != expected)
-    if wrong.any():
-        index = _first(wrong)
-        return f"{element(part, index)} is {values[index]:.6g}, expected {expected[index]:.6g}"
-    return ""
+            message = f"{element(part, index)} is {values[index]:.6g}, expected {expected[index]:.6g}{note}"
+            return _failure(kind, message)
+    return None
 
 
 def _excess(part: str, values: Floats, expected: Expected, ratios: Floats) -> str:
     index = tuple(int(i) for i in np.unravel_index(int(np.argmax(ratios)), ratios.shape))
     wrong = int((ratios > 1.0).sum())
-    got, wanted = values[index], expected.value[index]
-    off = f", off by {abs(got - wanted):.2g}" if f"{got:.6g}" == f"{wanted:.6g}" else ""
+    got, reference = values[index], expected.value[index]
+    off = f", off by {abs(got - reference):.2g}" if f"{got:.6g}" == f"{reference:.6g}" else ""
     bound = f"{ratios[index]:.3g} x the bound {expected.bound[index]:.3g}" if expected.bound[index] else "exact"
     return (
-        f"{element(part, index)} is {got:.9g}, expected {wanted:.9g}{off} ({bound}); "
+        f"{element(part, index)} is {got:.9g}, expected {reference:.9g}{off} ({bound}); "
         f"{wrong} of {ratios.size} elements differ"
     )
 
@@ -133,7 +149,7 @@ def _first(wrong: NDArray[np.bool_]) -> tuple[int, ...]:
     return tuple(int(i) for i in np.argwhere(wrong)[0])
 
 
-def _is_blunt(expected: Expected) -> bool:
+def _is_inconclusive(expected: Expected) -> bool:
     value, bound, decoy = expected.value, expected.bound, expected.decoy
     if not value.any():
         return False

@@ -10,11 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attention_conformance.implementations.api.contract import Result
+from attention_conformance.implementations.api.safe_call import CandidateError
 from attention_conformance.reference.expected import Expected, solve
 from attention_conformance.spec.cases import Case
 from attention_conformance.spec.features import Scope
 from attention_conformance.spec.problem import Array, Problem
-from attention_conformance.tests.harness.judge.judge import CandidateError, Judge
+from attention_conformance.tests.harness.judge.judge import Judge
+from attention_conformance.tests.report.verdict import FailureKind
 
 Booleans: TypeAlias = NDArray[np.bool_]
 Floats: TypeAlias = NDArray[np.float64]
@@ -83,12 +85,13 @@ def seen(judge: Judge, case: Case, gradients: bool = False) -> Seen | None:
     try:
         result = judge.run(problem)
     except CandidateError as error:
-        judge.assert_that(case, False, str(error))
+        judge.record_error(case, error)
         return None
     expected = judge.expected(case, also=("weights",))
     shape, weights = expected["output"].value.shape, expected["weights"].value
     if result.output.shape != shape:
-        judge.assert_that(case, False, f"output has shape {result.output.shape}, expected {shape}")
+        message = f"output has shape {result.output.shape}, expected {shape}"
+        judge.assert_that(case, False, message, kind=FailureKind.SHAPE)
         return None
     return Seen(problem, result, weights, by_key(problem, result.output))
 

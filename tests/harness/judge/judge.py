@@ -1,4 +1,4 @@
-"""The judge: asks one implementation the cases of one clause, in one dtype, and keeps the count.
+"""The judge: runs the cases of one clause against one implementation in one dtype, and counts the checks.
 
 Its `assert_...` methods are the whole vocabulary of the conformance tests. They collect instead of stopping, so that a
 verdict can show the plainest of all failing cases.
@@ -6,8 +6,6 @@ verdict can show the plainest of all failing cases.
 
 from __future__ import annotations
 
-import math
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -19,30 +17,27 @@ from attention_conformance.implementations.adapters.native import native
 from attention_conformance.implementations.api.contract import Claims, Implementation, Result, Unsupported
 from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.implementations.api.global_state import kept_global_state
+from attention_conformance.implementations.api.safe_call import CandidateError, answer, function_answer, guarded
 from attention_conformance.reference.bounds.precision import unit_roundoff
 from attention_conformance.reference.expected import Expected, Solution, solve
 from attention_conformance.reference.stacking import solve_each, stackable
 from attention_conformance.spec.cases import Case, Sizes
 from attention_conformance.spec.features import Conventions, Feature
 from attention_conformance.spec.inputs import build
-from attention_conformance.spec.problem import DTYPES, Array, Problem
+from attention_conformance.spec.problem import Array, Problem
 from attention_conformance.tests.harness.judge.comparison import Comparison, compare
 from attention_conformance.tests.harness.judge.influence import wrong_keys
-from attention_conformance.tests.report.verdict import Failure
+from attention_conformance.tests.harness.judge.tally import Tally
+from attention_conformance.tests.report.verdict import Failure, FailureKind
 
-Seen = TypeVar("Seen")
-
+Observed = TypeVar("Observed")
 
 RETURNED_AS = {
     "weights": Feature.WEIGHTS,
     "averaged_weights": Feature.AVERAGED_WEIGHTS,
     "log_sum_exp": Feature.LOG_SUM_EXP,
 }
-"""The features that promise parts beside output and gradients."""
-
-
-class CandidateError(Exception):
-    """The candidate raised where it should have answered."""
+"""The features that promise parts other than output and gradients."""
 
 
 class FailureLimitError(Exception):
@@ -51,7 +46,7 @@ class FailureLimitError(Exception):
 
 @dataclass(frozen=True)
 class Tier:
-    """How much is asked: `examples` of random search, the strength of the covering array, long sequences."""
+    """How much is checked: `examples` of random search, the strength of the covering array, long sequences."""
 
     name: str
     strength: int
@@ -80,68 +75,56 @@ def _expected(
     Their traces are not kept: they take several times the memory.
     """
     problems = [build(case, dtype) for dtype in dtypes]
-    asked = problems if gradients else [problem.forward_only() for problem in problems]
-    return dict(zip(dtypes, solve_each(asked, conventions, returned), strict=True))
+    if not gradients:
+        problems = [problem.forward_only() for problem in problems]
+    return dict(zip(dtypes, solve_each(problems, conventions, returned), strict=True))
 
 
 @dataclass
 class Judge:
-    """One clause's questions to one implementation in one dtype.
+    """The checks of one clause on one implementation in one dtype.
 
     Attributes:
-        checks, inconclusive, failed, worst: see `Verdict`.
-        squares, compared: the sum of the squares of relative errors of outputs, in units of u, and their number.
-        failures: every failed check, in the order asked.
-        unable: why cases could not be asked.
-        beside: the dtypes in which the same is asked as well, so that the reference may solve a case for all in one go.
-        failure_limit: the failed check after which no more are asked; None asks them all.
+        tally: the checks so far.
+        unsupported: why cases could not be run.
+        dtypes_together: the dtypes in which the same cases are run, so that the reference solves each case for all.
+        failure_limit: the failed check after which `FailureLimitError` ends the test; None for no limit.
     """
 
     implementation: Implementation
     dtype: str
     device: str = "cpu"
     tier: Tier = TIERS["quick"]
-    checks: int = 0
-    inconclusive: int = 0
-    failed: int = 0
-    worst: float | None = None
-    squares: float = 0.0
-    compared: int = 0
-    failures: list[Failure] = field(default_factory=list)
+    tally: Tally = field(default_factory=Tally)
     unsupported: list[str] = field(default_factory=list)
     failure_limit: int | None = None
-    beside: tuple[str, ...] = ()
+    dtypes_together: tuple[str, ...] = ()
 
     @property
     def claims(self) -> Claims:
         return self.implementation.claims
 
     @property
-    def rms(self) -> float | None:
-        """See `Verdict`."""
-        return math.sqrt(self.squares / self.compared) if self.compared else None
-
-    @property
     def conventions(self) -> Conventions:
         return self.claims.conventions
 
     def cases(self, *wanted: Case) -> Iterator[Case]:
-        """The wanted cases as near as the claims allow, each once; what cannot be asked is noted.
+        """The wanted cases as near as the claims allow, each once; why a case is left out is noted.
 
-        Every second case of the default widths gets d_v = d_k: some kernels take no other, and are reached so.
+        Every second case of the default widths gets d_v = d_k: some kernels support nothing else.
         """
-        seen: set[Case] = set()
+        done: set[Case] = set()
         for number, case in enumerate(wanted):
             ordinary = (case.sizes.d_k, case.sizes.d_v) == (Sizes.d_k, Sizes.d_v)
             fitted = fit(case.sized(d_v=case.sizes.d_k) if ordinary and number % 2 else case, self.claims)
             if isinstance(fitted, Unsupported):
                 self.unsupported.append(fitted.reason)
-            elif fitted not in seen:
-                seen.add(fitted)
+            elif fitted not in done:
+                done.add(fitted)
                 yield fitted
 
     def problem(self, case: Case) -> Problem:
-        """The case's numbers in this dtype, asking for the gradients that are claimed."""
+        """The case's numbers in this dtype, with the gradients that are claimed."""
         problem = build(case, self.dtype)
         if Feature.GRADIENTS not in self.claims:
             return problem.forward_only()
@@ -156,7 +139,7 @@ class Judge:
 
     @property
     def returned(self) -> tuple[str, ...]:
-        """What is claimed to be returned beside the output, gradients apart."""
+        """What is claimed to be returned in addition to the output, without gradients."""
         return tuple(part for part, feature in RETURNED_AS.items() if feature in self.claims)
 
     def solution(self, case: Case) -> Solution:
@@ -164,12 +147,12 @@ class Judge:
         return self.solve(build(case, self.dtype))
 
     def solve(self, problem: Problem) -> Solution:
-        """The reference's answer to a problem that is no case of its own."""
+        """The reference's answer to a problem that is not made from a case."""
         return solve(problem, self.conventions, returned=self.returned)
 
     def expected(self, case: Case, gradients: bool = False, also: tuple[str, ...] = ()) -> Mapping[str, Expected]:
-        """What the reference answers, part by part: what is claimed, and `also` what is not."""
-        dtypes = self.beside if self.dtype in self.beside and stackable(case) else (self.dtype,)
+        """What the reference answers, part by part: the claimed parts, and the parts in `also`."""
+        dtypes = self.dtypes_together if self.dtype in self.dtypes_together and stackable(case) else (self.dtype,)
         returned = tuple(dict.fromkeys(self.returned + also))
         return _expected(case, dtypes, self.conventions, gradients, returned)[self.dtype]
 
@@ -177,67 +160,69 @@ class Judge:
         """The candidate's answer to a fresh copy of the problem.
 
         Raises:
-            CandidateError: it raised, or gave back something that is no `Result`.
+            CandidateError: see `safe_call.answer`; also from the methods below.
         """
         return self.run_with(problem.fresh())
 
     def run_with(self, problem: Problem) -> Result:
-        """The candidate's answer to these very arrays, which it may keep or spoil."""
+        """The candidate's answer to these very arrays, which it may keep or change."""
         with kept_global_state():
             return self.run_unrestored(problem)
 
     def run_unrestored(self, problem: Problem) -> Result:
-        """The same, and whatever the call does to the state of the process stays done."""
-        result = _guarded(lambda: self.implementation.run(problem, self.device))
-        if not isinstance(result, Result):
-            raise CandidateError(f"returned {type(result).__name__}, not a Result")
-        return result
+        """The same; what the call does to the state of the process is not undone."""
+        return answer(self.implementation.run, problem, self.device)
 
-    def watch(self, problem: Problem, watched: Callable[[Callable[[], object]], Seen]) -> Seen:
-        """What is seen of the candidate's own calls for a copy of the problem, made ready beforehand.
-
-        Raises:
-            CandidateError: it raised.
-        """
+    def watch(self, problem: Problem, observe: Callable[[Callable[[], object]], Observed]) -> Observed:
+        """What `observe` returns for the candidate's native call on a copy of the problem."""
         with kept_global_state():
-            return _guarded(lambda: watched(native(self.implementation, problem.fresh(), self.device).call))
+            return guarded(lambda: observe(native(self.implementation, problem.fresh(), self.device).call))
 
     def call(self, name: str, *arguments: int) -> Array:
-        """What a plain function of the candidate answers.
-
-        Raises:
-            CandidateError: it raised, or gave back something that is no array of floats.
-        """
+        """What a plain function of the candidate returns."""
         with kept_global_state():
-            found = _guarded(lambda: self.implementation.functions[name](*arguments))
-        if not isinstance(found, np.ndarray) or found.dtype.name not in DTYPES:
-            kind = f"an array of {found.dtype}" if isinstance(found, np.ndarray) else type(found).__name__
-            raise CandidateError(f"{name} returned {kind}, not an array of one of {', '.join(DTYPES)}")
-        return found
+            return function_answer(name, self.implementation.functions[name], arguments)
 
     def record(self, case: Case, comparison: Comparison, context: str = "", part: str = "") -> None:
-        """Counts one check; a inconclusive one apart. `context` explains a failure in the clause's own terms.
+        """Counts one check. `context` explains a failure in the clause's own terms, without numbers.
 
-        `part` is what was held against the reference's answer to the case, if that is what was done.
+        `part` is what was compared with the reference's answer to the case, if that is what was done.
         """
         if comparison.inconclusive:
-            self.inconclusive += 1
+            self.tally += Tally(inconclusive=1)
             return
-        self.checks += 1
-        self.worst = max(self.worst or 0.0, comparison.worst)
+        relative = 0.0
         if comparison.relative is not None:
             relative = comparison.relative / unit_roundoff(self.dtype)
-            self.squares, self.compared = self.squares + relative * relative, self.compared + 1
-        if comparison.message:
-            self.failed += 1
-            message = f"{context}: {comparison.message}" if context else comparison.message
-            self.failures.append(Failure(message, case.to_json(), self.dtype, part))
-            if self.failed == self.failure_limit:
-                raise FailureLimitError
+        compared = int(comparison.relative is not None)
+        failures = () if comparison.kind is None else (self._failure(case, comparison, comparison.kind, context, part),)
+        self.tally += Tally(1, 0, comparison.worst, relative * relative, compared, failures)
+        if failures:
+            self.end_at_limit()
 
-    def assert_that(self, case: Case, holds: bool, message: str) -> None:
-        """One check without numbers."""
-        self.record(case, Comparison(0.0) if holds else Comparison(np.inf, message))
+    def _failure(self, case: Case, comparison: Comparison, kind: FailureKind, context: str, part: str) -> Failure:
+        message = f"{context}: {comparison.message}" if context else comparison.message
+        return Failure(message, case.to_json(), self.dtype, part, kind, context or comparison.summary)
+
+    def end_at_limit(self) -> None:
+        """Ends the test where so many checks have failed.
+
+        Raises:
+            FailureLimitError: the failure limit is reached.
+        """
+        if self.failure_limit is not None and self.tally.failed >= self.failure_limit:
+            raise FailureLimitError
+
+    def record_error(self, case: Case, error: CandidateError, context: str = "", part: str = "") -> None:
+        """Counts one failed check: the candidate raised, or returned something unusable."""
+        self.record(case, no_answer(error), context, part)
+
+    def assert_that(
+        self, case: Case, holds: bool, message: str, details: str = "", kind: FailureKind = FailureKind.PROPERTY
+    ) -> None:
+        """One check without a reference; `details` of a failure has the numbers and places."""
+        text = f"{message}: {details}" if details else message
+        self.record(case, Comparison(0.0) if holds else Comparison(np.inf, text, kind=kind, summary=message))
 
     def assert_conforms(self, case: Case, *parts: str, exactly: bool = False, context: str = "") -> None:
         """Output, or the named parts, equal the reference within the bounds; `exactly`: with no error at all.
@@ -252,22 +237,21 @@ class Judge:
         try:
             result = self.run(problem)
         except CandidateError as error:
-            asked = next(self._expanded(reversed(wanted), problem), "output")
-            self.record(case, Comparison(np.inf, str(error)), part=asked)
+            self.record_error(case, error, part=next(self._expanded(reversed(wanted), problem), "output"))
             return
         expected = self.expected(case, gradients=problem.cotangent is not None)
         for part in self._expanded(wanted, problem):
-            meant = expected[part]
-            meant = Expected(meant.value, np.zeros_like(meant.bound)) if exactly else meant
-            compared = compare(part, part_of(result, part), meant, self.dtype)
-            self.record(case, compared, context, part)
+            reference = expected[part]
+            if exactly:
+                reference = Expected(reference.value, np.zeros_like(reference.bound))
+            self.record(case, compare(part, part_of(result, part), reference, self.dtype), context, part)
 
     def explained(self, failure: Failure) -> Failure:
-        """The failure, with the keys that a query wrongly saw or missed where that can be told.
+        """The failure, with the keys that a query wrongly saw or missed, where they can be found.
 
-        It takes a call for each key, and so it is asked of the one failure that is shown.
+        It takes a call for each key, and is therefore done for the one failure that is shown.
         """
-        if not failure.part or not failure.message.startswith(failure.part):
+        if not failure.part or failure.summary or failure.kind is FailureKind.WRONG_TYPE:
             return failure
         case = Case.from_json(failure.case)
         context = wrong_keys(self.problem(case), self.conventions, self.run, case.poison)
@@ -282,20 +266,15 @@ class Judge:
         else:
             self.assert_conforms(case, context=context)
 
-    def along(self, way: str) -> Judge:
-        """A judge of another way to call the implementation; what it counts is added to this one by `include`."""
-        implementation = replace(self.implementation, run=self.implementation.alternatives[way])
-        # The failure limit would end the test before its counts are included.
-        return Judge(
-            implementation, self.dtype, self.device, self.tier, unsupported=self.unsupported, beside=self.beside
-        )
+    def along(self, alternative: str) -> Judge:
+        """A judge of another way to call the implementation; `include` adds its checks to this one's."""
+        implementation = replace(self.implementation, run=self.implementation.alternatives[alternative])
+        # The failure limit would end the test before its checks are included.
+        return replace(self, implementation=implementation, tally=Tally(), failure_limit=None)
 
     def include(self, other: Judge) -> None:
-        """Adds the counts of a judge that `along` made."""
-        self.checks, self.inconclusive = self.checks + other.checks, self.inconclusive + other.inconclusive
-        self.failed, self.failures = self.failed + other.failed, self.failures + other.failures
-        self.squares, self.compared = self.squares + other.squares, self.compared + other.compared
-        self.worst = self.worst if other.worst is None else max(self.worst or 0.0, other.worst)
+        """Adds the checks of a judge that `along` made."""
+        self.tally += other.tally
 
     def _expanded(self, parts: Iterable[str], problem: Problem) -> Iterator[str]:
         for part in parts:
@@ -317,16 +296,16 @@ class Judge:
         of: Callable[[Array], Array] = lambda array: array,
         as_is: bool = False,
     ) -> None:
-        """The answer to a problem made from the case, or what `of` takes from it, equals what a relation says.
+        """The answer to a problem made from the case, or what `of` takes from it, equals what a relation states.
 
-        `as_is` hands over these very arrays.
+        `as_is` passes these very arrays.
         """
         try:
             result = self.run_with(problem) if as_is else self.run(problem)
         except CandidateError as error:
-            self.assert_that(case, False, f"{context}: {error}")
+            self.record_error(case, error, context)
             return
-        self.record(case, compare(part, _taken(part_of(result, part), of), expected, self.dtype), context)
+        self.record(case, compare(part, _selected(part_of(result, part), of), expected, self.dtype), context)
 
     def assert_raises(self, call: Callable[[], object], what: str) -> None:
         """A constructor refuses what makes no sense."""
@@ -335,45 +314,39 @@ class Judge:
         except Exception:
             self.assert_that(Case(), True, "")
         else:
-            self.assert_that(Case(), False, f"{what} was accepted")
+            self.assert_that(Case(), False, f"{what} was accepted", kind=FailureKind.ACCEPTED)
 
     def own(self, case: Case, problem: Problem) -> Array | None:
         """The candidate's output for a problem, or None after recording that it raised."""
         try:
             return self.run(problem.forward_only()).output
         except CandidateError as error:
-            self.assert_that(case, False, str(error))
+            self.record_error(case, error)
             return None
 
     def assert_refuses(self, case: Case, problem: Problem, what: str, as_is: bool = False) -> None:
-        """The problem makes no sense, and the candidate says so by an exception; `as_is` hands over these arrays."""
+        """The problem makes no sense, and the candidate raises an exception; `as_is` passes these very arrays."""
         try:
             result = self.run_with(problem) if as_is else self.run(problem)
         except CandidateError:
             self.assert_that(case, True, "")
         else:
-            self.assert_that(case, False, f"{what} was accepted, with an answer of shape {result.output.shape}")
+            message = f"{what} was accepted, with an answer of shape {result.output.shape}"
+            self.assert_that(case, False, message, kind=FailureKind.ACCEPTED)
 
 
-def _guarded(call: Callable[[], Seen]) -> Seen:
-    """What a call into the candidate gives back; whatever it raises becomes a `CandidateError`."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a candidate may warn; what it answers is judged
-            return call()
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:
-        # SystemExit, or pytest's own skip and exit, must not let a candidate out of its verdict.
-        told = str(error).strip().splitlines() or ["no message"]
-        raise CandidateError(f"raised {type(error).__name__}: {told[0]}") from error
+def no_answer(error: CandidateError) -> Comparison:
+    """The outcome of a comparison for which the candidate gave no usable answer."""
+    if error.exception:
+        return Comparison(np.inf, str(error), kind=FailureKind.RAISED, summary=f"raised {error.exception}")
+    return Comparison(np.inf, str(error), kind=FailureKind.WRONG_TYPE)
 
 
-def _taken(got: Array | None, of: Callable[[Array], Array]) -> Array | None:
+def _selected(got: Array | None, of: Callable[[Array], Array]) -> Array | None:
     try:
         return None if got is None else of(got)
     except IndexError:
-        return got  # an answer of another shape is told as such
+        return got  # its shape is wrong, and reported as such
 
 
 def part_of(result: Result, part: str) -> Array | None:

@@ -1,14 +1,15 @@
-"""Judging: one test run to its end, and the verdict that follows from the counts."""
+"""Judging: runs one test, and makes the verdict that follows from its checks."""
 
 from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 
-from attention_conformance.implementations.api.contract import ExpectedFailure
+from attention_conformance.implementations.api.contract import ExpectedFailure, PathError
 from attention_conformance.spec.cases import Case
 from attention_conformance.spec.clauses import Clause
-from attention_conformance.tests.harness.judge.clause_tests import ClauseTest, mark_of
+from attention_conformance.tests.harness.judge.clause_tests import ClauseTest
 from attention_conformance.tests.harness.judge.judge import Judge
 from attention_conformance.tests.report.verdict import Failure, Status, Verdict
 
@@ -19,32 +20,38 @@ HALVES = ("bfloat16", "float16")
 def judged(clause: Clause, test: ClauseTest, judge: Judge) -> Verdict:
     """Runs the test; an exception of the suite itself is not caught."""
     start = time.perf_counter()
-    mark = mark_of(test)
-    judge.beside = () if mark is None else tuple(d for d in mark.dtypes if d in judge.claims.dtypes)
-    test(judge)
-    return verdict(clause, judge, time.perf_counter() - start)
+    judge.dtypes_together = tuple(d for d in test.dtypes if d in judge.claims.dtypes)
+    left_path = ""
+    try:
+        test(judge)
+    except PathError as error:
+        left_path = str(error)
+    return verdict(clause, judge, time.perf_counter() - start, left_path)
 
 
-def verdict(clause: Clause, judge: Judge, seconds: float) -> Verdict:
-    """The verdict that the judge's counts amount to, expected failures taken into account."""
-    implementation = judge.implementation
+def verdict(clause: Clause, judge: Judge, seconds: float, left_path: str = "") -> Verdict:
+    """The verdict that follows from the judge's checks, expected failures taken into account.
+
+    `left_path` says why the implementation's answers are not those of the code path that it stands for.
+    """
+    implementation, tally = judge.implementation, judge.tally
     entries = implementation.expected_failures
     expected = next((entry for entry in entries if entry.shows(clause.id, judge.dtype, judge.device)), None)
-    found, reason = status(judge, expected)
-    failed = found in (Status.FAIL, Status.EXPECTED_FAILURE)
+    result, reason = (Status.ERROR, left_path) if left_path else status(judge, expected)
+    failed = result in (Status.FAIL, Status.EXPECTED_FAILURE)
     return Verdict(
         clause=clause.id,
         level=str(clause.level),
         implementation=implementation.name,
         dtype=judge.dtype,
-        status=found,
-        checks=judge.checks,
-        inconclusive=judge.inconclusive,
-        failed=judge.failed,
-        worst=_finite(judge.worst),
-        rms=_finite(judge.rms),
+        status=result,
+        checks=tally.checks,
+        inconclusive=tally.inconclusive,
+        failed=tally.failed,
+        worst=_finite(tally.worst),
+        rms=_finite(tally.rms),
         seconds=round(seconds, 4),
-        failure=judge.explained(plainest(judge.failures)) if failed else None,
+        failure=judge.explained(plainest(tally.failures)) if failed else None,
         reason=reason,
         link=expected.link if expected is not None and failed else "",
     )
@@ -55,25 +62,26 @@ def _finite(number: float | None) -> float | None:
 
 
 def status(judge: Judge, expected: ExpectedFailure | None) -> tuple[Status, str]:
-    """The outcome that the counts amount to, and the reason where one is needed."""
-    if judge.checks == 0:
-        if judge.inconclusive and judge.dtype in HALVES and set(judge.claims.dtypes) - set(HALVES):
-            return (
-                Status.NOT_CLAIMED,
-                f"every bound in {judge.dtype} is too wide to prove anything; wider dtypes decide",
-            )
-        if judge.inconclusive:
-            return Status.ERROR, "every bound is too wide to prove anything"
-        if judge.unsupported:
-            return Status.NOT_CLAIMED, judge.unsupported[0]
-        return Status.ERROR, "the clause is claimed, and nothing was checked"
+    """The outcome that follows from the checks, and the reason where one is needed."""
+    if judge.tally.checks == 0:
+        return _without_checks(judge)
     if expected is None:
-        return (Status.FAIL, "") if judge.failed else (Status.PASS, "")
-    if judge.failed:
+        return (Status.FAIL, "") if judge.tally.failures else (Status.PASS, "")
+    if judge.tally.failures:
         return Status.EXPECTED_FAILURE, expected.reason
     return Status.ERROR, f"passes, but is expected to fail ({expected.reason}): remove the entry"
 
 
-def plainest(failures: list[Failure]) -> Failure:
+def _without_checks(judge: Judge) -> tuple[Status, str]:
+    if judge.tally.inconclusive and judge.dtype in HALVES and set(judge.claims.dtypes) - set(HALVES):
+        return Status.NOT_CLAIMED, f"every bound in {judge.dtype} is too wide to prove anything; wider dtypes decide"
+    if judge.tally.inconclusive:
+        return Status.ERROR, "every bound is too wide to prove anything"
+    if judge.unsupported:
+        return Status.NOT_CLAIMED, judge.unsupported[0]
+    return Status.ERROR, "the clause is claimed, and nothing was checked"
+
+
+def plainest(failures: Sequence[Failure]) -> Failure:
     """The failure on the case with the least that is out of the ordinary."""
     return min(failures, key=lambda failure: len(str(Case.from_json(failure.case))))

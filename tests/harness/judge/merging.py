@@ -10,12 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attention_conformance.implementations.api.contract import Result
+from attention_conformance.implementations.api.safe_call import CandidateError
 from attention_conformance.reference.expected import Expected, Solution
 from attention_conformance.spec.cases import Case
 from attention_conformance.spec.features import LogBase
 from attention_conformance.spec.problem import Array
 from attention_conformance.tests.harness.judge.comparison import compare
-from attention_conformance.tests.harness.judge.judge import CandidateError, Judge
+from attention_conformance.tests.harness.judge.judge import Judge
 from attention_conformance.tests.harness.judge.relations import take_keys
 
 Floats: TypeAlias = NDArray[np.float64]
@@ -49,7 +50,7 @@ def assert_merges(judge: Judge, case: Case, split: int) -> None:
     try:
         answers = [judge.run(half) for half in halves]
     except CandidateError as error:
-        judge.assert_that(case, False, str(error))
+        judge.record_error(case, error)
         return
     parts = [_part(judge, judge.solve(half), answer) for half, answer in zip(halves, answers, strict=True)]
     told = [part for part in parts if part is not None]

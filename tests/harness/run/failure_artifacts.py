@@ -104,7 +104,7 @@ def _explained(implementation: Implementation, verdict: Verdict, setting: Settin
     )
     if found is None:
         return Explained(verdict, file, None, "", _unreduced(failure.part, seconds))
-    recipe, kind = found.recipe, found.outcome.kind
+    recipe, kind = found.recipe, str(found.outcome.comparison.kind)
     file = replace(file, case=recipe.case, decimals=recipe.decimals, cotangent=recipe.cotangent, kind=kind)
     try:
         return Explained(verdict, file, found, script(found, judge, target, setting.conventions, verdict.clause), "")

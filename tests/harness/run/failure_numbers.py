@@ -81,7 +81,7 @@ def _weights(judge: Judge, problem: Problem) -> tuple[Grid | None, Grid | None, 
     expected = solve(forward, judge.conventions).parts["weights"].value
     got, source = _guarded(judge, forward)
     if got is not None and got.shape != expected.shape:
-        got, source = None, f"they have shape {got.shape}, expected {expected.shape}"
+        source, got = f"they have shape {got.shape}, expected {expected.shape}", None
     return _first(expected), None if got is None else _first(got), source
 
 

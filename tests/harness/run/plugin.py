@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import importlib
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from attention_conformance.spec.clauses import Clause, Level, load
 from attention_conformance.tests import conformance
 from attention_conformance.tests.cli import options as early
 from attention_conformance.tests.harness.explain.replay import absolute
-from attention_conformance.tests.harness.judge.clause_tests import ClauseMark, ClauseTest, Selection, mark_of
+from attention_conformance.tests.harness.judge.clause_tests import ClauseTest, Selection, tests_of
 from attention_conformance.tests.harness.judge.judge import TIERS, Judge
 from attention_conformance.tests.harness.judge.judging import judged
 from attention_conformance.tests.harness.run.expected_failures import proposed
@@ -38,8 +37,6 @@ from attention_conformance.tests.report.verdict import Status, Verdict
 from attention_conformance.tests.report.views import ERRORS
 from attention_conformance.tests.report.views.terminal import observed, summary
 
-CHAPTERS = conformance.__name__
-
 
 class DoesNotConformError(Exception):
     """A clause does not hold; the message is all there is to read."""
@@ -49,6 +46,8 @@ class ClauseItem(pytest.Function):
     """One clause, asked of one implementation in one dtype."""
 
     subject: tuple[Clause, ClauseTest, Implementation, str]
+    line: int
+    """Where the clause stands in the file, counted from 0."""
 
     def runtest(self) -> None:
         clause, test, implementation, dtype = self.subject
@@ -71,7 +70,7 @@ class ClauseItem(pytest.Function):
         return super().repr_failure(excinfo)
 
     def reportinfo(self) -> tuple[Path, int, str]:
-        return self.path, self.obj.__code__.co_firstlineno, self.name
+        return self.path, self.line, self.name
 
 
 def conclude(verdict: Verdict) -> None:
@@ -151,9 +150,10 @@ class ClauseModule(pytest.Module):
 
     def collect(self) -> Iterator[pytest.Item]:
         self.config.stash[KEY].asked = True
-        for test in vars(importlib.import_module(f"{CHAPTERS}.{self.path.stem}")).values():
-            if mark := mark_of(test):
-                yield from _items(self, test, mark)
+        lines = self.path.read_text(encoding="utf-8").splitlines()
+        for test in tests_of(self.path.stem.removeprefix("test_").replace("_", "-")):
+            line = next(number for number, text in enumerate(lines) if f'"{test.clause}"' in text)
+            yield from _items(self, test, line)
 
 
 def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> ClauseModule | None:
@@ -161,24 +161,17 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
     return ClauseModule.from_parent(parent, path=module_path) if here else None
 
 
-def _items(collector: ClauseModule, test: Any, mark: ClauseMark) -> Iterator[pytest.Item]:
-    plugin, clause = collector.config.stash[KEY], load()[mark.clause]
-    for implementation, dtype in plugin.selection.subjects(clause, mark):
-        item: ClauseItem = ClauseItem.from_parent(
-            collector, name=f"{clause.id}[{implementation.name}-{dtype}]", callobj=_takes_nothing(test)
-        )
-        item.subject = (clause, test, implementation, dtype)
+def _items(collector: ClauseModule, test: ClauseTest, line: int) -> Iterator[pytest.Item]:
+    plugin, clause = collector.config.stash[KEY], load()[test.clause]
+    for implementation, dtype in plugin.selection.subjects(clause, test):
+        name = f"{clause.id}[{implementation.name}-{dtype}]"
+        item: ClauseItem = ClauseItem.from_parent(collector, name=name, callobj=_takes_nothing)
+        item.subject, item.line = (clause, test, implementation, dtype), line
         yield item
 
 
-def _takes_nothing(test: Any) -> Any:
-    """Pytest reads fixtures off the signature; the judge is none, because `runtest` hands it over."""
-
-    def run() -> None:
-        """Never called."""
-
-    run.__code__ = run.__code__.replace(co_firstlineno=test.__code__.co_firstlineno)
-    return run
+def _takes_nothing() -> None:
+    """Never called: pytest reads fixtures off its signature, and the judge is none, as `runtest` hands it over."""
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -273,7 +266,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     plugin = session.config.stash[KEY]
     stopped = {2: "the run was interrupted", 3: "the suite itself failed", 4: "the run could not start"}
     plugin.recorder.judged(stopped.get(int(exitstatus), ""))
-    unchecked = unchecked_claims(plugin)
+    unchecked = unchecked_claims(plugin.selection, plugin.recorder.verdicts)
     if unchecked and exitstatus == 0:
         session.exitstatus = 1
     if hasattr(session.config, "workerinput"):
@@ -308,7 +301,7 @@ def _summarise(terminalreporter: pytest.TerminalReporter, plugin: Plugin) -> Non
         terminalreporter.write_line(line, **colours(line))
     for line in observed(recorder.run.observed) if plugin.options.candidates else ():
         terminalreporter.write_line(line)
-    for line in unchecked_claims(plugin):
+    for line in unchecked_claims(plugin.selection, plugin.recorder.verdicts):
         terminalreporter.write_line(f"ERROR  {line}", red=True)
     for name, reason in left_out().items() if plugin.options.all_builtin else ():
         terminalreporter.write_line(f"not asked: {name}, {reason}")

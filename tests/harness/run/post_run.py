@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from attention_conformance.spec.clauses import load
 from attention_conformance.spec.features import Feature
 from attention_conformance.tests.harness.explain.diagnosis import diagnose, failing_checks
-from attention_conformance.tests.harness.judge.clause_tests import claimed, clause_marks
+from attention_conformance.tests.harness.judge.clause_tests import Selection, claimed, clause_marks
 from attention_conformance.tests.harness.run.failure_artifacts import Setting, explained, told, write
 from attention_conformance.tests.harness.run.failure_numbers import failure_record, weight_map
 from attention_conformance.tests.harness.run.next_steps import again_of
@@ -93,14 +95,14 @@ def _setting(plugin: Plugin) -> Setting:
     )
 
 
-def unchecked_claims(plugin: Plugin) -> list[str]:
+def unchecked_claims(selection: Selection, verdicts: Sequence[Verdict]) -> list[str]:
     """Claimed features that no counted check of the run spoke of; only a run of all clauses can say so."""
-    if plugin.selection.clauses or plugin.selection.dtypes or not plugin.recorder.verdicts:
+    if selection.clauses or selection.dtypes or not verdicts:
         return []
     speaking = {f for c in load().values() if c.id in clause_marks() for f in c.features}
     found = []
-    for implementation in plugin.selection.implementations:
-        heard = [v for v in plugin.recorder.verdicts if v.implementation == implementation.name]
+    for implementation in selection.implementations:
+        heard = [v for v in verdicts if v.implementation == implementation.name]
         called = {c for c in clause_marks() if not claimed(load()[c], implementation.claims)}
         if called - {v.clause for v in heard}:
             continue  # only a part of the tests was run

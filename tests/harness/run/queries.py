@@ -47,7 +47,7 @@ def _explained(options: Options) -> Iterator[str]:
         explanation,  # it reads equations, for which a run has no time
     )
 
-    require_known("explain", options.explain, list(load()))
+    require_known("--explain", options.explain, list(load()))
     for clause in load().values():
         if any(fnmatchcase(clause.id, pattern) for pattern in options.explain):
             yield from explanation(clause, (*BUILTIN, *ON_REQUEST))
@@ -75,7 +75,7 @@ def _defects(options: Options) -> Iterator[str]:
 def _replayed(path: Path) -> int:
     try:
         failure = read(path)
-        require_device(failure.device)
+        require_device("--device", failure.device)
         holds, told = replay(failure)
     except (ReplayError, UsageError) as error:
         raise UsageError(f"--replay {path}: {error}") from None

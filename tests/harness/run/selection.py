@@ -88,10 +88,10 @@ def selection_of(options: Options) -> Selection:
     Raises:
         UsageError: a name that selects nothing, a device that is not there, a target that cannot be used.
     """
-    require_known("tier", (options.tier,), list(TIERS))
-    require_known("clause", options.clauses, list(load()))
-    require_known("dtype", options.dtypes, list(DTYPES))
-    require_device(options.device)
+    require_known("--tier", (options.tier,), list(TIERS))
+    require_known("--clause", options.clauses, list(load()))
+    require_known("--dtype", options.dtypes, list(DTYPES))
+    require_device("--device", options.device)
     if options.candidates:
         return _candidates(options)
     for option, given in _of_candidates(options).items():
@@ -159,7 +159,7 @@ def _builtin(patterns: Sequence[str]) -> tuple[Implementation, ...]:
         if name in patterns:
             raise UsageError(f"--implementation {name!r} cannot run here: {reason}")
     known = (*BUILTIN, *(i for i in (*ON_REQUEST, *NAMED) if i.name in patterns))
-    require_known("implementation", patterns, [i.name for i in known])
+    require_known("--implementation", patterns, [i.name for i in known])
     return tuple(i for i in known if _matches(i.name, patterns))
 
 
@@ -167,8 +167,8 @@ def _matches(name: str, patterns: Sequence[str]) -> bool:
     return not patterns or any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def require_known(option: str, patterns: Sequence[str], names: Sequence[str]) -> None:
-    """Checks that each pattern given to an option selects one of the names.
+def require_known(argument: str, patterns: Sequence[str], names: Sequence[str]) -> None:
+    """Checks that each pattern given for an argument or an option selects one of the names.
 
     Raises:
         UsageError: one selects nothing; the message has the nearest names.
@@ -176,10 +176,10 @@ def require_known(option: str, patterns: Sequence[str], names: Sequence[str]) ->
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names):
             near = get_close_matches(pattern, names, 3, 0.4) or list(names)[:3]
-            raise UsageError(f"--{option} {pattern!r} selects nothing; there are for example: {', '.join(near)}")
+            raise UsageError(f"{argument} {pattern!r} selects nothing; there are for example: {', '.join(near)}")
 
 
-def require_device(device: str) -> None:
+def require_device(argument: str, device: str) -> None:
     """Checks that torch can compute on a device.
 
     Raises:
@@ -189,4 +189,4 @@ def require_device(device: str) -> None:
         torch.zeros(1, device=device)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).strip().splitlines()[0]
-        raise UsageError(f"--device {device!r} is not available here: {reason}") from error
+        raise UsageError(f"{argument} {device!r} is not available here: {reason}") from error

@@ -10,13 +10,14 @@ import numpy as np
 
 from attention_conformance.implementations.api.contract import Implementation, Result, Unsupported
 from attention_conformance.implementations.api.fitting import fit
+from attention_conformance.implementations.api.safe_call import CandidateError
 from attention_conformance.reference.expected import Expected, solve
 from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Padding, Sharing
 from attention_conformance.spec.features import Feature, Polarity, Scope
 from attention_conformance.spec.inputs import build
 from attention_conformance.spec.problem import Array, Problem
 from attention_conformance.tests.harness.judge.comparison import compare
-from attention_conformance.tests.harness.judge.judge import CandidateError, Judge, part_of
+from attention_conformance.tests.harness.judge.judge import Judge, part_of
 
 SQUARE = Case().sized(query_length=7, key_length=7, d_k=8, d_v=8)
 """As many queries as keys and all heads of one width, so that what is swapped raises no error."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from attention_conformance.tests.report.counts import Conclusion, SubjectCount, counts
+from attention_conformance.tests.report.counts import Conformance, SubjectCount, counts
 from attention_conformance.tests.report.model import Run
 from attention_conformance.tests.report.wording import selected
 
@@ -38,18 +38,18 @@ def message(run: Run) -> tuple[str, str]:
         return "nothing judged", GREY
     if len(rows) == 1:
         return _of_one(rows[0], part)
-    conforming = sum(row.conclusion is Conclusion.CONFORMS for row in rows)
-    failing = any(row.conclusion is Conclusion.FAILS for row in rows)
+    conforming = sum(row.conformance is Conformance.CONFORMS for row in rows)
+    failing = any(row.conformance is Conformance.FAILS for row in rows)
     colour = GREEN if conforming == len(rows) else RED if failing else ORANGE
     return f"{conforming} of {len(rows)} conform{part}", colour
 
 
 def _of_one(row: SubjectCount, part: str) -> tuple[str, str]:
     share = f"{row.holds}/{row.judged} hold"
-    match row.conclusion:
-        case Conclusion.CONFORMS:
+    match row.conformance:
+        case Conformance.CONFORMS:
             return f"conforms{part} · {share}", GREEN
-        case Conclusion.FAILS:
+        case Conformance.FAILS:
             return f"fails · {share}", RED
         case _:
             return f"error · {share}", ORANGE

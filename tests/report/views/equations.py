@@ -3,27 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import cache
 from html import escape
-from types import MappingProxyType
 
 from latex2mathml.converter import convert
 from markupsafe import Markup
 
-from attention_conformance.spec.clauses import CHAPTERS, load
+from attention_conformance.spec.clauses import equations, load
 
-BLOCK = re.compile(r"^\$\$(.+?)\\tag\{(\d+\.\d+)\}\s*\$\$$", re.MULTILINE | re.DOTALL)
 ENTITY = re.compile("&#x([0-9A-Fa-f]+);")
 NAMESPACE = ' xmlns="http://www.w3.org/1998/Math/MathML"'
 MARKED = re.compile(r"\$(?P<math>[^$]+)\$|`(?P<code>[^`]+)`")
-
-
-@cache
-def equations() -> Mapping[str, str]:
-    """The LaTeX of every numbered equation, by its number, such as 8.1."""
-    texts = (path.read_text(encoding="utf-8") for path in sorted(CHAPTERS.glob("*.md")))
-    return MappingProxyType({tag: " ".join(latex.split()) for text in texts for latex, tag in BLOCK.findall(text)})
 
 
 @cache

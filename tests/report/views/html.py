@@ -19,7 +19,7 @@ from attention_conformance.tests.report.counts import (
     LEGEND,
     MEANINGS,
     ClauseCount,
-    Conclusion,
+    Conformance,
     Outcome,
     SubjectCount,
     chapters_of,
@@ -38,11 +38,11 @@ ASSETS = Path(__file__).parent / "assets"
 FEW = 3
 """So many implementations get a sentence each in the head of the page, and are open from the start."""
 SIGNS = {
-    Conclusion.CONFORMS: Outcome.HOLDS,
-    Conclusion.FAILS: Outcome.FAILS,
-    Conclusion.ERROR: Outcome.ERROR,
-    Conclusion.UNDECIDED: Outcome.NOT_CHECKED,
-    Conclusion.NOT_CHECKED: Outcome.NOT_CHECKED,
+    Conformance.CONFORMS: Outcome.HOLDS,
+    Conformance.FAILS: Outcome.FAILS,
+    Conformance.ERROR: Outcome.ERROR,
+    Conformance.UNDECIDED: Outcome.NOT_CHECKED,
+    Conformance.NOTHING_CHECKED: Outcome.NOT_CHECKED,
 }
 
 
@@ -54,7 +54,7 @@ def text(run: Run) -> str:
     )
     environment.filters |= {"one_line": one_line, "code": code, "slug": slug, "bounds": in_bounds, "web": web}
     environment.filters |= {"named": named, "reasons": reasons}
-    environment.globals |= {"Outcome": Outcome, "Conclusion": Conclusion, "Depth": Depth, "outcome": outcome}
+    environment.globals |= {"Outcome": Outcome, "Conformance": Conformance, "Depth": Depth, "outcome": outcome}
     environment.globals |= {"prose": prose, "equation": equation}
     matrix = counts(run)
     failing = failing_clauses(run, matrix)
@@ -68,7 +68,7 @@ def text(run: Run) -> str:
         opened_of=_opened(matrix, failing).get,
         clauses=_clauses(matrix),
         specification=load(),
-        conclusions={each: sum(row.conclusion is each for row in matrix) for each in Conclusion},
+        conformances={each: sum(row.conformance is each for row in matrix) for each in Conformance},
         few=FEW,
         signs=SIGNS,
         legend=LEGEND,

@@ -45,7 +45,7 @@ def _entry(row: SubjectCount, run: Run) -> dict[str, Any]:
             "dtypes": list(subject.dtypes),
             "conventions": dict(subject.conventions),
         },
-        "verdict": row.conclusion,
+        "verdict": row.conformance,
         "counts": _numbers(row),
         "chapters": {cell.chapter: _numbers(cell) for cell in row.cells if cell.clauses},
         "diagnosis": run.diagnoses.get(subject.name, ""),

@@ -30,7 +30,7 @@ def text(run: Run) -> str:
 
 def _of(run: Run, row: SubjectCount) -> ElementTree.Element:
     properties = {
-        "verdict": str(row.conclusion),
+        "verdict": str(row.conformance),
         "clauses": row.sentence,
         "diagnosis": run.diagnoses.get(row.subject.name, ""),
         "tier": run.opening.suite.tier,

@@ -86,7 +86,7 @@ def _head(run: Run, rows: Sequence[SubjectCount]) -> Iterator[Block]:
     if part := selected(run):
         yield Block(FRAME, "", f"Only a part was selected: {code(part)}.\n\n")
     for row in rows:
-        yield Block(HEAD, "verdict", f"- {code(row.subject.name, 80)} **{row.conclusion}**: {row.sentence}\n")
+        yield Block(HEAD, "verdict", f"- {code(row.subject.name, 80)} **{row.conformance}**: {row.sentence}\n")
 
 
 def _table(run: Run, rows: Sequence[SubjectCount]) -> Iterator[Block]:

@@ -32,7 +32,7 @@ def summary(run: Run) -> Iterator[str]:
     for row in judged:
         cells = " ".join(f"{cell.text:>8}" for cell in row.cells)
         totals = f"{row.fraction or '-':>8}  {row.checks:7d}  {in_bounds(row.worst) or '-':>5}"
-        yield f"{row.subject.name:{width}}  {cells}  {totals}  {row.conclusion}{row.notes}"
+        yield f"{row.subject.name:{width}}  {cells}  {totals}  {row.conformance}{row.notes}"
     yield from ("", f"cells: {LEGEND}", "worst: the largest error in units of its rounding bound")
     for row in judged:
         yield from _details(row, run.diagnoses.get(row.subject.name, ""))

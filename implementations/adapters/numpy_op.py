@@ -1,0 +1,87 @@
+"""NumPy adapters: a function of NumPy arrays becomes an implementation, in one line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+
+from attention_conformance.implementations.adapters.native import Native, bound
+from attention_conformance.implementations.adapters.op_options import INPUTS, op_options, seeded
+from attention_conformance.implementations.adapters.results import result_of
+from attention_conformance.implementations.adapters.tensors import array_forms, differing
+from attention_conformance.implementations.api.contract import Result
+from attention_conformance.spec.features import Polarity
+from attention_conformance.spec.problem import Array, Problem
+
+
+def numpy_op(
+    function: Callable[..., Array | tuple[Array, ...]],
+    *,
+    extras: tuple[str, ...] = (),
+    polarity: Polarity = Polarity.MAY_ATTEND,
+    read_only: bool = False,
+) -> NumpyOp:
+    """A `run` for a function of NumPy arrays, see `torch_op`; it has no gradients.
+
+    Args:
+        function: called as function(query, key, value, attn_mask=..., is_causal=..., scale=...).
+        extras: what it returns after the output, by the names of `Result`.
+        polarity: what True means in its boolean masks.
+        read_only: whether it gets arrays that it cannot write into.
+    """
+    return NumpyOp(function, extras, polarity, read_only)
+
+
+@dataclass(frozen=True, eq=False)
+class NumpyOp:
+    """The `run` that `numpy_op` makes, see there."""
+
+    function: Callable[..., Array | tuple[Array, ...]]
+    extras: tuple[str, ...]
+    polarity: Polarity
+    read_only: bool
+
+    def __call__(self, problem: Problem, device: str) -> Result:
+        """Answers the problem."""
+        given = self._given(problem)
+        with _quiet(problem):
+            before = array_forms(given)
+            answer = self.function(*(given[n] for n in INPUTS), **op_options(problem, given, self.polarity))
+            disturbed = differing(before, array_forms(given))
+        return result_of(answer, self.extras, _checked, disturbed=disturbed)
+
+    def native(self, problem: Problem, device: str) -> Native:
+        """The function's own call."""
+        given = self._given(problem)
+        forward = bound(self.function, *(given[n] for n in INPUTS), **op_options(problem, given, self.polarity))
+        return Native(
+            forward,
+            lambda answer: result_of(answer, self.extras, _checked, fewer=True),
+            given,
+            lambda: _quiet(problem),
+        )
+
+    def _given(self, problem: Problem) -> dict[str, Array]:
+        return {n: _read_only(a) if self.read_only else a for n, a in problem.arrays().items()}
+
+
+@contextmanager
+def _quiet(problem: Problem) -> Iterator[None]:
+    """Where NaN and infinity go is what the suite compares: NumPy's warnings about them are switched off."""
+    with np.errstate(all="ignore"), seeded(problem):
+        yield
+
+
+def _read_only(array: Array) -> Array:
+    view = array.view()
+    view.flags.writeable = False
+    return view
+
+
+def _checked(array: Array) -> Array:
+    if not isinstance(array, np.ndarray):
+        raise TypeError(f"a NumPy array was expected, got {type(array).__name__}")
+    return array

@@ -1,0 +1,34 @@
+"""The `Result` of what a function or module returned: the output alone, or a tuple of the output and extras."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from attention_conformance.implementations.api.contract import Result
+from attention_conformance.spec.problem import Array
+
+
+def output_of(answer: Any) -> Any:
+    """The output alone."""
+    return answer[0] if isinstance(answer, tuple) else answer
+
+
+def result_of(
+    answer: Any, extras: Sequence[str], to_array: Callable[[Any], Array], *, fewer: bool = False, **fields: Any
+) -> Result:
+    """The answer as a `Result` of arrays.
+
+    Args:
+        answer: the output, or a tuple of the output and extras.
+        extras: the names in `Result` of what follows the output.
+        to_array: turns the output, and each extra, into an array.
+        fewer: whether the answer may have fewer extras than are named.
+        fields: further fields of the `Result`.
+
+    Raises:
+        ValueError: the answer has another number of extras.
+    """
+    output, *rest = answer if isinstance(answer, tuple) else (answer,)
+    named: dict[str, Any] = {name: to_array(extra) for name, extra in zip(extras, rest, strict=not fewer)}
+    return Result(to_array(output), **named, **fields)

@@ -1,0 +1,108 @@
+"""PyTorch adapters: a function of tensors query, key and value becomes an implementation in a few lines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from attention_conformance.implementations.adapters.native import Native, bound, indirect
+from attention_conformance.implementations.adapters.native_torch import native_call
+from attention_conformance.implementations.adapters.op_options import INPUTS, op_options, seeded
+from attention_conformance.implementations.adapters.results import output_of, result_of
+from attention_conformance.implementations.adapters.tensors import (
+    Tensors,
+    differing,
+    forms,
+    gradients_of,
+    second_products,
+    tensors,
+    to_array,
+    to_tensor,
+)
+from attention_conformance.implementations.api.contract import Result
+from attention_conformance.spec.features import Polarity
+from attention_conformance.spec.problem import Array, Problem
+
+Answer = torch.Tensor | tuple[torch.Tensor, ...]
+"""The output, or a tuple of output and extras in the order that `extras` names."""
+
+
+def torch_op(
+    function: Callable[..., Answer],
+    *,
+    extras: tuple[str, ...] = (),
+    polarity: Polarity = Polarity.MAY_ATTEND,
+    context: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    reused: bool = False,
+    twice: bool = False,
+) -> TorchOp:
+    """A `run` for a function with the parameters of torch's scaled_dot_product_attention, or some of them.
+
+    Only what a problem asks for is passed: attn_mask, key_padding_mask, is_causal=True and scale
+    appear where they are wanted, and what `extra_options` names.
+
+    Args:
+        function: called as function(query, key, value, attn_mask=..., is_causal=..., scale=...).
+        extras: what it returns after the output, by the names of `Result`.
+        polarity: what True means in its boolean masks.
+        context: entered around each forward call, to choose a kernel for instance.
+        reused: the tensors of the last call of the same shapes are filled anew and passed again, not new ones.
+        twice: gradients are differentiated again, see `second_products`.
+    """
+    return TorchOp(function, extras, polarity, context, reused, twice)
+
+
+@dataclass(frozen=True, eq=False)
+class TorchOp:
+    """The `run` that `torch_op` makes, see there."""
+
+    function: Callable[..., Answer]
+    extras: tuple[str, ...]
+    polarity: Polarity
+    context: Callable[[], AbstractContextManager[Any]]
+    reused: bool
+    twice: bool
+    arena: Tensors = field(default_factory=dict)
+
+    def __call__(self, problem: Problem, device: str) -> Result:
+        """Answers the problem."""
+        given = tensors(problem, device)
+        given = _refilled(self.arena, given) if self.reused and problem.cotangent is None else given
+        # A backward pass that draws again draws from where the forward pass has left the generator.
+        with seeded(problem):
+            with self.context(), torch.set_grad_enabled(problem.cotangent is not None):
+                before = forms(given)
+                answer = self.function(*(given[n] for n in INPUTS), **op_options(problem, given, self.polarity))
+                disturbed = differing(before, forms(given))
+            gradients = {} if problem.cotangent is None else _gradients(problem, given, output_of(answer), self.twice)
+            return result_of(answer, self.extras, to_array, gradients=gradients, disturbed=disturbed)
+
+    def native(self, problem: Problem, device: str) -> Native:
+        """The function's own call; second derivatives have none."""
+        if self.twice:
+            return indirect(self, problem, device)
+        given = tensors(problem, device)
+        forward = bound(self.function, *(given[n] for n in INPUTS), **op_options(problem, given, self.polarity))
+        leaves = {name: given[name] for name in problem.needs}
+        return native_call(forward, problem, given, leaves, self.context, self.extras)
+
+
+def _gradients(problem: Problem, given: Tensors, output: torch.Tensor, twice: bool) -> dict[str, Array]:
+    leaves = {name: given[name] for name in problem.needs}
+    if not twice:
+        return gradients_of(output, leaves, given["cotangent"])
+    directions = {name: to_tensor(array, str(output.device)) for name, array in problem.direction().items()}
+    return second_products(output, leaves, directions, given["cotangent"])
+
+
+def _refilled(arena: Tensors, given: Tensors) -> Tensors:
+    """The stored tensors of these shapes and dtypes, filled with the numbers of the given ones."""
+    stored = {}
+    for name, tensor in given.items():
+        stored[name] = arena.setdefault(f"{name} {tuple(tensor.shape)} {tensor.dtype}", tensor.clone())
+        stored[name].copy_(tensor)
+    return stored

@@ -1,0 +1,98 @@
+"""Calls into a candidate: each gives a usable answer, or a `CandidateError` that states why there is none."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from typing import TypeVar
+
+import numpy as np
+
+from attention_conformance.implementations.api.contract import PathError, Result
+from attention_conformance.spec.problem import DTYPES, Array, Problem
+
+Answer = TypeVar("Answer")
+
+RETURNED = ("weights", "averaged_weights", "log_sum_exp")
+"""The parts of a `Result` that may be None."""
+
+
+class CandidateError(Exception):
+    """The candidate raised, or returned something that cannot be compared; the message is one line.
+
+    Attributes:
+        exception: the class name of what it raised; empty where it returned something unusable.
+    """
+
+    def __init__(self, message: str, exception: str = "") -> None:
+        super().__init__(message)
+        self.exception = exception
+
+
+def guarded(call: Callable[[], Answer]) -> Answer:
+    """What a call into a candidate returns; warnings of the candidate are ignored.
+
+    Raises:
+        CandidateError: it raised anything but KeyboardInterrupt and `PathError`.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return call()
+    except (KeyboardInterrupt, CandidateError, PathError):
+        raise
+    except BaseException as error:
+        # SystemExit, or pytest's own skip and exit, must not let a candidate out of its verdict.
+        kind = type(error).__name__
+        raise CandidateError(f"raised {kind}: {_first_line(error)}", kind) from error
+
+
+def answer(run: Callable[[Problem, str], object], problem: Problem, device: str) -> Result:
+    """The result of one call, all of whose parts are plain arrays of real numbers.
+
+    Raises:
+        CandidateError: the call raised, or returned anything else.
+    """
+    return guarded(lambda: _usable(run(problem, device)))
+
+
+def function_answer(name: str, function: Callable[..., object], arguments: tuple[int, ...]) -> Array:
+    """What a plain function of the candidate returns: an array in one of the suite's dtypes.
+
+    Raises:
+        CandidateError: it raised, or returned anything else.
+    """
+    returned = guarded(lambda: function(*arguments))
+    if type(returned) is not np.ndarray or returned.dtype.name not in DTYPES:
+        kind = f"an array of {returned.dtype}" if isinstance(returned, np.ndarray) else type(returned).__name__
+        raise CandidateError(f"{name} returned {kind}, not an array of one of {', '.join(DTYPES)}")
+    return returned
+
+
+def _usable(result: object) -> Result:
+    if not isinstance(result, Result):
+        raise CandidateError(f"returned {type(result).__name__}, not a Result")
+    for part, array in _parts(result):
+        if type(array) is not np.ndarray:
+            raise CandidateError(f"returned {part} as {type(array).__name__}, not as a NumPy array")
+        if array.dtype.kind not in "biuf" and not array.dtype.name.startswith(("float", "bfloat")):
+            raise CandidateError(f"returned {part} in {array.dtype}, not in real numbers")
+    for other in result.others.values():
+        _usable(other)
+    return result
+
+
+def _parts(result: Result) -> Iterator[tuple[str, object]]:
+    if not isinstance(result.gradients, Mapping) or not isinstance(result.others, Mapping):
+        raise CandidateError("returned a Result whose gradients or others are no mapping")
+    yield "output", result.output
+    yield from ((part, array) for part in RETURNED if (array := getattr(result, part)) is not None)
+    yield from ((f"the gradient of {name}", array) for name, array in result.gradients.items() if array is not None)
+
+
+def _first_line(error: BaseException) -> str:
+    try:
+        lines = str(error).strip().splitlines()
+    except Exception:  # an exception of the candidate's own, which may be as broken as the candidate
+        lines = []
+    return lines[0] if lines else "no message"

@@ -1,0 +1,1 @@
+"""Right attention in replaceable steps: what the defects modify, one step each."""

@@ -1,0 +1,158 @@
+"""A cache in steps: right as it stands, and wrong in one place once a step is replaced."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from attention_conformance.implementations.adapters.cached import Feed, Stream
+from attention_conformance.implementations.builtin.stepwise.steps import CallOptions, Steps, accumulator, rotate
+from attention_conformance.spec.features import Feature
+
+Mistake = TypeVar("Mistake", bound=Callable[..., Any])
+
+CACHE_FEATURES = frozenset(
+    {
+        Feature.CORE,
+        Feature.HEADS,
+        Feature.CROSS,
+        Feature.KEY_VALUE,
+        Feature.VALUE_WIDTH,
+        Feature.SCALE,
+        Feature.CAUSAL,
+        Feature.VIEWS,
+        Feature.WINDOW,
+        Feature.ROTARY,
+        Feature.ALIBI,
+        Feature.GROUPED,
+        Feature.QUERY_START,
+        Feature.CACHE,
+        Feature.STATIC_CACHE,
+        Feature.RING_CACHE,
+    }
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Keys (B, Hk, L, d_k) and values (B, Hk, L, d_v), and the position of each, (L,); -1: it was never written."""
+
+    key: Tensor
+    value: Tensor
+    positions: Tensor
+
+    def select(self, which: Tensor) -> Rows:
+        """Some of them, by a mask (L,) or by numbers."""
+        return Rows(self.key[:, :, which], self.value[:, :, which], self.positions[which])
+
+    @property
+    def written(self) -> Rows:
+        """Those that were written."""
+        return self.select(self.positions >= 0)
+
+
+def joined(first: Rows, second: Rows) -> Rows:
+    """Both, one after the other."""
+    one, other = ((rows.key, rows.value, rows.positions) for rows in (first, second))
+    key, value, positions = (torch.cat(pair, -2 if pair[0].ndim > 1 else 0) for pair in zip(one, other, strict=True))
+    return Rows(key, value, positions)
+
+
+def empty_store(stream: Stream) -> Rows:
+    """Room for keys and values, nothing of it written."""
+    wide = accumulator(stream.storage(1).dtype)
+    key, value = (stream.storage(width).to(wide) for width in (stream.d_k, stream.d_v))
+    return Rows(key, value, torch.full((stream.room,), -1))
+
+
+def query_positions(first: int, length: int, room: int) -> Tensor:
+    """The positions of the queries of a piece that begins at position `first`."""
+    return first + torch.arange(length)
+
+
+def rotate_query(query: Tensor, positions: Tensor, base: float) -> Tensor:
+    """Turned by the angles of its positions (L,)."""
+    return rotate(query, positions.expand(len(query), -1), base)
+
+
+def rotate_key(key: Tensor, positions: Tensor, base: float) -> Tensor:
+    """Turned by the angles of its positions (L,), before it is kept."""
+    return rotate(key, positions.expand(len(key), -1), base)
+
+
+def write(store: Rows, new: Rows, stream: Stream) -> Rows:
+    """What is kept: everything where there is no room to heed, else the last rows, each in the slot of its position."""
+    if not stream.room:
+        return joined(store, new)
+    last = new.select(torch.arange(len(new.positions))[-stream.room :])
+    return write_slots(store, last, last.positions % stream.room)
+
+
+def write_slots(store: Rows, new: Rows, slots: Tensor) -> Rows:
+    """The store with new rows in these slots, (L,)."""
+    key, value, positions = store.key.clone(), store.value.clone(), store.positions.clone()
+    key[:, :, slots], value[:, :, slots], positions[slots] = new.key, new.value, new.positions
+    return Rows(key, value, positions)
+
+
+def visible(store: Rows, new: Rows, after: Rows) -> Rows:
+    """What a piece attends to: what was kept before it, and itself; `after` is what is kept with it."""
+    return joined(store.written, new)
+
+
+def flags(options: dict[str, Any], first: int, length: int) -> dict[str, Any]:
+    """The options of a call for `length` queries from position `first` on."""
+    return options
+
+
+STEPS = Steps()
+
+
+@dataclass(frozen=True)
+class CacheSteps:
+    """Attention to what is kept and to what is new, in float32 for half types."""
+
+    steps: Steps = STEPS
+    empty_store: Callable[[Stream], Rows] = empty_store
+    query_positions: Callable[[int, int, int], Tensor] = query_positions
+    rotate_query: Callable[[Tensor, Tensor, float], Tensor] = rotate_query
+    rotate_key: Callable[[Tensor, Tensor, float], Tensor] = rotate_key
+    write: Callable[[Rows, Rows, Stream], Rows] = write
+    visible: Callable[[Rows, Rows, Rows], Rows] = visible
+    flags: Callable[[dict[str, Any], int, int], dict[str, Any]] = flags
+
+    def open(self, stream: Stream) -> Feed:
+        """The feed of a new sequence."""
+        store, first = self.empty_store(stream), 0
+
+        def feed(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+            nonlocal store, first
+            q, k, v = (x.to(accumulator(x.dtype)) for x in (query, key, value))
+            options = dict(stream.options)
+            positions = self.query_positions(first, q.shape[-2], stream.room) + options.pop("query_start", 0)
+            new = Rows(k, v, first + torch.arange(k.shape[-2]))
+            if (base := options.pop("rotary_base", None)) is not None:
+                q, new = (
+                    self.rotate_query(q, positions, base),
+                    replace(new, key=self.rotate_key(k, new.positions, base)),
+                )
+            after = self.write(store, new, stream)
+            seen, options = self.visible(store, new, after), self.flags(options, first, q.shape[-2])
+            store, first = after, first + k.shape[-2]
+            return self.attend(q, positions, seen, options).to(query.dtype)
+
+        return feed
+
+    def attend(self, query: Tensor, positions: Tensor, seen: Rows, options: dict[str, Any]) -> Tensor:
+        """Of queries at positions (L,) to rows at theirs."""
+
+        def query_positions(query: Tensor, key: Tensor, asked: CallOptions) -> tuple[Tensor, Tensor, Tensor]:
+            of_query, of_key = positions.expand(len(query), -1), seen.positions.expand(len(query), -1)
+            return of_query, of_key, torch.ones(len(query), query.shape[-2], key.shape[-2], dtype=torch.bool)
+
+        # A start, whatever it is, has the causal flag follow positions.
+        return replace(self.steps, positions=query_positions)(query, seen.key, seen.value, query_start=0, **options)

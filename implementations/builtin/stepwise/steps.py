@@ -1,0 +1,290 @@
+"""Attention in steps: right as it stands, and wrong in one place once a step is replaced."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from attention_conformance.implementations.builtin.sdpa import SDPA_FEATURES
+from attention_conformance.spec.features import Alignment, Conventions, Feature
+
+OP_FEATURES = SDPA_FEATURES | {Feature.KEY_PADDING}
+"""What `Steps` claims at least; options of `CallOptions` are features more."""
+EXTRA_FEATURES = {
+    "weights": Feature.WEIGHTS,
+    "averaged_weights": Feature.AVERAGED_WEIGHTS,
+    "log_sum_exp": Feature.LOG_SUM_EXP,
+}
+"""What is claimed by returning an extra array."""
+BOTTOM_RIGHT = Conventions(causal_alignment=Alignment.BOTTOM_RIGHT)
+Softmax: TypeAlias = Callable[[Tensor], Tensor]
+INFINITY = float("inf")
+
+
+def factor(query: Tensor, scale: float | None) -> float:
+    """The scale given, or 1/sqrt(d_k)."""
+    return query.shape[-1] ** -0.5 if scale is None else scale
+
+
+def score(query: Tensor, key: Tensor, by: float) -> Tensor:
+    return query @ key.transpose(-1, -2) * by
+
+
+def add_mask(scores: Tensor, mask: Tensor) -> Tensor:
+    """A boolean mask keeps where it is True, a float mask is added."""
+    if mask.dtype is torch.bool:
+        return scores.masked_fill(~mask, -INFINITY)
+    return scores.masked_fill(mask == -INFINITY, -INFINITY) + mask
+
+
+def add_padding(scores: Tensor, padding: Tensor) -> Tensor:
+    """(B, Lk), True = real."""
+    return scores.masked_fill(~padding[:, None, None, :], -INFINITY)
+
+
+def add_causal(scores: Tensor) -> Tensor:
+    """Top-left."""
+    return scores.masked_fill(~torch.ones_like(scores, dtype=torch.bool).tril(), -INFINITY)
+
+
+def add_bottom_right(scores: Tensor) -> Tensor:
+    """The causal triangle that ends at the last key."""
+    later = torch.ones_like(scores).triu(1 + scores.shape[-1] - scores.shape[-2]).bool()
+    return scores.masked_fill(later, -INFINITY)
+
+
+def softmax(scores: Tensor) -> Tensor:
+    """Over the keys; zeros for a row of minus infinities, whose gradient is 0."""
+    empty = (scores == -INFINITY).all(-1, keepdim=True)
+    return torch.where(empty, 0.0, torch.softmax(torch.where(empty, 0.0, scores), -1))
+
+
+def mix(weights: Tensor, value: Tensor) -> Tensor:
+    return weights @ value
+
+
+def log_sum_exp(scores: Tensor) -> Tensor:
+    """Over the keys; minus infinity for a row of minus infinities, whose gradient is 0."""
+    empty = (scores == -INFINITY).all(-1)
+    return torch.where(empty, -INFINITY, torch.logsumexp(torch.where(empty[..., None], 0.0, scores), -1))
+
+
+def repeat_kv(rows: Tensor, num_heads: int) -> Tensor:
+    """(B, Hk, L, d) -> (B, H, L, d): neighbouring query heads share a key head."""
+    return rows.repeat_interleave(num_heads // rows.shape[1], 1) if rows.shape[1] != num_heads else rows
+
+
+def rotate(rows: Tensor, positions: Tensor, base: float) -> Tensor:
+    """Rotary embedding of (B, H, L, d) at positions (B, L), component c paired with c + d / 2."""
+    half = rows.shape[-1] // 2
+    angles = positions[:, None, :, None] * base ** (-torch.arange(half, dtype=torch.float64) / half)
+    cosines, sines = angles.cos().to(rows.dtype), angles.sin().to(rows.dtype)
+    first, second = rows[..., :half], rows[..., half:]
+    return torch.cat([first * cosines - second * sines, first * sines + second * cosines], -1)
+
+
+def cap(scores: Tensor, softcap: float) -> Tensor:
+    return softcap * torch.tanh(scores / softcap)
+
+
+def add_alibi(scores: Tensor, slopes: Tensor, ahead: Tensor) -> Tensor:
+    """Slopes (H,) times the distance, taken off."""
+    return scores - slopes[:, None, None] * ahead.abs()[:, None]
+
+
+def add_relative(scores: Tensor, table: Tensor, ahead: Tensor) -> Tensor:
+    """The entry (H, 2 R + 1) of each distance, the outermost ones for all beyond."""
+    most = table.shape[-1] // 2
+    return scores + table[:, ahead.clamp(-most, most) + most].transpose(0, 1)
+
+
+def add_triangle(scores: Tensor, ahead: Tensor) -> Tensor:
+    """The causal flag where positions do not just count from the first query and key."""
+    return scores.masked_fill((ahead > 0)[:, None], -INFINITY)
+
+
+def add_window(scores: Tensor, ahead: Tensor, window: tuple[int, int]) -> Tensor:
+    """Keys i - left .. i + right; -1 is no limit."""
+    left, right = window
+    hidden = torch.zeros_like(ahead, dtype=torch.bool)
+    hidden = hidden | (ahead < -left) if left >= 0 else hidden
+    hidden = hidden | (ahead > right) if right >= 0 else hidden
+    return scores.masked_fill(hidden[:, None], -INFINITY)
+
+
+def add_documents(scores: Tensor, same_document: Tensor) -> Tensor:
+    """(B, Lq, Lk), True = of one document."""
+    return scores.masked_fill(~same_document[:, None], -INFINITY)
+
+
+def add_zero_key(key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    """One more key and value, of zeros."""
+    return torch.nn.functional.pad(key, (0, 0, 0, 1)), torch.nn.functional.pad(value, (0, 0, 0, 1))
+
+
+def add_sinks(scores: Tensor, sinks: Tensor) -> Tensor:
+    """(B, H, Lq, Lk) -> (B, H, Lq, Lk + 1): the sink's logit comes last."""
+    column = sinks.to(scores.dtype)[None, :, None, None].expand(*scores.shape[:-1], 1)
+    return torch.cat([scores, column], -1)
+
+
+def drop(weights: Tensor, rate: float) -> Tensor:
+    return torch.dropout(weights, rate, train=True)
+
+
+def gate(heads: Tensor, gates: Tensor) -> Tensor:
+    return heads * gates[:, None, None]
+
+
+def positions(query: Tensor, key: Tensor, call: CallOptions) -> tuple[Tensor, Tensor, Tensor]:
+    """Positions of queries (B, Lq) and keys (B, Lk) in their documents, and (B, Lq, Lk), True = of one document."""
+    batch, queries, keys = len(query), query.shape[-2], key.shape[-2]
+    of_query = documents(call.query_segments, call.cu_seqlens_q, batch, queries)
+    of_key = documents(call.key_segments, call.cu_seqlens_k, batch, keys)
+    start = call.query_start or 0
+    counted = position_in_document if call.packed else position_in_row
+    return counted(of_query) + start, counted(of_key), of_query[:, :, None] == of_key[:, None, :]
+
+
+def documents(segments: Tensor | None, ends: Tensor | None, batch: int, length: int) -> Tensor:
+    """(B, L): the document of each token, told by ids (B, L), by cumulative lengths, or not at all."""
+    if segments is not None:
+        return segments
+    if ends is None:
+        return torch.zeros(batch, length, dtype=torch.long)
+    return torch.repeat_interleave(torch.arange(len(ends) - 1), ends.diff()).expand(batch, length)
+
+
+def position_in_document(of: Tensor) -> Tensor:
+    """(B, L): how many tokens of the same document come before each."""
+    return (of[:, :, None] == of[:, None, :]).tril(-1).sum(-1)
+
+
+def position_in_row(of: Tensor) -> Tensor:
+    """The same where all are of one document."""
+    return torch.arange(of.shape[1]).expand(of.shape)
+
+
+def accumulator(dtype: torch.dtype) -> torch.dtype:
+    """float32 for half types."""
+    return torch.float32 if dtype.itemsize < 4 else dtype
+
+
+@dataclass(frozen=True)
+class CallOptions:
+    """The options of one call, by the names in which the suite passes them; see `extra_options`."""
+
+    attn_mask: Tensor | None = None
+    key_padding_mask: Tensor | None = None
+    is_causal: bool = False
+    scale: float | None = None
+    window_size: tuple[int, int] = (-1, -1)
+    softcap: float | None = None
+    rotary_base: float | None = None
+    query_start: int | None = None
+    alibi_slopes: Tensor | None = None
+    relative_bias: Tensor | None = None
+    sinks: Tensor | None = None
+    head_gates: Tensor | None = None
+    query_segments: Tensor | None = None
+    key_segments: Tensor | None = None
+    cu_seqlens_q: Tensor | None = None
+    cu_seqlens_k: Tensor | None = None
+    add_zero_attn: bool = False
+    enable_gqa: bool = False
+    dropout_p: float = 0.0
+
+    @property
+    def packed(self) -> bool:
+        return self.query_segments is not None or self.cu_seqlens_q is not None
+
+    @property
+    def positioned(self) -> bool:
+        """Whether positions do not just count from the first query and key."""
+        return self.packed or self.query_start is not None
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Scaled dot-product attention; if `wide`, half types are worked on in float32 and rounded once at the end."""
+
+    wide: bool = True
+    factor: Callable[[Tensor, float | None], float] = factor
+    positions: Callable[[Tensor, Tensor, CallOptions], tuple[Tensor, Tensor, Tensor]] = positions
+    rotate: Callable[[Tensor, Tensor, float], Tensor] = rotate
+    repeat_kv: Callable[[Tensor, int], Tensor] = repeat_kv
+    add_zero_key: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = add_zero_key
+    score: Callable[[Tensor, Tensor, float], Tensor] = score
+    cap: Callable[[Tensor, float], Tensor] = cap
+    add_alibi: Callable[[Tensor, Tensor, Tensor], Tensor] = add_alibi
+    add_relative: Callable[[Tensor, Tensor, Tensor], Tensor] = add_relative
+    add_mask: Callable[[Tensor, Tensor], Tensor] = add_mask
+    add_padding: Callable[[Tensor, Tensor], Tensor] = add_padding
+    add_causal: Callable[[Tensor], Tensor] = add_causal
+    add_triangle: Callable[[Tensor, Tensor], Tensor] = add_triangle
+    add_window: Callable[[Tensor, Tensor, tuple[int, int]], Tensor] = add_window
+    add_documents: Callable[[Tensor, Tensor], Tensor] = add_documents
+    add_sinks: Callable[[Tensor, Tensor], Tensor] = add_sinks
+    softmax: Softmax = softmax
+    drop: Callable[[Tensor, float], Tensor] = drop
+    mix: Callable[[Tensor, Tensor], Tensor] = mix
+    gate: Callable[[Tensor, Tensor], Tensor] = gate
+    log_sum_exp: Softmax = log_sum_exp
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+        return self.answer(query, key, value, **options)[0]
+
+    def answer(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, Tensor, Tensor]:
+        """Output, weights and log-sum-exp."""
+        call, dtype = CallOptions(**options), query.dtype
+        q, k, v = (x.to(accumulator(dtype) if self.wide else dtype) for x in (query, key, value))
+        q, k, v, where = self._prepared(q, k, v, call)
+        scores = self.score(q, k, self.factor(query, call.scale))
+        scores = scores if call.softcap is None else self.cap(scores, call.softcap)
+        scores = self._masked(self._biased(scores, where[0], call, key.shape[-2]), where, call, key.shape[-2])
+        joined = scores if call.sinks is None else self.add_sinks(scores, call.sinks)
+        weights = self.softmax(joined)[..., : scores.shape[-1]]
+        dropped = self.drop(weights, call.dropout_p) if call.dropout_p else weights
+        mixed = self.mix(dropped, v)
+        mixed = mixed if call.head_gates is None else self.gate(mixed, call.head_gates.to(mixed.dtype))
+        answer = mixed, weights, self.log_sum_exp(joined)
+        output, p, lse = (x.to(dtype) for x in answer)
+        return output, p, lse
+
+    def _prepared(
+        self, q: Tensor, k: Tensor, v: Tensor, call: CallOptions
+    ) -> tuple[Tensor, Tensor, Tensor, tuple[Tensor, Tensor]]:
+        """Query, key and value as they are multiplied; how far keys are ahead (B, Lq, Lk), and which are together."""
+        of_query, of_key, same_document = self.positions(q, k, call)
+        if call.rotary_base is not None:
+            q, k = self.rotate(q, of_query, call.rotary_base), self.rotate(k, of_key, call.rotary_base)
+        k, v = self.repeat_kv(k, q.shape[1]), self.repeat_kv(v, q.shape[1])
+        if call.add_zero_attn:
+            k, v = self.add_zero_key(k, v)
+        return q, k, v, (of_key[:, None, :] - of_query[:, :, None], same_document)
+
+    def _biased(self, scores: Tensor, ahead: Tensor, call: CallOptions, keys: int) -> Tensor:
+        given, rest = scores[..., :keys], scores[..., keys:]
+        if call.alibi_slopes is not None:
+            given = self.add_alibi(given, call.alibi_slopes.to(scores.dtype), ahead)
+        if call.relative_bias is not None:
+            given = self.add_relative(given, call.relative_bias.to(scores.dtype), ahead)
+        return torch.cat([given, rest], -1) if rest.shape[-1] else given
+
+    def _masked(self, scores: Tensor, where: tuple[Tensor, Tensor], call: CallOptions, keys: int) -> Tensor:
+        given, rest = scores[..., :keys], scores[..., keys:]
+        if call.attn_mask is not None:
+            given = self.add_mask(given, call.attn_mask)
+        if call.key_padding_mask is not None:
+            given = self.add_padding(given, call.key_padding_mask)
+        if call.is_causal:
+            given = self.add_triangle(given, where[0]) if call.positioned else self.add_causal(given)
+        if call.window_size != (-1, -1):
+            given = self.add_window(given, where[0], call.window_size)
+        if call.packed:
+            given = self.add_documents(given, where[1])
+        return torch.cat([given, rest], -1) if rest.shape[-1] else given

@@ -1,0 +1,53 @@
+"""Tally: the counts of the checks of one clause, which can be added."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from attention_conformance.tests.report.verdict import Failure
+
+
+@dataclass(frozen=True)
+class Tally:
+    """What a number of checks amounts to.
+
+    Attributes:
+        checks, inconclusive, worst: see `Verdict`.
+        squares, compared: the sum of the squares of relative errors of outputs, in units of u, and their number.
+        failures: every failed check, in the order of the checks.
+    """
+
+    checks: int = 0
+    inconclusive: int = 0
+    worst: float | None = None
+    squares: float = 0.0
+    compared: int = 0
+    failures: tuple[Failure, ...] = ()
+
+    def __add__(self, other: Tally) -> Tally:
+        """The counts of both."""
+        worst = [each for each in (self.worst, other.worst) if each is not None]
+        return Tally(
+            self.checks + other.checks,
+            self.inconclusive + other.inconclusive,
+            max(0.0, *worst) if worst else None,
+            self.squares + other.squares,
+            self.compared + other.compared,
+            self.failures + other.failures,
+        )
+
+    @property
+    def failed(self) -> int:
+        """How many of the checks did not hold."""
+        return len(self.failures)
+
+    @property
+    def rms(self) -> float | None:
+        """See `Verdict`."""
+        return math.sqrt(self.squares / self.compared) if self.compared else None
+
+    def without_failures(self) -> Tally:
+        """The counts of the checks that held; nothing is known of their worst where one failed."""
+        worst = None if self.failures else self.worst
+        return replace(self, checks=self.checks - self.failed, worst=worst, failures=())

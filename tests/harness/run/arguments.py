@@ -1,0 +1,90 @@
+"""Arguments: what callers of `check` and `parametrize_with_clauses` give, checked and brought into one form."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import date
+from fnmatch import fnmatchcase
+from typing import Any, TypeAlias
+
+from attention_conformance.implementations.api.contract import Implementation
+from attention_conformance.implementations.discovery.candidates import candidate, wrapped
+from attention_conformance.implementations.discovery.loading import TargetError
+from attention_conformance.spec.clauses import load
+from attention_conformance.spec.features import Conventions
+from attention_conformance.spec.problem import DTYPES
+from attention_conformance.tests.harness.judge.judge import TIERS
+from attention_conformance.tests.harness.run.expected_failures import expecting
+from attention_conformance.tests.harness.run.selection import hushed, require_device, require_known
+
+Target: TypeAlias = str | Implementation | Callable[..., Any]
+"""FILE.py:NAME or package.module:NAME, an adapter, a function of query, key and value, or a module class."""
+Names: TypeAlias = str | Iterable[str]
+"""One name or pattern, or several."""
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """What is checked, and how.
+
+    Attributes:
+        target: as it was given, where it was given as a string; empty otherwise.
+        notes: entries of the file of expected failures that have expired.
+    """
+
+    implementation: Implementation
+    target: str
+    clauses: tuple[str, ...]
+    dtypes: tuple[str, ...]
+    tier: str
+    device: str
+    conventions: Mapping[str, str]
+    notes: tuple[str, ...]
+
+
+def arguments(
+    target: Target, clauses: Names, dtypes: Names, tier: str, device: str, conventions: Mapping[str, str] | Conventions
+) -> Arguments:
+    """The arguments, checked; the target is loaded, and called a few times where it is no adapter.
+
+    Raises:
+        TypeError: an argument is of a type that cannot be used.
+        ValueError: a name that selects nothing, a device that is not there, a target that cannot be used.
+    """
+    patterns, names = _names("clauses", clauses), _names("dtypes", dtypes)
+    require_known("clauses", patterns, list(load()))
+    require_known("dtypes", names, list(DTYPES))
+    require_known("tier", _names("tier", tier), list(TIERS))
+    require_device("device", device)
+    settings = {key: str(value) for key, value in conventions.items()}
+    implementation, notes = _implementation(target, settings, device)
+    place = target if isinstance(target, str) else ""
+    chosen = tuple(dtype for dtype in DTYPES if any(fnmatchcase(dtype, name) for name in names))
+    return Arguments(implementation, place, patterns, chosen, tier, device, settings, notes)
+
+
+def _names(argument: str, given: Names) -> tuple[str, ...]:
+    names = (given,) if isinstance(given, str) else tuple(given)
+    for name in names:
+        if not isinstance(name, str):
+            raise TypeError(f"{argument}: {name!r} is of type {type(name).__name__}; give strings")
+    return names
+
+
+def _implementation(target: Target, settings: Mapping[str, str], device: str) -> tuple[Implementation, tuple[str, ...]]:
+    with hushed():
+        if isinstance(target, str):
+            found = candidate(target, settings, device)
+            (implementation,), notes = expecting((found,), (target,), None, date.today())
+            return implementation, notes
+        if not isinstance(target, Implementation) and not callable(target):
+            raise TypeError(
+                f"target: {target!r} is of type {type(target).__name__}; give FILE.py:NAME, package.module:NAME, "
+                "an Implementation, a function of query, key and value, or a module class"
+            )
+        name = getattr(target, "__name__", type(target).__name__)
+        try:
+            return wrapped(name, target, settings, device), ()
+        except TargetError as error:
+            raise TargetError(f"{name}: {error}") from error

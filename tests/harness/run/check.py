@@ -1,0 +1,203 @@
+"""`check`: an implementation judged in this process, for notebooks and scripts, and the report that it returns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from shlex import join
+from types import MappingProxyType
+
+from attention_conformance.spec.cases import Case
+from attention_conformance.spec.clauses import load
+from attention_conformance.spec.features import Conventions
+from attention_conformance.tests.harness.explain.diagnosis import diagnose, failing_checks
+from attention_conformance.tests.harness.judge.clause_tests import Selection
+from attention_conformance.tests.harness.run.arguments import Arguments, Names, Target, arguments
+from attention_conformance.tests.harness.run.failure_artifacts import Explained, Setting, clear, explained, write
+from attention_conformance.tests.harness.run.failure_numbers import failure_record, weight_map
+from attention_conformance.tests.harness.run.observed_conventions import QUESTIONS, observations
+from attention_conformance.tests.harness.run.post_run import unchecked_claims
+from attention_conformance.tests.harness.run.run_records import subject_of, suite_of
+from attention_conformance.tests.harness.run.runner import run
+from attention_conformance.tests.harness.run.selection import hushed
+from attention_conformance.tests.report import views
+from attention_conformance.tests.report.counts import Conformance, conformance
+from attention_conformance.tests.report.log import FILE, encode
+from attention_conformance.tests.report.model import DiagnosisRecord, ObservationRecord, Run
+from attention_conformance.tests.report.recorder import Recorder
+from attention_conformance.tests.report.verdict import Status, Verdict
+from attention_conformance.tests.report.views import notebook, terminal
+
+NO_CONVENTIONS: Mapping[str, str] = MappingProxyType({})
+
+
+__all__ = ["ClauseFailure", "Conformance", "Report", "check"]
+
+
+@dataclass(frozen=True)
+class ClauseFailure:
+    """A clause that does not hold in one dtype.
+
+    Attributes:
+        level: MUST, SHOULD or MAY; only a MUST changes the verdict.
+        message: what differs on the case that shows it most plainly.
+        case: that case in words, such as `B=2 H=3 Lq=5 Lk=7 d_k=4 d_v=3 causal=True`.
+        failed, checks: how many of the checks of this clause fail.
+    """
+
+    clause: str
+    dtype: str
+    level: str
+    message: str
+    case: str
+    failed: int
+    checks: int
+
+
+@dataclass(frozen=True, eq=False)
+class Report:
+    """The result of `check`. `str(report)` is the summary of a terminal; a notebook shows a table.
+
+    Attributes:
+        verdict: on the implementation as a whole.
+        failures: every clause and dtype that does not hold, in the order of the specification.
+        diagnosis: the mistake that explains the failures, in words; empty where none is known.
+        verdicts: of every clause and dtype that is claimed.
+        notes: claims that were not checked, and expected failures that have expired.
+        run: the records that views are made from.
+    """
+
+    verdict: Conformance
+    failures: tuple[ClauseFailure, ...]
+    diagnosis: str
+    verdicts: tuple[Verdict, ...]
+    notes: tuple[str, ...]
+    run: Run
+    _recorder: Recorder
+    _explained: tuple[Explained, ...]
+
+    def __str__(self) -> str:
+        return "\n".join([*terminal.lines(self.run), *self.notes])
+
+    def __repr__(self) -> str:
+        return f"<Report: {self.verdict}, {len(self.failures)} failures in {len(self.verdicts)} verdicts>"
+
+    def _repr_html_(self) -> str:
+        return notebook.text(self.run, str(self.verdict))
+
+    def write(self, folder: str | Path) -> Path:
+        """Writes all views, the log of the run and the files of failures into a folder, which is made if need be.
+
+        Returns:
+            The page of the report.
+
+        Raises:
+            OSError: the folder cannot be written.
+        """
+        place = Path(folder)
+        place.mkdir(parents=True, exist_ok=True)
+        clear(place)
+        log = "".join(f"{encode(event)}\n" for event in self._recorder.events)
+        (place / FILE).write_text(log, encoding="utf-8")
+        for made in self._explained:
+            write(made, place)
+        views.write(self.run, place)
+        return place / "report.html"
+
+
+def check(
+    target: Target,
+    *,
+    clauses: Names = (),
+    dtypes: Names = (),
+    tier: str = "quick",
+    device: str = "cpu",
+    conventions: Mapping[str, str] | Conventions = NO_CONVENTIONS,
+) -> Report:
+    """Judges an implementation, and explains its failures. What the implementation prints meanwhile is dropped.
+
+        report = check("my_attention.py:attention", dtypes="float32")
+        assert report.verdict == "conforms", str(report)
+
+    Args:
+        target: FILE.py:NAME or package.module:NAME, an `Implementation`, a function of query, key and value with axes
+            (B, H, L, d), or a class of torch modules. Claims of functions and classes are read from their parameters.
+        clauses: ids or patterns such as "masks.*"; none stands for all.
+        dtypes: such as "float32"; none stands for all that are claimed.
+        tier: how much is checked: "quick", "full" or "exhaustive".
+        device: the torch device that the implementation computes on.
+        conventions: by key, such as {"empty-row": "nan"}, as the option --convention takes them.
+
+    Raises:
+        TypeError: an argument is of a type that cannot be used.
+        ValueError: a name that selects nothing, a device that is not there, a target that cannot be used.
+    """
+    given = arguments(target, clauses, dtypes, tier, device, conventions)
+    selection = Selection((given.implementation,), given.clauses, given.dtypes)
+    recorder = _recorder(given)
+    with hushed():
+        for verdict in run(given.implementation, given.clauses, given.dtypes, given.tier, given.device):
+            recorder.add(verdict)
+        recorder.planned = len(recorder.verdicts)
+        recorder.judged()
+        made = tuple(_explain(given, recorder))
+    recorder.close()
+    unchecked = tuple(unchecked_claims(selection, recorder.verdicts))
+    return Report(
+        verdict=_verdict(recorder.verdicts, unchecked),
+        failures=tuple(_failures(recorder.verdicts)),
+        diagnosis=recorder.run.diagnoses.get(given.implementation.name, ""),
+        verdicts=tuple(recorder.verdicts),
+        notes=(*unchecked, *given.notes),
+        run=recorder.run,
+        _recorder=recorder,
+        _explained=made if given.target else (),
+    )
+
+
+def _recorder(given: Arguments) -> Recorder:
+    suite = suite_of(given.tier, given.device, given.clauses, given.dtypes)
+    recorder = Recorder([subject_of(given.implementation, given.target)], suite)
+    recorder.begin()
+    return recorder
+
+
+def _explain(given: Arguments, recorder: Recorder) -> Iterator[Explained]:
+    """Records the diagnosis, the failures with their smallest cases, and the conventions that were seen."""
+    implementation, verdicts = given.implementation, recorder.verdicts
+    dtypes = list(dict.fromkeys(v.dtype for v in verdicts))
+    if diagnosis := diagnose(implementation, failing_checks(verdicts), given.device, dtypes):
+        recorder.add(DiagnosisRecord(implementation.name, str(diagnosis)))
+    setting = Setting(recorder.targets, given.conventions, given.device, given.tier, Path())
+    replayable = setting if given.target else replace(setting, report=None)
+    for made in explained([implementation], verdicts, setting):
+        recorder.add(failure_record(made, implementation, replayable, _command(given, made)))
+        yield made
+    if verdicts and not given.clauses:
+        seen = observations(implementation, QUESTIONS, given.dtypes, given.device)
+        recorder.add(ObservationRecord(implementation.name, seen))
+        recorder.add(weight_map(implementation, given.device))
+
+
+def _command(given: Arguments, made: Explained) -> str:
+    """The command that runs one clause again; empty where the target has no name on a command line."""
+    if not given.target:
+        return ""
+    conventions = [f"--convention={key}={value}" for key, value in given.conventions.items()]
+    chosen = [f"--clause={made.verdict.clause}", f"--dtype={made.verdict.dtype}"]
+    settings = [f"--tier={given.tier}", f"--device={given.device}"]
+    return join(["attention-conformance", "check", given.target, *conventions, *chosen, *settings])
+
+
+def _verdict(verdicts: list[Verdict], unchecked: tuple[str, ...]) -> Conformance:
+    found = conformance(verdicts, complete=True)
+    return Conformance.ERROR if unchecked and found is Conformance.CONFORMS else found
+
+
+def _failures(verdicts: list[Verdict]) -> Iterator[ClauseFailure]:
+    order = list(load())
+    for v in sorted(verdicts, key=lambda verdict: order.index(verdict.clause)):
+        if v.status is Status.FAIL and v.failure is not None:
+            case = str(Case.from_json(v.failure.case))
+            yield ClauseFailure(v.clause, v.dtype, v.level, v.failure.message, case, v.failed, v.checks)
