@@ -47,7 +47,8 @@ def expected_of(
             parameters[f"b_{role}"] = to_array(linear.bias)
     heads = getattr(module, "num_heads", 1)
     mask = None if keep is None else to_array(keep)
-    problem = Problem(Scope.MODULE, *map(to_array, (query, key, value)), heads, parameters, attn_mask=mask)
+    q, k, v = (to_array(x) for x in (query, key, value))
+    problem = Problem(Scope.MODULE, q, k, v, heads, parameters, attn_mask=mask)
     return solve(problem, returned=("weights",)).parts
 
 

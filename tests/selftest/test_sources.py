@@ -167,7 +167,7 @@ class TestSourceB:
     def test_columns_equal_the_equation(self) -> None:
         module, x = seeded(b.Self_Attention(5, 4, 3)), normal(5, 7)
         for linear in (module.q, module.k, module.v):
-            linear.bias = None
+            linear.register_parameter("bias", None)
         weights = [linear.weight.detach().numpy() for linear in (module.q, module.k, module.v)]
         output = torch.from_numpy(b.column_self_attention(x.numpy(), *weights)).T[None]
         assert_within(output, expected_of(module, *[x.T[None]] * 3)["output"])
