@@ -16,9 +16,9 @@ from attention_conformance.implementations.discovery.audit import __main__ as au
 from attention_conformance.tests.cli import launch as suite
 from attention_conformance.tests.cli.main import COMMANDS, main, read
 from attention_conformance.tests.cli.options import NAME, OPTIONS, nearest
+from attention_conformance.tests.measurements.wheels import ROOT
 from attention_conformance.tests.report import diff
 from attention_conformance.tests.report.views import VIEWS
-from attention_conformance.tests.selftest.wheels import ROOT
 
 pytest_plugins = ["pytester"]
 
