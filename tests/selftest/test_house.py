@@ -42,12 +42,10 @@ LONGEST = 400
 KNOWN_IMPORTS: dict[str, set[str]] = {
     "tests/conformance/test_conventions.py": {"tests.harness.run"},
     "tests/conformance/test_speed.py": {"tests.benchmarks"},
-    "tests/harness/explain/failure_numbers.py": {"tests.harness.run"},
     "tests/harness/run/plugin.py": {"tests.cli"},
     "tests/measurements/audit_score.py": {"tests.selftest"},
     "tests/measurements/bounds.py": {"tests.selftest"},
     "tests/measurements/family_bounds.py": {"tests.selftest"},
-    "tests/report/recorder.py": {"implementations.api", "implementations.defects"},
 }
 """Imports upwards that are still there, by file: an entry that is no longer true has to go."""
 KNOWN_LENGTHS: dict[str, int] = {
@@ -66,7 +64,6 @@ SAME_TOPIC = {
     "transforms": "transforms of a function, and the mistakes of their own",
 }
 KNOWN_NAMES = {
-    "findings": "what the auditor found, and the failures of a page",
     "options": "of attention calls, and of the command line",
     "page": "of the catalogue, and of benchmarks",
     "sessions": "of pytest-benchmark, and of pytest inside a test",
