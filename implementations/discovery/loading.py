@@ -19,6 +19,7 @@ from types import ModuleType
 from attention_conformance.implementations.api.safe_call import error_line
 
 SYNTAX = "write FILE.py:NAME or package.module:NAME"
+SUITE = Path(__file__).resolve().parents[2]
 LISTED = 12
 """The most names that a message lists."""
 
@@ -166,7 +167,9 @@ def _line(error: BaseException, file: str | None) -> str:
 
 @contextmanager
 def _importable(folder: str) -> Iterator[None]:
-    sys.path.insert(0, folder)
+    """The folder can be imported from; the suite's own cannot: its rooms are named as parts of many projects are."""
+    own = [place for place in sys.path if Path(place).resolve() == SUITE]
+    sys.path[:] = [folder, *(place for place in sys.path if place not in own)]
     importlib.invalidate_caches()
     try:
         with warnings.catch_warnings():
@@ -176,6 +179,7 @@ def _importable(folder: str) -> Iterator[None]:
     finally:
         if folder in sys.path:
             sys.path.remove(folder)
+        sys.path[:0] = own
 
 
 @contextmanager
