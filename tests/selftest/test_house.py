@@ -45,7 +45,6 @@ KNOWN_IMPORTS: dict[str, set[str]] = {
     "implementations/discovery/audit/posing.py": {"reference"},
     "implementations/discovery/audit/sides.py": {"reference"},
     "tests/conformance/test_conventions.py": {"tests.harness.run"},
-    "tests/conformance/test_speed.py": {"tests.benchmarks"},
     "tests/harness/explain/failure_numbers.py": {"tests.harness.run"},
     "tests/harness/run/plugin.py": {"tests.cli"},
     "tests/measurements/audit.py": {"tests.selftest"},
@@ -66,14 +65,11 @@ SAME_TOPIC = {
     "cached": "the adapter of caches, and the in-house cache",
     "encodings": "encodings of positions, right and wrong",
     "extensions": "the extensions of a case, and the bounds of their answers",
-    "pairing": "timing in pairs, and how well that works",
     "transforms": "transforms of a function, and the mistakes of their own",
 }
 KNOWN_NAMES = {
     "findings": "what the auditor found, and the failures of a page",
     "options": "of attention calls, and of the command line",
-    "page": "of the catalogue, and of benchmarks",
-    "sessions": "of pytest-benchmark, and of pytest inside a test",
 }
 """Files with one name that mean different things."""
 
