@@ -48,8 +48,6 @@ KNOWN_IMPORTS: dict[str, set[str]] = {
     "tests/harness/explain/failure_numbers.py": {"tests.harness.run"},
     "tests/harness/run/plugin.py": {"tests.cli"},
     "tests/measurements/audit.py": {"tests.selftest"},
-    "tests/measurements/bounds.py": {"tests.selftest"},
-    "tests/measurements/family_bounds.py": {"tests.selftest"},
     "tests/report/recorder.py": {"implementations.api", "implementations.defects"},
 }
 """Imports upwards that are still there, by file: an entry that is no longer true has to go."""
