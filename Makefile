@@ -55,7 +55,7 @@ mutation: $(READY)
 	$(RUN) -m attention_conformance.tests.measurements.mutation
 
 defects: $(READY)
-	$(RUN) -m attention_conformance.implementations.defects.page
+	$(RUN) -m attention_conformance.implementations.defects.catalogue_page
 
 audit-score: $(READY)
 	$(RUN) -m attention_conformance.tests.measurements.audit

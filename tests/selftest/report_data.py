@@ -13,7 +13,17 @@ from attention_conformance.spec.cases import Case
 from attention_conformance.spec.clauses import Clause, load
 from attention_conformance.spec.features import Conventions, Feature
 from attention_conformance.spec.problem import DTYPES, Array
-from attention_conformance.tests.report.model import SCHEMA, Begin, Closing, Grid, Run, Shown, Subject, Suite, WeightMap
+from attention_conformance.tests.report.model import (
+    SCHEMA,
+    Closing,
+    FailureRecord,
+    Grid,
+    Opening,
+    Run,
+    Subject,
+    Suite,
+    WeightMap,
+)
 from attention_conformance.tests.report.verdict import Failure, Status, Verdict
 
 MARKUP = "<script>alert(1)</script>"
@@ -39,14 +49,14 @@ def invented(complete: bool = True, names: Sequence[str] = (RIGHT, KNOWN, WRONG,
     closing = Closing(complete, "" if complete else f"it was stopped {MARKUP}", len(verdicts), 12.0)
     failing = [v for v in verdicts if v.status is Status.FAIL]
     return Run(
-        begin=Begin(SCHEMA, "2026-01-02T03:04:05+00:00", _suite(), ENVIRONMENT, tuple(map(_subject, names))),
+        opening=Opening(SCHEMA, "2026-01-02T03:04:05+00:00", _suite(), ENVIRONMENT, tuple(map(_subject, names))),
         verdicts=verdicts,
         closing=closing,
         diagnoses={name: f"matches `scale-of-the-values`: {_odd(name)}" for name in names if name in (WRONG, BAD)},
         observed={BAD: {f"empty row {MARKUP}": BROKEN, "corner of the triangle": TURNED}},
-        shown=[_shown(v) for v in failing],
-        maps={name: _map(name) for name in names if name != KNOWN}
-        | {name: replace(_map(name), how=BROKEN, got=None) for name in names if name == KNOWN},
+        failures=[_shown(v) for v in failing],
+        weight_maps={name: _map(name) for name in names if name != KNOWN}
+        | {name: replace(_map(name), source=BROKEN, got=None) for name in names if name == KNOWN},
     )
 
 
@@ -102,7 +112,7 @@ def _map(name: str) -> WeightMap:
     return WeightMap(name, "float64", "B=1 H=4 Lq=10 Lk=10 causal=True", "returned", expected, got)
 
 
-def _shown(verdict: Verdict, heads: int = 2) -> Shown:
+def _shown(verdict: Verdict, heads: int = 2) -> FailureRecord:
     """A failure of one sample, three queries and keys, in the last head; one of its values is infinite."""
     draw = np.random.default_rng(5)
     expected, value = draw.normal(size=(1, heads, 3, 2)), draw.normal(size=(1, heads, 3, 2))
@@ -111,7 +121,7 @@ def _shown(verdict: Verdict, heads: int = 2) -> Shown:
     ratio = np.zeros_like(expected)
     ratio[0, -1, 0, 1], value[0, 0, 0, 0] = 2.5e9, -np.inf
     odd = _odd(verdict.implementation)
-    return Shown(
+    return FailureRecord(
         clause=verdict.clause,
         implementation=verdict.implementation,
         dtype=verdict.dtype,
@@ -121,12 +131,12 @@ def _shown(verdict: Verdict, heads: int = 2) -> Shown:
         arrays={"value": Grid.of(value), "attn_mask": Grid.of(np.tri(3, dtype=bool)), "key": Grid((64, 64), None)},
         expected=Grid.of(expected),
         got=Grid.of(got),
-        ratio=Grid.of(ratio),
+        error_in_bounds=Grid.of(ratio),
         expected_weights=Grid.of(softmaxed(7, heads, 3)),
-        seen_weights=Grid.of(softmaxed(7, heads, 3, 1)),
+        got_weights=Grid.of(softmaxed(7, heads, 3, 1)),
         script=f"# {odd}\nprint('</script>')\n",
-        replay=f"failures/{verdict.clause}--{verdict.dtype}.json",
-        again=f"python -m pytest --candidate x.py:f --clause {verdict.clause} --dtype {verdict.dtype}",
+        replay_file=f"failures/{verdict.clause}--{verdict.dtype}.json",
+        command=f"python -m pytest --candidate x.py:f --clause {verdict.clause} --dtype {verdict.dtype}",
     )
 
 
@@ -140,13 +150,13 @@ def full(subjects: Sequence[Subject]) -> Run:
     failing = {subject.name for subject in subjects[-2:]}
     verdicts = [_failed(v) if v.implementation in failing and chance.random() < 0.5 else v for v in verdicts]
     return Run(
-        begin=Begin(SCHEMA, "2026-01-02T03:04:05+00:00", _suite(), ENVIRONMENT, tuple(subjects)),
+        opening=Opening(SCHEMA, "2026-01-02T03:04:05+00:00", _suite(), ENVIRONMENT, tuple(subjects)),
         verdicts=verdicts,
         closing=Closing(True, "", len(verdicts), 900.0),
         diagnoses=dict.fromkeys(failing, "matches `no-scale`: " + "words " * 20),
         observed={subject.name: {f"question {n}": "answer " * 8 for n in range(13)} for subject in subjects},
-        shown=[_shown(v, heads=1) for v in verdicts if v.status is Status.FAIL],
-        maps={subject.name: _map(subject.name) for subject in subjects},
+        failures=[_shown(v, heads=1) for v in verdicts if v.status is Status.FAIL],
+        weight_maps={subject.name: _map(subject.name) for subject in subjects},
     )
 
 

@@ -45,10 +45,8 @@ KNOWN_IMPORTS: dict[str, set[str]] = {
     "implementations/discovery/audit/posing.py": {"reference"},
     "implementations/discovery/audit/sides.py": {"reference"},
     "tests/conformance/test_conventions.py": {"tests.harness.run"},
-    "tests/harness/explain/failure_numbers.py": {"tests.harness.run"},
     "tests/harness/run/plugin.py": {"tests.cli"},
     "tests/measurements/audit.py": {"tests.selftest"},
-    "tests/report/recorder.py": {"implementations.api", "implementations.defects"},
 }
 """Imports upwards that are still there, by file: an entry that is no longer true has to go."""
 KNOWN_LENGTHS: dict[str, int] = {
@@ -66,7 +64,6 @@ SAME_TOPIC = {
     "transforms": "transforms of a function, and the mistakes of their own",
 }
 KNOWN_NAMES = {
-    "findings": "what the auditor found, and the failures of a page",
     "options": "of attention calls, and of the command line",
 }
 """Files with one name that mean different things."""
