@@ -45,11 +45,8 @@ KNOWN_IMPORTS: dict[str, set[str]] = {
     "implementations/discovery/audit/posing.py": {"reference"},
     "implementations/discovery/audit/sides.py": {"reference"},
     "tests/conformance/test_conventions.py": {"tests.harness.run"},
-    "tests/conformance/test_speed.py": {"tests.benchmarks"},
     "tests/harness/run/plugin.py": {"tests.cli"},
     "tests/measurements/audit.py": {"tests.selftest"},
-    "tests/measurements/bounds.py": {"tests.selftest"},
-    "tests/measurements/family_bounds.py": {"tests.selftest"},
 }
 """Imports upwards that are still there, by file."""
 KNOWN_LENGTHS = {"tests/selftest/test_sources.py"}
