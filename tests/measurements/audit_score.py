@@ -25,7 +25,7 @@ from attention_conformance.implementations.discovery.probe_interface import find
 from attention_conformance.implementations.discovery.probe_results import functions
 from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.tests.cli.audit_command import ORACLE
-from attention_conformance.tests.selftest.audit_targets import TARGETS
+from attention_conformance.tests.measurements.audit_targets import TARGETS
 
 PAGE = Path(__file__).parents[2] / "docs" / "audit.md"
 FOUND, UNDETERMINED, WRONG, KNOWN = "found", "undetermined", "wrong", "known deviation"
@@ -149,7 +149,7 @@ def _page(
     yield "## Callables as they are"
     yield ""
     yield "Functions and module classes without an adapter, in other layouts, polarities and orders of arguments. The"
-    yield f"conventions of each are listed in `tests/selftest/audit_targets.py`: {_counted(callables)}."
+    yield f"conventions of each are listed in `tests/measurements/audit_targets.py`: {_counted(callables)}."
     yield ""
     yield from _table("callable", callables)
     yield ""

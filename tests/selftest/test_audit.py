@@ -34,7 +34,7 @@ from attention_conformance.spec.cases import Sharing
 from attention_conformance.spec.features import Alignment, Conventions, Feature, GroupOrder, Scope
 from attention_conformance.tests.cli.audit_command import ORACLE
 from attention_conformance.tests.measurements.audit_score import WRONG, anonymous, known_scores, scores
-from attention_conformance.tests.selftest.audit_targets import TARGETS, wrong_axis, wrong_scale
+from attention_conformance.tests.measurements.audit_targets import TARGETS, wrong_axis, wrong_scale
 
 OURS = {each.name: each for each in (*BUILTIN, *NAMED)}
 LONG = ("inhouse.", "torch.")
