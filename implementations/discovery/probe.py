@@ -25,8 +25,9 @@ Floats: TypeAlias = NDArray[np.float64]
 Run: TypeAlias = Callable[[Problem, str], Result]
 
 BATCH, HEADS, QUERIES, KEYS = 2, 3, 5, 7
+"""Different for every axis; two sequences fit into the width of a head: every token has a unit vector of its own."""
 EVEN_HEADS = 4
-"""Different for every axis, and heads that are even where a code path needs that; two sequences fit into the width of a head: every token has a unit vector of its own."""
+"""For code paths that an odd number of heads never reaches."""
 WIDTHS = (24, 16, 64)
 """Widths of a head. The square root of the first is not exact; some kernels take powers of two only."""
 HALF = float(np.finfo(np.float32).eps) ** 0.5
