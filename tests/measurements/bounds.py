@@ -25,21 +25,14 @@ from attention_conformance.spec.cases import Case, MaskKind
 from attention_conformance.spec.features import CausalWithMask, Feature
 from attention_conformance.spec.inputs import build
 from attention_conformance.spec.problem import DTYPES, Array, Problem
-from attention_conformance.tests.selftest import styles
 from attention_conformance.tests.selftest.draws import POINTED, drawn_case
-from attention_conformance.tests.selftest.styles import WRONG, Inputs, Style
+from attention_conformance.tests.selftest.styles import LOST_DIGITS, WRONG, backward, output_of
 
 CASES = 500
 """Cases for each implementation and dtype."""
 MEASURED = ("torch.sdpa.math", "torch.sdpa.flash", "torch.mha", "torch.mha.weights", "torch.mha.averaged")
 LIMIT, USUAL_LIMIT, TEETH = 1.0, 0.7, 3.0
 """Below the first in all cases, below the second in 99 of 100; wrong answers at least the third in some."""
-
-LOST_DIGITS: dict[str, Style] = {
-    "weights in bfloat16": styles.bfloat16_weights,
-    "1e-6 in the denominator": styles.epsilon,
-}
-"""Wrong in the wide dtypes only; in the others they are within what correct answers may lose."""
 
 
 @dataclass(frozen=True)
@@ -135,14 +128,11 @@ def wrong_ratios(dtype: str) -> dict[str, float]:
 
     for case in (*POINTED, *(drawn_case(number) for number in range(CASES))):
         problem, solution = solved(case, dtype)
-        inputs, parts = Inputs.of(problem), solution.parts
-        with np.errstate(all="ignore"):
-            seen = solution.trace.seen.allowed.any(-1)
-            output = Expected(parts["output"].value[seen], parts["output"].bound[seen])
-            for name, style in {**WRONG, **LOST_DIGITS}.items():
-                note(name, style(inputs)[seen], output)
-            assert problem.cotangent is not None
-            gradients = styles.backward(inputs, problem.cotangent, "nothing")
+        parts, seen = solution.parts, solution.trace.seen.allowed.any(-1)
+        output = Expected(parts["output"].value[seen], parts["output"].bound[seen])
+        for name, style in {**WRONG, **LOST_DIGITS}.items():
+            note(name, output_of(style, problem)[seen], output)
+        gradients = backward(problem, "nothing")
         for role in ("query", "key"):
             expected = parts[f"gradients.{role}"]
             note("gradients without D", gradients[role], expected)
