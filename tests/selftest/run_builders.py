@@ -1,0 +1,61 @@
+"""Reports for the tests of views: runs put together by hand, and text that tries to break out of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from attention_conformance.spec.cases import Case
+from attention_conformance.tests.report.model import SCHEMA, Closing, FailureRecord, Opening, Run, Subject, Suite
+from attention_conformance.tests.report.verdict import Failure, Status, Verdict
+
+LINK = "https://example.org/issues/1"
+HOSTILE = (
+    "</details><script>alert(1)</script> ]]> & | `` ``` `x` **b** [l](https://evil.example) @octocat #1 :smile:\n"
+    "# heading\r\n- item\x00\x1b[31m\x0b\u202e\ud800\ufffe www.evil.example <!-- $x$ GH-7"
+)
+"""What must not come to life in any view."""
+SUITE = Suite("0.1.0", "0.1", "quick", "cpu", (), 553, 553)
+FEATURES = ("core", "cross", "heads", "bool-mask", "float-mask", "causal", "scale", "gradients", "key-value")
+
+
+def passed(name: str, clause: str, dtype: str = "float64", worst: float | None = 0.25) -> Verdict:
+    return Verdict(clause, "MUST", name, dtype, Status.PASS, checks=3, worst=worst, seconds=0.125)
+
+
+def failed(name: str, clause: str, dtype: str = "float64", message: str = "off", level: str = "MUST") -> Verdict:
+    failure = Failure(message, Case().to_json(), dtype, "output")
+    return Verdict(clause, level, name, dtype, Status.FAIL, checks=3, failed=1, worst=9.0, seconds=0.5, failure=failure)
+
+
+def known(name: str, clause: str, dtype: str = "float64", reason: str = "reported", link: str = LINK) -> Verdict:
+    found = failed(name, clause, dtype)
+    return replace(found, status=Status.EXPECTED_FAILURE, reason=reason, link=link)
+
+
+def unclaimed(name: str, clause: str, dtype: str = "float64", reason: str = "no masks") -> Verdict:
+    return Verdict(clause, "MUST", name, dtype, Status.NOT_CLAIMED, reason=reason)
+
+
+def unjudged(name: str, clause: str, dtype: str = "float64", reason: str = "too wide", checks: int = 0) -> Verdict:
+    return Verdict(clause, "MUST", name, dtype, Status.ERROR, checks=checks, reason=reason)
+
+
+def subject(name: str, target: str = "", **fields: object) -> Subject:
+    plain = Subject(name, "a function", "op", FEATURES, ("float64", "float32"), {"bool-mask": "may-attend"}, target)
+    return replace(plain, **fields)  # type: ignore[arg-type]  # a test names what differs
+
+
+def run(
+    *verdicts: Verdict,
+    subjects: Sequence[Subject] = (),
+    reason: str = "",
+    failures: Sequence[FailureRecord] = (),
+    diagnoses: Mapping[str, str] | None = None,
+    suite: Suite = SUITE,
+    environment: Mapping[str, str] | None = None,
+) -> Run:
+    """A run of these verdicts; `reason` makes it one that is not complete."""
+    named = subjects or [subject(name) for name in dict.fromkeys(v.implementation for v in verdicts)]
+    opening = Opening(SCHEMA, "2026-01-02T03:04:05+00:00", suite, environment or {"torch": "2.9"}, tuple(named))
+    return Run(opening, verdicts, Closing(not reason, reason, len(verdicts), 1.5), diagnoses or {}, {}, failures)
