@@ -12,7 +12,8 @@ from attention_conformance.implementations.builtin import BUILTIN, NAMED, ON_REQ
 from attention_conformance.tests.benchmarks.pairing import Effort
 from attention_conformance.tests.benchmarks.workloads import IMPLEMENTATIONS, REPRESENTATIVE, Timed, timed
 from attention_conformance.tests.harness.judge.clause_tests import Selection
-from attention_conformance.tests.harness.run.selection import Options, UsageError
+from attention_conformance.tests.harness.judge.settings import RunSettings
+from attention_conformance.tests.harness.run.selection import UsageError
 
 KNOWN = {each.name: each for each in (*BUILTIN, *NAMED, *ON_REQUEST)}
 
@@ -59,7 +60,7 @@ class Plan:
         return self.baseline or KNOWN[each.workload.baseline]
 
 
-def plan_of(options: Options, selection: Selection, wish: Wish) -> Plan:
+def plan_of(settings: RunSettings, selection: Selection, wish: Wish) -> Plan:
     """What is to be timed.
 
     Raises:
@@ -67,12 +68,12 @@ def plan_of(options: Options, selection: Selection, wish: Wish) -> Plan:
     """
     if wish.seconds <= 0.0:
         raise UsageError(f"--seconds {wish.seconds:g} is no time: give a positive number, such as 3")
-    named = options.candidates or options.implementations
+    named = settings.candidates or settings.implementations
     implementations = selection.implementations if named else tuple(KNOWN[name] for name in IMPLEMENTATIONS)
     plan = Plan(
         implementations=implementations,
         timed=_timed(wish.workloads, selection.dtypes),
-        device=options.device,
+        device=settings.device,
         effort=replace(Effort(), seconds=wish.seconds),
         baseline=_baseline(wish.baseline, implementations),
         whole=wish.whole,

@@ -55,7 +55,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         return
     wish = Wish(*(config.getoption(name) for name in ("workload", "baseline", "seconds", "whole")))
     try:
-        plan = plan_of(config.stash[SUITE].options, config.stash[SUITE].selection, wish)
+        plan = plan_of(config.stash[SUITE].settings, config.stash[SUITE].selection, wish)
     except UsageError as error:
         raise pytest.UsageError(str(error)) from None
     config.stash[BENCH] = Session(plan, _file(config))

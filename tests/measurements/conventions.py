@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from attention_conformance.implementations.builtin import BUILTIN
-from attention_conformance.tests.harness.run.observed_conventions import QUESTIONS, observations
+from attention_conformance.tests.harness.judge.observed_conventions import DISAGREEMENTS, observations
 
 PAGE = Path(__file__).parents[2] / "docs" / "conventions.md"
 DIFFERS = "differs"
@@ -17,7 +17,7 @@ DIFFERS = "differs"
 
 def main() -> int:
     torch.set_num_threads(1)
-    found = {each.name: observations(each, QUESTIONS) for each in BUILTIN}
+    found = {each.name: observations(each, DISAGREEMENTS) for each in BUILTIN}
     PAGE.write_text("\n".join(_page(found)) + "\n")
     print(f"written: {PAGE.name}")
     return 0
@@ -31,15 +31,15 @@ def _page(found: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
     yield "long sequences, with and without gradients, and in each other way in which it can be called. An empty cell"
     yield "means that it cannot be asked; *differs* that the answers are not the same everywhere, as told below."
     yield ""
-    yield from (f"{number}. {question.name}" for number, question in enumerate(QUESTIONS, start=1))
+    yield from (f"{number}. {point.name}" for number, point in enumerate(DISAGREEMENTS, start=1))
     yield ""
-    yield "| implementation | " + " | ".join(str(number) for number in range(1, len(QUESTIONS) + 1)) + " |"
-    yield "| --- |" + " --- |" * len(QUESTIONS)
+    yield "| implementation | " + " | ".join(str(number) for number in range(1, len(DISAGREEMENTS) + 1)) + " |"
+    yield "| --- |" + " --- |" * len(DISAGREEMENTS)
     for name, told in found.items():
-        yield f"| {name} | " + " | ".join(_cell(told.get(question.name, "")) for question in QUESTIONS) + " |"
+        yield f"| {name} | " + " | ".join(_cell(told.get(point.name, "")) for point in DISAGREEMENTS) + " |"
     yield ""
     for name, told in found.items():
-        yield from (f"- {name}, {question}: {answer}." for question, answer in told.items() if ";" in answer)
+        yield from (f"- {name}, {point}: {answer}." for point, answer in told.items() if ";" in answer)
 
 
 def _cell(answer: str) -> str:

@@ -13,10 +13,11 @@ from attention_conformance.reference.expected import solve
 from attention_conformance.spec.cases import Case
 from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.spec.problem import Array, Problem
+from attention_conformance.tests.harness.explain.failure_artifacts import FOLDER, Explained
 from attention_conformance.tests.harness.explain.reduction import Outcome
 from attention_conformance.tests.harness.judge.comparison import error_ratios
 from attention_conformance.tests.harness.judge.judge import TIERS, Judge
-from attention_conformance.tests.harness.run.failure_artifacts import FOLDER, Explained, Setting
+from attention_conformance.tests.harness.judge.settings import RunSettings
 from attention_conformance.tests.report.model import Grid, Shown, WeightMap
 
 LONGEST = 64
@@ -26,7 +27,7 @@ SAMPLE = Case(seed=101, score_std=2.0, causal=True).sized(batch=1, num_heads=4, 
 """The case whose weights are shown of every implementation."""
 
 
-def shown(made: Explained, implementation: Implementation, setting: Setting, again: str) -> Shown:
+def shown(made: Explained, implementation: Implementation, setting: RunSettings, again: str) -> Shown:
     """A failure, with the numbers of its smallest case where it was reduced."""
     file, found = made.file, made.found
     plain = Shown(
