@@ -38,7 +38,7 @@ wheel-check: $(READY)
 
 bench: $(READY)
 	$(RUN) -m pytest tests/benchmarks --whole --seconds 2 --benchmark-json $(BENCH); status=$$?; \
-	$(RUN) -m attention_conformance.tests.benchmarks.page $(BENCH) report/bench.html && exit $$status
+	$(RUN) -m attention_conformance.tests.benchmarks.html_page $(BENCH) report/bench.html && exit $$status
 
 # make bench-compare OLD=old.json [NEW=report/bench.json] [ACROSS=--across-machines]
 bench-compare: $(READY)
@@ -46,7 +46,7 @@ bench-compare: $(READY)
 		$(or $(NEW),$(BENCH)) $(ACROSS)
 
 bench-calibration: $(READY)
-	$(RUN) -m attention_conformance.tests.measurements.pairing
+	$(RUN) -m attention_conformance.tests.measurements.calibration
 
 bounds: $(READY)
 	$(RUN) -m attention_conformance.tests.measurements.bounds
@@ -56,7 +56,7 @@ mutation: $(READY)
 	$(RUN) -m attention_conformance.tests.measurements.mutation
 
 defects: $(READY)
-	$(RUN) -m attention_conformance.implementations.defects.page
+	$(RUN) -m attention_conformance.implementations.defects.catalogue_page
 
 audit-score: $(READY)
 	$(RUN) -m attention_conformance.tests.measurements.audit

@@ -215,6 +215,10 @@ class Case:
     def scope(self) -> Scope:
         return Scope.OP if self.module is None else Scope.MODULE
 
+    def as_self_attention(self) -> Case:
+        """The case of a module whose query, key and value are one input; its widths are those that the claims allow."""
+        return replace(self, module=ModuleForm(Sharing.SELF, 1, 1, 1, 1))
+
     def sized(self, **extents: int) -> Case:
         """This case with some extents of its sizes changed."""
         if all(getattr(self.sizes, name) == extent for name, extent in extents.items()):

@@ -32,6 +32,10 @@ class Unsupported:
     reason: str
 
 
+class PathError(Exception):
+    """An implementation that stands for one code path was answered by another; its verdict is an error."""
+
+
 def any_case(case: Case) -> Case | Unsupported:
     """The fit of an implementation that can be asked everything its features allow."""
     return case

@@ -45,6 +45,8 @@ def fit(case: Case, claims: Claims) -> Case | Unsupported:
     if claims.scope is Scope.OP:
         return claims.fit(fitted if fitted.module is None else replace(fitted, module=None))
     nearest = claims.fit(replace(fitted, module=_form(fitted, claims)))
+    if isinstance(nearest, Case) and nearest.sizes != fitted.sizes:
+        nearest = claims.fit(replace(nearest, module=_form(nearest, claims)))  # other heads have other widths
     return nearest if isinstance(nearest, Unsupported) else _selectable(nearest)
 
 
@@ -138,12 +140,12 @@ def _form(case: Case, claims: Claims) -> ModuleForm:
 
 
 def _sharing(case: Case, claims: Claims) -> Sharing:
-    """As much as the claims need, or the case already has."""
+    """As much as the claims need; what the case has, where there is an input for each role."""
     if Feature.CROSS not in claims:
         return Sharing.SELF
-    needed = Sharing.NONE if Feature.KEY_VALUE in claims else Sharing.KEY_VALUE
-    wanted = Sharing.NONE if case.module is None else case.module.sharing
-    return min(needed, wanted, key=list(Sharing).index)
+    if Feature.KEY_VALUE not in claims:
+        return Sharing.KEY_VALUE
+    return Sharing.NONE if case.module is None else case.module.sharing
 
 
 def _random_widths(case: Case, claims: Claims) -> tuple[int, int, int]:

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from attention_conformance.implementations.api.contract import Result
+from attention_conformance.implementations.api.contract import PathError, Result
 from attention_conformance.spec.problem import DTYPES, Array, Problem
 
 Answer = TypeVar("Answer")
@@ -33,13 +33,13 @@ def guarded(call: Callable[[], Answer]) -> Answer:
     """What a call into a candidate returns; warnings of the candidate are ignored.
 
     Raises:
-        CandidateError: it raised anything but KeyboardInterrupt.
+        CandidateError: it raised anything but KeyboardInterrupt and `PathError`.
     """
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return call()
-    except (KeyboardInterrupt, CandidateError):
+    except (KeyboardInterrupt, CandidateError, PathError):
         raise
     except BaseException as error:
         # SystemExit, or pytest's own skip and exit, must not let a candidate out of its verdict.

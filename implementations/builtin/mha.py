@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from attention_conformance.implementations.adapters.code_path import OnPath
 from attention_conformance.implementations.adapters.mha_interface import (
     MHA_FEATURES,
     PLACES,
@@ -23,8 +24,9 @@ from attention_conformance.implementations.adapters.mha_interface import (
 from attention_conformance.implementations.adapters.modes import module_modes
 from attention_conformance.implementations.adapters.tensors import Tensors
 from attention_conformance.implementations.adapters.torch_module import torch_module
-from attention_conformance.implementations.api.contract import Claims, ExpectedFailure, Implementation
+from attention_conformance.implementations.api.contract import Claims, ExpectedFailure, Implementation, Unsupported
 from attention_conformance.implementations.builtin.sdpa import NAN_SWALLOWED
+from attention_conformance.spec.cases import Case
 from attention_conformance.spec.features import Conventions, Feature, Polarity, ReturnedWeights, Scope
 from attention_conformance.spec.problem import Problem
 
@@ -74,6 +76,21 @@ def _claims(*added: Feature, without: tuple[Feature, ...] = ()) -> Claims:
     features = MHA_FEATURES.union(added).difference(without)
     conventions = Conventions(bool_mask=Polarity.MASKED_OUT, returned_weights=ReturnedWeights.AFTER_DROPOUT)
     return Claims(Scope.MODULE, features, conventions, fit=one_mask)
+
+
+_FAST_PATH_LACKS = (
+    Feature.CROSS,
+    Feature.KEY_VALUE,
+    Feature.GRADIENTS,
+    Feature.MASK_GRADIENT,
+    Feature.FLOAT_MASK,
+)
+"""With any of these torch takes its other path."""
+
+
+def _fast_path_fit(case: Case) -> Case | Unsupported:
+    """The fast path takes even numbers of heads only."""
+    return one_mask(case.sized(num_heads=case.sizes.num_heads + case.sizes.num_heads % 2))
 
 
 def _construct(num_heads: int, width: int) -> object:
@@ -181,9 +198,16 @@ TORCH_MODULES = (
     ),
     Implementation(
         "torch.mha.fast-path",
-        _claims(without=(Feature.CROSS, Feature.KEY_VALUE, Feature.GRADIENTS, Feature.MASK_GRADIENT)),
-        torch_module(_eval_mha, FastCall(), PLACES),
-        "nn.MultiheadAttention in eval mode without gradients: the fused inference path",
+        replace(_claims(without=_FAST_PATH_LACKS), fit=_fast_path_fit),
+        OnPath(torch_module(_eval_mha, FastCall(), PLACES), "aten::_native_multi_head_attention"),
+        "nn.MultiheadAttention in eval mode without gradients, with an even number of heads: the fused inference path",
+        _nan_for(
+            "a row without keys is NaN on the fast path",
+            FAST_PATH_LINK,
+            "masks.empty-row-bool",
+            "masks.empty-row-padding",
+            "causal.padded-start",
+        ),
     ),
     Implementation(
         "torch.mha.functional",

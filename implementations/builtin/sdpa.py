@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from attention_conformance.implementations.adapters.code_path import OnPath
 from attention_conformance.implementations.adapters.modes import op_modes
 from attention_conformance.implementations.adapters.torch_op import torch_op
 from attention_conformance.implementations.api.contract import Claims, ExpectedFailure, Implementation, Unsupported
@@ -97,14 +98,17 @@ TORCH_OPS = (
     Implementation(
         "torch.sdpa.math",
         replace(_CLAIMS, features=_CLAIMS.features.union(_MATH_MODES)),
-        torch_op(F.scaled_dot_product_attention, context=_kernel(SDPBackend.MATH)),
+        OnPath(torch_op(F.scaled_dot_product_attention, context=_kernel(SDPBackend.MATH)), "aten::_safe_softmax"),
         "scaled_dot_product_attention, composed of primitive operations",
         modes=_MATH_MODES,
     ),
     Implementation(
         "torch.sdpa.flash",
         replace(_CLAIMS, features=_ALL - _FLASH_LACKS | {Feature.LINEAR_MEMORY}, fit=_flash_fit),
-        torch_op(F.scaled_dot_product_attention, context=_kernel(SDPBackend.FLASH_ATTENTION)),
+        OnPath(
+            torch_op(F.scaled_dot_product_attention, context=_kernel(SDPBackend.FLASH_ATTENTION)),
+            "aten::_scaled_dot_product_flash_attention",
+        ),
         "scaled_dot_product_attention, the fused CPU kernel",
         _FLASH_DEVIATIONS,
     ),

@@ -37,14 +37,14 @@ MODULES = (
     "dropout_state",
     "returned_weights",
     "window",
-    "window_beside",
+    "window_combined",
     "softcap",
     "encodings",
     "positions",
     "relative",
     "sinks",
     "zero_keys",
-    "further_keys",
+    "extra_kv",
     "cache",
     "cache_positions",
     "packed",
@@ -56,12 +56,11 @@ MODULES = (
     "published",
     "published_e",
 )
-"""In the order of the specification's chapters; last, what the write-ups that it encodes got wrong."""
+"""In the order of the specification's chapters; last, the mistakes of the write-ups that it encodes."""
 
 
 @cache
 def catalogue() -> tuple[Defect, ...]:
-    """All of them, in the order of the modules. The first call imports those: who is right needs none of them."""
-    for module in MODULES:
-        importlib.import_module(f"{__name__}.{module}")
-    return tuple(REGISTRY)
+    """All of them, in the order of the modules. The first call imports those: a right implementation needs none."""
+    names = [importlib.import_module(f"{__name__}.{module}").__name__ for module in MODULES]
+    return tuple(defect for name in names for defect in REGISTRY[name])

@@ -1,10 +1,11 @@
-"""Decorators that register a mistake: in the operator, a layer, a cache or a whole function."""
+"""Decorators that put a mistake into the catalogue: of the operator, a layer, a cache or a function."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Set
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any, TypedDict, TypeVar, Unpack
 
 from torch import nn
 
@@ -14,22 +15,72 @@ from attention_conformance.implementations.adapters.modes import module_modes, o
 from attention_conformance.implementations.adapters.tensors import Tensors
 from attention_conformance.implementations.adapters.torch_module import torch_module
 from attention_conformance.implementations.adapters.torch_op import torch_op
-from attention_conformance.implementations.api.contract import Claims, Implementation
+from attention_conformance.implementations.api.contract import FUNCTIONS, Claims, Implementation
 from attention_conformance.implementations.builtin.stepwise.cache_steps import CACHE_FEATURES, CacheSteps
 from attention_conformance.implementations.builtin.stepwise.layer import (
     FREE_WIDTHS,
     LAYER_PLACES,
     Construct,
-    Layer,
     call_layer,
 )
 from attention_conformance.implementations.builtin.stepwise.steps import EXTRA_FEATURES, OP_FEATURES, Steps
-from attention_conformance.implementations.defects.defect import REGISTRY, Defect
+from attention_conformance.implementations.defects.defect import REGISTRY, Defect, Severity
 from attention_conformance.spec.features import Conventions, Feature, Scope
 from attention_conformance.spec.problem import Problem
 
 Mistake = TypeVar("Mistake", bound=Callable[..., Any])
 NONE: frozenset[Feature] = frozenset()
+
+
+class Facts(TypedDict, total=False):
+    """Fields of `Defect` that all decorators take; a file gives those that its defects share once, by `partial`."""
+
+    holds: tuple[str, ...]
+    severity: Severity
+    dtype: str
+    raises: bool
+    follows: str
+    hides: str
+    matters: str
+
+
+class Texts(TypedDict, total=False):
+    """Fields of `Defect` that `Breach.entry` takes."""
+
+    does: str
+    repair: str
+    hides: str
+    matters: str
+    links: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Breach:
+    """Broken clauses, and how an implementation is made of the mistake that breaks them."""
+
+    clauses: tuple[str, ...]
+    made_of: Callable[[str, Any], Implementation]
+    facts: Facts
+    step: str = ""
+
+    def entry(self, **texts: Unpack[Texts]) -> Callable[[Mistake], Mistake]:
+        """The decorator, with the texts of the catalogue; those of a group hold where a defect has none."""
+
+        def register(mistake: Mistake) -> Mistake:
+            name = re.sub("(?<!^)(?=[A-Z])", "-", mistake.__name__).lower().replace("_", "-")
+            replaced = {self.step: mistake} if self.step else {}
+            fields: dict[str, Any] = {**self.facts, **texts, "replaced": replaced}
+            REGISTRY.setdefault(mistake.__module__, []).append(
+                Defect(self.made_of(name, mistake), self.clauses, **fields)
+            )
+            return mistake
+
+        return register
+
+
+def github(*threads: str) -> tuple[str, ...]:
+    """Links to issues and pull requests, given as owner/name/issues/number."""
+    return tuple(f"https://github.com/{thread}" for thread in threads)
 
 
 def in_steps(replaced: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
@@ -45,35 +96,33 @@ def breaks(
     extras: tuple[str, ...] = (),
     conventions: Conventions = Conventions(),
     modes: tuple[Feature, ...] = (),
-    **told: Any,
-) -> Callable[[Mistake], Mistake]:
-    """Registers a function that makes a mistake.
+    **facts: Unpack[Facts],
+) -> Breach:
+    """A mistake of the operator.
 
     Args:
         clauses: see `Defect`.
-        step: the step of `Steps` that it stands for; without one, it is a whole scaled_dot_product_attention.
-        claims: features beyond those of `OP_FEATURES` and of the extras.
+        step: the step of `Steps` that it replaces; without one, it is a whole scaled_dot_product_attention.
+        claims: features beyond `OP_FEATURES` and those of the extras.
         without: features of `OP_FEATURES` that it does not claim.
         extras: what a whole one returns after the output.
         conventions: what it claims where the field disagrees.
-        modes: those in which a whole one can be asked.
-        told: the other fields of `Defect`.
+        modes: those in which a whole one can be run.
+        facts: other fields of `Defect`.
     """
 
-    def register(mistake: Mistake) -> Mistake:
+    def made_of(name: str, mistake: Callable[..., Any]) -> Implementation:
         whole = in_steps({step: mistake}) if step else mistake
         returned = ("weights", "log_sum_exp") if step else extras
         features = (OP_FEATURES | claims | {EXTRA_FEATURES[extra] for extra in returned} | {*modes}) - without
-        implementation = Implementation(
-            mistake.__name__.replace("_", "-"),
+        return Implementation(
+            name,
             Claims(Scope.OP, features, conventions),
             torch_op(whole, extras=returned),
             modes=op_modes(whole, *modes, extras=returned) if modes else {},
         )
-        REGISTRY.append(Defect(implementation, clauses, replaced={step: mistake} if step else {}, **told))
-        return mistake
 
-    return register
+    return Breach(clauses, made_of, facts, step)
 
 
 def breaks_layer(
@@ -85,9 +134,9 @@ def breaks_layer(
     call: Callable[[nn.Module, Tensors, Problem], Any] = call_layer,
     places: Mapping[str, str] = LAYER_PLACES,
     modes: tuple[Feature, ...] = (),
-    **told: Any,
-) -> Callable[[type[Layer]], type[Layer]]:
-    """Registers a layer that makes a mistake.
+    **facts: Unpack[Facts],
+) -> Breach:
+    """A mistake of a `Layer`.
 
     Args:
         clauses: see `Defect`.
@@ -97,47 +146,70 @@ def breaks_layer(
         construct: see `Implementation`.
         call: see `torch_module`.
         places: see `torch_module`.
-        modes: those in which it can be asked.
-        told: the other fields of `Defect`.
+        modes: those in which it can be run.
+        facts: other fields of `Defect`.
     """
 
-    def register(kind: type[Layer]) -> type[Layer]:
-        claimed = frozenset(features).union(
-            FREE_WIDTHS if free else (), (EXTRA_FEATURES[extra] for extra in extras), modes
-        )
-        implementation = Implementation(
-            re.sub("(?<!^)(?=[A-Z])", "-", kind.__name__).lower(),
+    def made_of(name: str, kind: Any) -> Implementation:
+        widths = FREE_WIDTHS if free else NONE
+        claimed = frozenset(features).union(widths, (EXTRA_FEATURES[extra] for extra in extras), modes)
+        return Implementation(
+            name,
             Claims(Scope.MODULE, claimed),
             torch_module(kind, call, places, extras=extras),
             construct=construct,
             modes=module_modes(kind, call, places, *modes, extras=extras) if modes else {},
         )
-        REGISTRY.append(Defect(implementation, clauses, **told))
-        return kind
 
-    return register
+    return Breach(clauses, made_of, facts)
 
 
 def breaks_cache(
-    *clauses: str, step: str = "", of_steps: str = "", claims: Set[Feature] = NONE, **told: Any
-) -> Callable[[Mistake], Mistake]:
-    """Registers a cache that makes a mistake.
+    *clauses: str, step: str = "", of_steps: str = "", claims: Set[Feature] = NONE, **facts: Unpack[Facts]
+) -> Breach:
+    """A mistake of a cache.
 
     Args:
         clauses: see `Defect`.
-        step: the step of `CacheSteps` that the function stands for; without any, it is a whole `start` of `cached`.
+        step: the step of `CacheSteps` that it replaces; without any, it is a whole `start` of `cached`.
         of_steps: the step of the `Steps` within, instead.
         claims: features beyond `CACHE_FEATURES`.
-        told: the other fields of `Defect`.
+        facts: other fields of `Defect`.
     """
 
-    def register(mistake: Mistake) -> Mistake:
+    def made_of(name: str, mistake: Callable[..., Any]) -> Implementation:
         replaced: dict[str, Any] = {step: mistake} if step else {}
         inner: dict[str, Any] = {of_steps: mistake} if of_steps else {}
         opened = CacheSteps(steps=Steps(**inner), **replaced).open if replaced or inner else mistake
-        name = mistake.__name__.replace("_", "-")
-        made = Implementation(name, Claims(Scope.OP, CACHE_FEATURES | claims), cached(opened))
-        REGISTRY.append(Defect(made, clauses, **told))
-        return mistake
+        return Implementation(name, Claims(Scope.OP, CACHE_FEATURES | claims), cached(opened))
 
-    return register
+    return Breach(clauses, made_of, facts)
+
+
+def breaks_function(
+    offered: str, *clauses: str, conventions: Conventions = Conventions(), **facts: Unpack[Facts]
+) -> Breach:
+    """A mistake of a plain function that an implementation offers with right attention.
+
+    Args:
+        offered: what it stands for, a name of `FUNCTIONS`.
+        clauses: see `Defect`.
+        conventions: what is claimed where the field disagrees.
+        facts: other fields of `Defect`.
+    """
+
+    def made_of(name: str, mistake: Callable[..., Any]) -> Implementation:
+        claims = Claims(Scope.OP, OP_FEATURES | {FUNCTIONS[offered]}, conventions)
+        return Implementation(name, claims, torch_op(Steps()), functions={offered: mistake})
+
+    return Breach(clauses, made_of, facts)
+
+
+def breaks_built(*clauses: str, **facts: Unpack[Facts]) -> Breach:
+    """A mistake that is given as a function from its name to the whole `Implementation`."""
+    return Breach(clauses, lambda name, build: build(name), facts)
+
+
+def breaks_run(*clauses: str, claims: Claims, **facts: Unpack[Facts]) -> Breach:
+    """A mistake of a whole `run`, with all that its implementation claims."""
+    return Breach(clauses, lambda name, run: Implementation(name, claims, run), facts)

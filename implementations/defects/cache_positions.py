@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,8 +17,8 @@ from attention_conformance.implementations.builtin.stepwise.cache_steps import (
     rotate_query,
 )
 from attention_conformance.implementations.builtin.stepwise.steps import Steps, add_alibi, add_window
-from attention_conformance.implementations.defects.breaking import breaks, breaks_cache
-from attention_conformance.implementations.defects.defect import Severity
+from attention_conformance.implementations.defects.breaking import breaks, breaks_cache, github
+from attention_conformance.implementations.defects.defect import LEAK
 from attention_conformance.spec.features import Feature
 
 START = {Feature.QUERY_START}
@@ -34,26 +35,24 @@ def standing(scores: Tensor) -> Tensor:
     "cache.query-start",
     of_steps="add_window",
     holds=("cache.decode", "cache.chunked-prefill", "cache.alibi"),
+).entry(
     does="Counts the window from the place of a query in its piece.",
     repair="Count it from the position in the sequence.",
     hides="The first piece.",
     matters="In later pieces the window slides over the beginning of the sequence again.",
-    severity=Severity.WRONG,
-    links=("https://github.com/trymirai/lalamo/pull/200", "https://github.com/pytorch/executorch/pull/21857"),
+    links=github("trymirai/lalamo/pull/200", "pytorch/executorch/pull/21857"),
 )
 def window_counted_in_the_piece(scores: Tensor, ahead: Tensor, window: tuple[int, int]) -> Tensor:
     return add_window(scores, standing(scores), window)
 
 
 @breaks_cache(
-    "cache.window",
-    of_steps="add_window",
-    holds=("cache.decode", "cache.chunked-prefill", "cache.rotary"),
+    "cache.window", of_steps="add_window", holds=("cache.decode", "cache.chunked-prefill", "cache.rotary")
+).entry(
     does="Heeds the window only in pieces of several tokens.",
     repair="Apply it to single queries too, or keep no more keys than it shows.",
     hides="Prompts, and sequences within the window.",
     matters="A model that was trained with a window writes with all of the past in view.",
-    severity=Severity.WRONG,
 )
 def window_forgotten_for_single_tokens(scores: Tensor, ahead: Tensor, window: tuple[int, int]) -> Tensor:
     return scores if scores.shape[-2] == 1 else add_window(scores, ahead, window)
@@ -64,15 +63,12 @@ def window_forgotten_for_single_tokens(scores: Tensor, ahead: Tensor, window: tu
     "cache.ring-positions",
     of_steps="add_alibi",
     holds=("cache.decode", "cache.rotary", "cache.chunked-prefill"),
+).entry(
     does="Builds the biases of ALiBi over the queries, so that they are 0 for a single one.",
     repair="Build them over the distance between query and key.",
     hides="A prompt in one piece.",
     matters="Tokens that are written one by one see near and far alike.",
-    severity=Severity.WRONG,
-    links=(
-        "https://github.com/keras-team/keras-hub/issues/2861",
-        "https://github.com/keras-team/keras-hub/pull/2977",
-    ),
+    links=github("keras-team/keras-hub/issues/2861", "keras-team/keras-hub/pull/2977"),
 )
 def alibi_built_over_the_queries(scores: Tensor, slopes: Tensor, ahead: Tensor) -> Tensor:
     return scores if scores.shape[-2] == 1 else add_alibi(scores, slopes, ahead)
@@ -83,40 +79,33 @@ def alibi_built_over_the_queries(scores: Tensor, slopes: Tensor, ahead: Tensor) 
     "cache.query-start-rows",
     of_steps="add_alibi",
     holds=("cache.decode", "cache.rotary", "cache.window"),
+).entry(
     does="Takes distances from the place of a query in its piece.",
     repair="Add what is kept to the query's position.",
     hides="The first piece.",
     matters="Later pieces prefer the oldest keys.",
-    severity=Severity.WRONG,
 )
 def distances_counted_in_the_piece(scores: Tensor, slopes: Tensor, ahead: Tensor) -> Tensor:
     return add_alibi(scores, slopes, standing(scores))
 
 
-@breaks_cache(
-    "cache.rotary",
-    step="rotate_query",
-    holds=("cache.decode", "cache.alibi", "cache.window"),
+@breaks_cache("cache.rotary", step="rotate_query", holds=("cache.decode", "cache.alibi", "cache.window")).entry(
     does="Turns the queries of each piece from position 0 on, and its keys by their positions.",
     repair="Give query and key the same offset.",
     hides="The first piece.",
     matters="Each token believes that it stands at the beginning of the text.",
-    severity=Severity.WRONG,
-    links=("https://github.com/RobertCsordas/moeut/pull/6",),
+    links=github("RobertCsordas/moeut/pull/6"),
 )
 def queries_turned_from_the_beginning(query: Tensor, positions: Tensor, base: float) -> Tensor:
     return rotate_query(query, positions - positions[:1], base)
 
 
-@breaks_cache(
-    "cache.rotary",
-    holds=("cache.decode", "cache.alibi", "cache.window"),
+@breaks_cache("cache.rotary", holds=("cache.decode", "cache.alibi", "cache.window")).entry(
     does="Turns queries and keys of each piece from position 0 on.",
     repair="Go on where the last piece ended.",
     hides="The first piece; looks consistent within each piece.",
     matters="Text that was read in pieces lies on top of itself.",
-    severity=Severity.WRONG,
-    links=("https://github.com/MemTensor/MemOS/issues/2315",),
+    links=github("MemTensor/MemOS/issues/2315"),
 )
 def positions_restarted_in_each_piece(stream: Stream) -> Feed:
     return CacheSteps(
@@ -125,15 +114,12 @@ def positions_restarted_in_each_piece(stream: Stream) -> Feed:
     ).open(stream)
 
 
-@breaks_cache(
-    "cache.rotary",
-    holds=("cache.decode", "cache.alibi", "cache.window"),
+@breaks_cache("cache.rotary", holds=("cache.decode", "cache.alibi", "cache.window")).entry(
     does="Turns kept keys once more, though they were kept turned.",
     repair="Turn keys either before they are kept or when they are read.",
     hides="The first piece.",
     matters="Kept keys seem to stand twice as far along as they do.",
-    severity=Severity.WRONG,
-    links=("https://github.com/NeuraLegion/shainet/pull/110",),
+    links=github("NeuraLegion/shainet/pull/110"),
 )
 def kept_keys_turned_again(stream: Stream) -> Feed:
     base = stream.options.get("rotary_base")
@@ -146,15 +132,12 @@ def kept_keys_turned_again(stream: Stream) -> Feed:
     return CacheSteps(visible=rotated).open(stream)
 
 
-@breaks_cache(
-    "cache.rotary",
-    holds=("cache.decode", "cache.alibi", "cache.chunked-prefill"),
+@breaks_cache("cache.rotary", holds=("cache.decode", "cache.alibi", "cache.chunked-prefill")).entry(
     does="Remembers angles by the number of tokens, and uses them again at other positions.",
     repair="Remember them by position, for all that may come.",
     hides="Pieces of different lengths.",
     matters="All tokens that are written one by one seem to stand at one position.",
-    severity=Severity.WRONG,
-    links=("https://github.com/lucidrains/rotary-embedding-torch/issues/11",),
+    links=github("lucidrains/rotary-embedding-torch/issues/11"),
 )
 def angles_remembered_by_length(stream: Stream) -> Feed:
     known: dict[int, Tensor] = {}
@@ -166,18 +149,12 @@ def angles_remembered_by_length(stream: Stream) -> Feed:
     ).open(stream)
 
 
-@breaks_cache(
-    "cache.ring-positions",
-    holds=("cache.ring", "cache.rotary"),
+@breaks_cache("cache.ring-positions", holds=("cache.ring", "cache.rotary")).entry(
     does="Turns query and key of a token by the number of keys that a ring has left.",
     repair="Count all tokens that came, kept or not.",
     hides="Rings that are not full, and caches that keep all.",
     matters="Once the window is full all new tokens stand at one position, and drift away from the older ones.",
-    severity=Severity.WRONG,
-    links=(
-        "https://github.com/rajveer43/VeloxQuant-MLX/issues/389",
-        "https://github.com/rajveer43/VeloxQuant-MLX/pull/195",
-    ),
+    links=github("rajveer43/VeloxQuant-MLX/issues/389", "rajveer43/VeloxQuant-MLX/pull/195"),
 )
 def offset_of_what_is_left(stream: Stream) -> Feed:
     def left(positions: Tensor) -> Tensor:
@@ -190,51 +167,39 @@ def offset_of_what_is_left(stream: Stream) -> Feed:
 
 
 @breaks_cache(
-    "cache.ring-positions",
-    "cache.ring",
-    step="visible",
-    holds=("cache.static", "cache.alibi", "cache.window"),
+    "cache.ring-positions", "cache.ring", step="visible", holds=("cache.static", "cache.alibi", "cache.window")
+).entry(
     does="Takes the order of the slots of a ring for the order of its tokens.",
     repair="Work out the position of each slot, or roll the ring before it is read.",
     hides="A ring that has not wrapped, and single tokens without biases of position.",
     matters="Masks and distances belong to other keys once the ring has wrapped.",
-    severity=Severity.WRONG,
-    links=(
-        "https://github.com/rajveer43/VeloxQuant-MLX/pull/392",
-        "https://github.com/Lightning-AI/litgpt/issues/2182",
-    ),
+    links=github("rajveer43/VeloxQuant-MLX/pull/392", "Lightning-AI/litgpt/issues/2182"),
 )
 def slots_taken_for_positions(store: Rows, new: Rows, after: Rows) -> Rows:
     kept = store.written
     return joined(Rows(kept.key, kept.value, kept.positions.sort().values), new)
 
 
-@breaks(
-    "cache.query-start",
-    "cache.query-start-rows",
-    claims=START,
-    holds=("causal.square", "causal.alignment"),
+breaks_start = partial(breaks, claims=START)
+
+
+@breaks_start("cache.query-start", "cache.query-start-rows", holds=("causal.square", "causal.alignment")).entry(
     does="Takes the start of the queries, and forgets it.",
     repair="Shift the triangle by it.",
     hides="A start of 0.",
     matters="A query that continues a sequence sees its beginning only.",
-    severity=Severity.WRONG,
-    links=("https://github.com/huggingface/candle/pull/3743",),
+    links=github("huggingface/candle/pull/3743"),
 )
 def start_forgotten(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     options.pop("query_start", None)
     return Steps()(query, key, value, **options)
 
 
-@breaks(
-    "cache.query-start",
-    claims=START,
-    holds=("cache.query-start-rows", "causal.square"),
+@breaks_start("cache.query-start", holds=("cache.query-start-rows", "causal.square"), severity=LEAK).entry(
     does="Takes a start of 0 for none, and aligns queries and keys at their ends.",
     repair="Test for None: 0 is a start.",
     hides="Starts above 0, and as many queries as keys.",
     matters="The first piece that is written into a long buffer sees all of it.",
-    severity=Severity.LEAK,
 )
 def start_of_zero_taken_for_none(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     if "query_start" in options:
@@ -242,16 +207,12 @@ def start_of_zero_taken_for_none(query: Tensor, key: Tensor, value: Tensor, **op
     return Steps()(query, key, value, **options)
 
 
-@breaks(
-    "cache.query-start",
-    claims=START,
-    holds=("cache.query-start-rows", "causal.square"),
+@breaks_start("cache.query-start", holds=("cache.query-start-rows", "causal.square"), severity=LEAK).entry(
     does="Has the last query stand at the last key, whatever start it is told.",
     repair="Take the start that is given: storage may hold more keys than are valid.",
     hides="Keys that end where the queries end.",
     matters="With a buffer longer than the text, queries see what was never written.",
-    severity=Severity.LEAK,
-    links=("https://github.com/onnx/onnx/pull/8068",),
+    links=github("onnx/onnx/pull/8068"),
 )
 def start_taken_from_the_end(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     if "query_start" in options:
@@ -259,15 +220,11 @@ def start_taken_from_the_end(query: Tensor, key: Tensor, value: Tensor, **option
     return Steps()(query, key, value, **options)
 
 
-@breaks(
-    "cache.query-start-rows",
-    claims=START | {Feature.ROTARY},
-    holds=("cache.query-start", "causal.square"),
+@breaks("cache.query-start-rows", claims=START | {Feature.ROTARY}, holds=("cache.query-start", "causal.square")).entry(
     does="Shifts the triangle by the start, and turns queries from position 0 on.",
     repair="One position for all that depends on it.",
     hides="Calls without rotary embedding, and without a start.",
     matters="Each piece is read as if it were the beginning.",
-    severity=Severity.WRONG,
 )
 def start_for_the_triangle_only(
     query: Tensor, key: Tensor, value: Tensor, query_start: int = 0, **options: Any

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,68 +18,49 @@ from attention_conformance.implementations.builtin.stepwise.steps import (
     score,
     softmax,
 )
-from attention_conformance.implementations.defects.breaking import breaks
-from attention_conformance.implementations.defects.defect import Severity
+from attention_conformance.implementations.defects.breaking import breaks, github
+from attention_conformance.implementations.defects.defect import LEAK, NAN
+
+breaks_causal = partial(breaks, step="add_causal")
 
 
-@breaks(
-    "causal.square",
-    step="add_causal",
-    holds=(
-        "masks.bool",
-        "scores.dot-product",
-    ),
+@breaks_causal("causal.square", holds=("masks.bool", "scores.dot-product")).entry(
     does="Hides a query's own position.",
     repair="Show keys j <= i, and not j < i.",
     hides="A first row that is patched afterwards.",
     matters="The first row is empty, and each token predicts without knowing itself.",
-    severity=Severity.WRONG,
-    links=("https://github.com/pytorch/pytorch/issues/143287",),
+    links=github("pytorch/pytorch/issues/143287"),
 )
 def own_position_hidden(scores: Tensor) -> Tensor:
     return scores.masked_fill(torch.ones_like(scores).triu().bool(), -INFINITY)
 
 
-@breaks(
-    "causal.square",
-    "causal.no-future",
-    step="add_causal",
-    holds=("masks.bool", "scores.dot-product"),
+@breaks_causal("causal.square", "causal.no-future", holds=("masks.bool", "scores.dot-product"), severity=LEAK).entry(
     does="Shows each query the next position as well.",
     repair="Hide from the first later key on: triu(1), not triu(2).",
     hides="A loss, which only gets better.",
     matters="The model reads the token that it should predict, and cannot generate.",
-    severity=Severity.LEAK,
 )
 def next_position_seen(scores: Tensor) -> Tensor:
     return scores.masked_fill(torch.ones_like(scores).triu(2).bool(), -INFINITY)
 
 
-@breaks(
-    "causal.square",
-    "causal.no-future",
-    step="add_causal",
-    holds=("masks.bool", "scores.dot-product"),
+@breaks_causal("causal.square", "causal.no-future", holds=("masks.bool", "scores.dot-product"), severity=LEAK).entry(
     does="Hides the past, and shows the future.",
     repair="Keep the lower triangle of (Lq, Lk), or hide the upper one without its diagonal.",
     hides="A single token; checks that half of the weights are 0.",
     matters="The triangles tril and triu are taken for each other, often along with the meaning of True.",
-    severity=Severity.LEAK,
 )
 def past_hidden_for_future(scores: Tensor) -> Tensor:
     return scores.masked_fill(torch.ones_like(scores).tril(-1).bool(), -INFINITY)
 
 
-@breaks(
-    "causal.square",
-    "causal.no-future",
-    holds=("causal.with-mask", "causal.with-padding"),
+@breaks("causal.square", "causal.no-future", holds=("causal.with-mask", "causal.with-padding"), severity=LEAK).entry(
     does="Heeds the causal flag only where there is a mask to merge it into.",
     repair="Apply the flag whether or not there is a mask.",
     hides="Calls with a mask.",
     matters="Plain calls see the future.",
-    severity=Severity.LEAK,
-    links=("https://github.com/facebookresearch/xformers/issues/103",),
+    links=github("facebookresearch/xformers/issues/103"),
 )
 def flag_heeded_beside_a_mask_only(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     if not options.keys() & {"attn_mask", "key_padding_mask"}:
@@ -87,77 +69,58 @@ def flag_heeded_beside_a_mask_only(query: Tensor, key: Tensor, value: Tensor, **
 
 
 @breaks(
-    "softmax.over-keys",
-    "relations.permute-keys",
-    holds=("causal.square", "masks.bool", "masks.key-padding"),
+    "softmax.over-keys", "relations.permute-keys", holds=("causal.square", "masks.bool", "masks.key-padding")
+).entry(
     does="Takes attention for causal when neither flag nor mask is given.",
     repair="Let causality be off unless it is asked for.",
     hides="Decoders, and calls with a mask.",
     matters="Encoders and cross-attention lose the second half of what they should read.",
-    severity=Severity.WRONG,
-    links=(
-        "https://github.com/huggingface/transformers/issues/48172",
-        "https://github.com/huggingface/transformers/pull/42820",
-    ),
+    links=github("huggingface/transformers/issues/48172", "huggingface/transformers/pull/42820"),
 )
 def causal_unless_told_otherwise(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     masked = options.keys() & {"attn_mask", "key_padding_mask"}
     return Steps()(query, key, value, **{"is_causal": not masked, **options})
 
 
-@breaks(
+@breaks_causal(
     "causal.alignment",
     "causal.empty-rows",
-    step="add_causal",
-    follows="causal-alignment=bottom-right",
     holds=("causal.square", "causal.with-padding"),
+    follows="causal-alignment=bottom-right",
+).entry(
     does="Lets the triangle end at the last key, while it claims that it starts at the first.",
     repair="Say which corner it is, and build the triangle from that one.",
     hides="As many queries as keys.",
     matters="Kernels of one library disagree, and generation from a cache sees one token or all.",
-    severity=Severity.WRONG,
-    links=(
-        "https://github.com/pytorch/pytorch/issues/103082",
-        "https://github.com/Dao-AILab/flash-attention/issues/517",
-        "https://github.com/microsoft/onnxruntime/issues/29020",
-        "https://github.com/ml-explore/mlx/issues/2835",
+    links=github(
+        "pytorch/pytorch/issues/103082",
+        "Dao-AILab/flash-attention/issues/517",
+        "microsoft/onnxruntime/issues/29020",
+        "ml-explore/mlx/issues/2835",
     ),
 )
 def triangle_from_the_other_corner(scores: Tensor) -> Tensor:
     return add_bottom_right(scores)
 
 
-@breaks(
-    "causal.alignment",
-    "causal.empty-rows",
-    step="add_causal",
-    conventions=BOTTOM_RIGHT,
-    holds=("causal.square", "causal.with-padding"),
+@breaks_causal(
+    "causal.alignment", "causal.empty-rows", conventions=BOTTOM_RIGHT, holds=("causal.square", "causal.with-padding")
+).entry(
     does="Starts the triangle at the first key, while it claims that it ends at the last.",
     repair="Shift the triangle by Lk - Lq.",
     hides="As many queries as keys, and calls without a cache.",
     matters="A query that continues a cached sequence sees its beginning only.",
-    severity=Severity.WRONG,
-    links=(
-        "https://github.com/google/flax/issues/5591",
-        "https://github.com/hyprstream/hyprstream/pull/1521",
-        "https://github.com/huggingface/candle/pull/3743",
-    ),
+    links=github("google/flax/issues/5591", "hyprstream/hyprstream/pull/1521", "huggingface/candle/pull/3743"),
 )
 def offset_of_the_triangle_missing(scores: Tensor) -> Tensor:
     return add_causal(scores)
 
 
-@breaks(
-    "causal.alignment",
-    step="add_causal",
-    conventions=BOTTOM_RIGHT,
-    holds=("causal.square", "causal.empty-rows"),
+@breaks_causal("causal.alignment", conventions=BOTTOM_RIGHT, holds=("causal.square", "causal.empty-rows")).entry(
     does="Skips tiles beyond the top-left triangle, and masks by the bottom-right one.",
     repair="Add the offset Lk - Lq to the test that skips tiles, too.",
     hides="As many queries as keys, and sequences within a tile.",
     matters="Later tiles of a cached sequence are never read.",
-    severity=Severity.WRONG,
 )
 def tiles_skipped_from_the_other_corner(scores: Tensor) -> Tensor:
     first_keys, last_queries = (torch.arange(n) // 4 * 4 for n in (scores.shape[-1], scores.shape[-2]))
@@ -165,28 +128,21 @@ def tiles_skipped_from_the_other_corner(scores: Tensor) -> Tensor:
     return add_bottom_right(scores).masked_fill(skipped, -INFINITY)
 
 
-@breaks(
-    "causal.alignment",
-    step="add_causal",
-    holds=("causal.square", "causal.empty-rows"),
+@breaks_causal("causal.alignment", holds=("causal.square", "causal.empty-rows")).entry(
     does="Drops the causal flag for a single query, while it claims a triangle that starts at the first key.",
     repair="Claim the other corner, or apply the flag to a single query as well.",
     hides="Two queries and more; generation, where it is what one wants.",
     matters="The answer to one query is not the first row of the answer to two.",
-    severity=Severity.WRONG,
 )
 def flag_dropped_for_a_single_query(scores: Tensor) -> Tensor:
     return scores if scores.shape[-2] == 1 else add_causal(scores)
 
 
-@breaks(
-    "causal.any-scale",
-    holds=("causal.square", "scores.scale-explicit"),
+@breaks("causal.any-scale", holds=("causal.square", "scores.scale-explicit"), severity=NAN).entry(
     does="Hides the future before it multiplies by the scale.",
     repair="Scale first, mask afterwards.",
     hides="Positive scales.",
     matters="A scale of 0 makes the future NaN, a negative one makes it lead.",
-    severity=Severity.NAN,
 )
 def future_masked_before_scale(
     query: Tensor, key: Tensor, value: Tensor, scale: float | None = None, is_causal: bool = False, **masks: Any
@@ -197,29 +153,22 @@ def future_masked_before_scale(
     return Steps(score=scores)(query, key, value, scale=scale, **masks)
 
 
-@breaks(
-    "causal.any-scores",
-    step="add_causal",
-    holds=("causal.square", "masks.fill-value"),
+@breaks_causal("causal.any-scores", holds=("causal.square", "masks.fill-value"), severity=LEAK).entry(
     does="Sets future scores to -10000.",
     repair="Set future scores to minus infinity.",
     hides="Scores above -10000.",
     matters="A network learned to push its scores below -10000, read the future there, and reached a loss of 0.",
-    severity=Severity.LEAK,
-    links=("https://github.com/karpathy/minGPT/issues/75",),
+    links=github("karpathy/minGPT/issues/75"),
 )
 def future_filled_with_a_number(scores: Tensor) -> Tensor:
     return scores.masked_fill(torch.ones_like(scores).triu(1).bool(), -1e4)
 
 
-@breaks(
-    "causal.any-scores",
-    holds=("causal.square", "causal.no-future"),
+@breaks("causal.any-scores", holds=("causal.square", "causal.no-future"), severity=NAN).entry(
     does="Cuts the future off after the exponentials, and normalises over the rest.",
     repair="Mask the scores before the maximum is taken.",
     hides="Scores that lie close together: there it is exact.",
     matters="A future key that leads by hundreds leaves 0/0 of the past.",
-    severity=Severity.NAN,
 )
 def future_cut_after_the_exponentials(
     query: Tensor, key: Tensor, value: Tensor, is_causal: bool = False, **options: Any
@@ -231,15 +180,11 @@ def future_cut_after_the_exponentials(
     return (Steps(softmax=cut) if is_causal else Steps())(query, key, value, **options)
 
 
-@breaks(
-    "relations.causal-prefix",
-    "causal.no-future",
-    holds=("scores.dot-product", "masks.bool"),
+@breaks("relations.causal-prefix", "causal.no-future", holds=("scores.dot-product", "masks.bool"), severity=LEAK).entry(
     does="Cuts the future off after the softmax, without normalising again.",
     repair="Mask the scores before the softmax.",
     hides="A single token; checks that future weights are 0.",
     matters="Early rows are too small, by what the future had taken: they know of it.",
-    severity=Severity.LEAK,
 )
 def future_cut_after_softmax(
     query: Tensor, key: Tensor, value: Tensor, is_causal: bool = False, **options: Any
@@ -249,14 +194,12 @@ def future_cut_after_softmax(
 
 
 @breaks(
-    "relations.causal-prefix",
-    "causal.no-future",
-    holds=("scores.dot-product", "relations.batch"),
+    "relations.causal-prefix", "causal.no-future", holds=("scores.dot-product", "relations.batch"), severity=LEAK
+).entry(
     does="Takes the mean of all values, later ones too, off the values of a causal call.",
     repair="Use nothing of a token before its position is reached: no mean, norm or maximum over the sequence.",
     hides="Calls without the flag; values whose mean is 0.",
     matters="A normalisation along the sequence tells the past about the future.",
-    severity=Severity.LEAK,
 )
 def values_centred_over_the_sequence(
     query: Tensor, key: Tensor, value: Tensor, is_causal: bool = False, **options: Any
@@ -267,14 +210,11 @@ def values_centred_over_the_sequence(
     return (Steps(mix=centred) if is_causal else Steps())(query, key, value, is_causal=is_causal, **options)
 
 
-@breaks(
-    "causal.padded-start",
-    holds=("causal.with-padding", "masks.key-padding"),
+@breaks("causal.padded-start", holds=("causal.with-padding", "masks.key-padding"), severity=LEAK).entry(
     does="Counts the real keys under the causal flag, and shows as many from the start.",
     repair="Hide exactly the padded keys.",
     hides="Padding at the end, and calls without the flag.",
     matters="Prompts of a batch that are padded at the start attend to padding, and not to their end.",
-    severity=Severity.LEAK,
 )
 def padding_taken_for_lengths(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     padding = options.get("key_padding_mask")
@@ -283,16 +223,12 @@ def padding_taken_for_lengths(query: Tensor, key: Tensor, value: Tensor, **optio
     return Steps()(query, key, value, **options)
 
 
-@breaks(
-    "causal.with-mask",
-    "shapes.combinations",
-    holds=("causal.square", "causal.with-padding"),
+@breaks("causal.with-mask", "shapes.combinations", holds=("causal.square", "causal.with-padding"), severity=LEAK).entry(
     does="Drops the causal flag when there is a mask.",
     repair="Let a query see what flag and mask both allow, or refuse the two together.",
     hides="Masks that are causal themselves.",
     matters="A decoder with padding or biases sees the future.",
-    severity=Severity.LEAK,
-    links=("https://github.com/onnx/onnx/pull/8068",),
+    links=github("onnx/onnx/pull/8068"),
 )
 def flag_dropped_beside_mask(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     if "attn_mask" in options:
@@ -300,16 +236,12 @@ def flag_dropped_beside_mask(query: Tensor, key: Tensor, value: Tensor, **option
     return Steps()(query, key, value, **options)
 
 
-@breaks(
-    "causal.with-mask",
-    "shapes.combinations",
-    holds=("causal.square", "causal.with-padding"),
+@breaks("causal.with-mask", "shapes.combinations", holds=("causal.square", "causal.with-padding"), severity=LEAK).entry(
     does="Drops the mask when the causal flag is set.",
     repair="Let a query see what flag and mask both allow, or refuse the two together.",
     hides="Masks that hide nothing but the future.",
     matters="A module ignored the mask without a word: padding and segments showed.",
-    severity=Severity.LEAK,
-    links=("https://github.com/pytorch/pytorch/pull/178588",),
+    links=github("pytorch/pytorch/pull/178588"),
 )
 def mask_dropped_beside_flag(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     if "is_causal" in options:
@@ -317,14 +249,11 @@ def mask_dropped_beside_flag(query: Tensor, key: Tensor, value: Tensor, **option
     return Steps()(query, key, value, **options)
 
 
-@breaks(
-    "causal.with-mask",
-    holds=("causal.square", "masks.float", "causal.with-padding"),
+@breaks("causal.with-mask", holds=("causal.square", "masks.float", "causal.with-padding")).entry(
     does="Merges a boolean mask into the causal triangle, and drops a float one.",
     repair="Add the float mask, then apply the triangle.",
     hides="Boolean masks; calls without the flag.",
     matters="A fused causal path knows booleans only: biases of position are lost in decoders.",
-    severity=Severity.WRONG,
 )
 def float_mask_dropped_beside_flag(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     if "is_causal" in options and options.get("attn_mask", query).dtype is not torch.bool:
@@ -332,18 +261,12 @@ def float_mask_dropped_beside_flag(query: Tensor, key: Tensor, value: Tensor, **
     return Steps()(query, key, value, **options)
 
 
-@breaks(
-    "causal.with-padding",
-    holds=("causal.square", "causal.with-mask"),
+@breaks("causal.with-padding", holds=("causal.square", "causal.with-mask"), severity=LEAK).entry(
     does="Drops the padding mask when the causal flag is set.",
     repair="Leave each query the real keys that are not later than itself.",
     hides="Batches without padding; padding at the end, for whoever reads real rows only.",
     matters="A causal fast path is called without the padding mask.",
-    severity=Severity.LEAK,
-    links=(
-        "https://github.com/AI-Hypercomputer/maxtext/issues/878",
-        "https://github.com/AnswerDotAI/ModernBERT/pull/40",
-    ),
+    links=github("AI-Hypercomputer/maxtext/issues/878", "AnswerDotAI/ModernBERT/pull/40"),
 )
 def padding_dropped_beside_flag(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     if "is_causal" in options:
@@ -352,13 +275,12 @@ def padding_dropped_beside_flag(query: Tensor, key: Tensor, value: Tensor, **opt
 
 
 @breaks(
-    "causal.empty-row-with-mask",
-    holds=("causal.square", "causal.with-mask", "masks.empty-row-bool"),
+    "causal.empty-row-with-mask", holds=("causal.square", "causal.with-mask", "masks.empty-row-bool"), severity=NAN
+).entry(
     does="Answers rows that the mask alone leaves without keys, and divides 0 by 0 where mask and flag do it together.",
     repair="Find empty rows after all masks are merged, not in each of them.",
     hides="Masks that leave every query a key which is not later than itself.",
     matters="A prompt that is padded by its mask becomes NaN in a decoder, and right in an encoder.",
-    severity=Severity.NAN,
 )
 def rows_emptied_together_forgotten(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     right = Steps()(query, key, value, **options)

@@ -31,6 +31,10 @@ class Severity(StrEnum):
     """Right answers that take more memory or time than they need."""
 
 
+LEAK, NAN, CRASH, GRADIENT = Severity.LEAK, Severity.NAN, Severity.CRASH, Severity.GRADIENT
+PRECISION, STATE, COST = Severity.PRECISION, Severity.STATE, Severity.COST
+
+
 @dataclass(frozen=True)
 class Defect:
     """An implementation with one mistake.
@@ -58,7 +62,7 @@ class Defect:
     repair: str
     hides: str
     matters: str
-    severity: Severity
+    severity: Severity = Severity.WRONG
     links: tuple[str, ...] = ()
     holds: tuple[str, ...] = ()
     dtype: str = "float64"
@@ -79,4 +83,5 @@ class Defect:
         return self.id
 
 
-REGISTRY: list[Defect] = []
+REGISTRY: dict[str, list[Defect]] = {}
+"""The defects of each module that was imported, by its name."""

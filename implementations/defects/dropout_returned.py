@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from attention_conformance.implementations.builtin.stepwise.steps import Steps, mix
-from attention_conformance.implementations.defects.breaking import breaks
-from attention_conformance.implementations.defects.defect import Severity
+from attention_conformance.implementations.defects.breaking import breaks, github
 from attention_conformance.implementations.defects.dropout import DROPOUT
 from attention_conformance.spec.features import Conventions, ReturnedWeights
 
@@ -30,21 +30,15 @@ def _all_of(
     return output, weights, seen[0], lse
 
 
-@breaks(
-    "dropout.returned-weights",
-    claims=DROPOUT,
-    extras=("weights",),
-    holds=("dropout.factors", "softmax.weights"),
+breaks_dropout = partial(breaks, claims=DROPOUT)
+
+
+@breaks_dropout("dropout.returned-weights", extras=("weights",), holds=("dropout.factors", "softmax.weights")).entry(
     does="Returns the weights after dropout, while it claims those before.",
     repair="Return the weights before dropout, or say that they are not.",
     hides="Evaluation, and training without dropout.",
     matters="Rows that should sum to 1 sum to 1.25 or to 0: a loss of their logarithms turns negative.",
-    severity=Severity.WRONG,
-    links=(
-        "https://github.com/pytorch/pytorch/issues/42929",
-        "https://github.com/pytorch/pytorch/issues/33360",
-        "https://github.com/kanyun-inc/fairseq-gec/issues/18",
-    ),
+    links=github("pytorch/pytorch/issues/42929", "pytorch/pytorch/issues/33360", "kanyun-inc/fairseq-gec/issues/18"),
 )
 def weights_returned_after_dropout(
     query: Tensor, key: Tensor, value: Tensor, dropout_p: float = 0.0, **options: Any
@@ -53,17 +47,13 @@ def weights_returned_after_dropout(
     return output, dropped
 
 
-@breaks(
-    "dropout.returned-weights",
-    claims=DROPOUT,
-    extras=("weights",),
-    conventions=AFTER,
-    holds=("dropout.factors", "softmax.weights"),
+@breaks_dropout(
+    "dropout.returned-weights", extras=("weights",), conventions=AFTER, holds=("dropout.factors", "softmax.weights")
+).entry(
     does="Returns the weights before dropout, while it claims those after.",
     repair="Return the weights that multiply the values, or say that they are not.",
     hides="Evaluation, and training without dropout.",
     matters="Whoever multiplies them by the values does not get the output.",
-    severity=Severity.WRONG,
 )
 def weights_returned_before_dropout(
     query: Tensor, key: Tensor, value: Tensor, dropout_p: float = 0.0, **options: Any
@@ -71,17 +61,14 @@ def weights_returned_before_dropout(
     return Steps().answer(query, key, value, dropout_p=dropout_p, **options)[:2]
 
 
-@breaks(
-    "dropout.averaged-weights",
-    claims=DROPOUT,
-    extras=("averaged_weights",),
-    holds=("dropout.factors", "softmax.averaged-weights"),
+@breaks_dropout(
+    "dropout.averaged-weights", extras=("averaged_weights",), holds=("dropout.factors", "softmax.averaged-weights")
+).entry(
     does="Averages the weights after dropout, while it claims those before.",
     repair="Average the weights before dropout, or say that they are not.",
     hides="Evaluation, and training without dropout.",
     matters="What is read as a distribution over the keys does not sum to 1 while a model is trained.",
-    severity=Severity.WRONG,
-    links=("https://github.com/pytorch/pytorch/issues/42929",),
+    links=github("pytorch/pytorch/issues/42929"),
 )
 def average_taken_after_dropout(
     query: Tensor, key: Tensor, value: Tensor, dropout_p: float = 0.0, **options: Any
@@ -90,17 +77,12 @@ def average_taken_after_dropout(
     return output, dropped.mean(1)
 
 
-@breaks(
-    "dropout.returned-weights",
-    claims=DROPOUT,
-    extras=("weights",),
-    holds=("dropout.factors", "softmax.weights"),
+@breaks_dropout("dropout.returned-weights", extras=("weights",), holds=("dropout.factors", "softmax.weights")).entry(
     does="Returns weights whose sign tells what was dropped.",
     repair="Return the weights themselves.",
     hides="Evaluation, and training without dropout.",
     matters="What a kernel returns for its own tests is read as weights.",
-    severity=Severity.WRONG,
-    links=("https://github.com/Dao-AILab/flash-attention/issues/902",),
+    links=github("Dao-AILab/flash-attention/issues/902"),
 )
 def dropped_weights_returned_negative(
     query: Tensor, key: Tensor, value: Tensor, dropout_p: float = 0.0, **options: Any
@@ -109,16 +91,11 @@ def dropped_weights_returned_negative(
     return output, torch.where(dropped == 0, -weights, weights)
 
 
-@breaks(
-    "dropout.log-sum-exp",
-    claims=DROPOUT,
-    extras=("log_sum_exp",),
-    holds=("dropout.factors", "softmax.log-sum-exp"),
+@breaks_dropout("dropout.log-sum-exp", extras=("log_sum_exp",), holds=("dropout.factors", "softmax.log-sum-exp")).entry(
     does="Leaves dropped keys out of the log-sum-exp that it returns.",
     repair="Take the log-sum-exp over all keys that the query may attend to: dropout comes after the softmax.",
     hides="Calls without dropout.",
     matters="A backward pass that makes the weights anew from it gets others than the forward pass had.",
-    severity=Severity.WRONG,
 )
 def log_sum_exp_without_dropped_keys(
     query: Tensor, key: Tensor, value: Tensor, dropout_p: float = 0.0, **options: Any

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,8 +11,8 @@ from torch import Tensor
 from attention_conformance.implementations.adapters.mha_interface import MHA_FEATURES
 from attention_conformance.implementations.builtin.stepwise.layer import Layer
 from attention_conformance.implementations.builtin.stepwise.steps import Steps, drop, softmax
-from attention_conformance.implementations.defects.breaking import breaks, breaks_layer
-from attention_conformance.implementations.defects.defect import Severity
+from attention_conformance.implementations.defects.breaking import breaks, breaks_layer, github
+from attention_conformance.implementations.defects.defect import GRADIENT, NAN, STATE
 from attention_conformance.implementations.defects.dropout import DROPOUT, chosen
 from attention_conformance.spec.features import Feature
 from attention_conformance.spec.problem import Problem
@@ -28,76 +29,59 @@ def shared(weights: Tensor, rate: float, *axes: int) -> Tensor:
     return weights * chosen(part, rate) / (1.0 - rate)
 
 
-@breaks(
-    "dropout.independent",
-    step="drop",
-    claims=DROPOUT,
-    holds=("dropout.factors", "dropout.whole-key", "dropout.rate-zero"),
+breaks_dropout = partial(breaks, claims=DROPOUT)
+
+
+breaks_drop = partial(breaks_dropout, step="drop")
+
+
+@breaks_drop("dropout.independent", holds=("dropout.factors", "dropout.whole-key", "dropout.rate-zero")).entry(
     does="Drops the same weights in all heads.",
     repair="Draw for (B, H, Lq, Lk), and not for a part of it that is broadcast.",
     hides="A single head; checks of the mean.",
     matters="Heads cannot stand in for one another, which is what dropout should teach them.",
-    severity=Severity.WRONG,
 )
 def same_choice_for_all_heads(weights: Tensor, rate: float) -> Tensor:
     return shared(weights, rate, 1)
 
 
-@breaks(
-    "dropout.independent",
-    step="drop",
-    claims=DROPOUT,
-    holds=("dropout.factors", "dropout.whole-key", "dropout.rate-zero"),
+@breaks_drop("dropout.independent", holds=("dropout.factors", "dropout.whole-key", "dropout.rate-zero")).entry(
     does="Drops the same weights in all samples.",
     repair="Draw for (B, H, Lq, Lk), and not for a part of it that is broadcast.",
     hides="A batch of one; checks of the mean.",
     matters="The noise of a batch does not average out.",
-    severity=Severity.WRONG,
 )
 def same_choice_for_all_samples(weights: Tensor, rate: float) -> Tensor:
     return shared(weights, rate, 0)
 
 
-@breaks(
-    "dropout.independent",
-    step="drop",
-    claims=DROPOUT,
-    holds=("dropout.factors", "dropout.whole-key", "dropout.rate-zero"),
+@breaks_drop("dropout.independent", holds=("dropout.factors", "dropout.whole-key", "dropout.rate-zero")).entry(
     does="Drops whole keys, for all queries of a head.",
     repair="Draw for (B, H, Lq, Lk), and not for a part of it that is broadcast.",
     hides="A single query; checks of the mean.",
     matters="A token disappears for all others at once.",
-    severity=Severity.WRONG,
 )
 def same_choice_for_all_queries(weights: Tensor, rate: float) -> Tensor:
     return shared(weights, rate, 2)
 
 
-@breaks(
-    "dropout.independent",
-    step="drop",
-    claims=DROPOUT,
-    holds=("dropout.factors", "dropout.whole-key", "dropout.rate-zero"),
+@breaks_drop("dropout.independent", holds=("dropout.factors", "dropout.whole-key", "dropout.rate-zero")).entry(
     does="Drops whole rows, or nothing of them.",
     repair="Draw for every key, too.",
     hides="A single key; checks of the mean.",
     matters="Half of the outputs are 0, and the others twice as large.",
-    severity=Severity.WRONG,
 )
 def same_choice_for_all_keys(weights: Tensor, rate: float) -> Tensor:
     return shared(weights, rate, 3)
 
 
-@breaks(
-    "dropout.independent",
-    step="drop",
-    claims=DROPOUT,
-    holds=("dropout.factors", "dropout.rate", "dropout.seed", "dropout.next-call"),
+@breaks_drop(
+    "dropout.independent", holds=("dropout.factors", "dropout.rate", "dropout.seed", "dropout.next-call")
+).entry(
     does="Draws the same numbers for every tile of 64 queries.",
     repair="Count the tile into the place of the generator's sequence.",
     hides="Sequences within a tile.",
     matters="Long sequences lose the same weights every 64 tokens.",
-    severity=Severity.WRONG,
 )
 def same_choice_for_all_tiles(weights: Tensor, rate: float) -> Tensor:
     tile = chosen(weights[:, :, :64], rate)
@@ -105,33 +89,27 @@ def same_choice_for_all_tiles(weights: Tensor, rate: float) -> Tensor:
     return weights * tiles / (1.0 - rate)
 
 
-@breaks(
-    "dropout.next-call",
-    step="drop",
-    claims=DROPOUT,
-    holds=("dropout.seed", "dropout.independent", "dropout.factors"),
+@breaks_drop(
+    "dropout.next-call", holds=("dropout.seed", "dropout.independent", "dropout.factors"), severity=STATE
+).entry(
     does="Leaves the generator where it was.",
     repair="Move the generator on by as many numbers as were drawn.",
     hides="A single call; calls that are seeded each.",
     matters="Every step, and every layer, drops the same weights.",
-    severity=Severity.STATE,
-    links=("https://github.com/Dao-AILab/flash-attention/issues/314",),
+    links=github("Dao-AILab/flash-attention/issues/314"),
 )
 def generator_not_moved_on(weights: Tensor, rate: float) -> Tensor:
     with torch.random.fork_rng(devices=[]):
         return drop(weights, rate)
 
 
-@breaks(
-    "dropout.next-call",
-    step="drop",
-    claims=DROPOUT,
-    holds=("dropout.seed", "dropout.independent", "dropout.factors"),
+@breaks_drop(
+    "dropout.next-call", holds=("dropout.seed", "dropout.independent", "dropout.factors"), severity=STATE
+).entry(
     does="Moves the generator on by one number, however many it has drawn.",
     repair="Move the generator on by as many numbers as were drawn.",
     hides="A single call; checks that the next call differs.",
     matters="Every step drops the weights of the step before, one place on.",
-    severity=Severity.STATE,
 )
 def generator_moved_on_by_one(weights: Tensor, rate: float) -> Tensor:
     with torch.random.fork_rng(devices=[]):
@@ -140,63 +118,54 @@ def generator_moved_on_by_one(weights: Tensor, rate: float) -> Tensor:
     return dropped
 
 
-@breaks(
+@breaks_drop(
     "dropout.seed",
     "dropout.next-call",
-    step="drop",
-    claims=DROPOUT,
     holds=("dropout.independent", "dropout.factors", "dropout.rate"),
+    severity=STATE,
+).entry(
     does="Draws from a generator that it seeds with a number of its own in each call.",
     repair="Draw from the generator that the caller can seed.",
     hides="A single call.",
     matters="Whatever the seed, the same weights are dropped in every step.",
-    severity=Severity.STATE,
 )
 def own_generator_seeded_in_each_call(weights: Tensor, rate: float) -> Tensor:
     own = torch.Generator().manual_seed(42)
     return weights * (torch.rand(weights.shape, generator=own) >= rate) / (1.0 - rate)
 
 
-@breaks(
+@breaks_drop(
     "dropout.seed",
-    step="drop",
-    claims=DROPOUT,
     holds=("dropout.next-call", "dropout.independent", "dropout.factors", "dropout.rate"),
+    severity=STATE,
+).entry(
     does="Draws from a generator of its own, which the caller cannot seed.",
     repair="Draw from the generator that the caller can seed.",
     hides="Programs that are run once.",
     matters="A run cannot be repeated, and recomputed activations are not those that were thrown away.",
-    severity=Severity.STATE,
 )
 def own_generator_never_seeded(weights: Tensor, rate: float) -> Tensor:
     return weights * (torch.rand(weights.shape, generator=_OWN) >= rate) / (1.0 - rate)
 
 
-@breaks(
-    "dropout.rate-one",
-    step="drop",
-    claims=DROPOUT,
-    holds=("dropout.factors", "dropout.rate", "dropout.gradients"),
+@breaks_drop("dropout.rate-one", holds=("dropout.factors", "dropout.rate", "dropout.gradients"), severity=NAN).entry(
     does="Divides by 1 - p where p is 1.",
     repair="Answer zeros where p is 1, before anything is divided.",
     hides="Probabilities below 1.",
     matters="A layer that is switched off by a dropout of 1 gives NaN.",
-    severity=Severity.NAN,
-    links=("https://github.com/pytorch/pytorch/issues/190057",),
+    links=github("pytorch/pytorch/issues/190057"),
 )
 def divided_by_no_chance_to_stay(weights: Tensor, rate: float) -> Tensor:
     return weights * chosen(weights, rate) / torch.tensor(1.0 - rate, dtype=weights.dtype)
 
 
-@breaks(
-    "dropout.rate-zero",
-    claims=DROPOUT,
-    holds=("dropout.factors", "dropout.rate", "effects.global-state"),
+@breaks_dropout(
+    "dropout.rate-zero", holds=("dropout.factors", "dropout.rate", "effects.global-state"), severity=STATE
+).entry(
     does="Draws random numbers for a probability of 0.",
     repair="Draw only where there is something to drop.",
     hides="Checks of the answer; calls that do not name a dropout.",
     matters="Two runs part ways where one names a dropout of 0 and the other none.",
-    severity=Severity.STATE,
 )
 def numbers_drawn_for_nothing(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     if options.get("dropout_p") == 0.0:
@@ -204,16 +173,13 @@ def numbers_drawn_for_nothing(query: Tensor, key: Tensor, value: Tensor, **optio
     return Steps()(query, key, value, **options)
 
 
-@breaks(
-    "dropout.factors",
-    "dropout.rate",
-    claims=DROPOUT,
-    holds=("dropout.gradients", "dropout.rate-zero", "dropout.rate-one"),
+@breaks_dropout(
+    "dropout.factors", "dropout.rate", holds=("dropout.gradients", "dropout.rate-zero", "dropout.rate-one")
+).entry(
     does="Drops only where gradients are recorded.",
     repair="Let the probability that is told decide, or the mode of the module.",
     hides="Training.",
     matters="Whoever draws several answers to see how much they vary gets the same one each time.",
-    severity=Severity.WRONG,
 )
 def dropout_with_gradients_only(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     if not torch.is_grad_enabled() and options.get("dropout_p") != 1.0:
@@ -232,20 +198,19 @@ class Dropping(Layer):
         return self.steps(q, k, v, dropout_p=self.rate if self.training else 0.0, **options)
 
 
-@breaks_layer(
-    "dropout.evaluation",
-    features=MODES,
-    holds=("dropout.factors", "dropout.rate-zero", "dropout.seed"),
+breaks_modes = partial(breaks_layer, features=MODES)
+
+
+@breaks_modes("dropout.evaluation", holds=("dropout.factors", "dropout.rate-zero", "dropout.seed")).entry(
     does="Hands its dropout to the function whether it is trained or evaluated.",
     repair="Hand over 0 in evaluation mode: the function does not know of modes.",
     hides="A dropout of 0, in tests and configurations.",
     matters="A model that is served answers otherwise each time, and worse.",
-    severity=Severity.WRONG,
-    links=(
-        "https://github.com/pytorch/pytorch/issues/124464",
-        "https://github.com/huggingface/pytorch-image-models/pull/1978",
-        "https://github.com/meta-pytorch/torchtune/issues/1791",
-        "https://github.com/NVIDIA/torch-harmonics/pull/221",
+    links=github(
+        "pytorch/pytorch/issues/124464",
+        "huggingface/pytorch-image-models/pull/1978",
+        "meta-pytorch/torchtune/issues/1791",
+        "NVIDIA/torch-harmonics/pull/221",
     ),
 )
 class DropoutInEvaluation(Dropping):
@@ -253,20 +218,12 @@ class DropoutInEvaluation(Dropping):
         return self.steps(q, k, v, dropout_p=self.rate, **options)
 
 
-@breaks_layer(
-    "dropout.rate",
-    "dropout.factors",
-    features=MODES,
-    holds=("dropout.rate-zero", "dropout.evaluation"),
+@breaks_modes("dropout.rate", "dropout.factors", holds=("dropout.rate-zero", "dropout.evaluation")).entry(
     does="Computes dropout, and goes on with the weights from before.",
     repair="Go on with what dropout returns.",
     hides="Tests without dropout, or without randomness.",
     matters="A model trains without the regularisation that its configuration names.",
-    severity=Severity.WRONG,
-    links=(
-        "https://github.com/jenkspt/gpt-jax/issues/1",
-        "https://github.com/zhouhaoyi/Informer2020/issues/97",
-    ),
+    links=github("jenkspt/gpt-jax/issues/1", "zhouhaoyi/Informer2020/issues/97"),
 )
 class ResultOfDropoutUnused(Dropping):
     def attend(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
@@ -278,16 +235,13 @@ class ResultOfDropoutUnused(Dropping):
         return (Steps(softmax=weights) if self.rate else self.steps)(q, k, v, **options)
 
 
-@breaks_layer(
-    "dropout.evaluation",
-    "dropout.factors",
-    features=MODES,
-    holds=("dropout.rate", "dropout.rate-zero", "dropout.independent"),
+@breaks_modes(
+    "dropout.evaluation", "dropout.factors", holds=("dropout.rate", "dropout.rate-zero", "dropout.independent")
+).entry(
     does="Makes the weights smaller in evaluation mode, instead of larger while it is trained.",
     repair="Divide the weights that stay by 1 - p in training, and leave them alone in evaluation.",
     hides="A dropout of 0.",
     matters="Trained weights do not fit an implementation that follows the usual rule.",
-    severity=Severity.WRONG,
 )
 class WeightsScaledInEvaluation(Dropping):
     def attend(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
@@ -298,15 +252,13 @@ class WeightsScaledInEvaluation(Dropping):
         return (Steps(softmax=weights) if self.rate else self.steps)(q, k, v, **options)
 
 
-@breaks_layer(
-    "dropout.evaluation",
-    features=MODES,
-    holds=("dropout.factors", "dropout.rate-zero", "dropout.next-call"),
+@breaks_modes(
+    "dropout.evaluation", holds=("dropout.factors", "dropout.rate-zero", "dropout.next-call"), severity=STATE
+).entry(
     does="Draws random numbers in evaluation mode, and does not use them.",
     repair="Draw only where there is something to drop.",
     hides="Checks of the answer.",
     matters="Whether a model is evaluated in between changes how its training goes on.",
-    severity=Severity.STATE,
 )
 class NumbersDrawnInEvaluation(Dropping):
     def attend(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
@@ -315,15 +267,11 @@ class NumbersDrawnInEvaluation(Dropping):
         return super().attend(q, k, v, **options)
 
 
-@breaks_layer(
-    "dropout.rate-zero",
-    features=MODES,
-    holds=("dropout.factors", "dropout.evaluation"),
+@breaks_modes("dropout.rate-zero", holds=("dropout.factors", "dropout.evaluation")).entry(
     does="Takes a dropout of 0 for none that is given, and drops a tenth.",
     repair="Ask whether a dropout is given, and not whether it is true.",
     hides="Any other dropout; layers that are built without naming one.",
     matters="Dropout cannot be turned off in training.",
-    severity=Severity.WRONG,
 )
 class ZeroTakenForNotGiven(Dropping):
     def __init__(self, problem: Problem) -> None:
@@ -348,16 +296,13 @@ class _OtherOrder(torch.autograd.Function):
         return torch.cat(tiles[::-1], -1), None
 
 
-@breaks(
-    "dropout.gradients",
-    step="drop",
-    claims=DROPOUT,
-    holds=("dropout.factors", "dropout.independent", "gradients.value"),
+@breaks_drop(
+    "dropout.gradients", holds=("dropout.factors", "dropout.independent", "gradients.value"), severity=GRADIENT
+).entry(
     does="Draws the same numbers again in the backward pass, but reads its tiles of 64 keys in another order.",
     repair="Derive what is drawn from the place of the weight, and not from the order of the tiles.",
     hides="Keys that fit into one tile.",
     matters="Gradients of long sequences belong to other weights than those that were dropped.",
-    severity=Severity.GRADIENT,
 )
 def tiles_drawn_in_another_order_on_the_way_back(weights: Tensor, rate: float) -> Tensor:
     found: Tensor = _OtherOrder.apply(weights, rate)  # type: ignore[no-untyped-call]

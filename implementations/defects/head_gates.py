@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,8 +12,8 @@ from attention_conformance.implementations.adapters.mha_interface import MHA_FEA
 from attention_conformance.implementations.adapters.tensors import Tensors
 from attention_conformance.implementations.builtin.stepwise.layer import Layer
 from attention_conformance.implementations.builtin.stepwise.steps import Steps, gate
-from attention_conformance.implementations.defects.breaking import breaks, breaks_layer
-from attention_conformance.implementations.defects.defect import Severity
+from attention_conformance.implementations.defects.breaking import breaks, breaks_layer, github
+from attention_conformance.implementations.defects.defect import GRADIENT, PRECISION
 from attention_conformance.spec.features import Feature
 from attention_conformance.spec.problem import Problem
 
@@ -20,38 +21,41 @@ GATES = frozenset({Feature.HEAD_GATES})
 LAYER = frozenset(MHA_FEATURES | GATES)
 
 
-@breaks(
+breaks_gates = partial(breaks, claims=GATES)
+
+
+breaks_gate = partial(breaks_gates, step="gate")
+
+
+@breaks_gate(
     "head-gates.factor",
     "head-gates.gradient",
     "head-gates.importance",
     "head-gates.ablation",
-    step="gate",
-    claims=GATES,
     holds=("head-gates.open", "head-gates.closed"),
+).entry(
     does="Multiplies by the gates twice: the values, and the output.",
     repair="Multiply once, after the values are mixed.",
     hides="Gates of 0 and 1.",
     matters="Gradients of gates at 1 are twice too large, and learned gates mean their squares.",
-    severity=Severity.WRONG,
 )
 def gates_multiplied_twice(heads: Tensor, gates: Tensor) -> Tensor:
     return gate(gate(heads, gates), gates)
 
 
-@breaks(
+@breaks_gates(
     "head-gates.factor",
     "head-gates.closed",
     "head-gates.gradient",
     "head-gates.importance",
     "head-gates.ablation",
-    claims=GATES,
     holds=("head-gates.open", "scores.dot-product"),
+).entry(
     does="Multiplies the scores by the gates, and not the output.",
     repair="Multiply the output of each head.",
     hides="Gates of 1.",
     matters="A closed head is not gone: it answers the mean of all values.",
-    severity=Severity.WRONG,
-    links=("https://github.com/huggingface/transformers/pull/9853",),
+    links=github("huggingface/transformers/pull/9853"),
 )
 def gates_multiply_the_scores(
     query: Tensor, key: Tensor, value: Tensor, head_gates: Tensor | None = None, **options: Any
@@ -60,93 +64,79 @@ def gates_multiply_the_scores(
     return Steps()(gated, key, value, **options)
 
 
-@breaks(
+@breaks_gate(
     "head-gates.factor",
     "head-gates.closed",
     "head-gates.gradient",
     "head-gates.importance",
     "head-gates.ablation",
-    step="gate",
-    claims=GATES,
-    raises=True,
     holds=("head-gates.open", "head-gates.weights"),
+    raises=True,
+).entry(
     does="Takes gates, and does nothing with them.",
     repair="Multiply the output of each head by its gate, or refuse gates.",
     hides="Gates of 1; checks that a model with gates runs.",
     matters="An ablation study finds that no head matters.",
-    severity=Severity.WRONG,
-    links=("https://github.com/huggingface/transformers/pull/9853",),
+    links=github("huggingface/transformers/pull/9853"),
 )
 def gates_taken_and_dropped(heads: Tensor, gates: Tensor) -> Tensor:
     return heads
 
 
-@breaks(
-    "head-gates.factor",
-    "head-gates.gradient",
-    step="gate",
-    claims=GATES,
-    holds=("head-gates.open", "head-gates.closed", "head-gates.ablation"),
+@breaks_gate(
+    "head-gates.factor", "head-gates.gradient", holds=("head-gates.open", "head-gates.closed", "head-gates.ablation")
+).entry(
     does="Cuts gates off below 0 and above 1.",
     repair="Take gates as they are; who wants a range keeps to it.",
     hides="Gates between 0 and 1.",
     matters="A learned gate that leaves the range stops learning, and heads cannot be amplified.",
-    severity=Severity.WRONG,
 )
 def gates_cut_off(heads: Tensor, gates: Tensor) -> Tensor:
     return gate(heads, gates.clamp(0.0, 1.0))
 
 
-@breaks(
+@breaks_gate(
     "head-gates.open",
     "head-gates.factor",
     "head-gates.closed",
     "head-gates.gradient",
     "head-gates.importance",
     "head-gates.ablation",
-    step="gate",
-    claims=GATES,
     holds=("head-gates.weights", "scores.dot-product"),
+).entry(
     does="Sends the gates through a sigmoid.",
     repair="Multiply by the gates that are given; make them elsewhere from what is learned.",
     hides="Calls without gates.",
     matters="No gate is fully open or closed: a pruned model still hears every head.",
-    severity=Severity.WRONG,
 )
 def gates_through_a_sigmoid(heads: Tensor, gates: Tensor) -> Tensor:
     return gate(heads, gates.sigmoid())
 
 
-@breaks(
+@breaks_gate(
     "head-gates.closed",
     "head-gates.factor",
     "head-gates.gradient",
     "head-gates.importance",
     "head-gates.ablation",
-    step="gate",
-    claims=GATES,
     holds=("head-gates.open", "head-gates.weights"),
+).entry(
     does="Scales the heads up by what the gates leave, as dropout does.",
     repair="Leave the other heads alone: a gate is no dropout.",
     hides="Gates of 1, and any that add up to the number of heads.",
     matters="Closing one head changes all others, and the measured importance is not that of the head.",
-    severity=Severity.WRONG,
 )
 def others_scaled_up_by_gates(heads: Tensor, gates: Tensor) -> Tensor:
     return gate(heads, gates * len(gates) / gates.abs().sum())
 
 
-@breaks(
-    "head-gates.closed",
-    "head-gates.gradient",
-    step="gate",
-    claims=GATES,
-    holds=("head-gates.factor", "head-gates.open"),
+@breaks_gate(
+    "head-gates.closed", "head-gates.gradient", holds=("head-gates.factor", "head-gates.open"), severity=PRECISION
+).entry(
     does="Lets a closed gate leave a billionth of its head.",
     repair="Multiply by 0 where the gate is 0.",
     hides="Tolerances of any kind, and gates that are not 0.",
     matters="Nothing is exactly 0, so that nothing shows which heads can be left out; a NaN in the head stays.",
-    severity=Severity.PRECISION,
 )
 def closed_gate_not_quite(heads: Tensor, gates: Tensor) -> Tensor:
     least = 1e-9 if heads.dtype is torch.float64 else 1e-6
@@ -158,12 +148,12 @@ def closed_gate_not_quite(heads: Tensor, gates: Tensor) -> Tensor:
     "head-gates.gradient",
     claims=GATES | {Feature.GROUPED},
     holds=("head-gates.open", "grouped.order"),
+).entry(
     does="Gates grouped heads in the order of another layout: first the first head of each group.",
     repair="Give gate h to query head h, in the order of the query.",
     hides="As many key heads as query heads; gates that are all the same.",
     matters="Pruning by importance takes the wrong heads out.",
-    severity=Severity.WRONG,
-    links=("https://github.com/onnxsim/onnxsim/pull/932",),
+    links=github("onnxsim/onnxsim/pull/932"),
 )
 def gates_in_another_order_of_groups(
     query: Tensor, key: Tensor, value: Tensor, head_gates: Tensor | None = None, **options: Any
@@ -173,52 +163,50 @@ def gates_in_another_order_of_groups(
     return Steps()(query, key, value, **options)
 
 
-@breaks(
+@breaks_gate(
     "head-gates.gradient",
     "head-gates.importance",
     "head-gates.ablation",
-    raises=True,
-    step="gate",
-    claims=GATES,
     holds=("head-gates.factor", "head-gates.closed"),
+    severity=GRADIENT,
+    raises=True,
+).entry(
     does="Takes the gates for constants.",
     repair="Keep the gates in the graph.",
     hides="Answers; gradients of everything else.",
     matters="All heads have importance 0, and gates never learn.",
-    severity=Severity.GRADIENT,
 )
 def gates_out_of_the_graph(heads: Tensor, gates: Tensor) -> Tensor:
     return gate(heads, gates.detach())
 
 
-@breaks(
+@breaks_gate(
     "head-gates.gradient",
     "head-gates.ablation",
-    step="gate",
-    claims=GATES,
     holds=("head-gates.factor", "head-gates.importance"),
+    severity=GRADIENT,
+).entry(
     does="Averages the gradients of the gates over the samples.",
     repair="Sum over samples and queries, as for every other parameter.",
     hides="Batches of one sample.",
     matters="Importances depend on the batch size, and the ablation is not the one predicted.",
-    severity=Severity.GRADIENT,
 )
 def gradient_of_gates_averaged(heads: Tensor, gates: Tensor) -> Tensor:
     repeat_kv = gates / max(1, len(heads))
     return gate(heads, repeat_kv + (gates - repeat_kv).detach())
 
 
-@breaks(
+@breaks_gates(
     "head-gates.gradient",
     "head-gates.importance",
     "head-gates.ablation",
-    claims=GATES,
     holds=("head-gates.factor", "head-gates.closed"),
+    severity=GRADIENT,
+).entry(
     does="Sums the gradient of a gate over the last query only.",
     repair="Sum over all queries of all samples.",
     hides="A single query.",
     matters="The importance of a head is that for the last token.",
-    severity=Severity.GRADIENT,
 )
 def gradient_of_gates_from_the_last_query(
     query: Tensor, key: Tensor, value: Tensor, head_gates: Tensor | None = None, **options: Any
@@ -230,16 +218,11 @@ def gradient_of_gates_from_the_last_query(
     return torch.cat([gate(heads[:, :, :-1], gates.detach()), gate(heads[:, :, -1:], gates)], 2)
 
 
-@breaks(
-    "head-gates.weights",
-    claims=GATES,
-    extras=("weights",),
-    holds=("head-gates.factor", "head-gates.gradient"),
+@breaks_gates("head-gates.weights", extras=("weights",), holds=("head-gates.factor", "head-gates.gradient")).entry(
     does="Multiplies the returned weights by the gates, too.",
     repair="Return the weights of the softmax.",
     hides="Gates of 1, and callers that read the output only.",
     matters="The rows of a heat map sum to the gate, and a closed head seems to look nowhere.",
-    severity=Severity.WRONG,
 )
 def returned_weights_gated(
     query: Tensor, key: Tensor, value: Tensor, head_gates: Tensor | None = None, **options: Any
@@ -262,11 +245,11 @@ def call(module: nn.Module, given: Tensors, problem: Problem) -> Any:
     features=LAYER,
     call=call,
     holds=("head-gates.open", "heads.split"),
+).entry(
     does="Multiplies the joined heads by the gates one after the other, component by component.",
     repair="Multiply before the heads are joined, or repeat each gate over the width of its head.",
     hides="Heads of width 1; gates that are all the same.",
     matters="A gate closes a piece of every head, and no head as a whole.",
-    severity=Severity.WRONG,
 )
 class GatesTiledOverTheWidth(Layer):
     gates: Tensor | None = None
@@ -295,11 +278,11 @@ class GatesTiledOverTheWidth(Layer):
     features=LAYER,
     call=call,
     holds=("head-gates.open", "projections.output-bias"),
+).entry(
     does="Counts the bias of the output projection as shares of the heads, which the gates take along.",
     repair="Leave the bias alone: it belongs to no head.",
     hides="Projections without bias, and gates that are 1 on average.",
     matters="A module whose rows are really cut out answers otherwise than the gates foretold.",
-    severity=Severity.WRONG,
 )
 class BiasSharedOutToHeads(Layer):
     def forward(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,8 +14,8 @@ from torch import Tensor
 from attention_conformance.implementations.adapters.mha_interface import MHA_FEATURES
 from attention_conformance.implementations.builtin.stepwise.layer import Layer
 from attention_conformance.implementations.builtin.stepwise.steps import Steps
-from attention_conformance.implementations.defects.breaking import breaks, breaks_layer
-from attention_conformance.implementations.defects.defect import Severity
+from attention_conformance.implementations.defects.breaking import breaks, breaks_layer, github
+from attention_conformance.implementations.defects.defect import CRASH, LEAK, PRECISION, STATE
 from attention_conformance.spec.features import Feature
 
 MODES = frozenset(MHA_FEATURES | {Feature.EVALUATION})
@@ -23,17 +24,20 @@ COPIED = (Feature.COPIED,)
 UNBATCHED = (Feature.UNBATCHED,)
 
 
-@breaks_layer(
+breaks_modes = partial(breaks_layer, features=MODES)
+
+
+@breaks_modes(
     "modules.training-and-evaluation",
     "modules.evaluation",
-    features=MODES,
     holds=("effects.stateless", "projections.query"),
+    severity=STATE,
+).entry(
     does="Makes a copy of the query matrix at the first call in evaluation mode, and never another.",
     repair="Derive nothing from parameters that outlives a change of them, or notice the change.",
     hides="Modules that are evaluated once, after training has ended.",
     matters="Every evaluation between epochs is that of the first one.",
-    severity=Severity.STATE,
-    links=("https://github.com/pytorch/torchtitan/pull/3794",),
+    links=github("pytorch/torchtitan/pull/3794"),
 )
 class MatrixKeptFromTheFirstEvaluation(Layer):
     kept: Tensor | None = None
@@ -46,16 +50,13 @@ class MatrixKeptFromTheFirstEvaluation(Layer):
         return F.linear(query, self.kept, self.q.bias), self.k(key), self.v(value)
 
 
-@breaks_layer(
-    "modules.evaluation",
-    "modules.training-and-evaluation",
-    features=MODES,
-    holds=("relations.grad-mode", "values.weighted-sum"),
+@breaks_modes(
+    "modules.evaluation", "modules.training-and-evaluation", holds=("relations.grad-mode", "values.weighted-sum")
+).entry(
     does="Takes the mean of the values off them in evaluation mode.",
     repair="Compute the same in both modes, but for dropout.",
     hides="Training.",
     matters="The model that is evaluated is not the one that was trained.",
-    severity=Severity.WRONG,
 )
 class ValuesCentredInEvaluation(Layer):
     def projected(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -63,16 +64,14 @@ class ValuesCentredInEvaluation(Layer):
         return q, k, v if self.training else v - v.mean((0, 1))
 
 
-@breaks_layer(
-    "modules.evaluation",
-    features=MODES,
-    holds=("modules.training-and-evaluation", "masks.key-padding"),
+@breaks_modes(
+    "modules.evaluation", holds=("modules.training-and-evaluation", "masks.key-padding"), severity=LEAK
+).entry(
     does="Leaves the padding mask out on its path for evaluation.",
     repair="Hand every mask to every path.",
     hides="Training mode, and batches without padding.",
     matters="Padding shows as soon as a model is served.",
-    severity=Severity.LEAK,
-    links=("https://github.com/pytorch/pytorch/issues/107084", "https://github.com/pytorch/pytorch/issues/97409"),
+    links=github("pytorch/pytorch/issues/107084", "pytorch/pytorch/issues/97409"),
 )
 class PaddingDroppedInEvaluation(Layer):
     def attend(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
@@ -81,15 +80,11 @@ class PaddingDroppedInEvaluation(Layer):
         return super().attend(q, k, v, **options)
 
 
-@breaks_layer(
-    "modules.training-and-evaluation",
-    features=MODES,
-    holds=("modules.evaluation", "gradients.key"),
+@breaks_modes("modules.training-and-evaluation", holds=("modules.evaluation", "gradients.key"), severity=STATE).entry(
     does="Keeps the keys that it has projected in evaluation mode, and uses them in training where they fit.",
     repair="Drop what was kept for generation when the mode changes.",
     hides="Training that is not interrupted by an evaluation.",
     matters="The first batch after a validation attends to keys of the last validation batch.",
-    severity=Severity.STATE,
 )
 class KeysKeptFromEvaluation(Layer):
     kept: Tensor | None = None
@@ -103,20 +98,17 @@ class KeysKeptFromEvaluation(Layer):
         return q, k, v
 
 
-@breaks_layer(
-    "modules.saved",
-    "modules.strided-parameters",
-    modes=SAVED,
-    holds=("projections.bias", "projections.output-bias"),
+breaks_saved = partial(breaks_layer, modes=SAVED)
+
+
+@breaks_saved(
+    "modules.saved", "modules.strided-parameters", holds=("projections.bias", "projections.output-bias"), severity=STATE
+).entry(
     does="Saves matrices only, and loads what is there without a word on what is missing.",
     repair="Save all parameters, and load strictly.",
     hides="Modules without biases, and biases that are still 0.",
     matters="A reloaded model is slightly worse than the one that was saved.",
-    severity=Severity.STATE,
-    links=(
-        "https://github.com/deepspeedai/DeepSpeedExamples/issues/374",
-        "https://github.com/axolotl-ai-cloud/axolotl/pull/762",
-    ),
+    links=github("deepspeedai/DeepSpeedExamples/issues/374", "axolotl-ai-cloud/axolotl/pull/762"),
 )
 class BiasesLeftOutOfTheState(Layer):
     def state_dict(self, *args: Any, **options: Any) -> Any:
@@ -127,21 +119,14 @@ class BiasesLeftOutOfTheState(Layer):
         return super().load_state_dict(state_dict, strict=False, assign=assign)
 
 
-@breaks_layer(
-    "modules.saved",
-    "modules.strided-parameters",
-    free=False,
-    modes=SAVED,
-    holds=("projections.key", "projections.value"),
+@breaks_saved(
+    "modules.saved", "modules.strided-parameters", free=False, holds=("projections.key", "projections.value")
+).entry(
     does="Saves its three matrices as one, and takes them apart in another order.",
     repair="Read the parts in the order in which they were written.",
     hides="Modules that are not saved; checks that loading raises nothing.",
     matters="Keys and values are exchanged by a round trip through a file.",
-    severity=Severity.WRONG,
-    links=(
-        "https://github.com/Xilinx/brevitas/pull/654",
-        "https://github.com/pytorch/torchchat/pull/158",
-    ),
+    links=github("Xilinx/brevitas/pull/654", "pytorch/torchchat/pull/158"),
 )
 class LoadedInAnotherOrder(Layer):
     def state_dict(self, *args: Any, **options: Any) -> Any:
@@ -154,31 +139,24 @@ class LoadedInAnotherOrder(Layer):
         return super().load_state_dict(rest | parts, strict, assign)
 
 
-@breaks_layer(
-    "modules.saved",
-    modes=SAVED,
-    holds=("modules.strided-parameters", "effects.inputs"),
+@breaks_saved("modules.saved", holds=("modules.strided-parameters", "effects.inputs"), severity=STATE).entry(
     does="Takes the tensors of a state for its own, and does not copy them.",
     repair="Copy, unless the caller asks for assignment.",
     hides="States that come from a file.",
     matters="An average of weights, or a target network, moves along with the model that it was loaded from.",
-    severity=Severity.STATE,
 )
 class LoadedStateShared(Layer):
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         return super().load_state_dict(state_dict, strict, assign=True)
 
 
-@breaks_layer(
-    "modules.saved",
-    "modules.strided-parameters",
-    modes=SAVED,
-    holds=("numerics.bound", "projections.query"),
+@breaks_saved(
+    "modules.saved", "modules.strided-parameters", holds=("numerics.bound", "projections.query"), severity=PRECISION
+).entry(
     does="Saves in bfloat16 whatever the parameters are.",
     repair="Save the parameters in their own dtype.",
     hides="Parameters that are in bfloat16 already; tolerances for half types.",
     matters="Training cannot be resumed: the last digits of all weights are gone.",
-    severity=Severity.PRECISION,
 )
 class SavedInHalfPrecision(Layer):
     def state_dict(self, *args: Any, **options: Any) -> Any:
@@ -189,15 +167,11 @@ class SavedInHalfPrecision(Layer):
         return super().load_state_dict({n: t.to(dtype) for n, t in state_dict.items()}, strict, assign)
 
 
-@breaks_layer(
-    "modules.strided-parameters",
-    modes=SAVED,
-    holds=("modules.saved", "projections.query"),
+@breaks_saved("modules.strided-parameters", holds=("modules.saved", "projections.query")).entry(
     does="Reads its query matrix from memory row after row, whatever its strides are.",
     repair="Heed the strides, or make the matrix contiguous first.",
     hides="Parameters that were made by the module itself.",
     matters="Weights that are tied to a transposed matrix, or sliced from a larger one, are scrambled.",
-    severity=Severity.WRONG,
 )
 class ParametersReadAsOnePiece(Layer):
     def projected(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -207,16 +181,13 @@ class ParametersReadAsOnePiece(Layer):
 
 
 @breaks_layer(
-    "modules.copied",
-    modes=COPIED + SAVED,
-    raises=True,
-    holds=("modules.saved", "effects.inputs"),
+    "modules.copied", modes=COPIED + SAVED, holds=("modules.saved", "effects.inputs"), severity=CRASH, raises=True
+).entry(
     does="Keeps its last output, with its graph, for whoever wants to look at it.",
     repair="Detach what is kept for inspection.",
     hides="Modules that are copied before they are used.",
     matters="A trained model cannot be copied or stored, and holds the memory of its last graph.",
-    severity=Severity.CRASH,
-    links=("https://github.com/sktime/sktime/issues/10928", "https://github.com/pytorch/pytorch/issues/54580"),
+    links=github("sktime/sktime/issues/10928", "pytorch/pytorch/issues/54580"),
 )
 class OutputKeptWithItsGraph(Layer):
     def output(self, merged: Tensor) -> Tensor:
@@ -224,15 +195,11 @@ class OutputKeptWithItsGraph(Layer):
         return self.last
 
 
-@breaks_layer(
-    "modules.copied",
-    modes=COPIED + SAVED,
-    holds=("modules.saved", "effects.inputs"),
+@breaks_layer("modules.copied", modes=COPIED + SAVED, holds=("modules.saved", "effects.inputs"), severity=STATE).entry(
     does="Gives its matrices to its copies, to save memory.",
     repair="Copy the parameters, or say that copies are tied.",
     hides="Copies that are only read.",
     matters="A target network or an average of weights follows the model step by step.",
-    severity=Severity.STATE,
 )
 class MatricesSharedWithCopies(Layer):
     def __deepcopy__(self, memo: dict[int, Any]) -> Layer:
@@ -241,16 +208,12 @@ class MatricesSharedWithCopies(Layer):
         return twin
 
 
-@breaks_layer(
-    "modules.copied",
-    modes=COPIED + SAVED,
-    holds=("modules.saved", "heads.split"),
+@breaks_layer("modules.copied", modes=COPIED + SAVED, holds=("modules.saved", "heads.split"), severity=STATE).entry(
     does="Forgets the number of heads when it is stored whole.",
     repair="Store everything that the constructor was told.",
     hides="State dicts, and a single head.",
     matters="A converted or reloaded module attends with one wide head, without an error.",
-    severity=Severity.STATE,
-    links=("https://github.com/pytorch/pytorch/issues/91571", "https://github.com/pytorch/pytorch/issues/91435"),
+    links=github("pytorch/pytorch/issues/91571", "pytorch/pytorch/issues/91435"),
 )
 class HeadsForgottenWhenStored(Layer):
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -272,17 +235,12 @@ class Unbatched(Layer):
         return answer[0]
 
 
-@breaks_layer(
-    "modules.unbatched",
-    modes=UNBATCHED,
-    raises=True,
-    holds=("shapes.output", "heads.split"),
+@breaks_layer("modules.unbatched", modes=UNBATCHED, holds=("shapes.output", "heads.split"), raises=True).entry(
     does="Takes an input without a batch axis for a batch of single tokens.",
     repair="Add the batch axis first, and not between tokens and width.",
     hides="Inputs with a batch axis.",
     matters="Each token attends to itself only; unequal lengths raise an error that speaks of batches.",
-    severity=Severity.WRONG,
-    links=("https://github.com/pytorch/pytorch/pull/67176",),
+    links=github("pytorch/pytorch/pull/67176"),
 )
 class TokensTakenForSamples(Layer):
     def forward(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Any:
@@ -292,31 +250,23 @@ class TokensTakenForSamples(Layer):
         return answer[:, 0]
 
 
-@breaks_layer(
-    "modules.unbatched",
-    modes=UNBATCHED,
-    holds=("masks.key-padding", "masks.bool"),
+@breaks_layer("modules.unbatched", modes=UNBATCHED, holds=("masks.key-padding", "masks.bool"), severity=LEAK).entry(
     does="Leaves padding out where there is no batch axis, because one sample has nothing to be padded to.",
     repair="Give the mask the axis that the input gets.",
     hides="Inputs with a batch axis, and single sequences without padding.",
     matters="A sample that was cut out of a padded batch attends to its padding.",
-    severity=Severity.LEAK,
 )
 class PaddingOfOneSampleDropped(Unbatched):
     def batched(self, masks: dict[str, Any]) -> dict[str, Any]:
         return {name: mask for name, mask in masks.items() if name != "key_padding_mask"}
 
 
-@breaks_layer(
-    "modules.unbatched",
-    modes=UNBATCHED,
-    holds=("masks.bool", "shapes.output"),
+@breaks_layer("modules.unbatched", modes=UNBATCHED, holds=("masks.bool", "shapes.output")).entry(
     does="Shares the mask of the first head among all heads where there is no batch axis.",
     repair="Take the first axis of such a mask for the heads.",
     hides="Masks that are the same for all heads.",
     matters="Biases for each head, such as those of positions, are lost.",
-    severity=Severity.WRONG,
-    links=("https://github.com/pytorch/pytorch/issues/64706",),
+    links=github("pytorch/pytorch/issues/64706"),
 )
 class MaskOfTheFirstHeadShared(Unbatched):
     def batched(self, masks: dict[str, Any]) -> dict[str, Any]:
@@ -324,14 +274,11 @@ class MaskOfTheFirstHeadShared(Unbatched):
         return super().batched(masks | shared)
 
 
-@breaks(
-    "modules.one-head",
-    holds=("scores.scale-default", "masks.bool"),
+@breaks("modules.one-head", holds=("scores.scale-default", "masks.bool")).entry(
     does="Leaves the scale out where there is a single head.",
     repair="Divide by the square root of the head's width, however many heads there are.",
     hides="Two heads and more.",
     matters="A baseline with one head trains worse for the wrong reason.",
-    severity=Severity.WRONG,
 )
 def scale_left_out_for_one_head(
     query: Tensor, key: Tensor, value: Tensor, scale: float | None = None, **options: Any
@@ -340,15 +287,11 @@ def scale_left_out_for_one_head(
     return Steps()(query, key, value, scale=scale, **options)
 
 
-@breaks(
-    "modules.one-head",
-    holds=("masks.bool", "masks.float"),
-    raises=True,
+@breaks("modules.one-head", holds=("masks.bool", "masks.float"), severity=LEAK, raises=True).entry(
     does="Drops all axes of extent 1 from the mask where there is a single head.",
     repair="Keep the axes, or name the one that is dropped.",
     hides="Two heads and more.",
     matters="The batch axis of the mask lands on the heads: another sample's mask, or an error.",
-    severity=Severity.LEAK,
 )
 def mask_squeezed_for_one_head(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     if query.shape[1] == 1 and "attn_mask" in options:

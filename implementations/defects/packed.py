@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,8 +22,8 @@ from attention_conformance.implementations.builtin.stepwise.steps import (
     positions,
     rotate,
 )
-from attention_conformance.implementations.defects.breaking import breaks
-from attention_conformance.implementations.defects.defect import Severity
+from attention_conformance.implementations.defects.breaking import breaks, github
+from attention_conformance.implementations.defects.defect import GRADIENT, LEAK, NAN
 from attention_conformance.spec.features import Feature
 
 SEGMENTS = {Feature.SEGMENTS}
@@ -35,59 +36,61 @@ def of_tokens(call: CallOptions, **changes: Tensor | None) -> CallOptions:
     return replace(call, **changes)  # type: ignore[arg-type]  # they are ids and lengths
 
 
-@breaks(
+breaks_packed = partial(breaks, claims=PACKED)
+
+
+leaks_documents = partial(breaks_packed, step="add_documents", severity=LEAK)
+
+
+@leaks_documents(
     "packed.segments",
     "packed.isolated",
     "packed.segment-mask",
     "packed.lengths",
-    step="add_documents",
-    claims=PACKED,
     holds=("masks.bool", "packed.one-document"),
+).entry(
     does="Starts positions anew with each document, and lets all see each other.",
     repair="Hide keys of other documents besides.",
     hides="One document a sequence; a loss, which may well be lower.",
     matters="Training on packed documents mixes them, and inference never does.",
-    severity=Severity.LEAK,
-    links=(
-        "https://github.com/huggingface/nanoVLM/pull/204",
-        "https://github.com/AI-Hypercomputer/maxtext/issues/4476",
-        "https://github.com/DeepOpt-com/WrinkleFree-Monorepo/issues/53",
-        "https://github.com/huggingface/trl/issues/784",
+    links=github(
+        "huggingface/nanoVLM/pull/204",
+        "AI-Hypercomputer/maxtext/issues/4476",
+        "DeepOpt-com/WrinkleFree-Monorepo/issues/53",
+        "huggingface/trl/issues/784",
     ),
 )
 def only_positions_restarted(scores: Tensor, same_document: Tensor) -> Tensor:
     return scores
 
 
-@breaks(
+@breaks_packed(
     "packed.causal",
     "packed.lengths-positions",
     "packed.same-as-separate",
     step="add_triangle",
-    claims=PACKED,
     holds=("packed.segments", "packed.isolated", "packed.lengths"),
+).entry(
     does="Lays one triangle over the whole sequence, besides the documents.",
     repair="Compare positions within the document.",
     hides="Documents with as many keys as queries.",
     matters="Where lengths differ, documents see too little or their own future.",
-    severity=Severity.WRONG,
-    links=("https://github.com/facebookresearch/xformers/pull/643",),
+    links=github("facebookresearch/xformers/pull/643"),
 )
 def triangle_over_all_documents(scores: Tensor, ahead: Tensor) -> Tensor:
     return add_causal(scores)
 
 
-@breaks(
+@breaks_packed(
     "packed.causal",
     "packed.lengths-positions",
-    claims=PACKED,
     conventions=BOTTOM_RIGHT,
     holds=("causal.alignment", "packed.segments", "packed.one-document"),
+).entry(
     does="Ends the triangle of a whole sequence at its last key, and starts that of each document at its first.",
     repair="Shift the triangle of each document by its keys less its queries.",
     hides="Documents with as many keys as queries.",
     matters="Packed and alone, a document that continues a cached one gets two answers.",
-    severity=Severity.WRONG,
 )
 def corner_changed_within_documents(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     ids = options.get("query_segments")
@@ -96,17 +99,17 @@ def corner_changed_within_documents(query: Tensor, key: Tensor, value: Tensor, *
     return Steps(add_causal=add_bottom_right)(query, key, value, **options)
 
 
-@breaks(
-    "packed.segments",
-    "packed.empty-segment",
-    step="positions",
-    claims=SEGMENTS,
-    holds=("packed.one-document", "masks.bool"),
+breaks_segments = partial(breaks, claims=SEGMENTS)
+
+
+leaks_segments = partial(breaks_segments, step="positions", severity=LEAK)
+
+
+@leaks_segments("packed.segments", "packed.empty-segment", holds=("packed.one-document", "masks.bool")).entry(
     does="Gives each query the segment of the key at its place.",
     repair="Read the segments of queries where those of queries are.",
     hides="Self-attention, where both are the same.",
     matters="In cross-attention queries read the document of whoever stands across.",
-    severity=Severity.LEAK,
 )
 def queries_told_by_the_segments_of_keys(query: Tensor, key: Tensor, call: CallOptions) -> Places:
     if call.query_segments is None or call.key_segments is None:
@@ -115,16 +118,13 @@ def queries_told_by_the_segments_of_keys(query: Tensor, key: Tensor, call: CallO
     return positions(query, key, of_tokens(call, query_segments=call.key_segments[:, nearest]))
 
 
-@breaks(
-    "packed.segments",
-    step="positions",
-    claims=PACKED,
-    holds=("packed.lengths", "packed.one-document"),
+@breaks_packed(
+    "packed.segments", step="positions", holds=("packed.lengths", "packed.one-document"), severity=LEAK
+).entry(
     does="Cuts all samples as the first one is.",
     repair="Compare segments sample by sample.",
     hides="A batch of one; samples that are cut alike.",
     matters="Every other sample of a batch is cut in the wrong places.",
-    severity=Severity.LEAK,
 )
 def first_sample_cuts_all(query: Tensor, key: Tensor, call: CallOptions) -> Places:
     if call.query_segments is None or call.key_segments is None:
@@ -133,16 +133,11 @@ def first_sample_cuts_all(query: Tensor, key: Tensor, call: CallOptions) -> Plac
     return positions(query, key, of_tokens(call, **first))
 
 
-@breaks(
-    "packed.segments",
-    "packed.ids",
-    claims=PACKED,
-    holds=("packed.lengths", "packed.one-document", "masks.bool"),
+@breaks_packed("packed.segments", "packed.ids", holds=("packed.lengths", "packed.one-document", "masks.bool")).entry(
     does="Takes segment 0 for padding.",
     repair="Mask padding by a mask; 0 is an id.",
     hides="Ids that count from 1.",
     matters="The first document of each sequence is lost.",
-    severity=Severity.WRONG,
 )
 def segment_zero_taken_for_padding(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     ids = options.get("key_segments")
@@ -151,17 +146,12 @@ def segment_zero_taken_for_padding(query: Tensor, key: Tensor, value: Tensor, **
     return Steps()(query, key, value, **options)
 
 
-@breaks(
-    "packed.ids",
-    step="positions",
-    claims=SEGMENTS,
-    holds=("packed.segments", "packed.causal", "packed.one-document"),
+@leaks_segments("packed.ids", holds=("packed.segments", "packed.causal", "packed.one-document")).entry(
     does="Lets a document begin where the id rises.",
     repair="Compare ids for being equal.",
     hides="Ids that count up.",
     matters="Documents whose ids fall are read as one.",
-    severity=Severity.LEAK,
-    links=("https://github.com/huggingface/transformers/pull/44911",),
+    links=github("huggingface/transformers/pull/44911"),
 )
 def documents_told_by_rising_ids(query: Tensor, key: Tensor, call: CallOptions) -> Places:
     if call.query_segments is None or call.key_segments is None:
@@ -170,16 +160,11 @@ def documents_told_by_rising_ids(query: Tensor, key: Tensor, call: CallOptions) 
     return positions(query, key, of_tokens(call, **highest))
 
 
-@breaks(
-    "packed.ids",
-    step="positions",
-    claims=SEGMENTS,
-    holds=("packed.segments", "packed.causal", "packed.one-document"),
+@leaks_segments("packed.ids", holds=("packed.segments", "packed.causal", "packed.one-document")).entry(
     does="Compares ids as bytes.",
     repair="Compare them in the type in which they come.",
     hides="Ids below 256.",
     matters="Where documents are numbered through a whole data set, those that are 256 apart read each other.",
-    severity=Severity.LEAK,
 )
 def ids_compared_as_bytes(query: Tensor, key: Tensor, call: CallOptions) -> Places:
     if call.query_segments is None or call.key_segments is None:
@@ -188,18 +173,14 @@ def ids_compared_as_bytes(query: Tensor, key: Tensor, call: CallOptions) -> Plac
     return positions(query, key, of_tokens(call, **found))
 
 
-@breaks(
-    "packed.non-contiguous-ids",
-    "packed.empty-segment",
-    step="positions",
-    claims=SEGMENTS,
-    holds=("packed.segments", "packed.ids", "packed.causal"),
+@leaks_segments(
+    "packed.non-contiguous-ids", "packed.empty-segment", holds=("packed.segments", "packed.ids", "packed.causal")
+).entry(
     does="Counts documents by the changes of the id.",
     repair="Compare ids, or refuse those that come back.",
     hides="Documents in one piece that have both queries and keys.",
     matters="The rest of a document is taken for the next one, and all that follow for others.",
-    severity=Severity.LEAK,
-    links=("https://github.com/huggingface/transformers/pull/44911",),
+    links=github("huggingface/transformers/pull/44911"),
 )
 def documents_counted_by_changes(query: Tensor, key: Tensor, call: CallOptions) -> Places:
     if call.query_segments is None or call.key_segments is None:
@@ -212,34 +193,29 @@ def documents_counted_by_changes(query: Tensor, key: Tensor, call: CallOptions) 
     return positions(query, key, of_tokens(call, **found))
 
 
-@breaks(
-    "packed.positions",
-    "packed.lengths-positions",
-    step="rotate",
-    claims=PACKED,
-    holds=("packed.causal", "packed.segments"),
+@breaks_packed(
+    "packed.positions", "packed.lengths-positions", step="rotate", holds=("packed.causal", "packed.segments")
+).entry(
     does="Turns queries and keys by their places in the whole sequence.",
     repair="Let positions start anew with each document.",
     hides="Documents with as many keys as queries: there the differences are the same.",
     matters="In cross-attention each document but the first is read askew.",
-    severity=Severity.WRONG,
-    links=("https://github.com/huggingface/nanoVLM/issues/201",),
+    links=github("huggingface/nanoVLM/issues/201"),
 )
 def angles_go_on_over_documents(rows: Tensor, at: Tensor, base: float) -> Tensor:
     return rotate(rows, torch.arange(rows.shape[-2]).expand_as(at), base)
 
 
-@breaks(
+@breaks_packed(
     "packed.positions",
     "packed.lengths-positions",
     step="add_alibi",
-    claims=PACKED,
     holds=("packed.causal", "packed.segments", "packed.same-as-separate"),
+).entry(
     does="Takes the distances of ALiBi in the whole sequence.",
     repair="Take them within the document.",
     hides="Documents with as many keys as queries.",
     matters="Documents whose lengths differ prefer keys that are not the nearest.",
-    severity=Severity.WRONG,
 )
 def distances_go_on_over_documents(scores: Tensor, slopes: Tensor, ahead: Tensor) -> Tensor:
     keys, queries = (torch.arange(n) for n in (scores.shape[-1], scores.shape[-2]))
@@ -250,11 +226,12 @@ def distances_go_on_over_documents(scores: Tensor, slopes: Tensor, ahead: Tensor
     "packed.containment",
     claims=SEGMENTS | {Feature.CONTAINMENT},
     holds=("packed.isolated", "masks.containment"),
+    severity=NAN,
+).entry(
     does="Sets values to 0 that no query may see, and multiplies those of other documents by 0.",
     repair="Go through the documents one by one, or select the values of each row.",
     hides="Finite numbers; padding, which nobody sees.",
     matters="One broken document makes NaN of all that share its sequence, while containment is promised.",
-    severity=Severity.NAN,
 )
 def other_documents_multiplied_by_zero(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     def seen_by_some(weights: Tensor, value: Tensor) -> Tensor:
@@ -265,32 +242,24 @@ def other_documents_multiplied_by_zero(query: Tensor, key: Tensor, value: Tensor
     return Steps(mix=seen_by_some)(query, key, value, **options)
 
 
-@breaks(
-    "packed.empty-segment",
-    "packed.empty-document",
-    step="add_documents",
-    claims=PACKED,
-    holds=("packed.segments", "packed.lengths", "masks.empty-row-bool"),
+@leaks_documents(
+    "packed.empty-segment", "packed.empty-document", holds=("packed.segments", "packed.lengths", "masks.empty-row-bool")
+).entry(
     does="Shows queries whose document has no key all of the others.",
     repair="Let them answer as other rows do that see nothing.",
     hides="Documents that have keys.",
     matters="A fill that saves a row from NaN lets it read what it must not.",
-    severity=Severity.LEAK,
-    links=("https://github.com/huggingface/transformers/pull/26572",),
+    links=github("huggingface/transformers/pull/26572"),
 )
 def lonely_queries_shown_everything(scores: Tensor, same_document: Tensor) -> Tensor:
     return add_documents(scores, same_document | ~same_document.any(-1, keepdim=True))
 
 
-@breaks(
-    "packed.one-document",
-    claims=PACKED,
-    holds=("packed.segments", "packed.causal", "causal.square"),
+@breaks_packed("packed.one-document", holds=("packed.segments", "packed.causal", "causal.square"), severity=LEAK).entry(
     does="Leaves the packed path when there is one document, and the causal flag with it.",
     repair="Give the plain path all that the packed one is given.",
     hides="Two documents and more.",
     matters="A sequence that holds a single long document sees its future.",
-    severity=Severity.LEAK,
 )
 def flag_lost_with_one_document(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     ids = options.get("query_segments")
@@ -300,15 +269,13 @@ def flag_lost_with_one_document(query: Tensor, key: Tensor, value: Tensor, **opt
     return Steps()(query, key, value, **options)
 
 
-@breaks(
-    "packed.gradients",
-    claims=PACKED,
-    holds=("packed.isolated", "packed.segments", "gradients.value"),
+@breaks_packed(
+    "packed.gradients", holds=("packed.isolated", "packed.segments", "gradients.value"), severity=GRADIENT
+).entry(
     does="Hands the gradient of the values to all documents.",
     repair="Mask on the way back as on the way there.",
     hides="Outputs, and gradients of a sequence with one document.",
     matters="Documents learn from losses of others.",
-    severity=Severity.GRADIENT,
 )
 def gradient_of_values_leaks(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     output = Steps()(query, key, value, **options)
@@ -318,33 +285,21 @@ def gradient_of_values_leaks(query: Tensor, key: Tensor, value: Tensor, **option
     return output + (mean - mean.detach())
 
 
-@breaks(
-    "packed.isolated",
-    "packed.segments",
-    step="add_documents",
-    claims=PACKED,
-    holds=("packed.one-document", "masks.bool"),
+@leaks_documents("packed.isolated", "packed.segments", holds=("packed.one-document", "masks.bool")).entry(
     does="Takes a large number off the scores of other documents, instead of hiding them.",
     repair="Set the scores to minus infinity.",
     hides="Scores that lie close together.",
     matters="Documents with strong keys shine through.",
-    severity=Severity.LEAK,
 )
 def other_documents_dimmed(scores: Tensor, same_document: Tensor) -> Tensor:
     return scores - 10.0 * (~same_document)[:, None]
 
 
-@breaks(
-    "packed.lengths",
-    "packed.segments",
-    step="add_documents",
-    claims=PACKED,
-    holds=("packed.one-document", "masks.bool"),
+@leaks_documents("packed.lengths", "packed.segments", holds=("packed.one-document", "masks.bool")).entry(
     does="Lets each query see documents that come before its own.",
     repair="Compare documents for being equal.",
     hides="Whoever changes later documents and looks at earlier ones.",
     matters="A causal model reads across documents, and no check of the future finds it.",
-    severity=Severity.LEAK,
 )
 def earlier_documents_seen(scores: Tensor, same_document: Tensor) -> Tensor:
     first = same_document.int().argmax(-1, keepdim=True)

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
 from attention_conformance.implementations.builtin.stepwise.steps import CallOptions, positions
-from attention_conformance.implementations.defects.breaking import breaks
-from attention_conformance.implementations.defects.defect import Severity
+from attention_conformance.implementations.defects.breaking import breaks, github
+from attention_conformance.implementations.defects.defect import LEAK
 from attention_conformance.implementations.defects.packed import PACKED, Places, of_tokens
 
+breaks_packed = partial(breaks, claims=PACKED)
 
-@breaks(
-    "packed.lengths",
-    step="positions",
-    claims=PACKED,
-    holds=("packed.segments", "packed.one-document"),
+
+breaks_lengths = partial(breaks_packed, step="positions")
+
+
+@breaks_lengths("packed.lengths", holds=("packed.segments", "packed.one-document"), severity=LEAK).entry(
     does="Counts the first token of a document to the one before it.",
     repair="Document g ends before token c_(g + 1), which is the first of the next.",
     hides="One document.",
     matters="Each document begins with the second token, and reads the first one of its neighbour.",
-    severity=Severity.LEAK,
 )
 def ends_taken_as_inclusive(query: Tensor, key: Tensor, call: CallOptions) -> Places:
     if call.cu_seqlens_q is None or call.cu_seqlens_k is None:
@@ -33,18 +35,12 @@ def ends_taken_as_inclusive(query: Tensor, key: Tensor, call: CallOptions) -> Pl
     return positions(query, key, of_tokens(call, **ends))
 
 
-@breaks(
-    "packed.lengths",
-    "packed.empty-document",
-    step="positions",
-    claims=PACKED,
-    holds=("packed.segments", "packed.causal"),
+@breaks_lengths("packed.lengths", "packed.empty-document", holds=("packed.segments", "packed.causal")).entry(
     does="Drops the last document, and leaves its rows 0.",
     repair="Cumulative lengths begin with 0 and end with the whole length: one more than there are documents.",
     hides="Whoever looks at the first documents only.",
     matters="The end of every packed sequence is lost.",
-    severity=Severity.WRONG,
-    links=("https://github.com/Dao-AILab/flash-attention/issues/880",),
+    links=github("Dao-AILab/flash-attention/issues/880"),
 )
 def last_document_dropped(query: Tensor, key: Tensor, call: CallOptions) -> Places:
     of_query, of_key, same_document = positions(query, key, call)
@@ -54,17 +50,12 @@ def last_document_dropped(query: Tensor, key: Tensor, call: CallOptions) -> Plac
     return of_query, of_key, same_document & ~last[:, None]
 
 
-@breaks(
-    "packed.empty-document",
-    step="positions",
-    claims=PACKED,
-    holds=("packed.lengths", "packed.empty-segment"),
+@breaks_lengths("packed.empty-document", holds=("packed.lengths", "packed.empty-segment"), severity=LEAK).entry(
     does="Drops documents of length 0 from the cumulative lengths.",
     repair="Keep them: the documents of queries and keys are paired by number.",
     hides="Documents that have both queries and keys.",
     matters="After a document without keys each one reads the keys of the next.",
-    severity=Severity.LEAK,
-    links=("https://github.com/NVIDIA/Megatron-LM/pull/5298",),
+    links=github("NVIDIA/Megatron-LM/pull/5298"),
 )
 def empty_documents_dropped(query: Tensor, key: Tensor, call: CallOptions) -> Places:
     if call.cu_seqlens_q is None or call.cu_seqlens_k is None:
@@ -73,16 +64,11 @@ def empty_documents_dropped(query: Tensor, key: Tensor, call: CallOptions) -> Pl
     return positions(query, key, of_tokens(call, **ends))
 
 
-@breaks(
-    "packed.lengths",
-    step="positions",
-    claims=PACKED,
-    holds=("packed.segments", "packed.empty-segment"),
+@breaks_lengths("packed.lengths", holds=("packed.segments", "packed.empty-segment")).entry(
     does="Reads no more keys of a document than the longest one has queries.",
     repair="Take the longest number of keys for keys, and that of queries for queries.",
     hides="Documents with no more keys than the longest has queries: all of self-attention.",
     matters="In cross-attention the ends of long documents are never read.",
-    severity=Severity.WRONG,
 )
 def keys_cut_at_the_longest_queries(query: Tensor, key: Tensor, call: CallOptions) -> Places:
     of_query, of_key, same_document = positions(query, key, call)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,8 +15,8 @@ from attention_conformance.implementations.builtin.stepwise.steps import (
     positions,
     rotate,
 )
-from attention_conformance.implementations.defects.breaking import breaks
-from attention_conformance.implementations.defects.defect import Severity
+from attention_conformance.implementations.defects.breaking import breaks, github
+from attention_conformance.implementations.defects.defect import GRADIENT, PRECISION
 from attention_conformance.spec.features import Feature
 
 ROTARY = {Feature.ROTARY, Feature.QUERY_START}
@@ -33,37 +34,36 @@ def turn_by(rows: Tensor, angles: Tensor) -> Tensor:
     return torch.cat([first * cosines - second * sines, first * sines + second * cosines], -1)
 
 
-@breaks(
+breaks_rotary = partial(breaks, claims=ROTARY)
+
+
+breaks_rotate = partial(breaks_rotary, step="rotate")
+
+
+@breaks_rotate(
     "positions.rotary",
     "positions.rotary-start",
-    step="rotate",
-    claims=ROTARY,
     holds=("positions.rotary-norm", "positions.rotary-shift", "scores.dot-product"),
+).entry(
     does="Turns neighbouring components together, while it claims to pair the halves.",
     repair="Pair the components as the weights were trained, or reorder the columns of the projections.",
     hides="Position 0; heads of width 2; training from scratch, which learns either.",
     matters="A checkpoint of one pairing in the code of the other answers fluent nonsense.",
-    severity=Severity.WRONG,
-    links=("https://github.com/warpfront/hipfire/pull/241", "https://github.com/karpathy/nanochat/issues/264"),
+    links=github("warpfront/hipfire/pull/241", "karpathy/nanochat/issues/264"),
 )
 def neighbours_turned_for_halves(rows: Tensor, positions: Tensor, base: float) -> Tensor:
     apart = torch.cat([rows[..., ::2], rows[..., 1::2]], -1)
     return torch.stack(rotate(apart, positions, base).chunk(2, -1), -1).flatten(-2)
 
 
-@breaks(
-    "positions.rotary",
-    "positions.rotary-norm",
-    "positions.rotary-shift",
-    step="rotate",
-    claims=ROTARY,
-    holds=("scores.dot-product", "causal.square"),
+@breaks_rotate(
+    "positions.rotary", "positions.rotary-norm", "positions.rotary-shift", holds=("scores.dot-product", "causal.square")
+).entry(
     does="Repeats each frequency for two neighbours, and exchanges the halves.",
     repair="Lay the frequencies out as the components are paired.",
     hides="Position 0; heads of width 2.",
     matters="The two components of a pair turn by different angles: distance is no longer all that counts.",
-    severity=Severity.WRONG,
-    links=("https://github.com/raiyanyahya/how-to-train-your-gpt/issues/6",),
+    links=github("raiyanyahya/how-to-train-your-gpt/issues/6"),
 )
 def frequencies_laid_out_for_neighbours(rows: Tensor, positions: Tensor, base: float) -> Tensor:
     angles = positions[:, None, :, None] * frequencies(rows.shape[-1] // 2, base).repeat_interleave(2)
@@ -72,79 +72,56 @@ def frequencies_laid_out_for_neighbours(rows: Tensor, positions: Tensor, base: f
     return rows * angles.cos().to(rows.dtype) + exchanged * angles.sin().to(rows.dtype)
 
 
-@breaks(
-    "positions.rotary",
-    step="rotate",
-    claims=ROTARY,
-    holds=("positions.rotary-norm", "positions.rotary-shift"),
+@breaks_rotate("positions.rotary", holds=("positions.rotary-norm", "positions.rotary-shift")).entry(
     does="Turns queries and keys the other way round.",
     repair="Give the sine a minus in the first component of the pair, and a plus in the second.",
     hides="Training from scratch; checks that only the distance counts.",
     matters="A loaded checkpoint takes the past for the future.",
-    severity=Severity.WRONG,
 )
 def turned_the_other_way(rows: Tensor, positions: Tensor, base: float) -> Tensor:
     return rotate(rows, -positions, base)
 
 
-@breaks(
-    "positions.rotary",
-    step="rotate",
-    claims=ROTARY,
-    holds=("positions.rotary-norm", "positions.rotary-shift"),
+@breaks_rotate("positions.rotary", holds=("positions.rotary-norm", "positions.rotary-shift")).entry(
     does="Takes 10000 for the base, whatever the caller says.",
     repair="Pass the base of the model on.",
     hides="Models of base 10000, which was the only one for years.",
     matters="A model for long texts, of a larger base, goes astray after a few tokens.",
-    severity=Severity.WRONG,
 )
 def base_taken_for_granted(rows: Tensor, positions: Tensor, base: float) -> Tensor:
     return rotate(rows, positions, 10000.0)
 
 
-@breaks(
-    "positions.rotary",
-    step="rotate",
-    claims=ROTARY,
-    holds=("positions.rotary-norm", "positions.rotary-shift"),
+@breaks_rotate("positions.rotary", holds=("positions.rotary-norm", "positions.rotary-shift")).entry(
     does="Divides the number of the pair by the width, and not by the number of pairs.",
     repair="Let the exponent run over 2 c / d.",
     hides="Heads of width 2; training from scratch.",
     matters="The slowest pair turns a hundred times too fast, and far positions come round to near ones.",
-    severity=Severity.WRONG,
 )
 def exponent_of_pairs_over_the_width(rows: Tensor, positions: Tensor, base: float) -> Tensor:
     return rotate(rows, positions, base**0.5)
 
 
-@breaks(
-    "positions.rotary",
-    "positions.rotary-norm",
-    step="rotate",
-    claims=ROTARY,
-    holds=("scores.dot-product", "positions.rotary-shift"),
+@breaks_rotate(
+    "positions.rotary", "positions.rotary-norm", holds=("scores.dot-product", "positions.rotary-shift")
+).entry(
     does="Multiplies cosines and sines by a factor that is meant for longer contexts.",
     repair="Turn only; a factor for the scores belongs to the scale.",
     hides="Checks that only the distance counts; models that were trained with it.",
     matters="The scores grow by the square of the factor, in every head.",
-    severity=Severity.WRONG,
 )
 def cosines_and_sines_stretched(rows: Tensor, positions: Tensor, base: float) -> Tensor:
     return 1.1 * rotate(rows, positions, base)
 
 
-@breaks(
-    "positions.rotary",
-    "positions.rotary-norm",
-    "positions.rotary-shift",
-    claims=ROTARY,
-    holds=("scores.dot-product", "causal.square"),
+@breaks_rotary(
+    "positions.rotary", "positions.rotary-norm", "positions.rotary-shift", holds=("scores.dot-product", "causal.square")
+).entry(
     does="Turns keys that have been turned before.",
     repair="Keep keys in the cache either turned or not, and turn those only that are not.",
     hides="Position 0; a first pass without a cache.",
     matters="Keys out of a cache stand at twice their position.",
-    severity=Severity.WRONG,
-    links=("https://github.com/rajveer43/VeloxQuant-MLX/issues/389",),
+    links=github("rajveer43/VeloxQuant-MLX/issues/389"),
 )
 def keys_turned_twice(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     if "rotary_base" in options:
@@ -153,16 +130,13 @@ def keys_turned_twice(query: Tensor, key: Tensor, value: Tensor, **options: Any)
     return Steps()(query, key, value, **options)
 
 
-@breaks(
-    "positions.rotary",
-    "positions.rotary-start",
-    claims=ROTARY,
-    holds=("scores.dot-product", "causal.square", "values.weighted-sum"),
+@breaks_rotary(
+    "positions.rotary", "positions.rotary-start", holds=("scores.dot-product", "causal.square", "values.weighted-sum")
+).entry(
     does="Turns the values as well.",
     repair="Turn queries and keys only.",
     hides="Checks of the weights; a first token.",
     matters="What is mixed depends on where it stood, which no checkpoint expects.",
-    severity=Severity.WRONG,
 )
 def values_turned_too(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     if "rotary_base" in options:
@@ -171,37 +145,35 @@ def values_turned_too(query: Tensor, key: Tensor, value: Tensor, **options: Any)
     return Steps()(query, key, value, **options)
 
 
-@breaks(
+@breaks_rotary(
     "positions.rotary-start",
     "positions.rotary-shift",
     "positions.rotary-far",
     step="positions",
-    claims=ROTARY,
     holds=("positions.rotary", "positions.rotary-norm", "causal.square"),
+).entry(
     does="Counts the positions of the queries from 0 in every call.",
     repair="Count them from where the sequence has come to: add `query_start`.",
     hides="Calls with the whole sequence.",
     matters="Each generated token is placed at the beginning of the text.",
-    severity=Severity.WRONG,
-    links=("https://github.com/RobertCsordas/moeut/pull/6",),
+    links=github("RobertCsordas/moeut/pull/6"),
 )
 def queries_counted_from_zero(query: Tensor, key: Tensor, call: CallOptions) -> tuple[Tensor, Tensor, Tensor]:
     of_query, of_key, same_document = positions(query, key, call)
     return of_query - (call.query_start or 0), of_key, same_document
 
 
-@breaks(
+@breaks_rotary(
     "positions.rotary-start",
     "positions.rotary-far",
     step="positions",
-    claims=ROTARY,
     holds=("positions.rotary", "positions.rotary-shift", "causal.square"),
+).entry(
     does="Places the last query at the last key, wherever the caller says that the first one stands.",
     repair="Count the queries from `query_start`, and not back from the number of keys.",
     hides="Caches that hold exactly what came before.",
     matters="With a cache that has room to spare, or has let old keys go, every query is turned wrongly.",
-    severity=Severity.WRONG,
-    links=("https://github.com/rajveer43/VeloxQuant-MLX/issues/389",),
+    links=github("rajveer43/VeloxQuant-MLX/issues/389"),
 )
 def queries_placed_by_the_number_of_keys(
     query: Tensor, key: Tensor, call: CallOptions
@@ -212,32 +184,25 @@ def queries_placed_by_the_number_of_keys(
     return of_query - call.query_start + key.shape[-2] - query.shape[-2], of_key, same_document
 
 
-@breaks(
+@breaks_rotate(
     "positions.rotary-far",
-    step="rotate",
-    claims=ROTARY,
     holds=("positions.rotary", "positions.rotary-start", "positions.rotary-norm"),
+    severity=PRECISION,
+).entry(
     does="Keeps positions in the half type of the model.",
     repair="Keep positions as integers, or in float32.",
     hides="Sequences of 256 tokens in bfloat16, of 2048 in float16.",
     matters="Neighbours far from the start share a position: quality falls with the length of the text.",
-    severity=Severity.PRECISION,
 )
 def positions_in_bfloat16(rows: Tensor, positions: Tensor, base: float) -> Tensor:
     return rotate(rows, positions.bfloat16().double(), base)
 
 
-@breaks(
-    "positions.rotary-far",
-    step="rotate",
-    claims=ROTARY,
-    holds=("positions.rotary-norm",),
+@breaks_rotate("positions.rotary-far", holds=("positions.rotary-norm",), severity=PRECISION, dtype="float16").entry(
     does="Multiplies position and frequency in float16.",
     repair="Make angles, cosines and sines in float32, and round the cosines and sines.",
     hides="A few dozen positions, in half types.",
     matters="An angle of 4000 is off by more than a radian: the fastest pairs are noise.",
-    severity=Severity.PRECISION,
-    dtype="float16",
 )
 def angles_in_float16(rows: Tensor, positions: Tensor, base: float) -> Tensor:
     angles = positions[..., None] * frequencies(rows.shape[-1] // 2, base)
@@ -257,118 +222,95 @@ class _ForwardOnly(torch.autograd.Function):
         return rotate(gradients[0], ctx.positions, ctx.base), None, None
 
 
-@breaks(
+@breaks_rotate(
     "positions.rotary-gradient",
-    step="rotate",
-    claims=ROTARY,
     holds=("positions.rotary", "positions.rotary-start", "gradients.query"),
+    severity=GRADIENT,
+).entry(
     does="Turns the gradients on instead of back.",
     repair="Change the sign of the sines in the backward pass.",
     hides="Inference; the first token, whose angle is 0.",
     matters="A fused kernel trains queries and keys in directions that are wrong by twice the angle.",
-    severity=Severity.GRADIENT,
 )
 def gradient_turned_on(rows: Tensor, positions: Tensor, base: float) -> Tensor:
     rotated: Tensor = _ForwardOnly.apply(rows, positions, base)  # type: ignore[no-untyped-call]  # torch has no types here
     return rotated
 
 
-@breaks(
-    "positions.alibi",
-    "positions.alibi-causal",
-    "positions.alibi-start",
-    step="add_alibi",
-    claims=ALIBI,
-    holds=("scores.dot-product", "masks.float"),
+breaks_alibi = partial(breaks, claims=ALIBI)
+
+
+breaks_add_alibi = partial(breaks_alibi, step="add_alibi")
+
+
+@breaks_add_alibi(
+    "positions.alibi", "positions.alibi-causal", "positions.alibi-start", holds=("scores.dot-product", "masks.float")
+).entry(
     does="Adds the slope times the distance.",
     repair="Take it off.",
     hides="Checks that some bias is there; the weights of a single key.",
     matters="Far keys are preferred to near ones.",
-    severity=Severity.WRONG,
-    links=("https://github.com/meta-pytorch/attention-gym/pull/86",),
+    links=github("meta-pytorch/attention-gym/pull/86"),
 )
 def distance_rewarded(scores: Tensor, slopes: Tensor, ahead: Tensor) -> Tensor:
     return add_alibi(scores, -slopes, ahead)
 
 
-@breaks(
-    "positions.alibi",
-    step="add_alibi",
-    claims=ALIBI,
-    holds=("positions.alibi-causal", "scores.dot-product"),
+@breaks_add_alibi("positions.alibi", holds=("positions.alibi-causal", "scores.dot-product")).entry(
     does="Adds the slope times the position of the key, without the causal flag, too.",
     repair="Take the slope times the distance off wherever later keys are seen.",
     hides="Decoders, where the two differ by a constant of the row.",
     matters="An encoder prefers the end of the text, wherever the query stands.",
-    severity=Severity.WRONG,
-    links=(
-        "https://github.com/ofirpress/attention_with_linear_biases/issues/5",
-        "https://github.com/mosaicml/llm-foundry/issues/186",
-    ),
+    links=github("ofirpress/attention_with_linear_biases/issues/5", "mosaicml/llm-foundry/issues/186"),
 )
 def bias_by_key_position_only(scores: Tensor, slopes: Tensor, ahead: Tensor) -> Tensor:
     return scores + slopes[:, None, None] * torch.arange(scores.shape[-1])
 
 
-@breaks(
-    "positions.alibi",
-    step="add_alibi",
-    claims=ALIBI,
-    holds=("positions.alibi-causal", "scores.dot-product"),
+@breaks_add_alibi("positions.alibi", holds=("positions.alibi-causal", "scores.dot-product")).entry(
     does="Takes nothing off the scores of later keys.",
     repair="Take the slope times the distance off on both sides.",
     hides="Decoders.",
     matters="An encoder sees what follows at any distance, and forgets what precedes.",
-    severity=Severity.WRONG,
 )
 def later_keys_without_penalty(scores: Tensor, slopes: Tensor, ahead: Tensor) -> Tensor:
     return add_alibi(scores, slopes, ahead.clamp(max=0))
 
 
-@breaks(
-    "positions.alibi-start",
-    step="add_alibi",
-    claims=ALIBI,
-    holds=("positions.alibi", "positions.alibi-causal"),
+@breaks_add_alibi("positions.alibi-start", holds=("positions.alibi", "positions.alibi-causal")).entry(
     does="Builds the bias for the length of the queries, which for a single one is 0.",
     repair="Build it for queries and keys, at the positions where they stand.",
     hides="Calls with the whole sequence.",
     matters="While it generates from a cache, the model has no sense of order at all.",
-    severity=Severity.WRONG,
-    links=("https://github.com/keras-team/keras-hub/pull/2977", "https://github.com/keras-team/keras-hub/issues/2861"),
+    links=github("keras-team/keras-hub/pull/2977", "keras-team/keras-hub/issues/2861"),
 )
 def no_penalty_for_a_single_query(scores: Tensor, slopes: Tensor, ahead: Tensor) -> Tensor:
     return scores if scores.shape[-2] == 1 else add_alibi(scores, slopes, ahead)
 
 
-@breaks(
-    "positions.alibi-start",
-    "positions.alibi-far",
-    step="add_alibi",
-    claims=ALIBI,
-    holds=("positions.alibi", "positions.alibi-causal"),
+@breaks_add_alibi(
+    "positions.alibi-start", "positions.alibi-far", holds=("positions.alibi", "positions.alibi-causal")
+).entry(
     does="Counts distances from the number of the row.",
     repair="Count them from the position of the query: add `query_start`.",
     hides="Calls with the whole sequence.",
     matters="Each generated token prefers the beginning of the text.",
-    severity=Severity.WRONG,
-    links=("https://github.com/vllm-project/vllm/pull/945",),
+    links=github("vllm-project/vllm/pull/945"),
 )
 def distance_from_the_number_of_the_row(scores: Tensor, slopes: Tensor, ahead: Tensor) -> Tensor:
     queries, keys = (torch.arange(n) for n in scores.shape[-2:])
     return add_alibi(scores, slopes, (keys - queries[:, None])[None])
 
 
-@breaks(
+@breaks_alibi(
     "positions.alibi",
     "positions.alibi-causal",
-    claims=ALIBI,
     holds=("scores.dot-product", "scores.scale-explicit", "scores.bias-after-scale"),
+).entry(
     does="Multiplies the penalty by the scale, along with the products.",
     repair="Scale the products, then take the penalty off.",
     hides="A scale of 1.",
     matters="The slopes of a checkpoint are too small by the root of the width.",
-    severity=Severity.WRONG,
 )
 def penalty_scaled(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     scale = abs(query.shape[-1] ** -0.5 if options.get("scale") is None else options["scale"])
@@ -377,32 +319,22 @@ def penalty_scaled(query: Tensor, key: Tensor, value: Tensor, **options: Any) ->
     return Steps()(query, key, value, **options)
 
 
-@breaks(
-    "positions.alibi",
-    step="add_alibi",
-    claims=ALIBI,
-    holds=("positions.alibi-far", "positions.alibi-causal"),
+@breaks_add_alibi("positions.alibi", holds=("positions.alibi-far", "positions.alibi-causal")).entry(
     does="Lays the slopes along the queries wherever there are as many queries as heads.",
     repair="Give the slopes two axes of length 1 behind that of the heads.",
     hides="Sequences longer or shorter than there are heads.",
     matters="The penalty changes with the position of the query, and not with the head.",
-    severity=Severity.WRONG,
 )
 def slopes_along_the_queries(scores: Tensor, slopes: Tensor, ahead: Tensor) -> Tensor:
     along = slopes[:, None] if len(slopes) == scores.shape[-2] else slopes[:, None, None]
     return scores - along * ahead.abs()[:, None]
 
 
-@breaks(
-    "positions.alibi-far",
-    step="add_alibi",
-    claims=ALIBI,
-    holds=("positions.alibi", "positions.alibi-start"),
+@breaks_add_alibi("positions.alibi-far", holds=("positions.alibi", "positions.alibi-start"), severity=PRECISION).entry(
     does="Counts distances in a half type.",
     repair="Count them in integers or in float32.",
     hides="Sequences of up to 256 tokens.",
     matters="Groups of far keys get the same penalty, and jump together from token to token.",
-    severity=Severity.PRECISION,
 )
 def distances_in_bfloat16(scores: Tensor, slopes: Tensor, ahead: Tensor) -> Tensor:
     return add_alibi(scores, slopes, ahead.bfloat16().to(scores.dtype))

@@ -9,23 +9,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attention_conformance.implementations.builtin.stepwise.layer import Layer
-from attention_conformance.implementations.defects.breaking import breaks_layer
-from attention_conformance.implementations.defects.defect import Severity
+from attention_conformance.implementations.defects.breaking import breaks_layer, github
+from attention_conformance.implementations.defects.defect import CRASH
 
 
 @breaks_layer(
-    "projections.query",
-    "projections.key",
-    free=False,
-    holds=(
-        "projections.value",
-        "projections.output-bias",
-    ),
+    "projections.query", "projections.key", free=False, holds=("projections.value", "projections.output-bias")
+).entry(
     does="Projects queries by the keys' matrix, and keys by the queries'.",
     repair="Keep the order query, key, value wherever the three are packed or unpacked.",
     hides="Random weights of one's own; equal matrices.",
     matters="Loaded checkpoints attend to other tokens.",
-    severity=Severity.WRONG,
 )
 class QueryAndKeyExchanged(Layer):
     def projected(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -33,56 +27,36 @@ class QueryAndKeyExchanged(Layer):
 
 
 @breaks_layer(
-    "projections.key",
-    "projections.value",
-    free=False,
-    holds=(
-        "projections.output-bias",
-        "heads.independent",
-    ),
+    "projections.key", "projections.value", free=False, holds=("projections.output-bias", "heads.independent")
+).entry(
     does="Projects keys by the values' matrix, and values by the keys'.",
     repair="Return the three projections in the order in which they are taken.",
     hides="Random weights of one's own; inputs that are used without projection.",
     matters="Loaded checkpoints give nonsense, while training from scratch works.",
-    severity=Severity.WRONG,
-    links=("https://github.com/jsbaan/transformer-from-scratch/issues/1",),
+    links=github("jsbaan/transformer-from-scratch/issues/1"),
 )
 class KeyAndValueExchanged(Layer):
     def projected(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return self.q(query), self.v(key), self.k(value)
 
 
-@breaks_layer(
-    "projections.key",
-    free=False,
-    holds=(
-        "projections.value",
-        "projections.output-bias",
-    ),
+@breaks_layer("projections.key", free=False, holds=("projections.value", "projections.output-bias")).entry(
     does="Projects the keys by the queries' matrix.",
     repair="Give the keys a matrix of their own.",
     hides="Equal matrices; checks of shapes.",
     matters="Each token attends to tokens like itself, and half of the learned scores is lost.",
-    severity=Severity.WRONG,
 )
 class KeysByTheQueriesMatrix(Layer):
     def projected(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return self.q(query), self.q(key), self.v(value)
 
 
-@breaks_layer(
-    "projections.value",
-    free=False,
-    holds=(
-        "projections.output-bias",
-        "heads.independent",
-    ),
+@breaks_layer("projections.value", free=False, holds=("projections.output-bias", "heads.independent")).entry(
     does="Projects the values by the keys' matrix.",
     repair="Project the values by their own matrix.",
     hides="Equal matrices; checks of shapes.",
     matters="A slip of one letter in a teaching code; the values' matrix never learns.",
-    severity=Severity.WRONG,
-    links=("https://github.com/yflyzhang/AnnotatedTransformer/issues/1",),
+    links=github("yflyzhang/AnnotatedTransformer/issues/1"),
 )
 class ValuesByTheKeysMatrix(Layer):
     def projected(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -94,20 +68,13 @@ class ValuesByTheKeysMatrix(Layer):
     "projections.key",
     "projections.value",
     free=False,
-    holds=(
-        "projections.output-bias",
-        "shapes.output",
-    ),
+    holds=("projections.output-bias", "shapes.output"),
+).entry(
     does="Reads a matrix packed as query, key, value as if the three alternated from head to head.",
     repair="Read (3, H, d) where it was packed so, and (H, 3, d) only where it was packed head by head.",
     hides="A single head; random weights of one's own.",
     matters="Checkpoints of one layout in the code of another: in places some heads are right by accident.",
-    severity=Severity.WRONG,
-    links=(
-        "https://github.com/awslabs/slapo/pull/46",
-        "https://github.com/vllm-project/vllm/issues/42803",
-        "https://github.com/1bit-MONSTER/1bit-MONSTER/issues/2451",
-    ),
+    links=github("awslabs/slapo/pull/46", "vllm-project/vllm/issues/42803", "1bit-MONSTER/1bit-MONSTER/issues/2451"),
 )
 class PackedMatrixReadHeadByHead(Layer):
     def projected(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -122,66 +89,44 @@ class PackedMatrixReadHeadByHead(Layer):
         return q, k, v
 
 
-@breaks_layer(
-    "projections.query",
-    free=False,
-    holds=(
-        "projections.value",
-        "projections.output-bias",
-    ),
+@breaks_layer("projections.query", free=False, holds=("projections.value", "projections.output-bias")).entry(
     does="Multiplies by the query matrix as it is stored, which is its transpose.",
     repair="Transpose stored matrices once, where the checkpoint is read.",
     hides="Symmetric matrices, the identity among them.",
     matters="Checkpoints pass between libraries that store input by output and output by input.",
-    severity=Severity.WRONG,
 )
 class QueryMatrixTransposed(Layer):
     def projected(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return query @ self.q.weight + self.q.bias, self.k(key), self.v(value)
 
 
-@breaks_layer(
-    "projections.bias",
-    holds=("projections.output-bias",),
+@breaks_layer("projections.bias", holds=("projections.output-bias",)).entry(
     does="Leaves the bias of the queries out.",
     repair="Add each bias to its own projection.",
     hides="Biases of zeros, with which most modules start.",
     matters="Right before training, wrong after it.",
-    severity=Severity.WRONG,
 )
 class BiasOfQueriesForgotten(Layer):
     def projected(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return F.linear(query, self.q.weight), self.k(key), self.v(value)
 
 
-@breaks_layer(
-    "projections.bias",
-    holds=(
-        "projections.output-bias",
-        "heads.independent",
-    ),
+@breaks_layer("projections.bias", holds=("projections.output-bias", "heads.independent")).entry(
     does="Leaves the bias of the values out.",
     repair="Add each bias to its own projection.",
     hides="Biases of zeros, with which most modules start.",
     matters="The output of each head is off by a constant, which a check of differences does not see.",
-    severity=Severity.WRONG,
 )
 class BiasOfValuesForgotten(Layer):
     def projected(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return self.q(query), self.k(key), F.linear(value, self.v.weight)
 
 
-@breaks_layer(
-    "projections.bias",
-    holds=(
-        "projections.output-bias",
-        "heads.independent",
-    ),
+@breaks_layer("projections.bias", holds=("projections.output-bias", "heads.independent")).entry(
     does="Scales the queries before it adds their bias, so that the bias stays unscaled.",
     repair="Add the bias first, or scale it as well.",
     hides="Biases of zeros; heads of width 1.",
     matters="A scale folded into the query matrix, and not into its bias: trained models attend wrongly.",
-    severity=Severity.WRONG,
 )
 class BiasOfQueriesNotScaled(Layer):
     def projected(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -192,36 +137,22 @@ class BiasOfQueriesNotScaled(Layer):
         return self.steps(q, k, v, scale=1.0, **options)
 
 
-@breaks_layer(
-    "projections.output",
-    free=False,
-    holds=(
-        "projections.output-bias",
-        "shapes.output",
-    ),
+@breaks_layer("projections.output", free=False, holds=("projections.output-bias", "shapes.output")).entry(
     does="Multiplies the joined heads by the transpose of the output matrix.",
     repair="Transpose stored matrices once, where the checkpoint is read.",
     hides="Symmetric matrices; an output matrix of one's own training.",
     matters="Checkpoints pass between libraries that store input by output and output by input.",
-    severity=Severity.WRONG,
 )
 class OutputMatrixTransposed(Layer):
     def output(self, merged: Tensor) -> Tensor:
         return merged @ self.o.weight + self.o.bias
 
 
-@breaks_layer(
-    "projections.output",
-    free=False,
-    holds=(
-        "projections.output-bias",
-        "shapes.output",
-    ),
+@breaks_layer("projections.output", free=False, holds=("projections.output-bias", "shapes.output")).entry(
     does="Multiplies the inputs of the output projection by head, each by the first block of its matrix.",
     repair="Join all heads before the output matrix, which mixes them.",
     hides="A single head; an output matrix with equal blocks.",
     matters="Heads are mixed as if all were the first.",
-    severity=Severity.WRONG,
 )
 class OutputMatrixOfTheFirstHead(Layer):
     def output(self, merged: Tensor) -> Tensor:
@@ -229,51 +160,34 @@ class OutputMatrixOfTheFirstHead(Layer):
         return F.linear(merged, block.repeat(1, self.num_heads), self.o.bias)
 
 
-@breaks_layer(
-    "projections.output-bias",
-    "projections.output",
-    holds=(
-        "heads.independent",
-        "shapes.output",
-    ),
+@breaks_layer("projections.output-bias", "projections.output", holds=("heads.independent", "shapes.output")).entry(
     does="Adds the output bias once for each head.",
     repair="Add the output bias once, after the heads have been summed.",
     hides="A single head; a bias of zeros, the usual start.",
     matters="Tensor-parallel code in which every part adds the bias before the parts are summed.",
-    severity=Severity.WRONG,
 )
 class OutputBiasOncePerHead(Layer):
     def output(self, merged: Tensor) -> Tensor:
         return F.linear(merged, self.o.weight) + self.num_heads * self.o.bias
 
 
-@breaks_layer(
-    "projections.output-bias",
-    holds=(
-        "heads.independent",
-        "shapes.output",
-    ),
+@breaks_layer("projections.output-bias", holds=("heads.independent", "shapes.output")).entry(
     does="Leaves the bias of the output projection out.",
     repair="Add the bias of the output projection to every token.",
     hides="A bias of zeros, the usual start.",
     matters="A flag for the other biases switches this one off too, or the other way round.",
-    severity=Severity.WRONG,
-    links=("https://github.com/pytorch/pytorch/issues/52257", "https://github.com/d2l-ai/d2l-en/pull/439"),
+    links=github("pytorch/pytorch/issues/52257", "d2l-ai/d2l-en/pull/439"),
 )
 class OutputBiasForgotten(Layer):
     def output(self, merged: Tensor) -> Tensor:
         return F.linear(merged, self.o.weight)
 
 
-@breaks_layer(
-    "projections.total-width",
-    "scores.scale-default",
-    holds=("projections.value",),
+@breaks_layer("projections.total-width", "scores.scale-default", holds=("projections.value",)).entry(
     does="Divides the width of the input by the number of heads, and takes that for the scale.",
     repair="Take the width of one head from the projected and split query.",
     hides="An input as wide as all heads together.",
     matters="Models with narrow or wide heads, as pruned ones are.",
-    severity=Severity.WRONG,
 )
 class ScaleOfTheModelWidth(Layer):
     def forward(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
@@ -282,16 +196,13 @@ class ScaleOfTheModelWidth(Layer):
 
 
 @breaks_layer(
-    "projections.total-width",
-    raises=True,
-    holds=("errors.heads",),
-    construct=nn.MultiheadAttention,
+    "projections.total-width", construct=nn.MultiheadAttention, holds=("errors.heads",), severity=CRASH, raises=True
+).entry(
     does="Reshapes the joined heads to the width of the input.",
     repair="Reshape to H times the width of one value.",
     hides="An input as wide as all heads together.",
     matters="Modules whose keys or values have widths of their own crash, or mix tokens.",
-    severity=Severity.CRASH,
-    links=("https://github.com/pytorch/text/issues/1371", "https://github.com/pytorch/pytorch/issues/27623"),
+    links=github("pytorch/text/issues/1371", "pytorch/pytorch/issues/27623"),
 )
 class MergedToTheWidthOfTheInput(Layer):
     def forward(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:

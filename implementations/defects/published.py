@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -9,11 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attention_conformance.implementations.api.contract import Claims, Implementation, Result
+from attention_conformance.implementations.api.contract import Claims, Result
 from attention_conformance.implementations.builtin.stepwise.layer import Layer
 from attention_conformance.implementations.builtin.stepwise.steps import INFINITY, Steps, mix, softmax
-from attention_conformance.implementations.defects.breaking import breaks_layer
-from attention_conformance.implementations.defects.defect import REGISTRY, Defect, Severity
+from attention_conformance.implementations.defects.breaking import breaks_layer, breaks_run, github
+from attention_conformance.implementations.defects.defect import CRASH, LEAK, NAN
 from attention_conformance.implementations.defects.errors import takes_anything
 from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.spec.problem import Array, Problem
@@ -46,34 +47,35 @@ def _remainder_checked(num_heads: int, width: int) -> object:
     return width // num_heads
 
 
-@breaks_layer(
+breaks_published = partial(breaks_layer, free=False)
+
+
+crashes_published = partial(breaks_published, severity=CRASH)
+
+
+@crashes_published(
     "errors.heads",
     "errors.negative-heads",
-    free=False,
     features=A,
     construct=_assertion_gone,
     holds=("heads.split", "scores.scale-default"),
+).entry(
     does="Checks the number of heads by an assertion, which is gone when Python runs with -O.",
     repair="Raise a ValueError that names the sizes.",
     hides="Python without -O, and numbers of heads that divide the widths.",
     matters="Optimised deployments build modules that development refuses.",
-    severity=Severity.CRASH,
 )
 class AChecksByAssertion(Layer):
     """Right, apart from its constructor."""
 
 
-@breaks_layer(
-    "errors.negative-heads",
-    free=False,
-    features=A,
-    construct=_remainder_checked,
-    holds=("errors.heads", "heads.split"),
+@crashes_published(
+    "errors.negative-heads", features=A, construct=_remainder_checked, holds=("errors.heads", "heads.split")
+).entry(
     does="Checks that the number of heads divides the widths, and not that there is a head.",
     repair="Refuse a number of heads below 1.",
     hides="Numbers of heads above 0.",
     matters="A negative number, a slip in a configuration, fails at the first call and not where it was made.",
-    severity=Severity.CRASH,
 )
 class AHeadsBelowOneUnchecked(Layer):
     """Right, apart from its constructor."""
@@ -95,62 +97,52 @@ def _run_columns(problem: Problem, late: bool, whole: bool) -> Result:
     return Result(np.stack([sample.T for sample in samples]))
 
 
-def _output_divided(problem: Problem, device: str) -> Result:
-    return _run_columns(problem, late=True, whole=False)
-
-
-def _global_maximum(problem: Problem, device: str) -> Result:
-    return _run_columns(problem, late=False, whole=True)
-
-
-_COLUMNS = Claims(
+COLUMNS = Claims(
     Scope.MODULE,
     frozenset({Feature.CORE, Feature.PROJECTIONS, Feature.MODEL_WIDTH, Feature.VIEWS, Feature.VALUE_WIDTH}),
     dtypes=("float64", "float32"),
 )
-REGISTRY += [
-    Defect(
-        Implementation("b-output-divided", _COLUMNS, _output_divided),
-        ("scores.scale-default", "softmax.rows-sum-to-one"),
-        holds=("shapes.output", "relations.permute-keys"),
-        does="Divides the output by the square root of the width, and not the scores.",
-        repair="Divide the scores, before the softmax.",
-        hides="Width 1.",
-        matters="The softmax is too peaked, and the output too small: what the division is for is lost.",
-        severity=Severity.WRONG,
-        links=("https://github.com/FrancescoSaverioZuppichini/ViT/issues/2",),
-    ),
-    Defect(
-        Implementation("b-global-maximum", _COLUMNS, _global_maximum),
-        ("softmax.row-maximum",),
-        holds=("scores.scale-default", "softmax.large-scores"),
-        does="Subtracts the maximum of the whole matrix of scores, not that of each query.",
-        repair="Subtract the maximum of each query: of each column where tokens are columns.",
-        hides="Queries whose best scores are alike.",
-        matters="A query whose scores all lie far below another's becomes 0/0.",
-        severity=Severity.NAN,
-        links=("https://github.com/NVIDIA/DeepLearningExamples/issues/169",),
-    ),
-]
 
 
-@breaks_layer(
+@breaks_run(
+    "scores.scale-default", "softmax.rows-sum-to-one", claims=COLUMNS, holds=("shapes.output", "relations.permute-keys")
+).entry(
+    does="Divides the output by the square root of the width, and not the scores.",
+    repair="Divide the scores, before the softmax.",
+    hides="Width 1.",
+    matters="The softmax is too peaked, and the output too small: what the division is for is lost.",
+    links=github("FrancescoSaverioZuppichini/ViT/issues/2"),
+)
+def b_output_divided(problem: Problem, device: str) -> Result:
+    return _run_columns(problem, late=True, whole=False)
+
+
+@breaks_run(
+    "softmax.row-maximum", claims=COLUMNS, holds=("scores.scale-default", "softmax.large-scores"), severity=NAN
+).entry(
+    does="Subtracts the maximum of the whole matrix of scores, not that of each query.",
+    repair="Subtract the maximum of each query: of each column where tokens are columns.",
+    hides="Queries whose best scores are alike.",
+    matters="A query whose scores all lie far below another's becomes 0/0.",
+    links=github("NVIDIA/DeepLearningExamples/issues/169"),
+)
+def b_global_maximum(problem: Problem, device: str) -> Result:
+    return _run_columns(problem, late=False, whole=True)
+
+
+@breaks_published(
     "softmax.rows-sum-to-one",
     "softmax.weights",
     "scores.scale-default",
-    free=False,
     features=B,
     extras=("weights",),
-    holds=(
-        "shapes.output",
-        "relations.permute-keys",
-    ),
+    holds=("shapes.output", "relations.permute-keys"),
+).entry(
     does="Multiplies the weights by 1/sqrt(d_k) after the softmax.",
     repair="Divide the scores, before the softmax.",
     hides="Width 1.",
     matters="The weights sum to 1/sqrt(d_k), and the softmax is too peaked.",
-    severity=Severity.WRONG,
-    links=("https://github.com/FrancescoSaverioZuppichini/ViT/issues/2",),
+    links=github("FrancescoSaverioZuppichini/ViT/issues/2"),
 )
 class BWeightsDivided(Layer):
     def forward(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
@@ -160,21 +152,17 @@ class BWeightsDivided(Layer):
         return self.merge(output) * by, weights * by
 
 
-@breaks_layer(
+@breaks_published(
     "values.width",
     "shapes.output",
-    free=False,
     features=B,
-    holds=(
-        "effects.repeatable",
-        "relations.convex-hull",
-    ),
     construct=divides,
+    holds=("effects.repeatable", "relations.convex-hull"),
+).entry(
     does="Makes the output as wide as the input, as its text says of every self-attention.",
     repair="Give the output the width of the values.",
     hides="Values as wide as the input.",
     matters="Components are lost, or made up of zeros, where the values have a width of their own.",
-    severity=Severity.WRONG,
 )
 class BOutputAsWideAsTheInput(Layer):
     def forward(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
@@ -182,56 +170,38 @@ class BOutputAsWideAsTheInput(Layer):
         return F.pad(answer, (0, query.shape[-1] - answer.shape[-1]))
 
 
-@breaks_layer(
-    "projections.key",
-    "projections.value",
-    free=False,
-    features=C,
-    raises=True,
-    construct=divides,
-    holds=("errors.heads",),
+@crashes_published(
+    "projections.key", "projections.value", features=C, construct=divides, holds=("errors.heads",), raises=True
+).entry(
     does="Defines the maps of keys and values under one name, and calls them under another.",
     repair="Call the maps by the names under which they were defined.",
     hides="Code that is read and not run.",
     matters="Whoever copies it from the page: it stops at the first call.",
-    severity=Severity.CRASH,
 )
 class CMapsUnderOtherNames(Layer):
     def projected(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return self.q(query), getattr(self, "keys")(key), getattr(self, "values")(value)  # noqa: B009
 
 
-@breaks_layer(
-    "heads.split",
-    free=False,
-    features=C,
-    holds=(
-        "shapes.output",
-        "relations.linear-values",
-    ),
+@breaks_published("heads.split", features=C, holds=("shapes.output", "relations.linear-values"), severity=LEAK).entry(
     does="Views (B, n, H s) as (H, B, n, s) in one step.",
     repair="View as (B, n, H, s), then move the head axis.",
     hides="A single head; checks of shapes.",
     matters="A head sees pieces of tokens of several samples.",
-    severity=Severity.LEAK,
-    links=("https://github.com/reczoo/FuxiCTR/issues/30",),
+    links=github("reczoo/FuxiCTR/issues/30"),
 )
 class CViewInOneStep(Layer):
     def split(self, x: Tensor) -> Tensor:
         return x.reshape(self.num_heads, *x.shape[:2], -1).transpose(0, 1)
 
 
-@breaks_layer(
-    "softmax.weights",
-    free=False,
-    features=C,
-    extras=("weights",),
-    holds=("heads.split", "values.weighted-sum"),
+@breaks_published(
+    "softmax.weights", features=C, extras=("weights",), holds=("heads.split", "values.weighted-sum")
+).entry(
     does="Returns the weights as (H, B, n, n), with the head axis first.",
     repair="Put the sample first, as in every other array.",
     hides="As many heads as samples: the shape fits, and the numbers do not.",
     matters="A heat map shows another sample's head.",
-    severity=Severity.WRONG,
 )
 class CHeadsFirstInWeights(Layer):
     def forward(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
@@ -240,18 +210,17 @@ class CHeadsFirstInWeights(Layer):
         return self.merge(output), weights.transpose(0, 1)
 
 
-@breaks_layer(
+@crashes_published(
     "errors.heads",
     "errors.negative-heads",
-    free=False,
     features=C,
     construct=takes_anything,
     holds=("heads.split", "projections.bias"),
+).entry(
     does="Checks the number of heads when it is called, not when it is built.",
     repair="Check in the constructor.",
     hides="Numbers of heads that divide the width.",
     matters="A module that cannot work is built, saved and loaded without complaint.",
-    severity=Severity.CRASH,
 )
 class CChecksWhenCalled(Layer):
     def split(self, x: Tensor) -> Tensor:
@@ -260,37 +229,28 @@ class CChecksWhenCalled(Layer):
         return super().split(x)
 
 
-@breaks_layer(
+@breaks_published(
     "projections.output",
     "projections.output-bias",
-    free=False,
     features=(C - {Feature.MODEL_WIDTH}) | OUTPUT,
     holds=("shapes.output", "effects.repeatable"),
+).entry(
     does="Returns the joined heads, without the last linear map of its own text.",
     repair="Multiply the joined heads by the output matrix, or do not claim one.",
     hides="An output matrix that is the identity; checks of shapes.",
     matters="The heads are never mixed.",
-    severity=Severity.WRONG,
-    links=("https://github.com/Kyubyong/transformer/issues/117",),
+    links=github("Kyubyong/transformer/issues/117"),
 )
 class COutputMapMissing(Layer):
     def output(self, merged: Tensor) -> Tensor:
         return merged
 
 
-@breaks_layer(
-    "heads.independent",
-    free=False,
-    features=D_CROSS,
-    holds=(
-        "shapes.output",
-        "projections.value",
-    ),
+@breaks_published("heads.independent", features=D_CROSS, holds=("shapes.output", "projections.value")).entry(
     does="Has lost the number of heads in its constructor, and works with one.",
     repair="Take the number of heads, and keep it.",
     hides="A single head; checks of shapes.",
     matters="All heads are one, with a scale of their joint width.",
-    severity=Severity.WRONG,
 )
 class DHeadCountLost(Layer):
     def __init__(self, problem: Problem) -> None:
@@ -309,17 +269,12 @@ def by_lengths(steps: Steps, q: Tensor, k: Tensor, v: Tensor, valid_lens: Tensor
     return steps(q, k, v, attn_mask=torch.arange(k.shape[-2]) < lengths)
 
 
-@breaks_layer(
-    "heads.split",
-    free=False,
-    features=D,
-    holds=("shapes.output", "projections.output-bias"),
+@breaks_published("heads.split", features=D, holds=("shapes.output", "projections.output-bias")).entry(
     does="Has lost the second half of the split: (B, n, H, p/H) goes into the attention as it is.",
     repair="Move the head axis before the tokens, and fold it into the samples if need be.",
     hides="Checks of shapes.",
     matters="Each token attends over its own heads, and sees no other token.",
-    severity=Severity.WRONG,
-    links=("https://github.com/ml-explore/mlx/issues/3585",),
+    links=github("ml-explore/mlx/issues/3585"),
 )
 class DHalfOfTheSplitLost(Layer):
     def split(self, x: Tensor) -> Tensor:
@@ -332,18 +287,11 @@ class DHalfOfTheSplitLost(Layer):
         return self.steps(q, k, v)
 
 
-@breaks_layer(
-    "heads.merge",
-    free=False,
-    features=D_CROSS,
-    raises=True,
-    construct=divides,
-    holds=("errors.heads",),
+@crashes_published("heads.merge", features=D_CROSS, construct=divides, holds=("errors.heads",), raises=True).entry(
     does="Has lost the concatenation of the heads before the output projection.",
     repair="Move the head axis back behind the tokens, then join the last two axes.",
     hides="Code that is read and not run.",
     matters="It stops at the first call, or multiplies each head by a matrix that is not its own.",
-    severity=Severity.CRASH,
 )
 class DConcatenationLost(Layer):
     def merge(self, heads: Tensor) -> Tensor:
@@ -353,17 +301,13 @@ class DConcatenationLost(Layer):
         return by_lengths(self.steps, q, k, v, valid_lens)
 
 
-@breaks_layer(
-    "masks.valid-lens",
-    free=False,
-    features=D_CROSS,
-    raises=True,
-    holds=("heads.split", "heads.merge", "cross-attention.lengths"),
+@crashes_published(
+    "masks.valid-lens", features=D_CROSS, holds=("heads.split", "heads.merge", "cross-attention.lengths"), raises=True
+).entry(
     does="Has lost the repetition of the lengths: B of them meet B H items.",
     repair="Repeat each length H times in place before it meets the folded axis.",
     hides="A single head, or a batch of one; calls without lengths; inputs of ones, as in its example.",
     matters="It stops at the first batch, and its own example could not tell a length from another.",
-    severity=Severity.CRASH,
 )
 class DLengthsNotRepeated(Layer):
     def attend(self, q: Tensor, k: Tensor, v: Tensor, valid_lens: Tensor | None = None, **options: Any) -> Tensor:

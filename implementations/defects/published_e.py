@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,23 +11,20 @@ from torch import Tensor
 
 from attention_conformance.implementations.builtin.stepwise.layer import Layer
 from attention_conformance.implementations.builtin.stepwise.steps import INFINITY, Steps
-from attention_conformance.implementations.defects.breaking import breaks_layer
-from attention_conformance.implementations.defects.defect import Severity
+from attention_conformance.implementations.defects.breaking import breaks_layer, github
+from attention_conformance.implementations.defects.defect import CRASH, LEAK
 from attention_conformance.implementations.defects.published import E_CROSS, E, divides
 from attention_conformance.spec.features import Feature
 
+breaks_published = partial(breaks_layer, free=False)
 
-@breaks_layer(
-    "scores.scale-default",
-    free=False,
-    features=E_CROSS,
-    holds=("shapes.output", "softmax.rows-sum-to-one"),
+
+@breaks_published("scores.scale-default", features=E_CROSS, holds=("shapes.output", "softmax.rows-sum-to-one")).entry(
     does="Divides by the square root of the width of the second input, as its text says.",
     repair="Divide by the square root of the key width of one head.",
     hides="A single head as wide as the input.",
     matters="Attention is too flat wherever the input is wider than a head, which is everywhere.",
-    severity=Severity.WRONG,
-    links=("https://github.com/lucidrains/vit-pytorch/issues/65",),
+    links=github("lucidrains/vit-pytorch/issues/65"),
 )
 class EScaleOfTheSecondInput(Layer):
     def forward(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
@@ -34,19 +32,15 @@ class EScaleOfTheSecondInput(Layer):
         return answer
 
 
-@breaks_layer(
+@breaks_published(
     "projections.value",
-    free=False,
     features=E_CROSS - {Feature.VALUE_WIDTH},
-    holds=(
-        "projections.output-bias",
-        "heads.independent",
-    ),
+    holds=("projections.output-bias", "heads.independent"),
+).entry(
     does="Uses one product for keys and values, as its text says of cross-attention.",
     repair="Give keys and values a matrix each, as its code does.",
     hides="Equal matrices.",
     matters="What a token is found by and what it says cannot differ.",
-    severity=Severity.WRONG,
 )
 class EKeysAndValuesTied(Layer):
     def projected(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -54,18 +48,16 @@ class EKeysAndValuesTied(Layer):
         return self.q(query), both, both
 
 
-@breaks_layer(
-    "cross-attention.lengths",
-    free=False,
-    features=E_CROSS,
-    raises=True,
-    construct=divides,
-    holds=("errors.heads",),
+crashes_published = partial(breaks_published, severity=CRASH)
+
+
+@crashes_published(
+    "cross-attention.lengths", features=E_CROSS, construct=divides, holds=("errors.heads",), raises=True
+).entry(
     does="Reckons with one length for both sequences, as its text writes it.",
     repair="Take the number of queries and the number of keys from their own inputs.",
     hides="Self-attention, and sequences of one length.",
     matters="Cross-attention of a long and a short sequence stops.",
-    severity=Severity.CRASH,
 )
 class EOneLength(Layer):
     def projected(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -74,18 +66,13 @@ class EOneLength(Layer):
         return q, k.view(batch, length, k.shape[-1]), v.view(batch, length, v.shape[-1])
 
 
-@breaks_layer(
-    "shapes.output",
-    "cross-attention.widths",
-    free=False,
-    features=E_CROSS,
-    construct=divides,
-    holds=("errors.heads",),
+@crashes_published(
+    "shapes.output", "cross-attention.widths", features=E_CROSS, construct=divides, holds=("errors.heads",)
+).entry(
     does="Gives the output of cross-attention the width of the second input, as its text says.",
     repair="Project to the width of the first input, to which the output is added.",
     hides="Inputs of one width.",
     matters="The residual connection fails, or adds what does not belong together.",
-    severity=Severity.CRASH,
 )
 class EOutputAsWideAsTheSecondInput(Layer):
     def forward(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
@@ -93,17 +80,12 @@ class EOutputAsWideAsTheSecondInput(Layer):
         return F.pad(answer, (0, key.shape[-1] - answer.shape[-1]))
 
 
-@breaks_layer(
-    "heads.split",
-    free=False,
-    features=E,
-    holds=("shapes.output", "effects.repeatable"),
+@breaks_published("heads.split", features=E, holds=("shapes.output", "effects.repeatable")).entry(
     does="Splits the input into pieces, one for each head, and projects each piece.",
     repair="Project the whole input, then split the result.",
     hides="A single head; checks of shapes.",
     matters="A head sees its share of each token only.",
-    severity=Severity.WRONG,
-    links=("https://github.com/MarcoMeter/episodic-transformer-memory-ppo/pull/22",),
+    links=github("MarcoMeter/episodic-transformer-memory-ppo/pull/22"),
 )
 class EInputSplit(Layer):
     def projected(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -123,41 +105,31 @@ def _billion_for_padding(scores: Tensor, padding: Tensor) -> Tensor:
     return _billion(scores, padding[:, None, None])
 
 
-@breaks_layer(
+@breaks_published(
     "masks.empty-row-bool",
     "masks.empty-row-padding",
-    free=False,
     features=E,
     holds=("masks.bool", "masks.key-padding", "masks.no-influence"),
+    severity=LEAK,
+).entry(
     does="Sets masked scores to -1e9, where its text says minus infinity.",
     repair="Set them to minus infinity, and give zeros to rows without keys.",
     hides="Rows with a key whose score is above -1e9.",
     matters="A query that may see nothing reports the mean of all that is masked.",
-    severity=Severity.LEAK,
-    links=("https://github.com/d2l-ai/d2l-en/pull/2423",),
+    links=github("d2l-ai/d2l-en/pull/2423"),
 )
 class EFillOfABillion(Layer):
     steps = Steps(add_mask=_billion, add_padding=_billion_for_padding, softmax=lambda scores: torch.softmax(scores, -1))
 
 
-@breaks_layer(
-    "masks.bool",
-    "masks.key-padding",
-    free=False,
-    features=E,
-    dtype="float16",
-    raises=True,
-    holds=("shapes.output",),
+@crashes_published(
+    "masks.bool", "masks.key-padding", features=E, holds=("shapes.output",), dtype="float16", raises=True
+).entry(
     does="Writes -1e9 into float16 scores, which cannot hold it.",
     repair="Write minus infinity, which every float type can hold.",
     hides="Every dtype but float16.",
     matters="Training in half precision stops at the first mask.",
-    severity=Severity.CRASH,
-    links=(
-        "https://github.com/google/flax/issues/982",
-        "https://github.com/facebookresearch/fairseq/issues/3575",
-        "https://github.com/ahrefs/ocannl/issues/548",
-    ),
+    links=github("google/flax/issues/982", "facebookresearch/fairseq/issues/3575", "ahrefs/ocannl/issues/548"),
 )
 class EFillBeyondHalf(Layer):
     steps = Steps(wide=False, add_mask=_billion, add_padding=_billion_for_padding)
@@ -167,18 +139,14 @@ def _on_the_head_axis(scores: Tensor, padding: Tensor) -> Tensor:
     return scores.masked_fill(~padding.unsqueeze(1), -INFINITY)
 
 
-@breaks_layer(
-    "masks.key-padding",
-    free=False,
-    features=E,
-    raises=True,
-    holds=("masks.bool", "masks.broadcast"),
+@breaks_published(
+    "masks.key-padding", features=E, holds=("masks.bool", "masks.broadcast"), severity=LEAK, raises=True
+).entry(
     does="Inserts one axis into the padding mask (B, L), as its text says.",
     repair="Insert two, so that it becomes (B, 1, 1, L).",
     hides="A batch of one; as many samples as heads hide the error, not the mistake.",
     matters="It stops for most batches; where B equals H, each head hides another sample's padding.",
-    severity=Severity.LEAK,
-    links=("https://github.com/lucidrains/vit-pytorch/issues/71",),
+    links=github("lucidrains/vit-pytorch/issues/71"),
 )
 class EPaddingOnTheHeadAxis(Layer):
     steps = Steps(add_padding=_on_the_head_axis)

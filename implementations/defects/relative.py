@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -9,89 +10,78 @@ from torch import Tensor
 
 from attention_conformance.implementations.builtin.stepwise.steps import add_relative
 from attention_conformance.implementations.defects.breaking import breaks
-from attention_conformance.implementations.defects.defect import Severity
+from attention_conformance.implementations.defects.defect import GRADIENT
 from attention_conformance.spec.features import Feature
 
 RELATIVE = {Feature.RELATIVE_BIAS, Feature.QUERY_START}
 
 
-@breaks(
+breaks_relative = partial(breaks, claims=RELATIVE)
+
+
+breaks_add_relative = partial(breaks_relative, step="add_relative")
+
+
+@breaks_add_relative(
     "positions.relative-bias",
     "positions.relative-start",
     "positions.relative-gradient",
-    step="add_relative",
-    claims=RELATIVE,
     holds=("scores.dot-product", "masks.float"),
+).entry(
     does="Counts distances from key to query.",
     repair="Take the position of the key minus that of the query.",
     hides="Symmetric tables; training from scratch.",
     matters="What was learned of the past is applied to the future.",
-    severity=Severity.WRONG,
 )
 def distance_from_key_to_query(scores: Tensor, table: Tensor, ahead: Tensor) -> Tensor:
     return add_relative(scores, table, -ahead)
 
 
-@breaks(
-    "positions.relative-bias",
-    "positions.relative-gradient",
-    step="add_relative",
-    claims=RELATIVE,
-    holds=("scores.dot-product", "masks.float"),
+@breaks_add_relative(
+    "positions.relative-bias", "positions.relative-gradient", holds=("scores.dot-product", "masks.float")
+).entry(
     does="Adds nothing beyond the largest distance of the table.",
     repair="Let all farther keys share the outermost entry of their side.",
     hides="Sequences that the table covers.",
     matters="The bias breaks off at the edge of what it was trained for.",
-    severity=Severity.WRONG,
 )
 def nothing_beyond_the_table(scores: Tensor, table: Tensor, ahead: Tensor) -> Tensor:
     covered = (ahead.abs() <= table.shape[-1] // 2)[:, None]
     return torch.where(covered, add_relative(scores, table, ahead), scores)
 
 
-@breaks(
-    "positions.relative-bias",
-    "positions.relative-gradient",
-    step="add_relative",
-    claims=RELATIVE,
-    holds=("scores.dot-product", "masks.float"),
+@breaks_add_relative(
+    "positions.relative-bias", "positions.relative-gradient", holds=("scores.dot-product", "masks.float")
+).entry(
     does="Looks distances up without adding R, so that negative ones count from the end of the table.",
     repair="Add R, so that the first entry is for the farthest key before the query.",
     hides="Training from scratch, which learns the table in that order.",
     matters="A loaded table is read from its middle: near keys get the entries of far ones.",
-    severity=Severity.WRONG,
 )
 def table_read_from_its_middle(scores: Tensor, table: Tensor, ahead: Tensor) -> Tensor:
     most = table.shape[-1] // 2
     return scores + table[:, ahead.clamp(-most, most)].transpose(0, 1)
 
 
-@breaks(
-    "positions.relative-bias",
-    "positions.relative-start",
-    step="add_relative",
-    claims=RELATIVE,
-    holds=("scores.dot-product", "masks.float"),
+@breaks_add_relative(
+    "positions.relative-bias", "positions.relative-start", holds=("scores.dot-product", "masks.float")
+).entry(
     does="Gives the table of the first head to all heads.",
     repair="Look up a table for each head, and move the axis of the heads in front of queries and keys.",
     hides="A single head; tables that were initialised alike.",
     matters="Heads cannot specialise in distances.",
-    severity=Severity.WRONG,
 )
 def one_table_for_all_heads(scores: Tensor, table: Tensor, ahead: Tensor) -> Tensor:
     return add_relative(scores, table[:1].expand_as(table), ahead)
 
 
-@breaks(
-    "positions.relative-start",
-    step="add_relative",
-    claims=RELATIVE,
-    holds=("positions.relative-bias", "positions.relative-gradient"),
+@breaks_add_relative(
+    "positions.relative-start", holds=("positions.relative-bias", "positions.relative-gradient")
+).entry(
     does="Looks up the distance from the number of the row.",
     repair="Count from the position of the query: add `query_start`.",
     hides="Calls with the whole sequence.",
     matters="While it generates, each token takes all that precedes it for its future.",
-    severity=Severity.WRONG,
 )
 def table_read_by_the_number_of_the_row(scores: Tensor, table: Tensor, ahead: Tensor) -> Tensor:
     queries, keys = (torch.arange(n) for n in scores.shape[-2:])
@@ -115,16 +105,13 @@ class _LastOnly(torch.autograd.Function):
         return found, None
 
 
-@breaks(
-    "positions.relative-gradient",
-    step="add_relative",
-    claims=RELATIVE,
-    holds=("positions.relative-bias", "gradients.query"),
+@breaks_add_relative(
+    "positions.relative-gradient", holds=("positions.relative-bias", "gradients.query"), severity=GRADIENT
+).entry(
     does="Writes the gradient of each score to its entry, over what is there.",
     repair="Add the gradients of all scores that share an entry.",
     hides="Inference; a sequence in which no distance occurs twice.",
     matters="A scatter without accumulation learns from one pair of tokens of each distance.",
-    severity=Severity.GRADIENT,
 )
 def last_gradient_of_an_entry_only(scores: Tensor, table: Tensor, ahead: Tensor) -> Tensor:
     most = table.shape[-1] // 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,8 +18,8 @@ from attention_conformance.implementations.builtin.stepwise.steps import (
     add_bottom_right,
     log_sum_exp,
 )
-from attention_conformance.implementations.defects.breaking import breaks
-from attention_conformance.implementations.defects.defect import REGISTRY, Defect, Severity
+from attention_conformance.implementations.defects.breaking import breaks, breaks_built, github
+from attention_conformance.implementations.defects.defect import NAN, STATE
 from attention_conformance.spec.features import Conventions, Feature, LogBase, Scope
 
 TWO = Conventions(log_sum_exp_base=LogBase.TWO)
@@ -39,11 +40,11 @@ def kept(name: str, tensor: Tensor) -> Tensor:
     step="log_sum_exp",
     conventions=TWO,
     holds=("softmax.weights", "softmax.over-keys"),
+).entry(
     does="Returns the natural log-sum-exp, while it claims the one to base 2.",
     repair="Divide by ln 2, or say that the base is e.",
     hides="Merges by code that reckons to base e as well; rows whose sum is 1.",
     matters="Partial results of two libraries merge with the wrong weights.",
-    severity=Severity.WRONG,
 )
 def natural_logarithm_for_base_two(scores: Tensor) -> Tensor:
     return log_sum_exp(scores)
@@ -55,11 +56,11 @@ def natural_logarithm_for_base_two(scores: Tensor) -> Tensor:
     step="log_sum_exp",
     conventions=TWO,
     holds=("softmax.weights", "returned.base"),
+).entry(
     does="Brings the logarithm of the sum to base 2, and leaves the maximum that is added to it as it was.",
     repair="Bring both to the same base: multiply their sum by log2(e).",
     hides="Rows whose largest score is 0.",
     matters="A kernel that computes powers of 2 mixes its scaled scores with unscaled ones.",
-    severity=Severity.WRONG,
 )
 def maximum_in_another_base(scores: Tensor) -> Tensor:
     top = scores.amax(-1) if scores.shape[-1] else scores.new_zeros(scores.shape[:-1])
@@ -67,16 +68,17 @@ def maximum_in_another_base(scores: Tensor) -> Tensor:
     return torch.log2((scores - top[..., None]).exp().sum(-1)) + top
 
 
-@breaks(
-    "returned.empty-row",
-    holds=("softmax.log-sum-exp", "masks.empty-row-padding", "returned.base"),
-    extras=("log_sum_exp",),
+breaks_log_sum_exp = partial(breaks, extras=("log_sum_exp",))
+
+
+@breaks_log_sum_exp(
+    "returned.empty-row", holds=("softmax.log-sum-exp", "masks.empty-row-padding", "returned.base"), severity=NAN
+).entry(
     does="Returns plus infinity for the rows of a sample that is all padding.",
     repair="Return minus infinity, the logarithm of an empty sum, by whatever way a row is left early.",
     hides="Samples with a real key; rows that another mask has emptied.",
     matters="A kernel that leaves early where a sample has no keys gives its part all the weight in a merge.",
-    severity=Severity.NAN,
-    links=("https://github.com/Dao-AILab/flash-attention/pull/978",),
+    links=github("Dao-AILab/flash-attention/pull/978"),
 )
 def plus_infinity_for_an_empty_sample(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, ...]:
     output, _, lse = Steps().answer(query, key, value, **options)
@@ -86,17 +88,14 @@ def plus_infinity_for_an_empty_sample(query: Tensor, key: Tensor, value: Tensor,
     return output, lse.masked_fill(~padding.any(-1)[:, None, None], INFINITY)
 
 
-@breaks(
-    "returned.empty-row",
-    holds=("softmax.log-sum-exp", "causal.empty-rows"),
-    extras=("log_sum_exp",),
-    conventions=BOTTOM_RIGHT,
+@breaks_log_sum_exp(
+    "returned.empty-row", conventions=BOTTOM_RIGHT, holds=("softmax.log-sum-exp", "causal.empty-rows")
+).entry(
     does="Returns 0 for queries that stand before the first key under a causal flag.",
     repair="Return minus infinity, the logarithm of an empty sum, by whatever way a row is left early.",
     hides="As many queries as keys, or fewer.",
     matters="Rows whose tiles are all skipped keep what the buffer was filled with.",
-    severity=Severity.WRONG,
-    links=("https://github.com/pytorch/pytorch/pull/134650",),
+    links=github("pytorch/pytorch/pull/134650"),
 )
 def zero_for_rows_before_the_first_key(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, ...]:
     output, _, lse = Steps(add_causal=add_bottom_right).answer(query, key, value, **options)
@@ -110,11 +109,11 @@ def zero_for_rows_before_the_first_key(query: Tensor, key: Tensor, value: Tensor
     "softmax.log-sum-exp",
     step="log_sum_exp",
     holds=("relations.merge", "softmax.weights", "returned.base"),
+).entry(
     does="Returns a very low number for a row without keys.",
     repair="Return minus infinity, the logarithm of an empty sum.",
     hides="Merges with a part that has a key.",
     matters="Two parts that saw nothing merge into one that seems to have seen something.",
-    severity=Severity.WRONG,
 )
 def lowest_number_for_an_empty_row(scores: Tensor) -> Tensor:
     return log_sum_exp(scores).clamp(min=-1e30 if scores.dtype is torch.float64 else -1e4)
@@ -142,33 +141,29 @@ def _masks(query: Tensor, key: Tensor, options: dict[str, Any]) -> Tensor:
     return steps(query, key, key, **{name: options.pop(name) for name in names})
 
 
-@breaks(
+@breaks_log_sum_exp(
     "masks.empty-row-bool",
     "returned.empty-row",
     "softmax.log-sum-exp",
-    extras=("log_sum_exp",),
     without={Feature.EMPTY_SIZES},
     holds=("masks.bool", "relations.merge", "returned.base"),
+    severity=NAN,
+).entry(
     does="Merges two parts of the keys by exp(l - max l), which is NaN where both are minus infinity.",
     repair="Subtract 0 instead of a maximum that is minus infinity, and answer a sum of 0 apart.",
     hides="Rows that see a key in one of the parts.",
     matters="Split decoding and cascaded attention give NaN for padded requests.",
-    severity=Severity.NAN,
-    links=("https://github.com/vllm-project/vllm/pull/39148",),
+    links=github("vllm-project/vllm/pull/39148"),
 )
 def two_empty_parts_merged(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, ...]:
     return _in_two_halves(query, key, value, **options)
 
 
-@breaks(
-    "returned.mixture",
-    extras=("weights",),
-    holds=("softmax.weights", "scores.scale-explicit"),
+@breaks("returned.mixture", extras=("weights",), holds=("softmax.weights", "scores.scale-explicit")).entry(
     does="Computes the weights that it returns with the default scale, whatever scale is given.",
     repair="Hand every option to the code that computes the weights.",
     hides="Calls without a scale, and checks of the output only.",
     matters="The heat map is not that of the model: a fused kernel answers, and other code draws.",
-    severity=Severity.WRONG,
 )
 def weights_of_the_default_scale(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, ...]:
     output = Steps()(query, key, value, **options)
@@ -176,15 +171,11 @@ def weights_of_the_default_scale(query: Tensor, key: Tensor, value: Tensor, **op
     return output, Steps().answer(query, key, value, **options)[1]
 
 
-@breaks(
-    "returned.mixture",
-    extras=("weights",),
-    holds=("softmax.weights", "masks.empty-row-bool"),
+@breaks("returned.mixture", extras=("weights",), holds=("softmax.weights", "masks.empty-row-bool")).entry(
     does="Returns equal weights for a row without keys, whose output is 0.",
     repair="Return weights of 0 where the output is 0.",
     hides="Rows with a key.",
     matters="The output is patched, the weights are not: padding seems to be looked at.",
-    severity=Severity.WRONG,
 )
 def equal_weights_for_an_empty_row(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, ...]:
     output, weights, _ = Steps().answer(query, key, value, **options)
@@ -192,20 +183,12 @@ def equal_weights_for_an_empty_row(query: Tensor, key: Tensor, value: Tensor, **
     return output, torch.where(empty, 1.0 / max(1, key.shape[-2]), weights)
 
 
-@breaks(
-    "softmax.weights",
-    "returned.mixture",
-    extras=("weights",),
-    holds=("scores.dot-product", "masks.bool"),
+@breaks("softmax.weights", "returned.mixture", extras=("weights",), holds=("scores.dot-product", "masks.bool")).entry(
     does="Returns the mean over the heads, spread over all heads, though the weights of each are asked for.",
     repair="Average only where that is asked for.",
     hides="A single head, heads that agree, and checks of shapes.",
     matters="Every head shows the same heat map, and none is that of a head.",
-    severity=Severity.WRONG,
-    links=(
-        "https://github.com/facebookresearch/fairseq/issues/3365",
-        "https://github.com/pytorch/pytorch/issues/34537",
-    ),
+    links=github("facebookresearch/fairseq/issues/3365", "pytorch/pytorch/issues/34537"),
 )
 def average_for_every_head(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, ...]:
     output, weights, _ = Steps().answer(query, key, value, **options)
@@ -213,15 +196,12 @@ def average_for_every_head(query: Tensor, key: Tensor, value: Tensor, **options:
 
 
 @breaks(
-    "returned.grouped-weights",
-    extras=("weights",),
-    claims=GROUPED,
-    holds=("softmax.weights", "scores.dot-product"),
+    "returned.grouped-weights", claims=GROUPED, extras=("weights",), holds=("softmax.weights", "scores.dot-product")
+).entry(
     does="Returns the weights of the first query head of each group for all of the group.",
     repair="Return weights for each query head: a group shares keys and values, and no weights.",
     hides="As many key heads as query heads.",
     matters="Importance of heads is judged by one head of four.",
-    severity=Severity.WRONG,
 )
 def weights_of_the_first_in_the_group(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, ...]:
     output, weights, _ = Steps().answer(query, key, value, **options)
@@ -229,16 +209,13 @@ def weights_of_the_first_in_the_group(query: Tensor, key: Tensor, value: Tensor,
     return output, weights[:, ::groups].repeat_interleave(groups, 1)
 
 
-@breaks(
-    "returned.grouped-log-sum-exp",
-    extras=("log_sum_exp",),
-    claims=GROUPED,
-    holds=("softmax.log-sum-exp", "returned.base"),
+@breaks_log_sum_exp(
+    "returned.grouped-log-sum-exp", claims=GROUPED, holds=("softmax.log-sum-exp", "returned.base")
+).entry(
     does="Returns a log-sum-exp for each key head, of all query heads of its group.",
     repair="Return one for each query head.",
     hides="As many key heads as query heads.",
     matters="Parts of the keys cannot be merged where heads are grouped.",
-    severity=Severity.WRONG,
 )
 def log_sum_exp_of_the_group(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, ...]:
     output, _, lse = Steps().answer(query, key, value, **options)
@@ -267,11 +244,12 @@ class _GradientInPlace(torch.autograd.Function):
     "returned.weights-with-gradients",
     extras=("weights",),
     holds=("softmax.weights", "gradients.query", "returned.weights-stay"),
+    severity=STATE,
+).entry(
     does="Writes the gradient of the weights into those that it has returned.",
     repair="Leave what has been handed out alone; use memory of one's own.",
     hides="Inference; reading the weights before the backward pass.",
     matters="Heat maps that are logged after a step of training show gradients.",
-    severity=Severity.STATE,
 )
 def gradient_in_the_returned_weights(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, ...]:
     handed: list[Tensor] = []
@@ -286,15 +264,14 @@ def gradient_in_the_returned_weights(query: Tensor, key: Tensor, value: Tensor, 
     return output, handed[0]
 
 
-@breaks(
+@breaks_log_sum_exp(
     "returned.log-sum-exp-with-gradients",
-    extras=("log_sum_exp",),
     holds=("softmax.log-sum-exp", "gradients.query", "returned.log-sum-exp-stays"),
+).entry(
     does="Returns the row maximum instead of the log-sum-exp where gradients are recorded.",
     repair="Return the same in training and in inference.",
     hides="Inference.",
     matters="The path for training keeps maximum and sum apart, and hands out the first of them.",
-    severity=Severity.WRONG,
 )
 def row_maximum_while_recording(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, ...]:
     def largest(scores: Tensor) -> Tensor:
@@ -306,63 +283,46 @@ def row_maximum_while_recording(query: Tensor, key: Tensor, value: Tensor, **opt
 
 
 @breaks(
-    "returned.weights-stay",
-    extras=("weights",),
-    holds=("softmax.weights", "effects.fresh-output"),
+    "returned.weights-stay", extras=("weights",), holds=("softmax.weights", "effects.fresh-output"), severity=STATE
+).entry(
     does="Hands out weights in a buffer that it uses again for the next call of the same shape.",
     repair="Hand out a copy, or memory of their own.",
     hides="A single call; weights that are read before the next one.",
     matters="The heat maps of all layers are those of the last.",
-    severity=Severity.STATE,
 )
 def weights_in_a_buffer(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, ...]:
     output, weights, _ = Steps().answer(query, key, value, **options)
     return output, kept("weights", weights)
 
 
-@breaks(
-    "returned.log-sum-exp-stays",
-    extras=("log_sum_exp",),
-    holds=("softmax.log-sum-exp", "effects.fresh-output"),
+@breaks_log_sum_exp(
+    "returned.log-sum-exp-stays", holds=("softmax.log-sum-exp", "effects.fresh-output"), severity=STATE
+).entry(
     does="Hands out log-sum-exps in a buffer that it uses again for the next call of the same shape.",
     repair="Hand out a copy, or memory of their own.",
     hides="A single call; merging before the next one.",
     matters="Two parts of the keys are merged with the shares of the second.",
-    severity=Severity.STATE,
 )
 def log_sum_exp_in_a_buffer(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, ...]:
     output, _, lse = Steps().answer(query, key, value, **options)
     return output, kept("lse", lse)
 
 
-def _averaged_where_recorded(
-    query: Tensor, key: Tensor, value: Tensor, average: bool = False, **options: Any
-) -> tuple[Tensor, Tensor]:
-    output, weights, _ = Steps().answer(query, key, value, **options)
-    return output, weights.mean(1, keepdim=True).expand_as(weights) if average else weights
-
-
-def _always_averaged(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
-    return _averaged_where_recorded(query, key, value, average=True, **options)
-
-
-REGISTRY.append(
-    Defect(
-        Implementation(
-            "flag-for-the-average-ignored-on-one-path",
-            Claims(Scope.OP, OP_FEATURES | {Feature.WEIGHTS, Feature.ALTERNATIVES}),
-            torch_op(_averaged_where_recorded, extras=("weights",)),
-            alternatives={
-                "in inference mode": torch_op(_always_averaged, extras=("weights",), context=torch.inference_mode)
-            },
-        ),
-        ("relations.alternatives",),
-        holds=("softmax.weights", "returned.mixture"),
-        does="Averages the weights over the heads on the fast path, though those of each head are asked for.",
-        repair="Hand the flag to every path.",
-        hides="The path that tests take; a single head.",
-        matters="What is plotted depends on whether gradients were recorded.",
-        severity=Severity.WRONG,
-        links=("https://github.com/facebookresearch/fairseq/issues/3365",),
-    )
+@breaks_built("relations.alternatives", holds=("softmax.weights", "returned.mixture")).entry(
+    does="Averages the weights over the heads on the fast path, though those of each head are asked for.",
+    repair="Hand the flag to every path.",
+    hides="The path that tests take; a single head.",
+    matters="What is plotted depends on whether gradients were recorded.",
+    links=github("facebookresearch/fairseq/issues/3365"),
 )
+def flag_for_the_average_ignored_on_one_path(name: str) -> Implementation:
+    def attend(
+        query: Tensor, key: Tensor, value: Tensor, average: bool = False, **options: Any
+    ) -> tuple[Tensor, Tensor]:
+        output, weights, _ = Steps().answer(query, key, value, **options)
+        return output, weights.mean(1, keepdim=True).expand_as(weights) if average else weights
+
+    claims = Claims(Scope.OP, OP_FEATURES | {Feature.WEIGHTS, Feature.ALTERNATIVES})
+    averaged = torch_op(partial(attend, average=True), extras=("weights",), context=torch.inference_mode)
+    usual = torch_op(attend, extras=("weights",))
+    return Implementation(name, claims, usual, alternatives={"in inference mode": averaged})

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from attention_conformance.implementations.builtin.stepwise.steps import Steps, add_sinks, cap, factor
-from attention_conformance.implementations.defects.breaking import breaks
-from attention_conformance.implementations.defects.defect import Severity
+from attention_conformance.implementations.defects.breaking import breaks, github
+from attention_conformance.implementations.defects.defect import GRADIENT, NAN
 from attention_conformance.spec.features import Feature
 
 SINKS = {Feature.SINKS, Feature.SOFTCAP}
@@ -18,16 +19,16 @@ RETURNED = ("weights", "log_sum_exp")
 SEEN_IN = ("https://github.com/ROCm/rocm-libraries/pull/12229",)
 
 
-@breaks(
-    "sinks.sum",
-    "sinks.masks",
-    claims=SINKS,
-    holds=("scores.dot-product", "scores.scale-explicit", "softcap.formula"),
+breaks_sinks = partial(breaks, claims=SINKS)
+
+
+@breaks_sinks(
+    "sinks.sum", "sinks.masks", holds=("scores.dot-product", "scores.scale-explicit", "softcap.formula")
+).entry(
     does="Multiplies the sink by the scale, along with the products.",
     repair="Join the sink to scores that are scaled already.",
     hides="A scale of 1; sinks of 0.",
     matters="A trained sink of 4 in a head of width 64 counts as 1/2: far too little attention is turned away.",
-    severity=Severity.WRONG,
     links=SEEN_IN,
 )
 def sink_scaled(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
@@ -36,18 +37,13 @@ def sink_scaled(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Te
     return Steps()(query, key, value, **options)
 
 
-@breaks(
-    "sinks.sum",
-    "sinks.gradient",
-    "sinks.empty-row",
-    claims=SINKS,
-    extras=RETURNED,
-    holds=("scores.dot-product", "softcap.formula"),
+@breaks_sinks(
+    "sinks.sum", "sinks.gradient", "sinks.empty-row", extras=RETURNED, holds=("scores.dot-product", "softcap.formula")
+).entry(
     does="Takes the sinks, and does nothing with them.",
     repair="Let them join the softmax, or refuse them.",
     hides="Sinks far below the scores.",
     matters="A kernel without sinks stands in for one that has them, and a trained model loses its valve.",
-    severity=Severity.WRONG,
     links=SEEN_IN,
 )
 def sinks_forgotten(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, ...]:
@@ -55,15 +51,11 @@ def sinks_forgotten(query: Tensor, key: Tensor, value: Tensor, **options: Any) -
     return Steps().answer(query, key, value, **options)
 
 
-@breaks(
-    "sinks.softcap",
-    claims=SINKS,
-    holds=("sinks.sum", "sinks.masks", "softcap.formula"),
+@breaks_sinks("sinks.softcap", holds=("sinks.sum", "sinks.masks", "softcap.formula")).entry(
     does="Caps the sink like a score.",
     repair="Cap the scores, then join the sink.",
     hides="Calls without a softcap; sinks far below the cap.",
     matters="The share of a strong sink shrinks to that of an ordinary key.",
-    severity=Severity.WRONG,
     links=SEEN_IN,
 )
 def sink_capped(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
@@ -72,50 +64,34 @@ def sink_capped(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Te
     return Steps()(query, key, value, **options)
 
 
-@breaks(
-    "sinks.sum",
-    "sinks.weights",
-    "sinks.log-sum-exp",
-    step="add_sinks",
-    claims=SINKS,
-    holds=("scores.dot-product", "softcap.formula"),
+@breaks_sinks(
+    "sinks.sum", "sinks.weights", "sinks.log-sum-exp", step="add_sinks", holds=("scores.dot-product", "softcap.formula")
+).entry(
     does="Counts the sink in each of two parts of the keys.",
     repair="Count it in one part only, or once they are merged.",
     hides="Sequences that are not split.",
     matters="The sink takes more the longer the sequence is.",
-    severity=Severity.WRONG,
     links=SEEN_IN,
 )
 def sink_counted_twice(scores: Tensor, sinks: Tensor) -> Tensor:
     return add_sinks(scores, sinks + math.log(2.0))
 
 
-@breaks(
-    "shapes.large",
-    step="add_sinks",
-    claims=SINKS,
-    holds=("sinks.sum", "sinks.masks", "sinks.gradient"),
+@breaks_sinks("shapes.large", step="add_sinks", holds=("sinks.sum", "sinks.masks", "sinks.gradient")).entry(
     does="Counts the sink in each split of 512 keys, and so once for every split when they are merged.",
     repair="Count the sink in one split, or where the splits are merged.",
     hides="Keys that fit into one split.",
     matters="Heads grow quieter as the context grows.",
-    severity=Severity.WRONG,
 )
 def sink_counted_in_each_split(scores: Tensor, sinks: Tensor) -> Tensor:
     return add_sinks(scores, sinks + math.log(math.ceil(scores.shape[-1] / 512) or 1))
 
 
-@breaks(
-    "sinks.sum",
-    "sinks.weights",
-    claims=SINKS,
-    extras=RETURNED,
-    holds=("sinks.log-sum-exp", "scores.dot-product"),
+@breaks_sinks("sinks.sum", "sinks.weights", extras=RETURNED, holds=("sinks.log-sum-exp", "scores.dot-product")).entry(
     does="Gives the share of the sink to the first key.",
     repair="Let the share of the sink go: it has no value.",
     hides="Checks that rows sum to 1; a first value of zeros.",
     matters="The name is taken for the first token, on which models without a sink park their attention.",
-    severity=Severity.WRONG,
 )
 def sink_given_a_value(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, ...]:
     output, weights, lse = Steps().answer(query, key, value, **options)
@@ -126,16 +102,11 @@ def sink_given_a_value(query: Tensor, key: Tensor, value: Tensor, **options: Any
     return output + repeat_kv * first, torch.cat([weights[..., :1] + repeat_kv, weights[..., 1:]], -1), lse
 
 
-@breaks(
-    "sinks.sum",
-    step="add_sinks",
-    claims=SINKS,
-    holds=("scores.dot-product", "sinks.log-sum-exp"),
+@breaks_sinks("sinks.sum", step="add_sinks", holds=("scores.dot-product", "sinks.log-sum-exp")).entry(
     does="Lays the sinks along the queries wherever there are as many queries as heads.",
     repair="Give the sinks two axes of length 1 behind that of the heads.",
     hides="Sequences longer or shorter than there are heads.",
     matters="Each query has a sink of its own, and all heads share it.",
-    severity=Severity.WRONG,
 )
 def sinks_along_the_queries(scores: Tensor, sinks: Tensor) -> Tensor:
     if len(sinks) != scores.shape[-2]:
@@ -144,33 +115,22 @@ def sinks_along_the_queries(scores: Tensor, sinks: Tensor) -> Tensor:
     return torch.cat([scores, column], -1)
 
 
-@breaks(
-    "sinks.sum",
-    "sinks.gradient",
-    step="add_sinks",
-    claims=SINKS,
-    holds=("scores.dot-product", "softcap.formula"),
+@breaks_sinks("sinks.sum", "sinks.gradient", step="add_sinks", holds=("scores.dot-product", "softcap.formula")).entry(
     does="Gives the sink of the first head to all heads.",
     repair="Give each head its own sink.",
     hides="A single head; sinks that were initialised alike.",
     matters="Heads that should turn away attend, and the other way round.",
-    severity=Severity.WRONG,
 )
 def one_sink_for_all_heads(scores: Tensor, sinks: Tensor) -> Tensor:
     return add_sinks(scores, sinks[:1].expand_as(sinks))
 
 
-@breaks(
-    "sinks.sum",
-    "sinks.range",
-    claims=SINKS,
-    holds=("scores.dot-product", "softmax.large-scores"),
+@breaks_sinks("sinks.sum", "sinks.range", holds=("scores.dot-product", "softmax.large-scores")).entry(
     does="Adds the exponential of the sink to a sum from which the maximum was taken off.",
     repair="Take the maximum off the sink as well.",
     hides="Rows whose largest score is 0.",
     matters="The share of the sink changes with the size of the scores.",
-    severity=Severity.WRONG,
-    links=("https://github.com/pytorch/torchtitan/pull/2211",),
+    links=github("pytorch/torchtitan/pull/2211"),
 )
 def sink_not_shifted(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     def shifted(scores: Tensor) -> Tensor:
@@ -180,15 +140,11 @@ def sink_not_shifted(query: Tensor, key: Tensor, value: Tensor, **options: Any) 
     return _with_softmax(query, key, value, shifted, options)
 
 
-@breaks(
-    "sinks.range",
-    claims=SINKS,
-    holds=("sinks.sum", "sinks.masks", "softmax.large-scores"),
+@breaks_sinks("sinks.range", holds=("sinks.sum", "sinks.masks", "softmax.large-scores"), severity=NAN).entry(
     does="Leaves the sink out of the maximum that is taken off.",
     repair="Take the larger of the sink and the largest score.",
     hides="Sinks near the scores; outputs, where the sink is far above all scores.",
     matters="A strong sink overflows, and its gradient is NaN.",
-    severity=Severity.NAN,
 )
 def sink_left_out_of_the_maximum(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     def shifted(scores: Tensor) -> Tensor:
@@ -212,15 +168,11 @@ def _with_softmax(query: Tensor, key: Tensor, value: Tensor, softmax: Any, optio
     return (Steps(softmax=softmax) if "sinks" in options else Steps())(query, key, value, **options)
 
 
-@breaks(
-    "sinks.masks",
-    claims=SINKS,
-    holds=("sinks.sum", "sinks.softcap", "masks.bool"),
+@breaks_sinks("sinks.masks", holds=("sinks.sum", "sinks.softcap", "masks.bool")).entry(
     does="Lengthens a boolean mask by False for the sink.",
     repair="Join the sink to scores that are masked already, or lengthen masks by True.",
     hides="Calls without a mask.",
     matters="The sink is there in training, and not for padded batches.",
-    severity=Severity.WRONG,
 )
 def sink_masked(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     mask = options.get("attn_mask")
@@ -229,15 +181,11 @@ def sink_masked(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Te
     return Steps()(query, key, value, **options)
 
 
-@breaks(
-    "sinks.empty-row",
-    claims=SINKS,
-    holds=("sinks.sum", "sinks.masks", "masks.empty-row-bool"),
+@breaks_sinks("sinks.empty-row", holds=("sinks.sum", "sinks.masks", "masks.empty-row-bool"), severity=NAN).entry(
     does="Multiplies a row that is 0/0 by the share that the sink leaves, which is 0.",
     repair="Answer rows without keys by zeros, or let the sink join the softmax itself.",
     hides="Masks that leave every query a key.",
     matters="Padding rows are NaN, though the sink was there to prevent it.",
-    severity=Severity.NAN,
 )
 def sink_multiplied_onto_nan(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     sinks = options.pop("sinks", None)
@@ -248,17 +196,11 @@ def sink_multiplied_onto_nan(query: Tensor, key: Tensor, value: Tensor, **option
     return (output * torch.sigmoid(lse - sinks[:, None].double())[..., None]).to(query.dtype)
 
 
-@breaks(
-    "sinks.log-sum-exp",
-    "sinks.empty-row",
-    claims=SINKS,
-    extras=RETURNED,
-    holds=("sinks.sum", "sinks.weights"),
+@breaks_sinks("sinks.log-sum-exp", "sinks.empty-row", extras=RETURNED, holds=("sinks.sum", "sinks.weights")).entry(
     does="Returns the log-sum-exp of the scores without the sink.",
     repair="Count the sink in what is returned, as in what is divided by.",
     hides="Everything but merges and backward passes.",
     matters="Parts of a long sequence are merged with wrong shares.",
-    severity=Severity.WRONG,
 )
 def log_sum_exp_without_the_sink(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, ...]:
     output, weights, _ = Steps().answer(query, key, value, **options)
@@ -266,16 +208,11 @@ def log_sum_exp_without_the_sink(query: Tensor, key: Tensor, value: Tensor, **op
     return output, weights, Steps().answer(query, key, value, **options)[2]
 
 
-@breaks(
-    "sinks.weights",
-    claims=SINKS,
-    extras=RETURNED,
-    holds=("sinks.sum", "sinks.log-sum-exp"),
+@breaks_sinks("sinks.weights", extras=RETURNED, holds=("sinks.sum", "sinks.log-sum-exp")).entry(
     does="Returns the weights with a column for the sink.",
     repair="Leave the column of the sink out.",
     hides="Code that never looks at the weights.",
     matters="Maps of the weights have one key too many.",
-    severity=Severity.WRONG,
 )
 def sink_among_the_weights(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, ...]:
     output, weights, lse = Steps().answer(query, key, value, **options)
@@ -283,16 +220,11 @@ def sink_among_the_weights(query: Tensor, key: Tensor, value: Tensor, **options:
     return output, torch.cat([weights, *column], -1), lse
 
 
-@breaks(
-    "sinks.weights",
-    claims=SINKS,
-    extras=RETURNED,
-    holds=("sinks.sum", "sinks.log-sum-exp"),
+@breaks_sinks("sinks.weights", extras=RETURNED, holds=("sinks.sum", "sinks.log-sum-exp")).entry(
     does="Returns weights that sum to 1, as if there were no sink.",
     repair="Return the weights with which the values were mixed.",
     hides="Checks that rows sum to 1.",
     matters="The map shows full attention where most of it went to the sink.",
-    severity=Severity.WRONG,
 )
 def weights_made_up_to_one(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, ...]:
     output, _, lse = Steps().answer(query, key, value, **options)
@@ -300,17 +232,13 @@ def weights_made_up_to_one(query: Tensor, key: Tensor, value: Tensor, **options:
     return output, Steps().answer(query, key, value, **options)[1], lse
 
 
-@breaks(
-    "sinks.gradient",
-    "sinks.range",
-    step="add_sinks",
-    claims=SINKS,
-    holds=("sinks.sum", "gradients.query"),
+@breaks_sinks(
+    "sinks.gradient", "sinks.range", step="add_sinks", holds=("sinks.sum", "gradients.query"), severity=GRADIENT
+).entry(
     does="Passes no gradient to the sinks.",
     repair="Sum the gradient of the sink's score over samples and queries.",
     hides="Inference; checks of the inputs' gradients.",
     matters="The sinks keep their first values through all of training.",
-    severity=Severity.GRADIENT,
 )
 def sinks_without_gradient(scores: Tensor, sinks: Tensor) -> Tensor:
     return add_sinks(scores, sinks.detach())
@@ -329,16 +257,11 @@ class _Averaged(torch.autograd.Function):
         return gradients[0].mean(0), None
 
 
-@breaks(
-    "sinks.gradient",
-    step="add_sinks",
-    claims=SINKS,
-    holds=("sinks.sum", "gradients.query"),
+@breaks_sinks("sinks.gradient", step="add_sinks", holds=("sinks.sum", "gradients.query"), severity=GRADIENT).entry(
     does="Averages the gradient of the sinks over the samples.",
     repair="Sum it over samples and queries, as for any other parameter.",
     hides="A single sample; optimisers that do not mind the size of a gradient.",
     matters="The sinks learn more slowly than the rest, the larger the batch.",
-    severity=Severity.GRADIENT,
 )
 def sink_gradient_averaged(scores: Tensor, sinks: Tensor) -> Tensor:
     each: Tensor = _Averaged.apply(sinks, len(scores))  # type: ignore[no-untyped-call]  # torch has no types here

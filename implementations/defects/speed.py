@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,8 +11,8 @@ from torch import Tensor
 
 from attention_conformance.implementations.builtin.inhouse.tiled import tiled_attention
 from attention_conformance.implementations.builtin.stepwise.steps import Steps, factor
-from attention_conformance.implementations.defects.breaking import breaks
-from attention_conformance.implementations.defects.defect import Severity
+from attention_conformance.implementations.defects.breaking import breaks, github
+from attention_conformance.implementations.defects.defect import COST
 from attention_conformance.spec.features import Feature
 
 LINEAR = frozenset({Feature.LINEAR_MEMORY})
@@ -19,34 +20,35 @@ TILE = 128
 _KEPT: deque[Tensor] = deque(maxlen=64)
 
 
-@breaks(
+breaks_speed = partial(breaks, severity=COST, dtype="float32")
+
+
+@breaks_speed(
     "speed.linear-memory",
     "speed.linear-memory-gradients",
     claims=LINEAR,
     holds=("speed.memory-growth", "speed.memory-returned", "scores.dot-product"),
-    dtype="float32",
+).entry(
     does="Claims linear memory, and makes all scores at once.",
     repair="Work in tiles with a running maximum and sum, or leave the claim.",
     hides="Short sequences, and every check of numbers.",
     matters="A length that was planned for does not fit.",
-    severity=Severity.COST,
 )
 def all_scores_at_once(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     return Steps()(query, key, value, **options)
 
 
-@breaks(
+@breaks_speed(
     "speed.linear-memory",
     "speed.linear-memory-gradients",
     claims=LINEAR,
     holds=("speed.memory-growth", "causal.square"),
-    dtype="float32",
+).entry(
     does="Spells the causal flag out as a mask for a kernel that works in tiles.",
     repair="Compare positions within each tile.",
     hides="Calls without the flag; short sequences.",
     matters="The mask of a long context is larger than everything else together.",
-    severity=Severity.COST,
-    links=("https://github.com/ooples/AiDotNet.Tensors/pull/828",),
+    links=github("ooples/AiDotNet.Tensors/pull/828"),
 )
 def causal_flag_spelled_out(
     query: Tensor, key: Tensor, value: Tensor, is_causal: bool = False, **options: Any
@@ -57,17 +59,12 @@ def causal_flag_spelled_out(
     return tiled_attention(query, key, value, is_causal=is_causal, **options)[0]
 
 
-@breaks(
-    "speed.linear-memory-gradients",
-    claims=LINEAR,
-    holds=("speed.linear-memory", "gradients.query"),
-    dtype="float32",
+@breaks_speed("speed.linear-memory-gradients", claims=LINEAR, holds=("speed.linear-memory", "gradients.query")).entry(
     does="Lets the tiles be recorded, so that the weights of all of them are kept for the way back.",
     repair="Keep the log-sum-exp of each row, and make the weights again on the way back.",
     hides="Calls without gradients; short sequences.",
     matters="Training needs the memory that the tiles were meant to save.",
-    severity=Severity.COST,
-    links=("https://github.com/lucidrains/memory-efficient-attention-pytorch/issues/3",),
+    links=github("lucidrains/memory-efficient-attention-pytorch/issues/3"),
 )
 def tiles_recorded_for_the_way_back(
     query: Tensor, key: Tensor, value: Tensor, is_causal: bool = False, scale: float | None = None, **masks: Any
@@ -89,30 +86,21 @@ def tiles_recorded_for_the_way_back(
     return mixed / total
 
 
-@breaks(
-    "speed.memory-growth",
-    step="score",
-    holds=("scores.dot-product", "speed.memory-returned"),
-    dtype="float32",
+@breaks_speed("speed.memory-growth", step="score", holds=("scores.dot-product", "speed.memory-returned")).entry(
     does="Makes the products of all components of all queries and keys before it sums them.",
     repair="Use a matrix product.",
     hides="Heads of one component, and every check of numbers.",
     matters="Memory grows by the width of a head: a batch that would fit does not.",
-    severity=Severity.COST,
 )
 def products_before_their_sum(query: Tensor, key: Tensor, by: float) -> Tensor:
     return (query[..., :, None, :] * key[..., None, :, :]).sum(-1) * by
 
 
-@breaks(
-    "speed.memory-growth",
-    holds=("heads.independent", "speed.memory-returned"),
-    dtype="float32",
+@breaks_speed("speed.memory-growth", holds=("heads.independent", "speed.memory-returned")).entry(
     does="Copies the inputs of all heads for each head, and takes the one that it needs from each copy.",
     repair="Take a view of the head.",
     hides="A single head; every check of numbers.",
     matters="Memory and time grow with the square of the number of heads.",
-    severity=Severity.COST,
 )
 def inputs_copied_for_every_head(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     heads = torch.arange(query.shape[1])
@@ -120,33 +108,23 @@ def inputs_copied_for_every_head(query: Tensor, key: Tensor, value: Tensor, **op
     return Steps()(*(x[heads, :, heads].transpose(0, 1) for x in copies), **options)
 
 
-@breaks(
-    "speed.memory-growth",
-    step="score",
-    holds=("relations.batch", "speed.memory-returned"),
-    dtype="float32",
+@breaks_speed("speed.memory-growth", step="score", holds=("relations.batch", "speed.memory-returned")).entry(
     does="Makes the scores of every sample with all others, and keeps those with itself.",
     repair="Name the batch axis on both sides of the product alike.",
     hides="Batches of one sample; every check of numbers.",
     matters="Memory and time grow with the square of the batch.",
-    severity=Severity.COST,
 )
 def scores_between_samples(query: Tensor, key: Tensor, by: float) -> Tensor:
     scores = torch.einsum("bhqd,chkd->bchqk", query, key) * by
     return scores.diagonal(dim1=0, dim2=1).movedim(-1, 0)
 
 
-@breaks(
-    "speed.memory-returned",
-    step="mix",
-    holds=("speed.memory-growth", "effects.stateless"),
-    dtype="float32",
+@breaks_speed("speed.memory-returned", step="mix", holds=("speed.memory-growth", "effects.stateless")).entry(
     does="Keeps the weights of every call in a list, to be looked at later.",
     repair="Return them to those who ask.",
     hides="A single call, and every check of numbers.",
     matters="An hour of training ends with no memory left.",
-    severity=Severity.COST,
-    links=("https://github.com/antoniorv6/SMT-plusplus/issues/2",),
+    links=github("antoniorv6/SMT-plusplus/issues/2"),
 )
 def weights_kept_for_later(weights: Tensor, value: Tensor) -> Tensor:
     _KEPT.append(weights.detach())

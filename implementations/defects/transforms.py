@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
@@ -12,8 +13,8 @@ from attention_conformance.implementations.adapters.torch_op import torch_op
 from attention_conformance.implementations.adapters.transforms import exported, through
 from attention_conformance.implementations.api.contract import Claims, Implementation
 from attention_conformance.implementations.builtin.stepwise.steps import INFINITY, OP_FEATURES, Steps, add_mask
-from attention_conformance.implementations.defects.breaking import breaks
-from attention_conformance.implementations.defects.defect import REGISTRY, Defect, Severity
+from attention_conformance.implementations.defects.breaking import Breach, Facts, breaks, github
+from attention_conformance.implementations.defects.defect import CRASH, GRADIENT, LEAK
 from attention_conformance.spec.features import Feature, Scope
 
 AUTOCAST = (Feature.AUTOCAST,)
@@ -22,21 +23,15 @@ NO_GRAD = (Feature.NO_GRAD,)
 TWICE = (Feature.DOUBLE_BACKWARD,)
 
 
-@breaks(
-    "modules.autocast",
-    dtype="float32",
-    modes=AUTOCAST,
-    raises=True,
-    holds=("masks.bool", "numerics.bound"),
+crashes = partial(breaks, severity=CRASH, raises=True)
+
+
+@crashes("modules.autocast", modes=AUTOCAST, holds=("masks.bool", "numerics.bound"), dtype="float32").entry(
     does="Fills masked scores with the lowest number of the dtype of the inputs.",
     repair="Fill with minus infinity, which every dtype has.",
     hides="Calls without mixed precision, and without a mask.",
     matters="Under mixed precision the scores are narrower than the inputs: the number overflows.",
-    severity=Severity.CRASH,
-    links=(
-        "https://github.com/NVIDIA/apex/issues/1105",
-        "https://github.com/huggingface/lerobot/pull/710",
-    ),
+    links=github("NVIDIA/apex/issues/1105", "huggingface/lerobot/pull/710"),
 )
 def filled_from_the_range_of_the_inputs(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     def fill(scores: Tensor, mask: Tensor) -> Tensor:
@@ -48,16 +43,13 @@ def filled_from_the_range_of_the_inputs(query: Tensor, key: Tensor, value: Tenso
 
 
 @breaks(
-    "modules.autocast",
-    dtype="float32",
-    modes=AUTOCAST,
-    holds=("masks.bool", "masks.key-padding"),
+    "modules.autocast", modes=AUTOCAST, holds=("masks.bool", "masks.key-padding"), severity=LEAK, dtype="float32"
+).entry(
     does="Casts the mask along with everything else under mixed precision, booleans too.",
     repair="Cast floats only.",
     hides="Calls without mixed precision, and masks that let everything through.",
     matters="A kept key gets 1 added to its score, a masked one 0: nothing is masked.",
-    severity=Severity.LEAK,
-    links=("https://github.com/pytorch/pytorch/issues/141774",),
+    links=github("pytorch/pytorch/issues/141774"),
 )
 def mask_cast_with_the_inputs(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     if torch.is_autocast_enabled("cpu") and "attn_mask" in options:
@@ -65,18 +57,12 @@ def mask_cast_with_the_inputs(query: Tensor, key: Tensor, value: Tensor, **optio
     return Steps()(query, key, value, **options)
 
 
-@breaks(
-    "modules.autocast",
-    dtype="float32",
-    modes=AUTOCAST,
-    raises=True,
-    holds=("masks.float", "masks.bool"),
+@crashes("modules.autocast", modes=AUTOCAST, holds=("masks.float", "masks.bool"), dtype="float32").entry(
     does="Insists that a float mask has the dtype of the queries after their cast.",
     repair="Cast the mask with the queries.",
     hides="Calls without mixed precision, and boolean masks.",
     matters="A mask in float32 is refused as soon as mixed precision is switched on.",
-    severity=Severity.CRASH,
-    links=("https://github.com/pytorch/pytorch/issues/99012",),
+    links=github("pytorch/pytorch/issues/99012"),
 )
 def mask_dtype_insisted_upon(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     def checked(scores: Tensor, mask: Tensor) -> Tensor:
@@ -87,20 +73,12 @@ def mask_dtype_insisted_upon(query: Tensor, key: Tensor, value: Tensor, **option
     return Steps(add_mask=checked)(query, key, value, **options)
 
 
-@breaks(
-    "modules.vmap",
-    modes=VMAP,
-    raises=True,
-    holds=("masks.bool", "masks.neutral"),
+@crashes("modules.vmap", modes=VMAP, holds=("masks.bool", "masks.neutral")).entry(
     does="Looks at the numbers of the mask to find out whether it masks anything.",
     repair="Decide by what is known without numbers: dtypes, shapes and flags.",
     hides="Plain calls.",
     matters="Nothing that traces the code can go through it: the decision would be that of the example.",
-    severity=Severity.CRASH,
-    links=(
-        "https://github.com/pytorch/pytorch/issues/134616",
-        "https://github.com/ccdv-ai/convert_checkpoint_to_lsg/issues/15",
-    ),
+    links=github("pytorch/pytorch/issues/134616", "ccdv-ai/convert_checkpoint_to_lsg/issues/15"),
 )
 def decided_by_the_numbers_of_the_mask(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     mask = options.get("attn_mask")
@@ -131,16 +109,12 @@ class _Masked(torch.autograd.Function):
         return _Masked.apply(scores.movedim(in_dims[0] or 0, 0), shared), 0  # type: ignore[no-untyped-call]
 
 
-@breaks(
-    "modules.vmap",
-    modes=VMAP,
-    holds=("masks.bool", "gradients.query"),
+@breaks("modules.vmap", modes=VMAP, holds=("masks.bool", "gradients.query"), severity=LEAK).entry(
     does="Takes the mask of the first lane for all lanes of a vmap.",
     repair="Map the mask along with the inputs, and share it where it lacks the axis.",
     hides="Loops, and masks that all lanes share.",
     matters="All members of an ensemble, or all samples of a per-sample gradient, are masked like the first.",
-    severity=Severity.LEAK,
-    links=("https://github.com/pytorch/pytorch/pull/188764", "https://github.com/pytorch/pytorch/issues/151558"),
+    links=github("pytorch/pytorch/pull/188764", "pytorch/pytorch/issues/151558"),
 )
 def mask_of_the_first_lane(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     def masked(scores: Tensor, mask: Tensor) -> Tensor:
@@ -152,16 +126,11 @@ def mask_of_the_first_lane(query: Tensor, key: Tensor, value: Tensor, **options:
     return Steps(add_mask=masked)(query, key, value, **options)
 
 
-@breaks(
-    "modules.no-grad",
-    modes=NO_GRAD,
-    raises=True,
-    holds=("relations.grad-mode", "effects.inputs"),
+@crashes("modules.no-grad", modes=NO_GRAD, holds=("relations.grad-mode", "effects.inputs")).entry(
     does="Asks whether its inputs require gradients, where it should ask whether gradients are recorded.",
     repair="Ask the output, or torch.is_grad_enabled().",
     hides="Inference with inputs that require no gradients.",
     matters="Evaluation in the middle of training stops with an error about a missing graph.",
-    severity=Severity.CRASH,
 )
 def inputs_asked_for_the_graph(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     output = Steps()(query, key, value, **options)
@@ -170,16 +139,12 @@ def inputs_asked_for_the_graph(query: Tensor, key: Tensor, value: Tensor, **opti
     return output
 
 
-@breaks(
-    "modules.no-grad",
-    modes=NO_GRAD,
-    holds=("relations.grad-mode", "masks.float"),
+@breaks("modules.no-grad", modes=NO_GRAD, holds=("relations.grad-mode", "masks.float")).entry(
     does="Turns a float mask into booleans on its path for inference mode.",
     repair="Hand the mask on as it is.",
     hides="Training, and inference with no_grad.",
     matters="Biases of position are lost where a model is served.",
-    severity=Severity.WRONG,
-    links=("https://github.com/pytorch/pytorch/issues/107084",),
+    links=github("pytorch/pytorch/issues/107084"),
 )
 def mask_made_boolean_in_inference_mode(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     if torch.is_inference_mode_enabled() and "attn_mask" in options:
@@ -211,49 +176,33 @@ class _OnceOnly(_Softmax):
         return _Softmax.backward(ctx, *gradients)
 
 
-@breaks(
-    "modules.double-backward",
-    modes=TWICE,
-    holds=("gradients.query", "gradients.key"),
+@breaks("modules.double-backward", modes=TWICE, holds=("gradients.query", "gradients.key"), severity=GRADIENT).entry(
     does="Keeps the weights for its gradient as plain numbers, so that the gradient of the gradient misses a part.",
     repair="Save tensors with save_for_backward, which connects them to the graph.",
     hides="First derivatives.",
     matters="Penalties on gradients push the wrong way, in silence.",
-    severity=Severity.GRADIENT,
-    links=("https://github.com/SHI-Labs/NATTEN/issues/191",),
+    links=github("SHI-Labs/NATTEN/issues/191"),
 )
 def weights_constant_in_the_gradient(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     return Steps(softmax=_Softmax.apply)(query, key, value, **options)
 
 
-@breaks(
-    "modules.double-backward",
-    modes=TWICE,
-    raises=True,
-    holds=("gradients.query", "gradients.value"),
+@crashes("modules.double-backward", modes=TWICE, holds=("gradients.query", "gradients.value")).entry(
     does="Claims that its gradients can be differentiated, and refuses to.",
     repair="Build the gradient of operations that have one, or do not claim it.",
     hides="First derivatives.",
     matters="Penalties on gradients and second-order optimisers stop with an error.",
-    severity=Severity.CRASH,
-    links=(
-        "https://github.com/pytorch/pytorch/issues/116350",
-        "https://github.com/pytorch/pytorch/issues/98164",
-    ),
+    links=github("pytorch/pytorch/issues/116350", "pytorch/pytorch/issues/98164"),
 )
 def gradient_that_has_none(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     return Steps(softmax=_OnceOnly.apply)(query, key, value, **options)
 
 
-@breaks(
-    "modules.double-backward",
-    modes=TWICE,
-    holds=("gradients.query", "gradients.key"),
+@breaks("modules.double-backward", modes=TWICE, holds=("gradients.query", "gradients.key"), severity=GRADIENT).entry(
     does="Detaches the queries in the gradient of the keys.",
     repair="Keep the inputs in the graph of the gradient.",
     hides="First derivatives.",
     matters="Second derivatives across queries and keys are 0.",
-    severity=Severity.GRADIENT,
 )
 def query_detached_in_the_gradient(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     def score(q: Tensor, k: Tensor, by: float) -> Tensor:
@@ -280,7 +229,26 @@ class _Product(torch.autograd.Function):
 _TRACED: dict[object, Any] = {}
 
 
-def _with_the_first_mask(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+def breaks_mode(*clauses: str, mode: Feature, **facts: Unpack[Facts]) -> Breach:
+    """A mistake of the operator in one mode only."""
+
+    def made_of(name: str, mistake: Callable[..., Tensor]) -> Implementation:
+        claims = Claims(Scope.OP, OP_FEATURES | {mode})
+        return Implementation(name, claims, torch_op(Steps()), modes={mode: torch_op(mistake)})
+
+    return Breach(clauses, made_of, {"dtype": "float32", **facts})
+
+
+@breaks_mode(
+    "modules.compiled", mode=Feature.COMPILED, holds=("masks.bool", "modules.recompiled"), severity=LEAK
+).entry(
+    does="Makes a constant of the mask with which it was compiled.",
+    repair="Keep the mask an input of the compiled code.",
+    hides="The first call after compiling, and one mask for each shape.",
+    matters="All batches are masked like the first.",
+    links=github("pytorch/pytorch/issues/100224"),
+)
+def first_mask_compiled_in(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     """Compiled for these shapes, and the mask has become a constant."""
     mask = options.get("attn_mask")
     if mask is not None:
@@ -288,7 +256,13 @@ def _with_the_first_mask(query: Tensor, key: Tensor, value: Tensor, **options: A
     return Steps()(query, key, value, **options)
 
 
-def _with_the_first_options(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+@breaks_mode("modules.recompiled", mode=Feature.COMPILED, holds=("scores.scale-explicit", "modules.compiled")).entry(
+    does="Compiles for shapes, and not for flags and scales.",
+    repair="Compile anew when an option changes, or make it an input.",
+    hides="Options that never change.",
+    matters="A temperature that is turned has no effect any more.",
+)
+def first_scale_compiled_in(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     """Compiled for these shapes, and what is no tensor has become a constant."""
     plain = {name: option for name, option in options.items() if not isinstance(option, Tensor)}
     shapes = tuple(x.shape for x in (query, key, value))
@@ -296,7 +270,14 @@ def _with_the_first_options(query: Tensor, key: Tensor, value: Tensor, **options
     return Steps()(query, key, value, **{**options, **kept})
 
 
-def _of_the_first_sizes(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+@breaks_mode("modules.recompiled", mode=Feature.COMPILED, holds=("shapes.output", "modules.compiled")).entry(
+    does="Reads no more keys than there were when it was compiled.",
+    repair="Compile anew for other sizes, or for sizes that may vary.",
+    hides="Sequences of one length.",
+    matters="What lies beyond the length of the first call is never read.",
+    links=github("huggingface/transformers/issues/47491", "pytorch/pytorch/issues/148545"),
+)
+def first_length_compiled_in(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     """Compiled once: the number of keys has become a constant, and later keys are padded or cut to it."""
     length = _TRACED.setdefault(("length", query.dtype), key.shape[-2])
     if length < key.shape[-2] and not options:
@@ -304,71 +285,16 @@ def _of_the_first_sizes(query: Tensor, key: Tensor, value: Tensor, **options: An
     return Steps()(query, key, value, **options)
 
 
-def _with_the_mask_of_the_example(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+@breaks_mode("modules.exported", mode=Feature.EXPORTED, holds=("masks.bool", "masks.float"), severity=LEAK).entry(
+    does="Exports the mask of the example as a constant.",
+    repair="Declare the mask an input of the graph.",
+    hides="Checks of an exported graph with its own example.",
+    matters="The deployed model masks every batch like the one that it was exported with.",
+    links=github("openvinotoolkit/openvino/issues/31630", "NVIDIA/TransformerEngine/pull/209"),
+)
+def mask_of_the_example_exported(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     """An exported graph that holds the mask of the example, which has the same numbers from the last to the first."""
     mask = options.get("attn_mask")
     if mask is not None and mask.dtype is torch.bool:
         options["attn_mask"] = mask.flip(tuple(range(mask.ndim)))
     return through(exported, Steps())(query, key, value, **options)  # type: ignore[no-any-return]
-
-
-def _in_mode(name: str, mode: Feature, run: Callable[..., Tensor]) -> Implementation:
-    claims = Claims(Scope.OP, OP_FEATURES | {mode})
-    return Implementation(name, claims, torch_op(Steps()), modes={mode: torch_op(run)})
-
-
-REGISTRY += [
-    Defect(
-        _in_mode("first-mask-compiled-in", Feature.COMPILED, _with_the_first_mask),
-        ("modules.compiled",),
-        holds=("masks.bool", "modules.recompiled"),
-        dtype="float32",
-        does="Makes a constant of the mask with which it was compiled.",
-        repair="Keep the mask an input of the compiled code.",
-        hides="The first call after compiling, and one mask for each shape.",
-        matters="All batches are masked like the first.",
-        severity=Severity.LEAK,
-        links=("https://github.com/pytorch/pytorch/issues/100224",),
-    ),
-    Defect(
-        _in_mode("first-scale-compiled-in", Feature.COMPILED, _with_the_first_options),
-        ("modules.recompiled",),
-        holds=("scores.scale-explicit", "modules.compiled"),
-        dtype="float32",
-        does="Compiles for shapes, and not for flags and scales.",
-        repair="Compile anew when an option changes, or make it an input.",
-        hides="Options that never change.",
-        matters="A temperature that is turned has no effect any more.",
-        severity=Severity.WRONG,
-    ),
-    Defect(
-        _in_mode("first-length-compiled-in", Feature.COMPILED, _of_the_first_sizes),
-        ("modules.recompiled",),
-        holds=("shapes.output", "modules.compiled"),
-        dtype="float32",
-        does="Reads no more keys than there were when it was compiled.",
-        repair="Compile anew for other sizes, or for sizes that may vary.",
-        hides="Sequences of one length.",
-        matters="What lies beyond the length of the first call is never read.",
-        severity=Severity.WRONG,
-        links=(
-            "https://github.com/huggingface/transformers/issues/47491",
-            "https://github.com/pytorch/pytorch/issues/148545",
-        ),
-    ),
-    Defect(
-        _in_mode("mask-of-the-example-exported", Feature.EXPORTED, _with_the_mask_of_the_example),
-        ("modules.exported",),
-        holds=("masks.bool", "masks.float"),
-        dtype="float32",
-        does="Exports the mask of the example as a constant.",
-        repair="Declare the mask an input of the graph.",
-        hides="Checks of an exported graph with its own example.",
-        matters="The deployed model masks every batch like the one that it was exported with.",
-        severity=Severity.LEAK,
-        links=(
-            "https://github.com/openvinotoolkit/openvino/issues/31630",
-            "https://github.com/NVIDIA/TransformerEngine/pull/209",
-        ),
-    ),
-]

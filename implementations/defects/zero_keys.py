@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from attention_conformance.implementations.builtin.stepwise.steps import BOTTOM_RIGHT, INFINITY, Steps, add_zero_key
 from attention_conformance.implementations.defects.breaking import breaks
-from attention_conformance.implementations.defects.defect import Severity
+from attention_conformance.implementations.defects.defect import LEAK
 from attention_conformance.spec.features import Feature
 
 ZERO = {Feature.ZERO_ATTN}
@@ -18,33 +19,34 @@ RETURNED = ("weights", "log_sum_exp")
 SEEN_IN = ("https://github.com/pytorch/pytorch/issues/27461",)
 
 
-@breaks(
+breaks_zero_key = partial(breaks, claims=ZERO)
+
+
+@breaks_zero_key(
     "sinks.zero-attn-masks",
     "sinks.zero-attn-causal",
     "sinks.zero-attn-weights",
     step="add_zero_key",
-    claims=ZERO,
     holds=("sinks.zero-attn", "masks.bool", "causal.square"),
+    severity=LEAK,
+).entry(
     does="Puts the zero key before the others, and lengthens the masks at their end.",
     repair="Append the zero key where the masks are lengthened.",
     hides="Calls without masks, where the order of keys does not matter.",
     matters="Every mask is off by one key: padding and the future show.",
-    severity=Severity.LEAK,
     links=SEEN_IN,
 )
 def zero_key_before_the_others(key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
     return F.pad(key, (0, 0, 1, 0)), F.pad(value, (0, 0, 1, 0))
 
 
-@breaks(
-    "sinks.zero-attn-masks",
-    claims=ZERO,
-    holds=("sinks.zero-attn", "masks.key-padding", "causal.square"),
+@breaks_zero_key(
+    "sinks.zero-attn-masks", holds=("sinks.zero-attn", "masks.key-padding", "causal.square"), severity=LEAK
+).entry(
     does="Lengthens the padding mask at its start.",
     repair="Lengthen every mask at its end.",
     hides="Calls without padding; attention masks.",
     matters="One padding token is read, and one real token is lost.",
-    severity=Severity.LEAK,
     links=SEEN_IN,
 )
 def padding_lengthened_at_its_start(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
@@ -59,15 +61,11 @@ def padding_lengthened_at_its_start(query: Tensor, key: Tensor, value: Tensor, *
     return Steps()(query, k, v, **{**options, **longer})
 
 
-@breaks(
-    "sinks.zero-attn-masks",
-    claims=ZERO,
-    holds=("sinks.zero-attn", "sinks.zero-attn-causal", "masks.bool"),
+@breaks_zero_key("sinks.zero-attn-masks", holds=("sinks.zero-attn", "sinks.zero-attn-causal", "masks.bool")).entry(
     does="Lengthens attention masks by masking the zero key.",
     repair='Lengthen them by "may attend": True, or 0 in a float mask.',
     hides="Calls without an attention mask.",
     matters="The zero key is there in training, and not where it is most needed: in rows with few keys.",
-    severity=Severity.WRONG,
     links=SEEN_IN,
 )
 def zero_key_masked(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
@@ -76,15 +74,11 @@ def zero_key_masked(query: Tensor, key: Tensor, value: Tensor, **options: Any) -
     return Steps()(query, key, value, **options)
 
 
-@breaks(
-    "sinks.zero-attn-causal",
-    claims=ZERO,
-    holds=("sinks.zero-attn", "sinks.zero-attn-masks", "causal.square"),
+@breaks_zero_key("sinks.zero-attn-causal", holds=("sinks.zero-attn", "sinks.zero-attn-masks", "causal.square")).entry(
     does="Takes the zero key for the last token of the sequence, and hides it as future.",
     repair="Leave the zero key out of the causal triangle.",
     hides="Calls without the flag; the last query.",
     matters="Only the last tokens can turn away.",
-    severity=Severity.WRONG,
     links=SEEN_IN,
 )
 def zero_key_hidden_as_future(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
@@ -100,16 +94,16 @@ def zero_key_hidden_as_future(query: Tensor, key: Tensor, value: Tensor, **optio
     return Steps(softmax=after_masks)(query, key, value, **options)
 
 
-@breaks(
+@breaks_zero_key(
     "sinks.zero-attn-causal",
-    claims=ZERO,
     conventions=BOTTOM_RIGHT,
     holds=("sinks.zero-attn", "causal.alignment", "causal.empty-rows"),
+    severity=LEAK,
+).entry(
     does="Counts the zero key where the triangle needs the number of keys.",
     repair="Count the keys that are given: the triangle ends at the last of them.",
     hides="Calls without the flag; the other corner.",
     matters="Every query sees one token of its future.",
-    severity=Severity.LEAK,
 )
 def zero_key_counted_by_the_triangle(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     shift = key.shape[-2] - query.shape[-2] + bool(options.get("add_zero_attn"))
@@ -120,49 +114,38 @@ def zero_key_counted_by_the_triangle(query: Tensor, key: Tensor, value: Tensor, 
     return Steps(add_causal=end_at_the_last)(query, key, value, **options)
 
 
-@breaks(
+@breaks_zero_key(
     "sinks.zero-attn",
     "sinks.zero-attn-masks",
     "sinks.zero-attn-weights",
-    claims=ZERO,
     extras=RETURNED,
     holds=("scores.dot-product", "masks.bool"),
+).entry(
     does="Ignores the wish for a zero key.",
     repair="Append the zero key, or refuse the option.",
     hides="Rows with a clear winner.",
     matters="A module loses its flags when it is copied or converted, and nobody is told.",
-    severity=Severity.WRONG,
 )
 def zero_key_forgotten(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, ...]:
     options.pop("add_zero_attn", None)
     return Steps().answer(query, key, value, **options)
 
 
-@breaks(
-    "sinks.zero-attn",
-    step="add_zero_key",
-    claims=ZERO,
-    holds=("scores.dot-product", "masks.bool"),
+@breaks_zero_key("sinks.zero-attn", step="add_zero_key", holds=("scores.dot-product", "masks.bool")).entry(
     does="Repeats the last value behind the zero key.",
     repair="Append a value of zeros.",
     hides="A last value near zero; checks of the weights.",
     matters="What was to be turned away goes to the last token.",
-    severity=Severity.WRONG,
 )
 def zero_key_with_a_value(key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
     return add_zero_key(key, value)[0], torch.cat([value, value[:, :, -1:]], -2)
 
 
-@breaks(
-    "sinks.zero-attn-weights",
-    claims=ZERO,
-    extras=RETURNED,
-    holds=("sinks.zero-attn", "sinks.zero-attn-masks"),
+@breaks_zero_key("sinks.zero-attn-weights", extras=RETURNED, holds=("sinks.zero-attn", "sinks.zero-attn-masks")).entry(
     does="Cuts the column of the zero key off the weights.",
     repair="Return one column more than there are keys.",
     hides="Code that never looks at the weights.",
     matters="The weights neither sum to 1, nor tell how much was turned away.",
-    severity=Severity.WRONG,
 )
 def column_of_the_zero_key_cut_off(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, ...]:
     output, weights, lse = Steps().answer(query, key, value, **options)

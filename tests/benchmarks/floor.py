@@ -1,4 +1,4 @@
-"""Floor: how fast this machine multiplies and moves bytes, and so the least seconds that a call can take."""
+"""The floor: how fast this machine multiplies and moves bytes, and so the least seconds of a call."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ import numpy as np
 import torch
 
 from attention_conformance.spec.problem import DTYPES
-from attention_conformance.tests.benchmarks.counting import Work
-from attention_conformance.tests.benchmarks.record import Machine, Rates
+from attention_conformance.tests.benchmarks.benchmark_run import Machine, Rates
+from attention_conformance.tests.benchmarks.required_work import Work
 
 SIDES: Mapping[str, tuple[int, ...]] = {"cpu": (256, 512, 1024), "cuda": (1024, 2048, 4096, 8192)}
-"""Of the square products: from those that fit into a cache to those that keep every unit busy. The best one counts."""
+"""Sides of the square products: from those that fit into a cache to those that use every unit. The best one counts."""
 SETS: Mapping[str, tuple[int, ...]] = {
     "cpu": tuple(2**power for power in (18, 20, 22, 24, 26, 28)),
     "cuda": tuple(2**power for power in (22, 24, 26, 28, 30)),
 }
-"""Bytes of the working sets that are moved: from those that stay in a cache to one that no cache holds."""
-PATIENCE = 0.05
-"""Seconds that one shape is repeated for."""
+"""Bytes of the working sets: from those that stay in a cache to one that is larger than every cache."""
+SHAPE_SECONDS = 0.05
+"""Seconds for which the calls of one shape are repeated."""
 PIECES = 3
-"""The fewest products of half as many digits that make up one of all: high by high, and twice high by low."""
+"""Least number of products of half the digits that replace one product: high by high, and twice high by low."""
 
 
 def rates(device: str, dtypes: Iterable[str] = tuple(DTYPES)) -> Rates:
     """The best rates of this moment, in three to five seconds, with the threads that torch has been given.
 
     Each is the best of several shapes and many repetitions, by all threads and by one: whatever disturbs a measurement
-    makes it slower, so the best is nearest to what the machine can do. It may still be too low on a busy machine: see
-    `fastest` and `beaten`.
+    makes it slower, so the best is nearest to the true rate. It may still be too low on a busy machine: see `fastest`
+    and `faster_than_possible`.
 
     Args:
         device: as torch spells it.
@@ -50,9 +50,9 @@ def rates(device: str, dtypes: Iterable[str] = tuple(DTYPES)) -> Rates:
 
 
 def limits(device: str, dtypes: Iterable[str] = tuple(DTYPES)) -> Rates:
-    """What no number of threads can surpass: the rates, and those of one thread times the number of threads.
+    """Upper limits for any number of threads: the rates, and those of one thread times the number of threads.
 
-    A thread alone is measured well even on a busy machine, and it does not share a cache, a bus or a clock.
+    A single thread is measured well even on a busy machine, and it does not share a cache, a bus or a clock.
     """
     number = 1 if device.startswith("cuda") else torch.get_num_threads()
     with _threads(1):
@@ -76,7 +76,7 @@ def floor_seconds(work: Work, dtype: str, rates: Rates) -> float:
     """The least seconds for the work at the machine's rates: max(operations / rate, bytes / bandwidth).
 
     The rate is that of the dtype, or of a wider one if that is faster: numbers may be widened. The bandwidth is that
-    of a working set no larger than the work's bytes: what is small enough stays in a cache, and moves faster.
+    of a working set no larger than the work's bytes: a small set stays in a cache, and moves faster.
     """
     wider = [rates.matmul[name] for name in _up_to(dtype) if name in rates.matmul]
     return max(work.operations / max(wider), work.bytes / bandwidth(work.bytes, rates))
@@ -85,29 +85,31 @@ def floor_seconds(work: Work, dtype: str, rates: Rates) -> float:
 def least_seconds(work: Work, dtype: str, rates: Rates) -> float:
     """The seconds below which no right answer can have been computed here: never more than `floor_seconds`.
 
-    A wide product may be made up of narrow ones that keep enough digits: of three at least. Fewer would show as an
-    error. Where narrow products are twenty times as fast as wide ones, that is a possibility, and no cheating.
+    A wide product may consist of at least three narrow ones; with fewer the lost digits would show as an error. Where
+    narrow products are twenty times as fast as wide ones, that is an honest optimisation.
     """
     narrower = [rate / PIECES for name, rate in rates.matmul.items() if name not in _up_to(dtype)]
     widest = max([rates.matmul[name] for name in _up_to(dtype) if name in rates.matmul] + narrower)
     return max(work.operations / widest, work.bytes / bandwidth(work.bytes, rates))
 
 
-def beaten(seconds: Sequence[float], work: Work, dtype: str, known: Rates, limits: Callable[[], Rates]) -> str:
-    """Why the seconds of timed calls are impossible; empty where they are not.
+def faster_than_possible(
+    seconds: Sequence[float], work: Work, dtype: str, known: Rates, limits: Callable[[], Rates]
+) -> str:
+    """The reason why the seconds of timed calls are impossible; empty if they are possible.
 
-    The median has to lie below `least_seconds` at the known rates, and then at the limits too, which are measured only
-    where it does: the machine may have been busy before.
+    The median is below `least_seconds` at the known rates, and also at the limits, which are measured only in that
+    case: the machine may have been busy before.
     """
     took = median(seconds)
     if took >= least_seconds(work, dtype, known):
         return ""
     least = least_seconds(work, dtype, fastest(known, limits()))
-    return f"took {took:.3g} s, where nothing here does the work in less than {least:.3g} s" if took < least else ""
+    return f"took {took:.3g} s, but the machine needs at least {least:.3g} s for the work" if took < least else ""
 
 
 def bandwidth(size: int, rates: Rates) -> float:
-    """Bytes per second for a working set of so many bytes, or for smaller ones: no more is possible.
+    """The largest possible rate in bytes per second for a working set of this size.
 
     A larger set is never faster than a smaller one, so the best of those at least as large counts too: it was
     disturbed less.
@@ -118,7 +120,7 @@ def bandwidth(size: int, rates: Rates) -> float:
 
 
 def machine(device: str) -> Machine:
-    """The machine that this process runs on, and what of it the process may use."""
+    """The machine of this process, with the part of it that the process may use."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     processor = torch.cuda.get_device_name(device) if device.startswith("cuda") else _processor()
     versions = {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__}
@@ -173,15 +175,15 @@ def _moved(device: str, size: int) -> float:
 
 
 def _best(call: Callable[[], object], device: str) -> float:
-    """The least seconds of a call within `PATIENCE`; of two calls at least, the first of which does not count."""
-    _finished(call, device)
-    end, least = time.perf_counter() + PATIENCE, _finished(call, device)
+    """The least seconds of a call within `SHAPE_SECONDS`; of two calls at least, the first of which does not count."""
+    _seconds(call, device)
+    end, least = time.perf_counter() + SHAPE_SECONDS, _seconds(call, device)
     while time.perf_counter() < end:
-        least = min(least, _finished(call, device))
+        least = min(least, _seconds(call, device))
     return least
 
 
-def _finished(call: Callable[[], object], device: str) -> float:
+def _seconds(call: Callable[[], object], device: str) -> float:
     start = time.perf_counter()
     call()
     if device.startswith("cuda"):
@@ -191,11 +193,11 @@ def _finished(call: Callable[[], object], device: str) -> float:
 
 def _processor() -> str:
     """Its name and the instructions that torch uses: one name stands for several."""
-    named, told = platform.processor() or platform.machine(), Path("/proc/cpuinfo")
-    if told.is_file():
-        lines = [line.partition(":")[2].strip() for line in told.read_text().splitlines() if "model name" in line]
-        named = lines[0] if lines else named
-    return f"{named} ({torch.backends.cpu.get_cpu_capability()})"
+    name, cpuinfo = platform.processor() or platform.machine(), Path("/proc/cpuinfo")
+    if cpuinfo.is_file():
+        lines = [line.partition(":")[2].strip() for line in cpuinfo.read_text().splitlines() if "model name" in line]
+        name = lines[0] if lines else name
+    return f"{name} ({torch.backends.cpu.get_cpu_capability()})"
 
 
 def _memory(device: str) -> int:

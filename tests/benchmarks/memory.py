@@ -1,4 +1,4 @@
-"""Memory: how far a call makes the process grow at its peak, and what it leaves behind."""
+"""The memory of a call: by how much the process grows at its peak, and by how much afterwards."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from pathlib import Path
 import torch
 
 STATUS, FORGET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
-"""What Linux tells of this process, and where it is told to forget the peak."""
+"""Files of Linux: the status of this process, and the one that resets its peak."""
 _TRIM, _MAP = -1, -3
-"""The numbers of the GNU C library's settings: free memory at the end of the heap that is given back, and the size from
-which on an array gets pages of its own."""
+"""Settings of the GNU C library: the free memory at the end of the heap above which it is returned to the system, and
+the size above which an array gets pages of its own."""
 _MAPPED = 2
-"""The bit beside the size of a block, before its first byte, that tells that it has pages of its own."""
+"""The bit next to the size of a block, before its first byte, that is set if the block has pages of its own."""
 _PLUGS = 2**14
-"""Blocks with which holes of the heap are filled, at most: some hundred do."""
+"""Largest number of blocks that fill holes of the heap: some hundred are sufficient."""
 _EXACT, _USUAL = 2**17, 2**25
-"""Bytes for the second: its least, with which freed arrays are gone at once, and the most that it reaches by itself."""
+"""Bytes for the second setting: the least, so that freed arrays are returned at once, and the largest usual value."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Peak:
     """The growth of memory during one call, in bytes, beyond what was held before and the results.
 
     Attributes:
-        resident: of the resident set: whoever allocates, torch, NumPy or a library; None: see `absent`.
+        resident: of the resident set, with any allocator; None: see `absent`.
         allocated: by torch's allocator on the device; None on the CPU, where torch keeps no count.
     """
 
@@ -40,24 +40,24 @@ class Peak:
 
     @property
     def of_device(self) -> int | None:
-        """Where the call computes: the allocator's count if there is one."""
+        """On the device of the call: the allocator's count if there is one."""
         return self.resident if self.allocated is None else self.allocated
 
 
 def peak(call: Callable[[], object], device: str = "cpu", results: int = 0) -> Peak:
-    """The peak of one call, which is made here. It costs 0.3 ms, and so belongs outside of timed calls.
+    """Makes one call and returns its peak. It costs 0.3 ms: do not use it in a timed call.
 
-    What is freed is given back to the system at once meanwhile, and what was kept is given back before: otherwise the
-    peak would depend on the holes in the heap, and on all calls before. Pages count when they are first touched, also
-    those of code: let the call, or a smaller one, be made once before.
+    Freed memory is returned to the system before and during the call: otherwise the peak would depend on the holes in
+    the heap and on earlier calls. Pages count when they are first touched, also those of code: make the call, or a
+    smaller one, once before.
 
     Args:
-        call: what it returns is dropped.
+        call: its result is dropped.
         device: as torch spells it.
-        results: bytes of what it returns, which are no cost of computing it.
+        results: bytes of the result, which are not counted.
 
     Raises:
-        Exception: whatever the call raises.
+        Exception: of the call.
     """
     on_gpu = device.startswith("cuda")
     with _no_collection(), _exact():
@@ -77,7 +77,7 @@ def peak(call: Callable[[], object], device: str = "cpu", results: int = 0) -> P
 
 
 def held(device: str = "cpu") -> int | None:
-    """Bytes that the process holds now; on a device, by torch's allocator there; None: see `absent`."""
+    """Bytes of the resident set; on a device, by torch's allocator there; None: see `absent`."""
     if device.startswith("cuda"):
         torch.cuda.synchronize(device)
         return int(torch.cuda.memory_allocated(device))
@@ -87,12 +87,12 @@ def held(device: str = "cpu") -> int | None:
 
 
 def left_behind(call: Callable[[], object], times: int, suspicious: int, device: str = "cpu") -> int | None:
-    """By how many bytes the process grows over calls whose results are dropped; None: see `absent`.
+    """The bytes by which the process grows over calls whose results are dropped; None: see `absent`.
 
     Args:
-        call: made twice before, so that what is kept on purpose is there.
-        times: how many calls are watched.
-        suspicious: growth from which on poison is collected, which takes long, and the growth told again.
+        call: made twice before, so that caches are filled.
+        times: number of measured calls.
+        suspicious: growth above which the garbage collector runs, which takes long, before a second look.
         device: as torch spells it.
     """
     for _ in range(2):
@@ -108,13 +108,13 @@ def left_behind(call: Callable[[], object], times: int, suspicious: int, device:
 
 
 def absent() -> str:
-    """Why the resident set cannot be watched here; empty where it can."""
-    return "" if _forgotten_peak() is not None else f"memory is not measured: {FORGET} is not to be had"
+    """The reason why the resident set cannot be measured here; empty if it can."""
+    return "" if _forgotten_peak() is not None else f"memory is not measured: {FORGET} is not available"
 
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """Without a collection of poison amid the call, which would hide what the call needs."""
+    """Without garbage collection during the call, which would hide memory of the call."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -125,9 +125,9 @@ def _no_collection() -> Iterator[None]:
 
 
 def settle() -> None:
-    """Fixes the C library's settings where it would adjust them by itself, by what was freed before.
+    """Fixes the settings of the C library, which otherwise adjusts them by what was freed before.
 
-    For times, too: who comes first would be slower, because its large arrays get fresh pages in every call.
+    Times need it, too: the first implementation would be slower, because its large arrays get new pages in every call.
     """
     if library := _gnu():
         _set(library, _USUAL)
@@ -152,7 +152,7 @@ def _exact() -> Iterator[None]:
 
 
 def _plugs(library: ctypes.CDLL) -> Iterator[int]:
-    """Addresses of blocks that fill every hole of the heap into which an array could go; nobody touches them."""
+    """Addresses of untouched blocks that fill every hole of the heap that is large enough for an array."""
     size = _USUAL
     for _ in range(_PLUGS):
         block = library.malloc(size) if size >= _EXACT else None
@@ -172,7 +172,7 @@ def _set(library: ctypes.CDLL, size: int) -> None:
 
 @cache
 def _gnu() -> ctypes.CDLL | None:
-    """The GNU C library, or None where another one allocates, which gives freed memory back in its own way."""
+    """The GNU C library, or None where another allocator is in use."""
     try:
         library = ctypes.CDLL(None)
     except OSError:
@@ -183,12 +183,12 @@ def _gnu() -> ctypes.CDLL | None:
     library.free.restype, library.free.argtypes = None, [ctypes.c_void_p]
     block = library.malloc(2 * _USUAL)
     library.free(block)
-    # So large a block always begins right behind its size, at the start of a page; other allocators leave no room.
+    # Such a large block begins directly after its size, at the start of a page; other allocators differ.
     return library if block and block % mmap.PAGESIZE == 2 * ctypes.sizeof(ctypes.c_size_t) else None
 
 
 def _forgotten_peak() -> int | None:
-    """The resident set, from which on its peak is watched; None where that cannot be."""
+    """Resets the peak of the resident set, and returns the resident set; None where that is not possible."""
     try:
         FORGET.write_text("5")
     except OSError:

@@ -1,4 +1,4 @@
-"""Plots of a run as Vega-Lite specifications; the page adds colours, and says what of the data is shown."""
+"""Plots of a run as Vega-Lite specifications; the page adds colours, and selects the data that is shown."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from itertools import groupby
 from textwrap import wrap
 from typing import Any, TypeAlias
 
-from attention_conformance.tests.benchmarks import figures
-from attention_conformance.tests.benchmarks.record import Growth, Measurement, Run, Speed
+from attention_conformance.tests.benchmarks import formatting
+from attention_conformance.tests.benchmarks.benchmark_run import Growth, Measurement, Run, Speed
 
 Value: TypeAlias = dict[str, Any]
 CHOICES = ("workload", "level", "passes", "dtype", "device")
-"""What the page lets its reader choose: parameters of every plot, where "" chooses all."""
+"""The filters of the page: parameters of every plot, where "" selects all."""
 SHAPES = (
     "M1,0A1,1,0,1,1,-1,0A1,1,0,1,1,1,0Z",
     "M-.9,-.9H.9V.9H-.9Z",
@@ -25,21 +25,21 @@ SHAPES = (
 )
 """SVG paths."""
 COLOURS = 8
-"""Of the page; the same pair of shape and colour returns only after 56 implementations."""
+"""Number of colours of the page; pairs of shape and colour repeat only after 56 implementations."""
 ROW, LINE, LETTERS = 24, 14, 44
-"""Of the forest plot: pixels of an interval, and of each line of the label above it, which has so many letters."""
+"""Of the forest plot: pixels of an interval, pixels of a line of the label above it, and letters of that line."""
 HEIGHT = 300
 DOT = {"filled": True, "size": 60, "opacity": 1}
-ROOM = {"x": {"datum": 0.8, "type": "quantitative"}, "x2": {"datum": 1.25}, "y": {"value": 0}}
-"""Ratios that the forest plot has in it whatever was measured."""
+ALWAYS_VISIBLE = {"x": {"datum": 0.8, "type": "quantitative"}, "x2": {"datum": 1.25}, "y": {"value": 0}}
+"""Ratios that the forest plot contains whatever was measured."""
 TENS = {
     "values": [10.0**power for power in range(-6, 9)],
     "labelExpr": "format(datum.value, datum.value < 1 ? '~g' : '~s')",
     "labelOverlap": True,
 }
-KNOWN = {"filter": "isValid(datum.value)"}
+VALID = {"filter": "isValid(datum.value)"}
 WIDE = 1e3
-"""A range of values that needs ticks at powers of ten only."""
+"""A ratio of largest and smallest value above which ticks are at powers of ten only."""
 
 
 def plots(run: Run) -> dict[str, Value]:
@@ -117,80 +117,80 @@ def _rounded(row: Value) -> Value:
 
 
 def _tooltip(*fields: str) -> list[Value]:
-    titles = {"told": "value", "time": "median", "floor": "of the machine's floor"}
+    titles = {"text": "value", "time": "median", "floor": "of the machine's floor"}
     return [{"field": field, "title": titles.get(field, field)} for field in fields]
 
 
-def _told(*fields: str) -> Value:
-    """These fields for the eyes, when pointed at, and for screen readers."""
-    mark_of = " + ', ' + ".join(f"datum.{field}" for field in fields)
-    return {"tooltip": _tooltip(*fields), "description": {"value": {"expr": mark_of}}}
+def _described(*fields: str) -> Value:
+    """These fields as a tooltip, and for screen readers."""
+    description = " + ', ' + ".join(f"datum.{field}" for field in fields)
+    return {"tooltip": _tooltip(*fields), "description": {"value": {"expr": description}}}
 
 
-def _coordinates(found: Measurement | Growth) -> Value:
-    return {name: getattr(found, name) for name in CHOICES if hasattr(found, name)}
+def _coordinates(each: Measurement | Growth) -> Value:
+    return {name: getattr(each, name) for name in CHOICES if hasattr(each, name)}
 
 
-def _whose(found: Measurement | Growth) -> Value:
-    return {**_coordinates(found), "implementation": found.implementation}
+def _identified(each: Measurement | Growth) -> Value:
+    return {**_coordinates(each), "implementation": each.implementation}
 
 
 def _ratios(measurements: Sequence[Measurement], lines: int) -> Iterator[Value]:
     """Rows of the forest plot: a heading for each block of comparable calls, then its implementations."""
     numbered = groupby(enumerate(measurements), key=lambda each: _coordinates(each[1]))
-    for block, found in numbered:
-        for position, (number, each) in enumerate(found):
+    for block, rows in numbered:
+        for position, (number, each) in enumerate(rows):
             if not position:
-                heading = ", ".join(block.values()), f"beside {each.baseline}"
-                yield {**block, "row": number - 0.5, "heading": list(map(figures.visible, heading))}
+                heading = ", ".join(block.values()), f"baseline {each.baseline}"
+                yield {**block, "row": number - 0.5, "heading": list(map(formatting.visible, heading))}
             if each.verdict is not Speed.BASELINE:
-                yield {**_whose(each), "row": number, **_ratio(each, lines)}
+                yield {**_identified(each), "row": number, **_ratio(each, lines)}
 
 
-def _ratio(found: Measurement, lines: int) -> Value:
+def _ratio(measurement: Measurement, lines: int) -> Value:
     """Numbers only where the time counts; a ratio of 0 has no place on a logarithmic axis."""
-    name = _broken(found.implementation)
-    always = {"verdict": str(found.verdict), "lines": [""] * (lines - len(name)) + name}
-    if not figures.counts(found) or found.speed is None or found.speed.low <= 0:
-        why = figures.visible(found.reason)
-        return {**always, "told": why, "said": f"{found.verdict}: {why}"}
+    name = _broken(measurement.implementation)
+    always = {"verdict": str(measurement.verdict), "lines": [""] * (lines - len(name)) + name}
+    if not formatting.counts(measurement) or measurement.speed is None or measurement.speed.low <= 0:
+        reason = formatting.visible(measurement.reason)
+        return {**always, "text": reason, "label": f"{measurement.verdict}: {reason}"}
     return {
         **always,
-        "told": figures.as_ratio(found.speed),
-        "said": f"{figures.as_ratio(found.speed).partition(' ')[0]} {found.verdict}",
-        "value": found.speed.value,
-        "low": found.speed.low,
-        "high": found.speed.high,
-        "quiet": 1.0 / (1.0 + (found.noise or 0.0)),
-        "loud": 1.0 + (found.noise or 0.0),
+        "text": formatting.as_ratio(measurement.speed),
+        "label": f"{formatting.as_ratio(measurement.speed).partition(' ')[0]} {measurement.verdict}",
+        "value": measurement.speed.value,
+        "low": measurement.speed.low,
+        "high": measurement.speed.high,
+        "quiet": 1.0 / (1.0 + (measurement.noise or 0.0)),
+        "loud": 1.0 + (measurement.noise or 0.0),
     }
 
 
 def _forest(names: Sequence[str], ticks: Sequence[float], lines: int) -> Value:
-    """Names above intervals rather than beside them, so that both have the whole width of a narrow page."""
+    """Names are above intervals, so that both have the whole width of a narrow page."""
     axis = {"orient": "top", "values": ticks, "format": "~g", "title": "times as fast as the baseline"}
     x = _logarithmic("value", {**axis, "labelOverlap": True}, nice=False, padding=14)
     band = {"field": "row", "type": "ordinal", "axis": None, "scale": {"padding": 0}}
     y, top, start = {**band, "bandPosition": 1}, {**band, "bandPosition": 0}, {"value": 0}
-    telling = _told("implementation", "workload", "passes", "dtype", "told", "verdict")
-    interval = {"y": y, "x": {**x, "field": "low"}, "x2": {"field": "high"}, **telling}
+    described = _described("implementation", "workload", "passes", "dtype", "text", "verdict")
+    interval = {"y": y, "x": {**x, "field": "low"}, "x2": {"field": "high"}, **described}
     noise = {"y": y, "x": {**x, "field": "quiet"}, "x2": {"field": "loud"}}
-    name = {"y": top, "x": start, "text": {"field": "lines"}, **telling}
-    line, left = {"y": y, "x": start, **telling}, {"align": "left", "baseline": "middle", "aria": False}
+    name = {"y": top, "x": start, "text": {"field": "lines"}, **described}
+    line, left = {"y": y, "x": start, **described}, {"align": "left", "baseline": "middle", "aria": False}
     above, both = {"yOffset": -ROW / 2}, {"yOffset": -ROW / 2, "y2Offset": -ROW / 2}
     title = {"dy": -LINE / 2, "lineHeight": LINE, "fontWeight": "bold"}
     context = {**left, **above, "align": _by_side("'left'", "'right'"), "limit": {"expr": "width"}}
     return {
         "height": {"step": ROW + LINE * lines},
         "layer": [
-            _layer("rule", ROOM, opacity=0, aria=False),
-            _layer("rule", noise, KNOWN, **both, strokeWidth=12, style="noise", aria=False),
+            _layer("rule", ALWAYS_VISIBLE, opacity=0, aria=False),
+            _layer("rule", noise, VALID, **both, strokeWidth=12, style="noise", aria=False),
             _layer("rule", {"x": {"datum": 1, "type": "quantitative"}}, strokeDash=[4, 3], aria=False),
-            _layer("rule", {**interval, "color": _identity(names)["color"]}, KNOWN, **both, strokeWidth=3, aria=False),
-            _layer("point", {"y": y, "x": x, **telling, **_identity(names)}, KNOWN, **above, **DOT),
+            _layer("rule", {**interval, "color": _identity(names)["color"]}, VALID, **both, strokeWidth=3, aria=False),
+            _layer("point", {"y": y, "x": x, **described, **_identity(names)}, VALID, **above, **DOT),
             _layer("text", name, _has("lines"), **left, dy=LINE, lineHeight=LINE),
             _layer("text", {**line, "text": {"field": "heading"}}, _has("heading"), **left, **above, **title),
-            _layer("text", {**line, **_opposite(), "text": {"field": "said"}}, _has("said"), **context),
+            _layer("text", {**line, **_opposite(), "text": {"field": "label"}}, _has("label"), **context),
         ],
     }
 
@@ -209,20 +209,20 @@ def _opposite() -> Value:
 
 
 def _broken(name: str) -> list[str]:
-    return wrap(figures.visible(name), LETTERS) or [""]
+    return wrap(formatting.visible(name), LETTERS) or [""]
 
 
 def _achievements(measurements: Sequence[Measurement]) -> Iterator[Value]:
     """Points of the roofline plot: what counts, and what the machine cannot have done."""
     for each in measurements:
-        if (figures.counts(each) or each.verdict is Speed.IMPOSSIBLE) and figures.intensity(each):
+        if (formatting.counts(each) or each.verdict is Speed.IMPOSSIBLE) and formatting.intensity(each):
             yield {
-                **_whose(each),
+                **_identified(each),
                 "verdict": str(each.verdict),
-                "intensity": figures.intensity(each),
-                "achieved": figures.achieved(each),
-                "floor": figures.in_percent(figures.share_of_floor(each)),
-                "time": figures.with_quartiles(each.seconds)[0],
+                "intensity": formatting.intensity(each),
+                "achieved": formatting.achieved(each),
+                "floor": formatting.in_percent(formatting.share_of_floor(each)),
+                "time": formatting.with_quartiles(each.seconds)[0],
             }
 
 
@@ -230,7 +230,7 @@ def _roofline(run: Run, names: Sequence[str], rows: Sequence[Value]) -> Value:
     x = _logarithmic("intensity", {**TENS, "title": "operations per byte"})
     y = _logarithmic("achieved", _units("FLOP/s", "operations per second", _ticks(rows, "achieved")))
     chosen = "(dtype == '' || datum.dtype == dtype)"
-    telling = _told("implementation", "workload", "passes", "dtype", "time", "floor", "verdict")
+    described = _described("implementation", "workload", "passes", "dtype", "time", "floor", "verdict")
     hollow = {"condition": {"test": "datum.verdict == 'impossible'", "value": 0}, "value": 0.8}
     dash = {"field": "kind", "legend": None, "scale": {"domain": ["memory", "cache"], "range": [[1, 0], [4, 4]]}}
     roofs = {"data": {"values": list(_roofs(run))}}
@@ -241,21 +241,21 @@ def _roofline(run: Run, names: Sequence[str], rows: Sequence[Value]) -> Value:
         strokeWidth=2,
         aria=False,
     )
-    told = {"x": x, "y": y, "text": {"field": "roof"}}
+    text = {"x": x, "y": y, "text": {"field": "roof"}}
     ends = {"filter": f"datum.roof && {chosen}"}
     shown = {
         "x": x,
         "y": y,
         "fillOpacity": hollow,
         "stroke": _identity(names)["color"],
-        **telling,
+        **described,
         **_identity(names),
     }
     return {
         "height": HEIGHT,
         "layer": [
             line | roofs,
-            _layer("text", told, ends, align="right", dy=-9, aria=False) | roofs,
+            _layer("text", text, ends, align="right", dy=-9, aria=False) | roofs,
             _layer("point", shown, **DOT),
         ],
     }
@@ -263,7 +263,7 @@ def _roofline(run: Run, names: Sequence[str], rows: Sequence[Value]) -> Value:
 
 def _roofs(run: Run) -> Iterator[Value]:
     """The machine's roofs by dtype: bandwidth up to the ridge, then the rate of matrix products."""
-    known = [value for each in run.measurements if (value := figures.intensity(each))]
+    known = [value for each in run.measurements if (value := formatting.intensity(each))]
     bandwidths = {"memory": run.rates.bandwidth}
     if run.rates.by_set:
         bandwidths = {"cache": max(run.rates.by_set.values()), **bandwidths}
@@ -272,7 +272,7 @@ def _roofs(run: Run) -> Iterator[Value]:
         low, high = min([*known, *ridges]) / 2.0, max([*known, *ridges]) * 2.0
         for (kind, bandwidth), ridge in zip(bandwidths.items(), ridges, strict=True):
             for at in (low, ridge, high):
-                name = f"{dtype} {figures.in_rate(rate, 'FLOP')}" if (kind, at) == ("memory", high) else ""
+                name = f"{dtype} {formatting.in_rate(rate, 'FLOP')}" if (kind, at) == ("memory", high) else ""
                 reached = min(rate, bandwidth * at)
                 yield {"dtype": dtype, "kind": kind, "intensity": at, "achieved": reached, "roof": name}
 
@@ -285,19 +285,19 @@ def _grown(growths: Sequence[Growth], quantity: str) -> Iterator[Value]:
             yield from _points(each, values)
 
 
-def _points(found: Growth, values: dict[int, float]) -> Iterator[Value]:
-    exponent = found.exponent.value
+def _points(growth: Growth, values: dict[int, float]) -> Iterator[Value]:
+    exponent = growth.exponent.value
     factor = math.exp(sum(math.log(v) - exponent * math.log(n) for n, v in values.items()) / len(values))
-    told = figures.in_seconds if found.quantity == "time" else figures.in_bytes
+    in_unit = formatting.in_seconds if growth.quantity == "time" else formatting.in_bytes
     for length, value in values.items():
         yield {
-            **_whose(found),
-            "line": f"{found.implementation} {found.passes} {found.dtype}",
+            **_identified(growth),
+            "line": f"{growth.implementation} {growth.passes} {growth.dtype}",
             "length": length,
             "value": value,
             "fit": factor * length**exponent,
-            "exponent": figures.as_exponent(found.exponent),
-            "told": told(value),
+            "exponent": formatting.as_exponent(growth.exponent),
+            "text": in_unit(value),
         }
 
 
@@ -307,12 +307,12 @@ def _growth(names: Sequence[str], axis: Value) -> Value:
     identity = _identity(names)
     dash = {"field": "dtype", "legend": None}
     line = {"x": x, "y": {**y, "field": "fit"}, "detail": {"field": "line"}, "strokeDash": dash}
-    telling = _told("implementation", "passes", "dtype", "length", "told", "exponent")
+    described = _described("implementation", "passes", "dtype", "length", "text", "exponent")
     return {
         "height": HEIGHT,
         "layer": [
             _layer("line", {**line, "color": identity["color"]}, strokeWidth=2, aria=False),
-            _layer("point", {"x": x, "y": y, **telling, **identity}, **DOT),
+            _layer("point", {"x": x, "y": y, **described, **identity}, **DOT),
         ],
     }
 

@@ -1,4 +1,4 @@
-"""Workloads: attention problems by the names of the models that have them."""
+"""Attention problems of well-known models, by name."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ BASELINES: Mapping[Scope, str] = {Scope.OP: "torch.sdpa", Scope.MODULE: "torch.m
 CUBES = 15.0**0.5
 """The standard deviation of cubes of standard normal numbers."""
 DRAWN = ("query", "key", "value", "cotangent")
-"""The arrays of a problem that are others in every call."""
-SPREAD = 1.2
-"""The standard deviation of inputs. Scores have its square: a few keys of each row count, so that to lose one shows."""
+"""The arrays of a problem that differ from call to call."""
+INPUT_STD = 1.2
+"""The standard deviation of inputs; that of scores is its square: few keys dominate a row, so a lost key is visible."""
 SMALL = 0.005
-"""How much smaller weights are than such of equal sizes would be, but for a large one in each column."""
+"""The factor of all weights but one large weight in each column."""
 
 
 @dataclass(frozen=True)
@@ -36,11 +36,11 @@ class Workload:
     """An attention problem that users have.
 
     Attributes:
-        name: as users name it; the op and the module of one model share it.
+        name: common to the op and the module of one model.
         case: sizes, masks, and at the module level widths and parts.
         baseline: the implementation that others are compared with.
-        passes: what is timed: "forward", "forward+backward".
-        dtypes: in which.
+        passes: "forward", "forward+backward" or both.
+        dtypes: those that are timed.
     """
 
     name: str
@@ -64,7 +64,7 @@ class Workload:
 
 
 class Timed(NamedTuple):
-    """One thing that is timed: a workload, its passes and a dtype."""
+    """A workload with its passes and a dtype."""
 
     workload: Workload
     passes: str
@@ -77,7 +77,7 @@ class Timed(NamedTuple):
 
 
 def _both(name: str, sizes: Sizes, context: int = 0, baseline: str = "", **changes: object) -> Iterator[Workload]:
-    """The op, and a module as wide as its heads together; `context` is the width of keys and values."""
+    """The op, and a module of the width of all heads; `context` is the width of keys and values."""
     case = replace(Case(sizes), **changes)  # type: ignore[arg-type]  # the names of its fields
     yield Workload(name, case, BASELINES[Scope.OP])
     width = sizes.num_heads * sizes.d_k
@@ -95,7 +95,7 @@ def _both(name: str, sizes: Sizes, context: int = 0, baseline: str = "", **chang
 
 
 def _decode(length: int) -> Workload:
-    """One new query against a cache of keys and values, which is an op: a module would project them all again."""
+    """One new query against a cache of keys and values: an op, because a module would project all of them again."""
     return Workload(f"decode-{length}", Case(Sizes(1, 12, 1, length, 64, 64)), BASELINES[Scope.OP], (FORWARD,))
 
 
@@ -113,7 +113,7 @@ WORKLOADS: tuple[Workload, ...] = (
 
 
 def timed(workloads: tuple[Workload, ...] = WORKLOADS) -> tuple[Timed, ...]:
-    """Everything of these workloads that can be timed."""
+    """All combinations of these workloads with their passes and dtypes."""
     return tuple(Timed(w, passes, dtype) for w in workloads for passes in w.passes for dtype in w.dtypes)
 
 
@@ -152,24 +152,24 @@ IMPLEMENTATIONS = (
     "compose.module.eager",
     "compose.module.sdpa",
 )
-"""The built-in ones that take part where none is named."""
+"""The default implementations."""
 
 
 def suited(workload: Workload, claims: Claims, passes: str, dtype: str) -> Case | Unsupported:
-    """The workload's case as an implementation takes it, or why it does not.
+    """The workload's case in a form that the claims support, or the reason why there is none.
 
-    Nothing is made smaller or left out; only how a padding is told and whether inputs are one array may differ.
+    Sizes and options stay as they are; only the form of a padding and the sharing of inputs may differ.
     """
     case = workload.case
     if claims.scope is not case.scope:
         article = {Scope.OP: "an op", Scope.MODULE: "a module"}
-        return Unsupported(f"is {article[claims.scope]}, and the workload asks {article[case.scope]}")
+        return Unsupported(f"is {article[claims.scope]}, and the workload needs {article[case.scope]}")
     if dtype not in claims.dtypes:
         return Unsupported(f"does not claim {dtype}")
     if missing := [feature for feature, needed in _needs(case, passes).items() if needed and feature not in claims]:
         return Unsupported(f"does not claim {missing[0]}")
-    found = [_whole(told, claims) for told in _tellings(case)]
-    return next((each for each in found if isinstance(each, Case)), found[0])
+    fitted = [_whole(form, claims) for form in _forms_of_padding(case)]
+    return next((each for each in fitted if isinstance(each, Case)), fitted[0])
 
 
 def _needs(case: Case, passes: str) -> dict[Feature, bool]:
@@ -185,8 +185,8 @@ def _needs(case: Case, passes: str) -> dict[Feature, bool]:
     }
 
 
-def _tellings(case: Case) -> Iterator[Case]:
-    """The case, with its padding told as a mask of keys, as lengths, or at the op level as a boolean mask."""
+def _forms_of_padding(case: Case) -> Iterator[Case]:
+    """The case, with its padding as a mask of keys, as lengths, and as a boolean mask."""
     yield case
     if case.padding is Padding.RIGHT:
         yield replace(case, padding=Padding.LENGTHS)
@@ -198,44 +198,44 @@ def _whole(case: Case, claims: Claims) -> Case | Unsupported:
     if isinstance(fitted, Unsupported):
         return fitted
     if replace(fitted, module=None) != replace(case, module=None):
-        return Unsupported(f"takes {fitted.sizes}, and not {case.sizes}")
+        return Unsupported(f"supports {fitted.sizes}, and not {case.sizes}")
     if case.module is None:
         return case
     form = replace(case.module, sharing=_sharing(case.module.sharing, claims))
     nearest = claims.fit(replace(case, module=form))
     if isinstance(nearest, Case) and nearest != replace(case, module=form):
-        return Unsupported(f"takes no input of width {form.query_dim} to an output of {form.out_dim}")
+        return Unsupported(f"does not support width {form.query_dim} of inputs with {form.out_dim} of the output")
     return nearest
 
 
-def _sharing(wanted: Sharing, claims: Claims) -> Sharing:
-    """Self-attention of a module that takes a context gets one of its own, as long."""
+def _sharing(sharing: Sharing, claims: Claims) -> Sharing:
+    """For a module that needs a context, self-attention becomes cross-attention to one of the same length."""
     only_context = Feature.CROSS in claims and Feature.KEY_VALUE not in claims
-    return Sharing.KEY_VALUE if only_context else wanted
+    return Sharing.KEY_VALUE if only_context else sharing
 
 
 def problem_for(
     workload: Workload, dtype: str, passes: str = FORWARD, seed: int = 0, case: Case | None = None
 ) -> Problem:
-    """The workload's problem in memory of its own, with a cotangent where the passes have a way back.
+    """The workload's problem in memory of its own, with a cotangent where the passes include the backward one.
 
     Inputs and cotangent are `heavy`, and weights such that projections are, too. The parameters depend on the case
     alone: a seed gives other inputs to one model.
 
     Args:
-        workload: what is asked.
-        dtype: out of `DTYPES`.
-        passes: out of `PASSES`.
+        workload: see `WORKLOADS`.
+        dtype: one of `DTYPES`.
+        passes: one of `PASSES`.
         seed: of inputs and cotangent.
         case: as `suited` gives it for an implementation; the workload's own without it.
     """
     case = case or workload.case
-    held, masks = draw(case, dtype, seed), _masks(case)
+    arrays, masks = draw(case, dtype, seed), _masks(case)
     problem = Problem(
         scope=case.scope,
-        query=held["query"],
-        key=held["key"],
-        value=held["value"],
+        query=arrays["query"],
+        key=arrays["key"],
+        value=arrays["value"],
         num_heads=case.sizes.num_heads,
         parameters={} if case.module is None else _parameters(case, dtype),
         attn_mask=masks.get("attn_mask"),
@@ -243,7 +243,7 @@ def problem_for(
         valid_lens=masks.get("valid_lens"),
         causal=case.causal,
         scale=case.scale,
-        cotangent=held["cotangent"] if passes == BOTH else None,
+        cotangent=arrays["cotangent"] if passes == BOTH else None,
         sharing=Sharing.NONE if case.module is None else case.module.sharing,
     ).with_arrays({})
     floats = (name for name, array in problem.arrays().items() if array.dtype.kind not in "bi")
@@ -251,7 +251,7 @@ def problem_for(
 
 
 def shapes(case: Case) -> dict[str, tuple[int, ...]]:
-    """The shapes of what is drawn: query, key, value and cotangent."""
+    """The shapes of query, key, value and cotangent."""
     s, form = case.sizes, case.module
     if form is None:
         keys = (s.batch, s.kv_heads, s.key_length)
@@ -273,11 +273,11 @@ def draw(case: Case, dtype: str, seed: int) -> dict[str, Array]:
 
 
 def heavy(shape: tuple[int, ...], dtype: str, seed: tuple[int, ...]) -> Array:
-    """Cubes of normal numbers with the standard deviation `SPREAD`: few are large, as activations of models are.
+    """Cubes of normal numbers with the standard deviation `INPUT_STD`: few are large, as in activations of models.
 
-    A score is then made up of a few products and not of dozens that nearly cancel, and its bound is a third as wide.
+    Then few products dominate a score, instead of dozens that nearly cancel, and its bound is a third as wide.
     """
-    return _as(_normal(shape, seed) ** 3 * np.float32(SPREAD / CUBES), dtype)
+    return _as(_normal(shape, seed) ** 3 * np.float32(INPUT_STD / CUBES), dtype)
 
 
 def _normal(shape: tuple[int, ...], seed: tuple[int, ...]) -> NDArray[np.float32]:
@@ -285,7 +285,7 @@ def _normal(shape: tuple[int, ...], seed: tuple[int, ...]) -> NDArray[np.float32
 
 
 def _as(numbers: NDArray[np.float32], dtype: str) -> Array:
-    """Rounded by torch, because NumPy takes long to round to bfloat16."""
+    """Rounded by torch: NumPy rounds slowly to bfloat16."""
     return to_array(torch.from_numpy(numbers).to(TORCH_DTYPES[dtype]))
 
 
@@ -308,9 +308,9 @@ def _parameters(case: Case, dtype: str) -> dict[str, Array]:
 
 
 def _weights(shape: tuple[int, ...], dtype: str, seed: tuple[int, ...]) -> Array:
-    """Weights or biases such that x @ w spreads as x does: small ones, and in each column of a matrix a 1 or -1.
+    """Weights or biases such that x @ w has the standard deviation of x: small ones, and a 1 or -1 in each column.
 
-    With all of a size, a bound that adds up the errors of hundreds of terms would let zeros pass in a half type.
+    With weights of equal size, a bound that adds the errors of hundreds of terms would allow zeros in a half type.
     """
     inputs = shape[0] if len(shape) == 2 else 1
     drawn = _normal(shape, seed) * np.float32(SMALL * inputs**-0.5)
@@ -321,12 +321,12 @@ def _weights(shape: tuple[int, ...], dtype: str, seed: tuple[int, ...]) -> Array
 
 
 def _masks(case: Case) -> dict[str, Array]:
-    """The padding: samples are between half and whole as long as the longest."""
+    """The padding: the lengths of samples are between half and all of the longest."""
     s = case.sizes
     lengths = np.linspace(s.key_length, s.key_length / 2, s.batch).astype(np.int64)
     if case.padding is Padding.LENGTHS:
         return {"valid_lens": lengths}
-    real = np.arange(s.key_length) < lengths[:, None]
+    is_token = np.arange(s.key_length) < lengths[:, None]
     if case.padding is Padding.RIGHT:
-        return {"key_padding_mask": real}
-    return {"attn_mask": real[:, None, None]} if case.mask is MaskKind.BOOL else {}
+        return {"key_padding_mask": is_token}
+    return {"attn_mask": is_token[:, None, None]} if case.mask is MaskKind.BOOL else {}

@@ -32,6 +32,11 @@ KINDS = {
     "with a causal flag": CAUSAL,
     "with padding": PADDED,
 }
+EVEN_HEADS = {
+    "in self-attention with two heads": PLAIN.as_self_attention().sized(num_heads=2),
+    "in self-attention with two heads and a boolean mask": MASKED.as_self_attention().sized(num_heads=2),
+}
+"""The fast path of torch.nn.MultiheadAttention is taken in self-attention with an even number of heads only."""
 LANES = {
     "with a mask for each sample": MASKED,
     "with a mask that all share": replace(MASKED, seed=306, mask_shape=MaskShape.SHARED),
@@ -184,7 +189,8 @@ def test_exported(judge: Judge) -> None:
 
 @clause("modules.no-grad", dtypes=STATES)
 def test_no_grad(judge: Judge) -> None:
-    for context, case in {**KINDS, "with one head": PLAIN.sized(num_heads=1)}.items():
+    heads = {"with one head": PLAIN.sized(num_heads=1), **EVEN_HEADS}
+    for context, case in {**KINDS, **heads}.items():
         for asked in judge.cases(*_twice(case)):
             _ask(judge, Feature.NO_GRAD, asked, f"without gradients, {context}")
 

@@ -11,8 +11,8 @@ from attention_conformance.implementations.api.safe_call import CandidateError
 from attention_conformance.spec.cases import Case
 from attention_conformance.spec.features import Feature
 from attention_conformance.spec.problem import Problem
-from attention_conformance.tests.benchmarks.counting import result_bytes
 from attention_conformance.tests.benchmarks.memory import absent, left_behind, peak
+from attention_conformance.tests.benchmarks.required_work import result_bytes
 from attention_conformance.tests.harness.judge.clause_tests import clause
 from attention_conformance.tests.harness.judge.judge import Judge
 

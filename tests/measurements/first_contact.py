@@ -21,7 +21,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 FILE = "my_attention.py"
 WRONG, RIGHT = "triu(2)", "triu(1)"
-PATIENCE = 1_800
+TIME_LIMIT = 1_800
 """Seconds that a step may take."""
 
 
@@ -98,7 +98,7 @@ def taken(step: Step, clone: Path) -> float:
     since = time.perf_counter()
     try:
         ended = subprocess.run(
-            step.command, cwd=clone if clone.exists() else None, capture_output=True, text=True, timeout=PATIENCE
+            step.command, cwd=clone if clone.exists() else None, capture_output=True, text=True, timeout=TIME_LIMIT
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise StepError(f"{step.does}: {error}") from None

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from attention_conformance.tests.selftest.wheels import ROOT, build
+from attention_conformance.tests.measurements.wheels import ROOT, build
 
 CANDIDATE = """
 from torch.nn.functional import scaled_dot_product_attention

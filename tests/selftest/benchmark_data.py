@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
-from attention_conformance.tests.benchmarks.record import (
-    Finding,
+from attention_conformance.tests.benchmarks.benchmark_run import (
+    ClauseResult,
     Growth,
     Interval,
     Machine,
@@ -58,10 +58,10 @@ IMPLEMENTATIONS = (
     Invented("breaks.py:attention", 1.0, Speed.ERROR, "RuntimeError: out of memory\nwhile allocating 2 GB"),
 )
 
-FINDINGS = (
-    Finding("speed.time-growth", "torch.sdpa.flash", "float32", True, "time grows with the power 1.95 of the length"),
-    Finding("speed.time-growth", "numpy.attention", "float32", None, "time grows with the power 2.10 of the length"),
-    Finding("speed.first-call", f"candidate.py:{MARKUP}", "vit-b16, float32", False, f"{MARKUP} took 90 s, then 2 ms"),
+CLAUSE_RESULTS = (
+    ClauseResult("speed.time-growth", "torch.sdpa.flash", "float32", True, "time grows with the power 1.95"),
+    ClauseResult("speed.time-growth", "numpy.attention", "float32", None, "time grows with the power 2.10"),
+    ClauseResult("speed.first-call", f"candidate.py:{MARKUP}", "vit-b16, float32", False, f"{MARKUP} took 90 s"),
 )
 
 
@@ -84,7 +84,7 @@ def invented(seed: int = 0, complete: bool = True) -> Run:
         tuple(_growths(draw)),
         imports,
         complete,
-        findings=FINDINGS,
+        clause_results=CLAUSE_RESULTS,
         absent={"cuda": "no GPU: --device cuda"},
     )
 

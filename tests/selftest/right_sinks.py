@@ -13,7 +13,7 @@ from attention_conformance.implementations.adapters.torch_op import torch_op
 from attention_conformance.implementations.api.contract import Claims, Implementation
 from attention_conformance.implementations.builtin.stepwise.layer import FREE_WIDTHS
 from attention_conformance.implementations.builtin.stepwise.steps import OP_FEATURES, Steps, accumulator
-from attention_conformance.implementations.defects.further_keys import FEATURES, KEYED_PLACES, KeyedLayer, call
+from attention_conformance.implementations.defects.extra_kv import FEATURES, KEYED_PLACES, KeyedLayer, call
 from attention_conformance.spec.features import Feature, Scope
 
 SINKS = {Feature.SINKS, Feature.SOFTCAP, Feature.GROUPED, Feature.WINDOW}

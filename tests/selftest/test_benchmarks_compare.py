@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from attention_conformance.tests.benchmarks.benchmark_run import Interval, Measurement, Run, Speed
 from attention_conformance.tests.benchmarks.compare import REGRESSED, UNUSABLE, IncomparableError, compared, main
-from attention_conformance.tests.benchmarks.record import Interval, Measurement, Run, Speed
 from attention_conformance.tests.selftest.benchmark_data import invented
 
 NAME = "inhouse.tiled"

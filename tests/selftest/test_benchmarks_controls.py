@@ -20,10 +20,10 @@ from attention_conformance.implementations.builtin import BUILTIN, NAMED
 from attention_conformance.spec.cases import Case, Sizes
 from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.spec.problem import Problem
-from attention_conformance.tests.benchmarks.contending import contenders
-from attention_conformance.tests.benchmarks.measuring import Conditions, measure
-from attention_conformance.tests.benchmarks.pairing import Effort
-from attention_conformance.tests.benchmarks.record import Measurement, Rates, Speed
+from attention_conformance.tests.benchmarks.benchmark_run import Measurement, Rates, Speed
+from attention_conformance.tests.benchmarks.contenders import contenders
+from attention_conformance.tests.benchmarks.measure import Conditions, measure
+from attention_conformance.tests.benchmarks.paired_timing import Effort
 from attention_conformance.tests.benchmarks.workloads import BOTH, FORWARD, REPRESENTATIVE, Timed, Workload, problem_for
 
 sdpa: Any = F.scaled_dot_product_attention

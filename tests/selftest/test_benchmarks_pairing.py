@@ -1,4 +1,4 @@
-"""Pairing: what the statistics say of times whose true ratio is known."""
+"""Paired timing: the statistics of times whose true ratio is known."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from math import log
 import numpy as np
 import pytest
 
-from attention_conformance.tests.benchmarks.pairing import Clock, Effort, Times, median_interval, verdict
-from attention_conformance.tests.benchmarks.record import Interval, Speed
+from attention_conformance.tests.benchmarks.benchmark_run import Interval, Speed
+from attention_conformance.tests.benchmarks.paired_timing import Clock, Effort, Times, median_interval, verdict
 
 RUNS = 50
 Noise = Callable[[np.random.Generator], float]
 
 
 def quiet(random: np.random.Generator) -> float:
-    """A machine of its own: a few hundredths."""
+    """An idle machine: deviations of a few hundredths."""
     return float(np.exp(random.normal(0.0, 0.03)))
 
 
 def bursts(random: np.random.Generator) -> float:
-    """Three calls in ten are disturbed, by as much again or more."""
+    """Three of ten calls take about twice as long or longer."""
     return quiet(random) * (1.0 + (random.random() < 0.3) * random.exponential(1.5))
 
 
 def halved(random: np.random.Generator) -> float:
-    """Every second call shares its core with another process."""
+    """One of two calls shares its core with other processes."""
     return quiet(random) * (3.0 if random.random() < 0.5 else 1.0)
 
 
@@ -37,8 +37,8 @@ NOISES = (quiet, bursts, halved)
 def _times(noise: Noise, slower: float, seed: int, effort: Effort = LONG) -> Times:
     random = np.random.default_rng(seed)
 
-    def block(factor: float) -> Callable[[int], float]:
-        return lambda number: factor * noise(random)
+    def block(factor: float) -> Callable[[], float]:
+        return lambda: factor * noise(random)
 
     return Clock(effort, random).pair(block(1.0 + slower), block(1.0), block(1.0))
 
@@ -56,7 +56,7 @@ def test_a_tenth_more_is_slower(noise: Noise) -> None:
 
 
 def test_the_interval_holds_the_true_ratio_as_often_as_it_says() -> None:
-    """When to stop is told by widths alone: stopping does not take from the level."""
+    """The stopping rule depends on widths alone, so it does not change the level."""
     held = 0
     for seed in range(RUNS):
         found = _times(quiet, 0.25, seed).speed()
@@ -65,7 +65,7 @@ def test_the_interval_holds_the_true_ratio_as_often_as_it_says() -> None:
 
 
 def test_bursts_do_not_move_the_ratio() -> None:
-    """The ratio of medians of the same times is far off where calls are disturbed half of the time."""
+    """The ratio of medians of the same times is wrong where half of the calls are disturbed."""
     found = [_times(halved, 0.1, seed, Effort(seconds=1e9, fewest=150, most=150)) for seed in range(20)]
     paired = [abs(log(times.speed().value * 1.1)) for times in found]
     apart = [abs(log(np.median(times.baseline) / np.median(times.candidate) * 1.1)) for times in found]
@@ -81,8 +81,8 @@ def test_a_run_ends_when_it_is_narrow_and_not_before_the_fewest_rounds() -> None
 def test_the_order_within_rounds_is_drawn() -> None:
     order: list[str] = []
 
-    def block(name: str) -> Callable[[int], float]:
-        def called(number: int) -> float:
+    def block(name: str) -> Callable[[], float]:
+        def called() -> float:
             order.append(name)
             return 1.0
 

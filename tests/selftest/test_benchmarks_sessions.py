@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from statistics import median
+from typing import Any
 
 import pytest
 
 from attention_conformance.spec.features import Feature
-from attention_conformance.tests.benchmarks.choosing import KNOWN
-from attention_conformance.tests.benchmarks.record import Rates, Speed
-from attention_conformance.tests.benchmarks.stored import run_of, store
+from attention_conformance.tests.benchmarks.benchmark_run import Measurement, Rates, Speed, run_of, store
+from attention_conformance.tests.benchmarks.plan import KNOWN
 from attention_conformance.tests.benchmarks.workloads import _CHOSEN, IMPLEMENTATIONS, REPRESENTATIVE, WORKLOADS, timed
 from attention_conformance.tests.selftest.benchmark_data import invented
 from attention_conformance.tests.selftest.sessions import ROOT, SETTINGS
@@ -45,7 +48,8 @@ def _any_rates(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a machine on which nothing is impossible: to measure the real ones takes seconds."""
     monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)  # pytest-benchmark times nothing in a worker
     monkeypatch.setattr(
-        "attention_conformance.tests.benchmarks.sessions.rates", lambda device, dtypes: Rates({"float32": 1e18}, 1e18)
+        "attention_conformance.tests.benchmarks.speed_session.rates",
+        lambda device, dtypes: Rates({"float32": 1e18}, 1e18),
     )
 
 
@@ -68,23 +72,71 @@ def test_a_candidate_is_timed_beside_the_baseline_and_kept(pytester: pytest.Pyte
     assert run.machine.threads >= 1
 
 
-def test_the_file_is_that_of_pytest_benchmark_with_more_beside(pytester: pytest.Pytester, mine: Path) -> None:
-    kept = pytester.path / "bench.json"
-    pytester.runpytest(*BENCHMARKS, *SHORT, "--candidate", f"{mine}:right", "--benchmark-json", str(kept))
-    held, (found,) = json.loads(kept.read_text()), run_of(kept).measurements
-    (benchmark,) = held["benchmarks"]
-    assert tuple(benchmark["stats"]["data"]) == found.seconds
+Invent = Callable[..., Measurement]
+
+
+@pytest.fixture
+def invent(monkeypatch: pytest.MonkeyPatch) -> Invent:
+    """Replaces the next measurements by an invented one, so that its rounds are known."""
+
+    def replaced(**changes: Any) -> Measurement:
+        invention = replace(invented().measurements[1], calls=8, **changes)
+        monkeypatch.setattr("attention_conformance.tests.benchmarks.speed_session.measure", lambda *_: invention)
+        return invention
+
+    return replaced
+
+
+def stored(pytester: pytest.Pytester, *options: str) -> tuple[pytest.RunResult, list[Any]]:
+    """A run on one implementation, and the benchmarks in the file that it wrote."""
+    file = pytester.path / "bench.json"
+    json_file = () if "--benchmark-disable" in options else ("--benchmark-json", str(file))
+    ran = pytester.runpytest(*BENCHMARKS, *SHORT, "--implementation", "torch.sdpa.flash", *json_file, *options)
+    return ran, json.loads(file.read_text())["benchmarks"] if file.exists() else []
+
+
+def test_pytest_benchmark_has_the_measured_rounds(pytester: pytest.Pytester, invent: Invent) -> None:
+    measurement = invent()
+    ran, (benchmark,) = stored(pytester, "--benchmark-only")
+    ran.assert_outcomes(passed=1)
+    stats, calls = benchmark["stats"], measurement.calls
+    assert stats["data"] == [seconds * calls / calls for seconds in measurement.seconds]
+    assert (stats["rounds"], stats["iterations"]) == (len(measurement.seconds), calls)
+    assert stats["median"] == median(stats["data"])
     assert benchmark["group"] == "tiny.op.forward.float32"
-    assert benchmark["extra_info"]["verdict"] == found.verdict
-    assert held["machine_info"]["device"] == "cpu"
+    assert benchmark["params"]["implementation"] == measurement.implementation
+    assert benchmark["extra_info"]["verdict"] == measurement.verdict
+    assert benchmark["options"]["timer"] == "time.perf_counter"
+    assert run_of(pytester.path / "bench.json").machine.device == "cpu"
 
 
-def test_saved_runs_can_be_compared_by_pytest_benchmark(pytester: pytest.Pytester, mine: Path) -> None:
-    storage = ("--benchmark-storage", str(pytester.path / "saved"), "--candidate", f"{mine}:right")
-    assert pytester.runpytest(*BENCHMARKS, *SHORT, *storage, "--benchmark-save", "first").ret == 0
-    ran = pytester.runpytest(*BENCHMARKS, *SHORT, *storage, "--benchmark-compare")
-    assert ran.ret == 0
-    ran.stdout.fnmatch_lines(["*(0001_first)*"])
+@pytest.mark.parametrize("verdict", [Speed.WRONG, Speed.IMPOSSIBLE, Speed.ERROR])
+def test_what_has_no_speed_has_no_statistics(pytester: pytest.Pytester, invent: Invent, verdict: Speed) -> None:
+    invent(verdict=verdict, reason="of a reason")
+    ran, benchmarks = stored(pytester)
+    ran.assert_outcomes(failed=1)
+    ran.stdout.fnmatch_lines([f"*{verdict}: of a reason*"])
+    assert benchmarks == []
+
+
+def test_statistics_can_be_switched_off(pytester: pytest.Pytester, invent: Invent) -> None:
+    invent()
+    ran, benchmarks = stored(pytester, "--benchmark-disable")
+    ran.assert_outcomes(passed=1)
+    assert benchmarks == []
+
+
+def test_pytest_benchmark_compares_the_measured_rounds(pytester: pytest.Pytester, invent: Invent) -> None:
+    seconds = invent().seconds
+    storage = ("--benchmark-storage", str(pytester.path / "saved"))
+    assert stored(pytester, *storage, "--benchmark-save", "first")[0].ret == 0
+    check = (*storage, "--benchmark-compare", "--benchmark-compare-fail", "median:10%")
+    for factor, regressed in ((1.05, False), (0.5, False), (1.15, True)):
+        invent(seconds=tuple(factor * each for each in seconds))
+        ran, _ = stored(pytester, *check)
+        ran.stdout.fnmatch_lines(["*(0001_first)*"])
+        assert ("Performance has regressed" in ran.stdout.str() + ran.stderr.str()) == regressed
+        assert (ran.ret != 0) == regressed
 
 
 def test_what_is_wrong_on_the_timed_sizes_fails(pytester: pytest.Pytester, mine: Path) -> None:
@@ -110,22 +162,22 @@ def test_a_run_that_was_killed_has_left_a_file_that_says_so(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("given", "context"),
+    ("given", "message"),
     [
         (("--workload", "gpt3*"), "--workload 'gpt3[*]' selects nothing; there are for example: *"),
         (("--baseline", "torch.spda"), "--baseline 'torch.spda' is no implementation; *torch.sdpa*"),
         (("--dtype", "float33"), "--dtype 'float33' selects nothing; *"),
         (("--implementation", "nope"), "--implementation 'nope' selects nothing; *"),
-        (("--seconds", "0"), "--seconds 0 is no time: *"),
+        (("--seconds", "0"), "--seconds 0 is not positive: *"),
         (("--device", "tpu"), "--device 'tpu' is not available here: *"),
         (("--workload", "decode-128", "--implementation", "source.d"), "--workload selects op workloads only*"),
         (("--candidate", "absent.py:name"), "there is no file 'absent.py'*"),
     ],
 )
-def test_what_cannot_be_followed_is_one_line(pytester: pytest.Pytester, given: tuple[str, ...], context: str) -> None:
+def test_what_cannot_be_followed_is_one_line(pytester: pytest.Pytester, given: tuple[str, ...], message: str) -> None:
     ran = pytester.runpytest(*BENCHMARKS, *given)
     assert ran.ret == 4
-    ran.stderr.fnmatch_lines([f"ERROR: {context}"])
+    ran.stderr.fnmatch_lines([f"ERROR: {message}"])
 
 
 def test_elsewhere_nothing_is_timed(pytester: pytest.Pytester) -> None:

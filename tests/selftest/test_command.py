@@ -17,9 +17,9 @@ from attention_conformance.tests.cli import launch as suite
 from attention_conformance.tests.cli.main import COMMANDS, main, read
 from attention_conformance.tests.harness.run.exit_status import ExitStatus
 from attention_conformance.tests.harness.run.options import NAME, OPTIONS, nearest
+from attention_conformance.tests.measurements.wheels import ROOT
 from attention_conformance.tests.report import diff
 from attention_conformance.tests.report.views import VIEWS
-from attention_conformance.tests.selftest.wheels import ROOT
 
 pytest_plugins = ["pytester"]
 

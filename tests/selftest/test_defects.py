@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from attention_conformance.implementations.defects import Defect, catalogue
-from attention_conformance.implementations.defects.page import PAGE, page
+from attention_conformance.implementations.defects.catalogue_page import PAGE, page
 from attention_conformance.tests.harness.judge.clause_tests import clause_marks
 from attention_conformance.tests.harness.run.runner import run
 from attention_conformance.tests.report.verdict import Status
@@ -36,6 +39,13 @@ def test_reads_as_a_catalogue_entry(defect: Defect) -> None:
 def test_names_are_unique() -> None:
     names = [str(defect) for defect in catalogue()]
     assert len(set(names)) == len(names)
+
+
+def test_the_order_does_not_depend_on_what_was_imported_before() -> None:
+    package = "attention_conformance.implementations.defects"
+    script = f"import {package}.zero_keys, {package}.causal; print(*{package}.catalogue())"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [defect.id for defect in catalogue()]
 
 
 def test_every_clause_can_fail() -> None:

@@ -14,11 +14,11 @@ from attention_conformance.spec.cases import Case, MaskKind, MaskShape, ModuleFo
 from attention_conformance.spec.extensions import Packing
 from attention_conformance.spec.features import Alignment, Conventions
 from attention_conformance.spec.inputs import build
-from attention_conformance.tests.benchmarks import counting
-from attention_conformance.tests.benchmarks.counting import Work, visible, work
+from attention_conformance.tests.benchmarks import required_work as work_module
+from attention_conformance.tests.benchmarks.benchmark_run import Rates
 from attention_conformance.tests.benchmarks.floor import (
     bandwidth,
-    beaten,
+    faster_than_possible,
     fastest,
     floor_seconds,
     least_seconds,
@@ -26,7 +26,7 @@ from attention_conformance.tests.benchmarks.floor import (
     machine,
     rates,
 )
-from attention_conformance.tests.benchmarks.record import Rates
+from attention_conformance.tests.benchmarks.required_work import Work, required_work, visible
 
 INVENTED = Rates(
     {"float64": 1e9, "float32": 2e9, "bfloat16": 30e9, "float16": 1e9},
@@ -40,7 +40,7 @@ FORM = ModuleForm(Sharing.SELF, 12, 12, 12, 12, output_projection=True)
 
 def counted(case: Case, backward: bool = False) -> Work:
     problem = build(case, "float64")
-    return work(problem if backward else problem.forward_only())
+    return required_work(problem if backward else problem.forward_only())
 
 
 def test_scores_and_weighted_sum_are_counted() -> None:
@@ -82,7 +82,7 @@ MASKED = (
 @pytest.mark.parametrize("alignment", Alignment)
 @pytest.mark.parametrize("case", MASKED, ids=str)
 def test_pairs_are_those_of_the_reference(case: Case, alignment: Alignment, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(counting, "ROWS", 2)
+    monkeypatch.setattr(work_module, "ROWS", 2)
     problem, conventions = build(case, "float64"), Conventions(causal_alignment=alignment)
     allowed = allowed_keys(problem, conventions)
     found = visible(problem, conventions)
@@ -138,8 +138,8 @@ def test_the_best_of_several_measurements_counts() -> None:
 
 def test_what_beats_the_floor_is_told() -> None:
     done = Work(4_000_000_000, 1)
-    assert beaten([0.01, 0.01, 9.0], done, "float32", INVENTED, lambda: INVENTED) == (
-        "took 0.01 s, where nothing here does the work in less than 0.4 s"
+    assert faster_than_possible([0.01, 0.01, 9.0], done, "float32", INVENTED, lambda: INVENTED) == (
+        "took 0.01 s, but the machine needs at least 0.4 s for the work"
     )
 
 
@@ -147,14 +147,14 @@ def test_rates_of_a_busy_moment_accuse_nobody() -> None:
     busy = Rates({name: rate / 100 for name, rate in INVENTED.matmul.items()}, 1e4)
     done = Work(4_000_000_000, 1)
     assert least_seconds(done, "float32", busy) > 1.0
-    assert beaten([1.0], done, "float32", busy, lambda: INVENTED) == ""
+    assert faster_than_possible([1.0], done, "float32", busy, lambda: INVENTED) == ""
 
 
 def test_nothing_is_measured_again_for_an_ordinary_time() -> None:
     def never() -> Rates:
         raise AssertionError
 
-    assert beaten([0.5], Work(4_000_000_000, 1), "float32", INVENTED, never) == ""
+    assert faster_than_possible([0.5], Work(4_000_000_000, 1), "float32", INVENTED, never) == ""
 
 
 def test_an_honest_product_is_possible_here_and_a_remembered_one_is_not() -> None:
@@ -171,7 +171,7 @@ def test_an_honest_product_is_possible_here_and_a_remembered_one_is_not() -> Non
         remembered.view_as(remembered)
         honest.append(middle - start)
         cheating.append(time.perf_counter() - middle)
-    assert beaten(honest, done, "float32", known, lambda: limits("cpu", ("float32",))) == ""
+    assert faster_than_possible(honest, done, "float32", known, lambda: limits("cpu", ("float32",))) == ""
     assert median(cheating) < least_seconds(done, "float32", known)
 
 

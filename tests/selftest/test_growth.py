@@ -18,17 +18,17 @@ from attention_conformance.implementations.builtin.compositions import COMPOSITI
 from attention_conformance.implementations.defects import catalogue
 from attention_conformance.spec.clauses import load
 from attention_conformance.tests.benchmarks import growth
-from attention_conformance.tests.benchmarks.asking import (
-    ASKED,
+from attention_conformance.tests.benchmarks.benchmark_run import ClauseResult, Growth, Interval, Run, Speed
+from attention_conformance.tests.benchmarks.growth import exponent, growths, holds, measured, of_heads, of_length
+from attention_conformance.tests.benchmarks.memory import absent
+from attention_conformance.tests.benchmarks.speed_clauses import (
+    CHECKS,
     baseline,
     compared_heads,
     head_count,
     plain_steps,
     time_growth,
 )
-from attention_conformance.tests.benchmarks.growth import exponent, growths, holds, measured, of_heads, of_length
-from attention_conformance.tests.benchmarks.memory import absent
-from attention_conformance.tests.benchmarks.record import Finding, Growth, Interval, Run, Speed
 from attention_conformance.tests.selftest.benchmark_data import MACHINE, RATES, invented
 
 watched = pytest.mark.skipif(bool(absent()), reason=absent() or "measured")
@@ -178,8 +178,8 @@ def test_time_that_grows_with_the_third_power_is_found(costing: Costing, power: 
     costly = costing(lambda query: 1e-3 * (query.shape[-2] / 16) ** power)
     found = growths(costly, "forward", "float32", lengths=(16, 24, 32, 48, 64))
     assert not isinstance(found, Unsupported)
-    (finding,) = time_growth(run_of(growths=found))
-    assert (finding.clause, finding.holds) == ("speed.time-growth", outcome)
+    (result,) = time_growth(run_of(growths=found))
+    assert (result.clause, result.holds) == ("speed.time-growth", outcome)
 
 
 def test_time_that_grows_with_the_second_power_is_fine() -> None:
@@ -206,8 +206,8 @@ def test_heads_that_cost_what_their_exponentials_cost_are_fine() -> None:
 def test_heads_are_measured_beside_the_plain_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(growth, "HEADS", (2, 4, 8))
     monkeypatch.setattr(growth, "LONGEST", float("inf"))
-    (finding,) = head_count(FLASH, "float32")
-    assert "that of compose.eager with" in finding.context
+    (result,) = head_count(FLASH, "float32")
+    assert "that of compose.eager with" in result.context
     assert [*head_count(replace(FLASH, claims=replace(FLASH.claims, dtypes=())), "float32")] == []
 
 
@@ -228,16 +228,16 @@ def test_the_plain_steps_are_those_of_the_library_and_level() -> None:
     [(Interval(1.2, 1.1, 1.3), True), (Interval(1.0, 0.97, 1.02), None), (Interval(0.5, 0.45, 0.55), False)],
 )
 def test_slower_than_the_plain_steps_is_found(mine: Interval, outcome: bool | None) -> None:
-    (finding,) = found_beside(mine)
-    assert finding.holds is outcome
-    assert "times as fast as compose.eager" in finding.context
+    (result,) = found_beside(mine)
+    assert result.holds is outcome
+    assert "times as fast as compose.eager" in result.context
 
 
 def test_no_clause_is_answered_by_what_is_wrong() -> None:
     assert found_beside(Interval(0.5, 0.4, 0.6), Speed.WRONG) == []
 
 
-def found_beside(mine: Interval, verdict: Speed = Speed.SAME) -> list[Finding]:
+def found_beside(mine: Interval, verdict: Speed = Speed.SAME) -> list[ClauseResult]:
     some = next(each for each in invented(seed=1).measurements if each.level == "op" and each.speed is not None)
     plain = replace(
         some, implementation="compose.eager", verdict=Speed.SLOWER, speed=Interval(1.0, 1.0, 1.0), noise=0.02
@@ -251,9 +251,9 @@ def run_of(**changes: object) -> Run:
 
 
 def test_every_measured_clause_is_asked_and_no_other() -> None:
-    assert set(ASKED) == {clause.id for clause in load().values() if clause.measured}
+    assert set(CHECKS) == {clause.id for clause in load().values() if clause.measured}
 
 
 def test_findings_survive_json() -> None:
-    run = run_of(findings=(Finding("speed.baseline", "a", "b", None, "c"),))
+    run = run_of(clause_results=(ClauseResult("speed.baseline", "a", "b", None, "c"),))
     assert Run.from_json(run.to_json()) == run

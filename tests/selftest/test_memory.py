@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from attention_conformance.implementations.builtin import BUILTIN
-from attention_conformance.tests.benchmarks import memory, starting
+from attention_conformance.tests.benchmarks import import_times, memory
+from attention_conformance.tests.benchmarks.import_times import import_seconds, library
 from attention_conformance.tests.benchmarks.memory import absent, held, left_behind, peak, settle
-from attention_conformance.tests.benchmarks.starting import first_call, import_seconds, library
 
 watched = pytest.mark.skipif(bool(absent()), reason=absent() or "measured")
 MILLION = 10**6
@@ -131,24 +131,10 @@ def test_what_is_kept_once_and_what_is_garbage_is_not_left_behind() -> None:
 def test_where_it_cannot_be_measured_it_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(memory, "FORGET", tmp_path / "nothing" / "here")
     monkeypatch.setattr(memory, "STATUS", tmp_path / "nothing")
-    assert "not to be had" in absent()
+    assert "is not available" in absent()
     assert peak(lambda: None).of_device is None
     assert held() is None
     assert left_behind(lambda: None, 1, 0) is None
-
-
-def test_a_first_call_is_timed_apart() -> None:
-    made: list[str] = []
-
-    def ready() -> Callable[[], object]:
-        made.append("ready")
-        return lambda: made.append("called")
-
-    seconds, call = first_call(ready)
-    assert made == ["ready", "called"]
-    assert seconds >= 0.0
-    call()
-    assert made[-1] == "called"
 
 
 def test_an_import_is_timed_in_a_process_of_its_own(tmp_path: Path) -> None:
@@ -161,7 +147,7 @@ def test_an_import_is_timed_in_a_process_of_its_own(tmp_path: Path) -> None:
 def test_an_import_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ImportError, match=r"no_such_module cannot be imported .* No module named 'no_such_module'"):
         import_seconds("no_such_module")
-    monkeypatch.setattr(starting, "PATIENCE", 0.001)
+    monkeypatch.setattr(import_times, "TIME_LIMIT", 0.001)
     with pytest.raises(ImportError, match=r"json cannot be imported .* within 0.001 s"):
         import_seconds("json")
 

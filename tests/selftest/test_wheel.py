@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from attention_conformance.tests.selftest.wheels import PARTS, ROOT, Environment, build, content, contents, install
+from attention_conformance.tests.measurements.wheels import PARTS, ROOT, Environment, build, content, contents, install
 
 SUITE = "attention_conformance/"
 LEFT = ("tests/selftest/", "tests/measurements/")

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Sequence
 
-from attention_conformance.implementations.api.contract import ExpectedFailure
+from attention_conformance.implementations.api.contract import ExpectedFailure, PathError
 from attention_conformance.spec.cases import Case
 from attention_conformance.spec.clauses import Clause
 from attention_conformance.tests.harness.judge.clause_tests import ClauseTest
@@ -21,16 +21,23 @@ def judged(clause: Clause, test: ClauseTest, judge: Judge) -> Verdict:
     """Runs the test; an exception of the suite itself is not caught."""
     start = time.perf_counter()
     judge.dtypes_together = tuple(d for d in test.dtypes if d in judge.claims.dtypes)
-    test(judge)
-    return verdict(clause, judge, time.perf_counter() - start)
+    left_path = ""
+    try:
+        test(judge)
+    except PathError as error:
+        left_path = str(error)
+    return verdict(clause, judge, time.perf_counter() - start, left_path)
 
 
-def verdict(clause: Clause, judge: Judge, seconds: float) -> Verdict:
-    """The verdict that follows from the judge's checks, expected failures taken into account."""
+def verdict(clause: Clause, judge: Judge, seconds: float, left_path: str = "") -> Verdict:
+    """The verdict that follows from the judge's checks, expected failures taken into account.
+
+    `left_path` says why the implementation's answers are not those of the code path that it stands for.
+    """
     implementation, tally = judge.implementation, judge.tally
     entries = implementation.expected_failures
     expected = next((entry for entry in entries if entry.shows(clause.id, judge.dtype, judge.device)), None)
-    result, reason = status(judge, expected)
+    result, reason = (Status.ERROR, left_path) if left_path else status(judge, expected)
     failed = result in (Status.FAIL, Status.EXPECTED_FAILURE)
     return Verdict(
         clause=clause.id,

@@ -46,7 +46,7 @@ def parametrize_with_clauses(
 
     The ids are like `masks.bool-float32`. A clause of the implementation's expected failures is a strict xfail: it
     fails once it passes. A SHOULD or MAY that does not hold is an xfail with its message as the reason. Nothing of
-    pytest's configuration is changed.
+    pytest's configuration is changed. An argument that cannot be used is an error of pytest's collection.
 
     Args:
         target: an `Implementation`, or what else `check` takes.
@@ -55,10 +55,6 @@ def parametrize_with_clauses(
         tier: how much is checked: "quick", "full" or "exhaustive".
         device: the torch device that the implementation computes on.
         conventions: by key, such as {"empty-row": "nan"}.
-
-    Raises:
-        TypeError: an argument is of a type that cannot be used; raised when pytest collects the test.
-        ValueError: a name selects nothing, or the target cannot be used; raised when pytest collects the test.
     """
     return pytest.mark.parametrize(ARGUMENT, ClauseChecks(target, clauses, dtypes, tier, device, conventions))
 
@@ -138,7 +134,10 @@ class ClauseChecks(Sequence[Any]):
         """The arguments, checked."""
         from attention_conformance.tests.harness.run.arguments import arguments
 
-        return arguments(self.target, self.clauses, self.dtypes, self.tier, self.device, self.conventions)
+        try:
+            return arguments(self.target, self.clauses, self.dtypes, self.tier, self.device, self.conventions)
+        except (TypeError, ValueError) as error:
+            raise pytest.Collector.CollectError(f"parametrize_with_clauses: {error}") from error
 
     @cached_property
     def _parameters(self) -> list[Any]:

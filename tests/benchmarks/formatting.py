@@ -1,4 +1,4 @@
-"""Figures: what table and page say of a measurement, as numbers and as text with units."""
+"""The figures of a measurement in table and page, as numbers and as text with units."""
 
 from __future__ import annotations
 
@@ -6,16 +6,14 @@ import math
 from collections.abc import Sequence
 from statistics import median, quantiles
 
-from attention_conformance.tests.benchmarks.record import Interval, Measurement, Speed
+from attention_conformance.tests.benchmarks.benchmark_run import WITH_SPEED, Interval, Measurement
 
-SPEEDS = (Speed.FASTER, Speed.SLOWER, Speed.SAME, Speed.BASELINE)
-"""Verdicts of a measurement whose time counts."""
 NOTHING = "-"
 
 
 def counts(measurement: Measurement) -> bool:
-    """Whether the time may be read as a speed: right answers, possible, and measured at all."""
-    return measurement.verdict in SPEEDS and bool(measurement.seconds)
+    """True if the time is a speed: of right answers, possible, and measured at all."""
+    return measurement.verdict in WITH_SPEED and bool(measurement.seconds)
 
 
 def time_of(measurement: Measurement) -> float | None:
@@ -32,7 +30,7 @@ def quartiles(seconds: Sequence[float]) -> tuple[float, float]:
 
 
 def share_of_floor(measurement: Measurement) -> float | None:
-    """The machine's least time / the median time: 1 is as fast as the machine can be."""
+    """The least time at the machine's rates / the median time: 1 is as fast as possible."""
     seconds = time_of(measurement)
     return measurement.floor / seconds if measurement.floor and seconds else None
 
@@ -61,7 +59,7 @@ def digits(value: float) -> str:
 
 
 def scaled(value: float, units: Sequence[str], step: float = 1000.0) -> tuple[float, str]:
-    """What divides the value, and the largest of the units, each `step` times the one before, that it fills."""
+    """A divisor, and the largest unit not above the value; each unit is `step` times the one before."""
     power = math.floor(math.log(value, step) + 1e-12) if value > 0 and math.isfinite(value) else 0
     power = min(max(power, 0), len(units) - 1)
     return step**power, units[power]
@@ -91,12 +89,12 @@ def in_bytes(value: float | None) -> str:
     return f"{digits(value / divisor)} {unit}" if value >= 1000 else f"{value:.0f} B"
 
 
-def in_rate(value: float | None, what: str) -> str:
-    """So many of `what` per second: "1.21 TFLOP/s"."""
+def in_rate(value: float | None, unit: str) -> str:
+    """A number of units per second: "1.21 TFLOP/s"."""
     if value is None:
         return NOTHING
     divisor, prefix = scaled(value, ("", "k", "M", "G", "T", "P"))
-    return f"{digits(value / divisor)} {prefix}{what}/s"
+    return f"{digits(value / divisor)} {prefix}{unit}/s"
 
 
 def in_percent(value: float | None) -> str:
@@ -129,12 +127,11 @@ def as_exponent(interval: Interval) -> str:
 
 
 def visible(text: str) -> str:
-    """The text in one line, with control characters spelt out: names and reasons come from candidates."""
+    """The text in one line, with control characters escaped: names and reasons come from candidates."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in " ".join(text.split()))
 
 
 def noises(measurements: Sequence[Measurement]) -> str:
     """The noise floor of these measurements: "1.2 %", or the range where it differs; "" where none is known."""
     known = sorted(each.noise for each in measurements if each.noise is not None)
-    told = list(dict.fromkeys(in_percent(each) for each in (known[0], known[-1]))) if known else []
-    return " .. ".join(told)
+    return " .. ".join(dict.fromkeys(in_percent(each) for each in (known[0], known[-1]))) if known else ""

@@ -1,4 +1,4 @@
-"""Choosing: what the command line asks to be timed."""
+"""What a benchmark run times, by the options of the command line."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 
 from attention_conformance.implementations.api.contract import Implementation
 from attention_conformance.implementations.builtin import BUILTIN, NAMED, ON_REQUEST
-from attention_conformance.tests.benchmarks.pairing import Effort
+from attention_conformance.tests.benchmarks.paired_timing import Effort
 from attention_conformance.tests.benchmarks.workloads import IMPLEMENTATIONS, REPRESENTATIVE, Timed, timed
 from attention_conformance.tests.harness.judge.clause_tests import Selection
 from attention_conformance.tests.harness.judge.settings import RunSettings
@@ -19,14 +19,14 @@ KNOWN = {each.name: each for each in (*BUILTIN, *NAMED, *ON_REQUEST)}
 
 
 @dataclass(frozen=True)
-class Wish:
+class BenchmarkOptions:
     """The options that only benchmarks have.
 
     Attributes:
         workloads: patterns of names: "gpt2*", or in full "gpt2-causal-1024.op.forward.*"; empty: representative ones.
-        baseline: the name of the implementation to compare with; empty: that of the workload.
+        baseline: the name of the implementation to compare with; empty: the baseline of each workload.
         seconds: for each pair.
-        whole: whether growth with the length and times of imports are measured, too.
+        whole: True to measure growth with the length and import times, too.
     """
 
     workloads: tuple[str, ...] = ()
@@ -37,7 +37,7 @@ class Wish:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is timed: each implementation on each of these, where both are of one level."""
+    """What is timed: each implementation on each workload of its level."""
 
     implementations: tuple[Implementation, ...]
     timed: tuple[Timed, ...]
@@ -47,7 +47,7 @@ class Plan:
     whole: bool
 
     def pairs(self) -> list[tuple[Timed, Implementation]]:
-        """In the order of the table: a workload after the other, its baseline first."""
+        """In the order of the table: by workload, its baseline first."""
         return [
             (each, implementation)
             for each in self.timed
@@ -56,27 +56,27 @@ class Plan:
         ]
 
     def baseline_of(self, each: Timed) -> Implementation:
-        """With what others are compared on a workload."""
+        """The implementation that others are compared with on a workload."""
         return self.baseline or KNOWN[each.workload.baseline]
 
 
-def plan_of(settings: RunSettings, selection: Selection, wish: Wish) -> Plan:
-    """What is to be timed.
+def plan_of(settings: RunSettings, selection: Selection, benchmark_options: BenchmarkOptions) -> Plan:
+    """The plan of these settings.
 
     Raises:
-        UsageError: a name that selects nothing, or a number that makes no sense.
+        UsageError: a name that selects nothing, or a number out of range.
     """
-    if wish.seconds <= 0.0:
-        raise UsageError(f"--seconds {wish.seconds:g} is no time: give a positive number, such as 3")
+    if benchmark_options.seconds <= 0.0:
+        raise UsageError(f"--seconds {benchmark_options.seconds:g} is not positive: give a number such as 3")
     named = settings.candidates or settings.implementations
     implementations = selection.implementations if named else tuple(KNOWN[name] for name in IMPLEMENTATIONS)
     plan = Plan(
         implementations=implementations,
-        timed=_timed(wish.workloads, selection.dtypes),
+        timed=_timed(benchmark_options.workloads, selection.dtypes),
         device=settings.device,
-        effort=replace(Effort(), seconds=wish.seconds),
-        baseline=_baseline(wish.baseline, implementations),
-        whole=wish.whole,
+        effort=replace(Effort(), seconds=benchmark_options.seconds),
+        baseline=_baseline(benchmark_options.baseline, implementations),
+        whole=benchmark_options.whole,
     )
     if not plan.pairs():
         levels = " and ".join(sorted({each.workload.level for each in plan.timed}))
@@ -86,7 +86,7 @@ def plan_of(settings: RunSettings, selection: Selection, wish: Wish) -> Plan:
 
 
 def _timed(patterns: Sequence[str], dtypes: Sequence[str]) -> tuple[Timed, ...]:
-    """Workloads that a pattern names, or representative ones; each in the dtypes that are asked for, if any are."""
+    """Workloads that a pattern names, or representative ones; in these dtypes, or in their own if there are none."""
     chosen = timed() if patterns else REPRESENTATIVE
     if dtypes:
         chosen = tuple(dict.fromkeys(Timed(each.workload, each.passes, d) for each in chosen for d in dtypes))

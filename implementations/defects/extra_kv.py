@@ -15,7 +15,7 @@ from attention_conformance.implementations.adapters.tensors import Tensors
 from attention_conformance.implementations.builtin.stepwise.layer import LAYER_PLACES, Layer
 from attention_conformance.implementations.builtin.stepwise.steps import INFINITY
 from attention_conformance.implementations.defects.breaking import breaks_layer
-from attention_conformance.implementations.defects.defect import Severity
+from attention_conformance.implementations.defects.defect import GRADIENT, LEAK
 from attention_conformance.spec.features import Feature
 from attention_conformance.spec.problem import Problem
 
@@ -89,28 +89,22 @@ breaks_keys: Callable[..., Any] = partial(
 """`breaks_layer` for a `KeyedLayer`."""
 
 
-@breaks_keys(
-    "sinks.bias-kv",
-    holds=("sinks.zero-attn", "projections.key", "heads.independent"),
+@breaks_keys("sinks.bias-kv", holds=("sinks.zero-attn", "projections.key", "heads.independent")).entry(
     does="Splits the learned key and value by component, and not by head.",
     repair="Give head h the components h * d to (h + 1) * d - 1, as in a projection.",
     hides="A single head; random vectors of one's own.",
     matters="Loaded vectors are scattered over the heads.",
-    severity=Severity.WRONG,
 )
 class LearnedKeySplitByComponent(KeyedLayer):
     def learned(self, rows: Tensor, bias: Tensor) -> Tensor:
         return bias.view(-1, rows.shape[1]).T[None, :, None].expand(len(rows), -1, -1, -1)
 
 
-@breaks_keys(
-    "sinks.bias-kv",
-    holds=("sinks.zero-attn", "projections.key", "heads.independent"),
+@breaks_keys("sinks.bias-kv", holds=("sinks.zero-attn", "projections.key", "heads.independent")).entry(
     does="Adds the biases of the projections to the learned key and value.",
     repair="Append them to what is projected: they are no inputs.",
     hides="Layers without biases.",
     matters="A checkpoint's learned key is moved by another parameter.",
-    severity=Severity.WRONG,
 )
 class LearnedKeyWithTheBiases(KeyedLayer):
     def followed(self, rows: Tensor, name: str, zero: bool) -> Tensor:
@@ -122,14 +116,12 @@ class LearnedKeyWithTheBiases(KeyedLayer):
 
 
 @breaks_keys(
-    "sinks.bias-kv",
-    "sinks.bias-kv-gradient",
-    holds=("sinks.zero-attn", "projections.key", "heads.independent"),
+    "sinks.bias-kv", "sinks.bias-kv-gradient", holds=("sinks.zero-attn", "projections.key", "heads.independent")
+).entry(
     does="Appends the learned key to the first sample, and zeros to the others.",
     repair="Repeat it for every sample.",
     hides="A single sample.",
     matters="A sample's answer depends on its place in the batch.",
-    severity=Severity.WRONG,
 )
 class LearnedKeyForTheFirstSample(KeyedLayer):
     def learned(self, rows: Tensor, bias: Tensor) -> Tensor:
@@ -141,11 +133,12 @@ class LearnedKeyForTheFirstSample(KeyedLayer):
     "sinks.bias-kv-masks",
     "sinks.bias-kv-causal",
     holds=("sinks.bias-kv", "sinks.zero-attn", "masks.key-padding"),
+    severity=LEAK,
+).entry(
     does="Lengthens masks at their start, while the learned key comes last.",
     repair="Lengthen masks at their end.",
     hides="Calls without masks.",
     matters="Every mask is off by one key: padding and the future show.",
-    severity=Severity.LEAK,
     links=SEEN_IN,
 )
 class MasksLengthenedAtTheirStart(KeyedLayer):
@@ -154,14 +147,12 @@ class MasksLengthenedAtTheirStart(KeyedLayer):
 
 
 @breaks_keys(
-    "sinks.bias-kv-masks",
-    "sinks.zero-attn-masks",
-    holds=("sinks.bias-kv", "masks.key-padding", "masks.bool"),
+    "sinks.bias-kv-masks", "sinks.zero-attn-masks", holds=("sinks.bias-kv", "masks.key-padding", "masks.bool")
+).entry(
     does="Hides the further keys from rows that have a masked key.",
     repair='Lengthen masks by "may attend".',
     hides="Calls without masks.",
     matters="Padded samples and early tokens lose the key that lets them turn away.",
-    severity=Severity.WRONG,
     links=SEEN_IN,
 )
 class FurtherKeysMasked(KeyedLayer):
@@ -175,11 +166,11 @@ class FurtherKeysMasked(KeyedLayer):
     "sinks.bias-kv-causal",
     "sinks.zero-attn-causal",
     holds=("sinks.bias-kv-masks", "sinks.zero-attn-masks", "causal.square"),
+).entry(
     does="Leaves the causal flag to a kernel that takes further keys for the last tokens of the sequence.",
     repair="Turn the flag into a mask that is lengthened like the others.",
     hides="Calls without the flag, and with the flag where the weights are asked for.",
     matters="Only the last tokens see the further keys, and only on the fast path.",
-    severity=Severity.WRONG,
     links=SEEN_IN,
 )
 class FurtherKeysTakenForTheFuture(KeyedLayer):
@@ -195,28 +186,23 @@ class FurtherKeysTakenForTheFuture(KeyedLayer):
 
 
 @breaks_keys(
-    "sinks.bias-kv-gradient",
-    holds=("sinks.bias-kv", "sinks.bias-kv-masks", "gradients.parameters"),
+    "sinks.bias-kv-gradient", holds=("sinks.bias-kv", "sinks.bias-kv-masks", "gradients.parameters"), severity=GRADIENT
+).entry(
     does="Takes the learned key and value for constants.",
     repair="Register them as parameters, and let gradients reach them.",
     hides="Inference.",
     matters="They keep their first values through all of training.",
-    severity=Severity.GRADIENT,
 )
 class LearnedKeyWithoutGradient(KeyedLayer):
     def learned(self, rows: Tensor, bias: Tensor) -> Tensor:
         return super().learned(rows, bias.detach())
 
 
-@breaks_keys(
-    "sinks.bias-kv-weights",
-    "sinks.zero-attn-weights",
-    holds=("sinks.bias-kv", "sinks.bias-kv-masks"),
+@breaks_keys("sinks.bias-kv-weights", "sinks.zero-attn-weights", holds=("sinks.bias-kv", "sinks.bias-kv-masks")).entry(
     does="Cuts the columns of further keys off the weights.",
     repair="Return a column for every key that is attended to.",
     hides="Code that never looks at the weights.",
     matters="The weights neither sum to 1, nor tell how much was turned away.",
-    severity=Severity.WRONG,
 )
 class ColumnsOfFurtherKeysCutOff(KeyedLayer):
     def forward(
@@ -227,27 +213,23 @@ class ColumnsOfFurtherKeysCutOff(KeyedLayer):
 
 
 @breaks_keys(
-    "sinks.zero-attn-and-bias-kv",
-    holds=("sinks.bias-kv", "sinks.bias-kv-weights", "sinks.zero-attn-masks"),
+    "sinks.zero-attn-and-bias-kv", holds=("sinks.bias-kv", "sinks.bias-kv-weights", "sinks.zero-attn-masks")
+).entry(
     does="Appends the zero key before the learned one.",
     repair="Append the learned key first, then zeros.",
     hides="Outputs, which do not depend on the order of keys.",
     matters="Whoever reads the weights takes the one for the other.",
-    severity=Severity.WRONG,
 )
 class ZeroKeyBeforeTheLearnedOne(KeyedLayer):
     def followed(self, rows: Tensor, name: str, zero: bool) -> Tensor:
         return super().followed(F.pad(rows, (0, 0, 0, 1)) if zero else rows, name, False)
 
 
-@breaks_keys(
-    "sinks.zero-attn-and-bias-kv",
-    holds=("sinks.bias-kv", "sinks.bias-kv-masks", "sinks.zero-attn"),
+@breaks_keys("sinks.zero-attn-and-bias-kv", holds=("sinks.bias-kv", "sinks.bias-kv-masks", "sinks.zero-attn")).entry(
     does="Appends zeros only where there is no learned key.",
     repair="Append each of them where it is asked for.",
     hides="Layers with one of the two.",
     matters="One of two options is dropped without a word.",
-    severity=Severity.WRONG,
 )
 class ZeroKeyDroppedBesideTheLearnedOne(KeyedLayer):
     def followed(self, rows: Tensor, name: str, zero: bool) -> Tensor:
@@ -255,14 +237,12 @@ class ZeroKeyDroppedBesideTheLearnedOne(KeyedLayer):
 
 
 @breaks_keys(
-    "sinks.zero-attn",
-    "sinks.zero-attn-masks",
-    holds=("sinks.bias-kv", "projections.key", "heads.independent"),
+    "sinks.zero-attn", "sinks.zero-attn-masks", holds=("sinks.bias-kv", "projections.key", "heads.independent")
+).entry(
     does="Appends the zero key to the inputs, so that the biases of the projections make it another one.",
     repair="Append it to what is projected.",
     hides="Layers without biases.",
     matters="Attention that was to be turned away goes to the bias of the values.",
-    severity=Severity.WRONG,
 )
 class ZeroKeyProjected(KeyedLayer):
     def followed(self, rows: Tensor, name: str, zero: bool) -> Tensor:

@@ -1,4 +1,4 @@
-"""Verifying: the answers of timed calls against the reference, a part of each, and all gradients of a call beside them.
+"""The answers of timed calls against the reference: a part of each, and all gradients of one more call.
 
 A whole answer would take longer than the benchmark. Rows do not depend on one another, so a few rows of one sample, at
 the op level of one group of heads, are checked exactly: of the output, and of the query's gradient, to which no other
@@ -20,25 +20,25 @@ from attention_conformance.reference.expected import Expected, sample_rows, solv
 from attention_conformance.spec.cases import Sharing
 from attention_conformance.spec.features import Conventions, GroupOrder, Scope
 from attention_conformance.spec.problem import Array, Problem
-from attention_conformance.tests.benchmarks.contending import Contender, Kept
+from attention_conformance.tests.benchmarks.contenders import Contender, KeptAnswer
 from attention_conformance.tests.harness.judge.comparison import compare
 
 ROWS = 6
-"""Queries of which an answer is checked."""
+"""Number of queries for which an answer is checked."""
 FEWEST = 2
-"""Answers that are checked however long it takes."""
+"""Number of answers that are checked even after the time limit."""
 
 
 @dataclass(frozen=True)
-class Checked:
-    """What checks have found.
+class AnswerCheck:
+    """The result of checks.
 
     Attributes:
         worst: the largest error in units of its bound.
-        elements: so many were compared.
-        message: what is wrong; empty where all is within the bounds.
+        elements: number of compared elements.
+        message: the mistake; empty if all elements are within their bounds.
         about: what was checked, in words.
-        inconclusive: parts of the answer that were not, because zeros would be within their bounds, too.
+        inconclusive: parts of the answer that were not checked, because zeros would be within their bounds, too.
     """
 
     worst: float = 0.0
@@ -47,15 +47,17 @@ class Checked:
     about: str = ""
     inconclusive: tuple[str, ...] = ()
 
-    def joined(self, other: Checked) -> Checked:
-        """Both; the first message counts."""
+    def joined(self, other: AnswerCheck) -> AnswerCheck:
+        """Both results; the first message counts."""
         about = "; ".join(part for part in (self.about, other.about) if part)
         worst = max(self.worst, other.worst)
         elements, message = self.elements + other.elements, self.message or other.message
-        return Checked(worst, elements, message, about, tuple(dict.fromkeys(self.inconclusive + other.inconclusive)))
+        return AnswerCheck(
+            worst, elements, message, about, tuple(dict.fromkeys(self.inconclusive + other.inconclusive))
+        )
 
     def __str__(self) -> str:
-        """What was checked, and what was not."""
+        """What was checked and what was not."""
         return f"{self.about}; bounds too wide for {', '.join(self.inconclusive)}" if self.inconclusive else self.about
 
 
@@ -70,7 +72,7 @@ class Part:
 
     @classmethod
     def drawn(cls, problem: Problem, conventions: Conventions, random: np.random.Generator) -> Part:
-        """One at random; the last row is always there, which under a causal flag sees most."""
+        """A random part, always with the last row, which sees most keys under a causal flag."""
         length, groups = problem.query.shape[-2], problem.num_kv_heads
         group = int(random.integers(groups))
         heads = np.arange(problem.num_heads).reshape(groups, -1)[group]
@@ -81,17 +83,17 @@ class Part:
         return cls(int(random.integers(len(problem.query))), group, heads, rows)
 
     def of_queries(self, array: Array, scope: Scope) -> Array:
-        """What the part has of an array shaped like query or output."""
+        """The slice of an array shaped like query or output."""
         sample = array[self.sample : self.sample + 1]
         return (sample[:, self.heads] if scope is Scope.OP else sample)[..., self.rows, :]
 
     def of_keys(self, array: Array, scope: Scope) -> Array:
-        """What it has of an array shaped like key or value."""
+        """The slice of an array shaped like key or value."""
         sample = array[self.sample : self.sample + 1]
         return sample[:, self.group : self.group + 1] if scope is Scope.OP else sample
 
     def of_problem(self, problem: Problem, conventions: Conventions) -> Problem:
-        """The problem that has just this part's rows, without gradients."""
+        """The problem of these rows alone, without gradients."""
         here, scope = slice(self.sample, self.sample + 1), problem.scope
         query = problem.query[here]
         heads = (len(problem.query), problem.num_heads, query.shape[-2], problem.key.shape[-2])
@@ -109,60 +111,60 @@ class Part:
         return sample_rows(cut.with_arrays({}), self.rows, conventions)
 
     def __str__(self) -> str:
-        """Where it is, for messages that count within it."""
+        """The position in the problem, for messages with indices within the part."""
         rows = ", ".join(map(str, self.rows))
         return f"sample {self.sample}, key head {self.group}, queries {rows}"
 
 
-def verified(contender: Contender, seconds: float = 1.0, gradients: bool = True) -> Checked:
-    """The answers that a contender's timed calls have left, and its gradients where they are timed.
+def verified(contender: Contender, seconds: float = 1.0, gradients: bool = True) -> AnswerCheck:
+    """Checks the kept answers of a contender's timed calls, and its gradients where they are timed.
 
     Args:
         contender: after its calls.
-        seconds: after which no further answer is checked; the last one and another are in any case.
-        gradients: whether they are checked, too.
+        seconds: time limit, after which only the first `FEWEST` answers are checked.
+        gradients: True to check gradients, too.
     """
     random = np.random.default_rng(contender.first + contender.calls)
     conventions, end = contender.implementation.claims.conventions, time.perf_counter() + seconds
-    found, checked = Checked(), 0
+    result, checked = AnswerCheck(), 0
     for kept in contender.answers():
         if checked >= FEWEST and time.perf_counter() > end:
             break
-        found = found.joined(_rows(contender.problem_of(kept.number), kept, conventions, random, gradients))
+        result = result.joined(_rows(contender.problem_of(kept.number), kept, conventions, random, gradients))
         checked += 1
     rows, parts = min(ROWS, contender.problem.query.shape[-2]), "the output"
     if gradients and _by_rows(contender.problem):
         parts += " and of the query's gradient"
-    found = replace(found, about=f"{rows} rows of {parts} of {checked} timed calls")
-    if gradients and contender.problem.cotangent is not None and not found.message:
-        found = found.joined(_gradients(contender, conventions, random))
-    return found
+    result = replace(result, about=f"{rows} rows of {parts} of {checked} timed calls")
+    if gradients and contender.problem.cotangent is not None and not result.message:
+        result = result.joined(_gradients(contender, conventions, random))
+    return result
 
 
 def _by_rows(problem: Problem) -> bool:
-    """Whether a row of the query's gradient follows from that row of the cotangent alone."""
+    """True if a row of the query's gradient follows from that row of the cotangent alone."""
     return problem.cotangent is not None and "query" in problem.needs and problem.sharing is not Sharing.SELF
 
 
 def _rows(
-    problem: Problem, kept: Kept, conventions: Conventions, random: np.random.Generator, gradients: bool
-) -> Checked:
-    """Of a timed call's output, and of its query's gradient."""
+    problem: Problem, kept: KeptAnswer, conventions: Conventions, random: np.random.Generator, gradients: bool
+) -> AnswerCheck:
+    """Checks rows of a timed call's output, and of its query's gradient."""
     if wrong := _misshapen(problem, kept.result):
-        return Checked(np.inf, message=wrong)
+        return AnswerCheck(np.inf, message=wrong)
     part, scope = Part.drawn(problem, conventions, random), problem.scope
-    asked, got = part.of_problem(problem, conventions), {"output": kept.result.output}
+    cut, arrays = part.of_problem(problem, conventions), {"output": kept.result.output}
     if gradients and _by_rows(problem):
         assert problem.cotangent is not None
-        asked = replace(asked, cotangent=part.of_queries(problem.cotangent, scope), needs=("query",))
+        cut = replace(cut, cotangent=part.of_queries(problem.cotangent, scope), needs=("query",))
         if "query" not in kept.result.gradients:
-            return Checked(np.inf, message="the gradient of query was not returned")
-        got["gradients.query"] = kept.result.gradients["query"]
-    expected, found = solve(asked, conventions, returned=()).parts, Checked()
-    for name, array in got.items():
+            return AnswerCheck(np.inf, message="the gradient of query was not returned")
+        arrays["gradients.query"] = kept.result.gradients["query"]
+    expected, result = solve(cut, conventions, returned=()).parts, AnswerCheck()
+    for name, array in arrays.items():
         compared = _compared(name, part.of_queries(array, scope), expected[name], problem.dtype, str(part))
-        found = found.joined(compared)
-    return found
+        result = result.joined(compared)
+    return result
 
 
 def _misshapen(problem: Problem, result: Result) -> str:
@@ -173,34 +175,34 @@ def _misshapen(problem: Problem, result: Result) -> str:
     return "" if result.output.shape == shape else f"output has shape {result.output.shape}, expected {shape}"
 
 
-def _compared(name: str, got: Array | None, expected: Expected, dtype: str, where: str) -> Checked:
-    found = compare(name, got, expected, dtype)
-    if found.inconclusive:
-        return Checked(inconclusive=(name,))
-    message = f"{found.message} (counted within {where})" if found.message else ""
-    return Checked(found.worst, expected.value.size, message)
+def _compared(name: str, got: Array | None, expected: Expected, dtype: str, where: str) -> AnswerCheck:
+    result = compare(name, got, expected, dtype)
+    if result.inconclusive:
+        return AnswerCheck(inconclusive=(name,))
+    message = f"{result.message} (counted within {where})" if result.message else ""
+    return AnswerCheck(result.worst, expected.value.size, message)
 
 
-def _gradients(contender: Contender, conventions: Conventions, random: np.random.Generator) -> Checked:
-    """Of a call beside the timed ones, whose cotangent is zero but for one part: its gradients follow from the part."""
-    problem = contender.beside()
+def _gradients(contender: Contender, conventions: Conventions, random: np.random.Generator) -> AnswerCheck:
+    """Checks the gradients of an untimed call whose cotangent is zero outside one part, from which they follow."""
+    problem = contender.untimed_problem()
     part = Part.drawn(problem, conventions, random)
     assert problem.cotangent is not None
     sparse = np.zeros_like(problem.cotangent)
     heads = (part.heads[:, None], part.rows) if problem.scope is Scope.OP else (part.rows,)
     sparse[(part.sample, *heads)] = problem.cotangent[(part.sample, *heads)]
-    asked = problem.with_arrays({"cotangent": sparse})
-    result = contender.asked(
-        {name: array for name, array in asked.arrays().items() if name in contender.numbers.shapes}
+    changed = problem.with_arrays({"cotangent": sparse})
+    answer = contender.answer_to(
+        {name: array for name, array in changed.arrays().items() if name in contender.inputs.shapes}
     )
-    found = Checked(about=f"gradients of one further call, from {len(part.rows)} rows")
-    for name, expected in _expected(asked, part, conventions).items():
-        got = result.gradients.get(name)
+    result = AnswerCheck(about=f"gradients of one more call, from {len(part.rows)} rows")
+    for name, expected in _expected(changed, part, conventions).items():
+        got = answer.gradients.get(name)
         if got is None:
-            return found.joined(Checked(np.inf, message=f"the gradient of {name} was not returned"))
+            return result.joined(AnswerCheck(np.inf, message=f"the gradient of {name} was not returned"))
         cut = _cut(part, name, got, problem)
-        found = found.joined(_compared(f"gradients.{name}", cut, expected, problem.dtype, str(part)))
-    return found
+        result = result.joined(_compared(f"gradients.{name}", cut, expected, problem.dtype, str(part)))
+    return result
 
 
 def _cut(part: Part, name: str, got: Array, problem: Problem) -> Array:
@@ -211,20 +213,20 @@ def _cut(part: Part, name: str, got: Array, problem: Problem) -> Array:
 
 
 def _expected(problem: Problem, part: Part, conventions: Conventions) -> Mapping[str, Expected]:
-    """The gradients that the part's cotangent gives, of what the part has of each array."""
+    """The gradients of the part's slices that follow from the part's cotangent."""
     assert problem.cotangent is not None
     cut, shared = part.of_problem(problem, conventions), problem.sharing is Sharing.SELF
     needs = tuple(dict.fromkeys(["query", *(["key"] if shared else []), *problem.needs]))
-    asked = replace(cut, cotangent=part.of_queries(problem.cotangent, problem.scope), needs=needs)
-    parts = solve(asked, conventions, returned=()).parts
-    found = {name: parts[f"gradients.{name}"] for name in needs}
+    with_cotangent = replace(cut, cotangent=part.of_queries(problem.cotangent, problem.scope), needs=needs)
+    parts = solve(with_cotangent, conventions, returned=()).parts
+    result = {name: parts[f"gradients.{name}"] for name in needs}
     if shared:
-        found["query"] = _together(found["query"], found.pop("key"), part, problem.dtype)
-    return found
+        result["query"] = _together(result["query"], result.pop("key"), part, problem.dtype)
+    return result
 
 
 def _together(query: Expected, key: Expected, part: Part, dtype: str) -> Expected:
-    """Of an input that is query and key in one: the sum, which is rounded once more."""
+    """The gradient of an input that is query and key: the sum, which is rounded once more."""
     value, bound = key.value.copy(), key.bound.copy()
     value[:, part.rows] += query.value
     bound[:, part.rows] += query.bound

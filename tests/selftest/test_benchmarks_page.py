@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from attention_conformance.tests.benchmarks import page as pages
-from attention_conformance.tests.benchmarks.page import UNUSABLE, main, page
-from attention_conformance.tests.benchmarks.record import Speed
-from attention_conformance.tests.benchmarks.stored import KEY, run_of
+from attention_conformance.tests.benchmarks import html_page
+from attention_conformance.tests.benchmarks.benchmark_run import KEY, Speed, run_of
+from attention_conformance.tests.benchmarks.html_page import UNUSABLE, main, page
 from attention_conformance.tests.selftest.benchmark_data import (
     IMPLEMENTATIONS,
     LONG,
@@ -158,7 +157,7 @@ def test_the_page_is_one_small_file(file: Path) -> None:
 
 def test_no_time_without_a_verdict_of_speed() -> None:
     for each in invented().measurements:
-        row = pages._row(each)
+        row = html_page._row(each)
         counts = each.verdict in (Speed.FASTER, Speed.SLOWER, Speed.SAME, Speed.BASELINE)
         assert (row["cells"][0][0] is not None) == counts
         assert counts or [told for _, *told in row["cells"][:5]] == [["-", ""]] * 5
@@ -167,7 +166,7 @@ def test_no_time_without_a_verdict_of_speed() -> None:
 def test_bad_input_is_one_line_and_status_4(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out.html"
     odd = tmp_path / "odd.json"
-    for text in ("", "{", "[1]", "{}", '{"schema": 99}', '{"schema": 1}', '{"schema": 1, "machine": {"a": 1}}'):
+    for text in ("", "{", "[1]", "{}", '{"schema": 99}', '{"schema": 2}', '{"schema": 2, "machine": {"a": 1}}'):
         odd.write_text(text)
         assert main([str(odd), str(out)]) == UNUSABLE
         told = capsys.readouterr().err

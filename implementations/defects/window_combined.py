@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,8 +16,8 @@ from attention_conformance.implementations.builtin.stepwise.steps import (
     add_window,
     softmax,
 )
-from attention_conformance.implementations.defects.breaking import breaks
-from attention_conformance.implementations.defects.defect import Severity
+from attention_conformance.implementations.defects.breaking import breaks, github
+from attention_conformance.implementations.defects.defect import GRADIENT, LEAK, NAN
 from attention_conformance.implementations.defects.window import STARTED, WINDOW, Window
 
 
@@ -25,15 +26,14 @@ def beyond(ahead: Tensor, window: Window) -> Tensor:
     return add_window(torch.zeros(len(ahead), 1, *ahead.shape[1:]), ahead, window)[:, 0] < 0
 
 
-@breaks(
-    "window.causal",
-    claims=WINDOW,
-    holds=("window.extent", "causal.square"),
+breaks_window = partial(breaks, claims=WINDOW)
+
+
+@breaks_window("window.causal", holds=("window.extent", "causal.square"), severity=LEAK).entry(
     does="Drops the causal flag when there is a window.",
     repair="Leave each query the keys that both allow.",
     hides="Windows whose right extent is 0.",
     matters="A decoder with local layers reads the token that it should predict.",
-    severity=Severity.LEAK,
 )
 def flag_dropped_beside_window(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     if "window_size" in options:
@@ -41,16 +41,12 @@ def flag_dropped_beside_window(query: Tensor, key: Tensor, value: Tensor, **opti
     return Steps()(query, key, value, **options)
 
 
-@breaks(
-    "window.causal",
-    claims=WINDOW,
-    holds=("window.extent", "causal.square"),
+@breaks_window("window.causal", holds=("window.extent", "causal.square")).entry(
     does="Drops the window when the causal flag is set.",
     repair="Leave each query the keys that both allow.",
     hides="Sequences within the window.",
     matters="A fused causal path does not know windows: memory and answers are those of global layers.",
-    severity=Severity.WRONG,
-    links=("https://github.com/hiyouga/LlamaFactory/issues/7063",),
+    links=github("hiyouga/LlamaFactory/issues/7063"),
 )
 def window_dropped_beside_flag(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     if options.get("is_causal"):
@@ -58,16 +54,12 @@ def window_dropped_beside_flag(query: Tensor, key: Tensor, value: Tensor, **opti
     return Steps()(query, key, value, **options)
 
 
-@breaks(
-    "window.causal",
-    claims=WINDOW,
-    holds=("window.extent", "causal.square", "window.with-padding"),
+@breaks_window("window.causal", holds=("window.extent", "causal.square", "window.with-padding"), severity=LEAK).entry(
     does="Multiplies the additive causal mask by the band of the window: what it hides outside becomes visible.",
     repair="Compose masks as booleans, and turn them into numbers once.",
     hides="Layers without a window.",
     matters="Local layers saw the future, and a training loss fell to 0.",
-    severity=Severity.LEAK,
-    links=("https://github.com/huggingface/transformers/issues/31673",),
+    links=github("huggingface/transformers/issues/31673"),
 )
 def causal_mask_multiplied_by_the_band(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     if not options.get("is_causal"):
@@ -80,16 +72,12 @@ def causal_mask_multiplied_by_the_band(query: Tensor, key: Tensor, value: Tensor
     return Steps(add_window=band)(query, key, value, **{**options, "is_causal": flagged})
 
 
-@breaks(
-    "window.with-mask",
-    claims=WINDOW,
-    holds=("window.extent", "masks.bool", "masks.float-infinity"),
+@breaks_window("window.with-mask", holds=("window.extent", "masks.bool", "masks.float-infinity"), severity=NAN).entry(
     does="Multiplies an additive mask by the band of the window, minus infinity by 0, and adds the product.",
     repair="Compose masks as booleans, and turn them into numbers once.",
     hides="Calls without a mask, or without a window.",
     matters="Rows turn into NaN, or see what lies outside.",
-    severity=Severity.NAN,
-    links=("https://github.com/huggingface/transformers/issues/31673",),
+    links=github("huggingface/transformers/issues/31673"),
 )
 def mask_multiplied_by_the_band(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     mask = options.get("attn_mask")
@@ -104,15 +92,11 @@ def mask_multiplied_by_the_band(query: Tensor, key: Tensor, value: Tensor, **opt
     return Steps(add_window=band)(query, key, value, **options)
 
 
-@breaks(
-    "window.with-mask",
-    claims=WINDOW,
-    holds=("window.extent", "masks.bool", "window.with-padding"),
+@breaks_window("window.with-mask", holds=("window.extent", "masks.bool", "window.with-padding"), severity=LEAK).entry(
     does="Drops the window when there is a mask.",
     repair="Leave each query the keys that both allow.",
     hides="Calls without a mask.",
     matters="A mask for padding turns local layers into global ones.",
-    severity=Severity.LEAK,
 )
 def window_dropped_beside_mask(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     if "attn_mask" in options:
@@ -120,15 +104,13 @@ def window_dropped_beside_mask(query: Tensor, key: Tensor, value: Tensor, **opti
     return Steps()(query, key, value, **options)
 
 
-@breaks(
-    "window.with-padding",
-    claims=WINDOW,
-    holds=("window.extent", "masks.key-padding", "window.with-mask"),
+@breaks_window(
+    "window.with-padding", holds=("window.extent", "masks.key-padding", "window.with-mask"), severity=LEAK
+).entry(
     does="Drops the padding mask when there is a window.",
     repair="Leave each query the real keys inside its window.",
     hides="Batches without padding.",
     matters="A path for local layers is called without the padding mask.",
-    severity=Severity.LEAK,
 )
 def padding_dropped_beside_window(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     if "window_size" in options:
@@ -136,15 +118,11 @@ def padding_dropped_beside_window(query: Tensor, key: Tensor, value: Tensor, **o
     return Steps()(query, key, value, **options)
 
 
-@breaks(
-    "window.with-padding",
-    claims=WINDOW,
-    holds=("window.extent", "masks.key-padding", "window.with-mask"),
+@breaks_window("window.with-padding", holds=("window.extent", "masks.key-padding", "window.with-mask")).entry(
     does="Counts positions over real keys only, for the keys and not for the queries.",
     repair="Count positions in the array, padding included, for both.",
     hides="Padding at the end.",
     matters="Batches that are padded at the start get windows that are shifted by the padding.",
-    severity=Severity.WRONG,
 )
 def padding_left_out_of_positions(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     padding = options.get("key_padding_mask")
@@ -156,49 +134,37 @@ def padding_left_out_of_positions(query: Tensor, key: Tensor, value: Tensor, **o
     return Steps(add_window=shifted)(query, key, value, **options)
 
 
-@breaks(
-    "window.lengths",
-    "window.empty-rows",
-    step="add_window",
-    claims=WINDOW,
-    holds=("window.extent", "causal.alignment"),
+@breaks_window(
+    "window.lengths", "window.empty-rows", step="add_window", holds=("window.extent", "causal.alignment")
+).entry(
     does="Lets the window end at the last key, while it claims that positions start at the first.",
     repair="Put window and triangle at the same corner, and claim that one.",
     hides="As many queries as keys.",
     matters="Cross-attention looks at the end of a sequence instead of its beginning.",
-    severity=Severity.WRONG,
 )
 def window_from_the_other_corner(scores: Tensor, ahead: Tensor, window: Window) -> Tensor:
     return add_window(scores, ahead - (ahead.shape[-1] - ahead.shape[-2]), window)
 
 
-@breaks(
-    "window.lengths",
-    "window.empty-rows",
-    claims=WINDOW,
-    conventions=BOTTOM_RIGHT,
-    holds=("window.extent", "causal.alignment"),
+@breaks_window(
+    "window.lengths", "window.empty-rows", conventions=BOTTOM_RIGHT, holds=("window.extent", "causal.alignment")
+).entry(
     does="Shifts the causal triangle by Lk - Lq, and not the window.",
     repair="Take both from the same positions.",
     hides="As many queries as keys.",
     matters="A query that continues a cached sequence sees its beginning, or nothing.",
-    severity=Severity.WRONG,
-    links=("https://github.com/trymirai/lalamo/pull/200",),
+    links=github("trymirai/lalamo/pull/200"),
 )
 def window_left_at_the_first_key(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     return Steps(add_causal=add_bottom_right)(query, key, value, **options)
 
 
-@breaks(
-    "window.lengths",
-    claims=WINDOW,
-    holds=("window.extent", "window.causal"),
+@breaks_window("window.lengths", holds=("window.extent", "window.causal")).entry(
     does="Drops the window for a single query.",
     repair="Apply the window whatever the number of queries is.",
     hides="Two queries and more, and sequences within the window.",
     matters="Training and prefill are local, and every token that is generated looks at all.",
-    severity=Severity.WRONG,
-    links=("https://github.com/XunhaoLai/native-sparse-attention-triton/issues/22",),
+    links=github("XunhaoLai/native-sparse-attention-triton/issues/22"),
 )
 def window_dropped_for_a_single_query(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     if query.shape[-2] == 1:
@@ -206,32 +172,23 @@ def window_dropped_for_a_single_query(query: Tensor, key: Tensor, value: Tensor,
     return Steps()(query, key, value, **options)
 
 
-@breaks(
-    "softmax.over-keys",
-    "relations.permute-keys",
-    claims=WINDOW,
-    holds=("window.extent", "window.open-side"),
+@breaks_window("softmax.over-keys", "relations.permute-keys", holds=("window.extent", "window.open-side")).entry(
     does="Applies the window of the local layers to those that ask for none, too.",
     repair="Let each layer hand over its own window, or none.",
     hides="Sequences within the window.",
     matters="Long prompts lose what only the global layers could carry.",
-    severity=Severity.WRONG,
-    links=("https://github.com/vllm-project/vllm/issues/49795", "https://github.com/vllm-project/vllm/issues/17476"),
+    links=github("vllm-project/vllm/issues/49795", "vllm-project/vllm/issues/17476"),
 )
 def window_on_global_layers(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     return Steps()(query, key, value, **{"window_size": (2, 2), **options})
 
 
-@breaks(
-    "window.query-start",
-    claims=STARTED,
-    holds=("window.lengths", "window.extent"),
+@breaks("window.query-start", claims=STARTED, holds=("window.lengths", "window.extent")).entry(
     does="Counts the window from the first query of the chunk, wherever that stands.",
     repair="Add the start to the position of the query, for window and triangle alike.",
     hides="Sequences that are handed over at once.",
     matters="Every chunk but the first looks at the beginning of the sequence.",
-    severity=Severity.WRONG,
-    links=("https://github.com/trymirai/lalamo/pull/200",),
+    links=github("trymirai/lalamo/pull/200"),
 )
 def window_relative_to_the_chunk(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     start = options.get("query_start") or 0
@@ -239,31 +196,23 @@ def window_relative_to_the_chunk(query: Tensor, key: Tensor, value: Tensor, **op
     return steps(query, key, value, **options)
 
 
-@breaks(
-    "window.any-scores",
-    step="add_window",
-    claims=WINDOW,
-    holds=("window.extent", "window.with-mask"),
+@breaks_window(
+    "window.any-scores", step="add_window", holds=("window.extent", "window.with-mask"), severity=LEAK
+).entry(
     does="Sets scores outside of the window to -10000.",
     repair="Set scores outside of the window to minus infinity.",
     hides="Scores above -10000.",
     matters="A network that pushes its scores below -10000 reads the whole sequence.",
-    severity=Severity.LEAK,
 )
 def outside_filled_with_a_number(scores: Tensor, ahead: Tensor, window: Window) -> Tensor:
     return scores.masked_fill(beyond(ahead, window)[:, None], -1e4)
 
 
-@breaks(
-    "window.outside",
-    "window.extent",
-    claims=WINDOW,
-    holds=("causal.square", "masks.bool"),
+@breaks_window("window.outside", "window.extent", holds=("causal.square", "masks.bool"), severity=LEAK).entry(
     does="Cuts weights outside of the window off after the softmax, without normalising again.",
     repair="Mask the scores before the softmax.",
     hides="Checks that weights outside are 0; sequences within the window.",
     matters="Rows are too small, by what the keys outside had taken: they know of them.",
-    severity=Severity.LEAK,
 )
 def window_cut_after_softmax(
     query: Tensor, key: Tensor, value: Tensor, window_size: Window = (-1, -1), **options: Any
@@ -275,31 +224,24 @@ def window_cut_after_softmax(
     return Steps(softmax=cut)(query, key, value, **options)
 
 
-@breaks(
-    "window.empty-rows",
-    claims=WINDOW,
-    holds=("window.extent", "window.lengths", "masks.empty-row-bool"),
+@breaks_window(
+    "window.empty-rows", holds=("window.extent", "window.lengths", "masks.empty-row-bool"), severity=NAN
+).entry(
     does="Divides 0 by 0 for a query whose window lies beyond all keys, while it claims zeros.",
     repair="Find empty rows after all masks are merged.",
     hides="No more queries than keys.",
     matters="NaN of one row spoils the later layers, and every gradient.",
-    severity=Severity.NAN,
 )
 def rows_emptied_by_window_forgotten(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     steps = Steps(softmax=lambda scores: torch.softmax(scores, -1)) if "window_size" in options else Steps()
     return steps(query, key, value, **options)
 
 
-@breaks(
-    "window.empty-rows",
-    step="add_window",
-    claims=WINDOW,
-    holds=("window.extent", "window.lengths"),
+@breaks_window("window.empty-rows", step="add_window", holds=("window.extent", "window.lengths"), severity=LEAK).entry(
     does="Moves a window that lies beyond all keys back to the nearest one.",
     repair="Let such a window be empty.",
     hides="No more queries than keys.",
     matters="Queries beyond the end repeat the last value, where they should be silent.",
-    severity=Severity.LEAK,
 )
 def window_moved_to_the_nearest_key(scores: Tensor, ahead: Tensor, window: Window) -> Tensor:
     outside = beyond(ahead, window)
@@ -307,16 +249,12 @@ def window_moved_to_the_nearest_key(scores: Tensor, ahead: Tensor, window: Windo
     return scores.masked_fill((outside & ~(outside.all(-1, keepdim=True) & nearest))[:, None], -INFINITY)
 
 
-@breaks(
-    "window.gradients",
-    claims=WINDOW,
-    holds=("window.extent", "gradients.key", "causal.square"),
+@breaks_window("window.gradients", holds=("window.extent", "gradients.key", "causal.square"), severity=GRADIENT).entry(
     does="Differentiates as if there were no window.",
     repair="Mask in the backward pass what the forward pass has masked.",
     hides="Outputs.",
     matters="Local layers are trained as global ones, on weights that they never used.",
-    severity=Severity.GRADIENT,
-    links=("https://github.com/meta-pytorch/MSLK/pull/263",),
+    links=github("meta-pytorch/MSLK/pull/263"),
 )
 def window_forgotten_in_backward(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     right = Steps()(query, key, value, **options)
@@ -324,15 +262,11 @@ def window_forgotten_in_backward(query: Tensor, key: Tensor, value: Tensor, **op
     return differentiated_as(right, Steps()(query, key, value, **options))
 
 
-@breaks(
-    "window.gradients",
-    claims=WINDOW,
-    holds=("window.extent", "gradients.key", "causal.square"),
+@breaks_window("window.gradients", holds=("window.extent", "gradients.key", "causal.square"), severity=GRADIENT).entry(
     does="Mirrors the window in the backward pass: from j - l to j + r of the queries.",
     repair="A key at j is seen by the queries from j - r to j + l.",
     hides="Outputs, and symmetric windows.",
     matters="Keys learn from queries that never saw them.",
-    severity=Severity.GRADIENT,
 )
 def window_mirrored_in_backward(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     right = Steps()(query, key, value, **options)

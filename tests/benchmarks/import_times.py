@@ -1,11 +1,9 @@
-"""Starting: what a first call costs, and an import, apart from the steady state."""
+"""Seconds to import the library of an implementation, in a process of its own."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from statistics import median
 
 from attention_conformance.implementations.adapters.cached import Cached, Chunked
@@ -20,20 +18,8 @@ runpy.run_path(name) if name.endswith(".py") else importlib.import_module(name)
 print()
 print(time.perf_counter() - start)
 """
-PATIENCE = 120.0
-"""Seconds after which an import is given up."""
-
-
-def first_call(ready: Callable[[], Callable[[], object]]) -> tuple[float, Callable[[], object]]:
-    """Seconds of the very first call, compilation included, and the call, for the steady state that follows.
-
-    Args:
-        ready: makes the call ready; that is not timed.
-    """
-    call = ready()
-    start = time.perf_counter()
-    call()
-    return time.perf_counter() - start, call
+TIME_LIMIT = 120.0
+"""Seconds after which an import fails."""
 
 
 def import_seconds(module: str, times: int = 3) -> float:
@@ -41,7 +27,7 @@ def import_seconds(module: str, times: int = 3) -> float:
 
     Args:
         module: its name, or the path of a file that ends in `.py`.
-        times: so many processes, one after another.
+        times: number of processes, one after another.
 
     Raises:
         ImportError: it cannot be imported; with the last line that the process wrote.
@@ -50,7 +36,7 @@ def import_seconds(module: str, times: int = 3) -> float:
 
 
 def library(implementation: Implementation) -> str:
-    """The module without which the implementation cannot be called: NumPy, or torch, which imports NumPy."""
+    """The module that the implementation needs: NumPy, or torch, which imports NumPy."""
     run: object = implementation.run
     if isinstance(run, Chunked):
         run = run.run
@@ -61,10 +47,10 @@ def library(implementation: Implementation) -> str:
 def _imported(module: str) -> float:
     command = [sys.executable, "-c", _PROGRAM, module]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE)
+        ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=TIME_LIMIT)
     except subprocess.TimeoutExpired:
-        raise ImportError(f"{module} cannot be imported in a process of its own within {PATIENCE:g} s") from None
-    if done.returncode:
-        told = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
-        raise ImportError(f"{module} cannot be imported in a process of its own: {told[-1]}")
-    return float(done.stdout.split()[-1])
+        raise ImportError(f"{module} cannot be imported in a process of its own within {TIME_LIMIT:g} s") from None
+    if ended.returncode:
+        error_lines = ended.stderr.strip().splitlines() or [f"exit status {ended.returncode}"]
+        raise ImportError(f"{module} cannot be imported in a process of its own: {error_lines[-1]}")
+    return float(ended.stdout.split()[-1])

@@ -1,10 +1,10 @@
-"""Measuring: one implementation on one workload beside its baseline, from the first call to the verdict."""
+"""Measures one implementation on one workload in pairs with its baseline, from the first call to the verdict."""
 
 from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -15,28 +15,28 @@ import torch
 from attention_conformance.implementations.api.contract import Implementation, Unsupported
 from attention_conformance.implementations.api.global_state import kept_global_state
 from attention_conformance.spec.cases import Case
-from attention_conformance.tests.benchmarks.contending import Contender, contenders
-from attention_conformance.tests.benchmarks.counting import Work, result_bytes, work
-from attention_conformance.tests.benchmarks.floor import beaten, floor_seconds, limits
+from attention_conformance.tests.benchmarks.answer_checks import AnswerCheck, verified
+from attention_conformance.tests.benchmarks.benchmark_run import Measurement, Rates, Speed
+from attention_conformance.tests.benchmarks.contenders import Contender, contenders
+from attention_conformance.tests.benchmarks.floor import faster_than_possible, floor_seconds, limits
 from attention_conformance.tests.benchmarks.memory import peak
-from attention_conformance.tests.benchmarks.pairing import Clock, Effort, Times, verdict
-from attention_conformance.tests.benchmarks.record import Measurement, Rates, Speed
-from attention_conformance.tests.benchmarks.verifying import Checked, verified
+from attention_conformance.tests.benchmarks.paired_timing import Clock, Effort, Times, verdict
+from attention_conformance.tests.benchmarks.required_work import Work, required_work, result_bytes
 from attention_conformance.tests.benchmarks.workloads import Timed, suited
 
-WARM = 3
-"""Calls of each contender that do not count, after the first: the same number for all, and one if that was slow."""
+WARM_UP = 3
+"""Untimed calls of each contender after the first call; one where that was slow."""
 SLOW = 0.5
-"""Seconds of a first call that leave little to be warmed."""
+"""Seconds of a first call above which one warm-up call is sufficient."""
 SHORTEST = 5e-4
-"""Seconds: calls are timed in blocks that take as long, or the clock's own cost and jitter would show."""
-ROOM = 2**27
-"""Bytes that the inputs of a block may take up together."""
+"""Seconds of a timed block at least: in shorter ones the clock's own cost and jitter would show."""
+BLOCK_BYTES = 2**27
+"""Limit of the inputs of a block together."""
 LONGEST_BLOCK = 64
-"""Calls of a block."""
+"""Largest number of calls in a block."""
 
 
-class WrongError(Exception):
+class ContenderError(Exception):
     """A contender raised, or cannot be timed; the message is one line."""
 
 
@@ -60,7 +60,7 @@ class Conditions:
 def measure(
     timed: Timed, implementation: Implementation, baseline: Implementation, conditions: Conditions
 ) -> Measurement:
-    """Times the implementation on a workload, checks its answers, and says what follows."""
+    """Times the implementation on a workload, checks its answers, and gives the verdict."""
     empty = _empty(timed, implementation, baseline, conditions.device)
     cases = [suited(timed.workload, each.claims, timed.passes, timed.dtype) for each in (implementation, baseline)]
     unsupported = [case.reason for case in cases if isinstance(case, Unsupported)]
@@ -69,10 +69,10 @@ def measure(
     if unsupported or not isinstance(cases[1], Case):
         return replace(empty, verdict=Speed.UNSUPPORTED, reason=f"the baseline {baseline.name} {unsupported[0]}")
     try:
-        with _kept(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a candidate may warn; what it answers is judged
+        with _global_state(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a candidate may warn; only its answers count
             return _measured(empty, timed, (implementation, baseline), (cases[0], cases[1]), conditions)
-    except WrongError as error:
+    except ContenderError as error:
         return replace(empty, verdict=Speed.ERROR, reason=str(error))
 
 
@@ -97,67 +97,74 @@ def _measured(
     cases: tuple[Case, Case],
     conditions: Conditions,
 ) -> Measurement:
-    entrants = {"candidate": (pair[0], cases[0]), "baseline": (pair[1], cases[1]), "same": (pair[1], cases[1])}
+    entries = {"candidate": (pair[0], cases[0]), "baseline": (pair[1], cases[1]), "same": (pair[1], cases[1])}
     with _named(pair[0].name):
-        candidate, baseline, same = contenders(timed, conditions.device, entrants).values()
-    task, first = work(candidate.problem, pair[0].claims.conventions), _first_call(candidate)
-    calls = _warmed([candidate, baseline, same], 1 if first > SLOW else WARM)
+        candidate, baseline, same = contenders(timed, conditions.device, entries).values()
+    required, first = required_work(candidate.problem, pair[0].claims.conventions), _block(candidate)
+    calls = _warmed([candidate, baseline, same], 1 if first > SLOW else WARM_UP)
     candidate.keeping = baseline.keeping = True
     clock = Clock(conditions.effort, np.random.default_rng(conditions.seed))
-    times = clock.pair(_guarded(candidate), _guarded(baseline), _guarded(same))
-    found = replace(
+    times = clock.pair(*(partial(_block, each) for each in (candidate, baseline, same)))
+    measurement = replace(
         empty,
         seconds=tuple(times.candidate),
         baseline_seconds=tuple(times.baseline.ravel()),
         calls=calls,
         noise=times.noise(),
-        operations=task.operations,
-        bytes=task.bytes,
-        floor=floor_seconds(task, timed.dtype, conditions.rates),
+        operations=required.operations,
+        bytes=required.bytes,
+        floor=floor_seconds(required, timed.dtype, conditions.rates),
         first_call=first,
         adapter=not candidate.direct,
     )
-    return _judged(_with_memory(found, candidate), times, candidate, baseline, task, conditions)
+    return _judged(_with_memory(measurement, candidate), times, candidate, baseline, required, conditions)
 
 
 def _judged(
-    found: Measurement, times: Times, candidate: Contender, baseline: Contender, task: Work, conditions: Conditions
+    measurement: Measurement,
+    times: Times,
+    candidate: Contender,
+    baseline: Contender,
+    required: Work,
+    conditions: Conditions,
 ) -> Measurement:
-    """No speed without right answers, of the candidate and of what it is compared with; and none that cannot be."""
+    """A speed needs right answers of candidate and baseline, and a time that is possible."""
     with _named(candidate.implementation.name):
         checked = verified(candidate)
-    found = replace(found, worst=checked.worst, checks=checked.elements, checked=str(checked))
+    measurement = replace(measurement, worst=checked.worst, checks=checked.elements, checked=str(checked))
     if reason := _wrong(checked):
-        return replace(found, verdict=Speed.WRONG, reason=reason)
+        return replace(measurement, verdict=Speed.WRONG, reason=reason)
     again = partial(limits, conditions.device, tuple(conditions.rates.matmul))
-    if impossible := beaten(found.seconds, task, found.dtype, conditions.rates, again):
-        return replace(found, verdict=Speed.IMPOSSIBLE, reason=impossible)
+    if impossible := faster_than_possible(measurement.seconds, required, measurement.dtype, conditions.rates, again):
+        return replace(measurement, verdict=Speed.IMPOSSIBLE, reason=impossible)
     speed = times.speed()
-    if found.implementation == found.baseline:
-        return replace(found, verdict=Speed.BASELINE, speed=speed)
+    if measurement.implementation == measurement.baseline:
+        return replace(measurement, verdict=Speed.BASELINE, speed=speed)
     with _named(baseline.implementation.name):
         other = verified(baseline, seconds=0.0, gradients=False)
     if reason := _wrong(other):
-        return replace(found, verdict=Speed.ERROR, reason=f"the baseline {found.baseline} is wrong: {reason}")
-    return replace(found, verdict=verdict(speed, times.noise()), speed=speed)
+        return replace(
+            measurement, verdict=Speed.ERROR, reason=f"the baseline {baseline.implementation.name} is wrong: {reason}"
+        )
+    return replace(measurement, verdict=verdict(speed, times.noise()), speed=speed)
 
 
-def _wrong(checked: Checked) -> str:
+def _wrong(checked: AnswerCheck) -> str:
     if checked.message:
         return checked.message
     return "" if checked.elements else f"no answer could be checked: {checked}"
 
 
-def _first_call(contender: Contender) -> float:
+def _block(contender: Contender) -> float:
     with _named(contender.implementation.name):
         return contender.block()
 
 
 def _warmed(contenders: list[Contender], times: int) -> int:
-    """Warms all alike, and gives each as many calls a block as the fastest needs; says how many."""
+    """Warms up all contenders alike; returns the number of calls in a block, which is that of the fastest one."""
     took = [_warm(each, times) for each in contenders]
     size = sum(array.nbytes for each in contenders for array in each.problem.arrays().values())
-    most = max(1, min(LONGEST_BLOCK, ROOM // max(1, size)))
+    most = max(1, min(LONGEST_BLOCK, BLOCK_BYTES // max(1, size)))
     calls = min(most, max(1, int(np.ceil(SHORTEST / max(1e-9, min(took))))))
     if calls > 1:
         for each in contenders:
@@ -167,48 +174,39 @@ def _warmed(contenders: list[Contender], times: int) -> int:
 
 
 def _warm(contender: Contender, times: int) -> float:
-    with _named(contender.implementation.name):
-        return min(contender.block() for _ in range(times))
+    return min(_block(contender) for _ in range(times))
 
 
-def _with_memory(found: Measurement, candidate: Contender) -> Measurement:
-    """One more call, watched."""
+def _with_memory(measurement: Measurement, candidate: Contender) -> Measurement:
+    """Adds the peak memory of one more call."""
     problem = candidate.problem
     with _named(candidate.implementation.name):
-        seen = peak(candidate.slots[0].call, candidate.device, result_bytes(problem))
-    return replace(found, resident=seen.resident, allocated=seen.allocated)
-
-
-def _guarded(contender: Contender) -> Callable[[int], float]:
-    def block(number: int) -> float:
-        with _named(contender.implementation.name):
-            return contender.block(number)
-
-    return block
+        growth = peak(candidate.slots[0].call, candidate.device, result_bytes(problem))
+    return replace(measurement, resident=growth.resident, allocated=growth.allocated)
 
 
 @contextmanager
 def _named(name: str) -> Iterator[None]:
-    """Whatever is raised inside becomes a line with the name: nothing takes a candidate out of its verdict."""
+    """Any exception inside becomes a message with the name: a candidate always gets a verdict."""
     try:
         yield
-    except (KeyboardInterrupt, WrongError):
+    except (KeyboardInterrupt, ContenderError):
         raise
     except MemoryError as error:
-        raise WrongError(f"{name}: there is no room: {error}") from error
+        raise ContenderError(f"{name} ran out of memory: {error}") from error
     except BaseException as error:
-        told = str(error).strip().splitlines() or ["no message"]
-        raise WrongError(f"{name} raised {type(error).__name__}: {told[0]}") from error
+        message = str(error).strip().splitlines() or ["no message"]
+        raise ContenderError(f"{name} raised {type(error).__name__}: {message[0]}") from error
 
 
 @contextmanager
-def _kept() -> Iterator[None]:
-    """The state of the process, the number of threads among it, which no contender may change for the others."""
+def _global_state() -> Iterator[None]:
+    """Restores the global state, in which no contender may change the number of threads for the others."""
     threads = torch.get_num_threads()
     try:
         with kept_global_state():
             yield
         if torch.get_num_threads() != threads:
-            raise WrongError(f"a call changed the number of threads from {threads} to {torch.get_num_threads()}")
+            raise ContenderError(f"a call changed the number of threads from {threads} to {torch.get_num_threads()}")
     finally:
         torch.set_num_threads(threads)

@@ -1,13 +1,13 @@
-"""Pairing: candidate and baseline timed side by side, so that whatever disturbs the machine disturbs both.
+"""Candidate and baseline timed in rounds, so that a disturbance of the machine affects both.
 
-Each round calls the candidate once and the baseline twice, in an order that is drawn anew. The ratio is the median of
-the differences of logarithms within rounds. Whatever the noise is, if it is the same for all calls of a round, these
-differences are symmetric around the true one: bursts that reach only some calls widen the interval and do not move it,
-as they would a ratio of means, or of two separate medians. The differences between the baseline's own two times tell
-what this run takes for different where nothing is: its noise floor.
+Each round calls the candidate once and the baseline twice, in a random order. The ratio is the median of
+the differences of logarithms within rounds. If the noise has the same distribution for all calls of a round, these
+differences are symmetric around the true one: bursts that affect only some calls widen the interval and do not shift
+it, as they would shift a ratio of means, or of two separate medians. The differences between the baseline's own two
+times give the noise floor of the run.
 
-A run goes on until both intervals are narrow or time is up. When it stops depends on their widths alone, and not on
-where they lie: a run that stopped at the first significant difference would find one too often.
+A run continues until both intervals are narrow or the time is over. The stopping rule depends on their widths alone,
+and not on their position: a run that stopped at the first significant difference would report one too often.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from attention_conformance.tests.benchmarks.record import Interval, Speed
+from attention_conformance.tests.benchmarks.benchmark_run import Interval, Speed
 
 Floats: TypeAlias = NDArray[np.float64]
-Block: TypeAlias = Callable[[int], float]
-"""Times some calls in a row, each on inputs that it has never seen, and gives their seconds; told the round."""
+Block: TypeAlias = Callable[[], float]
+"""Times some calls in a row, each on new inputs, and returns the seconds of one call."""
 
-OVERTIME, BEARABLE = 3.0, 2.0
-"""Where the machine is busy, time may be exceeded by the first factor, for intervals that are wider by the second."""
+OVERTIME, WIDER = 3.0, 2.0
+"""On a busy machine the time may be exceeded by the first factor, until intervals are narrow within the second."""
 LEAST = 6
-"""Rounds without which no interval is worth its name."""
+"""Least number of rounds for an interval."""
 RESAMPLES = 1000
 LEVEL = 0.95
-WIDE = 1.3
-"""The next look at the widths comes after so many times the rounds of the last one: looking costs time, too."""
+NEXT_LOOK = 1.3
+"""The factor of the number of rounds between two looks at the widths, which cost time, too."""
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,8 @@ class Effort:
     Attributes:
         seconds: for all rounds together; see `OVERTIME`.
         fewest, most: rounds.
-        width: half the width of both intervals, in logarithms, that is narrow enough. To tell a tenth from nothing it
-            has to be well below half a tenth: the difference has to leave its interval and the noise floor.
+        width: half the width of a narrow interval, in logarithms. To detect a difference of 0.1 it has to be well
+            below 0.05: the difference has to exceed its interval and the noise floor.
     """
 
     seconds: float = 3.0
@@ -68,12 +68,12 @@ class Times:
         return _exp(median_interval(np.log(self.baseline) - np.log(self.candidate)[:, None]))
 
     def noise(self) -> float:
-        """The ratio, less 1, up to which the baseline's times differ from the baseline's times in this run."""
-        found = median_interval(np.log(self.baseline[:, :1]) - np.log(self.baseline[:, 1:]))
-        return expm1(max(abs(found.low), abs(found.high)))
+        """The ratio, less 1, up to which the baseline's two times of a round differ in this run."""
+        difference = median_interval(np.log(self.baseline[:, :1]) - np.log(self.baseline[:, 1:]))
+        return expm1(max(abs(difference.low), abs(difference.high)))
 
     def narrow(self, width: float) -> bool:
-        """Whether both intervals are no wider than twice this, in logarithms."""
+        """True if both intervals are at most twice as wide as this, in logarithms."""
         pair = median_interval(np.log(self.baseline) - np.log(self.candidate)[:, None])
         same = median_interval(np.log(self.baseline[:, :1]) - np.log(self.baseline[:, 1:]))
         return max(pair.high - pair.low, same.high - same.low) <= 2.0 * width
@@ -81,13 +81,13 @@ class Times:
 
 @dataclass
 class Clock:
-    """Times pairs; a seed of its own draws the order within rounds."""
+    """Times pairs; its generator draws the order within rounds."""
 
     effort: Effort = Effort()
     random: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
 
     def pair(self, candidate: Block, baseline: Block, same: Block) -> Times:
-        """Rounds of candidate, baseline, and `same`: the baseline again, by tensors of its own."""
+        """Rounds of candidate, baseline, and `same`: the baseline again, with tensors of its own."""
         blocks, rounds = (candidate, baseline, same), list[list[float]]()
         start, look = time.perf_counter(), self.effort.fewest
         with undisturbed():
@@ -96,31 +96,31 @@ class Clock:
                 if took >= OVERTIME * self.effort.seconds and len(rounds) >= LEAST:
                     break
                 if len(rounds) >= look:
-                    if _times(rounds).narrow(self._wanted(took)):
+                    if _times(rounds).narrow(self._narrow_width(took)):
                         break
-                    look = int(WIDE * len(rounds)) + 1
-                rounds.append(self._round(blocks, len(rounds)))
+                    look = int(NEXT_LOOK * len(rounds)) + 1
+                rounds.append(self._round(blocks))
         return _times(rounds)
 
-    def _wanted(self, took: float) -> float:
-        """How narrow is narrow enough after so many seconds."""
-        return self.effort.width * (1.0 if took < self.effort.seconds else BEARABLE)
+    def _narrow_width(self, took: float) -> float:
+        """The width of a narrow interval after these seconds."""
+        return self.effort.width * (1.0 if took < self.effort.seconds else WIDER)
 
-    def _round(self, blocks: Sequence[Block], number: int) -> list[float]:
+    def _round(self, blocks: Sequence[Block]) -> list[float]:
         took = [0.0] * len(blocks)
         for which in self.random.permutation(len(blocks)):
-            took[which] = blocks[which](number)
+            took[which] = blocks[which]()
         return took
 
 
 def _times(rounds: Sequence[Sequence[float]]) -> Times:
-    held = np.array(rounds)
-    return Times(held[:, 0], held[:, 1:])
+    seconds = np.array(rounds)
+    return Times(seconds[:, 0], seconds[:, 1:])
 
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Without the collection of poison, which would fall into whichever call comes next."""
+    """Without garbage collection, which would disturb one of the calls."""
     enabled = gc.isenabled()
     gc.collect()
     gc.disable()
@@ -132,7 +132,7 @@ def undisturbed() -> Iterator[None]:
 
 
 def median_interval(differences: Floats) -> Interval:
-    """The median of (rounds, n) differences with its bootstrap interval, for which whole rounds are drawn."""
+    """The median of (rounds, n) differences with its bootstrap interval over rounds."""
     random = np.random.default_rng(len(differences))
     drawn = random.integers(0, len(differences), (RESAMPLES, len(differences)))
     medians = np.median(differences[drawn].reshape(RESAMPLES, -1), axis=1)

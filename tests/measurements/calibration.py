@@ -20,10 +20,10 @@ from attention_conformance.implementations.adapters.native import Native, native
 from attention_conformance.implementations.api.contract import Implementation
 from attention_conformance.implementations.builtin import BUILTIN
 from attention_conformance.spec.problem import Problem
+from attention_conformance.tests.benchmarks.benchmark_run import Measurement, Rates, Speed
 from attention_conformance.tests.benchmarks.floor import machine, rates
-from attention_conformance.tests.benchmarks.measuring import Conditions, measure
-from attention_conformance.tests.benchmarks.pairing import Effort
-from attention_conformance.tests.benchmarks.record import Measurement, Rates, Speed
+from attention_conformance.tests.benchmarks.measure import Conditions, measure
+from attention_conformance.tests.benchmarks.paired_timing import Effort
 from attention_conformance.tests.benchmarks.workloads import REPRESENTATIVE, Timed
 
 PAGE = Path(__file__).parents[2] / "docs" / "benchmark-calibration.md"
@@ -64,7 +64,7 @@ class Longer:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measures for some minutes, and writes the page."""
     parser = argparse.ArgumentParser(
-        prog="python -m attention_conformance.tests.measurements.pairing", description=__doc__
+        prog="python -m attention_conformance.tests.measurements.calibration", description=__doc__
     )
     parser.add_argument("--runs", type=int, default=RUNS, help="of each kind (default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=600.0, help="for all runs together (default: %(default)g)")

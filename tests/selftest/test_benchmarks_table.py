@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from attention_conformance.tests.benchmarks import figures
-from attention_conformance.tests.benchmarks.record import Interval, Measurement, Run, Speed
-from attention_conformance.tests.benchmarks.table import LEGEND, lines
+from attention_conformance.tests.benchmarks import formatting
+from attention_conformance.tests.benchmarks.benchmark_run import Interval, Measurement, Run, Speed
+from attention_conformance.tests.benchmarks.text_table import LEGEND, lines
 from attention_conformance.tests.selftest.benchmark_data import (
     IMPLEMENTATIONS,
     LONG,
@@ -43,7 +43,7 @@ def test_every_measurement_has_its_lines() -> None:
     assert all(TEXT.count(f" {verdict}") >= 16 for verdict in (Speed.FASTER, Speed.SLOWER, Speed.SAME))
 
 
-def test_the_head_says_where_and_how_well_it_was_measured() -> None:
+def test_the_head_has_the_machine_and_the_noise() -> None:
     head = TEXT.split("\n\n")[0]
     for told in (
         MACHINE.processor,
@@ -111,13 +111,13 @@ def test_growth_says_what_becomes_of_a_claim() -> None:
     ],
 )
 def test_seconds(value: float | None, told: str) -> None:
-    assert figures.in_seconds(value) == told
+    assert formatting.in_seconds(value) == told
 
 
 def test_other_units() -> None:
-    assert [figures.in_bytes(each) for each in (0, 999, 1000, 12_600_000)] == ["0 B", "999 B", "1.00 kB", "12.6 MB"]
-    assert figures.in_rate(1.21e12, "FLOP") == "1.21 TFLOP/s"
-    assert [figures.in_percent(each) for each in (0.0, 1e-6, 0.0142, 0.0996, 0.62, 1.04)] == [
+    assert [formatting.in_bytes(each) for each in (0, 999, 1000, 12_600_000)] == ["0 B", "999 B", "1.00 kB", "12.6 MB"]
+    assert formatting.in_rate(1.21e12, "FLOP") == "1.21 TFLOP/s"
+    assert [formatting.in_percent(each) for each in (0.0, 1e-6, 0.0142, 0.0996, 0.62, 1.04)] == [
         "0.0 %",
         "<0.1%",
         "1.4 %",
@@ -125,18 +125,28 @@ def test_other_units() -> None:
         "62 %",
         "104 %",
     ]
-    assert [figures.in_bounds(each) for each in (None, 0.0, 0.004, 0.123, 2e17)] == ["-", "0", "<0.01", "0.12", "2e+17"]
-    assert figures.as_ratio(Interval(0.9974, 0.9861, 1.0162)) == "0.997 [0.986, 1.016]"
-    assert figures.as_ratio(Interval(12.34, 12.1, 12.6)) == "12.3 [12.1, 12.6]"
+    assert [formatting.in_bounds(each) for each in (None, 0.0, 0.004, 0.123, 2e17)] == [
+        "-",
+        "0",
+        "<0.01",
+        "0.12",
+        "2e+17",
+    ]
+    assert formatting.as_ratio(Interval(0.9974, 0.9861, 1.0162)) == "0.997 [0.986, 1.016]"
+    assert formatting.as_ratio(Interval(12.34, 12.1, 12.6)) == "12.3 [12.1, 12.6]"
 
 
 def test_derived_figures() -> None:
     found = one(seconds=(2.0, 4.0, 3.0), floor=1.5, operations=600, bytes=300, resident=7, allocated=None)
-    assert (figures.share_of_floor(found), figures.achieved(found), figures.intensity(found)) == (0.5, 200.0, 2.0)
-    assert (figures.memory_of(found), figures.memory_of(replace(found, allocated=0))) == (7, 0)
-    assert figures.quartiles(found.seconds) == (2.5, 3.5)
+    assert (formatting.share_of_floor(found), formatting.achieved(found), formatting.intensity(found)) == (
+        0.5,
+        200.0,
+        2.0,
+    )
+    assert (formatting.memory_of(found), formatting.memory_of(replace(found, allocated=0))) == (7, 0)
+    assert formatting.quartiles(found.seconds) == (2.5, 3.5)
     empty = one(seconds=(), floor=None, operations=0, bytes=0)
-    assert {figures.share_of_floor(empty), figures.achieved(empty), figures.intensity(empty)} == {None}
+    assert {formatting.share_of_floor(empty), formatting.achieved(empty), formatting.intensity(empty)} == {None}
 
 
 def test_a_baseline_is_held_against_itself() -> None:
