@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -23,28 +22,20 @@ from attention_conformance.tests.harness.run.post_run import (
     record_observations,
     unchecked_claims,
 )
+from attention_conformance.tests.harness.run.run_records import subject_of, suite_of
 from attention_conformance.tests.harness.run.selection import hushed
 from attention_conformance.tests.report import views
+from attention_conformance.tests.report.counts import Conformance, conformance
 from attention_conformance.tests.report.log import FILE, encode
-from attention_conformance.tests.report.model import Run, overall
-from attention_conformance.tests.report.recorder import Recorder, suite
+from attention_conformance.tests.report.model import Run
+from attention_conformance.tests.report.recorder import Recorder
 from attention_conformance.tests.report.verdict import Status, Verdict
 from attention_conformance.tests.report.views import notebook, terminal
 
 NO_CONVENTIONS: Mapping[str, str] = MappingProxyType({})
 
 
-class Conformance(StrEnum):
-    """The verdict on an implementation; the list is closed."""
-
-    CONFORMS = "conforms"
-    """No check found a violation of what is claimed."""
-    FAILS = "fails"
-    """A MUST does not hold."""
-    ERROR = "error"
-    """The suite could not judge a clause, or an expected failure passed, or a claim was not checked."""
-    NOTHING_CHECKED = "nothing checked"
-    """No clause that was selected is claimed, in no dtype that was selected."""
+__all__ = ["ClauseFailure", "Conformance", "Report", "check"]
 
 
 @dataclass(frozen=True)
@@ -152,7 +143,7 @@ def check(
             recorder.add(judged(each.clause, each.test, given.settings.judge(each.implementation, each.dtype)))
         recorder.planned = len(recorder.verdicts)
         recorder.judged()
-        artifacts = tuple(_explain(given.settings, recorder))
+        artifacts = tuple(_explain(given, recorder))
     recorder.close()
     unchecked = tuple(unchecked_claims(given.selection, recorder.verdicts))
     return Report(
@@ -169,20 +160,20 @@ def check(
 
 def _recorder(given: Arguments) -> Recorder:
     settings = given.settings
-    started = suite(settings.tier, settings.device, settings.clauses, settings.dtypes)
-    targets = dict(zip((given.implementation.name,), settings.candidates, strict=False))
-    recorder = Recorder((given.implementation,), started, targets=targets)
+    suite = suite_of(settings.tier, settings.device, settings.clauses, settings.dtypes)
+    recorder = Recorder([subject_of(given.implementation, "".join(settings.candidates))], suite)
     recorder.begin()
     return recorder
 
 
-def _explain(settings: RunSettings, recorder: Recorder) -> Iterator[Explained]:
+def _explain(given: Arguments, recorder: Recorder) -> Iterator[Explained]:
     """Records the diagnosis, the failures with their smallest cases, and the observed conventions."""
-    record_diagnoses(recorder, settings.device)
-    with_files = replace(settings, report=Path())
-    yield from record_failures(recorder, with_files, partial(_command, settings), bool(settings.candidates))
+    settings, implementations = given.settings, given.selection.implementations
+    record_diagnoses(recorder, implementations, settings.device)
+    command, replayable = partial(_command, settings), bool(settings.candidates)
+    yield from record_failures(recorder, implementations, replace(settings, report=Path()), command, replayable)
     if recorder.verdicts and not settings.clauses:
-        record_observations(recorder, settings.dtypes, settings.device, weights=True)
+        record_observations(recorder, implementations, settings, weights=True)
 
 
 def _command(settings: RunSettings, implementation: str, clause: str, dtype: str) -> str:
@@ -193,9 +184,7 @@ def _command(settings: RunSettings, implementation: str, clause: str, dtype: str
 
 
 def _verdict(verdicts: list[Verdict], unchecked: tuple[str, ...]) -> Conformance:
-    if not any(v.checks or v.status is Status.ERROR for v in verdicts):
-        return Conformance.NOTHING_CHECKED
-    found = Conformance(overall(verdicts))
+    found = conformance(verdicts, complete=True)
     return Conformance.ERROR if unchecked and found is Conformance.CONFORMS else found
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from fnmatch import fnmatchcase
 from itertools import product
 from pathlib import Path
 
 from attention_conformance.spec.clauses import load
-from attention_conformance.tests.harness.judge.clause_tests import claimed
+from attention_conformance.tests.harness.judge.clause_tests import Selection, claimed
 from attention_conformance.tests.harness.judge.settings import RunSettings
 from attention_conformance.tests.harness.run.command_lines import again, explaining
 from attention_conformance.tests.harness.run.exit_status import ExitStatus
@@ -16,7 +15,7 @@ from attention_conformance.tests.report.recorder import Recorder, environment, s
 from attention_conformance.tests.report.verdict import Status
 
 
-def next_steps(status: int, settings: RunSettings, recorder: Recorder) -> list[str]:
+def next_steps(status: int, settings: RunSettings, selection: Selection, recorder: Recorder) -> list[str]:
     """What to do after an exit with this status: nothing after a success."""
     match status:
         case ExitStatus.FAILS:
@@ -31,14 +30,14 @@ def next_steps(status: int, settings: RunSettings, recorder: Recorder) -> list[s
             ]
         case ExitStatus.NOTHING_CHECKED:
             clause = next(iter(settings.clauses), "CLAUSE")
-            return [f"nothing was checked, {_reason(settings, recorder)}: see {explaining(clause)}"]
+            return [f"nothing was checked, {_reason(selection, recorder)}: see {explaining(clause)}"]
     return []
 
 
-def _reason(settings: RunSettings, recorder: Recorder) -> str:
+def _reason(selection: Selection, recorder: Recorder) -> str:
     """Why the first of the selected clauses that does not fit an implementation is not checked."""
-    selected = [c for c in load().values() if any(fnmatchcase(c.id, pattern) for pattern in settings.clauses)]
-    for clause, implementation in product(selected, recorder.implementations):
+    selected = [clause for clause in load().values() if selection.wants(clause)]
+    for clause, implementation in product(selected, selection.implementations):
         if why := claimed(clause, implementation.claims):
             other_scope = clause.scope not in (None, implementation.claims.scope)
             return f"because {clause.id if other_scope else implementation.name} {why}"

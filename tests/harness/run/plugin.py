@@ -29,11 +29,13 @@ from attention_conformance.tests.harness.run.expected_failures import proposed
 from attention_conformance.tests.harness.run.next_steps import next_steps
 from attention_conformance.tests.harness.run.progress import Progress, colours
 from attention_conformance.tests.harness.run.queries import answered
+from attention_conformance.tests.harness.run.run_records import subject_of, suite_of
 from attention_conformance.tests.harness.run.selection import UsageError, hushed, left_out, selection_of, settings_of
 from attention_conformance.tests.harness.run.session import KEY, PROPERTY, SuiteSession
 from attention_conformance.tests.harness.run.smoke import smoke
-from attention_conformance.tests.report.recorder import Recorder, suite
+from attention_conformance.tests.report.recorder import Recorder
 from attention_conformance.tests.report.verdict import Status, Verdict
+from attention_conformance.tests.report.views import ERRORS
 from attention_conformance.tests.report.views.terminal import observed, summary
 
 
@@ -115,9 +117,10 @@ def pytest_configure(config: pytest.Config) -> None:
     worker = hasattr(config, "workerinput")
     if worker:
         torch.set_num_threads(1)  # the processes share the cores: threads that wait for one another take them from all
-    started = suite(settings.tier, settings.device, settings.clauses, settings.dtypes)
-    folder = None if worker else settings.report
-    recorder = Recorder(selection.implementations, started, folder, _targets(settings, selection))
+    started = suite_of(settings.tier, settings.device, settings.clauses, settings.dtypes)
+    folder, targets = None if worker else settings.report, _targets(settings, selection)
+    subjects = [subject_of(i, targets.get(i.name, "")) for i in selection.implementations]
+    recorder = Recorder(subjects, started, folder)
     config.stash[KEY] = SuiteSession(settings, selection, recorder)
 
 
@@ -255,17 +258,17 @@ class LastLines:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> Iterator[None]:
-        config = session.config
+        config, state = session.config, self.state
         terminal = config.pluginmanager.get_plugin("terminalreporter")
         try:
             yield
         except Exception as error:
             config.notify_exception(pytest.ExceptionInfo.from_exception(error), config.option)
-            self.state.crashed = True
+            state.crashed = True
             session.exitstatus = ExitStatus.SUITE_ERROR
         status = int(session.exitstatus)
-        if terminal is not None and (self.state.recorder.events or status == ExitStatus.SUITE_ERROR):
-            for number, line in enumerate(next_steps(status, self.state.settings, self.state.recorder)):
+        if terminal is not None and (state.recorder.events or status == ExitStatus.SUITE_ERROR):
+            for number, line in enumerate(next_steps(status, state.settings, state.selection, state.recorder)):
                 terminal.write_line(f"{'     ' if number else 'next:'} {line}")
 
 
@@ -291,6 +294,8 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
             _explain(config, int(exitstatus))
     finally:
         state.recorder.close()
+    if state.recorder.failed_views:
+        session.exitstatus = ExitStatus.SUITE_ERROR
     _silence_the_idle(config)
 
 
@@ -303,12 +308,12 @@ def _explain(config: pytest.Config, status: int) -> None:
     state = config.stash[KEY]
     settings, recorder = state.settings, state.recorder
     if status == ExitStatus.FAILS:
-        post_run.record_diagnoses(recorder, settings.device, state.adapter_mistakes)
+        post_run.record_diagnoses(recorder, state.selection.implementations, settings.device, state.adapter_mistakes)
         _explain_failures(config)
     if status not in (ExitStatus.CONFORMS, ExitStatus.FAILS) or settings.clauses or not recorder.verdicts:
         return
     if settings.candidates or settings.report:
-        post_run.record_observations(recorder, settings.dtypes, settings.device, settings.report is not None)
+        post_run.record_observations(recorder, state.selection.implementations, settings, settings.report is not None)
 
 
 def _explain_failures(config: pytest.Config) -> None:
@@ -316,7 +321,7 @@ def _explain_failures(config: pytest.Config) -> None:
     state, reports = config.stash[KEY], _failed_reports(config)
     reduced = set[str]()
     command = partial(again, state.settings, state.recorder.targets)
-    for artifacts in post_run.record_failures(state.recorder, state.settings, command):
+    for artifacts in post_run.record_failures(state.recorder, state.selection.implementations, state.settings, command):
         verdict = artifacts.verdict
         first = verdict.implementation not in reduced
         if artifacts.found is not None:
@@ -371,5 +376,8 @@ def _summarise(terminalreporter: pytest.TerminalReporter, state: SuiteSession) -
         terminalreporter.write_line(line)
     for line in proposed(state.recorder.verdicts, run.diagnoses) if settings.propose else ():
         terminalreporter.write_line(line)
+    failed_views = state.recorder.failed_views
+    for name, reason in failed_views.items():
+        terminalreporter.write_line(f"ERROR  {name} could not be made: {reason}", red=True)
     if settings.report is not None:
-        terminalreporter.write_line(f"report: {settings.report / 'report.html'}")
+        terminalreporter.write_line(f"report: {settings.report / (ERRORS if failed_views else 'report.html')}")

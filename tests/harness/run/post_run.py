@@ -11,53 +11,62 @@ from attention_conformance.spec.features import Feature
 from attention_conformance.tests.harness.explain.counterexample import lines
 from attention_conformance.tests.harness.explain.diagnosis import diagnose, failing_checks
 from attention_conformance.tests.harness.explain.failure_artifacts import FOLDER, Explained, explained
-from attention_conformance.tests.harness.explain.failure_numbers import shown, weight_map
 from attention_conformance.tests.harness.judge.clause_tests import Selection, claimed, clause_tests
 from attention_conformance.tests.harness.judge.observed_conventions import DISAGREEMENTS, observations
 from attention_conformance.tests.harness.judge.settings import RunSettings
 from attention_conformance.tests.harness.run.command_lines import replaying
-from attention_conformance.tests.report.model import Diagnosed, Observed
+from attention_conformance.tests.harness.run.failure_numbers import failure_record, weight_map
+from attention_conformance.tests.report.model import DiagnosisRecord, ObservationRecord
 from attention_conformance.tests.report.recorder import Recorder
 from attention_conformance.tests.report.verdict import Verdict
 
 
 def record_diagnoses(
-    recorder: Recorder, device: str, adapter_mistakes: Mapping[str, tuple[str, ...]] | None = None
+    recorder: Recorder,
+    implementations: Sequence[Implementation],
+    device: str,
+    adapter_mistakes: Mapping[str, tuple[str, ...]] | None = None,
 ) -> None:
     """Records what explains the failures of each implementation: mistakes of its adapter, and a known defect."""
-    for implementation in recorder.implementations:
+    for implementation in implementations:
         own = [v for v in recorder.verdicts if v.implementation == implementation.name]
         dtypes = list(dict.fromkeys(v.dtype for v in own))
         diagnosis = diagnose(implementation, failing_checks(own), device, dtypes)
         mistakes = (adapter_mistakes or {}).get(implementation.name, ())
         if texts := [*mistakes, *([str(diagnosis)] if diagnosis else [])]:
-            recorder.add(Diagnosed(implementation.name, "; ".join(texts)))
+            recorder.add(DiagnosisRecord(implementation.name, "; ".join(texts)))
 
 
 def record_failures(
-    recorder: Recorder, settings: RunSettings, command: Callable[[str, str, str], str], replayable: bool = True
+    recorder: Recorder,
+    implementations: Sequence[Implementation],
+    settings: RunSettings,
+    command: Callable[[str, str, str], str],
+    replayable: bool = True,
 ) -> Iterator[Explained]:
     """Every failure with its artifacts, recorded with its numbers where there is a report.
 
     `command` makes the command line that runs a failure again, from implementation, clause and dtype; `replayable` is
     False where no failure file can be written.
     """
-    implementations = {i.name: i for i in recorder.implementations}
-    for artifacts in explained(recorder.implementations, recorder.verdicts, settings, recorder.targets):
+    by_name = {i.name: i for i in implementations}
+    for artifacts in explained(implementations, recorder.verdicts, settings, recorder.targets):
         if settings.report is not None:
             name, file = artifacts.verdict.implementation, artifacts.file
             place = settings if replayable else replace(settings, report=None)
-            recorder.add(shown(artifacts, implementations[name], place, command(name, file.clause, file.dtype)))
+            recorder.add(failure_record(artifacts, by_name[name], place, command(name, file.clause, file.dtype)))
         yield artifacts
 
 
-def record_observations(recorder: Recorder, dtypes: tuple[str, ...], device: str, weights: bool) -> None:
+def record_observations(
+    recorder: Recorder, implementations: Sequence[Implementation], settings: RunSettings, weights: bool
+) -> None:
     """Records the answers of each implementation where the field disagrees, and with `weights` its weights."""
-    for implementation in recorder.implementations:
-        answers = observations(implementation, DISAGREEMENTS, dtypes, device)
-        recorder.add(Observed(implementation.name, answers))
+    for implementation in implementations:
+        answers = observations(implementation, DISAGREEMENTS, settings.dtypes, settings.device)
+        recorder.add(ObservationRecord(implementation.name, answers))
         if weights:
-            recorder.add(weight_map(implementation, device))
+            recorder.add(weight_map(implementation, settings.device))
 
 
 def failure_lines(artifacts: Explained, settings: RunSettings, with_numbers: bool) -> Iterator[str]:
