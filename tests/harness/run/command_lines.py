@@ -63,8 +63,7 @@ def installed_command() -> str:
         found = shutil.which(INSTALLED)
         return INSTALLED if found and Path(found).resolve() == program.resolve() else join([str(program)])
     if program.resolve() in MAINS:
-        module = "attention_conformance" if MAINS[0].is_file() else "attention_conformance.tests.cli"
-        return f"{join([_from_here(sys.executable)])} -m {module}"
+        return f"{join([_from_here(sys.executable)])} -m attention_conformance"
     return ""
 
 
