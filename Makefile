@@ -58,7 +58,7 @@ defects: $(READY)
 	$(RUN) -m attention_conformance.implementations.defects.catalogue_page
 
 audit-score: $(READY)
-	$(RUN) -m attention_conformance.tests.measurements.audit
+	$(RUN) -m attention_conformance.tests.measurements.audit_score
 
 conventions: $(READY)
 	$(RUN) -m attention_conformance.tests.measurements.conventions

@@ -131,7 +131,7 @@ def _explain(given: argparse.Namespace, rest: list[str]) -> int:
 
 def _audit(given: argparse.Namespace, rest: list[str]) -> int:
     options = _passed(given, ("--write", "--force", "--device", "--seconds"))
-    return launch.program("attention_conformance.implementations.discovery.audit", [given.target, *options, *rest])
+    return launch.program("attention_conformance.tests.cli.audit_command", [given.target, *options, *rest])
 
 
 def _bench(given: argparse.Namespace, rest: list[str]) -> int:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from attention_conformance.implementations.discovery.audit import __main__ as audit
+from attention_conformance.tests.cli import audit_command
 from attention_conformance.tests.cli import launch as suite
 from attention_conformance.tests.cli.main import COMMANDS, main, read
 from attention_conformance.tests.harness.run.exit_status import ExitStatus
@@ -24,7 +24,7 @@ from attention_conformance.tests.report.views import VIEWS
 pytest_plugins = ["pytester"]
 
 EXAMPLES = ROOT / "docs" / "examples"
-AUDIT, DIFF = "attention_conformance.implementations.discovery.audit", diff.__name__
+AUDIT, DIFF = audit_command.__name__, diff.__name__
 WORKFLOW, HOOK = EXAMPLES / "github-workflow.yml", EXAMPLES / "pre-commit-hook.yaml"
 PUBLIC = {"actions/checkout@v4", "actions/setup-python@v5", "actions/upload-artifact@v4"}
 """Steps of others that the workflow may use; they exist."""
@@ -71,7 +71,7 @@ def test_what_a_command_hands_on(handed: list[list[str]], line: str, expected: l
     assert [word for word in handed[0] if word not in defaults and word != tests] == expected
 
 
-@pytest.mark.parametrize(("command", "program"), [("audit", audit.main), ("report-diff", diff.main)])
+@pytest.mark.parametrize(("command", "program"), [("audit", audit_command.main), ("report-diff", diff.main)])
 def test_programs_of_the_suite_take_here_what_they_take_alone(
     capsys: pytest.CaptureFixture[str], command: str, program: Callable[[list[str]], int]
 ) -> None:

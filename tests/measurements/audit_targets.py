@@ -15,9 +15,9 @@ from attention_conformance.implementations.builtin.inhouse.fused import FusedAtt
 from attention_conformance.implementations.builtin.inhouse.numpy_attention import attention
 from attention_conformance.implementations.builtin.inhouse.tiled import tiled_attention
 from attention_conformance.implementations.builtin.sources import a, b, c, d, e
-from attention_conformance.implementations.discovery.audit.findings import ABSENT, OFFERED
-from attention_conformance.implementations.discovery.audit.masks import MASKED_OUT, MAY_ATTEND
-from attention_conformance.implementations.discovery.audit.numbers import RIGHT
+from attention_conformance.implementations.discovery.extra_options import OFFERED
+from attention_conformance.implementations.discovery.findings import ABSENT, MASKED_OUT, MAY_ATTEND
+from attention_conformance.implementations.discovery.probe_scores import RIGHT
 from attention_conformance.spec.problem import Array
 
 Known: TypeAlias = Mapping[str, str]
@@ -164,7 +164,7 @@ TARGETS: Mapping[str, tuple[Any, Known]] = {
             "causal alignment": "top-left",
             "row emptied by a boolean mask": "zeros",
             "row emptied by minus infinity": "zeros",
-            "causal flag beside a mask": "both hold, or refused",
+            "causal flag with a mask": "both hold, or refused",
             "group order": "consecutive",
             "dropout": OFFERED,
             "gradients": OFFERED,
@@ -202,7 +202,7 @@ TARGETS: Mapping[str, tuple[Any, Known]] = {
     "source A": (a.MultiHeadSelfAttention, {**_MODULE, "heads": "many", "Lq other than Lk": ABSENT}),
     "source B": (b.Self_Attention, {**_MODULE, "heads": "one", "parameters": "biases"}),
     "source C": (c.MultiHeadAttention, {**_MODULE, "heads": "many", "parameters": "biases"}),
-    "source D": (d.MultiHeadAttention, {**_MODULE, "heads": "many", "key and value apart": OFFERED}),
+    "source D": (d.MultiHeadAttention, {**_MODULE, "heads": "many", "separate key and value": OFFERED}),
     "source E": (e.MultiHeadAttention, {**_MODULE, "row emptied by a boolean mask": "zeros"}),
     "blhd_masked_out": (
         blhd_masked_out,

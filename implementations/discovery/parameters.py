@@ -1,4 +1,4 @@
-"""Spellings: what the parameters of a module are, told by their names."""
+"""Parameters: which weights and biases a module holds, read from their names."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ LAYERS: Mapping[str, str] = {
     for roles, words in _WORDS.items()
     for spelling in (*(p.format(w) for w in words for p in _PATTERNS), *_PECULIAR.get(roles, ()))
 }
-"""The name of a linear layer, in lower case -> the roles of what it holds, one below the other."""
+"""The name of a linear layer, in lower case -> the roles of its rows, one after the other."""
 
 _LISTS = ("linears", "projections", "linear_layers")
 _NUMBERED = {"0": "q", "1": "k", "2": "v", "3": "o"}
-"""What the layers of a list of four hold, in the order in which they are used."""
+"""The roles of the layers in a list of four, in the order in which they are used."""
 
 ACCEPTED = (
     "the names of nn.MultiheadAttention, or nn.Linear layers for q, k, v (or qkv, kv) and out, spelled like "
@@ -41,7 +41,7 @@ ACCEPTED = (
 
 
 def place_of(path: str) -> str | Packed | None:
-    """The name in `Problem.parameters` of what a parameter holds, told by the end of its path."""
+    """The name in `Problem.parameters` of what a parameter holds, read from the end of its path."""
     *owners, part = path.split(".")
     if part in PLACES:
         return PLACES[part]
@@ -55,12 +55,12 @@ def place_of(path: str) -> str | Packed | None:
 
 
 def find_places(module: nn.Module) -> dict[str, str | Packed]:
-    """Where the module keeps what, as far as its names say."""
+    """What each parameter of the module holds, as far as their names say."""
     return {path: place for path, _ in module.named_parameters() if (place := place_of(path))}
 
 
-def held(module: nn.Module) -> dict[str, str]:
-    """What the module holds: name in `Problem.parameters` -> path."""
+def named_parameters(module: nn.Module) -> dict[str, str]:
+    """The paths of the module's parameters, by their names in `Problem.parameters`."""
     return {name: path for path, place in find_places(module).items() for name in _names(place)}
 
 
@@ -73,26 +73,25 @@ def check_parameters(module: nn.Module, widths: tuple[int, int, int]) -> None:
 
     Raises:
         TargetError: a parameter has an unknown name or another shape than in nn.Linear, or a projection is
-            missing, there twice, or partly biased.
+            missing, exists twice, or has biases in part.
     """
-    found: dict[str, str] = {}
+    paths: dict[str, str] = {}
     for path, parameter in module.named_parameters():
         place = place_of(path)
         if place is None or not _is_linear(module, path):
-            shape = tuple(parameter.shape)
-            what = f"its parameter {path!r} {shape}"
-            raise TargetError(f"the suite does not know {what}: use {ACCEPTED}, {ADAPTER}")
+            unknown = f"its parameter {path!r} {tuple(parameter.shape)}"
+            raise TargetError(f"the suite does not know {unknown}: use {ACCEPTED}, {ADAPTER}")
         _check_shape(path, tuple(parameter.shape), _names(place), widths)
         for name in _names(place):
-            if name in found:
-                both = f"{found[name]!r} and {path!r}"
+            if name in paths:
+                both = f"{paths[name]!r} and {path!r}"
                 raise TargetError(f"its parameters {both} are both named as {name}: rename one, {ADAPTER}")
-            found[name] = path
-    _check_complete(found)
+            paths[name] = path
+    _check_complete(paths)
 
 
 def _is_linear(module: nn.Module, path: str) -> bool:
-    """Other layers may keep their weights transposed, which a square shape hides."""
+    """Other layers may hold their weights transposed, which a square shape hides."""
     owner, _, part = path.rpartition(".")
     return part in PLACES or isinstance(module.get_submodule(owner), nn.Linear)
 
@@ -102,18 +101,18 @@ def _check_shape(path: str, shape: tuple[int, ...], names: tuple[str, ...], widt
     rows = widths[0] * len(names)
     expected = (rows, columns.get(names[0], widths[0])) if names[0].startswith("w_") else (rows,)
     if shape != expected:
-        what = f"{', '.join(names)} at embed_dim={widths[0]}"
+        held = f"{', '.join(names)} at embed_dim={widths[0]}"
         raise TargetError(
-            f"its parameter {path!r} has shape {shape}, expected {expected} for {what}: "
+            f"its parameter {path!r} has shape {shape}, expected {expected} for {held}: "
             f"store it as nn.Linear does, {ADAPTER}"
         )
 
 
-def _check_complete(found: Mapping[str, str]) -> None:
+def _check_complete(paths: Mapping[str, str]) -> None:
     for role, name in (("query", "w_q"), ("key", "w_k"), ("value", "w_v")):
-        if name not in found:
+        if name not in paths:
             raise TargetError(f"it has no parameter for the {role} projection: use {ACCEPTED}, {ADAPTER}")
-    biased = [name for name in ("b_q", "b_k", "b_v") if name in found]
+    biased = [name for name in ("b_q", "b_k", "b_v") if name in paths]
     if len(biased) not in (0, 3):
         some = " and ".join(biased)
         raise TargetError(f"of b_q, b_k and b_v it has only {some}: give it all or none, {ADAPTER}")
