@@ -31,11 +31,10 @@ def slug(name: str) -> str:
     return name.replace(".", "")
 
 
-def targets(clauses: Mapping[str, Clause], catalogue: str) -> dict[str, str]:
-    """Where each clause and each defect of the catalogue's page is explained: a page, and an anchor."""
+def targets(clauses: Mapping[str, Clause], defects: Iterable[Defect]) -> dict[str, str]:
+    """Where each clause and each defect is explained: a page, and an anchor."""
     of_clauses = {name: f"spec/{clause.chapter}.md#{slug(name)}" for name, clause in clauses.items()}
-    defects = re.findall(r"^### (\S+)$", catalogue, re.MULTILINE)
-    return {name: f"defects.md#{name}" for name in defects} | of_clauses
+    return {defect.id: f"defects.md#{defect.id}" for defect in defects} | of_clauses
 
 
 def with_names_linked(text: str, page: str, targets: Mapping[str, str]) -> str:

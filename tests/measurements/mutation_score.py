@@ -197,7 +197,7 @@ def sole_kills(found: Iterable[Outcome]) -> Counter[str]:
     return Counter(each.clauses[0] for each in found if len(each.clauses) == 1)
 
 
-def smallest_sets(found: Sequence[Outcome], kills: int) -> list[str]:
+def smallest_set(found: Sequence[Outcome], kills: int) -> list[str]:
     """Clauses, the most telling first, that kill every defect so often, or as often as it is killed at all."""
     wanted = {each.defect: min(kills, len(each.clauses)) for each in found if each.kills}
     chosen: list[str] = []

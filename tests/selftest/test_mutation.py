@@ -16,7 +16,7 @@ from attention_conformance.tests.measurements.mutation_score import (
     needed,
     outcome,
     pairs,
-    smallest_sets,
+    smallest_set,
     sole_kills,
 )
 
@@ -70,8 +70,8 @@ def test_complaints_of_clauses() -> None:
 def test_clauses_that_nothing_replaces() -> None:
     first, second = found("first", "masks.bool"), found("second", "masks.bool", "causal.square")
     assert sole_kills([first, second]) == {"masks.bool": 1}
-    assert smallest_sets([first, second], 1) == ["masks.bool"]
-    assert set(smallest_sets([first, second], 2)) == {"masks.bool", "causal.square"}
+    assert smallest_set([first, second], 1) == ["masks.bool"]
+    assert set(smallest_set([first, second], 2)) == {"masks.bool", "causal.square"}
 
 
 def test_options_that_nothing_replaces() -> None:
