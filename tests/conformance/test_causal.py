@@ -10,12 +10,12 @@ from attention_conformance.reference.expected import Expected
 from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Padding, Pattern, Scores
 from attention_conformance.spec.features import CausalWithMask
 from attention_conformance.spec.problem import Array
-from attention_conformance.tests.harness.judge.clause_tests import clause
+from attention_conformance.tests.harness.judge.clause_tests import clause, row, table
 from attention_conformance.tests.harness.judge.judge import Judge
 from attention_conformance.tests.harness.judge.relations import changed, deep, taking
 
 SQUARE = Case(causal=True).sized(query_length=7, key_length=7)
-BESIDE = (
+MASKS = (
     (MaskKind.BOOL, MaskShape.FULL),
     (MaskKind.BOOL, MaskShape.SAMPLE),
     (MaskKind.BOOL, MaskShape.HEAD),
@@ -25,13 +25,29 @@ BESIDE = (
     (MaskKind.FLOAT, MaskShape.SHARED),
     (MaskKind.INFINITE, MaskShape.SAMPLE),
 )
-"""Masks that stand beside a causal flag."""
+"""Masks that are combined with the causal flag."""
+PADDED = replace(SQUARE, padding=Padding.RIGHT)
 
-
-@clause("causal.square")
-def test_square(judge: Judge) -> None:
-    for case in judge.cases(SQUARE, *(SQUARE.sized(query_length=n, key_length=n) for n in (1, 2, 17, 33))):
-        judge.assert_conforms(case)
+CLAUSES = table(
+    row("causal.square", SQUARE, *(SQUARE.sized(query_length=n, key_length=n) for n in (1, 2, 17, 33))),
+    row(
+        "causal.alignment",
+        *(SQUARE.sized(query_length=q, key_length=k) for q, k in ((3, 7), (1, 7), (7, 8), (5, 33))),
+    ),
+    row("causal.empty-rows", *(SQUARE.sized(query_length=q, key_length=k) for q, k in ((7, 3), (9, 8), (5, 1)))),
+    row(
+        "causal.any-scale",
+        *(replace(SQUARE, scale=scale, seed=n) for n, scale in enumerate((0.0, 0.0, -0.7, -0.7))),
+        context="a causal flag and scale {case.scale:g}",
+    ),
+    row(
+        "causal.any-scores",
+        lambda claimed: deep(claimed.empty_row_causal, replace(SQUARE, scores=Scores.VERY_NEGATIVE)),
+        *(replace(SQUARE, scores=kind) for kind in (Scores.ONE_HOT, Scores.RISING)),
+        context="a causal flag and {case.scores} scores",
+    ),
+    row("causal.with-padding", PADDED, PADDED.sized(batch=4), PADDED.sized(query_length=17, key_length=17)),
+)
 
 
 @clause("causal.no-future")
@@ -50,42 +66,12 @@ def test_no_future(judge: Judge) -> None:
         judge.assert_answers(case, problem, past, context, of=taking(np.arange(now), -2))
 
 
-@clause("causal.alignment")
-def test_alignment(judge: Judge) -> None:
-    flag = Case(causal=True)
-    lengths = ((3, 7), (1, 7), (7, 8), (5, 33))
-    for case in judge.cases(*(flag.sized(query_length=q, key_length=k) for q, k in lengths)):
-        judge.assert_conforms(case)
-
-
-@clause("causal.empty-rows")
-def test_empty_rows(judge: Judge) -> None:
-    for case in judge.cases(
-        *(Case(causal=True).sized(query_length=q, key_length=k) for q, k in ((7, 3), (9, 8), (5, 1)))
-    ):
-        judge.assert_conforms(case)
-
-
-@clause("causal.any-scale")
-def test_any_scale(judge: Judge) -> None:
-    for case in judge.cases(*(replace(SQUARE, scale=scale, seed=n) for n, scale in enumerate((0.0, 0.0, -0.7, -0.7)))):
-        judge.assert_conforms(case, context=f"a causal flag and scale {case.scale:g}")
-
-
-@clause("causal.any-scores")
-def test_any_scores(judge: Judge) -> None:
-    others = (replace(SQUARE, scores=kind) for kind in (Scores.ONE_HOT, Scores.RISING))
-    very_negative = deep(judge.conventions.empty_row_causal, replace(SQUARE, scores=Scores.VERY_NEGATIVE))
-    for case in judge.cases(*very_negative, *others):
-        judge.assert_conforms(case, context=f"a causal flag and {case.scores} scores")
-
-
 @clause("causal.with-mask")
 def test_with_mask(judge: Judge) -> None:
     policy = judge.conventions.causal_with_mask
-    for case in judge.cases(*(replace(SQUARE, mask=kind, mask_shape=shape) for kind, shape in BESIDE)):
+    for case in judge.cases(*(replace(SQUARE, mask=kind, mask_shape=shape) for kind, shape in MASKS)):
         if policy is CausalWithMask.ERROR:
-            judge.assert_refuses(case, judge.problem(case).forward_only(), "a causal flag beside a mask")
+            judge.assert_refuses(case, judge.problem(case).forward_only(), "a causal flag combined with a mask")
         elif policy is CausalWithMask.EITHER:
             judge.assert_conforms_or_refuses(case)
         else:
@@ -104,13 +90,6 @@ def test_emptied_with_mask(judge: Judge) -> None:
             judge.assert_conforms(case, context="the mask leaves only the last key, the flag hides it")
         else:
             judge.assert_conforms_or_refuses(case, context="the mask leaves only the last key, the flag hides it")
-
-
-@clause("causal.with-padding")
-def test_with_padding(judge: Judge) -> None:
-    padded = replace(SQUARE, padding=Padding.RIGHT)
-    for case in judge.cases(padded, padded.sized(batch=4), padded.sized(query_length=17, key_length=17)):
-        judge.assert_conforms(case)
 
 
 @clause("causal.padded-start")

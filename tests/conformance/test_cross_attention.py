@@ -8,7 +8,7 @@ from dataclasses import replace
 from attention_conformance.implementations.api.contract import Unsupported
 from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Padding, Sharing
-from attention_conformance.tests.harness.judge.clause_tests import clause
+from attention_conformance.tests.harness.judge.clause_tests import clause, row, table
 from attention_conformance.tests.harness.judge.judge import Judge
 
 SHARED = (
@@ -22,40 +22,27 @@ SHARED = (
     Case(seed=208, mask=MaskKind.BOOL).sized(query_length=7, num_heads=2),
     Case(seed=209, padding=Padding.LEFT).sized(query_length=7, num_heads=4),
 )
-"""Some have the same shapes: what is kept from one call would show in another. Some have an even number of heads."""
+"""Some have the same shapes: anything kept from one call would show in another. Some have an even number of heads."""
 
 
-@clause("cross-attention.sources")
-def test_sources(judge: Judge) -> None:
-    for case in judge.cases(Case(seed=21), Case(seed=22).sized(query_length=6, key_length=6)):
-        judge.assert_conforms(case)
-
-
-@clause("cross-attention.lengths")
-def test_lengths(judge: Judge) -> None:
-    for case in judge.cases(*(Case(seed=23).sized(query_length=q, key_length=k) for q, k in ((3, 8), (8, 3), (2, 31)))):
-        judge.assert_conforms(case)
-
-
-@clause("cross-attention.single-query")
-def test_single_query(judge: Judge) -> None:
-    for case in judge.cases(
+CLAUSES = table(
+    row("cross-attention.sources", Case(seed=21), Case(seed=22).sized(query_length=6, key_length=6)),
+    row(
+        "cross-attention.lengths",
+        *(Case(seed=23).sized(query_length=q, key_length=k) for q, k in ((3, 8), (8, 3), (2, 31))),
+    ),
+    row(
+        "cross-attention.single-query",
         *(Case(seed=24, score_std=3.0).sized(query_length=1, key_length=k) for k in (1, 7, 65)),
         Case(seed=25, mask=MaskKind.BOOL).sized(query_length=1),
-    ):
-        judge.assert_conforms(case)
-
-
-@clause("cross-attention.key-value")
-def test_key_value(judge: Judge) -> None:
-    for case in judge.cases(Case(seed=26).sized(d_k=4, d_v=4), Case(seed=27, value_scale=10.0).sized(d_k=4, d_v=4)):
-        judge.assert_conforms(case, context="keys make the scores, values are summed")
-
-
-@clause("cross-attention.widths")
-def test_widths(judge: Judge) -> None:
-    for case in judge.cases(Case(seed=28), Case(seed=29).sized(num_heads=2, d_k=7)):
-        judge.assert_conforms(case)
+    ),
+    row(
+        "cross-attention.key-value",
+        *(Case(seed=26).sized(d_k=4, d_v=4), Case(seed=27, value_scale=10.0).sized(d_k=4, d_v=4)),
+        context="keys make the scores, values are summed",
+    ),
+    row("cross-attention.widths", Case(seed=28), Case(seed=29).sized(num_heads=2, d_k=7)),
+)
 
 
 @clause("cross-attention.shared-inputs")

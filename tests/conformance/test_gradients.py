@@ -11,7 +11,7 @@ from attention_conformance.reference.expected import solve
 from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Padding, Pattern, Poison, Scores
 from attention_conformance.spec.features import EmptyRow, Scope
 from attention_conformance.spec.problem import Problem
-from attention_conformance.tests.harness.judge.clause_tests import clause
+from attention_conformance.tests.harness.judge.clause_tests import clause, row, table
 from attention_conformance.tests.harness.judge.comparison import compare
 from attention_conformance.tests.harness.judge.judge import Judge, part_of
 
@@ -25,24 +25,19 @@ ORDINARY = (
     Case(seed=57, score_std=3.0).sized(batch=1, query_length=17, key_length=33),
     Case(seed=59, score_std=0.5).sized(key_length=4),  # gentle: bfloat16 leaves its gradients some digits
 )
+RANKS = (MaskShape.HEADS_ONLY, MaskShape.KEYS_ONLY)
 
-
-@clause("gradients.query")
-def test_query(judge: Judge) -> None:
-    for case in judge.cases(*ORDINARY):
-        judge.assert_conforms(case, "gradients.query")
-
-
-@clause("gradients.key")
-def test_key(judge: Judge) -> None:
-    for case in judge.cases(*ORDINARY):
-        judge.assert_conforms(case, "gradients.key")
-
-
-@clause("gradients.value")
-def test_value(judge: Judge) -> None:
-    for case in judge.cases(*ORDINARY):
-        judge.assert_conforms(case, "gradients.value")
+CLAUSES = table(
+    row("gradients.query", *ORDINARY, parts=("gradients.query",)),
+    row("gradients.key", *ORDINARY, parts=("gradients.key",)),
+    row("gradients.value", *ORDINARY, parts=("gradients.value",)),
+    row(
+        "gradients.float-mask",
+        *(Case(seed=61, mask=MaskKind.FLOAT, mask_shape=shape) for shape in MaskShape if shape not in RANKS),
+        *(Case(seed=62, mask=MaskKind.INFINITE, mask_shape=shape) for shape in (MaskShape.FULL, MaskShape.SHARED)),
+        parts=("gradients.attn_mask",),
+    ),
+)
 
 
 @clause("gradients.parameters")
@@ -50,15 +45,6 @@ def test_parameters(judge: Judge) -> None:
     for case in judge.cases(*ORDINARY[:3], Case(seed=58).sized(num_heads=2, d_k=6)):
         names = judge.problem(case).parameters
         judge.assert_conforms(case, *(f"gradients.{name}" for name in names))
-
-
-@clause("gradients.float-mask")
-def test_float_mask(judge: Judge) -> None:
-    ranks = (MaskShape.HEADS_ONLY, MaskShape.KEYS_ONLY)
-    finite = (Case(seed=61, mask=MaskKind.FLOAT, mask_shape=shape) for shape in MaskShape if shape not in ranks)
-    infinite = (Case(seed=62, mask=MaskKind.INFINITE, mask_shape=shape) for shape in (MaskShape.FULL, MaskShape.SHARED))
-    for case in judge.cases(*finite, *infinite):
-        judge.assert_conforms(case, "gradients.attn_mask")
 
 
 @clause("gradients.masked")

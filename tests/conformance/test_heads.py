@@ -1,4 +1,4 @@
-"""Chapter 4, heads: how they are split and merged, and that they do not know of each other."""
+"""Chapter 4, heads: how they are split and merged, and that they are independent of each other."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from attention_conformance.reference.expected import Expected
 from attention_conformance.spec.cases import Case, Scores, Sizes
 from attention_conformance.spec.features import Scope
 from attention_conformance.spec.problem import Array, Problem
-from attention_conformance.tests.harness.judge.clause_tests import clause
+from attention_conformance.tests.harness.judge.clause_tests import clause, row, table
 from attention_conformance.tests.harness.judge.judge import Judge
 from attention_conformance.tests.harness.judge.relations import Change, changed
+
+FITS_BOTH_WAYS = Sizes(batch=2, num_heads=3, query_length=3, key_length=3, d_k=3, d_v=3)
 
 
 @clause("heads.independent")
@@ -66,17 +68,17 @@ def _assert_module_heads_independent(judge: Judge, case: Case, problem: Problem)
     judge.assert_answers(case, other, Expected(value, bound), context, of=lambda o: o[..., kept])
 
 
-@clause("heads.split")
-def test_split(judge: Judge) -> None:
-    fits_both_ways = Sizes(batch=2, num_heads=3, query_length=3, key_length=3, d_k=3, d_v=3)
-    for case in judge.cases(Case(), Case(fits_both_ways), Case(score_std=4.0).sized(batch=1, num_heads=2)):
-        judge.assert_conforms(case, context="head h takes columns h * d .. (h + 1) * d - 1 of each projection")
-
-
-@clause("heads.merge")
-def test_merge(judge: Judge) -> None:
-    """With equal scores every query of a head has the same output, so that only the merge can go wrong."""
-    for case in judge.cases(Case(scores=Scores.EQUAL), Case(scores=Scores.EQUAL).sized(num_heads=2, key_length=4)):
-        judge.assert_conforms(case, context="head h gives columns h * d_v .. (h + 1) * d_v - 1 of the joined heads")
-    for case in judge.cases(Case(seed=7)):
-        judge.assert_conforms(case)
+CLAUSES = table(
+    row(
+        "heads.split",
+        *(Case(), Case(FITS_BOTH_WAYS), Case(score_std=4.0).sized(batch=1, num_heads=2)),
+        context="head h takes columns h * d .. (h + 1) * d - 1 of each projection",
+    ),
+    # With equal scores every query of a head has the same output, so that only the merge can go wrong.
+    row(
+        "heads.merge",
+        *(Case(scores=Scores.EQUAL), Case(scores=Scores.EQUAL).sized(num_heads=2, key_length=4)),
+        context="head h gives columns h * d_v .. (h + 1) * d_v - 1 of the joined heads",
+    ),
+    row("heads.merge", Case(seed=7)),
+)

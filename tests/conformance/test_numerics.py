@@ -10,31 +10,43 @@ from attention_conformance.implementations.api.safe_call import CandidateError
 from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Pattern, Scores, Values
 from attention_conformance.spec.features import Feature
 from attention_conformance.spec.problem import Array
-from attention_conformance.tests.harness.judge.clause_tests import clause
+from attention_conformance.tests.harness.judge.clause_tests import ALL_PARTS, clause, row, table
 from attention_conformance.tests.harness.judge.judge import Judge
 from attention_conformance.tests.harness.judge.relations import changed
 
 HALF = ("bfloat16", "float16")
+STEEP = Case(seed=31, score_std=3.0)
+ONE_HOT = Case(scores=Scores.ONE_HOT)
+SINGLE_KEY = Case(scores=Scores.EQUAL, mask=MaskKind.BOOL, pattern=Pattern.SINGLE_KEY, mask_shape=MaskShape.SHARED)
+OVERFLOWING = Case(scores=Scores.OVERFLOWING)
 
-
-@clause("numerics.working-precision", dtypes=("float64",))
-def test_working_precision(judge: Judge) -> None:
-    wanted = Case(seed=31, score_std=3.0)
-    # With d_k = 5 the scale is no number of float32.
-    for case in judge.cases(wanted, wanted.sized(key_length=33, d_k=16), wanted.sized(d_k=5, d_v=5)):
-        judge.assert_conforms(case, context="float64 in, less than float64 inside")
-
-
-@clause("numerics.bound")
-def test_bound(judge: Judge) -> None:
-    for case in judge.cases(*(Case(seed=40 + n, score_std=1.0 + n).sized(key_length=5 + 6 * n) for n in range(4))):
-        judge.assert_conforms(case, *judge.parts())
-
-
-@clause("numerics.peaked-rows")
-def test_spread(judge: Judge) -> None:
-    for case in judge.cases(*(Case(seed=n, score_std=s) for n, s in enumerate((5.0, 10.0, 30.0, 100.0)))):
-        judge.assert_conforms(case)
+CLAUSES = table(
+    row(
+        "numerics.working-precision",
+        # With d_k = 5 the scale is no number of float32.
+        *(STEEP, STEEP.sized(key_length=33, d_k=16), STEEP.sized(d_k=5, d_v=5)),
+        dtypes=("float64",),
+        context="float64 in, less than float64 inside",
+    ),
+    row(
+        "numerics.bound",
+        *(Case(seed=40 + n, score_std=1.0 + n).sized(key_length=5 + 6 * n) for n in range(4)),
+        parts=ALL_PARTS,
+    ),
+    row("numerics.peaked-rows", *(Case(seed=n, score_std=s) for n, s in enumerate((5.0, 10.0, 30.0, 100.0)))),
+    row(
+        "numerics.exact",
+        *(ONE_HOT, ONE_HOT.sized(key_length=16), ONE_HOT.sized(query_length=16, key_length=16), SINGLE_KEY),
+        exactly=True,
+        context="all other weights are 0, so that one value row is the output",
+    ),
+    row(
+        "numerics.half-range",
+        *(OVERFLOWING, replace(OVERFLOWING, seed=1).sized(key_length=9)),
+        dtypes=("float16",),
+        context="q . k is beyond the range of float16, the scaled score is not",
+    ),
+)
 
 
 @clause("numerics.accumulation")
@@ -49,26 +61,6 @@ def test_accumulation(judge: Judge) -> None:
     most = [equal.sized(key_length=16387)] if judge.dtype in HALF and Feature.CROSS in judge.claims else []
     for case in judge.cases(equal.sized(key_length=1025), equal.sized(key_length=longest), score_std, *most):
         judge.assert_conforms(case, context=f"{case.sizes.key_length} keys")
-
-
-@clause("numerics.exact")
-def test_exact(judge: Judge) -> None:
-    one_hot = Case(scores=Scores.ONE_HOT)
-    single = Case(scores=Scores.EQUAL, mask=MaskKind.BOOL, pattern=Pattern.SINGLE_KEY, mask_shape=MaskShape.SHARED)
-    for case in judge.cases(
-        one_hot, one_hot.sized(key_length=16), one_hot.sized(query_length=16, key_length=16), single
-    ):
-        judge.assert_conforms(
-            case, exactly=True, context="all other weights are 0, so that one value row is the output"
-        )
-
-
-@clause("numerics.half-range", dtypes=("float16",))
-def test_half_range(judge: Judge) -> None:
-    for case in judge.cases(
-        Case(scores=Scores.OVERFLOWING), Case(scores=Scores.OVERFLOWING, seed=1).sized(key_length=9)
-    ):
-        judge.assert_conforms(case, context="q . k is beyond the range of float16, the scaled score is not")
 
 
 @clause("numerics.nan-propagates")

@@ -1,4 +1,4 @@
-"""Chapter 24, packed: several documents in one sequence, none of which knows of the others."""
+"""Chapter 24, packed: several documents in one sequence, each independent of the others."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from attention_conformance.spec.cases import Case
 from attention_conformance.spec.extensions import Packing
 from attention_conformance.spec.features import Conventions, WindowCount
 from attention_conformance.spec.problem import Array, Problem
-from attention_conformance.tests.harness.judge.clause_tests import clause
+from attention_conformance.tests.harness.judge.clause_tests import Rule, clause, row, table
 from attention_conformance.tests.harness.judge.judge import Judge
 from attention_conformance.tests.harness.judge.relations import Change, taking
 
@@ -35,11 +35,37 @@ def sized(case: Case) -> tuple[Case, ...]:
     return tuple(case.sized(query_length=q, key_length=k) for q, k in lengths)
 
 
-@clause("packed.segments")
-def test_segments(judge: Judge) -> None:
-    same = SEGMENTS.sized(batch=3, num_heads=3, query_length=3, key_length=3)
-    for case in judge.cases(*sized(SEGMENTS), same, SEGMENTS.sized(query_length=17, key_length=33)):
-        judge.assert_conforms(case)
+def positioned(packed: Case) -> tuple[Case | Rule, ...]:
+    """Windows that empty no row, rotations and ALiBi, with the causal flag and without."""
+    square, causal = packed.sized(**LONG), replace(packed, causal=True)
+
+    def windowed(claimed: Conventions) -> tuple[Case, ...]:
+        left = 2 if claimed.window_count is WindowCount.INCLUDING else 1
+        return square.extended(left=left, right=0), replace(square, causal=True).extended(left=left)
+
+    both = ((case.extended(rotary_base=50.0), case.extended(alibi=True)) for case in (packed, causal))
+    return windowed, *(case for pair in both for case in pair)
+
+
+def _empty(packing: Packing) -> tuple[Case, ...]:
+    case = Case().extended(packing=packing)
+    return case, case.sized(**LONG), replace(case, causal=True)
+
+
+NO_KEY = "the second document has queries, and no key"
+
+CLAUSES = table(
+    row(
+        "packed.segments",
+        *(*sized(SEGMENTS), SEGMENTS.sized(batch=3, num_heads=3, query_length=3, key_length=3)),
+        SEGMENTS.sized(query_length=17, key_length=33),
+    ),
+    row("packed.causal", *sized(replace(SEGMENTS, causal=True))),
+    row("packed.positions", *positioned(SEGMENTS)),
+    row("packed.empty-segment", *_empty(Packing.EMPTY_SEGMENT), context=NO_KEY),
+    row("packed.lengths-positions", *sized(replace(LENGTHS, causal=True)), *positioned(LENGTHS)),
+    row("packed.empty-document", *_empty(Packing.EMPTY_DOCUMENT), context=NO_KEY),
+)
 
 
 @clause("packed.ids")
@@ -62,27 +88,6 @@ def test_scattered(judge: Judge) -> None:
         scattered = _renamed(judge.problem(case).forward_only(), taking(ORDER, -1))
         expected = judge.solve(scattered).parts["output"]
         judge.assert_answers(case, scattered, expected, "the tokens of a document lie apart")
-
-
-@clause("packed.causal")
-def test_causal(judge: Judge) -> None:
-    for case in judge.cases(*sized(replace(SEGMENTS, causal=True))):
-        judge.assert_conforms(case)
-
-
-@clause("packed.positions")
-def test_positions(judge: Judge) -> None:
-    for case in judge.cases(*_placed(SEGMENTS, judge.conventions)):
-        judge.assert_conforms(case)
-
-
-def _placed(packed: Case, conventions: Conventions) -> Iterator[Case]:
-    """Windows that empty no row, rotations and ALiBi, with the causal flag and without."""
-    own = 1 if conventions.window_count is WindowCount.INCLUDING else 0
-    square = packed.sized(**LONG)
-    yield from (square.extended(left=1 + own, right=0), replace(square, causal=True).extended(left=1 + own))
-    for case in (packed, replace(packed, causal=True)):
-        yield from (case.extended(rotary_base=50.0), case.extended(alibi=True))
 
 
 @clause("packed.same-as-separate")
@@ -172,13 +177,6 @@ def _chosen(mask: Array) -> Change:
     return lambda array: np.asarray(array[mask])
 
 
-@clause("packed.empty-segment")
-def test_empty_segment(judge: Judge) -> None:
-    empty = Case().extended(packing=Packing.EMPTY_SEGMENT)
-    for case in judge.cases(empty, empty.sized(**LONG), replace(empty, causal=True)):
-        judge.assert_conforms(case, context="the second segment has queries, and no key")
-
-
 @clause("packed.one-document")
 def test_one_document(judge: Judge) -> None:
     for case in judge.cases(SEGMENTS, replace(SEGMENTS, causal=True), replace(SEGMENTS, causal=True).sized(**LONG)):
@@ -234,16 +232,3 @@ def test_lengths(judge: Judge) -> None:
         lengths = {name: np.array([whole.extras[name].sum()]) for name in ("query_lengths", "key_lengths")}
         expected = judge.solve(_unpacked(whole)).parts["output"]
         judge.assert_answers(case, whole.with_arrays(lengths), expected, "one document of the whole length")
-
-
-@clause("packed.lengths-positions")
-def test_lengths_positions(judge: Judge) -> None:
-    for case in judge.cases(*sized(replace(LENGTHS, causal=True)), *_placed(LENGTHS, judge.conventions)):
-        judge.assert_conforms(case)
-
-
-@clause("packed.empty-document")
-def test_empty_document(judge: Judge) -> None:
-    empty = Case().extended(packing=Packing.EMPTY_DOCUMENT)
-    for case in judge.cases(empty, empty.sized(**LONG), replace(empty, causal=True)):
-        judge.assert_conforms(case, context="the second document has queries, and no key")

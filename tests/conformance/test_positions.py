@@ -13,7 +13,7 @@ from attention_conformance.reference.expected import Expected
 from attention_conformance.reference.pipeline import Pipeline
 from attention_conformance.spec.cases import Case, MaskKind, Padding, Sizes
 from attention_conformance.spec.problem import Array, Problem
-from attention_conformance.tests.harness.judge.clause_tests import clause
+from attention_conformance.tests.harness.judge.clause_tests import clause, row, table
 from attention_conformance.tests.harness.judge.comparison import compare
 from attention_conformance.tests.harness.judge.judge import Judge
 from attention_conformance.tests.harness.judge.relations import changed, taking
@@ -22,11 +22,83 @@ SQUARE = Case().sized(query_length=7, key_length=7)
 ALIKE = Case().sized(num_heads=5, query_length=5, key_length=5)
 """As many heads as queries and keys: a slope or a table laid along the wrong axis fits."""
 STARTS = ((1, 6), (3, 4), (5, 1))
-"""Queries, and where the first one stands before 7 keys."""
+"""Numbers of queries, and the position of the first one; there are 7 keys."""
 FAR = (2003, 4099)
 """Positions that no half type holds: bfloat16 ends at 256, float16 at 2048."""
+LONG = (
+    Case(score_std=4.0)
+    .sized(batch=1, num_heads=1, query_length=3, key_length=2099)
+    .extended(rotary_base=10.0, query_start=2097)
+)
 POWERS = (1, 2, 4, 8, 16, 64)
 OTHERS = (3, 5, 6, 7, 12, 20, 40, 71, 112)
+ROTATED, QUICK = (SQUARE.extended(rotary_base=base) for base in (10000.0, 10.0))
+GENTLE_ROTATED = replace(SQUARE, score_std=0.5).extended(rotary_base=20.0)
+GROUPED = Sizes(num_heads=6, num_kv_heads=3, query_length=7, key_length=7)
+ALIBI = SQUARE.extended(alibi=True)
+CAUSAL_ALIBI = replace(ALIBI, causal=True)
+BIASED = SQUARE.extended(relative_bias=2)
+GENTLE_BIASED = replace(BIASED, score_std=0.5)
+FAR_START = "the first query is at position {case.extension.query_start}"
+
+
+def _starting(case: Case) -> list[Case]:
+    """The case with queries that start later, and one that continues a sequence under the causal flag."""
+    later = [case.sized(query_length=queries).extended(query_start=start) for queries, start in STARTS]
+    return [*later, replace(later[1], causal=True)]
+
+
+CLAUSES = table(
+    row(
+        "positions.rotary",
+        *(ROTATED, QUICK.sized(d_k=8), QUICK.sized(d_k=2), QUICK.sized(d_k=6, query_length=17, key_length=17)),
+        *(replace(ROTATED, causal=True, seed=1), replace(QUICK, mask=MaskKind.FLOAT, seed=2)),
+        replace(QUICK, sizes=GROUPED),
+    ),
+    row("positions.rotary-start", *_starting(SQUARE.extended(rotary_base=20.0))),
+    row(
+        "positions.rotary-far",
+        *(Case().extended(rotary_base=base, query_start=start) for base in (10000.0, 10.0) for start in FAR),
+        LONG,
+        context=FAR_START,
+    ),
+    row(
+        "positions.rotary-gradient",
+        *(GENTLE_ROTATED, GENTLE_ROTATED.sized(d_k=6, key_length=4, query_length=4)),
+        replace(GENTLE_ROTATED, sizes=GROUPED),
+        parts=("gradients.query", "gradients.key"),
+    ),
+    row(
+        "positions.alibi",
+        *(ALIBI, ALIKE.extended(alibi=True), ALIBI.sized(query_length=33, key_length=33)),
+        *(replace(ALIBI, mask=MaskKind.FLOAT), replace(ALIBI, mask=MaskKind.BOOL, padding=Padding.LEFT)),
+        *(replace(ALIBI, scale=0.2), ALIBI.extended(softcap=1.5)),
+    ),
+    row(
+        "positions.alibi-causal",
+        *(CAUSAL_ALIBI, CAUSAL_ALIBI.sized(query_length=17, key_length=17)),
+        replace(CAUSAL_ALIBI, padding=Padding.RIGHT),
+    ),
+    row("positions.alibi-start", *_starting(ALIBI)),
+    row(
+        "positions.alibi-far",
+        *(Case().extended(alibi=True, query_start=start) for start in FAR),
+        dtypes=("float64", "float32"),
+        context=FAR_START,
+    ),
+    row(
+        "positions.relative-bias",
+        *(BIASED, ALIKE.extended(relative_bias=2), BIASED.extended(relative_bias=1), BIASED.extended(relative_bias=9)),
+        *(replace(BIASED, mask=MaskKind.INFINITE), replace(BIASED, causal=True)),
+        *(replace(BIASED, scale=0.2), BIASED.extended(softcap=1.5)),
+    ),
+    row("positions.relative-start", *_starting(SQUARE.extended(relative_bias=3))),
+    row(
+        "positions.relative-gradient",
+        *(GENTLE_BIASED, replace(GENTLE_BIASED, causal=True), GENTLE_BIASED.extended(relative_bias=9)),
+        parts=("gradients.relative_bias",),
+    ),
+)
 
 
 @clause("positions.sinusoids")
@@ -68,32 +140,15 @@ def test_sinusoids_length(judge: Judge) -> None:
         _assert_function(judge, "sinusoids", (length, width), lambda dtype, start=beginning: start)  # type: ignore[misc]
 
 
-@clause("positions.rotary")
-def test_rotary(judge: Judge) -> None:
-    rotated = SQUARE.extended(rotary_base=10000.0)
-    quick = SQUARE.extended(rotary_base=10.0)
-    cases = (
-        rotated,
-        quick.sized(d_k=8),
-        quick.sized(d_k=2),
-        quick.sized(d_k=6, query_length=17, key_length=17),
-        replace(rotated, causal=True, seed=1),
-        replace(quick, mask=MaskKind.FLOAT, seed=2),
-        replace(quick, sizes=Sizes(num_heads=6, num_kv_heads=3, query_length=7, key_length=7)),
-    )
-    for case in judge.cases(*cases):
-        judge.assert_conforms(case)
-
-
 @clause("positions.rotary-norm")
 def test_rotary_norm(judge: Judge) -> None:
     for case in judge.cases(SQUARE.extended(rotary_base=50.0), SQUARE.sized(d_k=6).extended(rotary_base=10000.0)):
         for place in (1, case.sizes.key_length - 1):
-            _assert_as_if_unturned(judge, case, place)
+            _assert_as_if_not_rotated(judge, case, place)
 
 
-def _assert_as_if_unturned(judge: Judge, case: Case, place: int) -> None:
-    """All keys are 0, whichever way they are turned, but the one at the query's own position."""
+def _assert_as_if_not_rotated(judge: Judge, case: Case, place: int) -> None:
+    """All keys are 0, and rotation leaves them 0, except the one at the query's own position."""
 
     def alone(rows: Array) -> Array:
         kept = rows[..., place, :].copy()
@@ -102,8 +157,8 @@ def _assert_as_if_unturned(judge: Judge, case: Case, place: int) -> None:
         return rows
 
     problem = changed(judge.problem(case).forward_only(), key=alone)
-    unturned = replace(problem, extension=replace(problem.extension, rotary_base=None))
-    value, bound = Pipeline().run(unturned, judge.conventions).output, judge.solve(problem).parts["output"].bound
+    not_rotated = replace(problem, extension=replace(problem.extension, rotary_base=None))
+    value, bound = Pipeline().run(not_rotated, judge.conventions).output, judge.solve(problem).parts["output"].bound
     row = taking(np.array([place]), -2)
     context = f"only key {place} is not 0, and query {place} stands at its position"
     judge.assert_answers(case, problem, Expected(row(value), row(bound)), context, of=row)
@@ -146,70 +201,6 @@ def _moved(problem: Problem, steps: int) -> Problem:
     return replace(later, attn_mask=np.broadcast_to(seen, (1, 1, 1, len(seen))).copy(), extension=extension)
 
 
-@clause("positions.rotary-start")
-def test_rotary_start(judge: Judge) -> None:
-    for case in judge.cases(*_starting(SQUARE.extended(rotary_base=20.0))):
-        judge.assert_conforms(case)
-
-
-def _starting(case: Case) -> list[Case]:
-    """The case with queries that start later, and one that continues a sequence under the causal flag."""
-    later = [case.sized(query_length=queries).extended(query_start=start) for queries, start in STARTS]
-    return [*later, replace(later[1], causal=True)]
-
-
-@clause("positions.rotary-far")
-def test_rotary_far(judge: Judge) -> None:
-    slow, quick = (Case().extended(rotary_base=base) for base in (10000.0, 10.0))
-    far = [case.extended(query_start=start) for case in (slow, quick) for start in FAR]
-    long = quick.sized(batch=1, num_heads=1, query_length=3, key_length=2099).extended(query_start=2097)
-    for case in judge.cases(*far, replace(long, score_std=4.0)):
-        judge.assert_conforms(case, context=f"the first query stands at position {case.extension.query_start}")
-
-
-@clause("positions.rotary-gradient")
-def test_rotary_gradient(judge: Judge) -> None:
-    rotated = replace(SQUARE, score_std=0.5).extended(rotary_base=20.0)
-    grouped = replace(rotated, sizes=Sizes(num_heads=6, num_kv_heads=3, query_length=7, key_length=7))
-    for case in judge.cases(rotated, rotated.sized(d_k=6, key_length=4, query_length=4), grouped):
-        judge.assert_conforms(case, "gradients.query", "gradients.key")
-
-
-@clause("positions.alibi")
-def test_alibi(judge: Judge) -> None:
-    case = SQUARE.extended(alibi=True)
-    cases = (
-        case,
-        ALIKE.extended(alibi=True),
-        case.sized(query_length=33, key_length=33),
-        replace(case, mask=MaskKind.FLOAT),
-        replace(case, mask=MaskKind.BOOL, padding=Padding.LEFT),
-        replace(case, scale=0.2),
-        case.extended(softcap=1.5),
-    )
-    for each in judge.cases(*cases):
-        judge.assert_conforms(each)
-
-
-@clause("positions.alibi-causal")
-def test_alibi_causal(judge: Judge) -> None:
-    case = replace(SQUARE, causal=True).extended(alibi=True)
-    for each in judge.cases(case, case.sized(query_length=17, key_length=17), replace(case, padding=Padding.RIGHT)):
-        judge.assert_conforms(each)
-
-
-@clause("positions.alibi-start")
-def test_alibi_start(judge: Judge) -> None:
-    for case in judge.cases(*_starting(SQUARE.extended(alibi=True))):
-        judge.assert_conforms(case)
-
-
-@clause("positions.alibi-far", dtypes=("float64", "float32"))
-def test_alibi_far(judge: Judge) -> None:
-    for case in judge.cases(*(Case().extended(alibi=True, query_start=start) for start in FAR)):
-        judge.assert_conforms(case, context=f"the first query stands at position {case.extension.query_start}")
-
-
 @clause("positions.alibi-slopes")
 def test_alibi_slopes(judge: Judge) -> None:
     for num_heads in POWERS:
@@ -225,33 +216,3 @@ def test_alibi_any_heads(judge: Judge) -> None:
 def _assert_slopes(judge: Judge, num_heads: int) -> None:
     rule = judge.conventions.alibi_rule
     _assert_function(judge, "alibi_slopes", (num_heads,), lambda dtype: alibi_slopes(num_heads, rule, dtype))
-
-
-@clause("positions.relative-bias")
-def test_relative_bias(judge: Judge) -> None:
-    case = SQUARE.extended(relative_bias=2)
-    cases = (
-        case,
-        ALIKE.extended(relative_bias=2),
-        case.extended(relative_bias=1),
-        case.extended(relative_bias=9),
-        replace(case, mask=MaskKind.INFINITE),
-        replace(case, causal=True),
-        replace(case, scale=0.2),
-        case.extended(softcap=1.5),
-    )
-    for each in judge.cases(*cases):
-        judge.assert_conforms(each)
-
-
-@clause("positions.relative-start")
-def test_relative_start(judge: Judge) -> None:
-    for case in judge.cases(*_starting(SQUARE.extended(relative_bias=3))):
-        judge.assert_conforms(case)
-
-
-@clause("positions.relative-gradient")
-def test_relative_gradient(judge: Judge) -> None:
-    case = replace(SQUARE, score_std=0.5).extended(relative_bias=2)
-    for each in judge.cases(case, replace(case, causal=True), case.extended(relative_bias=9)):
-        judge.assert_conforms(each, "gradients.relative_bias")

@@ -7,7 +7,7 @@ import numpy as np
 from attention_conformance.reference.expected import Expected, solve
 from attention_conformance.spec.cases import Case
 from attention_conformance.spec.problem import Array
-from attention_conformance.tests.harness.judge.clause_tests import clause
+from attention_conformance.tests.harness.judge.clause_tests import clause, row, table
 from attention_conformance.tests.harness.judge.judge import Judge
 from attention_conformance.tests.harness.judge.relations import changed
 
@@ -54,12 +54,6 @@ def test_bias(judge: Judge) -> None:
     _assert_with(judge, "only the biases of the projections are left", "w_q", "w_k", "w_v")
 
 
-@clause("projections.output")
-def test_output(judge: Judge) -> None:
-    for case in judge.cases(*ORDINARY):
-        judge.assert_conforms(case, context="the joined heads go through the output projection")
-
-
 @clause("projections.output-bias")
 def test_output_bias(judge: Judge) -> None:
     for case in judge.cases(*ORDINARY):
@@ -70,7 +64,10 @@ def test_output_bias(judge: Judge) -> None:
         judge.assert_answers(case, problem, expected, "with W^O set to zero, the output is its bias")
 
 
-@clause("projections.total-width")
-def test_total_width(judge: Judge) -> None:
-    for case in judge.cases(*(Case(seed=13).sized(num_heads=h, d_k=d, d_v=d + 1) for h, d in ((1, 8), (2, 6), (5, 2)))):
-        judge.assert_conforms(case)
+CLAUSES = table(
+    row("projections.output", *ORDINARY, context="the joined heads go through the output projection"),
+    row(
+        "projections.total-width",
+        *(Case(seed=13).sized(num_heads=h, d_k=d, d_v=d + 1) for h, d in ((1, 8), (2, 6), (5, 2))),
+    ),
+)

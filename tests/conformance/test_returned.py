@@ -11,9 +11,9 @@ from attention_conformance.reference.expected import Expected
 from attention_conformance.reference.stages import share
 from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Padding, Pattern, Scores, Sizes
 from attention_conformance.spec.extensions import Packing
-from attention_conformance.spec.features import Alignment, Feature
+from attention_conformance.spec.features import Alignment, Conventions, Feature
 from attention_conformance.spec.problem import Array
-from attention_conformance.tests.harness.judge.clause_tests import clause
+from attention_conformance.tests.harness.judge.clause_tests import clause, row, table
 from attention_conformance.tests.harness.judge.comparison import compare
 from attention_conformance.tests.harness.judge.judge import Judge, part_of
 from attention_conformance.tests.harness.judge.merging import assert_merges
@@ -38,26 +38,48 @@ OPTIONS = (
     Case().extended(packing=Packing.SEGMENTS),
 )
 """Every option that moves weights, one by one."""
+SINGLE_GROUP = GROUPED.sized(num_kv_heads=1)
+NO_KEY = "the log-sum-exp of a row without keys is minus infinity"
+EACH_HEAD = "one for each query head"
+MASKED_GROUPS = replace(GROUPED, mask=MaskKind.BOOL, mask_shape=MaskShape.HEAD)
 
 
-@clause("returned.base")
-def test_base(judge: Judge) -> None:
-    for case in judge.cases(*(Case(scores=Scores.EQUAL).sized(key_length=n) for n in (8, 2, 5))):
-        context = f"the logarithm of {case.sizes.key_length} to the base {judge.conventions.log_sum_exp_base}"
-        judge.assert_conforms(case, "log_sum_exp", context=context)
+def _emptied_by_flag(claimed: Conventions) -> list[Case]:
+    emptied = claimed.causal_alignment is Alignment.BOTTOM_RIGHT
+    return [Case(causal=True).sized(query_length=7, key_length=3)] if emptied else []
 
 
-@clause("returned.empty-row")
-def test_empty_row(judge: Judge) -> None:
-    cases = [replace(EMPTY, mask=MaskKind.INFINITE), EMPTY.sized(key_length=1), Case(padding=Padding.EMPTY_SAMPLE)]
-    cases.append(Case(mask=MaskKind.BOOL, padding=Padding.EMPTY_SAMPLE))
-    cases += [Case().extended(packing=packing) for packing in (Packing.EMPTY_SEGMENT, Packing.EMPTY_DOCUMENT)]
-    if judge.conventions.causal_alignment is Alignment.BOTTOM_RIGHT:
-        cases.append(Case(causal=True).sized(query_length=7, key_length=3))
-    if Feature.EMPTY_SIZES in judge.claims:
-        cases.append(Case().sized(key_length=0))
-    for case in judge.cases(*cases):
-        judge.assert_conforms(case, "log_sum_exp", context="the log-sum-exp of a row without keys is minus infinity")
+CLAUSES = table(
+    row(
+        "returned.base",
+        *(Case(scores=Scores.EQUAL).sized(key_length=n) for n in (8, 2, 5)),
+        parts=("log_sum_exp",),
+        context="the logarithm of {case.sizes.key_length} to the base {claimed.log_sum_exp_base}",
+    ),
+    row(
+        "returned.empty-row",
+        *(replace(EMPTY, mask=MaskKind.INFINITE), EMPTY.sized(key_length=1), Case(padding=Padding.EMPTY_SAMPLE)),
+        Case(mask=MaskKind.BOOL, padding=Padding.EMPTY_SAMPLE),
+        *(Case().extended(packing=packing) for packing in (Packing.EMPTY_SEGMENT, Packing.EMPTY_DOCUMENT)),
+        _emptied_by_flag,
+        parts=("log_sum_exp",),
+        context=NO_KEY,
+    ),
+    row(
+        "returned.empty-row",
+        Case().sized(key_length=0),
+        parts=("log_sum_exp",),
+        context=NO_KEY,
+        feature=Feature.EMPTY_SIZES,
+    ),
+    row("returned.grouped-weights", GROUPED, SINGLE_GROUP, MASKED_GROUPS, parts=("weights",), context=EACH_HEAD),
+    row(
+        "returned.grouped-log-sum-exp",
+        *(GROUPED, SINGLE_GROUP, MASKED_GROUPS),
+        parts=("log_sum_exp",),
+        context=EACH_HEAD,
+    ),
+)
 
 
 @clause("returned.empty-parts")
@@ -86,22 +108,6 @@ def test_mixture(judge: Judge) -> None:
         mixed = result.weights.astype(np.float64) @ value
         told = Expected(mixed, weights.bound @ np.abs(value) + output.bound)
         judge.record(case, compare("output", result.output, told, judge.dtype), "against the weights times the values")
-
-
-@clause("returned.grouped-weights")
-def test_grouped_weights(judge: Judge) -> None:
-    _assert_grouped(judge, "weights")
-
-
-@clause("returned.grouped-log-sum-exp")
-def test_grouped_log_sum_exp(judge: Judge) -> None:
-    _assert_grouped(judge, "log_sum_exp")
-
-
-def _assert_grouped(judge: Judge, part: str) -> None:
-    single = GROUPED.sized(num_kv_heads=1)
-    for case in judge.cases(GROUPED, single, replace(GROUPED, mask=MaskKind.BOOL, mask_shape=MaskShape.HEAD)):
-        judge.assert_conforms(case, part, context="one for each query head")
 
 
 @clause("returned.weights-with-gradients")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import sqrt
 from statistics import NormalDist
 
@@ -9,53 +10,34 @@ import numpy as np
 
 from attention_conformance.implementations.api.safe_call import CandidateError
 from attention_conformance.spec.cases import Case, MaskKind, Sizes
-from attention_conformance.tests.harness.judge.clause_tests import clause
+from attention_conformance.tests.harness.judge.clause_tests import clause, row, table
 from attention_conformance.tests.harness.judge.judge import Judge
 from attention_conformance.tests.harness.judge.relations import changed
 
+WIDTHS = ((1, 2), (3, 5), (4, 4), (8, 3), (16, 64), (33, 31))
+"""d_k and d_v."""
+ADDED = Case(mask=MaskKind.FLOAT)
 FALSE_ALARM = 1e-10
 """Probability that a right implementation is accused by the statistical clause, in one dtype."""
 
 
-@clause("scores.dot-product")
-def test_dot_product(judge: Judge) -> None:
-    for case in judge.cases(Case(), Case(seed=1, score_std=3.0), Case(seed=2).sized(query_length=4, key_length=4)):
-        judge.assert_conforms(case)
-
-
-@clause("scores.scale-default")
-def test_scale_default(judge: Judge) -> None:
-    widths = ((1, 2), (3, 5), (4, 4), (8, 3), (16, 64), (33, 31))
-    for case in judge.cases(*(Case(seed=d_k).sized(d_k=d_k, d_v=d_v) for d_k, d_v in widths)):
-        judge.assert_conforms(case)
-
-
-@clause("scores.scale-explicit")
-def test_scale_explicit(judge: Judge) -> None:
-    for case in judge.cases(*(Case(seed=3, scale=scale) for scale in (0.25, 0.37, 1.0, 2.5))):
-        judge.assert_conforms(case)
-
-
-@clause("scores.scale-zero")
-def test_scale_zero(judge: Judge) -> None:
-    for case in judge.cases(Case(scale=0.0), Case(scale=0.0, score_std=30.0, mask=MaskKind.BOOL)):
-        judge.assert_conforms(case, context="with scale 0 every key that may be seen weighs the same")
-
-
-@clause("scores.scale-negative")
-def test_scale_negative(judge: Judge) -> None:
-    plain = (Case(scale=-0.4), Case(scale=-1.0, mask=MaskKind.BOOL), Case(scale=-2.0))
-    # Scores so far apart that the exponential overflows where the least of them is taken for the largest.
-    wide = (Case(seed=4, scale=-200.0, score_std=2.0), Case(seed=5, scale=-200.0, score_std=2.0, mask=MaskKind.BOOL))
-    for case in judge.cases(*plain, *wide):
-        judge.assert_conforms(case)
-
-
-@clause("scores.bias-after-scale")
-def test_bias_after_scale(judge: Judge) -> None:
-    mask = MaskKind.FLOAT
-    for case in judge.cases(Case(mask=mask).sized(d_k=9), Case(mask=mask, scale=0.2), Case(mask=mask, scale=0.0)):
-        judge.assert_conforms(case)
+CLAUSES = table(
+    row("scores.dot-product", Case(), Case(seed=1, score_std=3.0), Case(seed=2).sized(query_length=4, key_length=4)),
+    row("scores.scale-default", *(Case(seed=d_k).sized(d_k=d_k, d_v=d_v) for d_k, d_v in WIDTHS)),
+    row("scores.scale-explicit", *(Case(seed=3, scale=scale) for scale in (0.25, 0.37, 1.0, 2.5))),
+    row(
+        "scores.scale-zero",
+        *(Case(scale=0.0), Case(scale=0.0, score_std=30.0, mask=MaskKind.BOOL)),
+        context="with scale 0 every key that may be seen weighs the same",
+    ),
+    row(
+        "scores.scale-negative",
+        *(Case(scale=-0.4), Case(scale=-1.0, mask=MaskKind.BOOL), Case(scale=-2.0)),
+        # Scores so far apart that the exponential overflows where the smallest is taken for the largest.
+        *(Case(seed=4, scale=-200.0, score_std=2.0), Case(seed=5, scale=-200.0, score_std=2.0, mask=MaskKind.BOOL)),
+    ),
+    row("scores.bias-after-scale", ADDED.sized(d_k=9), replace(ADDED, scale=0.2), replace(ADDED, scale=0.0)),
+)
 
 
 @clause("scores.unit-variance")

@@ -17,7 +17,7 @@ from attention_conformance.spec.covering import combinations
 from attention_conformance.spec.extensions import Packing
 from attention_conformance.spec.features import Alignment, EmptyRow
 from attention_conformance.spec.problem import DTYPES, lay_out
-from attention_conformance.tests.harness.judge.clause_tests import clause
+from attention_conformance.tests.harness.judge.clause_tests import clause, row, table
 from attention_conformance.tests.harness.judge.judge import Judge
 from attention_conformance.tests.harness.judge.relations import taking
 from attention_conformance.tests.harness.judge.search import search
@@ -31,6 +31,12 @@ COINCIDENT = (
     Sizes(batch=1, num_heads=4, query_length=3, key_length=6, d_k=6, d_v=3),
     Sizes(batch=3, num_heads=1, query_length=6, key_length=5, d_k=3, d_v=4),
     Sizes(batch=2, num_heads=3, query_length=1, key_length=9, d_k=9, d_v=9),
+)
+ONE_OF_EACH_MASK = (
+    Case(seed=1),
+    Case(seed=2, mask=MaskKind.BOOL, mask_shape=MaskShape.SAMPLE),
+    Case(seed=3, mask=MaskKind.FLOAT, mask_shape=MaskShape.HEAD),
+    Case(seed=4, padding=Padding.RIGHT),
 )
 EDGES = (15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 257, 513)
 SQUARES = (15, 16, 17, 33, 64, 65, 128, 129, 257)
@@ -81,6 +87,19 @@ MOST = 80_000
 """Scores in a large case: more cost more than they show."""
 WIDTHS = (1, 2, 3, 5, 7, 8, 15, 24, 33, 64, 65, 80, 96, 128, 129, 257)
 
+CLAUSES = table(
+    row(
+        "shapes.coincident",
+        *(replace(case, sizes=sizes) for sizes in COINCIDENT for case in ONE_OF_EACH_MASK),
+    ),
+    row("shapes.head-width", *(Case(seed=d).sized(batch=1, num_heads=2, d_k=d, d_v=d) for d in WIDTHS)),
+    row(
+        "shapes.empty",
+        *(Case().sized(batch=0), Case().sized(query_length=0), Case(mask=MaskKind.BOOL).sized(batch=0)),
+    ),
+    row("shapes.empty-keys", Case().sized(key_length=0), context="without keys the output is zeros"),
+)
+
 
 @clause("shapes.output")
 def test_output(judge: Judge) -> None:
@@ -88,18 +107,6 @@ def test_output(judge: Judge) -> None:
         value = judge.expected(case)["output"].value
         anything = Expected(value, np.full_like(value, np.finfo(float).max))
         judge.assert_answers(case, judge.problem(case).forward_only(), replace(anything, value=0 * value), "form")
-
-
-@clause("shapes.coincident")
-def test_coincident(judge: Judge) -> None:
-    for sizes in COINCIDENT:
-        for case in judge.cases(
-            Case(sizes, seed=1),
-            Case(sizes, seed=2, mask=MaskKind.BOOL, mask_shape=MaskShape.SAMPLE),
-            Case(sizes, seed=3, mask=MaskKind.FLOAT, mask_shape=MaskShape.HEAD),
-            Case(sizes, seed=4, padding=Padding.RIGHT),
-        ):
-            judge.assert_conforms(case)
 
 
 @clause("shapes.tile-edges")
@@ -156,12 +163,6 @@ def _further() -> Iterator[Case]:
         yield sized.sized(num_kv_heads=1)
 
 
-@clause("shapes.head-width")
-def test_head_width(judge: Judge) -> None:
-    for case in judge.cases(*(Case(seed=d).sized(batch=1, num_heads=2, d_k=d, d_v=d) for d in WIDTHS)):
-        judge.assert_conforms(case)
-
-
 @clause("shapes.combinations")
 def test_combinations(judge: Judge) -> None:
     def allowed(case: Case) -> bool:
@@ -203,17 +204,3 @@ def _assert_expanded_mask(judge: Judge, case: Case) -> None:
     whole = np.broadcast_to(np.asarray(handed.attn_mask), (s.batch, s.num_heads, s.query_length, s.key_length))
     expanded = handed.with_arrays({"attn_mask": whole})
     judge.assert_answers(case, expanded, judge.expected(case)["output"], "an expanded mask", as_is=True)
-
-
-@clause("shapes.empty")
-def test_empty(judge: Judge) -> None:
-    for case in judge.cases(
-        Case().sized(batch=0), Case().sized(query_length=0), Case(mask=MaskKind.BOOL).sized(batch=0)
-    ):
-        judge.assert_conforms(case)
-
-
-@clause("shapes.empty-keys")
-def test_empty_keys(judge: Judge) -> None:
-    for case in judge.cases(Case().sized(key_length=0)):
-        judge.assert_conforms(case, context="without keys the output is zeros")

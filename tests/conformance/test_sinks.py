@@ -1,4 +1,4 @@
-"""Chapter 22, sinks: learned logits, and further keys that every query sees, of zeros and learned ones."""
+"""Chapter 22, sinks: learned logits, and extra keys that every query sees, zeros and learned ones."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ import numpy as np
 
 from attention_conformance.implementations.api.safe_call import CandidateError
 from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Padding, Pattern, Sizes
-from attention_conformance.spec.features import Feature, Scope
+from attention_conformance.spec.features import Scope
 from attention_conformance.spec.problem import Problem
-from attention_conformance.tests.harness.judge.clause_tests import clause
+from attention_conformance.tests.harness.judge.clause_tests import clause, row, table
 from attention_conformance.tests.harness.judge.comparison import compare
 from attention_conformance.tests.harness.judge.judge import Judge, part_of
 from attention_conformance.tests.harness.judge.relations import Change, changed
 
 SINK = Case().extended(sinks=True)
 ZERO = Case().extended(zero_attn=True)
-LEARNED = Case().extended(bias_kv=True)
+BIAS_KV = Case().extended(bias_kv=True)
+BOTH = BIAS_KV.extended(zero_attn=True)
+GENTLE_SINK, GENTLE_ZERO, GENTLE_BIAS_KV = (replace(case, score_std=0.5) for case in (SINK, ZERO, BIAS_KV))
 ALIKE = {"num_heads": 5, "query_length": 5, "key_length": 5}
 """As many heads as queries and keys: a logit laid along the wrong axis fits."""
 SQUARE = {"query_length": 7, "key_length": 7}
@@ -28,43 +30,87 @@ RANGES = ((BEYOND, 0.0), (-BEYOND, 0.0), (0.0, -BEYOND), (0.0, BEYOND), (BEYOND,
 """What is added to sinks and to scores."""
 
 
-@clause("sinks.sum")
-def test_sum(judge: Judge) -> None:
-    grouped = replace(SINK, sizes=Sizes(num_heads=6, num_kv_heads=3))
-    scaled = (replace(SINK, scale=scale, seed=1) for scale in (0.2, -0.7, 0.0))
-    for case in judge.cases(SINK, SINK.sized(**ALIKE), SINK.sized(key_length=1), SINK.sized(d_k=8), grouped, *scaled):
-        judge.assert_conforms(case)
+def _masked(case: Case) -> Iterator[Case]:
+    """With attention masks and padding, alone and together, and with rows without other keys."""
+    for number, kind in enumerate((MaskKind.BOOL, MaskKind.FLOAT, MaskKind.INFINITE)):
+        yield replace(case, mask=kind, seed=number)
+        yield replace(case, mask=kind, mask_shape=MaskShape.SHARED, padding=Padding.LEFT, seed=number)
+    yield replace(case, padding=Padding.LEFT)
+    yield replace(case, padding=Padding.EMPTY_SAMPLE)
+    yield replace(case, mask=MaskKind.BOOL, pattern=Pattern.EMPTY_ROW)
+    yield replace(case, mask=MaskKind.BOOL, pattern=Pattern.LAST_KEY)
 
 
-@clause("sinks.softcap")
-def test_softcap(judge: Judge) -> None:
-    for case in judge.cases(*(replace(SINK, score_std=6.0).extended(softcap=cap) for cap in (0.7, 2.0))):
-        judge.assert_conforms(case)
+def _causal(case: Case) -> tuple[Case, ...]:
+    causal = replace(case, causal=True)
+    square = causal.sized(**SQUARE)
+    return (
+        *(square, causal, causal.sized(query_length=1), causal.sized(query_length=9)),
+        replace(square, padding=Padding.RIGHT),
+    )
 
 
-@clause("sinks.masks")
-def test_masks(judge: Judge) -> None:
-    causal = replace(SINK, causal=True).sized(**SQUARE)
-    cases = (
+CLAUSES = table(
+    row(
+        "sinks.sum",
+        *(SINK, SINK.sized(**ALIKE), SINK.sized(key_length=1), SINK.sized(d_k=8)),
+        replace(SINK, sizes=Sizes(num_heads=6, num_kv_heads=3)),
+        *(replace(SINK, scale=scale, seed=1) for scale in (0.2, -0.7, 0.0)),
+    ),
+    row("sinks.softcap", *(replace(SINK, score_std=6.0).extended(softcap=cap) for cap in (0.7, 2.0))),
+    row(
+        "sinks.masks",
         replace(SINK, mask=MaskKind.BOOL),
         replace(SINK, mask=MaskKind.BOOL, mask_shape=MaskShape.SHARED, padding=Padding.LEFT),
         replace(SINK, mask=MaskKind.INFINITE, seed=2),
         replace(SINK, mask=MaskKind.BOOL, pattern=Pattern.LAST_KEY),
         replace(SINK, padding=Padding.RIGHT),
-        causal,
-        replace(causal, padding=Padding.RIGHT, seed=3),
+        replace(SINK, causal=True).sized(**SQUARE),
+        replace(SINK, causal=True, padding=Padding.RIGHT, seed=3).sized(**SQUARE),
         SINK.extended(left=1, right=0),
-    )
-    for case in judge.cases(*cases):
-        judge.assert_conforms(case)
-
-
-@clause("sinks.empty-row")
-def test_empty_row(judge: Judge) -> None:
-    parts = ["output"] + ["log_sum_exp"] * (Feature.LOG_SUM_EXP in judge.claims)
-    emptied = [replace(SINK, mask=kind, pattern=Pattern.EMPTY_ROW) for kind in (MaskKind.BOOL, MaskKind.INFINITE)]
-    for case in judge.cases(*emptied, replace(SINK, padding=Padding.EMPTY_SAMPLE)):
-        judge.assert_conforms(case, *parts, context="a row without keys has a sink")
+    ),
+    row(
+        "sinks.empty-row",
+        *(replace(SINK, mask=kind, pattern=Pattern.EMPTY_ROW) for kind in (MaskKind.BOOL, MaskKind.INFINITE)),
+        replace(SINK, padding=Padding.EMPTY_SAMPLE),
+        parts=("output", "log_sum_exp"),
+        context="a row without keys has a sink",
+    ),
+    row(
+        "sinks.log-sum-exp",
+        *(SINK, SINK.sized(key_length=33), replace(SINK, mask=MaskKind.BOOL)),
+        parts=("log_sum_exp",),
+    ),
+    row("sinks.weights", SINK, replace(SINK, mask=MaskKind.BOOL), parts=("weights",)),
+    row(
+        "sinks.gradient",
+        *(GENTLE_SINK, replace(GENTLE_SINK, mask=MaskKind.BOOL).sized(**SQUARE), GENTLE_SINK.sized(key_length=2)),
+        parts=("gradients",),
+    ),
+    row(
+        "sinks.zero-attn",
+        *(ZERO, ZERO.sized(**ALIKE), ZERO.sized(key_length=1)),
+        *(ZERO.extended(alibi=True), ZERO.extended(left=1, right=0), ZERO.extended(relative_bias=2)),
+    ),
+    row("sinks.zero-attn", GENTLE_ZERO, parts=("gradients",)),
+    row("sinks.zero-attn-masks", *_masked(ZERO)),
+    row("sinks.zero-attn-causal", *_causal(ZERO)),
+    row("sinks.zero-attn-weights", ZERO, replace(ZERO, mask=MaskKind.BOOL), parts=("weights",)),
+    row("sinks.bias-kv", BIAS_KV, BIAS_KV.sized(**ALIKE), BIAS_KV.sized(batch=1), BIAS_KV.sized(key_length=1)),
+    row("sinks.bias-kv-masks", *_masked(BIAS_KV)),
+    row("sinks.bias-kv-causal", *_causal(BIAS_KV)),
+    row(
+        "sinks.bias-kv-gradient",
+        *(GENTLE_BIAS_KV, replace(GENTLE_BIAS_KV, mask=MaskKind.BOOL), GENTLE_BIAS_KV.sized(batch=3)),
+        parts=("gradients.bias_k", "gradients.bias_v"),
+    ),
+    row("sinks.bias-kv-weights", BIAS_KV, replace(BIAS_KV, mask=MaskKind.BOOL), parts=("weights",)),
+    row(
+        "sinks.zero-attn-and-bias-kv",
+        *(BOTH, replace(BOTH, mask=MaskKind.BOOL, padding=Padding.LEFT), BOTH.sized(key_length=1)),
+        parts=("output", "weights"),
+    ),
+)
 
 
 @clause("sinks.range")
@@ -106,111 +152,3 @@ def _assert_answered(judge: Judge, case: Case, problem: Problem, context: str) -
         return
     for part in (f"gradients.{name}" for name in problem.needs):
         judge.record(case, compare(part, part_of(result, part), expected[part], judge.dtype), context)
-
-
-@clause("sinks.log-sum-exp")
-def test_log_sum_exp(judge: Judge) -> None:
-    for case in judge.cases(SINK, SINK.sized(key_length=33), replace(SINK, mask=MaskKind.BOOL)):
-        judge.assert_conforms(case, "log_sum_exp")
-
-
-@clause("sinks.weights")
-def test_weights(judge: Judge) -> None:
-    for case in judge.cases(SINK, replace(SINK, mask=MaskKind.BOOL)):
-        judge.assert_conforms(case, "weights")
-
-
-@clause("sinks.gradient")
-def test_gradient(judge: Judge) -> None:
-    gentle = replace(SINK, score_std=0.5)
-    for case in judge.cases(gentle, replace(gentle, mask=MaskKind.BOOL).sized(**SQUARE), gentle.sized(key_length=2)):
-        judge.assert_conforms(case, "gradients")
-
-
-@clause("sinks.zero-attn")
-def test_zero_key(judge: Judge) -> None:
-    placed = (ZERO.extended(alibi=True), ZERO.extended(left=1, right=0), ZERO.extended(relative_bias=2))
-    for case in judge.cases(ZERO, ZERO.sized(**ALIKE), ZERO.sized(key_length=1), *placed):
-        judge.assert_conforms(case)
-    for case in judge.cases(replace(ZERO, score_std=0.5)):
-        judge.assert_conforms(case, "gradients")
-
-
-@clause("sinks.zero-attn-masks")
-def test_zero_key_masks(judge: Judge) -> None:
-    for case in judge.cases(*_masked(ZERO)):
-        judge.assert_conforms(case)
-
-
-def _masked(case: Case) -> Iterator[Case]:
-    """With attention masks and padding, alone and together, and with rows that they leave no key."""
-    for number, kind in enumerate((MaskKind.BOOL, MaskKind.FLOAT, MaskKind.INFINITE)):
-        yield replace(case, mask=kind, seed=number)
-        yield replace(case, mask=kind, mask_shape=MaskShape.SHARED, padding=Padding.LEFT, seed=number)
-    yield replace(case, padding=Padding.LEFT)
-    yield replace(case, padding=Padding.EMPTY_SAMPLE)
-    yield replace(case, mask=MaskKind.BOOL, pattern=Pattern.EMPTY_ROW)
-    yield replace(case, mask=MaskKind.BOOL, pattern=Pattern.LAST_KEY)
-
-
-@clause("sinks.zero-attn-causal")
-def test_zero_key_causal(judge: Judge) -> None:
-    for case in judge.cases(*_causal(ZERO)):
-        judge.assert_conforms(case)
-
-
-def _causal(case: Case) -> tuple[Case, ...]:
-    causal = replace(case, causal=True)
-    square = causal.sized(**SQUARE)
-    return (
-        square,
-        causal,
-        causal.sized(query_length=1),
-        causal.sized(query_length=9),
-        replace(square, padding=Padding.RIGHT),
-    )
-
-
-@clause("sinks.zero-attn-weights")
-def test_zero_key_weights(judge: Judge) -> None:
-    for case in judge.cases(ZERO, replace(ZERO, mask=MaskKind.BOOL)):
-        judge.assert_conforms(case, "weights")
-
-
-@clause("sinks.bias-kv")
-def test_learned_key(judge: Judge) -> None:
-    for case in judge.cases(LEARNED, LEARNED.sized(**ALIKE), LEARNED.sized(batch=1), LEARNED.sized(key_length=1)):
-        judge.assert_conforms(case)
-
-
-@clause("sinks.bias-kv-masks")
-def test_learned_key_masks(judge: Judge) -> None:
-    for case in judge.cases(*_masked(LEARNED)):
-        judge.assert_conforms(case)
-
-
-@clause("sinks.bias-kv-causal")
-def test_learned_key_causal(judge: Judge) -> None:
-    for case in judge.cases(*_causal(LEARNED)):
-        judge.assert_conforms(case)
-
-
-@clause("sinks.bias-kv-gradient")
-def test_learned_key_gradient(judge: Judge) -> None:
-    gentle = replace(LEARNED, score_std=0.5)
-    for case in judge.cases(gentle, replace(gentle, mask=MaskKind.BOOL), gentle.sized(batch=3)):
-        judge.assert_conforms(case, "gradients.bias_k", "gradients.bias_v")
-
-
-@clause("sinks.bias-kv-weights")
-def test_learned_key_weights(judge: Judge) -> None:
-    for case in judge.cases(LEARNED, replace(LEARNED, mask=MaskKind.BOOL)):
-        judge.assert_conforms(case, "weights")
-
-
-@clause("sinks.zero-attn-and-bias-kv")
-def test_both_keys(judge: Judge) -> None:
-    both = LEARNED.extended(zero_attn=True)
-    parts = ["output"] + ["weights"] * (Feature.WEIGHTS in judge.claims)
-    for case in judge.cases(both, replace(both, mask=MaskKind.BOOL, padding=Padding.LEFT), both.sized(key_length=1)):
-        judge.assert_conforms(case, *parts)

@@ -9,9 +9,9 @@ import numpy as np
 from attention_conformance.reference.expected import Expected
 from attention_conformance.reference.visibility import allowed_keys
 from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Padding, Scores, Sharing
-from attention_conformance.spec.features import EmptyRow, WindowCount
+from attention_conformance.spec.features import Conventions, EmptyRow, WindowCount
 from attention_conformance.spec.problem import Array
-from attention_conformance.tests.harness.judge.clause_tests import clause
+from attention_conformance.tests.harness.judge.clause_tests import Rule, clause, row, table
 from attention_conformance.tests.harness.judge.judge import Judge
 from attention_conformance.tests.harness.judge.relations import changed, deep, taking
 
@@ -26,80 +26,82 @@ MASKED = (
 )
 SEEDS = 50
 """So many masks are tried for one that leaves each query a key inside its window."""
+CAUSAL = replace(SQUARE, causal=True)
+AT_START = Case().sized(query_length=3, key_length=11).extended(query_start=0)
+SIDES = {Padding.RIGHT: (5, 1), Padding.LEFT: (1, 5), Padding.HOLES: (2, 1)}
 
 
-def seeing(judge: Judge, case: Case, left: int | None, right: int | None) -> Case:
-    """The case with a window of so many keys besides the query's own position, whatever the claimed way to count."""
-    own = judge.conventions.window_count is WindowCount.INCLUDING
+def seeing(case: Case, left: int | None, right: int | None, claimed: Conventions) -> Case:
+    """The case with a window of so many keys in addition to the query's own, whatever the claimed way to count."""
+    own = claimed.window_count is WindowCount.INCLUDING
     return case.extended(left=None if left is None else left + own, right=right)
 
 
-@clause("window.extent")
-def test_extent(judge: Judge) -> None:
-    near = (seeing(judge, SQUARE, *window) for window in ((2, 1), (1, 3), (3, 3)))
-    for case in judge.cases(*near, seeing(judge, LONGER, 9, 12)):
-        judge.assert_conforms(case)
+def window(left: int | None, right: int | None, *cases: Case) -> Rule:
+    """The cases with such a window."""
+    return lambda claimed: [seeing(case, left, right, claimed) for case in cases]
 
 
-@clause("window.narrow")
-def test_narrow(judge: Judge) -> None:
-    for case in judge.cases(*(seeing(judge, SQUARE, *window) for window in ((0, 0), (1, 0), (0, 1)))):
-        judge.assert_conforms(case)
+def long(query_length: int, key_length: int) -> Case:
+    return Case().sized(query_length=query_length, key_length=key_length)
 
 
-@clause("window.open-side")
-def test_open_side(judge: Judge) -> None:
-    absent = ((2, None), (None, 2), (0, None))
-    wide = ((14, 1), (1, 10**6))
-    for case in judge.cases(*(seeing(judge, SQUARE, *window) for window in (*absent, *wide))):
-        judge.assert_conforms(case)
+OUT_OF_REACH = (window(1, 1, long(9, 4)), window(2, None, replace(long(9, 4), causal=True)))
+"""In either alignment, some queries are too far from all keys, and others are not."""
 
-
-@clause("window.causal")
-def test_causal(judge: Judge) -> None:
-    flag, longer = (replace(case, causal=True) for case in (SQUARE, LONGER))
-    near = (seeing(judge, flag, *window) for window in ((2, None), (2, 3), (0, 0), (None, 1)))
-    for case in judge.cases(*near, seeing(judge, longer, 9, None)):
-        judge.assert_conforms(case)
-
-
-@clause("window.lengths")
-def test_lengths(judge: Judge) -> None:
-    short, single, near, long = (
-        Case().sized(query_length=q, key_length=k) for q, k in ((3, 7), (1, 7), (7, 8), (5, 33))
-    )
-    plain = (seeing(judge, case, 2, 1) for case in (short, single, long))
-    causal = (seeing(judge, replace(case, causal=True), 2, None) for case in (short, near))
-    for case in judge.cases(*plain, *causal):
-        judge.assert_conforms(case)
-
-
-@clause("window.empty-rows")
-def test_empty_rows(judge: Judge) -> None:
-    for case in judge.cases(*_beyond(judge)):
-        judge.assert_conforms(case)
-
-
-def _beyond(judge: Judge) -> tuple[Case, ...]:
-    """Whichever the alignment, some queries stand too far from all keys, and others do not."""
-    case = Case().sized(query_length=9, key_length=4)
-    flag = replace(case, causal=True)
-    return seeing(judge, case, 1, 1), seeing(judge, flag, 2, None)
-
-
-@clause("window.query-start")
-def test_query_start(judge: Judge) -> None:
-    case = Case().sized(query_length=3, key_length=11)
-    starts = (case.extended(query_start=start) for start in (0, 4, 8))
-    single = case.sized(query_length=1).extended(query_start=7)
-    causal = replace(case, causal=True).extended(query_start=5)
-    for asked in judge.cases(*(seeing(judge, c, 2, 1) for c in (*starts, single, causal))):
-        judge.assert_conforms(asked, context=f"the first query stands at position {asked.extension.query_start}")
+CLAUSES = table(
+    row("window.extent", *(window(*size, SQUARE) for size in ((2, 1), (1, 3), (3, 3))), window(9, 12, LONGER)),
+    row("window.narrow", *(window(*size, SQUARE) for size in ((0, 0), (1, 0), (0, 1)))),
+    row(
+        "window.open-side",
+        *(window(*size, SQUARE) for size in ((2, None), (None, 2), (0, None), (14, 1), (1, 10**6))),
+    ),
+    row(
+        "window.causal",
+        *(window(*size, CAUSAL) for size in ((2, None), (2, 3), (0, 0), (None, 1))),
+        window(9, None, replace(LONGER, causal=True)),
+    ),
+    row(
+        "window.lengths",
+        window(2, 1, long(3, 7), long(1, 7), long(5, 33)),
+        window(2, None, *(replace(long(*lengths), causal=True) for lengths in ((3, 7), (7, 8)))),
+    ),
+    row("window.empty-rows", *OUT_OF_REACH),
+    row(
+        "window.query-start",
+        window(2, 1, *(AT_START.extended(query_start=start) for start in (0, 4, 8))),
+        window(2, 1, AT_START.sized(query_length=1).extended(query_start=7)),
+        window(2, 1, replace(AT_START, causal=True).extended(query_start=5)),
+        context="the first query is at position {case.extension.query_start}",
+    ),
+    row(
+        "window.any-scores",
+        window(2, 1, *(replace(SQUARE, scores=kind) for kind in (Scores.ONE_HOT, Scores.RISING))),
+        lambda claimed: [
+            seeing(case, 2, 1, claimed)
+            for case in deep(claimed.empty_row_causal, replace(SQUARE, scores=Scores.VERY_NEGATIVE))
+        ],
+        context="a window and {case.scores} scores",
+    ),
+    row(
+        "window.with-padding",
+        *(window(*size, replace(SQUARE, padding=padding)) for padding, size in SIDES.items()),
+        context="a window and padding ({case.padding})",
+    ),
+    row(
+        "window.gradients",
+        *(window(2, 1, SQUARE), window(2, None, CAUSAL), window(2, 1, long(3, 7))),
+        window(1, 1, replace(SQUARE, score_std=0.5)),
+        lambda claimed: OUT_OF_REACH[0](claimed) if claimed.empty_row_causal is not EmptyRow.NAN else (),
+        parts=("gradients",),
+    ),
+)
 
 
 @clause("window.outside")
 def test_outside(judge: Judge) -> None:
-    for case in judge.cases(seeing(judge, SQUARE, 2, 1), seeing(judge, LONGER, 9, 4)):
+    claimed = judge.conventions
+    for case in judge.cases(seeing(SQUARE, 2, 1, claimed), seeing(LONGER, 9, 4, claimed)):
         _assert_outside(judge, case, np.arange(2))
         _assert_outside(judge, case, case.sizes.key_length - 1 - np.arange(2))
 
@@ -119,19 +121,11 @@ def _assert_outside(judge: Judge, case: Case, keys: Array) -> None:
     judge.assert_answers(case, changed(problem, **dict.fromkeys(names, other)), expected, context, of=taking(blind, -2))
 
 
-@clause("window.any-scores")
-def test_any_scores(judge: Judge) -> None:
-    others = (replace(SQUARE, scores=kind) for kind in (Scores.ONE_HOT, Scores.RISING))
-    very_negative = deep(judge.conventions.empty_row_causal, replace(SQUARE, scores=Scores.VERY_NEGATIVE))
-    for case in judge.cases(*(seeing(judge, c, 2, 1) for c in (*others, *very_negative))):
-        judge.assert_conforms(case, context=f"a window and {case.scores} scores")
-
-
 @clause("window.with-mask")
 def test_with_mask(judge: Judge) -> None:
     square = Case().sized(query_length=9, key_length=9)
     for case in judge.cases(
-        *(seeing(judge, replace(square, mask=kind, mask_shape=shape), 4, 3) for kind, shape in MASKED)
+        *(seeing(replace(square, mask=kind, mask_shape=shape), 4, 3, judge.conventions) for kind, shape in MASKED)
     ):
         judge.assert_conforms(_leaving_keys(judge, case), context=f"a window and a {case.mask} mask")
 
@@ -140,25 +134,3 @@ def _leaving_keys(judge: Judge, case: Case) -> Case:
     """The case with a seed by which mask and window leave each query a key: two answers would be right otherwise."""
     seeds = (replace(case, seed=case.seed + n) for n in range(SEEDS))
     return next(c for c in seeds if allowed_keys(judge.problem(c), judge.conventions).any(-1).all())
-
-
-@clause("window.with-padding")
-def test_with_padding(judge: Judge) -> None:
-    sides = {Padding.RIGHT: (5, 1), Padding.LEFT: (1, 5), Padding.HOLES: (2, 1)}
-    padded = (seeing(judge, replace(SQUARE, padding=padding), *window) for padding, window in sides.items())
-    for case in judge.cases(*padded):
-        judge.assert_conforms(case, context=f"a window and padding ({case.padding})")
-
-
-@clause("window.gradients")
-def test_gradients(judge: Judge) -> None:
-    flag = replace(SQUARE, causal=True)
-    windows = (
-        seeing(judge, SQUARE, 2, 1),
-        seeing(judge, flag, 2, None),
-        seeing(judge, Case().sized(query_length=3), 2, 1),
-    )
-    beyond = _beyond(judge)[:1] if judge.conventions.empty_row_causal is not EmptyRow.NAN else ()
-    gentle = seeing(judge, replace(SQUARE, score_std=0.5), 1, 1)
-    for case in judge.cases(*windows, gentle, *beyond):
-        judge.assert_conforms(case, "gradients")

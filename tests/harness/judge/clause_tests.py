@@ -13,7 +13,7 @@ from typing import TypeAlias
 from attention_conformance.implementations.api.contract import Claims, Implementation
 from attention_conformance.spec.cases import Case
 from attention_conformance.spec.clauses import Clause, chapters, load, specification
-from attention_conformance.spec.features import Conventions
+from attention_conformance.spec.features import Conventions, Feature
 from attention_conformance.spec.problem import DTYPES
 from attention_conformance.tests.harness.judge.judge import RETURNED_AS, Judge
 
@@ -42,16 +42,19 @@ class Row:
     parts: tuple[str, ...]
     dtypes: tuple[str, ...]
     exactly: bool
-    context: str
+    context: str | Callable[[Case], str]
+    feature: Feature
 
     def check(self, judge: Judge) -> None:
         """Compares the parts that are claimed, in every case that the claims allow."""
-        claimed = judge.parts()
+        claimed = judge.parts() if self.feature in judge.claims else ()
         parts = [part for part in self.parts if part.partition(".")[0] in claimed]
         rules = (each(judge.conventions) if callable(each) else (each,) for each in self.cases)
         for case in judge.cases(*(case for cases in rules for case in cases)) if parts else ():
-            context = self.context.format(case=case, claimed=judge.conventions)
-            judge.assert_conforms(case, *parts, exactly=self.exactly, context=context)
+            judge.assert_conforms(case, *parts, exactly=self.exactly, context=self._context(case, judge.conventions))
+
+    def _context(self, case: Case, claimed: Conventions) -> str:
+        return self.context.format(case=case, claimed=claimed) if isinstance(self.context, str) else self.context(case)
 
 
 ALL_PARTS = ("output", *RETURNED_AS, "gradients")
@@ -64,7 +67,8 @@ def row(
     parts: tuple[str, ...] = ("output",),
     dtypes: tuple[str, ...] = tuple(DTYPES),
     exactly: bool = False,
-    context: str = "",
+    context: str | Callable[[Case], str] = "",
+    feature: Feature = Feature.CORE,
 ) -> Row:
     """One row of a chapter's table: a clause that is checked by comparing answers with the reference.
 
@@ -74,9 +78,11 @@ def row(
         parts: what is compared, as far as it is claimed: names of `ALL_PARTS`, or `gradients.NAME`.
         dtypes: those in which the clause is checked.
         exactly: without any rounding error.
-        context: explains a failure; {case} and {claimed}, the conventions, are filled in, as by `str.format`.
+        context: explains a failure: a function of the case, or a text, in which {case} and {claimed}, the conventions,
+            are filled in as by `str.format`.
+        feature: the row is left out where this feature is not claimed.
     """
-    return Row(clause, cases, parts, dtypes, exactly, context)
+    return Row(clause, cases, parts, dtypes, exactly, context, feature)
 
 
 def table(*rows: Row) -> tuple[ClauseTest, ...]:
