@@ -22,8 +22,6 @@ def chosen(like: Tensor, rate: float) -> Tensor:
 
 
 breaks_dropout = partial(breaks, claims=DROPOUT)
-
-
 breaks_drop = partial(breaks_dropout, step="drop")
 
 

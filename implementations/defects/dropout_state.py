@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from attention_conformance.implementations.adapters.mha_interface import MHA_FEATURES
-from attention_conformance.implementations.builtin.stepwise.layer import Layer
+from attention_conformance.implementations.builtin.stepwise.extended_layers import DroppingLayer
 from attention_conformance.implementations.builtin.stepwise.steps import Steps, drop, softmax
 from attention_conformance.implementations.defects.breaking import breaks, breaks_layer, github
 from attention_conformance.implementations.defects.defect import GRADIENT, NAN, STATE
@@ -30,8 +30,6 @@ def shared(weights: Tensor, rate: float, *axes: int) -> Tensor:
 
 
 breaks_dropout = partial(breaks, claims=DROPOUT)
-
-
 breaks_drop = partial(breaks_dropout, step="drop")
 
 
@@ -187,17 +185,6 @@ def dropout_with_gradients_only(query: Tensor, key: Tensor, value: Tensor, **opt
     return Steps()(query, key, value, **options)
 
 
-class Dropping(Layer):
-    """Multi-head attention with dropout on the weights while it is trained."""
-
-    def __init__(self, problem: Problem) -> None:
-        super().__init__(problem)
-        self.rate = problem.extension.dropout
-
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
-        return self.steps(q, k, v, dropout_p=self.rate if self.training else 0.0, **options)
-
-
 breaks_modes = partial(breaks_layer, features=MODES)
 
 
@@ -213,7 +200,7 @@ breaks_modes = partial(breaks_layer, features=MODES)
         "NVIDIA/torch-harmonics/pull/221",
     ),
 )
-class DropoutInEvaluation(Dropping):
+class DropoutInEvaluation(DroppingLayer):
     def attend(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
         return self.steps(q, k, v, dropout_p=self.rate, **options)
 
@@ -225,7 +212,7 @@ class DropoutInEvaluation(Dropping):
     matters="A model trains without the regularisation that its configuration names.",
     links=github("jenkspt/gpt-jax/issues/1", "zhouhaoyi/Informer2020/issues/97"),
 )
-class ResultOfDropoutUnused(Dropping):
+class ResultOfDropoutUnused(DroppingLayer):
     def attend(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
         def weights(scores: Tensor) -> Tensor:
             found = softmax(scores)
@@ -243,7 +230,7 @@ class ResultOfDropoutUnused(Dropping):
     hides="A dropout of 0.",
     matters="Trained weights do not fit an implementation that follows the usual rule.",
 )
-class WeightsScaledInEvaluation(Dropping):
+class WeightsScaledInEvaluation(DroppingLayer):
     def attend(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
         def weights(scores: Tensor) -> Tensor:
             found = softmax(scores)
@@ -260,7 +247,7 @@ class WeightsScaledInEvaluation(Dropping):
     hides="Checks of the answer.",
     matters="Whether a model is evaluated in between changes how its training goes on.",
 )
-class NumbersDrawnInEvaluation(Dropping):
+class NumbersDrawnInEvaluation(DroppingLayer):
     def attend(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
         if self.rate and not self.training:
             torch.rand(1)
@@ -273,7 +260,7 @@ class NumbersDrawnInEvaluation(Dropping):
     hides="Any other dropout; layers that are built without naming one.",
     matters="Dropout cannot be turned off in training.",
 )
-class ZeroTakenForNotGiven(Dropping):
+class ZeroTakenForNotGiven(DroppingLayer):
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)
         if problem.extension.rated:

@@ -29,8 +29,6 @@ _TURNS: dict[tuple[torch.Size, torch.dtype], list[Tensor]] = {}
 _KEYS: dict[int, tuple[Tensor, Tensor]] = {}
 _RANGES: dict[torch.dtype, float] = {}
 _DIE = torch.Generator().manual_seed(0)
-
-
 breaks_effects = partial(breaks, severity=STATE)
 
 

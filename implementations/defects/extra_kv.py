@@ -8,82 +8,26 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from attention_conformance.implementations.adapters.mha_interface import MHA_FEATURES, inputs_of
-from attention_conformance.implementations.adapters.tensors import Tensors
-from attention_conformance.implementations.builtin.stepwise.layer import LAYER_PLACES, Layer
+from attention_conformance.implementations.builtin.stepwise.extended_layers import (
+    KEYED_FEATURES,
+    KEYED_PLACES,
+    KeyedLayer,
+    call_keyed,
+)
 from attention_conformance.implementations.builtin.stepwise.steps import INFINITY
 from attention_conformance.implementations.defects.breaking import breaks_layer
 from attention_conformance.implementations.defects.defect import GRADIENT, LEAK
-from attention_conformance.spec.features import Feature
-from attention_conformance.spec.problem import Problem
 
 SEEN_IN = ("https://github.com/pytorch/pytorch/issues/27461",)
 
 
-class KeyedLayer(Layer):
-    """A layer whose keys may be followed by a learned one and by zeros; right, unless a subclass replaces a step."""
-
-    def __init__(self, problem: Problem) -> None:
-        super().__init__(problem)
-        for name in ("bias_k", "bias_v"):
-            if name in problem.parameters:
-                self.register_parameter(name, nn.Parameter(torch.zeros(len(problem.parameters[name]))))
-
-    def learned(self, rows: Tensor, bias: Tensor) -> Tensor:
-        """(B, H, 1, d), to follow rows (B, H, Lk, d)."""
-        return bias.view(1, rows.shape[1], 1, -1).expand(len(rows), -1, -1, -1)
-
-    def followed(self, rows: Tensor, name: str, zero: bool) -> Tensor:
-        """Keys or values (B, H, Lk, d) with those that follow."""
-        if hasattr(self, name):
-            rows = torch.cat([rows, self.learned(rows, getattr(self, name))], -2)
-        return F.pad(rows, (0, 0, 0, 1)) if zero else rows
-
-    def joined(
-        self,
-        added: Tensor,
-        attn_mask: Tensor | None = None,
-        key_padding_mask: Tensor | None = None,
-        is_causal: bool = False,
-    ) -> Tensor:
-        """All masks as one that is added; `added` holds zeros, (B, H, Lq, Lk)."""
-        if attn_mask is not None:
-            boolean = attn_mask.dtype is torch.bool
-            added = added.masked_fill(~attn_mask, -INFINITY) if boolean else added + attn_mask
-        if key_padding_mask is not None:
-            added = added.masked_fill(~key_padding_mask[:, None, None, :], -INFINITY)
-        return added.masked_fill(torch.ones_like(added).triu(1).bool(), -INFINITY) if is_causal else added
-
-    def lengthened(self, mask: Tensor, count: int) -> Tensor:
-        """The mask for so many further keys."""
-        return F.pad(mask, (0, count))
-
-    def forward(
-        self, query: Tensor, key: Tensor, value: Tensor, add_zero_attn: bool = False, **masks: Any
-    ) -> tuple[Tensor, Tensor]:
-        """Output (B, Lq, width), and the weights (B, H, Lq, Lk), further keys counted."""
-        q, k, v = (self.split(x) for x in self.projected(query, key, value))
-        mask = self.joined(q.new_zeros(*q.shape[:-1], k.shape[-2]), **masks)
-        k, v = self.followed(k, "bias_k", add_zero_attn), self.followed(v, "bias_v", add_zero_attn)
-        mask = self.lengthened(mask, k.shape[-2] - mask.shape[-1])
-        heads, weights, _ = self.steps.answer(q, k, v, attn_mask=mask)
-        return self.output(self.merge(heads)), weights
-
-
-def call(module: nn.Module, given: Tensors, problem: Problem) -> Any:
-    masks: dict[str, Any] = {n: given[n] for n in ("attn_mask", "key_padding_mask") if n in given}
-    return module(*inputs_of(given), **masks, is_causal=problem.causal, add_zero_attn=problem.extension.zero_attn)
-
-
-KEYED_PLACES = {**LAYER_PLACES, "bias_k": "bias_k", "bias_v": "bias_v"}
-FEATURES = MHA_FEATURES | {Feature.BIAS_KV, Feature.ZERO_ATTN}
 breaks_keys: Callable[..., Any] = partial(
     breaks_layer,
-    features=FEATURES,
+    features=KEYED_FEATURES,
     extras=("weights",),
-    call=call,
+    call=call_keyed,
     places=KEYED_PLACES,
 )
 """`breaks_layer` for a `KeyedLayer`."""

@@ -9,21 +9,21 @@ import torch
 from torch import Tensor
 
 from attention_conformance.implementations.adapters.mha_interface import MHA_FEATURES
-from attention_conformance.implementations.builtin.stepwise.layer import Layer
-from attention_conformance.implementations.builtin.stepwise.steps import BOTTOM_RIGHT, INFINITY, Steps, repeat_kv
+from attention_conformance.implementations.builtin.stepwise.extended_layers import GroupedLayer
+from attention_conformance.implementations.builtin.stepwise.steps import (
+    BOTTOM_RIGHT,
+    INFINITY,
+    Steps,
+    repeat_kv,
+    repeat_kv_tiled,
+)
 from attention_conformance.implementations.defects.breaking import breaks, breaks_layer, github
 from attention_conformance.implementations.defects.defect import CRASH, GRADIENT, LEAK
 from attention_conformance.implementations.defects.gradients import distorted
 from attention_conformance.spec.features import Conventions, Feature, GroupOrder
-from attention_conformance.spec.problem import Problem
 
 GROUPED = frozenset({Feature.GROUPED})
 TILED = Conventions(group_order=GroupOrder.TILED)
-
-
-def share_tiled(rows: Tensor, num_heads: int) -> Tensor:
-    """(B, Hk, L, d) -> (B, H, L, d): query head h uses key head h % Hk."""
-    return rows.repeat(1, num_heads // rows.shape[1], 1, 1) if rows.shape[1] != num_heads else rows
 
 
 def folded(rows: Tensor, num_kv_heads: int) -> Tensor:
@@ -32,23 +32,7 @@ def folded(rows: Tensor, num_kv_heads: int) -> Tensor:
     return rows.reshape(len(rows), num_kv_heads, members, *rows.shape[2:]).transpose(1, 2).flatten(1, 2)
 
 
-class GroupedLayer(Layer):
-    """The layer with fewer heads of keys and values; right, unless a subclass replaces a step."""
-
-    def __init__(self, problem: Problem) -> None:
-        super().__init__(problem)
-        self.num_kv_heads = problem.num_kv_heads
-
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Any:
-        """(B, L, width) in and out."""
-        q, *given = self.projected(query, key, value)
-        k, v = (x.unflatten(-1, (self.num_kv_heads, -1)).transpose(1, 2) for x in given)
-        return self.output(self.merge(self.attend(self.split(q), k, v, **options)))
-
-
 breaks_groups = partial(breaks, claims=GROUPED)
-
-
 breaks_repeat_kv = partial(breaks_groups, step="repeat_kv")
 
 
@@ -60,7 +44,7 @@ breaks_repeat_kv = partial(breaks_groups, step="repeat_kv")
     links=github("onnx/onnx/pull/7274", "ekzhang/jax-js/pull/180", "apple/axlearn/pull/842"),
 )
 def key_heads_repeated_in_turn(rows: Tensor, num_heads: int) -> Tensor:
-    return share_tiled(rows, num_heads)
+    return repeat_kv_tiled(rows, num_heads)
 
 
 @breaks_repeat_kv("grouped.order", conventions=TILED, holds=("grouped.single-key-head", "heads.independent")).entry(
@@ -82,7 +66,7 @@ def key_heads_repeated_in_place(rows: Tensor, num_heads: int) -> Tensor:
     matters="Each group reads where it should, and takes what it should not.",
 )
 def values_grouped_in_another_order(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
-    output, _, lse = Steps().answer(query, key, share_tiled(value, query.shape[1]), **options)
+    output, _, lse = Steps().answer(query, key, repeat_kv_tiled(value, query.shape[1]), **options)
     return output, lse
 
 
@@ -105,7 +89,7 @@ def first_key_head_for_all(rows: Tensor, num_heads: int) -> Tensor:
     links=github("HKUSTDial/flash-sparse-attention/issues/107"),
 )
 def single_query_folded_the_other_way(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
-    steps = Steps(repeat_kv=share_tiled) if query.shape[-2] == 1 else Steps()
+    steps = Steps(repeat_kv=repeat_kv_tiled) if query.shape[-2] == 1 else Steps()
     return steps(query, key, value, **options)
 
 
@@ -266,7 +250,7 @@ def group_gradient_summed_in_turn(rows: Tensor, num_heads: int) -> Tensor:
     links=github("apple/axlearn/pull/842"),
 )
 class KeyHeadsInTurn(GroupedLayer):
-    steps = Steps(repeat_kv=share_tiled)
+    steps = Steps(repeat_kv=repeat_kv_tiled)
 
 
 @breaks_layer(

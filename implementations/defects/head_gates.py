@@ -6,24 +6,17 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from attention_conformance.implementations.adapters.mha_interface import MHA_FEATURES, inputs_of
-from attention_conformance.implementations.adapters.tensors import Tensors
+from attention_conformance.implementations.builtin.stepwise.extended_layers import GATED_FEATURES, call_gated
 from attention_conformance.implementations.builtin.stepwise.layer import Layer
 from attention_conformance.implementations.builtin.stepwise.steps import Steps, gate
 from attention_conformance.implementations.defects.breaking import breaks, breaks_layer, github
 from attention_conformance.implementations.defects.defect import GRADIENT, PRECISION
 from attention_conformance.spec.features import Feature
-from attention_conformance.spec.problem import Problem
 
 GATES = frozenset({Feature.HEAD_GATES})
-LAYER = frozenset(MHA_FEATURES | GATES)
-
-
 breaks_gates = partial(breaks, claims=GATES)
-
-
 breaks_gate = partial(breaks_gates, step="gate")
 
 
@@ -231,19 +224,14 @@ def returned_weights_gated(
     return output, weights if head_gates is None else gate(weights, head_gates)
 
 
-def call(module: nn.Module, given: Tensors, problem: Problem) -> Any:
-    names = ("attn_mask", "key_padding_mask", "head_gates")
-    return module(*inputs_of(given), **{n: given[n] for n in names if n in given}, is_causal=problem.causal)
-
-
 @breaks_layer(
     "head-gates.factor",
     "head-gates.closed",
     "head-gates.rows",
     "head-gates.gradient",
     "head-gates.importance",
-    features=LAYER,
-    call=call,
+    features=GATED_FEATURES,
+    call=call_gated,
     holds=("head-gates.open", "heads.split"),
 ).entry(
     does="Multiplies the joined heads by the gates one after the other, component by component.",
@@ -275,8 +263,8 @@ class GatesTiledOverTheWidth(Layer):
     "head-gates.closed",
     "head-gates.gradient",
     "head-gates.importance",
-    features=LAYER,
-    call=call,
+    features=GATED_FEATURES,
+    call=call_gated,
     holds=("head-gates.open", "projections.output-bias"),
 ).entry(
     does="Counts the bias of the output projection as shares of the heads, which the gates take along.",

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from attention_conformance.implementations.adapters.mha_interface import MHA_FEATURES
+from attention_conformance.implementations.builtin.stepwise.extended_layers import UnbatchedLayer
 from attention_conformance.implementations.builtin.stepwise.layer import Layer
 from attention_conformance.implementations.builtin.stepwise.steps import Steps
 from attention_conformance.implementations.defects.breaking import breaks, breaks_layer, github
@@ -22,8 +23,6 @@ MODES = frozenset(MHA_FEATURES | {Feature.EVALUATION})
 SAVED = (Feature.SAVED,)
 COPIED = (Feature.COPIED,)
 UNBATCHED = (Feature.UNBATCHED,)
-
-
 breaks_modes = partial(breaks_layer, features=MODES)
 
 
@@ -220,21 +219,6 @@ class HeadsForgottenWhenStored(Layer):
         super().__setstate__({**state, "num_heads": 1})  # type: ignore[no-untyped-call]  # of torch
 
 
-class Unbatched(Layer):
-    """Takes inputs without a batch axis; right, unless a subclass replaces `batched`."""
-
-    def batched(self, masks: dict[str, Any]) -> dict[str, Any]:
-        """The masks with a batch axis."""
-        padding = {n: m[None] for n, m in masks.items() if n == "key_padding_mask"}
-        return masks | padding
-
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Any:
-        if query.ndim == 3:
-            return super().forward(query, key, value, **options)
-        answer: Tensor = super().forward(query[None], key[None], value[None], **self.batched(options))
-        return answer[0]
-
-
 @breaks_layer("modules.unbatched", modes=UNBATCHED, holds=("shapes.output", "heads.split"), raises=True).entry(
     does="Takes an input without a batch axis for a batch of single tokens.",
     repair="Add the batch axis first, and not between tokens and width.",
@@ -256,7 +240,7 @@ class TokensTakenForSamples(Layer):
     hides="Inputs with a batch axis, and single sequences without padding.",
     matters="A sample that was cut out of a padded batch attends to its padding.",
 )
-class PaddingOfOneSampleDropped(Unbatched):
+class PaddingOfOneSampleDropped(UnbatchedLayer):
     def batched(self, masks: dict[str, Any]) -> dict[str, Any]:
         return {name: mask for name, mask in masks.items() if name != "key_padding_mask"}
 
@@ -268,7 +252,7 @@ class PaddingOfOneSampleDropped(Unbatched):
     matters="Biases for each head, such as those of positions, are lost.",
     links=github("pytorch/pytorch/issues/64706"),
 )
-class MaskOfTheFirstHeadShared(Unbatched):
+class MaskOfTheFirstHeadShared(UnbatchedLayer):
     def batched(self, masks: dict[str, Any]) -> dict[str, Any]:
         shared = {n: m[:1] for n, m in masks.items() if n == "attn_mask" and m.ndim == 3}
         return super().batched(masks | shared)

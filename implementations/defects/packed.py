@@ -37,8 +37,6 @@ def of_tokens(call: CallOptions, **changes: Tensor | None) -> CallOptions:
 
 
 breaks_packed = partial(breaks, claims=PACKED)
-
-
 leaks_documents = partial(breaks_packed, step="add_documents", severity=LEAK)
 
 
@@ -100,8 +98,6 @@ def corner_changed_within_documents(query: Tensor, key: Tensor, value: Tensor, *
 
 
 breaks_segments = partial(breaks, claims=SEGMENTS)
-
-
 leaks_segments = partial(breaks_segments, step="positions", severity=LEAK)
 
 

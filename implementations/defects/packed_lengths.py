@@ -13,8 +13,6 @@ from attention_conformance.implementations.defects.defect import LEAK
 from attention_conformance.implementations.defects.packed import PACKED, Places, of_tokens
 
 breaks_packed = partial(breaks, claims=PACKED)
-
-
 breaks_lengths = partial(breaks_packed, step="positions")
 
 

@@ -35,8 +35,6 @@ def turn_by(rows: Tensor, angles: Tensor) -> Tensor:
 
 
 breaks_rotary = partial(breaks, claims=ROTARY)
-
-
 breaks_rotate = partial(breaks_rotary, step="rotate")
 
 
@@ -238,8 +236,6 @@ def gradient_turned_on(rows: Tensor, positions: Tensor, base: float) -> Tensor:
 
 
 breaks_alibi = partial(breaks, claims=ALIBI)
-
-
 breaks_add_alibi = partial(breaks_alibi, step="add_alibi")
 
 

@@ -48,8 +48,6 @@ def _remainder_checked(num_heads: int, width: int) -> object:
 
 
 breaks_published = partial(breaks_layer, free=False)
-
-
 crashes_published = partial(breaks_published, severity=CRASH)
 
 

@@ -14,11 +14,7 @@ from attention_conformance.implementations.defects.defect import GRADIENT
 from attention_conformance.spec.features import Feature
 
 RELATIVE = {Feature.RELATIVE_BIAS, Feature.QUERY_START}
-
-
 breaks_relative = partial(breaks, claims=RELATIVE)
-
-
 breaks_add_relative = partial(breaks_relative, step="add_relative")
 
 

@@ -17,8 +17,6 @@ from attention_conformance.spec.features import Feature
 SINKS = {Feature.SINKS, Feature.SOFTCAP}
 RETURNED = ("weights", "log_sum_exp")
 SEEN_IN = ("https://github.com/ROCm/rocm-libraries/pull/12229",)
-
-
 breaks_sinks = partial(breaks, claims=SINKS)
 
 

@@ -34,8 +34,6 @@ def capped_with_slope(scores: Tensor, softcap: float, by: Tensor) -> Tensor:
 
 
 breaks_softcap = partial(breaks, claims=SOFTCAP)
-
-
 breaks_cap = partial(breaks_softcap, step="cap")
 
 

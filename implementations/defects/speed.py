@@ -18,8 +18,6 @@ from attention_conformance.spec.features import Feature
 LINEAR = frozenset({Feature.LINEAR_MEMORY})
 TILE = 128
 _KEPT: deque[Tensor] = deque(maxlen=64)
-
-
 breaks_speed = partial(breaks, severity=COST, dtype="float32")
 
 

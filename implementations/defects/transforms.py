@@ -21,8 +21,6 @@ AUTOCAST = (Feature.AUTOCAST,)
 VMAP = (Feature.VMAP,)
 NO_GRAD = (Feature.NO_GRAD,)
 TWICE = (Feature.DOUBLE_BACKWARD,)
-
-
 crashes = partial(breaks, severity=CRASH, raises=True)
 
 

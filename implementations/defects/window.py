@@ -18,11 +18,7 @@ STARTED = WINDOW | {Feature.QUERY_START}
 INCLUDING = Conventions(window_count=WindowCount.INCLUDING)
 Window = tuple[int, int]
 TILE = 16
-
-
 breaks_window = partial(breaks, claims=WINDOW)
-
-
 breaks_add_window = partial(breaks_window, step="add_window")
 
 

@@ -17,8 +17,6 @@ from attention_conformance.spec.features import Feature
 ZERO = {Feature.ZERO_ATTN}
 RETURNED = ("weights", "log_sum_exp")
 SEEN_IN = ("https://github.com/pytorch/pytorch/issues/27461",)
-
-
 breaks_zero_key = partial(breaks, claims=ZERO)
 
 

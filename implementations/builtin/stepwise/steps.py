@@ -78,6 +78,11 @@ def repeat_kv(rows: Tensor, num_heads: int) -> Tensor:
     return rows.repeat_interleave(num_heads // rows.shape[1], 1) if rows.shape[1] != num_heads else rows
 
 
+def repeat_kv_tiled(rows: Tensor, num_heads: int) -> Tensor:
+    """(B, Hk, L, d) -> (B, H, L, d): query head h uses key head h % Hk."""
+    return rows.repeat(1, num_heads // rows.shape[1], 1, 1) if rows.shape[1] != num_heads else rows
+
+
 def rotate(rows: Tensor, positions: Tensor, base: float) -> Tensor:
     """Rotary embedding of (B, H, L, d) at positions (B, L), component c paired with c + d / 2."""
     half = rows.shape[-1] // 2
