@@ -1,12 +1,19 @@
-"""What the code of the sources is held against: the equations written out once more, on seeded numbers."""
+"""What the code of the sources is compared with: the reference's answer to the same numbers, with its bounds."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
+
+from attention_conformance.implementations.adapters.tensors import to_array
+from attention_conformance.reference.expected import Expected, solve
+from attention_conformance.spec.features import Scope
+from attention_conformance.spec.problem import Problem, dtype_name
+from attention_conformance.tests.harness.judge.comparison import Comparison, compare
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -25,21 +32,33 @@ def seeded(module: M) -> M:
     return module
 
 
-def projected(linear: nn.Linear, x: Tensor, heads: int) -> Tensor:
-    """(B, n, in) -> (B, n, H, d) by the block of rows of the weight that belongs to each head."""
-    weight = linear.weight.reshape(heads, -1, linear.in_features)
-    bias = 0.0 if linear.bias is None else linear.bias.reshape(heads, -1)
-    return torch.einsum("bni,hdi->bnhd", x, weight) + bias
+def expected_of(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None = None
+) -> Mapping[str, Expected]:
+    """Output (B, Lq, width) and weights (B, H, Lq, Lk) of a module whose linears are those of q, k, v and the output.
+
+    `keep` broadcasts to (B, H, Lq, Lk); True = may attend.
+    """
+    parameters = {}
+    linears = [child for child in module.children() if isinstance(child, nn.Linear)]
+    for role, linear in zip("qkvo", linears, strict=False):
+        parameters[f"w_{role}"] = to_array(linear.weight.T)
+        if linear.bias is not None:
+            parameters[f"b_{role}"] = to_array(linear.bias)
+    heads = getattr(module, "num_heads", 1)
+    mask = None if keep is None else to_array(keep)
+    q, k, v = (to_array(x) for x in (query, key, value))
+    problem = Problem(Scope.MODULE, q, k, v, heads, parameters, attn_mask=mask)
+    return solve(problem, returned=("weights",)).parts
 
 
-def mixed(q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """The equation on (B, n, H, d): concatenated heads (B, Lq, H * d_v) and weights (B, H, Lq, Lk)."""
-    exp = torch.exp(torch.einsum("bqhd,bkhd->bhqk", q, k) / math.sqrt(q.shape[-1]))
-    exp = exp if keep is None else exp * keep
-    weights = exp / exp.sum(dim=-1, keepdim=True)
-    return torch.einsum("bhqk,bkhd->bqhd", weights, v).flatten(start_dim=2), weights
+def compared(actual: Tensor, expected: Expected) -> Comparison:
+    array = to_array(actual)
+    return compare("output", array, expected, dtype_name(array))
 
 
-def assert_equal(actual: Tensor, expected: Tensor) -> None:
-    """In float64, but for a few dozen roundings."""
-    torch.testing.assert_close(actual, expected, rtol=0.0, atol=64 * torch.finfo(torch.float64).eps)
+def assert_within(actual: Tensor, expected: Expected) -> None:
+    """Within the bounds, which are narrow enough to prove something."""
+    comparison = compared(actual, expected)
+    assert not comparison.message
+    assert not comparison.inconclusive

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from math import exp, log, pi, sqrt, tanh
+from math import exp, log, pi, tanh
 from typing import Any
 
 import numpy as np
-import pytest
 from numpy.typing import ArrayLike
 
-from attention_conformance.reference.expected import Expected, solve
+from attention_conformance.reference.expected import solve
 from attention_conformance.spec.cases import Case, ModuleForm, Sharing, Sizes
 from attention_conformance.spec.extensions import NOTHING
 from attention_conformance.spec.features import Conventions, EmptyRow
 from attention_conformance.spec.inputs import build
 from attention_conformance.spec.problem import Problem
 from attention_conformance.tests.selftest.family_oracle import kv_heads
-from attention_conformance.tests.selftest.oracle import attention
 from attention_conformance.tests.selftest.test_oracle import assert_output, op, ratio
 
 
@@ -47,12 +45,9 @@ def test_the_second_pair_turns_as_the_base_says() -> None:
     keys = {"halves": [[0.0, 1.0, 0.0, 0.0], [0.0, 0.0, 0.0, 1.0]], "interleaved": [[0, 0, 1.0, 0], [0, 0, 0, 1.0]]}
     for pairing, (along, across) in keys.items():
         conventions = Conventions().claiming({"rotary-pairing": pairing})
-        scores = []
-        for key in (along, across):
+        for key, score in ((along, 0.0), (across, 1.0)):
             problem = asking([[[along]]], [[[key]]], [[[[1.0]]]], {}, rotary_base=base, query_start=2)
-            scores.append(solve(problem, conventions).trace.scores.item())
-            assert attention(problem, conventions).log_sum_exp[0][0][0] == pytest.approx(scores[-1], abs=1e-15)
-        assert scores == pytest.approx([0.0, 1.0], abs=1e-15)
+            assert_output(problem, [[[score]]], "log_sum_exp", conventions)  # of one key it is the score
 
 
 def test_a_sink_as_high_as_the_sum_halves_the_output() -> None:
@@ -174,6 +169,4 @@ def test_a_gradient_of_a_sink_is_what_it_takes() -> None:
     parts = solve(asked).parts
     wanted = {"sinks": [-0.75], "value": [[[[0.5]]]]}
     for name, numbers in wanted.items():
-        part = parts[f"gradients.{name}"]
-        assert ratio(np.asarray(numbers), Expected(part.value, part.bound)) <= 1.0
-    assert sqrt(parts["gradients.value"].value.item()) == pytest.approx(sqrt(0.5))
+        assert ratio(np.asarray(numbers), parts[f"gradients.{name}"]) <= 1.0

@@ -184,12 +184,14 @@ def module(
     return Problem(Scope.MODULE, query, key, options.pop("value", key), num_heads=num_heads, **options)
 
 
-def assert_output(problem: Problem, expected: ArrayLike, part: str = "output") -> None:
-    found = solve(problem).parts[part]
+def assert_output(
+    problem: Problem, expected: ArrayLike, part: str = "output", conventions: Conventions = Conventions()
+) -> None:
+    found = solve(problem, conventions).parts[part]
     wanted = np.asarray(expected, np.float64)
     assert found.value.shape == wanted.shape
     assert ratio(wanted, found) <= 1.0
-    assert ratio(getattr(attention(problem), part), Expected(wanted, found.bound)) <= 1.0
+    assert ratio(getattr(attention(problem, conventions), part), Expected(wanted, found.bound)) <= 1.0
 
 
 def test_three_tokens_of_width_four_with_two_heads() -> None:

@@ -9,21 +9,21 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
-from torch import Tensor
 
 from attention_conformance.implementations.api.contract import Implementation
 from attention_conformance.implementations.builtin.inhouse.processes import LostProcessError, Processes
-from attention_conformance.implementations.builtin.inhouse.ring import merged, ring_attention
+from attention_conformance.implementations.builtin.inhouse.ring import merged
 from attention_conformance.implementations.builtin.inhouse.ring_entries import RING_2, RING_4
-from attention_conformance.implementations.builtin.inhouse.tiled import tiled_attention
+from attention_conformance.reference.expected import solve
 from attention_conformance.spec.cases import Case, Sizes
+from attention_conformance.tests.harness.judge.comparison import compare
 from attention_conformance.tests.harness.judge.judge import Judge
+from attention_conformance.tests.selftest.ring_worker import rows, work
+from attention_conformance.tests.selftest.test_oracle import op
 
 ROOT = Path(__file__).parents[2]
 CASES = {
@@ -52,36 +52,13 @@ def test_agrees(ring: Implementation, name: str, dtype: str) -> None:
     assert not judge.unsupported
 
 
-def rows() -> list[Tensor]:
-    generator = torch.Generator().manual_seed(1)
-    return [torch.randn(2, 2, 6, 4, generator=generator, dtype=torch.float64) for _ in range(3)]
-
-
-def by_itself(request: str) -> Any:
-    """What a process of these tests does."""
-    if request == "lengths":  # nobody tells it how the sequence is cut: 1 token here, 5 there
-        here = slice(0, 1) if dist.get_rank() == 0 else slice(1, 6)
-        return [x.numpy() for x in ring_attention(*(x[:, :, here] for x in rows()), is_causal=True)]
-    if request == "alone":
-        return [x.numpy() for x in ring_attention(*rows())]
-    if request == "meet":
-        dist.barrier()
-    elif request == "fail":
-        raise ArithmeticError("no answer to that")
-    elif request == "end":
-        os._exit(3)
-    elif request == "sleep":
-        time.sleep(600)
-    return request
-
-
 @pytest.fixture
 def processes() -> Iterator[Callable[..., Processes]]:
     """Starts so many processes, which are ended after the test."""
     made = []
 
     def start(count: int, timeout: float = 60.0) -> Processes:
-        made.append(Processes(count, by_itself, timeout))
+        made.append(Processes(count, work, timeout))
         made[-1].together(["hello"] * count)
         return made[-1]
 
@@ -90,11 +67,12 @@ def processes() -> Iterator[Callable[..., Processes]]:
         each.stop()
 
 
-def test_lengths_are_asked_where_they_are_not_told(processes: Callable[..., Processes]) -> None:
+def test_lengths_that_are_not_given_are_exchanged(processes: Callable[..., Processes]) -> None:
     two = processes(2)
-    wanted = tiled_attention(*rows(), is_causal=True)
-    for parts, whole in zip(zip(*two.together(["lengths"] * 2), strict=True), wanted, strict=True):
-        np.testing.assert_allclose(np.concatenate(parts, 2), whole, rtol=1e-13)
+    expected = solve(op(*rows(), causal=True)).parts
+    parts = zip(*two.together(["lengths"] * 2), strict=True)
+    for name, slices in zip(("output", "log_sum_exp"), parts, strict=True):
+        assert not compare(name, np.concatenate(slices, 2), expected[name], "float64").message
 
 
 class TestLostProcesses:
@@ -124,7 +102,7 @@ class TestLostProcesses:
     def test_one_that_fails_is_quoted(self, processes: Callable[..., Processes]) -> None:
         one = processes(1)
         ((output, _),) = one.together(["alone"])
-        np.testing.assert_allclose(output, tiled_attention(*rows())[0], rtol=1e-13)
+        assert not compare("output", output, solve(op(*rows())).parts["output"], "float64").message
         with within(10.0), pytest.raises(LostProcessError, match="process 0 of 1 raised ArithmeticError: no answer to"):
             one.together(["fail"])
 

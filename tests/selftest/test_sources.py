@@ -14,7 +14,15 @@ from torch import Tensor, nn
 from attention_conformance.implementations.builtin.sources import a, b, c, d, e
 from attention_conformance.implementations.builtin.sources.shapes import merge_heads, split_heads
 from attention_conformance.implementations.builtin.sources.softmax import masked_softmax
-from attention_conformance.tests.selftest.source_equations import assert_equal, mixed, normal, projected, seeded
+from attention_conformance.reference.expected import Expected, solve
+from attention_conformance.tests.selftest.source_equations import (
+    assert_within,
+    compared,
+    expected_of,
+    normal,
+    seeded,
+)
+from attention_conformance.tests.selftest.test_oracle import op
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 
@@ -44,15 +52,11 @@ every_module = pytest.mark.parametrize(("make", "call"), CALLS.values(), ids=CAL
 class TestEveryModule:
     @every_module
     @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-    def test_keeps_the_dtype_and_is_close_to_float64(self, make: Any, call: Any, dtype: torch.dtype) -> None:
-        x = normal(2, 7, 6, dtype=dtype)
-        low = seeded(make()).to(dtype)
-        high = make().double()
-        high.load_state_dict(low.state_dict())
-        output = call(low, x)
+    def test_keeps_the_dtype_and_equals_the_equation(self, make: Any, call: Any, dtype: torch.dtype) -> None:
+        module, x = seeded(make()).to(dtype), normal(2, 7, 6, dtype=dtype)
+        output = call(module, x)
         assert output.dtype is dtype
-        loose = 64 * torch.finfo(dtype).eps
-        torch.testing.assert_close(output.double(), call(high, x.double()), rtol=loose, atol=loose)
+        assert_within(output, expected_of(module, x, x, x)["output"])
 
     @every_module
     def test_does_not_change_its_input(self, make: Any, call: Any) -> None:
@@ -69,7 +73,9 @@ class TestEveryModule:
     @every_module
     def test_a_sample_does_not_depend_on_its_batch(self, make: Any, call: Any) -> None:
         module, x = seeded(make()), normal(3, 3, 6)  # B == H == n
-        assert_equal(call(module, x), torch.cat([call(module, sample[None]) for sample in x]))
+        expected = expected_of(module, x, x, x)["output"]
+        assert_within(call(module, x), expected)
+        assert_within(torch.cat([call(module, sample[None]) for sample in x]), expected)
 
     @every_module
     def test_float16_scores_may_exceed_its_range_before_the_scaling(self, make: Any, call: Any) -> None:
@@ -142,8 +148,7 @@ class TestConstructors:
 class TestSourceA:
     def test_equals_the_equation(self) -> None:
         module, x = seeded(a.MultiHeadSelfAttention(5, 12, 9, num_heads=3)), normal(2, 7, 5)
-        q, k, v = (projected(linear, x, 3) for linear in (module.linear_q, module.linear_k, module.linear_v))
-        assert_equal(module(x), mixed(q, k, v)[0])
+        assert_within(module(x), expected_of(module, x, x, x)["output"])
 
     def test_eight_heads_are_the_default(self) -> None:
         assert a.MultiHeadSelfAttention(5, 16, 24)(torch.ones(2, 3, 5)).shape == (2, 3, 24)
@@ -157,14 +162,15 @@ class TestSourceB:
 
     def test_equals_the_equation(self) -> None:
         module, x = seeded(b.Self_Attention(2, 4, 5)), normal(4, 3, 2)
-        q, k, v = (projected(linear, x, 1) for linear in (module.q, module.k, module.v))
-        assert_equal(module(x), mixed(q, k, v)[0])
+        assert_within(module(x), expected_of(module, x, x, x)["output"])
 
     def test_columns_equal_the_equation(self) -> None:
-        x, w_q, w_k, w_v = normal(5, 7), normal(4, 5, seed=1), normal(4, 5, seed=2), normal(3, 5, seed=3)
-        q, k, v = ((w @ x).T[None, :, None] for w in (w_q, w_k, w_v))
-        output = b.column_self_attention(x.numpy(), w_q.numpy(), w_k.numpy(), w_v.numpy())
-        assert_equal(torch.from_numpy(output), mixed(q, k, v)[0][0].T)
+        module, x = seeded(b.Self_Attention(5, 4, 3)), normal(5, 7)
+        for linear in (module.q, module.k, module.v):
+            linear.register_parameter("bias", None)
+        weights = [linear.weight.detach().numpy() for linear in (module.q, module.k, module.v)]
+        output = torch.from_numpy(b.column_self_attention(x.numpy(), *weights)).T[None]
+        assert_within(output, expected_of(module, *[x.T[None]] * 3)["output"])
 
     def test_columns_with_far_apart_maxima_stay_finite(self) -> None:
         x = np.array([[1.0, 1.0], [0.0, 40.0]])
@@ -211,24 +217,13 @@ class TestSourceC:
 
     def test_equals_the_equation(self) -> None:
         module, x = seeded(c.MultiHeadAttention(5, 3, 12)), normal(2, 7, 5)
-        q, k, v = (projected(linear, x, 3) for linear in (module.W_query, module.W_key, module.W_value))
         output, weights = module(x)
-        expected_output, expected_weights = mixed(q, k, v)
-        assert_equal(output, expected_output)
-        assert_equal(weights, expected_weights.transpose(0, 1))
+        expected = expected_of(module, x, x, x)
+        assert_within(output, expected["output"])
+        assert_within(weights.transpose(0, 1), expected["weights"])
 
 
 class TestSourceD:
-    @staticmethod
-    def expected(
-        module: d.MultiHeadAttention, inputs: tuple[Tensor, Tensor, Tensor], keep: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        heads = module.num_heads
-        linears = module.W_q, module.W_k, module.W_v
-        q, k, v = (projected(linear, x, heads) for linear, x in zip(linears, inputs, strict=True))
-        merged, weights = mixed(q, k, v, keep)
-        return merged @ module.W_o.weight.T + (0.0 if module.W_o.bias is None else module.W_o.bias), weights
-
     def test_worked_example(self) -> None:
         x, y, valid_lens = torch.ones(2, 4, 100), torch.ones(2, 6, 100), torch.tensor([3, 2])
         module = d.MultiHeadAttention(100, 5, dropout=0.5).eval()
@@ -239,20 +234,19 @@ class TestSourceD:
         module, x, y = seeded(d.MultiHeadAttention(100, 5)), normal(2, 4, 100), normal(2, 6, 100, seed=1)
         valid_lens = torch.tensor([3, 2])
         keep = (torch.arange(6) < valid_lens[:, None])[:, None, None, :]
-        expected, weights = self.expected(module, (x, y, y), keep)
-        output = module(x, y, y, valid_lens)
-        assert_equal(output, expected)
-        assert_equal(module.attention_weights(x, y, valid_lens), weights.flatten(0, 1))
+        expected = expected_of(module, x, y, y, keep)
+        assert_within(module(x, y, y, valid_lens), expected["output"])
+        assert_within(module.attention_weights(x, y, valid_lens).unflatten(0, (2, 5)), expected["weights"])
         for other in (None, torch.tensor([2, 3]), torch.tensor([3, 3]), torch.tensor([2, 2])):
-            assert (module(x, y, y, other) - output).abs().max() > 0.01
+            assert compared(module(x, y, y, other), expected["output"]).message
 
     def test_equals_the_equation_with_a_length_for_every_query(self) -> None:
         module = seeded(d.MultiHeadAttention(12, 3, bias=True, query_size=5, key_size=4, value_size=8))
         inputs = normal(2, 5, 5), normal(2, 7, 4, seed=1), normal(2, 7, 8, seed=2)
         valid_lens = torch.tensor([[1, 2, 3, 7, 9], [7, 5, 3, 2, 1]])
         keep = (torch.arange(7) < valid_lens[..., None])[:, None]
-        assert_equal(module(*inputs, valid_lens), self.expected(module, inputs, keep)[0])
-        assert_equal(module(*inputs), self.expected(module, inputs)[0])
+        assert_within(module(*inputs, valid_lens), expected_of(module, *inputs, keep)["output"])
+        assert_within(module(*inputs), expected_of(module, *inputs)["output"])
 
     def test_a_query_without_keys_gives_zeros_and_no_gradient(self) -> None:
         module = seeded(d.MultiHeadAttention(12, 3))
@@ -311,27 +305,18 @@ class TestSourceE:
     def cross() -> tuple[e.CrossAttention, Tensor, Tensor]:
         return seeded(e.CrossAttention(6, 8, 4, 3, 2)), normal(2, 5, 6), normal(2, 7, 8, seed=1)
 
-    @staticmethod
-    def expected(module: e.CrossAttention, x1: Tensor, x2: Tensor, keep: Tensor | None = None) -> Tensor:
-        q, heads = projected(module.proj_q1, x1, module.num_heads), module.num_heads
-        k, v = projected(module.proj_k2, x2, heads), projected(module.proj_v2, x2, heads)
-        return mixed(q, k, v, keep)[0] @ module.proj_o.weight.T + module.proj_o.bias
-
     def test_self_attention_equals_the_equation(self) -> None:
         module, x = seeded(e.MultiHeadAttention(6, 4, 5, 3)), normal(2, 7, 6)
-        q, k, v = (projected(linear, x, 3) for linear in (module.proj_q, module.proj_k, module.proj_v))
-        assert_equal(module(x), mixed(q, k, v)[0] @ module.proj_o.weight.T + module.proj_o.bias)
+        assert_within(module(x), expected_of(module, x, x, x)["output"])
 
     def test_cross_attention_equals_the_equation(self) -> None:
         module, x1, x2 = self.cross()
-        assert_equal(module(x1, x2), self.expected(module, x1, x2))
+        assert_within(module(x1, x2), expected_of(module, x1, x2, x2)["output"])
 
     def test_mask_example(self) -> None:
         module, x = seeded(e.MultiHeadAttention(6, 4, 5, 2)), normal(2, 3, 6)  # B == H, as hides the defect
-        output = module(x, torch.tensor([[1, 1, 1], [1, 0, 0]]))
-        assert_equal(output[0], module(x[:1])[0])
-        first_value = module.proj_o(module.proj_v(x[1, 0]))
-        assert_equal(output[1], first_value.expand(3, -1))
+        mask = torch.tensor([[1, 1, 1], [1, 0, 0]])
+        assert_within(module(x, mask), expected_of(module, x, x, x, mask[:, None, None, :].bool())["output"])
 
     @pytest.mark.parametrize(
         "index",
@@ -351,7 +336,7 @@ class TestSourceE:
         keep[..., 0] = True  # no row is empty
         mask = keep[index]
         four_axes = mask.reshape(len(mask), *[1] * (4 - mask.dim()), *mask.shape[1:])
-        assert_equal(module(x1, x2, mask.to(dtype)), self.expected(module, x1, x2, four_axes))
+        assert_within(module(x1, x2, mask.to(dtype)), expected_of(module, x1, x2, x2, four_axes)["output"])
 
     @pytest.mark.parametrize(
         "shape",
@@ -409,8 +394,10 @@ class TestShared:
     def test_masked_softmax_by_hand(self) -> None:
         scores = torch.tensor([[0.0, math.log(3.0), 1e30], [1.0, 2.0, 3.0]], dtype=torch.float64)
         keep = torch.tensor([[True, True, False], [False, False, False]])
-        expected = torch.tensor([[0.25, 0.75, 0.0], [0.0, 0.0, 0.0]], dtype=torch.float64)
-        assert_equal(masked_softmax(scores, keep), expected)
+        by_hand = np.array([[0.25, 0.75, 0.0], [0.0, 0.0, 0.0]])
+        rows = np.ones((1, 2, 1, 1)), scores.numpy()[None, ..., None], np.ones((1, 2, 3, 1))
+        bound = solve(op(*rows, scale=1.0, attn_mask=keep.numpy()[None, :, None])).parts["weights"].bound
+        assert_within(masked_softmax(scores, keep), Expected(by_hand, bound.reshape(2, 3)))
 
     def test_masked_softmax_keeps_a_nan_where_it_attends_only(self) -> None:
         scores = torch.tensor([[math.nan, 0.0], [0.0, math.nan]])
