@@ -50,7 +50,7 @@ def least_number_by_length(query: Tensor, key: Tensor, value: Tensor, **options:
     holds=("causal.square", "masks.float", "causal.with-mask"),
     severity=CRASH,
 ).entry(
-    does="Refuses the causal flag beside a float mask, and merges it into a boolean one.",
+    does="Refuses the causal flag together with a float mask, and merges it into a boolean one.",
     repair="Refuse both, or merge both.",
     hides="Boolean masks; calls without the flag.",
     matters="Code that works with one mask stops with another.",

@@ -37,7 +37,6 @@ breaks_keys: Callable[..., Any] = partial(
     does="Splits the learned key and value by component, and not by head.",
     repair="Give head h the components h * d to (h + 1) * d - 1, as in a projection.",
     hides="A single head; random vectors of one's own.",
-    matters="Loaded vectors are scattered over the heads.",
 )
 class LearnedKeySplitByComponent(KeyedLayer):
     def learned(self, rows: Tensor, bias: Tensor) -> Tensor:
@@ -48,7 +47,6 @@ class LearnedKeySplitByComponent(KeyedLayer):
     does="Adds the biases of the projections to the learned key and value.",
     repair="Append them to what is projected: they are no inputs.",
     hides="Layers without biases.",
-    matters="A checkpoint's learned key is moved by another parameter.",
 )
 class LearnedKeyWithTheBiases(KeyedLayer):
     def followed(self, rows: Tensor, name: str, zero: bool) -> Tensor:
@@ -65,7 +63,6 @@ class LearnedKeyWithTheBiases(KeyedLayer):
     does="Appends the learned key to the first sample, and zeros to the others.",
     repair="Repeat it for every sample.",
     hides="A single sample.",
-    matters="A sample's answer depends on its place in the batch.",
 )
 class LearnedKeyForTheFirstSample(KeyedLayer):
     def learned(self, rows: Tensor, bias: Tensor) -> Tensor:
@@ -82,7 +79,6 @@ class LearnedKeyForTheFirstSample(KeyedLayer):
     does="Lengthens masks at their start, while the learned key comes last.",
     repair="Lengthen masks at their end.",
     hides="Calls without masks.",
-    matters="Every mask is off by one key: padding and the future show.",
     links=SEEN_IN,
 )
 class MasksLengthenedAtTheirStart(KeyedLayer):
@@ -93,10 +89,9 @@ class MasksLengthenedAtTheirStart(KeyedLayer):
 @breaks_keys(
     "sinks.bias-kv-masks", "sinks.zero-attn-masks", holds=("sinks.bias-kv", "masks.key-padding", "masks.bool")
 ).entry(
-    does="Hides the further keys from rows that have a masked key.",
+    does="Hides the extra keys from rows that have a masked key.",
     repair='Lengthen masks by "may attend".',
     hides="Calls without masks.",
-    matters="Padded samples and early tokens lose the key that lets them turn away.",
     links=SEEN_IN,
 )
 class FurtherKeysMasked(KeyedLayer):
@@ -111,10 +106,9 @@ class FurtherKeysMasked(KeyedLayer):
     "sinks.zero-attn-causal",
     holds=("sinks.bias-kv-masks", "sinks.zero-attn-masks", "causal.square"),
 ).entry(
-    does="Leaves the causal flag to a kernel that takes further keys for the last tokens of the sequence.",
-    repair="Turn the flag into a mask that is lengthened like the others.",
-    hides="Calls without the flag, and with the flag where the weights are asked for.",
-    matters="Only the last tokens see the further keys, and only on the fast path.",
+    does="Leaves the causal flag to a kernel that takes extra keys for the last tokens of the sequence.",
+    repair="Convert the flag to a mask that is lengthened like the others.",
+    hides="Calls without the flag, and with the flag where the weights are requested.",
     links=SEEN_IN,
 )
 class FurtherKeysTakenForTheFuture(KeyedLayer):
@@ -135,7 +129,6 @@ class FurtherKeysTakenForTheFuture(KeyedLayer):
     does="Takes the learned key and value for constants.",
     repair="Register them as parameters, and let gradients reach them.",
     hides="Inference.",
-    matters="They keep their first values through all of training.",
 )
 class LearnedKeyWithoutGradient(KeyedLayer):
     def learned(self, rows: Tensor, bias: Tensor) -> Tensor:
@@ -143,10 +136,9 @@ class LearnedKeyWithoutGradient(KeyedLayer):
 
 
 @breaks_keys("sinks.bias-kv-weights", "sinks.zero-attn-weights", holds=("sinks.bias-kv", "sinks.bias-kv-masks")).entry(
-    does="Cuts the columns of further keys off the weights.",
+    does="Cuts the columns of extra keys off the weights.",
     repair="Return a column for every key that is attended to.",
     hides="Code that never looks at the weights.",
-    matters="The weights neither sum to 1, nor tell how much was turned away.",
 )
 class ColumnsOfFurtherKeysCutOff(KeyedLayer):
     def forward(
@@ -162,7 +154,6 @@ class ColumnsOfFurtherKeysCutOff(KeyedLayer):
     does="Appends the zero key before the learned one.",
     repair="Append the learned key first, then zeros.",
     hides="Outputs, which do not depend on the order of keys.",
-    matters="Whoever reads the weights takes the one for the other.",
 )
 class ZeroKeyBeforeTheLearnedOne(KeyedLayer):
     def followed(self, rows: Tensor, name: str, zero: bool) -> Tensor:
@@ -171,9 +162,8 @@ class ZeroKeyBeforeTheLearnedOne(KeyedLayer):
 
 @breaks_keys("sinks.zero-attn-and-bias-kv", holds=("sinks.bias-kv", "sinks.bias-kv-masks", "sinks.zero-attn")).entry(
     does="Appends zeros only where there is no learned key.",
-    repair="Append each of them where it is asked for.",
+    repair="Append each of them where it is requested.",
     hides="Layers with one of the two.",
-    matters="One of two options is dropped without a word.",
 )
 class ZeroKeyDroppedBesideTheLearnedOne(KeyedLayer):
     def followed(self, rows: Tensor, name: str, zero: bool) -> Tensor:
@@ -186,7 +176,6 @@ class ZeroKeyDroppedBesideTheLearnedOne(KeyedLayer):
     does="Appends the zero key to the inputs, so that the biases of the projections make it another one.",
     repair="Append it to what is projected.",
     hides="Layers without biases.",
-    matters="Attention that was to be turned away goes to the bias of the values.",
 )
 class ZeroKeyProjected(KeyedLayer):
     def followed(self, rows: Tensor, name: str, zero: bool) -> Tensor:
