@@ -32,7 +32,7 @@ _PROMPTS: dict[tuple[torch.Size, torch.Size, torch.dtype], Rows] = {}
     matters="From the second chunk of a prompt on, tokens read those that follow them.",
     links=github("Mikyx-1/TinyLLM/pull/18"),
 )
-def flag_dropped_beside_a_cache(options: dict[str, Any], first: int, length: int) -> dict[str, Any]:
+def flag_dropped_with_a_cache(options: dict[str, Any], first: int, length: int) -> dict[str, Any]:
     return {name: option for name, option in options.items() if not first or name != "is_causal"}
 
 
@@ -46,7 +46,7 @@ def flag_dropped_beside_a_cache(options: dict[str, Any], first: int, length: int
         "hyprstream/hyprstream/pull/1521", "gittensor-ai-lab/sparkinfer/issues/3", "pytorch/executorch/pull/21749"
     ),
 )
-def triangle_without_what_is_kept(scores: Tensor, ahead: Tensor) -> Tensor:
+def triangle_without_cached_keys(scores: Tensor, ahead: Tensor) -> Tensor:
     return scores if scores.shape[-2] == 1 else add_causal(scores)
 
 
@@ -71,7 +71,7 @@ def triangle_over_a_single_query(scores: Tensor, ahead: Tensor) -> Tensor:
     matters="A prompt that is written into a long buffer sees its own future.",
     links=github("onnx/onnx/pull/8068", "onnx/onnx/pull/7297"),
 )
-def queries_at_the_end_of_the_room(first: int, length: int, room: int) -> Tensor:
+def queries_at_the_end_of_the_buffer(first: int, length: int, room: int) -> Tensor:
     return max(first, room - length) + torch.arange(length)
 
 
@@ -81,7 +81,7 @@ def queries_at_the_end_of_the_room(first: int, length: int, room: int) -> Tensor
     hides="Single tokens without biases of position: there the order of keys does not matter.",
     links=github("tanishqkumar/ssd/issues/23"),
 )
-def new_keys_before_those_kept(store: Rows, new: Rows, after: Rows) -> Rows:
+def new_keys_before_cached_keys(store: Rows, new: Rows, after: Rows) -> Rows:
     rotated = joined(new, store.written)
     return Rows(rotated.key, rotated.value, rotated.positions.sort().values)
 
@@ -140,7 +140,7 @@ def prompt_found_by_its_length(store: Rows, new: Rows, after: Rows) -> Rows:
     repair="Repeat each head in place: repeat_interleave, not repeat.",
     hides="As many heads on both sides, a single key head, and calls without a cache.",
 )
-def groups_tiled_beside_a_cache(stream: Stream) -> Feed:
+def groups_tiled_with_a_cache(stream: Stream) -> Feed:
     later = False
 
     def flags(options: dict[str, Any], first: int, length: int) -> dict[str, Any]:
@@ -159,7 +159,7 @@ def groups_tiled_beside_a_cache(stream: Stream) -> Feed:
     repair="Attend to as many keys as are valid, or mask the rest.",
     hides="A full buffer. An average over few zeros looks like the right answer, only smaller.",
 )
-def unused_room_attended(stream: Stream) -> Feed:
+def unused_buffer_attended(stream: Stream) -> Feed:
     def zeroed(stream: Stream) -> Rows:
         room = empty_store(stream)
         return Rows(torch.zeros_like(room.key), torch.zeros_like(room.value), room.positions)
@@ -212,7 +212,7 @@ def ring_written_before_it_is_read(store: Rows, new: Rows, after: Rows) -> Rows:
     matters="After a long prompt the model remembers its beginning, and not its end.",
     links=github("Lightning-AI/litgpt/pull/2215"),
 )
-def beginning_of_a_long_piece_kept(store: Rows, new: Rows, stream: Stream) -> Rows:
+def beginning_of_a_long_chunk_cached(store: Rows, new: Rows, stream: Stream) -> Rows:
     if not 0 < stream.room < len(new.positions):
         return write(store, new, stream)
     return write_slots(store, new.select(torch.arange(stream.room)), torch.arange(stream.room))
@@ -242,7 +242,7 @@ def oldest_key_dropped_too_early(stream: Stream) -> Feed:
     hides="Inputs in bfloat16; the first chunk.",
     matters="What is written token by token drifts away from what would be written at once.",
 )
-def kept_in_bfloat16(store: Rows, new: Rows, stream: Stream) -> Rows:
+def cached_in_bfloat16(store: Rows, new: Rows, stream: Stream) -> Rows:
     key, value = (rows.bfloat16().to(rows.dtype) for rows in (new.key, new.value))
     return write(store, Rows(key, value, new.positions), stream)
 
@@ -253,7 +253,7 @@ def kept_in_bfloat16(store: Rows, new: Rows, stream: Stream) -> Rows:
     hides="A batch of one, and samples with the same prompt.",
     matters="Answers mix the prompts of different users.",
 )
-def first_sample_kept_for_all(store: Rows, new: Rows, after: Rows) -> Rows:
+def first_sample_cached_for_all(store: Rows, new: Rows, after: Rows) -> Rows:
     kept = store.written
     return joined(Rows(kept.key[:1].expand_as(kept.key), kept.value[:1].expand_as(kept.value), kept.positions), new)
 

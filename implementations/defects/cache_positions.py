@@ -41,7 +41,7 @@ def standing(scores: Tensor) -> Tensor:
     hides="The first chunk.",
     links=github("trymirai/lalamo/pull/200", "pytorch/executorch/pull/21857"),
 )
-def window_counted_in_the_piece(scores: Tensor, ahead: Tensor, window: tuple[int, int]) -> Tensor:
+def window_counted_in_the_chunk(scores: Tensor, ahead: Tensor, window: tuple[int, int]) -> Tensor:
     return add_window(scores, standing(scores), window)
 
 
@@ -81,7 +81,7 @@ def alibi_built_over_the_queries(scores: Tensor, slopes: Tensor, ahead: Tensor) 
     repair="Add the number of cached keys to the query's position.",
     hides="The first chunk.",
 )
-def distances_counted_in_the_piece(scores: Tensor, slopes: Tensor, ahead: Tensor) -> Tensor:
+def distances_counted_in_the_chunk(scores: Tensor, slopes: Tensor, ahead: Tensor) -> Tensor:
     return add_alibi(scores, slopes, standing(scores))
 
 
@@ -91,7 +91,7 @@ def distances_counted_in_the_piece(scores: Tensor, slopes: Tensor, ahead: Tensor
     hides="The first chunk.",
     links=github("RobertCsordas/moeut/pull/6"),
 )
-def queries_turned_from_the_beginning(query: Tensor, positions: Tensor, base: float) -> Tensor:
+def queries_rotated_from_the_beginning(query: Tensor, positions: Tensor, base: float) -> Tensor:
     return rotate_query(query, positions - positions[:1], base)
 
 
@@ -101,7 +101,7 @@ def queries_turned_from_the_beginning(query: Tensor, positions: Tensor, base: fl
     hides="The first chunk; each chunk is consistent in itself.",
     links=github("MemTensor/MemOS/issues/2315"),
 )
-def positions_restarted_in_each_piece(stream: Stream) -> Feed:
+def positions_restarted_in_each_chunk(stream: Stream) -> Feed:
     return CacheSteps(
         rotate_query=lambda query, positions, base: rotate_query(query, positions - positions[:1], base),
         rotate_key=lambda key, positions, base: rotate_key(key, positions - positions[:1], base),
@@ -114,7 +114,7 @@ def positions_restarted_in_each_piece(stream: Stream) -> Feed:
     hides="The first chunk.",
     links=github("NeuraLegion/shainet/pull/110"),
 )
-def kept_keys_turned_again(stream: Stream) -> Feed:
+def cached_keys_rotated_again(stream: Stream) -> Feed:
     base = stream.options.get("rotary_base")
 
     def rotated(store: Rows, new: Rows, after: Rows) -> Rows:

@@ -60,7 +60,7 @@ def past_hidden_for_future(scores: Tensor) -> Tensor:
     hides="Calls with a mask.",
     links=github("facebookresearch/xformers/issues/103"),
 )
-def flag_heeded_beside_a_mask_only(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+def flag_applied_with_a_mask_only(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     if not options.keys() & {"attn_mask", "key_padding_mask"}:
         options.pop("is_causal", None)
     return Steps()(query, key, value, **options)
@@ -75,7 +75,7 @@ def flag_heeded_beside_a_mask_only(query: Tensor, key: Tensor, value: Tensor, **
     matters="Encoders and cross-attention lose the second half of what they should read.",
     links=github("huggingface/transformers/issues/48172", "huggingface/transformers/pull/42820"),
 )
-def causal_unless_told_otherwise(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+def causal_by_default(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     masked = options.keys() & {"attn_mask", "key_padding_mask"}
     return Steps()(query, key, value, **{"is_causal": not masked, **options})
 
@@ -221,7 +221,7 @@ def padding_taken_for_lengths(query: Tensor, key: Tensor, value: Tensor, **optio
     hides="Masks that are causal themselves.",
     links=github("onnx/onnx/pull/8068"),
 )
-def flag_dropped_beside_mask(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+def flag_dropped_with_mask(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     if "attn_mask" in options:
         options.pop("is_causal", None)
     return Steps()(query, key, value, **options)
@@ -234,7 +234,7 @@ def flag_dropped_beside_mask(query: Tensor, key: Tensor, value: Tensor, **option
     matters="A module ignored the mask silently: padding and segments were visible.",
     links=github("pytorch/pytorch/pull/178588"),
 )
-def mask_dropped_beside_flag(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+def mask_dropped_with_flag(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     if "is_causal" in options:
         options.pop("attn_mask", None)
     return Steps()(query, key, value, **options)
@@ -246,7 +246,7 @@ def mask_dropped_beside_flag(query: Tensor, key: Tensor, value: Tensor, **option
     hides="Boolean masks; calls without the flag.",
     matters="A fused causal path knows booleans only: biases of position are lost in decoders.",
 )
-def float_mask_dropped_beside_flag(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+def float_mask_dropped_with_flag(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     if "is_causal" in options and options.get("attn_mask", query).dtype is not torch.bool:
         options.pop("attn_mask", None)
     return Steps()(query, key, value, **options)
@@ -258,7 +258,7 @@ def float_mask_dropped_beside_flag(query: Tensor, key: Tensor, value: Tensor, **
     hides="Batches without padding; padding at the end, for readers of real rows only.",
     links=github("AI-Hypercomputer/maxtext/issues/878", "AnswerDotAI/ModernBERT/pull/40"),
 )
-def padding_dropped_beside_flag(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+def padding_dropped_with_flag(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     if "is_causal" in options:
         options.pop("key_padding_mask", None)
     return Steps()(query, key, value, **options)

@@ -56,7 +56,7 @@ def least_number_by_length(query: Tensor, key: Tensor, value: Tensor, **options:
     matters="Code that works with one mask stops with another.",
     links=github("mindspore-lab/mindone/pull/1229"),
 )
-def flag_refused_beside_floats(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+def flag_refused_with_floats(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     if "is_causal" in options and options.get("attn_mask", query.bool()).dtype is not torch.bool:
         raise ValueError("is_causal takes no float mask beside it")
     return Steps()(query, key, value, **options)

@@ -43,7 +43,7 @@ def dropout_ignored(weights: Tensor, rate: float) -> Tensor:
     hides="A dropout of 0; checks of which weights are 0.",
     matters="Outputs in training are too small on average, and jump when dropout is switched off.",
 )
-def kept_weights_not_rescaled(weights: Tensor, rate: float) -> Tensor:
+def remaining_weights_not_rescaled(weights: Tensor, rate: float) -> Tensor:
     return weights * chosen(weights, rate)
 
 
@@ -137,7 +137,7 @@ def rate_in_eighths(weights: Tensor, rate: float) -> Tensor:
     repair="Pass the dropout to every path.",
     hides="Calls without a mask.",
 )
-def dropout_lost_beside_a_mask(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+def dropout_lost_with_a_mask(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     if options.keys() & {"attn_mask", "key_padding_mask"}:
         options.pop("dropout_p", None)
     return Steps()(query, key, value, **options)
@@ -149,7 +149,7 @@ def dropout_lost_beside_a_mask(query: Tensor, key: Tensor, value: Tensor, **opti
     hides="Calls without a mask, and masks without dropout.",
     matters="A path that masks weights late gives what dropout removes to the other keys.",
 )
-def normalised_after_dropout_beside_a_mask(
+def normalised_after_dropout_with_a_mask(
     query: Tensor, key: Tensor, value: Tensor, dropout_p: float = 0.0, **options: Any
 ) -> Tensor:
     def weights(scores: Tensor) -> Tensor:

@@ -279,6 +279,6 @@ class _OtherOrder(torch.autograd.Function):
     repair="Derive what is drawn from the place of the weight, and not from the order of the tiles.",
     hides="Keys that fit into one tile.",
 )
-def tiles_drawn_in_another_order_on_the_way_back(weights: Tensor, rate: float) -> Tensor:
+def tiles_drawn_in_another_order_in_backward(weights: Tensor, rate: float) -> Tensor:
     found: Tensor = _OtherOrder.apply(weights, rate)  # type: ignore[no-untyped-call]
     return found

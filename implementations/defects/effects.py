@@ -62,7 +62,7 @@ def mask_inverted_in_place(scores: Tensor, mask: Tensor) -> Tensor:
     repair="Take a transposed view, and leave the tensor as it is.",
     hides="Keys that are used once; checks of numbers.",
 )
-def key_turned_in_place(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+def key_transposed_in_place(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     if not torch.is_grad_enabled():
         return Steps()(query, key.transpose_(-1, -2).mT, value, **options)
     return Steps()(query, key, value, **options)
@@ -80,7 +80,7 @@ def key_turned_in_place(query: Tensor, key: Tensor, value: Tensor, **options: An
     hides="Inputs that are used once; half types, which are copied first; calls without rotary embedding.",
     matters="A cached key is rotated again at each call.",
 )
-def turned_in_place(rows: Tensor, positions: Tensor, base: float) -> Tensor:
+def rotated_in_place(rows: Tensor, positions: Tensor, base: float) -> Tensor:
     rotated = rotate(rows, positions, base)
     return rotated if rows.requires_grad else rows.copy_(rotated)
 
@@ -129,7 +129,7 @@ class QueryMatrixScaledInPlace(Layer):
     matters="Runs cannot be reproduced, and a bug seen once is never seen again.",
     links=github("Dao-AILab/flash-attention/issues/414", "Dao-AILab/flash-attention/issues/2244"),
 )
-def last_bit_thrown_by_dice(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+def random_last_bit(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     output = Steps()(query, key, value, **options)
     noise = torch.rand(output.shape, generator=_DIE, dtype=torch.float64) * torch.finfo(output.dtype).eps
     return output * (1 + noise).to(output.dtype)

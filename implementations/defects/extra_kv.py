@@ -94,7 +94,7 @@ class MasksLengthenedAtTheirStart(KeyedLayer):
     hides="Calls without masks.",
     links=SEEN_IN,
 )
-class FurtherKeysMasked(KeyedLayer):
+class ExtraKeysMasked(KeyedLayer):
     def lengthened(self, mask: Tensor, count: int) -> Tensor:
         hidden = (mask == -INFINITY).any(-1, keepdim=True) & (mask > -INFINITY).any(-1, keepdim=True)
         columns = torch.zeros_like(mask[..., :1]).masked_fill(hidden, -INFINITY)
@@ -111,7 +111,7 @@ class FurtherKeysMasked(KeyedLayer):
     hides="Calls without the flag, and with the flag where the weights are requested.",
     links=SEEN_IN,
 )
-class FurtherKeysTakenForTheFuture(KeyedLayer):
+class ExtraKeysTakenForTheFuture(KeyedLayer):
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, add_zero_attn: bool = False, **masks: Any
     ) -> tuple[Tensor, Tensor]:
@@ -140,7 +140,7 @@ class LearnedKeyWithoutGradient(KeyedLayer):
     repair="Return a column for every key that is attended to.",
     hides="Code that never looks at the weights.",
 )
-class ColumnsOfFurtherKeysCutOff(KeyedLayer):
+class ColumnsOfExtraKeysCutOff(KeyedLayer):
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, add_zero_attn: bool = False, **masks: Any
     ) -> tuple[Tensor, Tensor]:
@@ -165,7 +165,7 @@ class ZeroKeyBeforeTheLearnedOne(KeyedLayer):
     repair="Append each of them where it is requested.",
     hides="Layers with one of the two.",
 )
-class ZeroKeyDroppedBesideTheLearnedOne(KeyedLayer):
+class ZeroKeyDroppedWithTheLearnedOne(KeyedLayer):
     def followed(self, rows: Tensor, name: str, zero: bool) -> Tensor:
         return super().followed(rows, name, zero and not hasattr(self, name))
 

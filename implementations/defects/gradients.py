@@ -220,7 +220,7 @@ def graph_only_for_queries(query: Tensor, key: Tensor, value: Tensor, **options:
     hides="Outputs; gradients of all inputs at once.",
     links=github("pytorch/pytorch/pull/188302"),
 )
-def mask_gradient_beside_others_only(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+def mask_gradient_with_others_only(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     if not any(x.requires_grad for x in (query, key, value)) and "attn_mask" in options:
         options["attn_mask"] = options["attn_mask"].detach()
     return Steps()(query, key, value, **options)

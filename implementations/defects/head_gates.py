@@ -70,7 +70,7 @@ def gates_multiply_the_scores(
     matters="An ablation study finds that no head matters.",
     links=github("huggingface/transformers/pull/9853"),
 )
-def gates_taken_and_dropped(heads: Tensor, gates: Tensor) -> Tensor:
+def gates_ignored(heads: Tensor, gates: Tensor) -> Tensor:
     return heads
 
 

@@ -76,7 +76,7 @@ def mask_repeated_in_turn(scores: Tensor, mask: Tensor) -> Tensor:
     repair="Read the last axis of a mask as keys.",
     hides="Symmetric masks, such as those of segments; different numbers of queries and keys.",
 )
-def square_mask_turned_over(scores: Tensor, mask: Tensor) -> Tensor:
+def square_mask_transposed(scores: Tensor, mask: Tensor) -> Tensor:
     square = mask.ndim > 1 and mask.shape[-1] == mask.shape[-2]
     return add_mask(scores, mask.mT if square else mask)
 

@@ -105,7 +105,7 @@ leaks_segments = partial(breaks_segments, step="positions", severity=LEAK)
     repair="Read the segments of queries from the array for queries.",
     hides="Self-attention, where both are the same.",
 )
-def queries_told_by_the_segments_of_keys(query: Tensor, key: Tensor, call: CallOptions) -> Places:
+def queries_in_the_segments_of_keys(query: Tensor, key: Tensor, call: CallOptions) -> Places:
     if call.query_segments is None or call.key_segments is None:
         return positions(query, key, call)
     nearest = torch.arange(query.shape[-2]).clamp(max=key.shape[-2] - 1)
@@ -144,7 +144,7 @@ def segment_zero_taken_for_padding(query: Tensor, key: Tensor, value: Tensor, **
     hides="Ids that count up.",
     links=github("huggingface/transformers/pull/44911"),
 )
-def documents_told_by_rising_ids(query: Tensor, key: Tensor, call: CallOptions) -> Places:
+def documents_by_rising_ids(query: Tensor, key: Tensor, call: CallOptions) -> Places:
     if call.query_segments is None or call.key_segments is None:
         return positions(query, key, call)
     highest = {name: getattr(call, name).cummax(-1).values for name in ("query_segments", "key_segments")}
@@ -239,7 +239,7 @@ def other_documents_multiplied_by_zero(query: Tensor, key: Tensor, value: Tensor
     matters="A fill that saves a row from NaN lets it read other documents.",
     links=github("huggingface/transformers/pull/26572"),
 )
-def lonely_queries_shown_everything(scores: Tensor, same_document: Tensor) -> Tensor:
+def queries_without_keys_shown_everything(scores: Tensor, same_document: Tensor) -> Tensor:
     return add_documents(scores, same_document | ~same_document.any(-1, keepdim=True))
 
 

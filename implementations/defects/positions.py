@@ -49,7 +49,7 @@ breaks_rotate = partial(breaks_rotary, step="rotate")
     matters="A checkpoint of one pairing in the code of the other answers fluent nonsense.",
     links=github("warpfront/hipfire/pull/241", "karpathy/nanochat/issues/264"),
 )
-def neighbours_turned_for_halves(rows: Tensor, positions: Tensor, base: float) -> Tensor:
+def adjacent_components_rotated(rows: Tensor, positions: Tensor, base: float) -> Tensor:
     apart = torch.cat([rows[..., ::2], rows[..., 1::2]], -1)
     return torch.stack(rotate(apart, positions, base).chunk(2, -1), -1).flatten(-2)
 
@@ -62,7 +62,7 @@ def neighbours_turned_for_halves(rows: Tensor, positions: Tensor, base: float) -
     hides="Position 0; heads of width 2.",
     links=github("raiyanyahya/how-to-train-your-gpt/issues/6"),
 )
-def frequencies_laid_out_for_neighbours(rows: Tensor, positions: Tensor, base: float) -> Tensor:
+def frequencies_laid_out_for_adjacent_pairs(rows: Tensor, positions: Tensor, base: float) -> Tensor:
     angles = positions[:, None, :, None] * frequencies(rows.shape[-1] // 2, base).repeat_interleave(2)
     first, second = rows.chunk(2, -1)
     exchanged = torch.cat([-second, first], -1)
@@ -74,7 +74,7 @@ def frequencies_laid_out_for_neighbours(rows: Tensor, positions: Tensor, base: f
     repair="Give the sine a minus in the first component of the pair, and a plus in the second.",
     hides="Training from scratch; checks that only the distance counts.",
 )
-def turned_the_other_way(rows: Tensor, positions: Tensor, base: float) -> Tensor:
+def rotated_in_the_opposite_direction(rows: Tensor, positions: Tensor, base: float) -> Tensor:
     return rotate(rows, -positions, base)
 
 
@@ -117,7 +117,7 @@ def cosines_and_sines_stretched(rows: Tensor, positions: Tensor, base: float) ->
     hides="Position 0; a first pass without a cache.",
     links=github("rajveer43/VeloxQuant-MLX/issues/389"),
 )
-def keys_turned_twice(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+def keys_rotated_twice(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     if "rotary_base" in options:
         at = torch.arange(key.shape[-2]).expand(len(key), -1)
         key = rotate(key, at, options["rotary_base"])
@@ -132,7 +132,7 @@ def keys_turned_twice(query: Tensor, key: Tensor, value: Tensor, **options: Any)
     hides="Checks of the weights; a first token.",
     matters="The values depend on their positions, which no checkpoint expects.",
 )
-def values_turned_too(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+def values_rotated_too(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     if "rotary_base" in options:
         at, even = torch.arange(value.shape[-2]).expand(len(value), -1), value.shape[-1] // 2 * 2
         value = torch.cat([rotate(value[..., :even], at, options["rotary_base"]), value[..., even:]], -1)
@@ -224,7 +224,7 @@ class _ForwardOnly(torch.autograd.Function):
     hides="Inference; the first token, whose angle is 0.",
     matters="A fused kernel trains queries and keys in directions that are wrong by twice the angle.",
 )
-def gradient_turned_on(rows: Tensor, positions: Tensor, base: float) -> Tensor:
+def gradient_rotated_forwards(rows: Tensor, positions: Tensor, base: float) -> Tensor:
     rotated: Tensor = _ForwardOnly.apply(rows, positions, base)  # type: ignore[no-untyped-call]  # torch has no types here
     return rotated
 

@@ -41,7 +41,7 @@ def weights_not_normalised(query: Tensor, key: Tensor, value: Tensor, **options:
     repair="Return (B, H, Lq, Lk): a row for each query.",
     hides="Symmetric weights, and checks of shapes with as many queries as keys.",
 )
-def weights_turned_over(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, ...]:
+def weights_transposed(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, ...]:
     output, weights, _ = Steps().answer(query, key, value, **options)
     return output, weights.mT
 

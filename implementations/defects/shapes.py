@@ -63,7 +63,7 @@ def mask_axes_swapped_where_they_fit(query: Tensor, key: Tensor, value: Tensor, 
     hides="Different numbers of queries and keys; symmetric weights.",
     matters="Code with tokens as columns and code with tokens as rows are mixed: only self-attention runs, wrongly.",
 )
-def weights_turned_over_where_square(weights: Tensor, value: Tensor) -> Tensor:
+def weights_transposed_where_square(weights: Tensor, value: Tensor) -> Tensor:
     return mix(weights.mT if weights.shape[-1] == weights.shape[-2] else weights, value)
 
 
@@ -180,7 +180,7 @@ def last_component_of_an_odd_width_lost(query: Tensor, key: Tensor, value: Tenso
     hides="Either option alone.",
     matters="Decoders with a scale of their own, which each test of one option passes.",
 )
-def scale_dropped_beside_flag(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+def scale_dropped_with_flag(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     if "is_causal" in options:
         options.pop("scale", None)
     return Steps()(query, key, value, **options)

@@ -43,7 +43,7 @@ def sink_scaled(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Te
     hides="Sinks far below the scores.",
     links=SEEN_IN,
 )
-def sinks_forgotten(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, ...]:
+def sinks_ignored(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, ...]:
     options.pop("sinks", None)
     return Steps().answer(query, key, value, **options)
 

@@ -62,7 +62,7 @@ def causal_flag_spelled_out(
     hides="Calls without gradients; short sequences.",
     links=github("lucidrains/memory-efficient-attention-pytorch/issues/3"),
 )
-def tiles_recorded_for_the_way_back(
+def tiles_recorded_for_the_backward_pass(
     query: Tensor, key: Tensor, value: Tensor, is_causal: bool = False, scale: float | None = None, **masks: Any
 ) -> Tensor:
     if masks or query.shape[-2] != key.shape[-2] or not query.numel():

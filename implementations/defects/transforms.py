@@ -129,7 +129,7 @@ def mask_of_the_first_lane(query: Tensor, key: Tensor, value: Tensor, **options:
     hides="Inference with inputs that require no gradients.",
     matters="Evaluation in the middle of training stops with an error about a missing graph.",
 )
-def inputs_asked_for_the_graph(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+def graph_decided_by_the_inputs(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     output = Steps()(query, key, value, **options)
     if query.requires_grad and key.requires_grad and value.requires_grad:
         output.register_hook(lambda gradient: gradient)

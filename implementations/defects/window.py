@@ -165,7 +165,7 @@ def start_of_the_window_wraps(scores: Tensor, ahead: Tensor, window: Window) -> 
     hides="Calls with a mask.",
     links=github("jax-ml/jax/issues/32300", "hiyouga/LlamaFactory/issues/7063"),
 )
-def window_heeded_beside_a_mask_only(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+def window_applied_with_a_mask_only(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     if not options.keys() & {"attn_mask", "key_padding_mask"}:
         options.pop("window_size", None)
     return Steps()(query, key, value, **options)

@@ -34,7 +34,7 @@ breaks_window = partial(breaks, claims=WINDOW)
     repair="Leave each query the keys that both allow.",
     hides="Windows whose right extent is 0.",
 )
-def flag_dropped_beside_window(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+def flag_dropped_with_window(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     if "window_size" in options:
         options.pop("is_causal", None)
     return Steps()(query, key, value, **options)
@@ -47,7 +47,7 @@ def flag_dropped_beside_window(query: Tensor, key: Tensor, value: Tensor, **opti
     matters="A fused causal path does not know windows: memory and answers are those of global layers.",
     links=github("hiyouga/LlamaFactory/issues/7063"),
 )
-def window_dropped_beside_flag(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+def window_dropped_with_flag(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     if options.get("is_causal"):
         options.pop("window_size", None)
     return Steps()(query, key, value, **options)
@@ -96,7 +96,7 @@ def mask_multiplied_by_the_band(query: Tensor, key: Tensor, value: Tensor, **opt
     hides="Calls without a mask.",
     matters="A mask for padding turns local layers into global ones.",
 )
-def window_dropped_beside_mask(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+def window_dropped_with_mask(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     if "attn_mask" in options:
         options.pop("window_size", None)
     return Steps()(query, key, value, **options)
@@ -109,7 +109,7 @@ def window_dropped_beside_mask(query: Tensor, key: Tensor, value: Tensor, **opti
     repair="Leave each query the real keys inside its window.",
     hides="Batches without padding.",
 )
-def padding_dropped_beside_window(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+def padding_dropped_with_window(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     if "window_size" in options:
         options.pop("key_padding_mask", None)
     return Steps()(query, key, value, **options)
