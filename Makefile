@@ -34,7 +34,7 @@ report-diff: $(READY)
 
 # The wheel in an empty environment: everything is installed anew, which takes a minute.
 wheel-check: $(READY)
-	$(RUN) -m attention_conformance.tests.measurements.install
+	$(RUN) -m attention_conformance.tests.measurements.first_contact wheel
 
 bench: $(READY)
 	$(RUN) -m pytest tests/benchmarks --whole --seconds 2 --benchmark-json $(BENCH); status=$$?; \
@@ -49,8 +49,7 @@ bench-calibration: $(READY)
 	$(RUN) -m attention_conformance.tests.measurements.calibration
 
 bounds: $(READY)
-	$(RUN) -m attention_conformance.tests.measurements.bounds
-	$(RUN) -m attention_conformance.tests.measurements.family_bounds
+	$(RUN) -m attention_conformance.tests.selftest.bound_margins
 
 mutation: $(READY)
 	$(RUN) -m attention_conformance.tests.measurements.mutation
@@ -70,9 +69,9 @@ covering: $(READY)
 profile-suite: $(READY)
 	$(RUN) -m attention_conformance.tests.measurements.suite_profile
 
-# Times the way of a stranger from a clone to the first verdict: minutes, and what the installation downloads
+# Times the way of a new user from a clone to the first verdict: minutes, with the downloads of the installation
 first-contact: $(READY)
-	$(RUN) -m attention_conformance.tests.measurements.first_contact
+	$(RUN) -m attention_conformance.tests.measurements.first_contact clone
 
 # The documentation as pages in site/; a link between pages that leads nowhere is an error
 docs: $(READY)

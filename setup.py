@@ -9,6 +9,7 @@ ROOMS = [
 ]
 
 setup(
+    script_name="setup.py",  # so that it is known, and left out of the package whose folder it lies in
     packages=[NAME, *ROOMS],
     package_dir={NAME: "."},
     package_data={

@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from attention_conformance.implementations.api.contract import Result
 from attention_conformance.reference.bounds.precision import precision
 from attention_conformance.reference.expected import Expected, sample_rows, solve
 from attention_conformance.spec.cases import Sharing
@@ -22,6 +21,7 @@ from attention_conformance.spec.features import Conventions, GroupOrder, Scope
 from attention_conformance.spec.problem import Array, Problem
 from attention_conformance.tests.benchmarks.contenders import Contender, KeptAnswer
 from attention_conformance.tests.harness.judge.comparison import compare
+from attention_conformance.tests.harness.judge.memory import output_shape
 
 ROWS = 6
 """Number of queries for which an answer is checked."""
@@ -150,8 +150,9 @@ def _rows(
     problem: Problem, kept: KeptAnswer, conventions: Conventions, random: np.random.Generator, gradients: bool
 ) -> AnswerCheck:
     """Checks rows of a timed call's output, and of its query's gradient."""
-    if wrong := _misshapen(problem, kept.result):
-        return AnswerCheck(np.inf, message=wrong)
+    shape, expected_shape = kept.result.output.shape, output_shape(problem)
+    if shape != expected_shape:
+        return AnswerCheck(np.inf, message=f"output has shape {shape}, expected {expected_shape}")
     part, scope = Part.drawn(problem, conventions, random), problem.scope
     cut, arrays = part.of_problem(problem, conventions), {"output": kept.result.output}
     if gradients and _by_rows(problem):
@@ -165,14 +166,6 @@ def _rows(
         compared = _compared(name, part.of_queries(array, scope), expected[name], problem.dtype, str(part))
         result = result.joined(compared)
     return result
-
-
-def _misshapen(problem: Problem, result: Result) -> str:
-    batch, *between, width = problem.query.shape
-    shape = (batch, *between, problem.value.shape[-1])
-    if problem.scope is Scope.MODULE:
-        shape = (batch, *between, problem.parameters["w_o"].shape[1] if "w_o" in problem.parameters else width)
-    return "" if result.output.shape == shape else f"output has shape {result.output.shape}, expected {shape}"
 
 
 def _compared(name: str, got: Array | None, expected: Expected, dtype: str, where: str) -> AnswerCheck:

@@ -19,10 +19,10 @@ from attention_conformance.tests.benchmarks.answer_checks import AnswerCheck, ve
 from attention_conformance.tests.benchmarks.benchmark_run import Measurement, Rates, Speed
 from attention_conformance.tests.benchmarks.contenders import Contender, contenders
 from attention_conformance.tests.benchmarks.floor import faster_than_possible, floor_seconds, limits
-from attention_conformance.tests.benchmarks.memory import peak
 from attention_conformance.tests.benchmarks.paired_timing import Clock, Effort, Times, verdict
-from attention_conformance.tests.benchmarks.required_work import Work, required_work, result_bytes
+from attention_conformance.tests.benchmarks.required_work import Work, required_work
 from attention_conformance.tests.benchmarks.workloads import Timed, suited
+from attention_conformance.tests.harness.judge.memory import peak, result_bytes
 
 WARM_UP = 3
 """Untimed calls of each contender after the first call; one where that was slow."""

@@ -13,6 +13,7 @@ from attention_conformance.reference.visibility import visibility
 from attention_conformance.spec.cases import Sharing
 from attention_conformance.spec.features import Conventions, Scope
 from attention_conformance.spec.problem import Array, Problem
+from attention_conformance.tests.harness.judge.memory import output_shape
 
 ROWS = 256
 """Number of queries whose masks are built together: those of a long sequence would not fit into memory."""
@@ -118,27 +119,6 @@ def _bytes(problem: Problem, visible_part: Visible, backward: bool) -> int:
     if problem.sharing is Sharing.NONE:
         inputs.append(int(problem.value.nbytes * share))
     inputs += [matrix.nbytes for matrix in problem.parameters.values()]
-    result = prod(_output(problem)) * problem.query.itemsize
+    result = prod(output_shape(problem)) * problem.query.itemsize
     # The backward pass reads the gradient of the output, and writes a gradient as large as each input.
     return sum(inputs) * (2 if backward else 1) + result * (2 if backward else 1)
-
-
-def result_bytes(problem: Problem) -> int:
-    """Bytes of the output and of the required gradients, in the dtype of the inputs."""
-    arrays = problem.arrays()
-    names = problem.needs if problem.cotangent is not None else ()
-    return prod(_output(problem)) * problem.query.itemsize + sum(arrays[name].nbytes for name in names)
-
-
-def _output(problem: Problem) -> tuple[int, ...]:
-    """The shape of the output."""
-    if problem.scope is Scope.OP:
-        return (*problem.query.shape[:-1], problem.value.shape[-1])
-    matrices = problem.parameters
-    width = matrices["w_o"].shape[1] if "w_o" in matrices else _mixed(problem)
-    return (*problem.query.shape[:-1], width)
-
-
-def _mixed(problem: Problem) -> int:
-    """H * d_v."""
-    return int(problem.parameters["w_v"].shape[1]) * problem.num_heads // problem.num_kv_heads

@@ -1,4 +1,4 @@
-"""Chapter 15, speed: what a call needs of memory. Clauses on time are asked in tests/benchmarks."""
+"""Chapter 15, speed: the memory of a call. Clauses on time are checked in tests/benchmarks."""
 
 from __future__ import annotations
 
@@ -11,25 +11,24 @@ from attention_conformance.implementations.api.safe_call import CandidateError
 from attention_conformance.spec.cases import Case
 from attention_conformance.spec.features import Feature
 from attention_conformance.spec.problem import Problem
-from attention_conformance.tests.benchmarks.memory import absent, left_behind, peak
-from attention_conformance.tests.benchmarks.required_work import result_bytes
 from attention_conformance.tests.harness.judge.clause_tests import clause
 from attention_conformance.tests.harness.judge.judge import Judge
+from attention_conformance.tests.harness.judge.memory import absent, left_behind, peak, result_bytes
 
 IN_ONE = ("float32",)
-"""How memory grows is no matter of the dtype, and this one everybody has."""
+"""The growth of memory does not depend on the dtype, and every implementation has this one."""
 TIMES = 4
-"""So much longer is the long call."""
+"""The length of the long call / that of the short one."""
 LENGTHS = (512, 1024)
-"""Of short calls; the second is asked only where the first one says that memory is not linear."""
+"""Of short calls; the second is measured only if memory is not linear by the first."""
 LIMIT = 0.5
-"""Bytes for each pair of a query and a key: the smallest number takes one."""
-GRANTED = 16
+"""Bytes for each pair of a query and a key: the smallest dtype has one."""
+ALLOWED = 16
 """Bytes for each number of equation 15.2: two arrays of float64."""
 STEP = 0.5
-"""What tells a power from the next: half of one."""
+"""Half the distance between two powers."""
 CALLS = 4
-"""Made one after the other to see what each leaves behind."""
+"""Number of calls after which the remaining memory is measured."""
 
 PLAIN = Case(seed=301).sized(batch=1, num_heads=1, d_k=8, d_v=8)
 LINEAR = (PLAIN, Case(PLAIN.sizes, seed=302, causal=True), Case(PLAIN.sizes, seed=303, causal=True).extended(left=300))
@@ -42,7 +41,7 @@ GROWN = (
     ("tokens", SMALL, SMALL.sized(query_length=512, key_length=512)),
     ("components", NARROW, NARROW.sized(d_k=64, d_v=64)),
 )
-KEPT = Case(seed=306).sized(batch=16, num_heads=2, query_length=128, key_length=128, d_k=32, d_v=32)
+RETURNED = Case(seed=306).sized(batch=16, num_heads=2, query_length=128, key_length=128, d_k=32, d_v=32)
 
 
 @clause("speed.linear-memory", dtypes=IN_ONE)
@@ -56,7 +55,7 @@ def test_linear_memory_gradients(judge: Judge) -> None:
 
 
 def _assert_linear(judge: Judge, backward: bool) -> None:
-    for case in _asked(judge, LINEAR if judge.tier.examples else LINEAR[:2]):
+    for case in _measurable(judge, LINEAR if judge.tier.examples else LINEAR[:2]):
         try:
             each = [_for_each_pair(judge, case, LENGTHS[0], backward)]
             if each[0] > LIMIT:
@@ -72,9 +71,9 @@ def _assert_linear(judge: Judge, backward: bool) -> None:
 
 
 def _for_each_pair(judge: Judge, case: Case, length: int, backward: bool) -> float:
-    """Bytes for each pair by which a call needs more than so many times what a shorter one needs.
+    """Bytes for each pair by which a long call needs more than `TIMES` the memory of a short one.
 
-    What is constant in both is counted several times on one side and once on the other: in the candidate's favour.
+    Constant memory is subtracted `TIMES` times and added once: in favour of the candidate.
     """
     _peak(judge, _long(case, length // 2), backward)
     short, long = (_peak(judge, _long(case, extent), backward) for extent in (length, TIMES * length))
@@ -87,22 +86,22 @@ def _long(case: Case, length: int) -> Case:
 
 @clause("speed.memory-growth", dtypes=IN_ONE)
 def test_memory_growth(judge: Judge) -> None:
-    for causal, (what, *pair) in product((False, True), GROWN):
-        cases = list(_asked(judge, [replace(case, causal=causal) for case in pair]))
+    for causal, (extent, *pair) in product((False, True), GROWN):
+        cases = list(_measurable(judge, [replace(case, causal=causal) for case in pair]))
         if len(cases) < 2:
-            continue  # an implementation with one head has no more of them
+            continue  # an implementation with one head
         try:
-            _peak(judge, cases[0])  # what only a first call needs
+            _peak(judge, cases[0])  # memory of a first call only
             before, after = (_peak(judge, case) for case in cases)
         except CandidateError as error:
             judge.record_error(cases[1], error)
             continue
         numbers = [_numbers(_problem(judge, case), case) for case in cases]
         ratio = numbers[1] / numbers[0]
-        allowed = max(GRANTED * numbers[1], before * ratio ** (1 + STEP))
+        limit = max(ALLOWED * numbers[1], before * ratio ** (1 + STEP))
         grew = f"from {before / 1e6:.3g} to {after / 1e6:.3g} MB, {after / max(1, before):.3g} times"
-        context = f"with more {what} memory grows {grew}, where equation 15.2 grows {ratio:.3g} times"
-        judge.assert_that(cases[1], after <= allowed, context)
+        context = f"with more {extent} memory grows {grew}, where equation 15.2 grows {ratio:.3g} times"
+        judge.assert_that(cases[1], after <= limit, context)
 
 
 def _numbers(problem: Problem, case: Case) -> int:
@@ -114,7 +113,7 @@ def _numbers(problem: Problem, case: Case) -> int:
 
 @clause("speed.memory-returned", dtypes=IN_ONE)
 def test_memory_returned(judge: Judge) -> None:
-    for case in _asked(judge, (KEPT,)):
+    for case in _measurable(judge, (RETURNED,)):
         whole = judge.problem(case)
         for problem in [whole.forward_only(), *([whole] if Feature.GRADIENTS in judge.claims else [])]:
             limit = CALLS * result_bytes(problem) // 2
@@ -124,12 +123,12 @@ def test_memory_returned(judge: Judge) -> None:
                 judge.record_error(case, error)
                 continue
             assert left is not None
-            returned = f"their results, {2 * limit / 1e6:.3g} MB, have been let go"
-            judge.assert_that(case, left <= limit, f"{CALLS} calls left {left / 1e6:.3g} MB behind after {returned}")
+            results = f"their results, {2 * limit / 1e6:.3g} MB, were deleted"
+            judge.assert_that(case, left <= limit, f"{CALLS} calls left {left / 1e6:.3g} MB behind after {results}")
 
 
-def _asked(judge: Judge, cases: Iterable[Case]) -> Iterable[Case]:
-    """The cases as near as the claims allow; none where memory cannot be measured, which is noted."""
+def _measurable(judge: Judge, cases: Iterable[Case]) -> Iterable[Case]:
+    """The cases that the claims allow; none, with a note, where memory cannot be measured."""
     missing = "" if judge.device.startswith("cuda") else absent()
     if missing:
         judge.unsupported.append(missing)
@@ -138,12 +137,12 @@ def _asked(judge: Judge, cases: Iterable[Case]) -> Iterable[Case]:
 
 
 def _problem(judge: Judge, case: Case) -> Problem:
-    """The numbers of a causal case are those of the plain one: large ones are drawn and kept once."""
+    """A causal case has the inputs of the plain one, so that large inputs are drawn once."""
     return judge.problem(replace(case, causal=False)).but(causal=case.causal)
 
 
 def _peak(judge: Judge, case: Case, backward: bool = False) -> int:
     problem = _problem(judge, case) if backward else _problem(judge, case).forward_only()
-    found = judge.watch(problem, partial(peak, device=judge.device, results=result_bytes(problem))).of_device
-    assert found is not None
-    return found
+    growth = judge.watch(problem, partial(peak, device=judge.device, results=result_bytes(problem))).of_device
+    assert growth is not None
+    return growth

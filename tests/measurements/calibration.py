@@ -1,6 +1,6 @@
-"""Calibration: how often the benchmarks call a baseline different from itself, and how often they find a tenth more.
+"""How often the benchmarks report a baseline as different from itself, and how often they detect a tenth more time.
 
-`make bench-calibration` times whole measurements of this machine, nothing is simulated, and writes
+`make bench-calibration` makes whole measurements on this machine, without simulation, and writes
 docs/benchmark-calibration.md.
 """
 
@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -20,18 +19,19 @@ from attention_conformance.implementations.adapters.native import Native, native
 from attention_conformance.implementations.api.contract import Implementation
 from attention_conformance.implementations.builtin import BUILTIN
 from attention_conformance.spec.problem import Problem
-from attention_conformance.tests.benchmarks.benchmark_run import Measurement, Rates, Speed
+from attention_conformance.tests.benchmarks.benchmark_run import WITH_RATIO, Measurement, Rates, Speed
 from attention_conformance.tests.benchmarks.floor import machine, rates
 from attention_conformance.tests.benchmarks.measure import Conditions, measure
 from attention_conformance.tests.benchmarks.paired_timing import Effort
 from attention_conformance.tests.benchmarks.workloads import REPRESENTATIVE, Timed
+from attention_conformance.tests.measurements.pages import table, write_page
 
-PAGE = Path(__file__).parents[2] / "docs" / "benchmark-calibration.md"
+PAGE = "benchmark-calibration.md"
 RUNS, SHARE = 50, 0.1
 WORKLOADS = ("tiny.op.forward.float32", "vit-b16.op.forward.float32", "bert-128.module.forward.float32")
 """Short and long calls, an op and a module, in turn."""
 COPIED = 2**14
-"""Bytes of one copy: small enough to stop in time."""
+"""Bytes of one copy: small, so that copies can stop at any time."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Longer:
     share: float
 
     def __call__(self, problem: Problem, device: str) -> Any:
-        """As the other, and no slower: this is not timed."""
+        """As the other, without copies: this is not timed."""
         return self.run(problem, device)
 
     def native(self, problem: Problem, device: str) -> Native:
@@ -63,76 +63,78 @@ class Longer:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measures for some minutes, and writes the page."""
-    parser = argparse.ArgumentParser(
-        prog="python -m attention_conformance.tests.measurements.calibration", description=__doc__
-    )
+    parser = argparse.ArgumentParser(f"python -m {__spec__.name}", description=__doc__)
     parser.add_argument("--runs", type=int, default=RUNS, help="of each kind (default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=600.0, help="for all runs together (default: %(default)g)")
-    asked = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     dtypes = {each.dtype for each in _timed()}
-    known, end = rates("cpu", dtypes), time.perf_counter() + asked.seconds
+    known, end = rates("cpu", dtypes), time.perf_counter() + options.seconds
     same, longer = list[Measurement](), list[Measurement]()
-    while len(longer) < asked.runs and time.perf_counter() < end:
+    while len(longer) < options.runs and time.perf_counter() < end:
         timed = _timed()[len(longer) % len(WORKLOADS)]
         baseline = next(i for i in BUILTIN if i.name == timed.workload.baseline)
-        same.append(_made(timed, baseline, 0.0, known, len(same)))
-        longer.append(_made(timed, baseline, SHARE, known, len(longer)))
+        same.append(_measured(timed, baseline, 0.0, known, len(same)))
+        longer.append(_measured(timed, baseline, SHARE, known, len(longer)))
         print(f"{len(same)}: itself {same[-1].verdict}, a tenth more {longer[-1].verdict}", flush=True)
-    PAGE.write_text(page(same, longer))
-    print(f"\n{PAGE.read_text()}")
+    write_page(PAGE, page(same, longer))
 
 
 def _timed() -> list[Timed]:
     return [each for each in REPRESENTATIVE if each.name in WORKLOADS]
 
 
-def _made(timed: Timed, baseline: Implementation, share: float, known: Rates, seed: int) -> Measurement:
-    # Another name, or the verdict would be that it is the baseline.
+def _measured(timed: Timed, baseline: Implementation, share: float, known: Rates, seed: int) -> Measurement:
+    # With the same name the verdict would be `baseline`.
     other = replace(baseline, name=f"{baseline.name} again", run=Longer(baseline.run, share) if share else baseline.run)
     return measure(timed, other, baseline, Conditions("cpu", known, Effort(), seed))
 
 
-def page(same: Sequence[Measurement], longer: Sequence[Measurement]) -> str:
-    """The page: both figures, and on what they were measured."""
-    told = machine("cpu")
+def page(same: Sequence[Measurement], longer: Sequence[Measurement]) -> Iterator[str]:
+    """The page: both rates, and the machine."""
+    here = machine("cpu")
     different = sum(each.verdict in (Speed.FASTER, Speed.SLOWER) for each in same)
-    found = sum(each.verdict is Speed.SLOWER for each in longer)
-    broken = [each for each in (*same, *longer) if each.verdict not in (Speed.FASTER, Speed.SLOWER, Speed.SAME)]
-    lines = [
-        "# What a benchmark takes for a difference",
-        "",
-        f"Written by `make bench-calibration` on {time.strftime('%Y-%m-%d', time.gmtime())}; {told.processor}, "
-        f"{told.cores} cores, {told.threads} threads, torch {told.versions['torch']}.",
-        "",
-        "| candidate | runs | called different | wanted |",
-        "| --- | --- | --- | --- |",
-        f"| the baseline itself | {len(same)} | {different} ({_share(different, same)}) | at most 5 % |",
-        f"| the baseline, and copies for a tenth of its time | {len(longer)} | {found} slower"
-        f" ({_share(found, longer)}) | at least 90 % |",
-        "",
-        f"Runs without a verdict of speed: {len(broken)}{''.join(f'; {each.reason}' for each in broken[:1])}.",
-        "",
-        "| workload | noise floor, median | largest | rounds, median | x baseline with a tenth more, median |",
-        "| --- | --- | --- | --- | --- |",
-        *(_row(timed, same, longer) for timed in _timed()),
-        "",
-        "1 / 1.1 = 0.909 is the true ratio of the last column.",
-    ]
-    return "\n".join(lines) + "\n"
+    slower = sum(each.verdict is Speed.SLOWER for each in longer)
+    without = [each for each in (*same, *longer) if each.verdict not in WITH_RATIO]
+    yield "# How often a benchmark reports a difference"
+    yield ""
+    yield f"Written by `make bench-calibration` on {time.strftime('%Y-%m-%d', time.gmtime())}; {here.processor},"
+    yield f"{here.cores} cores, {here.threads} threads, torch {here.versions['torch']}."
+    yield ""
+    yield from table(
+        ("candidate", "runs", "reported different", "required"),
+        [
+            ("the baseline itself", str(len(same)), f"{different} ({_percent(different, same)})", "at most 5 %"),
+            (
+                "the baseline, and copies for a tenth of its time",
+                str(len(longer)),
+                f"{slower} slower ({_percent(slower, longer)})",
+                "at least 90 %",
+            ),
+        ],
+    )
+    yield ""
+    yield f"Runs without a verdict of speed: {len(without)}{''.join(f'; {each.reason}' for each in without[:1])}."
+    yield ""
+    yield from table(
+        ("workload", "noise floor, median", "largest", "rounds, median", "x baseline with a tenth more, median"),
+        [_row(timed, same, longer) for timed in _timed()],
+    )
+    yield ""
+    yield "1 / 1.1 = 0.909 is the true ratio of the last column."
 
 
-def _share(count: int, of: Sequence[Measurement]) -> str:
+def _percent(count: int, of: Sequence[Measurement]) -> str:
     return f"{100.0 * count / max(1, len(of)):.0f} %"
 
 
-def _row(timed: Timed, same: Sequence[Measurement], longer: Sequence[Measurement]) -> str:
-    mine = [each for each in same if _is_of(each, timed) and each.noise is not None]
+def _row(timed: Timed, same: Sequence[Measurement], longer: Sequence[Measurement]) -> Sequence[str]:
+    of_itself = [each for each in same if _is_of(each, timed) and each.noise is not None]
     slowed = [each.speed.value for each in longer if _is_of(each, timed) and each.speed is not None]
-    if not mine or not slowed:
-        return f"| {timed.name} | - | - | - | - |"
-    noises = [each.noise or 0.0 for each in mine]
-    rounds = median(len(each.seconds) for each in mine)
-    return f"| {timed.name} | {median(noises):.1%} | {max(noises):.1%} | {rounds:g} | {median(slowed):.3f} |"
+    if not of_itself or not slowed:
+        return timed.name, "-", "-", "-", "-"
+    noises = [each.noise or 0.0 for each in of_itself]
+    rounds = median(len(each.seconds) for each in of_itself)
+    return timed.name, f"{median(noises):.1%}", f"{max(noises):.1%}", f"{rounds:g}", f"{median(slowed):.3f}"
 
 
 def _is_of(each: Measurement, timed: Timed) -> bool:

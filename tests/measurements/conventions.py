@@ -1,45 +1,43 @@
-"""Measures what the built-in implementations answer where the field disagrees: `make conventions` writes the page."""
+"""Observes the conventions of the built-in implementations: `make conventions` writes docs/conventions.md."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 
 import torch
 
 from attention_conformance.implementations.builtin import BUILTIN
 from attention_conformance.tests.harness.run.observed_conventions import QUESTIONS, observations
+from attention_conformance.tests.measurements.pages import table, write_page
 
-PAGE = Path(__file__).parents[2] / "docs" / "conventions.md"
 DIFFERS = "differs"
 
 
 def main() -> int:
     torch.set_num_threads(1)
-    found = {each.name: observations(each, QUESTIONS) for each in BUILTIN}
-    PAGE.write_text("\n".join(_page(found)) + "\n")
-    print(f"written: {PAGE.name}")
+    write_page("conventions.md", _page({each.name: observations(each, QUESTIONS) for each in BUILTIN}))
     return 0
 
 
-def _page(found: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
+def _page(observed: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
     yield "# Conventions as observed"
     yield ""
-    yield "Written by `make conventions`. Each built-in implementation was asked what the table in"
-    yield "[chapter 27](../spec/chapters/conventions.md) lists, whatever it claims: in all its dtypes, in short and"
-    yield "long sequences, with and without gradients, and in each other way in which it can be called. An empty cell"
-    yield "means that it cannot be asked; *differs* that the answers are not the same everywhere, as told below."
+    yield "Written by `make conventions`. The rows of the table in [chapter 27](../spec/chapters/conventions.md) are"
+    yield "observed for each built-in implementation, whatever it claims: in all its dtypes, in short and long"
+    yield "sequences, with and without gradients, and in each alternative way to call it. An empty cell means that the"
+    yield "implementation does not support the call; *differs* that the results are not the same everywhere: see below"
+    yield "the table."
     yield ""
     yield from (f"{number}. {question.name}" for number, question in enumerate(QUESTIONS, start=1))
     yield ""
-    yield "| implementation | " + " | ".join(str(number) for number in range(1, len(QUESTIONS) + 1)) + " |"
-    yield "| --- |" + " --- |" * len(QUESTIONS)
-    for name, told in found.items():
-        yield f"| {name} | " + " | ".join(_cell(told.get(question.name, "")) for question in QUESTIONS) + " |"
+    yield from table(
+        ("implementation", *(str(number) for number in range(1, len(QUESTIONS) + 1))),
+        ([name, *(_cell(of.get(question.name, "")) for question in QUESTIONS)] for name, of in observed.items()),
+    )
     yield ""
-    for name, told in found.items():
-        yield from (f"- {name}, {question}: {answer}." for question, answer in told.items() if ";" in answer)
+    for name, of in observed.items():
+        yield from (f"- {name}, {question}: {answer}." for question, answer in of.items() if ";" in answer)
 
 
 def _cell(answer: str) -> str:

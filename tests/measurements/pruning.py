@@ -1,6 +1,6 @@
-"""A worked experiment on head gates: which heads of a small trained model can be pruned, foretold and measured.
+"""An experiment on head gates: which heads of a small trained model can be pruned, predicted and measured.
 
-`make pruning` trains it, writes docs/pruning.md and fails where what the page says does not hold.
+`make pruning` trains it, writes docs/pruning.md and fails if a statement of the page does not hold.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from textwrap import fill
 from typing import TypeAlias
 
@@ -18,21 +17,24 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attention_conformance.implementations.builtin.inhouse.fused import FusedAttention
+from attention_conformance.tests.measurements.pages import table, write_page
 
-PAGE = Path(__file__).parents[2] / "docs" / "pruning.md"
 WIDTH, HEADS = 48, 6
 KEYS, VALUES, LENGTH = 24, 8, 8
-"""Kinds of keys and of values, and pairs of them in a memory."""
+"""Number of different keys and of different values, and of pairs in a memory."""
 NOISE = 0.2
-"""The share of the answers that are drawn anew: with none the loss falls to 0, and every gradient with it."""
+"""The share of random answers: without any the loss falls to 0, and so does every gradient."""
 STEPS, BATCH, HELD_OUT, ALONE = 300, 256, 2000, 500
-"""Of the training; samples that it never sees, and of those the ones whose gradients are taken one by one."""
+"""Steps and batch of the training; samples for the test, and those of them whose gradients are taken one by one."""
 
-Asked: TypeAlias = tuple[Tensor, Tensor, Tensor]
+Inputs: TypeAlias = tuple[Tensor, Tensor, Tensor]
+"""Keys (B, L) and values (B, L) of the memory, and query keys (B, 2)."""
+
+MEASURED = ("measured rise", "remaining accuracy")
 
 
 class Recall(nn.Module):
-    """Recalls from a memory of pairs the values of two keys that are asked for at once."""
+    """Recalls the values of two keys at once from a memory of pairs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,10 +47,10 @@ class Recall(nn.Module):
     def gates(self) -> Tensor:
         return self.attention.get_parameter("head_gates")
 
-    def forward(self, keys: Tensor, values: Tensor, asked: Tensor) -> Tensor:
+    def forward(self, keys: Tensor, values: Tensor, query_keys: Tensor) -> Tensor:
         """(B, L), (B, L) and (B, 2) -> (B, 2, VALUES)."""
         memory = self.key(keys) + self.value(values)
-        query = self.first(asked[:, 0]) + self.second(asked[:, 1])
+        query = self.first(query_keys[:, 0]) + self.second(query_keys[:, 1])
         recalled, _ = self.attention(query[:, None], memory, memory, need_weights=False)
         scores: Tensor = self.read(recalled[:, 0]).unflatten(-1, (2, VALUES))
         return scores
@@ -56,9 +58,9 @@ class Recall(nn.Module):
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """Questions (memory keys, memory values, asked keys), and answers (B, 2)."""
+    """Inputs, and the right answers (B, 2)."""
 
-    questions: Asked
+    inputs: Inputs
     answers: Tensor
 
     @classmethod
@@ -71,19 +73,19 @@ class Samples:
         return cls((keys, values, keys.gather(1, at)), torch.where(noisy, others, values.gather(1, at)))
 
     def one(self, number: int) -> Samples:
-        keys, values, asked = (x[number : number + 1] for x in self.questions)
-        return Samples((keys, values, asked), self.answers[number : number + 1])
+        keys, values, query_keys = (x[number : number + 1] for x in self.inputs)
+        return Samples((keys, values, query_keys), self.answers[number : number + 1])
 
     def loss(self, model: Recall) -> Tensor:
-        return F.cross_entropy(model(*self.questions).flatten(0, 1), self.answers.flatten())
+        return F.cross_entropy(model(*self.inputs).flatten(0, 1), self.answers.flatten())
 
     def accuracy(self, model: Recall) -> float:
-        return float((model(*self.questions).argmax(-1) == self.answers).double().mean())
+        return float((model(*self.inputs).argmax(-1) == self.answers).double().mean())
 
 
 @dataclass(frozen=True, eq=False)
-class Findings:
-    """What the gates of a trained model say; one entry for each head.
+class GateAnalysis:
+    """Derivatives by the gates of a trained model; one entry for each head.
 
     Attributes:
         importance: mean over samples of |d loss / d gate|, equation 25.4.
@@ -98,15 +100,15 @@ class Findings:
     loss: float
 
     def first_order(self, closed: Tensor) -> float:
-        """The foretold rise of the loss, equation 25.5, where these gates (H,), 1 = closed, are closed."""
+        """The predicted rise of the loss, equation 25.5, when the gates with 1 in (H,) are closed."""
         return -float(self.gradient @ closed)
 
     def second_order(self, closed: Tensor) -> float:
-        """The same, with the curvature."""
+        """The same with the curvature."""
         return self.first_order(closed) + float(closed @ self.curvature @ closed) / 2.0
 
     def measured(self, closed: Tensor) -> tuple[float, float]:
-        """How much the loss rises, and the accuracy that is left."""
+        """The rise of the loss, and the remaining accuracy."""
         with torch.no_grad(), gated(self.model, 1.0 - closed):
             return self.samples.loss(self.model).item() - self.loss, self.samples.accuracy(self.model)
 
@@ -132,14 +134,14 @@ def trained(generator: torch.Generator) -> Recall:
     return model.eval()
 
 
-def examined(model: Recall, samples: Samples) -> Findings:
-    """The model's gates, held against samples that it has not seen."""
+def examined(model: Recall, samples: Samples) -> GateAnalysis:
+    """The analysis of the model's gates on test samples."""
     loss = samples.loss(model)
     (gradient,) = torch.autograd.grad(loss, model.gates, create_graph=True)
     rows = [torch.autograd.grad(entry, model.gates, retain_graph=True)[0] for entry in gradient]
     alone = (torch.autograd.grad(samples.one(n).loss(model), model.gates)[0] for n in range(ALONE))
     importance = torch.stack([each.abs() for each in alone]).mean(0)
-    return Findings(model, samples, importance, gradient.detach(), torch.stack(rows), loss.item())
+    return GateAnalysis(model, samples, importance, gradient.detach(), torch.stack(rows), loss.item())
 
 
 def ranked(values: Tensor) -> Tensor:
@@ -151,37 +153,37 @@ def agreement(first: Tensor, second: Tensor) -> float:
     return float(torch.corrcoef(torch.stack([ranked(first), ranked(second)]))[0, 1])
 
 
-def requirements(found: Findings, rises: Tensor, spare: Tensor) -> Iterator[str]:
-    """What the page says and does not hold."""
+def requirements(analysis: GateAnalysis, rises: Tensor, spare: Tensor) -> Iterator[str]:
+    """The statements of the page that do not hold."""
     alone = torch.eye(HEADS)
-    if set(found.importance.topk(2).indices.tolist()) != set(rises.topk(2).indices.tolist()):
+    if set(analysis.importance.topk(2).indices.tolist()) != set(rises.topk(2).indices.tolist()):
         yield "the two most important heads are not the two that cost most"
-    if max(abs(found.first_order(each)) for each in alone) > rises.max() / 4.0:
+    if max(abs(analysis.first_order(each)) for each in alone) > rises.max() / 4.0:
         yield "the first-order prediction is not small"
-    if any(abs(found.second_order(each) - rises[h]) > rises.max() / 2.0 for h, each in enumerate(alone)):
-        yield "the curvature does not foretell the rise"
-    if found.samples.accuracy(found.model) - found.measured(spare)[1] > NOISE / 10.0:
+    if any(abs(analysis.second_order(each) - rises[h]) > rises.max() / 2.0 for h, each in enumerate(alone)):
+        yield "the curvature does not predict the rise"
+    if analysis.samples.accuracy(analysis.model) - analysis.measured(spare)[1] > NOISE / 10.0:
         yield "the accuracy falls without the other heads"
-    if found.measured(spare)[0] <= float(rises @ spare):
+    if analysis.measured(spare)[0] <= float(rises @ spare):
         yield "several heads together cost no more than one by one"
-    if _difference_of_rows(found, spare) > 1e-5 * found.loss:
+    if _difference_of_rows(analysis, spare) > 1e-5 * analysis.loss:
         yield "closed gates are not rows of zeros"
 
 
-def _difference_of_rows(found: Findings, closed: Tensor) -> float:
+def _difference_of_rows(analysis: GateAnalysis, closed: Tensor) -> float:
     """Of the loss with closed gates from that with rows of the output matrix set to 0."""
     pruned = Recall()
-    pruned.load_state_dict(found.model.state_dict())
+    pruned.load_state_dict(analysis.model.state_dict())
     with torch.no_grad():
         pruned.attention.out_proj.weight.unflatten(1, (HEADS, -1)).mul_(1.0 - closed[:, None])
-        return abs(found.samples.loss(pruned).item() - found.loss - found.measured(closed)[0])
+        return abs(analysis.samples.loss(pruned).item() - analysis.loss - analysis.measured(closed)[0])
 
 
-def page(found: Findings, rises: Tensor, spare: Tensor) -> Iterator[str]:
+def page(analysis: GateAnalysis, rises: Tensor, spare: Tensor) -> Iterator[str]:
     yield "# Which heads can be pruned"
-    yield from _told(found)
+    yield from _introduction(analysis)
     yield "## One head at a time"
-    yield "\n".join(_one_by_one(found))
+    yield "\n".join(_one_by_one(analysis))
     yield (
         "The importance is the mean over samples of the absolute value of the loss's derivative by the gate "
         "(25.4). The first-order prediction of the rise is minus the derivative of the mean loss (25.5); the "
@@ -189,73 +191,76 @@ def page(found: Findings, rises: Tensor, spare: Tensor) -> Iterator[str]:
     )
     yield "## One head after the other"
     yield "From the least important to the most important one."
-    yield "\n".join(_in_turn(found))
+    yield "\n".join(_in_turn(analysis))
     yield "## What follows"
-    yield "\n".join(map(wrapped, _follows(found, rises, spare)))
+    yield "\n".join(map(wrapped, _follows(analysis, rises, spare)))
 
 
-def _told(found: Findings) -> Iterator[str]:
-    known, best = found.samples.accuracy(found.model), (1.0 - NOISE) + NOISE / VALUES
+def _introduction(analysis: GateAnalysis) -> Iterator[str]:
+    known, best = analysis.samples.accuracy(analysis.model), (1.0 - NOISE) + NOISE / VALUES
     yield (
-        "Written by `make pruning`, which trains the model in seconds and fails where a sentence below does "
+        "Written by `make pruning`, which trains the model in seconds and fails if a sentence below does "
         "not hold. It is source D's exercise 2, with the quantities of chapter head-gates."
     )
     yield (
-        f"A memory holds {LENGTH} pairs of a key and a value. Two keys are asked for at once, and one layer of"
-        f" attention with {HEADS} heads has to recall both values. {NOISE:.0%} of the answers are drawn at "
-        f"random, so that {best:.1%} of them can be known. After {STEPS} steps the model knows {known:.1%} of "
-        f"{2 * HELD_OUT} answers that it has not seen; its loss is {found.loss:.4f}. Heads are not told which "
-        "key they serve, and two would be enough."
+        f"A memory holds {LENGTH} pairs of a key and a value. One layer of attention with {HEADS}"
+        f" heads has to recall the values of two of these keys at once. {NOISE:.0%} of the answers are drawn at "
+        f"random, so that {best:.1%} of them can be predicted. After {STEPS} steps the model predicts {known:.1%} of "
+        f"{2 * HELD_OUT} test answers; its loss is {analysis.loss:.4f}. No head is assigned to a key, and two heads "
+        "would be sufficient."
     )
 
 
-def _one_by_one(found: Findings) -> Iterator[str]:
-    yield "| head | importance | foretold, first order | foretold, with curvature | measured rise | accuracy left |"
-    yield "| ---: | ---: | ---: | ---: | ---: | ---: |"
+def _one_by_one(analysis: GateAnalysis) -> Iterator[str]:
+    predicted = ("predicted, first order", "predicted, with curvature")
+    rows = []
     for head, closed in enumerate(torch.eye(HEADS)):
-        rise, left = found.measured(closed)
-        foretold = f"{found.first_order(closed):+.4f} | {found.second_order(closed):+.4f}"
-        yield f"| {head} | {found.importance[head]:.4f} | {foretold} | {rise:+.4f} | {left:.1%} |"
+        orders = (f"{rise:+.4f}" for rise in (analysis.first_order(closed), analysis.second_order(closed)))
+        rows.append([str(head), f"{analysis.importance[head]:.4f}", *orders, *_measured(analysis, closed)])
+    return table(("head", "importance", *predicted, *MEASURED), rows, numeric=True)
 
 
-def _in_turn(found: Findings) -> Iterator[str]:
-    yield "| heads closed | importances, summed | foretold, with curvature | measured rise | accuracy left |"
-    yield "| --- | ---: | ---: | ---: | ---: |"
-    order, closed = found.importance.argsort().tolist(), torch.zeros(HEADS)
+def _in_turn(analysis: GateAnalysis) -> Iterator[str]:
+    order, closed, rows = analysis.importance.argsort().tolist(), torch.zeros(HEADS), []
     for count, head in enumerate(order, 1):
         closed[head] = 1.0
-        rise, left = found.measured(closed)
-        told = f"{float(found.importance @ closed):.4f} | {found.second_order(closed):+.4f}"
-        yield f"| {', '.join(map(str, order[:count]))} | {told} | {rise:+.4f} | {left:.1%} |"
+        predicted = f"{float(analysis.importance @ closed):.4f}", f"{analysis.second_order(closed):+.4f}"
+        rows.append([", ".join(map(str, order[:count])), *predicted, *_measured(analysis, closed)])
+    return table(("heads closed", "importances, summed", "predicted, with curvature", *MEASURED), rows, numeric=True)
 
 
-def _follows(found: Findings, rises: Tensor, spare: Tensor) -> Iterator[str]:
-    (together, left), before = found.measured(spare), found.samples.accuracy(found.model)
-    two = " and ".join(str(head) for head in sorted(found.importance.topk(2).indices.tolist()))
-    largest = max(abs(found.first_order(each)) for each in torch.eye(HEADS))
+def _measured(analysis: GateAnalysis, closed: Tensor) -> tuple[str, str]:
+    rise, accuracy = analysis.measured(closed)
+    return f"{rise:+.4f}", f"{accuracy:.1%}"
+
+
+def _follows(analysis: GateAnalysis, rises: Tensor, spare: Tensor) -> Iterator[str]:
+    (together, left), before = analysis.measured(spare), analysis.samples.accuracy(analysis.model)
+    two = " and ".join(str(head) for head in sorted(analysis.importance.topk(2).indices.tolist()))
+    largest = max(abs(analysis.first_order(each)) for each in torch.eye(HEADS))
     yield (
         f"- Importance finds the heads that matter: {two}, the two that cost most when they are closed. The "
-        f"ranks of importances and measured rises agree to {agreement(found.importance, rises):.2f} "
+        f"ranks of importances and measured rises agree to {agreement(analysis.importance, rises):.2f} "
         "(Spearman)."
     )
     yield (
-        f"- The first-order prediction is no measure of a head. It is at most {largest:.4f} here, where a head"
+        f"- The first-order prediction does not measure a head. It is at most {largest:.4f} here, where a head"
         f" costs up to {rises.max().item():.4f}: at a minimum of the loss the derivative by a gate is that by "
-        "the rows of the output matrix, times these rows, and so it is about 0. The gains and losses of single "
-        "samples are what is left, and the absolute value keeps them."
+        "the rows of the output matrix, times these rows, and so it is about 0. In the sum the gains and losses "
+        "of single samples cancel; the absolute value keeps them."
     )
     yield (
-        "- The curvature foretells the measured rise in kind, and too little of it where a head matters: from"
-        " 1 to 0 is a long way for a gate, over which a loss is no parabola."
+        "- The prediction with curvature has the right order of magnitude, but is too small for an important head:"
+        " from 1 to 0 is a large step for a gate, in which the loss is not a parabola."
     )
     yield (
         f"- The four other heads cost {(rises @ spare).item():.4f} one by one, in sum, and {together:.4f} "
-        "together: they stand in for one another. Importances are those of a head among all others, and are "
-        "to be taken again after each pruning."
+        "together: one replaces another. An importance holds for a head among all others: compute it again "
+        "after each pruning."
     )
     yield (
-        f"- Accuracy hides this: without the four it is {left:.1%}, of {before:.1%} before. Only the loss "
-        "tells that the model has become less sure of itself."
+        f"- Accuracy does not show this: without the four it is {left:.1%}, before {before:.1%}. Only the loss "
+        "shows that the predictions have become less certain."
     )
     yield (
         "- Setting the rows of the output matrix to 0 gives the same loss as closing the gates. These rows, "
@@ -265,7 +270,7 @@ def _follows(found: Findings, rises: Tensor, spare: Tensor) -> Iterator[str]:
 
 
 def wrapped(paragraph: str) -> str:
-    """At the width of the other pages; tables and lists as they are."""
+    """Wrapped at the width of the other pages; tables are not changed."""
     indent = "  " if paragraph.startswith("- ") else ""
     return paragraph if "\n" in paragraph else fill(paragraph, 112, subsequent_indent=indent)
 
@@ -275,12 +280,12 @@ def main() -> int:
     torch.set_num_threads(1)
     generator = torch.Generator().manual_seed(1)
     model = trained(generator)
-    found = examined(model, Samples.drawn(HELD_OUT, generator))
-    rises = torch.tensor([found.measured(closed)[0] for closed in torch.eye(HEADS)])
-    spare = torch.ones(HEADS).index_fill(0, found.importance.topk(2).indices, 0.0)
-    missed = list(requirements(found, rises, spare))
-    PAGE.write_text("\n\n".join(map(wrapped, page(found, rises, spare))) + "\n")
-    print("\n".join([*missed, f"written: {PAGE.name}"]))
+    analysis = examined(model, Samples.drawn(HELD_OUT, generator))
+    rises = torch.tensor([analysis.measured(closed)[0] for closed in torch.eye(HEADS)])
+    spare = torch.ones(HEADS).index_fill(0, analysis.importance.topk(2).indices, 0.0)
+    missed = list(requirements(analysis, rises, spare))
+    print("\n".join(missed))
+    write_page("pruning.md", ["\n\n".join(map(wrapped, page(analysis, rises, spare)))])
     return 1 if missed else 0
 
 

@@ -1,4 +1,4 @@
-"""Wheels: the project built as it is installed elsewhere, and an environment of its own that has it."""
+"""Wheels: the project built and installed as elsewhere, in environments of their own."""
 
 from __future__ import annotations
 
@@ -13,19 +13,32 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PARTS = ("spec", "reference", "implementations", "tests")
-FILES = ("__init__.py", "conftest.py", "py.typed", "setup.py", "pyproject.toml", "README.md", "LICENSE")
-BUILD = "import sys; from setuptools import build_meta; build_meta.build_wheel(sys.argv[1])"
+FILES = (
+    *("__init__.py", "__main__.py", "conftest.py", "py.typed"),
+    *("setup.py", "pyproject.toml", "README.md", "LICENSE"),
+)
+BUILD = "import sys; from setuptools import build_meta; getattr(build_meta, sys.argv[1])(sys.argv[2])"
+
+
+def copied(folder: Path) -> Path:
+    """A copy of what the clone tracks, apart from documentation, at the folder."""
+    for part in PARTS:
+        shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
+    for file in FILES:
+        shutil.copy(ROOT / file, folder / file)
+    return folder
 
 
 def build(scratch: Path) -> Path:
     """The wheel of the clone, built from a copy of it: setuptools leaves things behind where it builds."""
-    for part in PARTS:
-        shutil.copytree(ROOT / part, scratch / "clone" / part, ignore=shutil.ignore_patterns("__pycache__"))
-    for file in FILES:
-        shutil.copy(ROOT / file, scratch / "clone" / file)
-    _run([sys.executable, "-c", BUILD, str(scratch)], scratch / "clone")
-    (wheel,) = scratch.glob("*.whl")
-    return wheel
+    return built(copied(scratch / "clone"), scratch, "build_wheel", "*.whl")
+
+
+def built(project: Path, scratch: Path, kind: str, pattern: str) -> Path:
+    """What setuptools builds of a project by one of its functions, such as `build_sdist`."""
+    run([sys.executable, "-c", BUILD, kind, str(scratch)], project)
+    (found,) = scratch.glob(pattern)
+    return found
 
 
 def contents(wheel: Path) -> set[str]:
@@ -42,7 +55,7 @@ def content(wheel: Path, name: str) -> str:
 
 @dataclass(frozen=True)
 class Environment:
-    """A virtual environment that has the wheel, and sees what is installed beside the clone, but not the clone."""
+    """A virtual environment that sees the packages installed next to the clone's, but not the clone."""
 
     folder: Path
 
@@ -55,25 +68,25 @@ class Environment:
     def run(self, program: str, *arguments: str, at: Path, **variables: str) -> subprocess.CompletedProcess[str]:
         """Runs one of its programs in a folder."""
         command = [str(self.folder / "bin" / program), *arguments]
-        return subprocess.run(command, cwd=at, env=_outside() | variables, capture_output=True, text=True, timeout=120)
+        return subprocess.run(command, cwd=at, env=_outside() | variables, capture_output=True, text=True, timeout=240)
 
 
-def install(wheel: Path, folder: Path) -> Environment:
-    """Makes an environment at the folder and installs the wheel into it, without its dependencies."""
-    _run([sys.executable, "-m", "venv", "--without-pip", str(folder)], folder.parent)
+def install(*what: str, folder: Path) -> Environment:
+    """Makes an environment at the folder and installs what pip is given into it, without dependencies."""
+    run([sys.executable, "-m", "venv", "--without-pip", str(folder)], folder.parent)
     made = Environment(folder)
     # Folders that a .pth names are searched, but their own .pth files, of the editable clone among them, are not read.
     (made.packages / "beside.pth").write_text("\n".join(site.getsitepackages()))
-    python = str(folder / "bin" / "python")
-    _run([sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps", str(wheel)], folder)
+    pip = [sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python"), "install", "--quiet"]
+    run([*pip, "--no-deps", "--no-build-isolation", *what], folder)
     return made
 
 
-def _run(command: list[str], at: Path) -> None:
+def run(command: list[str], at: Path) -> None:
+    """Runs a command that has to succeed, without the variables of this process that Python and pytest read."""
     done = subprocess.run(command, cwd=at, env=_outside(), capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 def _outside() -> dict[str, str]:
-    """The environment's variables, without those that tell Python or pytest of this very run."""
     return {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "PYTEST", "COV_"))}

@@ -1,6 +1,6 @@
 """Difference of two reports: `python -m attention_conformance.tests.report.diff OLD NEW` names what changed verdict.
 
-OLD and NEW are folders of --report, or the event logs in them. Only what both runs asked is compared. Exit status:
+OLD and NEW are folders of --report, or the event logs in them. Only what both runs checked is compared. Exit status:
 0 nothing got worse, 1 something did or the new run is not complete, 4 a report cannot be read or compared.
 """
 
@@ -9,34 +9,31 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from fnmatch import fnmatchcase
 from itertools import groupby
 from pathlib import Path
-from typing import TypeAlias
 
 from attention_conformance.spec.clauses import load
-from attention_conformance.spec.problem import DTYPES
+from attention_conformance.tests.report.counts import clause_place, conformance, dtype_place
 from attention_conformance.tests.report.log import FILE, LogError, replay
-from attention_conformance.tests.report.model import Run, overall
-from attention_conformance.tests.report.text import plain
+from attention_conformance.tests.report.model import Key, Run, key_of
 from attention_conformance.tests.report.verdict import Status, Verdict
 from attention_conformance.tests.report.views.markdown import code, in_table
+from attention_conformance.tests.report.wording import one_line
 
-SCHEMA = "attention-conformance/diff/1"
+SCHEMA = "attention-conformance/diff/2"
 WORSE, UNUSABLE = 1, 4
 GROWN, NOTABLE = 2.0, 0.5
-"""An error of a pass is noted where it is so many times the former one, and beyond this share of its bound."""
+"""An error of a pass is noted if it is so many times the former one, and beyond this fraction of its bound."""
 MOST_ROWS = 40
 """Of one kind, so that all of it fits into a comment."""
-Key: TypeAlias = tuple[str, str, str]
-"""Implementation, clause, dtype."""
 
 
-class Kind(StrEnum):
-    """What became of a verdict, or of an implementation; in the order in which they are told."""
+class ChangeKind(StrEnum):
+    """What became of a verdict, or of an implementation; in the order of the lists."""
 
     FAILING = "newly failing"
     UNJUDGED = "no longer judged"
@@ -52,36 +49,36 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True)
 class Change:
-    """One change. `clause` and `dtype` are empty where it is of an implementation.
+    """One change. `clause` and `dtype` are empty if an implementation came or went.
 
     Attributes:
-        old, new: what was said; empty where nothing was.
+        old, new: the verdicts; empty if there was none.
         worse: whether less holds, or less is known to hold, than before.
-        said: the reason, or the message of the failure.
+        reason: of the new verdict, or the message of its failure.
     """
 
-    kind: Kind
+    kind: ChangeKind
     implementation: str
     clause: str
     dtype: str
     old: str
     new: str
     worse: bool
-    context: str = ""
+    reason: str = ""
 
 
 @dataclass(frozen=True)
 class Diff:
-    """What two runs differ in.
+    """The difference of two runs.
 
     Attributes:
-        apart: what the runs themselves differ in, such as versions; it may explain the changes.
-        only_old, only_new: verdicts that the other run was not asked for, or did not come to.
+        settings: what the runs themselves differ in, such as versions; it may explain the changes.
+        only_old, only_new: verdicts that the other run did not select, or did not reach.
     """
 
     old: Run
     new: Run
-    apart: tuple[str, ...]
+    settings: tuple[str, ...]
     changes: tuple[Change, ...]
     compared: int
     only_old: int
@@ -89,7 +86,7 @@ class Diff:
 
     @property
     def worse(self) -> bool:
-        """Whether something got worse, or the new run cannot say that nothing did."""
+        """Whether something got worse, or that is unknown because the new run is not complete."""
         return not self.new.closing.complete or any(change.worse for change in self.changes)
 
 
@@ -107,14 +104,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("old", type=Path, metavar="OLD")
     parser.add_argument("new", type=Path, metavar="NEW")
     parser.add_argument("--format", choices=FORMATS, default="text")
-    asked = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     try:
-        found = compared(run_of(asked.old), run_of(asked.new))
+        diff = compared(run_of(options.old), run_of(options.new))
     except (LogError, IncomparableError) as error:
         print(f"ERROR: {error}", file=sys.stderr)
         return UNUSABLE
-    print("\n".join(FORMATS[asked.format](found)))
-    return WORSE if found.worse else 0
+    print("\n".join(FORMATS[options.format](diff)))
+    return WORSE if diff.worse else 0
 
 
 def run_of(path: Path) -> Run:
@@ -134,65 +131,63 @@ def compared(old: Run, new: Run) -> Diff:
     Raises:
         IncomparableError: they have no verdict in common.
     """
-    before, after = _by_key(old), _by_key(new)
+    before, after = ({key_of(v): v for v in run.verdicts} for run in (old, new))
     both = before.keys() & after.keys()
     if not both:
         raise IncomparableError(
-            f"the reports have no verdict in common (old: {_asked(old)}; new: {_asked(new)}): "
+            f"the reports have no verdict in common (old: {_contents(old)}; new: {_contents(new)}): "
             "judge the same implementations and clauses"
         )
-    lost = {key: found for key in before.keys() - both if (found := _unclaimed(key, new))}
-    won = {key: found for key in after.keys() - both if (found := _unclaimed(key, old))}
+    lost = {key: reason for key in before.keys() - both if (reason := _unclaimed(key, new))}
+    won = {key: reason for key in after.keys() - both if (reason := _unclaimed(key, old))}
     changes = [
         *(change for key in both if (change := _change(before[key], after[key]))),
-        *(_lost(before[key], reason) for key, reason in lost.items() if _says(before[key])),
-        *(_won(after[key]) for key in won if _says(after[key])),
+        *(_lost(before[key], reason) for key, reason in lost.items() if _is_claimed(before[key])),
+        *(_won(after[key]) for key in won if _is_claimed(after[key])),
         *_implementations(old, new),
     ]
-    gone, fresh = (_names(one) - _names(other) for one, other in ((old, new), (new, old)))
     return Diff(
         old,
         new,
-        tuple(_apart(old, new)),
+        tuple(_settings_apart(old, new)),
         tuple(sorted(changes, key=_place)),
         len(both),
-        sum(key not in both and key not in lost and key[0] not in gone for key in before),
-        sum(key not in both and key not in won and key[0] not in fresh for key in after),
+        _alone(before.keys() - both - lost.keys(), _names(old) - _names(new)),
+        _alone(after.keys() - both - won.keys(), _names(new) - _names(old)),
     )
 
 
-def _by_key(run: Run) -> dict[Key, Verdict]:
-    return {(v.implementation, v.clause, v.dtype): v for v in run.verdicts}
+def _alone(keys: Set[Key], without: Set[str]) -> int:
+    """How many verdicts only one run has, except those of implementations that only this run has."""
+    return sum(name not in without for name, _, _ in keys)
 
 
 def _names(run: Run) -> set[str]:
-    return {subject.name for subject in run.begin.subjects}
+    return {subject.name for subject in run.opening.subjects}
 
 
-def _asked(run: Run) -> str:
-    names = ", ".join(plain(name, 60) for name in sorted(_names(run))[:3]) or "no implementation"
+def _contents(run: Run) -> str:
+    names = ", ".join(one_line(name, 60) for name in sorted(_names(run))[:3]) or "no implementation"
     return f"{names}{', ...' if len(_names(run)) > 3 else ''}, {len(run.verdicts)} verdicts"
 
 
-def _says(verdict: Verdict) -> bool:
+def _is_claimed(verdict: Verdict) -> bool:
     return verdict.status is not Status.NOT_CLAIMED
 
 
-def _place(change: Change) -> tuple[int, str, int, str, int]:
-    order, dtypes = list(load()), list(DTYPES)
-    clause = order.index(change.clause) if change.clause in order else len(order)
-    dtype = dtypes.index(change.dtype) if change.dtype in dtypes else len(dtypes)
-    return list(Kind).index(change.kind), change.implementation, clause, change.clause, dtype
+def _place(change: Change) -> tuple[int, str, tuple[int, str], tuple[int, str]]:
+    order = list(ChangeKind).index(change.kind)
+    return order, change.implementation, clause_place(change.clause), dtype_place(change.dtype)
 
 
 def _unclaimed(key: Key, other: Run) -> str:
-    """Why the other run did not ask, where its reason is that the clause is not claimed there; else empty."""
+    """Why the other run does not have it, if the reason is that the clause is not claimed there; else empty."""
     name, clause, dtype = key
-    subject = next((s for s in other.begin.subjects if s.name == name), None)
-    patterns = other.begin.suite.clauses
+    subject = next((s for s in other.opening.subjects if s.name == name), None)
+    patterns = other.opening.suite.clauses
     if subject is None or clause not in load() or (patterns and not any(fnmatchcase(clause, p) for p in patterns)):
         return ""
-    if other.begin.suite.dtypes and dtype not in other.begin.suite.dtypes:
+    if other.opening.suite.dtypes and dtype not in other.opening.suite.dtypes:
         return ""
     if dtype not in subject.dtypes:
         return f"does not claim {dtype}"
@@ -206,28 +201,29 @@ def _change(old: Verdict, new: Verdict) -> Change | None:
         return _grown(old, new)
     match new.status:
         case Status.PASS if old.status is Status.NOT_CLAIMED:
-            return _made(Kind.CLAIMED, old, new, False)
+            return _changed(ChangeKind.CLAIMED, old, new, False)
         case Status.PASS:
-            return _made(Kind.MENDED if old.status is Status.EXPECTED_FAILURE else Kind.PASSING, old, new, False)
+            return _changed(
+                ChangeKind.MENDED if old.status is Status.EXPECTED_FAILURE else ChangeKind.PASSING, old, new, False
+            )
         case Status.FAIL:
             assert new.failure is not None
-            return _made(Kind.FAILING, old, new, True, new.failure.message)
+            return _changed(ChangeKind.FAILING, old, new, True, new.failure.message)
         case Status.EXPECTED_FAILURE if old.status is Status.PASS:
-            return _made(Kind.FAILING, old, new, True, f"{new.reason} {new.link}")
+            return _changed(ChangeKind.FAILING, old, new, True, f"{new.reason} {new.link}")
         case Status.EXPECTED_FAILURE:
-            return _made(Kind.KNOWN, old, new, False, f"{new.reason} {new.link}")
+            return _changed(ChangeKind.KNOWN, old, new, False, f"{new.reason} {new.link}")
         case Status.NOT_CLAIMED:
-            return _made(Kind.UNCLAIMED, old, new, old.status is Status.PASS, new.reason)
+            return _changed(ChangeKind.UNCLAIMED, old, new, old.status is Status.PASS, new.reason)
         case Status.ERROR if old.status is Status.EXPECTED_FAILURE and new.checks:
-            return _made(Kind.MENDED, old, new, False, new.reason)
+            return _changed(ChangeKind.MENDED, old, new, False, new.reason)
         case Status.ERROR:
-            return _made(Kind.UNJUDGED, old, new, True, new.reason)
+            return _changed(ChangeKind.UNJUDGED, old, new, True, new.reason)
 
 
-def _made(kind: Kind, old: Verdict, new: Verdict, worse: bool, context: str = "") -> Change:
+def _changed(kind: ChangeKind, old: Verdict, new: Verdict, worse: bool, reason: str = "") -> Change:
     level = f" ({new.level})" if new.level != "MUST" and new.status is Status.FAIL else ""
-    told = f"{new.status}{level}"
-    return Change(kind, new.implementation, new.clause, new.dtype, str(old.status), told, worse, plain(context))
+    return Change(kind, *key_of(new), str(old.status), f"{new.status}{level}", worse, one_line(reason))
 
 
 def _grown(old: Verdict, new: Verdict) -> Change | None:
@@ -236,153 +232,148 @@ def _grown(old: Verdict, new: Verdict) -> Change | None:
         return None
     if not (after > GROWN * before and after > NOTABLE):
         return None
-    told = (f"{before:.2g} of the bound", f"{after:.2g}")
-    return Change(Kind.GROWN, new.implementation, new.clause, new.dtype, *told, worse=False)
+    return Change(ChangeKind.GROWN, *key_of(new), f"{before:.2g} of the bound", f"{after:.2g}", worse=False)
 
 
 def _lost(old: Verdict, reason: str) -> Change:
-    passed = old.status is Status.PASS
-    told = (old.implementation, old.clause, old.dtype, str(old.status), str(Status.NOT_CLAIMED))
-    return Change(Kind.UNCLAIMED, *told, worse=passed, context=reason)
+    statuses = (str(old.status), str(Status.NOT_CLAIMED))
+    return Change(ChangeKind.UNCLAIMED, *key_of(old), *statuses, worse=old.status is Status.PASS, reason=reason)
 
 
 def _won(new: Verdict) -> Change:
-    told = (new.implementation, new.clause, new.dtype, str(Status.NOT_CLAIMED), str(new.status))
+    where = (*key_of(new), str(Status.NOT_CLAIMED), str(new.status))
     if new.status is Status.FAIL and new.failure is not None:
-        return Change(Kind.FAILING, *told, worse=True, context=plain(new.failure.message))
+        return Change(ChangeKind.FAILING, *where, worse=True, reason=one_line(new.failure.message))
     if new.status is Status.ERROR:
-        return Change(Kind.UNJUDGED, *told, worse=True, context=plain(new.reason))
-    return Change(Kind.CLAIMED, *told, worse=False)
+        return Change(ChangeKind.UNJUDGED, *where, worse=True, reason=one_line(new.reason))
+    return Change(ChangeKind.CLAIMED, *where, worse=False)
 
 
 def _implementations(old: Run, new: Run) -> Iterator[Change]:
     for name in _names(old) - _names(new):
-        yield Change(Kind.GONE, name, "", "", overall(old.of(name)), "", worse=True)
+        yield Change(ChangeKind.GONE, name, "", "", _verdict(old, name), "", worse=True)
     for name in _names(new) - _names(old):
-        yield Change(Kind.NEW, name, "", "", "", overall(new.of(name)), worse=False)
+        yield Change(ChangeKind.NEW, name, "", "", "", _verdict(new, name), worse=False)
 
 
-def _apart(old: Run, new: Run) -> Iterator[str]:
-    one, other = _setting(old), _setting(new)
+def _verdict(run: Run, name: str) -> str:
+    return str(conformance(run.by_name[name], run.closing.complete))
+
+
+def _settings_apart(old: Run, new: Run) -> Iterator[str]:
+    one, other = _settings(old), _settings(new)
     for name in sorted(one.keys() | other.keys(), key=[*one, *other].index):
         before, after = one.get(name, "absent"), other.get(name, "absent")
         if before != after:
-            yield plain(f"{name}: {before}, then {after}")
+            yield one_line(f"{name}: {before}, then {after}")
 
 
-def _setting(run: Run) -> dict[str, str]:
-    suite = run.begin.suite
-    told = {
+def _settings(run: Run) -> dict[str, str]:
+    suite = run.opening.suite
+    settings = {
         "suite": suite.version,
         "specification": suite.spec,
         "tier": suite.tier,
         "device": suite.device,
         "clauses": " ".join(suite.clauses) or "all",
         "dtypes": " ".join(suite.dtypes) or "all",
-        **run.begin.environment,
+        **run.opening.environment,
     }
-    for subject in run.begin.subjects:
-        told |= {f"convention {name} of {subject.name}": context for name, context in subject.conventions.items()}
-    return told
+    for subject in run.opening.subjects:
+        settings |= {f"convention {name} of {subject.name}": value for name, value in subject.conventions.items()}
+    return settings
 
 
-def _incomplete(found: Diff) -> Iterator[str]:
-    for name, run in (("old", found.old), ("new", found.new)):
+def _incomplete(diff: Diff) -> Iterator[str]:
+    for name, run in (("old", diff.old), ("new", diff.new)):
         if not run.closing.complete:
-            yield f"the {name} run is not complete ({plain(run.closing.reason)}): what it lacks is not compared"
+            yield f"the {name} run is not complete ({one_line(run.closing.reason)}): what it lacks is not compared"
 
 
-def _grouped(changes: Sequence[Change]) -> Iterator[tuple[Change, str]]:
-    """Changes that differ in the dtype only are one, the first; with the dtypes."""
-
-    def alike(change: Change) -> tuple[str, ...]:
-        grown = change.kind is Kind.GROWN
-        return change.implementation, change.clause, *(() if grown else (change.old, change.new))
-
-    for _, several in groupby(changes, alike):
-        found = list(several)
-        yield found[0], ", ".join(filter(None, (change.dtype for change in found)))
+def _by_kind(diff: Diff) -> Iterator[tuple[ChangeKind, list[tuple[Change, str]]]]:
+    """Each kind with its changes; changes that differ in the dtype only are one, the first; with the dtypes."""
+    for kind, several in groupby(diff.changes, lambda change: change.kind):
+        rows = [list(same) for _, same in groupby(several, _except_dtype)]
+        yield kind, [(row[0], ", ".join(change.dtype for change in row if change.dtype)) for row in rows]
 
 
-def _counts(found: Diff) -> str:
-    changed = len({(c.implementation, c.clause, c.dtype) for c in found.changes if c.clause and c.kind != Kind.GROWN})
-    told = f"{found.compared} verdicts compared, {changed} changed"
-    left = [(found.only_old, "old"), (found.only_new, "new")]
-    return told + "".join(f"; {number} that only the {name} run has" for number, name in left if number)
+def _except_dtype(change: Change) -> tuple[str, ...]:
+    statuses = () if change.kind is ChangeKind.GROWN else (change.old, change.new)
+    return change.implementation, change.clause, *statuses
 
 
-def _conclusion(found: Diff) -> str:
-    number = sum(change.worse for change in found.changes)
-    if number:
+def _counts(diff: Diff) -> str:
+    verdicts = [c for c in diff.changes if c.clause and c.kind != ChangeKind.GROWN]
+    changed = len({(c.implementation, c.clause, c.dtype) for c in verdicts})
+    alone = [(diff.only_old, "old"), (diff.only_new, "new")]
+    rest = "".join(f"; {number} that only the {name} run has" for number, name in alone if number)
+    return f"{diff.compared} verdicts compared, {changed} changed{rest}"
+
+
+def _conclusion(diff: Diff) -> str:
+    if number := sum(change.worse for change in diff.changes):
         return f"worse: {number} change{'s' * (number > 1)}"
-    return (
-        "it cannot be said that nothing got worse: run the new one to its end" if found.worse else "nothing got worse"
-    )
+    return "unknown whether something got worse: run the new one to its end" if diff.worse else "nothing got worse"
 
 
-def text(found: Diff) -> Iterator[str]:
+def text(diff: Diff) -> Iterator[str]:
     """For a terminal."""
-    yield from (f"the runs differ in {difference}" for difference in found.apart)
-    yield from (f"INCOMPLETE: {line}" for line in _incomplete(found))
-    for kind, several in groupby(found.changes, lambda change: change.kind):
+    yield from (f"the runs differ in {difference}" for difference in diff.settings)
+    yield from (f"INCOMPLETE: {line}" for line in _incomplete(diff))
+    for kind, rows in _by_kind(diff):
         yield f"{kind}:"
-        for change, dtypes in _grouped(list(several)):
-            yield f"  {_line(change, dtypes)}"
-    yield _counts(found)
-    yield _conclusion(found)
+        yield from (f"  {_line(change, dtypes)}" for change, dtypes in rows)
+    yield _counts(diff)
+    yield _conclusion(diff)
 
 
 def _line(change: Change, dtypes: str) -> str:
-    place = [plain(change.implementation, 80), change.clause, f"[{dtypes}]" if dtypes else ""]
-    moved = ", then ".join(filter(None, (change.old, change.new)))
-    return f"{'  '.join(filter(None, place))}: {moved}" + (f": {change.context}" if change.context else "")
+    where = [one_line(change.implementation, 80), change.clause, f"[{dtypes}]" if dtypes else ""]
+    verdicts = ", then ".join(filter(None, (change.old, change.new)))
+    return f"{'  '.join(filter(None, where))}: {verdicts}" + (f": {change.reason}" if change.reason else "")
 
 
-def markdown(found: Diff) -> Iterator[str]:
+def markdown(diff: Diff) -> Iterator[str]:
     """For a pull request."""
-    yield f"## Attention conformance: {_conclusion(found)}"
+    yield f"## Attention conformance: {_conclusion(diff)}"
     yield ""
-    yield from (f"- **Incomplete**: {code(line)}" for line in _incomplete(found))
-    yield from (f"- The runs differ in {code(difference)}" for difference in found.apart)
-    for kind, several in groupby(found.changes, lambda change: change.kind):
-        rows = [_row(change, dtypes) for change, dtypes in _grouped(list(several))]
+    yield from (f"- **Incomplete**: {code(line)}" for line in _incomplete(diff))
+    yield from (f"- The runs differ in {code(difference)}" for difference in diff.settings)
+    for kind, rows in _by_kind(diff):
         yield from ("", f"### {str(kind).capitalize()}", "")
-        yield from (
-            "| implementation | clause | dtypes | old | new | |",
-            "|---|---|---|---|---|---|",
-            *rows[:MOST_ROWS],
-        )
+        yield from ("| implementation | clause | dtypes | old | new | |", "|---|---|---|---|---|---|")
+        yield from (_row(change, dtypes) for change, dtypes in rows[:MOST_ROWS])
         if len(rows) > MOST_ROWS:
             yield from ("", f"... and {len(rows) - MOST_ROWS} more: `--format text` shows them all.")
-    yield from ("", _counts(found))
+    yield from ("", _counts(diff))
 
 
 def _row(change: Change, dtypes: str) -> str:
-    cells = (change.implementation, change.clause, dtypes, change.old, change.new, change.context)
+    cells = (change.implementation, change.clause, dtypes, change.old, change.new, change.reason)
     return f"| {' | '.join(in_table(code(cell, 120)) if cell else '' for cell in cells)} |"
 
 
-def as_json(found: Diff) -> Iterator[str]:
+def as_json(diff: Diff) -> Iterator[str]:
     """For programs."""
     sides = {
         name: {
-            "started": run.begin.started,
+            "started": run.opening.started,
             "complete": run.closing.complete,
             "reason": run.closing.reason,
             "verdicts": len(run.verdicts),
         }
-        for name, run in (("old", found.old), ("new", found.new))
+        for name, run in (("old", diff.old), ("new", diff.new))
     }
     yield json.dumps(
         {
             "schema": SCHEMA,
             **sides,
-            "apart": found.apart,
-            "changes": [asdict(change) for change in found.changes],
-            "compared": found.compared,
-            "only_old": found.only_old,
-            "only_new": found.only_new,
-            "worse": found.worse,
+            "settings": diff.settings,
+            "changes": [asdict(change) for change in diff.changes],
+            "compared": diff.compared,
+            "only_old": diff.only_old,
+            "only_new": diff.only_new,
+            "worse": diff.worse,
         },
         indent=1,
     )

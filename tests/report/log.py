@@ -13,33 +13,35 @@ from pydantic import TypeAdapter, ValidationError
 
 from attention_conformance.tests.report.model import (
     SCHEMA,
-    Begin,
     Closing,
-    Diagnosed,
-    Judged,
-    Observed,
+    DiagnosisRecord,
+    FailureRecord,
+    ObservationRecord,
+    Opening,
     Run,
-    Shown,
+    VerdictsEnd,
     WeightMap,
 )
 from attention_conformance.tests.report.verdict import Verdict
 
 FILE = "events.jsonl"
-Event: TypeAlias = Begin | Verdict | Judged | Diagnosed | Observed | Shown | WeightMap | Closing
+Event: TypeAlias = (
+    Opening | Verdict | VerdictsEnd | DiagnosisRecord | ObservationRecord | FailureRecord | WeightMap | Closing
+)
 KINDS: Mapping[str, type[Event]] = {
-    "begin": Begin,
+    "opening": Opening,
     "verdict": Verdict,
-    "judged": Judged,
-    "diagnosis": Diagnosed,
-    "observation": Observed,
-    "failure": Shown,
+    "verdicts-end": VerdictsEnd,
+    "diagnosis": DiagnosisRecord,
+    "observation": ObservationRecord,
+    "failure": FailureRecord,
     "weights": WeightMap,
     "closing": Closing,
 }
 NAMES = {kind: name for name, kind in KINDS.items()}
 LOST = "\N{REPLACEMENT CHARACTER}"
 CUT = "the run was cut short"
-UNEXPLAINED = "all verdicts are there, but the run was cut short while it explained the failures"
+UNEXPLAINED = "all verdicts are recorded, but the run was cut short while it explained the failures"
 
 
 class LogError(ValueError):
@@ -54,7 +56,7 @@ def _adapter(name: str) -> TypeAdapter[Any]:
 def encode(event: Event) -> str:
     """An event as one line of JSON, from which `decode` makes an equal one.
 
-    Half a character of UTF-16, which text of a candidate may hold and no file can, is marked as lost.
+    Half a character of UTF-16, which text of a candidate may hold and no file can, is replaced by a mark.
     """
     name = NAMES[type(event)]
     plain = {"event": name, **_adapter(name).dump_python(event, mode="json")}
@@ -65,8 +67,8 @@ def encode(event: Event) -> str:
         return text.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
 
 
-def kept(event: Event, line: str) -> Event:
-    """The event as its line has it: a view of the run and one of its log say the same."""
+def as_written(event: Event, line: str) -> Event:
+    """The event as its line has it, so that a view of the run and a view of its log are equal."""
     return decode(line) if LOST in line else event
 
 
@@ -90,7 +92,7 @@ def decode(line: str) -> Event:
 
 
 def replay(folder: Path) -> Run:
-    """The run that a report's log tells of. A log without an end is a run that is not complete.
+    """The run of a report's log. A log without an end is a run that is not complete.
 
     Raises:
         LogError: there is no log, or it is not one of this version.
@@ -99,11 +101,11 @@ def replay(folder: Path) -> Run:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise LogError(f"{path} cannot be read ({_told(error)}): give the folder of --report") from None
+        raise LogError(f"{path} cannot be read ({_reason(error)}): give the folder of --report") from None
     return assembled(list(_events(path, lines)), path)
 
 
-def _told(error: OSError | UnicodeDecodeError) -> str:
+def _reason(error: OSError | UnicodeDecodeError) -> str:
     return str(error.strerror) if isinstance(error, OSError) else "it is no text"
 
 
@@ -118,24 +120,24 @@ def _events(path: Path, lines: list[str]) -> Iterator[Event]:
 
 
 def assembled(events: list[Event], path: Path) -> Run:
-    """The run that these events tell of.
+    """The run of these events.
 
     Raises:
-        LogError: they do not begin as a log of this version does.
+        LogError: the first one is not the opening of a log of this version.
     """
     first, last = (events[0], events[-1]) if events else (None, None)
-    judged = any(isinstance(e, Judged) and not e.reason for e in events)
-    if not isinstance(first, Begin) or first.schema != SCHEMA:
-        raise LogError(f"{path}:1: it does not begin as a log of {SCHEMA} does: run the suite again with --report")
+    judged = any(isinstance(e, VerdictsEnd) and not e.reason for e in events)
+    if not isinstance(first, Opening) or first.schema != SCHEMA:
+        raise LogError(f"{path}:1: this is not the opening of a log of {SCHEMA}: run the suite again with --report")
     verdicts = [e for e in events if isinstance(e, Verdict)]
     return Run(
-        begin=first,
+        opening=first,
         verdicts=verdicts,
         closing=last
         if isinstance(last, Closing)
         else Closing(False, UNEXPLAINED if judged else CUT, len(verdicts), 0.0),
-        diagnoses={e.implementation: e.text for e in events if isinstance(e, Diagnosed)},
-        observed={e.implementation: e.answers for e in events if isinstance(e, Observed)},
-        shown=[e for e in events if isinstance(e, Shown)],
-        maps={e.implementation: e for e in events if isinstance(e, WeightMap)},
+        diagnoses={e.implementation: e.text for e in events if isinstance(e, DiagnosisRecord)},
+        observed={e.implementation: e.answers for e in events if isinstance(e, ObservationRecord)},
+        failures=[e for e in events if isinstance(e, FailureRecord)],
+        weight_maps={e.implementation: e for e in events if isinstance(e, WeightMap)},
     )

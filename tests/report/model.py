@@ -1,28 +1,31 @@
-"""Records: what a run found, as values that an event log holds and every view is made from."""
+"""Records: what a run came to, as values that an event log holds and every view is made from."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Annotated, TypeAlias
 
 import numpy as np
 from pydantic import BeforeValidator, PlainSerializer
 
 from attention_conformance.spec.problem import Array
-from attention_conformance.tests.report.verdict import Status, Verdict
+from attention_conformance.tests.report.verdict import Verdict
 
-SCHEMA = "attention-conformance/events/1"
+SCHEMA = "attention-conformance/events/2"
 MOST_ELEMENTS = 1024
-"""Of an array that is written down whole; of a larger one only the shape is."""
+"""Larger arrays are recorded by their shape alone."""
+Key: TypeAlias = tuple[str, str, str]
+"""Implementation, clause, dtype."""
 
 Number: TypeAlias = Annotated[
     float,
     BeforeValidator(lambda value: float(value)),
     PlainSerializer(lambda value: value if math.isfinite(value) else str(value), when_used="json"),
 ]
-"""A float whose NaN and infinities are written as strings, which JSON has no numbers for."""
+"""A float whose NaN and infinities are written as strings, because JSON has no numbers for them."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +33,7 @@ class Grid:
     """An array as plain numbers.
 
     Attributes:
-        values: in C order, booleans as 0 and 1; None where there are more than `MOST_ELEMENTS`.
+        values: in C order, booleans as 0 and 1; None if they are more than `MOST_ELEMENTS` or not real numbers.
     """
 
     shape: tuple[int, ...]
@@ -39,17 +42,34 @@ class Grid:
     @classmethod
     def of(cls, array: Array) -> Grid:
         """The numbers of an array of any dtype."""
-        numbers = tuple(float(x) for x in array.astype(np.float64).ravel()) if array.size <= MOST_ELEMENTS else None
-        return cls(tuple(array.shape), numbers)
+        return cls(tuple(array.shape), _numbers(array) if array.size <= MOST_ELEMENTS else None)
+
+    @property
+    def obstacle(self) -> str:
+        """Why there are no numbers to draw; empty if there are some."""
+        if 0 in self.shape:
+            return "empty"
+        if self.values is None:
+            return "too large to be shown" if math.prod(self.shape) > MOST_ELEMENTS else "not real numbers"
+        return "" if len(self.values) == math.prod(self.shape) else "damaged"
+
+
+def _numbers(array: Array) -> tuple[float, ...] | None:
+    if np.iscomplexobj(array):
+        return None
+    try:
+        return tuple(array.astype(np.float64).ravel().tolist())
+    except (TypeError, ValueError):
+        return None
 
 
 @dataclass(frozen=True)
 class Suite:
-    """What judged, and how it was asked.
+    """What judged, and what was selected.
 
     Attributes:
         clauses, dtypes: as --clause and --dtype select them; none selects all.
-        killed, defects: how many wrong implementations of the catalogue the suite finds, when last measured.
+        detected, defects: how many wrong implementations of the catalogue the suite detects, when last measured.
     """
 
     version: str
@@ -57,14 +77,14 @@ class Suite:
     tier: str
     device: str
     clauses: tuple[str, ...]
-    killed: int
+    detected: int
     defects: int
     dtypes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Subject:
-    """An implementation, and what it says of itself.
+    """An implementation and its claims.
 
     Attributes:
         target: as `--candidate` takes it; empty for a built-in one.
@@ -81,7 +101,7 @@ class Subject:
 
 
 @dataclass(frozen=True)
-class Begin:
+class Opening:
     """The first record: what is going to be judged, when, and where."""
 
     schema: str
@@ -92,7 +112,7 @@ class Begin:
 
 
 @dataclass(frozen=True)
-class Judged:
+class VerdictsEnd:
     """The record after the last verdict. `reason`: why some are missing; empty if none is."""
 
     verdicts: int
@@ -100,7 +120,7 @@ class Judged:
 
 
 @dataclass(frozen=True)
-class Diagnosed:
+class DiagnosisRecord:
     """The mistake that explains the failures of an implementation, in words."""
 
     implementation: str
@@ -108,28 +128,29 @@ class Diagnosed:
 
 
 @dataclass(frozen=True)
-class Observed:
-    """What an implementation was seen to do where the field disagrees, by question."""
+class ObservationRecord:
+    """What an implementation does where the field disagrees, by topic."""
 
     implementation: str
     answers: Mapping[str, str]
 
 
 @dataclass(frozen=True)
-class Shown:
-    """The smallest case on which a check fails, and what was made of it.
+class FailureRecord:
+    """The smallest case on which a check fails, with its numbers.
 
     Attributes:
         case: in words.
-        part: what differed, such as `output`; empty where the check was no comparison with the reference.
-        arrays: what was handed over, by name.
-        expected, got, ratio: of the part; `ratio` is the error in units of its bound. None where nothing was answered.
+        part: what differed, such as `output`; empty if the check was no comparison with the reference.
+        arrays: the inputs, by name.
+        expected, got: of the part; None without an answer.
+        error_in_bounds: the error of each element in units of its rounding bound.
         expected_weights: (H, Lq, Lk) of the first sample, those of the reference.
-        seen_weights: those of the implementation, returned or seen from outside; None where neither can be had.
-        without: why the case is not reduced; empty if it is.
-        script: a program that shows it without this suite; empty if there is none.
-        replay: the failure file, relative to the report.
-        again: the command that asks the clause again.
+        got_weights: those of the implementation, returned or measured from outside; None if neither is possible.
+        unreduced_reason: why the case is not reduced; empty if it is.
+        script: a program that shows the failure without this suite; empty if there is none.
+        replay_file: the failure file, relative to the report.
+        command: runs the clause again.
     """
 
     clause: str
@@ -141,13 +162,13 @@ class Shown:
     arrays: Mapping[str, Grid] = field(default_factory=dict)
     expected: Grid | None = None
     got: Grid | None = None
-    ratio: Grid | None = None
+    error_in_bounds: Grid | None = None
     expected_weights: Grid | None = None
-    seen_weights: Grid | None = None
-    without: str = ""
+    got_weights: Grid | None = None
+    unreduced_reason: str = ""
     script: str = ""
-    replay: str = ""
-    again: str = ""
+    replay_file: str = ""
+    command: str = ""
 
 
 @dataclass(frozen=True)
@@ -155,14 +176,14 @@ class WeightMap:
     """The attention weights of every head on one small case.
 
     Attributes:
-        how: "returned", or "seen by changing one value at a time"; where there are none, why.
+        source: "returned", or "measured by changing one value at a time"; if there are no weights, the reason.
         expected, got: (H, Lq, Lk).
     """
 
     implementation: str
     dtype: str
     case: str
-    how: str
+    source: str
     expected: Grid | None = None
     got: Grid | None = None
 
@@ -183,25 +204,30 @@ class Closing:
 
 @dataclass(frozen=True)
 class Run:
-    """A whole run, as far as it was written down; mappings go by the names of the implementations."""
+    """A whole run, as far as it was recorded; the keys of mappings are names of implementations."""
 
-    begin: Begin
+    opening: Opening
     verdicts: Sequence[Verdict]
     closing: Closing
     diagnoses: Mapping[str, str] = field(default_factory=dict)
     observed: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    shown: Sequence[Shown] = ()
-    maps: Mapping[str, WeightMap] = field(default_factory=dict)
+    failures: Sequence[FailureRecord] = ()
+    weight_maps: Mapping[str, WeightMap] = field(default_factory=dict)
 
-    def of(self, name: str) -> list[Verdict]:
-        """The verdicts on one implementation, in the order they came in."""
-        return [v for v in self.verdicts if v.implementation == name]
+    @cached_property
+    def by_name(self) -> Mapping[str, tuple[Verdict, ...]]:
+        """The verdicts on each implementation, in the order they came in; each subject is there."""
+        found: dict[str, list[Verdict]] = {subject.name: [] for subject in self.opening.subjects}
+        for verdict in self.verdicts:
+            found.setdefault(verdict.implementation, []).append(verdict)
+        return {name: tuple(verdicts) for name, verdicts in found.items()}
+
+    @cached_property
+    def explained(self) -> Mapping[Key, FailureRecord]:
+        """The failures with a smallest case; of several records with one key, the first."""
+        return {(f.implementation, f.clause, f.dtype): f for f in reversed(self.failures)}
 
 
-def overall(verdicts: Sequence[Verdict]) -> str:
-    """`fails` if a MUST fails, `error` if the suite could not judge (or judged nothing), else `conforms`."""
-    if any(v.status is Status.FAIL and v.level == "MUST" for v in verdicts):
-        return "fails"
-    if any(v.status is Status.ERROR for v in verdicts) or not any(v.checks for v in verdicts):
-        return "error"
-    return "conforms"
+def key_of(verdict: Verdict) -> Key:
+    """By which verdicts and failures are found."""
+    return verdict.implementation, verdict.clause, verdict.dtype

@@ -1,8 +1,7 @@
-"""The recorder: takes down what a run finds, at once, and makes the views when it has ended."""
+"""The recorder: writes down each record of a run at once, and makes the views when the run has ended."""
 
 from __future__ import annotations
 
-import json
 import platform
 import time
 from collections.abc import Mapping, Sequence
@@ -12,11 +11,9 @@ from importlib.metadata import version
 from pathlib import Path
 
 from attention_conformance import __version__
-from attention_conformance.implementations.api.contract import Implementation
-from attention_conformance.implementations.defects import SCORE
 from attention_conformance.tests.report import views
-from attention_conformance.tests.report.log import FILE, Event, assembled, encode, kept
-from attention_conformance.tests.report.model import SCHEMA, Begin, Closing, Judged, Run, Subject, Suite
+from attention_conformance.tests.report.log import FILE, Event, as_written, assembled, encode
+from attention_conformance.tests.report.model import SCHEMA, Closing, Opening, Run, Subject, Suite, VerdictsEnd
 from attention_conformance.tests.report.verdict import Verdict
 
 SPEC_VERSION = "0.1"
@@ -28,39 +25,43 @@ class Recorder:
     """Keeps the events of a run; with a folder, it writes each one down at once.
 
     Attributes:
-        targets: of the candidates, by the names of their implementations.
+        failed_views: why a file could not be made, by its name.
         planned: how many verdicts a complete run has; None until the tests are collected.
     """
 
-    implementations: Sequence[Implementation]
+    subjects: Sequence[Subject]
     suite: Suite
     folder: Path | None = None
-    targets: Mapping[str, str] = field(default_factory=dict)
     planned: int | None = None
     events: list[Event] = field(default_factory=list)
+    failed_views: Mapping[str, str] = field(default_factory=dict)
     since: float = field(default_factory=time.perf_counter)
 
     @property
     def verdicts(self) -> list[Verdict]:
-        """Those that came in so far."""
+        """Those that were recorded so far."""
         return [e for e in self.events if isinstance(e, Verdict)]
 
     @property
+    def targets(self) -> dict[str, str]:
+        """Those of the candidates, by the names of their implementations."""
+        return {subject.name: subject.target for subject in self.subjects if subject.target}
+
+    @property
     def run(self) -> Run:
-        """What is known so far."""
+        """The run, as far as it is recorded."""
         return assembled(self.events, Path(FILE))
 
     def begin(self) -> None:
-        """Starts log and report, once. Until `close`, the report says that it is not complete.
+        """Starts log and report, once. Until `close`, the report states that it is not complete.
 
         Raises:
             OSError: the folder cannot be written.
         """
         if self.events:
             return
-        subjects = tuple(subject(i, self.targets.get(i.name, "")) for i in self.implementations)
         started = datetime.now(UTC).isoformat(timespec="seconds")
-        first = Begin(SCHEMA, started, self.suite, environment(), subjects)
+        first = Opening(SCHEMA, started, self.suite, environment(), tuple(self.subjects))
         if self.folder is not None:
             self.folder.mkdir(parents=True, exist_ok=True)
             views.clear(self.folder)
@@ -69,49 +70,30 @@ class Recorder:
         self.add(first)
 
     def add(self, event: Event) -> None:
-        """Takes an event down."""
+        """Records an event."""
         line = encode(event)
-        self.events.append(kept(event, line))
+        self.events.append(as_written(event, line))
         if self.folder is not None:
             with (self.folder / FILE).open("a", encoding="utf-8") as log:
                 log.write(line + "\n")
 
     def judged(self, interrupted: str = "") -> None:
-        """All verdicts are in, unless something interrupted the run or a planned one is missing."""
+        """Records that all verdicts are there, unless the run was interrupted or a planned one is missing."""
         if self.events:
             count = len(self.verdicts)
             missing = "" if self.planned == count else f"{count} of {self.planned} verdicts"
-            self.add(Judged(count, interrupted or missing))
+            self.add(VerdictsEnd(count, interrupted or missing))
 
     def close(self) -> None:
-        """Ends the log, and makes the views from it."""
+        """Ends the log, and makes the views from it. Views that fail are in `failed_views`, and the others are made."""
         if not self.events:
             return
-        judged = next((e for e in self.events if isinstance(e, Judged)), Judged(len(self.verdicts), "it was cut short"))
+        cut = VerdictsEnd(len(self.verdicts), "the run was cut short")
+        end = next((e for e in self.events if isinstance(e, VerdictsEnd)), cut)
         seconds = round(time.perf_counter() - self.since, 3)
-        self.add(Closing(not judged.reason, judged.reason, judged.verdicts, seconds))
+        self.add(Closing(not end.reason, end.reason, end.verdicts, seconds))
         if self.folder is not None:
-            views.write(self.run, self.folder)
-
-
-def subject(implementation: Implementation, target: str = "") -> Subject:
-    """What an implementation says of itself."""
-    claims = implementation.claims
-    return Subject(
-        name=implementation.name,
-        about=implementation.about,
-        scope=str(claims.scope),
-        features=tuple(sorted(claims.features)),
-        dtypes=claims.dtypes,
-        conventions=dict(claims.conventions.items()),
-        target=target,
-    )
-
-
-def suite(tier: str, device: str, clauses: tuple[str, ...], dtypes: tuple[str, ...] = ()) -> Suite:
-    """This suite, and how it is asked."""
-    score = json.loads(SCORE.read_text(encoding="utf-8"))
-    return Suite(suite_version(), SPEC_VERSION, tier, device, clauses, score["killed"], score["defects"], dtypes)
+            self.failed_views = views.write(self.run, self.folder)
 
 
 def suite_version() -> str:

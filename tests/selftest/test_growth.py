@@ -20,7 +20,6 @@ from attention_conformance.spec.clauses import load
 from attention_conformance.tests.benchmarks import growth
 from attention_conformance.tests.benchmarks.benchmark_run import ClauseResult, Growth, Interval, Run, Speed
 from attention_conformance.tests.benchmarks.growth import exponent, growths, holds, measured, of_heads, of_length
-from attention_conformance.tests.benchmarks.memory import absent
 from attention_conformance.tests.benchmarks.speed_clauses import (
     CHECKS,
     baseline,
@@ -29,6 +28,7 @@ from attention_conformance.tests.benchmarks.speed_clauses import (
     plain_steps,
     time_growth,
 )
+from attention_conformance.tests.harness.judge.memory import absent
 from attention_conformance.tests.selftest.benchmark_data import MACHINE, RATES, invented
 
 watched = pytest.mark.skipif(bool(absent()), reason=absent() or "measured")

@@ -3,32 +3,36 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 from jsonschema import Draft202012Validator
 
 from attention_conformance.implementations.builtin.sdpa import TORCH_OPS
+from attention_conformance.spec.clauses import load
+from attention_conformance.tests.harness.run.run_records import subject_of, suite_of
 from attention_conformance.tests.report.__main__ import main
+from attention_conformance.tests.report.counts import Conformance
 from attention_conformance.tests.report.log import Event, LogError, decode, encode, replay
 from attention_conformance.tests.report.model import (
-    Begin,
     Closing,
-    Diagnosed,
+    DiagnosisRecord,
+    FailureRecord,
     Grid,
-    Judged,
-    Observed,
-    Shown,
+    ObservationRecord,
+    Opening,
+    Run,
+    VerdictsEnd,
     WeightMap,
-    overall,
 )
-from attention_conformance.tests.report.recorder import Recorder, suite, suite_version
-from attention_conformance.tests.report.verdict import Failure, Status, Verdict
-from attention_conformance.tests.report.views import VIEWS
+from attention_conformance.tests.report.recorder import Recorder, suite_version
+from attention_conformance.tests.report.verdict import Failure, FailureKind, Status, Verdict
+from attention_conformance.tests.report.views import ERRORS, VIEWS
 from attention_conformance.tests.report.views import json_view as reporting
 from attention_conformance.tests.report.views.terminal import lines, summary
 from attention_conformance.tests.selftest.sessions import Sessions, asked_of, sessions
@@ -45,7 +49,7 @@ BEYOND_A_SCHEMA = ("no more checks", "finite")
 """Rules of the records that compare two counts, or speak of numbers that JSON does not have."""
 MATH = next(i for i in TORCH_OPS if i.name == "torch.sdpa.math")
 CAUSAL = set(asked_of(MATH, "causal."))
-SUITE = suite("quick", "cpu", ("masks.*",))
+SUITE = suite_of("quick", "cpu", ("masks.*",))
 VERDICTS = [Verdict(**{**WHO, "implementation": MATH.name}, **fields) for fields in GOOD]
 
 
@@ -69,12 +73,22 @@ def finish(written: Recorder, interrupted: str = "") -> None:
 
 
 def recorder(folder: Path | None, planned: int = len(VERDICTS)) -> Recorder:
-    return Recorder([MATH], SUITE, folder, planned=planned)
+    return Recorder([subject_of(MATH)], SUITE, folder, planned=planned)
 
 
 def test_the_schema_is_a_schema() -> None:
     Draft202012Validator.check_schema(SCHEMA)
     assert SCHEMA["properties"]["schema"]["const"] == reporting.SCHEMA
+
+
+def test_the_schema_knows_the_same_words_as_the_records() -> None:
+    definitions = SCHEMA["$defs"]
+    for field, words in (
+        (definitions["failure"]["properties"]["kind"], FailureKind),
+        (definitions["verdict"]["properties"]["status"], Status),
+        (definitions["implementation"]["properties"]["verdict"], Conformance),
+    ):
+        assert field["enum"] == list(words)
 
 
 def test_a_complete_run(tmp_path: Path) -> None:
@@ -84,10 +98,10 @@ def test_a_complete_run(tmp_path: Path) -> None:
         written.add(verdict)
     finish(written)
     found = read(tmp_path / "new" / "report")
-    assert found["closing"] == {"complete": True, "reason": "", "verdicts": len(VERDICTS)}
+    assert found["completion"] == {"complete": True, "reason": "", "verdicts": len(VERDICTS)}
     assert found["suite"]["version"] == suite_version()
     (entry,) = found["implementations"]
-    assert [Verdict.from_json(json.dumps(v)) for v in entry["clauses"]] == VERDICTS
+    assert [Verdict.from_json(json.dumps(v)) for v in entry["verdicts"]] == VERDICTS
     assert entry["verdict"] == "fails"
     assert entry["claims"]["conventions"]["causal-with-mask"] == "either"
     last = events(tmp_path / "new" / "report")[-1]
@@ -99,14 +113,14 @@ def test_a_complete_run(tmp_path: Path) -> None:
 def test_a_run_that_stops_is_not_complete(tmp_path: Path, done: int) -> None:
     written = recorder(tmp_path)
     written.begin()
-    assert read(tmp_path)["closing"] == {"complete": False, "reason": "the run has not ended", "verdicts": 0}
+    assert read(tmp_path)["completion"] == {"complete": False, "reason": "the run has not ended", "verdicts": 0}
     for verdict in VERDICTS[:done]:
         written.add(verdict)
-    assert read(tmp_path)["closing"]["complete"] is False
+    assert read(tmp_path)["completion"]["complete"] is False
     assert verdicts_in(tmp_path) == VERDICTS[:done]
     assert replay(tmp_path).closing.reason == "the run was cut short"
     finish(written)
-    assert read(tmp_path)["closing"]["reason"] == f"{done} of {len(VERDICTS)} verdicts"
+    assert read(tmp_path)["completion"]["reason"] == f"{done} of {len(VERDICTS)} verdicts"
 
 
 def test_an_interrupted_run_says_why(tmp_path: Path) -> None:
@@ -114,7 +128,7 @@ def test_an_interrupted_run_says_why(tmp_path: Path) -> None:
     written.begin()
     written.add(VERDICTS[0])
     finish(written, "the run was interrupted")
-    assert read(tmp_path)["closing"] == {"complete": False, "reason": "the run was interrupted", "verdicts": 1}
+    assert read(tmp_path)["completion"] == {"complete": False, "reason": "the run was interrupted", "verdicts": 1}
 
 
 def test_an_earlier_report_does_not_survive_a_new_start(tmp_path: Path) -> None:
@@ -123,8 +137,8 @@ def test_an_earlier_report_does_not_survive_a_new_start(tmp_path: Path) -> None:
     first.add(VERDICTS[0])
     finish(first)
     recorder(tmp_path).begin()
-    assert read(tmp_path)["closing"]["complete"] is False
-    assert [type(event) for event in events(tmp_path)] == [Begin]
+    assert read(tmp_path)["completion"]["complete"] is False
+    assert [type(event) for event in events(tmp_path)] == [Opening]
 
 
 def test_without_a_folder_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,15 +148,6 @@ def test_without_a_folder_nothing_is_written(tmp_path: Path, monkeypatch: pytest
     silent.add(VERDICTS[0])
     finish(silent)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_overall() -> None:
-    passed, _, failed, unclaimed, known, inconclusive, gone = VERDICTS
-    advice = replace(failed, level="SHOULD")
-    assert overall([passed, unclaimed, known, advice]) == "conforms"
-    assert overall([passed, failed, inconclusive]) == "fails"
-    assert overall([passed, inconclusive]) == overall([passed, gone]) == "error"
-    assert overall([]) == overall([unclaimed]) == "error"
 
 
 @pytest.mark.parametrize("fields", GOOD)
@@ -168,42 +173,42 @@ def test_the_schema_knows_no_other_fields() -> None:
 def test_the_summary_shows_what_failed() -> None:
     written = recorder(None)
     written.begin()
-    for verdict in VERDICTS:
-        written.add(verdict)
-    written.add(Diagnosed(MATH.name, "matches nothing"))
+    for clause, verdict in zip([c.id for c in load().values() if c.chapter == "masks"], VERDICTS, strict=False):
+        written.add(replace(verdict, clause=clause))
+    written.add(DiagnosisRecord(MATH.name, "matches nothing"))
     shown = list(summary(written.run))
-    assert shown[0].split() == ["masks", "checks", "worst", "verdict"]
-    assert shown[1].split()[:2] == [MATH.name, "1/1"]
+    assert shown[0].split() == ["masks", "all", "checks", "worst", "verdict"]
+    assert shown[1].split()[:2] == [MATH.name, "2/6"]
     assert "  diagnosis  matches nothing" in shown
-    assert "  FAIL  masks.bool [float32]: output of sample 0 is 1, expected 2" in shown
-    assert any(line.startswith("  known deviation  masks.bool [float32]: so https://") for line in shown)
-    assert any(line.startswith("  ERROR  masks.bool [float32") for line in shown)
+    assert any(line.endswith(" [float32]: output of sample 0 is 1, expected 2") for line in shown)
+    assert any(re.fullmatch(r"  known deviation  masks\.\S+ \[float32\]: so https://.*", line) for line in shown)
+    assert sum(line.startswith("  ERROR  masks.") for line in shown) == 2
 
 
 def test_a_session_writes_its_report(sessions: Sessions, tmp_path: Path) -> None:
     result = sessions.judge("right", "--clause", "causal.*", "--report", str(tmp_path / "report"))
     assert result.ret == 0
     found = read(tmp_path / "report")
-    assert found["closing"] == {"complete": True, "reason": "", "verdicts": len(CAUSAL)}
+    assert found["completion"] == {"complete": True, "reason": "", "verdicts": len(CAUSAL)}
     assert found["suite"]["clauses"] == ["causal.*"]
-    assert [v["checks"] > 0 for v in found["implementations"][0]["clauses"]] == [True] * len(CAUSAL)
+    assert [v["checks"] > 0 for v in found["implementations"][0]["verdicts"]] == [True] * len(CAUSAL)
     assert result.outlines[-2] == f"report: {tmp_path / 'report' / 'report.html'}"
 
 
 def test_a_failing_session_is_complete_too(sessions: Sessions, tmp_path: Path) -> None:
     assert sessions.judge("halved", "--clause", "causal.*", "--report", str(tmp_path)).ret == 1
     found = read(tmp_path)
-    assert found["closing"]["complete"] is True
+    assert found["completion"]["complete"] is True
     assert found["implementations"][0]["verdict"] == "fails"
-    failure = found["implementations"][0]["clauses"][0]["failure"]
+    failure = found["implementations"][0]["verdicts"][0]["failure"]
     assert Failure(**failure).dtype == "float64"
 
 
 def test_a_session_that_stops_at_the_first_failure_is_not_complete(sessions: Sessions, tmp_path: Path) -> None:
     assert sessions.judge("halved", "--clause", "causal.*", "--report", str(tmp_path), "-x").ret != 0
-    closing = read(tmp_path)["closing"]
-    assert closing["complete"] is False
-    assert closing["verdicts"] == 1
+    completion = read(tmp_path)["completion"]
+    assert completion["complete"] is False
+    assert completion["verdicts"] == 1
 
 
 @pytest.mark.parametrize("processes", [(), ("-n", "1")])
@@ -213,8 +218,8 @@ def test_a_process_that_dies_leaves_what_was_done(
     arguments = ("--candidate", f"{sessions.file}:dies", "--dtype", "float64", "--clause", "causal.*")
     result = sessions.apart(*arguments, "--report", str(tmp_path), *processes)
     assert result.returncode != 0
-    closing = read(tmp_path)["closing"]
-    assert closing["complete"] is False
+    completion = read(tmp_path)["completion"]
+    assert completion["complete"] is False
     done = verdicts_in(tmp_path)
     assert [verdict.status for verdict in done] == [Status.PASS] * len(done)
     assert 1 <= len(done) < len(CAUSAL)
@@ -228,12 +233,40 @@ def test_a_folder_that_cannot_be_written_is_told_in_one_line(sessions: Sessions,
     assert told == [f"ERROR: --report: {tmp_path / 'taken'} cannot be written (File exists)"]
 
 
+def test_a_view_that_fails_costs_neither_the_others_nor_the_summary(
+    sessions: Sessions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(run: Run) -> str:
+        raise ZeroDivisionError("by zero")
+
+    monkeypatch.setitem(cast(dict[str, Callable[[Run], str]], VIEWS), "junit.xml", broken)
+    result = sessions.judge("right", "--clause", "causal.square", "--report", str(tmp_path))
+    assert result.ret == pytest.ExitCode.INTERNAL_ERROR
+    text = result.stdout.str()
+    assert "ERROR  junit.xml could not be made: ZeroDivisionError: by zero" in text
+    assert f"report: {tmp_path / ERRORS}" in text
+    assert "conforms" in text
+    assert read(tmp_path)["completion"]["complete"] is True
+    assert (tmp_path / "report.html").exists()
+    assert not (tmp_path / "junit.xml").exists()
+    assert main([str(tmp_path)]) == 3
+
+
+def test_a_failing_case_without_samples_is_reported_whole(sessions: Sessions, tmp_path: Path) -> None:
+    arguments = ("--clause", "shapes.empty", "--dtype", "float64", "--report", str(tmp_path))
+    result = sessions.judge("narrow", *arguments)
+    assert result.ret == 1
+    assert "narrow" in result.stdout.str().partition("= conformance =")[2]
+    assert any(0 in grid.shape for one in replay(tmp_path).failures for grid in one.arrays.values())
+    assert "empty" in (tmp_path / "report.html").read_text(encoding="utf-8")
+
+
 EVERY_KIND: tuple[Event, ...] = (
     VERDICTS[2],
-    Judged(3, ""),
-    Diagnosed(MATH.name, "matches `no-scale`"),
-    Observed(MATH.name, {"empty row": "zeros"}),
-    Shown(
+    VerdictsEnd(3, ""),
+    DiagnosisRecord(MATH.name, "matches `no-scale`"),
+    ObservationRecord(MATH.name, {"empty row": "zeros"}),
+    FailureRecord(
         "masks.bool", MATH.name, "float32", "B=1", "off", arrays={"query": Grid.of(np.array([[np.nan, -np.inf, 0.1]]))}
     ),
     WeightMap(MATH.name, "float64", "B=1", "returned", got=Grid.of(np.eye(2))),
@@ -277,16 +310,16 @@ def test_a_log_that_ends_in_the_middle_is_a_run_that_is_not_complete(tmp_path: P
     whole = log.read_text()
     log.write_text(whole[:-10])
     assert len(replay(tmp_path).verdicts) == len(VERDICTS) - 1
-    log.write_text(whole + encode(Judged(len(VERDICTS), "")) + "\n")
-    assert replay(tmp_path).closing.reason.startswith("all verdicts are there, but the run was cut short")
+    log.write_text(whole + encode(VerdictsEnd(len(VERDICTS), "")) + "\n")
+    assert replay(tmp_path).closing.reason.startswith("all verdicts are recorded, but the run was cut short")
 
 
 @pytest.mark.parametrize(
     ("damage", "told"),
     [
-        (lambda log: log.write_text(""), ":1: it does not begin as a log of attention-conformance/events/1 does"),
-        (lambda log: log.write_text(log.read_text().replace("events/1", "events/0")), ":1: it does not begin"),
-        (lambda log: log.write_text("{}\n" + log.read_text()), ":1: event is 'None'; known are: begin, verdict"),
+        (lambda log: log.write_text(""), ":1: this is not the opening of a log of attention-conformance/events/2"),
+        (lambda log: log.write_text(log.read_text().replace("events/2", "events/1")), ":1: this is not the opening"),
+        (lambda log: log.write_text("{}\n" + log.read_text()), ":1: event is 'None'; known are: opening, verdict"),
         (lambda log: log.write_text(log.read_text().replace('"checks":', '"cheks":', 1)), ":2: verdict: "),
         (lambda log: log.write_bytes(b"\xff\xfe"), " cannot be read (it is no text): give the folder of --report"),
         (lambda log: log.unlink(), " cannot be read (No such file or directory): give the folder of --report"),
@@ -315,24 +348,24 @@ def test_failures_are_logged_with_their_numbers(sessions: Sessions, tmp_path: Pa
     assert sessions.judge("halved", "--clause", "causal.square", "--report", str(tmp_path)).ret == 1
     run = replay(tmp_path)
     assert run.closing.complete
-    one = run.shown[0]
+    one = run.failures[0]
     assert (one.clause, one.implementation) == ("causal.square", "halved")
     assert one.expected is not None
     assert one.got is not None
     assert one.expected.shape == one.got.shape
-    assert one.ratio is not None
-    assert max(one.ratio.values or ()) > 1.0
-    assert (tmp_path / one.replay).exists()
-    assert one.seen_weights is not None
-    assert one.seen_weights.values == pytest.approx(
+    assert one.error_in_bounds is not None
+    assert max(one.error_in_bounds.values or ()) > 1.0
+    assert (tmp_path / one.replay_file).exists()
+    assert one.got_weights is not None
+    assert one.got_weights.values == pytest.approx(
         [0.5 * w for w in (one.expected_weights or one.expected).values or ()]
     )
 
 
 def test_weights_of_every_head_are_logged(sessions: Sessions, tmp_path: Path) -> None:
     assert sessions.judge("right", "--dtype", "float64", "--report", str(tmp_path)).ret == 0
-    shown = replay(tmp_path).maps["right"]
-    assert shown.how == "seen by changing one value at a time"
+    shown = replay(tmp_path).weight_maps["right"]
+    assert shown.source == "measured by changing one value at a time"
     assert shown.expected is not None
     assert shown.got is not None
     assert shown.got.shape == shown.expected.shape == (4, 10, 10)

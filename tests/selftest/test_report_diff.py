@@ -12,18 +12,18 @@ from markdown_it import MarkdownIt
 
 from attention_conformance.tests.report.diff import (
     Change,
+    ChangeKind,
     Diff,
     IncomparableError,
-    Kind,
     compared,
     main,
     markdown,
     text,
 )
 from attention_conformance.tests.report.log import FILE, Event, encode
-from attention_conformance.tests.report.model import Judged, Run
+from attention_conformance.tests.report.model import Run, VerdictsEnd
 from attention_conformance.tests.report.verdict import Verdict
-from attention_conformance.tests.selftest.reports import (
+from attention_conformance.tests.selftest.run_builders import (
     FEATURES,
     HOSTILE,
     LINK,
@@ -60,32 +60,32 @@ def only(found: Diff) -> Change:
 @pytest.mark.parametrize(
     ("old", "new", "kind", "worse", "context"),
     [
-        (PASS, FAIL, Kind.FAILING, True, "off"),
-        (PASS, ADVICE, Kind.FAILING, True, "off"),
-        (KNOWN, FAIL, Kind.FAILING, True, "off"),
-        (ERROR, FAIL, Kind.FAILING, True, "off"),
-        (UNCLAIMED, FAIL, Kind.FAILING, True, "off"),
-        (PASS, KNOWN, Kind.FAILING, True, REPORTED),
-        (PASS, ERROR, Kind.UNJUDGED, True, "too wide"),
-        (PASS, STALE, Kind.UNJUDGED, True, "passes, but is expected to fail"),
-        (KNOWN, ERROR, Kind.UNJUDGED, True, "too wide"),
-        (FAIL, ERROR, Kind.UNJUDGED, True, "too wide"),
-        (PASS, UNCLAIMED, Kind.UNCLAIMED, True, "no masks"),
-        (FAIL, UNCLAIMED, Kind.UNCLAIMED, False, "no masks"),
-        (KNOWN, UNCLAIMED, Kind.UNCLAIMED, False, "no masks"),
-        (FAIL, PASS, Kind.PASSING, False, ""),
-        (ERROR, PASS, Kind.PASSING, False, ""),
-        (KNOWN, PASS, Kind.MENDED, False, ""),
-        (KNOWN, STALE, Kind.MENDED, False, "passes, but is expected to fail"),
-        (FAIL, KNOWN, Kind.KNOWN, False, REPORTED),
-        (UNCLAIMED, KNOWN, Kind.KNOWN, False, REPORTED),
-        (UNCLAIMED, PASS, Kind.CLAIMED, False, ""),
+        (PASS, FAIL, ChangeKind.FAILING, True, "off"),
+        (PASS, ADVICE, ChangeKind.FAILING, True, "off"),
+        (KNOWN, FAIL, ChangeKind.FAILING, True, "off"),
+        (ERROR, FAIL, ChangeKind.FAILING, True, "off"),
+        (UNCLAIMED, FAIL, ChangeKind.FAILING, True, "off"),
+        (PASS, KNOWN, ChangeKind.FAILING, True, REPORTED),
+        (PASS, ERROR, ChangeKind.UNJUDGED, True, "too wide"),
+        (PASS, STALE, ChangeKind.UNJUDGED, True, "passes, but is expected to fail"),
+        (KNOWN, ERROR, ChangeKind.UNJUDGED, True, "too wide"),
+        (FAIL, ERROR, ChangeKind.UNJUDGED, True, "too wide"),
+        (PASS, UNCLAIMED, ChangeKind.UNCLAIMED, True, "no masks"),
+        (FAIL, UNCLAIMED, ChangeKind.UNCLAIMED, False, "no masks"),
+        (KNOWN, UNCLAIMED, ChangeKind.UNCLAIMED, False, "no masks"),
+        (FAIL, PASS, ChangeKind.PASSING, False, ""),
+        (ERROR, PASS, ChangeKind.PASSING, False, ""),
+        (KNOWN, PASS, ChangeKind.MENDED, False, ""),
+        (KNOWN, STALE, ChangeKind.MENDED, False, "passes, but is expected to fail"),
+        (FAIL, KNOWN, ChangeKind.KNOWN, False, REPORTED),
+        (UNCLAIMED, KNOWN, ChangeKind.KNOWN, False, REPORTED),
+        (UNCLAIMED, PASS, ChangeKind.CLAIMED, False, ""),
     ],
 )
-def test_what_became_of_a_verdict(old: Verdict, new: Verdict, kind: Kind, worse: bool, context: str) -> None:
+def test_what_became_of_a_verdict(old: Verdict, new: Verdict, kind: ChangeKind, worse: bool, context: str) -> None:
     found = between([old], [new])
     change = only(found)
-    assert (change.kind, change.worse, change.context) == (kind, worse, context)
+    assert (change.kind, change.worse, change.reason) == (kind, worse, context)
     assert (change.implementation, change.clause, change.dtype) == ("mine", "causal.square", "float64")
     assert found.worse is worse
 
@@ -103,30 +103,31 @@ def test_what_stays_is_no_change(same: Verdict) -> None:
 )
 def test_an_error_that_grows_is_noted(before: float | None, after: float, noted: bool) -> None:
     found = between([passed(*CLAUSE, worst=before)], [passed(*CLAUSE, worst=after)])
-    assert [change.kind for change in found.changes] == [Kind.GROWN] * noted
+    assert [change.kind for change in found.changes] == [ChangeKind.GROWN] * noted
     assert not found.worse
 
 
 @pytest.mark.parametrize(("lost", "worse"), [([PASS], True), ([FAIL], False), ([KNOWN], False), ([UNCLAIMED], None)])
 def test_a_feature_that_is_not_claimed_any_more(lost: list[Verdict], worse: bool | None) -> None:
     found = compared(run(ANCHOR, *lost), run(ANCHOR, subjects=[WITHOUT_CAUSAL]))
-    assert [(c.kind, c.worse) for c in found.changes] == ([] if worse is None else [(Kind.UNCLAIMED, worse)])
-    assert [c.context for c in found.changes] == ["does not claim causal"] * len(found.changes)
+    assert [(c.kind, c.worse) for c in found.changes] == ([] if worse is None else [(ChangeKind.UNCLAIMED, worse)])
+    assert [c.reason for c in found.changes] == ["does not claim causal"] * len(found.changes)
     assert found.only_old == 0
 
 
 def test_a_dtype_that_is_not_claimed_any_more() -> None:
     narrow = subject("mine", dtypes=("float64",))
     found = compared(run(ANCHOR, passed(*CLAUSE, "float32")), run(ANCHOR, subjects=[narrow]))
-    assert (only(found).kind, only(found).context) == (Kind.UNCLAIMED, "does not claim float32")
+    assert (only(found).kind, only(found).reason) == (ChangeKind.UNCLAIMED, "does not claim float32")
 
 
 @pytest.mark.parametrize(
-    ("won", "kind"), [(PASS, Kind.CLAIMED), (KNOWN, Kind.CLAIMED), (FAIL, Kind.FAILING), (ERROR, Kind.UNJUDGED)]
+    ("won", "kind"),
+    [(PASS, ChangeKind.CLAIMED), (KNOWN, ChangeKind.CLAIMED), (FAIL, ChangeKind.FAILING), (ERROR, ChangeKind.UNJUDGED)],
 )
-def test_a_feature_that_is_claimed_now(won: Verdict, kind: Kind) -> None:
+def test_a_feature_that_is_claimed_now(won: Verdict, kind: ChangeKind) -> None:
     found = compared(run(ANCHOR, subjects=[WITHOUT_CAUSAL]), run(ANCHOR, won))
-    assert (only(found).kind, only(found).worse) == (kind, kind is not Kind.CLAIMED)
+    assert (only(found).kind, only(found).worse) == (kind, kind is not ChangeKind.CLAIMED)
 
 
 def test_what_only_one_run_asked_is_counted_alone() -> None:
@@ -150,9 +151,9 @@ def test_a_dtype_that_was_not_asked_is_not_unclaimed() -> None:
 def test_implementations_come_and_go() -> None:
     more = [passed("theirs", "scores.dot-product"), failed("theirs", "causal.square")]
     gone = compared(run(ANCHOR, *more), run(ANCHOR))
-    assert (only(gone).kind, only(gone).old, gone.worse, gone.only_old) == (Kind.GONE, "fails", True, 0)
+    assert (only(gone).kind, only(gone).old, gone.worse, gone.only_old) == (ChangeKind.GONE, "fails", True, 0)
     new = compared(run(ANCHOR), run(ANCHOR, *more))
-    assert (only(new).kind, only(new).new, new.worse, new.only_new) == (Kind.NEW, "fails", False, 0)
+    assert (only(new).kind, only(new).new, new.worse, new.only_new) == (ChangeKind.NEW, "fails", False, 0)
     assert "  theirs: fails" in text(new)
 
 
@@ -161,7 +162,7 @@ def test_a_new_run_that_is_not_complete_says_nothing_of_what_it_lacks_and_is_no_
     assert (found.changes, found.only_old, found.worse) == ((), 1, True)
     told = list(text(found))
     assert told[0] == "INCOMPLETE: the new run is not complete (the run was interrupted): what it lacks is not compared"
-    assert told[-1] == "it cannot be said that nothing got worse: run the new one to its end"
+    assert told[-1] == "unknown whether something got worse: run the new one to its end"
 
 
 def test_an_implementation_that_an_incomplete_run_did_not_reach_is_not_gone() -> None:
@@ -233,7 +234,12 @@ def test_a_comment_stays_short() -> None:
 
 def written(folder: Path, found: Run) -> Path:
     folder.mkdir()
-    log: list[Event] = [found.begin, *found.verdicts, Judged(len(found.verdicts), found.closing.reason), found.closing]
+    log: list[Event] = [
+        found.opening,
+        *found.verdicts,
+        VerdictsEnd(len(found.verdicts), found.closing.reason),
+        found.closing,
+    ]
     (folder / FILE).write_text("".join(f"{encode(event)}\n" for event in log), encoding="utf-8")
     return folder
 
@@ -253,7 +259,7 @@ def test_programs_get_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     good, bad = written(tmp_path / "good", run(ANCHOR, PASS)), written(tmp_path / "bad", run(ANCHOR, FAIL))
     assert main([str(good), str(bad), "--format", "json"]) == 1
     told = json.loads(capsys.readouterr().out)
-    assert (told["schema"], told["worse"], told["compared"]) == ("attention-conformance/diff/1", True, 2)
+    assert (told["schema"], told["worse"], told["compared"]) == ("attention-conformance/diff/2", True, 2)
     assert told["new"] == {"started": "2026-01-02T03:04:05+00:00", "complete": True, "reason": "", "verdicts": 2}
     (change,) = told["changes"]
     assert (change["kind"], change["old"], change["new"], change["worse"]) == ("newly failing", "pass", "fail", True)
@@ -265,7 +271,7 @@ def test_programs_get_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         (lambda folder: folder / "report.json", "report.json is no event log: give the folder of --report, or the"),
         (lambda folder: folder / "nowhere", "cannot be read (No such file or directory): give the folder of --report"),
         (lambda folder: (folder / FILE).write_text("{}\n") and folder, ":1: event is 'None'"),
-        (lambda folder: (folder / FILE).write_text("") or folder, "does not begin as a log of"),
+        (lambda folder: (folder / FILE).write_text("") or folder, "this is not the opening of a log of"),
     ],
 )
 def test_what_cannot_be_read_is_told_in_one_line(

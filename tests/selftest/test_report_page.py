@@ -13,13 +13,12 @@ from playwright.sync_api import Locator
 
 from attention_conformance.implementations.builtin import BUILTIN
 from attention_conformance.spec.clauses import load
+from attention_conformance.tests.harness.run.run_records import subject_of
 from attention_conformance.tests.report.model import Closing, Run, Subject
-from attention_conformance.tests.report.recorder import subject
 from attention_conformance.tests.report.views import html
 from attention_conformance.tests.report.views.html import slug, text
-from attention_conformance.tests.report.views.matrix import lines
 from attention_conformance.tests.selftest.browser import OVERFLOW, Browser, Scheme, Visit, browser, pictured, visiting
-from attention_conformance.tests.selftest.report_data import BAD, KNOWN, LINK, MARKUP, RIGHT, WRONG, full, invented
+from attention_conformance.tests.selftest.page_runs import BAD, KNOWN, LINK, MARKUP, RIGHT, WRONG, full, invented
 
 __all__ = ["browser"]
 
@@ -73,7 +72,7 @@ def test_nothing_to_complain_of(
 def test_a_run_in_which_all_conform(browser: Browser, tmp_path: Path, width: int, pytestconfig: pytest.Config) -> None:
     with visiting(browser, written(invented(names=(RIGHT,)), tmp_path), width, ready=READY) as visit:
         pictured(visit, pytestconfig, f"report-passing-{width}")
-        assert visit.page.locator("header .verdict").inner_text() == f"✓{RIGHT} conforms: 6 of 6 clauses hold."
+        assert visit.page.locator("header .verdict").inner_text() == f"✓{RIGHT} conforms: 6 of 6 clauses hold"
         assert visit.page.locator(".finding").count() == 0
         assert visit.page.evaluate(OVERFLOW) == visit.noted == []
 
@@ -101,21 +100,16 @@ def test_a_run_that_is_not_complete_says_so_first(browser: Browser, tmp_path: Pa
         )
 
 
-def test_what_is_not_complete_does_not_conform() -> None:
-    assert [line.state for line in lines(invented())] == ["conforms", "error", "fails", "fails"]
-    assert [line.state for line in lines(invented(complete=False))] == ["undecided", "error", "fails", "fails"]
-    assert lines(invented())[0].cells[0].words == "all 2 clauses hold"
-    assert lines(invented(complete=False))[0].cells[0].words == "all 2 clauses so far hold"
-    nothing = replace(invented(names=(RIGHT,)), verdicts=())
-    assert [line.state for line in lines(nothing)] == ["not asked"]
+def test_a_run_without_verdicts_says_so() -> None:
+    assert "<b>nothing checked</b>: no clause was judged" in text(replace(invented(names=(RIGHT,)), verdicts=()))
     assert "Nothing was judged" in text(invented(names=()))
 
 
 def test_a_run_of_a_part_says_so() -> None:
     run = invented(names=(RIGHT,))
-    suite = replace(run.begin.suite, clauses=("masks.*",), dtypes=("float64",))
-    told = "Only a part was asked: <code>--clause masks.* --dtype float64</code>"
-    assert told in text(replace(run, begin=replace(run.begin, suite=suite)))
+    suite = replace(run.opening.suite, clauses=("masks.*",), dtypes=("float64",))
+    told = "Only a part was selected: <code>--clause masks.* --dtype float64</code>"
+    assert told in text(replace(run, opening=replace(run.opening, suite=suite)))
     assert "Only a part" not in text(run)
 
 
@@ -128,7 +122,7 @@ def test_a_run_of_a_part_says_so() -> None:
 )
 def test_a_case_is_asked_again_by_the_program_that_asked(again: str, replay: str) -> None:
     run = invented(names=(WRONG,))
-    page = text(replace(run, shown=[replace(one, again=again) for one in run.shown]))
+    page = text(replace(run, failures=[replace(one, command=again) for one in run.failures]))
     assert f'<pre class="case-again">{replay} <i>REPORT</i>/failures/scores.scale-default--float64.json</pre>' in page
 
 
@@ -287,13 +281,13 @@ def test_a_failure_has_all_that_explains_it(open_page: Visit) -> None:
     assert "Smallest case B=1 H=2 Lq=3 Lk=3" in told
     assert failure.locator("table.picture caption").all_inner_texts() == [
         *(f"{what}, sample 0 head {head}" for head in (1, 0) for what in ("expected", "got", "error in bounds")),
-        *(f"{what}, head {head}" for head in (0, 1) for what in ("expected", "seen")),
+        *(f"{what}, head {head}" for head in (0, 1) for what in ("expected", "got")),
         "sample 0 head 0",
         "sample 0 head 1",
         "",
     ]
-    assert "key (64, 64) ((64, 64): too large to be shown)" in told
-    assert failure.get_by_text("A script that shows it without this suite").is_visible()
+    assert "key (64, 64) (too large to be shown)" in told
+    assert failure.get_by_text("A script that shows the failure without this suite").is_visible()
     scores = open_page.page.locator(f'[data-row="{WRONG}/scores.scale-default"]')
     assert "Erratum (E)" in (scores.text_content() or "")
 
@@ -315,7 +309,7 @@ class Elements(HTMLParser):
 
 
 def everyone() -> list[Subject]:
-    return [subject(each) for each in BUILTIN]
+    return [subject_of(each) for each in BUILTIN]
 
 
 def test_a_full_run_is_small_and_its_links_lead_somewhere(
@@ -344,9 +338,9 @@ def test_the_page_is_one_file_that_asks_for_nothing(file: Path) -> None:
 
 
 def test_it_looks_like_the_page_of_the_benchmarks() -> None:
-    folder = Path(html.__file__).parents[1]
-    own, other = ((folder / name / "assets/page.css").read_text() for name in ("report", "benchmarks"))
-    assert TOKENS.findall(own) == TOKENS.findall(other)
+    (other,) = Path(html.__file__).parents[2].glob("benchmarks/**/page.css")
+    own, other_style = (html.ASSETS / "page.css").read_text(), other.read_text()
+    assert TOKENS.findall(own) == TOKENS.findall(other_style)
     assert len(TOKENS.findall(own)) == 16
 
 

@@ -8,17 +8,19 @@ import numpy as np
 import pytest
 
 from attention_conformance.spec.clauses import equations, load
-from attention_conformance.tests.report.model import Grid
-from attention_conformance.tests.report.views import pictures
+from attention_conformance.spec.problem import DTYPES
+from attention_conformance.tests.report.counts import counts
+from attention_conformance.tests.report.log import decode, encode
+from attention_conformance.tests.report.model import Grid, WeightMap
+from attention_conformance.tests.report.views import html, pictures
 from attention_conformance.tests.report.views.equations import equation, mathml, prose
-from attention_conformance.tests.report.views.findings import Depth, findings
-from attention_conformance.tests.report.views.matrix import Kind, lines
-from attention_conformance.tests.selftest.report_data import KNOWN, RIGHT, WRONG, invented, softmaxed
+from attention_conformance.tests.report.views.page_failures import Depth, failing_clauses
+from attention_conformance.tests.selftest.page_runs import RIGHT, WRONG, invented, softmaxed
 
 
 def test_numbers_that_differ_are_told_apart_and_marked() -> None:
     run = invented(names=(WRONG,))
-    answer, weights, *handed = pictures.parts(run.shown[0])
+    answer, weights, *handed = pictures.parts(run.failures[0])
     (first, *_), *others = answer.rows
     wanted, got = answer.rows[0][0].cells[0][1], answer.rows[0][1].cells[0][1]
     assert first.caption == "expected, sample 0 head 1"
@@ -35,7 +37,7 @@ def test_numbers_that_differ_are_told_apart_and_marked() -> None:
 
 def test_heads_that_agree_are_not_marked() -> None:
     run = invented(names=(RIGHT,))
-    part = pictures.weights(run.maps[RIGHT])
+    part = pictures.weights(run.weight_maps[RIGHT])
     assert len(part.rows) == 4
     assert not any(picture.marked for row in part.rows for picture in row)
     assert part.rows[0][0].cells[0][0] == ("h10", "1")
@@ -44,31 +46,31 @@ def test_heads_that_agree_are_not_marked() -> None:
 
 def test_heads_that_agree_are_drawn_once_where_there_are_many() -> None:
     run = invented(names=(RIGHT, WRONG))
-    alike, other = (pictures.weights(run.maps[name], brief=True) for name in (RIGHT, WRONG))
-    assert [[each.caption for each in row] for row in alike.rows] == [[f"seen as expected, head {n}"] for n in range(4)]
+    alike, other = (pictures.weights(run.weight_maps[name], brief=True) for name in (RIGHT, WRONG))
+    assert [[each.caption for each in row] for row in alike.rows] == [[f"got as expected, head {n}"] for n in range(4)]
     assert [len(row) for row in other.rows] == [2, 2, 2, 2]
 
 
 def test_a_page_shows_some_of_every_implementation_and_names_the_rest() -> None:
     names = [f"{WRONG}.{number}" for number in range(70)]
     run = invented(names=names)
-    found = findings(run, lines(run))
+    found = failing_clauses(run, counts(run))
     for name in names:
-        depths = {clause: [each.depth for each in one.failing] for clause, one in found[name].items()}
+        depths = {clause: [each.depth for each in one.dtypes] for clause, one in found[name].items()}
         assert depths == {
-            "scores.scale-default": [Depth.DRAWN, Depth.TOLD],
+            "scores.scale-default": [Depth.DRAWN, Depth.DESCRIBED],
             "masks.rank": [Depth.NAMED, Depth.NAMED],
             "causal.square": [Depth.NAMED, Depth.NAMED],
         }
     few = invented(names=names[:2])
-    of_one = findings(few, lines(few))[names[0]]
-    assert all(one.whole and one.failing[0].depth is Depth.DRAWN for one in of_one.values())
+    of_one = failing_clauses(few, counts(few))[names[0]]
+    assert all(one.whole and one.dtypes[0].depth is Depth.DRAWN for one in of_one.values())
 
 
 def test_what_breaks_a_must_is_drawn_before_advice() -> None:
     names = [f"{WRONG}.{number}" for number in range(24)]
     run = invented(names=names)
-    assert [clause for clause, one in findings(run, lines(run))[names[0]].items() if one.whole] == [
+    assert [clause for clause, one in failing_clauses(run, counts(run))[names[0]].items() if one.whole] == [
         "scores.scale-default",
         "causal.square",
     ]
@@ -76,11 +78,52 @@ def test_what_breaks_a_must_is_drawn_before_advice() -> None:
 
 def test_nan_is_not_unlike_nan() -> None:
     nan = Grid.of(np.full((1, 2, 2), np.nan))
-    part = pictures.weights(replace(invented().maps[RIGHT], expected=nan, got=nan))
+    part = pictures.weights(replace(invented().weight_maps[RIGHT], expected=nan, got=nan))
     assert not part.rows[0][1].marked
     assert part.rows[0][1].cells[0][0] == ("no", "nan")
-    other = pictures.weights(replace(invented().maps[RIGHT], expected=nan, got=Grid.of(softmaxed(1, 1, 2))))
+    other = pictures.weights(replace(invented().weight_maps[RIGHT], expected=nan, got=Grid.of(softmaxed(1, 1, 2))))
     assert other.rows[0][1].marked
+
+
+ODD_ARRAYS = {
+    "no samples": np.zeros((0, 2, 3, 4)),
+    "no heads": np.zeros((2, 0, 3, 4)),
+    "no queries": np.zeros((1, 2, 0, 4)),
+    "no columns": np.zeros((1, 2, 3, 0)),
+    "no axes": np.array(2.5),
+    "one axis": np.arange(3),
+    "five axes": np.zeros((1, 2, 1, 2, 3)),
+    "not finite": np.array([[np.nan, np.inf], [-np.inf, 0.0]]),
+    "booleans": np.tri(3, dtype=bool),
+    "bfloat16": np.ones((2, 2), DTYPES["bfloat16"]),
+    "complex": np.ones((2, 2), complex),
+    "objects": np.array([[None, "x"]], object),
+    "dates": np.array(["2026-01-01"], "datetime64[D]"),
+}
+UNDRAWN = {"complex": "not real numbers", "objects": "not real numbers"}
+
+
+@pytest.mark.parametrize("name", ODD_ARRAYS)
+def test_every_array_is_drawn_or_named(name: str) -> None:
+    """As input, answer and weights of a failure, and as weights of every head; a log of it reads the same."""
+    array = ODD_ARRAYS[name]
+    grid, other = Grid.of(array), Grid.of(np.ones((2, 2)))
+    assert decode(encode(WeightMap("mine", "float64", "B=0", "returned", grid))) is not None
+    obstacle = "empty" if array.size == 0 else UNDRAWN.get(name, "")
+    for got in (grid, other, None):
+        record = replace(invented().failures[0], arrays={"query": grid}, expected=grid, got=got, error_in_bounds=None)
+        answer, weights, query = pictures.parts(replace(record, expected_weights=grid, got_weights=got))
+        for part in (answer, weights, query, pictures.weights(WeightMap("mine", "float64", "", "", grid, got))):
+            assert (f"{obstacle}" in part.note) if obstacle else part.rows
+        assert query.title == f"query {array.shape}"
+        assert all("<table" in str(picture.__html__()) for row in answer.rows for picture in row)
+
+
+def test_the_page_of_a_failure_without_samples_is_made() -> None:
+    run = invented(names=(WRONG,))
+    empty = Grid.of(ODD_ARRAYS["no samples"])
+    odd = [replace(one, arrays={"query": empty}, expected=empty, got=empty) for one in run.failures]
+    assert "got (0, 2, 3, 4): empty" in html.text(replace(run, failures=odd))
 
 
 @pytest.mark.parametrize(
@@ -93,30 +136,6 @@ def test_heat(value: float, style: str) -> None:
 @pytest.mark.parametrize(("ratio", "style"), [(0.5, "e0"), (1.0, "e0"), (1.1, "e1"), (1e7, "e4"), (np.nan, "e4")])
 def test_errors_beyond_the_bound(ratio: float, style: str) -> None:
     assert pictures.bounds(ratio) == style
-
-
-def test_the_worst_dtype_decides_a_cell() -> None:
-    by_name = {line.subject.name: line for line in lines(invented())}
-    assert {cell.chapter: (cell.kind, cell.counts) for cell in by_name[KNOWN].cells} == {
-        "scores": (Kind.HOLDS, "2"),
-        "masks": (Kind.HOLDS, "2"),
-        "causal": (Kind.ERROR, "1/2"),
-    }
-    assert {cell.chapter: (cell.kind, cell.counts) for cell in by_name[WRONG].cells} == {
-        "scores": (Kind.FAILS, "1/2"),
-        "masks": (Kind.ADVICE, "1/2"),
-        "causal": (Kind.FAILS, "1/2"),
-    }
-
-
-def test_a_chapter_that_is_not_there_is_not_claimed_or_not_asked() -> None:
-    run = invented(names=(RIGHT, WRONG))
-    left = [v for v in run.verdicts if v.implementation == WRONG or not v.clause.startswith("masks.")]
-    few = replace(run.begin.subjects[0], features=("core",))
-    for who, kind in ((few, Kind.UNCLAIMED), (run.begin.subjects[0], Kind.UNASKED)):
-        begin = replace(run.begin, subjects=(who, run.begin.subjects[1]))
-        cells = {cell.chapter: cell.kind for cell in lines(replace(run, begin=begin, verdicts=left))[0].cells}
-        assert cells["masks"] is kind
 
 
 def test_every_equation_is_found_and_can_be_shown() -> None:

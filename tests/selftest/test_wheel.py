@@ -1,17 +1,29 @@
-"""The wheel: everything that runs is in it, nothing of it is in anybody's way, and its command judges from anywhere."""
+"""The wheel: everything that runs is in it, it disturbs no other project, and its command judges from any folder."""
 
 from __future__ import annotations
 
 import ast
 import re
+import shutil
 import sys
+import tarfile
 import tomllib
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
 
-from attention_conformance.tests.measurements.wheels import PARTS, ROOT, Environment, build, content, contents, install
+from attention_conformance.tests.measurements.wheels import (
+    PARTS,
+    ROOT,
+    Environment,
+    build,
+    built,
+    content,
+    contents,
+    copied,
+    install,
+)
 
 SUITE = "attention_conformance/"
 LEFT = ("tests/selftest/", "tests/measurements/")
@@ -21,7 +33,7 @@ OPTIONAL = {"jax", "vl_convert"}
 NEEDED_BY = {"markupsafe": "jinja2", "pydantic_core": "pydantic"}
 """What comes with what is asked for."""
 CANDIDATES = """
-from attention_conformance.tests.scaling import factor
+from tests.scaling import factor
 from torch.nn.functional import scaled_dot_product_attention
 
 def attention(query, key, value):
@@ -47,7 +59,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
     """An environment that has it."""
-    return install(wheel, tmp_path_factory.mktemp("environments") / "other")
+    return install(str(wheel), folder=tmp_path_factory.mktemp("environments") / "other")
 
 
 @pytest.fixture
@@ -79,17 +91,23 @@ def test_the_wheel_has_every_file_that_runs(wheel: Path) -> None:
         str(file) for file in files if not str(file).startswith(LEFT) and not any(map(left_by_tools, file.parts))
     }
     packed = {name.removeprefix(SUITE) for name in contents(wheel) if name.startswith(SUITE)}
-    assert packed == running | {"__init__.py", "conftest.py", "py.typed", "pyproject.toml"}
+    assert packed == running | {"__init__.py", "__main__.py", "conftest.py", "py.typed", "pyproject.toml"}
 
 
-def test_every_data_file_was_meant_to_be_there(wheel: Path) -> None:
-    told = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
-    plain = {Path(name).suffix for name in contents(wheel) if ".dist-info/" not in name} - {".py"}
-    assert plain <= {Path(pattern).suffix for patterns in told.values() for pattern in patterns} | {
-        ".css",
-        ".js",
-        ".html",
-    }
+def test_every_data_file_is_of_a_known_kind(wheel: Path) -> None:
+    kinds = {Path(name).suffix for name in contents(wheel) if name.startswith(SUITE)}
+    assert kinds == {".py", ".typed", ".toml", ".md", ".json", ".css", ".js", ".html"}
+
+
+def test_a_wheel_of_the_source_distribution_is_the_same(wheel: Path, tmp_path: Path) -> None:
+    archive = built(copied(tmp_path / "clone"), tmp_path, "build_sdist", "*.tar.gz")
+    with tarfile.open(archive) as source:
+        source.extractall(tmp_path, filter="data")
+    unpacked = tmp_path / archive.name.removesuffix(".tar.gz")
+    (tmp_path / "again").mkdir()
+    again = built(unpacked, tmp_path / "again", "build_wheel", "*.whl")
+    assert contents(again) == contents(wheel)
+    assert again.name == wheel.name
 
 
 def test_one_name_is_installed(environment: Environment) -> None:
@@ -142,11 +160,11 @@ def test_processes_of_an_implementation_find_the_suite(environment: Environment,
 
 def test_everything_that_runs_is_installed_with_it(wheel: Path) -> None:
     needed = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
-    clause_marks = {re.split(r"[^a-z0-9-]", need)[0] for need in needed}
+    required = {re.split(r"[^a-z0-9-]", need)[0] for need in needed}
     names = {name for file in contents(wheel) if file.endswith(".py") for name in imported(wheel, file)}
     foreign = names - set(sys.stdlib_module_names) - {*PARTS, "attention_conformance"}
     owners = {name: {NEEDED_BY.get(name, plain(o)) for o in found} for name, found in packages_distributions().items()}
-    assert {name for name in foreign if not clause_marks & owners.get(name, {name})} == OPTIONAL
+    assert {name for name in foreign if not required & owners.get(name, {name})} == OPTIONAL
 
 
 def plain(distribution: str) -> str:
@@ -173,3 +191,43 @@ def test_it_audits(environment: Environment, project: Path) -> None:
     assert "judge it with: attention-conformance check adapter.py:adapter" in done.stdout
     judged = environment.run("attention-conformance", "check", "adapter.py:adapter", *ONE, at=project)
     assert judged.returncode == 0, judged.stdout + judged.stderr
+
+
+@pytest.fixture
+def example(tmp_path: Path) -> Path:
+    """The example project of the documentation, outside of the clone."""
+    return Path(shutil.copytree(ROOT / "docs" / "examples" / "project", tmp_path / "project"))
+
+
+def test_the_example_project_passes_its_own_tests(environment: Environment, example: Path) -> None:
+    done = environment.run("python", "-m", "pytest", "-p", "no:cacheprovider", "-k", "float32 or axes", at=example)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "warning" not in done.stdout
+    listed = environment.run("python", "-m", "pytest", "--collect-only", "-q", at=example).stdout
+    assert "tests/test_attention.py::test_clauses[masks.bool-float32]" in listed
+
+
+def test_the_example_project_passes_its_own_check_of_types(environment: Environment, example: Path) -> None:
+    done = environment.run("python", "-m", "mypy", at=example)
+    assert done.returncode == 0, done.stdout + done.stderr
+    tests = example / "tests" / "test_attention.py"
+    tests.write_text(tests.read_text().replace("(adapter)", "(adapter, tier=5)"))
+    wrong = environment.run("python", "-m", "mypy", at=example)
+    assert 'Argument "tier" to "parametrize_with_clauses" has incompatible type "int"' in wrong.stdout
+
+
+def test_the_example_project_is_judged_by_the_command(environment: Environment, example: Path) -> None:
+    done = environment.run("attention-conformance", "check", "tests.adapter:adapter", *ONE, at=example)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "my.attention" in done.stdout
+
+
+def test_a_script_judges_from_any_folder(environment: Environment, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from torch.nn.functional import scaled_dot_product_attention\n"
+        "from attention_conformance import check\n"
+        "report = check(scaled_dot_product_attention, clauses='scores.dot-product', dtypes='float64')\n"
+        "print(report.verdict)\n"
+    )
+    assert environment.run("python", str(script), at=tmp_path).stdout == "conforms\n"

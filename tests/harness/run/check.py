@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from pathlib import Path
 from shlex import join
 from types import MappingProxyType
@@ -13,35 +12,27 @@ from attention_conformance.spec.cases import Case
 from attention_conformance.spec.clauses import load
 from attention_conformance.spec.features import Conventions
 from attention_conformance.tests.harness.explain.diagnosis import diagnose, failing_checks
-from attention_conformance.tests.harness.explain.failure_numbers import shown, weight_map
 from attention_conformance.tests.harness.judge.clause_tests import Selection
 from attention_conformance.tests.harness.run.arguments import Arguments, Names, Target, arguments
 from attention_conformance.tests.harness.run.failure_artifacts import Explained, Setting, clear, explained, write
+from attention_conformance.tests.harness.run.failure_numbers import failure_record, weight_map
 from attention_conformance.tests.harness.run.observed_conventions import QUESTIONS, observations
 from attention_conformance.tests.harness.run.post_run import unchecked_claims
+from attention_conformance.tests.harness.run.run_records import subject_of, suite_of
 from attention_conformance.tests.harness.run.runner import run
 from attention_conformance.tests.harness.run.selection import hushed
 from attention_conformance.tests.report import views
+from attention_conformance.tests.report.counts import Conformance, conformance
 from attention_conformance.tests.report.log import FILE, encode
-from attention_conformance.tests.report.model import Diagnosed, Observed, Run, overall
-from attention_conformance.tests.report.recorder import Recorder, suite
+from attention_conformance.tests.report.model import DiagnosisRecord, ObservationRecord, Run
+from attention_conformance.tests.report.recorder import Recorder
 from attention_conformance.tests.report.verdict import Status, Verdict
 from attention_conformance.tests.report.views import notebook, terminal
 
 NO_CONVENTIONS: Mapping[str, str] = MappingProxyType({})
 
 
-class Conformance(StrEnum):
-    """The verdict on an implementation; the list is closed."""
-
-    CONFORMS = "conforms"
-    """No check found a violation of what is claimed."""
-    FAILS = "fails"
-    """A MUST does not hold."""
-    ERROR = "error"
-    """The suite could not judge a clause, or an expected failure passed, or a claim was not checked."""
-    NOTHING_CHECKED = "nothing checked"
-    """No clause that was selected is claimed, in no dtype that was selected."""
+__all__ = ["ClauseFailure", "Conformance", "Report", "check"]
 
 
 @dataclass(frozen=True)
@@ -166,9 +157,8 @@ def check(
 
 
 def _recorder(given: Arguments) -> Recorder:
-    name = given.implementation.name
-    settings = suite(given.tier, given.device, given.clauses, given.dtypes)
-    recorder = Recorder((given.implementation,), settings, targets={name: given.target} if given.target else {})
+    suite = suite_of(given.tier, given.device, given.clauses, given.dtypes)
+    recorder = Recorder([subject_of(given.implementation, given.target)], suite)
     recorder.begin()
     return recorder
 
@@ -178,15 +168,15 @@ def _explain(given: Arguments, recorder: Recorder) -> Iterator[Explained]:
     implementation, verdicts = given.implementation, recorder.verdicts
     dtypes = list(dict.fromkeys(v.dtype for v in verdicts))
     if diagnosis := diagnose(implementation, failing_checks(verdicts), given.device, dtypes):
-        recorder.add(Diagnosed(implementation.name, str(diagnosis)))
+        recorder.add(DiagnosisRecord(implementation.name, str(diagnosis)))
     setting = Setting(recorder.targets, given.conventions, given.device, given.tier, Path())
     replayable = setting if given.target else replace(setting, report=None)
     for made in explained([implementation], verdicts, setting):
-        recorder.add(shown(made, implementation, replayable, _command(given, made)))
+        recorder.add(failure_record(made, implementation, replayable, _command(given, made)))
         yield made
     if verdicts and not given.clauses:
         seen = observations(implementation, QUESTIONS, given.dtypes, given.device)
-        recorder.add(Observed(implementation.name, seen))
+        recorder.add(ObservationRecord(implementation.name, seen))
         recorder.add(weight_map(implementation, given.device))
 
 
@@ -201,9 +191,7 @@ def _command(given: Arguments, made: Explained) -> str:
 
 
 def _verdict(verdicts: list[Verdict], unchecked: tuple[str, ...]) -> Conformance:
-    if not any(v.checks or v.status is Status.ERROR for v in verdicts):
-        return Conformance.NOTHING_CHECKED
-    found = Conformance(overall(verdicts))
+    found = conformance(verdicts, complete=True)
     return Conformance.ERROR if unchecked and found is Conformance.CONFORMS else found
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import product
@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from attention_conformance.implementations.api.contract import Implementation
 from attention_conformance.spec.clauses import load
 from attention_conformance.tests.harness.judge.clause_tests import claimed
 from attention_conformance.tests.harness.run.command_lines import asking, explaining
@@ -24,6 +25,7 @@ class Ending:
 
     options: Options
     recorder: Recorder
+    implementations: Sequence[Implementation]
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> Iterator[None]:
@@ -33,7 +35,7 @@ class Ending:
             terminal = session.config.pluginmanager.get_plugin("terminalreporter")
             if terminal is not None and (self.recorder.events or session.exitstatus == pytest.ExitCode.INTERNAL_ERROR):
                 status = pytest.ExitCode.INTERNAL_ERROR if _crashed(terminal) else session.exitstatus
-                lines = next_steps(int(status), self.options, self.recorder)
+                lines = next_steps(int(status), self.options, self.recorder, self.implementations)
                 for number, line in enumerate(lines):
                     terminal.write_line(f"{'     ' if number else 'next:'} {line}")
 
@@ -44,7 +46,9 @@ def _crashed(terminal: pytest.TerminalReporter) -> bool:
     return any(report.when == "call" and not report.user_properties for report in failed)
 
 
-def next_steps(status: int, options: Options, recorder: Recorder) -> list[str]:
+def next_steps(
+    status: int, options: Options, recorder: Recorder, implementations: Sequence[Implementation]
+) -> list[str]:
     """What to do after an exit with this status; nothing after a success."""
     match status:
         case pytest.ExitCode.TESTS_FAILED:
@@ -59,14 +63,16 @@ def next_steps(status: int, options: Options, recorder: Recorder) -> list[str]:
             ]
         case pytest.ExitCode.NO_TESTS_COLLECTED:
             asked = next(iter(options.clauses), "CLAUSE")
-            return [f"nothing was asked, {_unasked(options, recorder)}: {explaining(asked)} says who is asked it"]
+            return [
+                f"nothing was asked, {_unasked(options, implementations)}: {explaining(asked)} says who is asked it"
+            ]
     return []
 
 
-def _unasked(options: Options, recorder: Recorder) -> str:
+def _unasked(options: Options, implementations: Sequence[Implementation]) -> str:
     """Why the first of the chosen clauses that does not fit an implementation is not asked of it."""
     chosen = [c for c in load().values() if any(fnmatchcase(c.id, pattern) for pattern in options.clauses)]
-    for clause, implementation in product(chosen, recorder.implementations):
+    for clause, implementation in product(chosen, implementations):
         if why := claimed(clause, implementation.claims):
             elsewhere = clause.scope not in (None, implementation.claims.scope)
             return f"because {clause.id if elsewhere else implementation.name} {why}"

@@ -28,11 +28,13 @@ from attention_conformance.tests.harness.run.next_steps import Ending, again_of
 from attention_conformance.tests.harness.run.post_run import finish, unchecked_claims
 from attention_conformance.tests.harness.run.progress import Progress, colours
 from attention_conformance.tests.harness.run.queries import answered
+from attention_conformance.tests.harness.run.run_records import subject_of, suite_of
 from attention_conformance.tests.harness.run.selection import Options, UsageError, hushed, left_out, selection_of
 from attention_conformance.tests.harness.run.session import KEY, PROPERTY, Plugin
 from attention_conformance.tests.harness.run.smoke import smoke
-from attention_conformance.tests.report.recorder import Recorder, suite
+from attention_conformance.tests.report.recorder import Recorder
 from attention_conformance.tests.report.verdict import Status, Verdict
+from attention_conformance.tests.report.views import ERRORS
 from attention_conformance.tests.report.views.terminal import observed, summary
 
 
@@ -114,9 +116,10 @@ def pytest_configure(config: pytest.Config) -> None:
     worker = hasattr(config, "workerinput")
     if worker:
         torch.set_num_threads(1)  # the processes share the cores: threads that wait for one another take them from all
-    asked = suite(options.tier, options.device, options.clauses, options.dtypes)
-    folder = None if worker else options.report
-    recorder = Recorder(selection.implementations, asked, folder, targets_of(options, selection))
+    suite = suite_of(options.tier, options.device, options.clauses, options.dtypes)
+    folder, targets = None if worker else options.report, targets_of(options, selection)
+    subjects = [subject_of(i, targets.get(i.name, "")) for i in selection.implementations]
+    recorder = Recorder(subjects, suite, folder)
     config.stash[KEY] = Plugin(options, selection, recorder)
 
 
@@ -254,7 +257,9 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     plugin = config.stash[KEY]
     config.pluginmanager.register(Collector(plugin), "conformance-collector")
     if not hasattr(config, "workerinput"):
-        config.pluginmanager.register(Ending(plugin.options, plugin.recorder), "conformance-ending")
+        config.pluginmanager.register(
+            Ending(plugin.options, plugin.recorder, plugin.selection.implementations), "conformance-ending"
+        )
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
@@ -269,6 +274,8 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     with hushed():
         finish(session.config, int(exitstatus))
     plugin.recorder.close()
+    if plugin.recorder.failed_views:
+        session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
     _silence_the_idle(session.config)
 
 
@@ -302,5 +309,8 @@ def _summarise(terminalreporter: pytest.TerminalReporter, plugin: Plugin) -> Non
         terminalreporter.write_line(line)
     for line in proposed(recorder.verdicts, recorder.run.diagnoses) if plugin.options.propose else ():
         terminalreporter.write_line(line)
+    for name, reason in recorder.failed_views.items():
+        terminalreporter.write_line(f"ERROR  {name} could not be made: {reason}", red=True)
     if plugin.options.report is not None:
-        terminalreporter.write_line(f"report: {plugin.options.report / 'report.html'}")
+        broken = recorder.failed_views
+        terminalreporter.write_line(f"report: {plugin.options.report / (ERRORS if broken else 'report.html')}")

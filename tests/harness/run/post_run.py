@@ -9,14 +9,14 @@ import pytest
 from attention_conformance.spec.clauses import load
 from attention_conformance.spec.features import Feature
 from attention_conformance.tests.harness.explain.diagnosis import diagnose, failing_checks
-from attention_conformance.tests.harness.explain.failure_numbers import shown, weight_map
 from attention_conformance.tests.harness.judge.clause_tests import Selection, claimed, clause_marks
 from attention_conformance.tests.harness.run.failure_artifacts import Setting, explained, told, write
+from attention_conformance.tests.harness.run.failure_numbers import failure_record, weight_map
 from attention_conformance.tests.harness.run.next_steps import again_of
 from attention_conformance.tests.harness.run.observed_conventions import QUESTIONS, observations
 from attention_conformance.tests.harness.run.selection import settings_of
 from attention_conformance.tests.harness.run.session import KEY, PROPERTY, Plugin
-from attention_conformance.tests.report.model import Diagnosed, Observed
+from attention_conformance.tests.report.model import DiagnosisRecord, ObservationRecord
 from attention_conformance.tests.report.verdict import Verdict
 
 
@@ -37,7 +37,7 @@ def _diagnose(plugin: Plugin) -> None:
         dtypes = list(dict.fromkeys(v.dtype for v in mine))
         found = diagnose(implementation, failing_checks(mine), plugin.options.device, dtypes)
         if told := [*plugin.handed.get(implementation.name, ()), *([str(found)] if found else [])]:
-            plugin.recorder.add(Diagnosed(implementation.name, "; ".join(told)))
+            plugin.recorder.add(DiagnosisRecord(implementation.name, "; ".join(told)))
 
 
 def _observe(plugin: Plugin) -> None:
@@ -47,7 +47,7 @@ def _observe(plugin: Plugin) -> None:
         return
     for implementation in selection.implementations:
         seen = observations(implementation, QUESTIONS, selection.dtypes, options.device)
-        plugin.recorder.add(Observed(implementation.name, seen))
+        plugin.recorder.add(ObservationRecord(implementation.name, seen))
         if options.report is not None:
             plugin.recorder.add(weight_map(implementation, options.device))
 
@@ -65,7 +65,7 @@ def _explain(config: pytest.Config) -> None:
         if setting.report is not None:
             write(made, setting.report)
             again = again_of(plugin.options, setting.targets, verdict.implementation, verdict.clause, verdict.dtype)
-            plugin.recorder.add(shown(made, implementations[verdict.implementation], setting, again))
+            plugin.recorder.add(failure_record(made, implementations[verdict.implementation], setting, again))
         report = reports.get((verdict.clause, verdict.implementation, verdict.dtype))
         if report is not None:
             text = (f"  {line}" for line in told(made, setting.report, first))

@@ -1,52 +1,66 @@
-"""Views: every file that a report consists of, made from its run alone."""
+"""Views: every file of a report, made from its run alone. A new view is a module, and a line in `VIEWS`."""
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from attention_conformance.tests.report.model import Run
-from attention_conformance.tests.report.views import badge, junit, markdown
-from attention_conformance.tests.report.views import json_view as data
+from attention_conformance.tests.report.views import badge, json_view, junit, markdown
+from attention_conformance.tests.report.wording import one_line
 
 
 def _page(run: Run) -> str:
-    from attention_conformance.tests.report.views import (
-        html,  # only a page needs its libraries, and most runs make none
-    )
+    from attention_conformance.tests.report.views import html  # its libraries take time, and most runs make no page
 
     return html.text(run)
 
 
 VIEWS: Mapping[str, Callable[[Run], str]] = {
-    "report.json": data.text,
+    "report.json": json_view.text,
     "report.html": _page,
     "report.md": markdown.text,
     "junit.xml": junit.text,
     "badge.json": badge.endpoint,
     "badge.svg": badge.svg,
 }
-"""By file name. Each is made whole, beside its place, and then moved there."""
+"""By file name."""
+ERRORS = "view-errors.txt"
+"""The tracebacks of the views that could not be made."""
 
 
-def write(run: Run, folder: Path) -> None:
-    """Writes all views into the folder of the report."""
-    for name, view in VIEWS.items():
-        _put(folder / name, view(run))
+def write(run: Run, folder: Path, views: Mapping[str, Callable[[Run], str]] = VIEWS) -> dict[str, str]:
+    """Writes all views into the folder of the report; one that fails leaves the others alone.
+
+    Returns:
+        Why a view could not be made, in one line, by its file name.
+    """
+    failed, tracebacks = {}, []
+    for name, view in views.items():
+        try:
+            _put(folder / name, view(run))
+        except Exception as error:  # an error of the suite, which must not cost the rest of the report
+            failed[name] = one_line(f"{type(error).__name__}: {error}")
+            tracebacks.append(f"{name}\n{traceback.format_exc()}")
+    if tracebacks:
+        _put(folder / ERRORS, "\n".join(tracebacks).encode("utf-8", "replace").decode())
+    return failed
 
 
 def write_unfinished(run: Run, folder: Path) -> None:
     """Writes what a program may read while the run goes on."""
-    _put(folder / "report.json", data.text(run))
+    _put(folder / "report.json", json_view.text(run))
 
 
 def clear(folder: Path) -> None:
     """Removes the views of an earlier run."""
-    for name in VIEWS:
+    for name in (*VIEWS, ERRORS):
         (folder / name).unlink(missing_ok=True)
 
 
 def _put(path: Path, text: str) -> None:
+    """Writes a file whole, next to its place, and then moves it there."""
     unfinished = path.with_name(f"{path.name}.part")
     unfinished.write_text(text, encoding="utf-8")
     unfinished.replace(path)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 
-from attention_conformance.tests.report.model import Run, overall
-from attention_conformance.tests.report.text import Tally, clauses, selected, tally
+from attention_conformance.tests.report.counts import Conformance, SubjectCount, counts
+from attention_conformance.tests.report.model import Run
+from attention_conformance.tests.report.wording import selected
 
 LABEL = "attention"
 GREEN, RED, ORANGE, GREY = "brightgreen", "red", "orange", "lightgrey"
@@ -28,32 +29,30 @@ OTHERS = 615
 def message(run: Run) -> tuple[str, str]:
     """What the badge says, and its colour. A run that is not complete says nothing else.
 
-    Where not all clauses or dtypes were asked, what conforms does so in part.
+    Where only some clauses or dtypes were selected, what conforms does so in part.
     """
     if not run.closing.complete:
         return "incomplete", GREY
-    found = [(overall(mine), tally(mine)) for mine in map(run.of, (s.name for s in run.begin.subjects))]
-    if not any(counts.judged for _, counts in found):
+    rows, part = counts(run), " in part" if selected(run) else ""
+    if not any(row.judged for row in rows):
         return "nothing judged", GREY
-    if len(found) == 1:
-        return _of_one(*found[0], _part(run))
-    conforming = sum(verdict == "conforms" for verdict, _ in found)
-    colour = GREEN if conforming == len(found) else RED if any(v == "fails" for v, _ in found) else ORANGE
-    return f"{conforming} of {len(found)} conform{_part(run)}", colour
+    if len(rows) == 1:
+        return _of_one(rows[0], part)
+    conforming = sum(row.conformance is Conformance.CONFORMS for row in rows)
+    failing = any(row.conformance is Conformance.FAILS for row in rows)
+    colour = GREEN if conforming == len(rows) else RED if failing else ORANGE
+    return f"{conforming} of {len(rows)} conform{part}", colour
 
 
-def _part(run: Run) -> str:
-    return " in part" if selected(run) else ""
-
-
-def _of_one(verdict: str, counts: Tally, part: str) -> tuple[str, str]:
-    match verdict:
-        case "conforms":
-            return f"conforms{part} · {clauses(counts.holds)}", GREEN
-        case "fails":
-            return f"fails · {clauses(counts.fails)}", RED
+def _of_one(row: SubjectCount, part: str) -> tuple[str, str]:
+    share = f"{row.holds}/{row.judged} hold"
+    match row.conformance:
+        case Conformance.CONFORMS:
+            return f"conforms{part} · {share}", GREEN
+        case Conformance.FAILS:
+            return f"fails · {share}", RED
         case _:
-            return f"not judged · {clauses(counts.errors)}", ORANGE
+            return f"error · {share}", ORANGE
 
 
 def endpoint(run: Run) -> str:

@@ -14,49 +14,69 @@ from markupsafe import Markup
 
 from attention_conformance.spec.clauses import Clause, load
 from attention_conformance.spec.features import Conventions
+from attention_conformance.tests.report.counts import (
+    BROKEN,
+    LEGEND,
+    MEANINGS,
+    ClauseCount,
+    Conformance,
+    Outcome,
+    SubjectCount,
+    chapters_of,
+    counts,
+    outcome,
+)
 from attention_conformance.tests.report.grades import grade
 from attention_conformance.tests.report.model import Run, WeightMap
-from attention_conformance.tests.report.text import UNREADABLE, plain, selected
+from attention_conformance.tests.report.verdict import Verdict
 from attention_conformance.tests.report.views import pictures
 from attention_conformance.tests.report.views.equations import equation, prose
-from attention_conformance.tests.report.views.findings import Depth, Finding, findings
-from attention_conformance.tests.report.views.matrix import BROKEN, MEANINGS, Kind, Line, columns, kind_of, lines
+from attention_conformance.tests.report.views.page_failures import Depth, FailingClause, failing_clauses
+from attention_conformance.tests.report.wording import UNREADABLE, dtypes_of, in_bounds, one_line, selected
 
 ASSETS = Path(__file__).parent / "assets"
 FEW = 3
 """So many implementations get a sentence each in the head of the page, and are open from the start."""
-SIGNS = {"conforms": Kind.HOLDS, "fails": Kind.FAILS, "error": Kind.ERROR}
-"""Of verdicts on whole implementations; the others have no sign."""
+SIGNS = {
+    Conformance.CONFORMS: Outcome.HOLDS,
+    Conformance.FAILS: Outcome.FAILS,
+    Conformance.ERROR: Outcome.ERROR,
+    Conformance.UNDECIDED: Outcome.NOT_CHECKED,
+    Conformance.NOTHING_CHECKED: Outcome.NOT_CHECKED,
+}
 
 
 def text(run: Run) -> str:
-    """The page; whatever text the run holds is shown as text."""
+    """The page; all text of the run is shown as text."""
     loader = jinja2.FileSystemLoader(ASSETS)
     environment = jinja2.Environment(
         loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters |= {"plain": plain, "code": code, "slug": slug, "bounds": in_bounds, "web": web, "named": named}
-    environment.globals |= {"Kind": Kind, "Depth": Depth, "kind_of": kind_of, "prose": prose, "equation": equation}
-    matrix = lines(run)
-    found = findings(run, matrix)
+    environment.filters |= {"one_line": one_line, "code": code, "slug": slug, "bounds": in_bounds, "web": web}
+    environment.filters |= {"named": named, "reasons": reasons}
+    environment.globals |= {"Outcome": Outcome, "Conformance": Conformance, "Depth": Depth, "outcome": outcome}
+    environment.globals |= {"prose": prose, "equation": equation}
+    matrix = counts(run)
+    failing = failing_clauses(run, matrix)
     style, script = _own("page.css", "style"), _own("page.js", "script")
     return environment.get_template("page.html").render(
         run=run,
         part=selected(run),
         matrix=matrix,
-        columns=columns(run),
-        findings=found,
-        opened_of=_opened(matrix, found).get,
+        columns=chapters_of(run),
+        failing=failing,
+        opened_of=_opened(matrix, failing).get,
         clauses=_clauses(matrix),
         specification=load(),
-        counts={state: sum(line.state == state for line in matrix) for state in ("conforms", "fails", "error")},
+        conformances={each: sum(row.conformance is each for row in matrix) for each in Conformance},
         few=FEW,
         signs=SIGNS,
+        legend=LEGEND,
         meanings=MEANINGS,
-        broken_kinds=BROKEN,
-        grades={line.subject.name: grade(line.mine) for line in matrix},
+        broken=BROKEN,
+        grades={row.subject.name: grade(row.verdicts) for row in matrix},
         defaults=dict(Conventions().items()),
-        maps={name: _map(shown, len(matrix) > FEW) for name, shown in run.maps.items()},
+        maps={name: _map(each, len(matrix) > FEW) for name, each in run.weight_maps.items()},
         style=style,
         script=script,
         allowed={"style": _fingerprint(style), "script": _fingerprint(script)},
@@ -77,17 +97,17 @@ def _fingerprint(own: str) -> str:
 
 
 def slug(name: str) -> str:
-    """The name as part of an address: what is no letter, digit or one of `_.-~` is spelt by its bytes."""
+    """The name as part of an address: all but letters, digits and `_.-~` are spelt by their bytes."""
     return quote(name, safe="", errors="replace")
 
 
 def code(source: str) -> str:
-    """Lines of a program, without characters that steer a terminal or turn the direction of writing."""
+    """Lines of a program, without characters that steer a terminal or change the direction of writing."""
     return "".join(c if c == "\n" or unicodedata.category(c)[0] != "C" else UNREADABLE for c in source)
 
 
 def named(sentence: str) -> Markup:
-    """The sentence, with what stands in backticks as code."""
+    """The sentence, with text in backticks as code."""
     pieces = [
         Markup("<code>{}</code>" if odd % 2 else "{}").format(each) for odd, each in enumerate(sentence.split("`"))
     ]
@@ -99,26 +119,33 @@ def web(link: str) -> bool:
     return link.startswith(("https://", "http://"))
 
 
-def in_bounds(value: float | None) -> str:
-    """An error in units of its bound, in two digits; "" for none."""
-    if value is None:
-        return ""
-    return "<0.01" if 0.0 < value < 0.01 else f"{value:.2g}"
+def reasons(clause: ClauseCount) -> list[tuple[str, str, str]]:
+    """Why a clause was not judged, or is a known deviation; each reason once, with its dtypes and its link."""
+    by_reason: dict[tuple[str, str], list[Verdict]] = {}
+    for verdict in clause.verdicts:
+        if verdict.reason:
+            by_reason.setdefault((verdict.reason, verdict.link), []).append(verdict)
+    return [(dtypes_of(found), one_line(reason), link) for (reason, link), found in by_reason.items()]
 
 
-def _opened(matrix: Sequence[Line], found: Mapping[str, Mapping[str, Finding]]) -> Mapping[str, tuple[str, ...]]:
-    """The clauses whose failure is open from the start: the first of each implementation, where there are few."""
+def _opened(
+    matrix: Sequence[SubjectCount], failing: Mapping[str, Mapping[str, FailingClause]]
+) -> Mapping[str, tuple[str, ...]]:
+    """The clauses whose failure is open from the start: the first of each implementation, if there are few."""
     if len(matrix) > FEW:
-        return dict.fromkeys(found, ())
-    failing = {name: [c for c, each in mine.items() if each.row.kind is Kind.FAILS] for name, mine in found.items()}
-    return {name: tuple(clauses[:1]) for name, clauses in failing.items()}
+        return dict.fromkeys(failing, ())
+    return {name: tuple(_failed(clauses)[:1]) for name, clauses in failing.items()}
 
 
-def _clauses(matrix: Sequence[Line]) -> list[Clause]:
-    """Those that were asked, in the order of the specification."""
-    asked = {row.clause for line in matrix for row in line.rows}
-    return [clause for name, clause in load().items() if name in asked]
+def _failed(clauses: Mapping[str, FailingClause]) -> list[str]:
+    return [clause for clause, each in clauses.items() if each.count.outcome is Outcome.FAILS]
 
 
-def _map(shown: WeightMap, brief: bool) -> pictures.Part | None:
-    return None if shown.expected is None else pictures.weights(shown, brief)
+def _clauses(matrix: Sequence[SubjectCount]) -> list[Clause]:
+    """Those that were run, in the order of the specification."""
+    run = {each.clause for row in matrix for each in row.clauses}
+    return [clause for name, clause in load().items() if name in run]
+
+
+def _map(weights: WeightMap, brief: bool) -> pictures.Part | None:
+    return None if weights.expected is None else pictures.weights(weights, brief)

@@ -3,49 +3,58 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from attention_conformance.tests.report.model import Run, Subject, overall
-from attention_conformance.tests.report.verdict import Verdict
+from attention_conformance.tests.report.counts import BROKEN, Counts, Outcome, SubjectCount, counts
+from attention_conformance.tests.report.model import Run
 
-SCHEMA = "attention-conformance/report/1"
+SCHEMA = "attention-conformance/report/2"
 SCHEMA_FILE = Path(__file__).with_name("report.schema.json")
 
 
 def text(run: Run) -> str:
     """The report as JSON."""
-    suite, closing = run.begin.suite, run.closing
+    suite, closing = run.opening.suite, run.closing
     report = {
         "schema": SCHEMA,
         "suite": {
             "version": suite.version,
-            "spec": suite.spec,
+            "specification": suite.spec,
             "tier": suite.tier,
             "device": suite.device,
             "clauses": list(suite.clauses),
             "dtypes": list(suite.dtypes),
         },
-        "environment": dict(run.begin.environment),
-        "implementations": [_entry(subject, run.of(subject.name), run) for subject in run.begin.subjects],
-        "closing": {"complete": closing.complete, "reason": closing.reason, "verdicts": closing.verdicts},
+        "environment": dict(run.opening.environment),
+        "implementations": [_entry(row, run) for row in counts(run)],
+        "completion": {"complete": closing.complete, "reason": closing.reason, "verdicts": closing.verdicts},
     }
     return json.dumps(report, indent=1, allow_nan=False) + "\n"
 
 
-def _entry(subject: Subject, mine: Sequence[Verdict], run: Run) -> dict[str, Any]:
+def _entry(row: SubjectCount, run: Run) -> dict[str, Any]:
+    subject = row.subject
     return {
         "name": subject.name,
-        "about": subject.about,
+        "description": subject.about,
         "claims": {
             "scope": subject.scope,
             "features": list(subject.features),
             "dtypes": list(subject.dtypes),
             "conventions": dict(subject.conventions),
         },
-        "verdict": overall(mine),
+        "verdict": row.conformance,
+        "counts": _numbers(row),
+        "chapters": {cell.chapter: _numbers(cell) for cell in row.cells if cell.clauses},
         "diagnosis": run.diagnoses.get(subject.name, ""),
         "observed": dict(run.observed.get(subject.name, {})),
-        "clauses": [json.loads(v.to_json()) for v in mine],
+        "verdicts": [asdict(v) for v in row.verdicts],
     }
+
+
+def _numbers(counted: Counts) -> dict[str, int]:
+    """How many clauses were judged, hold, and do not hold, by the names of their outcomes."""
+    outcomes = (Outcome.HOLDS, *BROKEN)
+    return {"judged": counted.judged, **{kind.word: counted.number(kind) for kind in outcomes}}

@@ -7,11 +7,20 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from attention_conformance.spec.clauses import chapters, load
-from attention_conformance.tests.report.model import Run, Subject, overall
-from attention_conformance.tests.report.text import by_clause, clauses, dtypes_of, plain, selected, tally, told
-from attention_conformance.tests.report.verdict import Status, Verdict
-from attention_conformance.tests.report.views.terminal import SHORT, cell
+from attention_conformance.spec.clauses import load
+from attention_conformance.tests.report.counts import (
+    LEGEND,
+    ChapterCount,
+    Outcome,
+    SubjectCount,
+    chapters_of,
+    counts,
+    outcome,
+)
+from attention_conformance.tests.report.model import Run, Subject, key_of
+from attention_conformance.tests.report.verdict import Verdict
+from attention_conformance.tests.report.views.terminal import SHORT
+from attention_conformance.tests.report.wording import dtypes_of, failure_text, one_line, selected
 
 MOST = 60_000
 """Characters; a comment on GitHub holds 65,536."""
@@ -23,31 +32,29 @@ SPECIAL = re.compile(r"[\\*_\[\]<>&#|~$]")
 ACTIVE = re.compile(r"(?<=[@#:])(?=\w)|(?<=www)(?=\.)|(?<=http)(?=s?:)|(?<=GH)(?=-)", re.IGNORECASE)
 """Where a mention, an issue, an emoji or a link would begin on GitHub."""
 NO_BREAK = "\N{WORD JOINER}"
-LEGEND = (
-    "\nA cell counts the clauses that hold; **2/5**: 2 of 5 do not, advice and known deviations among them; "
-    "-: none is claimed.\n"
-)
 FRAME, HEAD, FIRST, SCRIPT, FOLDED = -2, -1, 0, 100_000, 200_000
 """Ranks: what is left out first has the highest."""
 
 
 @dataclass(frozen=True)
 class Block:
-    """A part of the page that stands or falls as a whole.
+    """A part of the page that is kept or left out as a whole.
 
     Attributes:
         rank: lower ones are kept; failures count from `FIRST` within their implementation, so that each shows some.
-        what: a noun for the list of what was left out.
+        noun: for the list of what was left out.
     """
 
     rank: int
-    what: str
+    noun: str
     text: str
 
 
 def text(run: Run) -> str:
     """The report as GitHub's Markdown, `MOST` characters at most."""
-    return _joined([*_head(run), *_failures(run), *_folded(run), Block(FRAME, "", _foot(run))])
+    rows = counts(run)
+    blocks = [*_head(run, rows), *_table(run, rows), *_failures(run, rows), *_folded(rows)]
+    return _joined([*blocks, Block(FRAME, "", _foot(run))])
 
 
 def _joined(blocks: Sequence[Block]) -> str:
@@ -57,129 +64,106 @@ def _joined(blocks: Sequence[Block]) -> str:
         if len(blocks[number].text) <= room:
             room -= len(blocks[number].text)
             kept.add(number)
-    left = Counter(block.what for number, block in enumerate(blocks) if number not in kept)
+    left = Counter(block.noun for number, block in enumerate(blocks) if number not in kept)
     whole = "".join(block.text for number, block in enumerate(blocks) if number in kept)
     return whole + (_left_out(left) if left else "")
 
 
 def _left_out(left: Counter[str]) -> str:
-    counts = ", ".join(f"{number} x {what}" for what, number in left.items())
+    counts = ", ".join(f"{number} x {noun}" for noun, number in left.items())
     return (
         f"\n**Left out**, because a comment has room for {MOST:,} characters: {counts}. "
         "`report.html` and `report.json` have everything.\n"
     )
 
 
-def _head(run: Run) -> Iterator[Block]:
-    closing, subjects = run.closing, run.begin.subjects
-    if not closing.complete:
-        context = (
-            f"**Incomplete: {prose(closing.reason)}.** What is missing was not judged, and nothing here is a pass."
-        )
-        yield Block(FRAME, "", f"{context}\n\n")
+def _head(run: Run, rows: Sequence[SubjectCount]) -> Iterator[Block]:
+    if not run.closing.complete:
+        reason = prose(run.closing.reason)
+        rest = "What is missing was not judged, and nothing here is a pass."
+        yield Block(FRAME, "", f"**Incomplete: {reason}.** {rest}\n\n")
     yield Block(FRAME, "", "## Attention conformance\n\n")
     if part := selected(run):
-        yield Block(FRAME, "", f"Not everything was asked, but {code(part)}.\n\n")
-    for subject in subjects:
-        yield Block(HEAD, "verdict", f"- {code(subject.name, 80)} {_verdict(run, run.of(subject.name))}\n")
-    judged = [(subject, mine) for subject in subjects if (mine := run.of(subject.name))]
-    shown = [name for name in chapters() if any(v.clause.startswith(f"{name}.") for v in run.verdicts)]
+        yield Block(FRAME, "", f"Only a part was selected: {code(part)}.\n\n")
+    for row in rows:
+        yield Block(HEAD, "verdict", f"- {code(row.subject.name, 80)} **{row.conformance}**: {row.sentence}\n")
+
+
+def _table(run: Run, rows: Sequence[SubjectCount]) -> Iterator[Block]:
+    judged, shown = [row for row in rows if row.verdicts], chapters_of(run)
     if judged:
         titles = " | ".join(SHORT.get(name, name) for name in shown)
         yield Block(FRAME, "", f"\n| | {titles} |\n|---|{'--:|' * len(shown)}\n")
-    for subject, mine in judged:
-        cells = " | ".join(_cell(mine, name) for name in shown)
-        yield Block(HEAD, "row of the table", f"| {in_table(code(subject.name, 80))} | {cells} |\n")
+    for row in judged:
+        cells = " | ".join(map(_cell, row.cells))
+        yield Block(HEAD, "row of the table", f"| {in_table(code(row.subject.name, 80))} | {cells} |\n")
     if judged:
-        yield Block(FRAME, "", LEGEND)
+        yield Block(FRAME, "", f"\nCells: {LEGEND}\n")
 
 
-def _verdict(run: Run, mine: Sequence[Verdict]) -> str:
-    counts, verdict = tally(mine), overall(mine)
-    also = _several(counts.known, "known deviation") + _several(counts.advice, "advice not followed")
-    if not counts.judged:
-        return "**was not judged**"
-    if verdict == "fails":
-        return f"**fails** {counts.fails} of {clauses(counts.judged)}{also}"
-    if verdict == "error":
-        return f"**could not be judged** on {counts.errors} of {clauses(counts.judged)}{also}"
-    if not run.closing.complete:
-        return f"has held so far, on {clauses(counts.holds)}{also}: **not all were asked**"
-    return f"**conforms** in {clauses(counts.holds)}{also}"
+def _cell(cell: ChapterCount) -> str:
+    return f"**{cell.text}**" if "/" in cell.text else cell.text
 
 
-def _several(number: int, what: str) -> str:
-    return f", {number} x {what}" if number else ""
-
-
-def _cell(mine: Sequence[Verdict], chapter: str) -> str:
-    found = cell(mine, chapter)
-    return f"**{found}**" if "/" in found else found
-
-
-def _failures(run: Run) -> Iterator[Block]:
-    for subject in run.begin.subjects:
-        mine = [v for v in run.of(subject.name) if v.level == "MUST" or v.status is Status.ERROR]
-        heading = f"\n### {code(subject.name, 80)}\n\n"
-        if diagnosis := run.diagnoses.get(subject.name, ""):
+def _failures(run: Run, rows: Sequence[SubjectCount]) -> Iterator[Block]:
+    for row in rows:
+        heading = f"\n### {code(row.subject.name, 80)}\n\n"
+        if diagnosis := run.diagnoses.get(row.subject.name, ""):
             heading += f"Diagnosis: {prose(diagnosis)}\n\n"
-        for rank, found in enumerate(by_clause(mine, Status.FAIL, Status.ERROR)):
-            yield Block(FIRST + rank, "clause that fails", (heading if rank == 0 else "") + _clause(run, found))
-            script = _script(run, found[0]) if rank == 0 else ""
+        for rank, verdicts in enumerate(row.together(Outcome.FAILS, Outcome.ERROR)):
+            yield Block(FIRST + rank, "clause that fails", (heading if rank == 0 else "") + _clause(run, verdicts))
+            script = _script(run, verdicts[0]) if rank == 0 else ""
             if script:
                 yield Block(SCRIPT, "script", script)
 
 
-def _clause(run: Run, found: Sequence[Verdict]) -> str:
-    first, clause = found[0], load().get(found[0].clause)
-    title = f"#### {code(first.clause)} in {code(dtypes_of(found))}\n\n"
+def _clause(run: Run, verdicts: Sequence[Verdict]) -> str:
+    first, clause = verdicts[0], load().get(verdicts[0].clause)
+    title = f"#### {code(first.clause)} in {code(dtypes_of(verdicts))}\n\n"
     statement = f"> {clause.statement}\n\n" if clause is not None else ""
-    if first.status is Status.ERROR:
+    if outcome(first) is Outcome.ERROR:
         return f"{title}{statement}Could not be judged: {code(first.reason)}\n\n"
-    one = told(run, first)
-    answer = f": {code(one.answer)}" if one.answer != one.message else ""
-    lines = f"- Found: {code(one.message)}\n- Smallest case: {code(one.case)}{answer}\n- Ask again:\n\n"
-    return f"{title}{statement}{lines}{fenced(plain(one.again, 2_000), 'sh')}\n"
+    failure = failure_text(run, first)
+    reduced = f": {code(failure.reduced_message)}" if failure.reduced_message != failure.message else ""
+    lines = f"- Result: {code(failure.message)}\n- Smallest case: {code(failure.case)}{reduced}\n- Run again:\n\n"
+    return f"{title}{statement}{lines}{fenced(one_line(failure.command, 2_000), 'sh')}\n"
 
 
 def _script(run: Run, verdict: Verdict) -> str:
-    mine = (verdict.implementation, verdict.clause, verdict.dtype)
-    scripts = [s.script for s in run.shown if (s.implementation, s.clause, s.dtype) == mine and s.script]
-    if not scripts or len(scripts[0]) > LONGEST_SCRIPT:
+    record = run.explained.get(key_of(verdict))
+    if record is None or not 0 < len(record.script) <= LONGEST_SCRIPT:
         return ""
-    lines = "\n".join(_kept(line) for line in scripts[0].splitlines())
-    return _details("A program that shows it without this suite", fenced(lines, "python"))
+    lines = "\n".join(map(_indented, record.script.splitlines()))
+    return _details("A program that shows the failure without this suite", fenced(lines, "python"))
 
 
-def _kept(line: str) -> str:
+def _indented(line: str) -> str:
     """A line of a program with its indentation."""
-    return line[: len(line) - len(line.lstrip(" "))] + plain(line, LONGEST_SCRIPT)
+    return line[: len(line) - len(line.lstrip(" "))] + one_line(line, LONGEST_SCRIPT)
 
 
-def _folded(run: Run) -> Iterator[Block]:
-    for subject in run.begin.subjects:
-        mine = run.of(subject.name)
-        advice = list(by_clause([v for v in mine if v.level != "MUST"], Status.FAIL))
-        known = list(by_clause(mine, Status.EXPECTED_FAILURE))
-        yield from _list(subject, "advice not followed", [_advice(found) for found in advice])
-        yield from _list(subject, "known deviations", [_known(found[0], found) for found in known])
+def _folded(rows: Sequence[SubjectCount]) -> Iterator[Block]:
+    for row in rows:
+        yield from _list(row.subject, "advice not followed", list(map(_advice, row.together(Outcome.ADVICE))))
+        yield from _list(row.subject, "known deviations", list(map(_known, row.together(Outcome.KNOWN))))
 
 
-def _list(subject: Subject, what: str, lines: Sequence[str]) -> Iterator[Block]:
+def _list(subject: Subject, noun: str, lines: Sequence[str]) -> Iterator[Block]:
     if lines:
-        name = prose(plain(subject.name, 80))
-        yield Block(FOLDED, f"list of {what}", _details(f"{name}: {what} ({len(lines)})", "\n".join(lines) + "\n"))
+        name = prose(one_line(subject.name, 80))
+        yield Block(FOLDED, f"list of {noun}", _details(f"{name}: {noun} ({len(lines)})", "\n".join(lines) + "\n"))
 
 
-def _advice(found: Sequence[Verdict]) -> str:
-    first = found[0]
+def _advice(verdicts: Sequence[Verdict]) -> str:
+    first = verdicts[0]
     assert first.failure is not None
-    return f"- {code(first.clause)} ({first.level}) in {code(dtypes_of(found))}: {code(first.failure.message, 300)}"
+    return f"- {code(first.clause)} ({first.level}) in {code(dtypes_of(verdicts))}: {code(first.failure.message, 300)}"
 
 
-def _known(first: Verdict, found: Sequence[Verdict]) -> str:
+def _known(verdicts: Sequence[Verdict]) -> str:
+    first = verdicts[0]
     link = f"<{first.link}>" if LINK.fullmatch(first.link) else code(first.link)
-    return f"- {code(first.clause)} in {code(dtypes_of(found))}: {code(first.reason, 300)} {link}"
+    return f"- {code(first.clause)} in {code(dtypes_of(verdicts))}: {code(first.reason, 300)} {link}"
 
 
 def _details(title: str, body: str) -> str:
@@ -187,14 +171,14 @@ def _details(title: str, body: str) -> str:
 
 
 def _foot(run: Run) -> str:
-    suite, env = run.begin.suite, run.begin.environment
+    suite, env = run.opening.suite, run.opening.environment
     versions = {"attention-conformance": suite.version, "tier": suite.tier, "device": suite.device, **env}
-    return "\n" + code(", ".join(f"{name} {context}" for name, context in versions.items())) + "\n"
+    return "\n" + code(", ".join(f"{name} {value}" for name, value in versions.items())) + "\n"
 
 
 def code(text: str, most: int = 600) -> str:
     """A candidate's text as a span of code: no markup, mention or link comes to life in it."""
-    line = plain(text, most) or " "
+    line = one_line(text, most) or " "
     ticks = "`" * (max((len(run) for run in re.findall("`+", line)), default=0) + 1)
     space = " " if "`" in line or line != line.strip() else ""
     return f"{ticks}{space}{line}{space}{ticks}"
@@ -207,7 +191,7 @@ def in_table(text: str) -> str:
 
 def prose(text: str) -> str:
     """Text as prose in which only `code` is markup."""
-    parts = plain(text, 1_200).split("`")
+    parts = one_line(text, 1_200).split("`")
     paired = len(parts) % 2 == 1
     if not paired:
         return _escaped("".join(parts))

@@ -12,19 +12,19 @@ import numpy as np
 from markupsafe import Markup
 
 from attention_conformance.spec.problem import Array
-from attention_conformance.tests.report.model import Grid, Shown, WeightMap
+from attention_conformance.tests.report.model import FailureRecord, Grid, WeightMap
 
 Paint: TypeAlias = Callable[[float], str]
 Text: TypeAlias = Callable[[float], str]
 
 MOST = 8
-"""Rows of pictures that are drawn of one part of a failure; of more, those that differ come first."""
+"""Rows of pictures that are drawn of one part of a failure, those that differ first."""
 MARKS = ("", "d", "w")
-"""Classes of what is as expected, of what differs, and of a weight where there may be none."""
+"""Style classes of an expected number, of one that differs, and of a weight where 0 is expected."""
 VISIBLE = 0.005
 """A difference of weights that two digits show."""
 DIGITS = 17
-"""They tell any two floats apart."""
+"""Enough to distinguish any two floats."""
 AXES = {4: ("sample", "head"), 3: ("head",)}
 """Names of the axes that come before rows and columns."""
 
@@ -34,8 +34,7 @@ class Picture:
     """One table.
 
     Attributes:
-        caption: what it shows.
-        cells: rows of (class of the style sheet, text); class `d` marks what differs, `w` weights where none may be.
+        cells: rows of (class of the style sheet, text); class `d` marks what differs, `w` a weight where 0 is expected.
         marked: whether a cell differs from what is expected.
     """
 
@@ -65,7 +64,7 @@ class Part:
 
     Attributes:
         legend: of which scale the colours are: weights, values, bounds, or several.
-        note: what is not drawn, and why; empty if all is.
+        note: what is not drawn, and why; empty if everything is.
     """
 
     title: str
@@ -75,14 +74,14 @@ class Part:
 
 
 def heat(weight: float) -> str:
-    """The class of a weight: h2 to h10 for tenths, none for the first of them, and one for what no weight can be."""
+    """The class of a weight: h2 to h10 for tenths, none for the first of them, and `no` for what no weight can be."""
     if not 0.0 <= weight <= 1.0 + VISIBLE:
         return "no"
     return f"h{min(10, math.ceil(10 * weight))}" if weight > 0.1 else ""
 
 
 def signed(largest: float) -> Paint:
-    """The class of a value beside the largest one of its picture: m4 to m1 below 0, p1 to p4 above."""
+    """The class of a value, compared with the largest one of its picture: m4 to m1 below 0, p1 to p4 above."""
 
     def paint(value: float) -> str:
         if not math.isfinite(value):
@@ -94,43 +93,42 @@ def signed(largest: float) -> Paint:
 
 
 def bounds(ratio: float) -> str:
-    """The class of an error in units of its bound: e0 within it, e1 to e4 the farther beyond."""
+    """The class of an error in units of its bound: e0 within it, e1 to e4 beyond."""
     steps = (1.0, 10.0, 1e3, 1e6)
     return f"e{sum(ratio > step for step in steps)}" if ratio == ratio else "e4"
 
 
-def parts(shown: Shown) -> Iterator[Part]:
-    """All that can be drawn of a failure: what was answered, the weights, and what was handed over."""
-    if shown.expected is not None or shown.got is not None:
-        yield _answers(shown)
-    if shown.expected_weights is not None:
-        yield _weights("Weights of the first sample", shown.expected_weights, shown.seen_weights, 3)
-    for name, grid in shown.arrays.items():
-        yield _handed(name, grid)
+def parts(failure: FailureRecord) -> Iterator[Part]:
+    """All pictures of a failure: its answer, the weights, and the inputs."""
+    if failure.expected is not None or failure.got is not None:
+        yield _answers(failure)
+    if failure.expected_weights is not None:
+        yield _weights("Weights of the first sample", failure.expected_weights, failure.got_weights, 3)
+    for name, grid in failure.arrays.items():
+        yield _input(name, grid)
 
 
-def weights(shown: WeightMap, brief: bool = False) -> Part:
-    """The weights of every head, expected beside seen. `brief`: once, where all digits that are drawn agree."""
-    assert shown.expected is not None
-    part = _weights("Weights", shown.expected, shown.got, 2)
-    if brief and shown.got is not None and not any(each.marked for row in part.rows for each in row):
-        seen = [(replace(row[-1], caption=row[-1].caption.replace("seen", "seen as expected")),) for row in part.rows]
-        return replace(part, rows=tuple(seen))
+def weights(each: WeightMap, brief: bool = False) -> Part:
+    """The weights of every head, expected and got. `brief`: once, if all digits that are drawn agree."""
+    assert each.expected is not None
+    part = _weights("Weights", each.expected, each.got, 2)
+    if brief and each.got is not None and not any(picture.marked for row in part.rows for picture in row):
+        alike = [(replace(row[-1], caption=row[-1].caption.replace("got", "got as expected")),) for row in part.rows]
+        return replace(part, rows=tuple(alike))
     return part
 
 
 def _array(grid: Grid | None) -> Array | None:
-    if grid is None or not grid.values or len(grid.values) != math.prod(grid.shape):
+    """With two axes at least; None if there is nothing to draw."""
+    if grid is None or grid.obstacle:
         return None
-    flat = np.array(grid.values, np.float64).reshape(grid.shape)
-    return flat.reshape((1,) * (2 - flat.ndim) + flat.shape)
+    array = np.array(grid.values, np.float64).reshape(grid.shape)
+    return array.reshape((1,) * (2 - array.ndim) + array.shape)
 
 
-def _why(grid: Grid | None) -> str:
+def _obstacle(grid: Grid | None) -> str:
     """Why an array is not drawn."""
-    if grid is None:
-        return "none"
-    return f"{grid.shape}: {'too large to be shown' if grid.values is None else 'empty'}"
+    return "none" if grid is None else f"{grid.shape}: {grid.obstacle}"
 
 
 def _slices(array: Array) -> Iterator[tuple[str, Array]]:
@@ -149,19 +147,20 @@ def _picture(caption: str, matrix: Array, paint: Paint, text: Text, marks: Array
     return Picture(caption, tuple(cells), bool(marks.any()))
 
 
-def _answers(shown: Shown) -> Part:
-    """What is expected, what came, and the error in units of its bound."""
-    expected, got, ratio = map(_array, (shown.expected, shown.got, shown.ratio))
-    absent = [f"{name} {_why(grid)}" for name, grid in _answered(shown) if _array(grid) is None]
+def _answers(failure: FailureRecord) -> Part:
+    """The expected answer, the one that came, and the error in units of its bound."""
+    grids = {"expected": failure.expected, "got": failure.got}
+    absent = [f"{name} {_obstacle(grid)}" for name, grid in grids.items() if _array(grid) is None]
+    expected, got, ratio = map(_array, (failure.expected, failure.got, failure.error_in_bounds))
     off = None if ratio is None else ~(ratio <= 1.0)
-    paint, text = signed(_largest(expected, got)), _telling(expected, got, off)
+    paint, text = signed(_largest(expected, got)), _distinguishing(expected, got, off)
     columns = [
         _column("expected", expected, paint, text),
         _column("got", got, paint, text, off),
         _column("error in bounds", ratio, bounds, lambda x: f"{x:.2g}"),
     ]
     legend = ("values",) if ratio is None else ("values", "bounds")
-    return _part(f"Answer: {shown.part}" if shown.part else "Answer", legend, columns, absent)
+    return _part(f"Answer: {failure.part}" if failure.part else "Answer", legend, columns, absent)
 
 
 def _largest(*arrays: Array | None) -> float:
@@ -169,12 +168,8 @@ def _largest(*arrays: Array | None) -> float:
     return max((float(np.abs(a[np.isfinite(a)]).max(initial=0.0)) for a in arrays if a is not None), default=0.0)
 
 
-def _answered(shown: Shown) -> tuple[tuple[str, Grid | None], ...]:
-    return ("expected", shown.expected), ("got", shown.got)
-
-
-def _telling(expected: Array | None, got: Array | None, off: Array | None) -> Callable[[float], str]:
-    """As many digits as tell what is wrong from what is expected, three at least."""
+def _distinguishing(expected: Array | None, got: Array | None, off: Array | None) -> Text:
+    """As many digits as distinguish wrong numbers from expected ones, three at least."""
     pairs: list[tuple[float, float]] = []
     if expected is not None and got is not None and off is not None:
         pairs = [(a, b) for a, b in zip(expected[off].tolist(), got[off].tolist(), strict=True) if a != b]
@@ -186,29 +181,28 @@ def _telling(expected: Array | None, got: Array | None, off: Array | None) -> Ca
     return lambda value: f"{value:.{digits}g}"
 
 
-def _weights(title: str, expected: Grid, seen: Grid | None, digits: int) -> Part:
-    wanted, got = _array(expected), _array(seen)
-    absent = [] if wanted is not None else [f"expected {_why(expected)}"]
-    absent += [] if got is not None else ["not seen" if seen is None else f"seen {_why(seen)}"]
+def _weights(title: str, expected_grid: Grid, got_grid: Grid | None, digits: int) -> Part:
+    grids = {"expected": expected_grid, "got": got_grid}
+    expected, got = map(_array, grids.values())
+    absent = [f"{name} {_obstacle(grid)}" for name, grid in grids.items() if _array(grid) is None]
     marks = None
-    if wanted is not None and got is not None and got.shape == wanted.shape:
-        differ = ~np.isclose(got, wanted, rtol=0.0, atol=VISIBLE, equal_nan=True)
-        marks = np.where((wanted == 0.0) & (got != 0.0), 2, differ)
+    if expected is not None and got is not None and got.shape == expected.shape:
+        differ = ~np.isclose(got, expected, rtol=0.0, atol=VISIBLE, equal_nan=True)
+        marks = np.where((expected == 0.0) & (got != 0.0), 2, differ)
 
     def text(weight: float) -> str:
         if weight in (0.0, 1.0) or not 0.0 <= weight <= 1.0:
             return f"{weight:.3g}"
         return f"{weight:.{digits}f}".replace("0.", ".", 1)
 
-    columns = [_column("expected", wanted, heat, text), _column("seen", got, heat, text, marks)]
+    columns = [_column("expected", expected, heat, text), _column("got", got, heat, text, marks)]
     return _part(title, ("weights",), columns, absent)
 
 
-def _handed(name: str, grid: Grid) -> Part:
-    array = _array(grid)
-    title = f"{name} {grid.shape}"
+def _input(name: str, grid: Grid) -> Part:
+    array, title = _array(grid), f"{name} {grid.shape}"
     if array is None:
-        return Part(title, (), (), _why(grid))
+        return Part(title, (), (), grid.obstacle)
     return _part(title, (), [_column("", array, signed(_largest(array)), lambda x: f"{x:.6g}")], [])
 
 
@@ -221,16 +215,16 @@ def _column(name: str, array: Array | None, paint: Paint, text: Text, marks: Arr
         return []
     marked = np.zeros(array.shape, int) if marks is None else marks.astype(int)
     return [
-        _picture(f"{name}, {place}".strip(", "), matrix, paint, text, mine)
-        for (place, matrix), (_, mine) in zip(_slices(array), _slices(marked), strict=True)
+        _picture(f"{name}, {place}".strip(", "), matrix, paint, text, own)
+        for (place, matrix), (_, own) in zip(_slices(array), _slices(marked), strict=True)
     ]
 
 
 def _part(title: str, legend: tuple[str, ...], columns: Sequence[Column], absent: Sequence[str]) -> Part:
-    """The columns beside each other, where they have as many pictures; below each other, where not."""
-    there = [column for column in columns if column]
-    alike = len({len(column) for column in there}) == 1
-    rows = list(zip(*there, strict=True)) if alike else [(each,) for column in there for each in column]
+    """The columns side by side if they have equally many pictures, else one below the other."""
+    drawn = [column for column in columns if column]
+    alike = len({len(column) for column in drawn}) == 1
+    rows = list(zip(*drawn, strict=True)) if alike else [(each,) for column in drawn for each in column]
     chosen = sorted(rows, key=lambda row: not any(each.marked for each in row))[:MOST]
-    told = [*absent, f"{MOST} of {len(rows)} are drawn"] if len(rows) > MOST else list(absent)
-    return Part(title, legend if rows else (), tuple(chosen), "; ".join(told))
+    notes = [*absent, f"{MOST} of {len(rows)} are drawn"] if len(rows) > MOST else list(absent)
+    return Part(title, legend if rows else (), tuple(chosen), "; ".join(notes))

@@ -9,9 +9,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from math import prod
 from pathlib import Path
 
 import torch
+
+from attention_conformance.spec.features import Scope
+from attention_conformance.spec.problem import Problem
 
 STATUS, FORGET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 """Files of Linux: the status of this process, and the one that resets its peak."""
@@ -74,6 +78,24 @@ def peak(call: Callable[[], object], device: str = "cpu", results: int = 0) -> P
         allocated = max(0, torch.cuda.max_memory_allocated(device) - held_there - results)
     own = 0 if on_gpu else results
     return Peak(None if before is None or after is None else max(0, after - before - own), allocated)
+
+
+def output_shape(problem: Problem) -> tuple[int, ...]:
+    """The shape of the output: (B, H, Lq, d_v), or (B, Lq, width) of a module."""
+    *shape, _ = problem.query.shape
+    if problem.scope is Scope.OP:
+        return (*shape, problem.value.shape[-1])
+    matrices = problem.parameters
+    if "w_o" in matrices:
+        return (*shape, matrices["w_o"].shape[1])
+    return (*shape, matrices["w_v"].shape[1] * problem.num_heads // problem.num_kv_heads)
+
+
+def result_bytes(problem: Problem) -> int:
+    """Bytes of the output and of the required gradients, in the dtype of the inputs."""
+    arrays = problem.arrays()
+    names = problem.needs if problem.cotangent is not None else ()
+    return prod(output_shape(problem)) * problem.query.itemsize + sum(arrays[name].nbytes for name in names)
 
 
 def held(device: str = "cpu") -> int | None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from attention_conformance.spec.cases import Case
-from attention_conformance.tests.report.model import SCHEMA, Begin, Closing, Run, Shown, Subject, Suite
+from attention_conformance.tests.report.model import SCHEMA, Closing, FailureRecord, Opening, Run, Subject, Suite
 from attention_conformance.tests.report.verdict import Failure, Status, Verdict
 
 LINK = "https://example.org/issues/1"
@@ -50,12 +50,12 @@ def run(
     *verdicts: Verdict,
     subjects: Sequence[Subject] = (),
     reason: str = "",
-    shown: Sequence[Shown] = (),
+    failures: Sequence[FailureRecord] = (),
     diagnoses: Mapping[str, str] | None = None,
     suite: Suite = SUITE,
     environment: Mapping[str, str] | None = None,
 ) -> Run:
     """A run of these verdicts; `reason` makes it one that is not complete."""
     named = subjects or [subject(name) for name in dict.fromkeys(v.implementation for v in verdicts)]
-    begin = Begin(SCHEMA, "2026-01-02T03:04:05+00:00", suite, environment or {"torch": "2.9"}, tuple(named))
-    return Run(begin, verdicts, Closing(not reason, reason, len(verdicts), 1.5), diagnoses or {}, {}, shown)
+    opening = Opening(SCHEMA, "2026-01-02T03:04:05+00:00", suite, environment or {"torch": "2.9"}, tuple(named))
+    return Run(opening, verdicts, Closing(not reason, reason, len(verdicts), 1.5), diagnoses or {}, {}, failures)

@@ -1,0 +1,286 @@
+"""Counts: what a run came to, by clause, chapter and implementation, made here once for all views.
+
+A clause counts once, by its worst dtype. Only clauses that were judged are counted: those that hold, fail, could not be
+judged, are known deviations, or are advice that is not followed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum, StrEnum
+
+from attention_conformance.spec.clauses import Clause, Level, chapters, load
+from attention_conformance.spec.problem import DTYPES
+from attention_conformance.tests.report.model import Run, Subject
+from attention_conformance.tests.report.verdict import Status, Verdict
+
+LEGEND = "5: all 5 judged clauses of the chapter hold, in every dtype; 4/5: 4 of 5 hold; -: not claimed; ·: not checked"
+"""What a cell of the matrix says, in every view."""
+
+
+class Outcome(Enum):
+    """What a clause came to, the worst first.
+
+    A value has its class in style sheets, its sign, its name, and what one and what several clauses do.
+    """
+
+    FAILS = "f", "✗", "fails", "fails", "fail"
+    ERROR = "x", "?", "error", "could not be judged", "could not be judged"
+    ADVICE = "a", "!", "advice", "advice not followed", "advice not followed"
+    KNOWN = "k", "≈", "known deviation", "known deviation", "known deviations"
+    HOLDS = "h", "✓", "holds", "holds", "hold"
+    UNCLAIMED = "u", "-", "not claimed", "not claimed", "not claimed"
+    NOT_CHECKED = "n", "·", "not checked", "not checked", "not checked"
+
+    @property
+    def style(self) -> str:
+        return self.value[0]
+
+    @property
+    def sign(self) -> str:
+        return self.value[1]
+
+    @property
+    def word(self) -> str:
+        return self.value[2]
+
+    def counted(self, number: int) -> str:
+        """Such as "2 known deviations"."""
+        return f"{number} {self.value[3 if number == 1 else 4]}"
+
+
+ORDER = list(Outcome)
+BROKEN = (Outcome.FAILS, Outcome.ERROR, Outcome.KNOWN, Outcome.ADVICE)
+"""What does not hold, in the order in which it is listed."""
+MEANINGS = {
+    Outcome.HOLDS: "every check held, in every dtype of the run",
+    Outcome.FAILS: "a MUST is broken",
+    Outcome.KNOWN: "fails, as a public report states",
+    Outcome.ADVICE: "a SHOULD or MAY does not hold",
+    Outcome.ERROR: "the suite could not judge",
+    Outcome.UNCLAIMED: "the feature is not claimed, or cannot be checked here: not judged",
+    Outcome.NOT_CHECKED: "left out of this run, or not reached",
+}
+
+
+class Conformance(StrEnum):
+    """The verdict on an implementation; the list is closed."""
+
+    CONFORMS = "conforms"
+    """No check found a violation of what is claimed."""
+    FAILS = "fails"
+    """A MUST does not hold."""
+    ERROR = "error"
+    """The suite could not judge a clause, or an expected failure passed, or a claim was not checked."""
+    UNDECIDED = "undecided"
+    """No failure so far, in a run that is not complete."""
+    NOTHING_CHECKED = "nothing checked"
+    """No clause that was selected is claimed, in no dtype that was selected."""
+
+
+def outcome(verdict: Verdict) -> Outcome:
+    """What one verdict counts as."""
+    match verdict.status:
+        case Status.FAIL:
+            return Outcome.FAILS if verdict.level == Level.MUST else Outcome.ADVICE
+        case Status.EXPECTED_FAILURE:
+            return Outcome.KNOWN
+        case Status.ERROR:
+            return Outcome.ERROR
+        case Status.PASS:
+            return Outcome.HOLDS
+        case Status.NOT_CLAIMED:
+            return Outcome.UNCLAIMED
+
+
+def conformance(verdicts: Sequence[Verdict], complete: bool) -> Conformance:
+    """The verdict on an implementation. What would conform in a run that is not complete is undecided."""
+    outcomes = set(map(outcome, verdicts))
+    if Outcome.FAILS in outcomes:
+        return Conformance.FAILS
+    if Outcome.ERROR in outcomes:
+        return Conformance.ERROR
+    if not complete:
+        return Conformance.UNDECIDED
+    return Conformance.CONFORMS if any(v.checks for v in verdicts) else Conformance.NOTHING_CHECKED
+
+
+def _worst(outcomes: Iterable[Outcome]) -> Outcome:
+    return min(outcomes, key=ORDER.index, default=Outcome.NOT_CHECKED)
+
+
+@dataclass(frozen=True)
+class ClauseCount:
+    """A clause, as one implementation was judged by it.
+
+    Attributes:
+        cells: its verdict in each dtype of the implementation, the worst if there are several; None for none.
+    """
+
+    clause: str
+    cells: tuple[Verdict | None, ...]
+
+    @property
+    def verdicts(self) -> list[Verdict]:
+        return [v for v in self.cells if v is not None]
+
+    @property
+    def outcome(self) -> Outcome:
+        return _worst(map(outcome, self.verdicts))
+
+    @property
+    def holds_everywhere(self) -> bool:
+        """Whether it holds in every dtype of the implementation."""
+        return all(v is not None and outcome(v) is Outcome.HOLDS for v in self.cells)
+
+
+@dataclass(frozen=True)
+class Counts:
+    """How many of these clauses came to what."""
+
+    clauses: tuple[ClauseCount, ...]
+    complete: bool
+
+    def number(self, kind: Outcome) -> int:
+        return sum(clause.outcome is kind for clause in self.clauses)
+
+    @property
+    def judged(self) -> int:
+        return len(self.clauses) - self.number(Outcome.UNCLAIMED)
+
+    @property
+    def holds(self) -> int:
+        return self.number(Outcome.HOLDS)
+
+    @property
+    def fraction(self) -> str:
+        """Such as "5" if all 5 hold, and "4/5" if 4 of 5 do; empty if none was judged."""
+        if not self.judged:
+            return ""
+        return str(self.judged) if self.holds == self.judged else f"{self.holds}/{self.judged}"
+
+    def together(self, *kinds: Outcome) -> Iterator[tuple[Verdict, ...]]:
+        """The verdicts of these kinds, those of one kind on one clause together, the widest dtype first."""
+        for clause in self.clauses:
+            for kind in kinds:
+                if several := tuple(v for v in clause.verdicts if outcome(v) is kind):
+                    yield several
+
+    def exceptions(self, *kinds: Outcome) -> str:
+        """Such as ", 1 fails, 2 known deviations"; empty if there are none."""
+        return "".join(f", {kind.counted(number)}" for kind in kinds if (number := self.number(kind)))
+
+    @property
+    def sentence(self) -> str:
+        """Such as "4 of 6 clauses hold, 2 fail"."""
+        if not self.judged:
+            return "no clause was judged"
+        clauses = "clause holds" if self.judged == 1 else "clauses hold"
+        so_far = "" if self.complete else " so far"
+        return f"{self.holds} of {self.judged} {clauses}{so_far}{self.exceptions(*BROKEN)}"
+
+
+@dataclass(frozen=True)
+class ChapterCount(Counts):
+    """A cell of the matrix: the clauses of a chapter for one implementation. `outcome`: that of its worst clause."""
+
+    chapter: str
+    outcome: Outcome
+
+    @property
+    def text(self) -> str:
+        """The fraction, or the sign of a chapter without one."""
+        return self.fraction or self.outcome.sign
+
+    @property
+    def words(self) -> str:
+        return self.sentence if self.judged else self.outcome.word
+
+
+@dataclass(frozen=True)
+class SubjectCount(Counts):
+    """A row of the matrix: an implementation with its chapters."""
+
+    subject: Subject
+    verdicts: tuple[Verdict, ...]
+    dtypes: tuple[str, ...]
+    cells: tuple[ChapterCount, ...]
+    conformance: Conformance
+
+    @property
+    def notes(self) -> str:
+        """What makes no verdict worse, such as ", 1 known deviation"."""
+        return self.exceptions(Outcome.KNOWN, Outcome.ADVICE)
+
+    @property
+    def checks(self) -> int:
+        return sum(v.checks for v in self.verdicts)
+
+    @property
+    def worst(self) -> float | None:
+        """The largest error in units of its rounding bound."""
+        return max((v.worst for v in self.verdicts if v.worst is not None), default=None)
+
+
+def chapters_of(run: Run) -> list[str]:
+    """The chapters of which any clause was run, in order."""
+    found = {_chapter(v.clause) for v in run.verdicts}
+    return [name for name in chapters() if name in found] + sorted(found - set(chapters()))
+
+
+def counts(run: Run) -> list[SubjectCount]:
+    """The matrix of a run, in its own order."""
+    columns = chapters_of(run)
+    return [_of_subject(subject, run.by_name[subject.name], columns, run) for subject in run.opening.subjects]
+
+
+def _of_subject(subject: Subject, verdicts: tuple[Verdict, ...], columns: Sequence[str], run: Run) -> SubjectCount:
+    complete = run.closing.complete
+    dtypes = tuple(sorted({v.dtype for v in verdicts}, key=dtype_place))
+    clauses = tuple(_of_clauses(verdicts, dtypes))
+    cells = tuple(_of_chapter(name, clauses, subject, complete) for name in columns)
+    return SubjectCount(clauses, complete, subject, verdicts, dtypes, cells, conformance(verdicts, complete))
+
+
+def _of_clauses(verdicts: Sequence[Verdict], dtypes: Sequence[str]) -> Iterator[ClauseCount]:
+    worst: dict[str, dict[str, Verdict]] = {}
+    for verdict in sorted(verdicts, key=lambda v: ORDER.index(outcome(v))):
+        worst.setdefault(verdict.clause, {}).setdefault(verdict.dtype, verdict)
+    for clause in sorted(worst, key=clause_place):
+        yield ClauseCount(clause, tuple(map(worst[clause].get, dtypes)))
+
+
+def _of_chapter(name: str, clauses: Sequence[ClauseCount], subject: Subject, complete: bool) -> ChapterCount:
+    own = tuple(clause for clause in clauses if _chapter(clause.clause) == name)
+    worst = _worst(clause.outcome for clause in own) if own else _absent(name, subject)
+    return ChapterCount(own, complete, name, worst)
+
+
+def _absent(chapter: str, subject: Subject) -> Outcome:
+    """Why an implementation has no verdict in a chapter in which others have some."""
+    clauses = [clause for clause in load().values() if clause.chapter == chapter]
+    return Outcome.NOT_CHECKED if any(claimed(clause, subject) for clause in clauses) else Outcome.UNCLAIMED
+
+
+def claimed(clause: Clause, subject: Subject) -> bool:
+    """Whether the clause is checked of this implementation."""
+    return clause.features <= set(subject.features) and clause.scope in (None, subject.scope) and not clause.measured
+
+
+def _chapter(clause: str) -> str:
+    return clause.partition(".")[0]
+
+
+def clause_place(clause: str) -> tuple[int, str]:
+    """Sorts clauses as the specification does; unknown ones come last."""
+    return _place(clause, list(load()))
+
+
+def dtype_place(dtype: str) -> tuple[int, str]:
+    """Sorts dtypes, the widest first; unknown ones come last."""
+    return _place(dtype, list(DTYPES))
+
+
+def _place(name: str, order: Sequence[str]) -> tuple[int, str]:
+    return order.index(name) if name in order else len(order), name
