@@ -1,4 +1,4 @@
-"""Builds the documentation: `python -m docs.build site` puts pages in their places, and Sphinx makes HTML of them."""
+"""Builds the documentation: `python -m docs.build site` collects the pages, and Sphinx makes HTML of them."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ LABELS = {
     "<pre>": '<pre tabindex="0">',
     '<div class="table-wrapper ': '<div tabindex="0" class="table-wrapper ',
 }
-"""What the theme leaves out for readers with a keyboard or a screen reader."""
+"""What the theme omits for readers with a keyboard or a screen reader."""
 GENERATED = {"defects.md": defects_page.page, "mutation.md": mutation_page.page}
 """Pages that are made of the catalogue and of a stored result."""
 STRICT = ("-W", "--keep-going", "-n", "-q")
 
 
-def places() -> dict[PurePosixPath, str]:
-    """The files of the repository that become pages, and where each stands among these."""
-    found = {f"docs/{each.name}": each.name for each in sorted((ROOT / "docs").glob("*.md"))}
-    found |= {f"spec/chapters/{each.name}": f"spec/{each.name}" for each in sorted(ROOT.glob("spec/chapters/*.md"))}
-    found |= {"reference/bounds/bounds.md": "rounding.md", "CHANGELOG.md": "changelog.md"}
-    return {PurePosixPath(file): page for file, page in found.items()}
+def page_names() -> dict[PurePosixPath, str]:
+    """The files of the repository that become pages, and the name of each page."""
+    names = {f"docs/{each.name}": each.name for each in sorted((ROOT / "docs").glob("*.md"))}
+    names |= {f"spec/chapters/{each.name}": f"spec/{each.name}" for each in sorted(ROOT.glob("spec/chapters/*.md"))}
+    names |= {"reference/bounds/bounds.md": "rounding.md", "CHANGELOG.md": "changelog.md"}
+    return {PurePosixPath(file): page for file, page in names.items()}
 
 
 def assemble(folder: Path) -> None:
     """Writes all pages into a folder, with their links; the repository's own files stay as they are."""
-    moved = places()
+    moved = page_names()
     texts = {file: (ROOT / file).read_text(encoding="utf-8") for file in moved}
     pages = {page: with_links_moved(texts[file], file, moved) for file, page in moved.items()}
     pages |= {page: make() for page, make in GENERATED.items()}
@@ -57,7 +57,7 @@ def assemble(folder: Path) -> None:
 
 
 def build(out: Path, builder: str = "html") -> int:
-    """Runs a builder of Sphinx on the pages; 0 where it has nothing to warn of."""
+    """Runs a builder of Sphinx on the pages; 0 without a warning."""
     with tempfile.TemporaryDirectory() as scratch:
         pages = Path(scratch, "pages")
         assemble(pages)
@@ -70,7 +70,7 @@ def build(out: Path, builder: str = "html") -> int:
 
 
 def label(folder: Path) -> None:
-    """Makes all that scrolls reachable by the keyboard, and names the parts of each page."""
+    """Makes everything that scrolls reachable by the keyboard, and names the parts of each page."""
     for page in folder.rglob("*.html"):
         text = page.read_text(encoding="utf-8")
         for bare, labelled in LABELS.items():

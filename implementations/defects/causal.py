@@ -1,4 +1,4 @@
-"""Mistakes of chapter 8: the causal flag, alone and beside masks."""
+"""Mistakes of chapter 8: the causal flag, alone and together with masks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mistakes of chapter 27: two answers to one question, depending on what is no business of the caller."""
+"""Mistakes of chapter 27: two answers to one call, depending on something that the caller does not control."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def least_number_by_length(query: Tensor, key: Tensor, value: Tensor, **options:
 )
 def flag_refused_with_floats(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     if "is_causal" in options and options.get("attn_mask", query.bool()).dtype is not torch.bool:
-        raise ValueError("is_causal takes no float mask beside it")
+        raise ValueError("is_causal cannot be combined with a float mask")
     return Steps()(query, key, value, **options)
 
 

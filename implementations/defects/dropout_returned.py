@@ -1,4 +1,4 @@
-"""Mistakes of chapter 17 in what is returned beside the output: before or after dropout."""
+"""Mistakes of chapter 17 in what is returned in addition to the output: before or after dropout."""
 
 from __future__ import annotations
 

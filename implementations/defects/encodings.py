@@ -1,4 +1,4 @@
-"""Mistakes of chapter 21: the functions beside attention, sinusoids and the slopes of ALiBi."""
+"""Mistakes of chapter 21: the functions that attention is used with: sinusoids and the slopes of ALiBi."""
 
 from __future__ import annotations
 

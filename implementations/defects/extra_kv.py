@@ -1,4 +1,4 @@
-"""Mistakes of chapter 22: the learned key and value of a layer, alone and beside the key of zeros."""
+"""Mistakes of chapter 22: the learned key and value of a layer, alone and together with the zero key."""
 
 from __future__ import annotations
 

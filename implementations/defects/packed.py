@@ -1,4 +1,4 @@
-"""Mistakes of chapter 24: documents that know of each other, or are told apart wrongly."""
+"""Mistakes of chapter 24: documents that see each other, or are separated wrongly."""
 
 from __future__ import annotations
 

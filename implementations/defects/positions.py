@@ -28,7 +28,7 @@ def frequencies(count: int, base: float) -> Tensor:
 
 
 def turn_by(rows: Tensor, angles: Tensor) -> Tensor:
-    """Rows (B, H, L, d) turned by angles (B, L, d / 2), component c with c + d / 2."""
+    """Rows (B, H, L, d) rotated by angles (B, L, d / 2), component c with c + d / 2."""
     cosines, sines = (x[:, None].to(rows.dtype) for x in (angles.cos(), angles.sin()))
     first, second = rows.chunk(2, -1)
     return torch.cat([first * cosines - second * sines, first * sines + second * cosines], -1)
@@ -202,7 +202,7 @@ def angles_in_float16(rows: Tensor, positions: Tensor, base: float) -> Tensor:
 
 
 class _ForwardOnly(torch.autograd.Function):
-    """Turns in the forward pass, and turns on in the backward pass."""
+    """Rotates in the forward pass, and in the same direction in the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, positions: Tensor, base: float) -> Tensor:

@@ -253,7 +253,7 @@ class DHeadCountLost(Layer):
 
 
 def by_lengths(steps: Steps, q: Tensor, k: Tensor, v: Tensor, valid_lens: Tensor | None) -> Tensor:
-    """Attention of each query to as many leading keys as its length says."""
+    """Attention of each query to as many leading keys as its length."""
     if valid_lens is None:
         return steps(q, k, v)
     lengths = valid_lens.reshape(q.shape[0], 1, -1, 1)

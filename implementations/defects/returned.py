@@ -1,4 +1,4 @@
-"""Mistakes of chapter 2 in what is returned beside the output: weights, averaged weights, log-sum-exp."""
+"""Mistakes of chapter 2 in what is returned in addition to the output: weights, averaged weights, log-sum-exp."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mistakes of chapter 15: right answers that take more memory than there is reason for."""
+"""Mistakes of chapter 15: right answers that take more memory than they need."""
 
 from __future__ import annotations
 

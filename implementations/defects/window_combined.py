@@ -1,4 +1,4 @@
-"""More mistakes of chapter 19: windows beside flags, masks, other lengths and starts, and backwards."""
+"""More mistakes of chapter 19: windows with flags, masks, other lengths and starts, and in the backward pass."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def mask_multiplied_by_the_band(query: Tensor, key: Tensor, value: Tensor, **opt
     does="Drops the window when there is a mask.",
     repair="Leave each query the keys that both allow.",
     hides="Calls without a mask.",
-    matters="A mask for padding turns local layers into global ones.",
+    matters="A mask for padding makes local layers global.",
 )
 def window_dropped_with_mask(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     if "attn_mask" in options:
