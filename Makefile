@@ -55,7 +55,7 @@ mutation: $(READY)
 	$(RUN) -m attention_conformance.tests.measurements.mutation
 
 audit-score: $(READY)
-	$(RUN) -m attention_conformance.tests.measurements.audit
+	$(RUN) -m attention_conformance.tests.measurements.audit_score
 
 conventions: $(READY)
 	$(RUN) -m attention_conformance.tests.measurements.conventions

@@ -27,7 +27,7 @@ from attention_conformance.implementations.builtin.stepwise.steps import (
 from attention_conformance.implementations.defects.dropout_state import MODES
 from attention_conformance.spec.features import Conventions, Feature, ReturnedWeights, Scope
 from attention_conformance.spec.problem import Array
-from attention_conformance.tests.selftest.right import written_out
+from attention_conformance.tests.selftest.styles import written_out
 
 AFTER = Conventions(returned_weights=ReturnedWeights.AFTER_DROPOUT)
 

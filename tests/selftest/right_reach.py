@@ -34,7 +34,8 @@ from attention_conformance.implementations.defects.softcap import SOFTCAP
 from attention_conformance.implementations.defects.window import INCLUDING, STARTED, Window
 from attention_conformance.spec.features import Alignment, Conventions, EmptyRow, Feature, Scope, SoftmaxPrecision
 from attention_conformance.spec.problem import Problem
-from attention_conformance.tests.selftest.right import Right, written_out
+from attention_conformance.tests.selftest.right import Right
+from attention_conformance.tests.selftest.styles import written_out
 
 RETURNED = frozenset({Feature.WEIGHTS, Feature.LOG_SUM_EXP})
 MASKS = frozenset({Feature.BOOL_MASK, Feature.FLOAT_MASK, Feature.MASK_GRADIENT, Feature.KEY_PADDING})
