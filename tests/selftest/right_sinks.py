@@ -11,9 +11,14 @@ from torch import Tensor
 from attention_conformance.implementations.adapters.torch_module import torch_module
 from attention_conformance.implementations.adapters.torch_op import torch_op
 from attention_conformance.implementations.api.contract import Claims, Implementation
+from attention_conformance.implementations.builtin.stepwise.extended_layers import (
+    KEYED_FEATURES,
+    KEYED_PLACES,
+    KeyedLayer,
+    call_keyed,
+)
 from attention_conformance.implementations.builtin.stepwise.layer import FREE_WIDTHS
 from attention_conformance.implementations.builtin.stepwise.steps import OP_FEATURES, Steps, accumulator
-from attention_conformance.implementations.defects.extra_kv import FEATURES, KEYED_PLACES, KeyedLayer, call
 from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.tests.selftest.family_styles import rescaled_for_sinks
 
@@ -76,8 +81,8 @@ def _op(name: str, function: Callable[..., tuple[Tensor, ...]], features: set[Fe
 
 
 def _layer(name: str, kind: type[KeyedLayer]) -> Implementation:
-    claims = Claims(Scope.MODULE, FEATURES | FREE_WIDTHS | {Feature.WEIGHTS})
-    return Implementation(name, claims, torch_module(kind, call, KEYED_PLACES, extras=("weights",)))
+    claims = Claims(Scope.MODULE, KEYED_FEATURES | FREE_WIDTHS | {Feature.WEIGHTS})
+    return Implementation(name, claims, torch_module(kind, call_keyed, KEYED_PLACES, extras=("weights",)))
 
 
 RIGHT_SINKS = (
