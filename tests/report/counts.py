@@ -260,10 +260,11 @@ def _of_chapter(name: str, clauses: Sequence[ClauseCount], subject: Subject, com
 def _absent(chapter: str, subject: Subject) -> Outcome:
     """Why an implementation has no verdict in a chapter in which others have some."""
     clauses = [clause for clause in load().values() if clause.chapter == chapter]
-    return Outcome.NOT_CHECKED if any(_claimed(clause, subject) for clause in clauses) else Outcome.UNCLAIMED
+    return Outcome.NOT_CHECKED if any(claimed(clause, subject) for clause in clauses) else Outcome.UNCLAIMED
 
 
-def _claimed(clause: Clause, subject: Subject) -> bool:
+def claimed(clause: Clause, subject: Subject) -> bool:
+    """Whether the clause is checked of this implementation."""
     return clause.features <= set(subject.features) and clause.scope in (None, subject.scope) and not clause.measured
 
 

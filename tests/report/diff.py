@@ -142,8 +142,8 @@ def compared(old: Run, new: Run) -> Diff:
     won = {key: reason for key in after.keys() - both if (reason := _unclaimed(key, old))}
     changes = [
         *(change for key in both if (change := _change(before[key], after[key]))),
-        *(_lost(before[key], reason) for key, reason in lost.items() if _claimed(before[key])),
-        *(_won(after[key]) for key in won if _claimed(after[key])),
+        *(_lost(before[key], reason) for key, reason in lost.items() if _is_claimed(before[key])),
+        *(_won(after[key]) for key in won if _is_claimed(after[key])),
         *_implementations(old, new),
     ]
     return Diff(
@@ -171,7 +171,7 @@ def _contents(run: Run) -> str:
     return f"{names}{', ...' if len(_names(run)) > 3 else ''}, {len(run.verdicts)} verdicts"
 
 
-def _claimed(verdict: Verdict) -> bool:
+def _is_claimed(verdict: Verdict) -> bool:
     return verdict.status is not Status.NOT_CLAIMED
 
 

@@ -12,7 +12,16 @@ import pytest
 from attention_conformance.tests.report.model import Run
 from attention_conformance.tests.report.views import badge
 from attention_conformance.tests.selftest.browser import Browser, browser, pictured, visiting
-from attention_conformance.tests.selftest.reports import SUITE, failed, known, passed, run, subject, unclaimed, unjudged
+from attention_conformance.tests.selftest.run_builders import (
+    SUITE,
+    failed,
+    known,
+    passed,
+    run,
+    subject,
+    unclaimed,
+    unjudged,
+)
 
 __all__ = ["browser"]
 

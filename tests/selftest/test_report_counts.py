@@ -23,7 +23,7 @@ from attention_conformance.tests.report.model import Run
 from attention_conformance.tests.report.verdict import Verdict
 from attention_conformance.tests.report.views import badge, html, json_view, junit, markdown
 from attention_conformance.tests.report.views.terminal import lines
-from attention_conformance.tests.selftest.reports import failed, known, passed, run, subject, unclaimed, unjudged
+from attention_conformance.tests.selftest.run_builders import failed, known, passed, run, subject, unclaimed, unjudged
 
 MINE = (
     passed("mine", "scores.dot-product"),

@@ -23,7 +23,7 @@ from attention_conformance.tests.report.diff import (
 from attention_conformance.tests.report.log import FILE, Event, encode
 from attention_conformance.tests.report.model import Run, VerdictsEnd
 from attention_conformance.tests.report.verdict import Verdict
-from attention_conformance.tests.selftest.reports import (
+from attention_conformance.tests.selftest.run_builders import (
     FEATURES,
     HOSTILE,
     LINK,

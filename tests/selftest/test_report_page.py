@@ -18,7 +18,7 @@ from attention_conformance.tests.report.model import Closing, Run, Subject
 from attention_conformance.tests.report.views import html
 from attention_conformance.tests.report.views.html import slug, text
 from attention_conformance.tests.selftest.browser import OVERFLOW, Browser, Scheme, Visit, browser, pictured, visiting
-from attention_conformance.tests.selftest.report_data import BAD, KNOWN, LINK, MARKUP, RIGHT, WRONG, full, invented
+from attention_conformance.tests.selftest.page_runs import BAD, KNOWN, LINK, MARKUP, RIGHT, WRONG, full, invented
 
 __all__ = ["browser"]
 

@@ -15,7 +15,7 @@ from attention_conformance.tests.report.model import Grid, WeightMap
 from attention_conformance.tests.report.views import html, pictures
 from attention_conformance.tests.report.views.equations import equation, mathml, prose
 from attention_conformance.tests.report.views.page_failures import Depth, failing_clauses
-from attention_conformance.tests.selftest.report_data import RIGHT, WRONG, invented, softmaxed
+from attention_conformance.tests.selftest.page_runs import RIGHT, WRONG, invented, softmaxed
 
 
 def test_numbers_that_differ_are_told_apart_and_marked() -> None:

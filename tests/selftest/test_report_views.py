@@ -19,7 +19,7 @@ from attention_conformance.tests.report.model import DiagnosisRecord, FailureRec
 from attention_conformance.tests.report.recorder import Recorder
 from attention_conformance.tests.report.views import ERRORS, VIEWS, clear, junit, markdown, write
 from attention_conformance.tests.report.wording import one_line
-from attention_conformance.tests.selftest.reports import (
+from attention_conformance.tests.selftest.run_builders import (
     HOSTILE,
     LINK,
     SUITE,
