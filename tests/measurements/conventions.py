@@ -7,7 +7,7 @@ import sys
 import torch
 
 from attention_conformance.implementations.builtin import BUILTIN
-from attention_conformance.tests.harness.run.observed_conventions import QUESTIONS, observations
+from attention_conformance.tests.harness.judge.observed_conventions import DISAGREEMENTS, observations
 from attention_conformance.tests.measurements.pages import write_page
 
 DIFFERENT = ";"
@@ -16,8 +16,8 @@ DIFFERENT = ";"
 
 def main() -> int:
     torch.set_num_threads(1)
-    observed = {each.name: observations(each, QUESTIONS) for each in BUILTIN}
-    names = [each.name for each in QUESTIONS]
+    observed = {each.name: observations(each, DISAGREEMENTS) for each in BUILTIN}
+    names = [each.name for each in DISAGREEMENTS]
     answers = ((name, convention, answer) for name, of in observed.items() for convention, answer in of.items())
     write_page(
         "conventions.md",

@@ -13,10 +13,11 @@ from attention_conformance.reference.expected import solve
 from attention_conformance.spec.cases import Case
 from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.spec.problem import Array, Problem
+from attention_conformance.tests.harness.explain.failure_artifacts import FOLDER, Explained
 from attention_conformance.tests.harness.explain.reduction import Outcome
 from attention_conformance.tests.harness.judge.comparison import error_ratios
-from attention_conformance.tests.harness.judge.judge import TIERS, Judge
-from attention_conformance.tests.harness.run.failure_artifacts import FOLDER, Explained, Setting
+from attention_conformance.tests.harness.judge.judge import Judge
+from attention_conformance.tests.harness.judge.settings import RunSettings
 from attention_conformance.tests.report.model import FailureRecord, Grid, WeightMap
 
 MOST_KEYS = 64
@@ -26,7 +27,9 @@ SAMPLE = Case(seed=101, score_std=2.0, causal=True).sized(batch=1, num_heads=4, 
 """The case whose weights are shown of every implementation."""
 
 
-def failure_record(made: Explained, implementation: Implementation, setting: Setting, command: str) -> FailureRecord:
+def failure_record(
+    made: Explained, implementation: Implementation, settings: RunSettings, command: str
+) -> FailureRecord:
     """A failure, with the numbers of its smallest case if it was reduced."""
     file, found = made.file, made.found
     record = FailureRecord(
@@ -38,12 +41,12 @@ def failure_record(made: Explained, implementation: Implementation, setting: Set
         part=file.part,
         unreduced_reason=made.without if found is None else "",
         script=made.script,
-        replay_file="" if setting.report is None else f"{FOLDER}/{file.name}.json",
+        replay_file="" if settings.report is None else f"{FOLDER}/{file.name}.json",
         command=command,
     )
     if found is None:
         return record
-    return _with_numbers(record, found.outcome, Judge(implementation, file.dtype, setting.device, TIERS[setting.tier]))
+    return _with_numbers(record, found.outcome, settings.judge(implementation, file.dtype))
 
 
 def _with_numbers(record: FailureRecord, outcome: Outcome, judge: Judge) -> FailureRecord:
