@@ -1,4 +1,4 @@
-"""Counts: what a run came to, by clause, chapter and implementation, made here once for all views.
+"""Counts of a run by clause, chapter and implementation, made here once for all views.
 
 A clause counts once, by its worst dtype. Only clauses that were judged are counted: those that hold, fail, could not be
 judged, are known deviations, or are advice that is not followed.
@@ -16,13 +16,13 @@ from attention_conformance.tests.report.model import Run, Subject
 from attention_conformance.tests.report.verdict import Status, Verdict
 
 LEGEND = "5: all 5 judged clauses of the chapter hold, in every dtype; 4/5: 4 of 5 hold; -: not claimed; ·: not checked"
-"""What a cell of the matrix says, in every view."""
+"""The meaning of a cell of the matrix, in every view."""
 
 
 class Outcome(Enum):
-    """What a clause came to, the worst first.
+    """The outcome of a clause, the worst first.
 
-    A value has its class in style sheets, its sign, its name, and what one and what several clauses do.
+    A value has the class in style sheets, the sign, the name, and the words after the number of one or several clauses.
     """
 
     FAILS = "f", "✗", "fails", "fails", "fail"
@@ -52,7 +52,7 @@ class Outcome(Enum):
 
 ORDER = list(Outcome)
 BROKEN = (Outcome.FAILS, Outcome.ERROR, Outcome.KNOWN, Outcome.ADVICE)
-"""What does not hold, in the order in which it is listed."""
+"""Outcomes of clauses that do not hold, in the order of lists."""
 MEANINGS = {
     Outcome.HOLDS: "every check held, in every dtype of the run",
     Outcome.FAILS: "a MUST is broken",
@@ -80,7 +80,7 @@ class Conformance(StrEnum):
 
 
 def outcome(verdict: Verdict) -> Outcome:
-    """What one verdict counts as."""
+    """The outcome that one verdict counts as."""
     match verdict.status:
         case Status.FAIL:
             return Outcome.FAILS if verdict.level == Level.MUST else Outcome.ADVICE
@@ -95,7 +95,7 @@ def outcome(verdict: Verdict) -> Outcome:
 
 
 def conformance(verdicts: Sequence[Verdict], complete: bool) -> Conformance:
-    """The verdict on an implementation. What would conform in a run that is not complete is undecided."""
+    """The verdict on an implementation. In a run that is not complete, none conforms."""
     outcomes = set(map(outcome, verdicts))
     if Outcome.FAILS in outcomes:
         return Conformance.FAILS
@@ -137,7 +137,7 @@ class ClauseCount:
 
 @dataclass(frozen=True)
 class Counts:
-    """How many of these clauses came to what."""
+    """How many of these clauses have which outcome."""
 
     clauses: tuple[ClauseCount, ...]
     complete: bool
@@ -210,7 +210,7 @@ class SubjectCount(Counts):
 
     @property
     def notes(self) -> str:
-        """What makes no verdict worse, such as ", 1 known deviation"."""
+        """Outcomes that do not change the verdict, such as ", 1 known deviation"."""
         return self.exceptions(Outcome.KNOWN, Outcome.ADVICE)
 
     @property
@@ -225,8 +225,8 @@ class SubjectCount(Counts):
 
 def chapters_of(run: Run) -> list[str]:
     """The chapters of which any clause was run, in order."""
-    found = {_chapter(v.clause) for v in run.verdicts}
-    return [name for name in chapters() if name in found] + sorted(found - set(chapters()))
+    names = {_chapter(v.clause) for v in run.verdicts}
+    return [name for name in chapters() if name in names] + sorted(names - set(chapters()))
 
 
 def counts(run: Run) -> list[SubjectCount]:

@@ -1,7 +1,7 @@
 """Difference of two reports: `python -m attention_conformance.tests.report.diff OLD NEW` names what changed verdict.
 
-OLD and NEW are folders of --report, or the event logs in them. Only what both runs checked is compared. Exit status:
-0 nothing got worse, 1 something did or the new run is not complete, 4 a report cannot be read or compared.
+OLD and NEW are folders of --report, or the event logs in them. Only verdicts that both runs have are compared.
+Exit status: 0 nothing got worse, 1 something did or the new run is not complete, 4 a report cannot be read or compared.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MOST_ROWS = 40
 
 
 class ChangeKind(StrEnum):
-    """What became of a verdict, or of an implementation; in the order of the lists."""
+    """How a verdict changed, or that an implementation came or went; in the order of the lists."""
 
     FAILING = "newly failing"
     UNJUDGED = "no longer judged"
@@ -72,7 +72,7 @@ class Diff:
     """The difference of two runs.
 
     Attributes:
-        settings: what the runs themselves differ in, such as versions; it may explain the changes.
+        settings: differences between the runs themselves, such as versions; they may explain the changes.
         only_old, only_new: verdicts that the other run did not select, or did not reach.
     """
 
@@ -95,7 +95,7 @@ class IncomparableError(ValueError):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Prints what changed; the exit status says whether something got worse."""
+    """Prints the changes; the exit status is 1 if something got worse."""
     parser = argparse.ArgumentParser(
         prog="python -m attention_conformance.tests.report.diff",
         description=__doc__,
@@ -126,7 +126,7 @@ def run_of(path: Path) -> Run:
 
 
 def compared(old: Run, new: Run) -> Diff:
-    """What changed from one run to the other.
+    """The changes from one run to the other.
 
     Raises:
         IncomparableError: they have no verdict in common.
@@ -196,7 +196,7 @@ def _unclaimed(key: Key, other: Run) -> str:
 
 
 def _change(old: Verdict, new: Verdict) -> Change | None:
-    """What became of a verdict; None where it is the same."""
+    """How a verdict changed; None if it is the same."""
     if old.status is new.status:
         return _grown(old, new)
     match new.status:

@@ -121,7 +121,7 @@ def test_the_terminal_has_the_same_totals_and_verdicts() -> None:
     assert (theirs[5], " ".join(theirs[8:])) == ("3/4", "conforms, 1 known deviation")
 
 
-def test_every_view_says_what_its_cells_mean() -> None:
+def test_every_view_has_the_same_legend() -> None:
     assert f"cells: {LEGEND}" in list(lines(BOTH))
     assert f"Cells: {LEGEND}" in markdown.text(BOTH)
     assert LEGEND in html.text(BOTH)
@@ -164,7 +164,7 @@ def test_the_verdict_on_an_implementation(verdicts: list[Verdict], verdict: Conf
     assert conformance(verdicts, complete=False) is (verdict if decided else Conformance.UNDECIDED)
 
 
-def test_no_view_of_an_incomplete_run_says_that_anything_conforms() -> None:
+def test_nothing_conforms_in_a_view_of_an_incomplete_run() -> None:
     cut = run(*MINE, *THEIRS, reason="the run was interrupted")
     views = [*lines(cut), markdown.text(cut), junit.text(cut), json_view.text(cut), *badge.message(cut)]
     assert not [text for text in views if "conforms" in text]

@@ -27,9 +27,9 @@ OTHERS = 615
 
 
 def message(run: Run) -> tuple[str, str]:
-    """What the badge says, and its colour. A run that is not complete says nothing else.
+    """The text of the badge, and its colour. A run that is not complete has no other text.
 
-    Where only some clauses or dtypes were selected, what conforms does so in part.
+    If only some clauses or dtypes were selected, an implementation conforms in part.
     """
     if not run.closing.complete:
         return "incomplete", GREY

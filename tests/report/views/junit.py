@@ -17,7 +17,7 @@ NOT_IN_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"
 
 
 def text(run: Run) -> str:
-    """The run as JUnit XML. A run that is not complete holds an error that says so."""
+    """The run as JUnit XML. A run that is not complete holds an error with the reason."""
     root = ElementTree.Element("testsuites")
     if not run.closing.complete:
         root.append(_incomplete(run))
@@ -113,5 +113,5 @@ def _element(tag: str, /, **attributes: str) -> ElementTree.Element:
 
 
 def _legal(text: str) -> str:
-    """What XML 1.0 has no place for becomes a mark; markup is escaped by the writer."""
+    """Characters that XML 1.0 does not allow become a mark; markup is escaped by the writer."""
     return NOT_IN_XML.sub(UNREADABLE, text)

@@ -1,4 +1,4 @@
-"""The view for terminals: implementations by chapters, what does not hold, and what was observed."""
+"""The view for terminals: implementations by chapters, clauses that do not hold, and observed behaviour."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LISTED = (Outcome.FAILS, Outcome.ERROR, Outcome.KNOWN, Outcome.ADVICE)
 
 
 def lines(run: Run) -> Iterator[str]:
-    """The summary of a run, and what candidates were observed to do where the field disagrees."""
+    """The summary of a run, and the behaviour of candidates where the field disagrees."""
     yield from summary(run)
     yield from observed({s.name: run.observed[s.name] for s in run.opening.subjects if s.name in run.observed})
     if not run.closing.complete:
@@ -24,7 +24,7 @@ def lines(run: Run) -> Iterator[str]:
 
 
 def summary(run: Run) -> Iterator[str]:
-    """A line for each implementation, and below it what does not hold."""
+    """A line for each implementation, and below it the clauses that do not hold."""
     judged = [row for row in counts(run) if row.verdicts]
     width = max([len(s.name) for s in run.opening.subjects], default=4)
     titles = " ".join(f"{SHORT.get(name, name):>8}" for name in chapters_of(run))
@@ -66,7 +66,7 @@ def _line(kind: Outcome, verdicts: Sequence[Verdict]) -> str:
 
 
 def observed(answers: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
-    """What candidates were observed to do where the field disagrees, one topic a line."""
+    """The behaviour of candidates where the field disagrees, one topic a line."""
     for name, topics in answers.items():
         yield from ("", f"{name}: observed behaviour where implementations differ (chapter conventions):")
         width = max(map(len, topics), default=0)
