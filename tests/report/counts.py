@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum, StrEnum
+from itertools import product
 
 from attention_conformance.spec.clauses import Clause, Level, chapters, load
 from attention_conformance.spec.problem import DTYPES
@@ -106,8 +107,8 @@ def conformance(verdicts: Sequence[Verdict], complete: bool) -> Conformance:
     return Conformance.CONFORMS if any(v.checks for v in verdicts) else Conformance.NOTHING_CHECKED
 
 
-def _worst(outcomes: Iterable[Outcome]) -> Outcome:
-    return min(outcomes, key=ORDER.index, default=Outcome.NOT_CHECKED)
+def _worst(outcomes: Iterable[Outcome], absent: Outcome) -> Outcome:
+    return min(outcomes, key=ORDER.index, default=absent)
 
 
 @dataclass(frozen=True)
@@ -127,7 +128,7 @@ class ClauseCount:
 
     @property
     def outcome(self) -> Outcome:
-        return _worst(map(outcome, self.verdicts))
+        return _worst(map(outcome, self.verdicts), Outcome.NOT_CHECKED)
 
     @property
     def holds_everywhere(self) -> bool:
@@ -137,10 +138,23 @@ class ClauseCount:
 
 @dataclass(frozen=True)
 class Counts:
-    """How many of these clauses have which outcome."""
+    """A cell of the matrix: how many clauses of one implementation have which outcome.
+
+    Attributes:
+        complete: whether the run is.
+        chapter: empty for all chapters together.
+        absent: the outcome of a cell without clauses.
+    """
 
     clauses: tuple[ClauseCount, ...]
     complete: bool
+    chapter: str = ""
+    absent: Outcome = Outcome.NOT_CHECKED
+
+    @property
+    def outcome(self) -> Outcome:
+        """That of the worst clause."""
+        return _worst((clause.outcome for clause in self.clauses), self.absent)
 
     def number(self, kind: Outcome) -> int:
         return sum(clause.outcome is kind for clause in self.clauses)
@@ -160,12 +174,10 @@ class Counts:
             return ""
         return str(self.judged) if self.holds == self.judged else f"{self.holds}/{self.judged}"
 
-    def together(self, *kinds: Outcome) -> Iterator[tuple[Verdict, ...]]:
-        """The verdicts of these kinds, those of one kind on one clause together, the widest dtype first."""
-        for clause in self.clauses:
-            for kind in kinds:
-                if several := tuple(v for v in clause.verdicts if outcome(v) is kind):
-                    yield several
+    @property
+    def text(self) -> str:
+        """The fraction, or the sign of a cell without one."""
+        return self.fraction or self.outcome.sign
 
     def exceptions(self, *kinds: Outcome) -> str:
         """Such as ", 1 fails, 2 known deviations"; empty if there are none."""
@@ -175,43 +187,30 @@ class Counts:
     def sentence(self) -> str:
         """Such as "4 of 6 clauses hold, 2 fail"."""
         if not self.judged:
-            return "no clause was judged"
+            return self.outcome.word
         clauses = "clause holds" if self.judged == 1 else "clauses hold"
         so_far = "" if self.complete else " so far"
         return f"{self.holds} of {self.judged} {clauses}{so_far}{self.exceptions(*BROKEN)}"
 
 
 @dataclass(frozen=True)
-class ChapterCount(Counts):
-    """A cell of the matrix: the clauses of a chapter for one implementation. `outcome`: that of its worst clause."""
-
-    chapter: str
-    outcome: Outcome
-
-    @property
-    def text(self) -> str:
-        """The fraction, or the sign of a chapter without one."""
-        return self.fraction or self.outcome.sign
-
-    @property
-    def words(self) -> str:
-        return self.sentence if self.judged else self.outcome.word
-
-
-@dataclass(frozen=True)
-class SubjectCount(Counts):
-    """A row of the matrix: an implementation with its chapters."""
+class Row:
+    """A row of the matrix: an implementation with its chapters, and all of them together."""
 
     subject: Subject
     verdicts: tuple[Verdict, ...]
     dtypes: tuple[str, ...]
-    cells: tuple[ChapterCount, ...]
-    conformance: Conformance
+    total: Counts
+    cells: tuple[Counts, ...]
+
+    @property
+    def conformance(self) -> Conformance:
+        return conformance(self.verdicts, self.total.complete)
 
     @property
     def notes(self) -> str:
         """Outcomes that do not change the verdict, such as ", 1 known deviation"."""
-        return self.exceptions(Outcome.KNOWN, Outcome.ADVICE)
+        return self.total.exceptions(Outcome.KNOWN, Outcome.ADVICE)
 
     @property
     def checks(self) -> int:
@@ -222,6 +221,12 @@ class SubjectCount(Counts):
         """The largest error in units of its rounding bound."""
         return max((v.worst for v in self.verdicts if v.worst is not None), default=None)
 
+    def together(self, *kinds: Outcome) -> Iterator[tuple[Verdict, ...]]:
+        """The verdicts of these kinds, those of one kind on one clause together, the widest dtype first."""
+        for clause, kind in product(self.total.clauses, kinds):
+            if several := tuple(v for v in clause.verdicts if outcome(v) is kind):
+                yield several
+
 
 def chapters_of(run: Run) -> list[str]:
     """The chapters of which any clause was run, in order."""
@@ -229,21 +234,19 @@ def chapters_of(run: Run) -> list[str]:
     return [name for name in chapters() if name in names] + sorted(names - set(chapters()))
 
 
-def counts(run: Run) -> list[SubjectCount]:
+def counts(run: Run) -> list[Row]:
     """The matrix of a run, in its own order."""
     columns = chapters_of(run)
-    return [_of_subject(subject, run.by_name[subject.name], columns, run) for subject in run.opening.subjects]
+    return [_row(subject, run.by_name[subject.name], columns, run) for subject in run.opening.subjects]
 
 
-def _of_subject(subject: Subject, verdicts: tuple[Verdict, ...], columns: Sequence[str], run: Run) -> SubjectCount:
-    complete = run.closing.complete
+def _row(subject: Subject, verdicts: tuple[Verdict, ...], columns: Sequence[str], run: Run) -> Row:
     dtypes = tuple(sorted({v.dtype for v in verdicts}, key=dtype_place))
-    clauses = tuple(_of_clauses(verdicts, dtypes))
-    cells = tuple(_of_chapter(name, clauses, subject, complete) for name in columns)
-    return SubjectCount(clauses, complete, subject, verdicts, dtypes, cells, conformance(verdicts, complete))
+    total = Counts(tuple(_clauses(verdicts, dtypes)), run.closing.complete)
+    return Row(subject, verdicts, dtypes, total, tuple(_cell(name, total, subject) for name in columns))
 
 
-def _of_clauses(verdicts: Sequence[Verdict], dtypes: Sequence[str]) -> Iterator[ClauseCount]:
+def _clauses(verdicts: Sequence[Verdict], dtypes: Sequence[str]) -> Iterator[ClauseCount]:
     worst: dict[str, dict[str, Verdict]] = {}
     for verdict in sorted(verdicts, key=lambda v: ORDER.index(outcome(v))):
         worst.setdefault(verdict.clause, {}).setdefault(verdict.dtype, verdict)
@@ -251,16 +254,11 @@ def _of_clauses(verdicts: Sequence[Verdict], dtypes: Sequence[str]) -> Iterator[
         yield ClauseCount(clause, tuple(map(worst[clause].get, dtypes)))
 
 
-def _of_chapter(name: str, clauses: Sequence[ClauseCount], subject: Subject, complete: bool) -> ChapterCount:
-    own = tuple(clause for clause in clauses if _chapter(clause.clause) == name)
-    worst = _worst(clause.outcome for clause in own) if own else _absent(name, subject)
-    return ChapterCount(own, complete, name, worst)
-
-
-def _absent(chapter: str, subject: Subject) -> Outcome:
-    """Why an implementation has no verdict in a chapter in which others have some."""
-    clauses = [clause for clause in load().values() if clause.chapter == chapter]
-    return Outcome.NOT_CHECKED if any(claimed(clause, subject) for clause in clauses) else Outcome.UNCLAIMED
+def _cell(chapter: str, total: Counts, subject: Subject) -> Counts:
+    """A chapter without verdicts, of which other implementations have some, is not claimed, or was not checked."""
+    unchecked = any(clause.chapter == chapter and claimed(clause, subject) for clause in load().values())
+    own = tuple(clause for clause in total.clauses if _chapter(clause.clause) == chapter)
+    return Counts(own, total.complete, chapter, Outcome.NOT_CHECKED if unchecked else Outcome.UNCLAIMED)
 
 
 def claimed(clause: Clause, subject: Subject) -> bool:

@@ -130,14 +130,14 @@ def test_every_view_has_the_same_legend() -> None:
 
 def test_a_clause_counts_once_by_the_worst_of_its_dtypes() -> None:
     (mine, theirs) = counts(BOTH)
-    assert [mine.number(kind) for kind in Outcome] == [1, 1, 1, 1, 3, 1, 0]
+    assert [mine.total.number(kind) for kind in Outcome] == [1, 1, 1, 1, 3, 1, 0]
     assert {cell.chapter: (cell.outcome, cell.text) for cell in mine.cells} == {
         "scores": (Outcome.FAILS, "1/2"),
         "values": (Outcome.ERROR, "1/2"),
         "masks": (Outcome.UNCLAIMED, "-"),
         "causal": (Outcome.ADVICE, "1/3"),
     }
-    assert [cell.words for cell in theirs.cells] == [
+    assert [cell.sentence for cell in theirs.cells] == [
         "2 of 2 clauses hold",
         "not checked",
         "not claimed",
@@ -188,4 +188,4 @@ def test_an_unknown_chapter_comes_last() -> None:
 
 def test_a_verdict_that_is_recorded_twice_counts_once() -> None:
     twice = replace(BOTH, verdicts=[*BOTH.verdicts, *BOTH.verdicts])
-    assert [row.sentence for row in counts(twice)] == list(SENTENCES.values())
+    assert [row.total.sentence for row in counts(twice)] == list(SENTENCES.values())

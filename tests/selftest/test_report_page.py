@@ -101,7 +101,7 @@ def test_an_incomplete_run_is_marked_at_the_top(browser: Browser, tmp_path: Path
 
 
 def test_a_run_without_verdicts() -> None:
-    assert "<b>nothing checked</b>: no clause was judged" in text(replace(invented(names=(RIGHT,)), verdicts=()))
+    assert "<b>nothing checked</b>: not checked" in text(replace(invented(names=(RIGHT,)), verdicts=()))
     assert "Nothing was judged" in text(invented(names=()))
 
 

@@ -125,7 +125,7 @@ def test_an_incomplete_run_is_marked_first_and_never_conforms() -> None:
     assert "conforms" not in page
     assert "- `theirs` **undecided**: 1 of 1 clause holds so far" in page
     empty = markdown.text(run(subjects=[subject("mine")], reason="the run was interrupted"))
-    assert "- `mine` **undecided**: no clause was judged" in empty
+    assert "- `mine` **undecided**: not checked" in empty
 
 
 @pytest.mark.parametrize("text", [HOSTILE, "`", "`` ` ```", " ", "|", "a\\", "\\`", "<!--", "@a", "$`x`$"])

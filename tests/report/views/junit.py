@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from xml.etree import ElementTree
 
 from attention_conformance.spec.clauses import load
-from attention_conformance.tests.report.counts import Outcome, SubjectCount, counts, outcome
+from attention_conformance.tests.report.counts import Outcome, Row, counts, outcome
 from attention_conformance.tests.report.model import Run
 from attention_conformance.tests.report.verdict import Verdict
 from attention_conformance.tests.report.wording import UNREADABLE, failure_text, one_line, selected
@@ -28,10 +28,10 @@ def text(run: Run) -> str:
     return '<?xml version="1.0" encoding="UTF-8"?>\n' + ElementTree.tostring(root, encoding="unicode") + "\n"
 
 
-def _of(run: Run, row: SubjectCount) -> ElementTree.Element:
+def _of(run: Run, row: Row) -> ElementTree.Element:
     properties = {
         "verdict": str(row.conformance),
-        "clauses": row.sentence,
+        "clauses": row.total.sentence,
         "diagnosis": run.diagnoses.get(row.subject.name, ""),
         "tier": run.opening.suite.tier,
         "device": run.opening.suite.device,

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from attention_conformance.spec.clauses import load
 from attention_conformance.tests.report.counts import (
     LEGEND,
-    ChapterCount,
+    Counts,
     Outcome,
-    SubjectCount,
+    Row,
     chapters_of,
     counts,
     outcome,
@@ -77,7 +77,7 @@ def _left_out(left: Counter[str]) -> str:
     )
 
 
-def _head(run: Run, rows: Sequence[SubjectCount]) -> Iterator[Block]:
+def _head(run: Run, rows: Sequence[Row]) -> Iterator[Block]:
     if not run.closing.complete:
         reason = prose(run.closing.reason)
         rest = "What is missing was not judged, and nothing here is a pass."
@@ -86,10 +86,10 @@ def _head(run: Run, rows: Sequence[SubjectCount]) -> Iterator[Block]:
     if part := selected(run):
         yield Block(FRAME, "", f"Only a part was selected: {code(part)}.\n\n")
     for row in rows:
-        yield Block(HEAD, "verdict", f"- {code(row.subject.name, 80)} **{row.conformance}**: {row.sentence}\n")
+        yield Block(HEAD, "verdict", f"- {code(row.subject.name, 80)} **{row.conformance}**: {row.total.sentence}\n")
 
 
-def _table(run: Run, rows: Sequence[SubjectCount]) -> Iterator[Block]:
+def _table(run: Run, rows: Sequence[Row]) -> Iterator[Block]:
     judged, columns = [row for row in rows if row.verdicts], chapters_of(run)
     if judged:
         titles = " | ".join(SHORT.get(name, name) for name in columns)
@@ -101,11 +101,11 @@ def _table(run: Run, rows: Sequence[SubjectCount]) -> Iterator[Block]:
         yield Block(FRAME, "", f"\nCells: {LEGEND}\n")
 
 
-def _cell(cell: ChapterCount) -> str:
+def _cell(cell: Counts) -> str:
     return f"**{cell.text}**" if "/" in cell.text else cell.text
 
 
-def _failures(run: Run, rows: Sequence[SubjectCount]) -> Iterator[Block]:
+def _failures(run: Run, rows: Sequence[Row]) -> Iterator[Block]:
     for row in rows:
         heading = f"\n### {code(row.subject.name, 80)}\n\n"
         if diagnosis := run.diagnoses.get(row.subject.name, ""):
@@ -142,7 +142,7 @@ def _indented(line: str) -> str:
     return line[: len(line) - len(line.lstrip(" "))] + one_line(line, LONGEST_SCRIPT)
 
 
-def _folded(rows: Sequence[SubjectCount]) -> Iterator[Block]:
+def _folded(rows: Sequence[Row]) -> Iterator[Block]:
     for row in rows:
         yield from _list(row.subject, "advice not followed", list(map(_advice, row.together(Outcome.ADVICE))))
         yield from _list(row.subject, "known deviations", list(map(_known, row.together(Outcome.KNOWN))))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from attention_conformance.tests.report.counts import LEGEND, Outcome, SubjectCount, chapters_of, counts
+from attention_conformance.tests.report.counts import LEGEND, Outcome, Row, chapters_of, counts
 from attention_conformance.tests.report.model import Run
 from attention_conformance.tests.report.verdict import Verdict
 from attention_conformance.tests.report.wording import dtypes_of, in_bounds
@@ -31,14 +31,14 @@ def summary(run: Run) -> Iterator[str]:
     yield f"{'':{width}}  {titles}       all   checks  worst  verdict"
     for row in judged:
         cells = " ".join(f"{cell.text:>8}" for cell in row.cells)
-        totals = f"{row.fraction or '-':>8}  {row.checks:7d}  {in_bounds(row.worst) or '-':>5}"
+        totals = f"{row.total.text:>8}  {row.checks:7d}  {in_bounds(row.worst) or '-':>5}"
         yield f"{row.subject.name:{width}}  {cells}  {totals}  {row.conformance}{row.notes}"
     yield from ("", f"cells: {LEGEND}", "worst: the largest error in units of its rounding bound")
     for row in judged:
         yield from _details(row, run.diagnoses.get(row.subject.name, ""))
 
 
-def _details(row: SubjectCount, diagnosis: str) -> Iterator[str]:
+def _details(row: Row, diagnosis: str) -> Iterator[str]:
     notes = [note for note in row.subject.about.split("; ") if "not claimed" in note]
     listed = {kind: list(row.together(kind)) for kind in LISTED}
     if notes or any(listed.values()):
