@@ -49,7 +49,7 @@ def _details(row: Row, diagnosis: str) -> Iterator[str]:
     for kind, several in listed.items():
         yield from (f"  {_line(kind, verdicts)}" for verdicts in several[:MOST_LINES])
         if len(several) > MOST_LINES:
-            yield f"  ... and {len(several) - MOST_LINES} more ({kind.word}); --report DIR writes them all"
+            yield f"  ... and {len(several) - MOST_LINES} more clauses ({kind.word}); --report DIR writes them all"
 
 
 def _line(kind: Outcome, verdicts: Sequence[Verdict]) -> str:
