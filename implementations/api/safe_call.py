@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from typing import TypeVar
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import numpy as np
 
 from attention_conformance.implementations.api.contract import PathError, Result
+from attention_conformance.implementations.api.global_state import kept_global_state
 from attention_conformance.spec.problem import DTYPES, Array, Problem
 
 Answer = TypeVar("Answer")
@@ -44,7 +46,33 @@ def guarded(call: Callable[[], Answer]) -> Answer:
     except BaseException as error:
         # SystemExit, or pytest's own skip and exit, must not let a candidate out of its verdict.
         kind = type(error).__name__
-        raise CandidateError(f"raised {kind}: {_first_line(error)}", kind) from error
+        raise CandidateError(f"raised {kind}: {_first_line(error) or 'no message'}", kind) from error
+
+
+@dataclass(frozen=True)
+class CallOutcome(Generic[Answer]):
+    """What one call gave: its value, or its exception in one line."""
+
+    value: Answer | None = None
+    error: str = ""
+
+
+def safe_call(call: Callable[[], Answer]) -> CallOutcome[Answer]:
+    """The outcome of a call into a candidate, after which the global state is what it was before.
+
+    Only KeyboardInterrupt is raised.
+    """
+    try:
+        with kept_global_state(), np.errstate(all="ignore"):
+            return CallOutcome(guarded(call))
+    except (CandidateError, PathError) as error:
+        return CallOutcome(error=error_line(error.__cause__ or error))
+
+
+def error_line(error: BaseException) -> str:
+    """An exception in one line: its type and the first line of its message, if it has one."""
+    line = _first_line(error)
+    return f"{type(error).__name__}: {line}" if line else type(error).__name__
 
 
 def answer(run: Callable[[Problem, str], object], problem: Problem, device: str) -> Result:
@@ -95,4 +123,4 @@ def _first_line(error: BaseException) -> str:
         lines = str(error).strip().splitlines()
     except Exception:  # an exception of the candidate's own, which may be as broken as the candidate
         lines = []
-    return lines[0] if lines else "no message"
+    return lines[0] if lines else ""

@@ -1,4 +1,4 @@
-"""Candidates: a target on the command line, made into an implementation without an adapter of its own."""
+"""Candidates: targets of the command line that need no adapter, made into implementations."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import torch
 from torch import nn
 
 from attention_conformance.implementations.api.contract import Implementation
+from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.functions import function_candidate
-from attention_conformance.implementations.discovery.loading import Target, TargetError, load_target, told
-from attention_conformance.implementations.discovery.modules import module_candidate
+from attention_conformance.implementations.discovery.loading import Target, TargetError, load_target
+from attention_conformance.implementations.discovery.module_candidates import module_candidate
 from attention_conformance.implementations.discovery.signatures import ADAPTER
 
 __all__ = ["TargetError", "candidate", "candidates", "distinct", "wrapped"]
@@ -32,28 +33,28 @@ def candidate(target: str, settings: Mapping[str, str], device: str = "cpu") -> 
         TargetError: the target cannot be used; the message is one line that begins with the target.
         ValueError: a setting that does not exist.
     """
-    found = load_target(target)
+    loaded = load_target(target)
     name = Target.parse(target).parts[-1]
     try:
         _check_device(device)
-        return wrapped(name, found, settings, device)
+        return wrapped(name, loaded, settings, device)
     except TargetError as error:
         raise TargetError(f"{target}: {error}") from error
 
 
 def candidates(targets: Sequence[str], settings: Mapping[str, str], device: str = "cpu") -> tuple[Implementation, ...]:
-    """Every target once, under names that differ: where two are alike, more of where they are comes before.
+    """Every target once, under different names: equal ones are preceded by parts of their paths.
 
     Raises:
         TargetError: as `candidate` does.
         ValueError: as `candidate` does.
     """
     unique = distinct(targets)
-    found = [candidate(target, settings, device) for target in unique.values()]
-    counts = Counter(each.name for each in found)
+    implementations = [candidate(target, settings, device) for target in unique.values()]
+    counts = Counter(each.name for each in implementations)
     return tuple(
         each if counts[each.name] == 1 else replace(each, name=_distinct(parts, list(unique)))
-        for each, parts in zip(found, unique, strict=True)
+        for each, parts in zip(implementations, unique, strict=True)
     )
 
 
@@ -66,7 +67,7 @@ def distinct(targets: Sequence[str]) -> dict[tuple[str, ...], str]:
 
 
 def _distinct(parts: tuple[str, ...], others: Sequence[tuple[str, ...]]) -> str:
-    """The shortest end of the parts, beyond the last, that no other shares."""
+    """The shortest end of the parts, of two or more, that no other target has."""
     for length in range(2, len(parts)):
         if sum(other[-length:] == parts[-length:] for other in others) == 1:
             return ".".join(parts[-length:])
@@ -74,28 +75,26 @@ def _distinct(parts: tuple[str, ...], others: Sequence[tuple[str, ...]]) -> str:
 
 
 def _check_device(device: str) -> None:
-    try:
-        torch.zeros(1, device=device)
-    except Exception as error:
-        raise TargetError(f"device {device!r} cannot be used: {told(error)}") from error
+    if error := safe_call(lambda: torch.zeros(1, device=device)).error:
+        raise TargetError(f"device {device!r} cannot be used: {error}")
 
 
-def wrapped(name: str, found: object, settings: Mapping[str, str], device: str) -> Implementation:
+def wrapped(name: str, target: object, settings: Mapping[str, str], device: str) -> Implementation:
     """An object as an implementation: one that is an Implementation, a module class, or a function.
 
     Raises:
         TargetError: it is none of these, or it cannot be called; the message does not name it.
         ValueError: a setting that does not exist.
     """
-    if isinstance(found, Implementation):
-        conventions = found.claims.conventions.claiming(settings)
-        return replace(found, claims=replace(found.claims, conventions=conventions))
-    if isinstance(found, nn.Module):
-        raise TargetError(f"it is an instance of {type(found).__name__}: give the class, {ADAPTER}")
-    if isinstance(found, type):
-        if not issubclass(found, nn.Module):
+    if isinstance(target, Implementation):
+        conventions = target.claims.conventions.claiming(settings)
+        return replace(target, claims=replace(target.claims, conventions=conventions))
+    if isinstance(target, nn.Module):
+        raise TargetError(f"it is an instance of {type(target).__name__}: give the class, {ADAPTER}")
+    if isinstance(target, type):
+        if not issubclass(target, nn.Module):
             raise TargetError(f"it is a class, but no torch.nn.Module: {_USABLE}")
-        return module_candidate(name, found, settings, device)
-    if not callable(found):
-        raise TargetError(f"it is an object of type {type(found).__name__}: {_USABLE}")
-    return function_candidate(name, found, settings, device)
+        return module_candidate(name, target, settings, device)
+    if not callable(target):
+        raise TargetError(f"it is an object of type {type(target).__name__}: {_USABLE}")
+    return function_candidate(name, target, settings, device)

@@ -3,64 +3,62 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import nn
 
-from attention_conformance.implementations.discovery.loading import TargetError, told
+from attention_conformance.implementations.api.safe_call import safe_call
+from attention_conformance.implementations.discovery.loading import TargetError
 from attention_conformance.implementations.discovery.signatures import (
     ADAPTER,
     positional,
     required,
+    switched_off,
     takes_any,
-    without_dropout,
 )
+from attention_conformance.implementations.discovery.vocabulary import HEAD_COUNTS, Option
 from attention_conformance.spec.features import Feature
 
 WIDTH, HEADS = 12, 3
 """Sizes of the instances that are built to look at their parameters."""
-
-
-SPELLED = {
-    "num_kv_heads": ("num_kv_heads", "num_key_value_heads", "n_kv_heads", "kv_heads"),
-    "dropout": ("attn_dropout", "attention_dropout", "attn_drop", "dropout", "dropout_p", "dropout_rate"),
-    "add_bias_kv": ("add_bias_kv",),
-    "add_zero_attn": ("add_zero_attn",),
+CONSTRUCTOR_OPTIONS: Mapping[str, Option] = {
+    "num_kv_heads": Option(("num_kv_heads", "num_key_value_heads", "n_kv_heads", "kv_heads"), (Feature.GROUPED,)),
+    "dropout": Option(
+        ("attn_dropout", "attention_dropout", "attn_drop", "dropout", "dropout_p", "dropout_rate"),
+        (Feature.DROPOUT, Feature.EVALUATION),
+    ),
+    "add_bias_kv": Option(("add_bias_kv",), (Feature.BIAS_KV,)),
+    "add_zero_attn": Option(("add_zero_attn",), (Feature.ZERO_ATTN,)),
 }
-"""What a constructor can be told besides sizes and widths, and the parameters that take it, the preferred one first."""
-CLAIMED: Mapping[str, tuple[Feature, ...]] = {
-    "num_kv_heads": (Feature.GROUPED,),
-    "dropout": (Feature.DROPOUT, Feature.EVALUATION),
-    "add_bias_kv": (Feature.BIAS_KV,),
-    "add_zero_attn": (Feature.ZERO_ATTN,),
-}
-"""What each of them claims."""
+"""What a constructor may take besides sizes and widths."""
+ONE_HEAD = ("head", "k", "v", "q")
+"""Words in the name of a width that may be that of one head, or of all heads together."""
 
 
 @dataclass(frozen=True)
 class Constructor:
-    """A class, and how it is built: without dropout, with biases, batch first, as far as it can be told so.
+    """A class, and how it is built: without dropout, with biases, batch first, as far as its parameters allow.
 
     Attributes:
         named: whether embed_dim and num_heads are given by name.
-        options: what it is given besides.
+        options: its other arguments.
         widths: whether it takes kdim and vdim.
         rates: its parameters that are rates of dropout.
-        spelled: its own name for each of `SPELLED` that it takes.
+        spelled: its own name for each of `CONSTRUCTOR_OPTIONS` that it takes.
     """
 
-    kind: type[nn.Module]
-    named: bool
-    options: Mapping[str, object]
-    widths: bool
+    kind: Callable[..., nn.Module]
+    named: bool = False
+    options: Mapping[str, object] = field(default_factory=dict)
+    widths: bool = False
     rates: tuple[str, ...] = ()
     spelled: Mapping[str, str] = field(default_factory=dict)
 
-    def __call__(self, embed_dim: int, num_heads: int, **asked: Any) -> nn.Module:
-        """A module with these sizes; kdim, vdim and what `SPELLED` names may be asked for."""
-        given = {self.spelled.get(name, name): value for name, value in asked.items()}
+    def __call__(self, embed_dim: int, num_heads: int, **options: Any) -> nn.Module:
+        """A module of these sizes; `options` are kdim, vdim and what `CONSTRUCTOR_OPTIONS` names."""
+        given = {self.spelled.get(name, name): value for name, value in options.items()}
         if "num_kv_heads" in self.spelled:
             given.setdefault(self.spelled["num_kv_heads"], num_heads)
         given = {**self.options, **given}
@@ -68,10 +66,14 @@ class Constructor:
             return self.kind(embed_dim=embed_dim, num_heads=num_heads, **given)
         return self.kind(embed_dim, num_heads, **given)
 
+    def construct(self, num_heads: int, width: int) -> nn.Module:
+        """A module of these sizes, in the order of `Implementation.construct`."""
+        return self(width, num_heads)
+
     @property
     def features(self) -> frozenset[Feature]:
         """What its parameters claim."""
-        return frozenset(feature for option in self.spelled for feature in CLAIMED[option])
+        return frozenset(feature for option in self.spelled for feature in CONSTRUCTOR_OPTIONS[option].features)
 
 
 def constructor(kind: type[nn.Module]) -> Constructor:
@@ -88,42 +90,74 @@ def constructor(kind: type[nn.Module]) -> Constructor:
     sizes = [] if named else positional(signature)[:2]
     if not named:
         _check_sizes(kind, signature, sizes)
-    given: dict[str, object] = {name: True for name in ("bias", "batch_first") if name in parameters}
-    given |= without_dropout(signature.parameters.values())
+    options: dict[str, object] = {name: True for name in ("bias", "batch_first") if name in parameters}
+    options |= switched_off(p for p in signature.parameters.values() if "drop" in p.name)
     others = set(parameters) - {p.name for p in sizes}
-    spelled = {option: name for option, names in SPELLED.items() if (name := _first(names, others))}
-    known = {"embed_dim", "num_heads", "kdim", "vdim", *given, *spelled.values(), *(p.name for p in sizes)}
+    spelled = {
+        option: next(name for name in entry.parameters if name in others)
+        for option, entry in CONSTRUCTOR_OPTIONS.items()
+        if others & {*entry.parameters}
+    }
+    known = {"embed_dim", "num_heads", "kdim", "vdim", *options, *spelled.values(), *(p.name for p in sizes)}
     for parameter in signature.parameters.values():
         if required(parameter) and parameter.name not in known:
             raise TargetError(f"its constructor needs {parameter.name!r} too: give it a default, {ADAPTER}")
     rates = tuple(p.name for p in parameters.values() if "drop" in p.name and isinstance(p.default, float))
-    return Constructor(kind, named, given, {"kdim", "vdim"} <= set(parameters), rates, spelled)
-
-
-def _first(names: Iterable[str], among: Set[str]) -> str | None:
-    return next((name for name in names if name in among), None)
+    return Constructor(kind, named, options, {"kdim", "vdim"} <= set(parameters), rates, spelled)
 
 
 def _check_sizes(kind: type[nn.Module], signature: inspect.Signature, sizes: list[inspect.Parameter]) -> None:
-    told_as = f"{kind.__name__}{signature}"
+    written = f"{kind.__name__}{signature}"
     if len(sizes) < 2 and not takes_any(signature, inspect.Parameter.VAR_POSITIONAL):
-        raise TargetError(f"its constructor is {told_as}: it has to take embed_dim, num_heads, {ADAPTER}")
+        raise TargetError(f"its constructor is {written}: it has to take embed_dim, num_heads, {ADAPTER}")
     if len(sizes) == 2 and _counts_heads(sizes[0].name) and not _counts_heads(sizes[1].name):
-        raise TargetError(f"its constructor is {told_as}: take embed_dim first, then num_heads, {ADAPTER}")
+        raise TargetError(f"its constructor is {written}: take embed_dim first, then num_heads, {ADAPTER}")
 
 
 def _counts_heads(name: str) -> bool:
-    return "head" in name.lower() or name in ("h", "n_h")
+    widths = {"size", "dim", "width"} & {*name.lower().split("_")}
+    return name in HEAD_COUNTS or ("head" in name.lower() and not widths)
 
 
 def built(make: Constructor, **widths: int) -> nn.Module:
     """An instance of small sizes.
 
     Raises:
-        TargetError: there is none.
+        TargetError: it cannot be built.
     """
-    try:
-        return make(WIDTH, HEADS, **widths)
-    except (Exception, SystemExit) as error:
+    outcome = safe_call(lambda: make(WIDTH, HEADS, **widths))
+    if outcome.value is None:
         sizes = ", ".join(f"{n}={x}" for n, x in {"embed_dim": WIDTH, "num_heads": HEADS, **widths}.items())
-        raise TargetError(f"it cannot be built with {sizes}: {told(error)}") from error
+        raise TargetError(f"it cannot be built with {sizes}: {outcome.error}")
+    return outcome.value
+
+
+def resized(kind: type[nn.Module]) -> Iterator[tuple[str, type[nn.Module]]]:
+    """Subclasses that are built with embed_dim and num_heads, and their text, for a class with another constructor.
+
+    The likelier one comes first.
+    """
+    parameters = list(inspect.signature(kind).parameters.values())
+    heads = [p.name for p in parameters if _counts_heads(p.name)][:1]
+    widths = [p.name for p in parameters if required(p) and p.name not in heads]
+    per_head = [name for name in widths if {*ONE_HEAD} & {*name.lower().split("_")}]
+    for width in dict.fromkeys(("embed_dim", "embed_dim // num_heads" if per_head else "embed_dim")):
+        arguments = {name: width if name in per_head else "embed_dim" for name in widths}
+        text = _subclass({**arguments, **dict.fromkeys(heads, "num_heads")})
+        space: dict[str, Any] = {"target": kind}
+        exec(text, space)
+        yield text, space["Resized"]
+
+
+def _subclass(arguments: Mapping[str, str]) -> str:
+    return "\n".join(
+        [
+            "class Resized(target):  # type: ignore[misc]  # its base is loaded when this runs",
+            '    """The class, built with one width and a number of heads."""',
+            "",
+            "    def __init__(self, embed_dim: int, num_heads: int) -> None:",
+            "        super().__init__(",
+            *(f"            {name}={value}," for name, value in arguments.items()),
+            "        )",
+        ]
+    )

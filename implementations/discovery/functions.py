@@ -1,11 +1,11 @@
-"""Functions as candidates: anything that is called with query, key and value, tensors or NumPy arrays."""
+"""Functions as candidates: anything that is called with query, key and value, tensors or arrays."""
 
 from __future__ import annotations
 
 import inspect
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -16,32 +16,35 @@ from attention_conformance.implementations.adapters.jax_op import is_jax, jax_op
 from attention_conformance.implementations.adapters.numpy_op import numpy_op
 from attention_conformance.implementations.adapters.torch_op import torch_op
 from attention_conformance.implementations.api.contract import Claims, Implementation, any_case
-from attention_conformance.implementations.discovery.loading import TargetError
-from attention_conformance.implementations.discovery.option_detection import (
-    SWALLOWED,
-    one_set_of_ids,
-    option_claims,
-    with_observed,
-)
-from attention_conformance.implementations.discovery.probing import (
+from attention_conformance.implementations.api.safe_call import CallOutcome
+from attention_conformance.implementations.discovery.claim_checks import (
     BIASED,
     CAUSAL,
+    EXTENTS,
     MASKED,
+    NO_EFFECT,
     PLAIN,
-    Extras,
-    Probe,
-    Run,
-    Trial,
-    alike,
+    AdapterRun,
+    ClaimCheck,
     check_answer,
-    find_extras,
+    core_claims,
+    near_outputs,
     no_gradients,
-    settle,
+    one_set_of_ids,
+    option_claims,
+    parts,
+    with_returned_weights,
 )
+from attention_conformance.implementations.discovery.extras import (
+    EXTRA_FEATURES,
+    Chosen,
+    Extra,
+    find_extras,
+    ignored_parts,
+)
+from attention_conformance.implementations.discovery.loading import TargetError
 from attention_conformance.implementations.discovery.signatures import (
     ADAPTER,
-    BY_OPTION,
-    SWALLOWED_BY_FUNCTIONS,
     Options,
     check_order,
     positional,
@@ -49,51 +52,51 @@ from attention_conformance.implementations.discovery.signatures import (
     signature_of,
     takes_any,
 )
+from attention_conformance.implementations.discovery.vocabulary import KWARGS_OF_FUNCTION, OPTIONS
 from attention_conformance.spec.cases import Pattern
 from attention_conformance.spec.features import CausalWithMask, Conventions, Feature, Scope
 
 
 @dataclass(frozen=True)
-class Kind:
+class ArrayKind:
     """The arrays that a function works on.
 
     Attributes:
-        arrays: in words.
-        adapter: makes a `run` of such a function.
-        holds: whether an answer is such an array.
-        ways: further keywords of the adapter, by the name of the way to call.
-        in_kind: whether a half type counts only if the answer comes in it: NumPy widens in silence.
+        arrays: in words, for messages.
+        maker: makes a `run` of such a function.
+        is_kind: whether an answer is such an array.
+        alternatives: more keywords of the maker, by the name of the alternative.
+        exact_dtype: see `core_claims`.
     """
 
     arrays: str
-    adapter: Callable[..., Run]
-    holds: Callable[[object], bool]
-    alternatives: Mapping[str, Mapping[str, Any]]
-    in_kind: bool = True
+    maker: Callable[..., AdapterRun]
+    is_kind: Callable[[object], bool]
+    alternatives: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    exact_dtype: bool = True
 
-    def probe(self, function: Callable[..., object], claims: Claims, device: str) -> Probe:
+    def check(self, function: Callable[..., object], claims: Claims, device: str) -> ClaimCheck:
         """A way to call the function."""
-        polarity = claims.conventions.bool_mask
-        return Probe(function, lambda called: self.adapter(called, polarity=polarity), claims, device)
+        return ClaimCheck(function, partial(self.maker, polarity=claims.conventions.bool_mask), claims, device)
 
 
-TORCH = Kind(
+TORCH = ArrayKind(
     "torch tensors",
     torch_op,
     lambda answer: isinstance(answer, torch.Tensor),
     {"in inference mode": {"context": torch.inference_mode}, "in tensors that were used before": {"reused": True}},
-    in_kind=False,
+    exact_dtype=False,
 )
-NUMPY = Kind(
+NUMPY = ArrayKind(
     "NumPy arrays",
     numpy_op,
     lambda answer: isinstance(answer, np.ndarray),
     {"with read-only arrays": {"read_only": True}},
 )
-JAX = Kind("JAX arrays", jax_op, is_jax, {})
+JAX = ArrayKind("JAX arrays", jax_op, is_jax)
 
 ARRAYS_LACK = "'numpy.ndarray' object has no attribute"
-"""The error of a function that is not meant for arrays; what it raised for tensors says more."""
+"""The error of a function that is not meant for NumPy arrays; what it raised for tensors is more useful."""
 
 ALWAYS = frozenset(
     {
@@ -108,7 +111,7 @@ ALWAYS = frozenset(
         Feature.ALTERNATIVES,
     }
 )
-"""What every function of query, key and value is taken to offer, unless a call shows that it does not."""
+"""What every function of query, key and value is assumed to offer, unless a call shows that it does not."""
 
 
 def function_candidate(
@@ -116,10 +119,8 @@ def function_candidate(
 ) -> Implementation:
     """Wraps a function with the parameters of torch's scaled_dot_product_attention, or a subset of them.
 
-    The first three parameters are query, key and value. `attn_mask` may also be called `mask` or
-    `attention_mask`, a float mask `attn_bias` or `bias`, and `is_causal` `causal`. `key_padding_mask`,
-    of shape (B, Lk), is taken besides, and so is what lies beyond the core, by the names in `OPTIONS` and in the
-    form that `extra_options` tells.
+    The first three parameters are query, key and value. The others have names in `OPTIONS`, and take what
+    `extra_options` gives.
 
     Raises:
         TargetError: its parameters or its answer are none of a function of query, key and value.
@@ -129,68 +130,70 @@ def function_candidate(
     options = _options(signature_of(function))
     fits = one_set_of_ids if options.for_both("query_segments") else any_case
     claims = Claims(Scope.OP, ALWAYS | options.features | {Feature.GROUPED}, conventions, fit=fits)
-    probe, kind, plain = _suited(Called(function, options), claims, device)
-    check_answer(plain, kind.holds, "a tensor" if kind is TORCH else "an array")
-    probe, unheard = _narrowed(probe, options)
-    probe, refuted = option_claims(probe, options.named)
-    extras = find_extras(plain, Scope.OP)
+    check, kind, plain = _suited(RenamedCall(function, options), claims, device)
+    check_answer(plain, kind.is_kind, "a tensor" if kind is TORCH else "an array")
+    check, ignored = _without_ignored(check, options)
+    check, refuted = option_claims(check, options.named.features)
+    extras = tuple(e for e in find_extras(parts(plain), EXTENTS) if e.name != "averaged_weights")
     if "returned-weights" not in settings:
-        probe = with_observed(probe, extras)
-    made = _settled(name, probe, kind, extras, Called(function, options.spelled_out()))
-    return replace(made, about="; ".join([made.about, *options.notes, *unheard, *refuted]))
+        check = with_returned_weights(check, extras)
+    claims, notes = core_claims(check, kind.exact_dtype)
+    notes = (*ignored_parts(parts(plain), extras), *notes, *options.notes, *ignored, *refuted)
+    return _implementation(name, check, kind, claims, extras, "; ".join([f"a function of {kind.arrays}", *notes]))
 
 
 @dataclass(frozen=True)
-class Called:
+class RenamedCall:
     """The function under the names that the suite gives its options."""
 
     function: Callable[..., object]
     options: Options
 
-    def __call__(self, *inputs: Any, **asked: Any) -> object:
+    def __call__(self, *inputs: Any, **options: Any) -> object:
         """The function's answer."""
-        return self.function(*inputs, **self.options.renamed(asked))
+        return self.function(*inputs, **self.options.renamed(options))
 
-    def bound_call(self, *inputs: Any, **asked: Any) -> Callable[[], Any]:
-        """The same, made ready."""
-        return partial(self.function, *inputs, **self.options.renamed(asked))
+    def bound_call(self, *inputs: Any, **options: Any) -> Callable[[], Any]:
+        """The same call, prepared."""
+        return partial(self.function, *inputs, **self.options.renamed(options))
+
+    def with_defaults(self) -> RenamedCall:
+        """The same with its defaults given in each call."""
+        return replace(self, options=self.options.with_defaults())
 
 
-def _narrowed(probe: Probe, options: Options) -> tuple[Probe, list[str]]:
-    """The probe without the options that nothing heeds, and a note on each."""
-    why = dict.fromkeys(_unheard(probe, options), SWALLOWED)
-    if _reads_booleans_only(probe, options):
+def _without_ignored(check: ClaimCheck, options: Options) -> tuple[ClaimCheck, list[str]]:
+    """The check without the options that have no effect, and a note on each."""
+    cases = {"bool_mask": MASKED, "float_mask": BIASED, "is_causal": CAUSAL, "scale": replace(PLAIN, scale=0.3)}
+    ignored = [option for option in sorted(options.swallowed & set(cases)) if check.ignores(cases[option])]
+    why = dict.fromkeys(ignored, NO_EFFECT)
+    if _reads_booleans_only(check, options):
         why.setdefault("float_mask", f"zeros in its {options.spelled['float_mask']!r} mask keys, so that it is boolean")
-    lost = {feature: told for option, told in why.items() for feature in BY_OPTION[option]}
-    notes = [f"{f} not claimed: {lost[f]}" for f in sorted(lost) if f in probe.claims]
-    return replace(probe, claims=replace(probe.claims, features=probe.claims.features - set(lost))), notes
+    lost = {feature: reason for option, reason in why.items() for feature in OPTIONS[option].features}
+    notes = [f"{f} not claimed: {lost[f]}" for f in sorted(lost) if f in check.claims]
+    return check.without(set(lost)), notes
 
 
-def _unheard(probe: Probe, options: Options) -> list[str]:
-    asked = {"bool_mask": MASKED, "float_mask": BIASED, "is_causal": CAUSAL, "scale": replace(PLAIN, scale=0.3)}
-    return [option for option in sorted(options.swallowed & set(asked)) if probe.ignores(asked[option])]
-
-
-def _reads_booleans_only(probe: Probe, options: Options) -> bool:
+def _reads_booleans_only(check: ClaimCheck, options: Options) -> bool:
     """Whether a `mask` of zeros masks: by that name, many functions mean booleans only."""
-    spelled = options.spelled.get("float_mask")
-    if spelled not in ("mask", "attention_mask") or probe.ask(PLAIN).error:
+    plain = check.run(PLAIN)
+    if options.spelled.get("float_mask") not in ("mask", "attention_mask") or plain.error:
         return False
-    zeros = probe.ask(replace(BIASED, pattern=Pattern.ALL))
-    return bool(zeros.error) or not alike(zeros, probe.ask(PLAIN))
+    zeros = check.run(replace(BIASED, pattern=Pattern.ALL))
+    return bool(zeros.error) or not near_outputs(zeros, plain)
 
 
-def _settled(name: str, probe: Probe, kind: Kind, extras: Extras, spelled: Callable[..., object]) -> Implementation:
-    """The implementation that a few calls leave; `spelled` calls it with its defaults given."""
-    claims, notes = settle(probe, kind.in_kind)
-    made: Callable[..., Run] = partial(kind.adapter, extras=extras.names, polarity=claims.conventions.bool_mask)
-    chosen = extras.choosing(probe.function)
-    alternatives = {"with its defaults spelled out": made(extras.choosing(spelled))}
-    alternatives |= {way: made(chosen, **keywords) for way, keywords in kind.alternatives.items()}
-    about = "; ".join([f"a function of {kind.arrays}", *extras.notes, *notes])
-    return Implementation(
-        name, extras.claimed(claims, bool(alternatives)), made(chosen), about, alternatives=alternatives
-    )
+def _implementation(
+    name: str, check: ClaimCheck, kind: ArrayKind, claims: Claims, extras: tuple[Extra, ...], about: str
+) -> Implementation:
+    assert isinstance(check.function, RenamedCall)
+    positions, names = tuple(e.position for e in extras), tuple(e.name for e in extras)
+    make = partial(kind.maker, extras=names, polarity=claims.conventions.bool_mask)
+    chosen = Chosen(check.function, positions)
+    alternatives = {"with its defaults spelled out": make(Chosen(check.function.with_defaults(), positions))}
+    alternatives |= {alternative: make(chosen, **keywords) for alternative, keywords in kind.alternatives.items()}
+    claims = replace(claims, features=claims.features.union(EXTRA_FEATURES[extra] for extra in names))
+    return Implementation(name, claims, make(chosen), about, alternatives=alternatives)
 
 
 def _options(signature: inspect.Signature) -> Options:
@@ -201,42 +204,41 @@ def _options(signature: inspect.Signature) -> Options:
     if len(inputs) < 3 and not takes_any(signature, inspect.Parameter.VAR_POSITIONAL):
         names = ", ".join(p.name for p in inputs)
         raise TargetError(f"it takes ({names}) by position: let it take query, key, value, {ADAPTER}")
-    return read_options(signature, inputs, SWALLOWED_BY_FUNCTIONS)
+    return read_options(signature, inputs, KWARGS_OF_FUNCTION)
 
 
-def _suited(function: Callable[..., object], claims: Claims, device: str) -> tuple[Probe, Kind, Trial]:
-    """Whether it works on tensors or on arrays: on whichever more of its calls answer in kind; else perhaps on JAX's.
+def _suited(function: RenamedCall, claims: Claims, device: str) -> tuple[ClaimCheck, ArrayKind, CallOutcome[Any]]:
+    """Tensors or NumPy arrays: those with which more of its calls answer in kind; else perhaps arrays of JAX.
 
-    NumPy functions take tensors for arrays a good way, and break or change the type halfway; gradients they
-    have never.
+    NumPy functions take tensors for arrays up to a point, and then raise or change the type; they never have
+    gradients.
     """
-    without = replace(claims, features=claims.features - {Feature.GRADIENTS, Feature.MASK_GRADIENT})
-    given, arrays = TORCH.probe(function, claims, device), NUMPY.probe(function, without, device)
+    forward = replace(claims, features=claims.features - {Feature.GRADIENTS, Feature.MASK_GRADIENT})
+    tensors, arrays = TORCH.check(function, claims, device), NUMPY.check(function, forward, device)
     masks = [(Feature.BOOL_MASK, MASKED), (Feature.FLOAT_MASK, BIASED)]
     cases = [PLAIN, *(case for feature, case in masks if feature in claims)]
-    on_tensors, on_arrays = ([probe.ask(case) for case in cases] for probe in (given, arrays))
-    tensors, plain_arrays = _in_kind(on_tensors, TORCH), _in_kind(on_arrays, NUMPY)
-    if plain_arrays >= max(1, tensors + (not no_gradients(given))):
-        return arrays, NUMPY, on_arrays[0]
-    if not tensors and "jax" in sys.modules:
-        jax = JAX.probe(function, claims, device)
-        if _in_kind([plain := jax.ask(PLAIN)], JAX):
+    of_tensors, of_arrays = ([check.run(case) for case in cases] for check in (tensors, arrays))
+    tensor_answers, array_answers = _in_kind(of_tensors, TORCH), _in_kind(of_arrays, NUMPY)
+    if array_answers >= max(1, tensor_answers + (not no_gradients(tensors))):
+        return arrays, NUMPY, of_arrays[0]
+    if not tensor_answers and "jax" in sys.modules:
+        jax = JAX.check(function, claims, device)
+        if _in_kind([plain := jax.run(PLAIN)], JAX):
             return jax, JAX, plain
-    return given, TORCH, _answered(on_tensors[0], on_arrays[0])
+    return tensors, TORCH, _plain_answer(of_tensors[0], of_arrays[0])
 
 
-def _answered(on_tensors: Trial, on_arrays: Trial) -> Trial:
-    if on_tensors.error and on_arrays.error:
-        both = {on_tensors.error: TORCH.arrays, on_arrays.error: NUMPY.arrays}
-        if len(both) == 1 or ARRAYS_LACK in on_arrays.error:
-            told = on_tensors.error
-        else:
-            told = "; ".join(f"{error} ({arrays})" for error, arrays in both.items())
-        raise TargetError(f"it cannot be called with query, key and value of shape (B, H, L, d): {told}")
-    return on_arrays if on_tensors.error else on_tensors
+def _plain_answer(of_tensors: CallOutcome[Any], of_arrays: CallOutcome[Any]) -> CallOutcome[Any]:
+    if of_tensors.error and of_arrays.error:
+        both = {of_tensors.error: TORCH.arrays, of_arrays.error: NUMPY.arrays}
+        line = of_tensors.error
+        if len(both) == 2 and ARRAYS_LACK not in of_arrays.error:
+            line = "; ".join(f"{error} ({arrays})" for error, arrays in both.items())
+        raise TargetError(f"it cannot be called with query, key and value of shape (B, H, L, d): {line}")
+    return of_arrays if of_tensors.error else of_tensors
 
 
-def _in_kind(trials: list[Trial], kind: Kind) -> int:
+def _in_kind(outcomes: list[CallOutcome[Any]], kind: ArrayKind) -> int:
     """How many answers are of the kind; none count if the first, the plain one, is not."""
-    fits = [bool(trial.parts) and kind.holds(trial.parts[0]) for trial in trials]
+    fits = [bool(parts(outcome)) and kind.is_kind(parts(outcome)[0]) for outcome in outcomes]
     return sum(fits) if fits[0] else 0

@@ -16,12 +16,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
-FORMS = "write FILE.py:NAME or package.module:NAME"
+from attention_conformance.implementations.api.safe_call import error_line
+
+SYNTAX = "write FILE.py:NAME or package.module:NAME"
+SUITE = Path(__file__).resolve().parents[2]
 LISTED = 12
-"""So many names at most are listed in a message."""
+"""The most names that a message lists."""
 
 _helpers: dict[str, str] = {}
-"""Modules that came out of a target's own folder, by name: the next target may have its own of that name."""
+"""Modules imported from a target's own folder, by name: the next target may have its own module of that name."""
 
 
 class TargetError(ValueError):
@@ -29,7 +32,7 @@ class TargetError(ValueError):
 
 
 def _defined(place: str) -> str:
-    """What a file defines that could be meant."""
+    """The names that a file defines, for a message."""
     try:
         body = ast.parse(Path(place).read_text(encoding="utf-8")).body
     except (OSError, ValueError, SyntaxError):
@@ -41,7 +44,7 @@ def _defined(place: str) -> str:
 
 @dataclass(frozen=True)
 class Target:
-    """What stands left and right of the colon: a file or module, and a dotted name in it."""
+    """The two sides of the colon: a file or module, and a dotted name in it."""
 
     place: str
     name: str
@@ -55,10 +58,10 @@ class Target:
         """
         place, colon, name = text.rpartition(":")
         if not colon:
-            raise TargetError(f"target {text!r} has no colon: {FORMS}{_defined(text)}")
+            raise TargetError(f"target {text!r} has no colon: {SYNTAX}{_defined(text)}")
         if not place or not name:
             missing = "NAME" if place else "file or module"
-            raise TargetError(f"target {text!r} has no {missing}: {FORMS}")
+            raise TargetError(f"target {text!r} has no {missing}: {SYNTAX}")
         return cls(place, name)
 
     @property
@@ -76,31 +79,24 @@ class Target:
 def load_target(target: str) -> object:
     """What `FILE.py:NAME` or `package.module:NAME` names; NAME may be dotted.
 
-    A file is imported once, under a private name, with its own folder importable meanwhile; a module is
-    looked for in the current folder too. What a function imports when it is called is not. Where the folder has
-    packages named as the suite's are, it is these that the target gets.
+    A file is imported once, under a private name. During its import its own folder is importable, but not later, when
+    a function imports something as it is called. A module is looked for in the current folder too.
 
     Raises:
         TargetError: there is no such file, module or name, or importing it failed.
     """
     parsed = Target.parse(target)
     module = _from_file(parsed.place) if parsed.is_file else _from_module(parsed.place)
-    found: object = module
+    loaded: object = module
     for name in parsed.name.split("."):
-        found = _attribute(found, name, parsed)
-    return found
-
-
-def told(error: BaseException) -> str:
-    """An exception in one line: its type and the first line of its message."""
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+        loaded = _attribute(loaded, name, parsed)
+    return loaded
 
 
 def _from_file(place: str) -> ModuleType:
     path = Path(place)
     if path.is_dir() or (path.exists() and path.suffix != ".py"):
-        raise TargetError(f"{place!r} is {'a folder' if path.is_dir() else 'no .py file'}: {FORMS}")
+        raise TargetError(f"{place!r} is {'a folder' if path.is_dir() else 'no .py file'}: {SYNTAX}")
     if not path.exists():
         raise TargetError(f"there is no file {place!r}{_nearest(path)}: give a path from the current folder")
     resolved = path.resolve()
@@ -140,7 +136,7 @@ def _from_module(name: str) -> ModuleType:
     except BaseException as error:
         lost = error.name if isinstance(error, ModuleNotFoundError) else None
         if lost and f"{name}.".startswith(f"{lost}."):
-            remedy = f"install it, run from the folder that holds it, or {FORMS}"
+            remedy = f"install it, run from the folder that holds it, or {SYNTAX}"
             raise TargetError(f"there is no module {lost!r}: {remedy}") from error
         raise TargetError(_failed(name, error)) from error
 
@@ -153,14 +149,14 @@ def _failed(place: str, error: BaseException, file: str | None = None) -> str:
         )
     remedy = "make the import work, then run again"
     if isinstance(error, ModuleNotFoundError):
-        remedy = f"install {error.name!r}, or put it beside the file"
+        remedy = f"install {error.name!r}, or put it next to the file"
     if "relative import" in str(error):
         remedy = "name it as package.module:NAME"
-    return f"importing {place!r} raised {told(error)}{_line(error, file)}: {remedy}"
+    return f"importing {place!r} raised {error_line(error)}{_line(error, file)}: {remedy}"
 
 
 def _line(error: BaseException, file: str | None) -> str:
-    """Where in the target's own file, if it is one, the import failed."""
+    """Where the import failed: in the target's own file, if its target is a file."""
     if isinstance(error, SyntaxError) and error.lineno:
         return ""  # its message names file and line
     frames = traceback.extract_tb(error.__traceback__)
@@ -171,31 +167,39 @@ def _line(error: BaseException, file: str | None) -> str:
 
 @contextmanager
 def _importable(folder: str) -> Iterator[None]:
-    sys.path.insert(0, folder)
+    """The folder can be imported from; the suite's own cannot: its rooms are named as parts of many projects are."""
+    own = [place for place in sys.path if Path(place).resolve() == SUITE]
+    sys.path[:] = [folder, *(place for place in sys.path if place not in own)]
     importlib.invalidate_caches()
     try:
         with warnings.catch_warnings():
-            # Where warnings count as errors, as in pytest here, that is not meant for what a target imports.
+            # pytest here turns warnings into errors, which is not meant for what a target imports.
             warnings.simplefilter("ignore")
             yield
     finally:
         if folder in sys.path:
             sys.path.remove(folder)
+        sys.path[:0] = own
 
 
 @contextmanager
 def _helpers_of(folder: Path) -> Iterator[None]:
-    """Two targets may each have a helpers.py beside them: each gets its own."""
-    mine = {p.stem if p.suffix == ".py" else p.name for p in folder.iterdir()}
+    """Two targets may each have a helpers.py in their folders: each gets its own."""
+    own_names = {p.stem if p.suffix == ".py" else p.name for p in folder.iterdir()}
     for name, owner in list(_helpers.items()):
-        if name.partition(".")[0] in mine and owner != str(folder):
+        if name.partition(".")[0] in own_names and owner != str(folder):
             sys.modules.pop(name, None)
     before = set(sys.modules)
     yield
     for name in set(sys.modules) - before:
-        file = getattr(sys.modules[name], "__file__", None)
-        if file and folder in Path(file).parents:
+        if any(folder in Path(place).parents for place in _places(sys.modules[name])):
             _helpers[name] = str(folder)
+
+
+def _places(module: ModuleType) -> list[str]:
+    """The file of a module; the first file that a package without __init__.py would have, which has no file."""
+    file = getattr(module, "__file__", None)
+    return [file] if file else [str(Path(folder) / "__init__.py") for folder in getattr(module, "__path__", ())]
 
 
 def _attribute(owner: object, name: str, target: Target) -> object:
@@ -204,16 +208,16 @@ def _attribute(owner: object, name: str, target: Target) -> object:
     except AttributeError:
         raise TargetError(_absent(owner, name, target)) from None
     except Exception as error:
-        raise TargetError(f"{target.place!r} has {name!r}, but reading it raised {told(error)}") from error
+        raise TargetError(f"{target.place!r} has {name!r}, but reading it raised {error_line(error)}") from error
 
 
 def _absent(owner: object, name: str, target: Target) -> str:
-    held: dict[str, object] = dict(getattr(owner, "__dict__", {}))
-    names = [n for n, thing in held.items() if callable(thing) and not n.startswith("_")]
-    own = [n for n in names if getattr(held[n], "__module__", None) == getattr(owner, "__name__", "")]
+    attributes: dict[str, object] = dict(getattr(owner, "__dict__", {}))
+    names = [n for n, value in attributes.items() if callable(value) and not n.startswith("_")]
+    own = [n for n in names if getattr(attributes[n], "__module__", None) == getattr(owner, "__name__", "")]
     near = difflib.get_close_matches(name, names, n=1)
-    meant = f"; did you mean {near[0]!r}?" if near else "."
+    suggestion = f"; did you mean {near[0]!r}?" if near else "."
     listed = sorted(own or names)[:LISTED]
-    there = f"It has: {', '.join(listed)}" if listed else "It has nothing that can be called"
+    available = f"It has: {', '.join(listed)}" if listed else "It has nothing that can be called"
     where = target.place if isinstance(owner, ModuleType) else target.name.rpartition(f".{name}")[0]
-    return f"{where!r} has no name {name!r}{meant} {there}"
+    return f"{where!r} has no name {name!r}{suggestion} {available}"

@@ -1,12 +1,11 @@
-"""Module classes as candidates: built and called as torch.nn.MultiheadAttention, or a part of it."""
+"""Modules: how a module class is built and called, like torch.nn.MultiheadAttention or a part of it."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 from functools import partial
 from typing import Any
 
@@ -20,36 +19,28 @@ from attention_conformance.implementations.adapters.mha_interface import (
     one_mask,
     polarised,
 )
-from attention_conformance.implementations.adapters.native import WITHOUT_WEIGHTS
 from attention_conformance.implementations.adapters.op_options import extra_options
 from attention_conformance.implementations.adapters.tensors import Tensors
-from attention_conformance.implementations.adapters.torch_module import torch_module
-from attention_conformance.implementations.api.contract import Claims, Implementation, Result, Unsupported
-from attention_conformance.implementations.discovery.constructors import WIDTH, Constructor, built, constructor
-from attention_conformance.implementations.discovery.loading import TargetError
-from attention_conformance.implementations.discovery.option_detection import (
-    drops_output,
-    option_claims,
-    with_observed,
-    without,
-)
-from attention_conformance.implementations.discovery.probing import (
+from attention_conformance.implementations.adapters.torch_module import TorchModule, torch_module
+from attention_conformance.implementations.api.contract import Claims, Unsupported
+from attention_conformance.implementations.api.safe_call import safe_call
+from attention_conformance.implementations.discovery.claim_checks import (
     BIASED,
     CAUSAL,
+    EXTENTS,
     MASKED,
     PLAIN,
-    Choosing,
-    Probe,
-    Run,
+    ClaimCheck,
     check_answer,
-    find_extras,
-    same,
-    settle,
+    equal_outputs,
+    parts,
 )
+from attention_conformance.implementations.discovery.constructors import WIDTH, Constructor, built, constructor
+from attention_conformance.implementations.discovery.extras import Chosen, Extra, find_extras, ignored_parts
+from attention_conformance.implementations.discovery.loading import TargetError
+from attention_conformance.implementations.discovery.parameters import check_parameters, find_places, named_parameters
 from attention_conformance.implementations.discovery.signatures import (
     ADAPTER,
-    OPTIONS,
-    SWALLOWED,
     Options,
     check_order,
     positional,
@@ -58,7 +49,12 @@ from attention_conformance.implementations.discovery.signatures import (
     role,
     takes_any,
 )
-from attention_conformance.implementations.discovery.spellings import check_parameters, find_places, held
+from attention_conformance.implementations.discovery.vocabulary import (
+    KNOWN_NAMES,
+    KWARGS_OF_FORWARD,
+    WEIGHTS_RETURNED,
+    MaskForm,
+)
 from attention_conformance.spec.cases import Case, MaskShape, Padding
 from attention_conformance.spec.features import Conventions, Feature, Polarity, Scope
 from attention_conformance.spec.problem import Problem
@@ -77,196 +73,166 @@ ALWAYS = frozenset(
         Feature.ALTERNATIVES,
     }
 )
+NO_OPTIONS = Options({})
 BY_PARAMETER = {"b_q": Feature.BIAS, "w_o": Feature.OUTPUT_PROJECTION, "b_o": Feature.OUTPUT_BIAS}
 """What a parameter claims that the module has."""
 
 
-class Form(StrEnum):
-    """The shape in which a module takes its attention mask."""
-
-    FLAT = "(B * H, Lq, Lk)"
-    FULL = "(B, H, Lq, Lk)"
-    SHARED = "(Lq, Lk)"
-    EITHER = "(Lq, Lk) where it is the same for all samples and heads, (B * H, Lq, Lk) elsewhere"
-
-
 @dataclass(frozen=True)
-class Calling:
+class ModuleCall:
     """How a module is called.
 
     Attributes:
         inputs: 3, query, key and value, or 1, the input of self-attention.
         options: what its forward takes besides.
-        asked: given in every call: that it shall return the weights, if it can.
-        hint: whether its causal flag describes a mask that is passed with it, as in nn.MultiheadAttention.
-        floats: whether a padding mask beside a float mask is one of floats, as nn.MultiheadAttention wants it.
+        polarity: what True means in its boolean masks.
+        length_first: whether its layout is (L, B, E), not (B, L, E).
+        form: the shape in which it takes attention masks.
+        flag_with_mask: whether its causal flag describes a mask that is passed with it, as in nn.MultiheadAttention.
+        float_padding: whether a padding mask together with a float mask is one of floats, as in nn.MultiheadAttention.
+        always: given in every call, such as that it shall return the weights.
     """
 
-    inputs: int
-    options: Options
-    polarity: Polarity
+    inputs: int = 3
+    options: Options = NO_OPTIONS
+    polarity: Polarity = Polarity.MASKED_OUT
     length_first: bool = False
-    form: Form = Form.FLAT
-    hint: bool = True
-    floats: bool = True
-    asked: Mapping[str, object] = field(default_factory=dict)
+    form: MaskForm = MaskForm.FLAT
+    flag_with_mask: bool = True
+    float_padding: bool = True
+    always: Mapping[str, object] = field(default_factory=dict)
 
     def __call__(self, module: nn.Module, given: Tensors, problem: Problem) -> Any:
-        """The module's answer to the problem's tensors, with the output turned to (B, Lq, width)."""
+        """The module's answer to the problem's tensors, with the output as (B, Lq, width)."""
         return self.bound_call(module, given, problem)()
 
     def bound_call(self, module: nn.Module, given: Tensors, problem: Problem) -> Callable[[], Any]:
         """The same, with layout, masks and options converted."""
-        rotated = {x: x.transpose(0, 1) if self.length_first else x for x in dict.fromkeys(inputs_of(given))}
-        inputs = [rotated[x] for x in inputs_of(given)][: self.inputs]
-        call = partial(module, *inputs, **self.options.renamed(self._asked(given, problem)), **self.asked)
-        return (lambda: _output_turned(call())) if self.length_first else call
+        arranged = {x: x.transpose(0, 1) if self.length_first else x for x in dict.fromkeys(inputs_of(given))}
+        inputs = [arranged[x] for x in inputs_of(given)][: self.inputs]
+        call = partial(module, *inputs, **self.options.renamed(self._options(given, problem)), **self.always)
+        return (lambda: _batch_first(call())) if self.length_first else call
 
-    def _asked(self, given: Tensors, problem: Problem) -> dict[str, Any]:
-        asked = dict(mask_options(given, problem, self.polarity))
-        if not self.floats and "key_padding_mask" in asked:
-            asked["key_padding_mask"] = polarised(given["key_padding_mask"], self.polarity)
-        if problem.causal and not (self.hint and "bool_mask" in self.options):
-            asked.pop("attn_mask")
-        if "attn_mask" in asked:
-            asked["attn_mask"] = self._formed(asked["attn_mask"], given, problem)
-        further = extra_options(problem, given).items()
-        asked |= {name: option for name, option in further if name in self.options}
-        return asked | ({} if problem.scale is None else {"scale": problem.scale})
+    def _options(self, given: Tensors, problem: Problem) -> dict[str, Any]:
+        options = dict(mask_options(given, problem, self.polarity))
+        if not self.float_padding and "key_padding_mask" in options:
+            options["key_padding_mask"] = polarised(given["key_padding_mask"], self.polarity)
+        if problem.causal and not self.takes_mask_with_flag:
+            options.pop("attn_mask")
+        if "attn_mask" in options:
+            options["attn_mask"] = self._formed(options["attn_mask"], given, problem)
+        extra = extra_options(problem, given).items()
+        options |= {name: option for name, option in extra if name in self.options}
+        return options | ({} if problem.scale is None else {"scale": problem.scale})
+
+    @property
+    def takes_mask_with_flag(self) -> bool:
+        """Whether its causal flag comes with a mask."""
+        return self.flag_with_mask and "bool_mask" in self.options
 
     def _formed(self, mask: torch.Tensor, given: Tensors, problem: Problem) -> torch.Tensor:
         """The mask as `mask_options` gives it, (B * H, Lq, Lk) or (Lq, Lk), in the form that is taken."""
-        if "attn_mask" not in given and self.form is not Form.FULL:
+        if "attn_mask" not in given and self.form is not MaskForm.FULL:
             return mask
-        if self.form is Form.FULL:
+        if self.form is MaskForm.FULL:
             heads = (problem.query.shape[0], problem.num_heads)
             return mask.view(*heads, *mask.shape[1:]) if mask.ndim == 3 else mask[None, None]
-        shared = self.form is Form.SHARED or (self.form is Form.EITHER and given["attn_mask"].ndim == 2)
-        return polarised(given["attn_mask"], self.polarity) if shared else mask
+        same = self.form is MaskForm.SHARED or (self.form is MaskForm.EITHER and given["attn_mask"].ndim == 2)
+        return polarised(given["attn_mask"], self.polarity) if same else mask
 
 
-def _output_turned(answer: Any) -> Any:
+def _batch_first(answer: Any) -> Any:
     if isinstance(answer, tuple):
-        return (_output_turned(answer[0]), *answer[1:])
+        return (_batch_first(answer[0]), *answer[1:])
     return answer.transpose(0, 1) if isinstance(answer, torch.Tensor) and answer.ndim > 1 else answer
 
 
-def module_candidate(name: str, kind: type[nn.Module], settings: Mapping[str, str], device: str) -> Implementation:
-    """Wraps a module class; what its constructor and forward do not take is not claimed.
-
-    True in its boolean masks means masked out, as in torch.nn.MultiheadAttention, unless the settings say so.
-
-    Raises:
-        TargetError: it cannot be built, filled with weights or called.
-        ValueError: a setting that does not exist.
-    """
-    conventions = Conventions(bool_mask=Polarity.MASKED_OUT).claiming(settings)
-    make, calling = constructor(kind), _calling(kind, conventions.bool_mask)
-    with torch.random.fork_rng(devices=[]):
-        module = built(make)
-        check_parameters(module, (WIDTH,) * 3)
-        features = _features(module, calling) | _width_features(make) | make.features
-        calling = replace(calling, length_first=_length_first(module, calling.inputs))
-    claims = Claims(Scope.MODULE, features, conventions, fit=one_mask)
-    probe = Probe(calling, _adapter(make, evaluating=False), claims, device)
-    return _settled(name, make, probe, calling, "returned-weights" not in settings)
-
-
-def _settled(name: str, make: Constructor, probe: Probe, calling: Calling, observing: bool) -> Implementation:
-    """The implementation that a few calls leave; if observing, what they show of returned weights is claimed."""
-    first, second = probe.ask(PLAIN), probe.ask(PLAIN)
-    check_answer(first, lambda answer: isinstance(answer, torch.Tensor), "a tensor")
-    random = not second.error and not same(first, second)
-    probe = replace(probe, adapt=_adapter(make, evaluating=random))
-    calling = _with_padding(_with_hint(_with_form(calling, probe), probe), probe)
-    fits = _shared if calling.form is Form.SHARED else one_mask
-    probe = replace(probe, function=calling, claims=replace(probe.claims, fit=fits))
-    extras = find_extras(probe.ask(PLAIN), Scope.MODULE)
-    probe, further = _further(probe, make.features | calling.options.named, random)
-    claims, notes = settle(with_observed(probe, extras) if observing else probe)
-    run = _adapter(make, evaluating=random, extras=extras.names)(extras.choosing(calling))
-    alternatives = _ways(make, calling, random, probe)
-    mode = ["in eval mode, because it answers at random in training mode"] if random else []
-    layout = "(L, B, E)" if calling.length_first else "(B, L, E)"
-    about = "; ".join([f"a module class, {layout}", *calling.options.notes, *mode, *extras.notes, *notes, *further])
-    return Implementation(
-        name,
-        extras.claimed(claims, bool(alternatives)),
-        run,
-        about,
-        construct=_construct(make),
-        alternatives=alternatives,
-    )
-
-
-def _further(probe: Probe, named: Set[Feature], random: bool) -> tuple[Probe, list[str]]:
-    """The probe without further claims that are not borne out, and notes on them."""
-    dropping = {Feature.DROPOUT, Feature.EVALUATION}
-    if random:
-        return option_claims(without(probe, dropping), named)
-    probe, notes = option_claims(probe, named)
-    if Feature.DROPOUT in probe.claims and drops_output(probe):
-        notes.append("dropout not claimed: it takes out components of the output, where weights are meant")
-        probe = without(probe, dropping)
-    return probe, notes
-
-
-def _ways(make: Constructor, calling: Calling, random: bool, probe: Probe) -> dict[str, Run]:
-    """The other ways to call it that answer a plain question at all."""
-    alternatives = dict(_called_otherwise(make, calling, random)) | dict(_built_otherwise(make, calling, random))
-    return {way: run for way, run in alternatives.items() if probe.answers(run, PLAIN)}
-
-
-def _called_otherwise(make: Constructor, calling: Calling, random: bool) -> Iterator[tuple[str, Run]]:
-    spelled = calling.options.spelled
-    if "need_weights" in spelled:
-        without = replace(calling, asked={spelled["need_weights"]: False})
-        yield WITHOUT_WEIGHTS, _adapter(make, evaluating=random)(_output_of(without))
-        fast = _adapter(make, evaluating=True, context=torch.inference_mode)
-        yield "without weights, in evaluation and inference mode", fast(_output_of(without))
-    if {"need_weights", "average_attn_weights"} <= set(spelled):
-        asked = {spelled["need_weights"]: True, spelled["average_attn_weights"]: True}
-        averaging = replace(calling, asked=asked)
-        yield "with averaged weights", _adapter(make, evaluating=random, extras=("averaged_weights",))(averaging)
-    if calling.form is Form.FLAT and "bool_mask" in spelled:
-        either = replace(calling, form=Form.EITHER)
-        yield "with one mask for all samples and heads", _adapter(make, evaluating=random)(_output_of(either))
-
-
-def _built_otherwise(make: Constructor, calling: Calling, random: bool) -> Iterator[tuple[str, Run]]:
-    called = _output_of(calling)
-    if not random:
-        yield "in evaluation mode", _adapter(make, evaluating=True)(called)
-        yield "in inference mode", _adapter(make, evaluating=False, context=torch.inference_mode)(called)
-    if "batch_first" in make.options:
-        rotated = replace(make, options={**make.options, "batch_first": calling.length_first})
-        other = replace(calling, length_first=not calling.length_first)
-        yield "in the other layout", _adapter(rotated, evaluating=random)(_output_of(other))
-    if make.rates:
-        dropping = replace(make, options={**make.options, **dict.fromkeys(make.rates, 0.5)})
-        yield "in evaluation mode, built with dropout", _adapter(dropping, evaluating=True)(called)
-
-
-def _output_of(calling: Calling) -> Choosing:
-    return Choosing(calling, ())
-
-
-def _construct(make: Constructor) -> Callable[[int, int], object]:
-    return lambda num_heads, width: make(width, num_heads)
-
-
-def _adapter(
+def module_run(
     make: Constructor,
+    call: Callable[[nn.Module, Tensors, Problem], Any],
     *,
-    evaluating: bool,
-    extras: tuple[str, ...] = (),
+    extras: Mapping[int, str] | None = None,
+    evaluating: bool = False,
     context: Callable[[], AbstractContextManager[object]] = nullcontext,
-) -> Callable[[Callable[..., Any]], Callable[[Problem, str], Result]]:
+) -> TorchModule:
+    """A `run` for a module class.
+
+    Args:
+        make: how it is built.
+        call: how it is called, a `ModuleCall`.
+        extras: what its answer has after the output: position -> name in `Result`. Other parts are ignored.
+        evaluating: whether it is put into evaluation mode.
+        context: entered around each forward call.
+    """
+
     def build(problem: Problem) -> nn.Module:
         groups = {} if problem.num_kv_heads == problem.num_heads else {"num_kv_heads": problem.num_kv_heads}
         return build_mha(make, **groups)(problem).train(not evaluating)
 
-    return lambda call: torch_module(build, call, find_places, extras=extras, context=context)
+    named = extras or {}
+    return torch_module(build, Chosen(call, tuple(named)), find_places, extras=tuple(named.values()), context=context)
+
+
+def one_shared_mask(case: Case) -> Case | Unsupported:
+    """The fit of a module that takes one mask (Lq, Lk) for all samples and heads."""
+    return one_mask(replace(case, mask_shape=MaskShape.SHARED))
+
+
+@dataclass(frozen=True)
+class ModulePlan:
+    """How a module class is built and called.
+
+    Attributes:
+        evaluating: it is put into evaluation mode, because it answers at random in training mode.
+        extras: what it returns after its output.
+        check: its claims, as far as constructor, parameters and forward show them.
+        notes: on parts of its answer that are not used.
+    """
+
+    make: Constructor
+    call: ModuleCall
+    evaluating: bool
+    extras: tuple[Extra, ...]
+    check: ClaimCheck
+    notes: tuple[str, ...]
+
+    def run(self, call: ModuleCall | None = None, make: Constructor | None = None, **keywords: Any) -> TorchModule:
+        """A `run`, by default in its own mode; another call or constructor than its own has no extras by default."""
+        own = {extra.position: extra.name for extra in self.extras} if call is None and make is None else {}
+        return module_run(
+            make or self.make, call or self.call, **{"evaluating": self.evaluating, "extras": own, **keywords}
+        )
+
+
+def plan_module(kind: type[nn.Module], conventions: Conventions, device: str) -> ModulePlan:
+    """How the class is built and called.
+
+    Raises:
+        TargetError: it cannot be built, filled with weights or called.
+    """
+    make, call = constructor(kind), _call(kind, conventions.bool_mask)
+    with torch.random.fork_rng(devices=[]):
+        module = built(make)
+        check_parameters(module, (WIDTH,) * 3)
+        features = _features(module, call) | _width_features(make) | make.features
+        call = replace(call, length_first=_length_first(module, call.inputs))
+    check = ClaimCheck(
+        call, partial(module_run, make), Claims(Scope.MODULE, features, conventions, fit=one_mask), device
+    )
+    first, second = check.run(PLAIN), check.run(PLAIN)
+    check_answer(first, lambda answer: isinstance(answer, torch.Tensor), "a tensor")
+    evaluating = not second.error and not equal_outputs(first, second)
+    check = replace(check, adapt=partial(module_run, make, evaluating=evaluating))
+    call = _with_mask_form(call, check)
+    call = _unless_only(call, replace(call, flag_with_mask=False), check, CAUSAL, {"is_causal"})
+    both = replace(BIASED, mask_shape=MaskShape.SHARED, padding=Padding.RIGHT)
+    call = _unless_only(call, replace(call, float_padding=False), check, both, {"key_padding_mask", "float_mask"})
+    if call.form is MaskForm.SHARED:
+        check = replace(check, claims=replace(check.claims, fit=one_shared_mask))
+    check = replace(check, function=call)
+    answer = parts(check.run(PLAIN))
+    extras = find_extras(answer, EXTENTS)
+    return ModulePlan(make, call, evaluating, extras, check, tuple(ignored_parts(answer, extras)))
 
 
 def _width_features(make: Constructor) -> set[Feature]:
@@ -276,7 +242,7 @@ def _width_features(make: Constructor) -> set[Feature]:
     return {Feature.INPUT_WIDTHS}
 
 
-def _calling(kind: type[nn.Module], polarity: Polarity) -> Calling:
+def _call(kind: type[nn.Module], polarity: Polarity) -> ModuleCall:
     """What the class's forward takes.
 
     Raises:
@@ -288,90 +254,67 @@ def _calling(kind: type[nn.Module], polarity: Polarity) -> Calling:
     signature = whole.replace(parameters=list(whole.parameters.values())[1:])
     inputs = _inputs(signature)
     check_order(inputs)
-    swallowed = {**SWALLOWED, "key_padding_mask": "key_padding_mask"}
-    weighing = {"need_weights": "need_weights", "average_attn_weights": "average_attn_weights"}
-    options = read_options(signature, inputs, {**swallowed, **weighing})
-    wanted = {"need_weights": True, "average_attn_weights": False}
-    asked = {options.spelled[option]: wish for option, wish in wanted.items() if option in options}
+    kwargs = {**KWARGS_OF_FORWARD, **{name: name for name in ("key_padding_mask", *WEIGHTS_RETURNED)}}
+    options = read_options(signature, inputs, kwargs)
+    always = {options.spelled[option]: wish for option, wish in WEIGHTS_RETURNED.items() if option in options}
     count = 3 if takes_any(signature, inspect.Parameter.VAR_POSITIONAL) else len(inputs)
     if count not in (1, 3):
         names = ", ".join(p.name for p in inputs)
         raise TargetError(f"its forward takes ({names}): let it take query, key, value or x, {ADAPTER}")
-    return Calling(count, options, polarity, asked=asked)
+    return ModuleCall(count, options, polarity, always=always)
 
 
 def _inputs(signature: inspect.Signature) -> list[inspect.Parameter]:
     """The parameters by position that are required, or called key or value, and are no options."""
-    names = {name for spellings in OPTIONS.values() for name in spellings}
-    others = [p for p in positional(signature) if p.name not in names]
+    others = [p for p in positional(signature) if p.name not in KNOWN_NAMES]
     return [p for p in others if required(p) or role(p.name)][:3]
 
 
-def _features(module: nn.Module, calling: Calling) -> frozenset[Feature]:
-    features = ALWAYS | calling.options.features
-    features |= {feature for name, feature in BY_PARAMETER.items() if name in held(module)}
-    return features | {Feature.CROSS, Feature.KEY_VALUE} if calling.inputs == 3 else features
+def _features(module: nn.Module, call: ModuleCall) -> frozenset[Feature]:
+    features = ALWAYS | call.options.features
+    features |= {feature for name, feature in BY_PARAMETER.items() if name in named_parameters(module)}
+    return features | {Feature.CROSS, Feature.KEY_VALUE} if call.inputs == 3 else features
 
 
-def _length_first(built: nn.Module, inputs: int) -> bool:
-    """Whether its layout is (L, B, E): as it says, or else as no sample depends on another."""
-    if isinstance(told_as := getattr(built, "batch_first", None), bool):
-        return not told_as
+def _length_first(module: nn.Module, inputs: int) -> bool:
+    """Whether its layout is (L, B, E): as its attribute says, or else as no sample depends on another."""
+    if isinstance(batch_first := getattr(module, "batch_first", None), bool):
+        return not batch_first
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(3, 5, WIDTH, generator=generator)
     with torch.no_grad():
-        for parameter in built.parameters():
+        for parameter in module.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=generator) / WIDTH**0.5)
-        try:
-            return not _independent(built.eval(), x, inputs, 0) and _independent(built, x, inputs, 1)
-        except (Exception, SystemExit):
-            return False  # a call of the probe will say what is wrong
+        module.eval()
+        outcome = safe_call(lambda: not _independent(module, x, inputs, 0) and _independent(module, x, inputs, 1))
+    return bool(outcome.value)  # where it raises, a later call shows what is wrong
 
 
 def _independent(module: nn.Module, x: torch.Tensor, inputs: int, axis: int) -> bool:
-    """Whether the last slice along the axis stays when the first changes; a causal token would see that."""
+    """Whether the last slice along the axis stays when the first changes; a causal token would depend on it."""
     changed = x.clone()
     changed.select(axis, 0).add_(1.0)
-    before, after = (_output(module(*(given,) * inputs)) for given in (x, changed))
+    answers = (module(*(given,) * inputs) for given in (x, changed))
+    before, after = (answer[0] if isinstance(answer, tuple) else answer for answer in answers)
     return torch.allclose(before.select(axis, -1), after.select(axis, -1), atol=1e-5)
 
 
-def _output(answer: Any) -> torch.Tensor:
-    output: torch.Tensor = answer[0] if isinstance(answer, tuple) else answer
-    return output
-
-
-def _with_form(calling: Calling, probe: Probe) -> Calling:
-    """The first form of an attention mask that raises no error; the first of all if every one does."""
-    case = MASKED if "bool_mask" in calling.options else BIASED
-    if not {"bool_mask", "float_mask"} & set(calling.options.spelled):
-        return calling
-    for form in (Form.FLAT, Form.FULL, Form.SHARED):
-        formed = replace(calling, form=form)
-        wanted = replace(case, mask_shape=MaskShape.SHARED) if form is Form.SHARED else case
-        if not replace(probe, function=formed).ask(wanted).error:
+def _with_mask_form(call: ModuleCall, check: ClaimCheck) -> ModuleCall:
+    """With the first form of an attention mask that raises no error; the first of all if every one does."""
+    case = MASKED if "bool_mask" in call.options else BIASED
+    if not {"bool_mask", "float_mask"} & set(call.options.spelled):
+        return call
+    for form in (MaskForm.FLAT, MaskForm.FULL, MaskForm.SHARED):
+        formed = replace(call, form=form)
+        shaped = replace(case, mask_shape=MaskShape.SHARED) if form is MaskForm.SHARED else case
+        if not replace(check, function=formed).run(shaped).error:
             return formed
-    return calling
+    return call
 
 
-def _with_hint(calling: Calling, probe: Probe) -> Calling:
-    """A causal flag goes with its mask, as in nn.MultiheadAttention, unless only the flag alone is taken."""
-    if "is_causal" not in calling.options:
-        return calling
-    alone = replace(calling, hint=False)
-    with_mask, without = (replace(probe, function=way).ask(CAUSAL).error for way in (calling, alone))
-    return alone if with_mask and not without else calling
-
-
-def _with_padding(calling: Calling, probe: Probe) -> Calling:
-    """A padding mask beside a float mask is one of floats, unless only a boolean one is taken."""
-    if not {"key_padding_mask", "float_mask"} <= set(calling.options.spelled):
-        return calling
-    case = replace(BIASED, mask_shape=MaskShape.SHARED, padding=Padding.RIGHT)
-    booleans = replace(calling, floats=False)
-    floats, without = (replace(probe, function=way).ask(case).error for way in (calling, booleans))
-    return booleans if floats and not without else calling
-
-
-def _shared(case: Case) -> Case | Unsupported:
-    return one_mask(replace(case, mask_shape=MaskShape.SHARED))
+def _unless_only(call: ModuleCall, other: ModuleCall, check: ClaimCheck, case: Case, options: set[str]) -> ModuleCall:
+    """The call as in nn.MultiheadAttention, unless only the other one raises no error; where it has these options."""
+    if not options <= set(call.options.spelled):
+        return call
+    usual, unusual = (replace(check, function=each).run(case).error for each in (call, other))
+    return other if usual and not unusual else call

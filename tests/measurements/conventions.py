@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 import torch
 
 from attention_conformance.implementations.builtin import BUILTIN
-from attention_conformance.tests.harness.run.observed_conventions import QUESTIONS, observations
+from attention_conformance.tests.harness.judge.observed_conventions import DISAGREEMENTS, observations
 from attention_conformance.tests.measurements.pages import table, write_page
 
 DIFFERS = "differs"
@@ -16,7 +16,7 @@ DIFFERS = "differs"
 
 def main() -> int:
     torch.set_num_threads(1)
-    write_page("conventions.md", _page({each.name: observations(each, QUESTIONS) for each in BUILTIN}))
+    write_page("conventions.md", _page({each.name: observations(each, DISAGREEMENTS) for each in BUILTIN}))
     return 0
 
 
@@ -29,15 +29,15 @@ def _page(observed: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
     yield "implementation does not support the call; *differs* that the results are not the same everywhere: see below"
     yield "the table."
     yield ""
-    yield from (f"{number}. {question.name}" for number, question in enumerate(QUESTIONS, start=1))
+    yield from (f"{number}. {point.name}" for number, point in enumerate(DISAGREEMENTS, start=1))
     yield ""
     yield from table(
-        ("implementation", *(str(number) for number in range(1, len(QUESTIONS) + 1))),
-        ([name, *(_cell(of.get(question.name, "")) for question in QUESTIONS)] for name, of in observed.items()),
+        ("implementation", *(str(number) for number in range(1, len(DISAGREEMENTS) + 1))),
+        ([name, *(_cell(of.get(point.name, "")) for point in DISAGREEMENTS)] for name, of in observed.items()),
     )
     yield ""
     for name, of in observed.items():
-        yield from (f"- {name}, {question}: {answer}." for question, answer in of.items() if ";" in answer)
+        yield from (f"- {name}, {point}: {answer}." for point, answer in of.items() if ";" in answer)
 
 
 def _cell(answer: str) -> str:

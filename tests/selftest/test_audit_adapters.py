@@ -11,11 +11,12 @@ import pytest
 from torch import Tensor
 
 from attention_conformance.implementations.api.contract import Implementation
-from attention_conformance.implementations.discovery.audit.auditing import audit
-from attention_conformance.implementations.discovery.audit.findings import Finding
-from attention_conformance.implementations.discovery.audit.writing import adapter_text
+from attention_conformance.implementations.discovery.adapter_text import adapter_text
+from attention_conformance.implementations.discovery.audit import audit
+from attention_conformance.implementations.discovery.findings import Finding
 from attention_conformance.implementations.discovery.loading import load_target
 from attention_conformance.spec.features import Alignment, Conventions, EmptyRow, Feature, Polarity
+from attention_conformance.tests.cli.audit_command import ORACLE
 from attention_conformance.tests.selftest.sessions import SUITE
 
 pytest_plugins = ["pytester"]
@@ -54,9 +55,9 @@ CLAUSES = ("scores.dot-product", "scores.scale-default", "masks.bool", "masks.em
 
 
 def written(target: str, folder: Path, name: str) -> Path:
-    convention, findings = audit(load_target(target))
+    adapter, findings = audit(load_target(target), ORACLE)
     file = folder / f"{name}.py"
-    file.write_text(adapter_text(target, convention, findings, folder))
+    file.write_text(adapter_text(target, adapter, findings, folder))
     return file
 
 
@@ -152,13 +153,13 @@ def test_that_the_evidence_of_a_candidate_cannot_end_a_comment(tmp_path: Path) -
     def hostile(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None) -> Tensor:
         raise ValueError('a"""b\\\r\nimport os')
 
-    convention, found = audit(load_target("torch.nn.functional:scaled_dot_product_attention"))
+    adapter, found = audit(load_target("torch.nn.functional:scaled_dot_product_attention"), ORACLE)
     evil = [*found, Finding("window", "besides", 'x"""\nraise SystemExit\r\u2028boom')]
     file = tmp_path / "adapter.py"
-    file.write_text(adapter_text("torch.nn.functional:scaled_dot_product_attention", convention, evil, tmp_path))
+    file.write_text(adapter_text("torch.nn.functional:scaled_dot_product_attention", adapter, evil, tmp_path))
     spec = importlib.util.spec_from_file_location("adapter_of_evil", file)
     assert spec is not None
     assert spec.loader is not None
     spec.loader.exec_module(importlib.util.module_from_spec(spec))
     with pytest.raises(Exception, match="no way to call it"):
-        audit(hostile)
+        audit(hostile, ORACLE)

@@ -1,4 +1,4 @@
-"""The auditor's command line and the process that it asks in: crashes, silence and noise cost one answer each."""
+"""The auditor's command line and its process: crashes, silence and noise cost one answer each."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from attention_conformance.implementations.discovery.audit.__main__ import main
+from attention_conformance.tests.cli.audit_command import main
 
 THEIRS = """
 import os, signal, sys, time
@@ -36,24 +36,24 @@ def theirs(tmp_path: Path) -> str:
     return str(tmp_path / "theirs.py")
 
 
-def told(captured: pytest.CaptureFixture[str]) -> str:
+def printed(captured: pytest.CaptureFixture[str]) -> str:
     return " ".join(captured.readouterr().out.split())
 
 
 def test_that_a_crash_and_silence_cost_one_answer_each(theirs: str, capfd: pytest.CaptureFixture[str]) -> None:
     file = Path(theirs).parent / "adapter.py"
     assert main([f"{theirs}:deadly", "--seconds", "4", "--write", str(file)]) == 0
-    out = told(capfd)
+    out = printed(capfd)
     assert "boolean mask no answer killed the process (signal 11)" in out
     assert "window no answer gave no answer in 4 s" in out
-    assert "mask polarity undetermined as masks and other parameters were tried" in out
+    assert "mask polarity undetermined as masks and other parameters were probed" in out
     assert "float mask added" in out
     assert "empty sizes offered" in out
     assert "noise" not in out
     text = file.read_text()
     assert ast.parse(text)
     assert "Feature.FLOAT_MASK" in text
-    assert "Feature.BOOL_MASK" not in text, "what nobody saw is not claimed"
+    assert "Feature.BOOL_MASK" not in text, "what was not observed is not claimed"
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_that_a_crash_and_silence_cost_one_answer_each(theirs: str, capfd: pytes
         ("missing", "has no name 'missing'"),
     ],
 )
-def test_that_a_target_that_cannot_be_used_is_told_in_one_line(
+def test_that_a_target_that_cannot_be_used_is_reported_in_one_line(
     theirs: str, name: str, context: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert main([f"{theirs}:{name}"]) == 4
@@ -82,7 +82,7 @@ def test_that_a_target_that_cannot_be_used_is_told_in_one_line(
         (["a:b", "--write", __file__], "--force to overwrite"),
     ],
 )
-def test_that_nothing_is_asked_where_an_option_cannot_be_used(
+def test_that_nothing_is_probed_where_an_option_cannot_be_used(
     options: list[str], context: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(options) == 4

@@ -99,7 +99,7 @@ class TestGroupedHeads:
             ),
             (
                 "def f(q, *x): return attend(q, *(y if y.shape[1] == q.shape[1] else y.mean(1, True) for y in x))[0]",
-                "; grouped not claimed: it answers fewer key heads, and shares them in no known order",
+                "; grouped not claimed: it answers fewer key heads, and repeats them in no known order",
             ),
         ],
     )

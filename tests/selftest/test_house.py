@@ -40,13 +40,8 @@ FURTHER_LIMITS = {
 """The implementations never see what is expected of them; the report holds plain records."""
 LONGEST = 400
 KNOWN_IMPORTS: dict[str, set[str]] = {
-    "implementations/discovery/audit/further.py": {"reference"},
-    "implementations/discovery/audit/numbers.py": {"reference"},
-    "implementations/discovery/audit/posing.py": {"reference"},
-    "implementations/discovery/audit/sides.py": {"reference"},
     "tests/conformance/test_conventions.py": {"tests.harness.run"},
     "tests/harness/run/plugin.py": {"tests.cli"},
-    "tests/measurements/audit.py": {"tests.selftest"},
 }
 """Imports upwards that are still there, by file."""
 KNOWN_LENGTHS = {"tests/selftest/test_sources.py"}

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from attention_conformance.implementations.discovery.loading import LISTED, Target, TargetError, load_target, told
+from attention_conformance.implementations.api.safe_call import error_line
+from attention_conformance.implementations.discovery.loading import LISTED, Target, TargetError, load_target
 
 FUNCTIONS = """
 import math
@@ -163,7 +164,7 @@ class TestMistakes:
     def test_a_package_that_it_needs_is_missing(self, folder: Path) -> None:
         write(folder, "mine.py", "import nowhere_at_all\n")
         context = error_of("mine.py:f")
-        assert context.endswith("(mine.py, line 1): install 'nowhere_at_all', or put it beside the file")
+        assert context.endswith("(mine.py, line 1): install 'nowhere_at_all', or put it next to the file")
 
     def test_a_relative_import(self, folder: Path) -> None:
         write(folder, "mine.py", "from .other import f\n")
@@ -224,9 +225,9 @@ class TestNames:
         assert error_of("mine.py:f") == "'mine.py' has 'f', but reading it raised RuntimeError: lazy"
 
 
-def test_told_takes_the_first_line_or_the_type() -> None:
-    assert told(ValueError("\nfirst\nsecond")) == "ValueError: first"
-    assert told(ValueError()) == "ValueError"
+def test_an_error_line_has_the_first_line_or_the_type() -> None:
+    assert error_line(ValueError("\nfirst\nsecond")) == "ValueError: first"
+    assert error_line(ValueError()) == "ValueError"
 
 
 def test_parts_of_a_target(folder: Path) -> None:

@@ -12,7 +12,7 @@ from attention_conformance.implementations.adapters.torch_module import Packed
 from attention_conformance.implementations.api.contract import Implementation
 from attention_conformance.implementations.discovery.candidates import candidate
 from attention_conformance.implementations.discovery.modules import ALWAYS
-from attention_conformance.implementations.discovery.spellings import ACCEPTED, LAYERS, find_places, place_of
+from attention_conformance.implementations.discovery.parameters import ACCEPTED, LAYERS, find_places, place_of
 from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Padding
 from attention_conformance.spec.features import Feature, Polarity, Scope
 from attention_conformance.tests.harness.judge.judge import Judge

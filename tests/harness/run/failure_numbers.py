@@ -13,10 +13,11 @@ from attention_conformance.reference.expected import solve
 from attention_conformance.spec.cases import Case
 from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.spec.problem import Array, Problem
+from attention_conformance.tests.harness.explain.failure_artifacts import FOLDER, Explained
 from attention_conformance.tests.harness.explain.reduction import Outcome
 from attention_conformance.tests.harness.judge.comparison import error_ratios
-from attention_conformance.tests.harness.judge.judge import TIERS, Judge
-from attention_conformance.tests.harness.run.failure_artifacts import FOLDER, Explained, Setting
+from attention_conformance.tests.harness.judge.judge import Judge
+from attention_conformance.tests.harness.judge.settings import RunSettings
 from attention_conformance.tests.report.model import FailureRecord, Grid, WeightMap
 
 MOST_KEYS = 64
@@ -27,7 +28,7 @@ SAMPLE = Case(seed=101, score_std=2.0, causal=True).sized(batch=1, num_heads=4, 
 
 
 def failure_record(
-    explained: Explained, implementation: Implementation, setting: Setting, command: str
+    explained: Explained, implementation: Implementation, settings: RunSettings, command: str
 ) -> FailureRecord:
     """A failure, with the numbers of its smallest case if it was reduced."""
     file, reduced = explained.file, explained.found
@@ -40,14 +41,12 @@ def failure_record(
         part=file.part,
         unreduced_reason=explained.without if reduced is None else "",
         script=explained.script,
-        replay_file="" if setting.report is None else f"{FOLDER}/{file.name}.json",
+        replay_file="" if settings.report is None else f"{FOLDER}/{file.name}.json",
         command=command,
     )
     if reduced is None:
         return record
-    return _with_numbers(
-        record, reduced.outcome, Judge(implementation, file.dtype, setting.device, TIERS[setting.tier])
-    )
+    return _with_numbers(record, reduced.outcome, settings.judge(implementation, file.dtype))
 
 
 def _with_numbers(record: FailureRecord, outcome: Outcome, judge: Judge) -> FailureRecord:

@@ -1,0 +1,252 @@
+"""Claim checks: a few small calls that show which claims a candidate can have, before the suite judges them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Set
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from attention_conformance.implementations.adapters.jax_op import is_jax
+from attention_conformance.implementations.api.contract import Claims, Result, Unsupported
+from attention_conformance.implementations.api.fitting import fit
+from attention_conformance.implementations.api.safe_call import CallOutcome, safe_call
+from attention_conformance.implementations.discovery.extra_options import DROPOUT, EXTRA_OPTIONS
+from attention_conformance.implementations.discovery.extras import Extra
+from attention_conformance.implementations.discovery.loading import TargetError
+from attention_conformance.implementations.discovery.probe import HALF, NO_ANSWER, Floats, Recorder, near
+from attention_conformance.spec.cases import Case, MaskKind, Sizes
+from attention_conformance.spec.extensions import NOTHING, Packing
+from attention_conformance.spec.features import Feature, ReturnedWeights
+from attention_conformance.spec.inputs import build
+from attention_conformance.spec.problem import DTYPES, Problem
+
+AdapterRun = Callable[..., Result]
+
+PLAIN = Case(sizes=Sizes(batch=2, num_heads=3, query_length=16, key_length=16, d_k=16, d_v=16))
+"""Sizes that every kernel should take: whether odd ones work is for the suite to find out."""
+EXTENTS = {"B": 2, "H": 3, "Q": 16, "K": 16}
+MASKED = replace(PLAIN, mask=MaskKind.BOOL)
+BIASED = replace(PLAIN, mask=MaskKind.FLOAT)
+CAUSAL = replace(PLAIN, causal=True)
+
+OPTION_CASES = {
+    Feature.GROUPED: PLAIN.sized(num_heads=6, num_kv_heads=3),
+    Feature.DROPOUT: replace(PLAIN, extension=DROPOUT),
+    Feature.EVALUATION: replace(PLAIN, extension=replace(DROPOUT, evaluating=True)),
+    **{each.feature: replace(PLAIN, extension=each.extension, causal=each.causal) for each in EXTRA_OPTIONS},
+}
+"""A case for each claim beyond the core; whether the answer is right is for the suite to find out."""
+NOT_REPEATED = "it answers fewer key heads, and repeats them in no known order"
+NO_EFFECT = "its **kwargs takes it, and nothing changes"
+
+
+@dataclass(frozen=True)
+class ClaimCheck:
+    """A way to call a candidate, the claims that it may have at most, and where it runs.
+
+    Attributes:
+        function: what is called.
+        adapt: makes a `run` of it, such as `torch_op`.
+        claims: cases are fitted to them.
+    """
+
+    function: Callable[..., object]
+    adapt: Callable[[Callable[..., Any]], AdapterRun]
+    claims: Claims
+    device: str = "cpu"
+
+    def without(self, features: Set[Feature]) -> ClaimCheck:
+        """The same with fewer claims."""
+        return replace(self, claims=replace(self.claims, features=self.claims.features - features))
+
+    def run(self, case: Case, dtype: str = "float32", gradients: bool = False) -> CallOutcome[Any]:
+        """What the candidate returns for a case, as near as the claims allow it. Whether it is right is not judged."""
+        fitted = fit(case, self.claims)
+        if isinstance(fitted, Unsupported):
+            return CallOutcome(error=fitted.reason)
+        problem = build(fitted, dtype)
+        return self.answer(problem if gradients else problem.forward_only())
+
+    def answer(self, problem: Problem) -> CallOutcome[Any]:
+        """What the candidate returns for a problem."""
+        recorder = Recorder(self.function)
+        outcome = safe_call(lambda: self.adapt(recorder)(problem.fresh(), self.device))
+        if recorder.answer is not NO_ANSWER:
+            return CallOutcome(recorder.answer)  # an error of the adapter after the call is none of the candidate
+        return CallOutcome(error=outcome.error)
+
+    def ignores(self, case: Case) -> bool:
+        """Whether it answers with the very numbers of the case without mask, causal flag and scale.
+
+        Where the case has something beyond the core, it is that which is left out.
+        """
+        fitted = fit(case, self.claims)
+        if isinstance(fitted, Unsupported):
+            return False
+        problem = build(fitted, "float32").forward_only()
+        core = replace(problem, attn_mask=None, causal=False, scale=None)
+        without = core if case.extension == NOTHING else replace(problem, extension=NOTHING, extras={})
+        first, second = self.answer(problem), self.answer(without)
+        return not first.error and not second.error and equal_outputs(first, second)
+
+    def succeeds(self, run: AdapterRun) -> bool:
+        """Whether another `run` answers the plain case without an exception."""
+        fitted = fit(PLAIN, self.claims)
+        assert not isinstance(fitted, Unsupported)
+        problem = build(fitted, "float32").forward_only()
+        return not safe_call(lambda: run(problem.fresh(), self.device)).error
+
+
+def parts(outcome: CallOutcome[Any]) -> tuple[Any, ...]:
+    """The answer as a tuple of output and extras."""
+    return outcome.value if isinstance(outcome.value, tuple) else (outcome.value,)
+
+
+def _output(outcome: CallOutcome[Any]) -> Floats:
+    output = parts(outcome)[0]
+    return np.asarray(output.detach().cpu() if isinstance(output, torch.Tensor) else output, np.float64)
+
+
+def near_outputs(first: CallOutcome[Any], second: CallOutcome[Any]) -> bool:
+    """Whether two outputs are the same to half of their digits: equal but for rounding."""
+    return near(_output(first), _output(second))
+
+
+def equal_outputs(first: CallOutcome[Any], second: CallOutcome[Any]) -> bool:
+    """Whether two outputs hold the same numbers."""
+    return bool(np.array_equal(_output(first), _output(second), equal_nan=True))
+
+
+def check_answer(outcome: CallOutcome[Any], is_kind: Callable[[object], bool], expected: str) -> None:
+    """Refuses an answer that is neither an array of the kind nor a tuple of one and extras.
+
+    Raises:
+        TargetError: the answer is something else, or there is none.
+    """
+    if outcome.error:
+        raise TargetError(f"it cannot be called, though it has to work in float32 at least: {outcome.error}")
+    answer = outcome.value
+    if not parts(outcome) or not is_kind(parts(outcome)[0]):
+        described = "None" if answer is None else f"an object of type {type(answer).__name__}"
+        if isinstance(answer, tuple):
+            described = f"a tuple of ({', '.join(type(part).__name__ for part in answer)})"
+        raise TargetError(f"it returned {described}: return {expected}, or a tuple that begins with it")
+    if isinstance(answer, tuple) and len(answer) == 1:
+        raise TargetError(f"it returned a tuple of one: return {expected}, without a tuple around it")
+
+
+def option_claims(check: ClaimCheck, named: Set[Feature]) -> tuple[ClaimCheck, list[str]]:
+    """The check without the claims beyond the core that a call refutes, and notes on these.
+
+    Args:
+        check: claims whatever could be.
+        named: the features for which the candidate has a parameter. Such a one is claimed if a call with it succeeds.
+            What only a **kwargs takes has to change something as well; grouped heads without a parameter are claimed
+            if key heads are repeated.
+    """
+    refuted = {f: why for f in OPTION_CASES if f in check.claims and (why := _refuted(f, check, named))}
+    notes = [f"{f} not claimed: {why}" for f, why in refuted.items() if f in named or why == NOT_REPEATED]
+    if ignored := [f for f, why in refuted.items() if why == NO_EFFECT]:
+        notes.append(f"{', '.join(ignored)} not claimed: {NO_EFFECT}")
+    return check.without(set(refuted)), notes
+
+
+def _refuted(feature: Feature, check: ClaimCheck, named: Set[Feature]) -> str:
+    """Why the feature is not claimed; empty if it is."""
+    case = OPTION_CASES[feature]
+    if feature is Feature.QUERY_START:
+        case = replace(case, causal=Feature.CAUSAL in check.claims)
+    if error := check.run(case).error:
+        return error
+    if feature in named:
+        return ""
+    if feature is Feature.GROUPED:
+        return _not_repeated(check)
+    return NO_EFFECT if check.ignores(case) else ""
+
+
+def _not_repeated(check: ClaimCheck) -> str:
+    """Empty if fewer key heads are answered as if each was repeated for its query heads, consecutively or in turn."""
+    fitted = fit(OPTION_CASES[Feature.GROUPED], check.claims)
+    assert not isinstance(fitted, Unsupported)
+    problem = build(fitted, "float32").forward_only()
+    grouped, count = check.answer(problem), problem.num_kv_heads
+    if parts(grouped)[0].shape != (*problem.query.shape[:-1], problem.value.shape[-1]):
+        return "its answer has another shape"
+    groups = problem.num_heads // count
+    orders = [np.repeat(np.arange(count), groups), np.tile(np.arange(count), groups)]
+    repeated = [check.answer(replace(problem, key=problem.key[:, o], value=problem.value[:, o])) for o in orders]
+    return "" if any(not each.error and near_outputs(grouped, each) for each in repeated) else NOT_REPEATED
+
+
+def drops_output(check: ClaimCheck) -> bool:
+    """Whether dropout leaves zeros in the output, where dropped weights leave mixtures."""
+    output = parts(check.run(OPTION_CASES[Feature.DROPOUT]))[0]
+    return bool((output == 0).sum() * 4 > math.prod(output.shape))
+
+
+def with_returned_weights(check: ClaimCheck, extras: Iterable[Extra]) -> ClaimCheck:
+    """The check with the claim whether returned weights are those before dropout, if it has both."""
+    positions = [extra.position for extra in extras if extra.name in ("weights", "averaged_weights")]
+    if not positions or Feature.DROPOUT not in check.claims:
+        return check
+    sums = parts(check.run(OPTION_CASES[Feature.DROPOUT]))[positions[0]].sum(-1)
+    before = bool((abs(sums - 1.0) < HALF).all())
+    observed = ReturnedWeights.BEFORE_DROPOUT if before else ReturnedWeights.AFTER_DROPOUT
+    conventions = replace(check.claims.conventions, returned_weights=observed)
+    return replace(check, claims=replace(check.claims, conventions=conventions))
+
+
+def core_claims(check: ClaimCheck, exact_dtype: bool = False) -> tuple[Claims, tuple[str, ...]]:
+    """The claims without those of the core that a call refutes, and a note on each refuted one.
+
+    Args:
+        check: its plain call works.
+        exact_dtype: whether a half type counts only if the output has it: NumPy computes in wider types silently.
+    """
+    dtypes, notes = _dtypes(check, exact_dtype)
+    refuted = {}
+    if Feature.VALUE_WIDTH in check.claims:
+        refuted[Feature.VALUE_WIDTH] = check.run(PLAIN.sized(d_v=8)).error
+    if Feature.GRADIENTS in check.claims:
+        refuted[Feature.GRADIENTS] = refuted[Feature.MASK_GRADIENT] = no_gradients(check)
+    outcomes = (check.run(PLAIN.sized(**{extent: 0})) for extent in ("key_length", "batch"))
+    refuted[Feature.EMPTY_SIZES] = next((outcome.error for outcome in outcomes if outcome.error), "")
+    lost = {feature: why for feature, why in refuted.items() if why and feature in check.claims}
+    notes += [f"{feature} not claimed: {why}" for feature, why in lost.items()]
+    return replace(check.without(set(lost)).claims, dtypes=dtypes), tuple(notes)
+
+
+def _dtypes(check: ClaimCheck, exact_dtype: bool) -> tuple[tuple[str, ...], list[str]]:
+    errors = {dtype: check.run(PLAIN, dtype).error for dtype in DTYPES}
+    for case in (MASKED, BIASED) if not all(errors.values()) else ():
+        masked = {dtype: check.run(case, dtype).error for dtype in DTYPES}
+        if not masked["float32"]:
+            errors = {dtype: error or masked[dtype] for dtype, error in errors.items()}
+    for dtype in ("bfloat16", "float16"):
+        if exact_dtype and not errors[dtype]:
+            output = parts(check.run(PLAIN, dtype))[0]
+            errors[dtype] = "" if output.dtype == DTYPES[dtype] else f"it answers in {output.dtype}"
+    notes = [f"{dtype} not claimed: {error}" for dtype, error in errors.items() if error]
+    return tuple(dtype for dtype, error in errors.items() if not error), notes
+
+
+def no_gradients(check: ClaimCheck) -> str:
+    """Why its output does not require grad where its inputs do; empty if it does."""
+    outcome = check.run(PLAIN, gradients=True)
+    output = parts(outcome)[0] if parts(outcome) else None
+    if outcome.error or getattr(output, "requires_grad", False) or is_jax(output):
+        return outcome.error
+    return "its output does not require grad"
+
+
+def one_set_of_ids(case: Case) -> Case | Unsupported:
+    """The fit of an interface with one array of segment ids for queries and keys alike."""
+    if case.extension.packing is Packing.EMPTY_SEGMENT:
+        return Unsupported("queries and keys have the same segment ids, so that no query is without a key")
+    packed = case.extension.packing is Packing.SEGMENTS
+    return case.sized(query_length=case.sizes.key_length) if packed else case

@@ -1,0 +1,93 @@
+"""Extras: what a callable returns in addition to its output, recognized by its shape."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import permutations
+from typing import Any
+
+from attention_conformance.implementations.adapters.native import bound
+from attention_conformance.spec.features import Feature
+
+AXES: Mapping[str, str] = {"weights": "BHQK", "log_sum_exp": "BHQ", "averaged_weights": "BQK"}
+"""The names of extras in `Result`, and their axes there."""
+EXTRA_FEATURES: Mapping[str, Feature] = {name: Feature(name.replace("_", "-")) for name in AXES}
+
+
+@dataclass(frozen=True)
+class Extra:
+    """A part of the answer after the output.
+
+    Attributes:
+        position: in the answer.
+        name: in `Result`.
+        axes: its axes as it is returned; N is B and H in one.
+    """
+
+    position: int
+    name: str
+    axes: str
+
+
+def find_extras(parts: Sequence[Any], extents: Mapping[str, int], rearranged: bool = False) -> tuple[Extra, ...]:
+    """The first part of each shape among those after the output.
+
+    Args:
+        parts: the answer.
+        extents: of the axes B, H, Q and K in the problem that was answered.
+        rearranged: whether extras with their axes in another order count.
+    """
+    extras: dict[str, Extra] = {}
+    for position, part in enumerate(parts[1:], start=1):
+        shape = tuple(getattr(part, "shape", ()))
+        for name, arrangement in _arrangements(rearranged):
+            if shape == tuple(_extent(axis, extents) for axis in arrangement):
+                extras.setdefault(name, Extra(position, name, arrangement))
+                break
+    return tuple(sorted(extras.values(), key=lambda extra: extra.position))
+
+
+def _arrangements(rearranged: bool) -> Iterator[tuple[str, str]]:
+    for name, axes in AXES.items():
+        yield name, axes
+    for name, axes in AXES.items() if rearranged else ():
+        yield from ((name, "".join(order)) for order in permutations(axes))
+        if "BH" in axes:
+            yield name, axes.replace("BH", "N")
+
+
+def _extent(axis: str, extents: Mapping[str, int]) -> int:
+    return extents["B"] * extents["H"] if axis == "N" else extents.get(axis, -1)
+
+
+def ignored_parts(parts: Sequence[Any], extras: Iterable[Extra]) -> list[str]:
+    """A note on each part after the output that is not used."""
+    used = {extra.position for extra in extras}
+    return [
+        f"part {position} of its answer is ignored: {type(part).__name__} {tuple(getattr(part, 'shape', ()))}"
+        for position, part in enumerate(parts)
+        if position and position not in used and part is not None
+    ]
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A function with only the output and the extras at some positions in its answer."""
+
+    function: Callable[..., object]
+    positions: tuple[int, ...] = ()
+
+    def __call__(self, *inputs: Any, **options: Any) -> Any:
+        """The chosen parts of the function's answer."""
+        return self._chosen(self.function(*inputs, **options))
+
+    def bound_call(self, *inputs: Any, **options: Any) -> Callable[[], Any]:
+        """The same call, prepared."""
+        call = bound(self.function, *inputs, **options)
+        return lambda: self._chosen(call())
+
+    def _chosen(self, answer: Any) -> Any:
+        if not isinstance(answer, tuple):
+            return answer
+        return (answer[0], *(answer[position] for position in self.positions)) if self.positions else answer[0]

@@ -1,0 +1,119 @@
+"""Probes of extra options: windows, caps, positions, sinks and documents, each compared with the known answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from attention_conformance.implementations.discovery.extra_options import EXTRA_OPTIONS, OFFERED, ExtraOption, drawn
+from attention_conformance.implementations.discovery.findings import (
+    ABSENT,
+    IGNORED,
+    Facts,
+    Finding,
+    refused,
+    the_one,
+)
+from attention_conformance.implementations.discovery.probe import (
+    KEYS,
+    Floats,
+    Setup,
+    Subject,
+    revealed,
+    rounded,
+)
+from attention_conformance.implementations.discovery.probe_masks import empty_row
+from attention_conformance.implementations.discovery.probe_scores import key_products
+from attention_conformance.spec.extensions import Extension, Packing
+from attention_conformance.spec.features import Scope
+from attention_conformance.spec.problem import Problem
+
+SHOWN_IN_WEIGHTS = ("window", "segments", "cumulative lengths")
+
+
+def probe_of(option: ExtraOption) -> Callable[[Subject, Facts], Iterator[Finding]]:
+    """The probe of one option."""
+
+    def probe(subject: Subject, facts: Facts) -> Iterator[Finding]:
+        if not option.module_only or subject.interface.scope is Scope.MODULE:
+            yield _finding(subject, option)
+
+    return probe
+
+
+def problem_with(subject: Subject, option: ExtraOption) -> Problem:
+    """The problem that uses an option."""
+    extension = option.extension
+    setup = Setup(
+        query_length=5 if extension.query_start else KEYS,
+        batch=1 if extension.packing is Packing.LENGTHS else 2,
+        extension=extension,
+    )
+    problem = subject.problem(setup.given(causal=option.causal))
+    problem = replace(problem, extras=option.arrays(problem.num_heads, KEYS))
+    if extension.bias_kv:
+        width = problem.parameters["w_k"].shape[1]
+        learned = {"bias_k": drawn(width), "bias_v": drawn(width) * np.resize([1.0, -1.0, 2.0], width)}
+        problem = replace(problem, parameters={**problem.parameters, **learned})
+    return rounded(problem, subject.dtype)
+
+
+def _finding(subject: Subject, option: ExtraOption) -> Finding:
+    problem = problem_with(subject, option)
+    reply = subject.reply(problem)
+    if reply.error:
+        return refused(option.topic, reply.error)
+    parameters = {n: a for n, a in problem.parameters.items() if not n.startswith("bias_")}
+    without = replace(problem, extension=Extension(), extras={}, parameters=parameters)
+    if subject.near(reply.output, subject.reply(without).output):
+        return Finding(option.topic, ABSENT, IGNORED)
+    expected = {name: subject.expected(problem, conventions) for name, conventions in option.meanings.items()}
+    fits = [name for name, each in expected.items() if subject.near(reply.output, each)]
+    observed, evidence = revealed(reply, problem), ""
+    if option.topic in SHOWN_IN_WEIGHTS and not observed.error:
+        evidence = f"query 4 used keys {observed.keys_of((0, 0, 4))}"
+    if len(fits) != 1:
+        evidence = f"it changes the answer, to none that is known. {evidence}".strip()
+    return the_one(option.topic, fits, evidence)
+
+
+def row_beyond_window(subject: Subject, facts: Facts) -> Iterator[Finding]:
+    """A query that a window leaves no key, which is answered as one that the causal flag leaves none."""
+    if facts.answer("causal alignment") != "top-left" or not facts.answer("window") or facts.absent("window"):
+        return
+    setup = Setup(query_length=6, key_length=3, extension=Extension(left=1)).given(causal=True)
+    finding = empty_row(subject, "row emptied by the causal flag", setup, (slice(None), 5))
+    if finding.determined and finding.answer not in ("refused", "as if unmasked"):
+        evidence = f"causal with a window of 1 to the left, Lq 6, Lk 3, query 5: {finding.evidence}"
+        yield replace(finding, evidence=evidence)
+
+
+def softcap_order(subject: Subject, facts: Facts) -> Iterator[Finding]:
+    """Whether scores are capped before a float mask is added."""
+    if facts.answer("softcap") != OFFERED or facts.answer("float mask") != "added":
+        return
+    mask = np.random.default_rng(9).standard_normal((KEYS, KEYS)) * 2.0
+    softcap = next(option for option in EXTRA_OPTIONS if option.topic == "softcap")
+    problem = rounded(replace(problem_with(subject, softcap), attn_mask=mask), subject.dtype)
+    output = subject.reply(problem).output
+    known = {"cap before mask": subject.expected(problem), "mask before cap": _capped_after(subject, problem)}
+    fits = [name for name, each in known.items() if subject.near(output, each)]
+    evidence = "float mask of up to 4, cap 1.5"
+    yield the_one("softcap order", fits, evidence)
+
+
+def _capped_after(subject: Subject, problem: Problem) -> Floats:
+    """The answer where mask and scores are capped together: the softmax of cap(scores + mask)."""
+    cap, mask = problem.extension.softcap, problem.attn_mask
+    assert cap is not None
+    assert mask is not None
+    scores = key_products(problem) * subject.interface.width**-0.5 + mask.astype(np.float64)
+    capped = cap * np.tanh(scores / cap)
+    weights = np.exp(capped - capped.max(-1, keepdims=True))
+    output = np.zeros((*weights.shape[:3], subject.interface.width))
+    output[..., : weights.shape[-1]] = weights / weights.sum(-1, keepdims=True)
+    if problem.scope is Scope.MODULE:
+        return output.swapaxes(1, 2).reshape(*output.shape[:1], output.shape[2], -1)
+    return output

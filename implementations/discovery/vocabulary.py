@@ -1,0 +1,95 @@
+"""The vocabulary of callables: the parameter names that the suite knows, and what each of them means."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from attention_conformance.spec.features import Feature
+
+INPUTS = ("query", "key", "value")
+ROLES = {
+    "query": {"q", "qs", "xq", "query", "queries"},
+    "key": {"k", "ks", "xk", "key", "keys"},
+    "value": {"v", "vs", "xv", "value", "values"},
+}
+"""Words in the names of inputs; one of them is a word of the parameter's name."""
+HEAD_COUNTS = ("num_heads", "n_heads", "nheads", "n_head", "num_head", "heads", "h", "n_h")
+"""Parameters that take the number of heads."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """Something that a callable may be given besides its inputs.
+
+    Attributes:
+        parameters: the parameters that take it, the preferred one first.
+        features: what a callable that takes it claims.
+        neutral: what a required parameter is given where a problem does not use it.
+    """
+
+    parameters: tuple[str, ...]
+    features: tuple[Feature, ...] = ()
+    neutral: object = None
+
+
+OPTIONS: Mapping[str, Option] = {
+    "bool_mask": Option(("attn_mask", "mask", "attention_mask"), (Feature.BOOL_MASK,)),
+    "float_mask": Option(
+        ("attn_bias", "bias", "attn_mask", "mask", "attention_mask"), (Feature.FLOAT_MASK, Feature.MASK_GRADIENT)
+    ),
+    "key_padding_mask": Option(("key_padding_mask",), (Feature.KEY_PADDING,)),
+    "is_causal": Option(("is_causal", "causal"), (Feature.CAUSAL,), neutral=False),
+    "scale": Option(("scale",), (Feature.SCALE,)),
+    "need_weights": Option(("need_weights",), neutral=False),
+    "average_attn_weights": Option(("average_attn_weights",)),
+    "enable_gqa": Option(("enable_gqa",), (Feature.GROUPED,), neutral=False),
+    "dropout_p": Option(("dropout_p",), (Feature.DROPOUT,)),
+    "training": Option(("training",), (Feature.EVALUATION,)),
+    "window_size": Option(("window_size",), (Feature.WINDOW,), neutral=(-1, -1)),
+    "softcap": Option(("softcap", "logits_soft_cap", "logit_cap"), (Feature.SOFTCAP,)),
+    "rotary_base": Option(("rotary_base",), (Feature.ROTARY,)),
+    "query_start": Option(("query_start", "q_offset"), (Feature.QUERY_START,)),
+    "alibi_slopes": Option(("alibi_slopes",), (Feature.ALIBI,)),
+    "relative_bias": Option(("relative_bias",), (Feature.RELATIVE_BIAS,)),
+    "sinks": Option(("sinks", "sink"), (Feature.SINKS,)),
+    "add_zero_attn": Option(("add_zero_attn",), (Feature.ZERO_ATTN,), neutral=False),
+    "head_gates": Option(("head_gates",), (Feature.HEAD_GATES,)),
+    "query_segments": Option(("query_segments", "q_segment_ids", "segment_ids"), (Feature.SEGMENTS,)),
+    "key_segments": Option(("key_segments", "kv_segment_ids")),
+    "cu_seqlens_q": Option(("cu_seqlens_q",), (Feature.CUMULATIVE_LENGTHS,)),
+    "cu_seqlens_k": Option(("cu_seqlens_k",)),
+}
+"""Options by the suite's own names.
+
+A mask is passed under the same name, be it boolean or float. Where there is a parameter for a bias, float masks go
+there; a bias alone takes no boolean mask.
+"""
+KNOWN_NAMES: Mapping[str, str] = {name: option for option, entry in OPTIONS.items() for name in entry.parameters}
+"""Every known parameter name, and an option that it takes."""
+PARTNERS = {"query_segments": "key_segments", "cu_seqlens_q": "cu_seqlens_k"}
+"""An option about queries, and the one about keys that it needs."""
+DISPENSABLE = ("enable_gqa", "key_segments")
+"""Options that are left out where a callable has no parameter for them: shapes, or the ids of queries, imply them."""
+WEIGHTS_RETURNED: Mapping[str, object] = {"need_weights": True, "average_attn_weights": False}
+"""What makes a callable return the weights of each head."""
+KWARGS_OF_FORWARD = {"bool_mask": "attn_mask", "float_mask": "attn_mask", "is_causal": "is_causal"}
+"""Options that the **kwargs of a forward may take, and their names there; a call shows whether they have an effect."""
+KWARGS_OF_FUNCTION = KWARGS_OF_FORWARD | {
+    option: option
+    for option, entry in OPTIONS.items()
+    if (entry.features or option in PARTNERS.values())
+    and option not in ("bool_mask", "float_mask", "key_padding_mask", "training")
+}
+
+
+class MaskForm(StrEnum):
+    """The shape in which an attention mask is taken."""
+
+    GIVEN = "whatever broadcasts to (B, H, Lq, Lk)"
+    FULL = "(B, H, Lq, Lk)"
+    FLAT = "(B * H, Lq, Lk)"
+    SAMPLE = "(B, Lq, Lk)"
+    SHARED = "(Lq, Lk)"
+    EITHER = "(Lq, Lk) where it is the same for all samples and heads, (B * H, Lq, Lk) elsewhere"

@@ -1,0 +1,181 @@
+"""Measures the auditor on implementations whose claims are known, and not shown to it: `make audit-score`."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from attention_conformance.implementations.api.contract import Implementation
+from attention_conformance.implementations.builtin import BUILTIN, NAMED
+from attention_conformance.implementations.discovery.audit import all_findings, audit
+from attention_conformance.implementations.discovery.claims import (
+    CHOICES,
+    FEATURES,
+    PARAMETERS,
+    Choice,
+    features,
+)
+from attention_conformance.implementations.discovery.findings import ABSENT, Facts, Finding
+from attention_conformance.implementations.discovery.probe_interface import find_subject
+from attention_conformance.implementations.discovery.probe_results import functions
+from attention_conformance.spec.features import Feature, Scope
+from attention_conformance.tests.cli.audit_command import ORACLE
+from attention_conformance.tests.measurements.audit_targets import TARGETS
+
+PAGE = Path(__file__).parents[2] / "docs" / "audit.md"
+FOUND, UNDETERMINED, WRONG, KNOWN = "found", "undetermined", "wrong", "known deviation"
+DEVIATIONS: Mapping[str, tuple[str, ...]] = {
+    "empty-row-bool": ("masks.empty-row-bool",),
+    "empty-row-float": ("masks.empty-row-float",),
+    "empty-row-padding": ("masks.empty-row-padding",),
+}
+"""The clauses whose expected failure says that a claimed convention does not hold."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """One claim compared with one finding."""
+
+    claim: str
+    claimed: str
+    outcome: str
+    answer: str = ""
+
+
+def anonymous(implementation: Implementation) -> Facts:
+    """What the auditor finds of an implementation stripped of its name and claims."""
+    subject, findings = find_subject(implementation.run, "cpu", ORACLE)
+    if subject is not None:
+        findings = all_findings(subject, findings)
+    return Facts.of([*findings, *functions(implementation.functions, ORACLE)])
+
+
+def scores(implementation: Implementation, facts: Facts) -> Iterator[Score]:
+    """Every claim that the auditor can check, compared with its findings."""
+    claims = implementation.claims
+    yield _plain("level", str(claims.scope), facts.findings.get("level"))
+    yield _plain("heads", "many" if Feature.HEADS in claims else "one", facts.findings.get("heads"))
+    yield _plain("dtypes", "", facts.findings.get("dtypes"), at_least=claims.dtypes)
+    for topic, feature in FEATURES.items():
+        if feature in claims:
+            yield _feature(feature, facts.findings.get(topic))
+    for name, feature in PARAMETERS.items():
+        if feature in claims and claims.scope is Scope.MODULE:
+            has = name in facts.answer("parameters").split(", ")
+            yield Score(str(feature), "yes", FOUND if has else WRONG)
+    keyed = dict(claims.conventions.items())
+    for choice in CHOICES:
+        if choice.matters(claims.features):
+            yield _choice(implementation, choice, keyed[choice.key], facts)
+
+
+def _plain(claim: str, claimed: str, finding: Finding | None, at_least: tuple[str, ...] = ()) -> Score:
+    if finding is None or not finding.determined:
+        return Score(claim, claimed, UNDETERMINED, "" if finding is None else finding.evidence)
+    right = set(at_least) <= set(finding.answer.split(", ")) if at_least else finding.answer == claimed
+    return Score(claim, claimed or ", ".join(at_least), FOUND if right else WRONG, finding.answer)
+
+
+def _feature(feature: Feature, finding: Finding | None) -> Score:
+    if finding is None or not finding.determined:
+        return Score(str(feature), "yes", UNDETERMINED, "not probed" if finding is None else finding.evidence)
+    absent = finding.answer == ABSENT
+    return Score(
+        str(feature), "yes", WRONG if absent else FOUND, f"{finding.answer}: {finding.evidence}" if absent else ""
+    )
+
+
+def _choice(implementation: Implementation, choice: Choice, claimed: str, facts: Facts) -> Score:
+    claim, answer = f"which {choice.key}", choice.value(facts)
+    if choice.key == "bool-mask" or not answer:
+        why = "the adapter converts masks, so that True may attend" if choice.key == "bool-mask" else ""
+        return Score(claim, claimed, UNDETERMINED, why or facts.evidence(choice.topic) or "cannot be probed")
+    within = choice.key == "causal-with-mask" and claimed == "either"
+    if answer == claimed or within:
+        return Score(claim, claimed, FOUND, answer)
+    excused = {failure.clause for failure in implementation.expected_failures}
+    known = excused.intersection(DEVIATIONS.get(choice.key, ()))
+    return Score(claim, claimed, KNOWN if known else WRONG, answer)
+
+
+def known_scores(target: object, known: Mapping[str, str]) -> Iterator[Score]:
+    """What is known of a callable, compared with what the auditor finds of it as it is."""
+    facts = Facts.of(audit(target, ORACLE)[1])
+    for topic, answer in known.items():
+        yield _plain(topic, answer, facts.findings.get(topic))
+
+
+def main() -> int:
+    torch.set_num_threads(1)
+    built_in = {each.name: each for each in (*BUILTIN, *NAMED)}
+    facts = {name: anonymous(each) for name, each in built_in.items()}
+    rows = {name: list(scores(built_in[name], each)) for name, each in facts.items()}
+    beyond = {name: sorted(features(each) - built_in[name].claims.features) for name, each in facts.items()}
+    callables = {name: list(known_scores(target, known)) for name, (target, known) in TARGETS.items()}
+    PAGE.write_text("\n".join(_page(rows, callables, beyond)) + "\n")
+    wrong = [(n, score) for n, listed in {**rows, **callables}.items() for score in listed if score.outcome == WRONG]
+    for name, score in wrong:
+        print(f"wrong: {name}, {score.claim}: claimed {score.claimed}, found {score.answer}")
+    print(f"written: {PAGE.name}")
+    return 1 if wrong else 0
+
+
+def _page(
+    rows: Mapping[str, list[Score]], callables: Mapping[str, list[Score]], beyond: Mapping[str, list[Feature]]
+) -> Iterator[str]:
+    yield "# What the auditor finds"
+    yield ""
+    yield "Written by `make audit-score`. The auditor, `attention-conformance audit TARGET`, detects the conventions of"
+    yield "an unknown callable. Here its findings are compared with what is known."
+    yield ""
+    yield "## Built-in implementations"
+    yield ""
+    yield "Each was given to the auditor without name and claims; each of its claims was then compared with the"
+    yield f"findings: {_counted(rows)}."
+    yield "A known deviation is a claim that was found not to hold, as the implementation's own expected failures"
+    yield "say. What True means to the function behind an adapter cannot be observed through the adapter."
+    yield ""
+    yield from _table("implementation", rows)
+    yield ""
+    yield "Offered, but not claimed, which is no contradiction:"
+    yield ""
+    yield from (f"- {name}: {', '.join(offered)}" for name, offered in beyond.items() if offered)
+    yield ""
+    yield "## Callables as they are"
+    yield ""
+    yield "Functions and module classes without an adapter, in other layouts, polarities and orders of arguments. The"
+    yield f"conventions of each are listed in `tests/measurements/audit_targets.py`: {_counted(callables)}."
+    yield ""
+    yield from _table("callable", callables)
+    yield ""
+    yield "## By claim, of built-in implementations"
+    yield ""
+    by_claim: dict[str, list[Score]] = {}
+    for score in (score for listed in rows.values() for score in listed):
+        by_claim.setdefault(score.claim, []).append(score)
+    yield from _table("claim", by_claim, last="")
+
+
+def _counted(rows: Mapping[str, list[Score]]) -> str:
+    counts = Counter(score.outcome for listed in rows.values() for score in listed)
+    parts = [f"{counts[outcome]} {outcome}" for outcome in (FOUND, UNDETERMINED, KNOWN) if counts[outcome]]
+    return f"of {sum(counts.values())} {', '.join(parts)}, {counts[WRONG]} wrong"
+
+
+def _table(first: str, rows: Mapping[str, list[Score]], last: str = "undetermined claims") -> Iterator[str]:
+    yield f"| {first} | {FOUND} | {UNDETERMINED} | {KNOWN} | {WRONG} |{f' {last} |' if last else ''}"
+    yield "| --- | --- | --- | --- | --- |" + (" --- |" if last else "")
+    for name, listed in rows.items():
+        by = Counter(score.outcome for score in listed)
+        left = ", ".join(score.claim for score in listed if score.outcome == UNDETERMINED)
+        cells = " | ".join(str(by[outcome]) for outcome in (FOUND, UNDETERMINED, KNOWN, WRONG))
+        yield f"| {name} | {cells} |{f' {left} |' if last else ''}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
