@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from attention_conformance.implementations.builtin.stepwise.steps import Steps, drop, softmax
-from attention_conformance.implementations.defects.breaking import breaks, github
-from attention_conformance.implementations.defects.defect import GRADIENT
+from attention_conformance.implementations.defects.breaking import GRADIENT, breaks, github
 from attention_conformance.spec.features import Feature
 
 DROPOUT = frozenset({Feature.DROPOUT})

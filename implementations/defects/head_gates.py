@@ -11,8 +11,7 @@ from torch import Tensor
 from attention_conformance.implementations.builtin.stepwise.extended_layers import GATED_FEATURES, call_gated
 from attention_conformance.implementations.builtin.stepwise.layer import Layer
 from attention_conformance.implementations.builtin.stepwise.steps import Steps, gate
-from attention_conformance.implementations.defects.breaking import breaks, breaks_layer, github
-from attention_conformance.implementations.defects.defect import GRADIENT, PRECISION
+from attention_conformance.implementations.defects.breaking import GRADIENT, PRECISION, breaks, breaks_layer, github
 from attention_conformance.spec.features import Feature
 
 GATES = frozenset({Feature.HEAD_GATES})
