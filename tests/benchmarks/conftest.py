@@ -56,7 +56,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         return
     options = BenchmarkOptions(*(config.getoption(name) for name in ("workload", "baseline", "seconds", "whole")))
     try:
-        plan = plan_of(config.stash[SUITE].options, config.stash[SUITE].selection, options)
+        plan = plan_of(config.stash[SUITE].settings, config.stash[SUITE].selection, options)
     except UsageError as error:
         raise pytest.UsageError(str(error)) from None
     config.stash[BENCH] = SpeedSession(plan, _file(config))

@@ -12,7 +12,8 @@ from attention_conformance.implementations.builtin import BUILTIN, NAMED, ON_REQ
 from attention_conformance.tests.benchmarks.paired_timing import Effort
 from attention_conformance.tests.benchmarks.workloads import IMPLEMENTATIONS, REPRESENTATIVE, Timed, timed
 from attention_conformance.tests.harness.judge.clause_tests import Selection
-from attention_conformance.tests.harness.run.selection import Options, UsageError
+from attention_conformance.tests.harness.judge.settings import RunSettings
+from attention_conformance.tests.harness.run.selection import UsageError
 
 KNOWN = {each.name: each for each in (*BUILTIN, *NAMED, *ON_REQUEST)}
 
@@ -59,20 +60,20 @@ class Plan:
         return self.baseline or KNOWN[each.workload.baseline]
 
 
-def plan_of(options: Options, selection: Selection, benchmark_options: BenchmarkOptions) -> Plan:
-    """The plan of these options.
+def plan_of(settings: RunSettings, selection: Selection, benchmark_options: BenchmarkOptions) -> Plan:
+    """The plan of these settings.
 
     Raises:
         UsageError: a name that selects nothing, or a number out of range.
     """
     if benchmark_options.seconds <= 0.0:
         raise UsageError(f"--seconds {benchmark_options.seconds:g} is not positive: give a number such as 3")
-    named = options.candidates or options.implementations
+    named = settings.candidates or settings.implementations
     implementations = selection.implementations if named else tuple(KNOWN[name] for name in IMPLEMENTATIONS)
     plan = Plan(
         implementations=implementations,
         timed=_timed(benchmark_options.workloads, selection.dtypes),
-        device=options.device,
+        device=settings.device,
         effort=replace(Effort(), seconds=benchmark_options.seconds),
         baseline=_baseline(benchmark_options.baseline, implementations),
         whole=benchmark_options.whole,

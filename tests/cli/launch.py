@@ -1,4 +1,4 @@
-"""The suite where the command runs it: its folder, and a call of pytest that nothing around it takes part in."""
+"""Starts the suite for the command: its folder, and a call of pytest that nothing around it changes."""
 
 from __future__ import annotations
 
@@ -10,24 +10,22 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from attention_conformance.tests.cli.options import NAME
+from attention_conformance.tests.harness.run.options import NAME
 
 FOLDER = Path(__file__).parents[2]
 """Where `spec`, `reference`, `implementations` and `tests` are: in site-packages, or in the clone."""
 PLAIN = "-q --import-mode=importlib --strict-markers --strict-config -p no:logging -rN"
-"""Options of every run, in place of the clone's: failed tests are told by the summary, without the paths of files."""
+"""Options of every run, in place of the clone's: the summary lists failed clauses, without the paths of files."""
 PREFIX = "PYTEST_"
-UNUSABLE = 4
-"""Exit status for input that cannot be used, as pytest has it; options that ask nothing are such input."""
 
 
 def judge(options: Sequence[str]) -> int:
-    """Asks the clauses, and gives the exit status of pytest."""
+    """Checks the clauses, and returns the exit status."""
     return _pytest([*options, str(FOLDER / "tests" / "conformance")])
 
 
 def time(options: Sequence[str]) -> int:
-    """Runs the benchmarks, and gives the exit status of pytest."""
+    """Runs the benchmarks, and returns the exit status."""
     with TemporaryDirectory() as scratch:  # pytest-benchmark makes its folder even where nothing is saved
         storage = ("-p", "benchmark", f"--benchmark-storage=file://{scratch}")
         return _pytest([*storage, *options, str(FOLDER / "tests" / "benchmarks")])
@@ -37,12 +35,11 @@ def _pytest(arguments: Sequence[str]) -> int:
     with _alone():
         import pytest
 
-        status = pytest.main([*_settings(), *arguments])
-        return UNUSABLE if status == pytest.ExitCode.NO_TESTS_COLLECTED else int(status)
+        return int(pytest.main([*_settings(), *arguments]))
 
 
 def program(module: str, arguments: Sequence[str]) -> int:
-    """Runs a module of the suite as `python -m` does, and gives its exit status."""
+    """Runs a module of the suite as `python -m` does, and returns its exit status."""
     with _alone():
         sys.argv[:] = [NAME, *arguments]
         try:

@@ -1,9 +1,10 @@
-"""The command line of `attention-conformance`: what it takes, and what of the suite answers it."""
+"""The command line of `attention-conformance`: its commands, and the part of the suite that runs each."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -11,12 +12,13 @@ from importlib.metadata import version
 from typing import Any, NoReturn
 
 from attention_conformance.tests.cli import launch
-from attention_conformance.tests.cli.options import NAME, OPTIONS
+from attention_conformance.tests.harness.run.exit_status import ExitStatus
+from attention_conformance.tests.harness.run.options import NAME, OPTIONS
 
-ABOUT = "Tells whether an attention implementation is right, and which mistake it makes if not."
+ABOUT = "Reports whether an attention implementation is right, and which mistake it makes if not."
 TARGET = {"metavar": "TARGET", "help": "FILE.py:NAME or package.module:NAME"}
 EXPECTED = ("--expected-failures", "--propose-expected-failures")
-ASKED = ("--convention", "--clause", "--dtype", "--device", "--tier", "--report", *EXPECTED, "--implementation")
+CHECK_OPTIONS = ("--convention", "--clause", "--dtype", "--device", "--tier", "--report", *EXPECTED, "--implementation")
 KINDS = ("clauses", "implementations", "defects")
 
 
@@ -25,9 +27,9 @@ class Command:
     """One command.
 
     Attributes:
-        run: gives the exit status; takes what was given, and what is pytest's.
-        options: of pytest, that it hands on.
-        arguments: its own, with the keywords by which argparse is told of them.
+        run: returns the exit status; takes the arguments of the command, and those for pytest.
+        options: options of pytest that it passes on.
+        arguments: its own, with the keywords of argparse.
     """
 
     about: str
@@ -37,44 +39,49 @@ class Command:
 
     @property
     def takes(self) -> Mapping[str, Mapping[str, Any]]:
-        """All that can be given to it."""
+        """All options and arguments."""
         return {**self.arguments, **{option: OPTIONS[option] for option in self.options}}
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors end with the status that the suite has for them."""
+    """A parser whose errors end with the exit status for unusable input."""
 
     def error(self, message: str) -> NoReturn:
-        """One line, with where to read more."""
-        self.exit(launch.UNUSABLE, f"{self.prog}: {message}\n{self.prog} --help says what there is\n")
+        """Prints one line, and where to read more."""
+        self.exit(ExitStatus.UNUSABLE, f"{self.prog}: {message}\n{self.prog} --help lists what can be given\n")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command and gives its exit status: 0, 1 where a MUST does not hold, 4 where the input is unusable."""
+    """Runs one command and returns its `ExitStatus`."""
     given, rest = read(sys.argv[1:] if arguments is None else arguments)
-    return COMMANDS[given.command].run(given, rest)
+    try:
+        return COMMANDS[given.command].run(given, rest)
+    except Exception:
+        traceback.print_exc()
+        print("next: this is an error of the suite: report it, with these lines", file=sys.stderr)
+        return ExitStatus.SUITE_ERROR
 
 
 def read(words: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-    """A command line as it was meant, and what of it is pytest's. One that cannot be read ends the program."""
+    """The parsed command line, and the part of it for pytest. One that cannot be read ends the program."""
     own, rest = _split(list(words))
     parser, below = _parsers()
     if own and own[0] not in COMMANDS and not own[0].startswith("-"):
-        parser.error(f"there is no command {own[0]!r}{_meant(own[0], COMMANDS)}")
+        parser.error(f"there is no command {own[0]!r}{_suggestion(own[0], COMMANDS)}")
     given, unknown = parser.parse_known_args(own)
     if unknown:
-        meant = _meant(unknown[0], COMMANDS[given.command].takes)
-        below[given.command].error(f"cannot read {unknown[0]!r}{meant}")
+        suggestion = _suggestion(unknown[0], COMMANDS[given.command].takes)
+        below[given.command].error(f"cannot read {unknown[0]!r}{suggestion}")
     return given, rest
 
 
 def _split(words: list[str]) -> tuple[list[str], list[str]]:
-    """What stands before and after a lone `--`; the rest is pytest's."""
+    """The words before and after a lone `--`; pytest gets the rest."""
     at = words.index("--") if "--" in words else len(words)
     return words[:at], words[at + 1 :]
 
 
-def _meant(word: str, names: Iterable[str]) -> str:
+def _suggestion(word: str, names: Iterable[str]) -> str:
     near = get_close_matches(word.partition("=")[0], list(names), 1)
     return f"; did you mean {near[0]}?" if near else ""
 
@@ -84,19 +91,19 @@ def _parsers() -> tuple[Parser, dict[str, Parser]]:
     parser = Parser(prog=NAME, description=ABOUT, allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"{NAME} {version(NAME)}")
     below = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    made = {}
+    parsers = {}
     for name, command in COMMANDS.items():
-        end = "What follows a lone -- is handed to pytest." if command.options else None
-        made[name] = below.add_parser(
+        end = "Words after a lone -- are passed to pytest." if command.options else None
+        parsers[name] = below.add_parser(
             name, help=command.about, description=command.about, epilog=end, allow_abbrev=False
         )
-        for taken, keywords in command.takes.items():
-            made[name].add_argument(taken, **keywords)
-    return parser, made
+        for argument, keywords in command.takes.items():
+            parsers[name].add_argument(argument, **keywords)
+    return parser, parsers
 
 
-def _handed(given: argparse.Namespace, options: Iterable[str]) -> Iterator[str]:
-    """The options as pytest takes them, each joined to its value."""
+def _passed(given: argparse.Namespace, options: Iterable[str]) -> Iterator[str]:
+    """The given options in pytest's form, each joined to its value."""
     for option in options:
         value = getattr(given, OPTIONS.get(option, {}).get("dest", option.strip("-").replace("-", "_")))
         if value is True:
@@ -107,7 +114,7 @@ def _handed(given: argparse.Namespace, options: Iterable[str]) -> Iterator[str]:
 
 def _check(given: argparse.Namespace, rest: list[str]) -> int:
     candidates = [f"--candidate={target}" for target in given.target]
-    return launch.judge([*candidates, *_handed(given, ASKED), *rest])
+    return launch.judge([*candidates, *_passed(given, CHECK_OPTIONS), *rest])
 
 
 def _replay(given: argparse.Namespace, rest: list[str]) -> int:
@@ -123,13 +130,13 @@ def _explain(given: argparse.Namespace, rest: list[str]) -> int:
 
 
 def _audit(given: argparse.Namespace, rest: list[str]) -> int:
-    options = _handed(given, ("--write", "--force", "--device", "--seconds"))
+    options = _passed(given, ("--write", "--force", "--device", "--seconds"))
     return launch.program("attention_conformance.tests.cli.audit_command", [given.target, *options, *rest])
 
 
 def _bench(given: argparse.Namespace, rest: list[str]) -> int:
     candidates = [f"--candidate={target}" for target in given.target]
-    return launch.time([*candidates, *_handed(given, (*TIMED, "--workload", "--baseline", "--seconds")), *rest])
+    return launch.time([*candidates, *_passed(given, (*BENCH_OPTIONS, "--workload", "--baseline", "--seconds")), *rest])
 
 
 def _report_diff(given: argparse.Namespace, rest: list[str]) -> int:
@@ -138,34 +145,37 @@ def _report_diff(given: argparse.Namespace, rest: list[str]) -> int:
     )
 
 
-TIMED = ("--convention", "--dtype", "--device")
-TIMING: Mapping[str, Mapping[str, Any]] = {
+BENCH_OPTIONS = ("--convention", "--dtype", "--device")
+BENCH_ARGUMENTS: Mapping[str, Mapping[str, Any]] = {
     "target": {"nargs": "+", **TARGET},
     "--workload": {"action": "append", "default": [], "metavar": "PATTERN", "help": "such as 'gpt2*' (repeatable)"},
     "--baseline": {"metavar": "NAME", "help": "the implementation that it is compared with"},
     "--seconds": {"metavar": "N", "help": "for each pair"},
 }
-AUDITED: Mapping[str, Mapping[str, Any]] = {
+AUDIT_ARGUMENTS: Mapping[str, Mapping[str, Any]] = {
     "target": TARGET,
-    "--write": {"metavar": "FILE", "help": "write an adapter that claims what was found"},
+    "--write": {"metavar": "FILE", "help": "write an adapter that claims what was detected"},
     "--force": {"action": "store_true", "help": "overwrite FILE"},
     "--device": {"metavar": "DEVICE", "help": "where it computes (default: cpu)"},
-    "--seconds": {"metavar": "N", "help": "so long is waited for each answer"},
+    "--seconds": {"metavar": "N", "help": "how long to wait for each answer"},
 }
-COMPARED: Mapping[str, Mapping[str, Any]] = {
+DIFF_ARGUMENTS: Mapping[str, Mapping[str, Any]] = {
     "old": {"metavar": "OLD", "help": "a folder of --report"},
     "new": {"metavar": "NEW", "help": "another"},
     "--format": {"choices": ("text", "markdown", "json"), "default": "text", "help": "(default: text)"},
 }
-JUDGED = {**TARGET, "nargs": "*", "help": f"{TARGET['help']}; without any, the built-in ones"}
+TARGETS = {**TARGET, "nargs": "*", "help": f"{TARGET['help']}; without any, the built-in ones"}
 COMMANDS: Mapping[str, Command] = {
-    "check": Command("judge an implementation", _check, ASKED, {"target": JUDGED}),
-    "audit": Command("find out the conventions of a callable", _audit, (), AUDITED),
-    "bench": Command("time an implementation", _bench, TIMED, TIMING),
+    "check": Command("judge an implementation", _check, CHECK_OPTIONS, {"target": TARGETS}),
+    "audit": Command("detect the conventions of a callable", _audit, (), AUDIT_ARGUMENTS),
+    "bench": Command("time an implementation", _bench, BENCH_OPTIONS, BENCH_ARGUMENTS),
     "explain": Command(
-        "print all that is known of a clause", _explain, (), {"clause": {"nargs": "+", "metavar": "CLAUSE"}}
+        "explain a clause: statement, equation, sources, what breaks it",
+        _explain,
+        (),
+        {"clause": {"nargs": "+", "metavar": "CLAUSE"}},
     ),
-    "list": Command("print what there is, a line each", _list, (), {"what": {"choices": KINDS}}),
-    "replay": Command("ask a recorded failure again", _replay, (), {"file": {"metavar": "FAILURE.json"}}),
-    "report-diff": Command("say what changed verdict between two reports", _report_diff, (), COMPARED),
+    "list": Command("list clauses, implementations or defects, a line each", _list, (), {"what": {"choices": KINDS}}),
+    "replay": Command("run a recorded failure again", _replay, (), {"file": {"metavar": "FAILURE.json"}}),
+    "report-diff": Command("list the verdicts that differ between two reports", _report_diff, (), DIFF_ARGUMENTS),
 }

@@ -17,7 +17,7 @@ from attention_conformance.spec.cases import Case, MaskKind, Padding, Sizes
 from attention_conformance.spec.features import Feature
 from attention_conformance.spec.inputs import build
 from attention_conformance.spec.problem import DTYPES
-from attention_conformance.tests.harness.run.observed_conventions import EMPTY_ROWS, observations
+from attention_conformance.tests.harness.judge.observed_conventions import EMPTY_ROWS, observations
 from attention_conformance.tests.harness.run.runner import run
 from attention_conformance.tests.report.verdict import Status
 

@@ -13,8 +13,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from attention_conformance.tests.harness.run.command_lines import asking, explaining, replaying
-from attention_conformance.tests.harness.run.progress import Progress, colours, mark_of
+from attention_conformance.tests.harness.run.command_lines import (
+    MAINS,
+    checking,
+    explaining,
+    installed_command,
+    replaying,
+)
+from attention_conformance.tests.harness.run.exit_status import ExitStatus
+from attention_conformance.tests.harness.run.progress import Progress, colours, duration
 from attention_conformance.tests.selftest.sessions import ROOT, SUITE, Sessions, sessions
 
 __all__ = ["sessions"]
@@ -22,7 +29,7 @@ __all__ = ["sessions"]
 pytest_plugins = ["pytester"]
 
 ONE = ("--clause", "causal.square")
-REPORTED = "report.json says so: it is no verdict; run it again"
+REPORTED = "report.json states: this is no verdict; run it again"
 
 
 def end(result: pytest.RunResult) -> list[str]:
@@ -33,15 +40,15 @@ def end(result: pytest.RunResult) -> list[str]:
 
 def test_a_failure_names_its_clause_the_command_and_the_report(sessions: Sessions, tmp_path: Path) -> None:
     lines = end(sessions.judge("halved", "--clause", "causal.*", "--clause", "values.*", "--report", str(tmp_path)))
-    assert re.fullmatch(r"next: .*pytest --explain values.weighted-sum  says what the first failing .*", lines[0])
-    asked = f"--candidate {sessions.file}:halved --clause values.weighted-sum --dtype float64  asks it alone"
+    assert re.fullmatch(r"next: .*pytest --explain values.weighted-sum  explains the first failing clause", lines[0])
+    asked = f"--candidate {sessions.file}:halved --clause values.weighted-sum --dtype float64  runs it alone"
     assert lines[1].endswith(asked)
     assert re.fullmatch(rf" +{tmp_path}/report\.(html|json)  shows every failure", lines[2])
 
 
-def test_the_command_of_the_ending_asks_again(sessions: Sessions) -> None:
+def test_the_command_of_the_last_lines_runs_the_clause_again(sessions: Sessions) -> None:
     lines = end(sessions.judge("halved", *ONE))
-    words = lines[1].split("  asks")[0].split()
+    words = lines[1].split("  runs")[0].split()
     assert sessions.run(*words[words.index("--candidate") :]).ret == pytest.ExitCode.TESTS_FAILED
 
 
@@ -49,26 +56,26 @@ def test_success_ends_without_advice(sessions: Sessions) -> None:
     assert end(sessions.judge("right", *ONE)) == []
 
 
-def test_an_error_is_told_apart(sessions: Sessions) -> None:
+def test_an_error_is_no_failure_of_the_candidate(sessions: Sessions) -> None:
     assert end(sessions.judge("mended", *ONE))[0].startswith("next: an ERROR is no failure of the candidate")
 
 
-def test_nothing_asked(sessions: Sessions) -> None:
+def test_nothing_checked(sessions: Sessions) -> None:
     result = sessions.judge("right", "--clause", "projections.query")
     assert result.ret == pytest.ExitCode.NO_TESTS_COLLECTED
     assert "because projections.query is a clause of the module level" in end(result)[0]
-    assert "--explain projections.query says who is asked it" in end(result)[0]
+    assert end(result)[0].endswith("--explain projections.query")
     unclaimed = sessions.judge("right", "--clause", "cache.*")
     assert "because right does not claim query-start: " in end(unclaimed)[0]
 
 
-def test_an_interrupted_run_says_that_the_report_is_no_verdict(sessions: Sessions, tmp_path: Path) -> None:
+def test_an_interrupted_run_is_no_verdict(sessions: Sessions, tmp_path: Path) -> None:
     stops = "\nstops = candidate('stops', raising(KeyboardInterrupt()))\n"
     sessions.file.write_text(sessions.file.read_text() + stops)
     arguments = ("--candidate", f"{sessions.file}:stops", *ONE, "--report", str(tmp_path))
     done = sessions.apart(*arguments)
     assert done.returncode == pytest.ExitCode.INTERRUPTED
-    assert done.stdout.splitlines()[-1].startswith("next: the run did not come to its end")
+    assert done.stdout.splitlines()[-1].startswith("next: the run is not complete")
     assert done.stdout.splitlines()[-1].endswith(REPORTED)
 
 
@@ -81,36 +88,37 @@ def test_an_error_of_the_suite_says_how_to_report_it(sessions: Sessions, monkeyp
     )
 
 
-def test_an_exception_of_the_suite_in_a_question_is_told_apart(
+def test_an_exception_of_the_suite_in_a_clause_is_an_error_of_the_suite(
     sessions: Sessions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("attention_conformance.tests.harness.run.plugin.judged", lambda clause, test, judge: 1 / 0)
     result = sessions.judge("right", *ONE)
-    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    assert result.ret == ExitStatus.SUITE_ERROR
     assert end(result)[0].startswith("next: this is an error of the suite: report it")
 
 
-def test_a_replay_that_fails_says_what_is_asked(sessions: Sessions, tmp_path: Path) -> None:
+def test_a_replay_that_fails_names_the_explanation(sessions: Sessions, tmp_path: Path) -> None:
     sessions.judge("halved", *ONE, "--report", str(tmp_path))
     (file,) = (tmp_path / "failures").glob("*.json")
     result = sessions.run(f"--replay={file}")
     assert result.ret == pytest.ExitCode.TESTS_FAILED
-    assert re.fullmatch(r"next: .*--explain causal.square  says what is asked, and why", end(result)[0])
+    assert re.fullmatch(r"next: .*--explain causal.square  explains the clause", end(result)[0])
 
 
 @pytest.mark.parametrize(
     ("program", "start"),
     [
         ("/no/where/attention-conformance", "/no/where/attention-conformance"),
-        ("/site/attention_conformance/__main__.py", f"{sys.executable} -m attention_conformance"),
+        (str(MAINS[1]), f"{sys.executable} -m attention_conformance"),
     ],
 )
 def test_the_installed_command_names_itself(monkeypatch: pytest.MonkeyPatch, program: str, start: str) -> None:
     monkeypatch.setattr(sys, "argv", [program])
     monkeypatch.chdir("/")
     started = start.replace(sys.executable, sys.executable.removeprefix("/"))
-    assert asking(["a b.py:f"], "f", ["--clause", "c"]) == f"{started} check 'a b.py:f' --clause c"
-    assert asking([], "torch.sdpa", []) == f"{started} check --implementation torch.sdpa"
+    assert installed_command() == started
+    assert checking(["a b.py:f"], "f", ["--clause", "c"], started) == f"{started} check 'a b.py:f' --clause c"
+    assert checking([], "torch.sdpa", [], started) == f"{started} check --implementation torch.sdpa"
     assert replaying(Path("x/y.json")) == f"{started} replay x/y.json"
     assert explaining("causal.square") == f"{started} explain causal.square"
 
@@ -132,14 +140,14 @@ def test_the_line_of_progress() -> None:
         now[0] = number / 10
         report = SimpleNamespace(when="call", failed=number == 3)
         progress.pytest_runtest_logreport(report)  # type: ignore[arg-type]
-    assert terminal.lines[0] == "1 of 200 asked"
-    assert terminal.lines[-1] == "100 of 200 asked, 1 failed, 10 s left"
+    assert terminal.lines[0] == "1 of 200 checked"
+    assert terminal.lines[-1] == "100 of 200 checked, 1 failed, 10 s left"
     progress.pytest_sessionfinish()
     assert terminal.lines[-1] == ""
 
 
 def test_seconds_in_words() -> None:
-    assert [mark_of(s) for s in (0.2, 59.6, 125, 3840)] == ["0 s", "1 min 0 s", "2 min 5 s", "1 h 4 min"]
+    assert [duration(s) for s in (0.2, 59.6, 125, 3840)] == ["0 s", "1 min 0 s", "2 min 5 s", "1 h 4 min"]
 
 
 def test_colours_of_lines() -> None:
@@ -160,7 +168,7 @@ def test_a_terminal_gets_one_line_and_colours_unless_told_otherwise(sessions: Se
     shown = "".join(_chunks(ours))
     process.wait(60)
     os.close(ours)
-    assert re.search(r"\r\d+ of \d+ asked, \d+ failed +\r", shown)
+    assert re.search(r"\r\d+ of \d+ checked, \d+ failed +\r", shown)
     assert "FFFF" not in shown
     assert "%]" not in shown
     assert ("\x1b[31m" in shown) is not no_color

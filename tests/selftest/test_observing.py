@@ -12,8 +12,9 @@ from attention_conformance.implementations.api.contract import Claims, Implement
 from attention_conformance.implementations.builtin.stepwise.steps import INFINITY, OP_FEATURES, Steps
 from attention_conformance.implementations.defects.conventions import masked_nan_by_length
 from attention_conformance.spec.features import Scope
-from attention_conformance.tests.harness.run.observed_conventions import (
+from attention_conformance.tests.harness.judge.observed_conventions import (
     ALIGNMENT,
+    DISAGREEMENTS,
     EMPTY_ROWS,
     FLAG_AND_MASK,
     FLOATS,
@@ -21,16 +22,15 @@ from attention_conformance.tests.harness.run.observed_conventions import (
     LEAST_NUMBER,
     NO_SAMPLE,
     PRECISION,
-    QUESTIONS,
     SPOILT_KEYS,
     SPOILT_VALUES,
     observations,
 )
 
 
-def seen(function: Any, *questions: Any) -> list[str]:
+def seen(function: Any, *points: Any) -> list[str]:
     found = observations(
-        Implementation("seen", Claims(Scope.OP, OP_FEATURES), torch_op(function)), questions, ("float64",)
+        Implementation("seen", Claims(Scope.OP, OP_FEATURES), torch_op(function)), points, ("float64",)
     )
     return list(found.values())
 
@@ -82,4 +82,4 @@ def test_answers_that_differ_are_told_with_where() -> None:
 
 
 def test_questions_have_names_of_their_own() -> None:
-    assert len({question.name for question in QUESTIONS}) == len(QUESTIONS)
+    assert len({point.name for point in DISAGREEMENTS}) == len(DISAGREEMENTS)

@@ -13,7 +13,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from attention_conformance.implementations.api.contract import Implementation, Result, Unsupported
+from attention_conformance.implementations.api.contract import Implementation, PathError, Result, Unsupported
 from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.implementations.api.global_state import kept_global_state
 from attention_conformance.implementations.api.safe_call import CandidateError, answer, guarded
@@ -256,7 +256,7 @@ def answered(call: Callable[[], Result]) -> tuple[Result | None, str]:
     try:
         with kept_global_state(), np.errstate(all="ignore"):
             return guarded(call), ""
-    except CandidateError as error:
+    except (CandidateError, PathError) as error:
         return None, str(error).translate(WITHOUT_DIGITS)
 
 

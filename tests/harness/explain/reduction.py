@@ -9,7 +9,7 @@ from functools import partial
 
 import numpy as np
 
-from attention_conformance.implementations.api.contract import Unsupported
+from attention_conformance.implementations.api.contract import PathError, Unsupported
 from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.implementations.api.safe_call import CandidateError
 from attention_conformance.reference.expected import Expected
@@ -142,6 +142,8 @@ def outcome(judge: Judge, problem: Problem, part: str) -> Outcome:
         result = judge.run(problem)
     except CandidateError as error:
         return Outcome(no_answer(error), problem, part)
+    except PathError as error:
+        return Outcome(no_answer(CandidateError(str(error))), problem, part)
     got, expected = part_of(result, part), judge.solve(problem).parts[part]
     return Outcome(compare(part, got, expected, judge.dtype), problem, part, got, expected)
 

@@ -136,6 +136,16 @@ def claimed(clause: Clause, claims: Claims) -> str:
     return f"does not claim {missing[0]}" if missing else ""
 
 
+@dataclass(frozen=True, eq=False)
+class PlannedCheck:
+    """One verdict of a run: a clause for an implementation in one dtype."""
+
+    clause: Clause
+    test: ClauseTest
+    implementation: Implementation
+    dtype: str
+
+
 @dataclass(frozen=True)
 class Selection:
     """What the command line selects; an empty tuple selects everything.
@@ -152,6 +162,14 @@ class Selection:
     def wants(self, clause: Clause) -> bool:
         """Whether a pattern of --clause names it."""
         return not self.clauses or any(fnmatchcase(clause.id, pattern) for pattern in self.clauses)
+
+    def plan(self, chapter: str = "") -> Iterator[PlannedCheck]:
+        """Every verdict of the run, or those of one chapter, in the order of the specification."""
+        for identifier, test in clause_tests().items():
+            clause = load()[identifier]
+            if chapter in ("", clause.chapter) and self.wants(clause):
+                for implementation, dtype in self.subjects(clause, test):
+                    yield PlannedCheck(clause, test, implementation, dtype)
 
     def subjects(self, clause: Clause, test: ClauseTest) -> Iterator[tuple[Implementation, str]]:
         """The implementations and dtypes for which a clause is checked."""

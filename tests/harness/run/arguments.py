@@ -14,7 +14,9 @@ from attention_conformance.implementations.discovery.loading import TargetError
 from attention_conformance.spec.clauses import load
 from attention_conformance.spec.features import Conventions
 from attention_conformance.spec.problem import DTYPES
+from attention_conformance.tests.harness.judge.clause_tests import Selection
 from attention_conformance.tests.harness.judge.judge import TIERS
+from attention_conformance.tests.harness.judge.settings import RunSettings
 from attention_conformance.tests.harness.run.expected_failures import expecting
 from attention_conformance.tests.harness.run.selection import hushed, require_device, require_known
 
@@ -29,18 +31,18 @@ class Arguments:
     """What is checked, and how.
 
     Attributes:
-        target: as it was given, where it was given as a string; empty otherwise.
+        settings: with the target as the only candidate, where it was given as a string.
         notes: entries of the file of expected failures that have expired.
     """
 
     implementation: Implementation
-    target: str
-    clauses: tuple[str, ...]
-    dtypes: tuple[str, ...]
-    tier: str
-    device: str
-    conventions: Mapping[str, str]
+    settings: RunSettings
     notes: tuple[str, ...]
+
+    @property
+    def selection(self) -> Selection:
+        """What is checked."""
+        return Selection((self.implementation,), self.settings.clauses, self.settings.dtypes)
 
 
 def arguments(
@@ -57,11 +59,17 @@ def arguments(
     require_known("dtypes", names, list(DTYPES))
     require_known("tier", _names("tier", tier), list(TIERS))
     require_device("device", device)
-    settings = {key: str(value) for key, value in conventions.items()}
-    implementation, notes = _implementation(target, settings, device)
-    place = target if isinstance(target, str) else ""
-    chosen = tuple(dtype for dtype in DTYPES if any(fnmatchcase(dtype, name) for name in names))
-    return Arguments(implementation, place, patterns, chosen, tier, device, settings, notes)
+    claimed = {key: str(value) for key, value in conventions.items()}
+    implementation, notes = _implementation(target, claimed, device)
+    settings = RunSettings(
+        candidates=(target,) if isinstance(target, str) else (),
+        clauses=patterns,
+        dtypes=tuple(dtype for dtype in DTYPES if any(fnmatchcase(dtype, name) for name in names)),
+        conventions=claimed,
+        device=device,
+        tier=tier,
+    )
+    return Arguments(implementation, settings, notes)
 
 
 def _names(argument: str, given: Names) -> tuple[str, ...]:

@@ -4,27 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from shlex import join
 from types import MappingProxyType
 
 from attention_conformance.spec.cases import Case
 from attention_conformance.spec.clauses import load
 from attention_conformance.spec.features import Conventions
-from attention_conformance.tests.harness.explain.diagnosis import diagnose, failing_checks
-from attention_conformance.tests.harness.judge.clause_tests import Selection
+from attention_conformance.tests.harness.explain.failure_artifacts import Explained, clear, write
+from attention_conformance.tests.harness.judge.judging import judged
+from attention_conformance.tests.harness.judge.settings import RunSettings
 from attention_conformance.tests.harness.run.arguments import Arguments, Names, Target, arguments
-from attention_conformance.tests.harness.run.failure_artifacts import Explained, Setting, clear, explained, write
-from attention_conformance.tests.harness.run.failure_numbers import failure_record, weight_map
-from attention_conformance.tests.harness.run.observed_conventions import QUESTIONS, observations
-from attention_conformance.tests.harness.run.post_run import unchecked_claims
+from attention_conformance.tests.harness.run.command_lines import INSTALLED, checking, options_of
+from attention_conformance.tests.harness.run.post_run import (
+    record_diagnoses,
+    record_failures,
+    record_observations,
+    unchecked_claims,
+)
 from attention_conformance.tests.harness.run.run_records import subject_of, suite_of
-from attention_conformance.tests.harness.run.runner import run
 from attention_conformance.tests.harness.run.selection import hushed
 from attention_conformance.tests.report import views
 from attention_conformance.tests.report.counts import Conformance, conformance
 from attention_conformance.tests.report.log import FILE, encode
-from attention_conformance.tests.report.model import DiagnosisRecord, ObservationRecord, Run
+from attention_conformance.tests.report.model import Run
 from attention_conformance.tests.report.recorder import Recorder
 from attention_conformance.tests.report.verdict import Status, Verdict
 from attention_conformance.tests.report.views import notebook, terminal
@@ -134,16 +137,15 @@ def check(
         ValueError: a name that selects nothing, a device that is not there, a target that cannot be used.
     """
     given = arguments(target, clauses, dtypes, tier, device, conventions)
-    selection = Selection((given.implementation,), given.clauses, given.dtypes)
     recorder = _recorder(given)
     with hushed():
-        for verdict in run(given.implementation, given.clauses, given.dtypes, given.tier, given.device):
-            recorder.add(verdict)
+        for each in given.selection.plan():
+            recorder.add(judged(each.clause, each.test, given.settings.judge(each.implementation, each.dtype)))
         recorder.planned = len(recorder.verdicts)
         recorder.judged()
-        made = tuple(_explain(given, recorder))
+        artifacts = tuple(_explain(given, recorder))
     recorder.close()
-    unchecked = tuple(unchecked_claims(selection, recorder.verdicts))
+    unchecked = tuple(unchecked_claims(given.selection, recorder.verdicts))
     return Report(
         verdict=_verdict(recorder.verdicts, unchecked),
         failures=tuple(_failures(recorder.verdicts)),
@@ -152,42 +154,33 @@ def check(
         notes=(*unchecked, *given.notes),
         run=recorder.run,
         _recorder=recorder,
-        _explained=made if given.target else (),
+        _explained=artifacts if given.settings.candidates else (),
     )
 
 
 def _recorder(given: Arguments) -> Recorder:
-    suite = suite_of(given.tier, given.device, given.clauses, given.dtypes)
-    recorder = Recorder([subject_of(given.implementation, given.target)], suite)
+    settings = given.settings
+    suite = suite_of(settings.tier, settings.device, settings.clauses, settings.dtypes)
+    recorder = Recorder([subject_of(given.implementation, "".join(settings.candidates))], suite)
     recorder.begin()
     return recorder
 
 
 def _explain(given: Arguments, recorder: Recorder) -> Iterator[Explained]:
-    """Records the diagnosis, the failures with their smallest cases, and the conventions that were seen."""
-    implementation, verdicts = given.implementation, recorder.verdicts
-    dtypes = list(dict.fromkeys(v.dtype for v in verdicts))
-    if diagnosis := diagnose(implementation, failing_checks(verdicts), given.device, dtypes):
-        recorder.add(DiagnosisRecord(implementation.name, str(diagnosis)))
-    setting = Setting(recorder.targets, given.conventions, given.device, given.tier, Path())
-    replayable = setting if given.target else replace(setting, report=None)
-    for made in explained([implementation], verdicts, setting):
-        recorder.add(failure_record(made, implementation, replayable, _command(given, made)))
-        yield made
-    if verdicts and not given.clauses:
-        seen = observations(implementation, QUESTIONS, given.dtypes, given.device)
-        recorder.add(ObservationRecord(implementation.name, seen))
-        recorder.add(weight_map(implementation, given.device))
+    """Records the diagnosis, the failures with their smallest cases, and the observed conventions."""
+    settings, implementations = given.settings, given.selection.implementations
+    record_diagnoses(recorder, implementations, settings.device)
+    command, replayable = partial(_command, settings), bool(settings.candidates)
+    yield from record_failures(recorder, implementations, replace(settings, report=Path()), command, replayable)
+    if recorder.verdicts and not settings.clauses:
+        record_observations(recorder, implementations, settings, weights=True)
 
 
-def _command(given: Arguments, made: Explained) -> str:
+def _command(settings: RunSettings, implementation: str, clause: str, dtype: str) -> str:
     """The command that runs one clause again; empty where the target has no name on a command line."""
-    if not given.target:
+    if not settings.candidates:
         return ""
-    conventions = [f"--convention={key}={value}" for key, value in given.conventions.items()]
-    chosen = [f"--clause={made.verdict.clause}", f"--dtype={made.verdict.dtype}"]
-    settings = [f"--tier={given.tier}", f"--device={given.device}"]
-    return join(["attention-conformance", "check", given.target, *conventions, *chosen, *settings])
+    return checking(settings.candidates, implementation, options_of(settings, clause, dtype), INSTALLED)
 
 
 def _verdict(verdicts: list[Verdict], unchecked: tuple[str, ...]) -> Conformance:

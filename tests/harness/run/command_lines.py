@@ -1,22 +1,43 @@
-"""Calling: what to type to ask a clause, or a recorded failure, again, in the words by which this run was started."""
+"""Command lines that run a clause or a recorded failure again, in the form in which this run was started."""
 
 from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from shlex import join
 
+from attention_conformance.tests.harness.judge.settings import RunSettings
+
 INSTALLED = "attention-conformance"
 """The installed command, which runs the suite without a clone."""
-PACKAGES = ("attention_conformance", "command")
-"""Where its `__main__` lies: installed, and in the clone."""
+PACKAGE = Path(__file__).resolve().parents[3]
+MAINS = (PACKAGE / "__main__.py", PACKAGE / "tests" / "cli" / "__main__.py")
+"""What `python -m` runs as the command."""
 
 
-def asking(targets: Sequence[str], implementation: str, rest: Sequence[str]) -> str:
-    """The command that asks candidates, or else a built-in implementation, with some more options."""
-    if command := _installed():
+def again(settings: RunSettings, targets: Mapping[str, str], implementation: str, clause: str, dtype: str) -> str:
+    """The command that runs one clause again: on one candidate, where there are several."""
+    own = [targets[implementation]] if len(settings.candidates) > 1 else settings.candidates
+    return checking(own, implementation, options_of(settings, clause, dtype), installed_command())
+
+
+def options_of(settings: RunSettings, clause: str, dtype: str) -> list[str]:
+    """The options that run one clause in one dtype as the run did."""
+    conventions = [w for key, value in settings.conventions.items() for w in ("--convention", f"{key}={value}")]
+    expected = [] if settings.expected is None else ["--expected-failures", str(settings.expected)]
+    tier = [] if settings.tier == "quick" else ["--tier", settings.tier]
+    device = [] if settings.device == "cpu" else ["--device", settings.device]
+    return [*conventions, *expected, "--clause", clause, "--dtype", dtype, *tier, *device]
+
+
+def checking(targets: Sequence[str], implementation: str, rest: Sequence[str], command: str) -> str:
+    """The command that checks candidates, or else a built-in implementation, with some more options.
+
+    `command` is the installed one; pytest where it is empty.
+    """
+    if command:
         named = list(targets) or ["--implementation", implementation]
         return f"{command} check {join([*named, *rest])}"
     named = [word for target in targets for word in ("--candidate", target)] or ["--implementation", implementation]
@@ -24,25 +45,25 @@ def asking(targets: Sequence[str], implementation: str, rest: Sequence[str]) -> 
 
 
 def replaying(path: Path) -> str:
-    """The command that asks again what a failure file holds."""
+    """The command that runs the case of a failure file again."""
     file = join([str(path)])
-    return f"{command} replay {file}" if (command := _installed()) else f"{_pytest()} --replay {file}"
+    return f"{command} replay {file}" if (command := installed_command()) else f"{_pytest()} --replay {file}"
 
 
 def explaining(clause: str) -> str:
-    """The command that says all that is known of a clause."""
+    """The command that explains a clause."""
     named = join([clause])
-    return f"{command} explain {named}" if (command := _installed()) else f"{_pytest()} --explain {named}"
+    return f"{command} explain {named}" if (command := installed_command()) else f"{_pytest()} --explain {named}"
 
 
-def _installed() -> str:
+def installed_command() -> str:
     """How the installed command was called; empty where it was not."""
     program = Path(sys.argv[0])
     if program.stem == INSTALLED:
         found = shutil.which(INSTALLED)
         return INSTALLED if found and Path(found).resolve() == program.resolve() else join([str(program)])
-    if program.name == "__main__.py" and program.parent.name in PACKAGES:
-        return f"{join([_from_here(sys.executable)])} -m {PACKAGES[0]}"
+    if program.resolve() in MAINS:
+        return f"{join([_from_here(sys.executable)])} -m attention_conformance"
     return ""
 
 

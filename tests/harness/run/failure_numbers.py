@@ -13,37 +13,40 @@ from attention_conformance.reference.expected import solve
 from attention_conformance.spec.cases import Case
 from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.spec.problem import Array, Problem
+from attention_conformance.tests.harness.explain.failure_artifacts import FOLDER, Explained
 from attention_conformance.tests.harness.explain.reduction import Outcome
 from attention_conformance.tests.harness.judge.comparison import error_ratios
-from attention_conformance.tests.harness.judge.judge import TIERS, Judge
-from attention_conformance.tests.harness.run.failure_artifacts import FOLDER, Explained, Setting
+from attention_conformance.tests.harness.judge.judge import Judge
+from attention_conformance.tests.harness.judge.settings import RunSettings
 from attention_conformance.tests.report.model import FailureRecord, Grid, WeightMap
 
 MOST_KEYS = 64
 """More are not measured from outside: each takes a call."""
 RETURNED, MEASURED = "returned", "measured by changing one value at a time"
 SAMPLE = Case(seed=101, score_std=2.0, causal=True).sized(batch=1, num_heads=4, query_length=10, key_length=10, d_k=8)
-"""The case whose weights are shown of every implementation."""
+"""The case of every weight map."""
 
 
-def failure_record(made: Explained, implementation: Implementation, setting: Setting, command: str) -> FailureRecord:
+def failure_record(
+    explained: Explained, implementation: Implementation, settings: RunSettings, command: str
+) -> FailureRecord:
     """A failure, with the numbers of its smallest case if it was reduced."""
-    file, found = made.file, made.found
+    file, reduced = explained.file, explained.found
     record = FailureRecord(
-        clause=made.verdict.clause,
-        implementation=made.verdict.implementation,
+        clause=explained.verdict.clause,
+        implementation=explained.verdict.implementation,
         dtype=file.dtype,
         case=str(file.case),
-        message=file.message if found is None else found.outcome.comparison.message,
+        message=file.message if reduced is None else reduced.outcome.comparison.message,
         part=file.part,
-        unreduced_reason=made.without if found is None else "",
-        script=made.script,
-        replay_file="" if setting.report is None else f"{FOLDER}/{file.name}.json",
+        unreduced_reason=explained.without if reduced is None else "",
+        script=explained.script,
+        replay_file="" if settings.report is None else f"{FOLDER}/{file.name}.json",
         command=command,
     )
-    if found is None:
+    if reduced is None:
         return record
-    return _with_numbers(record, found.outcome, Judge(implementation, file.dtype, setting.device, TIERS[setting.tier]))
+    return _with_numbers(record, reduced.outcome, settings.judge(implementation, file.dtype))
 
 
 def _with_numbers(record: FailureRecord, outcome: Outcome, judge: Judge) -> FailureRecord:

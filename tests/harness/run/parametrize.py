@@ -144,15 +144,10 @@ class ClauseChecks(Sequence[Any]):
         return list(self._made())
 
     def _made(self) -> Iterator[Any]:
-        from attention_conformance.spec.clauses import load
-        from attention_conformance.tests.harness.judge.clause_tests import Selection, clause_marks
-
-        implementation = self.given.implementation
-        selection = Selection((implementation,), self.given.clauses, self.given.dtypes)
-        for identifier, mark in clause_marks().items():
-            for _, dtype in selection.subjects(load()[identifier], mark):
-                entries = (e for e in implementation.expected_failures if e.shows(identifier, dtype, self.device))
-                yield self._parameter(load()[identifier], dtype, next(entries, None))
+        for each in self.given.selection.plan():
+            known = each.implementation.expected_failures
+            entries = (entry for entry in known if entry.shows(each.clause.id, each.dtype, self.device))
+            yield self._parameter(each.clause, each.dtype, next(entries, None))
 
     def _parameter(self, clause: Clause, dtype: str, expected: ExpectedFailure | None) -> Any:
         marks = [] if expected is None else [_strict(expected)]
@@ -163,11 +158,10 @@ class ClauseChecks(Sequence[Any]):
         """The verdict, regardless of expected failures: these are marks of pytest here."""
         from attention_conformance.spec.clauses import load
         from attention_conformance.tests.harness.judge.clause_tests import clause_tests
-        from attention_conformance.tests.harness.judge.judge import TIERS, Judge
         from attention_conformance.tests.harness.judge.judging import judged
 
         implementation = replace(self.given.implementation, expected_failures=())
-        judge = Judge(implementation, check.dtype, self.device, TIERS[self.tier])
+        judge = self.given.settings.judge(implementation, check.dtype)
         return judged(load()[check.clause], clause_tests()[check.clause], judge)
 
     def explain(self, check: ClauseCheck, verdict: Verdict) -> str:
@@ -185,12 +179,10 @@ class ClauseChecks(Sequence[Any]):
 
     def _smallest(self, verdict: Verdict) -> list[str]:
         from attention_conformance.tests.harness.explain.counterexample import lines
-        from attention_conformance.tests.harness.run.failure_artifacts import Setting, explained
+        from attention_conformance.tests.harness.explain.failure_artifacts import explained
 
-        given = self.given
-        setting = Setting({}, given.conventions, given.device, given.tier, None)
-        made = next(iter(explained([given.implementation], [verdict], setting)))
-        return [] if made.found is None else list(lines(made.found))
+        artifacts = next(explained([self.given.implementation], [verdict], self.given.settings, {}))
+        return [] if artifacts.found is None else list(lines(artifacts.found))
 
 
 def _strict(expected: ExpectedFailure) -> pytest.MarkDecorator:

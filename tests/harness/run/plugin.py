@@ -6,31 +6,32 @@ import gc
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from attention_conformance.implementations.api.contract import Implementation
 from attention_conformance.implementations.discovery.candidates import distinct
 from attention_conformance.spec.cases import Case
-from attention_conformance.spec.clauses import Clause, Level, load
+from attention_conformance.spec.clauses import Level, load
 from attention_conformance.tests import conformance
-from attention_conformance.tests.cli import options as early
+from attention_conformance.tests.harness.explain.failure_artifacts import clear, write
 from attention_conformance.tests.harness.explain.replay import absolute
-from attention_conformance.tests.harness.judge.clause_tests import ClauseTest, Selection, tests_of
-from attention_conformance.tests.harness.judge.judge import TIERS, Judge
+from attention_conformance.tests.harness.judge.clause_tests import PlannedCheck, Selection
 from attention_conformance.tests.harness.judge.judging import judged
+from attention_conformance.tests.harness.judge.settings import RunSettings
+from attention_conformance.tests.harness.run import options, post_run
+from attention_conformance.tests.harness.run.command_lines import again
+from attention_conformance.tests.harness.run.exit_status import ExitStatus, exit_status
 from attention_conformance.tests.harness.run.expected_failures import proposed
-from attention_conformance.tests.harness.run.failure_artifacts import clear
-from attention_conformance.tests.harness.run.next_steps import Ending, again_of
-from attention_conformance.tests.harness.run.post_run import finish, unchecked_claims
+from attention_conformance.tests.harness.run.next_steps import next_steps
 from attention_conformance.tests.harness.run.progress import Progress, colours
 from attention_conformance.tests.harness.run.queries import answered
 from attention_conformance.tests.harness.run.run_records import subject_of, suite_of
-from attention_conformance.tests.harness.run.selection import Options, UsageError, hushed, left_out, selection_of
-from attention_conformance.tests.harness.run.session import KEY, PROPERTY, Plugin
+from attention_conformance.tests.harness.run.selection import UsageError, hushed, left_out, selection_of, settings_of
+from attention_conformance.tests.harness.run.session import KEY, PROPERTY, SuiteSession
 from attention_conformance.tests.harness.run.smoke import smoke
 from attention_conformance.tests.report.recorder import Recorder
 from attention_conformance.tests.report.verdict import Status, Verdict
@@ -43,17 +44,15 @@ class DoesNotConformError(Exception):
 
 
 class ClauseItem(pytest.Function):
-    """One clause, asked of one implementation in one dtype."""
+    """One clause, checked on one implementation in one dtype."""
 
-    subject: tuple[Clause, ClauseTest, Implementation, str]
+    planned: PlannedCheck
     line: int
     """Where the clause stands in the file, counted from 0."""
 
     def runtest(self) -> None:
-        clause, test, implementation, dtype = self.subject
-        options = self.config.stash[KEY].options
-        judge = Judge(implementation, dtype, options.device, TIERS[options.tier])
-        verdict = judged(clause, test, judge)
+        planned, settings = self.planned, self.config.stash[KEY].settings
+        verdict = judged(planned.clause, planned.test, settings.judge(planned.implementation, planned.dtype))
         self.user_properties.append((PROPERTY, verdict.to_json()))
         conclude(verdict)
 
@@ -61,10 +60,9 @@ class ClauseItem(pytest.Function):
         self, excinfo: pytest.ExceptionInfo[BaseException]
     ) -> Any:
         if isinstance(excinfo.value, DoesNotConformError):
-            clause, _, implementation, dtype = self.subject
-            plugin = self.config.stash[KEY]
-            again = again_of(plugin.options, plugin.recorder.targets, implementation.name, clause.id, dtype)
-            return f"{excinfo.value}\n  again: {again}"
+            planned, session = self.planned, self.config.stash[KEY]
+            names = (planned.implementation.name, planned.clause.id, planned.dtype)
+            return f"{excinfo.value}\n  again: {again(session.settings, session.recorder.targets, *names)}"
         if isinstance(excinfo.value, pytest.xfail.Exception):
             return str(excinfo.value)  # nobody reads the traceback, and pytest parses source for it
         return super().repr_failure(excinfo)
@@ -105,42 +103,37 @@ def _explained(verdict: Verdict) -> str:
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
     config = pluginmanager.get_plugin("pytestconfig")
-    if not pluginmanager.has_plugin(early.NAME) or not early.on_the_suite(config):
-        early.declare(parser)
+    if not pluginmanager.has_plugin(options.NAME) or not options.on_the_suite(config):
+        options.declare(parser)
 
 
 def pytest_configure(config: pytest.Config) -> None:
     gc.freeze()  # what imports brought stays, and would be looked through once
-    options = Options.of(config)
-    selection = _selected(options)
+    try:
+        settings = settings_of(config)
+        selection = selection_of(settings)
+    except UsageError as error:
+        raise pytest.UsageError(str(error)) from None
     worker = hasattr(config, "workerinput")
     if worker:
         torch.set_num_threads(1)  # the processes share the cores: threads that wait for one another take them from all
-    suite = suite_of(options.tier, options.device, options.clauses, options.dtypes)
-    folder, targets = None if worker else options.report, targets_of(options, selection)
+    started = suite_of(settings.tier, settings.device, settings.clauses, settings.dtypes)
+    folder, targets = None if worker else settings.report, _targets(settings, selection)
     subjects = [subject_of(i, targets.get(i.name, "")) for i in selection.implementations]
-    recorder = Recorder(subjects, suite, folder)
-    config.stash[KEY] = Plugin(options, selection, recorder)
+    recorder = Recorder(subjects, started, folder)
+    config.stash[KEY] = SuiteSession(settings, selection, recorder)
 
 
-def targets_of(options: Options, selection: Selection) -> dict[str, str]:
+def _targets(settings: RunSettings, selection: Selection) -> dict[str, str]:
     """The targets of candidates by the names of their implementations, so that they can be found from any folder."""
-    names = [i.name for i in selection.implementations] if options.candidates else []
-    targets = map(absolute, distinct(options.candidates).values())
+    names = [i.name for i in selection.implementations] if settings.candidates else []
+    targets = map(absolute, distinct(settings.candidates).values())
     return dict(zip(names, targets, strict=bool(names)))
 
 
 def pytest_cmdline_main(config: pytest.Config) -> int | None:
-    options = Options.of(config)
     try:
-        return answered(options)
-    except UsageError as error:
-        raise pytest.UsageError(str(error)) from None
-
-
-def _selected(options: Options) -> Selection:
-    try:
-        return selection_of(options)
+        return answered(config)
     except UsageError as error:
         raise pytest.UsageError(str(error)) from None
 
@@ -149,25 +142,20 @@ class ClauseModule(pytest.Module):
     """The clause tests of one chapter, imported by their name in the package."""
 
     def collect(self) -> Iterator[pytest.Item]:
-        self.config.stash[KEY].asked = True
+        session = self.config.stash[KEY]
+        session.has_chapters = True
         lines = self.path.read_text(encoding="utf-8").splitlines()
-        for test in tests_of(self.path.stem.removeprefix("test_").replace("_", "-")):
-            line = next(number for number, text in enumerate(lines) if f'"{test.clause}"' in text)
-            yield from _items(self, test, line)
+        for planned in session.selection.plan(self.path.stem.removeprefix("test_").replace("_", "-")):
+            name = f"{planned.clause.id}[{planned.implementation.name}-{planned.dtype}]"
+            item: ClauseItem = ClauseItem.from_parent(self, name=name, callobj=_takes_nothing)
+            item.planned = planned
+            item.line = next(number for number, text in enumerate(lines) if f'"{planned.clause.id}"' in text)
+            yield item
 
 
 def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> ClauseModule | None:
     here = module_path.resolve().parent == Path(conformance.__file__).resolve().parent
     return ClauseModule.from_parent(parent, path=module_path) if here else None
-
-
-def _items(collector: ClauseModule, test: ClauseTest, line: int) -> Iterator[pytest.Item]:
-    plugin, clause = collector.config.stash[KEY], load()[test.clause]
-    for implementation, dtype in plugin.selection.subjects(clause, test):
-        name = f"{clause.id}[{implementation.name}-{dtype}]"
-        item: ClauseItem = ClauseItem.from_parent(collector, name=name, callobj=_takes_nothing)
-        item.subject, item.line = (clause, test, implementation, dtype), line
-        yield item
 
 
 def _takes_nothing() -> None:
@@ -190,18 +178,18 @@ def pytest_runtest_protocol(item: pytest.Item) -> bool | None:
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     gc.freeze()  # what is there by now stays: looking it through again and again takes a tenth of a run
-    plugin = session.config.stash[KEY]
+    state = session.config.stash[KEY]
     items = [item for item in session.items if isinstance(item, ClauseItem)]
-    plugin.recorder.planned = len(items)
+    state.recorder.planned = len(items)
     if hasattr(session.config, "workeroutput"):
         session.config.workeroutput["planned"] = len(items)
-    elif items or plugin.asked:
+    elif items or state.has_chapters:
         _begin(session.config)
         _show_progress(session, len(items))
 
 
 def _show_progress(session: pytest.Session, planned: int) -> None:
-    """On a terminal, where nothing but clauses is asked."""
+    """On a terminal, where nothing but clauses is run."""
     terminal = session.config.pluginmanager.get_plugin("terminalreporter")
     plain = session.config.get_verbosity() <= 0 and not session.config.option.collectonly
     if terminal is not None and terminal.isatty and plain and planned == len(session.items):
@@ -209,24 +197,24 @@ def _show_progress(session: pytest.Session, planned: int) -> None:
 
 
 def _begin(config: pytest.Config) -> None:
-    plugin = config.stash[KEY]
-    first = not plugin.recorder.events
+    state = config.stash[KEY]
+    first = not state.recorder.events
     try:
-        plugin.recorder.begin()
-        if plugin.options.report is not None:
-            clear(plugin.options.report)
+        state.recorder.begin()
+        if state.settings.report is not None:
+            clear(state.settings.report)
     except OSError as error:
         raise pytest.UsageError(f"--report: {error.filename} cannot be written ({error.strerror})") from None
-    if first and plugin.options.candidates and not config.option.collectonly:
-        _smoke(plugin, config.pluginmanager.get_plugin("terminalreporter"))
+    if first and state.settings.candidates and not config.option.collectonly:
+        _smoke(state, config.pluginmanager.get_plugin("terminalreporter"))
 
 
-def _smoke(plugin: Plugin, terminal: pytest.TerminalReporter | None) -> None:
-    """Before candidates are judged: whether what is wrong with them is but the way in which they are called."""
-    for implementation in plugin.selection.implementations:
+def _smoke(state: SuiteSession, terminal: pytest.TerminalReporter | None) -> None:
+    """Before candidates are judged: whether only the way in which they are called is wrong."""
+    for implementation in state.selection.implementations:
         with hushed():
-            found = plugin.handed[implementation.name] = smoke(implementation, plugin.options.device)
-        for line in found:
+            mistakes = state.adapter_mistakes[implementation.name] = smoke(implementation, state.settings.device)
+        for line in mistakes:
             if terminal is not None:
                 terminal.write_line(f"{implementation.name}: {line}")
 
@@ -235,12 +223,18 @@ def _smoke(plugin: Plugin, terminal: pytest.TerminalReporter | None) -> None:
 class Collector:
     """Receives the reports of a session, its workers' too."""
 
-    plugin: Plugin
+    state: SuiteSession
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        for name, value in report.user_properties:
-            if name == PROPERTY and report.when == "call":
-                self.plugin.recorder.add(Verdict.from_json(str(value)))
+        verdicts = [value for name, value in report.user_properties if name == PROPERTY]
+        if report.when == "call" and verdicts:
+            self.state.recorder.add(Verdict.from_json(str(verdicts[0])))
+        elif report.when == "call" and report.failed and _is_chapter(report.nodeid):
+            self.state.crashed = True
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed and _is_chapter(report.nodeid):
+            self.state.crashed = True
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, node: Any) -> None:
@@ -248,35 +242,108 @@ class Collector:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any, error: object) -> None:
-        if self.plugin.recorder.planned is None and not error:
-            self.plugin.recorder.planned = node.workeroutput["planned"]
+        if self.state.recorder.planned is None and not error:
+            self.state.recorder.planned = node.workeroutput["planned"]
+
+
+def _is_chapter(nodeid: str) -> bool:
+    return "tests/conformance/" in nodeid
+
+
+@dataclass(eq=False)
+class LastLines:
+    """Sets the exit status, and writes below everything else what to do next."""
+
+    state: SuiteSession
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> Iterator[None]:
+        config, state = session.config, self.state
+        terminal = config.pluginmanager.get_plugin("terminalreporter")
+        try:
+            yield
+        except Exception as error:
+            config.notify_exception(pytest.ExceptionInfo.from_exception(error), config.option)
+            state.crashed = True
+            session.exitstatus = ExitStatus.SUITE_ERROR
+        status = int(session.exitstatus)
+        if terminal is not None and (state.recorder.events or status == ExitStatus.SUITE_ERROR):
+            for number, line in enumerate(next_steps(status, state.settings, state.selection, state.recorder)):
+                terminal.write_line(f"{'     ' if number else 'next:'} {line}")
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
     config = session.config
-    plugin = config.stash[KEY]
-    config.pluginmanager.register(Collector(plugin), "conformance-collector")
+    config.pluginmanager.register(Collector(config.stash[KEY]), "conformance-collector")
     if not hasattr(config, "workerinput"):
-        config.pluginmanager.register(
-            Ending(plugin.options, plugin.recorder, plugin.selection.implementations), "conformance-ending"
-        )
+        config.pluginmanager.register(LastLines(config.stash[KEY]), "conformance-last-lines")
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    plugin = session.config.stash[KEY]
+    config, state = session.config, session.config.stash[KEY]
     stopped = {2: "the run was interrupted", 3: "the suite itself failed", 4: "the run could not start"}
-    plugin.recorder.judged(stopped.get(int(exitstatus), ""))
-    unchecked = unchecked_claims(plugin.selection, plugin.recorder.verdicts)
-    if unchecked and exitstatus == 0:
-        session.exitstatus = 1
-    if hasattr(session.config, "workerinput"):
+    state.recorder.judged(stopped.get(int(exitstatus), ""))
+    if hasattr(config, "workerinput"):
         return
-    with hushed():
-        finish(session.config, int(exitstatus))
-    plugin.recorder.close()
-    if plugin.recorder.failed_views:
-        session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
-    _silence_the_idle(session.config)
+    if state.recorder.events and not config.option.collectonly:
+        planned, unchecked = state.recorder.planned or 0, _unchecked(state)
+        verdicts = state.recorder.verdicts
+        session.exitstatus = exit_status(int(exitstatus), state.crashed, verdicts, planned, bool(unchecked))
+    try:
+        with hushed():
+            _explain(config, int(exitstatus))
+    finally:
+        state.recorder.close()
+    if state.recorder.failed_views:
+        session.exitstatus = ExitStatus.SUITE_ERROR
+    _silence_the_idle(config)
+
+
+def _unchecked(state: SuiteSession) -> list[str]:
+    return post_run.unchecked_claims(state.selection, state.recorder.verdicts)
+
+
+def _explain(config: pytest.Config, status: int) -> None:
+    """Diagnoses, artifacts of failures and observations, as far as the exit status and the options call for them."""
+    state = config.stash[KEY]
+    settings, recorder = state.settings, state.recorder
+    if status == ExitStatus.FAILS:
+        post_run.record_diagnoses(recorder, state.selection.implementations, settings.device, state.adapter_mistakes)
+        _explain_failures(config)
+    if status not in (ExitStatus.CONFORMS, ExitStatus.FAILS) or settings.clauses or not recorder.verdicts:
+        return
+    if settings.candidates or settings.report:
+        post_run.record_observations(recorder, state.selection.implementations, settings, settings.report is not None)
+
+
+def _explain_failures(config: pytest.Config) -> None:
+    """Adds to the failures that the terminal is about to show; done here, where all verdicts are known."""
+    state, reports = config.stash[KEY], _failed_reports(config)
+    reduced = set[str]()
+    command = partial(again, state.settings, state.recorder.targets)
+    for artifacts in post_run.record_failures(state.recorder, state.selection.implementations, state.settings, command):
+        verdict = artifacts.verdict
+        first = verdict.implementation not in reduced
+        if artifacts.found is not None:
+            reduced.add(verdict.implementation)
+        if state.settings.report is not None:
+            write(artifacts, state.settings.report)
+        report = reports.get((verdict.clause, verdict.implementation, verdict.dtype))
+        if report is not None:
+            text = (f"  {line}" for line in post_run.failure_lines(artifacts, state.settings, first))
+            report.longrepr = "\n".join([str(report.longrepr), *text])
+
+
+def _failed_reports(config: pytest.Config) -> dict[tuple[str, str, str], pytest.TestReport]:
+    """The reports of failed items that the terminal holds, by clause, implementation and dtype."""
+    terminal = config.pluginmanager.get_plugin("terminalreporter")
+    found = {}
+    for report in [] if terminal is None else terminal.stats.get("failed", []):
+        for name, value in report.user_properties:
+            if name == PROPERTY:
+                verdict = Verdict.from_json(str(value))
+                found[verdict.clause, verdict.implementation, verdict.dtype] = report
+    return found
 
 
 def _silence_the_idle(config: pytest.Config) -> None:
@@ -294,23 +361,23 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         _summarise(terminalreporter, config.stash[KEY])
 
 
-def _summarise(terminalreporter: pytest.TerminalReporter, plugin: Plugin) -> None:
+def _summarise(terminalreporter: pytest.TerminalReporter, state: SuiteSession) -> None:
     terminalreporter.section("conformance")
-    recorder = plugin.recorder
-    for line in summary(recorder.run):
+    settings, run = state.settings, state.recorder.run
+    for line in summary(run):
         terminalreporter.write_line(line, **colours(line))
-    for line in observed(recorder.run.observed) if plugin.options.candidates else ():
+    for line in observed(run.observed) if settings.candidates else ():
         terminalreporter.write_line(line)
-    for line in unchecked_claims(plugin.selection, plugin.recorder.verdicts):
+    for line in _unchecked(state):
         terminalreporter.write_line(f"ERROR  {line}", red=True)
-    for name, reason in left_out().items() if plugin.options.all_builtin else ():
-        terminalreporter.write_line(f"not asked: {name}, {reason}")
-    for line in plugin.selection.notes:
+    for name, reason in left_out().items() if settings.all_builtin else ():
+        terminalreporter.write_line(f"not checked: {name}, {reason}")
+    for line in state.selection.notes:
         terminalreporter.write_line(line)
-    for line in proposed(recorder.verdicts, recorder.run.diagnoses) if plugin.options.propose else ():
+    for line in proposed(state.recorder.verdicts, run.diagnoses) if settings.propose else ():
         terminalreporter.write_line(line)
-    for name, reason in recorder.failed_views.items():
+    failed_views = state.recorder.failed_views
+    for name, reason in failed_views.items():
         terminalreporter.write_line(f"ERROR  {name} could not be made: {reason}", red=True)
-    if plugin.options.report is not None:
-        broken = recorder.failed_views
-        terminalreporter.write_line(f"report: {plugin.options.report / (ERRORS if broken else 'report.html')}")
+    if settings.report is not None:
+        terminalreporter.write_line(f"report: {settings.report / (ERRORS if failed_views else 'report.html')}")

@@ -1,113 +1,108 @@
-"""Finishing: what is found out when all verdicts are in: diagnoses, smaller cases, and what else was seen."""
+"""Post-run: what follows when all verdicts are known: diagnoses, smaller cases, and observed conventions."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
-import pytest
-
+from attention_conformance.implementations.api.contract import Implementation
 from attention_conformance.spec.clauses import load
 from attention_conformance.spec.features import Feature
+from attention_conformance.tests.harness.explain.counterexample import lines
 from attention_conformance.tests.harness.explain.diagnosis import diagnose, failing_checks
-from attention_conformance.tests.harness.judge.clause_tests import Selection, claimed, clause_marks
-from attention_conformance.tests.harness.run.failure_artifacts import Setting, explained, told, write
+from attention_conformance.tests.harness.explain.failure_artifacts import FOLDER, Explained, explained
+from attention_conformance.tests.harness.judge.clause_tests import Selection, claimed, clause_tests
+from attention_conformance.tests.harness.judge.observed_conventions import DISAGREEMENTS, observations
+from attention_conformance.tests.harness.judge.settings import RunSettings
+from attention_conformance.tests.harness.run.command_lines import replaying
 from attention_conformance.tests.harness.run.failure_numbers import failure_record, weight_map
-from attention_conformance.tests.harness.run.next_steps import again_of
-from attention_conformance.tests.harness.run.observed_conventions import QUESTIONS, observations
-from attention_conformance.tests.harness.run.selection import settings_of
-from attention_conformance.tests.harness.run.session import KEY, PROPERTY, Plugin
 from attention_conformance.tests.report.model import DiagnosisRecord, ObservationRecord
+from attention_conformance.tests.report.recorder import Recorder
 from attention_conformance.tests.report.verdict import Verdict
 
 
-def finish(config: pytest.Config, status: int) -> None:
-    """Adds to the records, and to the failures that the terminal is about to show, what the exit status calls for."""
-    plugin = config.stash[KEY]
-    if status == pytest.ExitCode.TESTS_FAILED:
-        _diagnose(plugin)
-        _explain(config)
-    if status in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
-        _observe(plugin)
+def record_diagnoses(
+    recorder: Recorder,
+    implementations: Sequence[Implementation],
+    device: str,
+    adapter_mistakes: Mapping[str, tuple[str, ...]] | None = None,
+) -> None:
+    """Records what explains the failures of each implementation: mistakes of its adapter, and a known defect."""
+    for implementation in implementations:
+        own = [v for v in recorder.verdicts if v.implementation == implementation.name]
+        dtypes = list(dict.fromkeys(v.dtype for v in own))
+        diagnosis = diagnose(implementation, failing_checks(own), device, dtypes)
+        mistakes = (adapter_mistakes or {}).get(implementation.name, ())
+        if texts := [*mistakes, *([str(diagnosis)] if diagnosis else [])]:
+            recorder.add(DiagnosisRecord(implementation.name, "; ".join(texts)))
 
 
-def _diagnose(plugin: Plugin) -> None:
-    """After all verdicts are written down: nothing is lost if a candidate takes the process down here."""
-    for implementation in plugin.selection.implementations:
-        mine = [v for v in plugin.recorder.verdicts if v.implementation == implementation.name]
-        dtypes = list(dict.fromkeys(v.dtype for v in mine))
-        found = diagnose(implementation, failing_checks(mine), plugin.options.device, dtypes)
-        if told := [*plugin.handed.get(implementation.name, ()), *([str(found)] if found else [])]:
-            plugin.recorder.add(DiagnosisRecord(implementation.name, "; ".join(told)))
+def record_failures(
+    recorder: Recorder,
+    implementations: Sequence[Implementation],
+    settings: RunSettings,
+    command: Callable[[str, str, str], str],
+    replayable: bool = True,
+) -> Iterator[Explained]:
+    """Every failure with its artifacts, recorded with its numbers where there is a report.
+
+    `command` makes the command line that runs a failure again, from implementation, clause and dtype; `replayable` is
+    False where no failure file can be written.
+    """
+    by_name = {i.name: i for i in implementations}
+    for artifacts in explained(implementations, recorder.verdicts, settings, recorder.targets):
+        if settings.report is not None:
+            name, file = artifacts.verdict.implementation, artifacts.file
+            place = settings if replayable else replace(settings, report=None)
+            recorder.add(failure_record(artifacts, by_name[name], place, command(name, file.clause, file.dtype)))
+        yield artifacts
 
 
-def _observe(plugin: Plugin) -> None:
-    """What is not claimed is observed, where somebody is going to read it: of candidates, and in reports."""
-    options, selection = plugin.options, plugin.selection
-    if not plugin.recorder.verdicts or selection.clauses or not (options.candidates or options.report):
-        return
-    for implementation in selection.implementations:
-        seen = observations(implementation, QUESTIONS, selection.dtypes, options.device)
-        plugin.recorder.add(ObservationRecord(implementation.name, seen))
-        if options.report is not None:
-            plugin.recorder.add(weight_map(implementation, options.device))
+def record_observations(
+    recorder: Recorder, implementations: Sequence[Implementation], settings: RunSettings, weights: bool
+) -> None:
+    """Records the answers of each implementation where the field disagrees, and with `weights` its weights."""
+    for implementation in implementations:
+        answers = observations(implementation, DISAGREEMENTS, settings.dtypes, settings.device)
+        recorder.add(ObservationRecord(implementation.name, answers))
+        if weights:
+            recorder.add(weight_map(implementation, settings.device))
 
 
-def _explain(config: pytest.Config) -> None:
-    """Adds to the failures that the terminal is about to show; done here, where all verdicts are known."""
-    plugin, reports = config.stash[KEY], _failed_reports(config)
-    setting, numbers = _setting(plugin), set[str]()
-    implementations = {i.name: i for i in plugin.selection.implementations}
-    for made in explained(plugin.selection.implementations, plugin.recorder.verdicts, setting):
-        verdict = made.verdict
-        first = verdict.implementation not in numbers
-        if made.found is not None:
-            numbers.add(verdict.implementation)
-        if setting.report is not None:
-            write(made, setting.report)
-            again = again_of(plugin.options, setting.targets, verdict.implementation, verdict.clause, verdict.dtype)
-            plugin.recorder.add(failure_record(made, implementations[verdict.implementation], setting, again))
-        report = reports.get((verdict.clause, verdict.implementation, verdict.dtype))
-        if report is not None:
-            text = (f"  {line}" for line in told(made, setting.report, first))
-            report.longrepr = "\n".join([str(report.longrepr), *text])
-
-
-def _failed_reports(config: pytest.Config) -> dict[tuple[str, str, str], pytest.TestReport]:
-    """The reports of failed items that the terminal holds, by clause, implementation and dtype."""
-    terminal = config.pluginmanager.get_plugin("terminalreporter")
-    found = {}
-    for report in [] if terminal is None else terminal.stats.get("failed", []):
-        for name, value in report.user_properties:
-            if name == PROPERTY:
-                verdict = Verdict.from_json(str(value))
-                found[verdict.clause, verdict.implementation, verdict.dtype] = report
-    return found
-
-
-def _setting(plugin: Plugin) -> Setting:
-    options = plugin.options
-    return Setting(
-        targets=plugin.recorder.targets,
-        conventions=settings_of(options),
-        device=options.device,
-        tier=options.tier,
-        report=options.report,
-    )
+def failure_lines(artifacts: Explained, settings: RunSettings, with_numbers: bool) -> Iterator[str]:
+    """The lines below a failure; `with_numbers` gives the smallest case, and without a report the script."""
+    if with_numbers and artifacts.found is not None:
+        yield from lines(artifacts.found)
+    elif with_numbers:
+        yield f"not reduced: {artifacts.without}"
+    if settings.report is not None:
+        path = settings.report / FOLDER / artifacts.file.name
+        yield f"replay: {replaying(path.with_name(f'{path.name}.json'))}"
+        yield f"script: python {path}.py" if artifacts.script else f"no script: {artifacts.without}"
+    elif with_numbers and artifacts.script:
+        yield from (
+            "script that shows it without this suite:",
+            *(f"  {line}" for line in artifacts.script.splitlines()),
+        )
+    elif with_numbers:
+        yield f"no script: {artifacts.without}; --report DIR writes a file for --replay"
 
 
 def unchecked_claims(selection: Selection, verdicts: Sequence[Verdict]) -> list[str]:
-    """Claimed features that no counted check of the run spoke of; only a run of all clauses can say so."""
+    """Claimed features without a counted check; only a run of all clauses can find them."""
     if selection.clauses or selection.dtypes or not verdicts:
         return []
-    speaking = {f for c in load().values() if c.id in clause_marks() for f in c.features}
+    testable = {feature for clause in clause_tests() for feature in load()[clause].features}
     found = []
     for implementation in selection.implementations:
-        heard = [v for v in verdicts if v.implementation == implementation.name]
-        called = {c for c in clause_marks() if not claimed(load()[c], implementation.claims)}
-        if called - {v.clause for v in heard}:
+        own = [v for v in verdicts if v.implementation == implementation.name]
+        if _called_clauses(implementation) - {v.clause for v in own}:
             continue  # only a part of the tests was run
-        mine = [v for v in heard if v.checks]
-        spoken_of: set[Feature] = {f for v in mine for f in load()[v.clause].features}
-        lost = sorted(speaking & implementation.claims.features - spoken_of)
+        checked: set[Feature] = {feature for v in own if v.checks for feature in load()[v.clause].features}
+        lost = sorted(testable & implementation.claims.features - checked)
         found += [f"{implementation.name} claims {feature}, and nothing was checked of it" for feature in lost]
     return found
+
+
+def _called_clauses(implementation: Implementation) -> set[str]:
+    return {clause for clause in clause_tests() if not claimed(load()[clause], implementation.claims)}

@@ -1,4 +1,4 @@
-"""Progress: on a terminal, one line that is written over: how much is done, what failed, and the time left."""
+"""Progress on a terminal: one line, written over, with how much is done, how much failed, and the time left."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 EVERY = 0.1
 """Seconds between two writings of the line."""
 AFTER, SHARE = 2.0, 0.02
-"""Seconds, and share of the run, before which nothing is said of the time left."""
+"""Seconds, and share of the run, before which the time left is not estimated."""
 COLOURS = {"FAIL ": "red", "ERROR ": "red", "advice (": "yellow", "known deviation ": "yellow"}
 VERDICTS = {"fails": "red", "error": "red", "conforms": "green"}
 
@@ -24,7 +24,7 @@ class Progress:
 
     Attributes:
         terminal: where the line goes.
-        planned: how many questions the run has: clauses, in each of their dtypes.
+        planned: how many verdicts a complete run has.
         clock: gives seconds.
     """
 
@@ -38,7 +38,7 @@ class Progress:
 
     def __post_init__(self) -> None:
         self.since = self.written = self.clock()
-        self.terminal._show_progress_info = False  # the percentages beside those letters
+        self.terminal._show_progress_info = False  # the percentages next to those letters
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_report_teststatus(self) -> Generator[None, tuple[str, str, Any], tuple[str, str, Any]]:
@@ -62,15 +62,15 @@ class Progress:
         self.terminal.rewrite("")
 
     def line(self, now: float) -> str:
-        """Such as "412 of 5188 asked, 1 failed, 1 min 20 s left"."""
+        """Such as "412 of 5188 checked, 1 failed, 1 min 20 s left"."""
         passed, share = now - self.since, self.done / max(self.planned, 1)
         failed = f", {self.failed} failed" if self.failed else ""
         known = passed >= AFTER and share >= SHARE
-        left = f", {mark_of(passed / share - passed)} left" if known else ""
-        return f"{self.done} of {self.planned} asked{failed}{left}"
+        left = f", {duration(passed / share - passed)} left" if known else ""
+        return f"{self.done} of {self.planned} checked{failed}{left}"
 
 
-def mark_of(seconds: float) -> str:
+def duration(seconds: float) -> str:
     """Seconds in words: 8 s, 2 min 5 s, 1 h 4 min."""
     whole = max(round(seconds), 0)
     hours, minutes, rest = whole // 3600, whole // 60 % 60, whole % 60
@@ -80,7 +80,7 @@ def mark_of(seconds: float) -> str:
 
 
 def colours(line: str) -> dict[str, bool]:
-    """How a line of the summary is marked where there are colours; it says the same without them."""
+    """The colour of a line of the summary, where there are colours; the words state the same."""
     start = next((colour for word, colour in COLOURS.items() if line.strip().startswith(word)), "")
     end = next((colour for word, colour in VERDICTS.items() if line.rstrip().partition(",")[0].endswith(word)), "")
     return {start or end: True} if start or end else {}

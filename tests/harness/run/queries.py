@@ -1,4 +1,4 @@
-"""Answering: options that ask something about the suite, or repeat one recorded failure, and judge nothing else."""
+"""Queries: options that print something about the suite, or run one recorded failure again, and judge nothing else."""
 
 from __future__ import annotations
 
@@ -6,68 +6,73 @@ from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+import pytest
+
 from attention_conformance.implementations.builtin import BUILTIN, ON_REQUEST
 from attention_conformance.implementations.defects import catalogue
 from attention_conformance.spec.clauses import load
 from attention_conformance.tests.harness.explain.replay import ReplayError, read, replay
 from attention_conformance.tests.harness.run.command_lines import explaining
+from attention_conformance.tests.harness.run.exit_status import ExitStatus
 from attention_conformance.tests.harness.run.selection import (
-    Options,
     UsageError,
     left_out,
+    path_of,
     require_device,
     require_known,
     selection_of,
+    settings_of,
 )
 
 
-def answered(options: Options) -> int | None:
-    """Prints the answer and gives the exit status; None where the options ask for a run.
+def answered(config: pytest.Config) -> int | None:
+    """Prints the answer and returns the exit status; None where the options start a run.
 
     Raises:
-        UsageError: an option cannot be followed.
+        UsageError: an option cannot be used.
     """
-    if options.replay is not None:
-        return _replayed(options.replay)
-    questions = (
-        (bool(options.explain), _explained),
-        (options.list_clauses, _clauses),
-        (options.list_implementations, _implementations),
-        (options.list_defects, _defects),
-    )
-    for asked, answer in questions:
-        if asked:
-            print("\n".join(answer(options)))
+    if (path := path_of(config, "replay")) is not None:
+        return _replayed(path)
+    queries = {
+        "explain": _explained,
+        "list_clauses": _clauses,
+        "list_implementations": _implementations,
+        "list_defects": _defects,
+    }
+    for option, answer in queries.items():
+        if config.getoption(option):
+            print("\n".join(answer(config)))
             return 0
     return None
 
 
-def _explained(options: Options) -> Iterator[str]:
-    from attention_conformance.tests.harness.explain.clause_page import (
-        explanation,  # it reads equations, for which a run has no time
-    )
+def _explained(config: pytest.Config) -> Iterator[str]:
+    # It reads equations, for which a run has no time.
+    from attention_conformance.tests.harness.explain.clause_page import explanation
 
-    require_known("--explain", options.explain, list(load()))
+    patterns = config.getoption("explain")
+    require_known("--explain", patterns, list(load()))
     for clause in load().values():
-        if any(fnmatchcase(clause.id, pattern) for pattern in options.explain):
+        if any(fnmatchcase(clause.id, pattern) for pattern in patterns):
             yield from explanation(clause, (*BUILTIN, *ON_REQUEST))
             yield ""
 
 
-def _clauses(options: Options) -> Iterator[str]:
+def _clauses(config: pytest.Config) -> Iterator[str]:
     for clause in load().values():
         status = "in tests/benchmarks" if clause.measured else ", ".join(sorted(clause.features))
         yield f"{clause.id:32} {clause.level:6} {status:28} {clause.statement}"
 
 
-def _implementations(options: Options) -> Iterator[str]:
-    for i in selection_of(options).implementations:
+def _implementations(config: pytest.Config) -> Iterator[str]:
+    settings = settings_of(config)
+    for i in selection_of(settings).implementations:
         yield f"{i.name:24} {i.claims.scope:6} {len(i.claims.features):2} features  {i.about}"
-    for name, reason in left_out().items() if options.all_builtin else ():
+    for name, reason in left_out().items() if settings.all_builtin else ():
         yield f"{name:24} not among them: {reason}"
 
 
-def _defects(options: Options) -> Iterator[str]:
+def _defects(config: pytest.Config) -> Iterator[str]:
     for defect in catalogue():
         yield f"{defect.id:40} {defect.clauses[0]:28} {defect.severity:10} {defect.does}"
 
@@ -76,10 +81,11 @@ def _replayed(path: Path) -> int:
     try:
         failure = read(path)
         require_device("--device", failure.device)
-        holds, told = replay(failure)
+        holds, text = replay(failure)
     except (ReplayError, UsageError) as error:
         raise UsageError(f"--replay {path}: {error}") from None
-    print("\n".join(told))
-    if not holds:
-        print(f"next: {explaining(failure.clause)}  says what is asked, and why")
-    return 0 if holds else 1
+    print("\n".join(text))
+    if holds:
+        return ExitStatus.CONFORMS
+    print(f"next: {explaining(failure.clause)}  explains the clause")
+    return ExitStatus.FAILS

@@ -1,10 +1,9 @@
-"""Selecting: the command line's options, and what they select."""
+"""The options of the command line, and the implementations, clauses and dtypes that they select."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from dataclasses import dataclass
 from datetime import date
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
@@ -22,6 +21,7 @@ from attention_conformance.spec.clauses import load
 from attention_conformance.spec.problem import DTYPES
 from attention_conformance.tests.harness.judge.clause_tests import Selection
 from attention_conformance.tests.harness.judge.judge import TIERS
+from attention_conformance.tests.harness.judge.settings import RunSettings
 from attention_conformance.tests.harness.run.expected_failures import ExpectingError, expecting
 
 
@@ -29,123 +29,91 @@ class UsageError(ValueError):
     """An option that cannot be followed; the message is one line with the remedy."""
 
 
-@dataclass(frozen=True)
-class Options:
-    """The options of one run, as given."""
+def settings_of(config: pytest.Config) -> RunSettings:
+    """The options of a run as pytest parsed them.
 
-    candidates: tuple[str, ...]
-    implementations: tuple[str, ...]
-    clauses: tuple[str, ...]
-    dtypes: tuple[str, ...]
-    conventions: tuple[str, ...]
-    device: str
-    tier: str
-    report: Path | None
-    replay: Path | None
-    expected: Path | None
-    propose: bool
-    explain: tuple[str, ...]
-    list_clauses: bool
-    list_implementations: bool
-    list_defects: bool
+    Raises:
+        UsageError: a convention is not of the form KEY=VALUE.
+    """
 
-    @classmethod
-    def of(cls, config: pytest.Config) -> Options:
-        """The options as pytest parsed them."""
+    def several(name: str) -> tuple[str, ...]:
+        return tuple(config.getoption(name))
 
-        def several(name: str) -> tuple[str, ...]:
-            return tuple(config.getoption(name))
-
-        folder, file = config.getoption("conformance_report"), config.getoption("replay")
-        expected = config.getoption("expected_failures")
-        return cls(
-            candidates=several("candidate"),
-            implementations=several("implementation"),
-            clauses=several("clause"),
-            dtypes=several("dtype"),
-            conventions=several("convention"),
-            device=config.getoption("device"),
-            tier=config.getoption("tier"),
-            report=None if folder is None else Path(folder),
-            replay=None if file is None else Path(file),
-            expected=None if expected is None else Path(expected),
-            propose=config.getoption("propose_expected_failures"),
-            explain=several("explain"),
-            list_clauses=config.getoption("list_clauses"),
-            list_implementations=config.getoption("list_implementations"),
-            list_defects=config.getoption("list_defects"),
-        )
-
-    @property
-    def all_builtin(self) -> bool:
-        """Whether every built-in implementation is meant."""
-        return not self.candidates and not self.implementations
+    return RunSettings(
+        candidates=several("candidate"),
+        implementations=several("implementation"),
+        clauses=several("clause"),
+        dtypes=several("dtype"),
+        conventions=dict(map(_convention, several("convention"))),
+        device=config.getoption("device"),
+        tier=config.getoption("tier"),
+        report=path_of(config, "conformance_report"),
+        expected=path_of(config, "expected_failures"),
+        propose=config.getoption("propose_expected_failures"),
+    )
 
 
-def selection_of(options: Options) -> Selection:
-    """What the options select.
+def path_of(config: pytest.Config, name: str) -> Path | None:
+    """The path that an option holds, if it was given."""
+    given = config.getoption(name)
+    return None if given is None else Path(given)
+
+
+def _convention(setting: str) -> tuple[str, str]:
+    key, equals, value = setting.partition("=")
+    if not equals:
+        raise UsageError(f"--convention {setting!r} is not of the form KEY=VALUE, such as empty-row=uniform")
+    return key, value
+
+
+def selection_of(settings: RunSettings) -> Selection:
+    """What a run is to check.
 
     Raises:
         UsageError: a name that selects nothing, a device that is not there, a target that cannot be used.
     """
-    require_known("--tier", (options.tier,), list(TIERS))
-    require_known("--clause", options.clauses, list(load()))
-    require_known("--dtype", options.dtypes, list(DTYPES))
-    require_device("--device", options.device)
-    if options.candidates:
-        return _candidates(options)
-    for option, given in _of_candidates(options).items():
+    require_known("--tier", (settings.tier,), list(TIERS))
+    require_known("--clause", settings.clauses, list(load()))
+    require_known("--dtype", settings.dtypes, list(DTYPES))
+    require_device("--device", settings.device)
+    if settings.candidates:
+        return _candidates(settings)
+    for option, given in _of_candidates(settings).items():
         if given:
             raise UsageError(f"{option} describes a candidate: give --candidate TARGET too")
-    return Selection(_builtin(options.implementations), options.clauses, options.dtypes)
+    return Selection(_builtin(settings.implementations), settings.clauses, settings.dtypes)
 
 
-def _of_candidates(options: Options) -> dict[str, bool]:
+def _of_candidates(settings: RunSettings) -> dict[str, bool]:
     return {
-        "--convention": bool(options.conventions),
-        "--expected-failures": options.expected is not None,
-        "--propose-expected-failures": options.propose,
+        "--convention": bool(settings.conventions),
+        "--expected-failures": settings.expected is not None,
+        "--propose-expected-failures": settings.propose,
     }
 
 
 def left_out() -> dict[str, str]:
     """The built-in implementations that no pattern selects, and why."""
-    costly = {i.name: f"costly: --implementation {i.name} asks it" for i in ON_REQUEST}
+    costly = {i.name: f"costly: --implementation {i.name} checks it" for i in ON_REQUEST}
     return costly | {name: f"cannot run here: {reason}" for name, reason in ABSENT.items()}
-
-
-def settings_of(options: Options) -> dict[str, str]:
-    """The conventions by key.
-
-    Raises:
-        UsageError: one is not of the form KEY=VALUE.
-    """
-    settings: dict[str, str] = {}
-    for setting in options.conventions:
-        key, equals, value = setting.partition("=")
-        if not equals:
-            raise UsageError(f"--convention {setting!r} is not of the form KEY=VALUE, such as empty-row=uniform")
-        settings[key] = value
-    return settings
 
 
 @contextmanager
 def hushed() -> Iterator[None]:
-    """Drops what candidates print where they are called beside the clauses, whose output pytest keeps for failures."""
+    """Drops what candidates print outside of clauses, whose output pytest keeps for failures."""
     with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
         yield
 
 
-def _candidates(options: Options) -> Selection:
-    settings = settings_of(options)
+def _candidates(settings: RunSettings) -> Selection:
     try:
-        targets = list(distinct(options.candidates).values())
+        targets = list(distinct(settings.candidates).values())
         with hushed():
-            found = candidates(options.candidates, settings, options.device)
-        expected, notes = expecting(found, targets, options.expected, date.today())
-        return Selection(expected, options.clauses, options.dtypes, notes)
+            found = candidates(settings.candidates, settings.conventions, settings.device)
+        expected, notes = expecting(found, targets, settings.expected, date.today())
+        return Selection(expected, settings.clauses, settings.dtypes, notes)
     except KeyboardInterrupt:
-        named = ", ".join(options.candidates)
+        named = ", ".join(settings.candidates)
         raise pytest.exit.Exception(f"interrupted while {named} was called for the first time", 2) from None
     except (TargetError, ExpectingError) as error:
         raise UsageError(str(error)) from error

@@ -1,4 +1,4 @@
-"""The state of a session: what its hooks share."""
+"""The state of a pytest session of the suite: what its hooks share."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from attention_conformance.tests.harness.judge.clause_tests import Selection
-from attention_conformance.tests.harness.run.selection import Options
+from attention_conformance.tests.harness.judge.settings import RunSettings
 from attention_conformance.tests.report.recorder import Recorder
 
 PROPERTY = "verdict"
@@ -15,18 +15,21 @@ PROPERTY = "verdict"
 
 
 @dataclass
-class Plugin:
-    """What a session knows: the selection, and the recorder that collects its verdicts.
+class SuiteSession:
+    """The selection, and the recorder that collects its verdicts.
 
     Attributes:
-        handed: what the adapter of a candidate does wrongly, by the name of its implementation.
+        has_chapters: whether pytest collects a chapter of the specification.
+        crashed: whether the code of the suite raised an exception where a verdict was due.
+        adapter_mistakes: what the adapter of a candidate does wrongly, by the name of its implementation.
     """
 
-    options: Options
+    settings: RunSettings
     selection: Selection
     recorder: Recorder
-    asked: bool = False
-    handed: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    has_chapters: bool = False
+    crashed: bool = False
+    adapter_mistakes: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 
-KEY = pytest.StashKey[Plugin]()
+KEY = pytest.StashKey[SuiteSession]()

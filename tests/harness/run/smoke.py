@@ -8,7 +8,7 @@ from itertools import permutations
 
 import numpy as np
 
-from attention_conformance.implementations.api.contract import Implementation, Result, Unsupported
+from attention_conformance.implementations.api.contract import Implementation, PathError, Result, Unsupported
 from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.implementations.api.safe_call import CandidateError
 from attention_conformance.reference.expected import Expected, solve
@@ -64,7 +64,7 @@ def _asked(judge: Judge, case: Case) -> tuple[Problem | None, Result | None]:
     problem = build(fitted, judge.dtype).forward_only()
     try:
         return problem, judge.run(problem)
-    except CandidateError:
+    except (CandidateError, PathError):
         return problem, None
 
 

@@ -1,4 +1,4 @@
-"""Observing: which answer an implementation gives where the field disagrees, whatever it claims, and on every path."""
+"""Observed conventions: which answer an implementation gives where the field disagrees, whatever it claims."""
 
 from __future__ import annotations
 
@@ -29,49 +29,49 @@ PLAIN, RECORDING = "in a plain call", "while gradients are recorded"
 
 
 @dataclass(frozen=True)
-class Question:
-    """One thing on which the field disagrees.
+class Disagreement:
+    """One point on which the field disagrees.
 
     Attributes:
-        name: what is asked, as a table shows it.
-        forms: cases that ask it, in different sizes and shapes; the answer has to be one.
+        name: as a table shows it.
+        forms: cases that show the answer, in different sizes and shapes; the answer has to be the same in all.
         meanings: the answers that are known.
-        asked: what the candidate gets for the problem of a form; None: it cannot be asked.
-        dtypes: the dtypes in which the answers can be told apart.
-        recorded: it is asked while gradients are recorded, too; an output that depends on nothing has none.
+        given: what the candidate gets for the problem of a form; None: the form does not apply.
+        dtypes: the dtypes in which the answers differ by more than rounding.
+        recorded: the forms are run while gradients are recorded, too; an output that depends on nothing has none.
     """
 
     name: str
     forms: tuple[Case, ...]
     meanings: Meanings
-    asked: Callable[[Problem], Problem | None] = lambda problem: problem
+    given: Callable[[Problem], Problem | None] = lambda problem: problem
     dtypes: tuple[str, ...] = tuple(DTYPES)
     recorded: bool = True
 
 
-def answers(judge: Judge, question: Question) -> Iterator[tuple[Case, str, str]]:
+def answers(judge: Judge, disagreement: Disagreement) -> Iterator[tuple[Case, str, str]]:
     """For each form and each way to call the implementation: the case, the path in words, and the answer's name."""
-    for case in judge.cases(*question.forms):
+    for case in judge.cases(*disagreement.forms):
         problem = build(case, judge.dtype)
-        meant = _Meant(list(question.meanings(problem, judge.conventions)))
+        known = _KnownAnswers(list(disagreement.meanings(problem, judge.conventions)))
         for path, along, recording in _paths(judge):
-            if recording and not question.recorded:
+            if recording and not disagreement.recorded:
                 continue
-            asked = question.asked(along.problem(case) if recording else problem.forward_only())
-            if asked is not None:
-                yield case, path, _answer(along, asked, meant)
+            given = disagreement.given(along.problem(case) if recording else problem.forward_only())
+            if given is not None:
+                yield case, path, _answer(along, given, known)
 
 
 def _paths(judge: Judge) -> Iterator[tuple[str, Judge, bool]]:
     yield PLAIN, judge, False
     if Feature.GRADIENTS in judge.claims:
         yield RECORDING, judge, True
-    yield from ((way, judge.along(way), False) for way in judge.implementation.alternatives)
+    yield from ((name, judge.along(name), False) for name in judge.implementation.alternatives)
 
 
 @dataclass
-class _Meant:
-    """The meanings of one problem; the reference is asked for each once, when the first answer is held against it."""
+class _KnownAnswers:
+    """The reference's answers to one problem by meaning; each is computed once, when it is first compared."""
 
     left: list[Meaning]
     known: list[tuple[str, Expected]] = field(default_factory=list)
@@ -84,37 +84,40 @@ class _Meant:
             yield self.known[-1]
 
 
-def _answer(judge: Judge, asked: Problem, meant: Iterable[tuple[str, Expected]]) -> str:
+def _answer(judge: Judge, given: Problem, known: Iterable[tuple[str, Expected]]) -> str:
     try:
-        got = judge.run(asked).output
+        got = judge.run(given).output
     except CandidateError:
         return REFUSED
     except PathError:
         return OTHER_PATH
-    for name, expected in meant:
+    for name, expected in known:
         if not compare("output", got, expected, judge.dtype).message:
             return name
     return "NaN" if np.isnan(got.astype(np.float64)).any() else "another answer"
 
 
 def observations(
-    implementation: Implementation, questions: Iterable[Question], dtypes: tuple[str, ...] = (), device: str = "cpu"
+    implementation: Implementation,
+    disagreements: Iterable[Disagreement],
+    dtypes: tuple[str, ...] = (),
+    device: str = "cpu",
 ) -> Mapping[str, str]:
-    """The answer to each question that can be asked; several, with the paths and dtypes of each, where they differ."""
-    found = {question.name: _observed(implementation, question, dtypes, device) for question in questions}
-    return {name: told for name, told in found.items() if told}
+    """The answer on each point that applies; several, with the paths and dtypes of each, where they differ."""
+    answers_by_name = {each.name: _observed(implementation, each, dtypes, device) for each in disagreements}
+    return {name: answer for name, answer in answers_by_name.items() if answer}
 
 
-def _observed(implementation: Implementation, question: Question, dtypes: tuple[str, ...], device: str) -> str:
-    seen: dict[str, list[str]] = {}
-    wanted = dtypes or implementation.claims.dtypes
-    for dtype in (d for d in question.dtypes if d in wanted and d in implementation.claims.dtypes):
-        for _, path, answer in answers(Judge(implementation, dtype, device), question):
-            places = seen.setdefault(answer, [])
-            places.extend({f"{dtype} {path}"} - set(places))
-    if len(seen) < 2:
-        return "".join(seen)
-    return "; ".join(f"{answer} ({', '.join(places[:3])})" for answer, places in seen.items())
+def _observed(implementation: Implementation, point: Disagreement, dtypes: tuple[str, ...], device: str) -> str:
+    found: dict[str, list[str]] = {}
+    selected = dtypes or implementation.claims.dtypes
+    for dtype in (d for d in point.dtypes if d in selected and d in implementation.claims.dtypes):
+        for _, path, answer in answers(Judge(implementation, dtype, device), point):
+            paths = found.setdefault(answer, [])
+            paths.extend({f"{dtype} {path}"} - set(paths))
+    if len(found) < 2:
+        return "".join(found)
+    return "; ".join(f"{answer} ({', '.join(paths[:3])})" for answer, paths in found.items())
 
 
 def _of_empty_rows(problem: Problem, claimed: Conventions) -> Iterator[Meaning]:
@@ -212,36 +215,36 @@ def _on_both_paths(case: Case) -> tuple[Case, ...]:
 
 
 EMPTY_ROWS = (
-    Question(
+    Disagreement(
         "row emptied by a boolean mask",
         _on_both_paths(Case(mask=MaskKind.BOOL, pattern=_EMPTY)),
         _of_empty_rows,
     ),
-    Question(
+    Disagreement(
         "row emptied by minus infinity",
         _on_both_paths(Case(mask=MaskKind.INFINITE, pattern=_EMPTY)),
         _of_empty_rows,
     ),
-    Question(
+    Disagreement(
         "sample emptied by padding",
         _on_both_paths(Case(padding=Padding.EMPTY_SAMPLE)),
         _of_empty_rows,
     ),
 )
-LEAST_NUMBER = Question(
+LEAST_NUMBER = Disagreement(
     "row of the least finite number",
     tuple(Case(mask=MaskKind.INFINITE, pattern=_EMPTY).sized(key_length=n) for n in (7, 33)),
     _of_least_number,
     _least,
     dtypes=_WIDE,
 )
-ALIGNMENT = Question(
+ALIGNMENT = Disagreement(
     "corner of the causal triangle",
     tuple(Case(causal=True).sized(query_length=q, key_length=k) for q, k in ((3, 7), (5, 33))),
     _of_alignment,
 )
-FLAG_AND_MASK = Question(
-    "causal flag beside a mask",
+FLAG_AND_MASK = Disagreement(
+    "causal flag with a mask",
     (
         replace(_FLAG, mask=MaskKind.BOOL),
         replace(_FLAG, mask=MaskKind.FLOAT),
@@ -249,23 +252,23 @@ FLAG_AND_MASK = Question(
     ),
     _of_flag_and_mask,
 )
-SPOILT_KEYS = Question("NaN in masked keys", _HIDDEN, _contained, _nan_in("key"), dtypes=_WIDE)
-SPOILT_VALUES = Question("NaN in masked values", _HIDDEN, _contained, _nan_in("value"), dtypes=_WIDE)
-INTEGERS = Question("boolean mask given as integers", _HIDDEN, _of_numbers, _as_integers, dtypes=_WIDE)
-FLOATS = Question("boolean mask given as floats", _HIDDEN, _of_numbers, _as_floats, dtypes=_WIDE)
-NO_SAMPLE = Question("no samples", tuple(Case().sized(batch=0, key_length=n) for n in (7, 33)), _answered)
-NO_QUERY = Question("no queries", tuple(Case().sized(query_length=0, key_length=n) for n in (7, 33)), _answered)
-NO_KEY = Question(
+SPOILT_KEYS = Disagreement("NaN in masked keys", _HIDDEN, _contained, _nan_in("key"), dtypes=_WIDE)
+SPOILT_VALUES = Disagreement("NaN in masked values", _HIDDEN, _contained, _nan_in("value"), dtypes=_WIDE)
+INTEGERS = Disagreement("boolean mask given as integers", _HIDDEN, _of_numbers, _as_integers, dtypes=_WIDE)
+FLOATS = Disagreement("boolean mask given as floats", _HIDDEN, _of_numbers, _as_floats, dtypes=_WIDE)
+NO_SAMPLE = Disagreement("no samples", tuple(Case().sized(batch=0, key_length=n) for n in (7, 33)), _answered)
+NO_QUERY = Disagreement("no queries", tuple(Case().sized(query_length=0, key_length=n) for n in (7, 33)), _answered)
+NO_KEY = Disagreement(
     "no keys", tuple(Case().sized(query_length=n, key_length=0) for n in (5, 17)), _of_empty_rows, recorded=False
 )
-PRECISION = Question(
+PRECISION = Disagreement(
     "softmax of float64",
     (Case(score_std=3.0), Case(score_std=3.0).sized(key_length=33)),
     _of_precision,
     dtypes=("float64",),
 )
 
-QUESTIONS = (
+DISAGREEMENTS = (
     *EMPTY_ROWS,
     LEAST_NUMBER,
     ALIGNMENT,

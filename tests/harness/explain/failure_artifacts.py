@@ -1,0 +1,120 @@
+"""Failure artifacts: the smallest case, the script and the file to replay of each failure, made at the end of a run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from attention_conformance.implementations.api.contract import Implementation
+from attention_conformance.spec.cases import Case
+from attention_conformance.spec.clauses import Level, load
+from attention_conformance.spec.problem import DTYPES
+from attention_conformance.tests.harness.explain.reduction import Counterexample, reduce
+from attention_conformance.tests.harness.explain.replay import FailureFile
+from attention_conformance.tests.harness.explain.script import NoScriptError, script
+from attention_conformance.tests.harness.judge.judge import Judge
+from attention_conformance.tests.harness.judge.settings import RunSettings
+from attention_conformance.tests.report.verdict import Status, Verdict
+
+SECONDS = 4.0
+"""For all failures of a run together."""
+FIRST = 0.5
+"""The part of it that the first failing clause of an implementation may take, where others follow."""
+FOLDER = "failures"
+
+
+@dataclass(frozen=True, eq=False)
+class Explained:
+    """A failure with its artifacts.
+
+    Attributes:
+        found: the smallest failing case, if the failure could be reduced in the available time.
+        script: the program that shows it; `without` is the reason where there is none.
+    """
+
+    verdict: Verdict
+    file: FailureFile
+    found: Counterexample | None
+    script: str
+    without: str
+
+
+def explained(
+    implementations: Sequence[Implementation],
+    verdicts: Sequence[Verdict],
+    settings: RunSettings,
+    targets: Mapping[str, str],
+) -> Iterator[Explained]:
+    """Every failure of a run with a report, the first of each implementation without, the plainest first.
+
+    `targets` are those of the candidates, by the names of their implementations.
+    """
+    failing = [(i, failures) for i in implementations if (failures := _failures_of(i, verdicts))]
+    for implementation, failures in failing:
+        until = time.perf_counter() + SECONDS / len(failing)
+        target, reduced = targets.get(implementation.name, ""), False
+        for number, verdict in enumerate(failures):
+            left = until - time.perf_counter()
+            if number == 0 or not reduced or settings.report is not None:
+                seconds = left if reduced or settings.report is None else left * FIRST
+                artifacts = _explained(
+                    settings.judge(implementation, verdict.dtype), verdict, settings, target, seconds
+                )
+                reduced = reduced or artifacts.found is not None
+                yield artifacts
+
+
+def _failures_of(implementation: Implementation, verdicts: Sequence[Verdict]) -> list[Verdict]:
+    """Its failures: what MUST hold first, in the order of the specification, in wide dtypes first."""
+    order, dtypes = list(load()), list(DTYPES)
+    failing = [v for v in verdicts if v.implementation == implementation.name and v.status is Status.FAIL]
+    return sorted(failing, key=lambda v: (v.level != Level.MUST, order.index(v.clause), dtypes.index(v.dtype)))
+
+
+def _explained(judge: Judge, verdict: Verdict, settings: RunSettings, target: str, seconds: float) -> Explained:
+    failure = verdict.failure
+    assert failure is not None
+    file = FailureFile(
+        implementation=verdict.implementation,
+        clause=verdict.clause,
+        dtype=failure.dtype,
+        case=Case.from_json(failure.case),
+        message=failure.message,
+        target=target,
+        conventions=settings.conventions,
+        device=settings.device,
+        tier=settings.tier,
+        part=failure.part,
+    )
+    found = reduce(judge, file.case, failure.part, seconds) if failure.part and seconds > 0 else None
+    if found is None:
+        return Explained(verdict, file, None, "", _unreduced(failure.part, seconds))
+    recipe, kind = found.recipe, str(found.outcome.comparison.kind)
+    file = replace(file, case=recipe.case, decimals=recipe.decimals, cotangent=recipe.cotangent, kind=kind)
+    try:
+        return Explained(verdict, file, found, script(found, judge, target, settings.conventions, verdict.clause), "")
+    except NoScriptError as error:
+        return Explained(verdict, file, found, "", str(error))
+
+
+def _unreduced(part: str, seconds: float) -> str:
+    if not part:
+        return "the check is no comparison of one answer with the reference"
+    return "the case does not fail when run alone" if seconds > 0 else "other failures took the time"
+
+
+def clear(report: Path) -> None:
+    """Removes the failure files of an earlier run."""
+    for path in [*(report / FOLDER).glob("*--*--*.json"), *(report / FOLDER).glob("*--*--*.py")]:
+        path.unlink()
+
+
+def write(artifacts: Explained, report: Path) -> None:
+    """Writes the failure file, and the script next to it."""
+    folder = report / FOLDER
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{artifacts.file.name}.json").write_text(artifacts.file.to_json())
+    if artifacts.script:
+        (folder / f"{artifacts.file.name}.py").write_text(artifacts.script)

@@ -1,0 +1,44 @@
+"""The record of how a run was started: what its judges use, and what a command has to repeat."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from attention_conformance.implementations.api.contract import Implementation
+from attention_conformance.tests.harness.judge.judge import TIERS, Judge
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """What a run was started with; an empty tuple selects everything.
+
+    Attributes:
+        candidates: targets such as FILE.py:NAME.
+        implementations, clauses: patterns of names.
+        conventions: what the candidates claim, by key.
+        report: the folder of the report, if there is one.
+        expected: the file of expected failures; None looks in the folder of each candidate.
+        propose: whether entries for such a file are printed.
+    """
+
+    candidates: tuple[str, ...] = ()
+    implementations: tuple[str, ...] = ()
+    clauses: tuple[str, ...] = ()
+    dtypes: tuple[str, ...] = ()
+    conventions: Mapping[str, str] = field(default_factory=dict)
+    device: str = "cpu"
+    tier: str = "quick"
+    report: Path | None = None
+    expected: Path | None = None
+    propose: bool = False
+
+    @property
+    def all_builtin(self) -> bool:
+        """Whether every built-in implementation is selected."""
+        return not self.candidates and not self.implementations
+
+    def judge(self, implementation: Implementation, dtype: str) -> Judge:
+        """A new judge of an implementation."""
+        return Judge(implementation, dtype, self.device, TIERS[self.tier])

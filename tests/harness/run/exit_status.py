@@ -1,0 +1,46 @@
+"""The exit statuses of a run, of `pytest` in a clone and of the installed command alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+
+from attention_conformance.tests.report.verdict import Status, Verdict
+
+
+class ExitStatus(IntEnum):
+    """What a run ends with; the list is closed."""
+
+    CONFORMS = 0
+    """Every MUST of what is claimed holds, and the run is complete."""
+    FAILS = 1
+    """A MUST does not hold, an expected failure passes, or a claimed feature was not checked."""
+    INTERRUPTED = 2
+    """The run was interrupted, or is not complete for another reason."""
+    SUITE_ERROR = 3
+    """The suite itself failed: the last line has what to report."""
+    UNUSABLE = 4
+    """A target or an option cannot be used; one line has the reason."""
+    NOTHING_CHECKED = 5
+    """Nothing was checked, because nothing that was selected is claimed or supported."""
+
+
+def exit_status(from_pytest: int, crashed: bool, verdicts: Sequence[Verdict], planned: int, unchecked: bool) -> int:
+    """The status of a run of clauses.
+
+    Args:
+        from_pytest: its own status; its numbers mean the same, except that a crash within a test is 1 there.
+        crashed: whether the code of the suite raised an exception.
+        verdicts: those of the run.
+        planned: how many verdicts a complete run has.
+        unchecked: whether a claimed feature was not checked.
+    """
+    if crashed:
+        return ExitStatus.SUITE_ERROR
+    if from_pytest != ExitStatus.CONFORMS:
+        return from_pytest
+    if len(verdicts) < planned:
+        return ExitStatus.INTERRUPTED
+    if not any(v.checks or v.status is Status.ERROR for v in verdicts):
+        return ExitStatus.NOTHING_CHECKED
+    return ExitStatus.FAILS if unchecked else ExitStatus.CONFORMS

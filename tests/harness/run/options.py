@@ -1,0 +1,83 @@
+"""The options of the suite: pytest and the installed command take the same ones."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+NAME = "attention-conformance"
+"""Of the project, and of the plugin where it is installed."""
+
+
+def _several(metavar: str, about: str) -> dict[str, Any]:
+    return {"action": "append", "default": [], "metavar": metavar, "help": f"{about} (repeatable)"}
+
+
+def _flag(about: str) -> dict[str, Any]:
+    return {"action": "store_true", "help": about}
+
+
+OPTIONS: Mapping[str, Mapping[str, Any]] = {
+    "--candidate": _several("TARGET", "judge only this: FILE.py:NAME or package.module:NAME"),
+    "--convention": _several("KEY=VALUE", "the answer that the candidates claim where the field disagrees"),
+    "--implementation": _several("PATTERN", "judge only these built-in implementations, such as 'torch.*'"),
+    "--clause": _several("PATTERN", "check only these clauses, such as 'masks.*'"),
+    "--dtype": _several("NAME", "check only in these dtypes, such as float32"),
+    "--device": {"default": "cpu", "help": "the torch device that candidates compute on (default: cpu)"},
+    "--tier": {"default": "quick", "help": "how much is checked: quick (default), full or exhaustive"},
+    "--report": {"dest": "conformance_report", "metavar": "DIR", "help": "write report.json into DIR"},
+    "--expected-failures": {
+        "metavar": "FILE",
+        "help": "known deviations of the candidates (default: expected_failures.toml in the folder of each)",
+    },
+    "--propose-expected-failures": _flag("print the entries of such a file for what fails now"),
+    "--explain": _several("CLAUSE", "explain a clause, and judge nothing"),
+    "--replay": {"metavar": "FAILURE.json", "help": "run again the case of a failure file that --report wrote"},
+    "--list-clauses": _flag("print the clauses, a line each"),
+    "--list-implementations": _flag("print the implementations, a line each"),
+    "--list-defects": _flag("print the catalogue of known mistakes, a line each"),
+}
+"""By name, with the keywords of argparse."""
+PATHS = ("--report", "--replay", "--expected-failures")
+"""Options whose value is a path. Before pytest knows any plugin, it takes a lone path for the place of the tests."""
+
+
+def declare(parser: pytest.Parser) -> None:
+    """Declares every option of the suite."""
+    group = parser.getgroup(NAME)
+    for name, keywords in OPTIONS.items():
+        group.addoption(name, **keywords)
+
+
+def on_the_suite(config: pytest.Config | None) -> bool:
+    """Whether the configuration is the suite's, or else the project around the current folder is."""
+    if config is not None and settings_found(config):
+        return True
+    here = Path.cwd()
+    projects = (file for folder in (here, *here.parents) if (file := folder / "pyproject.toml").is_file())
+    return _is_ours(next(projects, here))
+
+
+def settings_found(config: pytest.Config) -> bool:
+    """Whether pytest has read the suite's own settings."""
+    return config.inipath is not None and _is_ours(config.inipath)
+
+
+def _is_ours(file: Path) -> bool:
+    if file.name != "pyproject.toml":
+        return False
+    try:
+        project = tomllib.loads(file.read_text(encoding="utf-8")).get("project", {})
+    except (OSError, ValueError):
+        return False
+    return isinstance(project, dict) and project.get("name") == NAME
+
+
+def nearest(word: str) -> str:
+    """The option of the suite that a mistyped one is nearest to; empty where none is near."""
+    return next(iter(get_close_matches(word.partition("=")[0], list(OPTIONS), 1, 0.75)), "")
