@@ -1,4 +1,4 @@
-"""Mistakes of chapter 23: what is kept, in which order, and what a piece sees of it."""
+"""Mistakes of chapter 23: what is cached, in which order, and which of it a chunk sees."""
 
 from __future__ import annotations
 
@@ -225,10 +225,10 @@ def beginning_of_a_long_chunk_cached(store: Rows, new: Rows, stream: Stream) -> 
 )
 def oldest_key_dropped_too_early(stream: Stream) -> Feed:
     def seen(store: Rows, new: Rows, after: Rows) -> Rows:
-        kept = store.written
-        full = stream.ring and len(kept.positions) == stream.room
+        cached = store.written
+        full = stream.ring and len(cached.positions) == stream.room
         oldest = int(new.positions[0]) - stream.room + 1
-        return joined(kept.select(kept.positions > oldest), new) if full else joined(kept, new)
+        return joined(cached.select(cached.positions > oldest), new) if full else joined(cached, new)
 
     return CacheSteps(visible=seen).open(stream)
 
@@ -253,8 +253,15 @@ def cached_in_bfloat16(store: Rows, new: Rows, stream: Stream) -> Rows:
     matters="Answers mix the prompts of different users.",
 )
 def first_sample_cached_for_all(store: Rows, new: Rows, after: Rows) -> Rows:
-    kept = store.written
-    return joined(Rows(kept.key[:1].expand_as(kept.key), kept.value[:1].expand_as(kept.value), kept.positions), new)
+    cached = store.written
+    return joined(
+        Rows(
+            cached.key[:1].expand_as(cached.key),
+            cached.value[:1].expand_as(cached.value),
+            cached.positions,
+        ),
+        new,
+    )
 
 
 @breaks_cache(

@@ -1,4 +1,4 @@
-"""Mistakes of chapter 23: positions that are lost between pieces, in a ring, and in a call with a start."""
+"""Mistakes of chapter 23: positions that are lost between chunks, in a ring, and in a call with a start."""
 
 from __future__ import annotations
 
@@ -117,9 +117,9 @@ def cached_keys_rotated_again(stream: Stream) -> Feed:
     base = stream.options.get("rotary_base")
 
     def rotated(store: Rows, new: Rows, after: Rows) -> Rows:
-        kept = store.written
-        again = kept.key if base is None else rotate_key(kept.key, kept.positions, base)
-        return joined(Rows(again, kept.value, kept.positions), new)
+        cached_rows = store.written
+        again = cached_rows.key if base is None else rotate_key(cached_rows.key, cached_rows.positions, base)
+        return joined(Rows(again, cached_rows.value, cached_rows.positions), new)
 
     return CacheSteps(visible=rotated).open(stream)
 
@@ -165,8 +165,8 @@ def offset_of_what_is_left(stream: Stream) -> Feed:
     links=github("rajveer43/VeloxQuant-MLX/pull/392", "Lightning-AI/litgpt/issues/2182"),
 )
 def slots_taken_for_positions(store: Rows, new: Rows, after: Rows) -> Rows:
-    kept = store.written
-    return joined(Rows(kept.key, kept.value, kept.positions.sort().values), new)
+    cached_rows = store.written
+    return joined(Rows(cached_rows.key, cached_rows.value, cached_rows.positions.sort().values), new)
 
 
 breaks_start = partial(breaks, claims=START)

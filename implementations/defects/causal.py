@@ -276,6 +276,6 @@ def rows_emptied_together_forgotten(query: Tensor, key: Tensor, value: Tensor, *
     mask = options.get("attn_mask")
     if mask is None or "is_causal" not in options:
         return right
-    seen = mask if mask.dtype is torch.bool else mask > -INFINITY
+    visible = mask if mask.dtype is torch.bool else mask > -INFINITY
     raw = Steps(softmax=lambda scores: torch.softmax(scores, -1))(query, key, value, **options)
-    return torch.where(seen.any(-1, keepdim=True), raw, right)
+    return torch.where(visible.any(-1, keepdim=True), raw, right)

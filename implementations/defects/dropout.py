@@ -16,7 +16,7 @@ DROPOUT = frozenset({Feature.DROPOUT})
 
 
 def chosen(like: Tensor, rate: float) -> Tensor:
-    """1 where an element is kept, 0 where it is dropped."""
+    """1 where an element remains, 0 where it is dropped."""
     return (torch.rand(like.shape) >= rate).to(like.dtype)
 
 
@@ -186,8 +186,8 @@ class _OtherChoice(torch.autograd.Function):
     links=github("pytorch/pytorch/pull/188015"),
 )
 def other_weights_dropped_in_the_backward_pass(weights: Tensor, rate: float) -> Tensor:
-    found: Tensor = _OtherChoice.apply(weights, rate)  # type: ignore[no-untyped-call]
-    return found
+    result: Tensor = _OtherChoice.apply(weights, rate)  # type: ignore[no-untyped-call]
+    return result
 
 
 @breaks_drop_gradients("dropout.gradients").entry(
@@ -206,8 +206,8 @@ def gradient_past_dropout(weights: Tensor, rate: float) -> Tensor:
     links=github("NVIDIA/apex/pull/816"),
 )
 def gradient_not_rescaled(weights: Tensor, rate: float) -> Tensor:
-    kept = chosen(weights, rate)
-    return weights * kept + (weights * kept * (1.0 / (1.0 - rate) - 1.0)).detach()
+    factors = chosen(weights, rate)
+    return weights * factors + (weights * factors * (1.0 / (1.0 - rate) - 1.0)).detach()
 
 
 class _DroppedForWhole(torch.autograd.Function):
@@ -238,7 +238,7 @@ def dropped_weights_in_the_derivative(
     query: Tensor, key: Tensor, value: Tensor, dropout_p: float = 0.0, **options: Any
 ) -> Tensor:
     def weights(scores: Tensor) -> Tensor:
-        found: Tensor = _DroppedForWhole.apply(scores, dropout_p)  # type: ignore[no-untyped-call]
-        return found
+        result: Tensor = _DroppedForWhole.apply(scores, dropout_p)  # type: ignore[no-untyped-call]
+        return result
 
     return (Steps(softmax=weights) if dropout_p else Steps())(query, key, value, **options)

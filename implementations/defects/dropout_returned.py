@@ -20,14 +20,14 @@ def _all_of(
     query: Tensor, key: Tensor, value: Tensor, rate: float, **options: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Output, weights before and after dropout, and log-sum-exp."""
-    seen: list[Tensor] = []
+    recorded: list[Tensor] = []
 
     def mixed(weights: Tensor, rows: Tensor) -> Tensor:
-        seen.append(weights.to(query.dtype))
+        recorded.append(weights.to(query.dtype))
         return mix(weights, rows)
 
     output, weights, lse = Steps(mix=mixed).answer(query, key, value, dropout_p=rate, **options)
-    return output, weights, seen[0], lse
+    return output, weights, recorded[0], lse
 
 
 breaks_dropout = partial(breaks, claims=DROPOUT)

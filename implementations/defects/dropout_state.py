@@ -205,9 +205,9 @@ class DropoutInEvaluation(DroppingLayer):
 class ResultOfDropoutUnused(DroppingLayer):
     def attend(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
         def weights(scores: Tensor) -> Tensor:
-            found = softmax(scores)
-            torch.dropout(found, self.rate, self.training)
-            return found
+            result = softmax(scores)
+            torch.dropout(result, self.rate, self.training)
+            return result
 
         return (Steps(softmax=weights) if self.rate else self.steps)(q, k, v, **options)
 
@@ -222,8 +222,8 @@ class ResultOfDropoutUnused(DroppingLayer):
 class WeightsScaledInEvaluation(DroppingLayer):
     def attend(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
         def weights(scores: Tensor) -> Tensor:
-            found = softmax(scores)
-            return found * (chosen(found, self.rate) if self.training else 1.0 - self.rate)
+            result = softmax(scores)
+            return result * (chosen(result, self.rate) if self.training else 1.0 - self.rate)
 
         return (Steps(softmax=weights) if self.rate else self.steps)(q, k, v, **options)
 
@@ -279,5 +279,5 @@ class _OtherOrder(torch.autograd.Function):
     hides="Keys that fit into one tile.",
 )
 def tiles_drawn_in_another_order_in_backward(weights: Tensor, rate: float) -> Tensor:
-    found: Tensor = _OtherOrder.apply(weights, rate)  # type: ignore[no-untyped-call]
-    return found
+    result: Tensor = _OtherOrder.apply(weights, rate)  # type: ignore[no-untyped-call]
+    return result

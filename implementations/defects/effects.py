@@ -303,8 +303,8 @@ def keys_remembered_by_identity(name: str) -> Implementation:
     def attend(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
         """A copy of the keys is kept for each tensor that holds them."""
         if not torch.is_grad_enabled():
-            kept, copy = _KEYS.get(id(key), (None, key))
-            if kept is not key:
+            owner, copy = _KEYS.get(id(key), (None, key))
+            if owner is not key:
                 copy = key.clone()
                 _KEYS[id(key)] = key, copy
             key = copy

@@ -39,8 +39,8 @@ class Distorted(torch.autograd.Function):
 
 def distorted(x: Tensor, spoil: Callable[[Tensor], Tensor]) -> Tensor:
     """The tensor itself; `spoil` is applied to its gradient."""
-    found: Tensor = Distorted.apply(x, spoil)  # type: ignore[no-untyped-call]
-    return found
+    result: Tensor = Distorted.apply(x, spoil)  # type: ignore[no-untyped-call]
+    return result
 
 
 breaks_gradients = partial(breaks, severity=GRADIENT)

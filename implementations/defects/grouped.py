@@ -151,8 +151,8 @@ def offset_of_stacked_queries(query: Tensor, key: Tensor, value: Tensor, **optio
     stack = query.shape[-2] * query.shape[1] // key.shape[1]
 
     def shifted(scores: Tensor) -> Tensor:
-        seen = torch.ones_like(scores, dtype=torch.bool).tril(scores.shape[-1] - stack)
-        return scores.masked_fill(~seen, -INFINITY)
+        visible = torch.ones_like(scores, dtype=torch.bool).tril(scores.shape[-1] - stack)
+        return scores.masked_fill(~visible, -INFINITY)
 
     return Steps(add_causal=shifted)(query, key, value, **options)
 

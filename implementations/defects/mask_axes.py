@@ -128,10 +128,10 @@ def padding_on_the_queries(scores: Tensor, padding: Tensor) -> Tensor:
     links=github("pytorch/pytorch/issues/63271"),
 )
 def padding_on_queries_and_keys(scores: Tensor, padding: Tensor) -> Tensor:
-    found = add_padding(scores, padding)
+    masked_scores = add_padding(scores, padding)
     if scores.shape[-2] == scores.shape[-1]:
-        found = found.masked_fill(~padding[:, None, :, None], -INFINITY)
-    return found
+        masked_scores = masked_scores.masked_fill(~padding[:, None, :, None], -INFINITY)
+    return masked_scores
 
 
 @leaks("masks.key-padding", step="add_padding", holds=("masks.bool", "masks.neutral")).entry(
@@ -188,8 +188,8 @@ def either_mask_is_enough(query: Tensor, key: Tensor, value: Tensor, **options: 
     mask, padding = options.get("attn_mask"), options.get("key_padding_mask")
     if mask is not None and padding is not None:
         hidden = ~mask if mask.dtype is torch.bool else mask == -INFINITY
-        shown = ~hidden | padding[:, None, None, :]
-        options["attn_mask"] = shown if mask.dtype is torch.bool else torch.where(shown, mask.clamp(min=-99.0), mask)
+        joint = ~hidden | padding[:, None, None, :]
+        options["attn_mask"] = joint if mask.dtype is torch.bool else torch.where(joint, mask.clamp(min=-99.0), mask)
         options.pop("key_padding_mask")
     return Steps()(query, key, value, **options)
 

@@ -116,9 +116,9 @@ def masked_and_normalised_again(query: Tensor, key: Tensor, value: Tensor, **opt
         return Steps()(query, key, value, **options)
 
     def again(weights: Tensor, value: Tensor) -> Tensor:
-        kept = weights * mask
-        whole = kept.sum(-1, keepdim=True)
-        return mix(torch.where(whole > 0, kept / whole, torch.where(mask.any(-1, keepdim=True), torch.nan, 0.0)), value)
+        rest = weights * mask
+        whole = rest.sum(-1, keepdim=True)
+        return mix(torch.where(whole > 0, rest / whole, torch.where(mask.any(-1, keepdim=True), torch.nan, 0.0)), value)
 
     return Steps(mix=again)(query, key, value, **{**options, "attn_mask": None})
 

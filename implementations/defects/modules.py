@@ -45,14 +45,14 @@ breaks_modes = partial(breaks_layer, features=MODES)
     links=github("pytorch/torchtitan/pull/3794"),
 )
 class MatrixKeptFromTheFirstEvaluation(Layer):
-    kept: Tensor | None = None
+    cached: Tensor | None = None
 
     def projected(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         if self.training:
             return super().projected(query, key, value)
-        if self.kept is None:
-            self.kept = self.q.weight.detach().clone()
-        return F.linear(query, self.kept, self.q.bias), self.k(key), self.v(value)
+        if self.cached is None:
+            self.cached = self.q.weight.detach().clone()
+        return F.linear(query, self.cached, self.q.bias), self.k(key), self.v(value)
 
 
 @breaks_modes(
@@ -91,14 +91,14 @@ class PaddingDroppedInEvaluation(Layer):
     matters="The first batch after a validation attends to keys of the last validation batch.",
 )
 class KeysKeptFromEvaluation(Layer):
-    kept: Tensor | None = None
+    cached: Tensor | None = None
 
     def projected(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = super().projected(query, key, value)
         if not self.training:
-            self.kept = k.detach()
-        elif self.kept is not None and self.kept.shape == k.shape:
-            k = self.kept
+            self.cached = k.detach()
+        elif self.cached is not None and self.cached.shape == k.shape:
+            k = self.cached
         return q, k, v
 
 

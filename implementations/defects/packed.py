@@ -159,8 +159,8 @@ def documents_by_rising_ids(query: Tensor, key: Tensor, call: CallOptions) -> Pl
 def ids_compared_as_bytes(query: Tensor, key: Tensor, call: CallOptions) -> Places:
     if call.query_segments is None or call.key_segments is None:
         return positions(query, key, call)
-    found = {name: getattr(call, name).to(torch.uint8) for name in ("query_segments", "key_segments")}
-    return positions(query, key, of_tokens(call, **found))
+    ids = {name: getattr(call, name).to(torch.uint8) for name in ("query_segments", "key_segments")}
+    return positions(query, key, of_tokens(call, **ids))
 
 
 @leaks_segments(
@@ -178,8 +178,8 @@ def documents_counted_by_changes(query: Tensor, key: Tensor, call: CallOptions) 
     def counted(ids: Tensor) -> Tensor:
         return torch.nn.functional.pad(ids.diff() != 0, (1, 0)).cumsum(-1)
 
-    found = {name: counted(getattr(call, name)) for name in ("query_segments", "key_segments")}
-    return positions(query, key, of_tokens(call, **found))
+    ids = {name: counted(getattr(call, name)) for name in ("query_segments", "key_segments")}
+    return positions(query, key, of_tokens(call, **ids))
 
 
 @breaks_packed(

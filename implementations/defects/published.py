@@ -302,7 +302,7 @@ class DLengthsNotRepeated(Layer):
     def attend(self, q: Tensor, k: Tensor, v: Tensor, valid_lens: Tensor | None = None, **options: Any) -> Tensor:
         if valid_lens is None:
             return self.steps(q, k, v)
-        seen = torch.arange(k.shape[-2]) < valid_lens.reshape(len(q), -1, 1)
-        scores = (q @ k.mT * q.shape[-1] ** -0.5).flatten(0, 1).masked_fill(~seen, -INFINITY)
+        visible = torch.arange(k.shape[-2]) < valid_lens.reshape(len(q), -1, 1)
+        scores = (q @ k.mT * q.shape[-1] ** -0.5).flatten(0, 1).masked_fill(~visible, -INFINITY)
         heads: Tensor = mix(softmax(scores), v.flatten(0, 1)).unflatten(0, q.shape[:2])
         return heads

@@ -88,11 +88,11 @@ class _LastOnly(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        found = gradients[0].new_zeros(ctx.shape)
+        of_table = gradients[0].new_zeros(ctx.shape)
         flat = gradients[0].flatten(1)
         for at, entry in enumerate(ctx.entries.flatten().tolist()):
-            found[:, entry] = flat[:, at]
-        return found, None
+            of_table[:, entry] = flat[:, at]
+        return of_table, None
 
 
 @breaks_add_relative(
@@ -104,5 +104,5 @@ class _LastOnly(torch.autograd.Function):
 )
 def last_gradient_of_an_entry_only(scores: Tensor, table: Tensor, ahead: Tensor) -> Tensor:
     most = table.shape[-1] // 2
-    found: Tensor = _LastOnly.apply(table, ahead.clamp(-most, most) + most)  # type: ignore[no-untyped-call]  # torch has no types here
-    return scores + found.transpose(0, 1)
+    of_table: Tensor = _LastOnly.apply(table, ahead.clamp(-most, most) + most)  # type: ignore[no-untyped-call]  # torch has no types here
+    return scores + of_table.transpose(0, 1)

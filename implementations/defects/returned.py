@@ -98,8 +98,8 @@ def maximum_not_added_again(scores: Tensor) -> Tensor:
     links=github("Dao-AILab/flash-attention/pull/978"),
 )
 def plus_infinity_for_an_empty_row(scores: Tensor) -> Tensor:
-    found = log_sum_exp(scores)
-    return torch.where(found == -INFINITY, INFINITY, found)
+    result = log_sum_exp(scores)
+    return torch.where(result == -INFINITY, INFINITY, result)
 
 
 @breaks("softmax.log-sum-exp", step="log_sum_exp", holds=("softmax.weights", "softmax.rows-sum-to-one")).entry(
@@ -110,8 +110,8 @@ def plus_infinity_for_an_empty_row(scores: Tensor) -> Tensor:
     links=github("pytorch/pytorch/pull/134650"),
 )
 def zero_for_an_empty_row(scores: Tensor) -> Tensor:
-    found = log_sum_exp(scores)
-    return torch.where(found == -INFINITY, 0.0, found)
+    result = log_sum_exp(scores)
+    return torch.where(result == -INFINITY, 0.0, result)
 
 
 @breaks("softmax.log-sum-exp", extras=("log_sum_exp",), holds=("masks.bool", "causal.square")).entry(

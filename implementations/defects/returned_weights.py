@@ -26,7 +26,7 @@ GROUPED = frozenset({Feature.GROUPED})
 _BUFFERS: dict[object, Tensor] = {}
 
 
-def kept(name: str, tensor: Tensor) -> Tensor:
+def in_buffer(name: str, tensor: Tensor) -> Tensor:
     """The tensor's numbers in a buffer that is kept for its shape."""
     buffer = _BUFFERS.setdefault((name, tensor.shape, tensor.dtype), torch.empty_like(tensor))
     return buffer.copy_(tensor.detach())
@@ -247,8 +247,8 @@ def gradient_in_the_returned_weights(query: Tensor, key: Tensor, value: Tensor, 
     def mixed(weights: Tensor, rows: Tensor) -> Tensor:
         used, returned = _GradientInPlace.apply(weights)  # type: ignore[no-untyped-call]
         handed.append(returned)
-        found: Tensor = used @ rows
-        return found
+        result: Tensor = used @ rows
+        return result
 
     output = Steps(wide=False, mix=mixed)(query, key, value, **options)
     return output, handed[0]
@@ -281,7 +281,7 @@ def row_maximum_while_recording(query: Tensor, key: Tensor, value: Tensor, **opt
 )
 def weights_in_a_buffer(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, ...]:
     output, weights, _ = Steps().answer(query, key, value, **options)
-    return output, kept("weights", weights)
+    return output, in_buffer("weights", weights)
 
 
 @breaks_log_sum_exp(
@@ -293,7 +293,7 @@ def weights_in_a_buffer(query: Tensor, key: Tensor, value: Tensor, **options: An
 )
 def log_sum_exp_in_a_buffer(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, ...]:
     output, _, lse = Steps().answer(query, key, value, **options)
-    return output, kept("lse", lse)
+    return output, in_buffer("lse", lse)
 
 
 @breaks_built("relations.alternatives", holds=("softmax.weights", "returned.mixture")).entry(

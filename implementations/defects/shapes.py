@@ -110,11 +110,11 @@ def tile_filled_up_with_zeros(scores: Tensor) -> Tensor:
 def tile_skipped_by_its_first_row(scores: Tensor, mask: Tensor) -> Tensor:
     if mask.dtype is not torch.bool or scores.shape[-1] <= 16:
         return add_mask(scores, mask)
-    kept = mask.expand(scores.shape).clone()
-    for rows in kept.split(16, -2):
+    visible = mask.expand(scores.shape).clone()
+    for rows in visible.split(16, -2):
         for tile in rows.split(16, -1):
             tile &= tile[..., :1, :].any(-1, keepdim=True)
-    return scores.masked_fill(~kept, -INFINITY)
+    return scores.masked_fill(~visible, -INFINITY)
 
 
 @breaks("shapes.large", holds=("shapes.tile-edges", "shapes.combinations", "masks.float")).entry(

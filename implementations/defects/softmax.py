@@ -109,8 +109,8 @@ def constant_for_the_maximum(scores: Tensor) -> Tensor:
     hides="Rows whose scores lie close together.",
 )
 def mean_for_the_maximum(scores: Tensor) -> Tensor:
-    kept = scores > -INFINITY
-    mean = torch.where(kept, scores, 0.0).sum(-1, keepdim=True) / kept.sum(-1, keepdim=True)
+    visible = scores > -INFINITY
+    mean = torch.where(visible, scores, 0.0).sum(-1, keepdim=True) / visible.sum(-1, keepdim=True)
     return normalised((scores - mean).exp())
 
 

@@ -16,7 +16,7 @@ from attention_conformance.spec.features import Feature
 
 LINEAR = frozenset({Feature.LINEAR_MEMORY})
 TILE = 128
-_KEPT: deque[Tensor] = deque(maxlen=64)
+_STORED: deque[Tensor] = deque(maxlen=64)
 breaks_speed = partial(breaks, severity=COST, dtype="float32")
 
 
@@ -119,5 +119,5 @@ def scores_between_samples(query: Tensor, key: Tensor, by: float) -> Tensor:
     links=github("antoniorv6/SMT-plusplus/issues/2"),
 )
 def weights_kept_for_later(weights: Tensor, value: Tensor) -> Tensor:
-    _KEPT.append(weights.detach())
+    _STORED.append(weights.detach())
     return weights @ value

@@ -116,8 +116,8 @@ def mask_of_the_first_lane(query: Tensor, key: Tensor, value: Tensor, **options:
     def masked(scores: Tensor, mask: Tensor) -> Tensor:
         if mask.dtype is not torch.bool:
             return add_mask(scores, mask)
-        found: Tensor = _Masked.apply(scores, mask)  # type: ignore[no-untyped-call]
-        return found
+        result: Tensor = _Masked.apply(scores, mask)  # type: ignore[no-untyped-call]
+        return result
 
     return Steps(add_mask=masked)(query, key, value, **options)
 
@@ -153,14 +153,14 @@ class _Softmax(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, scores: Tensor) -> Tensor:
         ctx.weights = torch.softmax(scores, -1).nan_to_num(0.0)
-        kept: Tensor = ctx.weights.clone()
-        return kept
+        saved: Tensor = ctx.weights.clone()
+        return saved
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
         weighted = ctx.weights * gradients[0]
-        found: Tensor = weighted - ctx.weights * weighted.sum(-1, keepdim=True)
-        return found
+        result: Tensor = weighted - ctx.weights * weighted.sum(-1, keepdim=True)
+        return result
 
 
 class _OnceOnly(_Softmax):
@@ -259,8 +259,8 @@ def first_scale_compiled_in(query: Tensor, key: Tensor, value: Tensor, **options
     """Compiled for these shapes, and what is no tensor has become a constant."""
     plain = {name: option for name, option in options.items() if not isinstance(option, Tensor)}
     shapes = tuple(x.shape for x in (query, key, value))
-    kept = _TRACED.setdefault((*shapes, *sorted(plain)), plain)
-    return Steps()(query, key, value, **{**options, **kept})
+    saved = _TRACED.setdefault((*shapes, *sorted(plain)), plain)
+    return Steps()(query, key, value, **{**options, **saved})
 
 
 @breaks_mode("modules.recompiled", mode=Feature.COMPILED, holds=("shapes.output", "modules.compiled")).entry(

@@ -58,8 +58,8 @@ def output_as_wide_as_a_key(query: Tensor, key: Tensor, value: Tensor, **options
     links=github("fla-org/flash-linear-attention/issues/632"),
 )
 def values_beyond_the_kernel_lost(weights: Tensor, value: Tensor) -> Tensor:
-    kept = torch.arange(value.shape[-1]) < (4 if value.shape[-1] < 8 else 8)
-    return mix(weights, value) * kept
+    written = torch.arange(value.shape[-1]) < (4 if value.shape[-1] < 8 else 8)
+    return mix(weights, value) * written
 
 
 @breaks("relations.linear-values", step="mix", holds=("relations.permute-keys", "relations.shift-keys")).entry(

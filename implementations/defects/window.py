@@ -138,9 +138,9 @@ def tile_started_by_its_last_query(scores: Tensor, ahead: Tensor, window: Window
     matters="A block mask chooses which tiles are read; it does not replace the mask.",
 )
 def whole_tiles_seen(scores: Tensor, ahead: Tensor, window: Window) -> Tensor:
-    seen = add_window(torch.zeros_like(scores), ahead, window) == 0
-    tiles = torch.nn.functional.pad(seen, (0, -seen.shape[-1] % 4)).unflatten(-1, (-1, 4)).any(-1)
-    return scores.masked_fill(~tiles.repeat_interleave(4, -1)[..., : seen.shape[-1]], -INFINITY)
+    visible = add_window(torch.zeros_like(scores), ahead, window) == 0
+    tiles = torch.nn.functional.pad(visible, (0, -visible.shape[-1] % 4)).unflatten(-1, (-1, 4)).any(-1)
+    return scores.masked_fill(~tiles.repeat_interleave(4, -1)[..., : visible.shape[-1]], -INFINITY)
 
 
 @breaks_add_window("window.extent", "window.narrow", holds=("causal.square", "masks.bool"), severity=LEAK).entry(
