@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from attention_conformance.tests.measurements import wheels
+from attention_conformance.tests.selftest.page_commands import Command, Excerpt, File, agree, blocks, steps
 from attention_conformance.tests.selftest.sessions import ROOT
-from attention_conformance.tests.selftest.shown import Command, Excerpt, File, agree, blocks, steps
 
 NAME = "attention_conformance"
 RESULTS = {
@@ -87,9 +87,7 @@ def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
         command,
         shell=True,
         cwd=folder,
-        env=kept
-        | {"PATH": path, "NO_COLOR": "1"}
-        | ({"PYTHONPATH": str(folder.parent)} if folder.name == NAME else {}),
+        env=kept | {"PATH": path, "NO_COLOR": "1"} | own,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
