@@ -11,7 +11,7 @@ TYPED  := $(VENV)/typing/attention_conformance
 
 BENCH  := report/bench.json
 
-.PHONY: conformance test bench bench-compare bench-calibration lint types bounds mutation defects conventions
+.PHONY: conformance test bench bench-compare bench-calibration lint types bounds mutation conventions
 .PHONY: audit-score pruning covering profile-suite docs links format clean report-diff first-contact wheel-check
 
 conformance: $(JUDGES)
@@ -53,9 +53,6 @@ bounds: $(READY)
 
 mutation: $(READY)
 	$(RUN) -m attention_conformance.tests.measurements.mutation
-
-defects: $(READY)
-	$(RUN) -m attention_conformance.implementations.defects.catalogue_page
 
 audit-score: $(READY)
 	$(RUN) -m attention_conformance.tests.measurements.audit_score

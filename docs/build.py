@@ -1,4 +1,4 @@
-"""Builds the documentation: `python -m docs.build site` puts pages in their places, and Sphinx makes HTML of them."""
+"""Builds the documentation: `python -m docs.build site` collects the pages, and Sphinx makes HTML of them."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from sphinx.cmd.build import build_main
 
 from attention_conformance.implementations.defects import catalogue
 from attention_conformance.spec.clauses import load
+from docs import defects_page, mutation_page
 from docs.linking import chapter_page, targets, with_links_moved, with_names_linked
 
 ROOT = Path(__file__).parents[1]
@@ -23,29 +24,32 @@ LABELS = {
     "<pre>": '<pre tabindex="0">',
     '<div class="table-wrapper ': '<div tabindex="0" class="table-wrapper ',
 }
-"""What the theme leaves out for readers with a keyboard or a screen reader."""
+"""What the theme omits for readers with a keyboard or a screen reader."""
+GENERATED = {"defects.md": defects_page.page, "mutation.md": mutation_page.page}
+"""Pages that are made of the catalogue and of a stored result."""
 STRICT = ("-W", "--keep-going", "-n", "-q")
 
 
-def places() -> dict[PurePosixPath, str]:
-    """The files of the repository that become pages, and where each stands among these."""
-    found = {f"docs/{each.name}": each.name for each in sorted((ROOT / "docs").glob("*.md"))}
-    found |= {f"spec/chapters/{each.name}": f"spec/{each.name}" for each in sorted(ROOT.glob("spec/chapters/*.md"))}
-    found |= {"reference/bounds/bounds.md": "rounding.md", "CHANGELOG.md": "changelog.md"}
-    return {PurePosixPath(file): page for file, page in found.items()}
+def page_names() -> dict[PurePosixPath, str]:
+    """The files of the repository that become pages, and the name of each page."""
+    names = {f"docs/{each.name}": each.name for each in sorted((ROOT / "docs").glob("*.md"))}
+    names |= {f"spec/chapters/{each.name}": f"spec/{each.name}" for each in sorted(ROOT.glob("spec/chapters/*.md"))}
+    names |= {"reference/bounds/bounds.md": "rounding.md", "CHANGELOG.md": "changelog.md"}
+    return {PurePosixPath(file): page for file, page in names.items()}
 
 
 def assemble(folder: Path) -> None:
     """Writes all pages into a folder, with their links; the repository's own files stay as they are."""
-    moved = places()
+    moved = page_names()
+    texts = {file: (ROOT / file).read_text(encoding="utf-8") for file in moved}
+    pages = {page: with_links_moved(texts[file], file, moved) for file, page in moved.items()}
+    pages |= {page: make() for page, make in GENERATED.items()}
     named = {name: page for file, page in moved.items() for name in (str(file), page)}
-    named |= targets(load(), (ROOT / "docs" / "defects.md").read_text(encoding="utf-8"))
-    for file, page in moved.items():
-        text = with_links_moved((ROOT / file).read_text(encoding="utf-8"), file, moved)
-        if page.startswith("spec/"):
-            text = chapter_page(text, catalogue())
+    named |= targets(load(), catalogue())
+    for page, text in pages.items():
         out = folder / page
         out.parent.mkdir(parents=True, exist_ok=True)
+        text = chapter_page(text, catalogue()) if page.startswith("spec/") else text
         out.write_text(with_names_linked(text, page, named), encoding="utf-8")
     for name in FOLDERS:
         if (ROOT / "docs" / name).is_dir():
@@ -53,7 +57,7 @@ def assemble(folder: Path) -> None:
 
 
 def build(out: Path, builder: str = "html") -> int:
-    """Runs a builder of Sphinx on the pages; 0 where it has nothing to warn of."""
+    """Runs a builder of Sphinx on the pages; 0 without a warning."""
     with tempfile.TemporaryDirectory() as scratch:
         pages = Path(scratch, "pages")
         assemble(pages)
@@ -66,7 +70,7 @@ def build(out: Path, builder: str = "html") -> int:
 
 
 def label(folder: Path) -> None:
-    """Makes all that scrolls reachable by the keyboard, and names the parts of each page."""
+    """Makes everything that scrolls reachable by the keyboard, and names the parts of each page."""
     for page in folder.rglob("*.html"):
         text = page.read_text(encoding="utf-8")
         for bare, labelled in LABELS.items():
@@ -78,7 +82,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Builds; the exit status is that of Sphinx."""
     parser = argparse.ArgumentParser(prog="python -m docs.build", description=__doc__)
     parser.add_argument("out", type=Path, metavar="DIR", help="where the pages go")
-    parser.add_argument("--builder", default="html", help="linkcheck asks every address on the web (default: html)")
+    parser.add_argument("--builder", default="html", help="linkcheck requests every address on the web (default: html)")
     options = parser.parse_args(arguments)
     status = build(options.out, options.builder)
     if status == 0 and options.builder == "html":

@@ -1,4 +1,4 @@
-"""Links that pages need not spell out: from the names of clauses, defects and chapters to where they are explained."""
+"""Links that pages need not write: from the names of clauses, defects and chapters to their explanations."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LINK = re.compile(r"(?<=\]\()([^)#:]+)(#[^)]*)?(?=\))")
 
 
 def outside_code(text: str, change: Callable[[str], str]) -> str:
-    """The text with each line changed that stands in no fenced block."""
+    """The text with each line changed outside of fenced blocks."""
     within, lines = False, []
     for line in text.split("\n"):
         fence = line.startswith("```")
@@ -31,11 +31,10 @@ def slug(name: str) -> str:
     return name.replace(".", "")
 
 
-def targets(clauses: Mapping[str, Clause], catalogue: str) -> dict[str, str]:
-    """Where each clause and each defect of the catalogue's page is explained: a page, and an anchor."""
+def targets(clauses: Mapping[str, Clause], defects: Iterable[Defect]) -> dict[str, str]:
+    """Where each clause and each defect is explained: a page, and an anchor."""
     of_clauses = {name: f"spec/{clause.chapter}.md#{slug(name)}" for name, clause in clauses.items()}
-    defects = re.findall(r"^### (\S+)$", catalogue, re.MULTILINE)
-    return {name: f"defects.md#{name}" for name in defects} | of_clauses
+    return {defect.id: f"defects.md#{defect.id}" for defect in defects} | of_clauses
 
 
 def with_names_linked(text: str, page: str, targets: Mapping[str, str]) -> str:
@@ -48,18 +47,18 @@ def with_names_linked(text: str, page: str, targets: Mapping[str, str]) -> str:
     return outside_code(text, lambda line: line if line.startswith("#") else NAME.sub(link, line))
 
 
-def with_links_moved(text: str, file: PurePosixPath, places: Mapping[PurePosixPath, str]) -> str:
+def with_links_moved(text: str, file: PurePosixPath, pages: Mapping[PurePosixPath, str]) -> str:
     """Links between files of the repository, as links between the pages that are made of them."""
 
     def move(match: re.Match[str]) -> str:
-        place = places.get(_normal(file.parent / match[1]))
-        return match[0] if place is None else _from(places[file], place) + (match[2] or "")
+        page = pages.get(_normal(file.parent / match[1]))
+        return match[0] if page is None else _from(pages[file], page) + (match[2] or "")
 
     return outside_code(text, lambda line: LINK.sub(move, line))
 
 
 def _from(page: str, target: str) -> str:
-    """The target as a link that stands on the page; both are counted from the root of the documentation."""
+    """The target as a link on the page; both are relative to the root of the documentation."""
     return f"#{target.partition('#')[2]}" if target.startswith(f"{page}#") else "../" * page.count("/") + target
 
 
@@ -90,7 +89,7 @@ def _broken(part: str, broken: Mapping[str, list[str]]) -> str:
 
 
 def _cross_references(line: str) -> str:
-    """The line with the numbers of chapters and equations linked, save where they stand in an equation or in code."""
+    """The line with the numbers of chapters and equations linked, except in equations and in code."""
     names = chapters()
 
     def link(match: re.Match[str]) -> str:

@@ -24,12 +24,14 @@ from attention_conformance.implementations.builtin.stepwise.layer import (
     call_layer,
 )
 from attention_conformance.implementations.builtin.stepwise.steps import EXTRA_FEATURES, OP_FEATURES, Steps
-from attention_conformance.implementations.defects.defect import REGISTRY, Defect, Severity
+from attention_conformance.implementations.defects.defect import MEANING, REGISTRY, Defect, Severity
 from attention_conformance.spec.features import Conventions, Feature, Scope
 from attention_conformance.spec.problem import Problem
 
 Mistake = TypeVar("Mistake", bound=Callable[..., Any])
 NONE: frozenset[Feature] = frozenset()
+LEAK, NAN, CRASH, GRADIENT = Severity.LEAK, Severity.NAN, Severity.CRASH, Severity.GRADIENT
+PRECISION, STATE, COST = Severity.PRECISION, Severity.STATE, Severity.COST
 
 
 class Facts(TypedDict, total=False):
@@ -69,7 +71,8 @@ class Breach:
         def register(mistake: Mistake) -> Mistake:
             name = re.sub("(?<!^)(?=[A-Z])", "-", mistake.__name__).lower().replace("_", "-")
             replaced = {self.step: mistake} if self.step else {}
-            fields: dict[str, Any] = {**self.facts, **texts, "replaced": replaced}
+            severity = self.facts.get("severity", Severity.WRONG)
+            fields: dict[str, Any] = {"matters": MEANING[severity], **self.facts, **texts, "replaced": replaced}
             REGISTRY.setdefault(mistake.__module__, []).append(
                 Defect(self.made_of(name, mistake), self.clauses, **fields)
             )

@@ -17,8 +17,7 @@ from attention_conformance.implementations.builtin.stepwise.cache_steps import (
     rotate_query,
 )
 from attention_conformance.implementations.builtin.stepwise.steps import Steps, add_alibi, add_window
-from attention_conformance.implementations.defects.breaking import breaks, breaks_cache, github
-from attention_conformance.implementations.defects.defect import LEAK
+from attention_conformance.implementations.defects.breaking import LEAK, breaks, breaks_cache, github
 from attention_conformance.spec.features import Feature
 
 START = {Feature.QUERY_START}
@@ -36,23 +35,21 @@ def standing(scores: Tensor) -> Tensor:
     of_steps="add_window",
     holds=("cache.decode", "cache.chunked-prefill", "cache.alibi"),
 ).entry(
-    does="Counts the window from the place of a query in its piece.",
+    does="Counts the window from the index of a query in its chunk.",
     repair="Count it from the position in the sequence.",
-    hides="The first piece.",
-    matters="In later pieces the window slides over the beginning of the sequence again.",
+    hides="The first chunk.",
     links=github("trymirai/lalamo/pull/200", "pytorch/executorch/pull/21857"),
 )
-def window_counted_in_the_piece(scores: Tensor, ahead: Tensor, window: tuple[int, int]) -> Tensor:
+def window_counted_in_the_chunk(scores: Tensor, ahead: Tensor, window: tuple[int, int]) -> Tensor:
     return add_window(scores, standing(scores), window)
 
 
 @breaks_cache(
     "cache.window", of_steps="add_window", holds=("cache.decode", "cache.chunked-prefill", "cache.rotary")
 ).entry(
-    does="Heeds the window only in pieces of several tokens.",
-    repair="Apply it to single queries too, or keep no more keys than it shows.",
+    does="Applies the window only in chunks of several tokens.",
+    repair="Apply it to single queries too, or cache no more keys than it shows.",
     hides="Prompts, and sequences within the window.",
-    matters="A model that was trained with a window writes with all of the past in view.",
 )
 def window_forgotten_for_single_tokens(scores: Tensor, ahead: Tensor, window: tuple[int, int]) -> Tensor:
     return scores if scores.shape[-2] == 1 else add_window(scores, ahead, window)
@@ -66,8 +63,7 @@ def window_forgotten_for_single_tokens(scores: Tensor, ahead: Tensor, window: tu
 ).entry(
     does="Builds the biases of ALiBi over the queries, so that they are 0 for a single one.",
     repair="Build them over the distance between query and key.",
-    hides="A prompt in one piece.",
-    matters="Tokens that are written one by one see near and far alike.",
+    hides="A prompt in one chunk.",
     links=github("keras-team/keras-hub/issues/2861", "keras-team/keras-hub/pull/2977"),
 )
 def alibi_built_over_the_queries(scores: Tensor, slopes: Tensor, ahead: Tensor) -> Tensor:
@@ -80,34 +76,31 @@ def alibi_built_over_the_queries(scores: Tensor, slopes: Tensor, ahead: Tensor) 
     of_steps="add_alibi",
     holds=("cache.decode", "cache.rotary", "cache.window"),
 ).entry(
-    does="Takes distances from the place of a query in its piece.",
-    repair="Add what is kept to the query's position.",
-    hides="The first piece.",
-    matters="Later pieces prefer the oldest keys.",
+    does="Takes distances from the index of a query in its chunk.",
+    repair="Add the number of cached keys to the query's position.",
+    hides="The first chunk.",
 )
-def distances_counted_in_the_piece(scores: Tensor, slopes: Tensor, ahead: Tensor) -> Tensor:
+def distances_counted_in_the_chunk(scores: Tensor, slopes: Tensor, ahead: Tensor) -> Tensor:
     return add_alibi(scores, slopes, standing(scores))
 
 
 @breaks_cache("cache.rotary", step="rotate_query", holds=("cache.decode", "cache.alibi", "cache.window")).entry(
-    does="Turns the queries of each piece from position 0 on, and its keys by their positions.",
+    does="Rotates the queries of each chunk from position 0 on, and its keys by their positions.",
     repair="Give query and key the same offset.",
-    hides="The first piece.",
-    matters="Each token believes that it stands at the beginning of the text.",
+    hides="The first chunk.",
     links=github("RobertCsordas/moeut/pull/6"),
 )
-def queries_turned_from_the_beginning(query: Tensor, positions: Tensor, base: float) -> Tensor:
+def queries_rotated_from_the_beginning(query: Tensor, positions: Tensor, base: float) -> Tensor:
     return rotate_query(query, positions - positions[:1], base)
 
 
 @breaks_cache("cache.rotary", holds=("cache.decode", "cache.alibi", "cache.window")).entry(
-    does="Turns queries and keys of each piece from position 0 on.",
-    repair="Go on where the last piece ended.",
-    hides="The first piece; looks consistent within each piece.",
-    matters="Text that was read in pieces lies on top of itself.",
+    does="Rotates queries and keys of each chunk from position 0 on.",
+    repair="Continue where the last chunk ended.",
+    hides="The first chunk; each chunk is consistent in itself.",
     links=github("MemTensor/MemOS/issues/2315"),
 )
-def positions_restarted_in_each_piece(stream: Stream) -> Feed:
+def positions_restarted_in_each_chunk(stream: Stream) -> Feed:
     return CacheSteps(
         rotate_query=lambda query, positions, base: rotate_query(query, positions - positions[:1], base),
         rotate_key=lambda key, positions, base: rotate_key(key, positions - positions[:1], base),
@@ -115,13 +108,12 @@ def positions_restarted_in_each_piece(stream: Stream) -> Feed:
 
 
 @breaks_cache("cache.rotary", holds=("cache.decode", "cache.alibi", "cache.window")).entry(
-    does="Turns kept keys once more, though they were kept turned.",
-    repair="Turn keys either before they are kept or when they are read.",
-    hides="The first piece.",
-    matters="Kept keys seem to stand twice as far along as they do.",
+    does="Rotates cached keys again, though they were rotated before.",
+    repair="Rotate keys either before they are cached or when they are read.",
+    hides="The first chunk.",
     links=github("NeuraLegion/shainet/pull/110"),
 )
-def kept_keys_turned_again(stream: Stream) -> Feed:
+def cached_keys_rotated_again(stream: Stream) -> Feed:
     base = stream.options.get("rotary_base")
 
     def rotated(store: Rows, new: Rows, after: Rows) -> Rows:
@@ -135,8 +127,7 @@ def kept_keys_turned_again(stream: Stream) -> Feed:
 @breaks_cache("cache.rotary", holds=("cache.decode", "cache.alibi", "cache.chunked-prefill")).entry(
     does="Remembers angles by the number of tokens, and uses them again at other positions.",
     repair="Remember them by position, for all that may come.",
-    hides="Pieces of different lengths.",
-    matters="All tokens that are written one by one seem to stand at one position.",
+    hides="Chunks of different lengths.",
     links=github("lucidrains/rotary-embedding-torch/issues/11"),
 )
 def angles_remembered_by_length(stream: Stream) -> Feed:
@@ -150,10 +141,9 @@ def angles_remembered_by_length(stream: Stream) -> Feed:
 
 
 @breaks_cache("cache.ring-positions", holds=("cache.ring", "cache.rotary")).entry(
-    does="Turns query and key of a token by the number of keys that a ring has left.",
-    repair="Count all tokens that came, kept or not.",
-    hides="Rings that are not full, and caches that keep all.",
-    matters="Once the window is full all new tokens stand at one position, and drift away from the older ones.",
+    does="Rotates query and key of a token by the number of keys that a ring still holds.",
+    repair="Count all tokens so far, cached or not.",
+    hides="Rings that are not full, and caches that hold everything.",
     links=github("rajveer43/VeloxQuant-MLX/issues/389", "rajveer43/VeloxQuant-MLX/pull/195"),
 )
 def offset_of_what_is_left(stream: Stream) -> Feed:
@@ -172,7 +162,6 @@ def offset_of_what_is_left(stream: Stream) -> Feed:
     does="Takes the order of the slots of a ring for the order of its tokens.",
     repair="Work out the position of each slot, or roll the ring before it is read.",
     hides="A ring that has not wrapped, and single tokens without biases of position.",
-    matters="Masks and distances belong to other keys once the ring has wrapped.",
     links=github("rajveer43/VeloxQuant-MLX/pull/392", "Lightning-AI/litgpt/issues/2182"),
 )
 def slots_taken_for_positions(store: Rows, new: Rows, after: Rows) -> Rows:
@@ -184,10 +173,9 @@ breaks_start = partial(breaks, claims=START)
 
 
 @breaks_start("cache.query-start", "cache.query-start-rows", holds=("causal.square", "causal.alignment")).entry(
-    does="Takes the start of the queries, and forgets it.",
+    does="Ignores the start of the queries.",
     repair="Shift the triangle by it.",
     hides="A start of 0.",
-    matters="A query that continues a sequence sees its beginning only.",
     links=github("huggingface/candle/pull/3743"),
 )
 def start_forgotten(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
@@ -199,7 +187,7 @@ def start_forgotten(query: Tensor, key: Tensor, value: Tensor, **options: Any) -
     does="Takes a start of 0 for none, and aligns queries and keys at their ends.",
     repair="Test for None: 0 is a start.",
     hides="Starts above 0, and as many queries as keys.",
-    matters="The first piece that is written into a long buffer sees all of it.",
+    matters="The first chunk that is written into a long buffer sees all of it.",
 )
 def start_of_zero_taken_for_none(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     if "query_start" in options:
@@ -208,7 +196,7 @@ def start_of_zero_taken_for_none(query: Tensor, key: Tensor, value: Tensor, **op
 
 
 @breaks_start("cache.query-start", holds=("cache.query-start-rows", "causal.square"), severity=LEAK).entry(
-    does="Has the last query stand at the last key, whatever start it is told.",
+    does="Puts the last query at the last key, whatever start is given.",
     repair="Take the start that is given: storage may hold more keys than are valid.",
     hides="Keys that end where the queries end.",
     matters="With a buffer longer than the text, queries see what was never written.",
@@ -221,10 +209,9 @@ def start_taken_from_the_end(query: Tensor, key: Tensor, value: Tensor, **option
 
 
 @breaks("cache.query-start-rows", claims=START | {Feature.ROTARY}, holds=("cache.query-start", "causal.square")).entry(
-    does="Shifts the triangle by the start, and turns queries from position 0 on.",
+    does="Shifts the triangle by the start, and rotates queries from position 0 on.",
     repair="One position for all that depends on it.",
     hides="Calls without rotary embedding, and without a start.",
-    matters="Each piece is read as if it were the beginning.",
 )
 def start_for_the_triangle_only(
     query: Tensor, key: Tensor, value: Tensor, query_start: int = 0, **options: Any

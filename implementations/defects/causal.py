@@ -1,4 +1,4 @@
-"""Mistakes of chapter 8: the causal flag, alone and beside masks."""
+"""Mistakes of chapter 8: the causal flag, alone and together with masks."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ from attention_conformance.implementations.builtin.stepwise.steps import (
     score,
     softmax,
 )
-from attention_conformance.implementations.defects.breaking import breaks, github
-from attention_conformance.implementations.defects.defect import LEAK, NAN
+from attention_conformance.implementations.defects.breaking import LEAK, NAN, breaks, github
 
 breaks_causal = partial(breaks, step="add_causal")
 
@@ -28,7 +27,6 @@ breaks_causal = partial(breaks, step="add_causal")
     does="Hides a query's own position.",
     repair="Show keys j <= i, and not j < i.",
     hides="A first row that is patched afterwards.",
-    matters="The first row is empty, and each token predicts without knowing itself.",
     links=github("pytorch/pytorch/issues/143287"),
 )
 def own_position_hidden(scores: Tensor) -> Tensor:
@@ -56,13 +54,12 @@ def past_hidden_for_future(scores: Tensor) -> Tensor:
 
 
 @breaks("causal.square", "causal.no-future", holds=("causal.with-mask", "causal.with-padding"), severity=LEAK).entry(
-    does="Heeds the causal flag only where there is a mask to merge it into.",
+    does="Applies the causal flag only where there is a mask to merge it into.",
     repair="Apply the flag whether or not there is a mask.",
     hides="Calls with a mask.",
-    matters="Plain calls see the future.",
     links=github("facebookresearch/xformers/issues/103"),
 )
-def flag_heeded_beside_a_mask_only(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+def flag_applied_with_a_mask_only(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     if not options.keys() & {"attn_mask", "key_padding_mask"}:
         options.pop("is_causal", None)
     return Steps()(query, key, value, **options)
@@ -72,12 +69,12 @@ def flag_heeded_beside_a_mask_only(query: Tensor, key: Tensor, value: Tensor, **
     "softmax.over-keys", "relations.permute-keys", holds=("causal.square", "masks.bool", "masks.key-padding")
 ).entry(
     does="Takes attention for causal when neither flag nor mask is given.",
-    repair="Let causality be off unless it is asked for.",
+    repair="Let causality be off unless it is requested.",
     hides="Decoders, and calls with a mask.",
     matters="Encoders and cross-attention lose the second half of what they should read.",
     links=github("huggingface/transformers/issues/48172", "huggingface/transformers/pull/42820"),
 )
-def causal_unless_told_otherwise(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+def causal_by_default(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     masked = options.keys() & {"attn_mask", "key_padding_mask"}
     return Steps()(query, key, value, **{"is_causal": not masked, **options})
 
@@ -89,7 +86,7 @@ def causal_unless_told_otherwise(query: Tensor, key: Tensor, value: Tensor, **op
     follows="causal-alignment=bottom-right",
 ).entry(
     does="Lets the triangle end at the last key, while it claims that it starts at the first.",
-    repair="Say which corner it is, and build the triangle from that one.",
+    repair="State which corner it is, and build the triangle from that one.",
     hides="As many queries as keys.",
     matters="Kernels of one library disagree, and generation from a cache sees one token or all.",
     links=github(
@@ -109,7 +106,6 @@ def triangle_from_the_other_corner(scores: Tensor) -> Tensor:
     does="Starts the triangle at the first key, while it claims that it ends at the last.",
     repair="Shift the triangle by Lk - Lq.",
     hides="As many queries as keys, and calls without a cache.",
-    matters="A query that continues a cached sequence sees its beginning only.",
     links=github("google/flax/issues/5591", "hyprstream/hyprstream/pull/1521", "huggingface/candle/pull/3743"),
 )
 def offset_of_the_triangle_missing(scores: Tensor) -> Tensor:
@@ -120,7 +116,6 @@ def offset_of_the_triangle_missing(scores: Tensor) -> Tensor:
     does="Skips tiles beyond the top-left triangle, and masks by the bottom-right one.",
     repair="Add the offset Lk - Lq to the test that skips tiles, too.",
     hides="As many queries as keys, and sequences within a tile.",
-    matters="Later tiles of a cached sequence are never read.",
 )
 def tiles_skipped_from_the_other_corner(scores: Tensor) -> Tensor:
     first_keys, last_queries = (torch.arange(n) // 4 * 4 for n in (scores.shape[-1], scores.shape[-2]))
@@ -132,7 +127,6 @@ def tiles_skipped_from_the_other_corner(scores: Tensor) -> Tensor:
     does="Drops the causal flag for a single query, while it claims a triangle that starts at the first key.",
     repair="Claim the other corner, or apply the flag to a single query as well.",
     hides="Two queries and more; generation, where it is what one wants.",
-    matters="The answer to one query is not the first row of the answer to two.",
 )
 def flag_dropped_for_a_single_query(scores: Tensor) -> Tensor:
     return scores if scores.shape[-2] == 1 else add_causal(scores)
@@ -142,7 +136,6 @@ def flag_dropped_for_a_single_query(scores: Tensor) -> Tensor:
     does="Hides the future before it multiplies by the scale.",
     repair="Scale first, mask afterwards.",
     hides="Positive scales.",
-    matters="A scale of 0 makes the future NaN, a negative one makes it lead.",
 )
 def future_masked_before_scale(
     query: Tensor, key: Tensor, value: Tensor, scale: float | None = None, is_causal: bool = False, **masks: Any
@@ -157,7 +150,6 @@ def future_masked_before_scale(
     does="Sets future scores to -10000.",
     repair="Set future scores to minus infinity.",
     hides="Scores above -10000.",
-    matters="A network learned to push its scores below -10000, read the future there, and reached a loss of 0.",
     links=github("karpathy/minGPT/issues/75"),
 )
 def future_filled_with_a_number(scores: Tensor) -> Tensor:
@@ -165,10 +157,9 @@ def future_filled_with_a_number(scores: Tensor) -> Tensor:
 
 
 @breaks("causal.any-scores", holds=("causal.square", "causal.no-future"), severity=NAN).entry(
-    does="Cuts the future off after the exponentials, and normalises over the rest.",
+    does="Removes the future after the exponentials, and normalises over the rest.",
     repair="Mask the scores before the maximum is taken.",
     hides="Scores that lie close together: there it is exact.",
-    matters="A future key that leads by hundreds leaves 0/0 of the past.",
 )
 def future_cut_after_the_exponentials(
     query: Tensor, key: Tensor, value: Tensor, is_causal: bool = False, **options: Any
@@ -181,10 +172,10 @@ def future_cut_after_the_exponentials(
 
 
 @breaks("relations.causal-prefix", "causal.no-future", holds=("scores.dot-product", "masks.bool"), severity=LEAK).entry(
-    does="Cuts the future off after the softmax, without normalising again.",
+    does="Sets the weights of the future to 0 after the softmax, without normalising again.",
     repair="Mask the scores before the softmax.",
     hides="A single token; checks that future weights are 0.",
-    matters="Early rows are too small, by what the future had taken: they know of it.",
+    matters="Early rows are too small, by the weight of the future: it leaks into them.",
 )
 def future_cut_after_softmax(
     query: Tensor, key: Tensor, value: Tensor, is_causal: bool = False, **options: Any
@@ -196,10 +187,10 @@ def future_cut_after_softmax(
 @breaks(
     "relations.causal-prefix", "causal.no-future", holds=("scores.dot-product", "relations.batch"), severity=LEAK
 ).entry(
-    does="Takes the mean of all values, later ones too, off the values of a causal call.",
+    does="Subtracts the mean of all values, later ones too, from the values of a causal call.",
     repair="Use nothing of a token before its position is reached: no mean, norm or maximum over the sequence.",
     hides="Calls without the flag; values whose mean is 0.",
-    matters="A normalisation along the sequence tells the past about the future.",
+    matters="A normalisation along the sequence leaks the future into the past.",
 )
 def values_centred_over_the_sequence(
     query: Tensor, key: Tensor, value: Tensor, is_causal: bool = False, **options: Any
@@ -227,10 +218,9 @@ def padding_taken_for_lengths(query: Tensor, key: Tensor, value: Tensor, **optio
     does="Drops the causal flag when there is a mask.",
     repair="Let a query see what flag and mask both allow, or refuse the two together.",
     hides="Masks that are causal themselves.",
-    matters="A decoder with padding or biases sees the future.",
     links=github("onnx/onnx/pull/8068"),
 )
-def flag_dropped_beside_mask(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+def flag_dropped_with_mask(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     if "attn_mask" in options:
         options.pop("is_causal", None)
     return Steps()(query, key, value, **options)
@@ -240,10 +230,10 @@ def flag_dropped_beside_mask(query: Tensor, key: Tensor, value: Tensor, **option
     does="Drops the mask when the causal flag is set.",
     repair="Let a query see what flag and mask both allow, or refuse the two together.",
     hides="Masks that hide nothing but the future.",
-    matters="A module ignored the mask without a word: padding and segments showed.",
+    matters="A module ignored the mask silently: padding and segments were visible.",
     links=github("pytorch/pytorch/pull/178588"),
 )
-def mask_dropped_beside_flag(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+def mask_dropped_with_flag(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     if "is_causal" in options:
         options.pop("attn_mask", None)
     return Steps()(query, key, value, **options)
@@ -255,7 +245,7 @@ def mask_dropped_beside_flag(query: Tensor, key: Tensor, value: Tensor, **option
     hides="Boolean masks; calls without the flag.",
     matters="A fused causal path knows booleans only: biases of position are lost in decoders.",
 )
-def float_mask_dropped_beside_flag(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+def float_mask_dropped_with_flag(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     if "is_causal" in options and options.get("attn_mask", query).dtype is not torch.bool:
         options.pop("attn_mask", None)
     return Steps()(query, key, value, **options)
@@ -264,11 +254,10 @@ def float_mask_dropped_beside_flag(query: Tensor, key: Tensor, value: Tensor, **
 @breaks("causal.with-padding", holds=("causal.square", "causal.with-mask"), severity=LEAK).entry(
     does="Drops the padding mask when the causal flag is set.",
     repair="Leave each query the real keys that are not later than itself.",
-    hides="Batches without padding; padding at the end, for whoever reads real rows only.",
-    matters="A causal fast path is called without the padding mask.",
+    hides="Batches without padding; padding at the end, for readers of real rows only.",
     links=github("AI-Hypercomputer/maxtext/issues/878", "AnswerDotAI/ModernBERT/pull/40"),
 )
-def padding_dropped_beside_flag(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+def padding_dropped_with_flag(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     if "is_causal" in options:
         options.pop("key_padding_mask", None)
     return Steps()(query, key, value, **options)

@@ -1,4 +1,4 @@
-"""Mistakes of chapter 27: two answers to one question, depending on what is no business of the caller."""
+"""Mistakes of chapter 27: two answers to one call, depending on something that the caller does not control."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from attention_conformance.implementations.builtin.stepwise.steps import INFINITY, Steps
-from attention_conformance.implementations.defects.breaking import breaks, github
-from attention_conformance.implementations.defects.defect import CRASH, LEAK, NAN
+from attention_conformance.implementations.defects.breaking import CRASH, LEAK, NAN, breaks, github
 from attention_conformance.spec.features import CausalWithMask, Conventions
 
 EITHER = Conventions(causal_with_mask=CausalWithMask.EITHER)
@@ -50,15 +49,15 @@ def least_number_by_length(query: Tensor, key: Tensor, value: Tensor, **options:
     holds=("causal.square", "masks.float", "causal.with-mask"),
     severity=CRASH,
 ).entry(
-    does="Refuses the causal flag beside a float mask, and merges it into a boolean one.",
+    does="Refuses the causal flag together with a float mask, and merges it into a boolean one.",
     repair="Refuse both, or merge both.",
     hides="Boolean masks; calls without the flag.",
     matters="Code that works with one mask stops with another.",
     links=github("mindspore-lab/mindone/pull/1229"),
 )
-def flag_refused_beside_floats(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+def flag_refused_with_floats(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     if "is_causal" in options and options.get("attn_mask", query.bool()).dtype is not torch.bool:
-        raise ValueError("is_causal takes no float mask beside it")
+        raise ValueError("is_causal cannot be combined with a float mask")
     return Steps()(query, key, value, **options)
 
 

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from attention_conformance.implementations.builtin.stepwise.layer import Layer
 from attention_conformance.implementations.builtin.stepwise.steps import Steps
-from attention_conformance.implementations.defects.breaking import breaks, breaks_layer, github
-from attention_conformance.implementations.defects.defect import CRASH
+from attention_conformance.implementations.defects.breaking import CRASH, breaks, breaks_layer, github
 
 
 @breaks_layer(
@@ -21,10 +20,9 @@ from attention_conformance.implementations.defects.defect import CRASH
     holds=("relations.causal-prefix", "errors.mask-shape"),
     raises=True,
 ).entry(
-    does="Projects the keys from the sequence that asks.",
+    does="Projects the keys from the sequence of the queries.",
     repair="Take keys and values from the second sequence.",
     hides="Self-attention.",
-    matters="A decoder attends by its own tokens to the encoder's values.",
 )
 class KeysFromTheQueriesSequence(Layer):
     def projected(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -34,7 +32,7 @@ class KeysFromTheQueriesSequence(Layer):
 @breaks_layer(
     "cross-attention.sources", "cross-attention.lengths", free=False, holds=("errors.mask-shape",), raises=True
 ).entry(
-    does="Exchanges the two sequences: the encoder's tokens ask the decoder's.",
+    does="Exchanges the two sequences: the encoder's tokens query the decoder's.",
     repair="Take the queries from the decoder, keys and values from the encoder.",
     hides="Self-attention; checks of shapes with sequences of one length.",
     matters="Interfaces differ in the order of their inputs; the answer has as many rows as the wrong sequence.",
@@ -63,7 +61,6 @@ class EqualShapesTakenForSelfAttention(Layer):
     does="Projects the values from the key input.",
     repair="Project the values from the value input.",
     hides="Keys and values from one input, which is the usual way to call it.",
-    matters="Memories whose values are not their keys are read by their keys.",
 )
 class ValuesFromTheKeysInput(Layer):
     def projected(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -80,7 +77,6 @@ class ValuesFromTheKeysInput(Layer):
     does="Requires a key input as wide as the value input.",
     repair="Project each input by a matrix with as many rows as that input has columns.",
     hides="Inputs of one width.",
-    matters="Attention from text to images, where the widths differ, crashes.",
     links=github("pytorch/pytorch/issues/120793"),
 )
 class OneWidthForKeyAndValue(Layer):
@@ -93,7 +89,6 @@ class OneWidthForKeyAndValue(Layer):
     does="Makes as many output rows as there are keys.",
     repair="Loop over the queries, and allocate the output with their number.",
     hides="As many queries as keys.",
-    matters="Cross-attention and generation token by token get wrong rows, or a crash.",
 )
 def as_many_queries_as_keys(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     rows = torch.arange(query.shape[-2]) % key.shape[-2]
@@ -118,7 +113,7 @@ def single_query_sees_the_last_key(query: Tensor, key: Tensor, value: Tensor, **
     does="Takes the keys for the queries, and the queries for the keys, out of one product where it attends to itself.",
     repair="Cut the joined product in the order in which its matrices are joined.",
     hides="Tests with three tensors, be their numbers the same: the path is chosen by identity.",
-    matters="Self-attention, the most common use, asks with its keys; cross-attention beside it is right.",
+    matters="Self-attention, the most common use, queries with its keys; cross-attention is right.",
 )
 class JoinedProductCutInAnotherOrder(Layer):
     def projected(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -128,10 +123,10 @@ class JoinedProductCutInAnotherOrder(Layer):
 
 
 @breaks_layer("cross-attention.shared-inputs", holds=("projections.bias", "cross-attention.sources")).entry(
-    does="Forgets the biases of keys and values where it projects both in one product.",
+    does="Omits the biases of keys and values where it projects both in one product.",
     repair="Add each bias on every path.",
     hides="Modules without biases; keys and values in different tensors; biases that are still 0.",
-    matters="A decoder reads the encoder's memory askew, and its attention to itself is right.",
+    matters="A decoder reads the encoder's memory wrongly, and its self-attention is right.",
 )
 class MemoryWithoutBiases(Layer):
     def projected(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:

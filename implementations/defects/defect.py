@@ -11,28 +11,28 @@ from attention_conformance.implementations.api.contract import Implementation
 
 
 class Severity(StrEnum):
-    """What a user of the defect gets."""
+    """What a user of the defect gets; `MEANING` explains each."""
 
     WRONG = "wrong"
-    """Finite wrong numbers, in silence."""
     LEAK = "leak"
-    """What must stay hidden shows: future tokens, padding, another document."""
     NAN = "nan"
-    """NaN or infinity."""
     CRASH = "crash"
-    """An error where there is an answer, or an answer where there should be an error."""
     GRADIENT = "gradient"
-    """Right outputs, wrong gradients: training goes astray."""
     PRECISION = "precision"
-    """Digits are lost."""
     STATE = "state"
-    """Later calls, or the caller's own data, suffer."""
     COST = "cost"
-    """Right answers that take more memory or time than they need."""
 
 
-LEAK, NAN, CRASH, GRADIENT = Severity.LEAK, Severity.NAN, Severity.CRASH, Severity.GRADIENT
-PRECISION, STATE, COST = Severity.PRECISION, Severity.STATE, Severity.COST
+MEANING: Mapping[Severity, str] = {
+    Severity.WRONG: "Finite wrong numbers, silently.",
+    Severity.LEAK: "Something hidden becomes visible: future tokens, padding, another document.",
+    Severity.NAN: "NaN or infinity.",
+    Severity.CRASH: "An error where there is an answer, or an answer where there should be an error.",
+    Severity.GRADIENT: "Right outputs, wrong gradients: training goes wrong.",
+    Severity.PRECISION: "Digits are lost.",
+    Severity.STATE: "Later calls, or the caller's own data, are damaged.",
+    Severity.COST: "Right answers that take more memory or time than they need.",
+}
 
 
 @dataclass(frozen=True)
@@ -44,14 +44,14 @@ class Defect:
         does: what it does wrong, one sentence.
         repair: what to do instead, one sentence.
         hides: where it does not show: the inputs with which tests usually miss it.
-        matters: who meets it, and what it does to them.
+        matters: who meets it, and the consequence; that of its severity where a defect has no other.
         severity: see `Severity`.
         links: public reports of the same mistake.
         clauses: those that must fail, the one that names the mistake first.
-        holds: neighbouring clauses that must pass, so that the mistake is told apart from others.
-        dtype: the dtype in which these are asked.
+        holds: similar clauses that must pass, so that the mistake is distinguished from others.
+        dtype: the dtype in which these are checked.
         raises: it may fail by an exception, and not only by its numbers.
-        follows: the convention that it keeps to without claiming it, as the command line spells it: a diagnosis names
+        follows: the convention that it follows without claiming it, as the command line spells it: a diagnosis names
             that rather than a mistake.
         replaced: the step of `Steps` that is replaced, and by what; empty for a whole function or layer.
     """

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from attention_conformance.implementations.builtin.stepwise.steps import Steps, drop, softmax
-from attention_conformance.implementations.defects.breaking import breaks, github
-from attention_conformance.implementations.defects.defect import GRADIENT
+from attention_conformance.implementations.defects.breaking import GRADIENT, breaks, github
 from attention_conformance.spec.features import Feature
 
 DROPOUT = frozenset({Feature.DROPOUT})
@@ -22,16 +21,18 @@ def chosen(like: Tensor, rate: float) -> Tensor:
 
 
 breaks_dropout = partial(breaks, claims=DROPOUT)
-
-
 breaks_drop = partial(breaks_dropout, step="drop")
+breaks_drop_gradients = partial(
+    breaks_drop,
+    holds=("dropout.factors", "dropout.independent", "gradients.query", "gradients.value"),
+    severity=GRADIENT,
+)
 
 
 @breaks_drop("dropout.rate", "dropout.factors", "dropout.seed", holds=("dropout.rate-zero", "dropout.whole-key")).entry(
     does="Takes a probability of dropout, and drops nothing.",
     repair="Drop the weights, or refuse a probability above 0.",
     hides="Tests with a dropout of 0.",
-    matters="A model trains without the regularisation that its configuration names.",
     links=github("pytorch/pytorch/pull/184126"),
 )
 def dropout_ignored(weights: Tensor, rate: float) -> Tensor:
@@ -44,9 +45,9 @@ def dropout_ignored(weights: Tensor, rate: float) -> Tensor:
     does="Drops weights, and leaves the others as they are.",
     repair="Divide the weights that stay by 1 - p.",
     hides="A dropout of 0; checks of which weights are 0.",
-    matters="Outputs in training are too small on average, and jump when dropout is turned off.",
+    matters="Outputs in training are too small on average, and jump when dropout is switched off.",
 )
-def kept_weights_not_rescaled(weights: Tensor, rate: float) -> Tensor:
+def remaining_weights_not_rescaled(weights: Tensor, rate: float) -> Tensor:
     return weights * chosen(weights, rate)
 
 
@@ -56,7 +57,6 @@ def kept_weights_not_rescaled(weights: Tensor, rate: float) -> Tensor:
     does="Divides the weights that stay by p.",
     repair="Divide them by 1 - p, the probability to stay.",
     hides="A dropout of 0.5, where both are the same.",
-    matters="A dropout of 0.1 makes the output nine times too large.",
 )
 def rescaled_by_the_rate(weights: Tensor, rate: float) -> Tensor:
     return weights * chosen(weights, rate) / rate
@@ -98,7 +98,7 @@ def dropout_of_the_scores(query: Tensor, key: Tensor, value: Tensor, dropout_p: 
     does="Drops components of the output.",
     repair="Drop the weights, before they meet the values.",
     hides="Statistics of the output over many draws.",
-    matters="A query loses single components, and never a key: nothing teaches it to look elsewhere.",
+    matters="A query loses single components, and never a key: nothing trains it to use other keys.",
     links=github("typoverflow/UtilsRL/issues/32"),
 )
 def dropout_of_the_output(query: Tensor, key: Tensor, value: Tensor, dropout_p: float = 0.0, **options: Any) -> Tensor:
@@ -110,7 +110,6 @@ def dropout_of_the_output(query: Tensor, key: Tensor, value: Tensor, dropout_p: 
     does="Drops components of the values.",
     repair="Drop the weights.",
     hides="Statistics of the output over many draws.",
-    matters="All queries of a head lose the same components of the same tokens.",
 )
 def dropout_of_the_values(query: Tensor, key: Tensor, value: Tensor, dropout_p: float = 0.0, **options: Any) -> Tensor:
     return Steps()(query, key, drop(value, dropout_p) if dropout_p else value, **options)
@@ -122,7 +121,6 @@ def dropout_of_the_values(query: Tensor, key: Tensor, value: Tensor, dropout_p: 
     does="Takes the probability to drop a weight for that to keep it.",
     repair="Keep a weight with the probability 1 - p.",
     hides="A dropout of 0.5.",
-    matters="A dropout of 0.1 drops nine weights of ten.",
 )
 def rate_taken_for_its_complement(weights: Tensor, rate: float) -> Tensor:
     return weights * chosen(weights, 1.0 - rate) / (1.0 - rate)
@@ -140,11 +138,10 @@ def rate_in_eighths(weights: Tensor, rate: float) -> Tensor:
 
 @breaks_dropout("dropout.with-masks", holds=("dropout.factors", "dropout.rate", "dropout.rate-zero")).entry(
     does="Drops nothing where there is a mask.",
-    repair="Hand the dropout to every path.",
+    repair="Pass the dropout to every path.",
     hides="Calls without a mask.",
-    matters="A path for masked batches is not given the dropout: batches with padding are not regularised.",
 )
-def dropout_lost_beside_a_mask(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+def dropout_lost_with_a_mask(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     if options.keys() & {"attn_mask", "key_padding_mask"}:
         options.pop("dropout_p", None)
     return Steps()(query, key, value, **options)
@@ -154,9 +151,9 @@ def dropout_lost_beside_a_mask(query: Tensor, key: Tensor, value: Tensor, **opti
     does="Normalises the rows again after dropout where there is a mask.",
     repair="Mask the scores, apply the softmax, and drop what it gives.",
     hides="Calls without a mask, and masks without dropout.",
-    matters="A path that masks weights late hands what dropout takes to the keys beside.",
+    matters="A path that masks weights late gives what dropout removes to the other keys.",
 )
-def normalised_after_dropout_beside_a_mask(
+def normalised_after_dropout_with_a_mask(
     query: Tensor, key: Tensor, value: Tensor, dropout_p: float = 0.0, **options: Any
 ) -> Tensor:
     def weights(scores: Tensor) -> Tensor:
@@ -182,15 +179,10 @@ class _OtherChoice(torch.autograd.Function):
         return drop(gradient, ctx.rate), None
 
 
-@breaks_drop(
-    "dropout.gradients",
-    holds=("dropout.factors", "dropout.independent", "gradients.query", "gradients.value"),
-    severity=GRADIENT,
-).entry(
+@breaks_drop_gradients("dropout.gradients").entry(
     does="Draws again in the backward pass, from where the generator is by then.",
     repair="Keep what was drawn, or the state of the generator from before.",
     hides="Checks of the output, and of gradients without dropout.",
-    matters="Weights learn from errors that they had no part in.",
     links=github("pytorch/pytorch/pull/188015"),
 )
 def other_weights_dropped_in_the_backward_pass(weights: Tensor, rate: float) -> Tensor:
@@ -198,29 +190,19 @@ def other_weights_dropped_in_the_backward_pass(weights: Tensor, rate: float) -> 
     return found
 
 
-@breaks_drop(
-    "dropout.gradients",
-    holds=("dropout.factors", "dropout.independent", "gradients.query", "gradients.value"),
-    severity=GRADIENT,
-).entry(
-    does="Hands the gradient through dropout as if nothing were dropped.",
+@breaks_drop_gradients("dropout.gradients").entry(
+    does="Passes the gradient through dropout as if nothing were dropped.",
     repair="Multiply the gradient by the same factors as the weights.",
     hides="Checks of the output, and of gradients without dropout.",
-    matters="Queries and keys learn from values that never reached the output.",
 )
 def gradient_past_dropout(weights: Tensor, rate: float) -> Tensor:
     return weights + (drop(weights, rate) - weights).detach()
 
 
-@breaks_drop(
-    "dropout.gradients",
-    holds=("dropout.factors", "dropout.independent", "gradients.query", "gradients.value"),
-    severity=GRADIENT,
-).entry(
+@breaks_drop_gradients("dropout.gradients").entry(
     does="Forgets the factor 1 / (1 - p) in the backward pass.",
     repair="Multiply the gradient by the same factors as the weights.",
     hides="Checks of the output, and of gradients without dropout.",
-    matters="Queries and keys learn more slowly the more is dropped.",
     links=github("NVIDIA/apex/pull/816"),
 )
 def gradient_not_rescaled(weights: Tensor, rate: float) -> Tensor:

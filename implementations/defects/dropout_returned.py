@@ -1,4 +1,4 @@
-"""Mistakes of chapter 17 in what is returned beside the output: before or after dropout."""
+"""Mistakes of chapter 17 in what is returned in addition to the output: before or after dropout."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ breaks_dropout = partial(breaks, claims=DROPOUT)
 
 @breaks_dropout("dropout.returned-weights", extras=("weights",), holds=("dropout.factors", "softmax.weights")).entry(
     does="Returns the weights after dropout, while it claims those before.",
-    repair="Return the weights before dropout, or say that they are not.",
+    repair="Return the weights before dropout, or claim the other convention.",
     hides="Evaluation, and training without dropout.",
-    matters="Rows that should sum to 1 sum to 1.25 or to 0: a loss of their logarithms turns negative.",
+    matters="Rows that should sum to 1 sum to 1.25 or to 0: a loss of their logarithms becomes negative.",
     links=github("pytorch/pytorch/issues/42929", "pytorch/pytorch/issues/33360", "kanyun-inc/fairseq-gec/issues/18"),
 )
 def weights_returned_after_dropout(
@@ -51,9 +51,8 @@ def weights_returned_after_dropout(
     "dropout.returned-weights", extras=("weights",), conventions=AFTER, holds=("dropout.factors", "softmax.weights")
 ).entry(
     does="Returns the weights before dropout, while it claims those after.",
-    repair="Return the weights that multiply the values, or say that they are not.",
+    repair="Return the weights that multiply the values, or claim the other convention.",
     hides="Evaluation, and training without dropout.",
-    matters="Whoever multiplies them by the values does not get the output.",
 )
 def weights_returned_before_dropout(
     query: Tensor, key: Tensor, value: Tensor, dropout_p: float = 0.0, **options: Any
@@ -65,9 +64,8 @@ def weights_returned_before_dropout(
     "dropout.averaged-weights", extras=("averaged_weights",), holds=("dropout.factors", "softmax.averaged-weights")
 ).entry(
     does="Averages the weights after dropout, while it claims those before.",
-    repair="Average the weights before dropout, or say that they are not.",
+    repair="Average the weights before dropout, or claim the other convention.",
     hides="Evaluation, and training without dropout.",
-    matters="What is read as a distribution over the keys does not sum to 1 while a model is trained.",
     links=github("pytorch/pytorch/issues/42929"),
 )
 def average_taken_after_dropout(
@@ -78,10 +76,9 @@ def average_taken_after_dropout(
 
 
 @breaks_dropout("dropout.returned-weights", extras=("weights",), holds=("dropout.factors", "softmax.weights")).entry(
-    does="Returns weights whose sign tells what was dropped.",
+    does="Returns weights whose sign marks what was dropped.",
     repair="Return the weights themselves.",
     hides="Evaluation, and training without dropout.",
-    matters="What a kernel returns for its own tests is read as weights.",
     links=github("Dao-AILab/flash-attention/issues/902"),
 )
 def dropped_weights_returned_negative(
@@ -95,7 +92,7 @@ def dropped_weights_returned_negative(
     does="Leaves dropped keys out of the log-sum-exp that it returns.",
     repair="Take the log-sum-exp over all keys that the query may attend to: dropout comes after the softmax.",
     hides="Calls without dropout.",
-    matters="A backward pass that makes the weights anew from it gets others than the forward pass had.",
+    matters="A backward pass that recomputes the weights from it gets other weights than the forward pass.",
 )
 def log_sum_exp_without_dropped_keys(
     query: Tensor, key: Tensor, value: Tensor, dropout_p: float = 0.0, **options: Any

@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from attention_conformance.implementations.adapters.mha_interface import MHA_FEATURES
-from attention_conformance.implementations.builtin.stepwise.layer import Layer
+from attention_conformance.implementations.builtin.stepwise.extended_layers import DroppingLayer
 from attention_conformance.implementations.builtin.stepwise.steps import Steps, drop, softmax
-from attention_conformance.implementations.defects.breaking import breaks, breaks_layer, github
-from attention_conformance.implementations.defects.defect import GRADIENT, NAN, STATE
+from attention_conformance.implementations.defects.breaking import GRADIENT, NAN, STATE, breaks, breaks_layer, github
 from attention_conformance.implementations.defects.dropout import DROPOUT, chosen
 from attention_conformance.spec.features import Feature
 from attention_conformance.spec.problem import Problem
@@ -30,8 +29,6 @@ def shared(weights: Tensor, rate: float, *axes: int) -> Tensor:
 
 
 breaks_dropout = partial(breaks, claims=DROPOUT)
-
-
 breaks_drop = partial(breaks_dropout, step="drop")
 
 
@@ -49,7 +46,6 @@ def same_choice_for_all_heads(weights: Tensor, rate: float) -> Tensor:
     does="Drops the same weights in all samples.",
     repair="Draw for (B, H, Lq, Lk), and not for a part of it that is broadcast.",
     hides="A batch of one; checks of the mean.",
-    matters="The noise of a batch does not average out.",
 )
 def same_choice_for_all_samples(weights: Tensor, rate: float) -> Tensor:
     return shared(weights, rate, 0)
@@ -59,7 +55,6 @@ def same_choice_for_all_samples(weights: Tensor, rate: float) -> Tensor:
     does="Drops whole keys, for all queries of a head.",
     repair="Draw for (B, H, Lq, Lk), and not for a part of it that is broadcast.",
     hides="A single query; checks of the mean.",
-    matters="A token disappears for all others at once.",
 )
 def same_choice_for_all_queries(weights: Tensor, rate: float) -> Tensor:
     return shared(weights, rate, 2)
@@ -69,7 +64,6 @@ def same_choice_for_all_queries(weights: Tensor, rate: float) -> Tensor:
     does="Drops whole rows, or nothing of them.",
     repair="Draw for every key, too.",
     hides="A single key; checks of the mean.",
-    matters="Half of the outputs are 0, and the others twice as large.",
 )
 def same_choice_for_all_keys(weights: Tensor, rate: float) -> Tensor:
     return shared(weights, rate, 3)
@@ -79,9 +73,8 @@ def same_choice_for_all_keys(weights: Tensor, rate: float) -> Tensor:
     "dropout.independent", holds=("dropout.factors", "dropout.rate", "dropout.seed", "dropout.next-call")
 ).entry(
     does="Draws the same numbers for every tile of 64 queries.",
-    repair="Count the tile into the place of the generator's sequence.",
+    repair="Let the offset into the generator's sequence depend on the tile.",
     hides="Sequences within a tile.",
-    matters="Long sequences lose the same weights every 64 tokens.",
 )
 def same_choice_for_all_tiles(weights: Tensor, rate: float) -> Tensor:
     tile = chosen(weights[:, :, :64], rate)
@@ -95,7 +88,6 @@ def same_choice_for_all_tiles(weights: Tensor, rate: float) -> Tensor:
     does="Leaves the generator where it was.",
     repair="Move the generator on by as many numbers as were drawn.",
     hides="A single call; calls that are seeded each.",
-    matters="Every step, and every layer, drops the same weights.",
     links=github("Dao-AILab/flash-attention/issues/314"),
 )
 def generator_not_moved_on(weights: Tensor, rate: float) -> Tensor:
@@ -109,7 +101,6 @@ def generator_not_moved_on(weights: Tensor, rate: float) -> Tensor:
     does="Moves the generator on by one number, however many it has drawn.",
     repair="Move the generator on by as many numbers as were drawn.",
     hides="A single call; checks that the next call differs.",
-    matters="Every step drops the weights of the step before, one place on.",
 )
 def generator_moved_on_by_one(weights: Tensor, rate: float) -> Tensor:
     with torch.random.fork_rng(devices=[]):
@@ -127,7 +118,6 @@ def generator_moved_on_by_one(weights: Tensor, rate: float) -> Tensor:
     does="Draws from a generator that it seeds with a number of its own in each call.",
     repair="Draw from the generator that the caller can seed.",
     hides="A single call.",
-    matters="Whatever the seed, the same weights are dropped in every step.",
 )
 def own_generator_seeded_in_each_call(weights: Tensor, rate: float) -> Tensor:
     own = torch.Generator().manual_seed(42)
@@ -142,7 +132,7 @@ def own_generator_seeded_in_each_call(weights: Tensor, rate: float) -> Tensor:
     does="Draws from a generator of its own, which the caller cannot seed.",
     repair="Draw from the generator that the caller can seed.",
     hides="Programs that are run once.",
-    matters="A run cannot be repeated, and recomputed activations are not those that were thrown away.",
+    matters="A run cannot be repeated, and recomputed activations are not those that were discarded.",
 )
 def own_generator_never_seeded(weights: Tensor, rate: float) -> Tensor:
     return weights * (torch.rand(weights.shape, generator=_OWN) >= rate) / (1.0 - rate)
@@ -152,7 +142,6 @@ def own_generator_never_seeded(weights: Tensor, rate: float) -> Tensor:
     does="Divides by 1 - p where p is 1.",
     repair="Answer zeros where p is 1, before anything is divided.",
     hides="Probabilities below 1.",
-    matters="A layer that is switched off by a dropout of 1 gives NaN.",
     links=github("pytorch/pytorch/issues/190057"),
 )
 def divided_by_no_chance_to_stay(weights: Tensor, rate: float) -> Tensor:
@@ -177,9 +166,9 @@ def numbers_drawn_for_nothing(query: Tensor, key: Tensor, value: Tensor, **optio
     "dropout.factors", "dropout.rate", holds=("dropout.gradients", "dropout.rate-zero", "dropout.rate-one")
 ).entry(
     does="Drops only where gradients are recorded.",
-    repair="Let the probability that is told decide, or the mode of the module.",
+    repair="Let the given probability decide, or the mode of the module.",
     hides="Training.",
-    matters="Whoever draws several answers to see how much they vary gets the same one each time.",
+    matters="Code that draws several answers to measure their variance gets the same one each time.",
 )
 def dropout_with_gradients_only(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     if not torch.is_grad_enabled() and options.get("dropout_p") != 1.0:
@@ -187,23 +176,12 @@ def dropout_with_gradients_only(query: Tensor, key: Tensor, value: Tensor, **opt
     return Steps()(query, key, value, **options)
 
 
-class Dropping(Layer):
-    """Multi-head attention with dropout on the weights while it is trained."""
-
-    def __init__(self, problem: Problem) -> None:
-        super().__init__(problem)
-        self.rate = problem.extension.dropout
-
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
-        return self.steps(q, k, v, dropout_p=self.rate if self.training else 0.0, **options)
-
-
 breaks_modes = partial(breaks_layer, features=MODES)
 
 
 @breaks_modes("dropout.evaluation", holds=("dropout.factors", "dropout.rate-zero", "dropout.seed")).entry(
-    does="Hands its dropout to the function whether it is trained or evaluated.",
-    repair="Hand over 0 in evaluation mode: the function does not know of modes.",
+    does="Passes its dropout to the function in training and in evaluation.",
+    repair="Pass 0 in evaluation mode: the function does not know of modes.",
     hides="A dropout of 0, in tests and configurations.",
     matters="A model that is served answers otherwise each time, and worse.",
     links=github(
@@ -213,19 +191,18 @@ breaks_modes = partial(breaks_layer, features=MODES)
         "NVIDIA/torch-harmonics/pull/221",
     ),
 )
-class DropoutInEvaluation(Dropping):
+class DropoutInEvaluation(DroppingLayer):
     def attend(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
         return self.steps(q, k, v, dropout_p=self.rate, **options)
 
 
 @breaks_modes("dropout.rate", "dropout.factors", holds=("dropout.rate-zero", "dropout.evaluation")).entry(
-    does="Computes dropout, and goes on with the weights from before.",
-    repair="Go on with what dropout returns.",
+    does="Computes dropout, and continues with the weights from before.",
+    repair="Continue with what dropout returns.",
     hides="Tests without dropout, or without randomness.",
-    matters="A model trains without the regularisation that its configuration names.",
     links=github("jenkspt/gpt-jax/issues/1", "zhouhaoyi/Informer2020/issues/97"),
 )
-class ResultOfDropoutUnused(Dropping):
+class ResultOfDropoutUnused(DroppingLayer):
     def attend(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
         def weights(scores: Tensor) -> Tensor:
             found = softmax(scores)
@@ -241,9 +218,8 @@ class ResultOfDropoutUnused(Dropping):
     does="Makes the weights smaller in evaluation mode, instead of larger while it is trained.",
     repair="Divide the weights that stay by 1 - p in training, and leave them alone in evaluation.",
     hides="A dropout of 0.",
-    matters="Trained weights do not fit an implementation that follows the usual rule.",
 )
-class WeightsScaledInEvaluation(Dropping):
+class WeightsScaledInEvaluation(DroppingLayer):
     def attend(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
         def weights(scores: Tensor) -> Tensor:
             found = softmax(scores)
@@ -258,9 +234,9 @@ class WeightsScaledInEvaluation(Dropping):
     does="Draws random numbers in evaluation mode, and does not use them.",
     repair="Draw only where there is something to drop.",
     hides="Checks of the answer.",
-    matters="Whether a model is evaluated in between changes how its training goes on.",
+    matters="Whether a model is evaluated in between changes its further training.",
 )
-class NumbersDrawnInEvaluation(Dropping):
+class NumbersDrawnInEvaluation(DroppingLayer):
     def attend(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
         if self.rate and not self.training:
             torch.rand(1)
@@ -268,12 +244,11 @@ class NumbersDrawnInEvaluation(Dropping):
 
 
 @breaks_modes("dropout.rate-zero", holds=("dropout.factors", "dropout.evaluation")).entry(
-    does="Takes a dropout of 0 for none that is given, and drops a tenth.",
-    repair="Ask whether a dropout is given, and not whether it is true.",
+    does="Takes a dropout of 0 for no given dropout, and drops a tenth.",
+    repair="Test whether a dropout is given, and not whether it is truthy.",
     hides="Any other dropout; layers that are built without naming one.",
-    matters="Dropout cannot be turned off in training.",
 )
-class ZeroTakenForNotGiven(Dropping):
+class ZeroTakenForNotGiven(DroppingLayer):
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)
         if problem.extension.rated:
@@ -302,8 +277,7 @@ class _OtherOrder(torch.autograd.Function):
     does="Draws the same numbers again in the backward pass, but reads its tiles of 64 keys in another order.",
     repair="Derive what is drawn from the place of the weight, and not from the order of the tiles.",
     hides="Keys that fit into one tile.",
-    matters="Gradients of long sequences belong to other weights than those that were dropped.",
 )
-def tiles_drawn_in_another_order_on_the_way_back(weights: Tensor, rate: float) -> Tensor:
+def tiles_drawn_in_another_order_in_backward(weights: Tensor, rate: float) -> Tensor:
     found: Tensor = _OtherOrder.apply(weights, rate)  # type: ignore[no-untyped-call]
     return found

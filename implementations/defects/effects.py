@@ -19,8 +19,15 @@ from attention_conformance.implementations.builtin.stepwise.steps import (
     rotate,
     score,
 )
-from attention_conformance.implementations.defects.breaking import breaks, breaks_built, breaks_layer, github
-from attention_conformance.implementations.defects.defect import LEAK, PRECISION, STATE
+from attention_conformance.implementations.defects.breaking import (
+    LEAK,
+    PRECISION,
+    STATE,
+    breaks,
+    breaks_built,
+    breaks_layer,
+    github,
+)
 from attention_conformance.spec.features import Feature, Scope
 
 _MASKS: dict[torch.Size, Tensor] = {}
@@ -29,8 +36,6 @@ _TURNS: dict[tuple[torch.Size, torch.dtype], list[Tensor]] = {}
 _KEYS: dict[int, tuple[Tensor, Tensor]] = {}
 _RANGES: dict[torch.dtype, float] = {}
 _DIE = torch.Generator().manual_seed(0)
-
-
 breaks_effects = partial(breaks, severity=STATE)
 
 
@@ -38,7 +43,6 @@ breaks_effects = partial(breaks, severity=STATE)
     does="Scales the caller's queries in place.",
     repair="Scale a copy, or the scores.",
     hides="Inputs that are used once.",
-    matters="The second layer, or the second call, gets scaled queries.",
     links=github("hao-ai-lab/FastVideo/pull/1457"),
 )
 def query_scaled_in_place(
@@ -52,7 +56,6 @@ def query_scaled_in_place(
     does="Inverts the caller's boolean mask in place.",
     repair="Invert a copy.",
     hides="Masks that are used once.",
-    matters="Every second layer that shares the mask sees its opposite.",
     links=github("Shujun-He/RibonanzaNet/issues/7"),
 )
 def mask_inverted_in_place(scores: Tensor, mask: Tensor) -> Tensor:
@@ -65,9 +68,8 @@ def mask_inverted_in_place(scores: Tensor, mask: Tensor) -> Tensor:
     does="Transposes the caller's keys in place when no gradient is recorded.",
     repair="Take a transposed view, and leave the tensor as it is.",
     hides="Keys that are used once; checks of numbers.",
-    matters="A cache is handed on with its axes exchanged.",
 )
-def key_turned_in_place(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+def key_transposed_in_place(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     if not torch.is_grad_enabled():
         return Steps()(query, key.transpose_(-1, -2).mT, value, **options)
     return Steps()(query, key, value, **options)
@@ -80,12 +82,12 @@ def key_turned_in_place(query: Tensor, key: Tensor, value: Tensor, **options: An
     holds=("positions.rotary", "positions.rotary-gradient", "effects.stateless"),
     raises=True,
 ).entry(
-    does="Writes the turned queries and keys over the caller's where no gradient is recorded.",
-    repair="Turn copies.",
+    does="Writes the rotated queries and keys over the caller's where no gradient is recorded.",
+    repair="Rotate copies.",
     hides="Inputs that are used once; half types, which are copied first; calls without rotary embedding.",
-    matters="A key that is kept and asked again is turned once more.",
+    matters="A cached key is rotated again at each call.",
 )
-def turned_in_place(rows: Tensor, positions: Tensor, base: float) -> Tensor:
+def rotated_in_place(rows: Tensor, positions: Tensor, base: float) -> Tensor:
     rotated = rotate(rows, positions, base)
     return rotated if rows.requires_grad else rows.copy_(rotated)
 
@@ -106,7 +108,6 @@ def gradient_required_of_the_query(query: Tensor, key: Tensor, value: Tensor, **
     does="Leaves the module in evaluation mode.",
     repair="Leave the mode to the caller.",
     hides="Modules without dropout; a single call.",
-    matters="Training goes on without dropout after the first call.",
 )
 class EvaluationModeLeftOn(Layer):
     def forward(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
@@ -119,7 +120,6 @@ class EvaluationModeLeftOn(Layer):
     does="Folds the scale into the query matrix after its first use, in place.",
     repair="Fold it into a copy, once, when the module is made ready.",
     hides="A single call, and weights that are loaded anew before each.",
-    matters="The second call attends otherwise than the first, and a saved checkpoint is spoilt.",
 )
 class QueryMatrixScaledInPlace(Layer):
     def forward(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
@@ -131,12 +131,12 @@ class QueryMatrixScaledInPlace(Layer):
 
 @breaks("effects.repeatable", holds=("numerics.bound", "effects.global-state"), severity=PRECISION).entry(
     does="Changes the last bits from call to call.",
-    repair="Add up in a fixed order, or say that the call is not deterministic.",
+    repair="Add up in a fixed order, or document that the call is not deterministic.",
     hides="Tolerances of any kind.",
     matters="Runs cannot be reproduced, and a bug seen once is never seen again.",
     links=github("Dao-AILab/flash-attention/issues/414", "Dao-AILab/flash-attention/issues/2244"),
 )
-def last_bit_thrown_by_dice(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+def random_last_bit(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     output = Steps()(query, key, value, **options)
     noise = torch.rand(output.shape, generator=_DIE, dtype=torch.float64) * torch.finfo(output.dtype).eps
     return output * (1 + noise).to(output.dtype)
@@ -146,7 +146,6 @@ def last_bit_thrown_by_dice(query: Tensor, key: Tensor, value: Tensor, **options
     does="Remembers a mask by its shape, and uses the first one for all that follow.",
     repair="Key a cache by what determines its contents, or keep none.",
     hides="A single call, or one mask for each shape.",
-    matters="The second batch is masked like the first.",
 )
 def mask_remembered_by_shape(scores: Tensor, mask: Tensor) -> Tensor:
     return add_mask(scores, _MASKS.setdefault(mask.shape, mask.detach().clone()).to(mask.dtype))
@@ -158,7 +157,7 @@ def mask_remembered_by_shape(scores: Tensor, mask: Tensor) -> Tensor:
     does="Lets the largest query of the call before decide the last bits of the scores.",
     repair="Compute a range from the input at hand, or fix it beforehand.",
     hides="Tolerances of any kind.",
-    matters="Dynamic quantisation that lags by a call: the answer depends on who asked before.",
+    matters="Dynamic quantisation that lags by a call: the answer depends on the call before.",
 )
 def range_of_the_last_call(query: Tensor, key: Tensor, by: float) -> Tensor:
     last = _RANGES.get(query.dtype, 1.0)
@@ -193,7 +192,6 @@ def generator_seeded(query: Tensor, key: Tensor, value: Tensor, **options: Any) 
     does="Sets the default dtype to that of its inputs, and leaves it so.",
     repair="Pass dtypes to the calls that need them.",
     hides="Programs in one dtype.",
-    matters="Tensors made afterwards, elsewhere, have another dtype.",
 )
 def default_dtype_left_changed(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     torch.set_default_dtype(query.dtype)
@@ -204,7 +202,6 @@ def default_dtype_left_changed(query: Tensor, key: Tensor, value: Tensor, **opti
     does="Switches the recording of gradients on, and leaves it so.",
     repair="Use a context that restores the caller's setting.",
     hides="Training.",
-    matters="Evaluation keeps graphs from then on, until memory runs out.",
 )
 def recording_left_on(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     output = Steps()(query, key, value, **options)
@@ -216,7 +213,6 @@ def recording_left_on(query: Tensor, key: Tensor, value: Tensor, **options: Any)
     does="Writes every output of a shape into one buffer.",
     repair="Allocate each output.",
     hides="Outputs that are used before the next call.",
-    matters="The output of one layer changes when the next layer is called.",
 )
 def output_written_into_one_buffer(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     output = Steps()(query, key, value, **options)
@@ -241,10 +237,9 @@ def outputs_written_into_two_buffers(query: Tensor, key: Tensor, value: Tensor, 
 
 
 @breaks_effects("effects.fresh-output", holds=("values.single-key", "effects.inputs")).entry(
-    does="Hands the value itself back when there is a single key.",
+    does="Returns the value itself when there is a single key.",
     repair="Return a copy: a caller may write into the output.",
     hides="Two keys and more; callers that only read.",
-    matters="Writing into the output changes the cache.",
 )
 def single_value_handed_back(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     output = Steps()(query, key, value, **options)
@@ -252,10 +247,9 @@ def single_value_handed_back(query: Tensor, key: Tensor, value: Tensor, **option
 
 
 @breaks("relations.grad-mode", holds=("scores.scale-explicit", "shapes.combinations")).entry(
-    does="Drops the scale beside a causal flag when no gradient is recorded.",
-    repair="Hand every option to the path for inference, too.",
+    does="Drops the scale of a causal call when no gradient is recorded.",
+    repair="Pass every option to the path for inference, too.",
     hides="Training, and either option alone.",
-    matters="A model answers otherwise than it was trained.",
     links=github("pytorch/pytorch/pull/106668"),
 )
 def scale_dropped_without_gradients(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
@@ -271,7 +265,6 @@ ALTERNATIVES = Claims(Scope.OP, OP_FEATURES | {Feature.ALTERNATIVES})
     does="Takes a causal flag that is given as False for one that is set.",
     repair="Test the flag's value, and not whether it is there.",
     hides="Calls that leave the flag out.",
-    matters="Callers that spell out all options lose half of the keys.",
 )
 def flag_given_is_flag_set(name: str) -> Implementation:
     def attend(query: Tensor, key: Tensor, value: Tensor, is_causal: bool | None = None, **options: Any) -> Tensor:
@@ -285,9 +278,9 @@ def flag_given_is_flag_set(name: str) -> Implementation:
 
 @breaks_built("relations.alternatives", holds=("masks.bool", "masks.float"), severity=LEAK).entry(
     does="Drops the mask on the fast path that returns no weights.",
-    repair="Hand every mask to every path.",
-    hides="Calls that ask for the weights, as most tests do.",
-    matters="Training with one path and serving with the other: hidden tokens show.",
+    repair="Pass every mask to every path.",
+    hides="Calls that request the weights, as most tests do.",
+    matters="Training takes one path and serving the other: hidden tokens leak.",
     links=github("ByteDance-Seed/VeOmni/pull/1051"),
 )
 def mask_needs_weights(name: str) -> Implementation:

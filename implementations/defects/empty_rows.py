@@ -15,8 +15,7 @@ from attention_conformance.implementations.builtin.stepwise.steps import (
     add_mask,
     softmax,
 )
-from attention_conformance.implementations.defects.breaking import breaks, github
-from attention_conformance.implementations.defects.defect import LEAK, NAN
+from attention_conformance.implementations.defects.breaking import LEAK, NAN, breaks, github
 
 
 @breaks(
@@ -110,7 +109,6 @@ def lowest_number_added(query: Tensor, key: Tensor, value: Tensor, **options: An
     does="Gives a whole sample zeros when any of its rows has no key.",
     repair="Treat each row by itself.",
     hides="Samples whose rows all have a key, and samples whose rows have none.",
-    matters="One padded token silences its whole sample.",
 )
 def empty_row_silences_its_sample(scores: Tensor) -> Tensor:
     empty = (scores == -INFINITY).all(-1).flatten(1).any(-1)[:, None, None, None]
@@ -146,7 +144,6 @@ def nan_before_the_triangle(
     does="Shows the first key to the rows before a causal triangle that ends at the last key.",
     repair="Give zeros to the rows before the triangle begins.",
     hides="No more queries than keys.",
-    matters="The first rows report a token that lies in their future.",
 )
 def first_key_before_the_triangle(scores: Tensor) -> Tensor:
     positions = torch.arange(scores.shape[-2])[:, None] + scores.shape[-1] - scores.shape[-2]

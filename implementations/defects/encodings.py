@@ -1,11 +1,10 @@
-"""Mistakes of chapter 21: the functions beside attention, sinusoids and the slopes of ALiBi."""
+"""Mistakes of chapter 21: the functions that attention is used with: sinusoids and the slopes of ALiBi."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from attention_conformance.implementations.defects.breaking import breaks_function, github
-from attention_conformance.implementations.defects.defect import PRECISION
+from attention_conformance.implementations.defects.breaking import PRECISION, breaks_function, github
 from attention_conformance.spec.features import AlibiRule, Conventions
 from attention_conformance.spec.problem import Array
 
@@ -38,7 +37,6 @@ def below(num_heads: int) -> int:
     does="Divides positions by the length of the sequence.",
     repair="Let the angle depend on the position only.",
     hides="Sequences of one length, in training and in use.",
-    matters="A token's position changes with every token that is added after it.",
 )
 def positions_over_the_length(length: int, width: int) -> Array:
     return interleaved(100.0 * np.arange(length)[:, None] / length * powers(width))
@@ -64,7 +62,7 @@ def base_raised_with_the_length(length: int, width: int) -> Array:
     does="Doubles the number of the component instead of that of the pair.",
     repair="Give sine and cosine of a pair one frequency: 2 c counts components already.",
     hides="Width 2; training from scratch.",
-    matters="Half of the frequencies are so slow that they tell no positions apart, and pairs are none.",
+    matters="Half of the frequencies are too slow to distinguish positions.",
 )
 def component_doubled_in_the_exponent(length: int, width: int) -> Array:
     angles = np.arange(length)[:, None] * 10000.0 ** (-2.0 * np.arange(width) / width)
@@ -86,7 +84,6 @@ def last_frequency_at_the_end(length: int, width: int) -> Array:
     does="Counts positions from 1.",
     repair="Count from 0, so that the first token gets sines of 0 and cosines of 1.",
     hides="Training from scratch; rotations, which only know distances.",
-    matters="A loaded model reads each token one place too late.",
 )
 def positions_from_one(length: int, width: int) -> Array:
     return interleaved(np.arange(1, length + 1)[:, None] * powers(width))
@@ -94,9 +91,8 @@ def positions_from_one(length: int, width: int) -> Array:
 
 @breaks_function("sinusoids", "positions.sinusoids", holds=("positions.sinusoids-length", "scores.dot-product")).entry(
     does="Puts all sines before all cosines, while it claims to alternate them.",
-    repair="Say which order it is, and keep to that of the weights.",
+    repair="State which order it is, and keep to that of the weights.",
     hides="Training from scratch, which learns either.",
-    matters="Embeddings of one order are added to weights of the other.",
 )
 def sines_before_cosines(length: int, width: int) -> Array:
     angles = np.arange(length)[:, None] * powers(width)
@@ -136,9 +132,8 @@ def one_sequence_of_slopes(num_heads: int) -> Array:
     holds=("positions.alibi-slopes", "scores.dot-product"),
 ).entry(
     does="Interleaves the slopes of two powers of two, while it claims one geometric sequence.",
-    repair="Say which rule it is, and keep to that of the weights.",
+    repair="State which rule it is, and keep to that of the weights.",
     hides="Powers of two.",
-    matters="A model that was trained with one sequence is read with two.",
     links=github("baichuan-inc/Baichuan2/issues/225"),
 )
 def slopes_of_two_sequences(num_heads: int) -> Array:
@@ -152,7 +147,6 @@ def slopes_of_two_sequences(num_heads: int) -> Array:
     does="Counts the powers from 0, so that the first slope is 1.",
     repair="Count them from 1: the first slope is the ratio.",
     hides="A look at the last heads, which differ little.",
-    matters="Every head is one step steeper than in training, and none reaches far.",
     links=github("paiml/aprender/pull/2143"),
 )
 def slopes_from_one(num_heads: int) -> Array:
@@ -166,7 +160,6 @@ def slopes_from_one(num_heads: int) -> Array:
     does="Fills up with the second, fourth, ... slope of the power of two above, which are there already.",
     repair="Fill up with the first, third, ... one.",
     hides="Powers of two.",
-    matters="Several heads share a slope, and those in between are missing.",
 )
 def slopes_filled_up_with_themselves(num_heads: int) -> Array:
     first = below(num_heads)
@@ -179,7 +172,6 @@ def slopes_filled_up_with_themselves(num_heads: int) -> Array:
     does="Sorts the slopes of the two sequences.",
     repair="Leave the second sequence behind the first: the heads were trained in that order.",
     hides="Powers of two; any check of the slopes as a set.",
-    matters="The slopes are right and belong to other heads.",
 )
 def slopes_sorted(num_heads: int) -> Array:
     return np.sort(slopes_of_two_sequences(num_heads))[::-1]

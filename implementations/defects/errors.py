@@ -9,15 +9,13 @@ from torch import Tensor
 
 from attention_conformance.implementations.builtin.stepwise.layer import Layer
 from attention_conformance.implementations.builtin.stepwise.steps import Steps, add_mask
-from attention_conformance.implementations.defects.breaking import breaks, breaks_layer, github
-from attention_conformance.implementations.defects.defect import CRASH
+from attention_conformance.implementations.defects.breaking import CRASH, breaks, breaks_layer, github
 
 
 @breaks("errors.key-value-length", holds=("scores.dot-product", "errors.width"), severity=CRASH).entry(
     does="Cuts the longer of key and value to the length of the shorter.",
     repair="Refuse a key and a value of different lengths.",
     hides="Keys and values of one length.",
-    matters="A cache that has lost a step answers without its last token.",
     links=github("pytorch/pytorch/pull/193728"),
 )
 def longer_of_key_and_value_cut(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
@@ -29,7 +27,6 @@ def longer_of_key_and_value_cut(query: Tensor, key: Tensor, value: Tensor, **opt
     does="Lengthens the shorter of key and value with zeros.",
     repair="Refuse a key and a value of different lengths.",
     hides="Keys and values of one length.",
-    matters="A token without a value takes weight from the others, in silence.",
     links=github("pytorch/pytorch/pull/193728"),
 )
 def shorter_of_key_and_value_lengthened(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
@@ -42,7 +39,6 @@ def shorter_of_key_and_value_lengthened(query: Tensor, key: Tensor, value: Tenso
     does="Cuts the wider of query and key to the width of the narrower.",
     repair="Refuse a query and a key of different widths.",
     hides="Queries and keys of one width.",
-    matters="A wrong checkpoint or projection runs, and answers nonsense.",
 )
 def wider_of_query_and_key_cut(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     width = min(query.shape[-1], key.shape[-1])
@@ -53,7 +49,6 @@ def wider_of_query_and_key_cut(query: Tensor, key: Tensor, value: Tensor, **opti
     does="Cuts a mask that is too large to the size of the scores.",
     repair="Refuse a mask that does not broadcast to (B, H, Lq, Lk).",
     hides="Masks that fit.",
-    matters="The mask of another batch, or of the whole buffer, is read from its corner.",
 )
 def mask_cut_to_fit(scores: Tensor, mask: Tensor) -> Tensor:
     return add_mask(scores, mask[..., : scores.shape[-2], : scores.shape[-1]])
@@ -74,7 +69,6 @@ def takes_anything(num_heads: int, width: int) -> object:
     does="Builds a module with any number of heads, also one that does not divide the width.",
     repair="Refuse a number of heads below 1, or that does not divide the width, in the constructor.",
     hides="Numbers of heads that divide the width.",
-    matters="The first call fails far from its cause, or drops components in silence.",
     links=github("keras-team/keras/pull/23081"),
 )
 class AnyNumberOfHeads(Layer):

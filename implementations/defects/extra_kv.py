@@ -1,4 +1,4 @@
-"""Mistakes of chapter 22: the learned key and value of a layer, alone and beside the key of zeros."""
+"""Mistakes of chapter 22: the learned key and value of a layer, alone and together with the zero key."""
 
 from __future__ import annotations
 
@@ -8,82 +8,25 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from attention_conformance.implementations.adapters.mha_interface import MHA_FEATURES, inputs_of
-from attention_conformance.implementations.adapters.tensors import Tensors
-from attention_conformance.implementations.builtin.stepwise.layer import LAYER_PLACES, Layer
+from attention_conformance.implementations.builtin.stepwise.extended_layers import (
+    KEYED_FEATURES,
+    KEYED_PLACES,
+    KeyedLayer,
+    call_keyed,
+)
 from attention_conformance.implementations.builtin.stepwise.steps import INFINITY
-from attention_conformance.implementations.defects.breaking import breaks_layer
-from attention_conformance.implementations.defects.defect import GRADIENT, LEAK
-from attention_conformance.spec.features import Feature
-from attention_conformance.spec.problem import Problem
+from attention_conformance.implementations.defects.breaking import GRADIENT, LEAK, breaks_layer
 
 SEEN_IN = ("https://github.com/pytorch/pytorch/issues/27461",)
 
 
-class KeyedLayer(Layer):
-    """A layer whose keys may be followed by a learned one and by zeros; right, unless a subclass replaces a step."""
-
-    def __init__(self, problem: Problem) -> None:
-        super().__init__(problem)
-        for name in ("bias_k", "bias_v"):
-            if name in problem.parameters:
-                self.register_parameter(name, nn.Parameter(torch.zeros(len(problem.parameters[name]))))
-
-    def learned(self, rows: Tensor, bias: Tensor) -> Tensor:
-        """(B, H, 1, d), to follow rows (B, H, Lk, d)."""
-        return bias.view(1, rows.shape[1], 1, -1).expand(len(rows), -1, -1, -1)
-
-    def followed(self, rows: Tensor, name: str, zero: bool) -> Tensor:
-        """Keys or values (B, H, Lk, d) with those that follow."""
-        if hasattr(self, name):
-            rows = torch.cat([rows, self.learned(rows, getattr(self, name))], -2)
-        return F.pad(rows, (0, 0, 0, 1)) if zero else rows
-
-    def joined(
-        self,
-        added: Tensor,
-        attn_mask: Tensor | None = None,
-        key_padding_mask: Tensor | None = None,
-        is_causal: bool = False,
-    ) -> Tensor:
-        """All masks as one that is added; `added` holds zeros, (B, H, Lq, Lk)."""
-        if attn_mask is not None:
-            boolean = attn_mask.dtype is torch.bool
-            added = added.masked_fill(~attn_mask, -INFINITY) if boolean else added + attn_mask
-        if key_padding_mask is not None:
-            added = added.masked_fill(~key_padding_mask[:, None, None, :], -INFINITY)
-        return added.masked_fill(torch.ones_like(added).triu(1).bool(), -INFINITY) if is_causal else added
-
-    def lengthened(self, mask: Tensor, count: int) -> Tensor:
-        """The mask for so many further keys."""
-        return F.pad(mask, (0, count))
-
-    def forward(
-        self, query: Tensor, key: Tensor, value: Tensor, add_zero_attn: bool = False, **masks: Any
-    ) -> tuple[Tensor, Tensor]:
-        """Output (B, Lq, width), and the weights (B, H, Lq, Lk), further keys counted."""
-        q, k, v = (self.split(x) for x in self.projected(query, key, value))
-        mask = self.joined(q.new_zeros(*q.shape[:-1], k.shape[-2]), **masks)
-        k, v = self.followed(k, "bias_k", add_zero_attn), self.followed(v, "bias_v", add_zero_attn)
-        mask = self.lengthened(mask, k.shape[-2] - mask.shape[-1])
-        heads, weights, _ = self.steps.answer(q, k, v, attn_mask=mask)
-        return self.output(self.merge(heads)), weights
-
-
-def call(module: nn.Module, given: Tensors, problem: Problem) -> Any:
-    masks: dict[str, Any] = {n: given[n] for n in ("attn_mask", "key_padding_mask") if n in given}
-    return module(*inputs_of(given), **masks, is_causal=problem.causal, add_zero_attn=problem.extension.zero_attn)
-
-
-KEYED_PLACES = {**LAYER_PLACES, "bias_k": "bias_k", "bias_v": "bias_v"}
-FEATURES = MHA_FEATURES | {Feature.BIAS_KV, Feature.ZERO_ATTN}
 breaks_keys: Callable[..., Any] = partial(
     breaks_layer,
-    features=FEATURES,
+    features=KEYED_FEATURES,
     extras=("weights",),
-    call=call,
+    call=call_keyed,
     places=KEYED_PLACES,
 )
 """`breaks_layer` for a `KeyedLayer`."""
@@ -93,7 +36,6 @@ breaks_keys: Callable[..., Any] = partial(
     does="Splits the learned key and value by component, and not by head.",
     repair="Give head h the components h * d to (h + 1) * d - 1, as in a projection.",
     hides="A single head; random vectors of one's own.",
-    matters="Loaded vectors are scattered over the heads.",
 )
 class LearnedKeySplitByComponent(KeyedLayer):
     def learned(self, rows: Tensor, bias: Tensor) -> Tensor:
@@ -104,7 +46,6 @@ class LearnedKeySplitByComponent(KeyedLayer):
     does="Adds the biases of the projections to the learned key and value.",
     repair="Append them to what is projected: they are no inputs.",
     hides="Layers without biases.",
-    matters="A checkpoint's learned key is moved by another parameter.",
 )
 class LearnedKeyWithTheBiases(KeyedLayer):
     def followed(self, rows: Tensor, name: str, zero: bool) -> Tensor:
@@ -121,7 +62,6 @@ class LearnedKeyWithTheBiases(KeyedLayer):
     does="Appends the learned key to the first sample, and zeros to the others.",
     repair="Repeat it for every sample.",
     hides="A single sample.",
-    matters="A sample's answer depends on its place in the batch.",
 )
 class LearnedKeyForTheFirstSample(KeyedLayer):
     def learned(self, rows: Tensor, bias: Tensor) -> Tensor:
@@ -138,7 +78,6 @@ class LearnedKeyForTheFirstSample(KeyedLayer):
     does="Lengthens masks at their start, while the learned key comes last.",
     repair="Lengthen masks at their end.",
     hides="Calls without masks.",
-    matters="Every mask is off by one key: padding and the future show.",
     links=SEEN_IN,
 )
 class MasksLengthenedAtTheirStart(KeyedLayer):
@@ -149,13 +88,12 @@ class MasksLengthenedAtTheirStart(KeyedLayer):
 @breaks_keys(
     "sinks.bias-kv-masks", "sinks.zero-attn-masks", holds=("sinks.bias-kv", "masks.key-padding", "masks.bool")
 ).entry(
-    does="Hides the further keys from rows that have a masked key.",
+    does="Hides the extra keys from rows that have a masked key.",
     repair='Lengthen masks by "may attend".',
     hides="Calls without masks.",
-    matters="Padded samples and early tokens lose the key that lets them turn away.",
     links=SEEN_IN,
 )
-class FurtherKeysMasked(KeyedLayer):
+class ExtraKeysMasked(KeyedLayer):
     def lengthened(self, mask: Tensor, count: int) -> Tensor:
         hidden = (mask == -INFINITY).any(-1, keepdim=True) & (mask > -INFINITY).any(-1, keepdim=True)
         columns = torch.zeros_like(mask[..., :1]).masked_fill(hidden, -INFINITY)
@@ -167,13 +105,12 @@ class FurtherKeysMasked(KeyedLayer):
     "sinks.zero-attn-causal",
     holds=("sinks.bias-kv-masks", "sinks.zero-attn-masks", "causal.square"),
 ).entry(
-    does="Leaves the causal flag to a kernel that takes further keys for the last tokens of the sequence.",
-    repair="Turn the flag into a mask that is lengthened like the others.",
-    hides="Calls without the flag, and with the flag where the weights are asked for.",
-    matters="Only the last tokens see the further keys, and only on the fast path.",
+    does="Leaves the causal flag to a kernel that takes extra keys for the last tokens of the sequence.",
+    repair="Convert the flag to a mask that is lengthened like the others.",
+    hides="Calls without the flag, and with the flag where the weights are requested.",
     links=SEEN_IN,
 )
-class FurtherKeysTakenForTheFuture(KeyedLayer):
+class ExtraKeysTakenForTheFuture(KeyedLayer):
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, add_zero_attn: bool = False, **masks: Any
     ) -> tuple[Tensor, Tensor]:
@@ -191,7 +128,6 @@ class FurtherKeysTakenForTheFuture(KeyedLayer):
     does="Takes the learned key and value for constants.",
     repair="Register them as parameters, and let gradients reach them.",
     hides="Inference.",
-    matters="They keep their first values through all of training.",
 )
 class LearnedKeyWithoutGradient(KeyedLayer):
     def learned(self, rows: Tensor, bias: Tensor) -> Tensor:
@@ -199,12 +135,11 @@ class LearnedKeyWithoutGradient(KeyedLayer):
 
 
 @breaks_keys("sinks.bias-kv-weights", "sinks.zero-attn-weights", holds=("sinks.bias-kv", "sinks.bias-kv-masks")).entry(
-    does="Cuts the columns of further keys off the weights.",
+    does="Cuts the columns of extra keys off the weights.",
     repair="Return a column for every key that is attended to.",
     hides="Code that never looks at the weights.",
-    matters="The weights neither sum to 1, nor tell how much was turned away.",
 )
-class ColumnsOfFurtherKeysCutOff(KeyedLayer):
+class ColumnsOfExtraKeysCutOff(KeyedLayer):
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, add_zero_attn: bool = False, **masks: Any
     ) -> tuple[Tensor, Tensor]:
@@ -218,7 +153,6 @@ class ColumnsOfFurtherKeysCutOff(KeyedLayer):
     does="Appends the zero key before the learned one.",
     repair="Append the learned key first, then zeros.",
     hides="Outputs, which do not depend on the order of keys.",
-    matters="Whoever reads the weights takes the one for the other.",
 )
 class ZeroKeyBeforeTheLearnedOne(KeyedLayer):
     def followed(self, rows: Tensor, name: str, zero: bool) -> Tensor:
@@ -227,11 +161,10 @@ class ZeroKeyBeforeTheLearnedOne(KeyedLayer):
 
 @breaks_keys("sinks.zero-attn-and-bias-kv", holds=("sinks.bias-kv", "sinks.bias-kv-masks", "sinks.zero-attn")).entry(
     does="Appends zeros only where there is no learned key.",
-    repair="Append each of them where it is asked for.",
+    repair="Append each of them where it is requested.",
     hides="Layers with one of the two.",
-    matters="One of two options is dropped without a word.",
 )
-class ZeroKeyDroppedBesideTheLearnedOne(KeyedLayer):
+class ZeroKeyDroppedWithTheLearnedOne(KeyedLayer):
     def followed(self, rows: Tensor, name: str, zero: bool) -> Tensor:
         return super().followed(rows, name, zero and not hasattr(self, name))
 
@@ -242,7 +175,6 @@ class ZeroKeyDroppedBesideTheLearnedOne(KeyedLayer):
     does="Appends the zero key to the inputs, so that the biases of the projections make it another one.",
     repair="Append it to what is projected.",
     hides="Layers without biases.",
-    matters="Attention that was to be turned away goes to the bias of the values.",
 )
 class ZeroKeyProjected(KeyedLayer):
     def followed(self, rows: Tensor, name: str, zero: bool) -> Tensor:

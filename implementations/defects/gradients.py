@@ -19,8 +19,7 @@ from attention_conformance.implementations.builtin.stepwise.steps import (
     score,
     softmax,
 )
-from attention_conformance.implementations.defects.breaking import breaks, breaks_layer, github
-from attention_conformance.implementations.defects.defect import CRASH, GRADIENT
+from attention_conformance.implementations.defects.breaking import CRASH, GRADIENT, breaks, breaks_layer, github
 
 FORWARD = ("gradients.query", "gradients.key", "gradients.value")
 
@@ -53,7 +52,6 @@ breaks_gradients = partial(breaks, severity=GRADIENT)
     does="Passes no gradient to the queries.",
     repair="Detach nothing between the inputs and the output.",
     hides="Outputs; a loss that falls because all else learns.",
-    matters="The query projection stays as random as it began.",
 )
 def query_gradient_lost(query: Tensor, key: Tensor, by: float) -> Tensor:
     return score(query.detach(), key, by) + 0.0 * query.sum()
@@ -63,7 +61,6 @@ def query_gradient_lost(query: Tensor, key: Tensor, by: float) -> Tensor:
     does="Multiplies the gradient of the queries by the default scale, whichever was given.",
     repair="Save the scale for the backward pass.",
     hides="Calls without a scale.",
-    matters="Models with a scale of their own learn their queries at another pace.",
 )
 def query_gradient_by_the_default_scale(
     query: Tensor, key: Tensor, value: Tensor, scale: float | None = None, **masks: Any
@@ -79,7 +76,6 @@ def query_gradient_by_the_default_scale(
     does="Leaves the scale out of the gradient of the keys.",
     repair="Multiply the gradients of queries and keys by the scale.",
     hides="Outputs; a scale of 1.",
-    matters="Keys learn faster than queries, by sqrt(d_k).",
 )
 def key_gradient_without_scale(query: Tensor, key: Tensor, by: float) -> Tensor:
     return score(query, distorted(key, lambda gradient: gradient / by if by else gradient), by)
@@ -89,7 +85,6 @@ def key_gradient_without_scale(query: Tensor, key: Tensor, by: float) -> Tensor:
     does="Writes the gradient of the keys for the first head only.",
     repair="Compute the offset of each head in the backward pass as in the forward pass.",
     hides="Outputs; a single head.",
-    matters="All heads but one keep their first keys.",
     links=github("flagos-ai/FlagGems/pull/898"),
 )
 def key_gradient_of_the_first_head(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
@@ -101,9 +96,8 @@ def key_gradient_of_the_first_head(query: Tensor, key: Tensor, value: Tensor, **
     "gradients.query", "gradients.key", step="softmax", holds=("gradients.value", "softmax.over-keys")
 ).entry(
     does="Differentiates the exponential, and not the sum that divides it.",
-    repair="Take the row sum of dP * P off dP before multiplying by P.",
+    repair="Subtract the row sum of dP * P from dP before multiplying by P.",
     hides="Outputs; gradients whose row sums vanish.",
-    matters="A hand-written backward pass by which scores drift.",
 )
 def row_sum_left_out(scores: Tensor) -> Tensor:
     shift = torch.logsumexp(scores, -1, keepdim=True).detach()
@@ -114,7 +108,6 @@ def row_sum_left_out(scores: Tensor) -> Tensor:
     does="Leaves the keys after the 128th out of the backward pass.",
     repair="Let the backward pass read as many tiles as the forward pass.",
     hides="Outputs; sequences of up to 128 keys.",
-    matters="Long sequences train on their beginning.",
 )
 def gradient_of_later_tiles_lost(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     read = torch.arange(key.shape[-2])[:, None] < 128
@@ -128,7 +121,6 @@ def gradient_of_later_tiles_lost(query: Tensor, key: Tensor, value: Tensor, **op
     does="Detaches the weights, so that no gradient reaches the scores.",
     repair="Detach the weights that are returned, not those that multiply the values.",
     hides="Outputs; a loss that falls because the values learn.",
-    matters="The layer never learns where to look.",
 )
 def weights_detached(scores: Tensor) -> Tensor:
     return softmax(scores).detach()
@@ -140,7 +132,6 @@ def weights_detached(scores: Tensor) -> Tensor:
     does="Halves the gradient of the values.",
     repair="Multiply the cotangent by the transposed weights, once.",
     hides="Outputs; directions of gradients.",
-    matters="Values learn at half the pace.",
 )
 def value_gradient_halved(weights: Tensor, value: Tensor) -> Tensor:
     return weights @ distorted(value, lambda gradient: gradient / 2)
@@ -167,7 +158,6 @@ def value_gradient_by_unmasked_weights(query: Tensor, key: Tensor, value: Tensor
     does="Halves the gradient of a float mask.",
     repair="Give the mask the derivative of the scores, which no scale multiplies.",
     hides="Outputs; masks that are not learned.",
-    matters="Learned biases of position move at half the pace.",
 )
 def mask_gradient_scaled(scores: Tensor, mask: Tensor) -> Tensor:
     spoilt = mask if mask.dtype is torch.bool else distorted(mask, lambda gradient: gradient / 2)
@@ -178,7 +168,6 @@ def mask_gradient_scaled(scores: Tensor, mask: Tensor) -> Tensor:
     does="Averages the gradient of a float mask over the samples that share it, instead of summing it.",
     repair="Sum over the axes along which the mask was broadcast.",
     hides="Outputs; a batch of one; masks for each sample.",
-    matters="Learned biases move more slowly the larger the batch is.",
     links=github("jax-ml/jax/issues/30593"),
 )
 def mask_gradient_averaged(scores: Tensor, mask: Tensor) -> Tensor:
@@ -191,7 +180,6 @@ def mask_gradient_averaged(scores: Tensor, mask: Tensor) -> Tensor:
     does="Passes no gradient to a float mask that is broadcast.",
     repair="Sum over the axes along which the mask was broadcast.",
     hides="Outputs; masks that spell out all axes.",
-    matters="Learned biases of position, which heads or samples share, never move.",
     links=github("facebookresearch/xformers/issues/783"),
 )
 def mask_gradient_lost_in_broadcasting(scores: Tensor, mask: Tensor) -> Tensor:
@@ -203,7 +191,7 @@ def mask_gradient_lost_in_broadcasting(scores: Tensor, mask: Tensor) -> Tensor:
     does="Replaces the NaN of a row without keys after the softmax only.",
     repair="Make the row harmless before the softmax, and zero after it.",
     hides="Outputs; rows with a key.",
-    matters="One empty row turns the gradients of all shared weights into NaN, though the loss ignores it.",
+    matters="One empty row makes the gradients of all shared weights NaN, though the loss ignores it.",
     links=github("pytorch/pytorch/issues/41508", "Xilinx/brevitas/pull/1591", "pytorch/pytorch/pull/196170"),
 )
 def nan_replaced_after_softmax(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
@@ -229,10 +217,9 @@ def graph_only_for_queries(query: Tensor, key: Tensor, value: Tensor, **options:
     does="Has no gradient for a float mask when nothing else requires one.",
     repair="Test each input by itself for whether it requires a gradient.",
     hides="Outputs; gradients of all inputs at once.",
-    matters="Tuning nothing but a learned bias crashes.",
     links=github("pytorch/pytorch/pull/188302"),
 )
-def mask_gradient_beside_others_only(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+def mask_gradient_with_others_only(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     if not any(x.requires_grad for x in (query, key, value)) and "attn_mask" in options:
         options["attn_mask"] = options["attn_mask"].detach()
     return Steps()(query, key, value, **options)
@@ -240,7 +227,7 @@ def mask_gradient_beside_others_only(query: Tensor, key: Tensor, value: Tensor, 
 
 @breaks_gradients("gradients.cotangent", holds=FORWARD, raises=True).entry(
     does="Reads the cotangent as if it were contiguous.",
-    repair="Heed the strides of the cotangent, those of 0 included, or copy first.",
+    repair="Respect the strides of the cotangent, those of 0 included, or copy first.",
     hides="Outputs; cotangents made by a loss that copies.",
     matters="The derivative of a plain sum is one number, expanded: it is read beyond its end.",
 )
@@ -255,7 +242,6 @@ def cotangent_read_as_contiguous(query: Tensor, key: Tensor, value: Tensor, **op
     does="Passes no gradient to the output matrix.",
     repair="Detach nothing between the parameters and the output.",
     hides="Outputs; a loss that falls because all else learns.",
-    matters="The output matrix stays as random as it began.",
 )
 class OutputMatrixDetached(Layer):
     def output(self, merged: Tensor) -> Tensor:
@@ -266,7 +252,6 @@ class OutputMatrixDetached(Layer):
     does="Takes the gradient of the value bias from the first token only.",
     repair="Sum the gradient of a bias over samples and tokens.",
     hides="Outputs; a single token.",
-    matters="Biases learn from one token of many.",
 )
 class BiasGradientOfOneToken(Layer):
     def projected(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -280,7 +265,6 @@ class BiasGradientOfOneToken(Layer):
     does="Passes no gradient through the key projection to its input.",
     repair="Sum the gradient of an input over all the roles in which it serves.",
     hides="Outputs; gradients of parameters.",
-    matters="Layers below learn from queries and values alone.",
 )
 class KeyInputDetached(Layer):
     def projected(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:

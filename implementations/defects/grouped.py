@@ -9,21 +9,20 @@ import torch
 from torch import Tensor
 
 from attention_conformance.implementations.adapters.mha_interface import MHA_FEATURES
-from attention_conformance.implementations.builtin.stepwise.layer import Layer
-from attention_conformance.implementations.builtin.stepwise.steps import BOTTOM_RIGHT, INFINITY, Steps, repeat_kv
-from attention_conformance.implementations.defects.breaking import breaks, breaks_layer, github
-from attention_conformance.implementations.defects.defect import CRASH, GRADIENT, LEAK
+from attention_conformance.implementations.builtin.stepwise.extended_layers import GroupedLayer
+from attention_conformance.implementations.builtin.stepwise.steps import (
+    BOTTOM_RIGHT,
+    INFINITY,
+    Steps,
+    repeat_kv,
+    repeat_kv_tiled,
+)
+from attention_conformance.implementations.defects.breaking import CRASH, GRADIENT, LEAK, breaks, breaks_layer, github
 from attention_conformance.implementations.defects.gradients import distorted
 from attention_conformance.spec.features import Conventions, Feature, GroupOrder
-from attention_conformance.spec.problem import Problem
 
 GROUPED = frozenset({Feature.GROUPED})
 TILED = Conventions(group_order=GroupOrder.TILED)
-
-
-def share_tiled(rows: Tensor, num_heads: int) -> Tensor:
-    """(B, Hk, L, d) -> (B, H, L, d): query head h uses key head h % Hk."""
-    return rows.repeat(1, num_heads // rows.shape[1], 1, 1) if rows.shape[1] != num_heads else rows
 
 
 def folded(rows: Tensor, num_kv_heads: int) -> Tensor:
@@ -32,23 +31,7 @@ def folded(rows: Tensor, num_kv_heads: int) -> Tensor:
     return rows.reshape(len(rows), num_kv_heads, members, *rows.shape[2:]).transpose(1, 2).flatten(1, 2)
 
 
-class GroupedLayer(Layer):
-    """The layer with fewer heads of keys and values; right, unless a subclass replaces a step."""
-
-    def __init__(self, problem: Problem) -> None:
-        super().__init__(problem)
-        self.num_kv_heads = problem.num_kv_heads
-
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Any:
-        """(B, L, width) in and out."""
-        q, *given = self.projected(query, key, value)
-        k, v = (x.unflatten(-1, (self.num_kv_heads, -1)).transpose(1, 2) for x in given)
-        return self.output(self.merge(self.attend(self.split(q), k, v, **options)))
-
-
 breaks_groups = partial(breaks, claims=GROUPED)
-
-
 breaks_repeat_kv = partial(breaks_groups, step="repeat_kv")
 
 
@@ -56,18 +39,17 @@ breaks_repeat_kv = partial(breaks_groups, step="repeat_kv")
     does="Repeats all key heads in turn, while it claims that each is repeated in place.",
     repair="Give query head h the key head h // (H / Hk): repeat_interleave, and not repeat or tile.",
     hides="One key head, and as many as there are query heads.",
-    matters="Loaded checkpoints run with foreign keys; a published operator had it in its specification.",
+    matters="Loaded checkpoints run with wrong keys; a published operator had it in its specification.",
     links=github("onnx/onnx/pull/7274", "ekzhang/jax-js/pull/180", "apple/axlearn/pull/842"),
 )
 def key_heads_repeated_in_turn(rows: Tensor, num_heads: int) -> Tensor:
-    return share_tiled(rows, num_heads)
+    return repeat_kv_tiled(rows, num_heads)
 
 
 @breaks_repeat_kv("grouped.order", conventions=TILED, holds=("grouped.single-key-head", "heads.independent")).entry(
     does="Repeats each key head in place, while it claims that all are repeated in turn.",
     repair="Claim the order that is built.",
     hides="One key head, and as many as there are query heads.",
-    matters="Whoever permutes weights to fit the claim permutes them into a wrong order.",
 )
 def key_heads_repeated_in_place(rows: Tensor, num_heads: int) -> Tensor:
     return repeat_kv(rows, num_heads)
@@ -79,10 +61,9 @@ def key_heads_repeated_in_place(rows: Tensor, num_heads: int) -> Tensor:
     does="Groups the key heads in place, and the value heads in turn.",
     repair="Use one rule for keys and values.",
     hides="One key head; weights and log-sum-exps, which are right.",
-    matters="Each group reads where it should, and takes what it should not.",
 )
 def values_grouped_in_another_order(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
-    output, _, lse = Steps().answer(query, key, share_tiled(value, query.shape[1]), **options)
+    output, _, lse = Steps().answer(query, key, repeat_kv_tiled(value, query.shape[1]), **options)
     return output, lse
 
 
@@ -90,7 +71,6 @@ def values_grouped_in_another_order(query: Tensor, key: Tensor, value: Tensor, *
     does="Gives every query head the first key head.",
     repair="Compute the offset of a key head from the key's own strides and number of heads.",
     hides="One key head, and as many as there are query heads.",
-    matters="All key heads but the first are stored, and never read.",
     links=github("BobMcDear/attorch/issues/14"),
 )
 def first_key_head_for_all(rows: Tensor, num_heads: int) -> Tensor:
@@ -101,11 +81,10 @@ def first_key_head_for_all(rows: Tensor, num_heads: int) -> Tensor:
     does="Swaps groups and their members where a single query is folded into the head axis.",
     repair="Fold (Hk, g), in this order, on the way in and on the way out.",
     hides="Several queries; one key head.",
-    matters="Training and prefill are right, and every token that is generated is not.",
     links=github("HKUSTDial/flash-sparse-attention/issues/107"),
 )
 def single_query_folded_the_other_way(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
-    steps = Steps(repeat_kv=share_tiled) if query.shape[-2] == 1 else Steps()
+    steps = Steps(repeat_kv=repeat_kv_tiled) if query.shape[-2] == 1 else Steps()
     return steps(query, key, value, **options)
 
 
@@ -127,7 +106,6 @@ def single_key_head_squeezed(query: Tensor, key: Tensor, value: Tensor, **option
     does="Spreads the query heads over the key heads as evenly as it can, where the numbers do not divide.",
     repair="Refuse a number of query heads that is no multiple of the number of key heads.",
     hides="Numbers that divide.",
-    matters="A wrong checkpoint or configuration runs, and answers nonsense.",
     links=github("sgl-project/sglang/pull/32028", "keras-team/keras/pull/23081"),
 )
 def uneven_groups_answered(rows: Tensor, num_heads: int) -> Tensor:
@@ -152,7 +130,6 @@ def mask_of_the_first_in_the_group(query: Tensor, key: Tensor, value: Tensor, **
     does="Stacks the queries of a group into one sequence, and takes the row in it for the position.",
     repair="Take the row number modulo Lq before it is compared with the key's.",
     hides="Calls without the flag, and as many key heads as query heads.",
-    matters="All heads of a group but the first see the future.",
     links=github("facebookresearch/xformers/pull/1239", "Dao-AILab/flash-attention/pull/2528"),
 )
 def causal_over_stacked_queries(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
@@ -169,7 +146,6 @@ def causal_over_stacked_queries(query: Tensor, key: Tensor, value: Tensor, **opt
     does="Lets the triangle of stacked queries end at the last key by the length of the stack.",
     repair="Shift by Lk - Lq, with Lq the queries of one head.",
     hides="As many key heads as query heads.",
-    matters="Generation from a cache sees too little, and the first tokens of a prompt nothing.",
 )
 def offset_of_stacked_queries(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     stack = query.shape[-2] * query.shape[1] // key.shape[1]
@@ -185,7 +161,6 @@ def offset_of_stacked_queries(query: Tensor, key: Tensor, value: Tensor, **optio
     does="Reads strided keys and values of groups as if they lay in memory token by token.",
     repair="Pass each array's own strides to the kernel.",
     hides="Contiguous arrays, and as many key heads as query heads.",
-    matters="Keys that come transposed out of a projection or cache belong to other heads and tokens.",
     links=github("jax-ml/jax/pull/39521"),
 )
 def strided_key_heads_misread(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
@@ -198,7 +173,6 @@ def strided_key_heads_misread(query: Tensor, key: Tensor, value: Tensor, **optio
     does="Returns the weights with the heads in the order in which they were folded.",
     repair="Unfold (Hk, g) to H as the output is unfolded.",
     hides="The output; one key head, and as many as there are query heads.",
-    matters="Pictures of attention, and whatever prunes heads by them, name the wrong heads.",
 )
 def weights_in_folded_order(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
     output, weights, _ = Steps().answer(query, key, value, **options)
@@ -209,7 +183,6 @@ def weights_in_folded_order(query: Tensor, key: Tensor, value: Tensor, **options
     does="Returns the log-sum-exp of the first query head for each key head.",
     repair="Store one number for each query head and query.",
     hides="The output, and as many key heads as query heads.",
-    matters="Halves of a sequence are merged with foreign sums.",
 )
 def log_sum_exp_of_key_heads(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
     output, _, lse = Steps().answer(query, key, value, **options)
@@ -223,7 +196,6 @@ def log_sum_exp_of_key_heads(query: Tensor, key: Tensor, value: Tensor, **option
     does="Lets the last query head of a group overwrite the gradient of their key head.",
     repair="Add up the gradients of a group: atomically, or in one loop over its members.",
     hides="Outputs; groups of one.",
-    matters="Keys and values learn from one query head in g.",
     links=github("fla-org/flash-linear-attention/pull/384"),
 )
 def group_gradient_overwritten(rows: Tensor, num_heads: int) -> Tensor:
@@ -251,7 +223,6 @@ def group_gradient_averaged(rows: Tensor, num_heads: int) -> Tensor:
     does="Shares key heads in place, and sums their gradients as if they were shared in turn.",
     repair="Sum in the backward pass over (Hk, g), in this order.",
     hides="Outputs; one key head, and as many as there are query heads.",
-    matters="Keys learn from the queries of other groups.",
 )
 def group_gradient_summed_in_turn(rows: Tensor, num_heads: int) -> Tensor:
     groups = num_heads // rows.shape[1]
@@ -266,7 +237,7 @@ def group_gradient_summed_in_turn(rows: Tensor, num_heads: int) -> Tensor:
     links=github("apple/axlearn/pull/842"),
 )
 class KeyHeadsInTurn(GroupedLayer):
-    steps = Steps(repeat_kv=share_tiled)
+    steps = Steps(repeat_kv=repeat_kv_tiled)
 
 
 @breaks_layer(
@@ -275,7 +246,7 @@ class KeyHeadsInTurn(GroupedLayer):
     does="Is a layer that gives the query heads left over by whole groups the last key head.",
     repair="Refuse such numbers of heads in the constructor.",
     hides="Numbers that divide.",
-    matters="A configuration with a slip trains, and serves heads unequally.",
+    matters="A wrong configuration trains, and treats heads unequally.",
 )
 class LeftOverHeadsServed(GroupedLayer):
     def attend(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:

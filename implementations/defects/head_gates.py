@@ -6,55 +6,36 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from attention_conformance.implementations.adapters.mha_interface import MHA_FEATURES, inputs_of
-from attention_conformance.implementations.adapters.tensors import Tensors
+from attention_conformance.implementations.builtin.stepwise.extended_layers import GATED_FEATURES, call_gated
 from attention_conformance.implementations.builtin.stepwise.layer import Layer
 from attention_conformance.implementations.builtin.stepwise.steps import Steps, gate
-from attention_conformance.implementations.defects.breaking import breaks, breaks_layer, github
-from attention_conformance.implementations.defects.defect import GRADIENT, PRECISION
+from attention_conformance.implementations.defects.breaking import GRADIENT, PRECISION, breaks, breaks_layer, github
 from attention_conformance.spec.features import Feature
-from attention_conformance.spec.problem import Problem
 
 GATES = frozenset({Feature.HEAD_GATES})
-LAYER = frozenset(MHA_FEATURES | GATES)
-
-
+LEARNED = ("head-gates.gradient", "head-gates.importance", "head-gates.ablation")
+"""The clauses of the gradients of gates, and of what follows from them."""
 breaks_gates = partial(breaks, claims=GATES)
-
-
 breaks_gate = partial(breaks_gates, step="gate")
 
 
-@breaks_gate(
-    "head-gates.factor",
-    "head-gates.gradient",
-    "head-gates.importance",
-    "head-gates.ablation",
-    holds=("head-gates.open", "head-gates.closed"),
-).entry(
+@breaks_gate("head-gates.factor", *LEARNED, holds=("head-gates.open", "head-gates.closed")).entry(
     does="Multiplies by the gates twice: the values, and the output.",
     repair="Multiply once, after the values are mixed.",
     hides="Gates of 0 and 1.",
-    matters="Gradients of gates at 1 are twice too large, and learned gates mean their squares.",
 )
 def gates_multiplied_twice(heads: Tensor, gates: Tensor) -> Tensor:
     return gate(gate(heads, gates), gates)
 
 
 @breaks_gates(
-    "head-gates.factor",
-    "head-gates.closed",
-    "head-gates.gradient",
-    "head-gates.importance",
-    "head-gates.ablation",
-    holds=("head-gates.open", "scores.dot-product"),
+    "head-gates.factor", "head-gates.closed", *LEARNED, holds=("head-gates.open", "scores.dot-product")
 ).entry(
     does="Multiplies the scores by the gates, and not the output.",
     repair="Multiply the output of each head.",
     hides="Gates of 1.",
-    matters="A closed head is not gone: it answers the mean of all values.",
     links=github("huggingface/transformers/pull/9853"),
 )
 def gates_multiply_the_scores(
@@ -65,21 +46,15 @@ def gates_multiply_the_scores(
 
 
 @breaks_gate(
-    "head-gates.factor",
-    "head-gates.closed",
-    "head-gates.gradient",
-    "head-gates.importance",
-    "head-gates.ablation",
-    holds=("head-gates.open", "head-gates.weights"),
-    raises=True,
+    "head-gates.factor", "head-gates.closed", *LEARNED, holds=("head-gates.open", "head-gates.weights"), raises=True
 ).entry(
-    does="Takes gates, and does nothing with them.",
+    does="Accepts gates and ignores them.",
     repair="Multiply the output of each head by its gate, or refuse gates.",
     hides="Gates of 1; checks that a model with gates runs.",
     matters="An ablation study finds that no head matters.",
     links=github("huggingface/transformers/pull/9853"),
 )
-def gates_taken_and_dropped(heads: Tensor, gates: Tensor) -> Tensor:
+def gates_ignored(heads: Tensor, gates: Tensor) -> Tensor:
     return heads
 
 
@@ -87,7 +62,7 @@ def gates_taken_and_dropped(heads: Tensor, gates: Tensor) -> Tensor:
     "head-gates.factor", "head-gates.gradient", holds=("head-gates.open", "head-gates.closed", "head-gates.ablation")
 ).entry(
     does="Cuts gates off below 0 and above 1.",
-    repair="Take gates as they are; who wants a range keeps to it.",
+    repair="Use gates as they are; a range is up to the caller.",
     hides="Gates between 0 and 1.",
     matters="A learned gate that leaves the range stops learning, and heads cannot be amplified.",
 )
@@ -99,28 +74,19 @@ def gates_cut_off(heads: Tensor, gates: Tensor) -> Tensor:
     "head-gates.open",
     "head-gates.factor",
     "head-gates.closed",
-    "head-gates.gradient",
-    "head-gates.importance",
-    "head-gates.ablation",
+    *LEARNED,
     holds=("head-gates.weights", "scores.dot-product"),
 ).entry(
     does="Sends the gates through a sigmoid.",
     repair="Multiply by the gates that are given; make them elsewhere from what is learned.",
     hides="Calls without gates.",
-    matters="No gate is fully open or closed: a pruned model still hears every head.",
+    matters="No gate is fully open or closed: a pruned model still uses every head.",
 )
 def gates_through_a_sigmoid(heads: Tensor, gates: Tensor) -> Tensor:
     return gate(heads, gates.sigmoid())
 
 
-@breaks_gate(
-    "head-gates.closed",
-    "head-gates.factor",
-    "head-gates.gradient",
-    "head-gates.importance",
-    "head-gates.ablation",
-    holds=("head-gates.open", "head-gates.weights"),
-).entry(
+@breaks_gate("head-gates.closed", "head-gates.factor", *LEARNED, holds=("head-gates.open", "head-gates.weights")).entry(
     does="Scales the heads up by what the gates leave, as dropout does.",
     repair="Leave the other heads alone: a gate is no dropout.",
     hides="Gates of 1, and any that add up to the number of heads.",
@@ -152,7 +118,6 @@ def closed_gate_not_quite(heads: Tensor, gates: Tensor) -> Tensor:
     does="Gates grouped heads in the order of another layout: first the first head of each group.",
     repair="Give gate h to query head h, in the order of the query.",
     hides="As many key heads as query heads; gates that are all the same.",
-    matters="Pruning by importance takes the wrong heads out.",
     links=github("onnxsim/onnxsim/pull/932"),
 )
 def gates_in_another_order_of_groups(
@@ -163,18 +128,10 @@ def gates_in_another_order_of_groups(
     return Steps()(query, key, value, **options)
 
 
-@breaks_gate(
-    "head-gates.gradient",
-    "head-gates.importance",
-    "head-gates.ablation",
-    holds=("head-gates.factor", "head-gates.closed"),
-    severity=GRADIENT,
-    raises=True,
-).entry(
+@breaks_gate(*LEARNED, holds=("head-gates.factor", "head-gates.closed"), severity=GRADIENT, raises=True).entry(
     does="Takes the gates for constants.",
     repair="Keep the gates in the graph.",
     hides="Answers; gradients of everything else.",
-    matters="All heads have importance 0, and gates never learn.",
 )
 def gates_out_of_the_graph(heads: Tensor, gates: Tensor) -> Tensor:
     return gate(heads, gates.detach())
@@ -196,17 +153,10 @@ def gradient_of_gates_averaged(heads: Tensor, gates: Tensor) -> Tensor:
     return gate(heads, repeat_kv + (gates - repeat_kv).detach())
 
 
-@breaks_gates(
-    "head-gates.gradient",
-    "head-gates.importance",
-    "head-gates.ablation",
-    holds=("head-gates.factor", "head-gates.closed"),
-    severity=GRADIENT,
-).entry(
+@breaks_gates(*LEARNED, holds=("head-gates.factor", "head-gates.closed"), severity=GRADIENT).entry(
     does="Sums the gradient of a gate over the last query only.",
     repair="Sum over all queries of all samples.",
     hides="A single query.",
-    matters="The importance of a head is that for the last token.",
 )
 def gradient_of_gates_from_the_last_query(
     query: Tensor, key: Tensor, value: Tensor, head_gates: Tensor | None = None, **options: Any
@@ -222,7 +172,7 @@ def gradient_of_gates_from_the_last_query(
     does="Multiplies the returned weights by the gates, too.",
     repair="Return the weights of the softmax.",
     hides="Gates of 1, and callers that read the output only.",
-    matters="The rows of a heat map sum to the gate, and a closed head seems to look nowhere.",
+    matters="The rows of a heat map sum to the gate, and a closed head seems to attend to nothing.",
 )
 def returned_weights_gated(
     query: Tensor, key: Tensor, value: Tensor, head_gates: Tensor | None = None, **options: Any
@@ -231,25 +181,19 @@ def returned_weights_gated(
     return output, weights if head_gates is None else gate(weights, head_gates)
 
 
-def call(module: nn.Module, given: Tensors, problem: Problem) -> Any:
-    names = ("attn_mask", "key_padding_mask", "head_gates")
-    return module(*inputs_of(given), **{n: given[n] for n in names if n in given}, is_causal=problem.causal)
-
-
 @breaks_layer(
     "head-gates.factor",
     "head-gates.closed",
     "head-gates.rows",
     "head-gates.gradient",
     "head-gates.importance",
-    features=LAYER,
-    call=call,
+    features=GATED_FEATURES,
+    call=call_gated,
     holds=("head-gates.open", "heads.split"),
 ).entry(
-    does="Multiplies the joined heads by the gates one after the other, component by component.",
+    does="Multiplies the joined heads by the gates in sequence, component by component.",
     repair="Multiply before the heads are joined, or repeat each gate over the width of its head.",
     hides="Heads of width 1; gates that are all the same.",
-    matters="A gate closes a piece of every head, and no head as a whole.",
 )
 class GatesTiledOverTheWidth(Layer):
     gates: Tensor | None = None
@@ -275,14 +219,14 @@ class GatesTiledOverTheWidth(Layer):
     "head-gates.closed",
     "head-gates.gradient",
     "head-gates.importance",
-    features=LAYER,
-    call=call,
+    features=GATED_FEATURES,
+    call=call_gated,
     holds=("head-gates.open", "projections.output-bias"),
 ).entry(
-    does="Counts the bias of the output projection as shares of the heads, which the gates take along.",
+    does="Splits the bias of the output projection among the heads, so that the gates scale it.",
     repair="Leave the bias alone: it belongs to no head.",
     hides="Projections without bias, and gates that are 1 on average.",
-    matters="A module whose rows are really cut out answers otherwise than the gates foretold.",
+    matters="A module whose rows are really cut out answers otherwise than the gates predicted.",
 )
 class BiasSharedOutToHeads(Layer):
     def forward(

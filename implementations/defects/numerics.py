@@ -18,8 +18,7 @@ from attention_conformance.implementations.builtin.stepwise.steps import (
     score,
     softmax,
 )
-from attention_conformance.implementations.defects.breaking import breaks, github
-from attention_conformance.implementations.defects.defect import NAN, PRECISION
+from attention_conformance.implementations.defects.breaking import NAN, PRECISION, breaks, github
 
 breaks_precision = partial(breaks, severity=PRECISION)
 
@@ -39,7 +38,6 @@ def softmax_in_float32(scores: Tensor) -> Tensor:
     does="Rounds the default scale to float32.",
     repair="Keep the scale in the dtype of the inputs.",
     hides="Widths that are powers of 4, whose scale is exact; inputs in float32.",
-    matters="Answers in float64 are right to 8 digits only, in a place where nobody looks.",
 )
 def scale_rounded_to_float32(query: Tensor, scale: float | None) -> float:
     return float(torch.tensor(factor(query, None))) if scale is None else scale
@@ -72,7 +70,7 @@ def float_mask_rounded_to_half(scores: Tensor, mask: Tensor) -> Tensor:
     does="Rounds the weights of float32 inputs to bfloat16 before they multiply the values.",
     repair="Keep the weights of float32 inputs in float32.",
     hides="Tolerances of 1e-2, and inputs in bfloat16.",
-    matters="Speed bought with digits, unasked; training in float32 to compare with is no comparison.",
+    matters="Speed is bought with digits, without notice; a float32 run to compare with is no comparison.",
 )
 def weights_rounded_to_bfloat16(weights: Tensor, value: Tensor) -> Tensor:
     return mix(weights.to(torch.bfloat16).to(weights.dtype), value)
@@ -84,10 +82,9 @@ def _ten_bits(x: Tensor) -> Tensor:
 
 
 @breaks_precision("numerics.bound", step="score", holds=("numerics.exact", "shapes.output"), dtype="float32").entry(
-    does="Multiplies float32 with ten bits of mantissa, as a matrix unit does unless told otherwise.",
-    repair="Ask for full precision, or say that float32 means less here.",
+    does="Multiplies float32 with ten bits of mantissa, as a matrix unit does by default.",
+    repair="Request full precision, or document that float32 means less here.",
     hides="Tolerances of 1e-2; small integers; a reference that runs on the same unit.",
-    matters="Answers differ between devices in the third digit.",
     links=github("pytorch/pytorch/issues/138556", "triton-lang/triton/issues/1671"),
 )
 def ten_bits_of_mantissa(query: Tensor, key: Tensor, by: float) -> Tensor:
@@ -111,7 +108,6 @@ def scores_clamped(query: Tensor, key: Tensor, by: float) -> Tensor:
     does="Lets no score fall more than 10 below the maximum of its row.",
     repair="Let small exponentials underflow to 0.",
     hides="Rows whose scores lie within 10.",
-    matters="Keys that should count for nothing count a little, and there are many of them.",
 )
 def differences_clamped(scores: Tensor) -> Tensor:
     shifted = scores - scores.amax(-1, keepdim=True).clamp(min=torch.finfo(scores.dtype).min)
@@ -151,7 +147,6 @@ def sum_kept_in_half(scores: Tensor) -> Tensor:
     does="Adds the outputs of tiles of 64 keys in half precision.",
     repair="Keep what tiles are added to in float32, and round once at the end.",
     hides="Up to some thousand keys, and values whose signs differ: the roundings cancel.",
-    matters="Outputs over long contexts drift by as many roundings as there are tiles.",
 )
 def tiles_added_in_half(weights: Tensor, value: Tensor) -> Tensor:
     output = torch.zeros(*weights.shape[:-1], value.shape[-1], dtype=torch.float16)
@@ -175,7 +170,6 @@ def products_in_half(query: Tensor, key: Tensor, by: float) -> Tensor:
     does="Casts float16 to bfloat16 on the way in.",
     repair="Widen float16 to float32, which holds it exactly.",
     hides="Small integers and powers of two; tolerances of 1e-2.",
-    matters="Three of eleven bits are lost before anything is computed.",
 )
 def float16_through_bfloat16(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     q, k, v = (x.to(torch.bfloat16).to(accumulator(x.dtype)) for x in (query, key, value))

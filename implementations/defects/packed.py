@@ -1,4 +1,4 @@
-"""Mistakes of chapter 24: documents that know of each other, or are told apart wrongly."""
+"""Mistakes of chapter 24: documents that see each other, or are separated wrongly."""
 
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ from attention_conformance.implementations.builtin.stepwise.steps import (
     positions,
     rotate,
 )
-from attention_conformance.implementations.defects.breaking import breaks, github
-from attention_conformance.implementations.defects.defect import GRADIENT, LEAK, NAN
+from attention_conformance.implementations.defects.breaking import GRADIENT, LEAK, NAN, breaks, github
 from attention_conformance.spec.features import Feature
 
 SEGMENTS = {Feature.SEGMENTS}
@@ -37,8 +36,6 @@ def of_tokens(call: CallOptions, **changes: Tensor | None) -> CallOptions:
 
 
 breaks_packed = partial(breaks, claims=PACKED)
-
-
 leaks_documents = partial(breaks_packed, step="add_documents", severity=LEAK)
 
 
@@ -49,8 +46,8 @@ leaks_documents = partial(breaks_packed, step="add_documents", severity=LEAK)
     "packed.lengths",
     holds=("masks.bool", "packed.one-document"),
 ).entry(
-    does="Starts positions anew with each document, and lets all see each other.",
-    repair="Hide keys of other documents besides.",
+    does="Starts positions anew with each document, and lets all documents see each other.",
+    repair="Hide keys of other documents as well.",
     hides="One document a sequence; a loss, which may well be lower.",
     matters="Training on packed documents mixes them, and inference never does.",
     links=github(
@@ -71,10 +68,9 @@ def only_positions_restarted(scores: Tensor, same_document: Tensor) -> Tensor:
     step="add_triangle",
     holds=("packed.segments", "packed.isolated", "packed.lengths"),
 ).entry(
-    does="Lays one triangle over the whole sequence, besides the documents.",
+    does="Applies one triangle to the whole sequence, not to each document.",
     repair="Compare positions within the document.",
     hides="Documents with as many keys as queries.",
-    matters="Where lengths differ, documents see too little or their own future.",
     links=github("facebookresearch/xformers/pull/643"),
 )
 def triangle_over_all_documents(scores: Tensor, ahead: Tensor) -> Tensor:
@@ -100,18 +96,15 @@ def corner_changed_within_documents(query: Tensor, key: Tensor, value: Tensor, *
 
 
 breaks_segments = partial(breaks, claims=SEGMENTS)
-
-
 leaks_segments = partial(breaks_segments, step="positions", severity=LEAK)
 
 
 @leaks_segments("packed.segments", "packed.empty-segment", holds=("packed.one-document", "masks.bool")).entry(
-    does="Gives each query the segment of the key at its place.",
-    repair="Read the segments of queries where those of queries are.",
+    does="Gives each query the segment of the key at its index.",
+    repair="Read the segments of queries from the array for queries.",
     hides="Self-attention, where both are the same.",
-    matters="In cross-attention queries read the document of whoever stands across.",
 )
-def queries_told_by_the_segments_of_keys(query: Tensor, key: Tensor, call: CallOptions) -> Places:
+def queries_in_the_segments_of_keys(query: Tensor, key: Tensor, call: CallOptions) -> Places:
     if call.query_segments is None or call.key_segments is None:
         return positions(query, key, call)
     nearest = torch.arange(query.shape[-2]).clamp(max=key.shape[-2] - 1)
@@ -124,7 +117,6 @@ def queries_told_by_the_segments_of_keys(query: Tensor, key: Tensor, call: CallO
     does="Cuts all samples as the first one is.",
     repair="Compare segments sample by sample.",
     hides="A batch of one; samples that are cut alike.",
-    matters="Every other sample of a batch is cut in the wrong places.",
 )
 def first_sample_cuts_all(query: Tensor, key: Tensor, call: CallOptions) -> Places:
     if call.query_segments is None or call.key_segments is None:
@@ -137,7 +129,6 @@ def first_sample_cuts_all(query: Tensor, key: Tensor, call: CallOptions) -> Plac
     does="Takes segment 0 for padding.",
     repair="Mask padding by a mask; 0 is an id.",
     hides="Ids that count from 1.",
-    matters="The first document of each sequence is lost.",
 )
 def segment_zero_taken_for_padding(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     ids = options.get("key_segments")
@@ -150,10 +141,9 @@ def segment_zero_taken_for_padding(query: Tensor, key: Tensor, value: Tensor, **
     does="Lets a document begin where the id rises.",
     repair="Compare ids for being equal.",
     hides="Ids that count up.",
-    matters="Documents whose ids fall are read as one.",
     links=github("huggingface/transformers/pull/44911"),
 )
-def documents_told_by_rising_ids(query: Tensor, key: Tensor, call: CallOptions) -> Places:
+def documents_by_rising_ids(query: Tensor, key: Tensor, call: CallOptions) -> Places:
     if call.query_segments is None or call.key_segments is None:
         return positions(query, key, call)
     highest = {name: getattr(call, name).cummax(-1).values for name in ("query_segments", "key_segments")}
@@ -179,7 +169,6 @@ def ids_compared_as_bytes(query: Tensor, key: Tensor, call: CallOptions) -> Plac
     does="Counts documents by the changes of the id.",
     repair="Compare ids, or refuse those that come back.",
     hides="Documents in one piece that have both queries and keys.",
-    matters="The rest of a document is taken for the next one, and all that follow for others.",
     links=github("huggingface/transformers/pull/44911"),
 )
 def documents_counted_by_changes(query: Tensor, key: Tensor, call: CallOptions) -> Places:
@@ -196,10 +185,9 @@ def documents_counted_by_changes(query: Tensor, key: Tensor, call: CallOptions) 
 @breaks_packed(
     "packed.positions", "packed.lengths-positions", step="rotate", holds=("packed.causal", "packed.segments")
 ).entry(
-    does="Turns queries and keys by their places in the whole sequence.",
+    does="Rotates queries and keys by their positions in the whole sequence.",
     repair="Let positions start anew with each document.",
     hides="Documents with as many keys as queries: there the differences are the same.",
-    matters="In cross-attention each document but the first is read askew.",
     links=github("huggingface/nanoVLM/issues/201"),
 )
 def angles_go_on_over_documents(rows: Tensor, at: Tensor, base: float) -> Tensor:
@@ -215,7 +203,6 @@ def angles_go_on_over_documents(rows: Tensor, at: Tensor, base: float) -> Tensor
     does="Takes the distances of ALiBi in the whole sequence.",
     repair="Take them within the document.",
     hides="Documents with as many keys as queries.",
-    matters="Documents whose lengths differ prefer keys that are not the nearest.",
 )
 def distances_go_on_over_documents(scores: Tensor, slopes: Tensor, ahead: Tensor) -> Tensor:
     keys, queries = (torch.arange(n) for n in (scores.shape[-1], scores.shape[-2]))
@@ -248,18 +235,17 @@ def other_documents_multiplied_by_zero(query: Tensor, key: Tensor, value: Tensor
     does="Shows queries whose document has no key all of the others.",
     repair="Let them answer as other rows do that see nothing.",
     hides="Documents that have keys.",
-    matters="A fill that saves a row from NaN lets it read what it must not.",
+    matters="A fill that saves a row from NaN lets it read other documents.",
     links=github("huggingface/transformers/pull/26572"),
 )
-def lonely_queries_shown_everything(scores: Tensor, same_document: Tensor) -> Tensor:
+def queries_without_keys_shown_everything(scores: Tensor, same_document: Tensor) -> Tensor:
     return add_documents(scores, same_document | ~same_document.any(-1, keepdim=True))
 
 
 @breaks_packed("packed.one-document", holds=("packed.segments", "packed.causal", "causal.square"), severity=LEAK).entry(
     does="Leaves the packed path when there is one document, and the causal flag with it.",
-    repair="Give the plain path all that the packed one is given.",
+    repair="Pass the plain path everything that the packed one gets.",
     hides="Two documents and more.",
-    matters="A sequence that holds a single long document sees its future.",
 )
 def flag_lost_with_one_document(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     ids = options.get("query_segments")
@@ -272,10 +258,9 @@ def flag_lost_with_one_document(query: Tensor, key: Tensor, value: Tensor, **opt
 @breaks_packed(
     "packed.gradients", holds=("packed.isolated", "packed.segments", "gradients.value"), severity=GRADIENT
 ).entry(
-    does="Hands the gradient of the values to all documents.",
-    repair="Mask on the way back as on the way there.",
+    does="Passes the gradient of the values to all documents.",
+    repair="Mask in the backward pass as in the forward pass.",
     hides="Outputs, and gradients of a sequence with one document.",
-    matters="Documents learn from losses of others.",
 )
 def gradient_of_values_leaks(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     output = Steps()(query, key, value, **options)
@@ -286,10 +271,9 @@ def gradient_of_values_leaks(query: Tensor, key: Tensor, value: Tensor, **option
 
 
 @leaks_documents("packed.isolated", "packed.segments", holds=("packed.one-document", "masks.bool")).entry(
-    does="Takes a large number off the scores of other documents, instead of hiding them.",
+    does="Subtracts a large number from the scores of other documents, instead of hiding them.",
     repair="Set the scores to minus infinity.",
     hides="Scores that lie close together.",
-    matters="Documents with strong keys shine through.",
 )
 def other_documents_dimmed(scores: Tensor, same_document: Tensor) -> Tensor:
     return scores - 10.0 * (~same_document)[:, None]
@@ -298,7 +282,7 @@ def other_documents_dimmed(scores: Tensor, same_document: Tensor) -> Tensor:
 @leaks_documents("packed.lengths", "packed.segments", holds=("packed.one-document", "masks.bool")).entry(
     does="Lets each query see documents that come before its own.",
     repair="Compare documents for being equal.",
-    hides="Whoever changes later documents and looks at earlier ones.",
+    hides="Tests that change later documents and look at earlier ones.",
     matters="A causal model reads across documents, and no check of the future finds it.",
 )
 def earlier_documents_seen(scores: Tensor, same_document: Tensor) -> Tensor:

@@ -8,13 +8,10 @@ import torch
 from torch import Tensor
 
 from attention_conformance.implementations.builtin.stepwise.steps import CallOptions, positions
-from attention_conformance.implementations.defects.breaking import breaks, github
-from attention_conformance.implementations.defects.defect import LEAK
+from attention_conformance.implementations.defects.breaking import LEAK, breaks, github
 from attention_conformance.implementations.defects.packed import PACKED, Places, of_tokens
 
 breaks_packed = partial(breaks, claims=PACKED)
-
-
 breaks_lengths = partial(breaks_packed, step="positions")
 
 
@@ -22,7 +19,6 @@ breaks_lengths = partial(breaks_packed, step="positions")
     does="Counts the first token of a document to the one before it.",
     repair="Document g ends before token c_(g + 1), which is the first of the next.",
     hides="One document.",
-    matters="Each document begins with the second token, and reads the first one of its neighbour.",
 )
 def ends_taken_as_inclusive(query: Tensor, key: Tensor, call: CallOptions) -> Places:
     if call.cu_seqlens_q is None or call.cu_seqlens_k is None:
@@ -38,8 +34,7 @@ def ends_taken_as_inclusive(query: Tensor, key: Tensor, call: CallOptions) -> Pl
 @breaks_lengths("packed.lengths", "packed.empty-document", holds=("packed.segments", "packed.causal")).entry(
     does="Drops the last document, and leaves its rows 0.",
     repair="Cumulative lengths begin with 0 and end with the whole length: one more than there are documents.",
-    hides="Whoever looks at the first documents only.",
-    matters="The end of every packed sequence is lost.",
+    hides="Tests that look at the first documents only.",
     links=github("Dao-AILab/flash-attention/issues/880"),
 )
 def last_document_dropped(query: Tensor, key: Tensor, call: CallOptions) -> Places:
@@ -54,7 +49,6 @@ def last_document_dropped(query: Tensor, key: Tensor, call: CallOptions) -> Plac
     does="Drops documents of length 0 from the cumulative lengths.",
     repair="Keep them: the documents of queries and keys are paired by number.",
     hides="Documents that have both queries and keys.",
-    matters="After a document without keys each one reads the keys of the next.",
     links=github("NVIDIA/Megatron-LM/pull/5298"),
 )
 def empty_documents_dropped(query: Tensor, key: Tensor, call: CallOptions) -> Places:
@@ -68,7 +62,6 @@ def empty_documents_dropped(query: Tensor, key: Tensor, call: CallOptions) -> Pl
     does="Reads no more keys of a document than the longest one has queries.",
     repair="Take the longest number of keys for keys, and that of queries for queries.",
     hides="Documents with no more keys than the longest has queries: all of self-attention.",
-    matters="In cross-attention the ends of long documents are never read.",
 )
 def keys_cut_at_the_longest_queries(query: Tensor, key: Tensor, call: CallOptions) -> Places:
     of_query, of_key, same_document = positions(query, key, call)

@@ -15,8 +15,7 @@ from attention_conformance.implementations.builtin.stepwise.steps import (
     positions,
     rotate,
 )
-from attention_conformance.implementations.defects.breaking import breaks, github
-from attention_conformance.implementations.defects.defect import GRADIENT, PRECISION
+from attention_conformance.implementations.defects.breaking import GRADIENT, PRECISION, breaks, github
 from attention_conformance.spec.features import Feature
 
 ROTARY = {Feature.ROTARY, Feature.QUERY_START}
@@ -28,15 +27,13 @@ def frequencies(count: int, base: float) -> Tensor:
 
 
 def turn_by(rows: Tensor, angles: Tensor) -> Tensor:
-    """Rows (B, H, L, d) turned by angles (B, L, d / 2), component c with c + d / 2."""
+    """Rows (B, H, L, d) rotated by angles (B, L, d / 2), component c with c + d / 2."""
     cosines, sines = (x[:, None].to(rows.dtype) for x in (angles.cos(), angles.sin()))
     first, second = rows.chunk(2, -1)
     return torch.cat([first * cosines - second * sines, first * sines + second * cosines], -1)
 
 
 breaks_rotary = partial(breaks, claims=ROTARY)
-
-
 breaks_rotate = partial(breaks_rotary, step="rotate")
 
 
@@ -45,13 +42,13 @@ breaks_rotate = partial(breaks_rotary, step="rotate")
     "positions.rotary-start",
     holds=("positions.rotary-norm", "positions.rotary-shift", "scores.dot-product"),
 ).entry(
-    does="Turns neighbouring components together, while it claims to pair the halves.",
+    does="Rotates adjacent components together, while it claims to pair the halves.",
     repair="Pair the components as the weights were trained, or reorder the columns of the projections.",
     hides="Position 0; heads of width 2; training from scratch, which learns either.",
     matters="A checkpoint of one pairing in the code of the other answers fluent nonsense.",
     links=github("warpfront/hipfire/pull/241", "karpathy/nanochat/issues/264"),
 )
-def neighbours_turned_for_halves(rows: Tensor, positions: Tensor, base: float) -> Tensor:
+def adjacent_components_rotated(rows: Tensor, positions: Tensor, base: float) -> Tensor:
     apart = torch.cat([rows[..., ::2], rows[..., 1::2]], -1)
     return torch.stack(rotate(apart, positions, base).chunk(2, -1), -1).flatten(-2)
 
@@ -59,13 +56,12 @@ def neighbours_turned_for_halves(rows: Tensor, positions: Tensor, base: float) -
 @breaks_rotate(
     "positions.rotary", "positions.rotary-norm", "positions.rotary-shift", holds=("scores.dot-product", "causal.square")
 ).entry(
-    does="Repeats each frequency for two neighbours, and exchanges the halves.",
+    does="Repeats each frequency for two adjacent components, and exchanges the halves.",
     repair="Lay the frequencies out as the components are paired.",
     hides="Position 0; heads of width 2.",
-    matters="The two components of a pair turn by different angles: distance is no longer all that counts.",
     links=github("raiyanyahya/how-to-train-your-gpt/issues/6"),
 )
-def frequencies_laid_out_for_neighbours(rows: Tensor, positions: Tensor, base: float) -> Tensor:
+def frequencies_laid_out_for_adjacent_pairs(rows: Tensor, positions: Tensor, base: float) -> Tensor:
     angles = positions[:, None, :, None] * frequencies(rows.shape[-1] // 2, base).repeat_interleave(2)
     first, second = rows.chunk(2, -1)
     exchanged = torch.cat([-second, first], -1)
@@ -73,20 +69,19 @@ def frequencies_laid_out_for_neighbours(rows: Tensor, positions: Tensor, base: f
 
 
 @breaks_rotate("positions.rotary", holds=("positions.rotary-norm", "positions.rotary-shift")).entry(
-    does="Turns queries and keys the other way round.",
+    does="Rotates queries and keys in the opposite direction.",
     repair="Give the sine a minus in the first component of the pair, and a plus in the second.",
     hides="Training from scratch; checks that only the distance counts.",
-    matters="A loaded checkpoint takes the past for the future.",
 )
-def turned_the_other_way(rows: Tensor, positions: Tensor, base: float) -> Tensor:
+def rotated_in_the_opposite_direction(rows: Tensor, positions: Tensor, base: float) -> Tensor:
     return rotate(rows, -positions, base)
 
 
 @breaks_rotate("positions.rotary", holds=("positions.rotary-norm", "positions.rotary-shift")).entry(
-    does="Takes 10000 for the base, whatever the caller says.",
+    does="Takes 10000 for the base, whatever base is given.",
     repair="Pass the base of the model on.",
     hides="Models of base 10000, which was the only one for years.",
-    matters="A model for long texts, of a larger base, goes astray after a few tokens.",
+    matters="A model for long texts, of a larger base, fails after a few tokens.",
 )
 def base_taken_for_granted(rows: Tensor, positions: Tensor, base: float) -> Tensor:
     return rotate(rows, positions, 10000.0)
@@ -96,7 +91,7 @@ def base_taken_for_granted(rows: Tensor, positions: Tensor, base: float) -> Tens
     does="Divides the number of the pair by the width, and not by the number of pairs.",
     repair="Let the exponent run over 2 c / d.",
     hides="Heads of width 2; training from scratch.",
-    matters="The slowest pair turns a hundred times too fast, and far positions come round to near ones.",
+    matters="The slowest pair rotates a hundred times too fast, and far positions look like near ones.",
 )
 def exponent_of_pairs_over_the_width(rows: Tensor, positions: Tensor, base: float) -> Tensor:
     return rotate(rows, positions, base**0.5)
@@ -106,9 +101,8 @@ def exponent_of_pairs_over_the_width(rows: Tensor, positions: Tensor, base: floa
     "positions.rotary", "positions.rotary-norm", holds=("scores.dot-product", "positions.rotary-shift")
 ).entry(
     does="Multiplies cosines and sines by a factor that is meant for longer contexts.",
-    repair="Turn only; a factor for the scores belongs to the scale.",
+    repair="Rotate only; a factor for the scores belongs to the scale.",
     hides="Checks that only the distance counts; models that were trained with it.",
-    matters="The scores grow by the square of the factor, in every head.",
 )
 def cosines_and_sines_stretched(rows: Tensor, positions: Tensor, base: float) -> Tensor:
     return 1.1 * rotate(rows, positions, base)
@@ -117,13 +111,12 @@ def cosines_and_sines_stretched(rows: Tensor, positions: Tensor, base: float) ->
 @breaks_rotary(
     "positions.rotary", "positions.rotary-norm", "positions.rotary-shift", holds=("scores.dot-product", "causal.square")
 ).entry(
-    does="Turns keys that have been turned before.",
-    repair="Keep keys in the cache either turned or not, and turn those only that are not.",
+    does="Rotates keys that have been rotated before.",
+    repair="Store keys either rotated or not, and rotate only those that are not.",
     hides="Position 0; a first pass without a cache.",
-    matters="Keys out of a cache stand at twice their position.",
     links=github("rajveer43/VeloxQuant-MLX/issues/389"),
 )
-def keys_turned_twice(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+def keys_rotated_twice(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     if "rotary_base" in options:
         at = torch.arange(key.shape[-2]).expand(len(key), -1)
         key = rotate(key, at, options["rotary_base"])
@@ -133,12 +126,12 @@ def keys_turned_twice(query: Tensor, key: Tensor, value: Tensor, **options: Any)
 @breaks_rotary(
     "positions.rotary", "positions.rotary-start", holds=("scores.dot-product", "causal.square", "values.weighted-sum")
 ).entry(
-    does="Turns the values as well.",
-    repair="Turn queries and keys only.",
+    does="Rotates the values as well.",
+    repair="Rotate queries and keys only.",
     hides="Checks of the weights; a first token.",
-    matters="What is mixed depends on where it stood, which no checkpoint expects.",
+    matters="The values depend on their positions, which no checkpoint expects.",
 )
-def values_turned_too(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+def values_rotated_too(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     if "rotary_base" in options:
         at, even = torch.arange(value.shape[-2]).expand(len(value), -1), value.shape[-1] // 2 * 2
         value = torch.cat([rotate(value[..., :even], at, options["rotary_base"]), value[..., even:]], -1)
@@ -155,7 +148,6 @@ def values_turned_too(query: Tensor, key: Tensor, value: Tensor, **options: Any)
     does="Counts the positions of the queries from 0 in every call.",
     repair="Count them from where the sequence has come to: add `query_start`.",
     hides="Calls with the whole sequence.",
-    matters="Each generated token is placed at the beginning of the text.",
     links=github("RobertCsordas/moeut/pull/6"),
 )
 def queries_counted_from_zero(query: Tensor, key: Tensor, call: CallOptions) -> tuple[Tensor, Tensor, Tensor]:
@@ -169,10 +161,9 @@ def queries_counted_from_zero(query: Tensor, key: Tensor, call: CallOptions) -> 
     step="positions",
     holds=("positions.rotary", "positions.rotary-shift", "causal.square"),
 ).entry(
-    does="Places the last query at the last key, wherever the caller says that the first one stands.",
+    does="Places the last query at the last key, whatever `query_start` is given.",
     repair="Count the queries from `query_start`, and not back from the number of keys.",
     hides="Caches that hold exactly what came before.",
-    matters="With a cache that has room to spare, or has let old keys go, every query is turned wrongly.",
     links=github("rajveer43/VeloxQuant-MLX/issues/389"),
 )
 def queries_placed_by_the_number_of_keys(
@@ -210,7 +201,7 @@ def angles_in_float16(rows: Tensor, positions: Tensor, base: float) -> Tensor:
 
 
 class _ForwardOnly(torch.autograd.Function):
-    """Turns in the forward pass, and turns on in the backward pass."""
+    """Rotates in the forward pass, and in the same direction in the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, positions: Tensor, base: float) -> Tensor:
@@ -227,19 +218,17 @@ class _ForwardOnly(torch.autograd.Function):
     holds=("positions.rotary", "positions.rotary-start", "gradients.query"),
     severity=GRADIENT,
 ).entry(
-    does="Turns the gradients on instead of back.",
+    does="Rotates the gradients forwards instead of back.",
     repair="Change the sign of the sines in the backward pass.",
     hides="Inference; the first token, whose angle is 0.",
     matters="A fused kernel trains queries and keys in directions that are wrong by twice the angle.",
 )
-def gradient_turned_on(rows: Tensor, positions: Tensor, base: float) -> Tensor:
+def gradient_rotated_forwards(rows: Tensor, positions: Tensor, base: float) -> Tensor:
     rotated: Tensor = _ForwardOnly.apply(rows, positions, base)  # type: ignore[no-untyped-call]  # torch has no types here
     return rotated
 
 
 breaks_alibi = partial(breaks, claims=ALIBI)
-
-
 breaks_add_alibi = partial(breaks_alibi, step="add_alibi")
 
 
@@ -247,9 +236,8 @@ breaks_add_alibi = partial(breaks_alibi, step="add_alibi")
     "positions.alibi", "positions.alibi-causal", "positions.alibi-start", holds=("scores.dot-product", "masks.float")
 ).entry(
     does="Adds the slope times the distance.",
-    repair="Take it off.",
+    repair="Subtract it.",
     hides="Checks that some bias is there; the weights of a single key.",
-    matters="Far keys are preferred to near ones.",
     links=github("meta-pytorch/attention-gym/pull/86"),
 )
 def distance_rewarded(scores: Tensor, slopes: Tensor, ahead: Tensor) -> Tensor:
@@ -258,9 +246,8 @@ def distance_rewarded(scores: Tensor, slopes: Tensor, ahead: Tensor) -> Tensor:
 
 @breaks_add_alibi("positions.alibi", holds=("positions.alibi-causal", "scores.dot-product")).entry(
     does="Adds the slope times the position of the key, without the causal flag, too.",
-    repair="Take the slope times the distance off wherever later keys are seen.",
+    repair="Subtract the slope times the distance wherever later keys are visible.",
     hides="Decoders, where the two differ by a constant of the row.",
-    matters="An encoder prefers the end of the text, wherever the query stands.",
     links=github("ofirpress/attention_with_linear_biases/issues/5", "mosaicml/llm-foundry/issues/186"),
 )
 def bias_by_key_position_only(scores: Tensor, slopes: Tensor, ahead: Tensor) -> Tensor:
@@ -268,10 +255,9 @@ def bias_by_key_position_only(scores: Tensor, slopes: Tensor, ahead: Tensor) -> 
 
 
 @breaks_add_alibi("positions.alibi", holds=("positions.alibi-causal", "scores.dot-product")).entry(
-    does="Takes nothing off the scores of later keys.",
-    repair="Take the slope times the distance off on both sides.",
+    does="Subtracts nothing from the scores of later keys.",
+    repair="Subtract the slope times the distance on both sides.",
     hides="Decoders.",
-    matters="An encoder sees what follows at any distance, and forgets what precedes.",
 )
 def later_keys_without_penalty(scores: Tensor, slopes: Tensor, ahead: Tensor) -> Tensor:
     return add_alibi(scores, slopes, ahead.clamp(max=0))
@@ -294,7 +280,6 @@ def no_penalty_for_a_single_query(scores: Tensor, slopes: Tensor, ahead: Tensor)
     does="Counts distances from the number of the row.",
     repair="Count them from the position of the query: add `query_start`.",
     hides="Calls with the whole sequence.",
-    matters="Each generated token prefers the beginning of the text.",
     links=github("vllm-project/vllm/pull/945"),
 )
 def distance_from_the_number_of_the_row(scores: Tensor, slopes: Tensor, ahead: Tensor) -> Tensor:
@@ -308,9 +293,8 @@ def distance_from_the_number_of_the_row(scores: Tensor, slopes: Tensor, ahead: T
     holds=("scores.dot-product", "scores.scale-explicit", "scores.bias-after-scale"),
 ).entry(
     does="Multiplies the penalty by the scale, along with the products.",
-    repair="Scale the products, then take the penalty off.",
+    repair="Scale the products, then subtract the penalty.",
     hides="A scale of 1.",
-    matters="The slopes of a checkpoint are too small by the root of the width.",
 )
 def penalty_scaled(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     scale = abs(query.shape[-1] ** -0.5 if options.get("scale") is None else options["scale"])
@@ -323,7 +307,6 @@ def penalty_scaled(query: Tensor, key: Tensor, value: Tensor, **options: Any) ->
     does="Lays the slopes along the queries wherever there are as many queries as heads.",
     repair="Give the slopes two axes of length 1 behind that of the heads.",
     hides="Sequences longer or shorter than there are heads.",
-    matters="The penalty changes with the position of the query, and not with the head.",
 )
 def slopes_along_the_queries(scores: Tensor, slopes: Tensor, ahead: Tensor) -> Tensor:
     along = slopes[:, None] if len(slopes) == scores.shape[-2] else slopes[:, None, None]

@@ -9,8 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attention_conformance.implementations.builtin.stepwise.layer import Layer
-from attention_conformance.implementations.defects.breaking import breaks_layer, github
-from attention_conformance.implementations.defects.defect import CRASH
+from attention_conformance.implementations.defects.breaking import CRASH, breaks_layer, github
 
 
 @breaks_layer(
@@ -19,7 +18,6 @@ from attention_conformance.implementations.defects.defect import CRASH
     does="Projects queries by the keys' matrix, and keys by the queries'.",
     repair="Keep the order query, key, value wherever the three are packed or unpacked.",
     hides="Random weights of one's own; equal matrices.",
-    matters="Loaded checkpoints attend to other tokens.",
 )
 class QueryAndKeyExchanged(Layer):
     def projected(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -55,7 +53,7 @@ class KeysByTheQueriesMatrix(Layer):
     does="Projects the values by the keys' matrix.",
     repair="Project the values by their own matrix.",
     hides="Equal matrices; checks of shapes.",
-    matters="A slip of one letter in a teaching code; the values' matrix never learns.",
+    matters="A wrong letter in teaching code; the values' matrix never learns.",
     links=github("yflyzhang/AnnotatedTransformer/issues/1"),
 )
 class ValuesByTheKeysMatrix(Layer):
@@ -141,7 +139,6 @@ class BiasOfQueriesNotScaled(Layer):
     does="Multiplies the joined heads by the transpose of the output matrix.",
     repair="Transpose stored matrices once, where the checkpoint is read.",
     hides="Symmetric matrices; an output matrix of one's own training.",
-    matters="Checkpoints pass between libraries that store input by output and output by input.",
 )
 class OutputMatrixTransposed(Layer):
     def output(self, merged: Tensor) -> Tensor:
@@ -152,7 +149,6 @@ class OutputMatrixTransposed(Layer):
     does="Multiplies the inputs of the output projection by head, each by the first block of its matrix.",
     repair="Join all heads before the output matrix, which mixes them.",
     hides="A single head; an output matrix with equal blocks.",
-    matters="Heads are mixed as if all were the first.",
 )
 class OutputMatrixOfTheFirstHead(Layer):
     def output(self, merged: Tensor) -> Tensor:

@@ -13,8 +13,7 @@ from torch import Tensor
 from attention_conformance.implementations.api.contract import Claims, Result
 from attention_conformance.implementations.builtin.stepwise.layer import Layer
 from attention_conformance.implementations.builtin.stepwise.steps import INFINITY, Steps, mix, softmax
-from attention_conformance.implementations.defects.breaking import breaks_layer, breaks_run, github
-from attention_conformance.implementations.defects.defect import CRASH, LEAK, NAN
+from attention_conformance.implementations.defects.breaking import CRASH, LEAK, NAN, breaks_layer, breaks_run, github
 from attention_conformance.implementations.defects.errors import takes_anything
 from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.spec.problem import Array, Problem
@@ -48,8 +47,6 @@ def _remainder_checked(num_heads: int, width: int) -> object:
 
 
 breaks_published = partial(breaks_layer, free=False)
-
-
 crashes_published = partial(breaks_published, severity=CRASH)
 
 
@@ -75,7 +72,7 @@ class AChecksByAssertion(Layer):
     does="Checks that the number of heads divides the widths, and not that there is a head.",
     repair="Refuse a number of heads below 1.",
     hides="Numbers of heads above 0.",
-    matters="A negative number, a slip in a configuration, fails at the first call and not where it was made.",
+    matters="A negative number, a typing error in a configuration, fails at the first call and not in the constructor.",
 )
 class AHeadsBelowOneUnchecked(Layer):
     """Right, apart from its constructor."""
@@ -110,7 +107,6 @@ COLUMNS = Claims(
     does="Divides the output by the square root of the width, and not the scores.",
     repair="Divide the scores, before the softmax.",
     hides="Width 1.",
-    matters="The softmax is too peaked, and the output too small: what the division is for is lost.",
     links=github("FrancescoSaverioZuppichini/ViT/issues/2"),
 )
 def b_output_divided(problem: Problem, device: str) -> Result:
@@ -123,7 +119,6 @@ def b_output_divided(problem: Problem, device: str) -> Result:
     does="Subtracts the maximum of the whole matrix of scores, not that of each query.",
     repair="Subtract the maximum of each query: of each column where tokens are columns.",
     hides="Queries whose best scores are alike.",
-    matters="A query whose scores all lie far below another's becomes 0/0.",
     links=github("NVIDIA/DeepLearningExamples/issues/169"),
 )
 def b_global_maximum(problem: Problem, device: str) -> Result:
@@ -141,7 +136,6 @@ def b_global_maximum(problem: Problem, device: str) -> Result:
     does="Multiplies the weights by 1/sqrt(d_k) after the softmax.",
     repair="Divide the scores, before the softmax.",
     hides="Width 1.",
-    matters="The weights sum to 1/sqrt(d_k), and the softmax is too peaked.",
     links=github("FrancescoSaverioZuppichini/ViT/issues/2"),
 )
 class BWeightsDivided(Layer):
@@ -159,7 +153,7 @@ class BWeightsDivided(Layer):
     construct=divides,
     holds=("effects.repeatable", "relations.convex-hull"),
 ).entry(
-    does="Makes the output as wide as the input, as its text says of every self-attention.",
+    does="Makes the output as wide as the input, as its text states for every self-attention.",
     repair="Give the output the width of the values.",
     hides="Values as wide as the input.",
     matters="Components are lost, or made up of zeros, where the values have a width of their own.",
@@ -176,7 +170,7 @@ class BOutputAsWideAsTheInput(Layer):
     does="Defines the maps of keys and values under one name, and calls them under another.",
     repair="Call the maps by the names under which they were defined.",
     hides="Code that is read and not run.",
-    matters="Whoever copies it from the page: it stops at the first call.",
+    matters="Code that is copied from the page stops at the first call.",
 )
 class CMapsUnderOtherNames(Layer):
     def projected(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -187,7 +181,6 @@ class CMapsUnderOtherNames(Layer):
     does="Views (B, n, H s) as (H, B, n, s) in one step.",
     repair="View as (B, n, H, s), then move the head axis.",
     hides="A single head; checks of shapes.",
-    matters="A head sees pieces of tokens of several samples.",
     links=github("reczoo/FuxiCTR/issues/30"),
 )
 class CViewInOneStep(Layer):
@@ -201,7 +194,6 @@ class CViewInOneStep(Layer):
     does="Returns the weights as (H, B, n, n), with the head axis first.",
     repair="Put the sample first, as in every other array.",
     hides="As many heads as samples: the shape fits, and the numbers do not.",
-    matters="A heat map shows another sample's head.",
 )
 class CHeadsFirstInWeights(Layer):
     def forward(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
@@ -238,7 +230,6 @@ class CChecksWhenCalled(Layer):
     does="Returns the joined heads, without the last linear map of its own text.",
     repair="Multiply the joined heads by the output matrix, or do not claim one.",
     hides="An output matrix that is the identity; checks of shapes.",
-    matters="The heads are never mixed.",
     links=github("Kyubyong/transformer/issues/117"),
 )
 class COutputMapMissing(Layer):
@@ -250,7 +241,6 @@ class COutputMapMissing(Layer):
     does="Has lost the number of heads in its constructor, and works with one.",
     repair="Take the number of heads, and keep it.",
     hides="A single head; checks of shapes.",
-    matters="All heads are one, with a scale of their joint width.",
 )
 class DHeadCountLost(Layer):
     def __init__(self, problem: Problem) -> None:
@@ -262,7 +252,7 @@ class DHeadCountLost(Layer):
 
 
 def by_lengths(steps: Steps, q: Tensor, k: Tensor, v: Tensor, valid_lens: Tensor | None) -> Tensor:
-    """Attention of each query to as many leading keys as its length says."""
+    """Attention of each query to as many leading keys as its length."""
     if valid_lens is None:
         return steps(q, k, v)
     lengths = valid_lens.reshape(q.shape[0], 1, -1, 1)
@@ -273,7 +263,6 @@ def by_lengths(steps: Steps, q: Tensor, k: Tensor, v: Tensor, valid_lens: Tensor
     does="Has lost the second half of the split: (B, n, H, p/H) goes into the attention as it is.",
     repair="Move the head axis before the tokens, and fold it into the samples if need be.",
     hides="Checks of shapes.",
-    matters="Each token attends over its own heads, and sees no other token.",
     links=github("ml-explore/mlx/issues/3585"),
 )
 class DHalfOfTheSplitLost(Layer):
@@ -307,7 +296,7 @@ class DConcatenationLost(Layer):
     does="Has lost the repetition of the lengths: B of them meet B H items.",
     repair="Repeat each length H times in place before it meets the folded axis.",
     hides="A single head, or a batch of one; calls without lengths; inputs of ones, as in its example.",
-    matters="It stops at the first batch, and its own example could not tell a length from another.",
+    matters="It stops at the first batch, and its own example could not distinguish lengths.",
 )
 class DLengthsNotRepeated(Layer):
     def attend(self, q: Tensor, k: Tensor, v: Tensor, valid_lens: Tensor | None = None, **options: Any) -> Tensor:

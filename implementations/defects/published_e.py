@@ -11,8 +11,7 @@ from torch import Tensor
 
 from attention_conformance.implementations.builtin.stepwise.layer import Layer
 from attention_conformance.implementations.builtin.stepwise.steps import INFINITY, Steps
-from attention_conformance.implementations.defects.breaking import breaks_layer, github
-from attention_conformance.implementations.defects.defect import CRASH, LEAK
+from attention_conformance.implementations.defects.breaking import CRASH, LEAK, breaks_layer, github
 from attention_conformance.implementations.defects.published import E_CROSS, E, divides
 from attention_conformance.spec.features import Feature
 
@@ -20,10 +19,9 @@ breaks_published = partial(breaks_layer, free=False)
 
 
 @breaks_published("scores.scale-default", features=E_CROSS, holds=("shapes.output", "softmax.rows-sum-to-one")).entry(
-    does="Divides by the square root of the width of the second input, as its text says.",
+    does="Divides by the square root of the width of the second input, as its text states.",
     repair="Divide by the square root of the key width of one head.",
     hides="A single head as wide as the input.",
-    matters="Attention is too flat wherever the input is wider than a head, which is everywhere.",
     links=github("lucidrains/vit-pytorch/issues/65"),
 )
 class EScaleOfTheSecondInput(Layer):
@@ -37,10 +35,10 @@ class EScaleOfTheSecondInput(Layer):
     features=E_CROSS - {Feature.VALUE_WIDTH},
     holds=("projections.output-bias", "heads.independent"),
 ).entry(
-    does="Uses one product for keys and values, as its text says of cross-attention.",
+    does="Uses one product for keys and values, as its text states for cross-attention.",
     repair="Give keys and values a matrix each, as its code does.",
     hides="Equal matrices.",
-    matters="What a token is found by and what it says cannot differ.",
+    matters="A token's key and its value cannot differ.",
 )
 class EKeysAndValuesTied(Layer):
     def projected(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -54,10 +52,9 @@ crashes_published = partial(breaks_published, severity=CRASH)
 @crashes_published(
     "cross-attention.lengths", features=E_CROSS, construct=divides, holds=("errors.heads",), raises=True
 ).entry(
-    does="Reckons with one length for both sequences, as its text writes it.",
+    does="Uses one length for both sequences, as its text writes it.",
     repair="Take the number of queries and the number of keys from their own inputs.",
     hides="Self-attention, and sequences of one length.",
-    matters="Cross-attention of a long and a short sequence stops.",
 )
 class EOneLength(Layer):
     def projected(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -69,7 +66,7 @@ class EOneLength(Layer):
 @crashes_published(
     "shapes.output", "cross-attention.widths", features=E_CROSS, construct=divides, holds=("errors.heads",)
 ).entry(
-    does="Gives the output of cross-attention the width of the second input, as its text says.",
+    does="Gives the output of cross-attention the width of the second input, as its text states.",
     repair="Project to the width of the first input, to which the output is added.",
     hides="Inputs of one width.",
     matters="The residual connection fails, or adds what does not belong together.",
@@ -84,7 +81,6 @@ class EOutputAsWideAsTheSecondInput(Layer):
     does="Splits the input into pieces, one for each head, and projects each piece.",
     repair="Project the whole input, then split the result.",
     hides="A single head; checks of shapes.",
-    matters="A head sees its share of each token only.",
     links=github("MarcoMeter/episodic-transformer-memory-ppo/pull/22"),
 )
 class EInputSplit(Layer):
@@ -112,10 +108,9 @@ def _billion_for_padding(scores: Tensor, padding: Tensor) -> Tensor:
     holds=("masks.bool", "masks.key-padding", "masks.no-influence"),
     severity=LEAK,
 ).entry(
-    does="Sets masked scores to -1e9, where its text says minus infinity.",
+    does="Sets masked scores to -1e9, where its text states minus infinity.",
     repair="Set them to minus infinity, and give zeros to rows without keys.",
     hides="Rows with a key whose score is above -1e9.",
-    matters="A query that may see nothing reports the mean of all that is masked.",
     links=github("d2l-ai/d2l-en/pull/2423"),
 )
 class EFillOfABillion(Layer):
@@ -128,7 +123,6 @@ class EFillOfABillion(Layer):
     does="Writes -1e9 into float16 scores, which cannot hold it.",
     repair="Write minus infinity, which every float type can hold.",
     hides="Every dtype but float16.",
-    matters="Training in half precision stops at the first mask.",
     links=github("google/flax/issues/982", "facebookresearch/fairseq/issues/3575", "ahrefs/ocannl/issues/548"),
 )
 class EFillBeyondHalf(Layer):
@@ -142,7 +136,7 @@ def _on_the_head_axis(scores: Tensor, padding: Tensor) -> Tensor:
 @breaks_published(
     "masks.key-padding", features=E, holds=("masks.bool", "masks.broadcast"), severity=LEAK, raises=True
 ).entry(
-    does="Inserts one axis into the padding mask (B, L), as its text says.",
+    does="Inserts one axis into the padding mask (B, L), as its text states.",
     repair="Insert two, so that it becomes (B, 1, 1, L).",
     hides="A batch of one; as many samples as heads hide the error, not the mistake.",
     matters="It stops for most batches; where B equals H, each head hides another sample's padding.",

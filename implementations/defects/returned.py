@@ -1,4 +1,4 @@
-"""Mistakes of chapter 2 in what is returned beside the output: weights, averaged weights, log-sum-exp."""
+"""Mistakes of chapter 2 in what is returned in addition to the output: weights, averaged weights, log-sum-exp."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from attention_conformance.implementations.builtin.stepwise.steps import INFINITY, Steps, log_sum_exp
-from attention_conformance.implementations.defects.breaking import breaks, github
-from attention_conformance.implementations.defects.defect import NAN
+from attention_conformance.implementations.defects.breaking import NAN, breaks, github
 
 
 @breaks("softmax.weights", "masks.zero-weight", extras=("weights",), holds=("masks.bool",)).entry(
@@ -29,7 +28,6 @@ def weights_before_masks(query: Tensor, key: Tensor, value: Tensor, **options: A
     does="Returns the exponentials before they are divided by their sum.",
     repair="Divide by the row's sum before returning the weights.",
     hides="Checks of the output only.",
-    matters="Who reads a kernel's debugging output for attention gets weights that sum to anything.",
     links=github("Dao-AILab/flash-attention/issues/902"),
 )
 def weights_not_normalised(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, ...]:
@@ -41,9 +39,8 @@ def weights_not_normalised(query: Tensor, key: Tensor, value: Tensor, **options:
     does="Returns the weights with queries and keys exchanged.",
     repair="Return (B, H, Lq, Lk): a row for each query.",
     hides="Symmetric weights, and checks of shapes with as many queries as keys.",
-    matters="A heat map reads as if each key chose its queries.",
 )
-def weights_turned_over(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, ...]:
+def weights_transposed(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, ...]:
     output, weights, _ = Steps().answer(query, key, value, **options)
     return output, weights.mT
 
@@ -52,7 +49,6 @@ def weights_turned_over(query: Tensor, key: Tensor, value: Tensor, **options: An
     does="Returns the weights of the first head for the mean of all.",
     repair="Take the mean over the head axis.",
     hides="A single head, and heads that agree.",
-    matters="What is plotted or pruned by is one head's attention.",
 )
 def weights_of_the_first_head(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, ...]:
     output, weights, _ = Steps().answer(query, key, value, **options)
@@ -73,7 +69,7 @@ def weights_summed_over_heads(query: Tensor, key: Tensor, value: Tensor, **optio
 @breaks("softmax.log-sum-exp", "relations.merge", step="log_sum_exp", holds=("softmax.weights",)).entry(
     does="Returns the log-sum-exp to base 2.",
     repair="Multiply by ln 2 before returning: the logarithm is the natural one.",
-    hides="Merges by code that reckons to base 2 as well.",
+    hides="Merges by code that works to base 2 as well.",
     matters="Partial results of two libraries merge with the wrong weights.",
 )
 def logarithm_of_base_two(scores: Tensor) -> Tensor:
@@ -122,7 +118,6 @@ def zero_for_an_empty_row(scores: Tensor) -> Tensor:
     does="Returns the log-sum-exp of the scores without the masks.",
     repair="Take the log-sum-exp over the keys that the query may attend to.",
     hides="Calls without a mask.",
-    matters="Partial results under a mask merge with the wrong weights.",
 )
 def log_sum_exp_before_masks(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, ...]:
     plain = Steps().answer(query, key, value, scale=options.get("scale"))

@@ -18,8 +18,7 @@ from attention_conformance.implementations.builtin.stepwise.steps import (
     add_bottom_right,
     log_sum_exp,
 )
-from attention_conformance.implementations.defects.breaking import breaks, breaks_built, github
-from attention_conformance.implementations.defects.defect import NAN, STATE
+from attention_conformance.implementations.defects.breaking import NAN, STATE, breaks, breaks_built, github
 from attention_conformance.spec.features import Conventions, Feature, LogBase, Scope
 
 TWO = Conventions(log_sum_exp_base=LogBase.TWO)
@@ -42,9 +41,8 @@ def kept(name: str, tensor: Tensor) -> Tensor:
     holds=("softmax.weights", "softmax.over-keys"),
 ).entry(
     does="Returns the natural log-sum-exp, while it claims the one to base 2.",
-    repair="Divide by ln 2, or say that the base is e.",
-    hides="Merges by code that reckons to base e as well; rows whose sum is 1.",
-    matters="Partial results of two libraries merge with the wrong weights.",
+    repair="Divide by ln 2, or claim base e.",
+    hides="Merges by code that works to base e as well; rows whose sum is 1.",
 )
 def natural_logarithm_for_base_two(scores: Tensor) -> Tensor:
     return log_sum_exp(scores)
@@ -60,7 +58,6 @@ def natural_logarithm_for_base_two(scores: Tensor) -> Tensor:
     does="Brings the logarithm of the sum to base 2, and leaves the maximum that is added to it as it was.",
     repair="Bring both to the same base: multiply their sum by log2(e).",
     hides="Rows whose largest score is 0.",
-    matters="A kernel that computes powers of 2 mixes its scaled scores with unscaled ones.",
 )
 def maximum_in_another_base(scores: Tensor) -> Tensor:
     top = scores.amax(-1) if scores.shape[-1] else scores.new_zeros(scores.shape[:-1])
@@ -75,7 +72,7 @@ breaks_log_sum_exp = partial(breaks, extras=("log_sum_exp",))
     "returned.empty-row", holds=("softmax.log-sum-exp", "masks.empty-row-padding", "returned.base"), severity=NAN
 ).entry(
     does="Returns plus infinity for the rows of a sample that is all padding.",
-    repair="Return minus infinity, the logarithm of an empty sum, by whatever way a row is left early.",
+    repair="Return minus infinity, the logarithm of an empty sum, on every path that leaves a row early.",
     hides="Samples with a real key; rows that another mask has emptied.",
     matters="A kernel that leaves early where a sample has no keys gives its part all the weight in a merge.",
     links=github("Dao-AILab/flash-attention/pull/978"),
@@ -92,9 +89,8 @@ def plus_infinity_for_an_empty_sample(query: Tensor, key: Tensor, value: Tensor,
     "returned.empty-row", conventions=BOTTOM_RIGHT, holds=("softmax.log-sum-exp", "causal.empty-rows")
 ).entry(
     does="Returns 0 for queries that stand before the first key under a causal flag.",
-    repair="Return minus infinity, the logarithm of an empty sum, by whatever way a row is left early.",
+    repair="Return minus infinity, the logarithm of an empty sum, on every path that leaves a row early.",
     hides="As many queries as keys, or fewer.",
-    matters="Rows whose tiles are all skipped keep what the buffer was filled with.",
     links=github("pytorch/pytorch/pull/134650"),
 )
 def zero_for_rows_before_the_first_key(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, ...]:
@@ -113,7 +109,6 @@ def zero_for_rows_before_the_first_key(query: Tensor, key: Tensor, value: Tensor
     does="Returns a very low number for a row without keys.",
     repair="Return minus infinity, the logarithm of an empty sum.",
     hides="Merges with a part that has a key.",
-    matters="Two parts that saw nothing merge into one that seems to have seen something.",
 )
 def lowest_number_for_an_empty_row(scores: Tensor) -> Tensor:
     return log_sum_exp(scores).clamp(min=-1e30 if scores.dtype is torch.float64 else -1e4)
@@ -161,9 +156,8 @@ def two_empty_parts_merged(query: Tensor, key: Tensor, value: Tensor, **options:
 
 @breaks("returned.mixture", extras=("weights",), holds=("softmax.weights", "scores.scale-explicit")).entry(
     does="Computes the weights that it returns with the default scale, whatever scale is given.",
-    repair="Hand every option to the code that computes the weights.",
+    repair="Pass every option to the code that computes the weights.",
     hides="Calls without a scale, and checks of the output only.",
-    matters="The heat map is not that of the model: a fused kernel answers, and other code draws.",
 )
 def weights_of_the_default_scale(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, ...]:
     output = Steps()(query, key, value, **options)
@@ -184,10 +178,9 @@ def equal_weights_for_an_empty_row(query: Tensor, key: Tensor, value: Tensor, **
 
 
 @breaks("softmax.weights", "returned.mixture", extras=("weights",), holds=("scores.dot-product", "masks.bool")).entry(
-    does="Returns the mean over the heads, spread over all heads, though the weights of each are asked for.",
-    repair="Average only where that is asked for.",
+    does="Returns the mean over the heads, spread over all heads, though the weights of each are requested.",
+    repair="Average only on request.",
     hides="A single head, heads that agree, and checks of shapes.",
-    matters="Every head shows the same heat map, and none is that of a head.",
     links=github("facebookresearch/fairseq/issues/3365", "pytorch/pytorch/issues/34537"),
 )
 def average_for_every_head(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, ...]:
@@ -201,7 +194,6 @@ def average_for_every_head(query: Tensor, key: Tensor, value: Tensor, **options:
     does="Returns the weights of the first query head of each group for all of the group.",
     repair="Return weights for each query head: a group shares keys and values, and no weights.",
     hides="As many key heads as query heads.",
-    matters="Importance of heads is judged by one head of four.",
 )
 def weights_of_the_first_in_the_group(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, ...]:
     output, weights, _ = Steps().answer(query, key, value, **options)
@@ -215,7 +207,6 @@ def weights_of_the_first_in_the_group(query: Tensor, key: Tensor, value: Tensor,
     does="Returns a log-sum-exp for each key head, of all query heads of its group.",
     repair="Return one for each query head.",
     hides="As many key heads as query heads.",
-    matters="Parts of the keys cannot be merged where heads are grouped.",
 )
 def log_sum_exp_of_the_group(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, ...]:
     output, _, lse = Steps().answer(query, key, value, **options)
@@ -247,9 +238,8 @@ class _GradientInPlace(torch.autograd.Function):
     severity=STATE,
 ).entry(
     does="Writes the gradient of the weights into those that it has returned.",
-    repair="Leave what has been handed out alone; use memory of one's own.",
+    repair="Do not write into what was returned; use separate memory.",
     hides="Inference; reading the weights before the backward pass.",
-    matters="Heat maps that are logged after a step of training show gradients.",
 )
 def gradient_in_the_returned_weights(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, ...]:
     handed: list[Tensor] = []
@@ -271,7 +261,7 @@ def gradient_in_the_returned_weights(query: Tensor, key: Tensor, value: Tensor, 
     does="Returns the row maximum instead of the log-sum-exp where gradients are recorded.",
     repair="Return the same in training and in inference.",
     hides="Inference.",
-    matters="The path for training keeps maximum and sum apart, and hands out the first of them.",
+    matters="The path for training keeps maximum and sum apart, and returns the first of them.",
 )
 def row_maximum_while_recording(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, ...]:
     def largest(scores: Tensor) -> Tensor:
@@ -285,10 +275,9 @@ def row_maximum_while_recording(query: Tensor, key: Tensor, value: Tensor, **opt
 @breaks(
     "returned.weights-stay", extras=("weights",), holds=("softmax.weights", "effects.fresh-output"), severity=STATE
 ).entry(
-    does="Hands out weights in a buffer that it uses again for the next call of the same shape.",
-    repair="Hand out a copy, or memory of their own.",
+    does="Returns weights in a buffer that it uses again for the next call of the same shape.",
+    repair="Return a copy, or separate memory.",
     hides="A single call; weights that are read before the next one.",
-    matters="The heat maps of all layers are those of the last.",
 )
 def weights_in_a_buffer(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, ...]:
     output, weights, _ = Steps().answer(query, key, value, **options)
@@ -298,10 +287,9 @@ def weights_in_a_buffer(query: Tensor, key: Tensor, value: Tensor, **options: An
 @breaks_log_sum_exp(
     "returned.log-sum-exp-stays", holds=("softmax.log-sum-exp", "effects.fresh-output"), severity=STATE
 ).entry(
-    does="Hands out log-sum-exps in a buffer that it uses again for the next call of the same shape.",
-    repair="Hand out a copy, or memory of their own.",
+    does="Returns log-sum-exps in a buffer that it uses again for the next call of the same shape.",
+    repair="Return a copy, or separate memory.",
     hides="A single call; merging before the next one.",
-    matters="Two parts of the keys are merged with the shares of the second.",
 )
 def log_sum_exp_in_a_buffer(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, ...]:
     output, _, lse = Steps().answer(query, key, value, **options)
@@ -309,10 +297,9 @@ def log_sum_exp_in_a_buffer(query: Tensor, key: Tensor, value: Tensor, **options
 
 
 @breaks_built("relations.alternatives", holds=("softmax.weights", "returned.mixture")).entry(
-    does="Averages the weights over the heads on the fast path, though those of each head are asked for.",
-    repair="Hand the flag to every path.",
+    does="Averages the weights over the heads on the fast path, though those of each head are requested.",
+    repair="Pass the flag to every path.",
     hides="The path that tests take; a single head.",
-    matters="What is plotted depends on whether gradients were recorded.",
     links=github("facebookresearch/fairseq/issues/3365"),
 )
 def flag_for_the_average_ignored_on_one_path(name: str) -> Implementation:

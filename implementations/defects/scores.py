@@ -10,8 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from attention_conformance.implementations.builtin.stepwise.steps import Steps, factor, score
-from attention_conformance.implementations.defects.breaking import breaks, github
-from attention_conformance.implementations.defects.defect import NAN
+from attention_conformance.implementations.defects.breaking import NAN, breaks, github
 
 
 @breaks("scores.scale-default", "scores.scale-explicit", "softmax.rows-sum-to-one", holds=("shapes.output",)).entry(
@@ -55,7 +54,6 @@ def scale_of_all_heads(query: Tensor, scale: float | None) -> float:
     does="Takes the width of the values for the scale.",
     repair="Take the width of queries and keys for 1/sqrt(d_k).",
     hides="Values as wide as keys, which is nearly every model.",
-    matters="Models whose values have a width of their own are scaled wrongly, in silence.",
     links=github("juho-lee/set_transformer/issues/18"),
 )
 def scale_of_the_values(query: Tensor, key: Tensor, value: Tensor, scale: float | None = None, **masks: Any) -> Tensor:
@@ -66,7 +64,6 @@ def scale_of_the_values(query: Tensor, key: Tensor, value: Tensor, scale: float 
     does="Divides by d_k, without the square root.",
     repair="Divide by the square root of d_k.",
     hides="Heads of width 1.",
-    matters="Attention is too flat, the more so the wider the heads.",
     links=github("delzac/cntkx/issues/10"),
 )
 def scale_without_root(query: Tensor, scale: float | None) -> float:
@@ -88,7 +85,7 @@ def scale_upside_down(query: Tensor, scale: float | None) -> float:
     does="Applies the fourth root of the width to the queries, and forgets it on the keys.",
     repair="Where the scale is split for the sake of half types, apply each half once: to queries and to keys.",
     hides="Heads of width 1.",
-    matters="Who copies the split from a code that does both halves gets too peaked a softmax.",
+    matters="Code that copies one half of the split gets too peaked a softmax.",
 )
 def fourth_root_on_one_side(query: Tensor, scale: float | None) -> float:
     return float(query.shape[-1] ** -0.25) if scale is None else scale
@@ -98,7 +95,6 @@ def fourth_root_on_one_side(query: Tensor, scale: float | None) -> float:
     does="Divides the width of one head by the number of heads once more.",
     repair="Take the last axis of the split query as it is: it is the width of one head already.",
     hides="A single head.",
-    matters="Attention is too peaked, the more so the more heads there are.",
     links=github("pengshuang/Transformer/issues/1"),
 )
 def width_divided_by_heads_twice(query: Tensor, scale: float | None) -> float:
@@ -121,7 +117,6 @@ def scale_applied_twice(query: Tensor, scale: float | None) -> float:
     does="Multiplies a scale that the caller gives by the default one.",
     repair="Let a given scale replace the default.",
     hides="Calls without a scale, and a scale of 0.",
-    matters="Models with a scale of their own, as some with multiplied logits have, are scaled twice.",
 )
 def scale_times_default(query: Tensor, scale: float | None) -> float:
     return factor(query, None) * factor(query[..., :1], scale)
@@ -131,7 +126,6 @@ def scale_times_default(query: Tensor, scale: float | None) -> float:
     does="Accepts a scale and ignores it.",
     repair="Pass the given scale on to every path that computes scores.",
     hides="Calls without a scale, or with the default one.",
-    matters="A model that needs another scale gets wrong answers without any warning.",
     links=github(
         "tenstorrent/tt-metal/issues/33304", "lucidrains/x-transformers/pull/244", "hao-ai-lab/FastVideo/pull/1457"
     ),
@@ -165,7 +159,6 @@ def scale_zero_as_absent(query: Tensor, scale: float | None) -> float:
     does="Spreads the root of the scale's size over query and key, and loses its sign.",
     repair="Give the sign of the scale to one of the two factors.",
     hides="Positive scales.",
-    matters="A negative scale, which prefers unlike tokens, prefers like ones.",
 )
 def root_of_scale_without_sign(query: Tensor, key: Tensor, by: float) -> Tensor:
     root = abs(by) ** 0.5
@@ -211,7 +204,7 @@ def _from_the_least(scores: Tensor) -> Tensor:
 
 @breaks("scores.dot-product", "relations.shift-keys", step="score", holds=("relations.permute-keys",)).entry(
     does="Normalises queries and keys to length 1 before the product.",
-    repair="Leave queries and keys as long as they are, unless the caller asks for cosine attention.",
+    repair="Leave queries and keys as long as they are, unless the caller requests cosine attention.",
     hides="Queries and keys that have length 1 already.",
     matters="Weights of models without such a normalisation give attention that is nearly uniform.",
 )
@@ -225,7 +218,6 @@ def cosine(query: Tensor, key: Tensor, by: float) -> Tensor:
     does="Scores by the squared distance of query and key, and not by their product.",
     repair="Score by the product; a distance takes half the square of the key's length off it.",
     hides="Keys that all have the same length.",
-    matters="Weights trained with products prefer short keys here.",
 )
 def distance_for_product(query: Tensor, key: Tensor, by: float) -> Tensor:
     return score(query, key, by) - 0.5 * by * key.square().sum(-1)[..., None, :]

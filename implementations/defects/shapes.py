@@ -15,8 +15,7 @@ from attention_conformance.implementations.builtin.stepwise.steps import (
     mix,
     softmax,
 )
-from attention_conformance.implementations.defects.breaking import breaks, github
-from attention_conformance.implementations.defects.defect import CRASH, LEAK, NAN
+from attention_conformance.implementations.defects.breaking import CRASH, LEAK, NAN, breaks, github
 
 
 def flat(x: Tensor) -> Tensor:
@@ -28,7 +27,6 @@ def flat(x: Tensor) -> Tensor:
     does="Returns float32 whatever the inputs are.",
     repair="Cast the output to the dtype of the inputs.",
     hides="Inputs in float32.",
-    matters="Later layers in another dtype crash, or take twice the memory.",
 )
 def output_in_float32(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     return Steps()(query, key, value, **options).float()
@@ -38,7 +36,6 @@ def output_in_float32(query: Tensor, key: Tensor, value: Tensor, **options: Any)
     does="Returns (B, Lq, H, d_v), with the tokens before the heads.",
     repair="Return the layout in which the inputs came.",
     hides="A single head, or as many heads as queries.",
-    matters="A merge of the heads that follows mixes tokens.",
 )
 def tokens_before_heads(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     return Steps()(query, key, value, **options).transpose(1, 2)
@@ -46,9 +43,9 @@ def tokens_before_heads(query: Tensor, key: Tensor, value: Tensor, **options: An
 
 @breaks("shapes.coincident", holds=("masks.bool", "scores.dot-product"), severity=LEAK).entry(
     does="Exchanges samples and heads of a mask when there are two of each.",
-    repair="Tell axes by their place, never by their extent.",
+    repair="Identify axes by their order, never by their extent.",
     hides="Different numbers of samples and heads.",
-    matters="Code that guesses the layout from extents fails for the one batch size at which both fit.",
+    matters="Code that guesses the layout from extents fails for the one batch size where both fit.",
 )
 def mask_axes_swapped_where_they_fit(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     mask = options.get("attn_mask")
@@ -65,7 +62,7 @@ def mask_axes_swapped_where_they_fit(query: Tensor, key: Tensor, value: Tensor, 
     hides="Different numbers of queries and keys; symmetric weights.",
     matters="Code with tokens as columns and code with tokens as rows are mixed: only self-attention runs, wrongly.",
 )
-def weights_turned_over_where_square(weights: Tensor, value: Tensor) -> Tensor:
+def weights_transposed_where_square(weights: Tensor, value: Tensor) -> Tensor:
     return mix(weights.mT if weights.shape[-1] == weights.shape[-2] else weights, value)
 
 
@@ -73,7 +70,6 @@ def weights_turned_over_where_square(weights: Tensor, value: Tensor) -> Tensor:
     does="Leaves out the keys of an unfinished last tile.",
     repair="Round the number of tiles up, and mask what lies beyond the end.",
     hides="Lengths that are multiples of the tile, as powers of two are.",
-    matters="The last words of a prompt are not read.",
     links=github("jax-ml/jax/issues/27224", "FluxML/NNkernels.jl/pull/16"),
 )
 def last_tile_forgotten(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
@@ -86,7 +82,6 @@ def last_tile_forgotten(query: Tensor, key: Tensor, value: Tensor, **options: An
     does="Never writes the rows of an unfinished last tile of queries.",
     repair="Launch as many tiles as the length divided by the tile, rounded up.",
     hides="Lengths that are multiples of the tile, as powers of two are.",
-    matters="The last rows hold what was in memory before.",
     links=github("OpenNLPLab/lightning-attention/pull/28", "zml/zml/pull/563"),
 )
 def last_rows_unwritten(weights: Tensor, value: Tensor) -> Tensor:
@@ -99,7 +94,6 @@ def last_rows_unwritten(weights: Tensor, value: Tensor) -> Tensor:
     does="Fills the last tile of keys up with zeros, and lets them take part in the sum.",
     repair="Give what lies beyond the end the score minus infinity.",
     hides="Lengths that are multiples of the tile; scores far above 0.",
-    matters="Rows sum to less than 1, by as much as the tile is empty.",
 )
 def tile_filled_up_with_zeros(scores: Tensor) -> Tensor:
     length = scores.shape[-1]
@@ -125,9 +119,8 @@ def tile_skipped_by_its_first_row(scores: Tensor, mask: Tensor) -> Tensor:
 
 @breaks("shapes.large", holds=("shapes.tile-edges", "shapes.combinations", "masks.float")).entry(
     does="Drops a float mask over more than 256 keys.",
-    repair="Hand every option to the path for long sequences, too.",
+    repair="Pass every option to the path for long sequences, too.",
     hides="Short sequences.",
-    matters="Biases work in tests, and not in use.",
 )
 def float_mask_dropped_over_many_keys(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     mask = options.get("attn_mask")
@@ -137,7 +130,7 @@ def float_mask_dropped_over_many_keys(query: Tensor, key: Tensor, value: Tensor,
 
 
 @breaks("shapes.large", step="add_causal", holds=("causal.square", "shapes.tile-edges"), severity=LEAK).entry(
-    does="Leaves the future of queries after the 260th in sight.",
+    does="Leaves the future visible for queries after the 260th.",
     repair="Build the triangle for the length at hand, not once for a longest one.",
     hides="Sequences up to the length that was thought the longest.",
     matters="A buffer that holds the triangle ends, and long sequences see what lies behind it.",
@@ -173,7 +166,6 @@ def scale_of_the_padded_width(query: Tensor, scale: float | None) -> float:
     does="Reads two components at a time, and leaves out the last of an odd width above 4.",
     repair="Add the remainder after the loop over pairs.",
     hides="Even widths.",
-    matters="Unusual widths lose a component of every product.",
 )
 def last_component_of_an_odd_width_lost(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     width = query.shape[-1]
@@ -182,12 +174,12 @@ def last_component_of_an_odd_width_lost(query: Tensor, key: Tensor, value: Tenso
 
 
 @breaks("shapes.combinations", holds=("scores.scale-explicit", "causal.square")).entry(
-    does="Drops the given scale beside a causal flag.",
-    repair="Hand every option to every path.",
+    does="Drops the given scale of a causal call.",
+    repair="Pass every option to every path.",
     hides="Either option alone.",
     matters="Decoders with a scale of their own, which each test of one option passes.",
 )
-def scale_dropped_beside_flag(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+def scale_dropped_with_flag(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     if "is_causal" in options:
         options.pop("scale", None)
     return Steps()(query, key, value, **options)
@@ -195,7 +187,7 @@ def scale_dropped_beside_flag(query: Tensor, key: Tensor, value: Tensor, **optio
 
 @breaks("shapes.views", holds=("scores.dot-product",), raises=True).entry(
     does="Reads query, key and value as if they were contiguous.",
-    repair="Heed the strides, or copy first.",
+    repair="Respect the strides, or copy first.",
     hides="Contiguous inputs; wrappers that happen to copy.",
     matters="The heads of a module are transposed views: accuracy fell from 0.98 to 0.48 on one device.",
     links=github("pytorch/pytorch/issues/181133", "PriorLabs/TabPFN/pull/888", "pytorch/pytorch/issues/163597"),
@@ -208,7 +200,6 @@ def memory_read_as_contiguous(query: Tensor, key: Tensor, value: Tensor, **optio
     does="Reads the values by the strides of the keys.",
     repair="Pass the strides of each input.",
     hides="Keys and values that lie alike in memory, as those of one fused projection do.",
-    matters="A cache that keeps its values transposed is read as noise.",
 )
 def values_read_by_the_strides_of_the_keys(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     if key.shape == value.shape:
@@ -218,7 +209,7 @@ def values_read_by_the_strides_of_the_keys(query: Tensor, key: Tensor, value: Te
 
 @breaks("shapes.views", step="add_mask", holds=("masks.bool", "masks.broadcast"), severity=LEAK, raises=True).entry(
     does="Reads a mask as if it were contiguous.",
-    repair="Heed the strides of the mask, those of 0 included, or copy first.",
+    repair="Respect the strides of the mask, those of 0 included, or copy first.",
     hides="Contiguous masks.",
     matters="Masks are slices of longer ones, or expanded: kernels refuse them at best.",
     links=github("pytorch/pytorch/issues/139424", "facebookresearch/xformers/issues/813"),
@@ -244,7 +235,6 @@ def nothing_is_no_shape(query: Tensor, key: Tensor, value: Tensor, **options: An
     does="Divides 0 by 0 where there are no keys.",
     repair="Answer zeros where there are no keys.",
     hides="A single key and more.",
-    matters="An empty memory turns a model's answer into NaN.",
     links=github("Dao-AILab/flash-attention/pull/2568"),
 )
 def mean_of_nothing(weights: Tensor, value: Tensor) -> Tensor:
@@ -257,7 +247,6 @@ def mean_of_nothing(weights: Tensor, value: Tensor) -> Tensor:
     does="Takes the maximum of no keys, which is an error.",
     repair="Return zeros before the softmax where there are no keys.",
     hides="A single key and more.",
-    matters="An empty memory ends the program.",
     links=github("pytorch/pytorch/pull/195812"),
 )
 def maximum_of_nothing(scores: Tensor) -> Tensor:

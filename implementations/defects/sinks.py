@@ -10,15 +10,12 @@ import torch
 from torch import Tensor
 
 from attention_conformance.implementations.builtin.stepwise.steps import Steps, add_sinks, cap, factor
-from attention_conformance.implementations.defects.breaking import breaks, github
-from attention_conformance.implementations.defects.defect import GRADIENT, NAN
+from attention_conformance.implementations.defects.breaking import GRADIENT, NAN, breaks, github
 from attention_conformance.spec.features import Feature
 
 SINKS = {Feature.SINKS, Feature.SOFTCAP}
 RETURNED = ("weights", "log_sum_exp")
 SEEN_IN = ("https://github.com/ROCm/rocm-libraries/pull/12229",)
-
-
 breaks_sinks = partial(breaks, claims=SINKS)
 
 
@@ -28,7 +25,7 @@ breaks_sinks = partial(breaks, claims=SINKS)
     does="Multiplies the sink by the scale, along with the products.",
     repair="Join the sink to scores that are scaled already.",
     hides="A scale of 1; sinks of 0.",
-    matters="A trained sink of 4 in a head of width 64 counts as 1/2: far too little attention is turned away.",
+    matters="A trained sink of 4 in a head of width 64 counts as 1/2: far too little attention goes to the sink.",
     links=SEEN_IN,
 )
 def sink_scaled(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
@@ -40,13 +37,12 @@ def sink_scaled(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Te
 @breaks_sinks(
     "sinks.sum", "sinks.gradient", "sinks.empty-row", extras=RETURNED, holds=("scores.dot-product", "softcap.formula")
 ).entry(
-    does="Takes the sinks, and does nothing with them.",
+    does="Accepts sinks and ignores them.",
     repair="Let them join the softmax, or refuse them.",
     hides="Sinks far below the scores.",
-    matters="A kernel without sinks stands in for one that has them, and a trained model loses its valve.",
     links=SEEN_IN,
 )
-def sinks_forgotten(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, ...]:
+def sinks_ignored(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, ...]:
     options.pop("sinks", None)
     return Steps().answer(query, key, value, **options)
 
@@ -55,7 +51,6 @@ def sinks_forgotten(query: Tensor, key: Tensor, value: Tensor, **options: Any) -
     does="Caps the sink like a score.",
     repair="Cap the scores, then join the sink.",
     hides="Calls without a softcap; sinks far below the cap.",
-    matters="The share of a strong sink shrinks to that of an ordinary key.",
     links=SEEN_IN,
 )
 def sink_capped(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
@@ -70,7 +65,6 @@ def sink_capped(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Te
     does="Counts the sink in each of two parts of the keys.",
     repair="Count it in one part only, or once they are merged.",
     hides="Sequences that are not split.",
-    matters="The sink takes more the longer the sequence is.",
     links=SEEN_IN,
 )
 def sink_counted_twice(scores: Tensor, sinks: Tensor) -> Tensor:
@@ -91,7 +85,7 @@ def sink_counted_in_each_split(scores: Tensor, sinks: Tensor) -> Tensor:
     does="Gives the share of the sink to the first key.",
     repair="Let the share of the sink go: it has no value.",
     hides="Checks that rows sum to 1; a first value of zeros.",
-    matters="The name is taken for the first token, on which models without a sink park their attention.",
+    matters="The sink is mistaken for the first token, to which models without a sink attend.",
 )
 def sink_given_a_value(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, ...]:
     output, weights, lse = Steps().answer(query, key, value, **options)
@@ -106,7 +100,6 @@ def sink_given_a_value(query: Tensor, key: Tensor, value: Tensor, **options: Any
     does="Lays the sinks along the queries wherever there are as many queries as heads.",
     repair="Give the sinks two axes of length 1 behind that of the heads.",
     hides="Sequences longer or shorter than there are heads.",
-    matters="Each query has a sink of its own, and all heads share it.",
 )
 def sinks_along_the_queries(scores: Tensor, sinks: Tensor) -> Tensor:
     if len(sinks) != scores.shape[-2]:
@@ -119,17 +112,15 @@ def sinks_along_the_queries(scores: Tensor, sinks: Tensor) -> Tensor:
     does="Gives the sink of the first head to all heads.",
     repair="Give each head its own sink.",
     hides="A single head; sinks that were initialised alike.",
-    matters="Heads that should turn away attend, and the other way round.",
 )
 def one_sink_for_all_heads(scores: Tensor, sinks: Tensor) -> Tensor:
     return add_sinks(scores, sinks[:1].expand_as(sinks))
 
 
 @breaks_sinks("sinks.sum", "sinks.range", holds=("scores.dot-product", "softmax.large-scores")).entry(
-    does="Adds the exponential of the sink to a sum from which the maximum was taken off.",
-    repair="Take the maximum off the sink as well.",
+    does="Adds the exponential of the sink to a sum of exponentials less the maximum.",
+    repair="Subtract the maximum from the sink as well.",
     hides="Rows whose largest score is 0.",
-    matters="The share of the sink changes with the size of the scores.",
     links=github("pytorch/torchtitan/pull/2211"),
 )
 def sink_not_shifted(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
@@ -141,10 +132,9 @@ def sink_not_shifted(query: Tensor, key: Tensor, value: Tensor, **options: Any) 
 
 
 @breaks_sinks("sinks.range", holds=("sinks.sum", "sinks.masks", "softmax.large-scores"), severity=NAN).entry(
-    does="Leaves the sink out of the maximum that is taken off.",
+    does="Leaves the sink out of the maximum that is subtracted.",
     repair="Take the larger of the sink and the largest score.",
     hides="Sinks near the scores; outputs, where the sink is far above all scores.",
-    matters="A strong sink overflows, and its gradient is NaN.",
 )
 def sink_left_out_of_the_maximum(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     def shifted(scores: Tensor) -> Tensor:
@@ -172,7 +162,6 @@ def _with_softmax(query: Tensor, key: Tensor, value: Tensor, softmax: Any, optio
     does="Lengthens a boolean mask by False for the sink.",
     repair="Join the sink to scores that are masked already, or lengthen masks by True.",
     hides="Calls without a mask.",
-    matters="The sink is there in training, and not for padded batches.",
 )
 def sink_masked(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     mask = options.get("attn_mask")
@@ -185,7 +174,6 @@ def sink_masked(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Te
     does="Multiplies a row that is 0/0 by the share that the sink leaves, which is 0.",
     repair="Answer rows without keys by zeros, or let the sink join the softmax itself.",
     hides="Masks that leave every query a key.",
-    matters="Padding rows are NaN, though the sink was there to prevent it.",
 )
 def sink_multiplied_onto_nan(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     sinks = options.pop("sinks", None)
@@ -200,7 +188,6 @@ def sink_multiplied_onto_nan(query: Tensor, key: Tensor, value: Tensor, **option
     does="Returns the log-sum-exp of the scores without the sink.",
     repair="Count the sink in what is returned, as in what is divided by.",
     hides="Everything but merges and backward passes.",
-    matters="Parts of a long sequence are merged with wrong shares.",
 )
 def log_sum_exp_without_the_sink(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, ...]:
     output, weights, _ = Steps().answer(query, key, value, **options)
@@ -212,7 +199,6 @@ def log_sum_exp_without_the_sink(query: Tensor, key: Tensor, value: Tensor, **op
     does="Returns the weights with a column for the sink.",
     repair="Leave the column of the sink out.",
     hides="Code that never looks at the weights.",
-    matters="Maps of the weights have one key too many.",
 )
 def sink_among_the_weights(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, ...]:
     output, weights, lse = Steps().answer(query, key, value, **options)
@@ -224,7 +210,6 @@ def sink_among_the_weights(query: Tensor, key: Tensor, value: Tensor, **options:
     does="Returns weights that sum to 1, as if there were no sink.",
     repair="Return the weights with which the values were mixed.",
     hides="Checks that rows sum to 1.",
-    matters="The map shows full attention where most of it went to the sink.",
 )
 def weights_made_up_to_one(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, ...]:
     output, _, lse = Steps().answer(query, key, value, **options)
@@ -238,7 +223,6 @@ def weights_made_up_to_one(query: Tensor, key: Tensor, value: Tensor, **options:
     does="Passes no gradient to the sinks.",
     repair="Sum the gradient of the sink's score over samples and queries.",
     hides="Inference; checks of the inputs' gradients.",
-    matters="The sinks keep their first values through all of training.",
 )
 def sinks_without_gradient(scores: Tensor, sinks: Tensor) -> Tensor:
     return add_sinks(scores, sinks.detach())
@@ -261,7 +245,6 @@ class _Averaged(torch.autograd.Function):
     does="Averages the gradient of the sinks over the samples.",
     repair="Sum it over samples and queries, as for any other parameter.",
     hides="A single sample; optimisers that do not mind the size of a gradient.",
-    matters="The sinks learn more slowly than the rest, the larger the batch.",
 )
 def sink_gradient_averaged(scores: Tensor, sinks: Tensor) -> Tensor:
     each: Tensor = _Averaged.apply(sinks, len(scores))  # type: ignore[no-untyped-call]  # torch has no types here

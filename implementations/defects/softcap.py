@@ -19,8 +19,7 @@ from attention_conformance.implementations.builtin.stepwise.steps import (
     score,
     softmax,
 )
-from attention_conformance.implementations.defects.breaking import breaks, github
-from attention_conformance.implementations.defects.defect import GRADIENT, LEAK, NAN, PRECISION
+from attention_conformance.implementations.defects.breaking import GRADIENT, LEAK, NAN, PRECISION, breaks, github
 from attention_conformance.implementations.defects.gradients import distorted
 from attention_conformance.spec.features import Feature
 
@@ -34,13 +33,11 @@ def capped_with_slope(scores: Tensor, softcap: float, by: Tensor) -> Tensor:
 
 
 breaks_softcap = partial(breaks, claims=SOFTCAP)
-
-
 breaks_cap = partial(breaks_softcap, step="cap")
 
 
 @breaks_cap("softcap.formula", "softcap.large-scores", holds=("scores.dot-product", "masks.bool")).entry(
-    does="Takes the softcap, and does nothing with it.",
+    does="Accepts a softcap and ignores it.",
     repair="Cap the scores, or refuse the argument.",
     hides="Scores far below the cap.",
     matters="A served model of this kind scored a fifth lower, without an error.",
@@ -54,7 +51,6 @@ def softcap_ignored(scores: Tensor, softcap: float) -> Tensor:
     does="Leaves out the factor before the tangent.",
     repair="Multiply the tangent by the cap.",
     hides="A cap of 1.",
-    matters="All scores lie between -1 and 1, and attention is almost even.",
     links=github("unslothai/unsloth-zoo/pull/593"),
 )
 def outer_factor_left_out(scores: Tensor, softcap: float) -> Tensor:
@@ -65,7 +61,6 @@ def outer_factor_left_out(scores: Tensor, softcap: float) -> Tensor:
     does="Multiplies the tangent by the score instead of the cap.",
     repair="Multiply the tangent by the cap.",
     hides="Scores that are all alike.",
-    matters="Low scores become high ones: the answer is that of another function.",
     links=github("unslothai/unsloth-zoo/pull/593"),
 )
 def score_times_tangent(scores: Tensor, softcap: float) -> Tensor:
@@ -76,7 +71,6 @@ def score_times_tangent(scores: Tensor, softcap: float) -> Tensor:
     does="Clamps the scores to the cap.",
     repair="Use the tangent, which bends before it reaches the cap.",
     hides="Scores that are far below the cap or far beyond it.",
-    matters="Scores near the cap are off by a quarter, and those beyond it learn nothing.",
 )
 def scores_clamped_to_the_cap(scores: Tensor, softcap: float) -> Tensor:
     return scores.clamp(-softcap, softcap)
@@ -88,7 +82,6 @@ def scores_clamped_to_the_cap(scores: Tensor, softcap: float) -> Tensor:
     does="Writes the tangent by a logistic function of the same argument, and not of twice that.",
     repair="Use tanh(y) = 2 sigmoid(2 y) - 1.",
     hides="Scores far beyond the cap.",
-    matters="Every score is about half of what it should be.",
 )
 def logistic_of_half_the_argument(scores: Tensor, softcap: float) -> Tensor:
     return softcap * torch.tanh(scores / softcap / 2)
@@ -100,7 +93,6 @@ def logistic_of_half_the_argument(scores: Tensor, softcap: float) -> Tensor:
     does="Caps the products of query and key, and scales afterwards.",
     repair="Scale first, then cap.",
     hides="A scale of 1; products far below the cap.",
-    matters="The cap bites at other scores, and is not c but c times the scale.",
 )
 def scaled_after_the_cap(
     query: Tensor, key: Tensor, value: Tensor, softcap: float | None = None, **options: Any
@@ -116,7 +108,6 @@ def scaled_after_the_cap(
     does="Divides by the square root of the width under the cap, also where a scale is given.",
     repair="Let a given scale replace the default.",
     hides="Calls with the default scale, or without a cap.",
-    matters="Models whose scale belongs to their checkpoint run with another one.",
 )
 def default_scale_under_the_cap(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     if "softcap" in options:
@@ -128,7 +119,6 @@ def default_scale_under_the_cap(query: Tensor, key: Tensor, value: Tensor, **opt
     does="Puts the tangent together from two exponentials, which overflow.",
     repair="Call the library's tangent, or use exponentials of -2 |y| only.",
     hides="Scores below 88 times the cap in float32.",
-    matters="One large score, and the row is NaN.",
     links=github("vllm-project/vllm/issues/56578"),
 )
 def tangent_of_exponentials(scores: Tensor, softcap: float) -> Tensor:
@@ -138,7 +128,7 @@ def tangent_of_exponentials(scores: Tensor, softcap: float) -> Tensor:
 
 
 @breaks_cap("softcap.small-scores", holds=("softcap.large-scores", "softcap.mask"), severity=PRECISION).entry(
-    does="Takes exponentials near 1 from each other for scores far below the cap.",
+    does="Subtracts exponentials near 1 from each other for scores far below the cap.",
     repair="Call the library's tangent, or use expm1.",
     hides="Scores of the size of the cap.",
     matters="With a large cap the scores lose as many digits as the cap has more than they.",
@@ -151,7 +141,7 @@ def digits_lost_below_the_cap(scores: Tensor, softcap: float) -> Tensor:
     does="Caps after all masks: minus infinity becomes -c.",
     repair="Scale, cap, add, mask, and then the softmax.",
     hides="Large caps: the weight of a masked key is e to the -c; calls without a mask.",
-    matters="Masked keys have weight; the future and other documents leak. An operator's specification had it.",
+    matters="Masked keys have weight: the future and other documents leak. An operator's specification had it.",
     links=github(
         "onnx/onnx/issues/7865",
         "onnx/onnx/pull/7867",
@@ -170,7 +160,6 @@ def cap_after_all_masks(
     does="Adds a float mask before the cap, and hides what is minus infinity after it.",
     repair="Add the mask to the capped scores.",
     hides="Boolean masks, and float masks of zeros and minus infinities.",
-    matters="Biases of position are bent by the cap, far ones most.",
     links=github("onnx/onnx/pull/7867"),
 )
 def float_mask_added_before_the_cap(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
@@ -190,7 +179,6 @@ def float_mask_added_before_the_cap(query: Tensor, key: Tensor, value: Tensor, *
     does="Hides the future before the cap.",
     repair="Cap first, in kernels that build the triangle as well.",
     hides="Large caps, and calls without the flag.",
-    matters="Each future key has the weight of a low score.",
     links=github("Dao-AILab/flash-attention/pull/1025"),
 )
 def future_hidden_before_the_cap(
@@ -208,7 +196,6 @@ def future_hidden_before_the_cap(
     does="Hides padding before the cap.",
     repair="Cap first, then hide.",
     hides="Large caps, and batches without padding.",
-    matters="A sample's answer depends on how long its neighbours are.",
 )
 def padding_hidden_before_the_cap(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     padding = options.pop("key_padding_mask", None) if "softcap" in options else None
@@ -225,7 +212,6 @@ def padding_hidden_before_the_cap(query: Tensor, key: Tensor, value: Tensor, **o
     does="Fills up the last tile of keys before the cap, so that keys take weight that do not exist.",
     repair="Fill up the last tile after the cap.",
     hides="Numbers of keys that are multiples of the tile; calls with a mask, which hides them again; large caps.",
-    matters="Rows are too small, by e to the -c for each key that was made up.",
     links=github("ggml-org/llama.cpp/pull/29034"),
 )
 def last_tile_capped(
@@ -248,10 +234,9 @@ def last_tile_capped(
 @breaks_cap(
     "softcap.gradients", holds=("softcap.formula", "gradients.query", "gradients.key"), severity=GRADIENT
 ).entry(
-    does="Passes the gradient by the cap as if it were not there.",
+    does="Passes the gradient around the cap as if it were not there.",
     repair="Multiply the gradient of the scores by 1 - tanh^2.",
     hides="Outputs; scores far below the cap.",
-    matters="Scores beyond the cap go on growing, without any effect.",
     links=github("Dao-AILab/flash-attention/pull/1033"),
 )
 def slope_left_out(scores: Tensor, softcap: float) -> Tensor:
@@ -264,7 +249,6 @@ def slope_left_out(scores: Tensor, softcap: float) -> Tensor:
     does="Takes the slope of the capped score, which is not divided by the cap.",
     repair="Take 1 - (t / c)^2 of the capped score t.",
     hides="Outputs; a cap of 1.",
-    matters="The gradient of large scores turns around, and grows with the square of the cap.",
 )
 def slope_of_the_undivided_cap(scores: Tensor, softcap: float) -> Tensor:
     return capped_with_slope(scores, softcap, (1 - cap(scores, softcap) ** 2).detach())
@@ -276,7 +260,6 @@ def slope_of_the_undivided_cap(scores: Tensor, softcap: float) -> Tensor:
     does="Multiplies the gradient of a float mask by the slope of the cap.",
     repair="Give the mask the gradient of what follows the cap.",
     hides="Outputs, and masks that are not learned.",
-    matters="Learned biases stand still where scores are saturated.",
     links=github("openxla/tokamax/pull/1121"),
 )
 def mask_gradient_with_slope(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
@@ -298,7 +281,6 @@ def mask_gradient_with_slope(query: Tensor, key: Tensor, value: Tensor, **option
     does="Returns the log-sum-exp of the scores before the cap.",
     repair="Sum the exponentials that the softmax sums.",
     hides="The output; scores far below the cap.",
-    matters="Halves of a sequence are merged with foreign sums, and a backward pass rebuilds wrong weights.",
 )
 def log_sum_exp_before_the_cap(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
     output = Steps()(query, key, value, **options)

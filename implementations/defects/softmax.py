@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from attention_conformance.implementations.builtin.stepwise.steps import INFINITY, softmax
-from attention_conformance.implementations.defects.breaking import breaks, github
-from attention_conformance.implementations.defects.defect import LEAK, NAN
+from attention_conformance.implementations.defects.breaking import LEAK, NAN, breaks, github
 
 TILE = 4
 
@@ -51,7 +50,7 @@ def softmax_over_samples(scores: Tensor) -> Tensor:
     "softmax.rows-sum-to-one", "softmax.over-keys", holds=("shapes.output", "relations.permute-keys")
 ).entry(
     does="Leaves the softmax out: the scores themselves are the weights.",
-    repair="Turn the scores into weights by a softmax over the keys.",
+    repair="Apply a softmax over the keys to the scores.",
     hides="Checks of shapes only.",
     matters="The result is linear attention of unbounded size, which passes every smoke test.",
     links=github("flexflow/flexflow-train/issues/467"),
@@ -66,7 +65,6 @@ def softmax_left_out(scores: Tensor) -> Tensor:
     does="Squeezes each score by a sigmoid, so that the weights of a row do not sum to 1.",
     repair="Divide the exponentials of a row by their sum.",
     hides="Checks that weights lie between 0 and 1.",
-    matters="The output grows with the number of keys.",
 )
 def sigmoid_for_softmax(scores: Tensor) -> Tensor:
     return torch.sigmoid(scores)
@@ -99,7 +97,6 @@ def no_maximum(scores: Tensor) -> Tensor:
     does="Subtracts a fixed number instead of the maximum.",
     repair="Subtract the maximum of each row, which no constant can stand for.",
     hides="Scores near the constant.",
-    matters="NaN with models whose scores reach the thousands.",
     links=github("HabanaAI/vllm-fork/issues/275"),
 )
 def constant_for_the_maximum(scores: Tensor) -> Tensor:
@@ -110,7 +107,6 @@ def constant_for_the_maximum(scores: Tensor) -> Tensor:
     does="Subtracts the mean of each row instead of its maximum.",
     repair="Subtract the maximum: only then is no exponent above 0.",
     hides="Rows whose scores lie close together.",
-    matters="A row in which one key leads by a thousand overflows.",
 )
 def mean_for_the_maximum(scores: Tensor) -> Tensor:
     kept = scores > -INFINITY
@@ -122,7 +118,6 @@ def mean_for_the_maximum(scores: Tensor) -> Tensor:
     does="Subtracts one maximum of the whole array from all rows.",
     repair="Take the maximum along the keys, keeping the axis.",
     hides="Rows whose maxima lie within 104 of one another in float32, 745 in float64.",
-    matters="A row far below another, of another sample even, becomes 0/0.",
     links=github("NVIDIA/DeepLearningExamples/issues/169"),
 )
 def maximum_of_everything(scores: Tensor) -> Tensor:
@@ -133,7 +128,7 @@ def maximum_of_everything(scores: Tensor) -> Tensor:
     does="Starts the running maximum at -10000 instead of minus infinity.",
     repair="Start at minus infinity, and guard the difference of two infinities.",
     hides="Rows with a single score above -10000.",
-    matters="Models with massive activations got zeros from a serving kernel, in silence.",
+    matters="Models with massive activations got zeros from a serving kernel, silently.",
     links=github("flashinfer-ai/flashinfer/issues/4267", "flashinfer-ai/flashinfer/pull/4401"),
 )
 def maximum_starts_at_a_finite_number(scores: Tensor) -> Tensor:
@@ -146,7 +141,6 @@ def maximum_starts_at_a_finite_number(scores: Tensor) -> Tensor:
     does="Starts the running maximum at 0, or at the smallest positive number.",
     repair="Start at minus infinity: FLT_MIN of C is positive.",
     hides="Rows with a single positive score, or none far below 0.",
-    matters="A row whose scores are all very negative becomes 0/0.",
     links=github("mit-han-lab/tinyengine/issues/107"),
 )
 def maximum_starts_at_zero(scores: Tensor) -> Tensor:
@@ -166,7 +160,6 @@ def _tops(scores: Tensor) -> Tensor:
     does="Gives each tile of keys a maximum of its own, and adds the tiles up as they are.",
     repair="Multiply what has been summed by exp(old maximum - new maximum) whenever the maximum rises.",
     hides="Fewer keys than a tile, and tiles with equal maxima.",
-    matters="Short prompts are right, long ones drift.",
 )
 def sums_not_rescaled(scores: Tensor) -> Tensor:
     tops = [tile.amax(-1, keepdim=True).expand_as(tile) for tile in scores.split(TILE, -1)]
@@ -179,7 +172,7 @@ def sums_not_rescaled(scores: Tensor) -> Tensor:
     does="Multiplies by the inverse of the factor when the running maximum rises.",
     repair="Multiply by exp(old maximum - new maximum), which is at most 1.",
     hides="Fewer keys than a tile, and a largest score in the first tile.",
-    matters="Who follows an algorithm as printed in a paper, misprint included.",
+    matters="Code that follows an algorithm as printed in a paper, with its misprint.",
     links=github("Dao-AILab/flash-attention/issues/991"),
 )
 def rescaled_the_other_way(scores: Tensor) -> Tensor:
@@ -193,7 +186,6 @@ def rescaled_the_other_way(scores: Tensor) -> Tensor:
     does="Rescales the sum of exponentials when the maximum rises, but not the output summed so far.",
     repair="Multiply the sum and the output by the same factor.",
     hides="Fewer keys than a tile, and a largest score in the first tile.",
-    matters="Rows sum to more than 1, so that long inputs give outputs that are too large.",
 )
 def output_not_rescaled(scores: Tensor) -> Tensor:
     tops = _tops(scores)
@@ -214,7 +206,7 @@ def masked_tile_spoils_the_rest(scores: Tensor) -> Tensor:
 
 @breaks_softmax("softmax.rows-sum-to-one", "values.single-key", holds=("relations.permute-keys",)).entry(
     does="Adds 1 to the sum of the shifted exponentials.",
-    repair="Divide by the sum alone; for a key of score 0 that has no value, add exp(-maximum) and say so.",
+    repair="Divide by the sum alone; for a key of score 0 without a value, add exp(-maximum) and document it.",
     hides="Comparisons with itself, and rows with very many similar scores.",
     matters="A variant that lets a head be silent, written after the shift: not even invariant under shifts.",
     links=github("kyegomez/AttentionIsOFFByOne/issues/5"),
@@ -227,10 +219,9 @@ def one_more_in_the_sum(scores: Tensor) -> Tensor:
 @breaks_softmax(
     "softmax.rows-sum-to-one", "relations.shift-keys", holds=("relations.permute-keys", "softmax.large-scores")
 ).entry(
-    does="Reckons with one more key, of score 0 and without a value, that nobody asked for.",
+    does="Adds one more key, of score 0 and without a value, that was not requested.",
     repair="Normalise over the keys that are there.",
     hides="Rows with a score well above 0.",
-    matters="Weights of an ordinary model lose part of their attention to nothing.",
 )
 def silent_key_of_score_zero(scores: Tensor) -> Tensor:
     top = scores.amax(-1, keepdim=True).clamp(min=0.0)

@@ -1,4 +1,4 @@
-"""Mistakes of chapter 15: right answers that take more memory than there is reason for."""
+"""Mistakes of chapter 15: right answers that take more memory than they need."""
 
 from __future__ import annotations
 
@@ -11,15 +11,12 @@ from torch import Tensor
 
 from attention_conformance.implementations.builtin.inhouse.tiled import tiled_attention
 from attention_conformance.implementations.builtin.stepwise.steps import Steps, factor
-from attention_conformance.implementations.defects.breaking import breaks, github
-from attention_conformance.implementations.defects.defect import COST
+from attention_conformance.implementations.defects.breaking import COST, breaks, github
 from attention_conformance.spec.features import Feature
 
 LINEAR = frozenset({Feature.LINEAR_MEMORY})
 TILE = 128
 _KEPT: deque[Tensor] = deque(maxlen=64)
-
-
 breaks_speed = partial(breaks, severity=COST, dtype="float32")
 
 
@@ -32,7 +29,6 @@ breaks_speed = partial(breaks, severity=COST, dtype="float32")
     does="Claims linear memory, and makes all scores at once.",
     repair="Work in tiles with a running maximum and sum, or leave the claim.",
     hides="Short sequences, and every check of numbers.",
-    matters="A length that was planned for does not fit.",
 )
 def all_scores_at_once(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     return Steps()(query, key, value, **options)
@@ -60,13 +56,12 @@ def causal_flag_spelled_out(
 
 
 @breaks_speed("speed.linear-memory-gradients", claims=LINEAR, holds=("speed.linear-memory", "gradients.query")).entry(
-    does="Lets the tiles be recorded, so that the weights of all of them are kept for the way back.",
-    repair="Keep the log-sum-exp of each row, and make the weights again on the way back.",
+    does="Lets the tiles be recorded, so that the weights of all of them are stored for the backward pass.",
+    repair="Keep the log-sum-exp of each row, and compute the weights again in the backward pass.",
     hides="Calls without gradients; short sequences.",
-    matters="Training needs the memory that the tiles were meant to save.",
     links=github("lucidrains/memory-efficient-attention-pytorch/issues/3"),
 )
-def tiles_recorded_for_the_way_back(
+def tiles_recorded_for_the_backward_pass(
     query: Tensor, key: Tensor, value: Tensor, is_causal: bool = False, scale: float | None = None, **masks: Any
 ) -> Tensor:
     if masks or query.shape[-2] != key.shape[-2] or not query.numel():
@@ -90,7 +85,6 @@ def tiles_recorded_for_the_way_back(
     does="Makes the products of all components of all queries and keys before it sums them.",
     repair="Use a matrix product.",
     hides="Heads of one component, and every check of numbers.",
-    matters="Memory grows by the width of a head: a batch that would fit does not.",
 )
 def products_before_their_sum(query: Tensor, key: Tensor, by: float) -> Tensor:
     return (query[..., :, None, :] * key[..., None, :, :]).sum(-1) * by
@@ -100,7 +94,6 @@ def products_before_their_sum(query: Tensor, key: Tensor, by: float) -> Tensor:
     does="Copies the inputs of all heads for each head, and takes the one that it needs from each copy.",
     repair="Take a view of the head.",
     hides="A single head; every check of numbers.",
-    matters="Memory and time grow with the square of the number of heads.",
 )
 def inputs_copied_for_every_head(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     heads = torch.arange(query.shape[1])
@@ -112,7 +105,6 @@ def inputs_copied_for_every_head(query: Tensor, key: Tensor, value: Tensor, **op
     does="Makes the scores of every sample with all others, and keeps those with itself.",
     repair="Name the batch axis on both sides of the product alike.",
     hides="Batches of one sample; every check of numbers.",
-    matters="Memory and time grow with the square of the batch.",
 )
 def scores_between_samples(query: Tensor, key: Tensor, by: float) -> Tensor:
     scores = torch.einsum("bhqd,chkd->bchqk", query, key) * by
@@ -121,7 +113,7 @@ def scores_between_samples(query: Tensor, key: Tensor, by: float) -> Tensor:
 
 @breaks_speed("speed.memory-returned", step="mix", holds=("speed.memory-growth", "effects.stateless")).entry(
     does="Keeps the weights of every call in a list, to be looked at later.",
-    repair="Return them to those who ask.",
+    repair="Return them on request.",
     hides="A single call, and every check of numbers.",
     matters="An hour of training ends with no memory left.",
     links=github("antoniorv6/SMT-plusplus/issues/2"),

@@ -13,16 +13,13 @@ from attention_conformance.implementations.adapters.torch_op import torch_op
 from attention_conformance.implementations.adapters.transforms import exported, through
 from attention_conformance.implementations.api.contract import Claims, Implementation
 from attention_conformance.implementations.builtin.stepwise.steps import INFINITY, OP_FEATURES, Steps, add_mask
-from attention_conformance.implementations.defects.breaking import Breach, Facts, breaks, github
-from attention_conformance.implementations.defects.defect import CRASH, GRADIENT, LEAK
+from attention_conformance.implementations.defects.breaking import CRASH, GRADIENT, LEAK, Breach, Facts, breaks, github
 from attention_conformance.spec.features import Feature, Scope
 
 AUTOCAST = (Feature.AUTOCAST,)
 VMAP = (Feature.VMAP,)
 NO_GRAD = (Feature.NO_GRAD,)
 TWICE = (Feature.DOUBLE_BACKWARD,)
-
-
 crashes = partial(breaks, severity=CRASH, raises=True)
 
 
@@ -61,7 +58,6 @@ def mask_cast_with_the_inputs(query: Tensor, key: Tensor, value: Tensor, **optio
     does="Insists that a float mask has the dtype of the queries after their cast.",
     repair="Cast the mask with the queries.",
     hides="Calls without mixed precision, and boolean masks.",
-    matters="A mask in float32 is refused as soon as mixed precision is switched on.",
     links=github("pytorch/pytorch/issues/99012"),
 )
 def mask_dtype_insisted_upon(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
@@ -74,7 +70,7 @@ def mask_dtype_insisted_upon(query: Tensor, key: Tensor, value: Tensor, **option
 
 
 @crashes("modules.vmap", modes=VMAP, holds=("masks.bool", "masks.neutral")).entry(
-    does="Looks at the numbers of the mask to find out whether it masks anything.",
+    does="Looks at the numbers of the mask to decide whether it masks anything.",
     repair="Decide by what is known without numbers: dtypes, shapes and flags.",
     hides="Plain calls.",
     matters="Nothing that traces the code can go through it: the decision would be that of the example.",
@@ -127,12 +123,12 @@ def mask_of_the_first_lane(query: Tensor, key: Tensor, value: Tensor, **options:
 
 
 @crashes("modules.no-grad", modes=NO_GRAD, holds=("relations.grad-mode", "effects.inputs")).entry(
-    does="Asks whether its inputs require gradients, where it should ask whether gradients are recorded.",
-    repair="Ask the output, or torch.is_grad_enabled().",
+    does="Tests whether its inputs require gradients, where it should test whether gradients are recorded.",
+    repair="Test the output, or torch.is_grad_enabled().",
     hides="Inference with inputs that require no gradients.",
     matters="Evaluation in the middle of training stops with an error about a missing graph.",
 )
-def inputs_asked_for_the_graph(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+def graph_decided_by_the_inputs(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     output = Steps()(query, key, value, **options)
     if query.requires_grad and key.requires_grad and value.requires_grad:
         output.register_hook(lambda gradient: gradient)
@@ -141,9 +137,8 @@ def inputs_asked_for_the_graph(query: Tensor, key: Tensor, value: Tensor, **opti
 
 @breaks("modules.no-grad", modes=NO_GRAD, holds=("relations.grad-mode", "masks.float")).entry(
     does="Turns a float mask into booleans on its path for inference mode.",
-    repair="Hand the mask on as it is.",
+    repair="Pass the mask on as it is.",
     hides="Training, and inference with no_grad.",
-    matters="Biases of position are lost where a model is served.",
     links=github("pytorch/pytorch/issues/107084"),
 )
 def mask_made_boolean_in_inference_mode(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
@@ -180,7 +175,6 @@ class _OnceOnly(_Softmax):
     does="Keeps the weights for its gradient as plain numbers, so that the gradient of the gradient misses a part.",
     repair="Save tensors with save_for_backward, which connects them to the graph.",
     hides="First derivatives.",
-    matters="Penalties on gradients push the wrong way, in silence.",
     links=github("SHI-Labs/NATTEN/issues/191"),
 )
 def weights_constant_in_the_gradient(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
@@ -188,7 +182,7 @@ def weights_constant_in_the_gradient(query: Tensor, key: Tensor, value: Tensor, 
 
 
 @crashes("modules.double-backward", modes=TWICE, holds=("gradients.query", "gradients.value")).entry(
-    does="Claims that its gradients can be differentiated, and refuses to.",
+    does="Claims that its gradients can be differentiated, and raises.",
     repair="Build the gradient of operations that have one, or do not claim it.",
     hides="First derivatives.",
     matters="Penalties on gradients and second-order optimisers stop with an error.",
@@ -202,7 +196,6 @@ def gradient_that_has_none(query: Tensor, key: Tensor, value: Tensor, **options:
     does="Detaches the queries in the gradient of the keys.",
     repair="Keep the inputs in the graph of the gradient.",
     hides="First derivatives.",
-    matters="Second derivatives across queries and keys are 0.",
 )
 def query_detached_in_the_gradient(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     def score(q: Tensor, k: Tensor, by: float) -> Tensor:
@@ -260,7 +253,7 @@ def first_mask_compiled_in(query: Tensor, key: Tensor, value: Tensor, **options:
     does="Compiles for shapes, and not for flags and scales.",
     repair="Compile anew when an option changes, or make it an input.",
     hides="Options that never change.",
-    matters="A temperature that is turned has no effect any more.",
+    matters="A changed temperature has no effect.",
 )
 def first_scale_compiled_in(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     """Compiled for these shapes, and what is no tensor has become a constant."""
@@ -274,7 +267,6 @@ def first_scale_compiled_in(query: Tensor, key: Tensor, value: Tensor, **options
     does="Reads no more keys than there were when it was compiled.",
     repair="Compile anew for other sizes, or for sizes that may vary.",
     hides="Sequences of one length.",
-    matters="What lies beyond the length of the first call is never read.",
     links=github("huggingface/transformers/issues/47491", "pytorch/pytorch/issues/148545"),
 )
 def first_length_compiled_in(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:

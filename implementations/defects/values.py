@@ -9,8 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from attention_conformance.implementations.builtin.stepwise.steps import Steps, mix, score
-from attention_conformance.implementations.defects.breaking import breaks, github
-from attention_conformance.implementations.defects.defect import CRASH, LEAK
+from attention_conformance.implementations.defects.breaking import CRASH, LEAK, breaks, github
 from attention_conformance.spec.features import Feature
 
 
@@ -45,7 +44,6 @@ def residual_inside(query: Tensor, key: Tensor, value: Tensor, **options: Any) -
     does="Makes the output as wide as a key.",
     repair="Allocate the output with the width of the values.",
     hides="Values as wide as keys.",
-    matters="Models whose values have a width of their own crash, or lose components.",
     links=github("lsdefine/attention-is-all-you-need-keras/issues/15", "lucidrains/flash-attention-jax/pull/15"),
 )
 def output_as_wide_as_a_key(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
@@ -75,7 +73,7 @@ def values_clamped(weights: Tensor, value: Tensor) -> Tensor:
 
 
 @breaks("relations.permute-keys", step="score", holds=("shapes.output", "values.single-key")).entry(
-    does="Takes off each score a little of the key's position, though nobody asked for positions.",
+    does="Subtracts a little of the key's position from each score, though no positions are requested.",
     repair="Leave positions to the caller's float mask.",
     hides="Few keys, and tolerances of percents.",
     matters="A bias of position that is switched on by default spoils models trained without one.",
@@ -88,7 +86,6 @@ def score_falls_with_position(query: Tensor, key: Tensor, by: float) -> Tensor:
     does="Scales the scores of a query by its position.",
     repair="Use one scale for all queries.",
     hides="A single query, or the first ones.",
-    matters="Later tokens attend more flatly than they should.",
 )
 def scale_by_number_of_the_query(query: Tensor, key: Tensor, by: float) -> Tensor:
     return score(query, key, by) / (1.0 + 0.01 * torch.arange(query.shape[-2])[:, None])

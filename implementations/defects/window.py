@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from attention_conformance.implementations.builtin.stepwise.steps import INFINITY, Steps, add_window
-from attention_conformance.implementations.defects.breaking import breaks, github
-from attention_conformance.implementations.defects.defect import LEAK
+from attention_conformance.implementations.defects.breaking import LEAK, breaks, github
 from attention_conformance.spec.features import Conventions, Feature, WindowCount
 
 WINDOW = frozenset({Feature.WINDOW})
@@ -18,19 +17,15 @@ STARTED = WINDOW | {Feature.QUERY_START}
 INCLUDING = Conventions(window_count=WindowCount.INCLUDING)
 Window = tuple[int, int]
 TILE = 16
-
-
 breaks_window = partial(breaks, claims=WINDOW)
-
-
 breaks_add_window = partial(breaks_window, step="add_window")
 
 
 @breaks_add_window("window.extent", "window.narrow", "window.causal", holds=("causal.square", "masks.bool")).entry(
-    does="Counts the query's own position among the l keys to the left, while it claims keys besides it.",
+    does="Counts the query's own position among the l keys to the left, while it claims keys other than it.",
     repair="Hide keys before i - l, or claim the other way to count.",
     hides="Sequences within the window, and configurations without one.",
-    matters="Two libraries count differently, and a number handed from one to the other is off by one.",
+    matters="Two libraries count differently, and a number passed from one to the other is off by one.",
     links=github(
         "huggingface/transformers/issues/39408",
         "zml/zml/pull/763",
@@ -48,7 +43,7 @@ def own_position_counted(scores: Tensor, ahead: Tensor, window: Window) -> Tenso
 @breaks_add_window(
     "window.extent", "window.narrow", "window.causal", conventions=INCLUDING, holds=("causal.square", "masks.bool")
 ).entry(
-    does="Counts keys besides the query's own position, while it claims that l includes it.",
+    does="Counts keys other than the query's own position, while it claims that l includes it.",
     repair="Hide keys before i - l + 1, or claim the other way to count.",
     hides="Sequences within the window, and configurations without one.",
     matters="One key too many for each query: a cache of l keys has lost it, and cached answers differ.",
@@ -73,7 +68,6 @@ def one_key_too_many_to_the_right(scores: Tensor, ahead: Tensor, window: Window)
     does="Takes the left extent for the right one, and the right one for the left.",
     repair="Let the first number limit the keys before the query.",
     hides="Symmetric windows.",
-    matters="A decoder's window shows what comes, and hides what was.",
 )
 def sides_of_the_window_swapped(scores: Tensor, ahead: Tensor, window: Window) -> Tensor:
     return add_window(scores, ahead, (window[1], window[0]))
@@ -83,7 +77,6 @@ def sides_of_the_window_swapped(scores: Tensor, ahead: Tensor, window: Window) -
     does="Uses the left extent on both sides where none is given to the right.",
     repair="Leave a side without a limit open.",
     hides="Calls with the causal flag, and windows with both limits.",
-    matters="Encoders and decoders share one number, and one of them does not get what it asks for.",
     links=github("huggingface/transformers/issues/39408"),
 )
 def window_made_symmetric(scores: Tensor, ahead: Tensor, window: Window) -> Tensor:
@@ -95,7 +88,6 @@ def window_made_symmetric(scores: Tensor, ahead: Tensor, window: Window) -> Tens
     does="Hides all later keys as soon as there is a window.",
     repair="Let the causal flag alone hide the future.",
     hides="Decoders, which set the flag anyway.",
-    matters="Encoders with local layers read in one direction only.",
 )
 def window_taken_for_causal(scores: Tensor, ahead: Tensor, window: Window) -> Tensor:
     return add_window(scores.masked_fill((ahead > 0)[:, None], -INFINITY), ahead, window)
@@ -105,7 +97,6 @@ def window_taken_for_causal(scores: Tensor, ahead: Tensor, window: Window) -> Te
     does="Takes -1, which stands for no limit, for an extent of -1.",
     repair="Compare with a limit only where there is one.",
     hides="Windows with limits on both sides.",
-    matters="Queries see nothing at all, or one key too few.",
     links=github("zml/zml/pull/763"),
 )
 def absent_limit_taken_for_an_extent(scores: Tensor, ahead: Tensor, window: Window) -> Tensor:
@@ -117,7 +108,7 @@ def absent_limit_taken_for_an_extent(scores: Tensor, ahead: Tensor, window: Wind
     does="Takes an extent of 0 for no limit.",
     repair="Test for the absent value, not for truth.",
     hides="Extents of 1 and more.",
-    matters="A test of truth, such as window or length, turns the narrowest window into the widest.",
+    matters="A test of truth, such as window or length, makes the narrowest window the widest.",
 )
 def extent_of_zero_taken_for_none(scores: Tensor, ahead: Tensor, window: Window) -> Tensor:
     left, right = window
@@ -128,7 +119,6 @@ def extent_of_zero_taken_for_none(scores: Tensor, ahead: Tensor, window: Window)
     does="Starts each tile of queries at the keys that its last query sees.",
     repair="Let a tile read from the first key of its first query to the last key of its last one.",
     hides="Sequences within a tile.",
-    matters="The first queries of each tile lose the keys that are farthest back.",
     links=github("sgl-project/sglang/pull/39769"),
 )
 def tile_started_by_its_last_query(scores: Tensor, ahead: Tensor, window: Window) -> Tensor:
@@ -157,7 +147,6 @@ def whole_tiles_seen(scores: Tensor, ahead: Tensor, window: Window) -> Tensor:
     does="Cuts the keys from i - l on by a slice, whose start wraps around where it is negative.",
     repair="Start at max(0, i - l).",
     hides="Queries that stand l keys from the start and more.",
-    matters="The first tokens of each sequence see its end, or nothing.",
 )
 def start_of_the_window_wraps(scores: Tensor, ahead: Tensor, window: Window) -> Tensor:
     left, right = window
@@ -170,13 +159,12 @@ def start_of_the_window_wraps(scores: Tensor, ahead: Tensor, window: Window) -> 
 @breaks_window(
     "window.extent", "window.outside", holds=("window.with-mask", "window.with-padding"), severity=LEAK
 ).entry(
-    does="Heeds a window only where there is a mask to merge it into.",
+    does="Applies a window only where there is a mask to merge it into.",
     repair="Apply the window whether or not there is a mask.",
     hides="Calls with a mask.",
-    matters="Plain calls attend to the whole sequence.",
     links=github("jax-ml/jax/issues/32300", "hiyouga/LlamaFactory/issues/7063"),
 )
-def window_heeded_beside_a_mask_only(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+def window_applied_with_a_mask_only(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     if not options.keys() & {"attn_mask", "key_padding_mask"}:
         options.pop("window_size", None)
     return Steps()(query, key, value, **options)
@@ -186,7 +174,6 @@ def window_heeded_beside_a_mask_only(query: Tensor, key: Tensor, value: Tensor, 
     does="Lets a tile of 64 queries begin to read where its last query's window begins, to a tile of 64 keys.",
     repair="Begin with the tile that holds the first key of the first query's window.",
     hides="Sequences of up to 64 tokens, and windows wider than what the other rows of a tile lose.",
-    matters="The first queries of each tile lose the far end of their window.",
 )
 def tile_begins_with_its_last_query(scores: Tensor, ahead: Tensor, window: Window) -> Tensor:
     left, length = window[0], scores.shape[-2]

@@ -1,4 +1,4 @@
-"""More mistakes of chapter 19: windows beside flags, masks, other lengths and starts, and backwards."""
+"""More mistakes of chapter 19: windows with flags, masks, other lengths and starts, and in the backward pass."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from attention_conformance.implementations.builtin.stepwise.steps import (
     add_window,
     softmax,
 )
-from attention_conformance.implementations.defects.breaking import breaks, github
-from attention_conformance.implementations.defects.defect import GRADIENT, LEAK, NAN
+from attention_conformance.implementations.defects.breaking import GRADIENT, LEAK, NAN, breaks, github
 from attention_conformance.implementations.defects.window import STARTED, WINDOW, Window
 
 
@@ -33,9 +32,8 @@ breaks_window = partial(breaks, claims=WINDOW)
     does="Drops the causal flag when there is a window.",
     repair="Leave each query the keys that both allow.",
     hides="Windows whose right extent is 0.",
-    matters="A decoder with local layers reads the token that it should predict.",
 )
-def flag_dropped_beside_window(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+def flag_dropped_with_window(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     if "window_size" in options:
         options.pop("is_causal", None)
     return Steps()(query, key, value, **options)
@@ -48,7 +46,7 @@ def flag_dropped_beside_window(query: Tensor, key: Tensor, value: Tensor, **opti
     matters="A fused causal path does not know windows: memory and answers are those of global layers.",
     links=github("hiyouga/LlamaFactory/issues/7063"),
 )
-def window_dropped_beside_flag(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+def window_dropped_with_flag(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     if options.get("is_causal"):
         options.pop("window_size", None)
     return Steps()(query, key, value, **options)
@@ -56,7 +54,7 @@ def window_dropped_beside_flag(query: Tensor, key: Tensor, value: Tensor, **opti
 
 @breaks_window("window.causal", holds=("window.extent", "causal.square", "window.with-padding"), severity=LEAK).entry(
     does="Multiplies the additive causal mask by the band of the window: what it hides outside becomes visible.",
-    repair="Compose masks as booleans, and turn them into numbers once.",
+    repair="Combine masks as booleans, and convert them to numbers once.",
     hides="Layers without a window.",
     matters="Local layers saw the future, and a training loss fell to 0.",
     links=github("huggingface/transformers/issues/31673"),
@@ -74,9 +72,8 @@ def causal_mask_multiplied_by_the_band(query: Tensor, key: Tensor, value: Tensor
 
 @breaks_window("window.with-mask", holds=("window.extent", "masks.bool", "masks.float-infinity"), severity=NAN).entry(
     does="Multiplies an additive mask by the band of the window, minus infinity by 0, and adds the product.",
-    repair="Compose masks as booleans, and turn them into numbers once.",
+    repair="Combine masks as booleans, and convert them to numbers once.",
     hides="Calls without a mask, or without a window.",
-    matters="Rows turn into NaN, or see what lies outside.",
     links=github("huggingface/transformers/issues/31673"),
 )
 def mask_multiplied_by_the_band(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
@@ -96,9 +93,9 @@ def mask_multiplied_by_the_band(query: Tensor, key: Tensor, value: Tensor, **opt
     does="Drops the window when there is a mask.",
     repair="Leave each query the keys that both allow.",
     hides="Calls without a mask.",
-    matters="A mask for padding turns local layers into global ones.",
+    matters="A mask for padding makes local layers global.",
 )
-def window_dropped_beside_mask(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+def window_dropped_with_mask(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     if "attn_mask" in options:
         options.pop("window_size", None)
     return Steps()(query, key, value, **options)
@@ -110,9 +107,8 @@ def window_dropped_beside_mask(query: Tensor, key: Tensor, value: Tensor, **opti
     does="Drops the padding mask when there is a window.",
     repair="Leave each query the real keys inside its window.",
     hides="Batches without padding.",
-    matters="A path for local layers is called without the padding mask.",
 )
-def padding_dropped_beside_window(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+def padding_dropped_with_window(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     if "window_size" in options:
         options.pop("key_padding_mask", None)
     return Steps()(query, key, value, **options)
@@ -122,7 +118,6 @@ def padding_dropped_beside_window(query: Tensor, key: Tensor, value: Tensor, **o
     does="Counts positions over real keys only, for the keys and not for the queries.",
     repair="Count positions in the array, padding included, for both.",
     hides="Padding at the end.",
-    matters="Batches that are padded at the start get windows that are shifted by the padding.",
 )
 def padding_left_out_of_positions(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     padding = options.get("key_padding_mask")
@@ -140,7 +135,6 @@ def padding_left_out_of_positions(query: Tensor, key: Tensor, value: Tensor, **o
     does="Lets the window end at the last key, while it claims that positions start at the first.",
     repair="Put window and triangle at the same corner, and claim that one.",
     hides="As many queries as keys.",
-    matters="Cross-attention looks at the end of a sequence instead of its beginning.",
 )
 def window_from_the_other_corner(scores: Tensor, ahead: Tensor, window: Window) -> Tensor:
     return add_window(scores, ahead - (ahead.shape[-1] - ahead.shape[-2]), window)
@@ -152,7 +146,6 @@ def window_from_the_other_corner(scores: Tensor, ahead: Tensor, window: Window) 
     does="Shifts the causal triangle by Lk - Lq, and not the window.",
     repair="Take both from the same positions.",
     hides="As many queries as keys.",
-    matters="A query that continues a cached sequence sees its beginning, or nothing.",
     links=github("trymirai/lalamo/pull/200"),
 )
 def window_left_at_the_first_key(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
@@ -163,7 +156,7 @@ def window_left_at_the_first_key(query: Tensor, key: Tensor, value: Tensor, **op
     does="Drops the window for a single query.",
     repair="Apply the window whatever the number of queries is.",
     hides="Two queries and more, and sequences within the window.",
-    matters="Training and prefill are local, and every token that is generated looks at all.",
+    matters="Training and prefill are local, and every generated token attends to everything.",
     links=github("XunhaoLai/native-sparse-attention-triton/issues/22"),
 )
 def window_dropped_for_a_single_query(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
@@ -173,8 +166,8 @@ def window_dropped_for_a_single_query(query: Tensor, key: Tensor, value: Tensor,
 
 
 @breaks_window("softmax.over-keys", "relations.permute-keys", holds=("window.extent", "window.open-side")).entry(
-    does="Applies the window of the local layers to those that ask for none, too.",
-    repair="Let each layer hand over its own window, or none.",
+    does="Applies the window of the local layers to those without one, too.",
+    repair="Let each layer pass its own window, or none.",
     hides="Sequences within the window.",
     matters="Long prompts lose what only the global layers could carry.",
     links=github("vllm-project/vllm/issues/49795", "vllm-project/vllm/issues/17476"),
@@ -186,8 +179,7 @@ def window_on_global_layers(query: Tensor, key: Tensor, value: Tensor, **options
 @breaks("window.query-start", claims=STARTED, holds=("window.lengths", "window.extent")).entry(
     does="Counts the window from the first query of the chunk, wherever that stands.",
     repair="Add the start to the position of the query, for window and triangle alike.",
-    hides="Sequences that are handed over at once.",
-    matters="Every chunk but the first looks at the beginning of the sequence.",
+    hides="Sequences that are passed at once.",
     links=github("trymirai/lalamo/pull/200"),
 )
 def window_relative_to_the_chunk(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
@@ -202,17 +194,16 @@ def window_relative_to_the_chunk(query: Tensor, key: Tensor, value: Tensor, **op
     does="Sets scores outside of the window to -10000.",
     repair="Set scores outside of the window to minus infinity.",
     hides="Scores above -10000.",
-    matters="A network that pushes its scores below -10000 reads the whole sequence.",
 )
 def outside_filled_with_a_number(scores: Tensor, ahead: Tensor, window: Window) -> Tensor:
     return scores.masked_fill(beyond(ahead, window)[:, None], -1e4)
 
 
 @breaks_window("window.outside", "window.extent", holds=("causal.square", "masks.bool"), severity=LEAK).entry(
-    does="Cuts weights outside of the window off after the softmax, without normalising again.",
+    does="Sets weights outside of the window to 0 after the softmax, without normalising again.",
     repair="Mask the scores before the softmax.",
     hides="Checks that weights outside are 0; sequences within the window.",
-    matters="Rows are too small, by what the keys outside had taken: they know of them.",
+    matters="Rows are too small, by the weight of the keys outside: they leak.",
 )
 def window_cut_after_softmax(
     query: Tensor, key: Tensor, value: Tensor, window_size: Window = (-1, -1), **options: Any
@@ -230,7 +221,6 @@ def window_cut_after_softmax(
     does="Divides 0 by 0 for a query whose window lies beyond all keys, while it claims zeros.",
     repair="Find empty rows after all masks are merged.",
     hides="No more queries than keys.",
-    matters="NaN of one row spoils the later layers, and every gradient.",
 )
 def rows_emptied_by_window_forgotten(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     steps = Steps(softmax=lambda scores: torch.softmax(scores, -1)) if "window_size" in options else Steps()
@@ -241,7 +231,6 @@ def rows_emptied_by_window_forgotten(query: Tensor, key: Tensor, value: Tensor, 
     does="Moves a window that lies beyond all keys back to the nearest one.",
     repair="Let such a window be empty.",
     hides="No more queries than keys.",
-    matters="Queries beyond the end repeat the last value, where they should be silent.",
 )
 def window_moved_to_the_nearest_key(scores: Tensor, ahead: Tensor, window: Window) -> Tensor:
     outside = beyond(ahead, window)
@@ -253,7 +242,6 @@ def window_moved_to_the_nearest_key(scores: Tensor, ahead: Tensor, window: Windo
     does="Differentiates as if there were no window.",
     repair="Mask in the backward pass what the forward pass has masked.",
     hides="Outputs.",
-    matters="Local layers are trained as global ones, on weights that they never used.",
     links=github("meta-pytorch/MSLK/pull/263"),
 )
 def window_forgotten_in_backward(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
@@ -266,7 +254,6 @@ def window_forgotten_in_backward(query: Tensor, key: Tensor, value: Tensor, **op
     does="Mirrors the window in the backward pass: from j - l to j + r of the queries.",
     repair="A key at j is seen by the queries from j - r to j + l.",
     hides="Outputs, and symmetric windows.",
-    matters="Keys learn from queries that never saw them.",
 )
 def window_mirrored_in_backward(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     right = Steps()(query, key, value, **options)

@@ -10,15 +10,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from attention_conformance.implementations.builtin.stepwise.steps import BOTTOM_RIGHT, INFINITY, Steps, add_zero_key
-from attention_conformance.implementations.defects.breaking import breaks
-from attention_conformance.implementations.defects.defect import LEAK
+from attention_conformance.implementations.defects.breaking import LEAK, breaks
 from attention_conformance.spec.features import Feature
 
 ZERO = {Feature.ZERO_ATTN}
 RETURNED = ("weights", "log_sum_exp")
 SEEN_IN = ("https://github.com/pytorch/pytorch/issues/27461",)
-
-
 breaks_zero_key = partial(breaks, claims=ZERO)
 
 
@@ -33,7 +30,6 @@ breaks_zero_key = partial(breaks, claims=ZERO)
     does="Puts the zero key before the others, and lengthens the masks at their end.",
     repair="Append the zero key where the masks are lengthened.",
     hides="Calls without masks, where the order of keys does not matter.",
-    matters="Every mask is off by one key: padding and the future show.",
     links=SEEN_IN,
 )
 def zero_key_before_the_others(key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
@@ -46,7 +42,6 @@ def zero_key_before_the_others(key: Tensor, value: Tensor) -> tuple[Tensor, Tens
     does="Lengthens the padding mask at its start.",
     repair="Lengthen every mask at its end.",
     hides="Calls without padding; attention masks.",
-    matters="One padding token is read, and one real token is lost.",
     links=SEEN_IN,
 )
 def padding_lengthened_at_its_start(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
@@ -78,7 +73,6 @@ def zero_key_masked(query: Tensor, key: Tensor, value: Tensor, **options: Any) -
     does="Takes the zero key for the last token of the sequence, and hides it as future.",
     repair="Leave the zero key out of the causal triangle.",
     hides="Calls without the flag; the last query.",
-    matters="Only the last tokens can turn away.",
     links=SEEN_IN,
 )
 def zero_key_hidden_as_future(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
@@ -103,7 +97,6 @@ def zero_key_hidden_as_future(query: Tensor, key: Tensor, value: Tensor, **optio
     does="Counts the zero key where the triangle needs the number of keys.",
     repair="Count the keys that are given: the triangle ends at the last of them.",
     hides="Calls without the flag; the other corner.",
-    matters="Every query sees one token of its future.",
 )
 def zero_key_counted_by_the_triangle(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     shift = key.shape[-2] - query.shape[-2] + bool(options.get("add_zero_attn"))
@@ -121,10 +114,10 @@ def zero_key_counted_by_the_triangle(query: Tensor, key: Tensor, value: Tensor, 
     extras=RETURNED,
     holds=("scores.dot-product", "masks.bool"),
 ).entry(
-    does="Ignores the wish for a zero key.",
+    does="Ignores the option for a zero key.",
     repair="Append the zero key, or refuse the option.",
     hides="Rows with a clear winner.",
-    matters="A module loses its flags when it is copied or converted, and nobody is told.",
+    matters="A module loses its flags when it is copied or converted, without a warning.",
 )
 def zero_key_forgotten(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, ...]:
     options.pop("add_zero_attn", None)
@@ -135,7 +128,6 @@ def zero_key_forgotten(query: Tensor, key: Tensor, value: Tensor, **options: Any
     does="Repeats the last value behind the zero key.",
     repair="Append a value of zeros.",
     hides="A last value near zero; checks of the weights.",
-    matters="What was to be turned away goes to the last token.",
 )
 def zero_key_with_a_value(key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
     return add_zero_key(key, value)[0], torch.cat([value, value[:, :, -1:]], -2)
@@ -145,7 +137,6 @@ def zero_key_with_a_value(key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
     does="Cuts the column of the zero key off the weights.",
     repair="Return one column more than there are keys.",
     hides="Code that never looks at the weights.",
-    matters="The weights neither sum to 1, nor tell how much was turned away.",
 )
 def column_of_the_zero_key_cut_off(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, ...]:
     output, weights, lse = Steps().answer(query, key, value, **options)

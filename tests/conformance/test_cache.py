@@ -126,7 +126,9 @@ def test_query_start_rows(judge: Judge) -> None:
         for piece in (slice(0, 2), slice(2, 5), slice(5, 6), slice(6, 9)):
             rows = Expected(whole.value[..., piece, :], bound[..., piece, :])
             context = f"queries {piece.start} to {piece.stop - 1}, as a call of their own with their start"
-            judge.assert_answers(case, _part(problem, piece), rows, context)
+            part = case.sized(query_length=piece.stop - piece.start, key_length=piece.stop)
+            if judge.allows(part.extended(query_start=piece.start)):
+                judge.assert_answers(case, _part(problem, piece), rows, context)
 
 
 def _part(whole: Problem, piece: slice) -> Problem:

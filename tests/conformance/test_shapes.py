@@ -9,18 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from attention_conformance.implementations.api.contract import Unsupported
-from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.reference.expected import Expected, sample_rows
 from attention_conformance.spec.cases import Case, Layout, MaskKind, MaskShape, Padding, Sizes
-from attention_conformance.spec.covering import combinations
 from attention_conformance.spec.extensions import Packing
 from attention_conformance.spec.features import Alignment, EmptyRow
 from attention_conformance.spec.problem import DTYPES, lay_out
 from attention_conformance.tests.harness.judge.clause_tests import clause, row, table
 from attention_conformance.tests.harness.judge.judge import Judge
 from attention_conformance.tests.harness.judge.relations import taking
-from attention_conformance.tests.harness.judge.search import search
+from attention_conformance.tests.harness.judge.search import claimed_combinations, search
 
 COINCIDENT = (
     Sizes(batch=3, num_heads=3, query_length=5, key_length=7, d_k=4, d_v=3),
@@ -165,10 +162,7 @@ def _further() -> Iterator[Case]:
 
 @clause("shapes.combinations")
 def test_combinations(judge: Judge) -> None:
-    def allowed(case: Case) -> bool:
-        return not isinstance(fit(case, judge.claims), Unsupported)
-
-    for case in judge.cases(*combinations(allowed, judge.conventions, judge.tier.strength)):
+    for case in judge.cases(*claimed_combinations(judge, judge.tier.strength)):
         judge.assert_conforms(case, *judge.parts())
     search(judge, judge.tier.examples)
 
@@ -190,17 +184,20 @@ def test_views(judge: Judge) -> None:
 
 
 def _assert_one_view(judge: Judge, case: Case, name: str) -> None:
-    """One array lies in memory otherwise than those of the same shape."""
+    """One array has another memory layout than those of the same shape."""
     expected = judge.expected(case)["output"]
     for layout in (Layout.TRANSPOSED, Layout.SLICED):
-        handed = judge.problem(case).forward_only().fresh()
-        rotated = handed.with_arrays({name: lay_out(handed.arrays()[name], layout)})
-        judge.assert_answers(case, rotated, expected, f"{name} alone is {layout}", as_is=True)
+        if judge.allows(replace(case, layout=layout)):
+            fresh = judge.problem(case).forward_only().fresh()
+            changed = fresh.with_arrays({name: lay_out(fresh.arrays()[name], layout)})
+            judge.assert_answers(case, changed, expected, f"{name} alone is {layout}", as_is=True)
 
 
 def _assert_expanded_mask(judge: Judge, case: Case) -> None:
-    """A mask that spells out all axes, but repeats its memory along two."""
-    handed, s = judge.problem(case).forward_only().fresh(), case.sizes
-    whole = np.broadcast_to(np.asarray(handed.attn_mask), (s.batch, s.num_heads, s.query_length, s.key_length))
-    expanded = handed.with_arrays({"attn_mask": whole})
+    """A mask that has all axes, but repeats its memory along two."""
+    if not judge.allows(replace(case, mask_shape=MaskShape.FULL)):
+        return
+    fresh, s = judge.problem(case).forward_only().fresh(), case.sizes
+    whole = np.broadcast_to(np.asarray(fresh.attn_mask), (s.batch, s.num_heads, s.query_length, s.key_length))
+    expanded = fresh.with_arrays({"attn_mask": whole})
     judge.assert_answers(case, expanded, judge.expected(case)["output"], "an expanded mask", as_is=True)

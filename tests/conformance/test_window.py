@@ -102,8 +102,8 @@ CLAUSES = table(
 def test_outside(judge: Judge) -> None:
     claimed = judge.conventions
     for case in judge.cases(seeing(SQUARE, 2, 1, claimed), seeing(LONGER, 9, 4, claimed)):
-        _assert_outside(judge, case, np.arange(2))
-        _assert_outside(judge, case, case.sizes.key_length - 1 - np.arange(2))
+        _assert_outside(judge, case, np.arange(min(2, case.sizes.key_length)))
+        _assert_outside(judge, case, np.arange(max(0, case.sizes.key_length - 2), case.sizes.key_length)[::-1])
 
 
 def _assert_outside(judge: Judge, case: Case, keys: Array) -> None:

@@ -1,6 +1,7 @@
 """The mutation score: which defect is killed by which clauses, by what margin, and how fast.
 
-`make mutation` writes docs/mutation.md and fails where a defect survives or a clause is idle.
+`make mutation` writes implementations/defects/score.json, of which the documentation makes a page, and fails where a
+defect survives or a clause is idle.
 """
 
 from __future__ import annotations
@@ -10,11 +11,11 @@ import json
 import math
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from attention_conformance.implementations.defects import SCORE, Defect, catalogue
-from attention_conformance.tests.harness.judge.clause_tests import clause_marks
+from attention_conformance.tests.harness.judge.clause_tests import clause_tests
 from attention_conformance.tests.measurements.mutation_score import (
     Outcome,
     complaints,
@@ -22,156 +23,116 @@ from attention_conformance.tests.measurements.mutation_score import (
     outcomes,
     pair_outcomes,
     rejudged,
-    smallest_sets,
+    smallest_set,
     sole_kills,
 )
 
-PAGE = Path(__file__).parents[2] / "docs" / "mutation.md"
 PAIRS = 40
 """Implementations with two mistakes."""
 TWICE = 2
 """Kills of each defect that the smallest set of clauses keeps."""
+FEW = 5
+"""Defects that are stored by name for a clause or an option; the others are counted."""
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--only", default="", help="defects whose id contains this; the page is not written")
+    parser.add_argument("--only", default="", help="defects whose id contains this; the score is printed, not written")
     options = parser.parse_args()
     defects = [defect for defect in catalogue() if options.only in defect.id]
     start = time.perf_counter()
-    found = {}
-    for number, each in enumerate(outcomes(defects, "quick", options.processes), 1):
-        found[each.defect] = each
-        print(f"{number}/{len(defects)} {each.defect}: {len(each.clauses)} clauses", file=sys.stderr)
-    problems = list(complaints(defects, found))
-    in_full = rejudged(defects, found, options.processes)
-    paired = [] if options.only else list(pair_outcomes(PAIRS, options.processes))
-    seconds = time.perf_counter() - start
-    told = [_score(found, in_full, seconds), _accuracy(found), _of_pairs(paired)]
-    page = "\n".join(_page(defects, found, problems, told))
+    quick = _quick(defects, options.processes)
+    problems = list(complaints(defects, quick))
+    full = rejudged(defects, quick, options.processes)
+    pairs = [] if options.only else list(pair_outcomes(PAIRS, options.processes))
+    score = _totals(quick, full, pairs, time.perf_counter() - start)
+    print("\n".join([*(f"{name}: {value}" for name, value in score.items()), *problems]))
     if options.only:
-        print(page)
         return 0
-    PAGE.write_text(page + "\n")
-    killed, named = (sum(map(test, found.values())) for test in (_killed, _is_named))
-    SCORE.write_text(json.dumps({"defects": len(found), "killed": killed, "named": named}) + "\n")
-    print("\n".join([*told, *problems, f"written: {PAGE.name}"]))
+    SCORE.write_text(stored({**score, **_tables(defects, quick)}), encoding="utf-8")
+    print(f"written: {SCORE.name}")
     return 1 if problems else 0
 
 
-def _killed(each: Outcome) -> bool:
-    return bool(each.kills)
+def _quick(defects: Sequence[Defect], processes: int) -> dict[str, Outcome]:
+    """The outcome of each defect in the quick tier, by its id."""
+    results = {}
+    for number, each in enumerate(outcomes(defects, "quick", processes), 1):
+        results[each.defect] = each
+        print(f"{number}/{len(defects)} {each.defect}: {len(each.clauses)} clauses", file=sys.stderr)
+    return results
 
 
-def _is_named(each: Outcome) -> bool:
-    return each.diagnosis == each.defect
+def _totals(
+    quick: Mapping[str, Outcome],
+    full: Mapping[str, Outcome],
+    pairs: Sequence[tuple[tuple[str, str], Outcome]],
+    seconds: float,
+) -> dict[str, Any]:
+    firsts = sorted(each.first for each in quick.values() if each.first is not None)
+    return {
+        "defects": len(quick),
+        "killed": sum(bool(each.kills) for each in quick.values()),
+        "killed in full": sum(bool(each.kills) for each in full.values()),
+        "named": sum(each.diagnosis == each.defect for each in quick.values()),
+        "seconds": round(seconds),
+        "first": {"median": round(firsts[len(firsts) // 2], 2), "most": round(firsts[-1], 1)} if firsts else {},
+        "pairs": len(pairs),
+        "pairs named": sum(each.diagnosis in names for names, each in pairs),
+    }
 
 
-def _score(found: Mapping[str, Outcome], in_full: Mapping[str, Outcome], seconds: float) -> str:
-    quick, full = (sum(map(_killed, tier.values())) for tier in (found, in_full))
-    firsts = sorted(each.first for each in found.values() if each.first is not None)
-    median = firsts[len(firsts) // 2] if firsts else math.nan
-    return (
-        f"The quick tier kills {quick} of {len(found)} defects, the full tier {full}, in {seconds:.0f} s; "
-        f"the first kill comes after {median:.2f} s of judging in the median, after {max(firsts):.1f} s at most."
-    )
+def _tables(defects: Sequence[Defect], quick: Mapping[str, Outcome]) -> dict[str, Any]:
+    """What the page lists of each defect, clause and option."""
+    alone = sole_kills(quick.values())
+    chosen = smallest_set(list(quick.values()), TWICE)
+    return {
+        "of defects": {defect.id: _of_defect(defect, quick[defect.id]) for defect in defects},
+        "of clauses": {clause: _of_clause(clause, quick, alone[clause]) for clause in clause_tests()},
+        "of options": {option: _some(names) for option, names in needed(quick.values()).items()},
+        "smallest set": [clause for clause in clause_tests() if clause in chosen],
+    }
 
 
-def _accuracy(found: Mapping[str, Outcome]) -> str:
-    named = sum(map(_is_named, found.values()))
-    return (
-        f"Judged without its name, {named} of {len(found)} are named first by the diagnosis ({named / len(found):.1%})."
-    )
+def _of_defect(defect: Defect, each: Outcome) -> dict[str, Any]:
+    return {
+        "margin": _margin(each.margin(defect.clauses[0])),
+        "clauses": len(each.clauses),
+        "checks": each.checks,
+        "dtypes": list(dict.fromkeys(kill.dtype for kill in each.kills)),
+        "first": None if each.first is None else round(each.first, 2),
+        "diagnosis": each.diagnosis,
+    }
 
 
-def _of_pairs(paired: Sequence[tuple[tuple[str, str], Outcome]]) -> str:
-    named = sum(each.diagnosis in names for names, each in paired)
-    return (
-        f"Of {len(paired)} implementations with two of the mistakes, drawn at random, it names one of both in {named}."
-    )
+def _of_clause(clause: str, quick: Mapping[str, Outcome], alone: int) -> dict[str, Any]:
+    killed = [each for each in quick.values() if clause in each.clauses]
+    margin = max((each.margin(clause) for each in killed), default=0.0)
+    return {"alone": alone, "margin": _margin(margin), **_some([each.defect for each in killed])}
 
 
-def _page(
-    defects: Sequence[Defect], found: Mapping[str, Outcome], problems: Sequence[str], told: Sequence[str]
-) -> Iterator[str]:
-    yield "# Mutation score"
-    yield ""
-    yield "Written by `make mutation`: every defect of the catalogue (`pytest --list-defects`) is judged as a candidate"
-    yield "is: in all dtypes where range or precision matter; in float64 elsewhere."
-    yield "A margin is an error in units of its rounding bound; ∞ stands for NaN, a wrong shape or"
-    yield "an exception. Seconds count the judging alone, in a process that has judged others before."
-    yield ""
-    yield from told
-    yield ""
-    yield from (f"- **{problem}**" for problem in problems)
-    yield from _defect_table(defects, found)
-    yield from _clause_table(found)
-    yield from _liveness(found)
-    yield from _redundancy(found)
-
-
-def _defect_table(defects: Sequence[Defect], found: Mapping[str, Outcome]) -> Iterator[str]:
-    yield from (
-        "",
-        "## Defects",
-        "",
-        "| defect | severity | breaks | margin | clauses | checks | dtypes | first kill | diagnosis |",
-    )
-    yield "| --- | --- | --- | ---: | ---: | ---: | --- | ---: | --- |"
-    for defect in defects:
-        each, clause = found[defect.id], defect.clauses[0]
-        dtypes = ", ".join(dict.fromkeys(kill.dtype for kill in each.kills))
-        first = "-" if each.first is None else f"{each.first:.2f} s"
-        yield (
-            f"| {defect.id} | {defect.severity} | {clause} | {_margin(each.margin(clause))} | {len(each.clauses)} | "
-            f"{each.checks} | {dtypes} | {first} | {_named(each)} |"
-        )
-
-
-def _named(each: Outcome) -> str:
-    return "named" if each.diagnosis == each.defect else each.diagnosis or "-"
-
-
-def _clause_table(found: Mapping[str, Outcome]) -> Iterator[str]:
-    alone = sole_kills(found.values())
-    yield from (
-        "",
-        "## Clauses",
-        "",
-        "| clause | kills | alone | largest margin | defects |",
-        "| --- | ---: | ---: | ---: | --- |",
-    )
-    for clause in clause_marks():
-        killed = [each for each in found.values() if clause in each.clauses]
-        margin = max((each.margin(clause) for each in killed), default=0.0)
-        names = ", ".join(each.defect for each in killed)
-        yield f"| {clause} | {len(killed)} | {alone[clause]} | {_margin(margin)} | {names} |"
-
-
-def _liveness(found: Mapping[str, Outcome]) -> Iterator[str]:
-    yield from (
-        "",
-        "## Options of a case",
-        "",
-        "Defects that show with this option only, so that without it they would survive.",
-        "",
-    )
-    yield from ("| option | defects |", "| --- | --- |")
-    yield from (f"| {option} | {', '.join(names)} |" for option, names in needed(found.values()).items())
-
-
-def _redundancy(found: Mapping[str, Outcome]) -> Iterator[str]:
-    chosen = smallest_sets(list(found.values()), TWICE)
-    rest = [clause for clause in clause_marks() if clause not in chosen]
-    yield from ("", "## Redundancy", "")
-    yield f"{len(chosen)} of {len(clause_marks())} clauses kill each defect twice, or as often as any clause can:"
-    yield from ("", ", ".join(chosen) + ".", "")
-    yield f"The other {len(rest)} name mistakes more exactly, and kill nothing that these do not: {', '.join(rest)}."
+def _some(names: Sequence[str]) -> dict[str, Any]:
+    return {"kills": len(names), "defects": list(names[:FEW])}
 
 
 def _margin(value: float) -> str:
     return "∞" if math.isinf(value) else f"{value:.2g}"
+
+
+def stored(score: Mapping[str, Any]) -> str:
+    """The score as JSON, a line for each row of a table."""
+    return "{\n" + ",\n".join(f"{json.dumps(name)}: {_table(value)}" for name, value in score.items()) + "\n}\n"
+
+
+def _table(value: Any) -> str:
+    if not isinstance(value, dict) or not any(isinstance(row, dict) for row in value.values()):
+        return json.dumps(value)
+    return (
+        "{\n"
+        + ",\n".join(f"{json.dumps(name)}: {json.dumps(row, ensure_ascii=False)}" for name, row in value.items())
+        + "\n}"
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Mutation: every defect of the catalogue against every clause, and what that says about defects, clauses and cases."""
+"""Mutation: every defect of the catalogue against every clause, and the conclusions for defects, clauses and cases."""
 
 from __future__ import annotations
 
@@ -18,21 +18,20 @@ from attention_conformance.implementations.defects import Defect, catalogue
 from attention_conformance.implementations.defects.breaking import in_steps
 from attention_conformance.implementations.defects.defect import Severity
 from attention_conformance.spec.cases import Case
-from attention_conformance.spec.clauses import load
 from attention_conformance.spec.problem import DTYPES
 from attention_conformance.tests.harness.explain.diagnosis import Found, diagnose
 from attention_conformance.tests.harness.explain.traits import options
-from attention_conformance.tests.harness.judge.clause_tests import Selection, clause_marks, clause_tests
+from attention_conformance.tests.harness.judge.clause_tests import Selection, clause_tests
 from attention_conformance.tests.harness.judge.judge import TIERS, FailureLimitError, Judge
 from attention_conformance.tests.harness.judge.judging import plainest, status
 from attention_conformance.tests.report.verdict import Status
 
-PATIENCE = 10
-"""Failed checks of a clause in a dtype after which the rest of its checks would say nothing new."""
-MEANING = ("float64",)
-"""In which a mistake is asked that has nothing to do with the dtype: a narrower one would show no more of it."""
+FAILURE_LIMIT = 10
+"""Failed checks of a clause in a dtype after which its other checks are not run."""
+WIDEST = ("float64",)
+"""The dtype for a mistake that does not depend on the dtype: a narrower one would show no more of it."""
 PLAIN_MARGIN = 10.0
-"""A clause of which no kill stands this far beyond the bound would not be missed by a wider one."""
+"""A clause none of whose kills is this far beyond the bound could be lost by a wider bound."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,7 @@ class Kill:
     """A clause that a defect fails in one dtype.
 
     Attributes:
-        failed: how many checks failed, up to `PATIENCE`.
+        failed: how many checks failed, up to `FAILURE_LIMIT`.
         margin: the largest error in units of its bound; infinite for NaN, a wrong shape or an exception.
     """
 
@@ -52,7 +51,7 @@ class Kill:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the suite found of one defect.
+    """The result of the suite for one defect.
 
     Attributes:
         first: seconds of judging until the first kill; None without any.
@@ -84,34 +83,32 @@ class Outcome:
 
 
 def dtypes_of(defect: Defect) -> tuple[str, ...]:
-    """All dtypes for mistakes that turn on range or precision; the widest for those of meaning."""
-    narrow = defect.severity in (Severity.PRECISION, Severity.NAN) or defect.dtype != MEANING[0]
-    return tuple(DTYPES) if narrow else MEANING
+    """All dtypes for mistakes of range or precision; the widest for all others."""
+    narrow = defect.severity in (Severity.PRECISION, Severity.NAN) or defect.dtype != WIDEST[0]
+    return tuple(DTYPES) if narrow else WIDEST
 
 
 def outcome(implementation: Implementation, tier: str, dtypes: tuple[str, ...] = ()) -> Outcome:
-    """Asks a wrong implementation all that it claims, in these dtypes or in all."""
+    """Judges a wrong implementation by all clauses that it claims, in these dtypes or in all."""
     kills: list[Kill] = []
     failing: list[Case] = []
-    found: list[Found] = []
+    failures: list[Found] = []
     errors: list[str] = []
     start, first = time.perf_counter(), None
-    selection = Selection((implementation,), dtypes=dtypes)
-    for identifier, test in clause_tests().items():
-        for _, dtype in selection.subjects(load()[identifier], clause_marks()[identifier]):
-            judge = Judge(implementation, dtype, tier=TIERS[tier], failure_limit=PATIENCE)
-            with suppress(FailureLimitError):
-                test(judge)
-            ended, reason = status(judge, None)
-            if ended is Status.ERROR:
-                errors.append(f"{identifier} in {dtype}: {reason}")
-            if ended is Status.FAIL:
-                first = first or time.perf_counter() - start
-                kills.append(Kill(identifier, dtype, judge.tally.failed, judge.tally.worst or 0.0))
-                failing += [Case.from_json(failure.case) for failure in judge.tally.failures]
-                shown = plainest(judge.tally.failures)
-                found.append(Found(identifier, Case.from_json(shown.case), dtype, shown.part))
-    diagnosis = diagnose(implementation, found)
+    for check in Selection((implementation,), dtypes=dtypes).plan():
+        judge = Judge(implementation, check.dtype, tier=TIERS[tier], failure_limit=FAILURE_LIMIT)
+        with suppress(FailureLimitError):
+            check.test(judge)
+        result, reason = status(judge, None)
+        if result is Status.ERROR:
+            errors.append(f"{check.clause.id} in {check.dtype}: {reason}")
+        if result is Status.FAIL:
+            first = first or time.perf_counter() - start
+            kills.append(Kill(check.clause.id, check.dtype, judge.tally.failed, judge.tally.worst or 0.0))
+            failing += [Case.from_json(failure.case) for failure in judge.tally.failures]
+            plain = plainest(judge.tally.failures)
+            failures.append(Found(check.clause.id, Case.from_json(plain.case), check.dtype, plain.part))
+    diagnosis = diagnose(implementation, failures)
     name = _as_defect(diagnosis.name, implementation.name) if diagnosis else ""
     return Outcome(implementation.name, tuple(kills), first, _shared(failing), name, tuple(errors))
 
@@ -130,17 +127,17 @@ def pairs(count: int) -> list[tuple[Defect, Defect]]:
     """Two mistakes each, in different steps under the same conventions, drawn by a fixed seed."""
     stepped = [defect for defect in catalogue() if defect.replaced and not defect.implementation.modes]
     rng = np.random.default_rng(0)
-    found: list[tuple[Defect, Defect]] = []
-    while len(found) < count:
+    drawn: list[tuple[Defect, Defect]] = []
+    while len(drawn) < count:
         first, second = (stepped[i] for i in rng.choice(len(stepped), 2, replace=False))
         alike = first.implementation.claims.conventions == second.implementation.claims.conventions
         if alike and not set(first.replaced) & set(second.replaced):
-            found.append((first, second))
-    return found
+            drawn.append((first, second))
+    return drawn
 
 
 def both(first: Defect, second: Defect) -> Implementation:
-    """An implementation with two mistakes, which claims what either claims: the steps can do it all."""
+    """An implementation with two mistakes, which claims what either claims: the steps support everything."""
     claims = first.implementation.claims
     shared = replace(claims, features=claims.features | second.implementation.claims.features)
     run = torch_op(in_steps({**first.replaced, **second.replaced}), extras=("weights", "log_sum_exp"))
@@ -156,7 +153,7 @@ def pair_outcomes(count: int, processes: int) -> Iterator[tuple[tuple[str, str],
 
 def _outcome_of_pair(names: tuple[str, str]) -> Outcome:
     by_id = {defect.id: defect for defect in catalogue()}
-    return outcome(both(by_id[names[0]], by_id[names[1]]), "quick", MEANING)
+    return outcome(both(by_id[names[0]], by_id[names[1]]), "quick", WIDEST)
 
 
 def outcomes(defects: Sequence[Defect], tier: str, processes: int) -> Iterator[Outcome]:
@@ -170,62 +167,62 @@ def _outcome_of(identifier: str, tier: str) -> Outcome:
     return outcome(defect.implementation, tier, dtypes_of(defect))
 
 
-def complaints(defects: Sequence[Defect], found: Mapping[str, Outcome]) -> Iterator[str]:
+def complaints(defects: Sequence[Defect], results: Mapping[str, Outcome]) -> Iterator[str]:
     """Everything that is wrong with the suite or the catalogue."""
-    killed = {clause for each in found.values() for clause in each.clauses}
+    killed = {clause for each in results.values() for clause in each.clauses}
     for defect in defects:
-        yield from _of_defect(defect, found[defect.id])
-    for clause in clause_marks():
+        yield from _of_defect(defect, results[defect.id])
+    for clause in clause_tests():
         if clause not in killed:
             yield f"{clause}: no defect breaks it"
-        elif all(each.margin(clause) < PLAIN_MARGIN for each in found.values()):
+        elif all(each.margin(clause) < PLAIN_MARGIN for each in results.values()):
             yield f"{clause}: no defect breaks it by more than {PLAIN_MARGIN:g} times the bound"
 
 
-def _of_defect(defect: Defect, found: Outcome) -> Iterator[str]:
-    if not found.kills:
+def _of_defect(defect: Defect, result: Outcome) -> Iterator[str]:
+    if not result.kills:
         yield f"{defect.id}: survives"
-    elif all(not clause.startswith(f"{defect.chapter}.") for clause in found.clauses):
+    elif all(not clause.startswith(f"{defect.chapter}.") for clause in result.clauses):
         yield f"{defect.id}: killed by other chapters than {defect.chapter} only"
-    elif found.checks < 2:
+    elif result.checks < 2:
         yield f"{defect.id}: killed by one check only"
-    yield from (f"{defect.id}: {error}" for error in found.errors)
+    yield from (f"{defect.id}: {error}" for error in result.errors)
 
 
-def sole_kills(found: Iterable[Outcome]) -> Counter[str]:
+def sole_kills(results: Iterable[Outcome]) -> Counter[str]:
     """How many defects each clause kills that no other clause kills."""
-    return Counter(each.clauses[0] for each in found if len(each.clauses) == 1)
+    return Counter(each.clauses[0] for each in results if len(each.clauses) == 1)
 
 
-def smallest_sets(found: Sequence[Outcome], kills: int) -> list[str]:
-    """Clauses, the most telling first, that kill every defect so often, or as often as it is killed at all."""
-    wanted = {each.defect: min(kills, len(each.clauses)) for each in found if each.kills}
+def smallest_set(results: Sequence[Outcome], kills: int) -> list[str]:
+    """Clauses, the most frequent first, that kill every defect so often, or as often as it is killed at all."""
+    missing = {each.defect: min(kills, len(each.clauses)) for each in results if each.kills}
     chosen: list[str] = []
-    while any(wanted.values()):
+    while any(missing.values()):
         gain = Counter(
-            clause for each in found if wanted.get(each.defect) for clause in each.clauses if clause not in chosen
+            clause for each in results if missing.get(each.defect) for clause in each.clauses if clause not in chosen
         )
         best = max(gain, key=lambda clause: (gain[clause], clause))
         chosen.append(best)
-        wanted = {d: n - (n > 0 and best in _by_id(found)[d].clauses) for d, n in wanted.items()}
+        missing = {d: n - (n > 0 and best in _by_id(results)[d].clauses) for d, n in missing.items()}
     return chosen
 
 
-def _by_id(found: Sequence[Outcome]) -> dict[str, Outcome]:
-    return {each.defect: each for each in found}
+def _by_id(results: Sequence[Outcome]) -> dict[str, Outcome]:
+    return {each.defect: each for each in results}
 
 
-def needed(found: Iterable[Outcome]) -> dict[str, list[str]]:
+def needed(results: Iterable[Outcome]) -> dict[str, list[str]]:
     """For each option of a case, the defects that nothing else reveals."""
     by_option: dict[str, list[str]] = {}
-    for each in found:
+    for each in results:
         for option in sorted(each.needs):
             by_option.setdefault(option, []).append(each.defect)
     return dict(sorted(by_option.items()))
 
 
-def rejudged(defects: Sequence[Defect], found: Mapping[str, Outcome], processes: int) -> dict[str, Outcome]:
+def rejudged(defects: Sequence[Defect], results: Mapping[str, Outcome], processes: int) -> dict[str, Outcome]:
     """The outcomes, with the full tier's for those that survived the quick one."""
-    survivors = [defect for defect in defects if not found[defect.id].kills]
+    survivors = [defect for defect in defects if not results[defect.id].kills]
     later = {each.defect: replace(each, first=None) for each in outcomes(survivors, "full", processes)}
-    return {**found, **{d: each for d, each in later.items() if each.kills}}
+    return {**results, **{d: each for d, each in later.items() if each.kills}}

@@ -31,7 +31,7 @@ from attention_conformance.tests.selftest import family_styles, styles
 from attention_conformance.tests.selftest.draws import POINTED, drawn_case
 from attention_conformance.tests.selftest.family_draws import drawn_family_case
 from attention_conformance.tests.selftest.family_styles import factors_of
-from attention_conformance.tests.selftest.styles import Inputs, Style
+from attention_conformance.tests.selftest.styles import LOST_DIGITS
 
 CORE_CASES, FAMILY_CASES = 500, 200
 """Cases for each implementation and dtype; a style of the family gets those that have its option."""
@@ -49,11 +49,6 @@ MAY_BE_REFUSED = (MaskShape.HEADS_ONLY, MaskShape.KEYS_ONLY)
 """Shapes of masks that an implementation may refuse."""
 LIMIT, USUAL_LIMIT, DETECTED = 1.0, 0.7, 3.0
 """Correct answers are below the first in all cases and below the second in 99 of 100; wrong ones reach the third."""
-LOST_DIGITS: Mapping[str, Style] = {
-    "weights in bfloat16": styles.bfloat16_weights,
-    "1e-6 in the denominator": styles.epsilon,
-}
-"""Wrong in the wide dtypes only; in the others correct answers may lose as much."""
 
 
 @dataclass(frozen=True)
@@ -171,14 +166,11 @@ def wrong_core_ratios(dtype: str) -> dict[str, float]:
 
     for case in (*POINTED, *(drawn_case(number) for number in range(CORE_CASES))):
         problem, solution = solved(case, dtype)
-        inputs, parts = Inputs.of(problem), solution.parts
-        with np.errstate(all="ignore"):
-            rows = solution.trace.seen.allowed.any(-1)
-            output = Expected(parts["output"].value[rows], parts["output"].bound[rows])
-            for name, style in {**styles.WRONG, **LOST_DIGITS}.items():
-                note(name, style(inputs)[rows], output)
-            assert problem.cotangent is not None
-            gradients = styles.backward(inputs, problem.cotangent, "nothing")
+        parts, seen = solution.parts, solution.trace.seen.allowed.any(-1)
+        output = Expected(parts["output"].value[seen], parts["output"].bound[seen])
+        for name, style in {**styles.WRONG, **LOST_DIGITS}.items():
+            note(name, styles.output_of(style, problem)[seen], output)
+        gradients = styles.backward(problem, "nothing")
         for role in ("query", "key"):
             expected = parts[f"gradients.{role}"]
             note("gradients without D", gradients[role], expected)
@@ -201,14 +193,14 @@ def report_correct(title: str, ratios: Iterable[tuple[str, str, Ratios]]) -> boo
     by_row = list(ratios)
     header = (title, "dtype", "cases", "forward: worst", "99 % below", "gradients: worst", "99 % below")
     rows = [(name, dtype, str(len(each.forward)), *each.cells()) for name, dtype, each in by_row]
-    print("\n".join(table(header, rows)), end="\n\n", flush=True)
+    print(table(header, rows), end="\n\n", flush=True)
     return all(each.within for _, _, each in by_row)
 
 
 def report_wrong(title: str, ratios: Mapping[str, Mapping[str, float]]) -> None:
     """Prints a table of wrong answers: the largest error by name and dtype."""
     rows = [(name, *(f"{each:.2g}" for each in by_dtype.values())) for name, by_dtype in ratios.items()]
-    print("\n".join(table((title, *DTYPES), rows)), end="\n\n", flush=True)
+    print(table((title, *DTYPES), rows), end="\n\n", flush=True)
 
 
 def core() -> bool:

@@ -20,6 +20,7 @@ from attention_conformance.implementations.builtin.stepwise.steps import OP_FEAT
 from attention_conformance.spec.cases import Case, Sizes
 from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.spec.problem import Problem
+from attention_conformance.tests.selftest.styles import lower
 
 Answer: TypeAlias = tuple[Tensor, Tensor, Tensor]
 """Output, weights, log-sum-exp."""
@@ -159,20 +160,6 @@ RIGHT: Mapping[str, Style] = {
 def implementation(name: str, function: Callable[..., Answer]) -> Implementation:
     """A style as an implementation of all that it claims."""
     return Implementation(name, Claims(Scope.OP, FAMILY), torch_op(function, extras=("weights", "log_sum_exp")))
-
-
-LOWER = {
-    torch.float64: torch.float32,
-    torch.float32: torch.bfloat16,
-    torch.bfloat16: torch.float8_e4m3fn,
-    torch.float16: torch.float8_e4m3fn,
-}
-"""The next narrower dtype."""
-
-
-def lower(x: Tensor) -> Tensor:
-    """One precision lower and back."""
-    return x.to(LOWER[x.dtype]).to(x.dtype)
 
 
 def half_angles(rows: Tensor, positions: Tensor, base: float) -> Tensor:

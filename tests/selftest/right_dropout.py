@@ -14,6 +14,7 @@ from attention_conformance.implementations.adapters.numpy_op import numpy_op
 from attention_conformance.implementations.adapters.torch_module import linears, torch_module
 from attention_conformance.implementations.adapters.torch_op import torch_op
 from attention_conformance.implementations.api.contract import Claims, Implementation
+from attention_conformance.implementations.builtin.stepwise.extended_layers import DroppingLayer
 from attention_conformance.implementations.builtin.stepwise.layer import FREE_WIDTHS, ROLES, call_layer
 from attention_conformance.implementations.builtin.stepwise.steps import (
     EXTRA_FEATURES,
@@ -23,10 +24,10 @@ from attention_conformance.implementations.builtin.stepwise.steps import (
     drop,
     mix,
 )
-from attention_conformance.implementations.defects.dropout_state import MODES, Dropping
+from attention_conformance.implementations.defects.dropout_state import MODES
 from attention_conformance.spec.features import Conventions, Feature, ReturnedWeights, Scope
 from attention_conformance.spec.problem import Array
-from attention_conformance.tests.selftest.right import written_out
+from attention_conformance.tests.selftest.styles import written_out
 
 AFTER = Conventions(returned_weights=ReturnedWeights.AFTER_DROPOUT)
 
@@ -153,7 +154,7 @@ def _of_torch(
 
 
 BOTH = ("weights", "log_sum_exp")
-LAYER = torch_module(Dropping, call_layer, linears(**{role: role for role in ROLES}))
+LAYER = torch_module(DroppingLayer, call_layer, linears(**{role: role for role in ROLES}))
 NUMPY = frozenset({Feature.CORE, Feature.HEADS, Feature.CROSS, Feature.KEY_VALUE, Feature.VALUE_WIDTH, Feature.SCALE})
 RIGHT: tuple[Implementation, ...] = (
     *(_of_steps(each.__name__, Steps(drop=each)) for each in (drop, by_select, in_eight_bits, queries_last)),

@@ -13,10 +13,15 @@ from attention_conformance.implementations.adapters.modes import module_modes, o
 from attention_conformance.implementations.adapters.torch_module import torch_module
 from attention_conformance.implementations.adapters.torch_op import torch_op
 from attention_conformance.implementations.api.contract import Claims, Implementation
+from attention_conformance.implementations.builtin.stepwise.extended_layers import (
+    GATED_FEATURES,
+    UnbatchedLayer,
+    call_gated,
+)
 from attention_conformance.implementations.builtin.stepwise.layer import FREE_WIDTHS, LAYER_PLACES, Layer
 from attention_conformance.implementations.builtin.stepwise.steps import INFINITY, OP_FEATURES, Steps
-from attention_conformance.implementations.defects.head_gates import GATES, LAYER, call
-from attention_conformance.implementations.defects.modules import MODES, Unbatched
+from attention_conformance.implementations.defects.head_gates import GATES
+from attention_conformance.implementations.defects.modules import MODES
 from attention_conformance.spec.features import Feature, Scope
 
 GATED = OP_FEATURES | GATES | {Feature.GROUPED}
@@ -76,7 +81,7 @@ class RowsGated(Layer):
         return F.linear(merged, self.o.weight * rows, self.o.bias)
 
 
-class MatrixKeptWhileItHolds(Unbatched):
+class MatrixKeptWhileItHolds(UnbatchedLayer):
     """A scaled copy of the query matrix serves inference, until the matrix changes or is another one."""
 
     kept: tuple[object, Tensor] | None = None
@@ -149,8 +154,8 @@ def _gates(name: str, function: Callable[..., Tensor]) -> Implementation:
 
 def _layer(name: str, kind: type[Layer], *modes: Feature) -> Implementation:
     claims = Claims(Scope.MODULE, MODES | FREE_WIDTHS | set(modes))
-    runs = module_modes(kind, call, LAYER_PLACES, *modes)
-    return Implementation(f"module.{name}", claims, torch_module(kind, call, LAYER_PLACES), modes=runs)
+    runs = module_modes(kind, call_gated, LAYER_PLACES, *modes)
+    return Implementation(f"module.{name}", claims, torch_module(kind, call_gated, LAYER_PLACES), modes=runs)
 
 
 def _op(name: str, function: Callable[..., Tensor], *modes: Feature) -> Implementation:
@@ -163,7 +168,9 @@ RIGHT_GATES = (
     _gates("mixing", mixing_gated),
     _gates("skipped", closed_heads_skipped),
     Implementation(
-        "gates.rows", Claims(Scope.MODULE, LAYER | FREE_WIDTHS), torch_module(RowsGated, call, LAYER_PLACES)
+        "gates.rows",
+        Claims(Scope.MODULE, GATED_FEATURES | FREE_WIDTHS),
+        torch_module(RowsGated, call_gated, LAYER_PLACES),
     ),
 )
 STATES = (Feature.SAVED, Feature.COPIED, Feature.NO_GRAD)

@@ -14,6 +14,7 @@ from attention_conformance.implementations.adapters.tensors import Tensors
 from attention_conformance.implementations.adapters.torch_module import linears, torch_module
 from attention_conformance.implementations.adapters.torch_op import torch_op
 from attention_conformance.implementations.api.contract import Claims, Implementation
+from attention_conformance.implementations.builtin.stepwise.extended_layers import GroupedLayer
 from attention_conformance.implementations.builtin.stepwise.layer import FREE_WIDTHS, ROLES
 from attention_conformance.implementations.builtin.stepwise.steps import (
     OP_FEATURES,
@@ -24,15 +25,17 @@ from attention_conformance.implementations.builtin.stepwise.steps import (
     cap,
     factor,
     positions,
+    repeat_kv_tiled,
     score,
     softmax,
 )
-from attention_conformance.implementations.defects.grouped import GROUPED, TILED, GroupedLayer, share_tiled
+from attention_conformance.implementations.defects.grouped import GROUPED, TILED
 from attention_conformance.implementations.defects.softcap import SOFTCAP
 from attention_conformance.implementations.defects.window import INCLUDING, STARTED, Window
 from attention_conformance.spec.features import Alignment, Conventions, EmptyRow, Feature, Scope, SoftmaxPrecision
 from attention_conformance.spec.problem import Problem
-from attention_conformance.tests.selftest.right import Right, written_out
+from attention_conformance.tests.selftest.right import Right
+from attention_conformance.tests.selftest.styles import written_out
 
 RETURNED = frozenset({Feature.WEIGHTS, Feature.LOG_SUM_EXP})
 MASKS = frozenset({Feature.BOOL_MASK, Feature.FLOAT_MASK, Feature.MASK_GRADIENT, Feature.KEY_PADDING})
@@ -194,7 +197,7 @@ RIGHT: tuple[Right, ...] = (
     Right(_of_steps("groups.one-product", Steps(repeat_kv=unshared, score=one_product, mix=one_mixture), GROUPED)),
     Right(_of_steps("groups.einsum", Steps(repeat_kv=unshared, score=grouped_einsum, mix=grouped_mixture), GROUPED)),
     Right(_of_steps("groups.expanded", Steps(wide=False, repeat_kv=expanded, softmax=written_out), GROUPED)),
-    Right(_of_steps("groups.tiled", Steps(repeat_kv=share_tiled), GROUPED, group_order=TILED.group_order)),
+    Right(_of_steps("groups.tiled", Steps(repeat_kv=repeat_kv_tiled), GROUPED, group_order=TILED.group_order)),
     Right(
         Implementation(
             "layer",

@@ -21,8 +21,7 @@ from attention_conformance.implementations.builtin.stepwise.steps import (
     softmax,
 )
 from attention_conformance.spec.features import Conventions, EmptyRow, Feature, LogBase, Scope
-from attention_conformance.tests.selftest.right import largest
-from attention_conformance.tests.selftest.styles import LOG2_E
+from attention_conformance.tests.selftest.styles import LOG2_E, largest
 
 TWO = Conventions(log_sum_exp_base=LogBase.TWO)
 NAN = Conventions(

@@ -11,26 +11,20 @@ from torch import Tensor
 from attention_conformance.implementations.adapters.torch_module import torch_module
 from attention_conformance.implementations.adapters.torch_op import torch_op
 from attention_conformance.implementations.api.contract import Claims, Implementation
+from attention_conformance.implementations.builtin.stepwise.extended_layers import (
+    KEYED_FEATURES,
+    KEYED_PLACES,
+    KeyedLayer,
+    call_keyed,
+)
 from attention_conformance.implementations.builtin.stepwise.layer import FREE_WIDTHS
 from attention_conformance.implementations.builtin.stepwise.steps import OP_FEATURES, Steps, accumulator
-from attention_conformance.implementations.defects.extra_kv import FEATURES, KEYED_PLACES, KeyedLayer, call
 from attention_conformance.spec.features import Feature, Scope
+from attention_conformance.tests.selftest.family_styles import rescaled_for_sinks
 
 SINKS = {Feature.SINKS, Feature.SOFTCAP, Feature.GROUPED, Feature.WINDOW}
 ZERO = {Feature.ZERO_ATTN, Feature.WINDOW, Feature.ALIBI}
 RETURNED = {Feature.WEIGHTS, Feature.LOG_SUM_EXP}
-
-
-def by_logistic_function(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, ...]:
-    """Attention without a sink, times the share that the sink leaves, from the two logarithms."""
-    sinks = options.pop("sinks", None)
-    wide = [x.to(accumulator(query.dtype)) for x in (query, key, value)]
-    output, weights, lse = Steps().answer(*wide, **options)
-    if sinks is not None:
-        sink = sinks.to(lse.dtype)[:, None]
-        left = torch.sigmoid(lse - sink)[..., None]
-        output, weights, lse = output * left, weights * left, torch.logaddexp(lse, sink)
-    return tuple(x.to(query.dtype) for x in (output, weights, lse))
 
 
 def by_starting_state(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, ...]:
@@ -87,13 +81,13 @@ def _op(name: str, function: Callable[..., tuple[Tensor, ...]], features: set[Fe
 
 
 def _layer(name: str, kind: type[KeyedLayer]) -> Implementation:
-    claims = Claims(Scope.MODULE, FEATURES | FREE_WIDTHS | {Feature.WEIGHTS})
-    return Implementation(name, claims, torch_module(kind, call, KEYED_PLACES, extras=("weights",)))
+    claims = Claims(Scope.MODULE, KEYED_FEATURES | FREE_WIDTHS | {Feature.WEIGHTS})
+    return Implementation(name, claims, torch_module(kind, call_keyed, KEYED_PLACES, extras=("weights",)))
 
 
 RIGHT_SINKS = (
     _op("steps", Steps().answer, SINKS | ZERO),
-    _op("logistic", by_logistic_function, SINKS),
+    _op("logistic", rescaled_for_sinks(Steps()), SINKS),
     _op("starting-state", by_starting_state, SINKS),
     _op("zero-key-as-sink", zero_key_as_sink, ZERO),
     _layer("keyed", KeyedLayer),

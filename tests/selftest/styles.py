@@ -1,214 +1,224 @@
-"""Attention in plain NumPy of any precision: correct in many styles, and wrong in a few."""
+"""Attention in many styles: other orders of summation, other bases, other places for the roundings; and a few wrong."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from math import sqrt
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from math import copysign
 from typing import Any, TypeAlias
 
-import ml_dtypes
 import numpy as np
-from numpy.typing import NDArray
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
 
+from attention_conformance.implementations.adapters.tensors import tensors, to_array
+from attention_conformance.implementations.adapters.torch_op import torch_op
+from attention_conformance.implementations.builtin.stepwise.steps import (
+    INFINITY,
+    Steps,
+    accumulator,
+    add_mask,
+    factor,
+    score,
+    softmax,
+)
 from attention_conformance.reference.visibility import visibility
 from attention_conformance.spec.features import Conventions
-from attention_conformance.spec.problem import Problem
+from attention_conformance.spec.problem import Array, Problem
 
-Numbers: TypeAlias = NDArray[Any]
-Style: TypeAlias = Callable[["Inputs"], Numbers]
+Style: TypeAlias = Callable[..., Tensor]
+"""Called as style(query, key, value, attn_mask=..., scale=...)."""
 
-SINGLE = np.dtype(np.float32)
 LOG2_E = 1.4426950408889634
-LOWER: Mapping[str, np.dtype[Any]] = {
-    "float64": SINGLE,
-    "float32": np.dtype(ml_dtypes.bfloat16),
-    "bfloat16": np.dtype(ml_dtypes.float8_e4m3fn),
-    "float16": np.dtype(ml_dtypes.float8_e4m3fn),
+LOWER: Mapping[torch.dtype, torch.dtype] = {
+    torch.float64: torch.float32,
+    torch.float32: torch.bfloat16,
+    torch.bfloat16: torch.float8_e4m3fn,
+    torch.float16: torch.float8_e4m3fn,
 }
 """The next narrower dtype, with as few digits as one may meet in its place."""
 
 
-@dataclass(frozen=True, eq=False)
-class Inputs:
-    """An op problem in its working dtype; `added` holds all masks as one float mask (B, H, Lq, Lk)."""
-
-    query: Numbers
-    key: Numbers
-    value: Numbers
-    added: Numbers
-    scale: float
-
-    @classmethod
-    def of(cls, problem: Problem) -> Inputs:
-        """The inputs of a problem of the op's scope."""
-        seen, dtype = visibility(problem.widened(), Conventions()), problem.query.dtype
-        added = np.where(seen.allowed, 0.0 if seen.added is None else seen.added.total, -np.inf)
-        scale = problem.query.shape[-1] ** -0.5 if problem.scale is None else problem.scale
-        return cls(problem.query, problem.key, problem.value, added.astype(dtype), scale)
-
-    @property
-    def accumulator(self) -> np.dtype[Any]:
-        """float32 for half types."""
-        return self.query.dtype if self.query.dtype.itemsize >= 4 else SINGLE
-
-    def keys(self, some: slice) -> Inputs:
-        """The same problem with some of the keys only."""
-        return replace(self, key=self.key[:, :, some], value=self.value[:, :, some], added=self.added[..., some])
-
-    def widened(self) -> Inputs:
-        """The same numbers in the accumulator's dtype."""
-        wide = {n: getattr(self, n).astype(self.accumulator) for n in ("query", "key", "value", "added")}
-        return Inputs(**wide, scale=self.scale)
+def with_one_mask(problem: Problem) -> Problem:
+    """The problem of an op, with all its masks as one float mask (B, H, Lq, Lk)."""
+    seen = visibility(problem.widened(), Conventions())
+    added = np.where(seen.allowed, 0.0 if seen.added is None else seen.added.total, -np.inf)
+    others: dict[str, Any] = {"key_padding_mask": None, "valid_lens": None, "causal": False}
+    return problem.but(attn_mask=added.astype(problem.query.dtype), **others)
 
 
-def dot(x: Numbers, y: Numbers) -> Numbers:
-    """The product in the dtype of x, half types summed in float32."""
-    wide = x.dtype if x.dtype.itemsize >= 4 else SINGLE
-    return np.asarray((x.astype(wide) @ y.astype(wide)).astype(x.dtype))
+def output_of(style: Style, problem: Problem) -> Array:
+    """The output of a style."""
+    return torch_op(style)(with_one_mask(problem).forward_only(), "cpu").output
 
 
-def transposed(x: Numbers) -> Numbers:
-    return x.swapaxes(-1, -2)
+def one_float_mask(query: Tensor, key: Tensor, options: dict[str, Any]) -> Tensor:
+    """The masks among the options of a call as one float mask (B, H, Lq, Lk)."""
+    zeros = torch.zeros(*query.shape[:-1], key.shape[-2], dtype=query.dtype)
+    steps = Steps(score=lambda q, k, by: zeros, softmax=lambda scores: scores, mix=lambda scores, v: scores)
+    masks = {name: option for name, option in options.items() if name != "scale"}
+    return steps(query, key, key, **masks)
 
 
-def total(x: Numbers) -> Numbers:
-    """The sum over the last axis, half types summed in float32."""
-    wide = x.dtype if x.dtype.itemsize >= 4 else SINGLE
-    return np.asarray(x.astype(wide).sum(-1, keepdims=True).astype(x.dtype))
+def or_zero(x: Tensor) -> Tensor:
+    return torch.where(x.isinf(), 0.0, x)
 
 
-def times(x: Numbers, factor: float) -> Numbers:
-    return np.asarray(x * x.dtype.type(factor))
+def largest(scores: Tensor) -> Tensor:
+    """The maximum of each row, 0 for a row that sees nothing; no part of the graph."""
+    return or_zero(pad(scores.detach(), (0, 1), value=-INFINITY).amax(-1, keepdim=True))
 
 
-def _or_zero(x: Numbers) -> Numbers:
-    return np.where(np.isfinite(x), x, x.dtype.type(0))
+def exponentials(scores: Tensor) -> Tensor:
+    return (scores - largest(scores)).exp()
 
 
-def _top(s: Numbers) -> Numbers:
-    return _or_zero(s.max(-1, keepdims=True))
+def normalized(e: Tensor) -> Tensor:
+    """Divided by the sums of their rows; zeros stay."""
+    return divided(e, e.sum(-1, keepdim=True))
 
 
-def _divided(x: Numbers, by: Numbers) -> Numbers:
-    return x / np.where(by == 0, by.dtype.type(1), by)
+def divided(x: Tensor, by: Tensor) -> Tensor:
+    return x / torch.where(by == 0, 1.0, by)
 
 
-def scores(x: Inputs) -> Numbers:
-    """Stored, scaled, masked: three roundings."""
-    return times(dot(x.query, transposed(x.key)), x.scale) + x.added
+def written_out(scores: Tensor) -> Tensor:
+    """Every intermediate in the dtype of the scores."""
+    return normalized(exponentials(scores))
 
 
-def softmax(s: Numbers) -> Numbers:
-    """Over the last axis; zeros for a row of minus infinities."""
-    e = np.exp(s - _top(s))
-    return _divided(e, total(e))
+def exp_of_log_softmax(scores: Tensor) -> Tensor:
+    empty = (scores == -INFINITY).all(-1, keepdim=True)
+    return torch.where(empty, 0.0, torch.log_softmax(torch.where(empty, 0.0, scores), -1).exp())
 
 
-def textbook(x: Inputs) -> Numbers:
-    """Every intermediate stored in the working dtype."""
-    return dot(softmax(scores(x)), x.value)
+def powers_of_two(scores: Tensor) -> Tensor:
+    return exp2_softmax(scores * LOG2_E)
 
 
-def wide_softmax(x: Inputs) -> Numbers:
-    """Scores and softmax in the accumulator's dtype, the weights stored in the working one."""
-    return dot(softmax(scores(x.widened())).astype(x.value.dtype), x.value)
+def exp2_softmax(scores: Tensor) -> Tensor:
+    return normalized((scores - largest(scores)).exp2())
 
 
-def scaled_query(x: Inputs) -> Numbers:
-    """The scale on the queries, before the product."""
-    return textbook(replace(x, query=times(x.query, x.scale), scale=1.0))
+def add_mask_in_base_two(scores: Tensor, mask: Tensor) -> Tensor:
+    return add_mask(scores, mask if mask.dtype is torch.bool else mask * LOG2_E)
 
 
-def scaled_both(x: Inputs) -> Numbers:
-    """The root of the scale on queries and keys."""
-    root = sqrt(abs(x.scale))
-    query, key = times(x.query, np.copysign(root, x.scale)), times(x.key, root)
-    return textbook(replace(x, query=query, key=key, scale=1.0))
+def scale_on_query(query: Tensor, key: Tensor, by: float) -> Tensor:
+    return score(query * by, key, 1.0)
 
 
-def reversed_keys(x: Inputs) -> Numbers:
-    """All sums in the opposite order."""
-    return textbook(x.keys(slice(None, None, -1)))
+def scale_on_both_sides(query: Tensor, key: Tensor, by: float) -> Tensor:
+    root = abs(by) ** 0.5
+    return score(query * copysign(root, by), key * root, 1.0)
 
 
-def log_softmax(x: Inputs) -> Numbers:
-    """exp(score - log-sum-exp), the log-sum-exp a state of the accumulator's dtype."""
-    s = scores(x)
-    log_p = s - log_sum_exp(s.astype(x.accumulator))
-    return dot(np.exp(log_p.astype(s.dtype)), x.value)
+def products_one_by_one(query: Tensor, key: Tensor, by: float) -> Tensor:
+    """The components of a dot product summed from the last to the first."""
+    columns = zip(reversed(query.unbind(-1)), reversed(key.unbind(-1)), strict=True)
+    parts = [q[..., :, None] * k[..., None, :] for q, k in columns]
+    return sum(parts[1:], start=parts[0]) * by
 
 
-def log_sum_exp(s: Numbers) -> Numbers:
-    """Over the last axis; 0 for a row of minus infinities."""
-    top = _top(s)
-    whole = total(np.exp(s - top))
-    return np.log(np.where(whole == 0, whole.dtype.type(1), whole)) + top
+def einsum_mix(weights: Tensor, value: Tensor) -> Tensor:
+    return torch.einsum("bhij,bhjd->bhid", weights, value)
 
 
-def _seen_log_sum_exp(x: Inputs) -> Numbers:
-    """In the accumulator's dtype, minus infinity for a row of minus infinities."""
-    found = log_sum_exp(scores(x).astype(x.accumulator))
-    return np.where((x.added > -np.inf).any(-1, keepdims=True), found, found.dtype.type(-np.inf))
+def values_from_the_last(weights: Tensor, value: Tensor) -> Tensor:
+    return weights.flip(-1) @ value.flip(-2)
 
 
-def base_two(x: Inputs) -> Numbers:
-    """Powers of two: scores and mask times log2(e)."""
-    s = times(times(dot(x.query, transposed(x.key)), x.scale), LOG2_E) + times(x.added, LOG2_E)
-    e = np.exp2(s - _top(s))
-    return dot(_divided(e, total(e)), x.value)
+TEXTBOOK = Steps(wide=False, softmax=written_out)
+"""Every intermediate stored in the working dtype."""
+BASE_TWO = Steps(
+    wide=False, score=lambda q, k, by: score(q, k, by) * LOG2_E, add_mask=add_mask_in_base_two, softmax=exp2_softmax
+)
+"""Scores and mask times log2(e); its log-sum-exp is none."""
+DIVIDED_LAST = Steps(wide=False, softmax=exponentials, mix=lambda e, v: divided(e @ v, e.sum(-1, keepdim=True)))
+"""The mixture of values is divided by the sum; its weights are none."""
 
 
-def divided_last(x: Inputs) -> Numbers:
-    """The mixture of values divided by the sum, not the weights."""
-    e = np.exp(scores(x) - _top(scores(x)))
-    return _divided(dot(e, x.value), total(e))
+def weights_rounded(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    """The weights are rounded to the working dtype before they meet the values, as fused kernels do."""
+    steps = Steps(mix=lambda weights, v: (weights.to(query.dtype) @ v.to(query.dtype)).to(v.dtype))
+    return steps(query, key, value, **options)
 
 
-def merged(parts: int) -> Style:
-    """The keys in parts, each answered alone, merged by their log-sum-exps."""
+def reversed_keys(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    """All sums over keys in the opposite order."""
+    mask = one_float_mask(query, key, options).flip(-1)
+    return TEXTBOOK(query, key.flip(-2), value.flip(-2), attn_mask=mask, scale=options.get("scale"))
 
-    def style(x: Inputs) -> Numbers:
-        found = [x.keys(slice(i, None, parts)) for i in range(min(parts, x.key.shape[2]))]
-        shares = softmax(np.concatenate([_seen_log_sum_exp(p) for p in found], axis=-1)).astype(x.query.dtype)
-        return sum(shares[..., i : i + 1] * textbook(p) for i, p in enumerate(found))  # type: ignore[return-value]
 
-    return style
+def head_by_head(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    mask = options.pop("attn_mask", None)
+    outputs = []
+    for head in range(query.shape[1]):
+        one = slice(head, head + 1)
+        if mask is not None:
+            options["attn_mask"] = mask[..., one, :, :] if mask.ndim > 2 and mask.shape[-3] > 1 else mask
+        outputs.append(Steps()(query[:, one], key[:, one], value[:, one], **options))
+    return torch.cat(outputs, 1)
+
+
+def padded_to_eight(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    """Width and keys padded with zeros to multiples of 8; the padding is masked, the scale that of the real width."""
+    scale = factor(query, options.get("scale"))
+    width, length = -query.shape[-1] % 8, -key.shape[-2] % 8
+    masked = pad(one_float_mask(query, key, options), (0, length), value=-INFINITY)
+    q, k, v = pad(query, (0, width)), pad(key, (0, width, 0, length)), pad(value, (0, 0, 0, length))
+    return Steps()(q, k, v, attn_mask=masked, scale=scale)
 
 
 def online(tile: int, stored: bool = False) -> Style:
-    """Keys in tiles with a running maximum, sum and mixture, wide or stored in the working dtype."""
+    """Keys in tiles, with a running maximum, sum and mixture: wide, or stored in the working dtype."""
 
-    def style(x: Inputs) -> Numbers:
-        inner = x.query.dtype if stored else x.accumulator
-        rows = x.query.shape[:3]
-        top, whole = np.full((*rows, 1), -np.inf, inner), np.zeros((*rows, 1), inner)
-        mixed = np.zeros((*rows, x.value.shape[-1]), inner)
-        for part in _tiles(x, tile):
-            s = scores(part if stored else part.widened()).astype(inner)
-            higher = np.maximum(top, s.max(-1, keepdims=True))
-            keep, e = np.exp(top - _or_zero(higher)), np.exp(s - _or_zero(higher))
-            whole = whole * keep + total(e)
-            mixed = mixed * keep + dot(e.astype(x.value.dtype), part.value).astype(inner)
-            top = higher
-        return _divided(mixed, whole).astype(x.query.dtype)
+    def attention(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+        dtype = query.dtype
+        inner = dtype if stored else accumulator(dtype)
+        mask, scale = one_float_mask(query, key, options).to(inner), factor(query, options.get("scale"))
+        scores = score(query.to(inner), key.to(inner), scale) + mask
+        top = torch.full((*query.shape[:-1], 1), -INFINITY, dtype=inner)
+        whole, mixed = torch.zeros_like(top), torch.zeros(*query.shape[:-1], value.shape[-1], dtype=inner)
+        for s, v in zip(scores.split(tile, -1), value.split(tile, -2), strict=True) if key.shape[-2] else ():
+            higher = torch.maximum(top, s.detach().amax(-1, keepdim=True))
+            e, earlier = (s - or_zero(higher)).exp(), (top - or_zero(higher)).exp()
+            whole = whole * earlier + e.sum(-1, keepdim=True)
+            mixed, top = mixed * earlier + (e.to(dtype) @ v).to(inner), higher
+        return divided(mixed, whole).to(dtype)
 
-    return style
+    return attention
 
 
-def _tiles(x: Inputs, tile: int) -> Iterator[Inputs]:
-    return (x.keys(slice(i, i + tile)) for i in range(0, x.key.shape[2], tile))
+def merged(parts: int) -> Style:
+    """The keys in parts, each answered alone and rounded, merged by their log-sum-exps."""
+
+    def attention(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+        wide, dtype = accumulator(query.dtype), query.dtype
+        q, k, v = (x.to(wide) for x in (query, key, value))
+        mask, scale = one_float_mask(query, key, options).to(wide), factor(query, options.get("scale"))
+        answers = [
+            Steps().answer(q, k[..., part, :], v[..., part, :], attn_mask=mask[..., part], scale=scale)
+            for part in (slice(first, None, parts) for first in range(parts))
+        ]
+        shares = softmax(torch.stack([lse for _, _, lse in answers], -1)).to(dtype)
+        mixed = [output.to(dtype) * shares[..., n, None] for n, (output, _, _) in enumerate(answers)]
+        return sum(mixed[1:], start=mixed[0])
+
+    return attention
 
 
 CORRECT: Mapping[str, Style] = {
-    "textbook": textbook,
-    "wide softmax": wide_softmax,
-    "scaled query": scaled_query,
-    "scaled query and key": scaled_both,
+    "textbook": TEXTBOOK,
+    "wide softmax": weights_rounded,
+    "scaled query": replace(TEXTBOOK, score=scale_on_query),
+    "scaled query and key": replace(TEXTBOOK, score=scale_on_both_sides),
     "reversed keys": reversed_keys,
-    "log-softmax": log_softmax,
-    "base 2": base_two,
-    "divided last": divided_last,
+    "log-softmax": Steps(wide=False, softmax=exp_of_log_softmax),
+    "base 2": BASE_TWO,
+    "divided last": DIVIDED_LAST,
     "merged 2": merged(2),
     "merged 5": merged(5),
     "online 1": online(1),
@@ -222,79 +232,67 @@ SHORT: Mapping[str, Style] = {
 """Correct for up to 17 keys; with more, a half type's running sum stagnates."""
 
 
-def zeros(x: Inputs) -> Numbers:
-    return np.zeros_like(textbook(x))
+def lower(x: Tensor, low: torch.dtype | None = None) -> Tensor:
+    """Rounded to a narrower dtype, by default the next, and back, saturating; infinities stay."""
+    low = LOWER[x.dtype] if low is None else low
+    limit = min(torch.finfo(low).max, torch.finfo(x.dtype).max)
+    return torch.where(x.isinf(), x, x.clamp(-limit, limit).to(low).to(x.dtype))
 
 
-def mean_of_values(x: Inputs) -> Numbers:
+def mean_of_values(scores: Tensor) -> Tensor:
     """Every weight the same."""
-    seen = (x.added > -np.inf).astype(x.accumulator)
-    return dot(_divided(seen, total(seen)), x.value.astype(x.accumulator))
+    return normalized((scores > -INFINITY).to(scores.dtype))
 
 
-def sign_flipped(x: Inputs) -> Numbers:
-    return -textbook(x)
-
-
-def unscaled(x: Inputs) -> Numbers:
-    return textbook(replace(x, scale=1.0))
-
-
-def lower_softmax(x: Inputs) -> Numbers:
+def lower_softmax(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     """Scores, exponentials, their sum and the weights stored in the next lower precision; sums in float32."""
-    low = LOWER[x.query.dtype.name]
-    s = _through(scores(x.widened()), low)
-    e = _through(np.exp(s - _top(s)), low)
-    return dot(_through(_divided(e, _through(total(e), low)), low).astype(x.query.dtype), x.value)
+    low = partial(lower, low=LOWER[query.dtype])
+
+    def rounded(scores: Tensor) -> Tensor:
+        e = low(exponentials(low(scores)))
+        return low(divided(e, low(e.sum(-1, keepdim=True))))
+
+    return Steps(softmax=rounded)(query, key, value, **options)
 
 
-def _through(x: Numbers, low: np.dtype[Any]) -> Numbers:
-    """Rounded to a narrower dtype and back, saturating; minus infinity stays."""
-    limit = float(ml_dtypes.finfo(low).max)  # type: ignore[no-untyped-call]
-    kept = np.clip(_or_zero(x), -limit, limit).astype(low).astype(x.dtype)
-    return np.where(np.isfinite(x), kept, x)
-
-
-def lower_weights(x: Inputs) -> Numbers:
+def lower_weights(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     """The weights alone stored in the next lower precision."""
-    p = softmax(scores(x.widened()))
-    return dot(_through(p, LOWER[x.query.dtype.name]).astype(x.query.dtype), x.value)
+    return Steps(softmax=lambda s: lower(softmax(s), LOWER[query.dtype]))(query, key, value, **options)
 
 
-def bfloat16_weights(x: Inputs) -> Numbers:
-    """The weights stored in bfloat16, as if the inputs were."""
-    return dot(_through(softmax(scores(x)), np.dtype(ml_dtypes.bfloat16)), x.value)
-
-
-def epsilon(x: Inputs) -> Numbers:
+def with_epsilon(scores: Tensor) -> Tensor:
     """1e-6 in the denominator."""
-    e = np.exp(scores(x) - _top(scores(x)))
-    return dot(e / (total(e) + e.dtype.type(1e-6)), x.value)
-
-
-def backward(x: Inputs, cotangent: Numbers, centred_by: str = "weights") -> dict[str, Numbers]:
-    """Gradients by the closed form; rowsum(P dP) by the weights, by the output (rowsum(dO O)), or not."""
-    p = softmax(scores(x))
-    d_weights = dot(cotangent, transposed(x.value))
-    centres = {
-        "weights": total(p * d_weights),
-        "output": total(cotangent * dot(p, x.value)),
-        "nothing": np.zeros_like(p[..., :1]),
-    }
-    d_scores = p * (d_weights - centres[centred_by])
-    return {
-        "query": times(dot(d_scores, x.key), x.scale),
-        "key": times(dot(transposed(d_scores), x.query), x.scale),
-        "value": dot(transposed(p), cotangent),
-    }
+    e = exponentials(scores)
+    return e / (e.sum(-1, keepdim=True) + 1e-6)
 
 
 WRONG: Mapping[str, Style] = {
-    "zeros": zeros,
-    "mean of the values": mean_of_values,
-    "sign flipped": sign_flipped,
-    "no scale": unscaled,
+    "zeros": lambda query, key, value, **options: torch.zeros_like(TEXTBOOK(query, key, value, **options)),
+    "mean of the values": Steps(softmax=mean_of_values),
+    "sign flipped": lambda query, key, value, **options: -TEXTBOOK(query, key, value, **options),
+    "no scale": lambda query, key, value, **options: TEXTBOOK(query, key, value, **options | {"scale": 1.0}),
     "softmax one precision lower": lower_softmax,
     "weights one precision lower": lower_weights,
 }
 """Wrong in every dtype."""
+LOST_DIGITS: Mapping[str, Style] = {
+    "weights in bfloat16": replace(TEXTBOOK, softmax=lambda s: lower(written_out(s), torch.bfloat16)),
+    "1e-6 in the denominator": replace(TEXTBOOK, softmax=with_epsilon),
+}
+"""Wrong in wide dtypes only: the first in float64 and float32, the second in float64."""
+
+
+def backward(problem: Problem, centred_by: str = "weights") -> dict[str, Array]:
+    """Gradients by the closed form; rowsum(P dP) by the weights, by the output (rowsum(dO O)), or not."""
+    given = tensors(with_one_mask(problem).but(needs=()), "cpu")
+    query, key, value, cotangent = (given[name] for name in ("query", "key", "value", "cotangent"))
+    output, p, _ = TEXTBOOK.answer(query, key, value, attn_mask=given["attn_mask"], scale=problem.scale)
+    d_weights = cotangent @ value.mT
+    centres = {
+        "weights": (p * d_weights).sum(-1, keepdim=True),
+        "output": (cotangent * output).sum(-1, keepdim=True),
+        "nothing": torch.zeros_like(p[..., :1]),
+    }
+    d_scores, scale = p * (d_weights - centres[centred_by]), factor(query, problem.scale)
+    gradients = {"query": d_scores @ key * scale, "key": d_scores.mT @ query * scale, "value": p.mT @ cotangent}
+    return {name: to_array(gradient) for name, gradient in gradients.items()}

@@ -20,9 +20,7 @@ RESULTS = {
     "benchmark-calibration",
     "bounds",
     "conventions",
-    "defects",
     "inhouse-speed",
-    "mutation",
     "pruning",
     "suite-profile",
 }

@@ -1,4 +1,4 @@
-"""The mutation score counts what it says, and complains of what is wrong with defects and clauses."""
+"""The mutation score counts kills, and reports what is wrong with defects and clauses."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from attention_conformance.implementations.defects import catalogue
-from attention_conformance.tests.harness.judge.clause_tests import clause_marks
+from attention_conformance.tests.harness.judge.clause_tests import clause_tests
 from attention_conformance.tests.measurements.mutation_score import (
     Kill,
     Outcome,
@@ -16,21 +16,21 @@ from attention_conformance.tests.measurements.mutation_score import (
     needed,
     outcome,
     pairs,
-    smallest_sets,
+    smallest_set,
     sole_kills,
 )
 
 (DEFECT,) = (defect for defect in catalogue() if defect.id == "next-position-seen")
-CLAUSES = tuple(clause_marks())
+CLAUSES = tuple(clause_tests())
 
 
-def found(name: str, *clauses: str, margin: float = 1e6, failed: int = 2) -> Outcome:
+def result(name: str, *clauses: str, margin: float = 1e6, failed: int = 2) -> Outcome:
     kills = tuple(Kill(clause, "float64", failed, margin) for clause in clauses)
     return Outcome(name, kills, 0.1, frozenset(), name)
 
 
 def complained(each: Outcome) -> list[str]:
-    everywhere = found("another", *CLAUSES)
+    everywhere = result("another", *CLAUSES)
     return list(complaints([DEFECT], {DEFECT.id: each, "another": everywhere}))
 
 
@@ -44,16 +44,16 @@ def test_a_defect_is_judged_and_named() -> None:
 
 
 def test_a_killed_defect_is_no_complaint() -> None:
-    assert complained(found(DEFECT.id, "causal.square")) == []
+    assert complained(result(DEFECT.id, "causal.square")) == []
 
 
 @pytest.mark.parametrize(
     ("each", "complaint"),
     [
-        (found(DEFECT.id), "survives"),
-        (found(DEFECT.id, "masks.bool"), "killed by other chapters than causal only"),
-        (found(DEFECT.id, "causal.square", failed=1), "killed by one check only"),
-        (replace(found(DEFECT.id, "causal.square"), errors=("x in float64: y",)), "x in float64: y"),
+        (result(DEFECT.id), "survives"),
+        (result(DEFECT.id, "masks.bool"), "killed by other chapters than causal only"),
+        (result(DEFECT.id, "causal.square", failed=1), "killed by one check only"),
+        (replace(result(DEFECT.id, "causal.square"), errors=("x in float64: y",)), "x in float64: y"),
     ],
 )
 def test_complaints_of_a_defect(each: Outcome, complaint: str) -> None:
@@ -61,22 +61,22 @@ def test_complaints_of_a_defect(each: Outcome, complaint: str) -> None:
 
 
 def test_complaints_of_clauses() -> None:
-    weak = found(DEFECT.id, *CLAUSES[1:], margin=9.0)
-    told = list(complaints([DEFECT], {DEFECT.id: weak}))
-    assert f"{CLAUSES[0]}: no defect breaks it" in told
-    assert f"{CLAUSES[1]}: no defect breaks it by more than 10 times the bound" in told
+    weak = result(DEFECT.id, *CLAUSES[1:], margin=9.0)
+    lines = list(complaints([DEFECT], {DEFECT.id: weak}))
+    assert f"{CLAUSES[0]}: no defect breaks it" in lines
+    assert f"{CLAUSES[1]}: no defect breaks it by more than 10 times the bound" in lines
 
 
 def test_clauses_that_nothing_replaces() -> None:
-    first, second = found("first", "masks.bool"), found("second", "masks.bool", "causal.square")
+    first, second = result("first", "masks.bool"), result("second", "masks.bool", "causal.square")
     assert sole_kills([first, second]) == {"masks.bool": 1}
-    assert smallest_sets([first, second], 1) == ["masks.bool"]
-    assert set(smallest_sets([first, second], 2)) == {"masks.bool", "causal.square"}
+    assert smallest_set([first, second], 1) == ["masks.bool"]
+    assert set(smallest_set([first, second], 2)) == {"masks.bool", "causal.square"}
 
 
 def test_options_that_nothing_replaces() -> None:
-    each = replace(found("first", "masks.bool"), needs=frozenset({"mask=bool"}))
-    assert needed([each, found("second", "causal.square")]) == {"mask=bool": ["first"]}
+    each = replace(result("first", "masks.bool"), needs=frozenset({"mask=bool"}))
+    assert needed([each, result("second", "causal.square")]) == {"mask=bool": ["first"]}
 
 
 def test_pairs_have_two_different_mistakes_and_fail() -> None:

@@ -1,4 +1,4 @@
-"""A cache in steps: right as it stands, and wrong in one place once a step is replaced."""
+"""A key-value cache in steps: right as it is, and wrong in one place if a step is replaced."""
 
 from __future__ import annotations
 
@@ -56,36 +56,36 @@ class Rows:
 
 
 def joined(first: Rows, second: Rows) -> Rows:
-    """Both, one after the other."""
+    """Both, the first before the other."""
     one, other = ((rows.key, rows.value, rows.positions) for rows in (first, second))
     key, value, positions = (torch.cat(pair, -2 if pair[0].ndim > 1 else 0) for pair in zip(one, other, strict=True))
     return Rows(key, value, positions)
 
 
 def empty_store(stream: Stream) -> Rows:
-    """Room for keys and values, nothing of it written."""
+    """Buffers for keys and values, nothing written yet."""
     wide = accumulator(stream.storage(1).dtype)
     key, value = (stream.storage(width).to(wide) for width in (stream.d_k, stream.d_v))
     return Rows(key, value, torch.full((stream.room,), -1))
 
 
 def query_positions(first: int, length: int, room: int) -> Tensor:
-    """The positions of the queries of a piece that begins at position `first`."""
+    """The positions of the queries of a chunk that begins at position `first`."""
     return first + torch.arange(length)
 
 
 def rotate_query(query: Tensor, positions: Tensor, base: float) -> Tensor:
-    """Turned by the angles of its positions (L,)."""
+    """Rotated by the angles of its positions (L,)."""
     return rotate(query, positions.expand(len(query), -1), base)
 
 
 def rotate_key(key: Tensor, positions: Tensor, base: float) -> Tensor:
-    """Turned by the angles of its positions (L,), before it is kept."""
+    """Rotated by the angles of its positions (L,), before it is cached."""
     return rotate(key, positions.expand(len(key), -1), base)
 
 
 def write(store: Rows, new: Rows, stream: Stream) -> Rows:
-    """What is kept: everything where there is no room to heed, else the last rows, each in the slot of its position."""
+    """The cache with new rows: all of them without a limit, else the last ones, each in the slot of its position."""
     if not stream.room:
         return joined(store, new)
     last = new.select(torch.arange(len(new.positions))[-stream.room :])
@@ -100,7 +100,7 @@ def write_slots(store: Rows, new: Rows, slots: Tensor) -> Rows:
 
 
 def visible(store: Rows, new: Rows, after: Rows) -> Rows:
-    """What a piece attends to: what was kept before it, and itself; `after` is what is kept with it."""
+    """The rows that a chunk attends to: those cached before it, and its own; `after` is the cache with its own."""
     return joined(store.written, new)
 
 
@@ -114,7 +114,7 @@ STEPS = Steps()
 
 @dataclass(frozen=True)
 class CacheSteps:
-    """Attention to what is kept and to what is new, in float32 for half types."""
+    """Attention to cached and new rows, in float32 for half types."""
 
     steps: Steps = STEPS
     empty_store: Callable[[Stream], Rows] = empty_store
@@ -136,23 +136,21 @@ class CacheSteps:
             positions = self.query_positions(first, q.shape[-2], stream.room) + options.pop("query_start", 0)
             new = Rows(k, v, first + torch.arange(k.shape[-2]))
             if (base := options.pop("rotary_base", None)) is not None:
-                q, new = (
-                    self.rotate_query(q, positions, base),
-                    replace(new, key=self.rotate_key(k, new.positions, base)),
-                )
+                q = self.rotate_query(q, positions, base)
+                new = replace(new, key=self.rotate_key(k, new.positions, base))
             after = self.write(store, new, stream)
-            seen, options = self.visible(store, new, after), self.flags(options, first, q.shape[-2])
+            rows, options = self.visible(store, new, after), self.flags(options, first, q.shape[-2])
             store, first = after, first + k.shape[-2]
-            return self.attend(q, positions, seen, options).to(query.dtype)
+            return self.attend(q, positions, rows, options).to(query.dtype)
 
         return feed
 
-    def attend(self, query: Tensor, positions: Tensor, seen: Rows, options: dict[str, Any]) -> Tensor:
-        """Of queries at positions (L,) to rows at theirs."""
+    def attend(self, query: Tensor, positions: Tensor, rows: Rows, options: dict[str, Any]) -> Tensor:
+        """Attention of queries at positions (L,) to cached rows."""
 
-        def query_positions(query: Tensor, key: Tensor, asked: CallOptions) -> tuple[Tensor, Tensor, Tensor]:
-            of_query, of_key = positions.expand(len(query), -1), seen.positions.expand(len(query), -1)
+        def query_positions(query: Tensor, key: Tensor, call: CallOptions) -> tuple[Tensor, Tensor, Tensor]:
+            of_query, of_key = positions.expand(len(query), -1), rows.positions.expand(len(query), -1)
             return of_query, of_key, torch.ones(len(query), query.shape[-2], key.shape[-2], dtype=torch.bool)
 
-        # A start, whatever it is, has the causal flag follow positions.
-        return replace(self.steps, positions=query_positions)(query, seen.key, seen.value, query_start=0, **options)
+        # With a start, whatever its value, the causal flag follows positions.
+        return replace(self.steps, positions=query_positions)(query, rows.key, rows.value, query_start=0, **options)

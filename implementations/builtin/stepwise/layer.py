@@ -1,4 +1,4 @@
-"""Multi-head attention as a layer: right as it stands, and wrong in one place once a subclass replaces a step."""
+"""Multi-head attention as a layer: right as it is, and wrong in one place if a subclass replaces a step."""
 
 from __future__ import annotations
 

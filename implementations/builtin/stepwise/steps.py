@@ -1,4 +1,4 @@
-"""Attention in steps: right as it stands, and wrong in one place once a step is replaced."""
+"""Attention in steps: right as it is, and wrong in one place if a step is replaced."""
 
 from __future__ import annotations
 
@@ -74,8 +74,13 @@ def log_sum_exp(scores: Tensor) -> Tensor:
 
 
 def repeat_kv(rows: Tensor, num_heads: int) -> Tensor:
-    """(B, Hk, L, d) -> (B, H, L, d): neighbouring query heads share a key head."""
+    """(B, Hk, L, d) -> (B, H, L, d): adjacent query heads share a key head."""
     return rows.repeat_interleave(num_heads // rows.shape[1], 1) if rows.shape[1] != num_heads else rows
+
+
+def repeat_kv_tiled(rows: Tensor, num_heads: int) -> Tensor:
+    """(B, Hk, L, d) -> (B, H, L, d): query head h uses key head h % Hk."""
+    return rows.repeat(1, num_heads // rows.shape[1], 1, 1) if rows.shape[1] != num_heads else rows
 
 
 def rotate(rows: Tensor, positions: Tensor, base: float) -> Tensor:
@@ -92,7 +97,7 @@ def cap(scores: Tensor, softcap: float) -> Tensor:
 
 
 def add_alibi(scores: Tensor, slopes: Tensor, ahead: Tensor) -> Tensor:
-    """Slopes (H,) times the distance, taken off."""
+    """Subtracts slopes (H,) times the distance."""
     return scores - slopes[:, None, None] * ahead.abs()[:, None]
 
 
@@ -151,7 +156,7 @@ def positions(query: Tensor, key: Tensor, call: CallOptions) -> tuple[Tensor, Te
 
 
 def documents(segments: Tensor | None, ends: Tensor | None, batch: int, length: int) -> Tensor:
-    """(B, L): the document of each token, told by ids (B, L), by cumulative lengths, or not at all."""
+    """(B, L): the document of each token, given by ids (B, L), by cumulative lengths, or not at all."""
     if segments is not None:
         return segments
     if ends is None:
@@ -210,7 +215,7 @@ class CallOptions:
 
 @dataclass(frozen=True)
 class Steps:
-    """Scaled dot-product attention; if `wide`, half types are worked on in float32 and rounded once at the end."""
+    """Scaled dot-product attention; if `wide`, half types are computed in float32 and rounded once at the end."""
 
     wide: bool = True
     factor: Callable[[Tensor, float | None], float] = factor

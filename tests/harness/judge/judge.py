@@ -123,6 +123,13 @@ class Judge:
                 done.add(fitted)
                 yield fitted
 
+    def allows(self, case: Case) -> bool:
+        """Whether the claims allow exactly this case, from which a problem is made; why not is noted."""
+        fitted = fit(case, self.claims)
+        if fitted != case:
+            self.unsupported.append(fitted.reason if isinstance(fitted, Unsupported) else f"its claims exclude {case}")
+        return fitted == case
+
     def problem(self, case: Case) -> Problem:
         """The case's numbers in this dtype, with the gradients that are claimed."""
         problem = build(case, self.dtype)
@@ -316,13 +323,34 @@ class Judge:
         else:
             self.assert_that(Case(), False, f"{what} was accepted", kind=FailureKind.ACCEPTED)
 
-    def own(self, case: Case, problem: Problem) -> Array | None:
-        """The candidate's output for a problem, or None after recording that it raised."""
-        try:
-            return self.run(problem.forward_only()).output
-        except CandidateError as error:
-            self.record_error(case, error)
+    def own(self, case: Case, problem: Problem, bound: Array) -> Expected | None:
+        """The candidate's output for a problem, as what another call has to repeat within the bound.
+
+        None after recording that it raised, or that its shape is not that of the bound.
+        """
+        result = self.answer(case, problem.forward_only())
+        if result is None:
             return None
+        if result.output.shape != bound.shape:
+            message = f"output has shape {result.output.shape}, expected {bound.shape}"
+            self.assert_that(case, False, message, kind=FailureKind.SHAPE)
+            return None
+        return Expected(result.output.astype(np.float64), bound)
+
+    def answer(self, case: Case, problem: Problem, context: str = "") -> Result | None:
+        """The candidate's answer to a problem made from the case, or None after recording that there is none."""
+        try:
+            return self.run(problem)
+        except CandidateError as error:
+            self.record_error(case, error, context)
+            return None
+
+    def compare(
+        self, case: Case, result: Result, expected: Mapping[str, Expected], parts: Iterable[str], context: str = ""
+    ) -> None:
+        """One check for each of the parts of an answer."""
+        for part in parts:
+            self.record(case, compare(part, part_of(result, part), expected[part], self.dtype), context)
 
     def assert_refuses(self, case: Case, problem: Problem, what: str, as_is: bool = False) -> None:
         """The problem makes no sense, and the candidate raises an exception; `as_is` passes these very arrays."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from attention_conformance.implementations.api.contract import Claims, Unsupported
 from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.spec.cases import Case, Sizes
-from attention_conformance.spec.covering import allowed_values, combined, mended
+from attention_conformance.spec.covering import allowed_values, combinations, combined, mended
 from attention_conformance.tests.harness.judge.judge import Judge
 from attention_conformance.tests.harness.judge.tally import Tally
 
@@ -27,6 +27,11 @@ def cases(claims: Claims) -> SearchStrategy[Case]:
     drawn = {name: st.sampled_from(levels) for name, levels in live.items()}
     drawn["sizes"] = st.builds(Sizes, **{name: st.integers(1, most) for name, most in EXTENTS.items()})
     return st.fixed_dictionaries({**drawn, "seed": st.integers(0, 999)}).map(combined)
+
+
+def claimed_combinations(judge: Judge, strength: int = 2) -> tuple[Case, ...]:
+    """The cases of the covering array, of the options that are claimed."""
+    return combinations(lambda case: not isinstance(fit(case, judge.claims), Unsupported), judge.conventions, strength)
 
 
 def search(judge: Judge, examples: int) -> None:

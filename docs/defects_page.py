@@ -1,13 +1,10 @@
-"""The catalogue as a page of Markdown: `make defects` writes docs/defects.md."""
+"""The catalogue of defects as a page of Markdown."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 from attention_conformance.implementations.defects import Defect, catalogue
-
-PAGE = Path(__file__).parents[2] / "docs" / "defects.md"
 
 
 def page() -> str:
@@ -18,8 +15,7 @@ def page() -> str:
 def _lines() -> Iterator[str]:
     yield "# Defects"
     yield ""
-    yield f"{len(catalogue())} wrong implementations, one mistake each. `mutation.md` says which clauses find them."
-    yield "Written by `make defects`."
+    yield f"{len(catalogue())} wrong implementations, one mistake each. See [which clauses detect them](mutation.md)."
     for chapter in dict.fromkeys(defect.chapter for defect in catalogue()):
         yield from ("", f"## {chapter}")
         for defect in catalogue():
@@ -35,8 +31,4 @@ def _entry(defect: Defect) -> Iterator[str]:
     yield f"- hidden by: {defect.hides}"
     yield f"- matters: {defect.matters}"
     yield f"- repair: {defect.repair}"
-    yield from ([f"- seen in: {links}"] if links else [])
-
-
-if __name__ == "__main__":
-    PAGE.write_text(page())
+    yield from ([f"- reported in: {links}"] if links else [])
