@@ -100,7 +100,7 @@ def test_filters(open_page: Visit) -> None:
     assert rows.count() == 2 * (each - 1)
     open_page.page.get_by_label("search").fill("IMPOSSIBLE")
     assert rows.count() == 2
-    assert open_page.page.locator(".count").all_inner_texts() == [f"2 of {16 * each} rows rows"] * 2
+    assert open_page.page.locator(".count").all_inner_texts() == [f"2 of {16 * each} rows shown"] * 2
     open_page.page.get_by_role("button", name="none").click()
     assert rows.count() == 0
     assert open_page.page.get_by_text("Nothing was measured for this choice").locator("visible=true").count() == 4
