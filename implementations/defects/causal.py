@@ -8,16 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attention_conformance.implementations.builtin.stepwise.steps import (
-    BOTTOM_RIGHT,
-    INFINITY,
-    Steps,
-    add_bottom_right,
-    add_causal,
-    mix,
-    score,
-    softmax,
-)
+from attention_conformance.implementations.builtin.stepwise import steps as correct
+from attention_conformance.implementations.builtin.stepwise.steps import BOTTOM_RIGHT, INFINITY, Steps
 from attention_conformance.implementations.defects.breaking import LEAK, NAN, breaks
 
 breaks_causal = partial(breaks, step="add_causal")
@@ -58,26 +50,26 @@ def causal_by_default(query: Tensor, key: Tensor, value: Tensor, **options: Any)
     follows="causal-alignment=bottom-right",
 )
 def triangle_from_the_other_corner(scores: Tensor) -> Tensor:
-    return add_bottom_right(scores)
+    return correct.add_bottom_right(scores)
 
 
 @breaks_causal(
     "causal.alignment", "causal.empty-rows", conventions=BOTTOM_RIGHT, holds=("causal.square", "causal.with-padding")
 )
 def offset_of_the_triangle_missing(scores: Tensor) -> Tensor:
-    return add_causal(scores)
+    return correct.add_causal(scores)
 
 
 @breaks_causal("causal.alignment", conventions=BOTTOM_RIGHT, holds=("causal.square", "causal.empty-rows"))
 def tiles_skipped_from_the_other_corner(scores: Tensor) -> Tensor:
     first_keys, last_queries = (torch.arange(n) // 4 * 4 for n in (scores.shape[-1], scores.shape[-2]))
     skipped = first_keys > last_queries[:, None] + 3
-    return add_bottom_right(scores).masked_fill(skipped, -INFINITY)
+    return correct.add_bottom_right(scores).masked_fill(skipped, -INFINITY)
 
 
 @breaks_causal("causal.alignment", holds=("causal.square", "causal.empty-rows"))
 def flag_dropped_for_a_single_query(scores: Tensor) -> Tensor:
-    return scores if scores.shape[-2] == 1 else add_causal(scores)
+    return scores if scores.shape[-2] == 1 else correct.add_causal(scores)
 
 
 @breaks("causal.any-scale", holds=("causal.square", "scores.scale-explicit"), severity=NAN)
@@ -85,7 +77,9 @@ def future_masked_before_scale(
     query: Tensor, key: Tensor, value: Tensor, scale: float | None = None, is_causal: bool = False, **masks: Any
 ) -> Tensor:
     def scores(query: Tensor, key: Tensor, by: float) -> Tensor:
-        return (add_causal(score(query, key, 1.0)) if is_causal else score(query, key, 1.0)) * by
+        return (
+            correct.add_causal(correct.score(query, key, 1.0)) if is_causal else correct.score(query, key, 1.0)
+        ) * by
 
     return Steps(score=scores)(query, key, value, scale=scale, **masks)
 
@@ -110,7 +104,7 @@ def future_cut_after_the_exponentials(
 def future_cut_after_softmax(
     query: Tensor, key: Tensor, value: Tensor, is_causal: bool = False, **options: Any
 ) -> Tensor:
-    steps = Steps(softmax=lambda scores: softmax(scores).tril()) if is_causal else Steps()
+    steps = Steps(softmax=lambda scores: correct.softmax(scores).tril()) if is_causal else Steps()
     return steps(query, key, value, **options)
 
 
@@ -119,7 +113,7 @@ def values_centred_over_the_sequence(
     query: Tensor, key: Tensor, value: Tensor, is_causal: bool = False, **options: Any
 ) -> Tensor:
     def centred(weights: Tensor, value: Tensor) -> Tensor:
-        return mix(weights, value - 0.1 * value.mean(-2, keepdim=True))
+        return correct.mix(weights, value - 0.1 * value.mean(-2, keepdim=True))
 
     return (Steps(mix=centred) if is_causal else Steps())(query, key, value, is_causal=is_causal, **options)
 

@@ -7,14 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attention_conformance.implementations.builtin.stepwise.steps import (
-    BOTTOM_RIGHT,
-    INFINITY,
-    Steps,
-    add_bottom_right,
-    add_mask,
-    softmax,
-)
+from attention_conformance.implementations.builtin.stepwise import steps as correct
+from attention_conformance.implementations.builtin.stepwise.steps import BOTTOM_RIGHT, INFINITY, Steps
 from attention_conformance.implementations.defects.breaking import LEAK, NAN, breaks
 
 
@@ -69,7 +63,9 @@ def lowest_number_added(query: Tensor, key: Tensor, value: Tensor, **options: An
         return scores + torch.zeros_like(scores).masked_fill(hidden, torch.finfo(scores.dtype).min)
 
     steps = Steps(
-        add_mask=lambda scores, mask: lowered(scores, ~mask) if mask.dtype is torch.bool else add_mask(scores, mask),
+        add_mask=lambda scores, mask: (
+            lowered(scores, ~mask) if mask.dtype is torch.bool else correct.add_mask(scores, mask)
+        ),
         add_padding=lambda scores, padding: lowered(scores, ~padding[:, None, None, :]),
     )
     return steps(query, key, value, **options)
@@ -80,7 +76,7 @@ def lowest_number_added(query: Tensor, key: Tensor, value: Tensor, **options: An
 )
 def empty_row_silences_its_sample(scores: Tensor) -> Tensor:
     empty = (scores == -INFINITY).all(-1).flatten(1).any(-1)[:, None, None, None]
-    return softmax(scores).masked_fill(empty, 0.0)
+    return correct.softmax(scores).masked_fill(empty, 0.0)
 
 
 @breaks(
@@ -92,7 +88,7 @@ def empty_row_silences_its_sample(scores: Tensor) -> Tensor:
 def nan_before_the_triangle(
     query: Tensor, key: Tensor, value: Tensor, is_causal: bool = False, **options: Any
 ) -> Tensor:
-    steps = Steps(add_causal=add_bottom_right, softmax=lambda scores: torch.softmax(scores, -1))
+    steps = Steps(add_causal=correct.add_bottom_right, softmax=lambda scores: torch.softmax(scores, -1))
     return (steps if is_causal else Steps())(query, key, value, is_causal=is_causal, **options)
 
 

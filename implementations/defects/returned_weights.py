@@ -10,14 +10,8 @@ from torch import Tensor
 
 from attention_conformance.implementations.adapters.torch_op import torch_op
 from attention_conformance.implementations.api.contract import Claims, Implementation
-from attention_conformance.implementations.builtin.stepwise.steps import (
-    BOTTOM_RIGHT,
-    INFINITY,
-    OP_FEATURES,
-    Steps,
-    add_bottom_right,
-    log_sum_exp,
-)
+from attention_conformance.implementations.builtin.stepwise import steps as correct
+from attention_conformance.implementations.builtin.stepwise.steps import BOTTOM_RIGHT, INFINITY, OP_FEATURES, Steps
 from attention_conformance.implementations.defects.breaking import NAN, STATE, breaks, breaks_built
 from attention_conformance.spec.features import Conventions, Feature, LogBase, Scope
 
@@ -41,7 +35,7 @@ def in_buffer(name: str, tensor: Tensor) -> Tensor:
     holds=("softmax.weights", "softmax.over-keys"),
 )
 def natural_logarithm_for_base_two(scores: Tensor) -> Tensor:
-    return log_sum_exp(scores)
+    return correct.log_sum_exp(scores)
 
 
 @breaks(
@@ -73,7 +67,7 @@ def plus_infinity_for_an_empty_sample(query: Tensor, key: Tensor, value: Tensor,
 
 @breaks_log_sum_exp("returned.empty-row", conventions=BOTTOM_RIGHT, holds=("softmax.log-sum-exp", "causal.empty-rows"))
 def zero_for_rows_before_the_first_key(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, ...]:
-    output, _, lse = Steps(add_causal=add_bottom_right).answer(query, key, value, **options)
+    output, _, lse = Steps(add_causal=correct.add_bottom_right).answer(query, key, value, **options)
     early = torch.arange(query.shape[-2]) < query.shape[-2] - key.shape[-2]
     return output, lse.masked_fill(early, 0.0) if options.get("is_causal") else lse
 
@@ -86,7 +80,7 @@ def zero_for_rows_before_the_first_key(query: Tensor, key: Tensor, value: Tensor
     holds=("relations.merge", "softmax.weights", "returned.base"),
 )
 def lowest_number_for_an_empty_row(scores: Tensor) -> Tensor:
-    return log_sum_exp(scores).clamp(min=-1e30 if scores.dtype is torch.float64 else -1e4)
+    return correct.log_sum_exp(scores).clamp(min=-1e30 if scores.dtype is torch.float64 else -1e4)
 
 
 def _in_two_halves(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, Tensor]:

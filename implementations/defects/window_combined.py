@@ -8,21 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attention_conformance.implementations.builtin.stepwise.steps import (
-    BOTTOM_RIGHT,
-    INFINITY,
-    Steps,
-    add_bottom_right,
-    add_window,
-    softmax,
-)
+from attention_conformance.implementations.builtin.stepwise import steps as correct
+from attention_conformance.implementations.builtin.stepwise.steps import BOTTOM_RIGHT, INFINITY, Steps
 from attention_conformance.implementations.defects.breaking import GRADIENT, LEAK, NAN, breaks
 from attention_conformance.implementations.defects.window import STARTED, WINDOW, Window
 
 
 def beyond(ahead: Tensor, window: Window) -> Tensor:
     """(B, Lq, Lk), True = outside of the window."""
-    return add_window(torch.zeros(len(ahead), 1, *ahead.shape[1:]), ahead, window)[:, 0] < 0
+    return correct.add_window(torch.zeros(len(ahead), 1, *ahead.shape[1:]), ahead, window)[:, 0] < 0
 
 
 breaks_window = partial(breaks, claims=WINDOW)
@@ -88,21 +82,21 @@ def padding_left_out_of_positions(query: Tensor, key: Tensor, value: Tensor, **o
 
     def shifted(scores: Tensor, ahead: Tensor, window: Window) -> Tensor:
         before = 0 if padding is None else (~padding).cumsum(-1)[:, None]
-        return add_window(scores, ahead - before, window)
+        return correct.add_window(scores, ahead - before, window)
 
     return Steps(add_window=shifted)(query, key, value, **options)
 
 
 @breaks_window("window.lengths", "window.empty-rows", step="add_window", holds=("window.extent", "causal.alignment"))
 def window_from_the_other_corner(scores: Tensor, ahead: Tensor, window: Window) -> Tensor:
-    return add_window(scores, ahead - (ahead.shape[-1] - ahead.shape[-2]), window)
+    return correct.add_window(scores, ahead - (ahead.shape[-1] - ahead.shape[-2]), window)
 
 
 @breaks_window(
     "window.lengths", "window.empty-rows", conventions=BOTTOM_RIGHT, holds=("window.extent", "causal.alignment")
 )
 def window_left_at_the_first_key(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
-    return Steps(add_causal=add_bottom_right)(query, key, value, **options)
+    return Steps(add_causal=correct.add_bottom_right)(query, key, value, **options)
 
 
 @breaks_window("window.lengths", holds=("window.extent", "window.causal"))
@@ -120,7 +114,7 @@ def window_on_global_layers(query: Tensor, key: Tensor, value: Tensor, **options
 @breaks("window.query-start", claims=STARTED, holds=("window.lengths", "window.extent"))
 def window_relative_to_the_chunk(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     start = options.get("query_start") or 0
-    steps = Steps(add_window=lambda scores, ahead, window: add_window(scores, ahead + start, window))
+    steps = Steps(add_window=lambda scores, ahead, window: correct.add_window(scores, ahead + start, window))
     return steps(query, key, value, **options)
 
 
@@ -135,7 +129,7 @@ def window_cut_after_softmax(
 ) -> Tensor:
     def cut(scores: Tensor) -> Tensor:
         ahead = torch.arange(key.shape[-2]) - torch.arange(query.shape[-2])[:, None]
-        return softmax(scores).masked_fill(beyond(ahead[None], window_size)[:, None], 0.0)
+        return correct.softmax(scores).masked_fill(beyond(ahead[None], window_size)[:, None], 0.0)
 
     return Steps(softmax=cut)(query, key, value, **options)
 
