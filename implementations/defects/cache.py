@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -15,6 +16,7 @@ from attention_conformance.implementations.builtin.stepwise.steps import Steps, 
 from attention_conformance.implementations.defects.breaking import LEAK, NAN, PRECISION, STATE, breaks_cache
 
 _PROMPTS: dict[tuple[torch.Size, torch.Size, torch.dtype], Rows] = {}
+breaks_triangle = partial(breaks_cache, of_steps="add_triangle")
 
 
 @breaks_cache("cache.chunked-prefill", step="flags", holds=("cache.decode", "causal.square"), severity=LEAK)
@@ -22,16 +24,12 @@ def flag_dropped_with_a_cache(options: dict[str, Any], first: int, length: int) 
     return {name: option for name, option in options.items() if not first or name != "is_causal"}
 
 
-@breaks_cache(
-    "cache.chunked-prefill", "cache.query-start", of_steps="add_triangle", holds=("cache.decode", "causal.square")
-)
+@breaks_triangle("cache.chunked-prefill", "cache.query-start", holds=("cache.decode", "causal.square"))
 def triangle_without_cached_keys(scores: Tensor, ahead: Tensor) -> Tensor:
     return scores if scores.shape[-2] == 1 else add_causal(scores)
 
 
-@breaks_cache(
-    "cache.decode", "cache.static", of_steps="add_triangle", holds=("causal.square", "relations.causal-prefix")
-)
+@breaks_triangle("cache.decode", "cache.static", holds=("causal.square", "relations.causal-prefix"))
 def triangle_over_a_single_query(scores: Tensor, ahead: Tensor) -> Tensor:
     return add_causal(scores) if scores.shape[-2] == 1 and scores.shape[-1] > 1 else add_triangle(scores, ahead)
 

@@ -16,6 +16,8 @@ from attention_conformance.implementations.defects.breaking import LEAK, breaks,
 from attention_conformance.spec.features import Feature
 
 START = {Feature.QUERY_START}
+breaks_window = partial(breaks_cache, "cache.window", of_steps="add_window")
+breaks_alibi = partial(breaks_cache, "cache.alibi", of_steps="add_alibi")
 
 
 def standing(scores: Tensor) -> Tensor:
@@ -24,37 +26,22 @@ def standing(scores: Tensor) -> Tensor:
     return (keys - queries[:, None])[None]
 
 
-@breaks_cache(
-    "cache.window",
-    "cache.query-start",
-    of_steps="add_window",
-    holds=("cache.decode", "cache.chunked-prefill", "cache.alibi"),
-)
+@breaks_window("cache.query-start", holds=("cache.decode", "cache.chunked-prefill", "cache.alibi"))
 def window_counted_in_the_chunk(scores: Tensor, ahead: Tensor, window: tuple[int, int]) -> Tensor:
     return add_window(scores, standing(scores), window)
 
 
-@breaks_cache("cache.window", of_steps="add_window", holds=("cache.decode", "cache.chunked-prefill", "cache.rotary"))
+@breaks_window(holds=("cache.decode", "cache.chunked-prefill", "cache.rotary"))
 def window_forgotten_for_single_tokens(scores: Tensor, ahead: Tensor, window: tuple[int, int]) -> Tensor:
     return scores if scores.shape[-2] == 1 else add_window(scores, ahead, window)
 
 
-@breaks_cache(
-    "cache.alibi",
-    "cache.ring-positions",
-    of_steps="add_alibi",
-    holds=("cache.decode", "cache.rotary", "cache.chunked-prefill"),
-)
+@breaks_alibi("cache.ring-positions", holds=("cache.decode", "cache.rotary", "cache.chunked-prefill"))
 def alibi_built_over_the_queries(scores: Tensor, slopes: Tensor, ahead: Tensor) -> Tensor:
     return scores if scores.shape[-2] == 1 else add_alibi(scores, slopes, ahead)
 
 
-@breaks_cache(
-    "cache.alibi",
-    "cache.query-start-rows",
-    of_steps="add_alibi",
-    holds=("cache.decode", "cache.rotary", "cache.window"),
-)
+@breaks_alibi("cache.query-start-rows", holds=("cache.decode", "cache.rotary", "cache.window"))
 def distances_counted_in_the_chunk(scores: Tensor, slopes: Tensor, ahead: Tensor) -> Tensor:
     return add_alibi(scores, slopes, standing(scores))
 

@@ -13,6 +13,9 @@ from attention_conformance.implementations.builtin.stepwise.steps import BOTTOM_
 from attention_conformance.implementations.defects.breaking import LEAK, NAN, breaks
 
 breaks_causal = partial(breaks, step="add_causal")
+breaks_alignment = partial(
+    breaks_causal, "causal.alignment", "causal.empty-rows", holds=("causal.square", "causal.with-padding")
+)
 
 
 @breaks_causal("causal.square", holds=("masks.bool", "scores.dot-product"))
@@ -43,19 +46,12 @@ def causal_by_default(query: Tensor, key: Tensor, value: Tensor, **options: Any)
     return Steps()(query, key, value, **{"is_causal": not masked, **options})
 
 
-@breaks_causal(
-    "causal.alignment",
-    "causal.empty-rows",
-    holds=("causal.square", "causal.with-padding"),
-    follows="causal-alignment=bottom-right",
-)
+@breaks_alignment(follows="causal-alignment=bottom-right")
 def triangle_from_the_other_corner(scores: Tensor) -> Tensor:
     return correct.add_bottom_right(scores)
 
 
-@breaks_causal(
-    "causal.alignment", "causal.empty-rows", conventions=BOTTOM_RIGHT, holds=("causal.square", "causal.with-padding")
-)
+@breaks_alignment(conventions=BOTTOM_RIGHT)
 def offset_of_the_triangle_missing(scores: Tensor) -> Tensor:
     return correct.add_causal(scores)
 

@@ -30,6 +30,7 @@ def shared(weights: Tensor, rate: float, *axes: int) -> Tensor:
 
 breaks_dropout = partial(breaks, claims=DROPOUT)
 breaks_drop = partial(breaks_dropout, step="drop")
+breaks_state = partial(breaks_drop, severity=STATE)
 
 
 @breaks_drop("dropout.independent", holds=("dropout.factors", "dropout.whole-key", "dropout.rate-zero"))
@@ -59,13 +60,13 @@ def same_choice_for_all_tiles(weights: Tensor, rate: float) -> Tensor:
     return weights * tiles / (1.0 - rate)
 
 
-@breaks_drop("dropout.next-call", holds=("dropout.seed", "dropout.independent", "dropout.factors"), severity=STATE)
+@breaks_state("dropout.next-call", holds=("dropout.seed", "dropout.independent", "dropout.factors"))
 def generator_not_moved_on(weights: Tensor, rate: float) -> Tensor:
     with torch.random.fork_rng(devices=[]):
         return drop(weights, rate)
 
 
-@breaks_drop("dropout.next-call", holds=("dropout.seed", "dropout.independent", "dropout.factors"), severity=STATE)
+@breaks_state("dropout.next-call", holds=("dropout.seed", "dropout.independent", "dropout.factors"))
 def generator_moved_on_by_one(weights: Tensor, rate: float) -> Tensor:
     with torch.random.fork_rng(devices=[]):
         dropped = weights * chosen(weights, rate) / (1.0 - rate)
@@ -73,22 +74,13 @@ def generator_moved_on_by_one(weights: Tensor, rate: float) -> Tensor:
     return dropped
 
 
-@breaks_drop(
-    "dropout.seed",
-    "dropout.next-call",
-    holds=("dropout.independent", "dropout.factors", "dropout.rate"),
-    severity=STATE,
-)
+@breaks_state("dropout.seed", "dropout.next-call", holds=("dropout.independent", "dropout.factors", "dropout.rate"))
 def own_generator_seeded_in_each_call(weights: Tensor, rate: float) -> Tensor:
     own = torch.Generator().manual_seed(42)
     return weights * (torch.rand(weights.shape, generator=own) >= rate) / (1.0 - rate)
 
 
-@breaks_drop(
-    "dropout.seed",
-    holds=("dropout.next-call", "dropout.independent", "dropout.factors", "dropout.rate"),
-    severity=STATE,
-)
+@breaks_state("dropout.seed", holds=("dropout.next-call", "dropout.independent", "dropout.factors", "dropout.rate"))
 def own_generator_never_seeded(weights: Tensor, rate: float) -> Tensor:
     return weights * (torch.rand(weights.shape, generator=_OWN) >= rate) / (1.0 - rate)
 

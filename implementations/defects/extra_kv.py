@@ -19,9 +19,6 @@ from attention_conformance.implementations.builtin.stepwise.extended_layers impo
 from attention_conformance.implementations.builtin.stepwise.steps import INFINITY
 from attention_conformance.implementations.defects.breaking import GRADIENT, LEAK, breaks_layer
 
-SEEN_IN = ("https://github.com/pytorch/pytorch/issues/27461",)
-
-
 breaks_keys: Callable[..., Any] = partial(
     breaks_layer,
     features=KEYED_FEATURES,

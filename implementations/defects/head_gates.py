@@ -19,6 +19,8 @@ LEARNED = ("head-gates.gradient", "head-gates.importance", "head-gates.ablation"
 """The clauses of the gradients of gates, and of what follows from them."""
 breaks_gates = partial(breaks, claims=GATES)
 breaks_gate = partial(breaks_gates, step="gate")
+breaks_gated_layer = partial(breaks_layer, features=GATED_FEATURES, call=call_gated)
+breaks_gradients = partial(breaks_gate, severity=GRADIENT)
 
 
 @breaks_gate("head-gates.factor", *LEARNED, holds=("head-gates.open", "head-gates.closed"))
@@ -86,17 +88,12 @@ def gates_in_another_order_of_groups(
     return Steps()(query, key, value, **options)
 
 
-@breaks_gate(*LEARNED, holds=("head-gates.factor", "head-gates.closed"), severity=GRADIENT, raises=True)
+@breaks_gradients(*LEARNED, holds=("head-gates.factor", "head-gates.closed"), raises=True)
 def gates_out_of_the_graph(heads: Tensor, gates: Tensor) -> Tensor:
     return gate(heads, gates.detach())
 
 
-@breaks_gate(
-    "head-gates.gradient",
-    "head-gates.ablation",
-    holds=("head-gates.factor", "head-gates.importance"),
-    severity=GRADIENT,
-)
+@breaks_gradients("head-gates.gradient", "head-gates.ablation", holds=("head-gates.factor", "head-gates.importance"))
 def gradient_of_gates_averaged(heads: Tensor, gates: Tensor) -> Tensor:
     repeat_kv = gates / max(1, len(heads))
     return gate(heads, repeat_kv + (gates - repeat_kv).detach())
@@ -121,14 +118,12 @@ def returned_weights_gated(
     return output, weights if head_gates is None else gate(weights, head_gates)
 
 
-@breaks_layer(
+@breaks_gated_layer(
     "head-gates.factor",
     "head-gates.closed",
     "head-gates.rows",
     "head-gates.gradient",
     "head-gates.importance",
-    features=GATED_FEATURES,
-    call=call_gated,
     holds=("head-gates.open", "heads.split"),
 )
 class GatesTiledOverTheWidth(Layer):
@@ -149,14 +144,12 @@ class GatesTiledOverTheWidth(Layer):
         return super().output(gated)
 
 
-@breaks_layer(
+@breaks_gated_layer(
     "head-gates.rows",
     "head-gates.factor",
     "head-gates.closed",
     "head-gates.gradient",
     "head-gates.importance",
-    features=GATED_FEATURES,
-    call=call_gated,
     holds=("head-gates.open", "projections.output-bias"),
 )
 class BiasSharedOutToHeads(Layer):

@@ -13,9 +13,10 @@ from attention_conformance.implementations.builtin.stepwise.steps import INFINIT
 from attention_conformance.implementations.defects.breaking import NAN, PRECISION, breaks
 
 breaks_precision = partial(breaks, severity=PRECISION)
+breaks_digits_of_softmax = partial(breaks_precision, step="softmax")
 
 
-@breaks_precision("numerics.working-precision", "numerics.bound", step="softmax", holds=("numerics.exact",))
+@breaks_digits_of_softmax("numerics.working-precision", "numerics.bound", holds=("numerics.exact",))
 def softmax_in_float32(scores: Tensor) -> Tensor:
     return correct.softmax(scores.float()).to(scores.dtype)
 
@@ -25,9 +26,7 @@ def scale_rounded_to_float32(query: Tensor, scale: float | None) -> float:
     return float(torch.tensor(correct.factor(query, None))) if scale is None else scale
 
 
-@breaks_precision(
-    "numerics.working-precision", "numerics.exact", step="softmax", holds=("shapes.output", "effects.repeatable")
-)
+@breaks_digits_of_softmax("numerics.working-precision", "numerics.exact", holds=("shapes.output", "effects.repeatable"))
 def epsilon_in_the_denominator(scores: Tensor) -> Tensor:
     e = (scores - scores.amax(-1, keepdim=True)).exp()
     return e / (e.sum(-1, keepdim=True) + 1e-6)
@@ -59,9 +58,7 @@ def scores_clamped(query: Tensor, key: Tensor, by: float) -> Tensor:
     return correct.score(query, key, by).clamp(-20.0, 20.0)
 
 
-@breaks_precision(
-    "numerics.peaked-rows", "numerics.exact", step="softmax", holds=("softmax.rows-sum-to-one", "masks.bool")
-)
+@breaks_digits_of_softmax("numerics.peaked-rows", "numerics.exact", holds=("softmax.rows-sum-to-one", "masks.bool"))
 def differences_clamped(scores: Tensor) -> Tensor:
     shifted = scores - scores.amax(-1, keepdim=True).clamp(min=torch.finfo(scores.dtype).min)
     e = torch.where(scores == -INFINITY, 0.0, shifted.clamp(min=-10.0).exp())
@@ -74,7 +71,7 @@ def small_weights_dropped(scores: Tensor) -> Tensor:
     return weights * (weights >= 1e-3)
 
 
-@breaks_precision("numerics.accumulation", step="softmax", holds=("scores.dot-product",), dtype="float16")
+@breaks_digits_of_softmax("numerics.accumulation", holds=("scores.dot-product",), dtype="float16")
 def sum_kept_in_half(scores: Tensor) -> Tensor:
     e = (scores - scores.amax(-1, keepdim=True)).exp().half()
     whole = torch.zeros_like(e[..., :1])

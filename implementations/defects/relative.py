@@ -15,35 +15,27 @@ from attention_conformance.spec.features import Feature
 RELATIVE = {Feature.RELATIVE_BIAS, Feature.QUERY_START}
 breaks_relative = partial(breaks, claims=RELATIVE)
 breaks_add_relative = partial(breaks_relative, step="add_relative")
+breaks_bias = partial(breaks_add_relative, "positions.relative-bias", holds=("scores.dot-product", "masks.float"))
 
 
-@breaks_add_relative(
-    "positions.relative-bias",
-    "positions.relative-start",
-    "positions.relative-gradient",
-    holds=("scores.dot-product", "masks.float"),
-)
+@breaks_bias("positions.relative-start", "positions.relative-gradient")
 def distance_from_key_to_query(scores: Tensor, table: Tensor, ahead: Tensor) -> Tensor:
     return add_relative(scores, table, -ahead)
 
 
-@breaks_add_relative(
-    "positions.relative-bias", "positions.relative-gradient", holds=("scores.dot-product", "masks.float")
-)
+@breaks_bias("positions.relative-gradient")
 def nothing_beyond_the_table(scores: Tensor, table: Tensor, ahead: Tensor) -> Tensor:
     covered = (ahead.abs() <= table.shape[-1] // 2)[:, None]
     return torch.where(covered, add_relative(scores, table, ahead), scores)
 
 
-@breaks_add_relative(
-    "positions.relative-bias", "positions.relative-gradient", holds=("scores.dot-product", "masks.float")
-)
+@breaks_bias("positions.relative-gradient")
 def table_read_from_its_middle(scores: Tensor, table: Tensor, ahead: Tensor) -> Tensor:
     most = table.shape[-1] // 2
     return scores + table[:, ahead.clamp(-most, most)].transpose(0, 1)
 
 
-@breaks_add_relative("positions.relative-bias", "positions.relative-start", holds=("scores.dot-product", "masks.float"))
+@breaks_bias("positions.relative-start")
 def one_table_for_all_heads(scores: Tensor, table: Tensor, ahead: Tensor) -> Tensor:
     return add_relative(scores, table[:1].expand_as(table), ahead)
 

@@ -16,6 +16,8 @@ from attention_conformance.implementations.defects.breaking import NAN, STATE, b
 from attention_conformance.spec.features import Conventions, Feature, LogBase, Scope
 
 TWO = Conventions(log_sum_exp_base=LogBase.TWO)
+breaks_weights = partial(breaks, extras=("weights",))
+breaks_base2 = partial(breaks, step="log_sum_exp", conventions=TWO)
 GROUPED = frozenset({Feature.GROUPED})
 _BUFFERS: dict[object, Tensor] = {}
 
@@ -26,25 +28,12 @@ def in_buffer(name: str, tensor: Tensor) -> Tensor:
     return buffer.copy_(tensor.detach())
 
 
-@breaks(
-    "returned.base",
-    "softmax.log-sum-exp",
-    "relations.merge",
-    step="log_sum_exp",
-    conventions=TWO,
-    holds=("softmax.weights", "softmax.over-keys"),
-)
+@breaks_base2("returned.base", "softmax.log-sum-exp", "relations.merge", holds=("softmax.weights", "softmax.over-keys"))
 def natural_logarithm_for_base_two(scores: Tensor) -> Tensor:
     return correct.log_sum_exp(scores)
 
 
-@breaks(
-    "softmax.log-sum-exp",
-    "relations.merge",
-    step="log_sum_exp",
-    conventions=TWO,
-    holds=("softmax.weights", "returned.base"),
-)
+@breaks_base2("softmax.log-sum-exp", "relations.merge", holds=("softmax.weights", "returned.base"))
 def maximum_in_another_base(scores: Tensor) -> Tensor:
     top = scores.amax(-1) if scores.shape[-1] else scores.new_zeros(scores.shape[:-1])
     top = torch.where(top.isinf(), 0.0, top)
@@ -117,29 +106,27 @@ def two_empty_parts_merged(query: Tensor, key: Tensor, value: Tensor, **options:
     return _in_two_halves(query, key, value, **options)
 
 
-@breaks("returned.mixture", extras=("weights",), holds=("softmax.weights", "scores.scale-explicit"))
+@breaks_weights("returned.mixture", holds=("softmax.weights", "scores.scale-explicit"))
 def weights_of_the_default_scale(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, ...]:
     output = Steps()(query, key, value, **options)
     options.pop("scale", None)
     return output, Steps().answer(query, key, value, **options)[1]
 
 
-@breaks("returned.mixture", extras=("weights",), holds=("softmax.weights", "masks.empty-row-bool"))
+@breaks_weights("returned.mixture", holds=("softmax.weights", "masks.empty-row-bool"))
 def equal_weights_for_an_empty_row(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, ...]:
     output, weights, _ = Steps().answer(query, key, value, **options)
     empty = ~weights.bool().any(-1, keepdim=True)
     return output, torch.where(empty, 1.0 / max(1, key.shape[-2]), weights)
 
 
-@breaks("softmax.weights", "returned.mixture", extras=("weights",), holds=("scores.dot-product", "masks.bool"))
+@breaks_weights("softmax.weights", "returned.mixture", holds=("scores.dot-product", "masks.bool"))
 def average_for_every_head(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, ...]:
     output, weights, _ = Steps().answer(query, key, value, **options)
     return output, weights.mean(1, keepdim=True).expand_as(weights)
 
 
-@breaks(
-    "returned.grouped-weights", claims=GROUPED, extras=("weights",), holds=("softmax.weights", "scores.dot-product")
-)
+@breaks_weights("returned.grouped-weights", claims=GROUPED, holds=("softmax.weights", "scores.dot-product"))
 def weights_of_the_first_in_the_group(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, ...]:
     output, weights, _ = Steps().answer(query, key, value, **options)
     groups = query.shape[1] // key.shape[1]
@@ -170,9 +157,8 @@ class _GradientInPlace(torch.autograd.Function):
         return gradient
 
 
-@breaks(
+@breaks_weights(
     "returned.weights-with-gradients",
-    extras=("weights",),
     holds=("softmax.weights", "gradients.query", "returned.weights-stay"),
     severity=STATE,
 )
@@ -202,7 +188,7 @@ def row_maximum_while_recording(query: Tensor, key: Tensor, value: Tensor, **opt
     return output, lse
 
 
-@breaks("returned.weights-stay", extras=("weights",), holds=("softmax.weights", "effects.fresh-output"), severity=STATE)
+@breaks_weights("returned.weights-stay", holds=("softmax.weights", "effects.fresh-output"), severity=STATE)
 def weights_in_a_buffer(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, ...]:
     output, weights, _ = Steps().answer(query, key, value, **options)
     return output, in_buffer("weights", weights)
