@@ -10,6 +10,7 @@ from torch import Tensor
 
 from attention_conformance.implementations.builtin.stepwise.steps import Steps, drop, softmax
 from attention_conformance.implementations.defects.breaking import GRADIENT, breaks
+from attention_conformance.implementations.defects.gradients import distorted
 from attention_conformance.spec.features import Feature
 
 DROPOUT = frozenset({Feature.DROPOUT})
@@ -105,23 +106,10 @@ def normalised_after_dropout_with_a_mask(
     return (Steps(softmax=weights) if dropout_p else Steps())(query, key, value, **options)
 
 
-class _OtherChoice(torch.autograd.Function):
-    """Drops in the forward pass, and draws anew in the backward pass."""
-
-    @staticmethod
-    def forward(ctx: Any, weights: Tensor, rate: float) -> Tensor:
-        ctx.rate = rate
-        return drop(weights, rate)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return drop(gradient, ctx.rate), None
-
-
 @breaks_drop_gradients("dropout.gradients")
 def other_weights_dropped_in_the_backward_pass(weights: Tensor, rate: float) -> Tensor:
-    result: Tensor = _OtherChoice.apply(weights, rate)  # type: ignore[no-untyped-call]
-    return result
+    dropped_anew = partial(drop, rate=rate)
+    return distorted(weights, dropped_anew, dropped_anew)
 
 
 @breaks_drop_gradients("dropout.gradients")
@@ -135,27 +123,16 @@ def gradient_not_rescaled(weights: Tensor, rate: float) -> Tensor:
     return weights * factors + (weights * factors * (1.0 / (1.0 - rate) - 1.0)).detach()
 
 
-class _DroppedForWhole(torch.autograd.Function):
-    """Softmax and dropout in one, whose backward pass has kept the weights after dropout only."""
-
-    @staticmethod
-    def forward(ctx: Any, scores: Tensor, rate: float) -> Tensor:
-        dropped = drop(softmax(scores), rate)
-        ctx.save_for_backward(dropped)
-        return dropped
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        (dropped,) = ctx.saved_tensors
-        return dropped * (gradient - (gradient * dropped).sum(-1, keepdim=True)), None
-
-
 @breaks_dropout("dropout.gradients", holds=("dropout.factors", "gradients.query", "gradients.value"), severity=GRADIENT)
 def dropped_weights_in_the_derivative(
     query: Tensor, key: Tensor, value: Tensor, dropout_p: float = 0.0, **options: Any
 ) -> Tensor:
     def weights(scores: Tensor) -> Tensor:
-        result: Tensor = _DroppedForWhole.apply(scores, dropout_p)  # type: ignore[no-untyped-call]
-        return result
+        dropped = drop(softmax(scores), dropout_p).detach()
+
+        def derivative(gradient: Tensor) -> Tensor:
+            return dropped * (gradient - (gradient * dropped).sum(-1, keepdim=True))
+
+        return distorted(scores, derivative, lambda _: dropped.clone())
 
     return (Steps(softmax=weights) if dropout_p else Steps())(query, key, value, **options)

@@ -13,6 +13,7 @@ from attention_conformance.implementations.builtin.stepwise.extended_layers impo
 from attention_conformance.implementations.builtin.stepwise.steps import Steps, drop, softmax
 from attention_conformance.implementations.defects.breaking import GRADIENT, NAN, STATE, breaks, breaks_layer
 from attention_conformance.implementations.defects.dropout import DROPOUT, chosen
+from attention_conformance.implementations.defects.gradients import distorted
 from attention_conformance.spec.features import Feature
 from attention_conformance.spec.problem import Problem
 
@@ -152,25 +153,19 @@ class ZeroTakenForNotGiven(DroppingLayer):
             self.rate = problem.extension.dropout or 0.1
 
 
-class _OtherOrder(torch.autograd.Function):
-    """Draws tile by tile, and the same numbers again in the backward pass, from the last tile to the first."""
-
-    @staticmethod
-    def forward(ctx: Any, weights: Tensor, rate: float) -> Tensor:
-        ctx.rate, ctx.state = rate, torch.get_rng_state()
-        return torch.cat([drop(tile, rate) for tile in weights.split(64, -1)], -1)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        with torch.random.fork_rng(devices=[]):
-            torch.set_rng_state(ctx.state)
-            tiles = [drop(tile, ctx.rate) for tile in reversed(gradient.split(64, -1))]
-        return torch.cat(tiles[::-1], -1), None
-
-
 @breaks_drop(
     "dropout.gradients", holds=("dropout.factors", "dropout.independent", "gradients.value"), severity=GRADIENT
 )
 def tiles_drawn_in_another_order_in_backward(weights: Tensor, rate: float) -> Tensor:
-    result: Tensor = _OtherOrder.apply(weights, rate)  # type: ignore[no-untyped-call]
-    return result
+    state = torch.get_rng_state()
+
+    def forward(weights: Tensor) -> Tensor:
+        return torch.cat([drop(tile, rate) for tile in weights.split(64, -1)], -1)
+
+    def backward(gradient: Tensor) -> Tensor:
+        with torch.random.fork_rng(devices=[]):
+            torch.set_rng_state(state)
+            tiles = [drop(tile, rate) for tile in reversed(gradient.split(64, -1))]
+        return torch.cat(tiles[::-1], -1)
+
+    return distorted(weights, backward, forward)

@@ -14,26 +14,29 @@ from attention_conformance.implementations.builtin.stepwise import steps as corr
 from attention_conformance.implementations.builtin.stepwise.layer import Layer
 from attention_conformance.implementations.builtin.stepwise.steps import INFINITY, Steps
 from attention_conformance.implementations.defects.breaking import CRASH, GRADIENT, breaks, breaks_layer
+from attention_conformance.implementations.defects.shapes import flat
 
 FORWARD = ("gradients.query", "gradients.key", "gradients.value")
 
 
 class Distorted(torch.autograd.Function):
-    """The tensor itself, whose gradient is spoilt on its way back."""
+    """A function of a tensor, with a gradient of its own."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, spoil: Any) -> Tensor:
+    def forward(ctx: Any, x: Tensor, spoil: Any, forward: Any) -> Any:
         ctx.spoil = spoil
-        return x.clone()
+        return forward(x)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return ctx.spoil(gradient), None
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.spoil(*gradients), None, None
 
 
-def distorted(x: Tensor, spoil: Callable[[Tensor], Tensor]) -> Tensor:
-    """The tensor itself; `spoil` is applied to its gradient."""
-    result: Tensor = Distorted.apply(x, spoil)  # type: ignore[no-untyped-call]
+def distorted(
+    x: Tensor, spoil: Callable[[Tensor], Tensor], forward: Callable[[Tensor], Tensor] = torch.clone
+) -> Tensor:
+    """The tensor itself, or what `forward` makes of it; `spoil` is applied to the gradient."""
+    result: Tensor = Distorted.apply(x, spoil, forward)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -143,9 +146,6 @@ def mask_gradient_with_others_only(query: Tensor, key: Tensor, value: Tensor, **
 
 @breaks_gradients("gradients.cotangent", holds=FORWARD, raises=True)
 def cotangent_read_as_contiguous(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
-    def flat(x: Tensor) -> Tensor:
-        return x.as_strided(x.shape, torch.empty(x.shape, device="meta").stride())
-
     return distorted(Steps()(query, key, value, **options), flat)
 
 

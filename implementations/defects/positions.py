@@ -11,6 +11,7 @@ from torch import Tensor
 from attention_conformance.implementations.builtin.stepwise import steps as correct
 from attention_conformance.implementations.builtin.stepwise.steps import CallOptions, Steps
 from attention_conformance.implementations.defects.breaking import GRADIENT, PRECISION, breaks
+from attention_conformance.implementations.defects.gradients import distorted
 from attention_conformance.spec.features import Feature
 
 ROTARY = {Feature.ROTARY, Feature.QUERY_START}
@@ -134,27 +135,14 @@ def angles_in_float16(rows: Tensor, positions: Tensor, base: float) -> Tensor:
     return turn_by(rows, angles.half().double())
 
 
-class _ForwardOnly(torch.autograd.Function):
-    """Rotates in the forward pass, and in the same direction in the backward pass."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, positions: Tensor, base: float) -> Tensor:
-        ctx.positions, ctx.base = positions, base
-        return correct.rotate(rows, positions, base)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        return correct.rotate(gradients[0], ctx.positions, ctx.base), None, None
-
-
 @breaks_rotate(
     "positions.rotary-gradient",
     holds=("positions.rotary", "positions.rotary-start", "gradients.query"),
     severity=GRADIENT,
 )
 def gradient_rotated_forwards(rows: Tensor, positions: Tensor, base: float) -> Tensor:
-    rotated: Tensor = _ForwardOnly.apply(rows, positions, base)  # type: ignore[no-untyped-call]  # torch has no types here
-    return rotated
+    forwards = partial(correct.rotate, positions=positions, base=base)
+    return distorted(rows, forwards, forwards)
 
 
 breaks_alibi = partial(breaks, claims=ALIBI)

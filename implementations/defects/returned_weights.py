@@ -13,6 +13,7 @@ from attention_conformance.implementations.api.contract import Claims, Implement
 from attention_conformance.implementations.builtin.stepwise import steps as correct
 from attention_conformance.implementations.builtin.stepwise.steps import BOTTOM_RIGHT, INFINITY, OP_FEATURES, Steps
 from attention_conformance.implementations.defects.breaking import NAN, STATE, breaks, breaks_built
+from attention_conformance.implementations.defects.gradients import distorted
 from attention_conformance.spec.features import Conventions, Feature, LogBase, Scope
 
 TWO = Conventions(log_sum_exp_base=LogBase.TWO)
@@ -141,22 +142,6 @@ def log_sum_exp_of_the_group(query: Tensor, key: Tensor, value: Tensor, **option
     return output, grouped.logsumexp(2) if key.shape[1] != query.shape[1] else lse
 
 
-class _GradientInPlace(torch.autograd.Function):
-    """A copy of the weights whose memory the backward pass uses for their gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, weights: Tensor) -> tuple[Tensor, Tensor]:
-        handed = weights.clone()
-        ctx.handed = handed
-        ctx.mark_non_differentiable(handed)
-        return weights.clone(), handed
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor, _: Tensor) -> Tensor:
-        ctx.handed.copy_(gradient)
-        return gradient
-
-
 @breaks_weights(
     "returned.weights-with-gradients",
     holds=("softmax.weights", "gradients.query", "returned.weights-stay"),
@@ -166,10 +151,8 @@ def gradient_in_the_returned_weights(query: Tensor, key: Tensor, value: Tensor, 
     handed: list[Tensor] = []
 
     def mixed(weights: Tensor, rows: Tensor) -> Tensor:
-        used, returned = _GradientInPlace.apply(weights)  # type: ignore[no-untyped-call]
-        handed.append(returned)
-        result: Tensor = used @ rows
-        return result
+        handed.append(weights.detach().clone())
+        return distorted(weights, handed[0].copy_) @ rows
 
     output = Steps(wide=False, mix=mixed)(query, key, value, **options)
     return output, handed[0]

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from attention_conformance.implementations.builtin.stepwise.steps import Steps, add_sinks, cap, factor
 from attention_conformance.implementations.defects.breaking import GRADIENT, NAN, breaks
+from attention_conformance.implementations.defects.gradients import distorted
 from attention_conformance.spec.features import Feature
 
 SINKS = {Feature.SINKS, Feature.SOFTCAP}
@@ -149,21 +150,8 @@ def sinks_without_gradient(scores: Tensor, sinks: Tensor) -> Tensor:
     return add_sinks(scores, sinks.detach())
 
 
-class _Averaged(torch.autograd.Function):
-    """The sinks for each sample, whose gradients are averaged."""
-
-    @staticmethod
-    def forward(ctx: Any, sinks: Tensor, batch: int) -> Tensor:
-        ctx.batch = batch
-        return sinks.expand(batch, -1)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return gradients[0].mean(0), None
-
-
 @breaks_add_sinks("sinks.gradient", holds=("sinks.sum", "gradients.query"), severity=GRADIENT)
 def sink_gradient_averaged(scores: Tensor, sinks: Tensor) -> Tensor:
-    each: Tensor = _Averaged.apply(sinks, len(scores))  # type: ignore[no-untyped-call]  # torch has no types here
+    each = distorted(sinks, lambda gradient: gradient.mean(0), lambda sinks: sinks.expand(len(scores), -1))
     column = each.to(scores.dtype)[:, :, None, None].expand(*scores.shape[:-1], 1)
     return torch.cat([scores, column], -1)
