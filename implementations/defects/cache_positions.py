@@ -127,10 +127,8 @@ def start_taken_from_the_end(query: Tensor, key: Tensor, value: Tensor, **option
 
 
 @breaks("cache.query-start-rows", claims=START | {Feature.ROTARY}, holds=("cache.query-start", "causal.square"))
-def start_for_the_triangle_only(
-    query: Tensor, key: Tensor, value: Tensor, query_start: int = 0, **options: Any
-) -> Tensor:
-    base = options.get("rotary_base")
-    if base is not None and query_start:
-        query = correct.rotate_query(query, torch.full((query.shape[-2],), -query_start), base)
-    return Steps()(query, key, value, query_start=query_start, **options)
+def start_for_the_triangle_only(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    base, start = options.get("rotary_base"), options.get("query_start")
+    if base is not None and start:
+        query = correct.rotate_query(query, torch.full((query.shape[-2],), -start), base)
+    return Steps()(query, key, value, **options)

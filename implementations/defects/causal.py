@@ -69,15 +69,11 @@ def flag_dropped_for_a_single_query(scores: Tensor) -> Tensor:
 
 
 @breaks("causal.any-scale", holds=("causal.square", "scores.scale-explicit"), severity=NAN)
-def future_masked_before_scale(
-    query: Tensor, key: Tensor, value: Tensor, scale: float | None = None, is_causal: bool = False, **masks: Any
-) -> Tensor:
-    def scores(query: Tensor, key: Tensor, by: float) -> Tensor:
-        return (
-            correct.add_causal(correct.score(query, key, 1.0)) if is_causal else correct.score(query, key, 1.0)
-        ) * by
-
-    return Steps(score=scores)(query, key, value, scale=scale, **masks)
+def future_masked_before_scale(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    if not options.pop("is_causal", False):
+        return Steps()(query, key, value, **options)
+    steps = Steps(score=lambda query, key, by: correct.add_causal(correct.score(query, key, 1.0)) * by)
+    return steps(query, key, value, **options)
 
 
 @breaks_causal("causal.any-scores", holds=("causal.square", "masks.fill-value"), severity=LEAK)
@@ -86,32 +82,26 @@ def future_filled_with_a_number(scores: Tensor) -> Tensor:
 
 
 @breaks("causal.any-scores", holds=("causal.square", "causal.no-future"), severity=NAN)
-def future_cut_after_the_exponentials(
-    query: Tensor, key: Tensor, value: Tensor, is_causal: bool = False, **options: Any
-) -> Tensor:
+def future_cut_after_the_exponentials(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     def cut(scores: Tensor) -> Tensor:
         e = (scores - scores.amax(-1, keepdim=True)).exp().tril()
         return e / e.sum(-1, keepdim=True)
 
-    return (Steps(softmax=cut) if is_causal else Steps())(query, key, value, **options)
+    return (Steps(softmax=cut) if options.pop("is_causal", False) else Steps())(query, key, value, **options)
 
 
 @breaks("relations.causal-prefix", "causal.no-future", holds=("scores.dot-product", "masks.bool"), severity=LEAK)
-def future_cut_after_softmax(
-    query: Tensor, key: Tensor, value: Tensor, is_causal: bool = False, **options: Any
-) -> Tensor:
-    steps = Steps(softmax=lambda scores: correct.softmax(scores).tril()) if is_causal else Steps()
-    return steps(query, key, value, **options)
+def future_cut_after_softmax(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    cut = Steps(softmax=lambda scores: correct.softmax(scores).tril())
+    return (cut if options.pop("is_causal", False) else Steps())(query, key, value, **options)
 
 
 @breaks("relations.causal-prefix", "causal.no-future", holds=("scores.dot-product", "relations.batch"), severity=LEAK)
-def values_centred_over_the_sequence(
-    query: Tensor, key: Tensor, value: Tensor, is_causal: bool = False, **options: Any
-) -> Tensor:
+def values_centred_over_the_sequence(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     def centred(weights: Tensor, value: Tensor) -> Tensor:
         return correct.mix(weights, value - 0.1 * value.mean(-2, keepdim=True))
 
-    return (Steps(mix=centred) if is_causal else Steps())(query, key, value, is_causal=is_causal, **options)
+    return (Steps(mix=centred) if options.get("is_causal") else Steps())(query, key, value, **options)
 
 
 @breaks("causal.padded-start", holds=("causal.with-padding", "masks.key-padding"), severity=LEAK)

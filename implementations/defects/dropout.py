@@ -21,6 +21,12 @@ def chosen(like: Tensor, rate: float) -> Tensor:
     return (torch.rand(like.shape) >= rate).to(like.dtype)
 
 
+def normalised(weights: Tensor) -> Tensor:
+    """Rows divided by their sum, where that is not 0."""
+    whole = weights.sum(-1, keepdim=True)
+    return weights / torch.where(whole == 0, 1.0, whole)
+
+
 breaks_dropout = partial(breaks, claims=DROPOUT)
 breaks_drop = partial(breaks_dropout, step="drop")
 breaks_drop_gradients = partial(
@@ -47,9 +53,7 @@ def rescaled_by_the_rate(weights: Tensor, rate: float) -> Tensor:
 
 @breaks_drop("dropout.factors", holds=("dropout.whole-key", "dropout.rate", "dropout.independent", "dropout.rate-zero"))
 def rows_normalised_after_dropout(weights: Tensor, rate: float) -> Tensor:
-    left = weights * chosen(weights, rate)
-    whole = left.sum(-1, keepdim=True)
-    return left / torch.where(whole == 0, 1.0, whole)
+    return normalised(weights * chosen(weights, rate))
 
 
 @breaks_dropout("dropout.factors", "dropout.rate", holds=("dropout.rate-zero", "dropout.whole-key"))
@@ -93,17 +97,14 @@ def dropout_lost_with_a_mask(query: Tensor, key: Tensor, value: Tensor, **option
 
 
 @breaks_dropout("dropout.with-masks", holds=("dropout.factors", "dropout.rate", "masks.bool"))
-def normalised_after_dropout_with_a_mask(
-    query: Tensor, key: Tensor, value: Tensor, dropout_p: float = 0.0, **options: Any
-) -> Tensor:
-    def weights(scores: Tensor) -> Tensor:
-        dropped = drop(softmax(scores), dropout_p)
-        if not scores.isinf().any():
-            return dropped
-        whole = dropped.sum(-1, keepdim=True)
-        return dropped / torch.where(whole == 0, 1.0, whole)
+def normalised_after_dropout_with_a_mask(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    rate = options.pop("dropout_p", 0.0)
 
-    return (Steps(softmax=weights) if dropout_p else Steps())(query, key, value, **options)
+    def weights(scores: Tensor) -> Tensor:
+        dropped = drop(softmax(scores), rate)
+        return normalised(dropped) if scores.isinf().any() else dropped
+
+    return (Steps(softmax=weights) if rate else Steps())(query, key, value, **options)
 
 
 @breaks_drop_gradients("dropout.gradients")

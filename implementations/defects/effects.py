@@ -33,11 +33,9 @@ breaks_effects = partial(breaks, severity=STATE)
 
 
 @breaks_effects("effects.inputs", holds=("scores.dot-product",), raises=True)
-def query_scaled_in_place(
-    query: Tensor, key: Tensor, value: Tensor, scale: float | None = None, **masks: Any
-) -> Tensor:
-    query.mul_(correct.factor(query, scale))
-    return Steps()(query, key, value, scale=1.0, **masks)
+def query_scaled_in_place(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    query.mul_(correct.factor(query, options.get("scale")))
+    return Steps()(query, key, value, **{**options, "scale": 1.0})
 
 
 @breaks_effects("effects.inputs", step="add_mask", holds=("masks.bool", "masks.float", "scores.dot-product"))

@@ -79,11 +79,9 @@ def empty_row_silences_its_sample(scores: Tensor) -> Tensor:
 
 
 @breaks_bottom_right(holds=("causal.alignment", "causal.square", "masks.empty-row-bool"), severity=NAN)
-def nan_before_the_triangle(
-    query: Tensor, key: Tensor, value: Tensor, is_causal: bool = False, **options: Any
-) -> Tensor:
+def nan_before_the_triangle(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     steps = Steps(add_causal=correct.add_bottom_right, softmax=lambda scores: torch.softmax(scores, -1))
-    return (steps if is_causal else Steps())(query, key, value, is_causal=is_causal, **options)
+    return (steps if options.get("is_causal") else Steps())(query, key, value, **options)
 
 
 @breaks_bottom_right(step="add_causal", holds=("causal.alignment", "causal.square"), severity=LEAK)

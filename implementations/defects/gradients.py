@@ -49,12 +49,10 @@ def query_gradient_lost(query: Tensor, key: Tensor, by: float) -> Tensor:
 
 
 @breaks_gradients("gradients.query", holds=("gradients.key", "gradients.value", "scores.scale-explicit"))
-def query_gradient_by_the_default_scale(
-    query: Tensor, key: Tensor, value: Tensor, scale: float | None = None, **masks: Any
-) -> Tensor:
-    by = correct.factor(query, scale) or 1.0
+def query_gradient_by_the_default_scale(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    by = correct.factor(query, options.get("scale")) or 1.0
     rotated = distorted(query, lambda gradient: gradient * (correct.factor(query, None) / by))
-    return Steps()(rotated, key, value, scale=scale, **masks)
+    return Steps()(rotated, key, value, **options)
 
 
 @breaks_gradients("gradients.key", step="score", holds=("gradients.query", "gradients.value", "scores.dot-product"))

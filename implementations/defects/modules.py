@@ -174,11 +174,8 @@ class MaskOfTheFirstHeadShared(UnbatchedLayer):
 
 
 @breaks("modules.one-head", holds=("scores.scale-default", "masks.bool"))
-def scale_left_out_for_one_head(
-    query: Tensor, key: Tensor, value: Tensor, scale: float | None = None, **options: Any
-) -> Tensor:
-    scale = 1.0 if scale is None and query.shape[1] == 1 else scale
-    return Steps()(query, key, value, scale=scale, **options)
+def scale_left_out_for_one_head(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    return Steps()(query, key, value, **({"scale": 1.0} if query.shape[1] == 1 else {}) | options)
 
 
 @breaks("modules.one-head", holds=("masks.bool", "masks.float"), severity=LEAK, raises=True)

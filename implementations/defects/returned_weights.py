@@ -185,9 +185,7 @@ def log_sum_exp_in_a_buffer(query: Tensor, key: Tensor, value: Tensor, **options
 
 @breaks_built("relations.alternatives", holds=("softmax.weights", "returned.mixture"))
 def flag_for_the_average_ignored_on_one_path(name: str) -> Implementation:
-    def attend(
-        query: Tensor, key: Tensor, value: Tensor, average: bool = False, **options: Any
-    ) -> tuple[Tensor, Tensor]:
+    def attend(query: Tensor, key: Tensor, value: Tensor, average: bool = False, **options: Any) -> tuple[Tensor, ...]:
         output, weights, _ = Steps().answer(query, key, value, **options)
         return output, weights.mean(1, keepdim=True).expand_as(weights) if average else weights
 

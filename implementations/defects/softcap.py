@@ -55,9 +55,9 @@ def logistic_of_half_the_argument(scores: Tensor, softcap: float) -> Tensor:
 
 
 @breaks_softcap("softcap.formula", "softcap.explicit-scale", holds=("scores.scale-explicit", "scores.dot-product"))
-def scaled_after_the_cap(
-    query: Tensor, key: Tensor, value: Tensor, softcap: float | None = None, **options: Any
-) -> Tensor:
+def scaled_after_the_cap(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    softcap = options.pop("softcap", None)
+
     def scores(query: Tensor, key: Tensor, by: float) -> Tensor:
         products = correct.score(query, key, 1.0)
         return (products if softcap is None else correct.cap(products, softcap)) * by
@@ -85,9 +85,8 @@ def digits_lost_below_the_cap(scores: Tensor, softcap: float) -> Tensor:
 
 
 @breaks_softcap(*PLACES, "softcap.float-mask", holds=("softcap.formula", "softcap.large-scores"), severity=LEAK)
-def cap_after_all_masks(
-    query: Tensor, key: Tensor, value: Tensor, softcap: float | None = None, **options: Any
-) -> Tensor:
+def cap_after_all_masks(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    softcap = options.pop("softcap", None)
     steps = Steps() if softcap is None else Steps(softmax=lambda scores: correct.softmax(correct.cap(scores, softcap)))
     return steps(query, key, value, **options)
 
@@ -107,29 +106,20 @@ def float_mask_added_before_the_cap(query: Tensor, key: Tensor, value: Tensor, *
 
 
 @breaks_softcap("softcap.causal", holds=("softcap.formula", "softcap.mask", "softcap.padding"), severity=LEAK)
-def future_hidden_before_the_cap(
-    query: Tensor, key: Tensor, value: Tensor, is_causal: bool = False, **options: Any
-) -> Tensor:
-    def scores(query: Tensor, key: Tensor, by: float) -> Tensor:
-        return correct.add_causal(correct.score(query, key, by)) if is_causal else correct.score(query, key, by)
-
-    if "softcap" not in options:
-        return Steps()(query, key, value, is_causal=is_causal, **options)
-    return Steps(score=scores)(query, key, value, **options)
+def future_hidden_before_the_cap(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    if "softcap" not in options or not options.pop("is_causal", False):
+        return Steps()(query, key, value, **options)
+    steps = Steps(score=lambda query, key, by: correct.add_causal(correct.score(query, key, by)))
+    return steps(query, key, value, **options)
 
 
 @breaks_softcap("softcap.padding", holds=("softcap.formula", "softcap.mask", "softcap.causal"), severity=LEAK)
 def padding_hidden_before_the_cap(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
-    padding = options.pop("key_padding_mask", None) if "softcap" in options else None
-
-    def scores(query: Tensor, key: Tensor, by: float) -> Tensor:
-        return (
-            correct.score(query, key, by)
-            if padding is None
-            else correct.add_padding(correct.score(query, key, by), padding)
-        )
-
-    return Steps(score=scores)(query, key, value, **options)
+    if "softcap" not in options or "key_padding_mask" not in options:
+        return Steps()(query, key, value, **options)
+    padding = options.pop("key_padding_mask")
+    steps = Steps(score=lambda query, key, by: correct.add_padding(correct.score(query, key, by), padding))
+    return steps(query, key, value, **options)
 
 
 @breaks_softcap(

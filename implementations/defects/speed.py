@@ -31,13 +31,11 @@ def all_scores_at_once(query: Tensor, key: Tensor, value: Tensor, **options: Any
 
 
 @breaks_linear("speed.linear-memory", "speed.linear-memory-gradients", holds=("speed.memory-growth", "causal.square"))
-def causal_flag_spelled_out(
-    query: Tensor, key: Tensor, value: Tensor, is_causal: bool = False, **options: Any
-) -> Tensor:
-    if is_causal and "attn_mask" not in options:
+def causal_flag_spelled_out(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    if options.get("is_causal") and "attn_mask" not in options:
         options["attn_mask"] = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool).tril()
-        is_causal = False
-    return tiled_attention(query, key, value, is_causal=is_causal, **options)[0]
+        options["is_causal"] = False
+    return tiled_attention(query, key, value, **options)[0]
 
 
 @breaks_linear("speed.linear-memory-gradients", holds=("speed.linear-memory", "gradients.query"))

@@ -124,12 +124,12 @@ def outside_filled_with_a_number(scores: Tensor, ahead: Tensor, window: Window) 
 
 
 @breaks_window("window.outside", "window.extent", holds=("causal.square", "masks.bool"), severity=LEAK)
-def window_cut_after_softmax(
-    query: Tensor, key: Tensor, value: Tensor, window_size: Window = (-1, -1), **options: Any
-) -> Tensor:
+def window_cut_after_softmax(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    window = options.pop("window_size", (-1, -1))
+
     def cut(scores: Tensor) -> Tensor:
         ahead = torch.arange(key.shape[-2]) - torch.arange(query.shape[-2])[:, None]
-        return correct.softmax(scores).masked_fill(beyond(ahead[None], window_size)[:, None], 0.0)
+        return correct.softmax(scores).masked_fill(beyond(ahead[None], window)[:, None], 0.0)
 
     return Steps(softmax=cut)(query, key, value, **options)
 
