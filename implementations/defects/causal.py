@@ -10,7 +10,7 @@ from torch import Tensor
 
 from attention_conformance.implementations.builtin.stepwise import steps as correct
 from attention_conformance.implementations.builtin.stepwise.steps import BOTTOM_RIGHT, INFINITY, Steps
-from attention_conformance.implementations.defects.breaking import LEAK, NAN, breaks
+from attention_conformance.implementations.defects.breaking import LEAK, NAN, breaks, omitting
 
 breaks_causal = partial(breaks, step="add_causal")
 breaks_alignment = partial(
@@ -114,16 +114,12 @@ def padding_taken_for_lengths(query: Tensor, key: Tensor, value: Tensor, **optio
 
 @breaks("causal.with-mask", "shapes.combinations", holds=("causal.square", "causal.with-padding"), severity=LEAK)
 def flag_dropped_with_mask(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
-    if "attn_mask" in options:
-        options.pop("is_causal", None)
-    return Steps()(query, key, value, **options)
+    return Steps()(query, key, value, **omitting("is_causal", options, "attn_mask"))
 
 
 @breaks("causal.with-mask", "shapes.combinations", holds=("causal.square", "causal.with-padding"), severity=LEAK)
 def mask_dropped_with_flag(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
-    if "is_causal" in options:
-        options.pop("attn_mask", None)
-    return Steps()(query, key, value, **options)
+    return Steps()(query, key, value, **omitting("attn_mask", options, "is_causal"))
 
 
 @breaks("causal.with-mask", holds=("causal.square", "masks.float", "causal.with-padding"))
@@ -135,9 +131,7 @@ def float_mask_dropped_with_flag(query: Tensor, key: Tensor, value: Tensor, **op
 
 @breaks("causal.with-padding", holds=("causal.square", "causal.with-mask"), severity=LEAK)
 def padding_dropped_with_flag(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
-    if "is_causal" in options:
-        options.pop("key_padding_mask", None)
-    return Steps()(query, key, value, **options)
+    return Steps()(query, key, value, **omitting("key_padding_mask", options, "is_causal"))
 
 
 @breaks("causal.empty-row-with-mask", holds=("causal.square", "causal.with-mask", "masks.empty-row-bool"), severity=NAN)

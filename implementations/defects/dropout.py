@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from attention_conformance.implementations.builtin.stepwise.steps import Steps, drop, softmax
-from attention_conformance.implementations.defects.breaking import GRADIENT, breaks
+from attention_conformance.implementations.defects.breaking import GRADIENT, breaks, omitting
 from attention_conformance.implementations.defects.gradients import distorted
 from attention_conformance.spec.features import Feature
 
@@ -91,9 +91,7 @@ def rate_in_eighths(weights: Tensor, rate: float) -> Tensor:
 
 @breaks_dropout("dropout.with-masks", holds=("dropout.factors", "dropout.rate", "dropout.rate-zero"))
 def dropout_lost_with_a_mask(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
-    if options.keys() & {"attn_mask", "key_padding_mask"}:
-        options.pop("dropout_p", None)
-    return Steps()(query, key, value, **options)
+    return Steps()(query, key, value, **omitting("dropout_p", options, "attn_mask", "key_padding_mask"))
 
 
 @breaks_dropout("dropout.with-masks", holds=("dropout.factors", "dropout.rate", "masks.bool"))

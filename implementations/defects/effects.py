@@ -73,10 +73,9 @@ def gradient_required_of_the_query(query: Tensor, key: Tensor, value: Tensor, **
 
 @breaks_layer("effects.inputs", holds=("projections.query", "relations.grad-mode"), severity=STATE)
 class EvaluationModeLeftOn(Layer):
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Any:
         self.eval()
-        answer: Tensor = super().forward(query, key, value, **options)
-        return answer
+        return super().forward(query, key, value, **options)
 
 
 @breaks_layer("effects.inputs", holds=("projections.key", "projections.output"), severity=STATE)

@@ -12,7 +12,7 @@ from attention_conformance.implementations.adapters.torch_op import torch_op
 from attention_conformance.implementations.api.contract import Claims, Result
 from attention_conformance.implementations.builtin.stepwise import steps as correct
 from attention_conformance.implementations.builtin.stepwise.steps import INFINITY, OP_FEATURES, Steps
-from attention_conformance.implementations.defects.breaking import LEAK, NAN, breaks, breaks_run
+from attention_conformance.implementations.defects.breaking import LEAK, NAN, breaks, breaks_run, omitting
 from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.spec.problem import Problem
 
@@ -97,9 +97,7 @@ def padding_filled_with_a_number(scores: Tensor, padding: Tensor) -> Tensor:
 
 @leaks("masks.intersect", holds=("masks.bool", "masks.key-padding"))
 def padding_instead_of_mask(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
-    if "key_padding_mask" in options:
-        options.pop("attn_mask", None)
-    return Steps()(query, key, value, **options)
+    return Steps()(query, key, value, **omitting("attn_mask", options, "key_padding_mask"))
 
 
 @leaks("masks.intersect", holds=("masks.bool", "masks.key-padding"))

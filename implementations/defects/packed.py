@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -19,9 +20,11 @@ PACKED = SEGMENTS | {Feature.CUMULATIVE_LENGTHS, Feature.WINDOW, Feature.ROTARY,
 Places = tuple[Tensor, Tensor, Tensor]
 
 
-def of_tokens(call: CallOptions, **changes: Tensor | None) -> CallOptions:
-    """The options with other documents."""
-    return replace(call, **changes)  # type: ignore[arg-type]  # they are ids and lengths
+def placed(query: Tensor, key: Tensor, call: CallOptions, change: Callable[[Tensor], Tensor], *names: str) -> Places:
+    """The positions after a change of the options of these names; the ids of documents without any."""
+    given = {name: getattr(call, name) for name in names or ("query_segments", "key_segments")}
+    changed: dict[str, Any] = {name: change(option) for name, option in given.items() if option is not None}
+    return correct.positions(query, key, replace(call, **changed))
 
 
 breaks_packed = partial(breaks, claims=PACKED)
@@ -72,15 +75,12 @@ def queries_in_the_segments_of_keys(query: Tensor, key: Tensor, call: CallOption
     if call.query_segments is None or call.key_segments is None:
         return correct.positions(query, key, call)
     nearest = torch.arange(query.shape[-2]).clamp(max=key.shape[-2] - 1)
-    return correct.positions(query, key, of_tokens(call, query_segments=call.key_segments[:, nearest]))
+    return correct.positions(query, key, replace(call, query_segments=call.key_segments[:, nearest]))
 
 
 @breaks_packed("packed.segments", step="positions", holds=("packed.lengths", "packed.one-document"), severity=LEAK)
 def first_sample_cuts_all(query: Tensor, key: Tensor, call: CallOptions) -> Places:
-    if call.query_segments is None or call.key_segments is None:
-        return correct.positions(query, key, call)
-    first = {name: getattr(call, name)[:1].expand(len(query), -1) for name in ("query_segments", "key_segments")}
-    return correct.positions(query, key, of_tokens(call, **first))
+    return placed(query, key, call, lambda ids: ids[:1].expand(len(query), -1))
 
 
 @breaks_packed("packed.segments", "packed.ids", holds=("packed.lengths", "packed.one-document", "masks.bool"))
@@ -93,32 +93,19 @@ def segment_zero_taken_for_padding(query: Tensor, key: Tensor, value: Tensor, **
 
 @leaks_segments("packed.ids", holds=("packed.segments", "packed.causal", "packed.one-document"))
 def documents_by_rising_ids(query: Tensor, key: Tensor, call: CallOptions) -> Places:
-    if call.query_segments is None or call.key_segments is None:
-        return correct.positions(query, key, call)
-    highest = {name: getattr(call, name).cummax(-1).values for name in ("query_segments", "key_segments")}
-    return correct.positions(query, key, of_tokens(call, **highest))
+    return placed(query, key, call, lambda ids: ids.cummax(-1).values)
 
 
 @leaks_segments("packed.ids", holds=("packed.segments", "packed.causal", "packed.one-document"))
 def ids_compared_as_bytes(query: Tensor, key: Tensor, call: CallOptions) -> Places:
-    if call.query_segments is None or call.key_segments is None:
-        return correct.positions(query, key, call)
-    ids = {name: getattr(call, name).to(torch.uint8) for name in ("query_segments", "key_segments")}
-    return correct.positions(query, key, of_tokens(call, **ids))
+    return placed(query, key, call, lambda ids: ids.to(torch.uint8))
 
 
 @leaks_segments(
     "packed.non-contiguous-ids", "packed.empty-segment", holds=("packed.segments", "packed.ids", "packed.causal")
 )
 def documents_counted_by_changes(query: Tensor, key: Tensor, call: CallOptions) -> Places:
-    if call.query_segments is None or call.key_segments is None:
-        return correct.positions(query, key, call)
-
-    def counted(ids: Tensor) -> Tensor:
-        return torch.nn.functional.pad(ids.diff() != 0, (1, 0)).cumsum(-1)
-
-    ids = {name: counted(getattr(call, name)) for name in ("query_segments", "key_segments")}
-    return correct.positions(query, key, of_tokens(call, **ids))
+    return placed(query, key, call, lambda ids: torch.nn.functional.pad(ids.diff() != 0, (1, 0)).cumsum(-1))
 
 
 @breaks_packed(

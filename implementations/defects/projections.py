@@ -110,9 +110,8 @@ class OutputBiasForgotten(Layer):
 
 @breaks_layer("projections.total-width", "scores.scale-default", holds=("projections.value",))
 class ScaleOfTheModelWidth(Layer):
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
-        answer: Tensor = super().forward(query, key, value, scale=(query.shape[-1] / self.num_heads) ** -0.5, **options)
-        return answer
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Any:
+        return super().forward(query, key, value, scale=(query.shape[-1] / self.num_heads) ** -0.5, **options)
 
 
 @breaks_layer(

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from attention_conformance.implementations.api.contract import Claims, Result
 from attention_conformance.implementations.builtin.stepwise.layer import Layer
-from attention_conformance.implementations.builtin.stepwise.steps import INFINITY, Steps, mix, softmax
+from attention_conformance.implementations.builtin.stepwise.steps import INFINITY, mix, softmax
 from attention_conformance.implementations.defects.breaking import CRASH, LEAK, NAN, breaks_layer, breaks_run
 from attention_conformance.implementations.defects.errors import takes_anything
 from attention_conformance.spec.features import Feature, Scope
@@ -161,22 +161,21 @@ class COutputMapMissing(Layer):
         return merged
 
 
+class LengthsLayer(Layer):
+    """The layer with lengths: each query attends to as many leading keys as its length."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, valid_lens: Tensor | None = None, **options: Any) -> Tensor:
+        if valid_lens is None:
+            return self.steps(q, k, v)
+        lengths = valid_lens.reshape(q.shape[0], 1, -1, 1)
+        return self.steps(q, k, v, attn_mask=torch.arange(k.shape[-2]) < lengths)
+
+
 @breaks_published("heads.independent", features=D_CROSS, holds=("shapes.output", "projections.value"))
-class DHeadCountLost(Layer):
+class DHeadCountLost(LengthsLayer):
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)
         self.num_heads = 1
-
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, valid_lens: Tensor | None = None, **options: Any) -> Tensor:
-        return by_lengths(self.steps, q, k, v, valid_lens)
-
-
-def by_lengths(steps: Steps, q: Tensor, k: Tensor, v: Tensor, valid_lens: Tensor | None) -> Tensor:
-    """Attention of each query to as many leading keys as its length."""
-    if valid_lens is None:
-        return steps(q, k, v)
-    lengths = valid_lens.reshape(q.shape[0], 1, -1, 1)
-    return steps(q, k, v, attn_mask=torch.arange(k.shape[-2]) < lengths)
 
 
 @breaks_published("heads.split", features=D, holds=("shapes.output", "projections.output-bias"))
@@ -192,12 +191,9 @@ class DHalfOfTheSplitLost(Layer):
 
 
 @crashes_published("heads.merge", features=D_CROSS, construct=divides, holds=("errors.heads",), raises=True)
-class DConcatenationLost(Layer):
+class DConcatenationLost(LengthsLayer):
     def merge(self, heads: Tensor) -> Tensor:
         return heads
-
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, valid_lens: Tensor | None = None, **options: Any) -> Tensor:
-        return by_lengths(self.steps, q, k, v, valid_lens)
 
 
 @crashes_published(

@@ -21,9 +21,8 @@ breaks_e = partial(breaks_published, features=E)
 
 @breaks_published("scores.scale-default", features=E_CROSS, holds=("shapes.output", "softmax.rows-sum-to-one"))
 class EScaleOfTheSecondInput(Layer):
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
-        answer: Tensor = super().forward(query, key, value, scale=key.shape[-1] ** -0.5, **options)
-        return answer
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Any:
+        return super().forward(query, key, value, scale=key.shape[-1] ** -0.5, **options)
 
 
 @breaks_published(

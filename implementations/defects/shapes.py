@@ -9,7 +9,7 @@ from torch import Tensor
 
 from attention_conformance.implementations.builtin.stepwise import steps as correct
 from attention_conformance.implementations.builtin.stepwise.steps import INFINITY, Steps
-from attention_conformance.implementations.defects.breaking import CRASH, LEAK, NAN, breaks
+from attention_conformance.implementations.defects.breaking import CRASH, LEAK, NAN, breaks, omitting
 
 
 def flat(x: Tensor) -> Tensor:
@@ -106,9 +106,7 @@ def last_component_of_an_odd_width_lost(query: Tensor, key: Tensor, value: Tenso
 
 @breaks("shapes.combinations", holds=("scores.scale-explicit", "causal.square"))
 def scale_dropped_with_flag(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
-    if "is_causal" in options:
-        options.pop("scale", None)
-    return Steps()(query, key, value, **options)
+    return Steps()(query, key, value, **omitting("scale", options, "is_causal"))
 
 
 @breaks("shapes.views", holds=("scores.dot-product",), raises=True)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from attention_conformance.implementations.builtin.stepwise import steps as correct
 from attention_conformance.implementations.builtin.stepwise.steps import INFINITY, Steps
-from attention_conformance.implementations.defects.breaking import GRADIENT, LEAK, NAN, PRECISION, breaks
+from attention_conformance.implementations.defects.breaking import GRADIENT, LEAK, NAN, PRECISION, breaks, omitting
 from attention_conformance.implementations.defects.gradients import distorted
 from attention_conformance.spec.features import Feature
 
@@ -67,9 +67,7 @@ def scaled_after_the_cap(query: Tensor, key: Tensor, value: Tensor, **options: A
 
 @breaks_softcap("softcap.explicit-scale", holds=("softcap.formula", "scores.scale-explicit"))
 def default_scale_under_the_cap(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
-    if "softcap" in options:
-        options.pop("scale", None)
-    return Steps()(query, key, value, **options)
+    return Steps()(query, key, value, **omitting("scale", options, "softcap"))
 
 
 @breaks_cap("softcap.large-scores", holds=("softcap.formula", "softcap.mask"), severity=NAN)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from attention_conformance.implementations.builtin.stepwise import steps as correct
 from attention_conformance.implementations.builtin.stepwise.steps import BOTTOM_RIGHT, INFINITY, Steps
-from attention_conformance.implementations.defects.breaking import GRADIENT, LEAK, NAN, breaks
+from attention_conformance.implementations.defects.breaking import GRADIENT, LEAK, NAN, breaks, omitting
 from attention_conformance.implementations.defects.window import STARTED, WINDOW, Window
 
 
@@ -24,9 +24,7 @@ breaks_window = partial(breaks, claims=WINDOW)
 
 @breaks_window("window.causal", holds=("window.extent", "causal.square"), severity=LEAK)
 def flag_dropped_with_window(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
-    if "window_size" in options:
-        options.pop("is_causal", None)
-    return Steps()(query, key, value, **options)
+    return Steps()(query, key, value, **omitting("is_causal", options, "window_size"))
 
 
 @breaks_window("window.causal", holds=("window.extent", "causal.square"))
@@ -64,16 +62,12 @@ def mask_multiplied_by_the_band(query: Tensor, key: Tensor, value: Tensor, **opt
 
 @breaks_window("window.with-mask", holds=("window.extent", "masks.bool", "window.with-padding"), severity=LEAK)
 def window_dropped_with_mask(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
-    if "attn_mask" in options:
-        options.pop("window_size", None)
-    return Steps()(query, key, value, **options)
+    return Steps()(query, key, value, **omitting("window_size", options, "attn_mask"))
 
 
 @breaks_window("window.with-padding", holds=("window.extent", "masks.key-padding", "window.with-mask"), severity=LEAK)
 def padding_dropped_with_window(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
-    if "window_size" in options:
-        options.pop("key_padding_mask", None)
-    return Steps()(query, key, value, **options)
+    return Steps()(query, key, value, **omitting("key_padding_mask", options, "window_size"))
 
 
 @breaks_window("window.with-padding", holds=("window.extent", "masks.key-padding", "window.with-mask"))

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from attention_conformance.implementations.builtin.stepwise.steps import BOTTOM_RIGHT, INFINITY, Steps, add_zero_key
-from attention_conformance.implementations.defects.breaking import LEAK, breaks
+from attention_conformance.implementations.defects.breaking import LEAK, breaks, omitting
 from attention_conformance.spec.features import Feature
 
 ZERO = {Feature.ZERO_ATTN}
@@ -46,9 +46,7 @@ def padding_lengthened_at_its_start(query: Tensor, key: Tensor, value: Tensor, *
 
 @breaks_zero_key("sinks.zero-attn-masks", holds=("sinks.zero-attn", "sinks.zero-attn-causal", "masks.bool"))
 def zero_key_masked(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
-    if "attn_mask" in options:
-        options.pop("add_zero_attn", None)
-    return Steps()(query, key, value, **options)
+    return Steps()(query, key, value, **omitting("add_zero_attn", options, "attn_mask"))
 
 
 @breaks_zero_key("sinks.zero-attn-causal", holds=("sinks.zero-attn", "sinks.zero-attn-masks", "causal.square"))
