@@ -101,11 +101,11 @@ def _placed(problem: Problem, conventions: Conventions, places: Positions) -> Bo
     asked, seen = problem.extension, places.together
     if problem.causal:
         seen = seen & (places.ahead <= 0)
-    if asked.left is not None:
+    if asked.window_left is not None:
         own = 1 if conventions.window_count is WindowCount.INCLUDING else 0
-        seen = seen & (places.ahead >= own - asked.left)
-    if asked.right is not None:
-        seen = seen & (places.ahead <= asked.right)
+        seen = seen & (places.ahead >= own - asked.window_left)
+    if asked.window_right is not None:
+        seen = seen & (places.ahead <= asked.window_right)
     return seen[:, None]
 
 

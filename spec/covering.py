@@ -47,8 +47,8 @@ FACTORS: Mapping[str, Sequence[Any]] = {
     "scale": (None, 0.3, 1.7),
     "layout": tuple(Layout),
     "num_kv_heads": (0, 1, 2),
-    "left": (None, 2),
-    "right": (None, 0, 1),
+    "window_left": (None, 2),
+    "window_right": (None, 0, 1),
     "softcap": (None, 2.0),
     "rotary_base": (None, 100.0),
     "query_start": (None, 2),
@@ -78,7 +78,7 @@ TIED = (
     ("packing", "query_start"),
     ("zero_attn", "causal"),
     ("bias_kv", "causal"),
-    *((side, other) for side in ("left", "right") for other in ("mask", "padding", "sizes", "packing")),
+    *((side, other) for side in ("window_left", "window_right") for other in ("mask", "padding", "sizes", "packing")),
 )
 """Options some of whose values do not go together; `mended` knows which."""
 
@@ -198,7 +198,7 @@ def _mended_further(case: Case) -> Case:
         # A shipping module fails on this in every combination; chapter sinks asks it alone.
         case = case.extended(zero_attn=False, bias_kv=False)
     if asked.windowed and (holes or s.query_length > s.key_length or case.extension.packing is not Packing.NONE):
-        case = case.extended(left=None, right=None)
+        case = case.extended(window_left=None, window_right=None)
     return case
 
 

@@ -49,8 +49,8 @@ class Extension:
             a window keeps queries from what was overwritten); 0: it grows.
     """
 
-    left: int | None = None
-    right: int | None = None
+    window_left: int | None = None
+    window_right: int | None = None
     softcap: float | None = None
     rotary_base: float | None = None
     query_start: int | None = None
@@ -62,19 +62,19 @@ class Extension:
     head_gates: bool = False
     packing: Packing = Packing.NONE
     dropout: float = 0.0
-    draw: int = 0
-    evaluating: bool = False
+    dropout_seed: int = 0
+    evaluation: bool = False
     chunks: tuple[int, ...] = ()
     cache_length: int = 0
 
     @property
     def windowed(self) -> bool:
-        return self.left is not None or self.right is not None
+        return self.window_left is not None or self.window_right is not None
 
     @property
-    def rated(self) -> bool:
+    def has_dropout(self) -> bool:
         """Whether a probability of dropout is told, be it 0."""
-        return self.dropout > 0.0 or self.draw != 0
+        return self.dropout > 0.0 or self.dropout_seed != 0
 
     @property
     def extra_keys(self) -> int:

@@ -193,7 +193,7 @@ class GroupOrder(StrEnum):
 class WindowCount(StrEnum):
     """What a window of w to the left counts."""
 
-    BESIDES = "besides"
+    EXCLUDING = "excluding"
     """Keys besides the query's own position: i - w .. i; the specification's default."""
     INCLUDING = "including"
     """Keys with the query's own position: i - w + 1 .. i."""
@@ -258,7 +258,7 @@ class Conventions:
     bool_mask: Polarity = Polarity.MAY_ATTEND
     softmax_precision: SoftmaxPrecision = SoftmaxPrecision.WORKING
     group_order: GroupOrder = GroupOrder.CONSECUTIVE
-    window_count: WindowCount = WindowCount.BESIDES
+    window_count: WindowCount = WindowCount.EXCLUDING
     rotary_pairing: RotaryPairing = RotaryPairing.HALVES
     sinusoid_order: SinusoidOrder = SinusoidOrder.INTERLEAVED
     alibi_rule: AlibiRule = AlibiRule.INTERLEAVED

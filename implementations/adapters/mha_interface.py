@@ -74,7 +74,7 @@ def build_mha(kind: Callable[..., nn.Module], **options: Any) -> Callable[[Probl
         query_dim, key_dim, value_dim = (x.shape[-1] for x in (problem.query, problem.key, problem.value))
         widths = {} if query_dim == key_dim == value_dim else {"kdim": key_dim, "vdim": value_dim}
         asked = problem.extension
-        dropping = {"dropout": asked.dropout} if asked.rated else {}
+        dropping = {"dropout": asked.dropout} if asked.has_dropout else {}
         flags = {"add_bias_kv": asked.bias_kv, "add_zero_attn": asked.zero_attn}
         further = {name: True for name, wanted in flags.items() if wanted}
         return kind(query_dim, problem.num_heads, **widths, **dropping, **further, **options)

@@ -55,13 +55,13 @@ def extra_options(problem: Problem, given: Mapping[str, Any]) -> dict[str, Any]:
     options: dict[str, Any] = {name: given[name] for name in ARRAYS if name in given}
     options |= {LENGTHS[name]: _cumulative(problem, given, name) for name in LENGTHS if name in given}
     if asked.windowed:
-        options["window_size"] = tuple(-1 if side is None else side for side in (asked.left, asked.right))
+        options["window_size"] = tuple(-1 if side is None else side for side in (asked.window_left, asked.window_right))
     plain = {"softcap": asked.softcap, "rotary_base": asked.rotary_base, "query_start": asked.query_start}
     options |= {name: value for name, value in plain.items() if value is not None}
     flags = {"enable_gqa": problem.num_kv_heads != problem.num_heads, "add_zero_attn": asked.zero_attn}
     options |= {name: True for name, wanted in flags.items() if wanted}
-    options |= {"training": False} if asked.evaluating else {}
-    return options | ({"dropout_p": asked.dropout} if asked.rated else {})
+    options |= {"training": False} if asked.evaluation else {}
+    return options | ({"dropout_p": asked.dropout} if asked.has_dropout else {})
 
 
 def _cumulative(problem: Problem, given: Mapping[str, Any], name: str) -> Any:
@@ -77,15 +77,15 @@ def seeded(problem: Problem) -> Iterator[None]:
     Not for a draw that is negative: they go on then, and whoever asks puts them back.
     """
     asked = problem.extension
-    if not asked.dropout or asked.draw < 0:
+    if not asked.dropout or asked.dropout_seed < 0:
         yield
         return
     # Where no accelerator is in use, asking for its generators takes longer than the call.
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
     numbers = np.random.get_state()
     with torch.random.fork_rng(devices):
-        seed_torch(asked.draw)
-        np.random.seed(asked.draw)
+        seed_torch(asked.dropout_seed)
+        np.random.seed(asked.dropout_seed)
         try:
             yield
         finally:

@@ -134,8 +134,8 @@ def _both(outer: AbstractContextManager[object], inner: AbstractContextManager[o
 
 def _of_construction(problem: Problem) -> object:
     """What a module may be told when it is made, and not in a call."""
-    asked = replace(problem.extension, query_start=None, draw=0, evaluating=False, packing=Packing.NONE)
-    return asked, problem.extension.rated
+    asked = replace(problem.extension, query_start=None, dropout_seed=0, evaluation=False, packing=Packing.NONE)
+    return asked, problem.extension.has_dropout
 
 
 def answer_of(
@@ -172,9 +172,9 @@ def made(build: Callable[[Problem], nn.Module], problem: Problem, device: str) -
 def _in_its_mode(module: nn.Module, problem: Problem) -> Iterator[None]:
     """Training or evaluation where it matters to the problem, and put back; otherwise the mode it was built in."""
     asked, mode = problem.extension, module.training
-    matters = asked.rated or asked.evaluating
+    matters = asked.has_dropout or asked.evaluation
     if matters:
-        module.train(not asked.evaluating)
+        module.train(not asked.evaluation)
     try:
         yield
     finally:

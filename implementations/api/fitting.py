@@ -82,8 +82,8 @@ def _further(case: Case) -> dict[Feature, bool]:
         Feature.HEAD_GATES: asked.head_gates,
         Feature.SEGMENTS: asked.packing in (Packing.SEGMENTS, Packing.EMPTY_SEGMENT),
         Feature.CUMULATIVE_LENGTHS: asked.packing in (Packing.LENGTHS, Packing.EMPTY_DOCUMENT),
-        Feature.DROPOUT: asked.rated,
-        Feature.EVALUATION: asked.evaluating,
+        Feature.DROPOUT: asked.has_dropout,
+        Feature.EVALUATION: asked.evaluation,
         Feature.CACHE: bool(asked.chunks),
         Feature.STATIC_CACHE: asked.cache_length > length,
         Feature.RING_CACHE: 0 < asked.cache_length < length,
@@ -98,7 +98,7 @@ def _unfeedable(case: Case, claims: Claims) -> str:
     if not case.causal or case.mask is not MaskKind.NONE or case.padding is not Padding.NONE:
         return "a sequence that comes in pieces is causal, and has no other mask"
     own = 0 if claims.conventions.window_count is WindowCount.INCLUDING else 1
-    if 0 < room < case.sizes.key_length and (asked.left is None or asked.left + own > room):
+    if 0 < room < case.sizes.key_length and (asked.window_left is None or asked.window_left + own > room):
         return "a ring has room for every key that a window reaches"
     return ""
 

@@ -96,7 +96,7 @@ CHOICES = (
     Choice("empty-row-causal", "row emptied by the causal flag", Feature.CAUSAL, _ROWS),
     Choice("softmax-precision", "softmax of float64", None, _same("working", "float32")),
     Choice("group-order", "group order", Feature.GROUPED, _same("consecutive", "tiled")),
-    Choice("window-count", "window", Feature.WINDOW, _same("besides", "including")),
+    Choice("window-count", "window", Feature.WINDOW, _same("excluding", "including")),
     Choice("rotary-pairing", "rotary embedding", Feature.ROTARY, _same("halves", "interleaved")),
     Choice("sinusoid-order", "sinusoid order", Feature.SINUSOIDS, _same("interleaved", "halves")),
     Choice("alibi-rule", "ALiBi slopes of 6 heads", Feature.ALIBI_SLOPES, _same("interleaved", "geometric")),

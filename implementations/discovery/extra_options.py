@@ -53,7 +53,7 @@ EXTRA_OPTIONS = (
     ExtraOption(
         "window",
         Feature.WINDOW,
-        Extension(left=2, right=1),
+        Extension(window_left=2, window_right=1),
         meanings={str(each): Conventions(window_count=each) for each in WindowCount},
     ),
     ExtraOption("softcap", Feature.SOFTCAP, Extension(softcap=1.5)),
@@ -80,4 +80,4 @@ EXTRA_OPTIONS = (
     ExtraOption("segments", Feature.SEGMENTS, Extension(packing=Packing.SEGMENTS), _segments),
     ExtraOption("cumulative lengths", Feature.CUMULATIVE_LENGTHS, Extension(packing=Packing.LENGTHS), _documents),
 )
-DROPOUT = Extension(dropout=0.5, draw=1)
+DROPOUT = Extension(dropout=0.5, dropout_seed=1)

@@ -91,7 +91,7 @@ def dropout(subject: Subject, facts: Facts) -> Iterator[Finding]:
         before = bool(np.abs(sums - 1.0).max() <= HALF)
         evidence = f"p 0.5: rows of the returned weights sum to {sums.min():.3g} .. {sums.max():.3g}"
         yield Finding("returned weights", "before-dropout" if before else "after-dropout", evidence)
-    evaluating = subject.weights(replace(setup, extension=replace(DROPOUT, evaluating=True)))
+    evaluating = subject.weights(replace(setup, extension=replace(DROPOUT, evaluation=True)))
     if evaluating.error:
         yield refused("evaluation mode", evaluating.error)
     else:
