@@ -1,4 +1,4 @@
-"""Extensions: what a problem asks for beyond softmax(scale * Q K^T + mask) V."""
+"""Extensions: what a problem has beyond softmax(scale * Q K^T + mask) V."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class Packing(StrEnum):
-    """How several documents that share one sequence are told apart."""
+    """How several documents that share one sequence are separated."""
 
     NONE = "none"
     SEGMENTS = "segments"
@@ -22,16 +22,16 @@ class Packing(StrEnum):
 
 @dataclass(frozen=True)
 class Extension:
-    """What is asked for beyond the core. The default asks for nothing.
+    """What a problem has beyond the core. The default adds nothing.
 
     Positions count along the key sequence: key j is at position j, query i at `query_start` + i, or where the claimed
     causal alignment puts it; in a packed sequence both count from the start of their own document.
 
     Attributes:
-        left: a query at position i sees no key before i - left; None: no limit.
-        right: a query at position i sees no key after i + right; None: no limit.
+        window_left: a query at position i sees no key before i - window_left; None: no limit.
+        window_right: a query at position i sees no key after i + window_right; None: no limit.
         softcap: scores become softcap * tanh(scores / softcap) after the scale, before biases and masks.
-        rotary_base: query and key are turned by the angles position * rotary_base ** (-2 i / d_k).
+        rotary_base: query and key are rotated by the angles position * rotary_base ** (-2 i / d_k).
         query_start: the position of the first query.
         alibi: a slope for each head is given; slope * distance is subtracted from the scores.
         relative_bias: the largest distance with a learned bias of its own, farther ones share the last; 0: none.
@@ -39,11 +39,11 @@ class Extension:
         zero_attn: a key and value of zeros, which every query sees, follow the others.
         bias_kv: a learned key and value, which every query sees, follow the others.
         head_gates: a factor for each head multiplies its output.
-        packing: how documents are told apart.
+        packing: how documents are separated.
         dropout: the probability with which a weight is dropped.
-        draw: seeds the generator that chooses which; negative: it goes on from where it is. Where it is not 0, the
-            probability is told even if it is 0.
-        evaluating: a module is in evaluation mode, whatever its dropout.
+        dropout_seed: seeds the generator that chooses which; negative: the generator is used as it is. If it is not 0,
+            the probability is given even if that is 0.
+        evaluation: a module is in evaluation mode, whatever its dropout.
         chunks: the sequence is fed through a cache in pieces of these lengths; empty: at once.
         cache_length: positions that the cache has room for: more than the sequence has (static), or fewer (ring, where
             a window keeps queries from what was overwritten); 0: it grows.
@@ -73,7 +73,7 @@ class Extension:
 
     @property
     def has_dropout(self) -> bool:
-        """Whether a probability of dropout is told, be it 0."""
+        """Whether a probability of dropout is given, 0 included."""
         return self.dropout > 0.0 or self.dropout_seed != 0
 
     @property
@@ -83,4 +83,4 @@ class Extension:
 
 
 NOTHING = Extension()
-"""Asks for nothing beyond the core."""
+"""Nothing beyond the core."""
