@@ -38,7 +38,7 @@ class Stream:
     Attributes:
         room: the positions that storage has; 0: it grows.
         ring: whether there is less room than the sequence takes, so that the oldest tokens have to go.
-        options: `is_causal`, `scale` and those of `extra_options`, as far as they are asked for.
+        options: `is_causal`, `scale` and those of `extra_options`, as far as the problem has them.
         convert: makes an array what the implementation works on.
     """
 
@@ -134,8 +134,8 @@ def _fed(start: Callable[[Stream], Feed], stream: Stream, cut: list[tuple[Any, .
 def chunked(run: Run) -> Chunked:
     """A `run` that is fed piece by piece, made of one for an op that takes `query_start`.
 
-    Each piece is asked with all keys and values up to its end, as a caller would who keeps them himself. There are no
-    masks then, and of the answers only the outputs.
+    Each piece is passed with all keys and values up to its end, as by a caller that stores them itself. There are no
+    masks, and only the outputs are returned.
     """
     return Chunked(run)
 
@@ -150,8 +150,8 @@ class Chunked:
         """Answers the problem."""
         if not problem.extension.chunks:
             return self.run(problem, device)
-        asked = (_beside_what_came_before(problem.forward_only(), piece) for piece in pieces(problem))
-        return Result(np.concatenate([self.run(each, device).output for each in asked], -2))
+        parts = [_with_earlier_keys(problem.forward_only(), piece) for piece in pieces(problem)]
+        return Result(np.concatenate([self.run(part, device).output for part in parts], -2))
 
     def native(self, problem: Problem, device: str) -> Native:
         """The call of the op for a sequence at once; pieces have none."""
@@ -188,8 +188,8 @@ def _stream(problem: Problem, given: Mapping[str, Any], convert: Callable[[Array
     )
 
 
-def _beside_what_came_before(problem: Problem, piece: slice) -> Problem:
+def _with_earlier_keys(problem: Problem, piece: slice) -> Problem:
     tokens = {"query": piece, "key": slice(0, piece.stop), "value": slice(0, piece.stop)}
     rows = {name: problem.arrays()[name][..., these, :] for name, these in tokens.items()}
-    asked = replace(problem.extension, chunks=(), cache_length=0, query_start=piece.start)
-    return replace(problem.with_arrays(rows), extension=asked)
+    extension = replace(problem.extension, chunks=(), cache_length=0, query_start=piece.start)
+    return replace(problem.with_arrays(rows), extension=extension)

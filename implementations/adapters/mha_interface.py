@@ -68,16 +68,16 @@ def one_mask(case: Case) -> Case | Unsupported:
 
 
 def build_mha(kind: Callable[..., nn.Module], **options: Any) -> Callable[[Problem], nn.Module]:
-    """A `build` that gives widths, head count, dropout and further keys to the constructor of nn.MultiheadAttention."""
+    """A `build` that gives widths, num_heads, dropout, bias_kv and zero_attn to the constructor."""
 
     def build(problem: Problem) -> nn.Module:
         query_dim, key_dim, value_dim = (x.shape[-1] for x in (problem.query, problem.key, problem.value))
         widths = {} if query_dim == key_dim == value_dim else {"kdim": key_dim, "vdim": value_dim}
-        asked = problem.extension
-        dropping = {"dropout": asked.dropout} if asked.has_dropout else {}
-        flags = {"add_bias_kv": asked.bias_kv, "add_zero_attn": asked.zero_attn}
-        further = {name: True for name, wanted in flags.items() if wanted}
-        return kind(query_dim, problem.num_heads, **widths, **dropping, **further, **options)
+        extension = problem.extension
+        dropout = {"dropout": extension.dropout} if extension.has_dropout else {}
+        flags = {"add_bias_kv": extension.bias_kv, "add_zero_attn": extension.zero_attn}
+        extra_kv = {name: True for name, needed in flags.items() if needed}
+        return kind(query_dim, problem.num_heads, **widths, **dropout, **extra_kv, **options)
 
     return build
 
@@ -140,5 +140,5 @@ def mask_options(given: Tensors, problem: Problem, polarity: Polarity) -> Mappin
 
 
 def polarised(mask: torch.Tensor, polarity: Polarity) -> torch.Tensor:
-    """The mask, boolean ones with True meaning what the polarity says."""
+    """The mask, where True in a boolean mask has the meaning of the polarity."""
     return ~mask if mask.dtype is torch.bool and polarity is Polarity.MASKED_OUT else mask

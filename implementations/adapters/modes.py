@@ -1,4 +1,4 @@
-"""Modes: runs that ask a function or module of torch in another state, or under a transform."""
+"""Modes: runs of a function or module of torch in another state, or under a transform."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from attention_conformance.implementations.adapters.tensors import Tensors, tens
 from attention_conformance.implementations.adapters.torch_module import (
     Places,
     answer_of,
+    built,
     load,
-    made,
+    places_in,
     torch_module,
-    where_in,
 )
 from attention_conformance.implementations.adapters.torch_op import Answer, torch_op
 from attention_conformance.implementations.adapters.transforms import (
@@ -58,21 +58,21 @@ OF_MODULES: Mapping[Feature, Mapping[str, Transform]] = {
 }
 
 
-def op_modes(function: Callable[..., Answer], *wanted: Feature, backend: str = BACKEND, **told: Any) -> Modes:
+def op_modes(function: Callable[..., Answer], *wanted: Feature, backend: str = BACKEND, **options: Any) -> Modes:
     """The wanted modes of a function, or all that it can have.
 
     Args:
         function: as `torch_op` takes it.
         wanted: names of modes; those that take a module do not belong to them.
         backend: of torch.compile.
-        told: the options of `torch_op`.
+        options: those of `torch_op`.
     """
     transforms = {**TRANSFORMS, Feature.COMPILED: {"compiled": compiled_by(backend)}}
     modes = {
-        mode: together({how: torch_op(through(each, function), **told) for how, each in hows.items()})
+        mode: together({how: torch_op(through(each, function), **options) for how, each in hows.items()})
         for mode, hows in transforms.items()
     }
-    modes[Feature.DOUBLE_BACKWARD] = torch_op(function, twice=True, **told)
+    modes[Feature.DOUBLE_BACKWARD] = torch_op(function, twice=True, **options)
     return {mode: run for mode, run in modes.items() if not wanted or mode in wanted}
 
 
@@ -101,7 +101,7 @@ def module_modes(
 
 
 def together(runs: Mapping[str, Run]) -> Run:
-    """One run for several: the first gives the answer, the others are further answers."""
+    """One run for several: the first gives the result, those of the others go into `Result.others`."""
 
     def run(problem: Problem, device: str) -> Result:
         answers = {how: each(problem.fresh(), device) for how, each in runs.items()}
@@ -126,9 +126,9 @@ class _Modules:
         file = io.BytesIO()
         torch.save(first.state_dict(), file)
         file.seek(0)
-        from_file = self._used(made(self.build, problem, device), problem, device)
+        from_file = self._used(built(self.build, problem, device), problem, device)
         self._take(from_file, torch.load(file, weights_only=True), problem)
-        from_live = self._used(made(self.build, problem, device), problem, device)
+        from_live = self._used(built(self.build, problem, device), problem, device)
         from_live.load_state_dict(first.state_dict())
         scramble(first)
         answer = self._answer(from_file, problem, device)
@@ -154,8 +154,8 @@ class _Modules:
 
     def _loaded(self, problem: Problem, device: str) -> nn.Module:
         """A new module with the problem's parameters, after a call with gradients."""
-        module = made(self.build, problem, device)
-        load(module, where_in(module, self.places), tensors(problem, device))
+        module = built(self.build, problem, device)
+        load(module, places_in(module, self.places), tensors(problem, device))
         return self._used(module, problem, device)
 
     def _used(self, module: nn.Module, problem: Problem, device: str) -> nn.Module:
@@ -172,7 +172,7 @@ class _Modules:
 
     def _answer(self, module: nn.Module, problem: Problem, device: str) -> Result:
         given = tensors(problem.fresh(), device)
-        return answer_of(module, problem, given, self.call, where_in(module, self.places), self.extras)
+        return answer_of(module, problem, given, self.call, places_in(module, self.places), self.extras)
 
 
 def scramble(module: nn.Module) -> None:

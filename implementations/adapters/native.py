@@ -15,7 +15,7 @@ from attention_conformance.implementations.api.contract import Implementation, R
 from attention_conformance.spec.problem import Problem
 
 WITHOUT_WEIGHTS = "without weights"
-"""The alternative (see `Implementation`) that is taken where `run` asks for weights only because they are judged."""
+"""The alternative (see `Implementation`) that is timed where `run` returns weights only because they are checked."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,7 +25,7 @@ class Native:
     Attributes:
         bare: the forward pass, and the backward pass where the problem has a cotangent; to be called inside `around`.
         around: what has to be entered before, for one call or many: gradient mode, choice of a kernel.
-        result: turns what a call has returned into a `Result`, outside of timing.
+        result: converts what a call has returned into a `Result`, outside of timing.
         inputs: the arrays or tensors that the call reads, by the names of the problem's arrays: other numbers may be
             written into query, key, value and cotangent between calls.
         direct: False where there is no native form: the call goes through the adapter's `run`, and takes its time.
@@ -45,7 +45,7 @@ class Native:
 
 @runtime_checkable
 class Prepares(Protocol):
-    """A `run` that can tell its own work from that of the function or module behind it."""
+    """A `run` that can separate its own work from that of the function or module behind it."""
 
     def native(self, problem: Problem, device: str) -> Native:
         """The call that it would make, made ready."""
@@ -57,7 +57,7 @@ class Binds(Protocol):
     """A function that does something of the adapter's before it calls another: renames options, converts a mask."""
 
     def bound_call(self, *arguments: Any, **options: Any) -> Callable[[], Any]:
-        """The call of that other one with all of it done; its answer may lack what only the adapter asks for."""
+        """The call of that other one with all of it done; its answer may lack what only the adapter needs."""
         ...
 
 
@@ -70,7 +70,7 @@ def native(implementation: Implementation, problem: Problem, device: str) -> Nat
 
 
 def natively(run: Any, problem: Problem, device: str) -> Native:
-    """The call that a `run` would make, made ready; through the run itself where it cannot tell."""
+    """The call that a `run` would make, made ready; through the run itself where it cannot separate them."""
     return run.native(problem, device) if isinstance(run, Prepares) else indirect(run, problem, device)
 
 

@@ -1,4 +1,4 @@
-"""Native calls of torch: the forward pass, and where gradients are asked for the backward pass, of ready tensors."""
+"""Native calls of torch: the forward pass, and the backward pass where there is a cotangent, of ready tensors."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def native_call(
         leaves: whose gradients are wanted.
         context: entered around the calls.
         extras: what follows the output, by the names of `Result`; an answer may have fewer.
-        named: turns the gradients of the leaves into those of the problem's arrays.
+        named: converts the gradients of the leaves into those of the problem's arrays.
     """
     wanted = problem.cotangent is not None
 

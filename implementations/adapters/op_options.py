@@ -40,7 +40,7 @@ def op_options(problem: Problem, given: Mapping[str, Any], polarity: Polarity) -
 
 
 def extra_options(problem: Problem, given: Mapping[str, Any]) -> dict[str, Any]:
-    """What a problem asks for beyond the core, as keyword arguments; only what is asked for appears.
+    """The options of a problem beyond the core, as keyword arguments.
 
     Args:
         problem: the problem.
@@ -51,17 +51,20 @@ def extra_options(problem: Problem, given: Mapping[str, Any]) -> dict[str, Any]:
         `window_size` (left, right), -1 for no limit; `softcap`, `rotary_base`, `query_start`; `enable_gqa` True where
         there are fewer key heads; `add_zero_attn` True; `dropout_p`; `training` False in evaluation mode.
     """
-    asked = problem.extension
+    extension = problem.extension
     options: dict[str, Any] = {name: given[name] for name in ARRAYS if name in given}
     options |= {LENGTHS[name]: _cumulative(problem, given, name) for name in LENGTHS if name in given}
-    if asked.windowed:
-        options["window_size"] = tuple(-1 if side is None else side for side in (asked.window_left, asked.window_right))
-    plain = {"softcap": asked.softcap, "rotary_base": asked.rotary_base, "query_start": asked.query_start}
-    options |= {name: value for name, value in plain.items() if value is not None}
-    flags = {"enable_gqa": problem.num_kv_heads != problem.num_heads, "add_zero_attn": asked.zero_attn}
-    options |= {name: True for name, wanted in flags.items() if wanted}
-    options |= {"training": False} if asked.evaluation else {}
-    return options | ({"dropout_p": asked.dropout} if asked.has_dropout else {})
+    if extension.windowed:
+        sides = (extension.window_left, extension.window_right)
+        options["window_size"] = tuple(-1 if side is None else side for side in sides)
+            -1 if side is None else side for side in (extension.window_left, extension.window_right)
+        )
+    values = {"softcap": extension.softcap, "rotary_base": extension.rotary_base, "query_start": extension.query_start}
+    options |= {name: value for name, value in values.items() if value is not None}
+    flags = {"enable_gqa": problem.num_kv_heads != problem.num_heads, "add_zero_attn": extension.zero_attn}
+    options |= {name: True for name, needed in flags.items() if needed}
+    options |= {"training": False} if extension.evaluation else {}
+    return options | ({"dropout_p": extension.dropout} if extension.has_dropout else {})
 
 
 def _cumulative(problem: Problem, given: Mapping[str, Any], name: str) -> Any:
@@ -72,20 +75,20 @@ def _cumulative(problem: Problem, given: Mapping[str, Any], name: str) -> Any:
 
 @contextmanager
 def seeded(problem: Problem) -> Iterator[None]:
-    """The generators of torch and NumPy started at the problem's draw, and put back, where it asks for dropout.
+    """Seeds the generators of torch and NumPy with the problem's draw, and restores them; for dropout only.
 
-    Not for a draw that is negative: they go on then, and whoever asks puts them back.
+    With a negative draw they are not seeded: the caller restores them.
     """
-    asked = problem.extension
-    if not asked.dropout or asked.dropout_seed < 0:
+    extension = problem.extension
+    if not extension.dropout or extension.dropout_seed < 0:
         yield
         return
-    # Where no accelerator is in use, asking for its generators takes longer than the call.
+    # Where no accelerator is in use, a look at its generators takes longer than the call.
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
     numbers = np.random.get_state()
     with torch.random.fork_rng(devices):
-        seed_torch(asked.dropout_seed)
-        np.random.seed(asked.dropout_seed)
+        seed_torch(extension.dropout_seed)
+        np.random.seed(extension.dropout_seed)
         try:
             yield
         finally:

@@ -22,9 +22,9 @@ def result_of(
     Args:
         answer: the output, or a tuple of the output and extras.
         extras: the names in `Result` of what follows the output.
-        to_array: turns the output, and each extra, into an array.
+        to_array: converts the output and each extra to an array.
         fewer: whether the answer may have fewer extras than are named.
-        fields: further fields of the `Result`.
+        fields: other fields of the `Result`.
 
     Raises:
         ValueError: the answer has another number of extras.

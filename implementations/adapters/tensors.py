@@ -52,7 +52,7 @@ def to_array(tensor: torch.Tensor) -> Array:
 
 
 def tensors(problem: Problem, device: str) -> Tensors:
-    """Every array of the problem as a tensor by name; the needed ones require gradients if any are asked for."""
+    """Every array of the problem as a tensor by name; those of `needs` require gradients if there is a cotangent."""
     found = {name: to_tensor(array, device) for name, array in problem.arrays().items()}
     if problem.cotangent is not None:
         for name in problem.needs:

@@ -71,7 +71,7 @@ def torch_module(
 
 @dataclass(frozen=True, eq=False)
 class TorchModule:
-    """The `run` that `torch_module` makes, see there; `kept` holds its modules by shape, `timed` that of `native`."""
+    """The `run` that `torch_module` makes, see there; `modules` holds them by shape, `timed` that of `native`."""
 
     build: Callable[[Problem], nn.Module]
     call: Callable[[nn.Module, Tensors, Problem], torch.Tensor | tuple[torch.Tensor, ...]]
@@ -79,16 +79,16 @@ class TorchModule:
     extras: tuple[str, ...]
     context: Callable[[], AbstractContextManager[object]]
     twice: bool
-    kept: dict[tuple[object, ...], nn.Module] = field(default_factory=dict)
+    modules: dict[tuple[object, ...], nn.Module] = field(default_factory=dict)
     timed: dict[tuple[object, ...], nn.Module] = field(default_factory=dict)
 
     def __call__(self, problem: Problem, device: str) -> Result:
         """Answers the problem, with one module a shape, kept from call to call as a user would keep it."""
         given, key = tensors(problem, device), _key(problem, device)
-        if key not in self.kept:
-            self.kept[key] = made(self.build, problem, device)
-        module = self.kept[key]
-        where = where_in(module, self.places)
+        if key not in self.modules:
+            self.modules[key] = built(self.build, problem, device)
+        module = self.modules[key]
+        where = places_in(module, self.places)
         load(module, where, given)
         return answer_of(module, problem, given, self.call, where, self.extras, self.context, self.twice)
 
@@ -98,7 +98,7 @@ class TorchModule:
             return indirect(self, problem, device)
         given = tensors(problem, device)
         module = self._loaded(problem, device, given)
-        where = where_in(module, self.places)
+        where = places_in(module, self.places)
 
         def context() -> AbstractContextManager[object]:
             return _both(_in_its_mode(module, problem), self.context())
@@ -114,10 +114,10 @@ class TorchModule:
         """The module of the last native call where it holds these very parameters, as a user's does; or a new one."""
         key = _key(problem, device)
         module = self.timed.get(key)
-        if module is None or not _holds_all(module, where_in(module, self.places), given):
+        if module is None or not _holds_all(module, places_in(module, self.places), given):
             self.timed.clear()  # one is enough, and it may be large
-            module = self.timed[key] = made(self.build, problem, device)
-            load(module, where_in(module, self.places), given)
+            module = self.timed[key] = built(self.build, problem, device)
+            load(module, places_in(module, self.places), given)
         return module
 
 
@@ -133,9 +133,9 @@ def _both(outer: AbstractContextManager[object], inner: AbstractContextManager[o
 
 
 def _of_construction(problem: Problem) -> object:
-    """What a module may be told when it is made, and not in a call."""
-    asked = replace(problem.extension, query_start=None, dropout_seed=0, evaluation=False, packing=Packing.NONE)
-    return asked, problem.extension.has_dropout
+    """What a module may take when it is built, and not in a call."""
+    extension = replace(problem.extension, query_start=None, dropout_seed=0, evaluation=False, packing=Packing.NONE)
+    return extension, problem.extension.has_dropout
 
 
 def answer_of(
@@ -148,7 +148,7 @@ def answer_of(
     context: Callable[[], AbstractContextManager[object]] = nullcontext,
     twice: bool = False,
 ) -> Result:
-    """What a module that holds the problem's parameters answers, in the mode that the problem asks for."""
+    """What a module that holds the problem's parameters answers, in the mode that the problem needs."""
     with seeded(problem):
         with (
             _in_its_mode(module, problem),
@@ -162,7 +162,7 @@ def answer_of(
         return result_of(answer, extras, to_array, gradients=gradients, disturbed=disturbed)
 
 
-def made(build: Callable[[Problem], nn.Module], problem: Problem, device: str) -> nn.Module:
+def built(build: Callable[[Problem], nn.Module], problem: Problem, device: str) -> nn.Module:
     """A new module; that building it draws initial weights is no effect of calling it."""
     with torch.random.fork_rng(devices=[]):
         return build(problem).to(device, TORCH_DTYPES[problem.dtype])
@@ -171,10 +171,10 @@ def made(build: Callable[[Problem], nn.Module], problem: Problem, device: str) -
 @contextmanager
 def _in_its_mode(module: nn.Module, problem: Problem) -> Iterator[None]:
     """Training or evaluation where it matters to the problem, and put back; otherwise the mode it was built in."""
-    asked, mode = problem.extension, module.training
-    matters = asked.has_dropout or asked.evaluation
+    extension, mode = problem.extension, module.training
+    matters = extension.has_dropout or extension.evaluation
     if matters:
-        module.train(not asked.evaluation)
+        module.train(not extension.evaluation)
     try:
         yield
     finally:
@@ -182,7 +182,7 @@ def _in_its_mode(module: nn.Module, problem: Problem) -> Iterator[None]:
             module.train(mode)
 
 
-def where_in(module: nn.Module, places: Places | Callable[[nn.Module], Places]) -> Places:
+def places_in(module: nn.Module, places: Places | Callable[[nn.Module], Places]) -> Places:
     """The places that this module really has: a layer without bias has none for one."""
     held = dict(module.named_parameters())
     return {p: place for p, place in (places(module) if callable(places) else places).items() if p in held}

@@ -42,8 +42,8 @@ def torch_op(
 ) -> TorchOp:
     """A `run` for a function with the parameters of torch's scaled_dot_product_attention, or some of them.
 
-    Only what a problem asks for is passed: attn_mask, key_padding_mask, is_causal=True and scale
-    appear where they are wanted, and what `extra_options` names.
+    Only the options that a problem has are passed: attn_mask, key_padding_mask, is_causal=True, scale, and what
+    `extra_options` names.
 
     Args:
         function: called as function(query, key, value, attn_mask=..., is_causal=..., scale=...).

@@ -61,7 +61,7 @@ def in_evaluation(module: Called, *inputs: Tensor, **options: Any) -> Any:
 
 
 def in_autocast(function: Called, *inputs: Tensor, **options: Any) -> Any:
-    """To bfloat16; the answer is turned back to the dtype of the inputs."""
+    """To bfloat16; the answer is converted back to the dtype of the inputs."""
     with torch.autocast(inputs[0].device.type, torch.bfloat16):
         answer = function(*inputs, **options)
     return _of_answer(answer, lambda x: x.to(inputs[0].dtype))

@@ -22,12 +22,12 @@ MODES = frozenset(
         Feature.DOUBLE_BACKWARD,
     }
 )
-"""Features that are runs of their own: states and transforms in which a question can be answered."""
+"""Features that are runs of their own: a state of the module, or a transform of the call."""
 
 
 @dataclass(frozen=True)
 class Unsupported:
-    """Why an implementation cannot be asked a case."""
+    """Why an implementation cannot be run on a case."""
 
     reason: str
 
@@ -37,19 +37,21 @@ class PathError(Exception):
 
 
 def any_case(case: Case) -> Case | Unsupported:
-    """The fit of an implementation that can be asked everything its features allow."""
+    """The fit of an implementation that can be run on every case that its features allow."""
     return case
 
 
 @dataclass(frozen=True)
 class Claims:
-    """What an implementation says of itself; each claim is tested, nothing else is.
+    """What an implementation is meant to support; each claim is checked, and nothing else.
 
     Attributes:
+        scope: whether it is an op (query, key and value in heads) or a module (with projections inside).
+        features: what it supports.
         conventions: its answers where the field disagrees.
-        dtypes: names out of `spec.problems.DTYPES`.
-        fit: the nearest case that it can be asked, or why there is none (head widths that are multiples of 8 only,
-            an output width tied to another, ...). Called after the features have been applied.
+        dtypes: names of `spec.problem.DTYPES`.
+        fit: the nearest case that it supports, or why there is none (head widths that are multiples of 8 only, an
+            output width tied to another, ...). It is called after the features have been applied.
     """
 
     scope: Scope
@@ -64,17 +66,16 @@ class Claims:
 
 @dataclass(frozen=True, eq=False)
 class Result:
-    """What one call gave back, as NumPy arrays in the dtype the implementation chose.
+    """What one call returned, as NumPy arrays in the dtype that the implementation chose.
 
     Attributes:
         output: (B, H, Lq, d_v) at the op level, (B, Lq, out_dim) at the module level.
-        weights: (B, H, Lq, Lk), where claimed.
+        weights: (B, H, Lq, Lk), where claimed; after the softmax.
         averaged_weights: (B, Lq, Lk), where claimed.
         log_sum_exp: (B, H, Lq), to the claimed base, where claimed.
         gradients: by the names in `Problem.needs`; a shared input's under its first name.
-        disturbed: what the call has changed of what it was handed, apart from numbers: "the strides of key".
-        others: further answers to the same question, by how they were had, where a mode gives several; each has to be
-            right.
+        disturbed: what the call has changed of its arguments, apart from their numbers: "the strides of key".
+        others: results of the same problem by other calls, where a mode makes several; each has to be right.
     """
 
     output: Array
@@ -88,7 +89,11 @@ class Result:
 
 @dataclass(frozen=True)
 class ExpectedFailure:
-    """A known deviation: the clause, why, where it is public, the dtypes and device on which it shows (empty: all)."""
+    """A known deviation: a clause that fails in these dtypes and on this device (empty: all of them).
+
+    Raises:
+        ValueError: there is no reason, or the link is no public https link.
+    """
 
     clause: str
     reason: str
@@ -97,7 +102,7 @@ class ExpectedFailure:
     device: str = ""
 
     def shows(self, clause: str, dtype: str, device: str) -> bool:
-        """Whether it is about this clause, dtype and device."""
+        """Whether the deviation is expected for this clause, dtype and device."""
         here = not self.device or device.partition(":")[0] == self.device
         return self.clause == clause and here and (not self.dtypes or dtype in self.dtypes)
 
@@ -119,17 +124,20 @@ class Implementation:
 
     Attributes:
         name: dotted, unique, stable; it appears in test ids.
-        run: answers a problem on a device. It may keep no reference to the problem's arrays.
+        run: computes a problem on a device such as "cpu" or "cuda:0". It keeps no reference to the problem's arrays.
         about: one line for listings.
         expected_failures: deviations that are known and public.
         construct: builds the module for a head count and width and throws it away; for clauses on errors.
-        ways: other ways to the same answer, such as "in evaluation mode", each as a `run` of its own; to have some is
-            to claim `Feature.WAYS`.
-        functions: plain functions beside the attention, by the names in `FUNCTIONS`, that take integers and answer
-            an array of floats; to have one is to claim its feature.
-        modes: the same question answered in another state or under a transform, by the feature that names it; to have
-            one is to claim it. Chapter modules says what each run does; that of `Feature.DOUBLE_BACKWARD` returns as
-            gradients their derivatives along `Problem.direction`.
+        alternatives: other ways to call it that have to give the same result, such as "in evaluation mode", each as
+            a `run` of its own. They go together with `Feature.ALTERNATIVES`.
+        functions: plain functions next to the attention, by the names in `FUNCTIONS`, that take integers and return
+            an array of floats. Each goes together with its feature.
+        modes: runs of the same problem in another state or under a transform, by the feature that names it, which is
+            claimed. Chapter modules states what each run does; that of `Feature.DOUBLE_BACKWARD` returns as gradients
+            their derivatives along `Problem.direction`.
+
+    Raises:
+        ValueError: claims and runs do not go together.
     """
 
     name: str
@@ -145,10 +153,10 @@ class Implementation:
     def __post_init__(self) -> None:
         self._check_functions()
         if odd := sorted(set(self.modes) ^ (MODES & self.claims.features)):
-            raise ValueError(f"{self.name}: to have a run for a mode is to claim it, and the other way round: {odd}")
+            raise ValueError(f"{self.name}: modes with a run and no claim, or a claim and no run: {odd}")
         if bool(self.alternatives) is not (Feature.ALTERNATIVES in self.claims):
             raise ValueError(
-                f"{self.name} has {len(self.alternatives)} other ways to be called: claim Feature.WAYS to have any"
+                f"{self.name} has {len(self.alternatives)} alternatives: claim Feature.ALTERNATIVES if it has any"
             )
 
     def _check_functions(self) -> None:
@@ -156,4 +164,4 @@ class Implementation:
             raise ValueError(f"{self.name} has a function {name!r}; the suite knows: {', '.join(FUNCTIONS)}")
         for name, feature in FUNCTIONS.items():
             if (name in self.functions) is not (feature in self.claims):
-                raise ValueError(f"{self.name}: to have the function {name!r} is to claim Feature.{feature.name}")
+                raise ValueError(f"{self.name}: the function {name!r} goes together with Feature.{feature.name}")

@@ -1,4 +1,4 @@
-"""Fitting: the case nearest to a wanted one that an implementation's claims allow."""
+"""Fitting: the case nearest to a given one that an implementation's claims allow."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FREE_WIDTHS = (13, 11, 17)
 
 
 def fit(case: Case, claims: Claims) -> Case | Unsupported:
-    """The case with the sizes, widths and module form that the claims allow, or why it cannot be asked."""
+    """The case with the sizes, widths and module form that the claims allow, or why there is none."""
     missing = [f for f in _required(case) if f not in claims]
     if missing:
         return Unsupported(f"does not claim {missing[0]}")
@@ -39,7 +39,7 @@ def fit(case: Case, claims: Claims) -> Case | Unsupported:
     if case.extension.rotary_base is not None and s.d_k % 2:
         fitted = fitted.sized(d_k=s.d_k + 1, d_v=d_v if Feature.VALUE_WIDTH in claims else s.d_k + 1)
     if case.extension.chunks or case.extension.cache_length:
-        if wrong := _unfeedable(case, claims):
+        if wrong := _unfit_pieces(case, claims):
             return Unsupported(wrong)
         fitted = _in_pieces(fitted)
     if claims.scope is Scope.OP:
@@ -61,45 +61,45 @@ def _required(case: Case) -> tuple[Feature, ...]:
         Feature.CAUSAL: case.causal,
         Feature.VIEWS: case.layout is not Layout.CONTIGUOUS,
         Feature.CONTAINMENT: case.poison is Poison.NAN,
-        **_further(case),
+        **_required_by_extension(case),
     }
     return tuple(feature for feature, wanted in needed.items() if wanted)
 
 
-def _further(case: Case) -> dict[Feature, bool]:
-    asked, length = case.extension, case.sizes.key_length
+def _required_by_extension(case: Case) -> dict[Feature, bool]:
+    extension, length = case.extension, case.sizes.key_length
     return {
         Feature.GROUPED: case.sizes.num_kv_heads not in (0, case.sizes.num_heads),
-        Feature.WINDOW: asked.windowed,
-        Feature.SOFTCAP: asked.softcap is not None,
-        Feature.ROTARY: asked.rotary_base is not None,
-        Feature.QUERY_START: asked.query_start is not None,
-        Feature.ALIBI: asked.alibi,
-        Feature.RELATIVE_BIAS: asked.relative_bias > 0,
-        Feature.SINKS: asked.sinks,
-        Feature.ZERO_ATTN: asked.zero_attn,
-        Feature.BIAS_KV: asked.bias_kv,
-        Feature.HEAD_GATES: asked.head_gates,
-        Feature.SEGMENTS: asked.packing in (Packing.SEGMENTS, Packing.EMPTY_SEGMENT),
-        Feature.CUMULATIVE_LENGTHS: asked.packing in (Packing.LENGTHS, Packing.EMPTY_DOCUMENT),
-        Feature.DROPOUT: asked.has_dropout,
-        Feature.EVALUATION: asked.evaluation,
-        Feature.CACHE: bool(asked.chunks),
-        Feature.STATIC_CACHE: asked.cache_length > length,
-        Feature.RING_CACHE: 0 < asked.cache_length < length,
+        Feature.WINDOW: extension.windowed,
+        Feature.SOFTCAP: extension.softcap is not None,
+        Feature.ROTARY: extension.rotary_base is not None,
+        Feature.QUERY_START: extension.query_start is not None,
+        Feature.ALIBI: extension.alibi,
+        Feature.RELATIVE_BIAS: extension.relative_bias > 0,
+        Feature.SINKS: extension.sinks,
+        Feature.ZERO_ATTN: extension.zero_attn,
+        Feature.BIAS_KV: extension.bias_kv,
+        Feature.HEAD_GATES: extension.head_gates,
+        Feature.SEGMENTS: extension.packing in (Packing.SEGMENTS, Packing.EMPTY_SEGMENT),
+        Feature.CUMULATIVE_LENGTHS: extension.packing in (Packing.LENGTHS, Packing.EMPTY_DOCUMENT),
+        Feature.DROPOUT: extension.has_dropout,
+        Feature.EVALUATION: extension.evaluation,
+        Feature.CACHE: bool(extension.chunks),
+        Feature.STATIC_CACHE: extension.cache_length > length,
+        Feature.RING_CACHE: 0 < extension.cache_length < length,
     }
 
 
-def _unfeedable(case: Case, claims: Claims) -> str:
+def _unfit_pieces(case: Case, claims: Claims) -> str:
     """Why the answer to a sequence in pieces would not be that at once; empty if it is."""
-    asked, room = case.extension, case.extension.cache_length
-    if not asked.chunks:
-        return "room is told only of sequences that come in pieces"
+    extension, room = case.extension, case.extension.cache_length
+    if not extension.chunks:
+        return "a cache length needs a sequence that comes in pieces"
     if not case.causal or case.mask is not MaskKind.NONE or case.padding is not Padding.NONE:
-        return "a sequence that comes in pieces is causal, and has no other mask"
+        return "a sequence that comes in pieces is causal and has no other mask"
     own = 0 if claims.conventions.window_count is WindowCount.INCLUDING else 1
-    if 0 < room < case.sizes.key_length and (asked.window_left is None or asked.window_left + own > room):
-        return "a ring has room for every key that a window reaches"
+    if 0 < room < case.sizes.key_length and (extension.window_left is None or extension.window_left + own > room):
+        return "a ring buffer has to hold every key that the window reaches"
     return ""
 
 
@@ -174,7 +174,7 @@ def _selectable(case: Case) -> Case | Unsupported:
     wanted = _selected_widths(case, form.sharing)
     widths = (form.query_dim, form.key_dim, form.value_dim)
     if any(width < needed for width, needed in zip(widths, wanted, strict=True)):
-        return Unsupported("its widths are tied, so that chosen scores cannot be laid into its inputs")
+        return Unsupported("its widths are tied, so that no inputs give the scores of the case")
     if form.output_projection and form.out_dim < case.sizes.num_heads * case.sizes.d_v:
         return Unsupported("its output is narrower than its heads")
     return case

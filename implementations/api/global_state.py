@@ -1,4 +1,4 @@
-"""Surroundings: the state of the process that a call may read and has to leave alone, and its keeping."""
+"""Global state: what a call may read of the process and has to leave as it is, and how it is restored."""
 
 from __future__ import annotations
 

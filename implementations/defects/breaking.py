@@ -30,6 +30,8 @@ from attention_conformance.spec.problem import Problem
 
 Mistake = TypeVar("Mistake", bound=Callable[..., Any])
 NONE: frozenset[Feature] = frozenset()
+LEAK, NAN, CRASH, GRADIENT = Severity.LEAK, Severity.NAN, Severity.CRASH, Severity.GRADIENT
+PRECISION, STATE, COST = Severity.PRECISION, Severity.STATE, Severity.COST
 
 
 class Facts(TypedDict, total=False):

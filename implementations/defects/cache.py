@@ -19,8 +19,7 @@ from attention_conformance.implementations.builtin.stepwise.cache_steps import (
     write_slots,
 )
 from attention_conformance.implementations.builtin.stepwise.steps import Steps, add_causal, add_triangle, repeat_kv
-from attention_conformance.implementations.defects.breaking import breaks_cache, github
-from attention_conformance.implementations.defects.defect import LEAK, NAN, PRECISION, STATE
+from attention_conformance.implementations.defects.breaking import LEAK, NAN, PRECISION, STATE, breaks_cache, github
 
 _PROMPTS: dict[tuple[torch.Size, torch.Size, torch.dtype], Rows] = {}
 

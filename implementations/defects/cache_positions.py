@@ -17,8 +17,7 @@ from attention_conformance.implementations.builtin.stepwise.cache_steps import (
     rotate_query,
 )
 from attention_conformance.implementations.builtin.stepwise.steps import Steps, add_alibi, add_window
-from attention_conformance.implementations.defects.breaking import breaks, breaks_cache, github
-from attention_conformance.implementations.defects.defect import LEAK
+from attention_conformance.implementations.defects.breaking import LEAK, breaks, breaks_cache, github
 from attention_conformance.spec.features import Feature
 
 START = {Feature.QUERY_START}

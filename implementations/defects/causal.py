@@ -18,8 +18,7 @@ from attention_conformance.implementations.builtin.stepwise.steps import (
     score,
     softmax,
 )
-from attention_conformance.implementations.defects.breaking import breaks, github
-from attention_conformance.implementations.defects.defect import LEAK, NAN
+from attention_conformance.implementations.defects.breaking import LEAK, NAN, breaks, github
 
 breaks_causal = partial(breaks, step="add_causal")
 

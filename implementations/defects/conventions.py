@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from attention_conformance.implementations.builtin.stepwise.steps import INFINITY, Steps
-from attention_conformance.implementations.defects.breaking import breaks, github
-from attention_conformance.implementations.defects.defect import CRASH, LEAK, NAN
+from attention_conformance.implementations.defects.breaking import CRASH, LEAK, NAN, breaks, github
 from attention_conformance.spec.features import CausalWithMask, Conventions
 
 EITHER = Conventions(causal_with_mask=CausalWithMask.EITHER)

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from attention_conformance.implementations.builtin.stepwise.layer import Layer
 from attention_conformance.implementations.builtin.stepwise.steps import Steps
-from attention_conformance.implementations.defects.breaking import breaks, breaks_layer, github
-from attention_conformance.implementations.defects.defect import CRASH
+from attention_conformance.implementations.defects.breaking import CRASH, breaks, breaks_layer, github
 
 
 @breaks_layer(

@@ -33,8 +33,6 @@ MEANING: Mapping[Severity, str] = {
     Severity.STATE: "Later calls, or the caller's own data, are damaged.",
     Severity.COST: "Right answers that take more memory or time than they need.",
 }
-LEAK, NAN, CRASH, GRADIENT = Severity.LEAK, Severity.NAN, Severity.CRASH, Severity.GRADIENT
-PRECISION, STATE, COST = Severity.PRECISION, Severity.STATE, Severity.COST
 
 
 @dataclass(frozen=True)

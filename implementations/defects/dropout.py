@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from attention_conformance.implementations.builtin.stepwise.steps import Steps, drop, softmax
-from attention_conformance.implementations.defects.breaking import breaks, github
-from attention_conformance.implementations.defects.defect import GRADIENT
+from attention_conformance.implementations.defects.breaking import GRADIENT, breaks, github
 from attention_conformance.spec.features import Feature
 
 DROPOUT = frozenset({Feature.DROPOUT})
@@ -23,6 +22,11 @@ def chosen(like: Tensor, rate: float) -> Tensor:
 
 breaks_dropout = partial(breaks, claims=DROPOUT)
 breaks_drop = partial(breaks_dropout, step="drop")
+breaks_drop_gradients = partial(
+    breaks_drop,
+    holds=("dropout.factors", "dropout.independent", "gradients.query", "gradients.value"),
+    severity=GRADIENT,
+)
 
 
 @breaks_drop("dropout.rate", "dropout.factors", "dropout.seed", holds=("dropout.rate-zero", "dropout.whole-key")).entry(
@@ -175,11 +179,7 @@ class _OtherChoice(torch.autograd.Function):
         return drop(gradient, ctx.rate), None
 
 
-@breaks_drop(
-    "dropout.gradients",
-    holds=("dropout.factors", "dropout.independent", "gradients.query", "gradients.value"),
-    severity=GRADIENT,
-).entry(
+@breaks_drop_gradients("dropout.gradients").entry(
     does="Draws again in the backward pass, from where the generator is by then.",
     repair="Keep what was drawn, or the state of the generator from before.",
     hides="Checks of the output, and of gradients without dropout.",
@@ -190,11 +190,7 @@ def other_weights_dropped_in_the_backward_pass(weights: Tensor, rate: float) -> 
     return found
 
 
-@breaks_drop(
-    "dropout.gradients",
-    holds=("dropout.factors", "dropout.independent", "gradients.query", "gradients.value"),
-    severity=GRADIENT,
-).entry(
+@breaks_drop_gradients("dropout.gradients").entry(
     does="Passes the gradient through dropout as if nothing were dropped.",
     repair="Multiply the gradient by the same factors as the weights.",
     hides="Checks of the output, and of gradients without dropout.",
@@ -203,11 +199,7 @@ def gradient_past_dropout(weights: Tensor, rate: float) -> Tensor:
     return weights + (drop(weights, rate) - weights).detach()
 
 
-@breaks_drop(
-    "dropout.gradients",
-    holds=("dropout.factors", "dropout.independent", "gradients.query", "gradients.value"),
-    severity=GRADIENT,
-).entry(
+@breaks_drop_gradients("dropout.gradients").entry(
     does="Forgets the factor 1 / (1 - p) in the backward pass.",
     repair="Multiply the gradient by the same factors as the weights.",
     hides="Checks of the output, and of gradients without dropout.",

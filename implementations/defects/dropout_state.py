@@ -11,8 +11,7 @@ from torch import Tensor
 from attention_conformance.implementations.adapters.mha_interface import MHA_FEATURES
 from attention_conformance.implementations.builtin.stepwise.extended_layers import DroppingLayer
 from attention_conformance.implementations.builtin.stepwise.steps import Steps, drop, softmax
-from attention_conformance.implementations.defects.breaking import breaks, breaks_layer, github
-from attention_conformance.implementations.defects.defect import GRADIENT, NAN, STATE
+from attention_conformance.implementations.defects.breaking import GRADIENT, NAN, STATE, breaks, breaks_layer, github
 from attention_conformance.implementations.defects.dropout import DROPOUT, chosen
 from attention_conformance.spec.features import Feature
 from attention_conformance.spec.problem import Problem

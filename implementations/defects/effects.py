@@ -19,8 +19,15 @@ from attention_conformance.implementations.builtin.stepwise.steps import (
     rotate,
     score,
 )
-from attention_conformance.implementations.defects.breaking import breaks, breaks_built, breaks_layer, github
-from attention_conformance.implementations.defects.defect import LEAK, PRECISION, STATE
+from attention_conformance.implementations.defects.breaking import (
+    LEAK,
+    PRECISION,
+    STATE,
+    breaks,
+    breaks_built,
+    breaks_layer,
+    github,
+)
 from attention_conformance.spec.features import Feature, Scope
 
 _MASKS: dict[torch.Size, Tensor] = {}

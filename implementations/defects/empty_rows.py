@@ -15,8 +15,7 @@ from attention_conformance.implementations.builtin.stepwise.steps import (
     add_mask,
     softmax,
 )
-from attention_conformance.implementations.defects.breaking import breaks, github
-from attention_conformance.implementations.defects.defect import LEAK, NAN
+from attention_conformance.implementations.defects.breaking import LEAK, NAN, breaks, github
 
 
 @breaks(

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from attention_conformance.implementations.defects.breaking import breaks_function, github
-from attention_conformance.implementations.defects.defect import PRECISION
+from attention_conformance.implementations.defects.breaking import PRECISION, breaks_function, github
 from attention_conformance.spec.features import AlibiRule, Conventions
 from attention_conformance.spec.problem import Array
 

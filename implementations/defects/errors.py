@@ -9,8 +9,7 @@ from torch import Tensor
 
 from attention_conformance.implementations.builtin.stepwise.layer import Layer
 from attention_conformance.implementations.builtin.stepwise.steps import Steps, add_mask
-from attention_conformance.implementations.defects.breaking import breaks, breaks_layer, github
-from attention_conformance.implementations.defects.defect import CRASH
+from attention_conformance.implementations.defects.breaking import CRASH, breaks, breaks_layer, github
 
 
 @breaks("errors.key-value-length", holds=("scores.dot-product", "errors.width"), severity=CRASH).entry(

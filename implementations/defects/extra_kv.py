@@ -17,8 +17,7 @@ from attention_conformance.implementations.builtin.stepwise.extended_layers impo
     call_keyed,
 )
 from attention_conformance.implementations.builtin.stepwise.steps import INFINITY
-from attention_conformance.implementations.defects.breaking import breaks_layer
-from attention_conformance.implementations.defects.defect import GRADIENT, LEAK
+from attention_conformance.implementations.defects.breaking import GRADIENT, LEAK, breaks_layer
 
 SEEN_IN = ("https://github.com/pytorch/pytorch/issues/27461",)
 

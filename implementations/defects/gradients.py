@@ -19,8 +19,7 @@ from attention_conformance.implementations.builtin.stepwise.steps import (
     score,
     softmax,
 )
-from attention_conformance.implementations.defects.breaking import breaks, breaks_layer, github
-from attention_conformance.implementations.defects.defect import CRASH, GRADIENT
+from attention_conformance.implementations.defects.breaking import CRASH, GRADIENT, breaks, breaks_layer, github
 
 FORWARD = ("gradients.query", "gradients.key", "gradients.value")
 

@@ -17,8 +17,7 @@ from attention_conformance.implementations.builtin.stepwise.steps import (
     repeat_kv,
     repeat_kv_tiled,
 )
-from attention_conformance.implementations.defects.breaking import breaks, breaks_layer, github
-from attention_conformance.implementations.defects.defect import CRASH, GRADIENT, LEAK
+from attention_conformance.implementations.defects.breaking import CRASH, GRADIENT, LEAK, breaks, breaks_layer, github
 from attention_conformance.implementations.defects.gradients import distorted
 from attention_conformance.spec.features import Conventions, Feature, GroupOrder
 

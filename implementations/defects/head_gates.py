@@ -11,22 +11,17 @@ from torch import Tensor
 from attention_conformance.implementations.builtin.stepwise.extended_layers import GATED_FEATURES, call_gated
 from attention_conformance.implementations.builtin.stepwise.layer import Layer
 from attention_conformance.implementations.builtin.stepwise.steps import Steps, gate
-from attention_conformance.implementations.defects.breaking import breaks, breaks_layer, github
-from attention_conformance.implementations.defects.defect import GRADIENT, PRECISION
+from attention_conformance.implementations.defects.breaking import GRADIENT, PRECISION, breaks, breaks_layer, github
 from attention_conformance.spec.features import Feature
 
 GATES = frozenset({Feature.HEAD_GATES})
+LEARNED = ("head-gates.gradient", "head-gates.importance", "head-gates.ablation")
+"""The clauses of the gradients of gates, and of what follows from them."""
 breaks_gates = partial(breaks, claims=GATES)
 breaks_gate = partial(breaks_gates, step="gate")
 
 
-@breaks_gate(
-    "head-gates.factor",
-    "head-gates.gradient",
-    "head-gates.importance",
-    "head-gates.ablation",
-    holds=("head-gates.open", "head-gates.closed"),
-).entry(
+@breaks_gate("head-gates.factor", *LEARNED, holds=("head-gates.open", "head-gates.closed")).entry(
     does="Multiplies by the gates twice: the values, and the output.",
     repair="Multiply once, after the values are mixed.",
     hides="Gates of 0 and 1.",
@@ -36,12 +31,7 @@ def gates_multiplied_twice(heads: Tensor, gates: Tensor) -> Tensor:
 
 
 @breaks_gates(
-    "head-gates.factor",
-    "head-gates.closed",
-    "head-gates.gradient",
-    "head-gates.importance",
-    "head-gates.ablation",
-    holds=("head-gates.open", "scores.dot-product"),
+    "head-gates.factor", "head-gates.closed", *LEARNED, holds=("head-gates.open", "scores.dot-product")
 ).entry(
     does="Multiplies the scores by the gates, and not the output.",
     repair="Multiply the output of each head.",
@@ -56,13 +46,7 @@ def gates_multiply_the_scores(
 
 
 @breaks_gate(
-    "head-gates.factor",
-    "head-gates.closed",
-    "head-gates.gradient",
-    "head-gates.importance",
-    "head-gates.ablation",
-    holds=("head-gates.open", "head-gates.weights"),
-    raises=True,
+    "head-gates.factor", "head-gates.closed", *LEARNED, holds=("head-gates.open", "head-gates.weights"), raises=True
 ).entry(
     does="Accepts gates and ignores them.",
     repair="Multiply the output of each head by its gate, or refuse gates.",
@@ -90,9 +74,7 @@ def gates_cut_off(heads: Tensor, gates: Tensor) -> Tensor:
     "head-gates.open",
     "head-gates.factor",
     "head-gates.closed",
-    "head-gates.gradient",
-    "head-gates.importance",
-    "head-gates.ablation",
+    *LEARNED,
     holds=("head-gates.weights", "scores.dot-product"),
 ).entry(
     does="Sends the gates through a sigmoid.",
@@ -104,14 +86,7 @@ def gates_through_a_sigmoid(heads: Tensor, gates: Tensor) -> Tensor:
     return gate(heads, gates.sigmoid())
 
 
-@breaks_gate(
-    "head-gates.closed",
-    "head-gates.factor",
-    "head-gates.gradient",
-    "head-gates.importance",
-    "head-gates.ablation",
-    holds=("head-gates.open", "head-gates.weights"),
-).entry(
+@breaks_gate("head-gates.closed", "head-gates.factor", *LEARNED, holds=("head-gates.open", "head-gates.weights")).entry(
     does="Scales the heads up by what the gates leave, as dropout does.",
     repair="Leave the other heads alone: a gate is no dropout.",
     hides="Gates of 1, and any that add up to the number of heads.",
@@ -153,14 +128,7 @@ def gates_in_another_order_of_groups(
     return Steps()(query, key, value, **options)
 
 
-@breaks_gate(
-    "head-gates.gradient",
-    "head-gates.importance",
-    "head-gates.ablation",
-    holds=("head-gates.factor", "head-gates.closed"),
-    severity=GRADIENT,
-    raises=True,
-).entry(
+@breaks_gate(*LEARNED, holds=("head-gates.factor", "head-gates.closed"), severity=GRADIENT, raises=True).entry(
     does="Takes the gates for constants.",
     repair="Keep the gates in the graph.",
     hides="Answers; gradients of everything else.",
@@ -185,13 +153,7 @@ def gradient_of_gates_averaged(heads: Tensor, gates: Tensor) -> Tensor:
     return gate(heads, repeat_kv + (gates - repeat_kv).detach())
 
 
-@breaks_gates(
-    "head-gates.gradient",
-    "head-gates.importance",
-    "head-gates.ablation",
-    holds=("head-gates.factor", "head-gates.closed"),
-    severity=GRADIENT,
-).entry(
+@breaks_gates(*LEARNED, holds=("head-gates.factor", "head-gates.closed"), severity=GRADIENT).entry(
     does="Sums the gradient of a gate over the last query only.",
     repair="Sum over all queries of all samples.",
     hides="A single query.",

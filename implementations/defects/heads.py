@@ -9,8 +9,7 @@ from torch import Tensor
 
 from attention_conformance.implementations.builtin.stepwise.layer import Layer
 from attention_conformance.implementations.builtin.stepwise.steps import Steps, score, softmax
-from attention_conformance.implementations.defects.breaking import breaks, breaks_layer, github
-from attention_conformance.implementations.defects.defect import LEAK
+from attention_conformance.implementations.defects.breaking import LEAK, breaks, breaks_layer, github
 
 
 @breaks("heads.independent", step="softmax", holds=("shapes.output", "relations.permute-keys")).entry(

@@ -18,8 +18,7 @@ from attention_conformance.implementations.builtin.stepwise.steps import (
     add_mask,
     add_padding,
 )
-from attention_conformance.implementations.defects.breaking import breaks, breaks_run, github
-from attention_conformance.implementations.defects.defect import LEAK, NAN
+from attention_conformance.implementations.defects.breaking import LEAK, NAN, breaks, breaks_run, github
 from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.spec.problem import Problem
 

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from attention_conformance.implementations.builtin.stepwise.steps import INFINITY, Steps, add_mask, mix
-from attention_conformance.implementations.defects.breaking import breaks, github
-from attention_conformance.implementations.defects.defect import LEAK, NAN
+from attention_conformance.implementations.defects.breaking import LEAK, NAN, breaks, github
 from attention_conformance.spec.features import Feature
 
 

@@ -15,8 +15,15 @@ from attention_conformance.implementations.adapters.mha_interface import MHA_FEA
 from attention_conformance.implementations.builtin.stepwise.extended_layers import UnbatchedLayer
 from attention_conformance.implementations.builtin.stepwise.layer import Layer
 from attention_conformance.implementations.builtin.stepwise.steps import Steps
-from attention_conformance.implementations.defects.breaking import breaks, breaks_layer, github
-from attention_conformance.implementations.defects.defect import CRASH, LEAK, PRECISION, STATE
+from attention_conformance.implementations.defects.breaking import (
+    CRASH,
+    LEAK,
+    PRECISION,
+    STATE,
+    breaks,
+    breaks_layer,
+    github,
+)
 from attention_conformance.spec.features import Feature
 
 MODES = frozenset(MHA_FEATURES | {Feature.EVALUATION})

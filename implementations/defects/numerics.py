@@ -18,8 +18,7 @@ from attention_conformance.implementations.builtin.stepwise.steps import (
     score,
     softmax,
 )
-from attention_conformance.implementations.defects.breaking import breaks, github
-from attention_conformance.implementations.defects.defect import NAN, PRECISION
+from attention_conformance.implementations.defects.breaking import NAN, PRECISION, breaks, github
 
 breaks_precision = partial(breaks, severity=PRECISION)
 

@@ -22,8 +22,7 @@ from attention_conformance.implementations.builtin.stepwise.steps import (
     positions,
     rotate,
 )
-from attention_conformance.implementations.defects.breaking import breaks, github
-from attention_conformance.implementations.defects.defect import GRADIENT, LEAK, NAN
+from attention_conformance.implementations.defects.breaking import GRADIENT, LEAK, NAN, breaks, github
 from attention_conformance.spec.features import Feature
 
 SEGMENTS = {Feature.SEGMENTS}

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from attention_conformance.implementations.builtin.stepwise.steps import CallOptions, positions
-from attention_conformance.implementations.defects.breaking import breaks, github
-from attention_conformance.implementations.defects.defect import LEAK
+from attention_conformance.implementations.defects.breaking import LEAK, breaks, github
 from attention_conformance.implementations.defects.packed import PACKED, Places, of_tokens
 
 breaks_packed = partial(breaks, claims=PACKED)

@@ -15,8 +15,7 @@ from attention_conformance.implementations.builtin.stepwise.steps import (
     positions,
     rotate,
 )
-from attention_conformance.implementations.defects.breaking import breaks, github
-from attention_conformance.implementations.defects.defect import GRADIENT, PRECISION
+from attention_conformance.implementations.defects.breaking import GRADIENT, PRECISION, breaks, github
 from attention_conformance.spec.features import Feature
 
 ROTARY = {Feature.ROTARY, Feature.QUERY_START}

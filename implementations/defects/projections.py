@@ -9,8 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attention_conformance.implementations.builtin.stepwise.layer import Layer
-from attention_conformance.implementations.defects.breaking import breaks_layer, github
-from attention_conformance.implementations.defects.defect import CRASH
+from attention_conformance.implementations.defects.breaking import CRASH, breaks_layer, github
 
 
 @breaks_layer(

@@ -13,8 +13,7 @@ from torch import Tensor
 from attention_conformance.implementations.api.contract import Claims, Result
 from attention_conformance.implementations.builtin.stepwise.layer import Layer
 from attention_conformance.implementations.builtin.stepwise.steps import INFINITY, Steps, mix, softmax
-from attention_conformance.implementations.defects.breaking import breaks_layer, breaks_run, github
-from attention_conformance.implementations.defects.defect import CRASH, LEAK, NAN
+from attention_conformance.implementations.defects.breaking import CRASH, LEAK, NAN, breaks_layer, breaks_run, github
 from attention_conformance.implementations.defects.errors import takes_anything
 from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.spec.problem import Array, Problem

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from attention_conformance.implementations.builtin.stepwise.layer import Layer
 from attention_conformance.implementations.builtin.stepwise.steps import INFINITY, Steps
-from attention_conformance.implementations.defects.breaking import breaks_layer, github
-from attention_conformance.implementations.defects.defect import CRASH, LEAK
+from attention_conformance.implementations.defects.breaking import CRASH, LEAK, breaks_layer, github
 from attention_conformance.implementations.defects.published import E_CROSS, E, divides
 from attention_conformance.spec.features import Feature
 

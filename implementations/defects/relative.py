@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from attention_conformance.implementations.builtin.stepwise.steps import add_relative
-from attention_conformance.implementations.defects.breaking import breaks
-from attention_conformance.implementations.defects.defect import GRADIENT
+from attention_conformance.implementations.defects.breaking import GRADIENT, breaks
 from attention_conformance.spec.features import Feature
 
 RELATIVE = {Feature.RELATIVE_BIAS, Feature.QUERY_START}

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from attention_conformance.implementations.builtin.stepwise.steps import INFINITY, Steps, log_sum_exp
-from attention_conformance.implementations.defects.breaking import breaks, github
-from attention_conformance.implementations.defects.defect import NAN
+from attention_conformance.implementations.defects.breaking import NAN, breaks, github
 
 
 @breaks("softmax.weights", "masks.zero-weight", extras=("weights",), holds=("masks.bool",)).entry(

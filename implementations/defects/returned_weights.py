@@ -18,8 +18,7 @@ from attention_conformance.implementations.builtin.stepwise.steps import (
     add_bottom_right,
     log_sum_exp,
 )
-from attention_conformance.implementations.defects.breaking import breaks, breaks_built, github
-from attention_conformance.implementations.defects.defect import NAN, STATE
+from attention_conformance.implementations.defects.breaking import NAN, STATE, breaks, breaks_built, github
 from attention_conformance.spec.features import Conventions, Feature, LogBase, Scope
 
 TWO = Conventions(log_sum_exp_base=LogBase.TWO)

@@ -10,8 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from attention_conformance.implementations.builtin.stepwise.steps import Steps, factor, score
-from attention_conformance.implementations.defects.breaking import breaks, github
-from attention_conformance.implementations.defects.defect import NAN
+from attention_conformance.implementations.defects.breaking import NAN, breaks, github
 
 
 @breaks("scores.scale-default", "scores.scale-explicit", "softmax.rows-sum-to-one", holds=("shapes.output",)).entry(

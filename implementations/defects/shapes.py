@@ -15,8 +15,7 @@ from attention_conformance.implementations.builtin.stepwise.steps import (
     mix,
     softmax,
 )
-from attention_conformance.implementations.defects.breaking import breaks, github
-from attention_conformance.implementations.defects.defect import CRASH, LEAK, NAN
+from attention_conformance.implementations.defects.breaking import CRASH, LEAK, NAN, breaks, github
 
 
 def flat(x: Tensor) -> Tensor:

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from attention_conformance.implementations.builtin.stepwise.steps import Steps, add_sinks, cap, factor
-from attention_conformance.implementations.defects.breaking import breaks, github
-from attention_conformance.implementations.defects.defect import GRADIENT, NAN
+from attention_conformance.implementations.defects.breaking import GRADIENT, NAN, breaks, github
 from attention_conformance.spec.features import Feature
 
 SINKS = {Feature.SINKS, Feature.SOFTCAP}

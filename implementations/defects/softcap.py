@@ -19,8 +19,7 @@ from attention_conformance.implementations.builtin.stepwise.steps import (
     score,
     softmax,
 )
-from attention_conformance.implementations.defects.breaking import breaks, github
-from attention_conformance.implementations.defects.defect import GRADIENT, LEAK, NAN, PRECISION
+from attention_conformance.implementations.defects.breaking import GRADIENT, LEAK, NAN, PRECISION, breaks, github
 from attention_conformance.implementations.defects.gradients import distorted
 from attention_conformance.spec.features import Feature
 

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from attention_conformance.implementations.builtin.stepwise.steps import INFINITY, softmax
-from attention_conformance.implementations.defects.breaking import breaks, github
-from attention_conformance.implementations.defects.defect import LEAK, NAN
+from attention_conformance.implementations.defects.breaking import LEAK, NAN, breaks, github
 
 TILE = 4
 

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from attention_conformance.implementations.builtin.inhouse.tiled import tiled_attention
 from attention_conformance.implementations.builtin.stepwise.steps import Steps, factor
-from attention_conformance.implementations.defects.breaking import breaks, github
-from attention_conformance.implementations.defects.defect import COST
+from attention_conformance.implementations.defects.breaking import COST, breaks, github
 from attention_conformance.spec.features import Feature
 
 LINEAR = frozenset({Feature.LINEAR_MEMORY})

@@ -13,8 +13,7 @@ from attention_conformance.implementations.adapters.torch_op import torch_op
 from attention_conformance.implementations.adapters.transforms import exported, through
 from attention_conformance.implementations.api.contract import Claims, Implementation
 from attention_conformance.implementations.builtin.stepwise.steps import INFINITY, OP_FEATURES, Steps, add_mask
-from attention_conformance.implementations.defects.breaking import Breach, Facts, breaks, github
-from attention_conformance.implementations.defects.defect import CRASH, GRADIENT, LEAK
+from attention_conformance.implementations.defects.breaking import CRASH, GRADIENT, LEAK, Breach, Facts, breaks, github
 from attention_conformance.spec.features import Feature, Scope
 
 AUTOCAST = (Feature.AUTOCAST,)

@@ -9,8 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from attention_conformance.implementations.builtin.stepwise.steps import Steps, mix, score
-from attention_conformance.implementations.defects.breaking import breaks, github
-from attention_conformance.implementations.defects.defect import CRASH, LEAK
+from attention_conformance.implementations.defects.breaking import CRASH, LEAK, breaks, github
 from attention_conformance.spec.features import Feature
 
 

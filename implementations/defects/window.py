@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from attention_conformance.implementations.builtin.stepwise.steps import INFINITY, Steps, add_window
-from attention_conformance.implementations.defects.breaking import breaks, github
-from attention_conformance.implementations.defects.defect import LEAK
+from attention_conformance.implementations.defects.breaking import LEAK, breaks, github
 from attention_conformance.spec.features import Conventions, Feature, WindowCount
 
 WINDOW = frozenset({Feature.WINDOW})

@@ -16,8 +16,7 @@ from attention_conformance.implementations.builtin.stepwise.steps import (
     add_window,
     softmax,
 )
-from attention_conformance.implementations.defects.breaking import breaks, github
-from attention_conformance.implementations.defects.defect import GRADIENT, LEAK, NAN
+from attention_conformance.implementations.defects.breaking import GRADIENT, LEAK, NAN, breaks, github
 from attention_conformance.implementations.defects.window import STARTED, WINDOW, Window
 
 

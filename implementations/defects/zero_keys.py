@@ -10,8 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from attention_conformance.implementations.builtin.stepwise.steps import BOTTOM_RIGHT, INFINITY, Steps, add_zero_key
-from attention_conformance.implementations.defects.breaking import breaks
-from attention_conformance.implementations.defects.defect import LEAK
+from attention_conformance.implementations.defects.breaking import LEAK, breaks
 from attention_conformance.spec.features import Feature
 
 ZERO = {Feature.ZERO_ATTN}

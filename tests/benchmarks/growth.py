@@ -83,14 +83,14 @@ def exponent(sizes: Sequence[int], samples: Sequence[Sequence[float]], seed: int
     Raises:
         ValueError: fewer than three sizes, or a number that is not positive.
     """
-    if len(set(sizes)) < 3 or any(each <= 0 for found in samples for each in found):
-        listed = ", ".join(f"{list(found)} at {size}" for size, found in zip(sizes, samples, strict=True))
+    if len(set(sizes)) < 3 or any(each <= 0 for sample in samples for each in sample):
+        listed = ", ".join(f"{list(sample)} at {size}" for size, sample in zip(sizes, samples, strict=True))
         raise ValueError(f"a power is fitted to positive numbers at three sizes or more, not to {listed}")
     rng = np.random.default_rng(seed)
     x = np.log(np.asarray(sizes, np.float64))
-    y = np.log(np.asarray([median(found) for found in samples]))
+    y = np.log(np.asarray([median(sample) for sample in samples]))
     slope, residuals = _line(x, y)
-    drawn = np.stack([_medians(rng, np.asarray(found, np.float64)) for found in samples], -1)
+    drawn = np.stack([_medians(rng, np.asarray(sample, np.float64)) for sample in samples], -1)
     wider = residuals * (len(x) / (len(x) - 2)) ** 0.5
     slopes, _ = _line(x, np.log(drawn) + rng.choice(wider, drawn.shape))
     low, high = np.percentile(slopes, [2.5, 97.5])

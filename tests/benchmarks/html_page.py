@@ -125,7 +125,7 @@ def _growth(growth: Growth) -> dict[str, Any]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Writes the page; 4 where the file cannot be read or written, and one line says why."""
+    """Writes the page; 4, with a message of one line, if a file cannot be read or written."""
     parser = argparse.ArgumentParser(f"python -m {__spec__.name}", description=__doc__)
     parser.add_argument("input", type=Path, metavar="BENCH.json", help="a run, or what pytest-benchmark stored")
     parser.add_argument("output", type=Path, metavar="OUT.html")

@@ -24,9 +24,8 @@ from attention_conformance.tests.benchmarks.floor import machine, rates
 from attention_conformance.tests.benchmarks.measure import Conditions, measure
 from attention_conformance.tests.benchmarks.paired_timing import Effort
 from attention_conformance.tests.benchmarks.workloads import REPRESENTATIVE, Timed
-from attention_conformance.tests.measurements.pages import table, write_page
+from attention_conformance.tests.measurements.pages import write_page
 
-PAGE = "benchmark-calibration.md"
 RUNS, SHARE = 50, 0.1
 WORKLOADS = ("tiny.op.forward.float32", "vit-b16.op.forward.float32", "bert-128.module.forward.float32")
 """Short and long calls, an op and a module, in turn."""
@@ -76,7 +75,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         same.append(_measured(timed, baseline, 0.0, known, len(same)))
         longer.append(_measured(timed, baseline, SHARE, known, len(longer)))
         print(f"{len(same)}: itself {same[-1].verdict}, a tenth more {longer[-1].verdict}", flush=True)
-    write_page(PAGE, page(same, longer))
+    write_page(
+        "benchmark-calibration.md",
+        date=time.strftime("%Y-%m-%d", time.gmtime()),
+        machine=machine("cpu"),
+        rates=list(rates_of(same, longer)),
+        without_verdict=[each for each in (*same, *longer) if each.verdict not in WITH_RATIO],
+        workloads=[_row(timed, same, longer) for timed in _timed()],
+    )
 
 
 def _timed() -> list[Timed]:
@@ -89,38 +95,13 @@ def _measured(timed: Timed, baseline: Implementation, share: float, known: Rates
     return measure(timed, other, baseline, Conditions("cpu", known, Effort(), seed))
 
 
-def page(same: Sequence[Measurement], longer: Sequence[Measurement]) -> Iterator[str]:
-    """The page: both rates, and the machine."""
-    here = machine("cpu")
+def rates_of(same: Sequence[Measurement], longer: Sequence[Measurement]) -> Iterator[Sequence[str]]:
+    """How often the baseline itself was reported different, and the longer one slower."""
     different = sum(each.verdict in (Speed.FASTER, Speed.SLOWER) for each in same)
     slower = sum(each.verdict is Speed.SLOWER for each in longer)
-    without = [each for each in (*same, *longer) if each.verdict not in WITH_RATIO]
-    yield "# How often a benchmark reports a difference"
-    yield ""
-    yield f"Written by `make bench-calibration` on {time.strftime('%Y-%m-%d', time.gmtime())}; {here.processor},"
-    yield f"{here.cores} cores, {here.threads} threads, torch {here.versions['torch']}."
-    yield ""
-    yield from table(
-        ("candidate", "runs", "reported different", "required"),
-        [
-            ("the baseline itself", str(len(same)), f"{different} ({_percent(different, same)})", "at most 5 %"),
-            (
-                "the baseline, and copies for a tenth of its time",
-                str(len(longer)),
-                f"{slower} slower ({_percent(slower, longer)})",
-                "at least 90 %",
-            ),
-        ],
-    )
-    yield ""
-    yield f"Runs without a verdict of speed: {len(without)}{''.join(f'; {each.reason}' for each in without[:1])}."
-    yield ""
-    yield from table(
-        ("workload", "noise floor, median", "largest", "rounds, median", "x baseline with a tenth more, median"),
-        [_row(timed, same, longer) for timed in _timed()],
-    )
-    yield ""
-    yield "1 / 1.1 = 0.909 is the true ratio of the last column."
+    longer_one = "the baseline, and copies for a tenth of its time"
+    yield "the baseline itself", str(len(same)), f"{different} ({_percent(different, same)})", "at most 5 %"
+    yield longer_one, str(len(longer)), f"{slower} slower ({_percent(slower, longer)})", "at least 90 %"
 
 
 def _percent(count: int, of: Sequence[Measurement]) -> str:

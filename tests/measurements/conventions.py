@@ -3,45 +3,34 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
 
 import torch
 
 from attention_conformance.implementations.builtin import BUILTIN
 from attention_conformance.tests.harness.judge.observed_conventions import DISAGREEMENTS, observations
-from attention_conformance.tests.measurements.pages import table, write_page
+from attention_conformance.tests.measurements.pages import write_page
 
-DIFFERS = "differs"
+DIFFERENT = ";"
+"""Between the results of a convention that are not the same everywhere."""
 
 
 def main() -> int:
     torch.set_num_threads(1)
-    write_page("conventions.md", _page({each.name: observations(each, DISAGREEMENTS) for each in BUILTIN}))
+    observed = {each.name: observations(each, DISAGREEMENTS) for each in BUILTIN}
+    names = [each.name for each in DISAGREEMENTS]
+    answers = ((name, convention, answer) for name, of in observed.items() for convention, answer in of.items())
+    write_page(
+        "conventions.md",
+        names=names,
+        numbers=[str(number) for number in range(1, len(names) + 1)],
+        rows=[[name, *(_cell(of.get(each, "")) for each in names)] for name, of in observed.items()],
+        different=[each for each in answers if DIFFERENT in each[2]],
+    )
     return 0
 
 
-def _page(observed: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
-    yield "# Conventions as observed"
-    yield ""
-    yield "Written by `make conventions`. The rows of the table in [chapter 27](../spec/chapters/conventions.md) are"
-    yield "observed for each built-in implementation, whatever it claims: in all its dtypes, in short and long"
-    yield "sequences, with and without gradients, and in each alternative way to call it. An empty cell means that the"
-    yield "implementation does not support the call; *differs* that the results are not the same everywhere: see below"
-    yield "the table."
-    yield ""
-    yield from (f"{number}. {point.name}" for number, point in enumerate(DISAGREEMENTS, start=1))
-    yield ""
-    yield from table(
-        ("implementation", *(str(number) for number in range(1, len(DISAGREEMENTS) + 1))),
-        ([name, *(_cell(of.get(point.name, "")) for point in DISAGREEMENTS)] for name, of in observed.items()),
-    )
-    yield ""
-    for name, of in observed.items():
-        yield from (f"- {name}, {point}: {answer}." for point, answer in of.items() if ";" in answer)
-
-
 def _cell(answer: str) -> str:
-    return f"*{DIFFERS}*" if ";" in answer else answer
+    return "*differs*" if DIFFERENT in answer else answer
 
 
 if __name__ == "__main__":

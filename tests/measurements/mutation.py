@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from attention_conformance.implementations.defects import SCORE, Defect, catalogue
-from attention_conformance.tests.harness.judge.clause_tests import clause_marks
+from attention_conformance.tests.harness.judge.clause_tests import clause_tests
 from attention_conformance.tests.measurements.mutation_score import (
     Outcome,
     complaints,
@@ -89,9 +89,9 @@ def _tables(defects: Sequence[Defect], quick: Mapping[str, Outcome]) -> dict[str
     chosen = smallest_set(list(quick.values()), TWICE)
     return {
         "of defects": {defect.id: _of_defect(defect, quick[defect.id]) for defect in defects},
-        "of clauses": {clause: _of_clause(clause, quick, alone[clause]) for clause in clause_marks()},
+        "of clauses": {clause: _of_clause(clause, quick, alone[clause]) for clause in clause_tests()},
         "of options": {option: _some(names) for option, names in needed(quick.values()).items()},
-        "smallest set": [clause for clause in clause_marks() if clause in chosen],
+        "smallest set": [clause for clause in clause_tests() if clause in chosen],
     }
 
 

@@ -18,11 +18,10 @@ from attention_conformance.implementations.defects import Defect, catalogue
 from attention_conformance.implementations.defects.breaking import in_steps
 from attention_conformance.implementations.defects.defect import Severity
 from attention_conformance.spec.cases import Case
-from attention_conformance.spec.clauses import load
 from attention_conformance.spec.problem import DTYPES
 from attention_conformance.tests.harness.explain.diagnosis import Found, diagnose
 from attention_conformance.tests.harness.explain.traits import options
-from attention_conformance.tests.harness.judge.clause_tests import Selection, clause_marks, clause_tests
+from attention_conformance.tests.harness.judge.clause_tests import Selection, clause_tests
 from attention_conformance.tests.harness.judge.judge import TIERS, FailureLimitError, Judge
 from attention_conformance.tests.harness.judge.judging import plainest, status
 from attention_conformance.tests.report.verdict import Status
@@ -96,21 +95,19 @@ def outcome(implementation: Implementation, tier: str, dtypes: tuple[str, ...] =
     failures: list[Found] = []
     errors: list[str] = []
     start, first = time.perf_counter(), None
-    selection = Selection((implementation,), dtypes=dtypes)
-    for identifier, test in clause_tests().items():
-        for _, dtype in selection.subjects(load()[identifier], clause_marks()[identifier]):
-            judge = Judge(implementation, dtype, tier=TIERS[tier], failure_limit=FAILURE_LIMIT)
-            with suppress(FailureLimitError):
-                test(judge)
-            ended, reason = status(judge, None)
-            if ended is Status.ERROR:
-                errors.append(f"{identifier} in {dtype}: {reason}")
-            if ended is Status.FAIL:
-                first = first or time.perf_counter() - start
-                kills.append(Kill(identifier, dtype, judge.tally.failed, judge.tally.worst or 0.0))
-                failing += [Case.from_json(failure.case) for failure in judge.tally.failures]
-                plain = plainest(judge.tally.failures)
-                failures.append(Found(identifier, Case.from_json(plain.case), dtype, plain.part))
+    for check in Selection((implementation,), dtypes=dtypes).plan():
+        judge = Judge(implementation, check.dtype, tier=TIERS[tier], failure_limit=FAILURE_LIMIT)
+        with suppress(FailureLimitError):
+            check.test(judge)
+        result, reason = status(judge, None)
+        if result is Status.ERROR:
+            errors.append(f"{check.clause.id} in {check.dtype}: {reason}")
+        if result is Status.FAIL:
+            first = first or time.perf_counter() - start
+            kills.append(Kill(check.clause.id, check.dtype, judge.tally.failed, judge.tally.worst or 0.0))
+            failing += [Case.from_json(failure.case) for failure in judge.tally.failures]
+            plain = plainest(judge.tally.failures)
+            failures.append(Found(check.clause.id, Case.from_json(plain.case), check.dtype, plain.part))
     diagnosis = diagnose(implementation, failures)
     name = _as_defect(diagnosis.name, implementation.name) if diagnosis else ""
     return Outcome(implementation.name, tuple(kills), first, _shared(failing), name, tuple(errors))
@@ -175,7 +172,7 @@ def complaints(defects: Sequence[Defect], results: Mapping[str, Outcome]) -> Ite
     killed = {clause for each in results.values() for clause in each.clauses}
     for defect in defects:
         yield from _of_defect(defect, results[defect.id])
-    for clause in clause_marks():
+    for clause in clause_tests():
         if clause not in killed:
             yield f"{clause}: no defect breaks it"
         elif all(each.margin(clause) < PLAIN_MARGIN for each in results.values()):

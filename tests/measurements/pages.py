@@ -1,15 +1,18 @@
-"""How a measurement writes its page of the documentation: lines, Markdown tables, one file."""
+"""How a measurement writes its page of the documentation: a template in `templates`, and values."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
-DOCS = Path(__file__).parents[2] / "docs"
+import jinja2
+
+DOCS, TEMPLATES = Path(__file__).parents[2] / "docs", Path(__file__).parent / "templates"
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[str]], numeric: bool = False) -> Iterator[str]:
-    """The lines of a table.
+def table(header: Sequence[str], rows: Iterable[Sequence[str]], numeric: bool = False) -> str:
+    """A Markdown table.
 
     Args:
         header: titles of the columns.
@@ -17,10 +20,17 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], numeric: bool = 
         numeric: True to align all columns but the first to the right.
     """
     rule = ["---", *["---:" if numeric else "---"] * (len(header) - 1)]
-    yield from (f"| {' | '.join(cells)} |" for cells in (header, rule, *rows))
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (header, rule, *rows))
 
 
-def write_page(name: str, lines: Iterable[str]) -> None:
-    """Writes `docs/<name>`, and prints that it was written."""
-    (DOCS / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
+def write_page(name: str, **values: Any) -> None:
+    """Writes `docs/<name>` from the template of this name, and prints that it was written."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES),
+        undefined=jinja2.StrictUndefined,
+        autoescape=False,  # Markdown
+        trim_blocks=True,
+        keep_trailing_newline=True,
+    )
+    (DOCS / name).write_text(environment.get_template(name).render(values, table=table), encoding="utf-8")
     print(f"written: {name}")

@@ -6,18 +6,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from textwrap import fill
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attention_conformance.implementations.builtin.inhouse.fused import FusedAttention
-from attention_conformance.tests.measurements.pages import table, write_page
+from attention_conformance.tests.measurements.pages import write_page
 
 WIDTH, HEADS = 48, 6
 KEYS, VALUES, LENGTH = 24, 8, 8
@@ -29,8 +28,6 @@ STEPS, BATCH, HELD_OUT, ALONE = 300, 256, 2000, 500
 
 Inputs: TypeAlias = tuple[Tensor, Tensor, Tensor]
 """Keys (B, L) and values (B, L) of the memory, and query keys (B, 2)."""
-
-MEASURED = ("measured rise", "remaining accuracy")
 
 
 class Recall(nn.Module):
@@ -179,100 +176,47 @@ def _difference_of_rows(analysis: GateAnalysis, closed: Tensor) -> float:
         return abs(analysis.samples.loss(pruned).item() - analysis.loss - analysis.measured(closed)[0])
 
 
-def page(analysis: GateAnalysis, rises: Tensor, spare: Tensor) -> Iterator[str]:
-    yield "# Which heads can be pruned"
-    yield from _introduction(analysis)
-    yield "## One head at a time"
-    yield "\n".join(_one_by_one(analysis))
-    yield (
-        "The importance is the mean over samples of the absolute value of the loss's derivative by the gate "
-        "(25.4). The first-order prediction of the rise is minus the derivative of the mean loss (25.5); the "
-        "curvature adds half of its second derivative."
-    )
-    yield "## One head after the other"
-    yield "From the least important to the most important one."
-    yield "\n".join(_in_turn(analysis))
-    yield "## What follows"
-    yield "\n".join(map(wrapped, _follows(analysis, rises, spare)))
+def values(analysis: GateAnalysis, rises: Tensor, spare: Tensor) -> dict[str, Any]:
+    """The values of the page."""
+    rise_together, accuracy_without = analysis.measured(spare)
+    return {
+        "pairs": LENGTH,
+        "heads": HEADS,
+        "noise": NOISE,
+        "best": (1.0 - NOISE) + NOISE / VALUES,
+        "steps": STEPS,
+        "accuracy": analysis.samples.accuracy(analysis.model),
+        "answers": 2 * HELD_OUT,
+        "loss": analysis.loss,
+        "one_by_one": list(_one_by_one(analysis)),
+        "in_turn": list(_in_turn(analysis)),
+        "important": sorted(analysis.importance.topk(2).indices.tolist()),
+        "rank_correlation": agreement(analysis.importance, rises),
+        "largest_first_order": max(abs(analysis.first_order(each)) for each in torch.eye(HEADS)),
+        "largest_rise": rises.max().item(),
+        "sum_of_rises": (rises @ spare).item(),
+        "rise_together": rise_together,
+        "accuracy_without": accuracy_without,
+    }
 
 
-def _introduction(analysis: GateAnalysis) -> Iterator[str]:
-    known, best = analysis.samples.accuracy(analysis.model), (1.0 - NOISE) + NOISE / VALUES
-    yield (
-        "Written by `make pruning`, which trains the model in seconds and fails if a sentence below does "
-        "not hold. It is source D's exercise 2, with the quantities of chapter head-gates."
-    )
-    yield (
-        f"A memory holds {LENGTH} pairs of a key and a value. One layer of attention with {HEADS}"
-        f" heads has to recall the values of two of these keys at once. {NOISE:.0%} of the answers are drawn at "
-        f"random, so that {best:.1%} of them can be predicted. After {STEPS} steps the model predicts {known:.1%} of "
-        f"{2 * HELD_OUT} test answers; its loss is {analysis.loss:.4f}. No head is assigned to a key, and two heads "
-        "would be sufficient."
-    )
-
-
-def _one_by_one(analysis: GateAnalysis) -> Iterator[str]:
-    predicted = ("predicted, first order", "predicted, with curvature")
-    rows = []
+def _one_by_one(analysis: GateAnalysis) -> Iterator[Sequence[str]]:
     for head, closed in enumerate(torch.eye(HEADS)):
         orders = (f"{rise:+.4f}" for rise in (analysis.first_order(closed), analysis.second_order(closed)))
-        rows.append([str(head), f"{analysis.importance[head]:.4f}", *orders, *_measured(analysis, closed)])
-    return table(("head", "importance", *predicted, *MEASURED), rows, numeric=True)
+        yield str(head), f"{analysis.importance[head]:.4f}", *orders, *_measured(analysis, closed)
 
 
-def _in_turn(analysis: GateAnalysis) -> Iterator[str]:
-    order, closed, rows = analysis.importance.argsort().tolist(), torch.zeros(HEADS), []
+def _in_turn(analysis: GateAnalysis) -> Iterator[Sequence[str]]:
+    order, closed = analysis.importance.argsort().tolist(), torch.zeros(HEADS)
     for count, head in enumerate(order, 1):
         closed[head] = 1.0
         predicted = f"{float(analysis.importance @ closed):.4f}", f"{analysis.second_order(closed):+.4f}"
-        rows.append([", ".join(map(str, order[:count])), *predicted, *_measured(analysis, closed)])
-    return table(("heads closed", "importances, summed", "predicted, with curvature", *MEASURED), rows, numeric=True)
+        yield ", ".join(map(str, order[:count])), *predicted, *_measured(analysis, closed)
 
 
 def _measured(analysis: GateAnalysis, closed: Tensor) -> tuple[str, str]:
     rise, accuracy = analysis.measured(closed)
     return f"{rise:+.4f}", f"{accuracy:.1%}"
-
-
-def _follows(analysis: GateAnalysis, rises: Tensor, spare: Tensor) -> Iterator[str]:
-    (together, left), before = analysis.measured(spare), analysis.samples.accuracy(analysis.model)
-    two = " and ".join(str(head) for head in sorted(analysis.importance.topk(2).indices.tolist()))
-    largest = max(abs(analysis.first_order(each)) for each in torch.eye(HEADS))
-    yield (
-        f"- Importance finds the heads that matter: {two}, the two that cost most when they are closed. The "
-        f"ranks of importances and measured rises agree to {agreement(analysis.importance, rises):.2f} "
-        "(Spearman)."
-    )
-    yield (
-        f"- The first-order prediction does not measure a head. It is at most {largest:.4f} here, where a head"
-        f" costs up to {rises.max().item():.4f}: at a minimum of the loss the derivative by a gate is that by "
-        "the rows of the output matrix, times these rows, and so it is about 0. In the sum the gains and losses "
-        "of single samples cancel; the absolute value keeps them."
-    )
-    yield (
-        "- The prediction with curvature has the right order of magnitude, but is too small for an important head:"
-        " from 1 to 0 is a large step for a gate, in which the loss is not a parabola."
-    )
-    yield (
-        f"- The four other heads cost {(rises @ spare).item():.4f} one by one, in sum, and {together:.4f} "
-        "together: one replaces another. An importance holds for a head among all others: compute it again "
-        "after each pruning."
-    )
-    yield (
-        f"- Accuracy does not show this: without the four it is {left:.1%}, before {before:.1%}. Only the loss "
-        "shows that the predictions have become less certain."
-    )
-    yield (
-        "- Setting the rows of the output matrix to 0 gives the same loss as closing the gates. These rows, "
-        f"and the columns of the other three matrices, can be left out: {int(spare.sum())} of {HEADS} heads, "
-        "and as large a part of the attention's work."
-    )
-
-
-def wrapped(paragraph: str) -> str:
-    """Wrapped at the width of the other pages; tables are not changed."""
-    indent = "  " if paragraph.startswith("- ") else ""
-    return paragraph if "\n" in paragraph else fill(paragraph, 112, subsequent_indent=indent)
 
 
 def main() -> int:
@@ -285,7 +229,7 @@ def main() -> int:
     spare = torch.ones(HEADS).index_fill(0, analysis.importance.topk(2).indices, 0.0)
     missed = list(requirements(analysis, rises, spare))
     print("\n".join(missed))
-    write_page("pruning.md", ["\n\n".join(map(wrapped, page(analysis, rises, spare)))])
+    write_page("pruning.md", **values(analysis, rises, spare))
     return 1 if missed else 0
 
 

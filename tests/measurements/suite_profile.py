@@ -1,4 +1,4 @@
-"""The suite's own profile: where the quick tier's time goes, stage by stage, each without the stages inside it.
+"""CPU time of the quick tier by stage, each without the stages inside it.
 
 `make profile-suite` runs the tier on a candidate in this process, which must be a fresh one.
 """
@@ -16,7 +16,7 @@ from typing import Any
 
 TARGET = "torch.nn.functional:scaled_dot_product_attention"
 OUTSIDE = ("imports", "candidate")
-"""What the suite can do nothing about."""
+"""Stages whose time the suite cannot reduce."""
 
 
 class Stages:
@@ -27,20 +27,20 @@ class Stages:
         self.running = ["pytest"]
         self.since = time.process_time()
 
-    def _turn(self) -> None:
+    def _stop_clock(self) -> None:
         now = time.process_time()
         self.seconds[self.running[-1]] += now - self.since
         self.since = now
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """What happens inside is counted under this name."""
-        self._turn()
+        """Everything inside is counted under this name."""
+        self._stop_clock()
         self.running.append(name)
         try:
             yield
         finally:
-            self._turn()
+            self._stop_clock()
             self.running.pop()
 
     def timed(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
@@ -54,13 +54,13 @@ class Stages:
         return counted
 
     def watch(self, name: str, holder: object, *attributes: str) -> None:
-        """Counts these functions of a module or class under this name, for all who look them up from now on."""
+        """Counts these functions of a module or class under this name, wherever they are looked up later."""
         for attribute in attributes:
             setattr(holder, attribute, self.timed(name, getattr(holder, attribute)))
 
 
 def watched(stages: Stages) -> None:
-    """Puts the clocks in. What is imported by name elsewhere has to be replaced before that import."""
+    """Installs the clocks: before other modules import the functions by name."""
     from attention_conformance.reference import expected, stacking
     from attention_conformance.spec import covering, inputs, problem
     from attention_conformance.tests.harness.judge import comparison
@@ -76,7 +76,7 @@ def watched(stages: Stages) -> None:
     from attention_conformance.tests.harness.run import plugin, post_run
 
     stages.watch("candidate", judge, "answer", "guarded", "function_answer")
-    stages.watch("observing", post_run, "_observe")
+    stages.watch("observing", post_run, "record_observations")
     stages.watch("clauses", plugin.ClauseItem, "runtest")
     stages.watch("collection", plugin.ClauseModule, "collect")
 
@@ -103,7 +103,7 @@ def main() -> int:
     quiet = ("-q", "--no-summary", "-W", "ignore::pytest.PytestAssertRewriteWarning")  # some is imported already
     with TemporaryDirectory() as first_run:  # pytest reads the names of all tests of earlier runs
         status = pytest.main(["--candidate", target, "-o", f"cache_dir={first_run}", *quiet])
-    stages._turn()
+    stages._stop_clock()
     print(f"\n{target}\n\n| stage | CPU seconds | share |\n| --- | ---: | ---: |")
     print("\n".join(report(stages)))
     return int(status)

@@ -1,4 +1,4 @@
-"""Counts: what a run came to, by clause, chapter and implementation, made here once for all views.
+"""Counts of a run by clause, chapter and implementation, made here once for all views.
 
 A clause counts once, by its worst dtype. Only clauses that were judged are counted: those that hold, fail, could not be
 judged, are known deviations, or are advice that is not followed.
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum, StrEnum
+from itertools import product
 
 from attention_conformance.spec.clauses import Clause, Level, chapters, load
 from attention_conformance.spec.problem import DTYPES
@@ -16,13 +17,13 @@ from attention_conformance.tests.report.model import Run, Subject
 from attention_conformance.tests.report.verdict import Status, Verdict
 
 LEGEND = "5: all 5 judged clauses of the chapter hold, in every dtype; 4/5: 4 of 5 hold; -: not claimed; ·: not checked"
-"""What a cell of the matrix says, in every view."""
+"""The meaning of a cell of the matrix, in every view."""
 
 
 class Outcome(Enum):
-    """What a clause came to, the worst first.
+    """The outcome of a clause, the worst first.
 
-    A value has its class in style sheets, its sign, its name, and what one and what several clauses do.
+    A value has the class in style sheets, the sign, the name, and the words after the number of one or several clauses.
     """
 
     FAILS = "f", "✗", "fails", "fails", "fail"
@@ -52,7 +53,7 @@ class Outcome(Enum):
 
 ORDER = list(Outcome)
 BROKEN = (Outcome.FAILS, Outcome.ERROR, Outcome.KNOWN, Outcome.ADVICE)
-"""What does not hold, in the order in which it is listed."""
+"""Outcomes of clauses that do not hold, in the order of lists."""
 MEANINGS = {
     Outcome.HOLDS: "every check held, in every dtype of the run",
     Outcome.FAILS: "a MUST is broken",
@@ -80,7 +81,7 @@ class Conformance(StrEnum):
 
 
 def outcome(verdict: Verdict) -> Outcome:
-    """What one verdict counts as."""
+    """The outcome that one verdict counts as."""
     match verdict.status:
         case Status.FAIL:
             return Outcome.FAILS if verdict.level == Level.MUST else Outcome.ADVICE
@@ -95,7 +96,7 @@ def outcome(verdict: Verdict) -> Outcome:
 
 
 def conformance(verdicts: Sequence[Verdict], complete: bool) -> Conformance:
-    """The verdict on an implementation. What would conform in a run that is not complete is undecided."""
+    """The verdict on an implementation. In a run that is not complete, none conforms."""
     outcomes = set(map(outcome, verdicts))
     if Outcome.FAILS in outcomes:
         return Conformance.FAILS
@@ -106,8 +107,8 @@ def conformance(verdicts: Sequence[Verdict], complete: bool) -> Conformance:
     return Conformance.CONFORMS if any(v.checks for v in verdicts) else Conformance.NOTHING_CHECKED
 
 
-def _worst(outcomes: Iterable[Outcome]) -> Outcome:
-    return min(outcomes, key=ORDER.index, default=Outcome.NOT_CHECKED)
+def _worst(outcomes: Iterable[Outcome], absent: Outcome) -> Outcome:
+    return min(outcomes, key=ORDER.index, default=absent)
 
 
 @dataclass(frozen=True)
@@ -127,7 +128,7 @@ class ClauseCount:
 
     @property
     def outcome(self) -> Outcome:
-        return _worst(map(outcome, self.verdicts))
+        return _worst(map(outcome, self.verdicts), Outcome.NOT_CHECKED)
 
     @property
     def holds_everywhere(self) -> bool:
@@ -137,10 +138,23 @@ class ClauseCount:
 
 @dataclass(frozen=True)
 class Counts:
-    """How many of these clauses came to what."""
+    """A cell of the matrix: how many clauses of one implementation have which outcome.
+
+    Attributes:
+        complete: whether the run is.
+        chapter: empty for all chapters together.
+        absent: the outcome of a cell without clauses.
+    """
 
     clauses: tuple[ClauseCount, ...]
     complete: bool
+    chapter: str = ""
+    absent: Outcome = Outcome.NOT_CHECKED
+
+    @property
+    def outcome(self) -> Outcome:
+        """That of the worst clause."""
+        return _worst((clause.outcome for clause in self.clauses), self.absent)
 
     def number(self, kind: Outcome) -> int:
         return sum(clause.outcome is kind for clause in self.clauses)
@@ -160,12 +174,10 @@ class Counts:
             return ""
         return str(self.judged) if self.holds == self.judged else f"{self.holds}/{self.judged}"
 
-    def together(self, *kinds: Outcome) -> Iterator[tuple[Verdict, ...]]:
-        """The verdicts of these kinds, those of one kind on one clause together, the widest dtype first."""
-        for clause in self.clauses:
-            for kind in kinds:
-                if several := tuple(v for v in clause.verdicts if outcome(v) is kind):
-                    yield several
+    @property
+    def text(self) -> str:
+        """The fraction, or the sign of a cell without one."""
+        return self.fraction or self.outcome.sign
 
     def exceptions(self, *kinds: Outcome) -> str:
         """Such as ", 1 fails, 2 known deviations"; empty if there are none."""
@@ -175,43 +187,30 @@ class Counts:
     def sentence(self) -> str:
         """Such as "4 of 6 clauses hold, 2 fail"."""
         if not self.judged:
-            return "no clause was judged"
+            return self.outcome.word
         clauses = "clause holds" if self.judged == 1 else "clauses hold"
         so_far = "" if self.complete else " so far"
         return f"{self.holds} of {self.judged} {clauses}{so_far}{self.exceptions(*BROKEN)}"
 
 
 @dataclass(frozen=True)
-class ChapterCount(Counts):
-    """A cell of the matrix: the clauses of a chapter for one implementation. `outcome`: that of its worst clause."""
-
-    chapter: str
-    outcome: Outcome
-
-    @property
-    def text(self) -> str:
-        """The fraction, or the sign of a chapter without one."""
-        return self.fraction or self.outcome.sign
-
-    @property
-    def words(self) -> str:
-        return self.sentence if self.judged else self.outcome.word
-
-
-@dataclass(frozen=True)
-class SubjectCount(Counts):
-    """A row of the matrix: an implementation with its chapters."""
+class Row:
+    """A row of the matrix: an implementation with its chapters, and all of them together."""
 
     subject: Subject
     verdicts: tuple[Verdict, ...]
     dtypes: tuple[str, ...]
-    cells: tuple[ChapterCount, ...]
-    conformance: Conformance
+    total: Counts
+    cells: tuple[Counts, ...]
+
+    @property
+    def conformance(self) -> Conformance:
+        return conformance(self.verdicts, self.total.complete)
 
     @property
     def notes(self) -> str:
-        """What makes no verdict worse, such as ", 1 known deviation"."""
-        return self.exceptions(Outcome.KNOWN, Outcome.ADVICE)
+        """Outcomes that do not change the verdict, such as ", 1 known deviation"."""
+        return self.total.exceptions(Outcome.KNOWN, Outcome.ADVICE)
 
     @property
     def checks(self) -> int:
@@ -222,28 +221,32 @@ class SubjectCount(Counts):
         """The largest error in units of its rounding bound."""
         return max((v.worst for v in self.verdicts if v.worst is not None), default=None)
 
+    def together(self, *kinds: Outcome) -> Iterator[tuple[Verdict, ...]]:
+        """The verdicts of these kinds, those of one kind on one clause together, the widest dtype first."""
+        for clause, kind in product(self.total.clauses, kinds):
+            if several := tuple(v for v in clause.verdicts if outcome(v) is kind):
+                yield several
+
 
 def chapters_of(run: Run) -> list[str]:
     """The chapters of which any clause was run, in order."""
-    found = {_chapter(v.clause) for v in run.verdicts}
-    return [name for name in chapters() if name in found] + sorted(found - set(chapters()))
+    names = {_chapter(v.clause) for v in run.verdicts}
+    return [name for name in chapters() if name in names] + sorted(names - set(chapters()))
 
 
-def counts(run: Run) -> list[SubjectCount]:
+def counts(run: Run) -> list[Row]:
     """The matrix of a run, in its own order."""
     columns = chapters_of(run)
-    return [_of_subject(subject, run.by_name[subject.name], columns, run) for subject in run.opening.subjects]
+    return [_row(subject, run.by_name[subject.name], columns, run) for subject in run.opening.subjects]
 
 
-def _of_subject(subject: Subject, verdicts: tuple[Verdict, ...], columns: Sequence[str], run: Run) -> SubjectCount:
-    complete = run.closing.complete
+def _row(subject: Subject, verdicts: tuple[Verdict, ...], columns: Sequence[str], run: Run) -> Row:
     dtypes = tuple(sorted({v.dtype for v in verdicts}, key=dtype_place))
-    clauses = tuple(_of_clauses(verdicts, dtypes))
-    cells = tuple(_of_chapter(name, clauses, subject, complete) for name in columns)
-    return SubjectCount(clauses, complete, subject, verdicts, dtypes, cells, conformance(verdicts, complete))
+    total = Counts(tuple(_clauses(verdicts, dtypes)), run.closing.complete)
+    return Row(subject, verdicts, dtypes, total, tuple(_cell(name, total, subject) for name in columns))
 
 
-def _of_clauses(verdicts: Sequence[Verdict], dtypes: Sequence[str]) -> Iterator[ClauseCount]:
+def _clauses(verdicts: Sequence[Verdict], dtypes: Sequence[str]) -> Iterator[ClauseCount]:
     worst: dict[str, dict[str, Verdict]] = {}
     for verdict in sorted(verdicts, key=lambda v: ORDER.index(outcome(v))):
         worst.setdefault(verdict.clause, {}).setdefault(verdict.dtype, verdict)
@@ -251,16 +254,11 @@ def _of_clauses(verdicts: Sequence[Verdict], dtypes: Sequence[str]) -> Iterator[
         yield ClauseCount(clause, tuple(map(worst[clause].get, dtypes)))
 
 
-def _of_chapter(name: str, clauses: Sequence[ClauseCount], subject: Subject, complete: bool) -> ChapterCount:
-    own = tuple(clause for clause in clauses if _chapter(clause.clause) == name)
-    worst = _worst(clause.outcome for clause in own) if own else _absent(name, subject)
-    return ChapterCount(own, complete, name, worst)
-
-
-def _absent(chapter: str, subject: Subject) -> Outcome:
-    """Why an implementation has no verdict in a chapter in which others have some."""
-    clauses = [clause for clause in load().values() if clause.chapter == chapter]
-    return Outcome.NOT_CHECKED if any(claimed(clause, subject) for clause in clauses) else Outcome.UNCLAIMED
+def _cell(chapter: str, total: Counts, subject: Subject) -> Counts:
+    """A chapter without verdicts, of which other implementations have some, is not claimed, or was not checked."""
+    unchecked = any(clause.chapter == chapter and claimed(clause, subject) for clause in load().values())
+    own = tuple(clause for clause in total.clauses if _chapter(clause.clause) == chapter)
+    return Counts(own, total.complete, chapter, Outcome.NOT_CHECKED if unchecked else Outcome.UNCLAIMED)
 
 
 def claimed(clause: Clause, subject: Subject) -> bool:

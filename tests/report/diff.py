@@ -1,7 +1,7 @@
 """Difference of two reports: `python -m attention_conformance.tests.report.diff OLD NEW` names what changed verdict.
 
-OLD and NEW are folders of --report, or the event logs in them. Only what both runs checked is compared. Exit status:
-0 nothing got worse, 1 something did or the new run is not complete, 4 a report cannot be read or compared.
+OLD and NEW are folders of --report, or the event logs in them. Only verdicts that both runs have are compared.
+Exit status: 0 nothing got worse, 1 something did or the new run is not complete, 4 a report cannot be read or compared.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MOST_ROWS = 40
 
 
 class ChangeKind(StrEnum):
-    """What became of a verdict, or of an implementation; in the order of the lists."""
+    """How a verdict changed, or that an implementation came or went; in the order of the lists."""
 
     FAILING = "newly failing"
     UNJUDGED = "no longer judged"
@@ -72,7 +72,7 @@ class Diff:
     """The difference of two runs.
 
     Attributes:
-        settings: what the runs themselves differ in, such as versions; it may explain the changes.
+        settings: differences between the runs themselves, such as versions; they may explain the changes.
         only_old, only_new: verdicts that the other run did not select, or did not reach.
     """
 
@@ -95,7 +95,7 @@ class IncomparableError(ValueError):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Prints what changed; the exit status says whether something got worse."""
+    """Prints the changes; the exit status is 1 if something got worse."""
     parser = argparse.ArgumentParser(
         prog="python -m attention_conformance.tests.report.diff",
         description=__doc__,
@@ -126,7 +126,7 @@ def run_of(path: Path) -> Run:
 
 
 def compared(old: Run, new: Run) -> Diff:
-    """What changed from one run to the other.
+    """The changes from one run to the other. A verdict that one run lacks for want of a claim is "not claimed" there.
 
     Raises:
         IncomparableError: they have no verdict in common.
@@ -138,22 +138,18 @@ def compared(old: Run, new: Run) -> Diff:
             f"the reports have no verdict in common (old: {_contents(old)}; new: {_contents(new)}): "
             "judge the same implementations and clauses"
         )
-    lost = {key: reason for key in before.keys() - both if (reason := _unclaimed(key, new))}
-    won = {key: reason for key in after.keys() - both if (reason := _unclaimed(key, old))}
-    changes = [
-        *(change for key in both if (change := _change(before[key], after[key]))),
-        *(_lost(before[key], reason) for key, reason in lost.items() if _is_claimed(before[key])),
-        *(_won(after[key]) for key in won if _is_claimed(after[key])),
-        *_implementations(old, new),
-    ]
+    old_alone, new_alone = before.keys() - both, after.keys() - both
+    before |= {key: verdict for key in new_alone if (verdict := _unclaimed(after[key], old))}
+    after |= {key: verdict for key in old_alone if (verdict := _unclaimed(before[key], new))}
+    changes = [change for key in before.keys() & after.keys() if (change := _change(before[key], after[key]))]
     return Diff(
         old,
         new,
         tuple(_settings_apart(old, new)),
-        tuple(sorted(changes, key=_place)),
+        tuple(sorted([*changes, *_implementations(old, new)], key=_place)),
         len(both),
-        _alone(before.keys() - both - lost.keys(), _names(old) - _names(new)),
-        _alone(after.keys() - both - won.keys(), _names(new) - _names(old)),
+        _alone(before.keys() - after.keys(), _names(old) - _names(new)),
+        _alone(after.keys() - before.keys(), _names(new) - _names(old)),
     )
 
 
@@ -171,32 +167,29 @@ def _contents(run: Run) -> str:
     return f"{names}{', ...' if len(_names(run)) > 3 else ''}, {len(run.verdicts)} verdicts"
 
 
-def _is_claimed(verdict: Verdict) -> bool:
-    return verdict.status is not Status.NOT_CLAIMED
-
-
 def _place(change: Change) -> tuple[int, str, tuple[int, str], tuple[int, str]]:
     order = list(ChangeKind).index(change.kind)
     return order, change.implementation, clause_place(change.clause), dtype_place(change.dtype)
 
 
-def _unclaimed(key: Key, other: Run) -> str:
-    """Why the other run does not have it, if the reason is that the clause is not claimed there; else empty."""
-    name, clause, dtype = key
-    subject = next((s for s in other.opening.subjects if s.name == name), None)
-    patterns = other.opening.suite.clauses
-    if subject is None or clause not in load() or (patterns and not any(fnmatchcase(clause, p) for p in patterns)):
-        return ""
-    if other.opening.suite.dtypes and dtype not in other.opening.suite.dtypes:
-        return ""
-    if dtype not in subject.dtypes:
-        return f"does not claim {dtype}"
-    missing = sorted({str(feature) for feature in load()[clause].features} - set(subject.features))
-    return f"does not claim {missing[0]}" if missing else ""
+def _unclaimed(verdict: Verdict, other: Run) -> Verdict | None:
+    """The verdict as another run has it that selected the clause, and where it is not claimed; else None."""
+    suite, clause = other.opening.suite, load().get(verdict.clause)
+    subject = next((s for s in other.opening.subjects if s.name == verdict.implementation), None)
+    selected = not suite.clauses or any(fnmatchcase(verdict.clause, pattern) for pattern in suite.clauses)
+    if subject is None or clause is None or not selected or verdict.dtype not in (suite.dtypes or (verdict.dtype,)):
+        return None
+    missing = sorted({str(feature) for feature in clause.features} - set(subject.features))
+    if verdict.dtype not in subject.dtypes:
+        missing.insert(0, verdict.dtype)
+    if not missing:
+        return None
+    who = (verdict.clause, verdict.level, verdict.implementation, verdict.dtype)
+    return Verdict(*who, Status.NOT_CLAIMED, reason=f"does not claim {missing[0]}")
 
 
 def _change(old: Verdict, new: Verdict) -> Change | None:
-    """What became of a verdict; None where it is the same."""
+    """How a verdict changed; None if it is the same."""
     if old.status is new.status:
         return _grown(old, new)
     match new.status:
@@ -233,20 +226,6 @@ def _grown(old: Verdict, new: Verdict) -> Change | None:
     if not (after > GROWN * before and after > NOTABLE):
         return None
     return Change(ChangeKind.GROWN, *key_of(new), f"{before:.2g} of the bound", f"{after:.2g}", worse=False)
-
-
-def _lost(old: Verdict, reason: str) -> Change:
-    statuses = (str(old.status), str(Status.NOT_CLAIMED))
-    return Change(ChangeKind.UNCLAIMED, *key_of(old), *statuses, worse=old.status is Status.PASS, reason=reason)
-
-
-def _won(new: Verdict) -> Change:
-    where = (*key_of(new), str(Status.NOT_CLAIMED), str(new.status))
-    if new.status is Status.FAIL and new.failure is not None:
-        return Change(ChangeKind.FAILING, *where, worse=True, reason=one_line(new.failure.message))
-    if new.status is Status.ERROR:
-        return Change(ChangeKind.UNJUDGED, *where, worse=True, reason=one_line(new.reason))
-    return Change(ChangeKind.CLAIMED, *where, worse=False)
 
 
 def _implementations(old: Run, new: Run) -> Iterator[Change]:

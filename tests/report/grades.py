@@ -17,12 +17,12 @@ LETTERS = {"A": 1.0, "B": 4.0, "C": 16.0, "D": math.inf}
 class Grade:
     """The precision of one implementation in one dtype.
 
-    A letter describes and does not judge: whether an error is too large for its case, only the bound of that case says.
+    A letter is no verdict: only the bound of a case decides whether an error is too large.
     A: below 1 unit roundoff, as good as rounding the exact result; B: below 4; C: below 16; D: beyond. In float64 the
     reference's own roundings are part of the error.
 
     Attributes:
-        rms: the median of what its passing verdicts have (see `Verdict`). A mean would show one clause alone: where
+        rms: the median of the passing verdicts (see `Verdict`). A mean would show one clause alone: where
             scores are near -5e11, the best implementation is off by billions of unit roundoffs.
     """
 

@@ -1,4 +1,4 @@
-"""The event log: one JSON object a line, each written at once, the last of which says whether the run is complete."""
+"""The event log: one JSON object a line, each written at once, the last of which states whether the run is complete."""
 
 from __future__ import annotations
 

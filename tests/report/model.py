@@ -1,4 +1,4 @@
-"""Records: what a run came to, as values that an event log holds and every view is made from."""
+"""Records of a run: plain values that the event log holds and every view is made from."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _numbers(array: Array) -> tuple[float, ...] | None:
 
 @dataclass(frozen=True)
 class Suite:
-    """What judged, and what was selected.
+    """The suite that judged, and the selection of the run.
 
     Attributes:
         clauses, dtypes: as --clause and --dtype select them; none selects all.
@@ -102,7 +102,7 @@ class Subject:
 
 @dataclass(frozen=True)
 class Opening:
-    """The first record: what is going to be judged, when, and where."""
+    """The first record: suite, implementations, time and environment."""
 
     schema: str
     started: str
@@ -129,7 +129,7 @@ class DiagnosisRecord:
 
 @dataclass(frozen=True)
 class ObservationRecord:
-    """What an implementation does where the field disagrees, by topic."""
+    """The behaviour of an implementation where the field disagrees, by topic."""
 
     implementation: str
     answers: Mapping[str, str]
@@ -141,7 +141,7 @@ class FailureRecord:
 
     Attributes:
         case: in words.
-        part: what differed, such as `output`; empty if the check was no comparison with the reference.
+        part: what differs from the reference, such as `output`; empty if the check was another.
         arrays: the inputs, by name.
         expected, got: of the part; None without an answer.
         error_in_bounds: the error of each element in units of its rounding bound.
@@ -217,10 +217,10 @@ class Run:
     @cached_property
     def by_name(self) -> Mapping[str, tuple[Verdict, ...]]:
         """The verdicts on each implementation, in the order they came in; each subject is there."""
-        found: dict[str, list[Verdict]] = {subject.name: [] for subject in self.opening.subjects}
+        verdicts: dict[str, list[Verdict]] = {subject.name: [] for subject in self.opening.subjects}
         for verdict in self.verdicts:
-            found.setdefault(verdict.implementation, []).append(verdict)
-        return {name: tuple(verdicts) for name, verdicts in found.items()}
+            verdicts.setdefault(verdict.implementation, []).append(verdict)
+        return {name: tuple(several) for name, several in verdicts.items()}
 
     @cached_property
     def explained(self) -> Mapping[Key, FailureRecord]:
@@ -229,5 +229,5 @@ class Run:
 
 
 def key_of(verdict: Verdict) -> Key:
-    """By which verdicts and failures are found."""
+    """The key of a verdict and of its failure."""
     return verdict.implementation, verdict.clause, verdict.dtype

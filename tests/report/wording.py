@@ -37,8 +37,8 @@ class FailureText:
     """A failure in words.
 
     Attributes:
-        message: what differs, on the case that shows it most plainly.
-        case, reduced_message: the smallest case, and what differs on it.
+        message: the difference, on the case that shows it most plainly.
+        case, reduced_message: the smallest case, and the difference on it.
         command: runs the clause again.
     """
 

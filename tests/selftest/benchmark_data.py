@@ -35,7 +35,7 @@ LENGTHS = (256, 512, 1024, 2048, 4096)
 
 @dataclass(frozen=True)
 class Invented:
-    """An implementation: how fast it is beside the baseline, and how its time and memory grow."""
+    """An implementation: its speed relative to the baseline, and how its time and memory grow."""
 
     name: str
     speed: float
@@ -125,13 +125,13 @@ def _measurement(draw: random.Random, each: Invented, workload: str, passes: str
 
 def _timed(draw: random.Random, measurement: Measurement, base: float, speed: float, keys: int) -> Measurement:
     seconds = tuple(base / speed * draw.lognormvariate(0.0, 0.03) for _ in range(30))
-    beside = tuple(base * draw.lognormvariate(0.0, 0.03) for _ in range(30))
-    ratio = median(beside) / median(seconds)
+    of_baseline = tuple(base * draw.lognormvariate(0.0, 0.03) for _ in range(30))
+    ratio = median(of_baseline) / median(seconds)
     known = measurement.verdict not in (Speed.WRONG, Speed.IMPOSSIBLE)
     return replace(
         measurement,
         seconds=seconds,
-        baseline_seconds=beside,
+        baseline_seconds=of_baseline,
         speed=Interval(ratio, ratio * 0.985, ratio * 1.016) if known else None,
         noise=draw.uniform(0.01, 0.03),
         first_call=seconds[0] * 20,
@@ -147,9 +147,9 @@ def _growths(draw: random.Random) -> Iterator[Growth]:
         for dtype in RATES.matmul:
             for quantity, exponent, unit in zip(("time", "memory"), each.growth, (2e-10, 300.0), strict=True):
                 values = tuple(unit / each.speed * n**exponent * draw.lognormvariate(0, 0.05) for n in LENGTHS)
-                told = Interval(exponent, exponent - 0.04, exponent + 0.05)
+                fitted = Interval(exponent, exponent - 0.04, exponent + 0.05)
                 claimed, holds = _claim(each, quantity)
-                yield Growth(each.name, quantity, "forward", dtype, LENGTHS, values, told, claimed, holds)
+                yield Growth(each.name, quantity, "forward", dtype, LENGTHS, values, fitted, claimed, holds)
 
 
 def _claim(each: Invented, quantity: str) -> tuple[float | None, bool | None]:

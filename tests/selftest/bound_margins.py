@@ -193,14 +193,14 @@ def report_correct(title: str, ratios: Iterable[tuple[str, str, Ratios]]) -> boo
     by_row = list(ratios)
     header = (title, "dtype", "cases", "forward: worst", "99 % below", "gradients: worst", "99 % below")
     rows = [(name, dtype, str(len(each.forward)), *each.cells()) for name, dtype, each in by_row]
-    print("\n".join(table(header, rows)), end="\n\n", flush=True)
+    print(table(header, rows), end="\n\n", flush=True)
     return all(each.within for _, _, each in by_row)
 
 
 def report_wrong(title: str, ratios: Mapping[str, Mapping[str, float]]) -> None:
     """Prints a table of wrong answers: the largest error by name and dtype."""
     rows = [(name, *(f"{each:.2g}" for each in by_dtype.values())) for name, by_dtype in ratios.items()]
-    print("\n".join(table((title, *DTYPES), rows)), end="\n\n", flush=True)
+    print(table((title, *DTYPES), rows), end="\n\n", flush=True)
 
 
 def core() -> bool:

@@ -1,4 +1,4 @@
-"""Browser: shows a page in headless Chromium, and says what a reader of it would complain of."""
+"""Browser: shows a page in headless Chromium, and lists its flaws."""
 
 from __future__ import annotations
 

@@ -235,7 +235,7 @@ SHORT: Mapping[str, Style] = {
 def lower(x: Tensor, low: torch.dtype | None = None) -> Tensor:
     """Rounded to a narrower dtype, by default the next, and back, saturating; infinities stay."""
     low = LOWER[x.dtype] if low is None else low
-    limit = torch.finfo(low).max
+    limit = min(torch.finfo(low).max, torch.finfo(x.dtype).max)
     return torch.where(x.isinf(), x, x.clamp(-limit, limit).to(low).to(x.dtype))
 
 

@@ -1,4 +1,4 @@
-"""Comparison of two runs: regressions are named with intervals, and machines are not mixed unsaid."""
+"""Comparison of two runs: regressions are named with intervals, and different machines only on request."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ STEADY = _changed(lambda each: replace(each, speed=Interval(0.6, 0.594, 0.606), 
 
 
 def test_a_run_has_not_changed_from_itself() -> None:
-    found = compared(RUN, RUN)
-    assert found
-    assert not any(change.worse or change.better for change in found)
+    changes = compared(RUN, RUN)
+    assert changes
+    assert not any(change.worse or change.better for change in changes)
 
 
 @pytest.mark.parametrize(("factor", "worse", "better"), [(0.8, True, False), (1.25, False, True), (0.99, False, False)])
 def test_a_change_beyond_intervals_and_noise_is_named(factor: float, worse: bool, better: bool) -> None:
-    mine = [change for change in compared(STEADY, _faster(factor)) if change.name.endswith(NAME)]
-    assert mine
-    assert {(change.worse, change.better) for change in mine} == {(worse, better)}
-    for change in mine:
+    own = [change for change in compared(STEADY, _faster(factor)) if change.name.endswith(NAME)]
+    assert own
+    assert {(change.worse, change.better) for change in own} == {(worse, better)}
+    for change in own:
         assert change.ratio is not None
         assert change.ratio.low < factor < change.ratio.high
 
@@ -55,7 +55,7 @@ def test_noise_hides_a_change_that_is_no_larger() -> None:
 
 
 @pytest.mark.parametrize("verdict", [Speed.WRONG, Speed.IMPOSSIBLE, Speed.ERROR, Speed.UNSUPPORTED])
-def test_what_has_no_speed_any_more_is_a_regression(verdict: Speed) -> None:
+def test_a_lost_speed_is_a_regression(verdict: Speed) -> None:
     broken = _changed(lambda each: replace(each, verdict=verdict, speed=None, reason="off by one"), STEADY)
     lost = [change for change in compared(STEADY, broken) if change.worse]
     assert lost
@@ -63,7 +63,7 @@ def test_what_has_no_speed_any_more_is_a_regression(verdict: Speed) -> None:
     assert not any(change.worse for change in compared(broken, STEADY))
 
 
-def test_different_machines_are_compared_only_when_told_to() -> None:
+def test_different_machines_are_compared_only_on_request() -> None:
     other = replace(RUN, machine=replace(RUN.machine, processor="another", threads=7))
     with pytest.raises(IncomparableError, match=r"processor: .*, then another; threads: 2, then 7.*--across-machines"):
         compared(RUN, other)
@@ -81,7 +81,7 @@ def test_runs_that_were_cut_short_or_share_nothing_are_not_compared() -> None:
         compared(RUN, replace(RUN, measurements=()))
 
 
-def test_the_exit_status_tells(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_exit_status_shows_regressions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     old, new = tmp_path / "old.json", tmp_path / "new.json"
     old.write_text(STEADY.to_json())
     new.write_text(_faster(0.5).to_json())

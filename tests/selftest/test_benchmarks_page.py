@@ -89,20 +89,20 @@ def test_a_script_that_slipped_in_is_not_run(open_page: Visit) -> None:
 
 
 def test_filters(open_page: Visit) -> None:
-    shown, each = open_page.page.locator(ROWS), len(IMPLEMENTATIONS)
-    assert shown.count() == len(WORKLOADS) * each
+    rows, each = open_page.page.locator(ROWS), len(IMPLEMENTATIONS)
+    assert rows.count() == len(WORKLOADS) * each
     assert not open_page.page.get_by_text("Nothing was measured").first.is_visible()
     open_page.page.locator("select[name=passes]").select_option("")
-    assert shown.count() == 2 * len(WORKLOADS) * each
+    assert rows.count() == 2 * len(WORKLOADS) * each
     open_page.page.locator("select[name=workload]").select_option("vit-b16")
-    assert shown.count() == 2 * each
+    assert rows.count() == 2 * each
     open_page.page.get_by_role("checkbox", name="flex").uncheck()
-    assert shown.count() == 2 * (each - 1)
+    assert rows.count() == 2 * (each - 1)
     open_page.page.get_by_label("search").fill("IMPOSSIBLE")
-    assert shown.count() == 2
+    assert rows.count() == 2
     assert open_page.page.locator(".count").all_inner_texts() == [f"2 of {16 * each} rows shown"] * 2
     open_page.page.get_by_role("button", name="none").click()
-    assert shown.count() == 0
+    assert rows.count() == 0
     assert open_page.page.get_by_text("Nothing was measured for this choice").locator("visible=true").count() == 4
     assert open_page.noted == []
 
@@ -130,8 +130,8 @@ def test_sorting_by_mouse_and_by_keyboard(open_page: Visit) -> None:
     assert column(open_page, 3)[-1] == ""
     assert open_page.page.locator("#results th[aria-sort]").get_attribute("aria-sort") == "descending"
     open_page.page.locator("#results thead").get_by_role("button", name="verdict").click()
-    told = [each.split("\n")[0] for each in open_page.page.locator(f"{ROWS} > :nth-child(9)").all_inner_texts()]
-    assert told == sorted(told)
+    verdicts = [each.split("\n")[0] for each in open_page.page.locator(f"{ROWS} > :nth-child(9)").all_inner_texts()]
+    assert verdicts == sorted(verdicts)
     assert open_page.noted == []
 
 
@@ -160,7 +160,7 @@ def test_no_time_without_a_verdict_of_speed() -> None:
         row = html_page._row(each)
         counts = each.verdict in (Speed.FASTER, Speed.SLOWER, Speed.SAME, Speed.BASELINE)
         assert (row["cells"][0][0] is not None) == counts
-        assert counts or [told for _, *told in row["cells"][:5]] == [["-", ""]] * 5
+        assert counts or [texts for _, *texts in row["cells"][:5]] == [["-", ""]] * 5
 
 
 def test_bad_input_is_one_line_and_status_4(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -169,9 +169,9 @@ def test_bad_input_is_one_line_and_status_4(tmp_path: Path, capsys: pytest.Captu
     for text in ("", "{", "[1]", "{}", '{"schema": 99}', '{"schema": 2}', '{"schema": 2, "machine": {"a": 1}}'):
         odd.write_text(text)
         assert main([str(odd), str(out)]) == UNUSABLE
-        told = capsys.readouterr().err
-        assert told.count("\n") == 1
-        assert str(odd) in told
+        message = capsys.readouterr().err
+        assert message.count("\n") == 1
+        assert str(odd) in message
     assert main([str(tmp_path / "none.json"), str(out)]) == UNUSABLE
     assert "none.json" in capsys.readouterr().err
     assert not out.exists()

@@ -1,4 +1,4 @@
-"""The terminal table of a benchmark run: what it says, and that it hides nothing."""
+"""The terminal table of a benchmark run: it has all results, also the bad ones."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_every_measurement_has_its_lines() -> None:
 
 def test_the_head_has_the_machine_and_the_noise() -> None:
     head = TEXT.split("\n\n")[0]
-    for told in (
+    for text_of_head in (
         MACHINE.processor,
         "2 threads",
         "torch 2.13.0",
@@ -53,22 +53,22 @@ def test_the_head_has_the_machine_and_the_noise() -> None:
         "18.0 GB/s",
         "noise 1.0 % .. 3",
     ):
-        assert told in head
+        assert text_of_head in head
 
 
 def test_no_time_without_a_verdict_of_speed() -> None:
     for verdict in (Speed.WRONG, Speed.IMPOSSIBLE, Speed.UNSUPPORTED, Speed.ERROR):
-        shown = text(one(verdict=verdict, reason="because\nof\x1b[2Jthis", seconds=(0.0123,) * 5))
-        assert f"{verdict}: because of\\x1b[2Jthis" in shown
-        assert "12.3 ms" not in shown
+        shown_text = text(one(verdict=verdict, reason="because\nof\x1b[2Jthis", seconds=(0.0123,) * 5))
+        assert f"{verdict}: because of\\x1b[2Jthis" in shown_text
+        assert "12.3 ms" not in shown_text
     assert "12.3 ms" in text(one(verdict=Speed.FASTER, seconds=(0.0123,) * 5))
 
 
-def test_what_has_no_reason_says_so() -> None:
+def test_a_missing_reason_is_reported() -> None:
     assert "error: no reason is known" in text(one(verdict=Speed.ERROR, reason=" "))
 
 
-def test_an_incomplete_run_says_so_first() -> None:
+def test_an_incomplete_run_begins_with_it() -> None:
     assert next(lines(replace(RUN, complete=False))).startswith("INCOMPLETE")
     assert "INCOMPLETE" not in TEXT
 
@@ -89,7 +89,7 @@ def test_an_empty_run_is_its_head() -> None:
     assert LEGEND[:10] not in text()
 
 
-def test_growth_says_what_becomes_of_a_claim() -> None:
+def test_growth_has_the_outcome_of_a_claim() -> None:
     assert "torch.sdpa.flash: memory ~ L^1.00 [0.96, 1.05]" in TEXT
     assert "; at most 1.1: holds" in TEXT.replace("\n    ", " ")
     assert "; at most 1.1: DOES NOT HOLD" in TEXT.replace("\n    ", " ")
@@ -98,7 +98,7 @@ def test_growth_says_what_becomes_of_a_claim() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "told"),
+    ("value", "expected"),
     [
         (None, "-"),
         (0.0, "0 ns"),
@@ -110,8 +110,8 @@ def test_growth_says_what_becomes_of_a_claim() -> None:
         (5000.0, "5000 s"),
     ],
 )
-def test_seconds(value: float | None, told: str) -> None:
-    assert formatting.in_seconds(value) == told
+def test_seconds(value: float | None, expected: str) -> None:
+    assert formatting.in_seconds(value) == expected
 
 
 def test_other_units() -> None:
@@ -137,19 +137,16 @@ def test_other_units() -> None:
 
 
 def test_derived_figures() -> None:
-    found = one(seconds=(2.0, 4.0, 3.0), floor=1.5, operations=600, bytes=300, resident=7, allocated=None)
-    assert (formatting.share_of_floor(found), formatting.achieved(found), formatting.intensity(found)) == (
-        0.5,
-        200.0,
-        2.0,
-    )
-    assert (formatting.memory_of(found), formatting.memory_of(replace(found, allocated=0))) == (7, 0)
-    assert formatting.quartiles(found.seconds) == (2.5, 3.5)
+    measurement = one(seconds=(2.0, 4.0, 3.0), floor=1.5, operations=600, bytes=300, resident=7, allocated=None)
+    assert formatting.share_of_floor(measurement) == 0.5
+    assert (formatting.achieved(measurement), formatting.intensity(measurement)) == (200.0, 2.0)
+    assert (formatting.memory_of(measurement), formatting.memory_of(replace(measurement, allocated=0))) == (7, 0)
+    assert formatting.quartiles(measurement.seconds) == (2.5, 3.5)
     empty = one(seconds=(), floor=None, operations=0, bytes=0)
     assert {formatting.share_of_floor(empty), formatting.achieved(empty), formatting.intensity(empty)} == {None}
 
 
-def test_a_baseline_is_held_against_itself() -> None:
+def test_a_baseline_is_compared_with_itself() -> None:
     assert "1.00 [0.99, 1.01]" in text(one(verdict=Speed.BASELINE, speed=Interval(1.0, 0.99, 1.01)))
 
 

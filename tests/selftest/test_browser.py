@@ -1,4 +1,4 @@
-"""The browser's eye: what it has to complain of, it does; and a clean page is left in peace."""
+"""The browser's checks: each flaw of a page is reported, and a clean page has none."""
 
 from __future__ import annotations
 

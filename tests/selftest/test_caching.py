@@ -67,14 +67,14 @@ class TestAdapters:
         np.testing.assert_array_equal(run(build(second, "float64"), "cpu").output, alone)
 
     @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])
-    def test_storage_comes_with_garbage(self, dtype: str) -> None:
+    def test_storage_starts_with_poison(self, dtype: str) -> None:
         rows = _storage(in_pieces(3, 4, room=5), dtype)
         assert rows.shape == (2, 3, 5, 4)
         assert rows[:, :, ::2].isnan().all()
         assert (rows[:, :, 1::2] == torch.finfo(rows.dtype).max).all()
         assert _storage(in_pieces(3, 4), dtype).shape == (2, 3, 0, 4)
 
-    def test_a_piece_is_asked_with_all_keys_up_to_its_end(self) -> None:
+    def test_a_piece_comes_with_all_keys_up_to_its_end(self) -> None:
         asked: list[tuple[tuple[int, ...], int | None]] = []
 
         def run(problem: Problem, device: str) -> Result:
@@ -109,10 +109,10 @@ class TestFitting:
 
     def test_no_mask_but_the_causal_flag(self) -> None:
         for case in (replace(in_pieces(3, 4), causal=False), replace(in_pieces(3, 4), mask=MaskKind.BOOL)):
-            assert fit(case, OP) == Unsupported("a sequence that comes in pieces is causal, and has no other mask")
+            assert fit(case, OP) == Unsupported("a sequence that comes in pieces is causal and has no other mask")
 
     def test_no_room_without_pieces(self) -> None:
-        assert fit(in_pieces(room=9), OP) == Unsupported("room is told only of sequences that come in pieces")
+        assert fit(in_pieces(room=9), OP) == Unsupported("a cache length needs a sequence that comes in pieces")
 
     def test_a_ring_is_as_long_as_the_window(self) -> None:
         including = replace(OP, conventions=Conventions(window_count=WindowCount.INCLUDING))
@@ -124,7 +124,7 @@ class TestFitting:
 
 
 class TestCachedAttention:
-    def test_a_full_buffer_says_so(self) -> None:
+    def test_a_full_buffer_is_reported(self) -> None:
         attend = CachedAttention(Static(torch.empty(1, 1, 3, 2), torch.empty(1, 1, 3, 2)))
         rows = torch.ones(1, 1, 2, 2)
         attend(rows, rows, rows)

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from attention_conformance.tests.selftest.page_commands import Command, Excerpt, File, agree, blocks, steps
 from attention_conformance.tests.selftest.sessions import ROOT
-from attention_conformance.tests.selftest.shown import Command, Excerpt, File, agree, blocks, steps
 
 RESULTS = {
     "audit",

@@ -122,7 +122,7 @@ def test_chosen_scores_are_laid_into_the_inputs() -> None:
 def test_tied_widths_bear_no_chosen_scores() -> None:
     tied = without(MODULE, Feature.MODEL_WIDTH, Feature.CROSS)
     assert fit(Case(scores=Scores.RISING), tied) == Unsupported(
-        "its widths are tied, so that chosen scores cannot be laid into its inputs"
+        "its widths are tied, so that no inputs give the scores of the case"
     )
 
 

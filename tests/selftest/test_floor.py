@@ -1,4 +1,4 @@
-"""The floor counts what the equations need, rejects what no machine can do, and never an honest result."""
+"""The floor counts the work of the equations; only impossible times are rejected."""
 
 from __future__ import annotations
 
@@ -44,18 +44,18 @@ def counted(case: Case, backward: bool = False) -> Work:
 
 
 def test_scores_and_weighted_sum_are_counted() -> None:
-    found = counted(SQUARE)
-    assert found.operations == 2 * 2 * 3 * 8 * 8 * (4 + 5)
-    assert found.bytes == 8 * 2 * 3 * 8 * (4 + 4 + 5 + 5)
+    result = counted(SQUARE)
+    assert result.operations == 2 * 2 * 3 * 8 * 8 * (4 + 5)
+    assert result.bytes == 8 * 2 * 3 * 8 * (4 + 4 + 5 + 5)
 
 
-def test_the_way_back_counts_two_products_for_one() -> None:
+def test_the_backward_pass_counts_two_products_for_one() -> None:
     there, back = counted(SQUARE), counted(SQUARE, backward=True)
     assert back.operations == 3 * there.operations
     assert back.bytes == 2 * there.bytes
 
 
-def test_what_a_mask_hides_is_not_counted() -> None:
+def test_masked_pairs_are_not_counted() -> None:
     pairs = counted(SQUARE).operations // (8 * 8)
     assert counted(replace(SQUARE, causal=True)).operations == pairs * (8 * 9 // 2)
     assert counted(replace(SQUARE, causal=True).extended(window_left=1)).operations == pairs * (8 + 7)
@@ -85,9 +85,9 @@ def test_pairs_are_those_of_the_reference(case: Case, alignment: Alignment, monk
     monkeypatch.setattr(work_module, "ROWS", 2)
     problem, conventions = build(case, "float64"), Conventions(causal_alignment=alignment)
     allowed = allowed_keys(problem, conventions)
-    found = visible(problem, conventions)
-    assert found.pairs == allowed.sum()
-    assert found.keys == allowed.any((1, 2)).sum()
+    result = visible(problem, conventions)
+    assert result.pairs == allowed.sum()
+    assert result.keys == allowed.any((1, 2)).sum()
 
 
 def test_a_module_counts_equation_15_1() -> None:
@@ -136,14 +136,14 @@ def test_the_best_of_several_measurements_counts() -> None:
     assert best.by_set == {"1000": 8e6, "1000000": 2e6}
 
 
-def test_what_beats_the_floor_is_told() -> None:
+def test_a_time_below_the_floor_is_impossible() -> None:
     done = Work(4_000_000_000, 1)
     assert faster_than_possible([0.01, 0.01, 9.0], done, "float32", INVENTED, lambda: INVENTED) == (
         "took 0.01 s, but the machine needs at least 0.4 s for the work"
     )
 
 
-def test_rates_of_a_busy_moment_accuse_nobody() -> None:
+def test_rates_of_a_busy_moment_make_no_time_impossible() -> None:
     busy = Rates({name: rate / 100 for name, rate in INVENTED.matmul.items()}, 1e4)
     done = Work(4_000_000_000, 1)
     assert least_seconds(done, "float32", busy) > 1.0
@@ -157,27 +157,27 @@ def test_nothing_is_measured_again_for_an_ordinary_time() -> None:
     assert faster_than_possible([0.5], Work(4_000_000_000, 1), "float32", INVENTED, never) == ""
 
 
-def test_an_honest_product_is_possible_here_and_a_remembered_one_is_not() -> None:
-    """Disturbances make the honest one slower, and it stays possible."""
+def test_a_computed_product_is_possible_here_and_a_cached_one_is_not() -> None:
+    """Disturbances make the computed one slower, and it stays possible."""
     known = rates("cpu", ("float32",))
     query, side = torch.randn(1, 4, 1024, 64), 4 * 1024 * 1024 * 128
     done = Work(2 * side, 4 * query.numel() * 4)
-    remembered = torch.nn.functional.scaled_dot_product_attention(query, query, query)
-    honest, cheating = [], []
+    cached = torch.nn.functional.scaled_dot_product_attention(query, query, query)
+    computed, returned = [], []
     for _ in range(9):
         start = time.perf_counter()
         torch.nn.functional.scaled_dot_product_attention(query, query, query)
         middle = time.perf_counter()
-        remembered.view_as(remembered)
-        honest.append(middle - start)
-        cheating.append(time.perf_counter() - middle)
-    assert faster_than_possible(honest, done, "float32", known, lambda: limits("cpu", ("float32",))) == ""
-    assert median(cheating) < least_seconds(done, "float32", known)
+        cached.view_as(cached)
+        computed.append(middle - start)
+        returned.append(time.perf_counter() - middle)
+    assert faster_than_possible(computed, done, "float32", known, lambda: limits("cpu", ("float32",))) == ""
+    assert median(returned) < least_seconds(done, "float32", known)
 
 
 def test_the_machine_is_named() -> None:
-    found = machine("cpu")
-    assert found.processor
-    assert found.cores >= 1
-    assert found.threads == torch.get_num_threads()
-    assert set(found.versions) == {"python", "torch", "numpy"}
+    result = machine("cpu")
+    assert result.processor
+    assert result.cores >= 1
+    assert result.threads == torch.get_num_threads()
+    assert set(result.versions) == {"python", "torch", "numpy"}

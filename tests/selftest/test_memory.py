@@ -1,4 +1,4 @@
-"""The peak of a call is that of its arrays, whoever makes them; what is left behind is told from what is not."""
+"""The peak of a call is that of its arrays, with any allocator; memory that stays after calls is detected."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from attention_conformance.tests.harness.judge.memory import absent, held, left_
 watched = pytest.mark.skipif(bool(absent()), reason=absent() or "measured")
 MILLION = 10**6
 NEAR = MILLION // 2
-"""Pages of code and of small objects that a call may touch besides."""
+"""Bytes of code and of small objects that a call may touch in addition."""
 
 
 def resident(call: Callable[[], object], results: int = 0) -> int:
@@ -41,7 +41,7 @@ def by_numpy(size: int) -> None:
 @watched
 @pytest.mark.parametrize("make", [by_torch, by_numpy])
 @pytest.mark.parametrize("size", [4 * MILLION, 40 * MILLION])
-def test_an_array_counts_whoever_makes_it(make: Callable[[int], None], size: int) -> None:
+def test_an_array_counts_with_any_allocator(make: Callable[[int], None], size: int) -> None:
     assert abs(resident(partial(make, size)) - size) < NEAR
 
 
@@ -77,14 +77,14 @@ def test_holes_in_the_heap_do_not_count() -> None:
 
 
 @watched
-def test_what_calls_before_have_freed_does_not_hide_a_call() -> None:
+def test_memory_freed_by_earlier_calls_does_not_hide_a_call() -> None:
     settle()
     by_torch(20 * MILLION)
     assert resident(partial(by_torch, 10 * MILLION)) > 9 * MILLION
 
 
 @watched
-def test_results_are_no_cost() -> None:
+def test_results_are_not_counted() -> None:
     assert resident(lambda: torch.ones(8 * MILLION, dtype=torch.uint8), results=8 * MILLION) < NEAR
     assert resident(lambda: None, results=MILLION) == 0
 
@@ -101,7 +101,7 @@ def test_a_call_that_raises_leaves_collection_as_it_was() -> None:
 
 
 @watched
-def test_what_is_kept_is_left_behind() -> None:
+def test_kept_arrays_are_left_behind() -> None:
     kept: list[torch.Tensor] = []
 
     def keeping() -> None:
@@ -113,7 +113,7 @@ def test_what_is_kept_is_left_behind() -> None:
 
 
 @watched
-def test_what_is_kept_once_and_what_is_garbage_is_not_left_behind() -> None:
+def test_caches_and_garbage_are_not_left_behind() -> None:
     table: dict[str, torch.Tensor] = {}
 
     def once() -> None:
@@ -129,7 +129,7 @@ def test_what_is_kept_once_and_what_is_garbage_is_not_left_behind() -> None:
         assert found < MILLION
 
 
-def test_where_it_cannot_be_measured_it_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_system_without_measurement_has_a_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(memory, "FORGET", tmp_path / "nothing" / "here")
     monkeypatch.setattr(memory, "STATUS", tmp_path / "nothing")
     assert "is not available" in absent()
@@ -145,7 +145,7 @@ def test_an_import_is_timed_in_a_process_of_its_own(tmp_path: Path) -> None:
     assert import_seconds("json", times=1) >= 0.0
 
 
-def test_an_import_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_import_has_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ImportError, match=r"no_such_module cannot be imported .* No module named 'no_such_module'"):
         import_seconds("no_such_module")
     monkeypatch.setattr(import_times, "TIME_LIMIT", 0.001)

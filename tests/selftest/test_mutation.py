@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from attention_conformance.implementations.defects import catalogue
-from attention_conformance.tests.harness.judge.clause_tests import clause_marks
+from attention_conformance.tests.harness.judge.clause_tests import clause_tests
 from attention_conformance.tests.measurements.mutation_score import (
     Kill,
     Outcome,
@@ -21,7 +21,7 @@ from attention_conformance.tests.measurements.mutation_score import (
 )
 
 (DEFECT,) = (defect for defect in catalogue() if defect.id == "next-position-seen")
-CLAUSES = tuple(clause_marks())
+CLAUSES = tuple(clause_tests())
 
 
 def result(name: str, *clauses: str, margin: float = 1e6, failed: int = 2) -> Outcome:

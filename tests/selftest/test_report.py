@@ -1,4 +1,4 @@
-"""The report: it follows its schema, counts what was done, and says whether the run is complete."""
+"""The report: it follows its schema, holds every verdict, and marks runs that are not complete."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_a_run_that_stops_is_not_complete(tmp_path: Path, done: int) -> None:
     assert read(tmp_path)["completion"]["reason"] == f"{done} of {len(VERDICTS)} verdicts"
 
 
-def test_an_interrupted_run_says_why(tmp_path: Path) -> None:
+def test_an_interrupted_run_states_its_reason(tmp_path: Path) -> None:
     written = recorder(tmp_path, planned=1)
     written.begin()
     written.add(VERDICTS[0])
@@ -225,12 +225,12 @@ def test_a_process_that_dies_leaves_what_was_done(
     assert 1 <= len(done) < len(CAUSAL)
 
 
-def test_a_folder_that_cannot_be_written_is_told_in_one_line(sessions: Sessions, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_reported_in_one_line(sessions: Sessions, tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("")
     result = sessions.judge("right", "--clause", "causal.square", "--report", str(tmp_path / "taken"))
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    told = [line for line in result.errlines if line.strip()]
-    assert told == [f"ERROR: --report: {tmp_path / 'taken'} cannot be written (File exists)"]
+    message = [line for line in result.errlines if line.strip()]
+    assert message == [f"ERROR: --report: {tmp_path / 'taken'} cannot be written (File exists)"]
 
 
 def test_a_view_that_fails_costs_neither_the_others_nor_the_summary(
@@ -282,7 +282,7 @@ def test_an_event_reads_as_it_was_written(event: Event) -> None:
     assert repr(decode(line)) == repr(event)  # NaN is unequal to itself
 
 
-def test_a_large_array_is_told_by_its_shape() -> None:
+def test_a_large_array_is_recorded_by_its_shape() -> None:
     assert Grid.of(np.zeros((33, 32))) == Grid((33, 32), None)
 
 
@@ -315,7 +315,7 @@ def test_a_log_that_ends_in_the_middle_is_a_run_that_is_not_complete(tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("damage", "told"),
+    ("damage", "message"),
     [
         (lambda log: log.write_text(""), ":1: this is not the opening of a log of attention-conformance/events/2"),
         (lambda log: log.write_text(log.read_text().replace("events/2", "events/1")), ":1: this is not the opening"),
@@ -325,14 +325,14 @@ def test_a_log_that_ends_in_the_middle_is_a_run_that_is_not_complete(tmp_path: P
         (lambda log: log.unlink(), " cannot be read (No such file or directory): give the folder of --report"),
     ],
 )
-def test_a_log_that_cannot_be_read_is_told_in_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: Callable[[Path], object], told: str
+def test_a_log_that_cannot_be_read_is_reported_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: Callable[[Path], object], message: str
 ) -> None:
     finish(logged(tmp_path))
     damage(tmp_path / "events.jsonl")
     with pytest.raises(LogError) as raised:
         replay(tmp_path)
-    assert f"events.jsonl{told}" in str(raised.value)
+    assert f"events.jsonl{message}" in str(raised.value)
     assert main([str(tmp_path)]) == 4
     assert len(capsys.readouterr().err.splitlines()) == 1
 

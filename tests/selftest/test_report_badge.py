@@ -50,12 +50,12 @@ BADGES = [
 ]
 
 
-@pytest.mark.parametrize(("found", "context"), BADGES)
-def test_badges_say_how_it_ended(found: Run, context: str) -> None:
-    told = json.loads(badge.endpoint(found))
-    assert (told["schemaVersion"], told["label"], told["message"]) == (1, "attention", context)
-    assert (told["color"] == "brightgreen") == context.startswith(("conforms", "2 of 2"))
-    picture = ElementTree.fromstring(badge.svg(found))
+@pytest.mark.parametrize(("given", "context"), BADGES)
+def test_badges_state_the_result(given: Run, context: str) -> None:
+    data = json.loads(badge.endpoint(given))
+    assert (data["schemaVersion"], data["label"], data["message"]) == (1, "attention", context)
+    assert (data["color"] == "brightgreen") == context.startswith(("conforms", "2 of 2"))
+    picture = ElementTree.fromstring(badge.svg(given))
     space = "{http://www.w3.org/2000/svg}"
     assert picture.get("role") == "img"
     assert picture.get("aria-label") == picture.findtext(f"{space}title") == f"attention: {context}"
@@ -78,9 +78,9 @@ def test_badges_can_be_read(colour: str) -> None:
 
 def test_badges_as_a_browser_draws_them(browser: Browser, tmp_path: Path, pytestconfig: pytest.Config) -> None:
     page = tmp_path / "badges.html"
-    told = {context: badge.svg(found) for found, context in BADGES}
+    data = {context: badge.svg(given) for given, context in BADGES}
     # Each picture once: identifiers within it would meet on one page
-    images = "".join(f"<p>{picture.replace('round', f'round{n}')}</p>" for n, picture in enumerate(told.values()))
+    images = "".join(f"<p>{picture.replace('round', f'round{n}')}</p>" for n, picture in enumerate(data.values()))
     page.write_text(f"<!doctype html><html lang=en><title>badges</title><main><h1>Badges</h1>{images}</main>")
     with visiting(browser, page, width=360) as visit:
         natural = visit.page.evaluate(
@@ -90,7 +90,7 @@ def test_badges_as_a_browser_draws_them(browser: Browser, tmp_path: Path, pytest
               return each.getComputedTextLength() / wanted;
             })"""
         )
-        assert len(natural) == 2 * len(told)
+        assert len(natural) == 2 * len(data)
         assert all(0.85 < ratio < 1.15 for ratio in natural), natural
         visit.page.reload()
         pictured(visit, pytestconfig, "badges")

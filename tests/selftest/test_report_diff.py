@@ -1,4 +1,4 @@
-"""The difference of two reports: what got worse is found, what was not asked is not, and nothing is silent."""
+"""The difference of two reports: it lists what got worse, ignores what was not selected, and hides nothing."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def between(old: list[Verdict], new: list[Verdict]) -> Diff:
     return compared(run(ANCHOR, *old), run(ANCHOR, *new))
 
 
-def only(found: Diff) -> Change:
-    (change,) = found.changes
+def only(diff: Diff) -> Change:
+    (change,) = diff.changes
     return change
 
 
@@ -82,19 +82,19 @@ def only(found: Diff) -> Change:
         (UNCLAIMED, PASS, ChangeKind.CLAIMED, False, ""),
     ],
 )
-def test_what_became_of_a_verdict(old: Verdict, new: Verdict, kind: ChangeKind, worse: bool, context: str) -> None:
-    found = between([old], [new])
-    change = only(found)
+def test_the_change_of_a_verdict(old: Verdict, new: Verdict, kind: ChangeKind, worse: bool, context: str) -> None:
+    diff = between([old], [new])
+    change = only(diff)
     assert (change.kind, change.worse, change.reason) == (kind, worse, context)
     assert (change.implementation, change.clause, change.dtype) == ("mine", "causal.square", "float64")
-    assert found.worse is worse
+    assert diff.worse is worse
 
 
 @pytest.mark.parametrize("same", [PASS, FAIL, KNOWN, UNCLAIMED, ERROR])
-def test_what_stays_is_no_change(same: Verdict) -> None:
-    found = between([same], [same])
-    assert (found.changes, found.compared, found.worse) == ((), 2, False)
-    assert list(text(found)) == ["2 verdicts compared, 0 changed", "nothing got worse"]
+def test_an_equal_verdict_is_no_change(same: Verdict) -> None:
+    diff = between([same], [same])
+    assert (diff.changes, diff.compared, diff.worse) == ((), 2, False)
+    assert list(text(diff)) == ["2 verdicts compared, 0 changed", "nothing got worse"]
 
 
 @pytest.mark.parametrize(
@@ -102,50 +102,50 @@ def test_what_stays_is_no_change(same: Verdict) -> None:
     [(0.2, 0.6, True), (0.2, 0.5, False), (0.3, 0.6, False), (0.01, 0.4, False), (None, 0.9, False), (0.6, 0.2, False)],
 )
 def test_an_error_that_grows_is_noted(before: float | None, after: float, noted: bool) -> None:
-    found = between([passed(*CLAUSE, worst=before)], [passed(*CLAUSE, worst=after)])
-    assert [change.kind for change in found.changes] == [ChangeKind.GROWN] * noted
-    assert not found.worse
+    diff = between([passed(*CLAUSE, worst=before)], [passed(*CLAUSE, worst=after)])
+    assert [change.kind for change in diff.changes] == [ChangeKind.GROWN] * noted
+    assert not diff.worse
 
 
 @pytest.mark.parametrize(("lost", "worse"), [([PASS], True), ([FAIL], False), ([KNOWN], False), ([UNCLAIMED], None)])
 def test_a_feature_that_is_not_claimed_any_more(lost: list[Verdict], worse: bool | None) -> None:
-    found = compared(run(ANCHOR, *lost), run(ANCHOR, subjects=[WITHOUT_CAUSAL]))
-    assert [(c.kind, c.worse) for c in found.changes] == ([] if worse is None else [(ChangeKind.UNCLAIMED, worse)])
-    assert [c.reason for c in found.changes] == ["does not claim causal"] * len(found.changes)
-    assert found.only_old == 0
+    diff = compared(run(ANCHOR, *lost), run(ANCHOR, subjects=[WITHOUT_CAUSAL]))
+    assert [(c.kind, c.worse) for c in diff.changes] == ([] if worse is None else [(ChangeKind.UNCLAIMED, worse)])
+    assert [c.reason for c in diff.changes] == ["does not claim causal"] * len(diff.changes)
+    assert diff.only_old == 0
 
 
 def test_a_dtype_that_is_not_claimed_any_more() -> None:
     narrow = subject("mine", dtypes=("float64",))
-    found = compared(run(ANCHOR, passed(*CLAUSE, "float32")), run(ANCHOR, subjects=[narrow]))
-    assert (only(found).kind, only(found).reason) == (ChangeKind.UNCLAIMED, "does not claim float32")
+    diff = compared(run(ANCHOR, passed(*CLAUSE, "float32")), run(ANCHOR, subjects=[narrow]))
+    assert (only(diff).kind, only(diff).reason) == (ChangeKind.UNCLAIMED, "does not claim float32")
 
 
 @pytest.mark.parametrize(
     ("won", "kind"),
-    [(PASS, ChangeKind.CLAIMED), (KNOWN, ChangeKind.CLAIMED), (FAIL, ChangeKind.FAILING), (ERROR, ChangeKind.UNJUDGED)],
+    [(PASS, ChangeKind.CLAIMED), (KNOWN, ChangeKind.KNOWN), (FAIL, ChangeKind.FAILING), (ERROR, ChangeKind.UNJUDGED)],
 )
 def test_a_feature_that_is_claimed_now(won: Verdict, kind: ChangeKind) -> None:
-    found = compared(run(ANCHOR, subjects=[WITHOUT_CAUSAL]), run(ANCHOR, won))
-    assert (only(found).kind, only(found).worse) == (kind, kind is not ChangeKind.CLAIMED)
+    diff = compared(run(ANCHOR, subjects=[WITHOUT_CAUSAL]), run(ANCHOR, won))
+    assert (only(diff).kind, only(diff).worse) == (kind, kind in (ChangeKind.FAILING, ChangeKind.UNJUDGED))
 
 
-def test_what_only_one_run_asked_is_counted_alone() -> None:
+def test_verdicts_of_one_run_alone_are_counted_apart() -> None:
     one_chapter = replace(SUITE, clauses=("scores.*",))
     other = [passed("mine", "scores.scale-default", "float32")]
-    found = compared(run(ANCHOR, PASS, FAIL), run(ANCHOR, *other, suite=one_chapter))
-    assert (found.changes, found.compared, found.only_old, found.only_new) == ((), 1, 1, 1)
-    assert "1 verdicts compared, 0 changed; 1 that only the old run has; 1 that only the new run has" in text(found)
-    assert "the runs differ in clauses: all, then scores.*" in text(found)
+    diff = compared(run(ANCHOR, PASS, FAIL), run(ANCHOR, *other, suite=one_chapter))
+    assert (diff.changes, diff.compared, diff.only_old, diff.only_new) == ((), 1, 1, 1)
+    assert "1 verdicts compared, 0 changed; 1 that only the old run has; 1 that only the new run has" in text(diff)
+    assert "the runs differ in clauses: all, then scores.*" in text(diff)
     narrow = compared(run(ANCHOR, PASS), run(ANCHOR, subjects=[WITHOUT_CAUSAL], suite=one_chapter))
     assert (narrow.changes, narrow.only_old) == ((), 1)  # nobody asked whether it is claimed
 
 
-def test_a_dtype_that_was_not_asked_is_not_unclaimed() -> None:
+def test_a_dtype_that_was_not_selected_is_not_unclaimed() -> None:
     wide, narrow = replace(SUITE, dtypes=("float64",)), subject("mine", dtypes=("float64",))
-    found = compared(run(ANCHOR, passed(*CLAUSE, "float32")), run(ANCHOR, subjects=[narrow], suite=wide))
-    assert (found.changes, found.only_old) == ((), 1)
-    assert "the runs differ in dtypes: all, then float64" in text(found)
+    diff = compared(run(ANCHOR, passed(*CLAUSE, "float32")), run(ANCHOR, subjects=[narrow], suite=wide))
+    assert (diff.changes, diff.only_old) == ((), 1)
+    assert "the runs differ in dtypes: all, then float64" in text(diff)
 
 
 def test_implementations_come_and_go() -> None:
@@ -157,33 +157,35 @@ def test_implementations_come_and_go() -> None:
     assert "  theirs: fails" in text(new)
 
 
-def test_a_new_run_that_is_not_complete_says_nothing_of_what_it_lacks_and_is_no_success() -> None:
-    found = compared(run(ANCHOR, PASS), run(ANCHOR, subjects=[subject("mine")], reason="the run was interrupted"))
-    assert (found.changes, found.only_old, found.worse) == ((), 1, True)
-    told = list(text(found))
-    assert told[0] == "INCOMPLETE: the new run is not complete (the run was interrupted): what it lacks is not compared"
-    assert told[-1] == "unknown whether something got worse: run the new one to its end"
+def test_a_new_run_that_is_not_complete_is_no_success() -> None:
+    diff = compared(run(ANCHOR, PASS), run(ANCHOR, subjects=[subject("mine")], reason="the run was interrupted"))
+    assert (diff.changes, diff.only_old, diff.worse) == ((), 1, True)
+    lines = list(text(diff))
+    assert (
+        lines[0] == "INCOMPLETE: the new run is not complete (the run was interrupted): what it lacks is not compared"
+    )
+    assert lines[-1] == "unknown whether something got worse: run the new one to its end"
 
 
 def test_an_implementation_that_an_incomplete_run_did_not_reach_is_not_gone() -> None:
     both = [subject("mine"), subject("theirs")]
     theirs = passed("theirs", "scores.dot-product")
-    found = compared(run(ANCHOR, theirs), run(ANCHOR, subjects=both, reason="the run was interrupted"))
-    assert (found.changes, found.only_old) == ((), 1)
+    diff = compared(run(ANCHOR, theirs), run(ANCHOR, subjects=both, reason="the run was interrupted"))
+    assert (diff.changes, diff.only_old) == ((), 1)
 
 
 def test_an_old_run_that_is_not_complete_is_named() -> None:
-    found = compared(run(ANCHOR, reason="cut"), run(ANCHOR, PASS))
-    assert (found.worse, found.only_new) == (False, 1)
-    assert next(iter(text(found))).startswith("INCOMPLETE: the old run is not complete (cut)")
+    diff = compared(run(ANCHOR, reason="cut"), run(ANCHOR, PASS))
+    assert (diff.worse, diff.only_new) == (False, 1)
+    assert next(iter(text(diff))).startswith("INCOMPLETE: the old run is not complete (cut)")
 
 
-def test_what_the_runs_differ_in_is_named_first() -> None:
+def test_differences_of_the_runs_themselves_come_first() -> None:
     other = replace(SUITE, version="0.2.0", tier="full")
     masked_out = subject("mine", conventions={"bool-mask": "masked-out"})
     new = run(ANCHOR, FAIL, suite=other, environment={"torch": "3.0", "jax": "1"}, subjects=[masked_out])
-    told = list(text(compared(run(ANCHOR, PASS), new)))
-    assert told[:6] == [
+    lines = list(text(compared(run(ANCHOR, PASS), new)))
+    assert lines[:6] == [
         "the runs differ in suite: 0.1.0, then 0.2.0",
         "the runs differ in tier: quick, then full",
         "the runs differ in torch: 2.9, then 3.0",
@@ -193,10 +195,10 @@ def test_what_the_runs_differ_in_is_named_first() -> None:
     ]
 
 
-def test_dtypes_of_one_change_are_told_together_the_widest_first() -> None:
+def test_dtypes_of_one_change_are_listed_together_the_widest_first() -> None:
     dtypes = ("bfloat16", "float32", "float64")
-    found = between([passed(*CLAUSE, d) for d in dtypes], [failed(*CLAUSE, d, "off") for d in dtypes])
-    assert list(text(found)) == [
+    diff = between([passed(*CLAUSE, d) for d in dtypes], [failed(*CLAUSE, d, "off") for d in dtypes])
+    assert list(text(diff)) == [
         "newly failing:",
         "  mine  causal.square  [float64, float32, bfloat16]: pass, then fail: off",
         "4 verdicts compared, 3 changed",
@@ -211,12 +213,12 @@ def test_runs_with_nothing_in_common_are_not_compared() -> None:
         compared(run(ANCHOR), run(passed("other", "scores.dot-product")))
 
 
-def test_nothing_of_a_candidate_comes_to_life() -> None:
+def test_text_of_a_candidate_is_never_markup() -> None:
     old = run(ANCHOR, passed(HOSTILE, "causal.square"), environment={"torch": HOSTILE})
     new = run(ANCHOR, failed(HOSTILE, "causal.square", message=HOSTILE), reason=HOSTILE)
-    found = compared(old, new)
-    assert not [line for line in text(found) if not line.isprintable()]
-    page = "\n".join(markdown(found))
+    diff = compared(old, new)
+    assert not [line for line in text(diff) if not line.isprintable()]
+    page = "\n".join(markdown(diff))
     kinds = [t.type for t in MarkdownIt("commonmark").enable("table").parse(page)]
     assert (kinds.count("td_open"), kinds.count("html_block"), kinds.count("heading_open")) == (6, 0, 2)
     inline = [c.type for t in MarkdownIt("commonmark").enable("table").parse(page) for c in t.children or ()]
@@ -225,26 +227,26 @@ def test_nothing_of_a_candidate_comes_to_life() -> None:
 
 def test_a_comment_stays_short() -> None:
     clauses = [f"causal.{number}" for number in range(2_000)]
-    found = between([passed("mine", c) for c in clauses], [failed("mine", c, message="x" * 500) for c in clauses])
-    page = "\n".join(markdown(found))
+    diff = between([passed("mine", c) for c in clauses], [failed("mine", c, message="x" * 500) for c in clauses])
+    page = "\n".join(markdown(diff))
     assert len(page) < 60_000
     assert "... and 1960 more: `--format text` shows them all." in page
-    assert len([line for line in text(found) if line.startswith("  mine")]) == 2_000
+    assert len([line for line in text(diff) if line.startswith("  mine")]) == 2_000
 
 
-def written(folder: Path, found: Run) -> Path:
+def written(folder: Path, diff: Run) -> Path:
     folder.mkdir()
     log: list[Event] = [
-        found.opening,
-        *found.verdicts,
-        VerdictsEnd(len(found.verdicts), found.closing.reason),
-        found.closing,
+        diff.opening,
+        *diff.verdicts,
+        VerdictsEnd(len(diff.verdicts), diff.closing.reason),
+        diff.closing,
     ]
     (folder / FILE).write_text("".join(f"{encode(event)}\n" for event in log), encoding="utf-8")
     return folder
 
 
-def test_the_exit_status_says_whether_something_got_worse(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_exit_status_is_one_if_something_got_worse(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     good, bad = written(tmp_path / "good", run(ANCHOR, PASS)), written(tmp_path / "bad", run(ANCHOR, FAIL))
     assert main([str(good), str(good)]) == 0
     assert main([str(bad), str(good)]) == 0
@@ -258,10 +260,10 @@ def test_the_exit_status_says_whether_something_got_worse(tmp_path: Path, capsys
 def test_programs_get_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     good, bad = written(tmp_path / "good", run(ANCHOR, PASS)), written(tmp_path / "bad", run(ANCHOR, FAIL))
     assert main([str(good), str(bad), "--format", "json"]) == 1
-    told = json.loads(capsys.readouterr().out)
-    assert (told["schema"], told["worse"], told["compared"]) == ("attention-conformance/diff/2", True, 2)
-    assert told["new"] == {"started": "2026-01-02T03:04:05+00:00", "complete": True, "reason": "", "verdicts": 2}
-    (change,) = told["changes"]
+    data = json.loads(capsys.readouterr().out)
+    assert (data["schema"], data["worse"], data["compared"]) == ("attention-conformance/diff/2", True, 2)
+    assert data["new"] == {"started": "2026-01-02T03:04:05+00:00", "complete": True, "reason": "", "verdicts": 2}
+    (change,) = data["changes"]
     assert (change["kind"], change["old"], change["new"], change["worse"]) == ("newly failing", "pass", "fail", True)
 
 
@@ -274,7 +276,7 @@ def test_programs_get_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         (lambda folder: (folder / FILE).write_text("") or folder, "this is not the opening of a log of"),
     ],
 )
-def test_what_cannot_be_read_is_told_in_one_line(
+def test_an_unreadable_report_is_named_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: Callable[[Path], Path], context: str
 ) -> None:
     good, other = written(tmp_path / "good", run(ANCHOR)), written(tmp_path / "other", run(ANCHOR))
@@ -287,7 +289,7 @@ def test_what_cannot_be_read_is_told_in_one_line(
         assert context in line
 
 
-def test_reports_with_nothing_in_common_are_told_in_one_line(
+def test_reports_with_nothing_in_common_are_named_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     one = written(tmp_path / "one", run(ANCHOR))

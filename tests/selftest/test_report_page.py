@@ -60,7 +60,7 @@ def unfold(visit: Visit) -> None:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [360, 1280])
-def test_nothing_to_complain_of(
+def test_no_complaints(
     browser: Browser, tmp_path: Path, width: int, scheme: Scheme, pytestconfig: pytest.Config
 ) -> None:
     with visiting(browser, written(invented(names=(WRONG,)), tmp_path), width, scheme, READY) as visit:
@@ -78,7 +78,7 @@ def test_a_run_in_which_all_conform(browser: Browser, tmp_path: Path, width: int
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(360, "dark"), (1280, "light")])
-def test_nothing_to_complain_of_where_all_is_open(browser: Browser, tmp_path: Path, width: int, scheme: Scheme) -> None:
+def test_no_complaints_with_everything_open(browser: Browser, tmp_path: Path, width: int, scheme: Scheme) -> None:
     file = written(invented(names=(KNOWN, BAD)), tmp_path)
     with visiting(browser, file, width, scheme, READY) as visit:
         unfold(visit)
@@ -86,30 +86,30 @@ def test_nothing_to_complain_of_where_all_is_open(browser: Browser, tmp_path: Pa
 
 
 @pytest.mark.parametrize("names", [(), (RIGHT,), (RIGHT, KNOWN, WRONG, BAD)], ids=len)
-def test_a_run_that_is_not_complete_says_so_first(browser: Browser, tmp_path: Path, names: tuple[str, ...]) -> None:
+def test_an_incomplete_run_is_marked_at_the_top(browser: Browser, tmp_path: Path, names: tuple[str, ...]) -> None:
     run = invented(complete=False, names=names)
     with visiting(browser, written(run, tmp_path), 360, ready=READY) as visit:
         assert visit.complaints() == []
-        told = visit.page.get_by_role("alert").inner_text()
-        assert told.upper().startswith("INCOMPLETE RUN")
-        assert "nothing on this page is a pass" in told
-        assert MARKUP in told
+        words = visit.page.get_by_role("alert").inner_text()
+        assert words.upper().startswith("INCOMPLETE RUN")
+        assert "nothing on this page is a pass" in words
+        assert MARKUP in words
         assert visit.page.title().startswith("INCOMPLETE")
         assert not any(
             "conforms" in each for each in visit.page.locator("header p, header li, .state").all_inner_texts()
         )
 
 
-def test_a_run_without_verdicts_says_so() -> None:
-    assert "<b>nothing checked</b>: no clause was judged" in text(replace(invented(names=(RIGHT,)), verdicts=()))
+def test_a_run_without_verdicts() -> None:
+    assert "<b>nothing checked</b>: not checked" in text(replace(invented(names=(RIGHT,)), verdicts=()))
     assert "Nothing was judged" in text(invented(names=()))
 
 
-def test_a_run_of_a_part_says_so() -> None:
+def test_a_run_of_a_part_names_the_selection() -> None:
     run = invented(names=(RIGHT,))
     suite = replace(run.opening.suite, clauses=("masks.*",), dtypes=("float64",))
-    told = "Only a part was selected: <code>--clause masks.* --dtype float64</code>"
-    assert told in text(replace(run, opening=replace(run.opening, suite=suite)))
+    words = "Only a part was selected: <code>--clause masks.* --dtype float64</code>"
+    assert words in text(replace(run, opening=replace(run.opening, suite=suite)))
     assert "Only a part" not in text(run)
 
 
@@ -120,7 +120,7 @@ def test_a_run_of_a_part_says_so() -> None:
         ("attention-conformance check a.py:f --clause c", "attention-conformance replay"),
     ],
 )
-def test_a_case_is_asked_again_by_the_program_that_asked(again: str, replay: str) -> None:
+def test_a_case_is_run_again_by_the_same_program(again: str, replay: str) -> None:
     run = invented(names=(WRONG,))
     page = text(replace(run, failures=[replace(one, command=again) for one in run.failures]))
     assert f'<pre class="case-again">{replay} <i>REPORT</i>/failures/scores.scale-default--float64.json</pre>' in page
@@ -277,8 +277,8 @@ def test_a_failure_has_all_that_explains_it(open_page: Visit) -> None:
     assert load()["causal.square"].statement in finding.inner_text()
     assert finding.locator("math").count() >= 1
     assert "Vaswani 2017 3.2.3" in finding.inner_text()
-    told = failure.inner_text()
-    assert "Smallest case B=1 H=2 Lq=3 Lk=3" in told
+    words = failure.inner_text()
+    assert "Smallest case B=1 H=2 Lq=3 Lk=3" in words
     assert failure.locator("table.picture caption").all_inner_texts() == [
         *(f"{what}, sample 0 head {head}" for head in (1, 0) for what in ("expected", "got", "error in bounds")),
         *(f"{what}, head {head}" for head in (0, 1) for what in ("expected", "got")),
@@ -286,7 +286,7 @@ def test_a_failure_has_all_that_explains_it(open_page: Visit) -> None:
         "sample 0 head 1",
         "",
     ]
-    assert "key (64, 64) (too large to be shown)" in told
+    assert "key (64, 64) (too large to be shown)" in words
     assert failure.get_by_text("A script that shows the failure without this suite").is_visible()
     scores = open_page.page.locator(f'[data-row="{WRONG}/scores.scale-default"]')
     assert "Erratum (E)" in (scores.text_content() or "")

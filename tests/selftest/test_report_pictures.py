@@ -1,4 +1,4 @@
-"""What the page of a report draws, tells and counts, without a browser: pictures, equations, findings, the matrix."""
+"""Pictures, equations and failures of the page, without a browser."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from attention_conformance.tests.report.views.page_failures import Depth, failin
 from attention_conformance.tests.selftest.page_runs import RIGHT, WRONG, invented, softmaxed
 
 
-def test_numbers_that_differ_are_told_apart_and_marked() -> None:
+def test_numbers_that_differ_are_printed_differently_and_marked() -> None:
     run = invented(names=(WRONG,))
     answer, weights, *handed = pictures.parts(run.failures[0])
     (first, *_), *others = answer.rows
@@ -138,7 +138,7 @@ def test_errors_beyond_the_bound(ratio: float, style: str) -> None:
     assert pictures.bounds(ratio) == style
 
 
-def test_every_equation_is_found_and_can_be_shown() -> None:
+def test_every_equation_can_be_shown() -> None:
     named = {clause.equation for clause in load().values() if clause.equation}
     assert named <= set(equations())
     for tag in equations():
@@ -151,8 +151,8 @@ def test_every_equation_is_found_and_can_be_shown() -> None:
 
 
 def test_prose_is_escaped_and_clauses_are_linked() -> None:
-    told = prose("a < b, `causal.square`, `a<b`, $x < y$")
-    assert told.startswith(
+    markup = prose("a < b, `causal.square`, `a<b`, $x < y$")
+    assert markup.startswith(
         'a &lt; b, <a href="#clause:causal.square"><code>causal.square</code></a>, <code>a&lt;b</code>'
     )
-    assert "<mo>&lt;</mo>" in told
+    assert "<mo>&lt;</mo>" in markup

@@ -1,4 +1,4 @@
-"""The views for pull requests, CI systems and README files: what they say and leave out; nothing breaks them."""
+"""The views for pull requests and CI systems: their content, what they leave out, and that no text breaks them."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def kinds(page: str, *types: str) -> list[Token]:
     return [token for token in tokens(page) if token.type in types]
 
 
-def test_a_failure_is_told_with_all_that_helps() -> None:
+def test_a_failure_has_clause_case_and_command() -> None:
     page = markdown.text(MIXED)
     statement = load()["causal.square"].statement
     block = page[page.index("#### `causal.square`") : page.index("<details><summary>A program")]
@@ -110,7 +110,7 @@ def test_advice_and_known_deviations_are_folded() -> None:
         assert line in folded[: folded.index("</details>")]
 
 
-def test_a_failure_that_was_not_explained_is_told_by_its_verdict() -> None:
+def test_a_failure_without_explanation_is_described_by_its_verdict() -> None:
     one = run(failed("mine", "causal.square", message="off"), subjects=[subject("mine", "my.py:mine")])
     page = markdown.text(one)
     assert "- Result: `off`" in page
@@ -119,17 +119,17 @@ def test_a_failure_that_was_not_explained_is_told_by_its_verdict() -> None:
     assert "pytest --implementation torch.sdpa --clause" in markdown.text(built_in)
 
 
-def test_an_incomplete_run_says_so_first_and_never_that_anything_conforms() -> None:
+def test_an_incomplete_run_is_marked_first_and_never_conforms() -> None:
     page = markdown.text(CUT)
     assert page.splitlines()[0].startswith("**Incomplete: the run was interrupted.**")
     assert "conforms" not in page
     assert "- `theirs` **undecided**: 1 of 1 clause holds so far" in page
     empty = markdown.text(run(subjects=[subject("mine")], reason="the run was interrupted"))
-    assert "- `mine` **undecided**: no clause was judged" in empty
+    assert "- `mine` **undecided**: not checked" in empty
 
 
 @pytest.mark.parametrize("text", [HOSTILE, "`", "`` ` ```", " ", "|", "a\\", "\\`", "<!--", "@a", "$`x`$"])
-def test_nothing_of_a_candidate_comes_to_life_in_markdown(text: str) -> None:
+def test_text_of_a_candidate_is_never_markup(text: str) -> None:
     page = markdown.text(hostile(text))
     page.encode()
     assert not {c for c in page if unicodedata.category(c) in ("Cc", "Cs", "Co", "Cn") and c != "\n"}
@@ -172,7 +172,7 @@ def test_even_a_head_that_is_too_long_is_cut() -> None:
     assert page.count("\n| `implementation-of-number-") == 2_000 - int(left[1])
 
 
-def test_a_run_that_was_not_asked_everything_says_so() -> None:
+def test_a_run_of_a_part_names_the_selection() -> None:
     part = run(passed("mine", "causal.square"), suite=replace(SUITE, clauses=("causal.*",), dtypes=("float64",)))
     assert "Only a part was selected: `--clause causal.* --dtype float64`." in markdown.text(part)
     assert "Only a part" not in markdown.text(MIXED)
@@ -225,15 +225,15 @@ def follow(element: ElementTree.Element) -> None:
         follow(child)
 
 
-def parsed(found: Run) -> ElementTree.Element:
-    root = ElementTree.fromstring(junit.text(found).encode())
+def parsed(given: Run) -> ElementTree.Element:
+    root = ElementTree.fromstring(junit.text(given).encode())
     follow(root)
     return root
 
 
 def case_of(root: ElementTree.Element, name: str) -> ElementTree.Element:
-    (found,) = [case for case in root.iter("testcase") if case.get("name") == name]
-    return found
+    (given,) = [case for case in root.iter("testcase") if case.get("name") == name]
+    return given
 
 
 def test_junit_has_a_case_for_each_clause_and_dtype() -> None:
@@ -252,12 +252,12 @@ def test_junit_has_a_case_for_each_clause_and_dtype() -> None:
     assert lines[2:] == ["1 of 3 checks fail; the smallest case: B=1 H=1", "query 0 saw key 1", "run again: pytest -x"]
     assert load()["causal.square"].statement in (failure.text or "")
     assert case_of(root, "values.mix[float64]")[0].tag == "error"
-    told = {
+    messages = {
         case.get("name"): case[0].get("message")
         for case in root[0].iter("testcase")
         if case.find("skipped") is not None
     }
-    assert told == {
+    assert messages == {
         "numerics.half-range[float16]": "advice (SHOULD) not followed: is nan",
         "masks.bool[float64]": "not claimed: no masks",
         "masks.float[float64]": f"known deviation: reported {LINK}",
@@ -274,7 +274,7 @@ def test_junit_of_an_incomplete_run_holds_an_error() -> None:
     assert not [case for case in parsed(MIXED).iter("testcase") if case.get("name") == "the run is complete"]
 
 
-def test_junit_is_xml_whatever_a_candidate_says() -> None:
+def test_junit_is_xml_with_any_text_of_a_candidate() -> None:
     every = "".join(map(chr, [*range(0x3000), *range(0xD7F0, 0xE010), *range(0xFFF0, 0x10010), 0x10FFFF]))
     for text in (HOSTILE, every):
         root = parsed(hostile(text))
@@ -284,21 +284,21 @@ def test_junit_is_xml_whatever_a_candidate_says() -> None:
     assert "a]]>b\ufffdc\ufffdd" in (failure.text or "").splitlines()
 
 
-@pytest.mark.parametrize("found", [MIXED, CUT, hostile(HOSTILE.replace("\ud800", ""))], ids=["mixed", "cut", "hostile"])
-def test_a_log_makes_the_same_views(found: Run, tmp_path: Path) -> None:
-    explained = [DiagnosisRecord(name, text) for name, text in found.diagnoses.items()]
+@pytest.mark.parametrize("given", [MIXED, CUT, hostile(HOSTILE.replace("\ud800", ""))], ids=["mixed", "cut", "hostile"])
+def test_a_log_makes_the_same_views(given: Run, tmp_path: Path) -> None:
+    explained = [DiagnosisRecord(name, text) for name, text in given.diagnoses.items()]
     log: list[Event] = [
-        found.opening,
-        *found.verdicts,
-        VerdictsEnd(len(found.verdicts), ""),
+        given.opening,
+        *given.verdicts,
+        VerdictsEnd(len(given.verdicts), ""),
         *explained,
-        *found.failures,
-        found.closing,
+        *given.failures,
+        given.closing,
     ]
     (tmp_path / FILE).write_text("".join(f"{encode(event)}\n" for event in log), encoding="utf-8")
     again = replay(tmp_path)
     for name, view in VIEWS.items():
-        assert view(again) == view(found), name
+        assert view(again) == view(given), name
 
 
 @pytest.mark.parametrize("text", ["bad \ud800 end", "\udfff"])

@@ -24,29 +24,29 @@ MOST_KEYS = 64
 """More are not measured from outside: each takes a call."""
 RETURNED, MEASURED = "returned", "measured by changing one value at a time"
 SAMPLE = Case(seed=101, score_std=2.0, causal=True).sized(batch=1, num_heads=4, query_length=10, key_length=10, d_k=8)
-"""The case whose weights are shown of every implementation."""
+"""The case of every weight map."""
 
 
 def failure_record(
-    made: Explained, implementation: Implementation, settings: RunSettings, command: str
+    explained: Explained, implementation: Implementation, settings: RunSettings, command: str
 ) -> FailureRecord:
     """A failure, with the numbers of its smallest case if it was reduced."""
-    file, found = made.file, made.found
+    file, reduced = explained.file, explained.found
     record = FailureRecord(
-        clause=made.verdict.clause,
-        implementation=made.verdict.implementation,
+        clause=explained.verdict.clause,
+        implementation=explained.verdict.implementation,
         dtype=file.dtype,
         case=str(file.case),
-        message=file.message if found is None else found.outcome.comparison.message,
+        message=file.message if reduced is None else reduced.outcome.comparison.message,
         part=file.part,
-        unreduced_reason=made.without if found is None else "",
-        script=made.script,
+        unreduced_reason=explained.without if reduced is None else "",
+        script=explained.script,
         replay_file="" if settings.report is None else f"{FOLDER}/{file.name}.json",
         command=command,
     )
-    if found is None:
+    if reduced is None:
         return record
-    return _with_numbers(record, found.outcome, settings.judge(implementation, file.dtype))
+    return _with_numbers(record, reduced.outcome, settings.judge(implementation, file.dtype))
 
 
 def _with_numbers(record: FailureRecord, outcome: Outcome, judge: Judge) -> FailureRecord:

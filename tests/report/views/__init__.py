@@ -49,7 +49,7 @@ def write(run: Run, folder: Path, views: Mapping[str, Callable[[Run], str]] = VI
 
 
 def write_unfinished(run: Run, folder: Path) -> None:
-    """Writes what a program may read while the run goes on."""
+    """Writes the view that a program may read while the run goes on."""
     _put(folder / "report.json", json_view.text(run))
 
 

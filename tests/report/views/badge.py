@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from attention_conformance.tests.report.counts import Conformance, SubjectCount, counts
+from attention_conformance.tests.report.counts import Conformance, Row, counts
 from attention_conformance.tests.report.model import Run
 from attention_conformance.tests.report.wording import selected
 
@@ -27,14 +27,14 @@ OTHERS = 615
 
 
 def message(run: Run) -> tuple[str, str]:
-    """What the badge says, and its colour. A run that is not complete says nothing else.
+    """The text of the badge, and its colour. A run that is not complete has no other text.
 
-    Where only some clauses or dtypes were selected, what conforms does so in part.
+    If only some clauses or dtypes were selected, an implementation conforms in part.
     """
     if not run.closing.complete:
         return "incomplete", GREY
     rows, part = counts(run), " in part" if selected(run) else ""
-    if not any(row.judged for row in rows):
+    if not any(row.total.judged for row in rows):
         return "nothing judged", GREY
     if len(rows) == 1:
         return _of_one(rows[0], part)
@@ -44,8 +44,8 @@ def message(run: Run) -> tuple[str, str]:
     return f"{conforming} of {len(rows)} conform{part}", colour
 
 
-def _of_one(row: SubjectCount, part: str) -> tuple[str, str]:
-    share = f"{row.holds}/{row.judged} hold"
+def _of_one(row: Row, part: str) -> tuple[str, str]:
+    share = f"{row.total.holds}/{row.total.judged} hold"
     match row.conformance:
         case Conformance.CONFORMS:
             return f"conforms{part} · {share}", GREEN

@@ -21,7 +21,7 @@ from attention_conformance.tests.report.counts import (
     ClauseCount,
     Conformance,
     Outcome,
-    SubjectCount,
+    Row,
     chapters_of,
     counts,
     outcome,
@@ -128,9 +128,7 @@ def reasons(clause: ClauseCount) -> list[tuple[str, str, str]]:
     return [(dtypes_of(found), one_line(reason), link) for (reason, link), found in by_reason.items()]
 
 
-def _opened(
-    matrix: Sequence[SubjectCount], failing: Mapping[str, Mapping[str, FailingClause]]
-) -> Mapping[str, tuple[str, ...]]:
+def _opened(matrix: Sequence[Row], failing: Mapping[str, Mapping[str, FailingClause]]) -> Mapping[str, tuple[str, ...]]:
     """The clauses whose failure is open from the start: the first of each implementation, if there are few."""
     if len(matrix) > FEW:
         return dict.fromkeys(failing, ())
@@ -141,9 +139,9 @@ def _failed(clauses: Mapping[str, FailingClause]) -> list[str]:
     return [clause for clause, each in clauses.items() if each.count.outcome is Outcome.FAILS]
 
 
-def _clauses(matrix: Sequence[SubjectCount]) -> list[Clause]:
+def _clauses(matrix: Sequence[Row]) -> list[Clause]:
     """Those that were run, in the order of the specification."""
-    run = {each.clause for row in matrix for each in row.clauses}
+    run = {each.clause for row in matrix for each in row.total.clauses}
     return [clause for name, clause in load().items() if name in run]
 
 

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from attention_conformance.tests.report.counts import BROKEN, Counts, Outcome, SubjectCount, counts
+from attention_conformance.tests.report.counts import BROKEN, Counts, Outcome, Row, counts
 from attention_conformance.tests.report.model import Run
 
 SCHEMA = "attention-conformance/report/2"
@@ -34,7 +34,7 @@ def text(run: Run) -> str:
     return json.dumps(report, indent=1, allow_nan=False) + "\n"
 
 
-def _entry(row: SubjectCount, run: Run) -> dict[str, Any]:
+def _entry(row: Row, run: Run) -> dict[str, Any]:
     subject = row.subject
     return {
         "name": subject.name,
@@ -46,7 +46,7 @@ def _entry(row: SubjectCount, run: Run) -> dict[str, Any]:
             "conventions": dict(subject.conventions),
         },
         "verdict": row.conformance,
-        "counts": _numbers(row),
+        "counts": _numbers(row.total),
         "chapters": {cell.chapter: _numbers(cell) for cell in row.cells if cell.clauses},
         "diagnosis": run.diagnoses.get(subject.name, ""),
         "observed": dict(run.observed.get(subject.name, {})),

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from xml.etree import ElementTree
 
 from attention_conformance.spec.clauses import load
-from attention_conformance.tests.report.counts import Outcome, SubjectCount, counts, outcome
+from attention_conformance.tests.report.counts import Outcome, Row, counts, outcome
 from attention_conformance.tests.report.model import Run
 from attention_conformance.tests.report.verdict import Verdict
 from attention_conformance.tests.report.wording import UNREADABLE, failure_text, one_line, selected
@@ -17,7 +17,7 @@ NOT_IN_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"
 
 
 def text(run: Run) -> str:
-    """The run as JUnit XML. A run that is not complete holds an error that says so."""
+    """The run as JUnit XML. A run that is not complete holds an error with the reason."""
     root = ElementTree.Element("testsuites")
     if not run.closing.complete:
         root.append(_incomplete(run))
@@ -28,10 +28,10 @@ def text(run: Run) -> str:
     return '<?xml version="1.0" encoding="UTF-8"?>\n' + ElementTree.tostring(root, encoding="unicode") + "\n"
 
 
-def _of(run: Run, row: SubjectCount) -> ElementTree.Element:
+def _of(run: Run, row: Row) -> ElementTree.Element:
     properties = {
         "verdict": str(row.conformance),
-        "clauses": row.sentence,
+        "clauses": row.total.sentence,
         "diagnosis": run.diagnoses.get(row.subject.name, ""),
         "tier": run.opening.suite.tier,
         "device": run.opening.suite.device,
@@ -113,5 +113,5 @@ def _element(tag: str, /, **attributes: str) -> ElementTree.Element:
 
 
 def _legal(text: str) -> str:
-    """What XML 1.0 has no place for becomes a mark; markup is escaped by the writer."""
+    """Characters that XML 1.0 does not allow become a mark; markup is escaped by the writer."""
     return NOT_IN_XML.sub(UNREADABLE, text)

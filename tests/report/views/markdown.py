@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from attention_conformance.spec.clauses import load
 from attention_conformance.tests.report.counts import (
     LEGEND,
-    ChapterCount,
+    Counts,
     Outcome,
-    SubjectCount,
+    Row,
     chapters_of,
     counts,
     outcome,
@@ -25,7 +25,7 @@ from attention_conformance.tests.report.wording import dtypes_of, failure_text, 
 MOST = 60_000
 """Characters; a comment on GitHub holds 65,536."""
 RESERVED = 600
-"""Of them for what was left out."""
+"""Of them for the list of blocks that were left out."""
 LONGEST_SCRIPT = 4_000
 LINK = re.compile(r"https://[\w./#?=&%~:+-]+", re.ASCII)
 SPECIAL = re.compile(r"[\\*_\[\]<>&#|~$]")
@@ -33,7 +33,7 @@ ACTIVE = re.compile(r"(?<=[@#:])(?=\w)|(?<=www)(?=\.)|(?<=http)(?=s?:)|(?<=GH)(?
 """Where a mention, an issue, an emoji or a link would begin on GitHub."""
 NO_BREAK = "\N{WORD JOINER}"
 FRAME, HEAD, FIRST, SCRIPT, FOLDED = -2, -1, 0, 100_000, 200_000
-"""Ranks: what is left out first has the highest."""
+"""Ranks: blocks with the highest are left out first."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def text(run: Run) -> str:
 
 
 def _joined(blocks: Sequence[Block]) -> str:
-    """As many blocks as there is room for, in their own order, and what was left out."""
+    """As many blocks as there is room for, in their own order, and a list of the others."""
     room, kept = MOST - RESERVED, set[int]()
     for number in sorted(range(len(blocks)), key=lambda number: blocks[number].rank):
         if len(blocks[number].text) <= room:
@@ -77,7 +77,7 @@ def _left_out(left: Counter[str]) -> str:
     )
 
 
-def _head(run: Run, rows: Sequence[SubjectCount]) -> Iterator[Block]:
+def _head(run: Run, rows: Sequence[Row]) -> Iterator[Block]:
     if not run.closing.complete:
         reason = prose(run.closing.reason)
         rest = "What is missing was not judged, and nothing here is a pass."
@@ -86,14 +86,14 @@ def _head(run: Run, rows: Sequence[SubjectCount]) -> Iterator[Block]:
     if part := selected(run):
         yield Block(FRAME, "", f"Only a part was selected: {code(part)}.\n\n")
     for row in rows:
-        yield Block(HEAD, "verdict", f"- {code(row.subject.name, 80)} **{row.conformance}**: {row.sentence}\n")
+        yield Block(HEAD, "verdict", f"- {code(row.subject.name, 80)} **{row.conformance}**: {row.total.sentence}\n")
 
 
-def _table(run: Run, rows: Sequence[SubjectCount]) -> Iterator[Block]:
-    judged, shown = [row for row in rows if row.verdicts], chapters_of(run)
+def _table(run: Run, rows: Sequence[Row]) -> Iterator[Block]:
+    judged, columns = [row for row in rows if row.verdicts], chapters_of(run)
     if judged:
-        titles = " | ".join(SHORT.get(name, name) for name in shown)
-        yield Block(FRAME, "", f"\n| | {titles} |\n|---|{'--:|' * len(shown)}\n")
+        titles = " | ".join(SHORT.get(name, name) for name in columns)
+        yield Block(FRAME, "", f"\n| | {titles} |\n|---|{'--:|' * len(columns)}\n")
     for row in judged:
         cells = " | ".join(map(_cell, row.cells))
         yield Block(HEAD, "row of the table", f"| {in_table(code(row.subject.name, 80))} | {cells} |\n")
@@ -101,11 +101,11 @@ def _table(run: Run, rows: Sequence[SubjectCount]) -> Iterator[Block]:
         yield Block(FRAME, "", f"\nCells: {LEGEND}\n")
 
 
-def _cell(cell: ChapterCount) -> str:
+def _cell(cell: Counts) -> str:
     return f"**{cell.text}**" if "/" in cell.text else cell.text
 
 
-def _failures(run: Run, rows: Sequence[SubjectCount]) -> Iterator[Block]:
+def _failures(run: Run, rows: Sequence[Row]) -> Iterator[Block]:
     for row in rows:
         heading = f"\n### {code(row.subject.name, 80)}\n\n"
         if diagnosis := run.diagnoses.get(row.subject.name, ""):
@@ -142,7 +142,7 @@ def _indented(line: str) -> str:
     return line[: len(line) - len(line.lstrip(" "))] + one_line(line, LONGEST_SCRIPT)
 
 
-def _folded(rows: Sequence[SubjectCount]) -> Iterator[Block]:
+def _folded(rows: Sequence[Row]) -> Iterator[Block]:
     for row in rows:
         yield from _list(row.subject, "advice not followed", list(map(_advice, row.together(Outcome.ADVICE))))
         yield from _list(row.subject, "known deviations", list(map(_known, row.together(Outcome.KNOWN))))
@@ -200,7 +200,7 @@ def prose(text: str) -> str:
 
 def _escaped(text: str) -> str:
     still = ACTIVE.sub(NO_BREAK, text)
-    return SPECIAL.sub(lambda found: f"&#{ord(found[0])};", still)
+    return SPECIAL.sub(lambda match: f"&#{ord(match[0])};", still)
 
 
 def fenced(text: str, language: str = "") -> str:

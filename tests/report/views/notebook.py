@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from html import escape
 
-from attention_conformance.tests.report.counts import Outcome, SubjectCount, counts
+from attention_conformance.tests.report.counts import Outcome, Row, counts
 from attention_conformance.tests.report.model import Run
 from attention_conformance.tests.report.verdict import Verdict
 from attention_conformance.tests.report.wording import dtypes_of, one_line
@@ -19,9 +19,9 @@ def text(run: Run, verdict: str) -> str:
     return "".join(line for row in counts(run) for line in _lines(run, row, verdict))
 
 
-def _lines(run: Run, row: SubjectCount, verdict: str) -> Iterator[str]:
+def _lines(run: Run, row: Row, verdict: str) -> Iterator[str]:
     name, failing = row.subject.name, list(row.together(Outcome.FAILS, Outcome.ERROR, Outcome.ADVICE))
-    yield f"<p><strong>{_safe(name)}: {_safe(verdict)}</strong>: {_safe(row.sentence)} ({row.checks} checks)</p>"
+    yield f"<p><strong>{_safe(name)}: {_safe(verdict)}</strong>: {_safe(row.total.sentence)} ({row.checks} checks)</p>"
     if diagnosis := run.diagnoses.get(name):
         yield f"<p>Diagnosis: {_safe(diagnosis)}</p>"
     if failing:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-from attention_conformance.tests.report.counts import BROKEN, ORDER, ClauseCount, Outcome, SubjectCount, outcome
+from attention_conformance.tests.report.counts import BROKEN, ORDER, ClauseCount, Outcome, Row, outcome
 from attention_conformance.tests.report.model import FailureRecord, Run, key_of
 from attention_conformance.tests.report.verdict import Verdict
 from attention_conformance.tests.report.views.pictures import Part, parts
@@ -15,7 +15,7 @@ from attention_conformance.tests.report.wording import FailureText, failure_text
 DRAWN, DESCRIBED = 48, 120
 """Clauses of a page whose numbers are drawn, and whose message is shown in every dtype.
 
-Each implementation gets the same part of them, and at least one; what fails a MUST comes first.
+Each implementation gets the same part of them, and at least one; clauses that fail a MUST come first.
 """
 
 
@@ -57,9 +57,9 @@ class FailingClause:
     whole: bool
 
 
-def failing_clauses(run: Run, matrix: Sequence[SubjectCount]) -> Mapping[str, Mapping[str, FailingClause]]:
-    """What does not hold, by implementation and clause, in the order of the matrix."""
-    broken = {row.subject.name: [c for c in row.clauses if c.outcome in BROKEN] for row in matrix}
+def failing_clauses(run: Run, matrix: Sequence[Row]) -> Mapping[str, Mapping[str, FailingClause]]:
+    """The clauses that do not hold, by implementation and clause, in the order of the matrix."""
+    broken = {row.subject.name: [c for c in row.total.clauses if c.outcome in BROKEN] for row in matrix}
     drawn = _portion(DRAWN, len({name for name, _, _ in run.explained}))
     described = _portion(DESCRIBED, sum(map(bool, broken.values())))
     return {name: dict(_of_subject(run, clauses, drawn, described)) for name, clauses in broken.items()}

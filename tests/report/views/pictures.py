@@ -34,8 +34,8 @@ class Picture:
     """One table.
 
     Attributes:
-        cells: rows of (class of the style sheet, text); class `d` marks what differs, `w` a weight where 0 is expected.
-        marked: whether a cell differs from what is expected.
+        cells: rows of (class of the style sheet, text); class `d` marks a difference, `w` a weight where 0 is expected.
+        marked: whether a cell differs from the expected one.
     """
 
     caption: str
@@ -64,7 +64,7 @@ class Part:
 
     Attributes:
         legend: of which scale the colours are: weights, values, bounds, or several.
-        note: what is not drawn, and why; empty if everything is.
+        note: the arrays that are not drawn, and why; empty if all are.
     """
 
     title: str
@@ -74,7 +74,7 @@ class Part:
 
 
 def heat(weight: float) -> str:
-    """The class of a weight: h2 to h10 for tenths, none for the first of them, and `no` for what no weight can be."""
+    """The class of a weight: h2 to h10 for tenths, none for the first of them, `no` for numbers that are no weights."""
     if not 0.0 <= weight <= 1.0 + VISIBLE:
         return "no"
     return f"h{min(10, math.ceil(10 * weight))}" if weight > 0.1 else ""

@@ -1,10 +1,10 @@
-"""The view for terminals: implementations by chapters, what does not hold, and what was observed."""
+"""The view for terminals: implementations by chapters, clauses that do not hold, and observed behaviour."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from attention_conformance.tests.report.counts import LEGEND, Outcome, SubjectCount, chapters_of, counts
+from attention_conformance.tests.report.counts import LEGEND, Outcome, Row, chapters_of, counts
 from attention_conformance.tests.report.model import Run
 from attention_conformance.tests.report.verdict import Verdict
 from attention_conformance.tests.report.wording import dtypes_of, in_bounds
@@ -16,7 +16,7 @@ LISTED = (Outcome.FAILS, Outcome.ERROR, Outcome.KNOWN, Outcome.ADVICE)
 
 
 def lines(run: Run) -> Iterator[str]:
-    """The summary of a run, and what candidates were observed to do where the field disagrees."""
+    """The summary of a run, and the behaviour of candidates where the field disagrees."""
     yield from summary(run)
     yield from observed({s.name: run.observed[s.name] for s in run.opening.subjects if s.name in run.observed})
     if not run.closing.complete:
@@ -24,21 +24,21 @@ def lines(run: Run) -> Iterator[str]:
 
 
 def summary(run: Run) -> Iterator[str]:
-    """A line for each implementation, and below it what does not hold."""
+    """A line for each implementation, and below it the clauses that do not hold."""
     judged = [row for row in counts(run) if row.verdicts]
     width = max([len(s.name) for s in run.opening.subjects], default=4)
     titles = " ".join(f"{SHORT.get(name, name):>8}" for name in chapters_of(run))
     yield f"{'':{width}}  {titles}       all   checks  worst  verdict"
     for row in judged:
         cells = " ".join(f"{cell.text:>8}" for cell in row.cells)
-        totals = f"{row.fraction or '-':>8}  {row.checks:7d}  {in_bounds(row.worst) or '-':>5}"
+        totals = f"{row.total.text:>8}  {row.checks:7d}  {in_bounds(row.worst) or '-':>5}"
         yield f"{row.subject.name:{width}}  {cells}  {totals}  {row.conformance}{row.notes}"
     yield from ("", f"cells: {LEGEND}", "worst: the largest error in units of its rounding bound")
     for row in judged:
         yield from _details(row, run.diagnoses.get(row.subject.name, ""))
 
 
-def _details(row: SubjectCount, diagnosis: str) -> Iterator[str]:
+def _details(row: Row, diagnosis: str) -> Iterator[str]:
     notes = [note for note in row.subject.about.split("; ") if "not claimed" in note]
     listed = {kind: list(row.together(kind)) for kind in LISTED}
     if notes or any(listed.values()):
@@ -49,7 +49,7 @@ def _details(row: SubjectCount, diagnosis: str) -> Iterator[str]:
     for kind, several in listed.items():
         yield from (f"  {_line(kind, verdicts)}" for verdicts in several[:MOST_LINES])
         if len(several) > MOST_LINES:
-            yield f"  ... and {len(several) - MOST_LINES} more ({kind.word}); --report DIR writes them all"
+            yield f"  ... and {len(several) - MOST_LINES} more clauses ({kind.word}); --report DIR writes them all"
 
 
 def _line(kind: Outcome, verdicts: Sequence[Verdict]) -> str:
@@ -66,7 +66,7 @@ def _line(kind: Outcome, verdicts: Sequence[Verdict]) -> str:
 
 
 def observed(answers: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
-    """What candidates were observed to do where the field disagrees, one topic a line."""
+    """The behaviour of candidates where the field disagrees, one topic a line."""
     for name, topics in answers.items():
         yield from ("", f"{name}: observed behaviour where implementations differ (chapter conventions):")
         width = max(map(len, topics), default=0)
