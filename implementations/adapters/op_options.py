@@ -57,8 +57,6 @@ def extra_options(problem: Problem, given: Mapping[str, Any]) -> dict[str, Any]:
     if extension.windowed:
         sides = (extension.window_left, extension.window_right)
         options["window_size"] = tuple(-1 if side is None else side for side in sides)
-            -1 if side is None else side for side in (extension.window_left, extension.window_right)
-        )
     values = {"softcap": extension.softcap, "rotary_base": extension.rotary_base, "query_start": extension.query_start}
     options |= {name: value for name, value in values.items() if value is not None}
     flags = {"enable_gqa": problem.num_kv_heads != problem.num_heads, "add_zero_attn": extension.zero_attn}
