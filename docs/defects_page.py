@@ -24,11 +24,11 @@ def _lines() -> Iterator[str]:
 
 
 def _entry(defect: Defect) -> Iterator[str]:
-    links = " ".join(f"<{link}>" for link in defect.links)
+    links = " ".join(f"<{link}>" for link in defect.text.links)
     yield from ("", f"### {defect.id}", "")
-    yield f"{defect.does} *Breaks* {', '.join(f'`{clause}`' for clause in defect.clauses)} ({defect.severity})."
+    yield f"{defect.text.does} *Breaks* {', '.join(f'`{clause}`' for clause in defect.clauses)} ({defect.severity})."
     yield ""
-    yield f"- hidden by: {defect.hides}"
+    yield f"- hidden by: {defect.text.hides}"
     yield f"- matters: {defect.matters}"
-    yield f"- repair: {defect.repair}"
+    yield f"- repair: {defect.text.repair}"
     yield from ([f"- reported in: {links}"] if links else [])

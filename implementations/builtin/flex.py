@@ -1,4 +1,4 @@
-"""torch.nn.attention.flex_attention: masks and biases said as functions of a score's place."""
+"""torch.nn.attention.flex_attention: masks and biases as functions of the position of a score."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ FLEX_FEATURES = SDPA_FEATURES - {Feature.GRADIENTS, Feature.MASK_GRADIENT, Featu
     Feature.CUMULATIVE_LENGTHS,
     Feature.LOG_SUM_EXP,
 }
-"""What score_mod and mask_mod can say. On the CPU it has no gradients; sequences of length 0 it does not take."""
+"""What score_mod and mask_mod can express. On the CPU it has no gradients; sequences of length 0 it does not take."""
 COMPILED_FEATURES = FLEX_FEATURES - {
     Feature.LOG_SUM_EXP,
     Feature.SINKS,
@@ -52,7 +52,7 @@ compiled anew, and so they are left to the other variant."""
 
 
 @dataclass(frozen=True)
-class Asked:
+class FlexCall:
     """The options of one call, by the names of `extra_options`, and the three inputs."""
 
     query: Tensor
@@ -110,39 +110,39 @@ def _within(of: Tensor) -> Tensor:
     return (of[:, :, None] == of[:, None, :]).tril(-1).sum(-1)
 
 
-def mask_mods(asked: Asked) -> Iterator[MaskMod]:
-    """One for each mask that is asked for."""
-    ahead, (left, right) = asked.ahead, asked.window_size
-    if asked.attn_mask is not None and asked.attn_mask.dtype is torch.bool:
-        kept = asked.attn_mask.expand(asked.shape).contiguous()
+def mask_mods(call: FlexCall) -> Iterator[MaskMod]:
+    """One for each mask of the call."""
+    ahead, (left, right) = call.ahead, call.window_size
+    if call.attn_mask is not None and call.attn_mask.dtype is torch.bool:
+        kept = call.attn_mask.expand(call.shape).contiguous()
         yield lambda b, h, i, j: kept[b, h, i, j]
-    if asked.key_padding_mask is not None:
-        real = asked.key_padding_mask
+    if call.key_padding_mask is not None:
+        real = call.key_padding_mask
         yield lambda b, h, i, j: real[b, j]
-    if asked.is_causal:
+    if call.is_causal:
         yield lambda b, h, i, j: ahead(b, i, j) <= 0
     if left >= 0:
         yield lambda b, h, i, j: ahead(b, i, j) >= -left
     if right >= 0:
         yield lambda b, h, i, j: ahead(b, i, j) <= right
-    if asked.documents is not None:
-        of_query, of_key = asked.documents
+    if call.documents is not None:
+        of_query, of_key = call.documents
         yield lambda b, h, i, j: of_query[b, i] == of_key[b, j]
 
 
-def score_mods(asked: Asked) -> Iterator[ScoreMod]:
+def score_mods(call: FlexCall) -> Iterator[ScoreMod]:
     """What is done to the scaled scores, in this order."""
-    ahead, cap = asked.ahead, asked.softcap
+    ahead, cap = call.ahead, call.softcap
     if cap is not None:
         yield lambda s, b, h, i, j: cap * torch.tanh(s / cap)
-    if asked.alibi_slopes is not None:
-        slopes = asked.wide(asked.alibi_slopes)
+    if call.alibi_slopes is not None:
+        slopes = call.wide(call.alibi_slopes)
         yield lambda s, b, h, i, j: s - slopes[h] * ahead(b, i, j).abs()
-    if asked.relative_bias is not None:
-        table, most = asked.wide(asked.relative_bias), asked.relative_bias.shape[-1] // 2
+    if call.relative_bias is not None:
+        table, most = call.wide(call.relative_bias), call.relative_bias.shape[-1] // 2
         yield lambda s, b, h, i, j: s + table[h, ahead(b, i, j).clamp(-most, most) + most]
-    if asked.attn_mask is not None and asked.attn_mask.dtype is not torch.bool:
-        added = asked.attn_mask.expand(asked.shape).contiguous()
+    if call.attn_mask is not None and call.attn_mask.dtype is not torch.bool:
+        added = call.attn_mask.expand(call.shape).contiguous()
         yield lambda s, b, h, i, j: s + added[b, h, i, j]
 
 
@@ -169,26 +169,26 @@ def one_after_another(mods: tuple[ScoreMod, ...]) -> ScoreMod:
     return composed
 
 
-def one_block(seen: MaskMod, asked: Asked) -> flex.BlockMask:
+def one_block(seen: MaskMod, call: FlexCall) -> flex.BlockMask:
     """Looked through from end to end: only a compiled kernel can leave blocks out."""
-    *_, queries, keys = asked.shape
-    count = torch.ones(1, 1, 1, dtype=torch.int32, device=asked.query.device)
-    place = torch.zeros(1, 1, 1, 1, dtype=torch.int32, device=asked.query.device)
+    *_, queries, keys = call.shape
+    count = torch.ones(1, 1, 1, dtype=torch.int32, device=call.query.device)
+    place = torch.zeros(1, 1, 1, 1, dtype=torch.int32, device=call.query.device)
     lengths = (queries, keys)
     return flex.BlockMask.from_kv_blocks(count, place, BLOCK_SIZE=lengths, mask_mod=seen, seq_lengths=lengths)
 
 
-def sparse_blocks(seen: MaskMod, asked: Asked) -> flex.BlockMask:
+def sparse_blocks(seen: MaskMod, call: FlexCall) -> flex.BlockMask:
     """With blocks that are left out."""
-    return flex.create_block_mask(seen, *asked.shape, str(asked.query.device))
+    return flex.create_block_mask(seen, *call.shape, str(call.query.device))
 
 
-def arguments(asked: Asked, blocks: Callable[[MaskMod, Asked], flex.BlockMask]) -> dict[str, Any]:
-    """What flex_attention is called with besides query, key and value; only what is asked for appears."""
-    masks, mods = tuple(mask_mods(asked)), tuple(score_mods(asked))
-    found: dict[str, Any] = {"scale": asked.scale, "enable_gqa": asked.enable_gqa}
+def arguments(call: FlexCall, blocks: Callable[[MaskMod, FlexCall], flex.BlockMask]) -> dict[str, Any]:
+    """What flex_attention is called with in addition to query, key and value; only what is needed appears."""
+    masks, mods = tuple(mask_mods(call)), tuple(score_mods(call))
+    found: dict[str, Any] = {"scale": call.scale, "enable_gqa": call.enable_gqa}
     if masks:
-        found["block_mask"] = blocks(seen_by_all(masks), asked)
+        found["block_mask"] = blocks(seen_by_all(masks), call)
     return found | ({"score_mod": one_after_another(mods)} if mods else {})
 
 
@@ -201,10 +201,10 @@ def with_sinks(output: Tensor, log_sum_exp: Tensor, sinks: Tensor) -> tuple[Tens
 
 def attention(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
     """Output and log-sum-exp."""
-    asked = Asked(query, key, value, **options)
-    wanted = flex.AuxRequest(lse=True)
-    output, aux = flex.flex_attention(query, key, value, **arguments(asked, one_block), return_aux=wanted)
-    return (output, aux.lse) if asked.sinks is None else with_sinks(output, aux.lse, asked.sinks)
+    call = FlexCall(query, key, value, **options)
+    request = flex.AuxRequest(lse=True)
+    output, aux = flex.flex_attention(query, key, value, **arguments(call, one_block), return_aux=request)
+    return (output, aux.lse) if call.sinks is None else with_sinks(output, aux.lse, call.sinks)
 
 
 @contextmanager
@@ -226,7 +226,7 @@ def _compiled() -> Callable[..., Tensor]:
 
 def compiled_attention(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     """The output alone: on the CPU the compiled kernel has no log-sum-exp."""
-    return _compiled()(query, key, value, **arguments(Asked(query, key, value, **options), sparse_blocks))
+    return _compiled()(query, key, value, **arguments(FlexCall(query, key, value, **options), sparse_blocks))
 
 
 @contextmanager
@@ -237,27 +237,27 @@ def any_number_of_kernels() -> Iterator[None]:
 
 
 SHAPES = ((5, 7), (7, 7))
-"""The lengths of queries and keys in which the compiled kernel is asked."""
+"""The lengths of queries and keys in which the compiled kernel is checked."""
 
 
 def few_kernels(case: Case) -> Case | Unsupported:
     """The fit of the compiled kernel: each shape, and each pair of score_mod and mask_mod, is a kernel of its own."""
-    s, asked = case.sizes, case.extension
+    s, call = case.sizes, case.extension
     if (s.query_length, s.key_length) not in SHAPES or s.batch != Sizes.batch or s.d_k != Sizes.d_k:
-        return Unsupported("each shape is compiled anew, and only two are asked")
+        return Unsupported("each shape is compiled anew, and only two are checked")
     mods = (
         case.mask is not MaskKind.NONE,
         case.padding is not Padding.NONE,
         case.causal,
-        asked.windowed,
-        asked.softcap is not None,
-        asked.query_start is not None,
-        asked.alibi,
-        asked.relative_bias > 0,
-        asked.packing is not Packing.NONE,
+        call.windowed,
+        call.softcap is not None,
+        call.query_start is not None,
+        call.alibi,
+        call.relative_bias > 0,
+        call.packing is not Packing.NONE,
     )
     if sum(mods) > 2:
-        return Unsupported("each combination is compiled anew, and no more than two options are asked at once")
+        return Unsupported("each combination is compiled anew, and no more than two options are combined")
     return case.sized(d_v=s.d_k)
 
 

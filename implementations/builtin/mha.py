@@ -68,8 +68,8 @@ def _eval_mha(problem: Problem) -> nn.Module:
     return build_mha(nn.MultiheadAttention, batch_first=True)(problem).eval()
 
 
-FURTHER = (Feature.BIAS_KV, Feature.ZERO_ATTN, Feature.DROPOUT, Feature.EVALUATION)
-"""What the constructor and the mode of the module offer besides."""
+CONSTRUCTOR_FEATURES = (Feature.BIAS_KV, Feature.ZERO_ATTN, Feature.DROPOUT, Feature.EVALUATION)
+"""What the constructor and the mode of the module add to the features of its call."""
 
 
 def _claims(*added: Feature, without: tuple[Feature, ...] = ()) -> Claims:
@@ -99,7 +99,7 @@ def _construct(num_heads: int, width: int) -> object:
 
 @dataclass(frozen=True)
 class FastCall:
-    """The inference path: one tensor for query, key and value, and no gradient wanted of anything."""
+    """The inference path: one tensor for query, key and value, and no gradients recorded."""
 
     def __call__(self, module: nn.Module, given: Tensors, problem: Problem) -> torch.Tensor:
         """The output."""
@@ -155,7 +155,7 @@ _MODES_PER_HEAD = module_modes(
 TORCH_MODULES = (
     Implementation(
         "torch.mha",
-        _claims(*FURTHER, *_MODES),
+        _claims(*CONSTRUCTOR_FEATURES, *_MODES),
         torch_module(_BUILD, _CALL, PLACES),
         "nn.MultiheadAttention, batch first, no weights",
         (NAN_SWALLOWED, _NOT_TWICE, *_HIDDEN_KEYS),
@@ -164,7 +164,7 @@ TORCH_MODULES = (
     ),
     Implementation(
         "torch.mha.weights",
-        _claims(Feature.WEIGHTS, *FURTHER, *_MODES_PER_HEAD),
+        _claims(Feature.WEIGHTS, *CONSTRUCTOR_FEATURES, *_MODES_PER_HEAD),
         torch_module(_BUILD, _CALL_PER_HEAD, PLACES, extras=["weights"]),
         "nn.MultiheadAttention that returns the weights of each head",
         (*_NAN_WEIGHTS, *_nan_for(_NAN_REASON, EMPTY_ROW_LINK, "modules.double-backward")),
@@ -172,7 +172,7 @@ TORCH_MODULES = (
     ),
     Implementation(
         "torch.mha.averaged",
-        _claims(Feature.AVERAGED_WEIGHTS, *FURTHER),
+        _claims(Feature.AVERAGED_WEIGHTS, *CONSTRUCTOR_FEATURES),
         torch_module(
             build_mha(nn.MultiheadAttention, batch_first=True),
             call_mha(need_weights=True),

@@ -69,7 +69,7 @@ MASK_BEFORE_SCALE = ExpectedFailure(
 )
 REFUSED_BY_ONE = ExpectedFailure(
     "conventions.causal-with-mask",
-    "the composed kernel refuses a causal flag beside a mask, the CPU flash kernel heeds both",
+    "the composed kernel refuses a causal flag together with a mask, the CPU flash kernel applies both",
     "https://github.com/jingyaogong/minimind/issues/382",
     device="cpu",
 )

@@ -24,7 +24,7 @@ from attention_conformance.implementations.builtin.stepwise.layer import (
     call_layer,
 )
 from attention_conformance.implementations.builtin.stepwise.steps import EXTRA_FEATURES, OP_FEATURES, Steps
-from attention_conformance.implementations.defects.defect import MEANING, REGISTRY, Defect, Severity
+from attention_conformance.implementations.defects.defect import REGISTRY, Defect, Severity
 from attention_conformance.spec.features import Conventions, Feature, Scope
 from attention_conformance.spec.problem import Problem
 
@@ -42,48 +42,23 @@ class Facts(TypedDict, total=False):
     dtype: str
     raises: bool
     follows: str
-    hides: str
-    matters: str
-
-
-class Texts(TypedDict, total=False):
-    """Fields of `Defect` that `Breach.entry` takes."""
-
-    does: str
-    repair: str
-    hides: str
-    matters: str
-    links: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Breach:
-    """Broken clauses, and how an implementation is made of the mistake that breaks them."""
+    """A decorator: broken clauses, and how an implementation is made of the mistake that breaks them."""
 
     clauses: tuple[str, ...]
     made_of: Callable[[str, Any], Implementation]
     facts: Facts
     step: str = ""
 
-    def entry(self, **texts: Unpack[Texts]) -> Callable[[Mistake], Mistake]:
-        """The decorator, with the texts of the catalogue; those of a group hold where a defect has none."""
-
-        def register(mistake: Mistake) -> Mistake:
-            name = re.sub("(?<!^)(?=[A-Z])", "-", mistake.__name__).lower().replace("_", "-")
-            replaced = {self.step: mistake} if self.step else {}
-            severity = self.facts.get("severity", Severity.WRONG)
-            fields: dict[str, Any] = {"matters": MEANING[severity], **self.facts, **texts, "replaced": replaced}
-            REGISTRY.setdefault(mistake.__module__, []).append(
-                Defect(self.made_of(name, mistake), self.clauses, **fields)
-            )
-            return mistake
-
-        return register
-
-
-def github(*threads: str) -> tuple[str, ...]:
-    """Links to issues and pull requests, given as owner/name/issues/number."""
-    return tuple(f"https://github.com/{thread}" for thread in threads)
+    def __call__(self, mistake: Mistake) -> Mistake:
+        name = re.sub("(?<!^)(?=[A-Z])", "-", mistake.__name__).lower().replace("_", "-")
+        replaced = {self.step: mistake} if self.step else {}
+        defect = Defect(self.made_of(name, mistake), self.clauses, **self.facts, replaced=replaced)
+        REGISTRY.setdefault(mistake.__module__, []).append(defect)
+        return mistake
 
 
 def in_steps(replaced: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:

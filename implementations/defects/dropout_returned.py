@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from attention_conformance.implementations.builtin.stepwise.steps import Steps, mix
-from attention_conformance.implementations.defects.breaking import breaks, github
+from attention_conformance.implementations.defects.breaking import breaks
 from attention_conformance.implementations.defects.dropout import DROPOUT
 from attention_conformance.spec.features import Conventions, ReturnedWeights
 
@@ -20,26 +20,20 @@ def _all_of(
     query: Tensor, key: Tensor, value: Tensor, rate: float, **options: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Output, weights before and after dropout, and log-sum-exp."""
-    seen: list[Tensor] = []
+    recorded: list[Tensor] = []
 
     def mixed(weights: Tensor, rows: Tensor) -> Tensor:
-        seen.append(weights.to(query.dtype))
+        recorded.append(weights.to(query.dtype))
         return mix(weights, rows)
 
     output, weights, lse = Steps(mix=mixed).answer(query, key, value, dropout_p=rate, **options)
-    return output, weights, seen[0], lse
+    return output, weights, recorded[0], lse
 
 
 breaks_dropout = partial(breaks, claims=DROPOUT)
 
 
-@breaks_dropout("dropout.returned-weights", extras=("weights",), holds=("dropout.factors", "softmax.weights")).entry(
-    does="Returns the weights after dropout, while it claims those before.",
-    repair="Return the weights before dropout, or claim the other convention.",
-    hides="Evaluation, and training without dropout.",
-    matters="Rows that should sum to 1 sum to 1.25 or to 0: a loss of their logarithms becomes negative.",
-    links=github("pytorch/pytorch/issues/42929", "pytorch/pytorch/issues/33360", "kanyun-inc/fairseq-gec/issues/18"),
-)
+@breaks_dropout("dropout.returned-weights", extras=("weights",), holds=("dropout.factors", "softmax.weights"))
 def weights_returned_after_dropout(
     query: Tensor, key: Tensor, value: Tensor, dropout_p: float = 0.0, **options: Any
 ) -> tuple[Tensor, ...]:
@@ -49,10 +43,6 @@ def weights_returned_after_dropout(
 
 @breaks_dropout(
     "dropout.returned-weights", extras=("weights",), conventions=AFTER, holds=("dropout.factors", "softmax.weights")
-).entry(
-    does="Returns the weights before dropout, while it claims those after.",
-    repair="Return the weights that multiply the values, or claim the other convention.",
-    hides="Evaluation, and training without dropout.",
 )
 def weights_returned_before_dropout(
     query: Tensor, key: Tensor, value: Tensor, dropout_p: float = 0.0, **options: Any
@@ -62,11 +52,6 @@ def weights_returned_before_dropout(
 
 @breaks_dropout(
     "dropout.averaged-weights", extras=("averaged_weights",), holds=("dropout.factors", "softmax.averaged-weights")
-).entry(
-    does="Averages the weights after dropout, while it claims those before.",
-    repair="Average the weights before dropout, or claim the other convention.",
-    hides="Evaluation, and training without dropout.",
-    links=github("pytorch/pytorch/issues/42929"),
 )
 def average_taken_after_dropout(
     query: Tensor, key: Tensor, value: Tensor, dropout_p: float = 0.0, **options: Any
@@ -75,12 +60,7 @@ def average_taken_after_dropout(
     return output, dropped.mean(1)
 
 
-@breaks_dropout("dropout.returned-weights", extras=("weights",), holds=("dropout.factors", "softmax.weights")).entry(
-    does="Returns weights whose sign marks what was dropped.",
-    repair="Return the weights themselves.",
-    hides="Evaluation, and training without dropout.",
-    links=github("Dao-AILab/flash-attention/issues/902"),
-)
+@breaks_dropout("dropout.returned-weights", extras=("weights",), holds=("dropout.factors", "softmax.weights"))
 def dropped_weights_returned_negative(
     query: Tensor, key: Tensor, value: Tensor, dropout_p: float = 0.0, **options: Any
 ) -> tuple[Tensor, ...]:
@@ -88,12 +68,7 @@ def dropped_weights_returned_negative(
     return output, torch.where(dropped == 0, -weights, weights)
 
 
-@breaks_dropout("dropout.log-sum-exp", extras=("log_sum_exp",), holds=("dropout.factors", "softmax.log-sum-exp")).entry(
-    does="Leaves dropped keys out of the log-sum-exp that it returns.",
-    repair="Take the log-sum-exp over all keys that the query may attend to: dropout comes after the softmax.",
-    hides="Calls without dropout.",
-    matters="A backward pass that recomputes the weights from it gets other weights than the forward pass.",
-)
+@breaks_dropout("dropout.log-sum-exp", extras=("log_sum_exp",), holds=("dropout.factors", "softmax.log-sum-exp"))
 def log_sum_exp_without_dropped_keys(
     query: Tensor, key: Tensor, value: Tensor, dropout_p: float = 0.0, **options: Any
 ) -> tuple[Tensor, ...]:

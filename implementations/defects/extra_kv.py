@@ -32,21 +32,13 @@ breaks_keys: Callable[..., Any] = partial(
 """`breaks_layer` for a `KeyedLayer`."""
 
 
-@breaks_keys("sinks.bias-kv", holds=("sinks.zero-attn", "projections.key", "heads.independent")).entry(
-    does="Splits the learned key and value by component, and not by head.",
-    repair="Give head h the components h * d to (h + 1) * d - 1, as in a projection.",
-    hides="A single head; random vectors of one's own.",
-)
+@breaks_keys("sinks.bias-kv", holds=("sinks.zero-attn", "projections.key", "heads.independent"))
 class LearnedKeySplitByComponent(KeyedLayer):
     def learned(self, rows: Tensor, bias: Tensor) -> Tensor:
         return bias.view(-1, rows.shape[1]).T[None, :, None].expand(len(rows), -1, -1, -1)
 
 
-@breaks_keys("sinks.bias-kv", holds=("sinks.zero-attn", "projections.key", "heads.independent")).entry(
-    does="Adds the biases of the projections to the learned key and value.",
-    repair="Append them to what is projected: they are no inputs.",
-    hides="Layers without biases.",
-)
+@breaks_keys("sinks.bias-kv", holds=("sinks.zero-attn", "projections.key", "heads.independent"))
 class LearnedKeyWithTheBiases(KeyedLayer):
     def followed(self, rows: Tensor, name: str, zero: bool) -> Tensor:
         own = getattr(self, name[-1]).bias
@@ -58,10 +50,6 @@ class LearnedKeyWithTheBiases(KeyedLayer):
 
 @breaks_keys(
     "sinks.bias-kv", "sinks.bias-kv-gradient", holds=("sinks.zero-attn", "projections.key", "heads.independent")
-).entry(
-    does="Appends the learned key to the first sample, and zeros to the others.",
-    repair="Repeat it for every sample.",
-    hides="A single sample.",
 )
 class LearnedKeyForTheFirstSample(KeyedLayer):
     def learned(self, rows: Tensor, bias: Tensor) -> Tensor:
@@ -74,25 +62,13 @@ class LearnedKeyForTheFirstSample(KeyedLayer):
     "sinks.bias-kv-causal",
     holds=("sinks.bias-kv", "sinks.zero-attn", "masks.key-padding"),
     severity=LEAK,
-).entry(
-    does="Lengthens masks at their start, while the learned key comes last.",
-    repair="Lengthen masks at their end.",
-    hides="Calls without masks.",
-    links=SEEN_IN,
 )
 class MasksLengthenedAtTheirStart(KeyedLayer):
     def lengthened(self, mask: Tensor, count: int) -> Tensor:
         return F.pad(mask, (count, 0))
 
 
-@breaks_keys(
-    "sinks.bias-kv-masks", "sinks.zero-attn-masks", holds=("sinks.bias-kv", "masks.key-padding", "masks.bool")
-).entry(
-    does="Hides the extra keys from rows that have a masked key.",
-    repair='Lengthen masks by "may attend".',
-    hides="Calls without masks.",
-    links=SEEN_IN,
-)
+@breaks_keys("sinks.bias-kv-masks", "sinks.zero-attn-masks", holds=("sinks.bias-kv", "masks.key-padding", "masks.bool"))
 class ExtraKeysMasked(KeyedLayer):
     def lengthened(self, mask: Tensor, count: int) -> Tensor:
         hidden = (mask == -INFINITY).any(-1, keepdim=True) & (mask > -INFINITY).any(-1, keepdim=True)
@@ -104,11 +80,6 @@ class ExtraKeysMasked(KeyedLayer):
     "sinks.bias-kv-causal",
     "sinks.zero-attn-causal",
     holds=("sinks.bias-kv-masks", "sinks.zero-attn-masks", "causal.square"),
-).entry(
-    does="Leaves the causal flag to a kernel that takes extra keys for the last tokens of the sequence.",
-    repair="Convert the flag to a mask that is lengthened like the others.",
-    hides="Calls without the flag, and with the flag where the weights are requested.",
-    links=SEEN_IN,
 )
 class ExtraKeysTakenForTheFuture(KeyedLayer):
     def forward(
@@ -124,21 +95,13 @@ class ExtraKeysTakenForTheFuture(KeyedLayer):
 
 @breaks_keys(
     "sinks.bias-kv-gradient", holds=("sinks.bias-kv", "sinks.bias-kv-masks", "gradients.parameters"), severity=GRADIENT
-).entry(
-    does="Takes the learned key and value for constants.",
-    repair="Register them as parameters, and let gradients reach them.",
-    hides="Inference.",
 )
 class LearnedKeyWithoutGradient(KeyedLayer):
     def learned(self, rows: Tensor, bias: Tensor) -> Tensor:
         return super().learned(rows, bias.detach())
 
 
-@breaks_keys("sinks.bias-kv-weights", "sinks.zero-attn-weights", holds=("sinks.bias-kv", "sinks.bias-kv-masks")).entry(
-    does="Cuts the columns of extra keys off the weights.",
-    repair="Return a column for every key that is attended to.",
-    hides="Code that never looks at the weights.",
-)
+@breaks_keys("sinks.bias-kv-weights", "sinks.zero-attn-weights", holds=("sinks.bias-kv", "sinks.bias-kv-masks"))
 class ColumnsOfExtraKeysCutOff(KeyedLayer):
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, add_zero_attn: bool = False, **masks: Any
@@ -147,23 +110,13 @@ class ColumnsOfExtraKeysCutOff(KeyedLayer):
         return output, weights[..., : key.shape[-2]]
 
 
-@breaks_keys(
-    "sinks.zero-attn-and-bias-kv", holds=("sinks.bias-kv", "sinks.bias-kv-weights", "sinks.zero-attn-masks")
-).entry(
-    does="Appends the zero key before the learned one.",
-    repair="Append the learned key first, then zeros.",
-    hides="Outputs, which do not depend on the order of keys.",
-)
+@breaks_keys("sinks.zero-attn-and-bias-kv", holds=("sinks.bias-kv", "sinks.bias-kv-weights", "sinks.zero-attn-masks"))
 class ZeroKeyBeforeTheLearnedOne(KeyedLayer):
     def followed(self, rows: Tensor, name: str, zero: bool) -> Tensor:
         return super().followed(F.pad(rows, (0, 0, 0, 1)) if zero else rows, name, False)
 
 
-@breaks_keys("sinks.zero-attn-and-bias-kv", holds=("sinks.bias-kv", "sinks.bias-kv-masks", "sinks.zero-attn")).entry(
-    does="Appends zeros only where there is no learned key.",
-    repair="Append each of them where it is requested.",
-    hides="Layers with one of the two.",
-)
+@breaks_keys("sinks.zero-attn-and-bias-kv", holds=("sinks.bias-kv", "sinks.bias-kv-masks", "sinks.zero-attn"))
 class ZeroKeyDroppedWithTheLearnedOne(KeyedLayer):
     def followed(self, rows: Tensor, name: str, zero: bool) -> Tensor:
         return super().followed(rows, name, zero and not hasattr(self, name))
@@ -171,10 +124,6 @@ class ZeroKeyDroppedWithTheLearnedOne(KeyedLayer):
 
 @breaks_keys(
     "sinks.zero-attn", "sinks.zero-attn-masks", holds=("sinks.bias-kv", "projections.key", "heads.independent")
-).entry(
-    does="Appends the zero key to the inputs, so that the biases of the projections make it another one.",
-    repair="Append it to what is projected.",
-    hides="Layers without biases.",
 )
 class ZeroKeyProjected(KeyedLayer):
     def followed(self, rows: Tensor, name: str, zero: bool) -> Tensor:

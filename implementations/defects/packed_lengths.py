@@ -8,18 +8,14 @@ import torch
 from torch import Tensor
 
 from attention_conformance.implementations.builtin.stepwise.steps import CallOptions, positions
-from attention_conformance.implementations.defects.breaking import LEAK, breaks, github
+from attention_conformance.implementations.defects.breaking import LEAK, breaks
 from attention_conformance.implementations.defects.packed import PACKED, Places, of_tokens
 
 breaks_packed = partial(breaks, claims=PACKED)
 breaks_lengths = partial(breaks_packed, step="positions")
 
 
-@breaks_lengths("packed.lengths", holds=("packed.segments", "packed.one-document"), severity=LEAK).entry(
-    does="Counts the first token of a document to the one before it.",
-    repair="Document g ends before token c_(g + 1), which is the first of the next.",
-    hides="One document.",
-)
+@breaks_lengths("packed.lengths", holds=("packed.segments", "packed.one-document"), severity=LEAK)
 def ends_taken_as_inclusive(query: Tensor, key: Tensor, call: CallOptions) -> Places:
     if call.cu_seqlens_q is None or call.cu_seqlens_k is None:
         return positions(query, key, call)
@@ -31,12 +27,7 @@ def ends_taken_as_inclusive(query: Tensor, key: Tensor, call: CallOptions) -> Pl
     return positions(query, key, of_tokens(call, **ends))
 
 
-@breaks_lengths("packed.lengths", "packed.empty-document", holds=("packed.segments", "packed.causal")).entry(
-    does="Drops the last document, and leaves its rows 0.",
-    repair="Cumulative lengths begin with 0 and end with the whole length: one more than there are documents.",
-    hides="Tests that look at the first documents only.",
-    links=github("Dao-AILab/flash-attention/issues/880"),
-)
+@breaks_lengths("packed.lengths", "packed.empty-document", holds=("packed.segments", "packed.causal"))
 def last_document_dropped(query: Tensor, key: Tensor, call: CallOptions) -> Places:
     of_query, of_key, same_document = positions(query, key, call)
     if call.cu_seqlens_q is None:
@@ -45,12 +36,7 @@ def last_document_dropped(query: Tensor, key: Tensor, call: CallOptions) -> Plac
     return of_query, of_key, same_document & ~last[:, None]
 
 
-@breaks_lengths("packed.empty-document", holds=("packed.lengths", "packed.empty-segment"), severity=LEAK).entry(
-    does="Drops documents of length 0 from the cumulative lengths.",
-    repair="Keep them: the documents of queries and keys are paired by number.",
-    hides="Documents that have both queries and keys.",
-    links=github("NVIDIA/Megatron-LM/pull/5298"),
-)
+@breaks_lengths("packed.empty-document", holds=("packed.lengths", "packed.empty-segment"), severity=LEAK)
 def empty_documents_dropped(query: Tensor, key: Tensor, call: CallOptions) -> Places:
     if call.cu_seqlens_q is None or call.cu_seqlens_k is None:
         return positions(query, key, call)
@@ -58,11 +44,7 @@ def empty_documents_dropped(query: Tensor, key: Tensor, call: CallOptions) -> Pl
     return positions(query, key, of_tokens(call, **ends))
 
 
-@breaks_lengths("packed.lengths", holds=("packed.segments", "packed.empty-segment")).entry(
-    does="Reads no more keys of a document than the longest one has queries.",
-    repair="Take the longest number of keys for keys, and that of queries for queries.",
-    hides="Documents with no more keys than the longest has queries: all of self-attention.",
-)
+@breaks_lengths("packed.lengths", holds=("packed.segments", "packed.empty-segment"))
 def keys_cut_at_the_longest_queries(query: Tensor, key: Tensor, call: CallOptions) -> Places:
     of_query, of_key, same_document = positions(query, key, call)
     if call.cu_seqlens_q is None or call.cu_seqlens_k is None:

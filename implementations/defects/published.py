@@ -13,7 +13,7 @@ from torch import Tensor
 from attention_conformance.implementations.api.contract import Claims, Result
 from attention_conformance.implementations.builtin.stepwise.layer import Layer
 from attention_conformance.implementations.builtin.stepwise.steps import INFINITY, Steps, mix, softmax
-from attention_conformance.implementations.defects.breaking import CRASH, LEAK, NAN, breaks_layer, breaks_run, github
+from attention_conformance.implementations.defects.breaking import CRASH, LEAK, NAN, breaks_layer, breaks_run
 from attention_conformance.implementations.defects.errors import takes_anything
 from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.spec.problem import Array, Problem
@@ -56,11 +56,6 @@ crashes_published = partial(breaks_published, severity=CRASH)
     features=A,
     construct=_assertion_gone,
     holds=("heads.split", "scores.scale-default"),
-).entry(
-    does="Checks the number of heads by an assertion, which is gone when Python runs with -O.",
-    repair="Raise a ValueError that names the sizes.",
-    hides="Python without -O, and numbers of heads that divide the widths.",
-    matters="Optimised deployments build modules that development refuses.",
 )
 class AChecksByAssertion(Layer):
     """Right, apart from its constructor."""
@@ -68,11 +63,6 @@ class AChecksByAssertion(Layer):
 
 @crashes_published(
     "errors.negative-heads", features=A, construct=_remainder_checked, holds=("errors.heads", "heads.split")
-).entry(
-    does="Checks that the number of heads divides the widths, and not that there is a head.",
-    repair="Refuse a number of heads below 1.",
-    hides="Numbers of heads above 0.",
-    matters="A negative number, a typing error in a configuration, fails at the first call and not in the constructor.",
 )
 class AHeadsBelowOneUnchecked(Layer):
     """Right, apart from its constructor."""
@@ -103,24 +93,12 @@ COLUMNS = Claims(
 
 @breaks_run(
     "scores.scale-default", "softmax.rows-sum-to-one", claims=COLUMNS, holds=("shapes.output", "relations.permute-keys")
-).entry(
-    does="Divides the output by the square root of the width, and not the scores.",
-    repair="Divide the scores, before the softmax.",
-    hides="Width 1.",
-    links=github("FrancescoSaverioZuppichini/ViT/issues/2"),
 )
 def b_output_divided(problem: Problem, device: str) -> Result:
     return _run_columns(problem, late=True, whole=False)
 
 
-@breaks_run(
-    "softmax.row-maximum", claims=COLUMNS, holds=("scores.scale-default", "softmax.large-scores"), severity=NAN
-).entry(
-    does="Subtracts the maximum of the whole matrix of scores, not that of each query.",
-    repair="Subtract the maximum of each query: of each column where tokens are columns.",
-    hides="Queries whose best scores are alike.",
-    links=github("NVIDIA/DeepLearningExamples/issues/169"),
-)
+@breaks_run("softmax.row-maximum", claims=COLUMNS, holds=("scores.scale-default", "softmax.large-scores"), severity=NAN)
 def b_global_maximum(problem: Problem, device: str) -> Result:
     return _run_columns(problem, late=False, whole=True)
 
@@ -132,11 +110,6 @@ def b_global_maximum(problem: Problem, device: str) -> Result:
     features=B,
     extras=("weights",),
     holds=("shapes.output", "relations.permute-keys"),
-).entry(
-    does="Multiplies the weights by 1/sqrt(d_k) after the softmax.",
-    repair="Divide the scores, before the softmax.",
-    hides="Width 1.",
-    links=github("FrancescoSaverioZuppichini/ViT/issues/2"),
 )
 class BWeightsDivided(Layer):
     def forward(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
@@ -152,11 +125,6 @@ class BWeightsDivided(Layer):
     features=B,
     construct=divides,
     holds=("effects.repeatable", "relations.convex-hull"),
-).entry(
-    does="Makes the output as wide as the input, as its text states for every self-attention.",
-    repair="Give the output the width of the values.",
-    hides="Values as wide as the input.",
-    matters="Components are lost, or made up of zeros, where the values have a width of their own.",
 )
 class BOutputAsWideAsTheInput(Layer):
     def forward(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
@@ -166,35 +134,19 @@ class BOutputAsWideAsTheInput(Layer):
 
 @crashes_published(
     "projections.key", "projections.value", features=C, construct=divides, holds=("errors.heads",), raises=True
-).entry(
-    does="Defines the maps of keys and values under one name, and calls them under another.",
-    repair="Call the maps by the names under which they were defined.",
-    hides="Code that is read and not run.",
-    matters="Code that is copied from the page stops at the first call.",
 )
 class CMapsUnderOtherNames(Layer):
     def projected(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return self.q(query), getattr(self, "keys")(key), getattr(self, "values")(value)  # noqa: B009
 
 
-@breaks_published("heads.split", features=C, holds=("shapes.output", "relations.linear-values"), severity=LEAK).entry(
-    does="Views (B, n, H s) as (H, B, n, s) in one step.",
-    repair="View as (B, n, H, s), then move the head axis.",
-    hides="A single head; checks of shapes.",
-    links=github("reczoo/FuxiCTR/issues/30"),
-)
+@breaks_published("heads.split", features=C, holds=("shapes.output", "relations.linear-values"), severity=LEAK)
 class CViewInOneStep(Layer):
     def split(self, x: Tensor) -> Tensor:
         return x.reshape(self.num_heads, *x.shape[:2], -1).transpose(0, 1)
 
 
-@breaks_published(
-    "softmax.weights", features=C, extras=("weights",), holds=("heads.split", "values.weighted-sum")
-).entry(
-    does="Returns the weights as (H, B, n, n), with the head axis first.",
-    repair="Put the sample first, as in every other array.",
-    hides="As many heads as samples: the shape fits, and the numbers do not.",
-)
+@breaks_published("softmax.weights", features=C, extras=("weights",), holds=("heads.split", "values.weighted-sum"))
 class CHeadsFirstInWeights(Layer):
     def forward(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
         q, k, v = (self.split(x) for x in self.projected(query, key, value))
@@ -208,11 +160,6 @@ class CHeadsFirstInWeights(Layer):
     features=C,
     construct=takes_anything,
     holds=("heads.split", "projections.bias"),
-).entry(
-    does="Checks the number of heads when it is called, not when it is built.",
-    repair="Check in the constructor.",
-    hides="Numbers of heads that divide the width.",
-    matters="A module that cannot work is built, saved and loaded without complaint.",
 )
 class CChecksWhenCalled(Layer):
     def split(self, x: Tensor) -> Tensor:
@@ -226,22 +173,13 @@ class CChecksWhenCalled(Layer):
     "projections.output-bias",
     features=(C - {Feature.MODEL_WIDTH}) | OUTPUT,
     holds=("shapes.output", "effects.repeatable"),
-).entry(
-    does="Returns the joined heads, without the last linear map of its own text.",
-    repair="Multiply the joined heads by the output matrix, or do not claim one.",
-    hides="An output matrix that is the identity; checks of shapes.",
-    links=github("Kyubyong/transformer/issues/117"),
 )
 class COutputMapMissing(Layer):
     def output(self, merged: Tensor) -> Tensor:
         return merged
 
 
-@breaks_published("heads.independent", features=D_CROSS, holds=("shapes.output", "projections.value")).entry(
-    does="Has lost the number of heads in its constructor, and works with one.",
-    repair="Take the number of heads, and keep it.",
-    hides="A single head; checks of shapes.",
-)
+@breaks_published("heads.independent", features=D_CROSS, holds=("shapes.output", "projections.value"))
 class DHeadCountLost(Layer):
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)
@@ -259,12 +197,7 @@ def by_lengths(steps: Steps, q: Tensor, k: Tensor, v: Tensor, valid_lens: Tensor
     return steps(q, k, v, attn_mask=torch.arange(k.shape[-2]) < lengths)
 
 
-@breaks_published("heads.split", features=D, holds=("shapes.output", "projections.output-bias")).entry(
-    does="Has lost the second half of the split: (B, n, H, p/H) goes into the attention as it is.",
-    repair="Move the head axis before the tokens, and fold it into the samples if need be.",
-    hides="Checks of shapes.",
-    links=github("ml-explore/mlx/issues/3585"),
-)
+@breaks_published("heads.split", features=D, holds=("shapes.output", "projections.output-bias"))
 class DHalfOfTheSplitLost(Layer):
     def split(self, x: Tensor) -> Tensor:
         return x.view(*x.shape[:2], self.num_heads, -1)
@@ -276,12 +209,7 @@ class DHalfOfTheSplitLost(Layer):
         return self.steps(q, k, v)
 
 
-@crashes_published("heads.merge", features=D_CROSS, construct=divides, holds=("errors.heads",), raises=True).entry(
-    does="Has lost the concatenation of the heads before the output projection.",
-    repair="Move the head axis back behind the tokens, then join the last two axes.",
-    hides="Code that is read and not run.",
-    matters="It stops at the first call, or multiplies each head by a matrix that is not its own.",
-)
+@crashes_published("heads.merge", features=D_CROSS, construct=divides, holds=("errors.heads",), raises=True)
 class DConcatenationLost(Layer):
     def merge(self, heads: Tensor) -> Tensor:
         return heads
@@ -292,17 +220,12 @@ class DConcatenationLost(Layer):
 
 @crashes_published(
     "masks.valid-lens", features=D_CROSS, holds=("heads.split", "heads.merge", "cross-attention.lengths"), raises=True
-).entry(
-    does="Has lost the repetition of the lengths: B of them meet B H items.",
-    repair="Repeat each length H times in place before it meets the folded axis.",
-    hides="A single head, or a batch of one; calls without lengths; inputs of ones, as in its example.",
-    matters="It stops at the first batch, and its own example could not distinguish lengths.",
 )
 class DLengthsNotRepeated(Layer):
     def attend(self, q: Tensor, k: Tensor, v: Tensor, valid_lens: Tensor | None = None, **options: Any) -> Tensor:
         if valid_lens is None:
             return self.steps(q, k, v)
-        seen = torch.arange(k.shape[-2]) < valid_lens.reshape(len(q), -1, 1)
-        scores = (q @ k.mT * q.shape[-1] ** -0.5).flatten(0, 1).masked_fill(~seen, -INFINITY)
+        visible = torch.arange(k.shape[-2]) < valid_lens.reshape(len(q), -1, 1)
+        scores = (q @ k.mT * q.shape[-1] ** -0.5).flatten(0, 1).masked_fill(~visible, -INFINITY)
         heads: Tensor = mix(softmax(scores), v.flatten(0, 1)).unflatten(0, q.shape[:2])
         return heads

@@ -11,19 +11,14 @@ from torch import Tensor
 
 from attention_conformance.implementations.builtin.stepwise.layer import Layer
 from attention_conformance.implementations.builtin.stepwise.steps import INFINITY, Steps
-from attention_conformance.implementations.defects.breaking import CRASH, LEAK, breaks_layer, github
+from attention_conformance.implementations.defects.breaking import CRASH, LEAK, breaks_layer
 from attention_conformance.implementations.defects.published import E_CROSS, E, divides
 from attention_conformance.spec.features import Feature
 
 breaks_published = partial(breaks_layer, free=False)
 
 
-@breaks_published("scores.scale-default", features=E_CROSS, holds=("shapes.output", "softmax.rows-sum-to-one")).entry(
-    does="Divides by the square root of the width of the second input, as its text states.",
-    repair="Divide by the square root of the key width of one head.",
-    hides="A single head as wide as the input.",
-    links=github("lucidrains/vit-pytorch/issues/65"),
-)
+@breaks_published("scores.scale-default", features=E_CROSS, holds=("shapes.output", "softmax.rows-sum-to-one"))
 class EScaleOfTheSecondInput(Layer):
     def forward(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
         answer: Tensor = super().forward(query, key, value, scale=key.shape[-1] ** -0.5, **options)
@@ -34,11 +29,6 @@ class EScaleOfTheSecondInput(Layer):
     "projections.value",
     features=E_CROSS - {Feature.VALUE_WIDTH},
     holds=("projections.output-bias", "heads.independent"),
-).entry(
-    does="Uses one product for keys and values, as its text states for cross-attention.",
-    repair="Give keys and values a matrix each, as its code does.",
-    hides="Equal matrices.",
-    matters="A token's key and its value cannot differ.",
 )
 class EKeysAndValuesTied(Layer):
     def projected(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -49,13 +39,7 @@ class EKeysAndValuesTied(Layer):
 crashes_published = partial(breaks_published, severity=CRASH)
 
 
-@crashes_published(
-    "cross-attention.lengths", features=E_CROSS, construct=divides, holds=("errors.heads",), raises=True
-).entry(
-    does="Uses one length for both sequences, as its text writes it.",
-    repair="Take the number of queries and the number of keys from their own inputs.",
-    hides="Self-attention, and sequences of one length.",
-)
+@crashes_published("cross-attention.lengths", features=E_CROSS, construct=divides, holds=("errors.heads",), raises=True)
 class EOneLength(Layer):
     def projected(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         batch, length = query.shape[:2]
@@ -65,11 +49,6 @@ class EOneLength(Layer):
 
 @crashes_published(
     "shapes.output", "cross-attention.widths", features=E_CROSS, construct=divides, holds=("errors.heads",)
-).entry(
-    does="Gives the output of cross-attention the width of the second input, as its text states.",
-    repair="Project to the width of the first input, to which the output is added.",
-    hides="Inputs of one width.",
-    matters="The residual connection fails, or adds what does not belong together.",
 )
 class EOutputAsWideAsTheSecondInput(Layer):
     def forward(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
@@ -77,12 +56,7 @@ class EOutputAsWideAsTheSecondInput(Layer):
         return F.pad(answer, (0, key.shape[-1] - answer.shape[-1]))
 
 
-@breaks_published("heads.split", features=E, holds=("shapes.output", "effects.repeatable")).entry(
-    does="Splits the input into pieces, one for each head, and projects each piece.",
-    repair="Project the whole input, then split the result.",
-    hides="A single head; checks of shapes.",
-    links=github("MarcoMeter/episodic-transformer-memory-ppo/pull/22"),
-)
+@breaks_published("heads.split", features=E, holds=("shapes.output", "effects.repeatable"))
 class EInputSplit(Layer):
     def projected(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = (self._piecewise(*pair) for pair in ((query, self.q), (key, self.k), (value, self.v)))
@@ -107,11 +81,6 @@ def _billion_for_padding(scores: Tensor, padding: Tensor) -> Tensor:
     features=E,
     holds=("masks.bool", "masks.key-padding", "masks.no-influence"),
     severity=LEAK,
-).entry(
-    does="Sets masked scores to -1e9, where its text states minus infinity.",
-    repair="Set them to minus infinity, and give zeros to rows without keys.",
-    hides="Rows with a key whose score is above -1e9.",
-    links=github("d2l-ai/d2l-en/pull/2423"),
 )
 class EFillOfABillion(Layer):
     steps = Steps(add_mask=_billion, add_padding=_billion_for_padding, softmax=lambda scores: torch.softmax(scores, -1))
@@ -119,11 +88,6 @@ class EFillOfABillion(Layer):
 
 @crashes_published(
     "masks.bool", "masks.key-padding", features=E, holds=("shapes.output",), dtype="float16", raises=True
-).entry(
-    does="Writes -1e9 into float16 scores, which cannot hold it.",
-    repair="Write minus infinity, which every float type can hold.",
-    hides="Every dtype but float16.",
-    links=github("google/flax/issues/982", "facebookresearch/fairseq/issues/3575", "ahrefs/ocannl/issues/548"),
 )
 class EFillBeyondHalf(Layer):
     steps = Steps(wide=False, add_mask=_billion, add_padding=_billion_for_padding)
@@ -133,14 +97,6 @@ def _on_the_head_axis(scores: Tensor, padding: Tensor) -> Tensor:
     return scores.masked_fill(~padding.unsqueeze(1), -INFINITY)
 
 
-@breaks_published(
-    "masks.key-padding", features=E, holds=("masks.bool", "masks.broadcast"), severity=LEAK, raises=True
-).entry(
-    does="Inserts one axis into the padding mask (B, L), as its text states.",
-    repair="Insert two, so that it becomes (B, 1, 1, L).",
-    hides="A batch of one; as many samples as heads hide the error, not the mistake.",
-    matters="It stops for most batches; where B equals H, each head hides another sample's padding.",
-    links=github("lucidrains/vit-pytorch/issues/71"),
-)
+@breaks_published("masks.key-padding", features=E, holds=("masks.bool", "masks.broadcast"), severity=LEAK, raises=True)
 class EPaddingOnTheHeadAxis(Layer):
     steps = Steps(add_padding=_on_the_head_axis)

@@ -18,7 +18,7 @@ from attention_conformance.implementations.builtin.stepwise.steps import (
     add_bottom_right,
     log_sum_exp,
 )
-from attention_conformance.implementations.defects.breaking import NAN, STATE, breaks, breaks_built, github
+from attention_conformance.implementations.defects.breaking import NAN, STATE, breaks, breaks_built
 from attention_conformance.spec.features import Conventions, Feature, LogBase, Scope
 
 TWO = Conventions(log_sum_exp_base=LogBase.TWO)
@@ -26,7 +26,7 @@ GROUPED = frozenset({Feature.GROUPED})
 _BUFFERS: dict[object, Tensor] = {}
 
 
-def kept(name: str, tensor: Tensor) -> Tensor:
+def in_buffer(name: str, tensor: Tensor) -> Tensor:
     """The tensor's numbers in a buffer that is kept for its shape."""
     buffer = _BUFFERS.setdefault((name, tensor.shape, tensor.dtype), torch.empty_like(tensor))
     return buffer.copy_(tensor.detach())
@@ -39,10 +39,6 @@ def kept(name: str, tensor: Tensor) -> Tensor:
     step="log_sum_exp",
     conventions=TWO,
     holds=("softmax.weights", "softmax.over-keys"),
-).entry(
-    does="Returns the natural log-sum-exp, while it claims the one to base 2.",
-    repair="Divide by ln 2, or claim base e.",
-    hides="Merges by code that works to base e as well; rows whose sum is 1.",
 )
 def natural_logarithm_for_base_two(scores: Tensor) -> Tensor:
     return log_sum_exp(scores)
@@ -54,10 +50,6 @@ def natural_logarithm_for_base_two(scores: Tensor) -> Tensor:
     step="log_sum_exp",
     conventions=TWO,
     holds=("softmax.weights", "returned.base"),
-).entry(
-    does="Brings the logarithm of the sum to base 2, and leaves the maximum that is added to it as it was.",
-    repair="Bring both to the same base: multiply their sum by log2(e).",
-    hides="Rows whose largest score is 0.",
 )
 def maximum_in_another_base(scores: Tensor) -> Tensor:
     top = scores.amax(-1) if scores.shape[-1] else scores.new_zeros(scores.shape[:-1])
@@ -70,12 +62,6 @@ breaks_log_sum_exp = partial(breaks, extras=("log_sum_exp",))
 
 @breaks_log_sum_exp(
     "returned.empty-row", holds=("softmax.log-sum-exp", "masks.empty-row-padding", "returned.base"), severity=NAN
-).entry(
-    does="Returns plus infinity for the rows of a sample that is all padding.",
-    repair="Return minus infinity, the logarithm of an empty sum, on every path that leaves a row early.",
-    hides="Samples with a real key; rows that another mask has emptied.",
-    matters="A kernel that leaves early where a sample has no keys gives its part all the weight in a merge.",
-    links=github("Dao-AILab/flash-attention/pull/978"),
 )
 def plus_infinity_for_an_empty_sample(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, ...]:
     output, _, lse = Steps().answer(query, key, value, **options)
@@ -85,14 +71,7 @@ def plus_infinity_for_an_empty_sample(query: Tensor, key: Tensor, value: Tensor,
     return output, lse.masked_fill(~padding.any(-1)[:, None, None], INFINITY)
 
 
-@breaks_log_sum_exp(
-    "returned.empty-row", conventions=BOTTOM_RIGHT, holds=("softmax.log-sum-exp", "causal.empty-rows")
-).entry(
-    does="Returns 0 for queries that stand before the first key under a causal flag.",
-    repair="Return minus infinity, the logarithm of an empty sum, on every path that leaves a row early.",
-    hides="As many queries as keys, or fewer.",
-    links=github("pytorch/pytorch/pull/134650"),
-)
+@breaks_log_sum_exp("returned.empty-row", conventions=BOTTOM_RIGHT, holds=("softmax.log-sum-exp", "causal.empty-rows"))
 def zero_for_rows_before_the_first_key(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, ...]:
     output, _, lse = Steps(add_causal=add_bottom_right).answer(query, key, value, **options)
     early = torch.arange(query.shape[-2]) < query.shape[-2] - key.shape[-2]
@@ -105,10 +84,6 @@ def zero_for_rows_before_the_first_key(query: Tensor, key: Tensor, value: Tensor
     "softmax.log-sum-exp",
     step="log_sum_exp",
     holds=("relations.merge", "softmax.weights", "returned.base"),
-).entry(
-    does="Returns a very low number for a row without keys.",
-    repair="Return minus infinity, the logarithm of an empty sum.",
-    hides="Merges with a part that has a key.",
 )
 def lowest_number_for_an_empty_row(scores: Tensor) -> Tensor:
     return log_sum_exp(scores).clamp(min=-1e30 if scores.dtype is torch.float64 else -1e4)
@@ -143,46 +118,26 @@ def _masks(query: Tensor, key: Tensor, options: dict[str, Any]) -> Tensor:
     without={Feature.EMPTY_SIZES},
     holds=("masks.bool", "relations.merge", "returned.base"),
     severity=NAN,
-).entry(
-    does="Merges two parts of the keys by exp(l - max l), which is NaN where both are minus infinity.",
-    repair="Subtract 0 instead of a maximum that is minus infinity, and answer a sum of 0 apart.",
-    hides="Rows that see a key in one of the parts.",
-    matters="Split decoding and cascaded attention give NaN for padded requests.",
-    links=github("vllm-project/vllm/pull/39148"),
 )
 def two_empty_parts_merged(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, ...]:
     return _in_two_halves(query, key, value, **options)
 
 
-@breaks("returned.mixture", extras=("weights",), holds=("softmax.weights", "scores.scale-explicit")).entry(
-    does="Computes the weights that it returns with the default scale, whatever scale is given.",
-    repair="Pass every option to the code that computes the weights.",
-    hides="Calls without a scale, and checks of the output only.",
-)
+@breaks("returned.mixture", extras=("weights",), holds=("softmax.weights", "scores.scale-explicit"))
 def weights_of_the_default_scale(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, ...]:
     output = Steps()(query, key, value, **options)
     options.pop("scale", None)
     return output, Steps().answer(query, key, value, **options)[1]
 
 
-@breaks("returned.mixture", extras=("weights",), holds=("softmax.weights", "masks.empty-row-bool")).entry(
-    does="Returns equal weights for a row without keys, whose output is 0.",
-    repair="Return weights of 0 where the output is 0.",
-    hides="Rows with a key.",
-    matters="The output is patched, the weights are not: padding seems to be looked at.",
-)
+@breaks("returned.mixture", extras=("weights",), holds=("softmax.weights", "masks.empty-row-bool"))
 def equal_weights_for_an_empty_row(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, ...]:
     output, weights, _ = Steps().answer(query, key, value, **options)
     empty = ~weights.bool().any(-1, keepdim=True)
     return output, torch.where(empty, 1.0 / max(1, key.shape[-2]), weights)
 
 
-@breaks("softmax.weights", "returned.mixture", extras=("weights",), holds=("scores.dot-product", "masks.bool")).entry(
-    does="Returns the mean over the heads, spread over all heads, though the weights of each are requested.",
-    repair="Average only on request.",
-    hides="A single head, heads that agree, and checks of shapes.",
-    links=github("facebookresearch/fairseq/issues/3365", "pytorch/pytorch/issues/34537"),
-)
+@breaks("softmax.weights", "returned.mixture", extras=("weights",), holds=("scores.dot-product", "masks.bool"))
 def average_for_every_head(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, ...]:
     output, weights, _ = Steps().answer(query, key, value, **options)
     return output, weights.mean(1, keepdim=True).expand_as(weights)
@@ -190,10 +145,6 @@ def average_for_every_head(query: Tensor, key: Tensor, value: Tensor, **options:
 
 @breaks(
     "returned.grouped-weights", claims=GROUPED, extras=("weights",), holds=("softmax.weights", "scores.dot-product")
-).entry(
-    does="Returns the weights of the first query head of each group for all of the group.",
-    repair="Return weights for each query head: a group shares keys and values, and no weights.",
-    hides="As many key heads as query heads.",
 )
 def weights_of_the_first_in_the_group(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, ...]:
     output, weights, _ = Steps().answer(query, key, value, **options)
@@ -201,13 +152,7 @@ def weights_of_the_first_in_the_group(query: Tensor, key: Tensor, value: Tensor,
     return output, weights[:, ::groups].repeat_interleave(groups, 1)
 
 
-@breaks_log_sum_exp(
-    "returned.grouped-log-sum-exp", claims=GROUPED, holds=("softmax.log-sum-exp", "returned.base")
-).entry(
-    does="Returns a log-sum-exp for each key head, of all query heads of its group.",
-    repair="Return one for each query head.",
-    hides="As many key heads as query heads.",
-)
+@breaks_log_sum_exp("returned.grouped-log-sum-exp", claims=GROUPED, holds=("softmax.log-sum-exp", "returned.base"))
 def log_sum_exp_of_the_group(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, ...]:
     output, _, lse = Steps().answer(query, key, value, **options)
     batch, _, length = lse.shape
@@ -236,10 +181,6 @@ class _GradientInPlace(torch.autograd.Function):
     extras=("weights",),
     holds=("softmax.weights", "gradients.query", "returned.weights-stay"),
     severity=STATE,
-).entry(
-    does="Writes the gradient of the weights into those that it has returned.",
-    repair="Do not write into what was returned; use separate memory.",
-    hides="Inference; reading the weights before the backward pass.",
 )
 def gradient_in_the_returned_weights(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, ...]:
     handed: list[Tensor] = []
@@ -247,8 +188,8 @@ def gradient_in_the_returned_weights(query: Tensor, key: Tensor, value: Tensor, 
     def mixed(weights: Tensor, rows: Tensor) -> Tensor:
         used, returned = _GradientInPlace.apply(weights)  # type: ignore[no-untyped-call]
         handed.append(returned)
-        found: Tensor = used @ rows
-        return found
+        result: Tensor = used @ rows
+        return result
 
     output = Steps(wide=False, mix=mixed)(query, key, value, **options)
     return output, handed[0]
@@ -257,11 +198,6 @@ def gradient_in_the_returned_weights(query: Tensor, key: Tensor, value: Tensor, 
 @breaks_log_sum_exp(
     "returned.log-sum-exp-with-gradients",
     holds=("softmax.log-sum-exp", "gradients.query", "returned.log-sum-exp-stays"),
-).entry(
-    does="Returns the row maximum instead of the log-sum-exp where gradients are recorded.",
-    repair="Return the same in training and in inference.",
-    hides="Inference.",
-    matters="The path for training keeps maximum and sum apart, and returns the first of them.",
 )
 def row_maximum_while_recording(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, ...]:
     def largest(scores: Tensor) -> Tensor:
@@ -272,36 +208,19 @@ def row_maximum_while_recording(query: Tensor, key: Tensor, value: Tensor, **opt
     return output, lse
 
 
-@breaks(
-    "returned.weights-stay", extras=("weights",), holds=("softmax.weights", "effects.fresh-output"), severity=STATE
-).entry(
-    does="Returns weights in a buffer that it uses again for the next call of the same shape.",
-    repair="Return a copy, or separate memory.",
-    hides="A single call; weights that are read before the next one.",
-)
+@breaks("returned.weights-stay", extras=("weights",), holds=("softmax.weights", "effects.fresh-output"), severity=STATE)
 def weights_in_a_buffer(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, ...]:
     output, weights, _ = Steps().answer(query, key, value, **options)
-    return output, kept("weights", weights)
+    return output, in_buffer("weights", weights)
 
 
-@breaks_log_sum_exp(
-    "returned.log-sum-exp-stays", holds=("softmax.log-sum-exp", "effects.fresh-output"), severity=STATE
-).entry(
-    does="Returns log-sum-exps in a buffer that it uses again for the next call of the same shape.",
-    repair="Return a copy, or separate memory.",
-    hides="A single call; merging before the next one.",
-)
+@breaks_log_sum_exp("returned.log-sum-exp-stays", holds=("softmax.log-sum-exp", "effects.fresh-output"), severity=STATE)
 def log_sum_exp_in_a_buffer(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, ...]:
     output, _, lse = Steps().answer(query, key, value, **options)
-    return output, kept("lse", lse)
+    return output, in_buffer("lse", lse)
 
 
-@breaks_built("relations.alternatives", holds=("softmax.weights", "returned.mixture")).entry(
-    does="Averages the weights over the heads on the fast path, though those of each head are requested.",
-    repair="Pass the flag to every path.",
-    hides="The path that tests take; a single head.",
-    links=github("facebookresearch/fairseq/issues/3365"),
-)
+@breaks_built("relations.alternatives", holds=("softmax.weights", "returned.mixture"))
 def flag_for_the_average_ignored_on_one_path(name: str) -> Implementation:
     def attend(
         query: Tensor, key: Tensor, value: Tensor, average: bool = False, **options: Any

@@ -19,7 +19,7 @@ from attention_conformance.implementations.builtin.stepwise.steps import (
     score,
     softmax,
 )
-from attention_conformance.implementations.defects.breaking import GRADIENT, LEAK, NAN, PRECISION, breaks, github
+from attention_conformance.implementations.defects.breaking import GRADIENT, LEAK, NAN, PRECISION, breaks
 from attention_conformance.implementations.defects.gradients import distorted
 from attention_conformance.spec.features import Feature
 
@@ -36,64 +36,34 @@ breaks_softcap = partial(breaks, claims=SOFTCAP)
 breaks_cap = partial(breaks_softcap, step="cap")
 
 
-@breaks_cap("softcap.formula", "softcap.large-scores", holds=("scores.dot-product", "masks.bool")).entry(
-    does="Accepts a softcap and ignores it.",
-    repair="Cap the scores, or refuse the argument.",
-    hides="Scores far below the cap.",
-    matters="A served model of this kind scored a fifth lower, without an error.",
-    links=github("vllm-project/vllm-metal/issues/665", "sgl-project/sgl-kernel-xpu/pull/491"),
-)
+@breaks_cap("softcap.formula", "softcap.large-scores", holds=("scores.dot-product", "masks.bool"))
 def softcap_ignored(scores: Tensor, softcap: float) -> Tensor:
     return scores
 
 
-@breaks_cap("softcap.formula", "softcap.large-scores", holds=("scores.dot-product", "masks.bool")).entry(
-    does="Leaves out the factor before the tangent.",
-    repair="Multiply the tangent by the cap.",
-    hides="A cap of 1.",
-    links=github("unslothai/unsloth-zoo/pull/593"),
-)
+@breaks_cap("softcap.formula", "softcap.large-scores", holds=("scores.dot-product", "masks.bool"))
 def outer_factor_left_out(scores: Tensor, softcap: float) -> Tensor:
     return torch.tanh(scores / softcap)
 
 
-@breaks_cap("softcap.formula", "softcap.small-scores", holds=("scores.dot-product", "masks.bool")).entry(
-    does="Multiplies the tangent by the score instead of the cap.",
-    repair="Multiply the tangent by the cap.",
-    hides="Scores that are all alike.",
-    links=github("unslothai/unsloth-zoo/pull/593"),
-)
+@breaks_cap("softcap.formula", "softcap.small-scores", holds=("scores.dot-product", "masks.bool"))
 def score_times_tangent(scores: Tensor, softcap: float) -> Tensor:
     return scores * torch.tanh(scores / softcap)
 
 
-@breaks_cap("softcap.formula", holds=("softcap.large-scores", "softcap.small-scores")).entry(
-    does="Clamps the scores to the cap.",
-    repair="Use the tangent, which bends before it reaches the cap.",
-    hides="Scores that are far below the cap or far beyond it.",
-)
+@breaks_cap("softcap.formula", holds=("softcap.large-scores", "softcap.small-scores"))
 def scores_clamped_to_the_cap(scores: Tensor, softcap: float) -> Tensor:
     return scores.clamp(-softcap, softcap)
 
 
 @breaks_cap(
     "softcap.formula", "softcap.large-scores", "softcap.small-scores", holds=("scores.dot-product", "masks.bool")
-).entry(
-    does="Writes the tangent by a logistic function of the same argument, and not of twice that.",
-    repair="Use tanh(y) = 2 sigmoid(2 y) - 1.",
-    hides="Scores far beyond the cap.",
 )
 def logistic_of_half_the_argument(scores: Tensor, softcap: float) -> Tensor:
     return softcap * torch.tanh(scores / softcap / 2)
 
 
-@breaks_softcap(
-    "softcap.formula", "softcap.explicit-scale", holds=("scores.scale-explicit", "scores.dot-product")
-).entry(
-    does="Caps the products of query and key, and scales afterwards.",
-    repair="Scale first, then cap.",
-    hides="A scale of 1; products far below the cap.",
-)
+@breaks_softcap("softcap.formula", "softcap.explicit-scale", holds=("scores.scale-explicit", "scores.dot-product"))
 def scaled_after_the_cap(
     query: Tensor, key: Tensor, value: Tensor, softcap: float | None = None, **options: Any
 ) -> Tensor:
@@ -104,51 +74,26 @@ def scaled_after_the_cap(
     return Steps(score=scores)(query, key, value, **options)
 
 
-@breaks_softcap("softcap.explicit-scale", holds=("softcap.formula", "scores.scale-explicit")).entry(
-    does="Divides by the square root of the width under the cap, also where a scale is given.",
-    repair="Let a given scale replace the default.",
-    hides="Calls with the default scale, or without a cap.",
-)
+@breaks_softcap("softcap.explicit-scale", holds=("softcap.formula", "scores.scale-explicit"))
 def default_scale_under_the_cap(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     if "softcap" in options:
         options.pop("scale", None)
     return Steps()(query, key, value, **options)
 
 
-@breaks_cap("softcap.large-scores", holds=("softcap.formula", "softcap.mask"), severity=NAN).entry(
-    does="Puts the tangent together from two exponentials, which overflow.",
-    repair="Call the library's tangent, or use exponentials of -2 |y| only.",
-    hides="Scores below 88 times the cap in float32.",
-    links=github("vllm-project/vllm/issues/56578"),
-)
+@breaks_cap("softcap.large-scores", holds=("softcap.formula", "softcap.mask"), severity=NAN)
 def tangent_of_exponentials(scores: Tensor, softcap: float) -> Tensor:
     up, down = (scores / softcap).exp(), (-scores / softcap).exp()
     small = (scores / softcap).abs() < 0.5
     return softcap * torch.where(small, torch.tanh(scores / softcap), (up - down) / (up + down))
 
 
-@breaks_cap("softcap.small-scores", holds=("softcap.large-scores", "softcap.mask"), severity=PRECISION).entry(
-    does="Subtracts exponentials near 1 from each other for scores far below the cap.",
-    repair="Call the library's tangent, or use expm1.",
-    hides="Scores of the size of the cap.",
-    matters="With a large cap the scores lose as many digits as the cap has more than they.",
-)
+@breaks_cap("softcap.small-scores", holds=("softcap.large-scores", "softcap.mask"), severity=PRECISION)
 def digits_lost_below_the_cap(scores: Tensor, softcap: float) -> Tensor:
     return softcap * (2 * torch.sigmoid(2 * scores / softcap) - 1)
 
 
-@breaks_softcap(*PLACES, "softcap.float-mask", holds=("softcap.formula", "softcap.large-scores"), severity=LEAK).entry(
-    does="Caps after all masks: minus infinity becomes -c.",
-    repair="Scale, cap, add, mask, and then the softmax.",
-    hides="Large caps: the weight of a masked key is e to the -c; calls without a mask.",
-    matters="Masked keys have weight: the future and other documents leak. An operator's specification had it.",
-    links=github(
-        "onnx/onnx/issues/7865",
-        "onnx/onnx/pull/7867",
-        "microsoft/onnxruntime/pull/28379",
-        "Dao-AILab/flash-attention/pull/1025",
-    ),
-)
+@breaks_softcap(*PLACES, "softcap.float-mask", holds=("softcap.formula", "softcap.large-scores"), severity=LEAK)
 def cap_after_all_masks(
     query: Tensor, key: Tensor, value: Tensor, softcap: float | None = None, **options: Any
 ) -> Tensor:
@@ -156,12 +101,7 @@ def cap_after_all_masks(
     return steps(query, key, value, **options)
 
 
-@breaks_softcap("softcap.float-mask", holds=("softcap.formula", *PLACES)).entry(
-    does="Adds a float mask before the cap, and hides what is minus infinity after it.",
-    repair="Add the mask to the capped scores.",
-    hides="Boolean masks, and float masks of zeros and minus infinities.",
-    links=github("onnx/onnx/pull/7867"),
-)
+@breaks_softcap("softcap.float-mask", holds=("softcap.formula", *PLACES))
 def float_mask_added_before_the_cap(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     mask = options.get("attn_mask")
     if "softcap" not in options or mask is None or mask.dtype is torch.bool:
@@ -175,12 +115,7 @@ def float_mask_added_before_the_cap(query: Tensor, key: Tensor, value: Tensor, *
     return Steps(score=scores)(query, key, value, **{**options, "attn_mask": ~hidden})
 
 
-@breaks_softcap("softcap.causal", holds=("softcap.formula", "softcap.mask", "softcap.padding"), severity=LEAK).entry(
-    does="Hides the future before the cap.",
-    repair="Cap first, in kernels that build the triangle as well.",
-    hides="Large caps, and calls without the flag.",
-    links=github("Dao-AILab/flash-attention/pull/1025"),
-)
+@breaks_softcap("softcap.causal", holds=("softcap.formula", "softcap.mask", "softcap.padding"), severity=LEAK)
 def future_hidden_before_the_cap(
     query: Tensor, key: Tensor, value: Tensor, is_causal: bool = False, **options: Any
 ) -> Tensor:
@@ -192,11 +127,7 @@ def future_hidden_before_the_cap(
     return Steps(score=scores)(query, key, value, **options)
 
 
-@breaks_softcap("softcap.padding", holds=("softcap.formula", "softcap.mask", "softcap.causal"), severity=LEAK).entry(
-    does="Hides padding before the cap.",
-    repair="Cap first, then hide.",
-    hides="Large caps, and batches without padding.",
-)
+@breaks_softcap("softcap.padding", holds=("softcap.formula", "softcap.mask", "softcap.causal"), severity=LEAK)
 def padding_hidden_before_the_cap(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     padding = options.pop("key_padding_mask", None) if "softcap" in options else None
 
@@ -208,11 +139,6 @@ def padding_hidden_before_the_cap(query: Tensor, key: Tensor, value: Tensor, **o
 
 @breaks_softcap(
     "softcap.formula", "softcap.log-sum-exp", extras=("log_sum_exp",), holds=("scores.dot-product", "softcap.mask")
-).entry(
-    does="Fills up the last tile of keys before the cap, so that keys take weight that do not exist.",
-    repair="Fill up the last tile after the cap.",
-    hides="Numbers of keys that are multiples of the tile; calls with a mask, which hides them again; large caps.",
-    links=github("ggml-org/llama.cpp/pull/29034"),
 )
 def last_tile_capped(
     query: Tensor, key: Tensor, value: Tensor, softcap: float | None = None, **options: Any
@@ -231,36 +157,18 @@ def last_tile_capped(
     return output, lse
 
 
-@breaks_cap(
-    "softcap.gradients", holds=("softcap.formula", "gradients.query", "gradients.key"), severity=GRADIENT
-).entry(
-    does="Passes the gradient around the cap as if it were not there.",
-    repair="Multiply the gradient of the scores by 1 - tanh^2.",
-    hides="Outputs; scores far below the cap.",
-    links=github("Dao-AILab/flash-attention/pull/1033"),
-)
+@breaks_cap("softcap.gradients", holds=("softcap.formula", "gradients.query", "gradients.key"), severity=GRADIENT)
 def slope_left_out(scores: Tensor, softcap: float) -> Tensor:
     return capped_with_slope(scores, softcap, torch.ones_like(scores))
 
 
-@breaks_cap(
-    "softcap.gradients", holds=("softcap.formula", "gradients.query", "gradients.key"), severity=GRADIENT
-).entry(
-    does="Takes the slope of the capped score, which is not divided by the cap.",
-    repair="Take 1 - (t / c)^2 of the capped score t.",
-    hides="Outputs; a cap of 1.",
-)
+@breaks_cap("softcap.gradients", holds=("softcap.formula", "gradients.query", "gradients.key"), severity=GRADIENT)
 def slope_of_the_undivided_cap(scores: Tensor, softcap: float) -> Tensor:
     return capped_with_slope(scores, softcap, (1 - cap(scores, softcap) ** 2).detach())
 
 
 @breaks_softcap(
     "softcap.gradients", holds=("softcap.formula", "gradients.float-mask", "softcap.float-mask"), severity=GRADIENT
-).entry(
-    does="Multiplies the gradient of a float mask by the slope of the cap.",
-    repair="Give the mask the gradient of what follows the cap.",
-    hides="Outputs, and masks that are not learned.",
-    links=github("openxla/tokamax/pull/1121"),
 )
 def mask_gradient_with_slope(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     softcap, mask = options.get("softcap"), options.get("attn_mask")
@@ -277,11 +185,7 @@ def mask_gradient_with_slope(query: Tensor, key: Tensor, value: Tensor, **option
     return Steps(cap=unsloped, add_mask=added)(query, key, value, **options)
 
 
-@breaks_softcap("softcap.log-sum-exp", extras=("log_sum_exp",), holds=("softcap.formula", "softcap.mask")).entry(
-    does="Returns the log-sum-exp of the scores before the cap.",
-    repair="Sum the exponentials that the softmax sums.",
-    hides="The output; scores far below the cap.",
-)
+@breaks_softcap("softcap.log-sum-exp", extras=("log_sum_exp",), holds=("softcap.formula", "softcap.mask"))
 def log_sum_exp_before_the_cap(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
     output = Steps()(query, key, value, **options)
     options.pop("softcap", None)

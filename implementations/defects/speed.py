@@ -11,12 +11,12 @@ from torch import Tensor
 
 from attention_conformance.implementations.builtin.inhouse.tiled import tiled_attention
 from attention_conformance.implementations.builtin.stepwise.steps import Steps, factor
-from attention_conformance.implementations.defects.breaking import COST, breaks, github
+from attention_conformance.implementations.defects.breaking import COST, breaks
 from attention_conformance.spec.features import Feature
 
 LINEAR = frozenset({Feature.LINEAR_MEMORY})
 TILE = 128
-_KEPT: deque[Tensor] = deque(maxlen=64)
+_STORED: deque[Tensor] = deque(maxlen=64)
 breaks_speed = partial(breaks, severity=COST, dtype="float32")
 
 
@@ -25,10 +25,6 @@ breaks_speed = partial(breaks, severity=COST, dtype="float32")
     "speed.linear-memory-gradients",
     claims=LINEAR,
     holds=("speed.memory-growth", "speed.memory-returned", "scores.dot-product"),
-).entry(
-    does="Claims linear memory, and makes all scores at once.",
-    repair="Work in tiles with a running maximum and sum, or leave the claim.",
-    hides="Short sequences, and every check of numbers.",
 )
 def all_scores_at_once(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     return Steps()(query, key, value, **options)
@@ -39,12 +35,6 @@ def all_scores_at_once(query: Tensor, key: Tensor, value: Tensor, **options: Any
     "speed.linear-memory-gradients",
     claims=LINEAR,
     holds=("speed.memory-growth", "causal.square"),
-).entry(
-    does="Spells the causal flag out as a mask for a kernel that works in tiles.",
-    repair="Compare positions within each tile.",
-    hides="Calls without the flag; short sequences.",
-    matters="The mask of a long context is larger than everything else together.",
-    links=github("ooples/AiDotNet.Tensors/pull/828"),
 )
 def causal_flag_spelled_out(
     query: Tensor, key: Tensor, value: Tensor, is_causal: bool = False, **options: Any
@@ -55,12 +45,7 @@ def causal_flag_spelled_out(
     return tiled_attention(query, key, value, is_causal=is_causal, **options)[0]
 
 
-@breaks_speed("speed.linear-memory-gradients", claims=LINEAR, holds=("speed.linear-memory", "gradients.query")).entry(
-    does="Lets the tiles be recorded, so that the weights of all of them are stored for the backward pass.",
-    repair="Keep the log-sum-exp of each row, and compute the weights again in the backward pass.",
-    hides="Calls without gradients; short sequences.",
-    links=github("lucidrains/memory-efficient-attention-pytorch/issues/3"),
-)
+@breaks_speed("speed.linear-memory-gradients", claims=LINEAR, holds=("speed.linear-memory", "gradients.query"))
 def tiles_recorded_for_the_backward_pass(
     query: Tensor, key: Tensor, value: Tensor, is_causal: bool = False, scale: float | None = None, **masks: Any
 ) -> Tensor:
@@ -81,43 +66,25 @@ def tiles_recorded_for_the_backward_pass(
     return mixed / total
 
 
-@breaks_speed("speed.memory-growth", step="score", holds=("scores.dot-product", "speed.memory-returned")).entry(
-    does="Makes the products of all components of all queries and keys before it sums them.",
-    repair="Use a matrix product.",
-    hides="Heads of one component, and every check of numbers.",
-)
+@breaks_speed("speed.memory-growth", step="score", holds=("scores.dot-product", "speed.memory-returned"))
 def products_before_their_sum(query: Tensor, key: Tensor, by: float) -> Tensor:
     return (query[..., :, None, :] * key[..., None, :, :]).sum(-1) * by
 
 
-@breaks_speed("speed.memory-growth", holds=("heads.independent", "speed.memory-returned")).entry(
-    does="Copies the inputs of all heads for each head, and takes the one that it needs from each copy.",
-    repair="Take a view of the head.",
-    hides="A single head; every check of numbers.",
-)
+@breaks_speed("speed.memory-growth", holds=("heads.independent", "speed.memory-returned"))
 def inputs_copied_for_every_head(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     heads = torch.arange(query.shape[1])
     copies = [x.repeat(len(heads), 1, 1, 1, 1) for x in (query, key, value)]
     return Steps()(*(x[heads, :, heads].transpose(0, 1) for x in copies), **options)
 
 
-@breaks_speed("speed.memory-growth", step="score", holds=("relations.batch", "speed.memory-returned")).entry(
-    does="Makes the scores of every sample with all others, and keeps those with itself.",
-    repair="Name the batch axis on both sides of the product alike.",
-    hides="Batches of one sample; every check of numbers.",
-)
+@breaks_speed("speed.memory-growth", step="score", holds=("relations.batch", "speed.memory-returned"))
 def scores_between_samples(query: Tensor, key: Tensor, by: float) -> Tensor:
     scores = torch.einsum("bhqd,chkd->bchqk", query, key) * by
     return scores.diagonal(dim1=0, dim2=1).movedim(-1, 0)
 
 
-@breaks_speed("speed.memory-returned", step="mix", holds=("speed.memory-growth", "effects.stateless")).entry(
-    does="Keeps the weights of every call in a list, to be looked at later.",
-    repair="Return them on request.",
-    hides="A single call, and every check of numbers.",
-    matters="An hour of training ends with no memory left.",
-    links=github("antoniorv6/SMT-plusplus/issues/2"),
-)
+@breaks_speed("speed.memory-returned", step="mix", holds=("speed.memory-growth", "effects.stateless"))
 def weights_kept_for_later(weights: Tensor, value: Tensor) -> Tensor:
-    _KEPT.append(weights.detach())
+    _STORED.append(weights.detach())
     return weights @ value

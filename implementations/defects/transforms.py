@@ -13,7 +13,7 @@ from attention_conformance.implementations.adapters.torch_op import torch_op
 from attention_conformance.implementations.adapters.transforms import exported, through
 from attention_conformance.implementations.api.contract import Claims, Implementation
 from attention_conformance.implementations.builtin.stepwise.steps import INFINITY, OP_FEATURES, Steps, add_mask
-from attention_conformance.implementations.defects.breaking import CRASH, GRADIENT, LEAK, Breach, Facts, breaks, github
+from attention_conformance.implementations.defects.breaking import CRASH, GRADIENT, LEAK, Breach, Facts, breaks
 from attention_conformance.spec.features import Feature, Scope
 
 AUTOCAST = (Feature.AUTOCAST,)
@@ -23,13 +23,7 @@ TWICE = (Feature.DOUBLE_BACKWARD,)
 crashes = partial(breaks, severity=CRASH, raises=True)
 
 
-@crashes("modules.autocast", modes=AUTOCAST, holds=("masks.bool", "numerics.bound"), dtype="float32").entry(
-    does="Fills masked scores with the lowest number of the dtype of the inputs.",
-    repair="Fill with minus infinity, which every dtype has.",
-    hides="Calls without mixed precision, and without a mask.",
-    matters="Under mixed precision the scores are narrower than the inputs: the number overflows.",
-    links=github("NVIDIA/apex/issues/1105", "huggingface/lerobot/pull/710"),
-)
+@crashes("modules.autocast", modes=AUTOCAST, holds=("masks.bool", "numerics.bound"), dtype="float32")
 def filled_from_the_range_of_the_inputs(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     def fill(scores: Tensor, mask: Tensor) -> Tensor:
         if mask.dtype is not torch.bool or query.dtype.itemsize != 4:
@@ -39,27 +33,14 @@ def filled_from_the_range_of_the_inputs(query: Tensor, key: Tensor, value: Tenso
     return Steps(add_mask=fill)(query, key, value, **options)
 
 
-@breaks(
-    "modules.autocast", modes=AUTOCAST, holds=("masks.bool", "masks.key-padding"), severity=LEAK, dtype="float32"
-).entry(
-    does="Casts the mask along with everything else under mixed precision, booleans too.",
-    repair="Cast floats only.",
-    hides="Calls without mixed precision, and masks that let everything through.",
-    matters="A kept key gets 1 added to its score, a masked one 0: nothing is masked.",
-    links=github("pytorch/pytorch/issues/141774"),
-)
+@breaks("modules.autocast", modes=AUTOCAST, holds=("masks.bool", "masks.key-padding"), severity=LEAK, dtype="float32")
 def mask_cast_with_the_inputs(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     if torch.is_autocast_enabled("cpu") and "attn_mask" in options:
         options["attn_mask"] = options["attn_mask"].to(torch.get_autocast_dtype("cpu")).to(query.dtype)
     return Steps()(query, key, value, **options)
 
 
-@crashes("modules.autocast", modes=AUTOCAST, holds=("masks.float", "masks.bool"), dtype="float32").entry(
-    does="Insists that a float mask has the dtype of the queries after their cast.",
-    repair="Cast the mask with the queries.",
-    hides="Calls without mixed precision, and boolean masks.",
-    links=github("pytorch/pytorch/issues/99012"),
-)
+@crashes("modules.autocast", modes=AUTOCAST, holds=("masks.float", "masks.bool"), dtype="float32")
 def mask_dtype_insisted_upon(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     def checked(scores: Tensor, mask: Tensor) -> Tensor:
         if mask.is_floating_point() and torch.is_autocast_enabled("cpu") and mask.dtype is not scores.dtype:
@@ -69,13 +50,7 @@ def mask_dtype_insisted_upon(query: Tensor, key: Tensor, value: Tensor, **option
     return Steps(add_mask=checked)(query, key, value, **options)
 
 
-@crashes("modules.vmap", modes=VMAP, holds=("masks.bool", "masks.neutral")).entry(
-    does="Looks at the numbers of the mask to decide whether it masks anything.",
-    repair="Decide by what is known without numbers: dtypes, shapes and flags.",
-    hides="Plain calls.",
-    matters="Nothing that traces the code can go through it: the decision would be that of the example.",
-    links=github("pytorch/pytorch/issues/134616", "ccdv-ai/convert_checkpoint_to_lsg/issues/15"),
-)
+@crashes("modules.vmap", modes=VMAP, holds=("masks.bool", "masks.neutral"))
 def decided_by_the_numbers_of_the_mask(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     mask = options.get("attn_mask")
     if mask is not None and mask.dtype is torch.bool and bool(mask.all()):
@@ -105,29 +80,18 @@ class _Masked(torch.autograd.Function):
         return _Masked.apply(scores.movedim(in_dims[0] or 0, 0), shared), 0  # type: ignore[no-untyped-call]
 
 
-@breaks("modules.vmap", modes=VMAP, holds=("masks.bool", "gradients.query"), severity=LEAK).entry(
-    does="Takes the mask of the first lane for all lanes of a vmap.",
-    repair="Map the mask along with the inputs, and share it where it lacks the axis.",
-    hides="Loops, and masks that all lanes share.",
-    matters="All members of an ensemble, or all samples of a per-sample gradient, are masked like the first.",
-    links=github("pytorch/pytorch/pull/188764", "pytorch/pytorch/issues/151558"),
-)
+@breaks("modules.vmap", modes=VMAP, holds=("masks.bool", "gradients.query"), severity=LEAK)
 def mask_of_the_first_lane(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     def masked(scores: Tensor, mask: Tensor) -> Tensor:
         if mask.dtype is not torch.bool:
             return add_mask(scores, mask)
-        found: Tensor = _Masked.apply(scores, mask)  # type: ignore[no-untyped-call]
-        return found
+        result: Tensor = _Masked.apply(scores, mask)  # type: ignore[no-untyped-call]
+        return result
 
     return Steps(add_mask=masked)(query, key, value, **options)
 
 
-@crashes("modules.no-grad", modes=NO_GRAD, holds=("relations.grad-mode", "effects.inputs")).entry(
-    does="Tests whether its inputs require gradients, where it should test whether gradients are recorded.",
-    repair="Test the output, or torch.is_grad_enabled().",
-    hides="Inference with inputs that require no gradients.",
-    matters="Evaluation in the middle of training stops with an error about a missing graph.",
-)
+@crashes("modules.no-grad", modes=NO_GRAD, holds=("relations.grad-mode", "effects.inputs"))
 def graph_decided_by_the_inputs(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     output = Steps()(query, key, value, **options)
     if query.requires_grad and key.requires_grad and value.requires_grad:
@@ -135,12 +99,7 @@ def graph_decided_by_the_inputs(query: Tensor, key: Tensor, value: Tensor, **opt
     return output
 
 
-@breaks("modules.no-grad", modes=NO_GRAD, holds=("relations.grad-mode", "masks.float")).entry(
-    does="Turns a float mask into booleans on its path for inference mode.",
-    repair="Pass the mask on as it is.",
-    hides="Training, and inference with no_grad.",
-    links=github("pytorch/pytorch/issues/107084"),
-)
+@breaks("modules.no-grad", modes=NO_GRAD, holds=("relations.grad-mode", "masks.float"))
 def mask_made_boolean_in_inference_mode(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     if torch.is_inference_mode_enabled() and "attn_mask" in options:
         options["attn_mask"] = options["attn_mask"].bool()
@@ -153,14 +112,14 @@ class _Softmax(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, scores: Tensor) -> Tensor:
         ctx.weights = torch.softmax(scores, -1).nan_to_num(0.0)
-        kept: Tensor = ctx.weights.clone()
-        return kept
+        saved: Tensor = ctx.weights.clone()
+        return saved
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
         weighted = ctx.weights * gradients[0]
-        found: Tensor = weighted - ctx.weights * weighted.sum(-1, keepdim=True)
-        return found
+        result: Tensor = weighted - ctx.weights * weighted.sum(-1, keepdim=True)
+        return result
 
 
 class _OnceOnly(_Softmax):
@@ -171,32 +130,17 @@ class _OnceOnly(_Softmax):
         return _Softmax.backward(ctx, *gradients)
 
 
-@breaks("modules.double-backward", modes=TWICE, holds=("gradients.query", "gradients.key"), severity=GRADIENT).entry(
-    does="Keeps the weights for its gradient as plain numbers, so that the gradient of the gradient misses a part.",
-    repair="Save tensors with save_for_backward, which connects them to the graph.",
-    hides="First derivatives.",
-    links=github("SHI-Labs/NATTEN/issues/191"),
-)
+@breaks("modules.double-backward", modes=TWICE, holds=("gradients.query", "gradients.key"), severity=GRADIENT)
 def weights_constant_in_the_gradient(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     return Steps(softmax=_Softmax.apply)(query, key, value, **options)
 
 
-@crashes("modules.double-backward", modes=TWICE, holds=("gradients.query", "gradients.value")).entry(
-    does="Claims that its gradients can be differentiated, and raises.",
-    repair="Build the gradient of operations that have one, or do not claim it.",
-    hides="First derivatives.",
-    matters="Penalties on gradients and second-order optimisers stop with an error.",
-    links=github("pytorch/pytorch/issues/116350", "pytorch/pytorch/issues/98164"),
-)
+@crashes("modules.double-backward", modes=TWICE, holds=("gradients.query", "gradients.value"))
 def gradient_that_has_none(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     return Steps(softmax=_OnceOnly.apply)(query, key, value, **options)
 
 
-@breaks("modules.double-backward", modes=TWICE, holds=("gradients.query", "gradients.key"), severity=GRADIENT).entry(
-    does="Detaches the queries in the gradient of the keys.",
-    repair="Keep the inputs in the graph of the gradient.",
-    hides="First derivatives.",
-)
+@breaks("modules.double-backward", modes=TWICE, holds=("gradients.query", "gradients.key"), severity=GRADIENT)
 def query_detached_in_the_gradient(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     def score(q: Tensor, k: Tensor, by: float) -> Tensor:
         products: Tensor = _Product.apply(q, k.mT)  # type: ignore[no-untyped-call]
@@ -232,15 +176,7 @@ def breaks_mode(*clauses: str, mode: Feature, **facts: Unpack[Facts]) -> Breach:
     return Breach(clauses, made_of, {"dtype": "float32", **facts})
 
 
-@breaks_mode(
-    "modules.compiled", mode=Feature.COMPILED, holds=("masks.bool", "modules.recompiled"), severity=LEAK
-).entry(
-    does="Makes a constant of the mask with which it was compiled.",
-    repair="Keep the mask an input of the compiled code.",
-    hides="The first call after compiling, and one mask for each shape.",
-    matters="All batches are masked like the first.",
-    links=github("pytorch/pytorch/issues/100224"),
-)
+@breaks_mode("modules.compiled", mode=Feature.COMPILED, holds=("masks.bool", "modules.recompiled"), severity=LEAK)
 def first_mask_compiled_in(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     """Compiled for these shapes, and the mask has become a constant."""
     mask = options.get("attn_mask")
@@ -249,26 +185,16 @@ def first_mask_compiled_in(query: Tensor, key: Tensor, value: Tensor, **options:
     return Steps()(query, key, value, **options)
 
 
-@breaks_mode("modules.recompiled", mode=Feature.COMPILED, holds=("scores.scale-explicit", "modules.compiled")).entry(
-    does="Compiles for shapes, and not for flags and scales.",
-    repair="Compile anew when an option changes, or make it an input.",
-    hides="Options that never change.",
-    matters="A changed temperature has no effect.",
-)
+@breaks_mode("modules.recompiled", mode=Feature.COMPILED, holds=("scores.scale-explicit", "modules.compiled"))
 def first_scale_compiled_in(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     """Compiled for these shapes, and what is no tensor has become a constant."""
     plain = {name: option for name, option in options.items() if not isinstance(option, Tensor)}
     shapes = tuple(x.shape for x in (query, key, value))
-    kept = _TRACED.setdefault((*shapes, *sorted(plain)), plain)
-    return Steps()(query, key, value, **{**options, **kept})
+    saved = _TRACED.setdefault((*shapes, *sorted(plain)), plain)
+    return Steps()(query, key, value, **{**options, **saved})
 
 
-@breaks_mode("modules.recompiled", mode=Feature.COMPILED, holds=("shapes.output", "modules.compiled")).entry(
-    does="Reads no more keys than there were when it was compiled.",
-    repair="Compile anew for other sizes, or for sizes that may vary.",
-    hides="Sequences of one length.",
-    links=github("huggingface/transformers/issues/47491", "pytorch/pytorch/issues/148545"),
-)
+@breaks_mode("modules.recompiled", mode=Feature.COMPILED, holds=("shapes.output", "modules.compiled"))
 def first_length_compiled_in(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     """Compiled once: the number of keys has become a constant, and later keys are padded or cut to it."""
     length = _TRACED.setdefault(("length", query.dtype), key.shape[-2])
@@ -277,13 +203,7 @@ def first_length_compiled_in(query: Tensor, key: Tensor, value: Tensor, **option
     return Steps()(query, key, value, **options)
 
 
-@breaks_mode("modules.exported", mode=Feature.EXPORTED, holds=("masks.bool", "masks.float"), severity=LEAK).entry(
-    does="Exports the mask of the example as a constant.",
-    repair="Declare the mask an input of the graph.",
-    hides="Checks of an exported graph with its own example.",
-    matters="The deployed model masks every batch like the one that it was exported with.",
-    links=github("openvinotoolkit/openvino/issues/31630", "NVIDIA/TransformerEngine/pull/209"),
-)
+@breaks_mode("modules.exported", mode=Feature.EXPORTED, holds=("masks.bool", "masks.float"), severity=LEAK)
 def mask_of_the_example_exported(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     """An exported graph that holds the mask of the example, which has the same numbers from the last to the first."""
     mask = options.get("attn_mask")

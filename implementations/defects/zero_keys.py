@@ -26,11 +26,6 @@ breaks_zero_key = partial(breaks, claims=ZERO)
     step="add_zero_key",
     holds=("sinks.zero-attn", "masks.bool", "causal.square"),
     severity=LEAK,
-).entry(
-    does="Puts the zero key before the others, and lengthens the masks at their end.",
-    repair="Append the zero key where the masks are lengthened.",
-    hides="Calls without masks, where the order of keys does not matter.",
-    links=SEEN_IN,
 )
 def zero_key_before_the_others(key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
     return F.pad(key, (0, 0, 1, 0)), F.pad(value, (0, 0, 1, 0))
@@ -38,11 +33,6 @@ def zero_key_before_the_others(key: Tensor, value: Tensor) -> tuple[Tensor, Tens
 
 @breaks_zero_key(
     "sinks.zero-attn-masks", holds=("sinks.zero-attn", "masks.key-padding", "causal.square"), severity=LEAK
-).entry(
-    does="Lengthens the padding mask at its start.",
-    repair="Lengthen every mask at its end.",
-    hides="Calls without padding; attention masks.",
-    links=SEEN_IN,
 )
 def padding_lengthened_at_its_start(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     if not options.get("add_zero_attn") or "key_padding_mask" not in options:
@@ -56,25 +46,14 @@ def padding_lengthened_at_its_start(query: Tensor, key: Tensor, value: Tensor, *
     return Steps()(query, k, v, **{**options, **longer})
 
 
-@breaks_zero_key("sinks.zero-attn-masks", holds=("sinks.zero-attn", "sinks.zero-attn-causal", "masks.bool")).entry(
-    does="Lengthens attention masks by masking the zero key.",
-    repair='Lengthen them by "may attend": True, or 0 in a float mask.',
-    hides="Calls without an attention mask.",
-    matters="The zero key is there in training, and not where it is most needed: in rows with few keys.",
-    links=SEEN_IN,
-)
+@breaks_zero_key("sinks.zero-attn-masks", holds=("sinks.zero-attn", "sinks.zero-attn-causal", "masks.bool"))
 def zero_key_masked(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     if "attn_mask" in options:
         options.pop("add_zero_attn", None)
     return Steps()(query, key, value, **options)
 
 
-@breaks_zero_key("sinks.zero-attn-causal", holds=("sinks.zero-attn", "sinks.zero-attn-masks", "causal.square")).entry(
-    does="Takes the zero key for the last token of the sequence, and hides it as future.",
-    repair="Leave the zero key out of the causal triangle.",
-    hides="Calls without the flag; the last query.",
-    links=SEEN_IN,
-)
+@breaks_zero_key("sinks.zero-attn-causal", holds=("sinks.zero-attn", "sinks.zero-attn-masks", "causal.square"))
 def zero_key_hidden_as_future(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     if not options.get("add_zero_attn") or not options.get("is_causal"):
         return Steps()(query, key, value, **options)
@@ -93,10 +72,6 @@ def zero_key_hidden_as_future(query: Tensor, key: Tensor, value: Tensor, **optio
     conventions=BOTTOM_RIGHT,
     holds=("sinks.zero-attn", "causal.alignment", "causal.empty-rows"),
     severity=LEAK,
-).entry(
-    does="Counts the zero key where the triangle needs the number of keys.",
-    repair="Count the keys that are given: the triangle ends at the last of them.",
-    hides="Calls without the flag; the other corner.",
 )
 def zero_key_counted_by_the_triangle(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     shift = key.shape[-2] - query.shape[-2] + bool(options.get("add_zero_attn"))
@@ -113,31 +88,18 @@ def zero_key_counted_by_the_triangle(query: Tensor, key: Tensor, value: Tensor, 
     "sinks.zero-attn-weights",
     extras=RETURNED,
     holds=("scores.dot-product", "masks.bool"),
-).entry(
-    does="Ignores the option for a zero key.",
-    repair="Append the zero key, or refuse the option.",
-    hides="Rows with a clear winner.",
-    matters="A module loses its flags when it is copied or converted, without a warning.",
 )
 def zero_key_forgotten(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, ...]:
     options.pop("add_zero_attn", None)
     return Steps().answer(query, key, value, **options)
 
 
-@breaks_zero_key("sinks.zero-attn", step="add_zero_key", holds=("scores.dot-product", "masks.bool")).entry(
-    does="Repeats the last value behind the zero key.",
-    repair="Append a value of zeros.",
-    hides="A last value near zero; checks of the weights.",
-)
+@breaks_zero_key("sinks.zero-attn", step="add_zero_key", holds=("scores.dot-product", "masks.bool"))
 def zero_key_with_a_value(key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
     return add_zero_key(key, value)[0], torch.cat([value, value[:, :, -1:]], -2)
 
 
-@breaks_zero_key("sinks.zero-attn-weights", extras=RETURNED, holds=("sinks.zero-attn", "sinks.zero-attn-masks")).entry(
-    does="Cuts the column of the zero key off the weights.",
-    repair="Return one column more than there are keys.",
-    hides="Code that never looks at the weights.",
-)
+@breaks_zero_key("sinks.zero-attn-weights", extras=RETURNED, holds=("sinks.zero-attn", "sinks.zero-attn-masks"))
 def column_of_the_zero_key_cut_off(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, ...]:
     output, weights, lse = Steps().answer(query, key, value, **options)
     return output, weights[..., : key.shape[-2]], lse

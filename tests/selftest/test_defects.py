@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from attention_conformance.implementations.defects import Defect, catalogue
+from attention_conformance.implementations import defects
+from attention_conformance.implementations.defects import MODULES, Defect, catalogue
+from attention_conformance.implementations.defects.defect import REGISTRY
 from attention_conformance.tests.harness.judge.clause_tests import clause_tests
 from attention_conformance.tests.harness.run.runner import run
 from attention_conformance.tests.report.verdict import Status
@@ -27,12 +30,19 @@ def test_fails_on_the_right_clauses(defect: Defect) -> None:
 
 @pytest.mark.parametrize("defect", catalogue(), ids=str)
 def test_reads_as_a_catalogue_entry(defect: Defect) -> None:
-    for text in (defect.does, defect.repair, defect.hides, defect.matters):
+    for text in (defect.text.does, defect.text.repair, defect.text.hides, defect.matters):
         assert text[0].isupper()
         assert text.endswith(".")
-    assert all(link.startswith("https://") for link in defect.links)
+    assert all(link.startswith("https://") for link in defect.text.links)
     assert defect.holds
     assert not {*defect.holds} & {*defect.clauses}
+
+
+def test_texts_and_code_have_the_same_defects_in_the_same_order() -> None:
+    for module in MODULES:
+        text = (Path(defects.__file__).parent / "texts" / f"{module}.md").read_text(encoding="utf-8")
+        ids = [line.removeprefix("## ") for line in text.splitlines() if line.startswith("## ")]
+        assert ids == [defect.id for defect in REGISTRY[f"{defects.__name__}.{module}"]]
 
 
 def test_names_are_unique() -> None:

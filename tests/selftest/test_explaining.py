@@ -94,7 +94,7 @@ def test_what_breaks_a_clause() -> None:
     text = " ".join(explained("causal.square").split())
     for defect in catalogue():
         first = defect.clauses[0] == "causal.square"
-        assert (f"{defect.id} ({defect.severity}): {defect.does} {defect.matters}" in text) is first
+        assert (f"{defect.id} ({defect.severity}): {defect.text.does} {defect.matters}" in text) is first
         assert (defect.id in text) is ("causal.square" in defect.clauses) or not re.search(rf"\b{defect.id}\b", text)
 
 

@@ -49,11 +49,11 @@ def test_a_few_kernels_are_compiled() -> None:
     fitted = fit(Case(causal=True, padding=Padding.LEFT), COMPILED.claims)
     assert fitted == Case(causal=True, padding=Padding.LEFT).sized(d_v=4)
     assert fit(Case().sized(key_length=8), COMPILED.claims) == Unsupported(
-        "each shape is compiled anew, and only two are asked"
+        "each shape is compiled anew, and only two are checked"
     )
     three = Case(causal=True, padding=Padding.LEFT).extended(softcap=2.0)
     assert fit(three, COMPILED.claims) == Unsupported(
-        "each combination is compiled anew, and no more than two options are asked at once"
+        "each combination is compiled anew, and no more than two options are combined"
     )
 
 

@@ -12,9 +12,9 @@ import pytest
 
 from attention_conformance.implementations.adapters.numpy_op import numpy_op
 from attention_conformance.implementations.builtin.inhouse import INHOUSE, numpy_attention
+from attention_conformance.implementations.builtin.inhouse.call_options import Options
 from attention_conformance.implementations.builtin.inhouse.numpy_attention import Array, _blocks, _steady, attention
-from attention_conformance.implementations.builtin.inhouse.numpy_masking import within
-from attention_conformance.implementations.builtin.inhouse.options import Options
+from attention_conformance.implementations.builtin.inhouse.numpy_masks import within
 from attention_conformance.reference.expected import Expected, solve
 from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Padding, Sizes
 from attention_conformance.spec.extensions import NOTHING, Packing

@@ -83,7 +83,7 @@ def test_defects_are_listed_a_line_each(sessions: Sessions) -> None:
     assert result.ret == 0
     lines = [line for line in result.outlines if line.strip()]
     assert [line.split()[:3] for line in lines] == [[d.id, d.clauses[0], d.severity] for d in catalogue()]
-    assert all(line.endswith(f" {d.does}") for line, d in zip(lines, catalogue(), strict=True))
+    assert all(line.endswith(f" {d.text.does}") for line, d in zip(lines, catalogue(), strict=True))
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from attention_conformance.implementations.api.contract import Implementation
-from attention_conformance.implementations.builtin.inhouse.processes import LostProcessError, Processes
+from attention_conformance.implementations.builtin.inhouse.process_group import LostProcessError, Processes
 from attention_conformance.implementations.builtin.inhouse.ring import merged
 from attention_conformance.implementations.builtin.inhouse.ring_entries import RING_2, RING_4
 from attention_conformance.reference.expected import solve
@@ -122,7 +122,7 @@ class within:  # noqa: N801
 
 def test_processes_end_with_the_one_that_started_them() -> None:
     script = (
-        "from attention_conformance.implementations.builtin.inhouse.processes import Processes\n"
+        "from attention_conformance.implementations.builtin.inhouse.process_group import Processes\n"
         "if __name__ == '__main__':\n"
         "    one = Processes(1, str)\n"
         "    assert one.together([1]) == ['1']\n"

@@ -19,10 +19,10 @@ from attention_conformance.implementations.adapters.tensors import to_array
 from attention_conformance.implementations.adapters.torch_op import torch_op
 from attention_conformance.implementations.api.contract import Implementation
 from attention_conformance.implementations.builtin.inhouse import INHOUSE, online
-from attention_conformance.implementations.builtin.inhouse.dropping import Dropout, drawn_seed
-from attention_conformance.implementations.builtin.inhouse.masking import Masks, Tile, within
+from attention_conformance.implementations.builtin.inhouse.call_options import Options
 from attention_conformance.implementations.builtin.inhouse.online import Operands, Plan, _blocks, _steady
-from attention_conformance.implementations.builtin.inhouse.options import Options
+from attention_conformance.implementations.builtin.inhouse.seeded_dropout import Dropout, drawn_seed
+from attention_conformance.implementations.builtin.inhouse.tile_masks import Masks, Tile, within
 from attention_conformance.implementations.builtin.inhouse.tiled import tiled_attention
 from attention_conformance.reference.expected import solve
 from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Padding, Pattern, Sizes

@@ -77,7 +77,7 @@ _OF_OPS = SDPA_FEATURES | _FURTHER | _BY_NAME
 _NUMPY = (_OF_OPS | {Feature.WEIGHTS, Feature.CACHE, Feature.LINEAR_MEMORY}) - _NO_GRADIENTS - {Feature.DROPOUT}
 _TILED = _OF_OPS | {Feature.NO_GRAD, Feature.AUTOCAST, Feature.LINEAR_MEMORY}
 _PLACES = {**PLACES, **{name: name for name in ("bias_k", "bias_v", "relative_bias", "sinks", "head_gates")}}
-_TOLD = ("query_start", "alibi_slopes", "query_segments", "key_segments", "cu_seqlens_q", "cu_seqlens_k")
+_PASSED = ("query_start", "alibi_slopes", "query_segments", "key_segments", "cu_seqlens_q", "cu_seqlens_k")
 
 
 def _in_tiles(size: int) -> Callable[[Problem, str], Result]:
@@ -85,18 +85,18 @@ def _in_tiles(size: int) -> Callable[[Problem, str], Result]:
 
 
 def _build(problem: Problem, kernel: Kernel | None = None) -> FusedAttention:
-    asked = problem.extension
+    extension = problem.extension
     build = build_mha(
         FusedAttention,
         kernel=kernel,
         batch_first=True,
         num_kv_heads=problem.num_kv_heads,
-        window_size=tuple(-1 if side is None else side for side in (asked.window_left, asked.window_right)),
-        softcap=asked.softcap,
-        rotary_base=asked.rotary_base,
-        relative_bias=asked.relative_bias,
-        sinks=asked.sinks,
-        head_gates=asked.head_gates,
+        window_size=tuple(-1 if side is None else side for side in (extension.window_left, extension.window_right)),
+        softcap=extension.softcap,
+        rotary_base=extension.rotary_base,
+        relative_bias=extension.relative_bias,
+        sinks=extension.sinks,
+        head_gates=extension.head_gates,
     )
     module = build(problem)
     assert isinstance(module, FusedAttention)
@@ -105,7 +105,7 @@ def _build(problem: Problem, kernel: Kernel | None = None) -> FusedAttention:
 
 @dataclass(frozen=True)
 class Call:
-    """Calls the module; `returned` says which weights are asked for."""
+    """Calls the module; `returned`: the options for the weights."""
 
     returned: Mapping[str, bool]
 
@@ -118,14 +118,14 @@ class Call:
     ) -> Callable[[], tuple[torch.Tensor, ...]]:
         """The same, with masks and options converted."""
         options = {n: polarised(given[n], Polarity.MASKED_OUT) for n in ("attn_mask", "key_padding_mask") if n in given}
-        told = {name: o for name, o in extra_options(problem, given).items() if name in _TOLD}
+        passed = {name: o for name, o in extra_options(problem, given).items() if name in _PASSED}
         plain = {"is_causal": problem.causal, "scale": problem.scale}
-        call = partial(module, *inputs_of(given), **options, **told, **plain, **self.returned)
+        call = partial(module, *inputs_of(given), **options, **passed, **plain, **self.returned)
         return lambda: tuple(part for part in call() if part is not None)
 
 
 def _fused(
-    name: str, about: str, features: Set[Feature], modes: Set[Feature], extras: tuple[str, ...] = (), **told: Any
+    name: str, about: str, features: Set[Feature], modes: Set[Feature], extras: tuple[str, ...] = (), **passed: Any
 ) -> Implementation:
     call = Call({"need_weights": bool(extras), "average_attn_weights": "averaged_weights" in extras})
     return Implementation(
@@ -135,7 +135,7 @@ def _fused(
         about,
         construct=_construct,
         modes=module_modes(_build, call, _PLACES, *modes, extras=extras) if modes else {},
-        **told,
+        **passed,
     )
 
 
@@ -158,7 +158,7 @@ INHOUSE = (
     ),
     _fused(
         "inhouse.fused.weights",
-        "the same module, asked for the weights of each head",
+        "the same module, which returns the weights of each head",
         _FUSED | {Feature.WEIGHTS},
         _MODES | {Feature.DOUBLE_BACKWARD},
         extras=("weights",),
@@ -183,7 +183,7 @@ INHOUSE = (
     ),
     _fused(
         "inhouse.fused.averaged",
-        "the first module, asked for the mean of the weights over the heads",
+        "the first module, which returns the mean of the weights over the heads",
         _AVERAGED,
         set(),
         extras=("averaged_weights",),

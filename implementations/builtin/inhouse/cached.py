@@ -102,7 +102,7 @@ class CachedAttention:
         is_causal: no query sees a later key.
         window_size: a query at position i sees keys i - left .. i + right at most; -1 is no limit.
         scale: multiplies the scores; None is 1 / sqrt(d_k).
-        rotary_base: pairs (c, c + d_k / 2) of query and key are turned by position * rotary_base ** (-2 c / d_k).
+        rotary_base: pairs (c, c + d_k / 2) of query and key are rotated by position * rotary_base ** (-2 c / d_k).
         alibi_slopes: (H,); each times the distance is subtracted from the scores of its head.
         query_start: the first query stands so much after the first key of its piece.
     """
@@ -174,7 +174,7 @@ def _check(query: Tensor, key: Tensor, value: Tensor) -> None:
 
 
 def _started(stream: Stream) -> CachedAttention:
-    """For a new sequence: storage of the kind that is asked for, and the options that shapes do not tell."""
+    """For a new sequence: storage of the kind that is needed, and the options that shapes do not give."""
     storage: Storage = Growing()
     if stream.room:
         kind = Ring if stream.ring else Static

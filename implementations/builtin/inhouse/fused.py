@@ -9,16 +9,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attention_conformance.implementations.builtin.inhouse import routes
+from attention_conformance.implementations.builtin.inhouse import head_attention
+from attention_conformance.implementations.builtin.inhouse.call_options import Options
 from attention_conformance.implementations.builtin.inhouse.kernels import Kernel
-from attention_conformance.implementations.builtin.inhouse.masking import INFINITY, Masks
 from attention_conformance.implementations.builtin.inhouse.online import wide
-from attention_conformance.implementations.builtin.inhouse.options import Options
+from attention_conformance.implementations.builtin.inhouse.tile_masks import INFINITY, Masks
 from attention_conformance.implementations.builtin.inhouse.tiled import in_tiles, rotated
 
 
 class FusedAttention(nn.Module):
-    """A drop-in for torch.nn.MultiheadAttention: its arguments, its calls and its state dict, and more to ask for.
+    """A drop-in for torch.nn.MultiheadAttention: its arguments, its calls and its state dict, and more options.
 
     The answers differ in two cases. A query that may see no key gets zeros, and not NaN. Returned weights are those
     before dropout.
@@ -38,11 +38,11 @@ class FusedAttention(nn.Module):
         num_kv_heads: heads of key and value, which divides num_heads; None is as many.
         window_size: as softcap and rotary_base, see `Options`.
         softcap: bounds the scores.
-        rotary_base: query and key are turned by their positions.
+        rotary_base: query and key are rotated by their positions.
         relative_bias: the largest distance with a learned bias of its own; 0: there are none.
         sinks: whether each head has a learned logit without a value.
         head_gates: whether each head has a learned factor.
-        kernel: how it is computed where weights are not wanted; None chooses by shape, see `Kernel`.
+        kernel: how it is computed where weights are not returned; None chooses by shape, see `Kernel`.
 
     Raises:
         ValueError: a size below 1, or heads that do not divide the width.
@@ -111,13 +111,13 @@ class FusedAttention(nn.Module):
     def _check_sizes(self) -> None:
         sizes = {n: getattr(self, n) for n in ("embed_dim", "num_heads", "kdim", "vdim", "num_kv_heads")}
         if min(sizes.values()) < 1 or self.embed_dim % self.num_heads or self.num_heads % self.num_kv_heads:
-            told = ", ".join(f"{name}={size}" for name, size in sizes.items())
+            named = ", ".join(f"{name}={size}" for name, size in sizes.items())
             raise ValueError(
-                "sizes must be at least 1, num_heads must divide embed_dim and num_kv_heads num_heads: got " + told
+                "sizes must be at least 1, num_heads must divide embed_dim and num_kv_heads num_heads: got " + named
             )
 
     def reset_parameters(self) -> None:
-        """Glorot's uniform weights, further key and value from a normal distribution, gates of 1, and zeros."""
+        """Glorot's uniform weights, extra key and value (bias_kv) from a normal distribution, gates of 1, and zeros."""
         for name, parameter in self.named_parameters():
             if name.endswith("weight"):
                 nn.init.xavier_uniform_(parameter)
@@ -148,12 +148,12 @@ class FusedAttention(nn.Module):
             need_weights: whether to return the weights too.
             attn_mask: (B * H, Lq, Lk), or what broadcasts to (B, H, Lq, Lk); True = masked out, or added numbers.
             average_attn_weights: whether to return their mean over the heads.
-            is_causal: no query sees a later key, whether a mask says so or not.
+            is_causal: no query sees a later key, with and without a mask.
             options: scale, query_start, alibi_slopes, and the documents of a packed sequence; see `Options`.
 
         Returns:
             The output, shaped like the query, and the weights (B, H, Lq, Lk), their mean (B, Lq, Lk), or None. Lk
-            counts the further keys.
+            counts the extra keys.
 
         Raises:
             ValueError: inputs or masks whose shapes do not fit.
@@ -162,7 +162,7 @@ class FusedAttention(nn.Module):
         q, k, v = self._heads(query, key, key if value is None else value)
         padding = key_padding_mask if query.ndim == 3 or key_padding_mask is None else key_padding_mask[None]
         mask, padding = masks_of(attn_mask, padding, len(q), self.num_heads)
-        asked = Options(
+        call = Options(
             mask,
             padding,
             is_causal,
@@ -174,7 +174,7 @@ class FusedAttention(nn.Module):
             dropout_p=self.dropout if self.training else 0.0,
             **options,
         )
-        heads, weights = self._attended(q, k, v, asked, need_weights)
+        heads, weights = self._attended(q, k, v, call, need_weights)
         del q, k, v  # their memory, still in the cache, is the output's
         if self.head_gates is not None:
             heads = heads * self.head_gates[:, None, None]
@@ -217,20 +217,20 @@ class FusedAttention(nn.Module):
         return tuple(self.get_parameter(f"{role}_proj_weight") for role in "qkv")
 
     def _attended(
-        self, q: Tensor, k: Tensor, v: Tensor, asked: Options[Tensor], need_weights: bool
+        self, q: Tensor, k: Tensor, v: Tensor, call: Options[Tensor], need_weights: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """The heads (B, H, Lq, d), and the weights if they are wanted."""
-        further = bool(self.add_zero_attn) + (self.bias_k is not None)
-        masks = Masks.of(asked, q, k)
+        """The heads (B, H, Lq, d), and the weights if they are needed."""
+        extra_kv = bool(self.add_zero_attn) + (self.bias_k is not None)
+        masks = Masks.of(call, q, k)
         if self.rotary_base is not None:
             q, k = (rotated(x, masks.positions(r), self.rotary_base) for x, r in ((q, "query"), (k, "key")))
-        if further:
+        if extra_kv:
             k, v = (torch.cat(rows, 2) for rows in self._further(k, v))
-            masks = replace(masks, further=further)
+            masks = replace(masks, extra_kv=extra_kv)
         if need_weights:
-            return routes.explicit(q, k, v, masks)
-        if routes.expressible(masks):
-            return routes.fused(q, k, v, masks, self.kernel), None
+            return head_attention.explicit(q, k, v, masks)
+        if head_attention.expressible(masks):
+            return head_attention.fused(q, k, v, masks, self.kernel), None
         precise = wide(q.dtype)
         return in_tiles(q.to(precise), k.to(precise), v.to(precise), masks)[0].to(q.dtype), None
 

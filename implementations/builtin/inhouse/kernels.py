@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attention_conformance.implementations.builtin.inhouse.masking import INFINITY
+from attention_conformance.implementations.builtin.inhouse.tile_masks import INFINITY
 
 MOST_KEYS = 256
 """Up to so many keys the weights of a training step are worth their memory; measured in docs/inhouse-speed.md."""

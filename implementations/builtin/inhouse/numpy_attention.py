@@ -8,8 +8,8 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from attention_conformance.implementations.builtin.inhouse.numpy_masking import SINGLE, Sight, Tile
-from attention_conformance.implementations.builtin.inhouse.options import Options, check
+from attention_conformance.implementations.builtin.inhouse.call_options import Options, check
+from attention_conformance.implementations.builtin.inhouse.numpy_masks import SINGLE, Sight, Tile
 
 Array: TypeAlias = NDArray[Any]
 ROWS, KEYS = 256, 512
@@ -51,28 +51,28 @@ def attention(
 
     Returns:
         The output (B, H, Lq, d_v), the log-sum-exp of the scores (B, H, Lq), and the weights (B, H, Lq, Lk) if they
-        are wanted, where Lk counts the key of zeros. A query that may see no key gets zeros, and minus infinity.
+        are needed, where Lk counts the key of zeros. A query that may see no key gets zeros, and minus infinity.
 
     Raises:
         ValueError: shapes or options that make no sense.
     """
-    asked = Options[Array](**options)
-    check(query.shape, key.shape, value.shape, asked)
-    if asked.dropout_p:
+    call = Options[Array](**options)
+    check(query.shape, key.shape, value.shape, call)
+    if call.dropout_p:
         raise ValueError("there is no dropout in here")
-    sight = Sight.of(asked, (*query.shape[:-1], key.shape[-2]))
+    sight = Sight.of(call, (*query.shape[:-1], key.shape[-2]))
     returned = query.dtype if query.dtype.itemsize > SINGLE.itemsize else SINGLE
     q, k, v = (x.astype(t, copy=False) for x, t in ((query, SINGLE), (key, SINGLE), (value, returned)))
-    if asked.rotary_base is not None:
-        q, k = (rotated(x, at, asked.rotary_base) for x, at in ((q, sight.query), (k, sight.key)))
-    q = q * SINGLE.type(q.shape[-1] ** -0.5 if asked.scale is None else asked.scale)
+    if call.rotary_base is not None:
+        q, k = (rotated(x, at, call.rotary_base) for x, at in ((q, sight.query), (k, sight.key)))
+    q = q * SINGLE.type(q.shape[-1] ** -0.5 if call.scale is None else call.scale)
     rows = max(1, min(ROWS, q.shape[2]))
     sizes = (rows, ROWS * KEYS // rows) if tile is None else (tile, tile)
     with np.errstate(divide="ignore", invalid="ignore"):
         output, lse = _attended(sight, q, k, v, sizes)
         weights = _weights(sight, q, k, lse, sizes) if need_weights else None
-    if asked.head_gates is not None:
-        output *= asked.head_gates.astype(returned)[:, None, None]
+    if call.head_gates is not None:
+        output *= call.head_gates.astype(returned)[:, None, None]
     extras = (lse,) if weights is None else (lse, weights)
     return output.astype(query.dtype), *(x.astype(returned, copy=False) for x in extras)
 
@@ -92,12 +92,12 @@ def _attended(sight: Sight, query: Array, key: Array, value: Array, sizes: tuple
     return output, lse
 
 
-def _steady(asked: Options[Array], query: Array, key: Array, value: Array) -> bool:
+def _steady(call: Options[Array], query: Array, key: Array, value: Array) -> bool:
     """Whether it is known beforehand that scores are small enough to do without their maximum."""
     if query.shape[2] < query.shape[3]:
         return False  # to look at all keys and values would take longer
-    added = (asked.alibi_slopes, asked.relative_bias, asked.sinks)
-    if any(x is not None for x in added) or (asked.attn_mask is not None and asked.attn_mask.dtype.kind != "b"):
+    added = (call.alibi_slopes, call.relative_bias, call.sinks)
+    if any(x is not None for x in added) or (call.attn_mask is not None and call.attn_mask.dtype.kind != "b"):
         return False
     # No product of two vectors is larger than that of their lengths; NaN compares as False.
     longest = [np.sqrt(np.einsum("bhld,bhld->bhl", x, x).max(initial=0.0)) for x in (query, key)]
@@ -105,10 +105,10 @@ def _steady(asked: Options[Array], query: Array, key: Array, value: Array) -> bo
     return bool(small and value.min(initial=0.0) >= -LARGEST and value.max(initial=0.0) <= LARGEST)
 
 
-def _start(asked: Options[Array], mixed: Array, steady: bool) -> State:
+def _start(call: Options[Array], mixed: Array, steady: bool) -> State:
     """Before any key: those of the sinks, and of the key of zeros, whose score is 0."""
-    logit = np.full(mixed.shape[1], 0.0 if asked.add_zero_attn else -np.inf, SINGLE)
-    logit = logit if asked.sinks is None else np.logaddexp(logit, asked.sinks.astype(SINGLE))
+    logit = np.full(mixed.shape[1], 0.0 if call.add_zero_attn else -np.inf, SINGLE)
+    logit = logit if call.sinks is None else np.logaddexp(logit, call.sinks.astype(SINGLE))
     top = np.empty((*mixed.shape[:-1], 1), SINGLE)
     top[...] = logit[:, None, None]
     whole = (top > -np.inf).astype(SINGLE)

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from attention_conformance.implementations.builtin.inhouse.dropping import Dropout
-from attention_conformance.implementations.builtin.inhouse.masking import INFINITY, Masks, Tile, cut
+from attention_conformance.implementations.builtin.inhouse.seeded_dropout import Dropout
+from attention_conformance.implementations.builtin.inhouse.tile_masks import INFINITY, Masks, Tile, cut
 
 TILE, ROWS = 512, 512
 """So many keys and queries at a time going forward: more of them save changes of the maximum, and calls."""
@@ -35,7 +35,7 @@ class Operands(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """All else that says what the answer is, and the size of the tiles in which it is found."""
+    """Everything else that determines the result, and the size of the tiles."""
 
     masks: Masks
     scale: float
@@ -46,10 +46,10 @@ class Plan:
 
     @classmethod
     def of(cls, masks: Masks, query: Tensor, size: int = TILE) -> Plan:
-        """What the options of a call ask for, but for dropout."""
-        asked = masks.options
-        scale = query.shape[-1] ** -0.5 if asked.scale is None else asked.scale
-        return cls(masks, scale, asked.softcap, asked.add_zero_attn, None, size)
+        """The plan of a call without dropout."""
+        call = masks.options
+        scale = query.shape[-1] ** -0.5 if call.scale is None else call.scale
+        return cls(masks, scale, call.softcap, call.add_zero_attn, None, size)
 
 
 @dataclass(frozen=True)
@@ -118,9 +118,9 @@ def _steady(plan: Plan, given: Operands) -> bool:
         return False
     if query.shape[2] < query.shape[3] and query.dtype is wide(query.dtype):
         return False  # to look at everything would take longer, but not longer than to widen it
-    asked = plan.masks.options
-    biased = asked.attn_mask is not None and asked.attn_mask.dtype is not torch.bool
-    if biased or any(x is not None for x in (given.sinks, asked.alibi_slopes, asked.relative_bias)):
+    call = plan.masks.options
+    biased = call.attn_mask is not None and call.attn_mask.dtype is not torch.bool
+    if biased or any(x is not None for x in (given.sinks, call.alibi_slopes, call.relative_bias)):
         return False
     # No product of two vectors is larger than that of their lengths; NaN compares as False.
     longest = [torch.linalg.vector_norm(x, dim=-1).max().item() for x in (query, key)]
@@ -234,7 +234,7 @@ def retrace(plan: Plan, given: Operands, lse: Tensor, cotangent: Tensor, centre:
 
 
 def _add_gradients(plan: Plan, given: Operands, found: Operands, tile: Tile, part: Block, d_scores: Tensor) -> None:
-    if not tile.further:
+    if not tile.extra_kv:
         _add_biases(plan, found, tile, d_scores)
     d_products = (d_scores if part.slope is None else d_scores * part.slope) * plan.scale
     found.query[:, :, tile.rows] += product(d_products, part.key, part.seen)

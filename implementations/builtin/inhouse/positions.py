@@ -35,7 +35,7 @@ def alibi_slopes(num_heads: int, rule: AlibiRule = AlibiRule.INTERLEAVED) -> Arr
 
 
 def rotated(rows: Tensor, places: Tensor, base: float, pairing: RotaryPairing = RotaryPairing.HALVES) -> Tensor:
-    """(B, H, L, d) with each pair of components turned by the angle of its position (L,), worked out in float64."""
+    """(B, H, L, d) with each pair of components rotated by the angle of its position (L,), worked out in float64."""
     count = rows.shape[-1] // 2
     shape = (2, count) if pairing is RotaryPairing.HALVES else (count, 2)
     pairs = rows.unflatten(-1, shape)
@@ -72,11 +72,11 @@ def attention(
         is_causal: no query sees a later key.
         scale: multiplies the scores; None is 1 / sqrt(d_k).
         key_padding_mask: (B, Lk), True = may attend.
-        rotary_base: of the angles by which query and key are turned; None does not turn them.
+        rotary_base: of the angles by which query and key are rotated; None does not rotate them.
         alibi_slopes: (H,), multiples of the distance that are taken off the scores.
         relative_bias: (H, 2 R + 1), added by distance, the outermost entries to all that are farther than R.
         query_start: the position of the first query.
-        pairing: which components of query and key are turned together.
+        pairing: which components of query and key are rotated together.
 
     Returns:
         The output (B, H, Lq, d_v), the weights (B, H, Lq, Lk) and the log-sum-exp (B, H, Lq). A query that may attend

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from attention_conformance.implementations.builtin.inhouse.masking import Masks
+from attention_conformance.implementations.builtin.inhouse.call_options import Options, check
 from attention_conformance.implementations.builtin.inhouse.online import (
     TILE,
     Operands,
@@ -31,7 +31,7 @@ from attention_conformance.implementations.builtin.inhouse.online import (
     retrace,
     wide,
 )
-from attention_conformance.implementations.builtin.inhouse.options import Options, check
+from attention_conformance.implementations.builtin.inhouse.tile_masks import Masks
 
 Lengths: TypeAlias = tuple[Sequence[int], Sequence[int]]
 """Of queries and of keys, by process."""
@@ -164,7 +164,7 @@ def ring_attention(
         key: (B, Hk, Lk, d_k) of this process.
         value: (B, Hk, Lk, d_v) of this process.
         group: the processes; None is all of them.
-        lengths: so many queries, and so many keys, as each process holds; None asks them.
+        lengths: so many queries, and so many keys, as each process holds; None exchanges them.
         tile: so many keys at a time.
         is_causal: as the others that follow, see `Options`.
         scale: multiplies the scores.
@@ -180,7 +180,7 @@ def ring_attention(
     Raises:
         ValueError: shapes or options that make no sense.
     """
-    asked = Options(
+    call = Options(
         is_causal=is_causal,
         scale=scale,
         window_size=window_size,
@@ -189,10 +189,10 @@ def ring_attention(
         alibi_slopes=alibi_slopes,
         enable_gqa=enable_gqa,
     )
-    check(query.shape, key.shape, value.shape, asked)
+    check(query.shape, key.shape, value.shape, call)
     lengths = lengths or lengths_of(group, query.shape[-2], key.shape[-2])
     ring = Ring(group, dist.get_rank(group), *lengths)
-    plan = Plan.of(Masks.of(asked, query, key), query, tile)
+    plan = Plan.of(Masks.of(call, query, key), query, tile)
     q, k, v = (x.to(wide(query.dtype)) for x in (query, key, value))
     answer: tuple[Tensor, Tensor] = RingAttention.apply(ring, plan, q, k, v)  # type: ignore[no-untyped-call]
     return answer[0].to(query.dtype), answer[1]

@@ -11,15 +11,15 @@ import torch
 from attention_conformance.implementations.adapters.op_options import extra_options
 from attention_conformance.implementations.adapters.tensors import to_array, to_tensor
 from attention_conformance.implementations.api.contract import Claims, Implementation, Result
-from attention_conformance.implementations.builtin.inhouse.options import Options, check
-from attention_conformance.implementations.builtin.inhouse.processes import Processes
+from attention_conformance.implementations.builtin.inhouse.call_options import Options, check
+from attention_conformance.implementations.builtin.inhouse.process_group import Processes
 from attention_conformance.implementations.builtin.inhouse.ring import ring_attention
 from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.spec.problem import Array, Problem
 
 SLICED = ("query", "key", "value", "cotangent")
 Request = tuple[Mapping[str, Array], Mapping[str, Any], tuple[str, ...]]
-"""The slices of one process, options, and the names of what gradients are wanted of."""
+"""The slices of one process, options, and the names of what gradients are needed of."""
 
 
 def answered(request: Request) -> dict[str, Array]:

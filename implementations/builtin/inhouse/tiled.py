@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from attention_conformance.implementations.builtin.inhouse.dropping import Dropout, drawn_seed
-from attention_conformance.implementations.builtin.inhouse.masking import Masks
+from attention_conformance.implementations.builtin.inhouse.call_options import Options, check
 from attention_conformance.implementations.builtin.inhouse.online import (
     ROWS,
     TILE,
@@ -20,7 +19,8 @@ from attention_conformance.implementations.builtin.inhouse.online import (
     retrace,
     wide,
 )
-from attention_conformance.implementations.builtin.inhouse.options import Options, check
+from attention_conformance.implementations.builtin.inhouse.seeded_dropout import Dropout, drawn_seed
+from attention_conformance.implementations.builtin.inhouse.tile_masks import Masks
 
 
 class TiledAttention(torch.autograd.Function):
@@ -72,30 +72,30 @@ def tiled_attention(
     Raises:
         ValueError: shapes or options that make no sense.
     """
-    asked = Options[Tensor](**options)
-    check(query.shape, key.shape, value.shape, asked)
+    call = Options[Tensor](**options)
+    check(query.shape, key.shape, value.shape, call)
     dtype = wide(query.dtype)
-    masks = Masks.of(asked, query, key)
-    # Products of bfloat16 are many times faster than of float32; what is turned would be rounded once more.
-    fast = query.dtype is torch.bfloat16 and asked.rotary_base is None
+    masks = Masks.of(call, query, key)
+    # Products of bfloat16 are many times faster than of float32; what is rotated would be rounded once more.
+    fast = query.dtype is torch.bfloat16 and call.rotary_base is None
     q, k = (query, key) if fast else (query.to(dtype), key.to(dtype))
-    if asked.rotary_base is not None:
-        q, k = (rotated(x, masks.positions(role), asked.rotary_base) for x, role in ((q, "query"), (k, "key")))
+    if call.rotary_base is not None:
+        q, k = (rotated(x, masks.positions(role), call.rotary_base) for x, role in ((q, "query"), (k, "key")))
     output, lse = in_tiles(q, k, value.to(q.dtype), masks, tile)
-    if asked.head_gates is not None:
-        output = output * asked.head_gates.to(dtype)[:, None, None]
+    if call.head_gates is not None:
+        output = output * call.head_gates.to(dtype)[:, None, None]
     return output.to(query.dtype), lse
 
 
 def in_tiles(query: Tensor, key: Tensor, value: Tensor, masks: Masks, tile: int | None = None) -> tuple[Tensor, Tensor]:
-    """The same for heads that are turned already, and without gates; products are of the dtype of the query."""
-    asked, dtype = masks.options, wide(query.dtype)
-    mask = None if asked.attn_mask is None or asked.attn_mask.dtype is torch.bool else asked.attn_mask
-    table, sinks = (None if x is None else x.to(dtype) for x in (asked.relative_bias, asked.sinks))
+    """The same for heads that are rotated already, and without gates; products are of the dtype of the query."""
+    call, dtype = masks.options, wide(query.dtype)
+    mask = None if call.attn_mask is None or call.attn_mask.dtype is torch.bool else call.attn_mask
+    table, sinks = (None if x is None else x.to(dtype) for x in (call.relative_bias, call.sinks))
     size = TILE * ROWS // max(1, min(ROWS, query.shape[2])) if tile is None else tile
-    plan = Plan.of(replace(masks, options=replace(asked, relative_bias=table)), query, size)
-    if asked.dropout_p:
-        plan = replace(plan, dropout=Dropout(asked.dropout_p, drawn_seed(), (*query.shape[:-1], key.shape[-2])))
+    plan = Plan.of(replace(masks, options=replace(call, relative_bias=table)), query, size)
+    if call.dropout_p:
+        plan = replace(plan, dropout=Dropout(call.dropout_p, drawn_seed(), (*query.shape[:-1], key.shape[-2])))
     answer: tuple[Tensor, Tensor] = TiledAttention.apply(plan, query, key, value, mask, table, sinks)  # type: ignore[no-untyped-call]
     return answer
 

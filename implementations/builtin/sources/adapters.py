@@ -1,4 +1,4 @@
-"""The sources under the suite: each module is asked through its own interface, and claims what it has."""
+"""The sources as implementations: each module is called through its own interface, and claims what it has."""
 
 from __future__ import annotations
 

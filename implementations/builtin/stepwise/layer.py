@@ -43,8 +43,8 @@ class Layer(nn.Module):
         return heads.transpose(1, 2).flatten(2)
 
     def output(self, merged: Tensor) -> Tensor:
-        found: Tensor = self.o(merged) if hasattr(self, "o") else merged
-        return found
+        result: Tensor = self.o(merged) if hasattr(self, "o") else merged
+        return result
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
         """The output of every head, (B, H, Lq, d_v)."""

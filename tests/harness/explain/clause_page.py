@@ -42,7 +42,7 @@ def _defects(clause: Clause) -> Iterator[str]:
     """The mistakes that are named by this clause, then those that are named by another and break this one, too."""
     first = [defect for defect in catalogue() if defect.clauses[0] == clause.id]
     for defect in first[:MOST]:
-        yield f"{defect.id} ({defect.severity}): {defect.does} {defect.matters} Repair: {defect.repair}"
+        yield f"{defect.id} ({defect.severity}): {defect.text.does} {defect.matters} Repair: {defect.text.repair}"
     others = [defect.id for defect in (*first[MOST:], *(d for d in catalogue() if clause.id in d.clauses[1:]))]
     if others:
         yield f"{'also' if first else 'beside other clauses'}: {', '.join(others)}"

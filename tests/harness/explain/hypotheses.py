@@ -66,7 +66,7 @@ def hypotheses(scope: Scope, claimed: Conventions) -> Iterator[Hypothesis]:
     yield from _of_conventions(claimed)
     for defect in catalogue():
         if answer := _answer_of(defect, scope):
-            yield Hypothesis(defect.id, defect.repair, answer, defect)
+            yield Hypothesis(defect.id, defect.text.repair, answer, defect)
 
 
 def _answer_of(defect: Defect, scope: Scope) -> Callable[[Problem], Result] | None:

@@ -171,7 +171,7 @@ def proposed(verdicts: Sequence[Verdict], diagnoses: Mapping[str, str]) -> Itera
 def _reason(clause: str, message: str, diagnosis: str) -> str:
     """The mistake that was found, where it breaks this clause; else what the failure says, without its bound."""
     named = [defect for defect in catalogue() if f"`{defect.id}`" in diagnosis and clause in defect.clauses]
-    return f"{named[0].id}: {named[0].does}" if named else BOUND.sub("", message)
+    return f"{named[0].id}: {named[0].text.does}" if named else BOUND.sub("", message)
 
 
 def _text(text: str) -> str:

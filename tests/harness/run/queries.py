@@ -74,7 +74,7 @@ def _implementations(config: pytest.Config) -> Iterator[str]:
 
 def _defects(config: pytest.Config) -> Iterator[str]:
     for defect in catalogue():
-        yield f"{defect.id:40} {defect.clauses[0]:28} {defect.severity:10} {defect.does}"
+        yield f"{defect.id:40} {defect.clauses[0]:28} {defect.severity:10} {defect.text.does}"
 
 
 def _replayed(path: Path) -> int:

@@ -1,4 +1,4 @@
-"""Processes that answer together: started at the first question, kept, and never waited for without end."""
+"""A group of processes that compute together: started at the first call, reused, and waited for with a time limit."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ class Processes:
         with tempfile.TemporaryDirectory() as folder:
             for rank in range(self.count):
                 ours, theirs = SPAWN.Pipe()
-                told = (rank, self.count, Path(folder, "meeting").as_uri(), self.timeout, theirs, self.answer)
-                process = SPAWN.Process(target=serve, args=told, daemon=True)
+                named = (rank, self.count, Path(folder, "meeting").as_uri(), self.timeout, theirs, self.answer)
+                process = SPAWN.Process(target=serve, args=named, daemon=True)
                 process.start()
                 theirs.close()
                 self.running.append((process, ours))
@@ -89,7 +89,7 @@ class Processes:
             ready = wait(list(awaited), max(0.0, until - time.monotonic()))
             if not ready:
                 raise LostProcessError(f"processes {missing} of {self.count} gave no answer in {self.timeout:g} s")
-            # What one said before it ended is an answer, too.
+            # What a process sent before it ended counts, too.
             for rank in {awaited[each] for each in ready}:
                 answers[rank] = self._received(rank)
         return [answers[rank] for rank in range(self.count)]
@@ -103,14 +103,14 @@ class Processes:
             kind, context = FAILED, ""
         if kind == FAILED:
             ended = [f"ended with exit code {p.exitcode}" if p.exitcode is not None else "" for p, _ in self.running]
-            # A process that fails for the want of another is not the one to tell of.
-            told = [f"process {r} of {self.count} {how}" for r, how in enumerate(ended) if how]
-            raise LostProcessError(", ".join(told or [f"process {rank} of {self.count} {context}"]))
+            # A process that fails because another one is missing is not reported.
+            named = [f"process {r} of {self.count} {how}" for r, how in enumerate(ended) if how]
+            raise LostProcessError(", ".join(named or [f"process {rank} of {self.count} {context}"]))
         return context
 
 
 def _send(running: Sequence[Running], requests: Sequence[Any]) -> None:
-    # Whoever waits for the answer finds out what became of the process. A connection that is closed meanwhile, because
+    # The waiting caller detects that the process has ended. A connection that is closed meanwhile, because
     # another process has failed, has None for its handle, which is a TypeError.
     with contextlib.suppress(OSError, TypeError):
         for (_, connection), request in zip(running, requests, strict=True):
@@ -121,7 +121,7 @@ def serve(
     rank: int, count: int, meeting: str, timeout: float, connection: Connection, answer: Callable[[Any], Any]
 ) -> None:
     """What a process does until its connection ends: it answers."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the one that asks decides what an interrupt means
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process decides what an interrupt means
     torch.set_num_threads(1)
     if Path("/sys/class/net/lo").exists():
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # no host name has to be known

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attention_conformance.implementations.builtin.inhouse.masking import Tile
+from attention_conformance.implementations.builtin.inhouse.tile_masks import Tile
 
 STEPS = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1))
 """Shifts and factors of the finaliser of SplitMix64 (Steele, Lea and Flood 2014)."""

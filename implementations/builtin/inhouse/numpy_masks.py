@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from attention_conformance.implementations.builtin.inhouse.options import Options
+from attention_conformance.implementations.builtin.inhouse.call_options import Options
 
 Array: TypeAlias = NDArray[Any]
 Tile: TypeAlias = tuple[slice, slice]

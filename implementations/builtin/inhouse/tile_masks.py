@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from attention_conformance.implementations.builtin.inhouse.options import Options
+from attention_conformance.implementations.builtin.inhouse.call_options import Options
 
 INFINITY = float("inf")
 
@@ -19,12 +19,12 @@ INFINITY = float("inf")
 class Tile(NamedTuple):
     """A part of the scores: some keys, and the queries that may see any of them.
 
-    `further` keys come after those that masks tell of.
+    Keys of `extra_kv` come after those that masks are about.
     """
 
     rows: slice
     keys: slice
-    further: bool = False
+    extra_kv: bool = False
 
     def parts(self, size: int) -> Iterator[Tile]:
         """The same in pieces of at most so many rows; none of no rows."""
@@ -48,7 +48,7 @@ class Documents:
 
     @classmethod
     def told_by(cls, options: Options[Tensor], lengths: tuple[int, int]) -> Documents | None:
-        """Those that the options tell of, for so many queries and keys."""
+        """Those of the options, for so many queries and keys."""
         if options.query_segments is not None and options.key_segments is not None:
             ids = options.query_segments, options.key_segments
             found = Documents(*ids, within(ids[0]), within(ids[1]))
@@ -89,12 +89,12 @@ def _counted(ends: Tensor, length: int) -> tuple[Tensor, Tensor]:
 class Masks:
     """All masks of a call, for queries and keys that count from `first_query` and `first_key` where they are a part.
 
-    Further keys, beyond the first `keys`, are seen by every query, and nothing is added to their scores.
+    Extra keys, beyond the first `keys`, are seen by every query, and nothing is added to their scores.
 
     Attributes:
         queries, keys: how many there are.
         documents: where positions do not just count.
-        further: how many keys follow.
+        extra_kv: how many keys follow.
     """
 
     options: Options[Tensor]
@@ -104,16 +104,16 @@ class Masks:
     first_query: int = 0
     first_key: int = 0
     documents: Documents | None = None
-    further: int = 0
+    extra_kv: int = 0
 
     @classmethod
-    def of(cls, options: Options[Tensor], query: Tensor, key: Tensor, further: int = 0) -> Masks:
-        """Those of a call with query and key (B, H, L, d); `further` of the keys come after those that masks tell of.
+    def of(cls, options: Options[Tensor], query: Tensor, key: Tensor, extra_kv: int = 0) -> Masks:
+        """Those of a call with query and key (B, H, L, d); the last `extra_kv` keys have no masks.
 
         Raises:
             ValueError: a mask does not fit.
         """
-        keys = key.shape[-2] - further
+        keys = key.shape[-2] - extra_kv
         shape = (*query.shape[:-1], keys)
         if (mask := options.attn_mask) is not None:
             fitting("attn_mask", mask, shape)
@@ -122,21 +122,21 @@ class Masks:
         if options.key_padding_mask is not None:
             fitting("key_padding_mask", options.key_padding_mask, (shape[0], keys))
         documents = Documents.told_by(options, (shape[-2], keys))
-        return cls(options, shape[-2], keys, query.device, options.query_start or 0, 0, documents, further)
+        return cls(options, shape[-2], keys, query.device, options.query_start or 0, 0, documents, extra_kv)
 
     @property
     def whole(self) -> Tile:
-        """All queries and keys but the further ones."""
+        """All queries and keys but the extra ones."""
         return Tile(slice(0, self.queries), slice(0, self.keys))
 
     @property
     def beyond(self) -> list[Tile]:
-        """All queries and the further keys, where there are any."""
-        last = slice(self.keys, self.keys + self.further)
-        return [Tile(slice(0, self.queries), last, further=True)] if self.further else []
+        """All queries and the extra keys, where there are any."""
+        last = slice(self.keys, self.keys + self.extra_kv)
+        return [Tile(slice(0, self.queries), last, extra_kv=True)] if self.extra_kv else []
 
     def tiles(self, size: int, rows: int | None = None) -> list[Tile]:
-        """Tiles of at most so many keys, and rows if that is told; what no query sees is left out."""
+        """Tiles of at most so many keys, and rows if that is given; what no query sees is left out."""
         given = [slice(j, min(j + size, self.keys)) for j in range(0, self.keys, size)]
         tiles = [*(Tile(self._rows(keys), keys) for keys in given), *self.beyond]
         return [part for tile in tiles for part in tile.parts(rows or max(1, self.queries))]
@@ -170,7 +170,7 @@ class Masks:
 
     def seen(self, tile: Tile) -> Tensor | None:
         """(B or 1, H or 1, rows, keys), True = may attend; None is all of them."""
-        kept = [] if tile.further else [*self._by_mask(tile), *self._by_place(tile)]
+        kept = [] if tile.extra_kv else [*self._by_mask(tile), *self._by_place(tile)]
         return reduce(and_, kept) if kept else None
 
     def _by_mask(self, tile: Tile) -> Iterator[Tensor]:
@@ -192,7 +192,7 @@ class Masks:
 
     def added(self, tile: Tile, dtype: torch.dtype) -> Tensor | None:
         """(B or 1, H or 1, rows, keys): float mask, slopes times distances and relative biases; None is nothing."""
-        parts = [] if tile.further else list(self._added(tile))
+        parts = [] if tile.extra_kv else list(self._added(tile))
         return reduce(add, [part.to(dtype) for part in parts]) if parts else None
 
     def _added(self, tile: Tile) -> Iterator[Tensor]:

@@ -11,7 +11,7 @@ Shape: TypeAlias = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Options(Generic[T]):
-    """What may be asked for besides softmax(scale * Q K^T) V; T is the kind of the arrays.
+    """The options in addition to softmax(scale * Q K^T) V; T is the kind of the arrays.
 
     Key j stands at position j, query i at query_start + i; where there are documents, both count from the start of
     their own one, and a query sees keys of its own document only.
@@ -23,7 +23,7 @@ class Options(Generic[T]):
         scale: multiplies the scores; None is 1 / sqrt(d_k).
         window_size: so far a query sees to the left and to the right of its own position; -1 is no limit.
         softcap: scores become softcap * tanh(scores / softcap), before anything is added to them.
-        rotary_base: query and key are turned by position * rotary_base ** (-2 c / d_k), component c with c + d_k / 2.
+        rotary_base: query and key are rotated by position * rotary_base ** (-2 c / d_k), component c with c + d_k / 2.
         query_start: the position of the first query; None is 0.
         alibi_slopes: (H,); slope * distance is taken off the scores.
         relative_bias: (H, 2 R + 1), added to the scores by distance, the middle one for none; the outermost ones
@@ -67,7 +67,7 @@ class Options(Generic[T]):
             raise ValueError(f"softcap must be above 0, not {self.softcap}")
 
 
-def check(query: Shape, key: Shape, value: Shape, asked: Options[Any]) -> None:
+def check(query: Shape, key: Shape, value: Shape, call: Options[Any]) -> None:
     """Refuses heads of shapes that do not fit together.
 
     Raises:
@@ -76,7 +76,7 @@ def check(query: Shape, key: Shape, value: Shape, asked: Options[Any]) -> None:
     shapes = f"{tuple(query)}, {tuple(key)} and {tuple(value)}"
     if query[-1] != key[-1] or key[:-1] != value[:-1] or query[0] != key[0]:
         raise ValueError(f"query and key need one width, key and value one length, all one batch: got {shapes}")
-    if query[1] != key[1] and not (asked.enable_gqa and key[1] and query[1] % key[1] == 0):
+    if query[1] != key[1] and not (call.enable_gqa and key[1] and query[1] % key[1] == 0):
         raise ValueError(f"key heads must be as many as query heads, or with enable_gqa divide them: got {shapes}")
-    if asked.rotary_base is not None and query[-1] % 2:
-        raise ValueError(f"rotary embedding turns pairs: it needs an even width, not {query[-1]}")
+    if call.rotary_base is not None and query[-1] % 2:
+        raise ValueError(f"rotary embedding rotates pairs: it needs an even width, not {query[-1]}")

@@ -1,4 +1,4 @@
-"""Routes through attention for heads that are turned already: torch's kernel, and the equation written out."""
+"""Routes through attention for heads that are rotated already: torch's kernel, and the equation written out."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from attention_conformance.implementations.builtin.inhouse.kernels import Kernel, attended
-from attention_conformance.implementations.builtin.inhouse.masking import INFINITY, Masks
 from attention_conformance.implementations.builtin.inhouse.online import Operands, Plan, block, product, shared, wide
+from attention_conformance.implementations.builtin.inhouse.tile_masks import INFINITY, Masks
 
 
 def expressible(masks: Masks) -> bool:
-    """Whether scaled_dot_product_attention has all that is asked for: it knows no softcap, no sinks, no documents."""
+    """Whether scaled_dot_product_attention supports the options: it has no softcap, no sinks, no documents."""
     return masks.options.softcap is None and masks.options.sinks is None and masks.documents is None
 
 
 def fused(query: Tensor, key: Tensor, value: Tensor, masks: Masks, kernel: Kernel | None = None) -> Tensor:
     """(B, H, Lq, d), (B, Hk, Lk, d), (B, Hk, Lk, d) -> (B, H, Lq, d) by one kernel for all queries and keys."""
-    asked = masks.options
+    call = masks.options
     if _merely_causal(masks):
         key, value = key[:, :, : masks.queries], value[:, :, : masks.queries]  # no query sees the others
-        return attended(query, key, value, None, asked.dropout_p, True, asked.scale, kernel)
+        return attended(query, key, value, None, call.dropout_p, True, call.scale, kernel)
     seen, added = _joined(masks, query.dtype)
     key, value = contained(key, value, seen)
     mask, empty = _one_mask(seen, added)
-    heads = attended(query, key, value, mask, asked.dropout_p, False, asked.scale, kernel)
+    heads = attended(query, key, value, mask, call.dropout_p, False, call.scale, kernel)
     return heads if empty is None else heads.masked_fill(empty, 0.0)
 
 
@@ -86,19 +86,19 @@ def readable(*tensors: Tensor) -> bool:
 
 
 def _merely_causal(masks: Masks) -> bool:
-    """Whether torch's own flag says it all; its kernel on the CPU takes positive scales only."""
-    asked = masks.options
-    others = (asked.attn_mask, asked.key_padding_mask, asked.alibi_slopes, asked.relative_bias, masks.documents)
-    plain = asked.window_size[0] < 0 and not asked.query_start and not masks.further and masks.queries > 0
-    return asked.is_causal and plain and all(x is None for x in others) and (asked.scale is None or asked.scale > 0.0)
+    """Whether torch's own flag is enough; its kernel on the CPU takes positive scales only."""
+    call = masks.options
+    others = (call.attn_mask, call.key_padding_mask, call.alibi_slopes, call.relative_bias, masks.documents)
+    plain = call.window_size[0] < 0 and not call.query_start and not masks.extra_kv and masks.queries > 0
+    return call.is_causal and plain and all(x is None for x in others) and (call.scale is None or call.scale > 0.0)
 
 
 def _joined(masks: Masks, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
-    """What is seen and what is added, (B or 1, H or 1, Lq, Lk), with the columns of the further keys."""
+    """What is seen and what is added, (B or 1, H or 1, Lq, Lk), with the columns of the extra keys."""
     seen, added = masks.seen(masks.whole), masks.added(masks.whole, dtype)
-    if masks.further:
-        seen = None if seen is None else F.pad(seen, (0, masks.further), value=True)
-        added = None if added is None else F.pad(added, (0, masks.further))
+    if masks.extra_kv:
+        seen = None if seen is None else F.pad(seen, (0, masks.extra_kv), value=True)
+        added = None if added is None else F.pad(added, (0, masks.extra_kv))
     return seen, added
 
 
