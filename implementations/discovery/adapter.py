@@ -13,7 +13,6 @@ from torch import nn
 from attention_conformance.implementations.api.contract import Implementation
 from attention_conformance.implementations.discovery import function_text, probe_masks
 from attention_conformance.implementations.discovery.calls import UNSURE, FunctionCall, find_call
-from attention_conformance.implementations.discovery.claims import TOPICS
 from attention_conformance.implementations.discovery.constructors import resized
 from attention_conformance.implementations.discovery.findings import MASKED_OUT, MAY_ATTEND, Finding, undetermined
 from attention_conformance.implementations.discovery.keywords import Function, Keywords, find_keywords
@@ -75,7 +74,7 @@ def find_adapter(target: object, device: str, oracle: Oracle, caution: str = "")
     Args:
         target: a function, a module class or an `Implementation`.
         device: where it computes.
-        oracle: what is right.
+        oracle: the right answers.
         caution: why the effects of masks, and of parameters of unknown names, are not probed; empty: they are.
 
     Raises:
@@ -97,7 +96,7 @@ def find_adapter(target: object, device: str, oracle: Oracle, caution: str = "")
 def _topics(options: Options) -> frozenset[str]:
     """The topics that the named options have."""
     probed = (o for o in options.named.spelled if o not in NOT_PROBED_ALONE and OPTIONS[o].features)
-    return frozenset(TOPICS[OPTIONS[option].features[0]] for option in probed)
+    return frozenset(str(OPTIONS[option].features[0]) for option in probed)
 
 
 def _of_implementation(target: Implementation) -> Adapter:

@@ -8,17 +8,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from attention_conformance.implementations.discovery.adapter import Adapter
-from attention_conformance.implementations.discovery.claims import (
-    CHOICES,
-    PARAMETERS,
-    TOPICS,
-    dtypes,
-    features,
-    scope,
-    settings,
-)
+from attention_conformance.implementations.discovery.claims import convention_topic, dtypes, features, scope, settings
 from attention_conformance.implementations.discovery.findings import Facts, Finding
 from attention_conformance.implementations.discovery.loading import Target
+from attention_conformance.implementations.discovery.probe_interface import PARAMETERS
 from attention_conformance.spec.cases import MaskShape
 from attention_conformance.spec.features import Conventions, Feature, Scope
 from attention_conformance.spec.problem import DTYPES
@@ -117,16 +110,15 @@ def _implementation(name: str, adapter: Adapter, facts: Facts, fitted: bool) -> 
     if found := settings(facts):
         yield "        Conventions("
         conventions = Conventions().claiming(found)
-        for choice in CHOICES:
-            if choice.key in found:
-                field = choice.key.replace("-", "_")
-                value = getattr(conventions, field)
-                line = f"            {field}={type(value).__name__}.{getattr(value, 'name', value)},"
-                yield _commented(line, facts.evidence(choice.topic))
+        for key in found:
+            field = key.replace("-", "_")
+            value = getattr(conventions, field)
+            line = f"            {field}={type(value).__name__}.{value.name},"
+            yield _commented(line, facts.evidence(convention_topic(key)))
         yield "        ),"
-    if (taken := dtypes(facts)) != tuple(DTYPES):
-        listed = ", ".join(f'"{dtype}"' for dtype in taken)
-        yield _commented(f"        dtypes=({listed}{',' if len(taken) == 1 else ''}),", facts.evidence("dtypes"))
+    if (found_dtypes := dtypes(facts)) != tuple(DTYPES):
+        listed = ", ".join(f'"{dtype}"' for dtype in found_dtypes)
+        yield _commented(f"        dtypes=({listed}{',' if len(found_dtypes) == 1 else ''}),", facts.evidence("dtypes"))
     yield from ["        fit=fit,"] if fitted else []
     yield "    ),"
     yield f"    {adapter.expression},"
@@ -135,10 +127,10 @@ def _implementation(name: str, adapter: Adapter, facts: Facts, fitted: bool) -> 
 
 
 def _evidence(feature: Feature, facts: Facts) -> str:
-    topic = {Feature.HEADS: "heads", Feature.PROJECTIONS: "level", Feature.CORE: "plain answer"}.get(feature)
-    finding = facts.findings.get(topic or TOPICS.get(feature, ""))
+    topics = {Feature.PROJECTIONS: "level", Feature.CORE: "plain answer"}
+    finding = facts.findings.get(topics.get(feature, feature))
     if finding is None:
-        return "its absence was refused" if feature in PARAMETERS.values() else ""
+        return "its absence was refused" if feature in PARAMETERS else ""
     evidence = finding.evidence or finding.answer
     return evidence if finding.determined else f"undetermined: {evidence}"
 

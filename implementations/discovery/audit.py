@@ -28,34 +28,35 @@ from attention_conformance.implementations.discovery.findings import (
 )
 from attention_conformance.implementations.discovery.probe import Oracle, Subject
 from attention_conformance.implementations.discovery.probe_interface import find_subject
+from attention_conformance.spec.features import Feature
 
 Probe: TypeAlias = Callable[[Subject, Facts], Iterator[Finding]]
 
 PROBES: Mapping[str, Probe] = {
     "dtypes": probe_interface.dtypes,
     "plain answer": probe_scores.plain,
-    "given scale": probe_scores.scale,
+    "scale": probe_scores.scale,
     "widths": probe_scores.widths,
-    "grouped heads": probe_scores.groups,
-    "boolean mask": probe_masks.boolean,
-    "float mask": probe_masks.additive,
-    "key padding": probe_masks.padding,
-    "causal flag": probe_masks.causal,
-    "causal flag with a mask": probe_masks.causal_with_mask,
+    "grouped": probe_scores.groups,
+    "bool-mask": probe_masks.boolean,
+    "float-mask": probe_masks.additive,
+    "key-padding": probe_masks.padding,
+    "causal": probe_masks.causal,
+    "causal-with-mask": probe_masks.causal_with_mask,
     "empty rows": probe_masks.empty_rows,
     "returned parts": probe_results.returned,
     "dropout": probe_results.dropout,
     "gradients": probe_results.gradients,
-    "softmax of float64": probe_scores.precision,
-    **{option.topic: probe_options.probe_of(option) for option in EXTRA_OPTIONS},
+    "softmax-precision": probe_scores.precision,
+    **{str(option.feature): probe_options.probe_of(option) for option in EXTRA_OPTIONS},
     "softcap order": probe_options.softcap_order,
-    "row emptied by the causal flag": probe_options.row_beyond_window,
-    "containment of NaN": probe_results.containment,
+    "empty-row-causal": probe_options.row_beyond_window,
+    "containment": probe_results.containment,
     "views": probe_results.views,
-    "empty sizes": probe_results.empty_sizes,
+    "empty-sizes": probe_results.empty_sizes,
 }
 """Every probe, in an order in which each can read what those before it have found."""
-WIDTHS = ("d_v other than d_k", "width of the model", "widths of the inputs")
+WIDTHS = (Feature.VALUE_WIDTH, Feature.MODEL_WIDTH, Feature.INPUT_WIDTHS)
 
 
 def audit(target: object, oracle: Oracle, device: str = "cpu") -> tuple[Adapter, list[Finding]]:

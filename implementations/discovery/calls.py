@@ -107,7 +107,7 @@ def _inputs(signature: inspect.Signature) -> tuple[tuple[str, ...], bool]:
 
 
 def _always(signature: inspect.Signature, inputs: tuple[str, ...], heads: str) -> dict[str, object]:
-    """What has to be given: no dropout, None for whatever else is required; the number of heads is given apart."""
+    """What has to be given, without the number of heads: no dropout, and None for everything else that is required."""
     rest = [p for p in signature.parameters.values() if p.name not in (*inputs, heads)]
     return {p.name: None for p in rest if required(p)} | switched_off(rest)
 
@@ -241,7 +241,7 @@ def _why_unsure(names: tuple[str, ...], linear: list[int], changed: Changes, axe
     doubling = ", ".join(names[n] for n in linear) or "none"
     each = "; ".join(f"{name}: {_separate(axes, to)}" for name, to in zip(names, changed, strict=True))
     return (
-        f"taken from names and order. It is linear in {doubling} of its arguments, where it should be in the value "
+        f"derived from names and order. It is linear in {doubling} of its arguments, where it should be in the value "
         f"alone; the axes along which one slice changes one slice of the output: {each}"
     )
 
@@ -272,7 +272,7 @@ def _axes_by_value(value: list[int | None], packed: bool) -> str:
 
 
 def _layout_evidence(axes: str, output: str, value: list[int | None], query: list[int | None]) -> str:
-    batch = "; the first of two like axes is taken for B" if {"B", "H"} <= set(axes) else ""
+    batch = "; the first of two similar axes is assumed to be B" if {"B", "H"} <= set(axes) else ""
     other = "" if axes == output else f"; the output is {output}"
     value_axes, query_axes = (_separate(axes, each) for each in (value, query))
     return f"slices of the value stay separate along {value_axes}, of the query along {query_axes}{other}{batch}"

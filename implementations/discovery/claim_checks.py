@@ -143,7 +143,7 @@ def option_claims(check: ClaimCheck, named: Set[Feature]) -> tuple[ClaimCheck, l
     """The check without the claims beyond the core that a call refutes, and notes on these.
 
     Args:
-        check: claims whatever could be.
+        check: claims everything that is possible.
         named: the features for which the candidate has a parameter. Such a one is claimed if a call with it succeeds.
             What only a **kwargs takes has to change something as well; grouped heads without a parameter are claimed
             if key heads are repeated.

@@ -1,4 +1,4 @@
-"""Findings: what a probe has shown, as plain text, so that it crosses from the child process unchanged."""
+"""Findings: the results of probes, as plain text, so that they cross from the child process unchanged."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from attention_conformance.implementations.discovery.extra_options import OFFERED
+from attention_conformance.spec.features import Polarity
 
 ABSENT, IGNORED = "not offered", "ignored"
 UNDETERMINED, LOST = "undetermined", "no answer"
 UNKNOWN, NOT_RETURNED = "no such parameter", "not returned with the output"
 REASONS = (UNKNOWN, IGNORED, NOT_RETURNED)
-MAY_ATTEND, MASKED_OUT = "True may attend", "True is masked out"
+MAY_ATTEND, MASKED_OUT = str(Polarity.MAY_ATTEND), str(Polarity.MASKED_OUT)
 
 
 @dataclass(frozen=True)
@@ -19,7 +20,7 @@ class Finding:
     """One result.
 
     Attributes:
-        topic: what was probed, "causal alignment".
+        topic: what was probed: the name of a feature or of a convention, or other words.
         answer: `UNDETERMINED` where no known answer fits, `LOST` where the process did not survive the probe.
         evidence: what was observed, or why there is no answer.
     """
@@ -89,8 +90,8 @@ def table(findings: Iterable[Finding]) -> str:
     """The findings in three columns, the last one unbounded; what is not offered comes last, together."""
     every = list(findings)
     absent = [f for f in every if f.answer == ABSENT]
-    shown = [f for f in every if f.answer != ABSENT] + [f for f in absent if not _plain_reason(f)]
-    rows = [("finding", "answer", "evidence"), *((f.topic, f.answer, f.evidence) for f in shown)]
+    listed = [f for f in every if f.answer != ABSENT] + [f for f in absent if not _plain_reason(f)]
+    rows = [("finding", "answer", "evidence"), *((f.topic, f.answer, f.evidence) for f in listed)]
     for reason in REASONS:
         if together := [f.topic for f in absent if _plain_reason(f) == reason]:
             rows.append((ABSENT, reason, ", ".join(together)))

@@ -96,7 +96,7 @@ NUMPY = ArrayKind(
 JAX = ArrayKind("JAX arrays", jax_op, is_jax)
 
 ARRAYS_LACK = "'numpy.ndarray' object has no attribute"
-"""The error of a function that is not meant for NumPy arrays; what it raised for tensors is more useful."""
+"""The error of a function that does not work on NumPy arrays; its error for tensors is more useful."""
 
 ALWAYS = frozenset(
     {

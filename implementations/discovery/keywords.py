@@ -126,7 +126,7 @@ class Function:
 def find_keywords(function: Function, by_effect: bool = True) -> tuple[Keywords, MaskShape]:
     """What the function takes and returns, and along which axes its attention mask may differ.
 
-    Without `by_effect`, only what the names of its parameters say.
+    Without `by_effect`, only from the names of its parameters.
     """
     keywords, unknown = _by_names(function)
     answer = _plain_answer(function, keywords)
@@ -150,7 +150,7 @@ def find_keywords(function: Function, by_effect: bool = True) -> tuple[Keywords,
 
 
 def _by_names(function: Function) -> tuple[Keywords, list[str]]:
-    """What the names of the parameters say, and the names that say nothing."""
+    """What follows from the names of the parameters, and the names that are not known."""
     call, signature = function.call, signature_of(function.function)
     rest = [p for n, p in signature.parameters.items() if n not in (*call.inputs, call.heads)]
     single = [p for p in rest if not is_variadic(p)]
@@ -201,7 +201,7 @@ def _broadcasts(subject: Subject) -> bool:
 
 
 def _with_unknown(function: Function, keywords: Keywords, shape: MaskShape, name: str) -> tuple[Keywords, MaskShape]:
-    """With a parameter whose name says nothing: it is given a mask, then True, then a scale."""
+    """With a parameter of an unknown name: it is given a mask, then True, then a scale."""
     if not keywords.mask:
         masked, mask_shape = _with_mask_form(function, keywords.with_names({"bool_mask": name, "float_mask": name}))
         boolean = probe_masks.boolean_mask(function.subject(masked, mask_shape))

@@ -1,4 +1,4 @@
-"""Loading: the object that a target on the command line names, or one line that says why there is none."""
+"""Loading: the object that a target on the command line names, or one line that states why there is none."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _helpers: dict[str, str] = {}
 
 
 class TargetError(ValueError):
-    """A target that cannot be used; the message is one line that says what is wrong and what to do."""
+    """A target that cannot be used; the message is one line that states what is wrong and what to do."""
 
 
 def _defined(place: str) -> str:
@@ -167,13 +167,13 @@ def _line(error: BaseException, file: str | None) -> str:
 
 @contextmanager
 def _importable(folder: str) -> Iterator[None]:
-    """The folder can be imported from; the suite's own cannot: its rooms are named as parts of many projects are."""
+    """Puts a folder first on the path, and the suite's own off it: its rooms have names that many projects use."""
     own = [place for place in sys.path if Path(place).resolve() == SUITE]
     sys.path[:] = [folder, *(place for place in sys.path if place not in own)]
     importlib.invalidate_caches()
     try:
         with warnings.catch_warnings():
-            # pytest here turns warnings into errors, which is not meant for what a target imports.
+            # pytest here turns warnings into errors: not those of a target's imports.
             warnings.simplefilter("ignore")
             yield
     finally:

@@ -29,7 +29,7 @@ DROPPING = {Feature.DROPOUT, Feature.EVALUATION}
 def module_candidate(name: str, kind: type[nn.Module], settings: Mapping[str, str], device: str) -> Implementation:
     """Wraps a module class; what its constructor and forward do not take is not claimed.
 
-    True in its boolean masks means masked out, as in torch.nn.MultiheadAttention, unless the settings say so.
+    True in its boolean masks means masked out, as in torch.nn.MultiheadAttention, unless the settings state otherwise.
 
     Raises:
         TargetError: it cannot be built, filled with weights or called.
@@ -56,7 +56,7 @@ def _option_claims(plan: ModulePlan) -> tuple[ClaimCheck, list[str]]:
     named = plan.make.features | plan.call.options.named.features
     check, notes = option_claims(plan.check.without(DROPPING) if plan.evaluating else plan.check, named)
     if Feature.DROPOUT in check.claims and drops_output(check):
-        notes.append("dropout not claimed: it takes out components of the output, where weights are meant")
+        notes.append("dropout not claimed: it drops components of the output, not weights")
         check = check.without(DROPPING)
     return check, notes
 

@@ -84,7 +84,7 @@ class ModuleCall:
 
     Attributes:
         inputs: 3, query, key and value, or 1, the input of self-attention.
-        options: what its forward takes besides.
+        options: the other parameters of its forward.
         polarity: what True means in its boolean masks.
         length_first: whether its layout is (L, B, E), not (B, L, E).
         form: the shape in which it takes attention masks.
@@ -131,7 +131,7 @@ class ModuleCall:
         return self.flag_with_mask and "bool_mask" in self.options
 
     def _formed(self, mask: torch.Tensor, given: Tensors, problem: Problem) -> torch.Tensor:
-        """The mask as `mask_options` gives it, (B * H, Lq, Lk) or (Lq, Lk), in the form that is taken."""
+        """The mask as `mask_options` gives it, (B * H, Lq, Lk) or (Lq, Lk), in the form that the module takes."""
         if "attn_mask" not in given and self.form is not MaskForm.FULL:
             return mask
         if self.form is MaskForm.FULL:
@@ -287,7 +287,7 @@ def _length_first(module: nn.Module, inputs: int) -> bool:
             parameter.copy_(torch.randn(parameter.shape, generator=generator) / WIDTH**0.5)
         module.eval()
         outcome = safe_call(lambda: not _independent(module, x, inputs, 0) and _independent(module, x, inputs, 1))
-    return bool(outcome.value)  # where it raises, a later call shows what is wrong
+    return bool(outcome.value)  # where it raises, a later call reports the error
 
 
 def _independent(module: nn.Module, x: torch.Tensor, inputs: int, axis: int) -> bool:

@@ -55,7 +55,7 @@ def place_of(path: str) -> str | Packed | None:
 
 
 def find_places(module: nn.Module) -> dict[str, str | Packed]:
-    """What each parameter of the module holds, as far as their names say."""
+    """What each parameter of the module holds, as far as their names are known."""
     return {path: place for path, _ in module.named_parameters() if (place := place_of(path))}
 
 

@@ -26,6 +26,8 @@ Run: TypeAlias = Callable[[Problem, str], Result]
 
 BATCH, HEADS, QUERIES, KEYS = 2, 3, 5, 7
 """Different for every axis; two sequences fit into the width of a head: every token has a unit vector of its own."""
+EVEN_HEADS = 4
+"""For code paths that an odd number of heads never reaches."""
 WIDTHS = (24, 16, 64)
 """Widths of a head. The square root of the first is not exact; some kernels take powers of two only."""
 HALF = float(np.finfo(np.float32).eps) ** 0.5
@@ -52,7 +54,7 @@ class Solved(Protocol):
 
 @dataclass(frozen=True)
 class Oracle:
-    """What is right. It is handed in, because what runs in a candidate's process must not import the reference."""
+    """The right answers. They are handed in, because a candidate's process must not import the reference."""
 
     solve: Callable[[Problem, Conventions], Solved]
     sinusoids: Callable[[int, int, SinusoidOrder, str], Bounded]
@@ -64,7 +66,7 @@ class Interface:
     """The level, the inputs and the parameters with which problems are given to an implementation.
 
     Attributes:
-        num_heads: `HEADS`, or 1 where it has one head only.
+        num_heads: `HEADS`; `EVEN_HEADS` where it refuses these, or 1 where it has one head only.
         sharing: which inputs of a module are one.
         bias, output_projection, output_bias: which parameters a module has.
         width: d_k.

@@ -11,6 +11,7 @@ import numpy as np
 
 from attention_conformance.implementations.discovery.findings import Facts, Finding, undetermined
 from attention_conformance.implementations.discovery.probe import (
+    EVEN_HEADS,
     HALF,
     HEADS,
     WIDTHS,
@@ -24,14 +25,14 @@ from attention_conformance.implementations.discovery.probe import (
     spans,
 )
 from attention_conformance.spec.cases import Sharing
-from attention_conformance.spec.features import Scope
+from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.spec.problem import DTYPES, Problem
 
 SQUARE = Setup(query_length=5, key_length=5)
 """Sizes that self-attention takes, too."""
 ORDER = ("float32", "float64", "bfloat16", "float16")
 """The dtypes in which an implementation is probed: the first in which it answers."""
-PARAMETERS = {"bias": "b_v", "output_projection": "w_o", "output_bias": "b_o"}
+PARAMETERS = {Feature.BIAS: "b_v", Feature.OUTPUT_PROJECTION: "w_o", Feature.OUTPUT_BIAS: "b_o"}
 """The parameters that a module may have, and the array that shows whether they are used."""
 
 
@@ -55,7 +56,7 @@ def find_subject(run: Run, device: str, oracle: Oracle) -> tuple[Subject | None,
 def _interfaces() -> Iterator[Interface]:
     for heads, width in product((HEADS, 1), WIDTHS):
         yield Interface(num_heads=heads, width=width)
-    for heads, sharing in product((HEADS, 1), (Sharing.NONE, Sharing.KEY_VALUE, Sharing.SELF)):
+    for heads, sharing in product((HEADS, EVEN_HEADS, 1), (Sharing.NONE, Sharing.KEY_VALUE, Sharing.SELF)):
         for bias, output_projection, output_bias in product((True, False), repeat=3):
             yield Interface(Scope.MODULE, heads, sharing, bias, output_projection, output_bias)
 
@@ -90,8 +91,9 @@ def _without_unused(subject: Subject) -> Subject:
     interface, problem = subject.interface, subject.problem(replace(SQUARE, units=False))
     if interface.scope is Scope.OP:
         return subject
+    names = {feature: feature.replace("-", "_") for feature in PARAMETERS}
     used: dict[str, Any] = {
-        name: getattr(interface, name) and _depends_on(subject, problem, array) for name, array in PARAMETERS.items()
+        names[f]: getattr(interface, names[f]) and _depends_on(subject, problem, a) for f, a in PARAMETERS.items()
     }
     return replace(subject, interface=replace(interface, **used))
 
@@ -116,7 +118,7 @@ def _findings(subject: Subject) -> Iterator[Finding]:
         inputs = {Sharing.NONE: "query, key and value", Sharing.KEY_VALUE: "query and context", Sharing.SELF: "x"}
         yield Finding("level", "module", f"it answered {inputs[interface.sharing]} of shape (B, L, width)")
         has = (interface.bias, interface.output_projection, interface.output_bias)
-        names = ", ".join(n for n, h in zip(("biases", "output projection", "output bias"), has, strict=True) if h)
+        names = ", ".join(n for n, h in zip(PARAMETERS, has, strict=True) if h)
         yield Finding("parameters", names or "no more than w_q, w_k and w_v")
     yield _heads(subject)
 

@@ -33,6 +33,7 @@ from attention_conformance.implementations.discovery.probe import (
     spans,
 )
 from attention_conformance.spec.cases import MaskShape
+from attention_conformance.spec.features import Alignment, CausalWithMask
 from attention_conformance.spec.problem import Array
 
 Booleans = NDArray[np.bool_]
@@ -118,7 +119,7 @@ def boolean_mask(subject: Subject) -> Finding:
     """The polarity of a boolean attention mask."""
     mask = holes(mask_extents(subject))
     observed = subject.weights(PLAIN_SETUP.given(attn_mask=mask))
-    return _boolean_finding("boolean mask", subject, observed, mask)
+    return _boolean_finding("bool-mask", subject, observed, mask)
 
 
 def boolean(subject: Subject, facts: Facts) -> Iterator[Finding]:
@@ -151,7 +152,7 @@ def additive(subject: Subject, facts: Facts) -> Iterator[Finding]:
     visible = holes(mask_extents(subject))
     mask = np.random.default_rng(4).standard_normal(visible.shape)
     observed = subject.weights(PLAIN_SETUP.given(attn_mask=mask))
-    if absent := without_effect(subject, "float mask", observed):
+    if absent := without_effect(subject, "float-mask", observed):
         yield absent
         return
     yield _added(mask, observed, subject.weights(), subject.interface.width)
@@ -164,20 +165,20 @@ def _added(mask: Floats, observed: ObservedWeights, plain: ObservedWeights, widt
     """By what factor the entries of a mask reach the scores."""
     entries, changes = _centred(mask, observed), _score_changes(observed, plain)
     if not np.isfinite(changes).all():
-        return undetermined("float mask", "some weights are zero or NaN")
+        return undetermined("float-mask", "some weights are zero or NaN")
     factor = float((changes * entries).sum() / (entries**2).sum())
     if np.abs(changes - factor * entries).max() > 16 * HALF:
-        return undetermined("float mask", "the scores changed by other amounts than its entries")
+        return undetermined("float-mask", "the scores changed by other amounts than its entries")
     known = {"added": 1.0, "added before the scale": width**-0.5, "subtracted": -1.0}
     fits = [name for name, value in known.items() if abs(factor - value) <= 16 * HALF]
-    return the_one("float mask", fits[:1], f"an entry x changed its score by {factor:.3g} x")
+    return the_one("float-mask", fits[:1], f"an entry x changed its score by {factor:.3g} x")
 
 
 def key_padding(subject: Subject) -> Finding:
     """The polarity of a mask (B, Lk) over keys."""
     mask = holes((2, KEYS))
     observed = subject.weights(PLAIN_SETUP.given(key_padding_mask=mask))
-    return _boolean_finding("key padding", subject, observed, mask[:, None, None])
+    return _boolean_finding("key-padding", subject, observed, mask[:, None, None])
 
 
 def padding(subject: Subject, facts: Facts) -> Iterator[Finding]:
@@ -186,14 +187,14 @@ def padding(subject: Subject, facts: Facts) -> Iterator[Finding]:
     counts = np.array([3, 5])
     observed = subject.weights(PLAIN_SETUP.given(valid_lens=counts))
     visible = np.arange(KEYS) < counts[:, None, None, None]
-    yield without_effect(subject, "valid lengths", observed) or offered(
-        "valid lengths",
+    yield without_effect(subject, "valid-lens", observed) or offered(
+        "valid-lens",
         observed.shows(visible),
         f"sample 0: {counts[0]} keys are real; query 0 used keys {observed.keys_of((0, 0, 0))}",
     )
 
 
-CORNERS: Mapping[str, int] = {"top-left": 0, "bottom-right": 1}
+CORNERS: Mapping[str, int] = {Alignment.TOP_LEFT: 0, Alignment.BOTTOM_RIGHT: 1}
 
 
 def triangle(queries: int, keys: int, corner: str) -> Booleans:
@@ -205,12 +206,12 @@ def causal_flag(subject: Subject) -> Finding:
     """The causal flag, with as many queries as keys."""
     observed = subject.weights(SQUARE.given(causal=True))
     if observed.error:
-        return refused("causal flag", observed.error)
+        return refused("causal", observed.error)
     evidence = f"Lq {KEYS}, Lk {KEYS}: query 2 used keys {observed.keys_of((0, 0, 2))}"
     triangular = observed.shows(triangle(KEYS, KEYS, "top-left"))
     if unchanged(subject, observed, SQUARE):
-        return Finding("causal flag", "always" if triangular else ABSENT, f"{IGNORED}: {evidence}")
-    return offered("causal flag", triangular, evidence)
+        return Finding("causal", "always" if triangular else ABSENT, f"{IGNORED}: {evidence}")
+    return offered("causal", triangular, evidence)
 
 
 def causal(subject: Subject, facts: Facts) -> Iterator[Finding]:
@@ -218,7 +219,7 @@ def causal(subject: Subject, facts: Facts) -> Iterator[Finding]:
     finding = causal_flag(subject)
     yield finding
     if finding.answer != ABSENT:
-        tied = undetermined("causal alignment", "Lq is always Lk")
+        tied = undetermined("causal-alignment", "Lq is always Lk")
         yield tied if subject.self_attention else _alignment(subject)
 
 
@@ -232,7 +233,7 @@ def _alignment(subject: Subject) -> Finding:
         row = queries - 3
         evidence.append(f"Lq {queries}, Lk {keys}: query {row} used keys {observed.keys_of((0, 0, row))}")
         fits &= {corner for corner in CORNERS if _shows_rows(observed, triangle(queries, keys, corner))}
-    return the_one("causal alignment", fits, "; ".join(evidence))
+    return the_one("causal-alignment", fits, "; ".join(evidence))
 
 
 def _shows_rows(observed: ObservedWeights, pattern: Booleans) -> bool:
@@ -243,44 +244,44 @@ def _shows_rows(observed: ObservedWeights, pattern: Booleans) -> bool:
 
 def causal_with_mask(subject: Subject, facts: Facts) -> Iterator[Finding]:
     """The causal flag combined with a mask."""
-    polarity = facts.polarity("boolean mask")
-    if facts.answer("causal flag") != OFFERED or not polarity:
+    polarity = facts.polarity("bool-mask")
+    if facts.answer("causal") != OFFERED or not polarity:
         return
     visible = holes(mask_extents(subject, KEYS), seed=6)
     visible[..., 0] = True
     setup = SQUARE.given(attn_mask=as_polarity(visible, polarity), causal=True)
     dtypes = [dtype for dtype in ("float32", "float64") if dtype in facts.answer("dtypes")]
     observed = {dtype: replace(subject, dtype=dtype).weights(setup) for dtype in dtypes or [subject.dtype]}
-    if facts.answer("d_v other than d_k") == OFFERED:
-        observed["d_v other than d_k"] = subject.weights(replace(setup, d_v=11))
+    if facts.answer("value-width") == OFFERED:
+        observed["value-width"] = subject.weights(replace(setup, d_v=11))
     answers = {name: _combination(each, visible) for name, each in observed.items()}
     evidence = "; ".join(f"{name}: {answer}" for name, answer in answers.items())
     distinct = sorted(set(answers.values()))
-    if distinct == ["both hold", "refused"]:
-        yield Finding("causal flag with a mask", "both hold, or refused", evidence)
+    if distinct == [CausalWithMask.ERROR, CausalWithMask.INTERSECT]:
+        yield Finding("causal-with-mask", CausalWithMask.EITHER, evidence)
     else:
         first = next(iter(observed.values())).error
-        yield the_one("causal flag with a mask", distinct, first if len(distinct) == 1 else evidence)
+        yield the_one("causal-with-mask", distinct, first if len(distinct) == 1 else evidence)
 
 
 def _combination(observed: ObservedWeights, visible: Booleans) -> str:
     if observed.error:
-        return "refused"
+        return str(CausalWithMask.ERROR)
     corner = triangle(KEYS, KEYS, "top-left")
-    known = {"both hold": visible & corner, "the flag alone": corner, "the mask alone": visible}
+    known = {str(CausalWithMask.INTERSECT): visible & corner, "the flag alone": corner, "the mask alone": visible}
     return next((name for name, pattern in known.items() if observed.shows(pattern)), "other keys")
 
 
 def masks_offered(subject: Subject, facts: Facts, visible: Booleans, real: Booleans) -> Iterator[tuple[str, Setup]]:
-    """The setup of each kind of mask that is offered, by its name.
+    """The setup of each kind of mask that is offered, by its name: bool, float (with minus infinity) or padding.
 
     `visible`, in the shape of `mask_extents`, is what attention masks leave; `real`, (B, Lk), what padding masks leave.
     """
-    if polarity := facts.polarity("boolean mask"):
-        yield "a boolean mask", PLAIN_SETUP.given(attn_mask=as_polarity(visible, polarity))
+    if polarity := facts.polarity("bool-mask"):
+        yield "bool", PLAIN_SETUP.given(attn_mask=as_polarity(visible, polarity))
     if facts.answer("minus infinity in a float mask") == "masks":
-        yield "minus infinity", PLAIN_SETUP.given(attn_mask=np.where(visible, 0.0, -np.inf))
-    if polarity := facts.polarity("key padding"):
+        yield "float", PLAIN_SETUP.given(attn_mask=np.where(visible, 0.0, -np.inf))
+    if polarity := facts.polarity("key-padding"):
         yield "padding", PLAIN_SETUP.given(key_padding_mask=as_polarity(real, polarity))
 
 
@@ -290,12 +291,12 @@ def empty_rows(subject: Subject, facts: Facts) -> Iterator[Finding]:
     visible[..., 1, :] = False
     real = np.repeat([[True], [False]], KEYS, axis=1)
     for kind, setup in masks_offered(subject, facts, visible, real):
-        sample = kind == "padding"
-        topic = f"{'sample' if sample else 'row'} emptied by {kind}"
-        yield empty_row(subject, topic, setup, (1, slice(None)) if sample else (slice(None), 1))
-    if facts.answer("causal alignment") == "bottom-right":
+        yield empty_row(
+            subject, f"empty-row-{kind}", setup, (1, slice(None)) if kind == "padding" else (slice(None), 1)
+        )
+    if facts.answer("causal-alignment") == "bottom-right":
         setup = Setup(query_length=5, key_length=3).given(causal=True)
-        yield empty_row(subject, "row emptied by the causal flag", setup, (slice(None), 0))
+        yield empty_row(subject, "empty-row-causal", setup, (slice(None), 0))
 
 
 def empty_row(subject: Subject, topic: str, setup: Setup, where: tuple[int | slice, int | slice]) -> Finding:

@@ -15,6 +15,7 @@ from attention_conformance.implementations.discovery.findings import (
     Finding,
     refused,
     the_one,
+    undetermined,
 )
 from attention_conformance.implementations.discovery.probe import (
     KEYS,
@@ -27,10 +28,10 @@ from attention_conformance.implementations.discovery.probe import (
 from attention_conformance.implementations.discovery.probe_masks import empty_row
 from attention_conformance.implementations.discovery.probe_scores import key_products
 from attention_conformance.spec.extensions import Extension, Packing
-from attention_conformance.spec.features import Scope
+from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.spec.problem import Problem
 
-SHOWN_IN_WEIGHTS = ("window", "segments", "cumulative lengths")
+SHOWN_IN_WEIGHTS = (Feature.WINDOW, Feature.SEGMENTS, Feature.CUMULATIVE_LENGTHS)
 
 
 def probe_of(option: ExtraOption) -> Callable[[Subject, Facts], Iterator[Finding]]:
@@ -38,7 +39,7 @@ def probe_of(option: ExtraOption) -> Callable[[Subject, Facts], Iterator[Finding
 
     def probe(subject: Subject, facts: Facts) -> Iterator[Finding]:
         if not option.module_only or subject.interface.scope is Scope.MODULE:
-            yield _finding(subject, option)
+            yield from _findings(subject, option)
 
     return probe
 
@@ -60,31 +61,37 @@ def problem_with(subject: Subject, option: ExtraOption) -> Problem:
     return rounded(problem, subject.dtype)
 
 
-def _finding(subject: Subject, option: ExtraOption) -> Finding:
+def _findings(subject: Subject, option: ExtraOption) -> Iterator[Finding]:
+    topic = str(option.feature)
     problem = problem_with(subject, option)
     reply = subject.reply(problem)
     if reply.error:
-        return refused(option.topic, reply.error)
+        yield refused(topic, reply.error)
+        return
     parameters = {n: a for n, a in problem.parameters.items() if not n.startswith("bias_")}
     without = replace(problem, extension=Extension(), extras={}, parameters=parameters)
     if subject.near(reply.output, subject.reply(without).output):
-        return Finding(option.topic, ABSENT, IGNORED)
+        yield Finding(topic, ABSENT, IGNORED)
+        return
     expected = {name: subject.expected(problem, conventions) for name, conventions in option.meanings.items()}
     fits = [name for name, each in expected.items() if subject.near(reply.output, each)]
     observed, evidence = revealed(reply, problem), ""
-    if option.topic in SHOWN_IN_WEIGHTS and not observed.error:
+    if option.feature in SHOWN_IN_WEIGHTS and not observed.error:
         evidence = f"query 4 used keys {observed.keys_of((0, 0, 4))}"
     if len(fits) != 1:
-        evidence = f"it changes the answer, to none that is known. {evidence}".strip()
-    return the_one(option.topic, fits, evidence)
+        yield undetermined(topic, f"it changes the answer, to none that is known. {evidence}".strip())
+        return
+    yield Finding(topic, OFFERED, evidence)
+    if option.convention:
+        yield Finding(option.convention.replace("_", "-"), fits[0], evidence)
 
 
 def row_beyond_window(subject: Subject, facts: Facts) -> Iterator[Finding]:
     """A query that a window leaves no key, which is answered as one that the causal flag leaves none."""
-    if facts.answer("causal alignment") != "top-left" or not facts.answer("window") or facts.absent("window"):
+    if facts.answer("causal-alignment") != "top-left" or not facts.answer("window") or facts.absent("window"):
         return
     setup = Setup(query_length=6, key_length=3, extension=Extension(window_left=1)).given(causal=True)
-    finding = empty_row(subject, "row emptied by the causal flag", setup, (slice(None), 5))
+    finding = empty_row(subject, "empty-row-causal", setup, (slice(None), 5))
     if finding.determined and finding.answer not in ("refused", "as if unmasked"):
         evidence = f"causal with a window of 1 to the left, Lq 6, Lk 3, query 5: {finding.evidence}"
         yield replace(finding, evidence=evidence)
@@ -92,10 +99,10 @@ def row_beyond_window(subject: Subject, facts: Facts) -> Iterator[Finding]:
 
 def softcap_order(subject: Subject, facts: Facts) -> Iterator[Finding]:
     """Whether scores are capped before a float mask is added."""
-    if facts.answer("softcap") != OFFERED or facts.answer("float mask") != "added":
+    if facts.answer("softcap") != OFFERED or facts.answer("float-mask") != "added":
         return
     mask = np.random.default_rng(9).standard_normal((KEYS, KEYS)) * 2.0
-    softcap = next(option for option in EXTRA_OPTIONS if option.topic == "softcap")
+    softcap = next(option for option in EXTRA_OPTIONS if option.feature is Feature.SOFTCAP)
     problem = rounded(replace(problem_with(subject, softcap), attn_mask=mask), subject.dtype)
     output = subject.reply(problem).output
     known = {"cap before mask": subject.expected(problem), "mask before cap": _capped_after(subject, problem)}

@@ -1,4 +1,4 @@
-"""Probes of results: what comes with the output, in training, and on inputs at the limits of what is usual."""
+"""Probes of results: extra results, training, and unusual inputs such as NaN, views and empty arrays."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from attention_conformance.implementations.discovery.probe import (
 )
 from attention_conformance.implementations.discovery.probe_masks import mask_extents, masks_offered
 from attention_conformance.spec.cases import Layout, Sharing
-from attention_conformance.spec.features import AlibiRule, Conventions, LogBase, SinusoidOrder
+from attention_conformance.spec.features import AlibiRule, Conventions, LogBase, ReturnedWeights, SinusoidOrder
 from attention_conformance.spec.problem import Array
 
 
@@ -46,8 +46,8 @@ def returned(subject: Subject, facts: Facts) -> Iterator[Finding]:
     if result is None or observed.error:
         return
     for topic, got, expected in (
-        ("weights of each head", result.weights, observed.weights),
-        ("averaged weights", result.averaged_weights, observed.weights.mean(1)),
+        ("weights", result.weights, observed.weights),
+        ("averaged-weights", result.averaged_weights, observed.weights.mean(1)),
     ):
         if got is None:
             yield Finding(topic, ABSENT, NOT_RETURNED)
@@ -55,24 +55,27 @@ def returned(subject: Subject, facts: Facts) -> Iterator[Finding]:
             right = subject.near(got.astype(np.float64), expected)
             relation = "equal to" if right else "not"
             yield offered(topic, right, f"shape {got.shape}, {relation} the weights that made the output")
-    yield _log_sum_exp(subject, result.log_sum_exp)
+    yield from _log_sum_exp(subject, result.log_sum_exp)
 
 
-def _log_sum_exp(subject: Subject, got: Array | None) -> Finding:
+def _log_sum_exp(subject: Subject, got: Array | None) -> Iterator[Finding]:
     if got is None:
-        return Finding("log-sum-exp", ABSENT, NOT_RETURNED)
+        yield Finding("log-sum-exp", ABSENT, NOT_RETURNED)
+        return
     problem = subject.problem()
     known = {
-        f"base {base}": subject.solution(problem, Conventions(log_sum_exp_base=base))["log_sum_exp"].value
+        str(base): subject.solution(problem, Conventions(log_sum_exp_base=base))["log_sum_exp"].value
         for base in LogBase
     }
     fits = [name for name, expected in known.items() if near(got.astype(np.float64), expected)]
     evidence = f"first row: {got.reshape(-1)[0]:.5g}{'' if fits else ', neither to base e nor to base 2'}"
-    return the_one("log-sum-exp", fits, evidence)
+    yield offered("log-sum-exp", bool(fits), evidence)
+    if fits:
+        yield Finding("log-sum-exp-base", fits[0], evidence)
 
 
 def dropout(subject: Subject, facts: Facts) -> Iterator[Finding]:
-    """Dropout: what is dropped, whether the mode matters, and which weights are returned then."""
+    """Dropout: which weights are dropped, whether the mode matters, and which weights are returned with it."""
     setup = Setup(extension=DROPOUT)
     problem = subject.problem(setup)
     reply, plain = subject.reply(problem), subject.weights()
@@ -90,14 +93,18 @@ def dropout(subject: Subject, facts: Facts) -> Iterator[Finding]:
         sums = weights.astype(np.float64).sum(-1)
         before = bool(np.abs(sums - 1.0).max() <= HALF)
         evidence = f"p 0.5: rows of the returned weights sum to {sums.min():.3g} .. {sums.max():.3g}"
-        yield Finding("returned weights", "before-dropout" if before else "after-dropout", evidence)
+        yield Finding(
+            "returned-weights",
+            str(ReturnedWeights.BEFORE_DROPOUT if before else ReturnedWeights.AFTER_DROPOUT),
+            evidence,
+        )
     evaluating = subject.weights(replace(setup, extension=replace(DROPOUT, evaluation=True)))
     if evaluating.error:
-        yield refused("evaluation mode", evaluating.error)
+        yield refused("evaluation", evaluating.error)
     else:
         same = np.allclose(evaluating.weights, plain.weights, atol=HALF)
         evidence = "p 0.5: nothing is dropped in it" if same else "p 0.5: the answer changes in it, too"
-        yield offered("evaluation mode", same, evidence)
+        yield offered("evaluation", same, evidence)
 
 
 def _dropped(observed: ObservedWeights, plain: ObservedWeights) -> Finding:
@@ -112,9 +119,9 @@ def gradients(subject: Subject, facts: Facts) -> Iterator[Finding]:
     """Gradients of inputs and parameters, and of a float mask."""
     setup = Setup(units=False)
     yield _gradient(subject, "gradients", setup)
-    if facts.answer("float mask") != ABSENT and facts.answer("gradients") != ABSENT:
+    if facts.answer("float-mask") != ABSENT and facts.answer("gradients") != ABSENT:
         mask = np.random.default_rng(11).standard_normal(mask_extents(subject))
-        yield _gradient(subject, "gradient of a float mask", setup.given(attn_mask=mask), "attn_mask")
+        yield _gradient(subject, "mask-gradient", setup.given(attn_mask=mask), "attn_mask")
 
 
 def _gradient(subject: Subject, topic: str, setup: Setup, only: str = "") -> Finding:
@@ -145,14 +152,14 @@ def containment(subject: Subject, facts: Facts) -> Iterator[Finding]:
     visible = np.broadcast_to(row, mask_extents(subject))
     names = ("key", "value") if subject.interface.sharing is Sharing.NONE else ("key",)
     answers = {
-        f"NaN in {name}s masked by {kind}": _effect_of_nan(subject, setup, name)
+        f"NaN in {name}s, {kind} mask": _effect_of_nan(subject, setup, name)
         for kind, setup in masks_offered(subject, facts, visible, np.stack([row, row]))
         for name in names
     }
     if answers:
         contained = all(answer == "contained" for answer in answers.values())
         evidence = "; ".join(f"{place}: {answer}" for place, answer in answers.items())
-        yield Finding("containment of NaN", OFFERED if contained else ABSENT, evidence)
+        yield Finding("containment", OFFERED if contained else ABSENT, evidence)
 
 
 def _effect_of_nan(subject: Subject, setup: Setup, name: str) -> str:
@@ -192,7 +199,7 @@ def empty_sizes(subject: Subject, facts: Facts) -> Iterator[Finding]:
         for empty, reply in replies.items()
     )
     whole = not replies["no samples"].error and not replies["no keys"].error
-    yield Finding("empty sizes", OFFERED if whole else ABSENT, evidence)
+    yield Finding("empty-sizes", OFFERED if whole else ABSENT, evidence)
 
 
 def _shown(output: Floats) -> str:
@@ -205,10 +212,10 @@ def functions(given: Mapping[str, object], oracle: Oracle) -> Iterator[Finding]:
     """The plain functions of an implementation: the order of sinusoids, the rule of slopes."""
     if "sinusoids" in given:
         known = {str(o): oracle.sinusoids(5, 6, o, "float32").value for o in SinusoidOrder}
-        yield _function("sinusoid order", given["sinusoids"], (5, 6), known)
+        yield _function("sinusoid-order", given["sinusoids"], (5, 6), known)
     if "alibi_slopes" in given:
         known = {str(r): oracle.alibi_slopes(6, r, "float32").value for r in AlibiRule}
-        yield _function("ALiBi slopes of 6 heads", given["alibi_slopes"], (6,), known)
+        yield _function("alibi-rule", given["alibi_slopes"], (6,), known)
 
 
 def _function(topic: str, function: object, arguments: tuple[int, ...], known: Mapping[str, Floats]) -> Finding:

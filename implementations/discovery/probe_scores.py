@@ -109,7 +109,7 @@ def scale(subject: Subject, facts: Facts) -> Iterator[Finding]:
     """Whether a given scale is used."""
     setup = PLAIN_SETUP.given(scale=GIVEN)
     observed = subject.weights(setup)
-    if absent := without_effect(subject, "given scale", observed):
+    if absent := without_effect(subject, "scale", observed):
         yield absent
         return
     factor, why = score_factor(observed, subject.problem(setup))
@@ -119,19 +119,19 @@ def scale(subject: Subject, facts: Facts) -> Iterator[Finding]:
         "divides": 1.0 / GIVEN,
     }
     fits = [] if why else _equal_factors(factor, known)
-    yield the_one("given scale", fits[:1], why or f"scale {GIVEN}: q . k is multiplied by {factor:.4g}")
+    yield the_one("scale", fits[:1], why or f"scale {GIVEN}: q . k is multiplied by {factor:.4g}")
 
 
 def widths(subject: Subject, facts: Facts) -> Iterator[Finding]:
     """Whether Lq may differ from Lk, d_v from d_k, and key from value."""
     separate = subject.interface.scope is Scope.OP or subject.interface.sharing is Sharing.NONE
     evidence = "they are separate inputs" if separate else "one input"
-    yield Finding("separate key and value", OFFERED if separate else ABSENT, evidence)
+    yield Finding("key-value", OFFERED if separate else ABSENT, evidence)
     plain = subject.weights()
     if subject.self_attention:
-        yield Finding("Lq other than Lk", ABSENT, "one input for queries and keys")
+        yield Finding("cross", ABSENT, "one input for queries and keys")
     else:
-        yield _shape_finding("Lq other than Lk", plain, subject.weights(Setup(query_length=3)), slice(0, 3))
+        yield _shape_finding("cross", plain, subject.weights(Setup(query_length=3)), slice(0, 3))
     yield _value_width(subject, plain)
     if subject.interface.scope is Scope.MODULE:
         yield from _input_widths(subject)
@@ -145,14 +145,14 @@ def _value_width(subject: Subject, plain: ObservedWeights) -> Finding:
         gap = problem.query.shape[-1] - problem.parameters["w_o"].shape[1]
         other = subject.reply(padded(problem, output=gap))
         reply = reply if other.error else other
-    return _shape_finding("d_v other than d_k", plain, revealed(reply, problem), slice(None))
+    return _shape_finding("value-width", plain, revealed(reply, problem), slice(None))
 
 
 def _input_widths(subject: Subject) -> Iterator[Finding]:
     """Whether the inputs of a module may be wider than its heads, and different from each other."""
-    extra_columns = {"width of the model": (5, 5, 5)}
+    extra_columns = {"model-width": (5, 5, 5)}
     if not subject.self_attention:
-        extra_columns["widths of the inputs"] = (0, 3, 7 if subject.interface.sharing is Sharing.NONE else 3)
+        extra_columns["input-widths"] = (0, 3, 7 if subject.interface.sharing is Sharing.NONE else 3)
     problem = subject.problem()
     plain = subject.reply(problem)
     for topic, more in extra_columns.items():
@@ -165,7 +165,7 @@ def _input_widths(subject: Subject) -> Iterator[Finding]:
         output, reply = next(iter(answered.items()))
         right = subject.near(reply.output[..., : plain.output.shape[-1]], plain.output)
         yield offered(topic, right, evidence if right else f"another answer to {evidence}")
-        if topic == "width of the model" and "w_o" in problem.parameters:
+        if topic == "model-width" and "w_o" in problem.parameters:
             yield Finding("width of the output", "that of the query" if output else "that of the heads", evidence)
 
 
@@ -187,16 +187,16 @@ def groups(subject: Subject, facts: Facts) -> Iterator[Finding]:
     problem = subject.problem(Setup(groups=2))
     reply = subject.reply(problem)
     if reply.error:
-        yield refused("grouped heads", reply.error)
+        yield refused("grouped", reply.error)
         return
     answers = {str(o): subject.expected(problem, Conventions(group_order=o)) for o in GroupOrder}
     fits = [order for order, expected in answers.items() if subject.near(reply.output, expected)]
     used = _key_heads_used(subject, problem)
     if len(fits) == 1:
-        yield Finding("grouped heads", OFFERED, f"{2 * count} query heads, {count} key heads")
-        yield Finding("group order", fits[0], used or f"each of {count} key heads served 2 query heads")
+        yield Finding("grouped", OFFERED, f"{2 * count} query heads, {count} key heads")
+        yield Finding("group-order", fits[0], used or f"each of {count} key heads served 2 query heads")
     else:
-        yield undetermined("grouped heads", used or "its output fits no known order of heads")
+        yield undetermined("grouped", used or "its output fits no known order of heads")
 
 
 def _key_heads_used(subject: Subject, problem: Problem) -> str:
@@ -213,7 +213,7 @@ def _key_heads_used(subject: Subject, problem: Problem) -> str:
 
 def precision(subject: Subject, facts: Facts) -> Iterator[Finding]:
     """In which precision float64 is computed."""
-    topic, right = "softmax of float64", facts.answer("plain answer") == RIGHT
+    topic, right = "softmax-precision", facts.answer("plain answer") == RIGHT
     if "float64" not in facts.answer("dtypes") or not right:
         yield undetermined(topic, "it does not take float64" if right else "its plain answer is another")
         return

@@ -26,7 +26,7 @@ STARTING = 60.0
 
 
 class LostError(Exception):
-    """The process has died or has not answered in time; the message says which."""
+    """The process has died or has not answered in time; the message states which."""
 
 
 def audit_apart(

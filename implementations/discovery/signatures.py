@@ -21,7 +21,7 @@ from attention_conformance.spec.features import Feature
 
 ADAPTER = "or let the auditor write an adapter (docs/adapter.md)"
 SIMILARITY = 0.8
-"""Names at least so similar are taken for misspellings, 1 for equal ones: a letter or two of nine differ."""
+"""How similar a name must be to be a misspelling; 1 is equal, and 0.8 allows one or two letters of nine to differ."""
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
@@ -78,14 +78,14 @@ def required(parameter: inspect.Parameter) -> bool:
 
 
 def role(name: str) -> str | None:
-    """`query`, `key` or `value` if the name says which input it is."""
+    """`query`, `key` or `value` if the name states which input it is."""
     words = set(name.lower().split("_"))
     roles = [each for each, spellings in ROLES.items() if words & spellings]
     return roles[0] if len(roles) == 1 else None
 
 
 def check_order(parameters: Sequence[inspect.Parameter]) -> None:
-    """Refuses inputs whose names say that they come in another order than query, key, value.
+    """Refuses inputs whose names state that they come in another order than query, key, value.
 
     Raises:
         TargetError: they do.
@@ -108,14 +108,14 @@ def switched_off(parameters: Iterable[inspect.Parameter]) -> dict[str, object]:
 
 @dataclass(frozen=True)
 class Options:
-    """What a callable takes besides its inputs.
+    """The parameters of a callable that are no inputs.
 
     Attributes:
         spelled: its own name for each of `OPTIONS` that it takes.
         always: what it is given in every call, by its own names.
         defaults: the values of options that are not given, by its own names.
         swallowed: the options that only a **kwargs takes.
-        misspelled: its parameters that the suite does not know, and the names that were perhaps meant.
+        misspelled: its parameters that the suite does not know, and the known names that they resemble.
     """
 
     spelled: Mapping[str, str]
@@ -146,8 +146,8 @@ class Options:
     def notes(self) -> list[str]:
         """A note on each parameter that looks like a misspelled option."""
         return [
-            f"{meant} not claimed: its parameter {name!r} is nothing that the suite knows; is {meant!r} meant?"
-            for name, meant in self.misspelled.items()
+            f"{known} not claimed: the suite does not know its parameter {name!r}; did you mean {known!r}?"
+            for name, known in self.misspelled.items()
         ]
 
     def for_both(self, option: str) -> bool:
@@ -190,7 +190,7 @@ def read_options(
 
 
 def _misspelled(keywords: set[str], spelled: Mapping[str, str]) -> dict[str, str]:
-    """What was perhaps meant by unknown parameters: an option that the callable does not take otherwise."""
+    """The known names that unknown parameters resemble, of options that the callable does not take otherwise."""
     missing = [name for name, option in KNOWN_NAMES.items() if option not in spelled]
     similar = {name: get_close_matches(name, missing, 1, SIMILARITY) for name in sorted(keywords - set(KNOWN_NAMES))}
     return {name: matches[0] for name, matches in similar.items() if matches}

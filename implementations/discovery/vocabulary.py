@@ -21,7 +21,7 @@ HEAD_COUNTS = ("num_heads", "n_heads", "nheads", "n_head", "num_head", "heads", 
 
 @dataclass(frozen=True)
 class Option:
-    """Something that a callable may be given besides its inputs.
+    """Something that a callable may take in addition to its inputs.
 
     Attributes:
         parameters: the parameters that take it, the preferred one first.
@@ -85,9 +85,9 @@ KWARGS_OF_FUNCTION = KWARGS_OF_FORWARD | {
 
 
 class MaskForm(StrEnum):
-    """The shape in which an attention mask is taken."""
+    """The shape in which a callable takes attention masks."""
 
-    GIVEN = "whatever broadcasts to (B, H, Lq, Lk)"
+    GIVEN = "any shape that broadcasts to (B, H, Lq, Lk)"
     FULL = "(B, H, Lq, Lk)"
     FLAT = "(B * H, Lq, Lk)"
     SAMPLE = "(B, Lq, Lk)"

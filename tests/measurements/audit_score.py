@@ -1,4 +1,4 @@
-"""Measures the auditor on implementations whose claims are known, and not shown to it: `make audit-score`."""
+"""Measures the auditor on implementations whose claims are known, but hidden from it: `make audit-score`."""
 
 from __future__ import annotations
 
@@ -10,18 +10,12 @@ from pathlib import Path
 
 import torch
 
-from attention_conformance.implementations.api.contract import Implementation
+from attention_conformance.implementations.api.contract import FUNCTIONS, MODES, Implementation
 from attention_conformance.implementations.builtin import BUILTIN, NAMED
 from attention_conformance.implementations.discovery.audit import all_findings, audit
-from attention_conformance.implementations.discovery.claims import (
-    CHOICES,
-    FEATURES,
-    PARAMETERS,
-    Choice,
-    features,
-)
+from attention_conformance.implementations.discovery.claims import convention, convention_topic, features
 from attention_conformance.implementations.discovery.findings import ABSENT, Facts, Finding
-from attention_conformance.implementations.discovery.probe_interface import find_subject
+from attention_conformance.implementations.discovery.probe_interface import PARAMETERS, find_subject
 from attention_conformance.implementations.discovery.probe_results import functions
 from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.tests.cli.audit_command import ORACLE
@@ -34,7 +28,41 @@ DEVIATIONS: Mapping[str, tuple[str, ...]] = {
     "empty-row-float": ("masks.empty-row-float",),
     "empty-row-padding": ("masks.empty-row-padding",),
 }
-"""The clauses whose expected failure says that a claimed convention does not hold."""
+"""The clauses whose expected failure states that a claimed convention does not hold."""
+UNPROBED = frozenset(
+    {
+        *MODES,
+        *FUNCTIONS.values(),
+        *PARAMETERS,
+        Feature.CORE,
+        Feature.HEADS,
+        Feature.PROJECTIONS,
+        Feature.ALTERNATIVES,
+        Feature.CACHE,
+        Feature.STATIC_CACHE,
+        Feature.RING_CACHE,
+        Feature.LINEAR_MEMORY,
+    }
+)
+"""Features that have no probe of their own."""
+NEEDS: Mapping[str, tuple[set[Feature], ...]] = {
+    "bool-mask": ({Feature.BOOL_MASK},),
+    "causal-alignment": ({Feature.CAUSAL},),
+    "causal-with-mask": ({Feature.CAUSAL}, {Feature.BOOL_MASK, Feature.FLOAT_MASK}),
+    "empty-row-bool": ({Feature.BOOL_MASK},),
+    "empty-row-float": ({Feature.FLOAT_MASK},),
+    "empty-row-padding": ({Feature.KEY_PADDING},),
+    "empty-row-causal": ({Feature.CAUSAL},),
+    "softmax-precision": (),
+    "group-order": ({Feature.GROUPED},),
+    "window-count": ({Feature.WINDOW},),
+    "rotary-pairing": ({Feature.ROTARY},),
+    "sinusoid-order": ({Feature.SINUSOIDS},),
+    "alibi-rule": ({Feature.ALIBI_SLOPES},),
+    "returned-weights": ({Feature.DROPOUT}, {Feature.WEIGHTS, Feature.AVERAGED_WEIGHTS}),
+    "log-sum-exp-base": ({Feature.LOG_SUM_EXP},),
+}
+"""The features with which a convention matters: at least one of each set."""
 
 
 @dataclass(frozen=True)
@@ -61,17 +89,15 @@ def scores(implementation: Implementation, facts: Facts) -> Iterator[Score]:
     yield _plain("level", str(claims.scope), facts.findings.get("level"))
     yield _plain("heads", "many" if Feature.HEADS in claims else "one", facts.findings.get("heads"))
     yield _plain("dtypes", "", facts.findings.get("dtypes"), at_least=claims.dtypes)
-    for topic, feature in FEATURES.items():
-        if feature in claims:
-            yield _feature(feature, facts.findings.get(topic))
-    for name, feature in PARAMETERS.items():
-        if feature in claims and claims.scope is Scope.MODULE:
-            has = name in facts.answer("parameters").split(", ")
+    for feature in Feature:
+        if feature in claims and feature not in UNPROBED:
+            yield _feature(feature, facts.findings.get(feature))
+        elif feature in claims and feature in PARAMETERS and claims.scope is Scope.MODULE:
+            has = feature in facts.answer("parameters").split(", ")
             yield Score(str(feature), "yes", FOUND if has else WRONG)
-    keyed = dict(claims.conventions.items())
-    for choice in CHOICES:
-        if choice.matters(claims.features):
-            yield _choice(implementation, choice, keyed[choice.key], facts)
+    for key, claimed in claims.conventions.items():
+        if all(needed & claims.features for needed in NEEDS[key]):
+            yield _convention(implementation, key, claimed, facts)
 
 
 def _plain(claim: str, claimed: str, finding: Finding | None, at_least: tuple[str, ...] = ()) -> Score:
@@ -90,16 +116,16 @@ def _feature(feature: Feature, finding: Finding | None) -> Score:
     )
 
 
-def _choice(implementation: Implementation, choice: Choice, claimed: str, facts: Facts) -> Score:
-    claim, answer = f"which {choice.key}", choice.value(facts)
-    if choice.key == "bool-mask" or not answer:
-        why = "the adapter converts masks, so that True may attend" if choice.key == "bool-mask" else ""
-        return Score(claim, claimed, UNDETERMINED, why or facts.evidence(choice.topic) or "cannot be probed")
-    within = choice.key == "causal-with-mask" and claimed == "either"
+def _convention(implementation: Implementation, key: str, claimed: str, facts: Facts) -> Score:
+    claim, answer = f"which {key}", convention(key, facts)
+    if key == "bool-mask" or not answer:
+        why = "the adapter converts masks, so that True may attend" if key == "bool-mask" else ""
+        return Score(claim, claimed, UNDETERMINED, why or facts.evidence(convention_topic(key)) or "cannot be probed")
+    within = key == "causal-with-mask" and claimed == "either"
     if answer == claimed or within:
         return Score(claim, claimed, FOUND, answer)
     excused = {failure.clause for failure in implementation.expected_failures}
-    known = excused.intersection(DEVIATIONS.get(choice.key, ()))
+    known = excused.intersection(DEVIATIONS.get(key, ()))
     return Score(claim, claimed, KNOWN if known else WRONG, answer)
 
 
@@ -138,7 +164,7 @@ def _page(
     yield "Each was given to the auditor without name and claims; each of its claims was then compared with the"
     yield f"findings: {_counted(rows)}."
     yield "A known deviation is a claim that was found not to hold, as the implementation's own expected failures"
-    yield "say. What True means to the function behind an adapter cannot be observed through the adapter."
+    yield "state. What True means to the function behind an adapter cannot be observed through the adapter."
     yield ""
     yield from _table("implementation", rows)
     yield ""

@@ -1,4 +1,4 @@
-"""Callables for the auditor: attention in other layouts, polarities and orders of arguments, and what is known."""
+"""Callables for the auditor: attention in other layouts, polarities and orders of arguments; their conventions."""
 
 from __future__ import annotations
 
@@ -68,12 +68,12 @@ def packed_length_first(q: Tensor, k: Tensor, v: Tensor, n_head: int) -> Tensor:
 
 
 def value_key_query(value: Tensor, key: Tensor, query: Tensor, is_causal: bool = False) -> Tensor:
-    """Its arguments come in another order, which their names tell."""
+    """Its arguments come in another order, as their names show."""
     return eager(query, key, value, is_causal=is_causal)
 
 
 def nameless(a: Tensor, b: Tensor, c: Tensor, m: Tensor | None = None, t: bool = False, s: float | None = None) -> Any:
-    """Key, value and query, and options whose names say nothing; the weights come, too, queries last."""
+    """Key, value and query, and options with unknown names; it also returns the weights, queries last."""
     scores = c @ a.mT * (c.shape[-1] ** -0.5 if s is None else s)
     if m is not None:
         scores = scores.masked_fill(m, _INFINITE)
@@ -90,7 +90,7 @@ def by_keyword(*, keys: Tensor, queries: Tensor, values: Tensor, key_padding_mas
 
 
 def padded(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> tuple[Tensor, None]:
-    """A mask (B, Lk), and None beside the output."""
+    """A mask (B, Lk); it returns None after the output."""
     return eager(q, k, v, None if mask is None else mask[:, None, None]), None
 
 
@@ -120,7 +120,7 @@ def tiled_groups(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool = F
 def wrong_scale(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False
 ) -> Tensor:
-    """Divides by d_k, and does not heed the causal flag."""
+    """Divides by d_k, and ignores the causal flag."""
     return eager(query, key, value, attn_mask, scale=1.0 / query.shape[-1])
 
 
@@ -150,7 +150,7 @@ _NUMPY = {**_TORCH, "framework": "numpy"}
 _BHLD = {"arguments": "query, key, value", "layout": "BHLD", "level": "op", "heads": "many"}
 _LETTERS = {"arguments": "q is query, k is key, v is value"}
 _MODULE = {**_TORCH, "level": "module", "layout": "BLE"}
-_NAN = {"row emptied by a boolean mask": "nan", "causal alignment": "top-left"}
+_NAN = {"empty-row-bool": "nan", "causal-alignment": "top-left"}
 
 TARGETS: Mapping[str, tuple[Any, Known]] = {
     "torch.nn.functional.scaled_dot_product_attention": (
@@ -159,16 +159,16 @@ TARGETS: Mapping[str, tuple[Any, Known]] = {
             **_TORCH,
             **_BHLD,
             "mask polarity": MAY_ATTEND,
-            "float mask": "added",
-            "given scale": "used",
-            "causal alignment": "top-left",
-            "row emptied by a boolean mask": "zeros",
-            "row emptied by minus infinity": "zeros",
-            "causal flag with a mask": "both hold, or refused",
-            "group order": "consecutive",
+            "float-mask": "added",
+            "scale": "used",
+            "causal-alignment": "top-left",
+            "empty-row-bool": "zeros",
+            "empty-row-float": "zeros",
+            "causal-with-mask": "either",
+            "group-order": "consecutive",
             "dropout": OFFERED,
             "gradients": OFFERED,
-            "key padding": ABSENT,
+            "key-padding": ABSENT,
             "window": ABSENT,
         },
     ),
@@ -177,65 +177,65 @@ TARGETS: Mapping[str, tuple[Any, Known]] = {
         {
             **_MODULE,
             "mask polarity": MASKED_OUT,
-            "key padding": OFFERED,
-            "row emptied by a boolean mask": "nan",
-            "returned weights": "after-dropout",
-            "evaluation mode": OFFERED,
-            "weights of each head": OFFERED,
-            "given scale": ABSENT,
+            "key-padding": OFFERED,
+            "empty-row-bool": "nan",
+            "returned-weights": "after-dropout",
+            "evaluation": OFFERED,
+            "weights": OFFERED,
+            "scale": ABSENT,
         },
     ),
-    "compositions.eager": (eager, {**_TORCH, **_BHLD, **_NAN, "mask polarity": MAY_ATTEND, "given scale": "used"}),
-    "compositions.in_numpy": (in_numpy, {**_NUMPY, **_BHLD, **_NAN, "gradients": ABSENT, "group order": "consecutive"}),
+    "compositions.eager": (eager, {**_TORCH, **_BHLD, **_NAN, "mask polarity": MAY_ATTEND, "scale": "used"}),
+    "compositions.in_numpy": (in_numpy, {**_NUMPY, **_BHLD, **_NAN, "gradients": ABSENT, "group-order": "consecutive"}),
     "inhouse.tiled_attention": (
         tiled_attention,
-        {**_TORCH, **_BHLD, "log-sum-exp": "base e", "window": "excluding", "softcap order": "cap before mask"},
+        {**_TORCH, **_BHLD, "log-sum-exp-base": "e", "window-count": "excluding", "softcap order": "cap before mask"},
     ),
     "inhouse.attention": (
         attention,
-        {**_NUMPY, **_BHLD, "softmax of float64": "float32", "weights of each head": OFFERED, "sinks": OFFERED},
+        {**_NUMPY, **_BHLD, "softmax-precision": "float32", "weights": OFFERED, "sinks": OFFERED},
     ),
     "inhouse.FusedAttention": (
         FusedAttention,
-        {**_MODULE, "mask polarity": MASKED_OUT, "returned weights": "before-dropout", "group order": "consecutive"},
+        {**_MODULE, "mask polarity": MASKED_OUT, "returned-weights": "before-dropout", "group-order": "consecutive"},
     ),
-    "source A": (a.MultiHeadSelfAttention, {**_MODULE, "heads": "many", "Lq other than Lk": ABSENT}),
-    "source B": (b.Self_Attention, {**_MODULE, "heads": "one", "parameters": "biases"}),
-    "source C": (c.MultiHeadAttention, {**_MODULE, "heads": "many", "parameters": "biases"}),
-    "source D": (d.MultiHeadAttention, {**_MODULE, "heads": "many", "separate key and value": OFFERED}),
-    "source E": (e.MultiHeadAttention, {**_MODULE, "row emptied by a boolean mask": "zeros"}),
+    "source A": (a.MultiHeadSelfAttention, {**_MODULE, "heads": "many", "cross": ABSENT}),
+    "source B": (b.Self_Attention, {**_MODULE, "heads": "one", "parameters": "bias"}),
+    "source C": (c.MultiHeadAttention, {**_MODULE, "heads": "many", "parameters": "bias"}),
+    "source D": (d.MultiHeadAttention, {**_MODULE, "heads": "many", "key-value": OFFERED}),
+    "source E": (e.MultiHeadAttention, {**_MODULE, "empty-row-bool": "zeros"}),
     "blhd_masked_out": (
         blhd_masked_out,
-        {**_TORCH, **_LETTERS, **_NAN, "layout": "BLHD", "mask polarity": MASKED_OUT, "float mask": ABSENT},
+        {**_TORCH, **_LETTERS, **_NAN, "layout": "BLHD", "mask polarity": MASKED_OUT, "float-mask": ABSENT},
     ),
     "lbhd": (lbhd, {**_TORCH, "layout": "LBHD"}),
     "blhd_in_bhld_out": (blhd_in_bhld_out, {**_TORCH, "layout": "BLHD -> BHLD"}),
-    "flat": (flat, {**_TORCH, "layout": "NLD", "mask polarity": MAY_ATTEND, "row emptied by a boolean mask": "nan"}),
+    "flat": (flat, {**_TORCH, "layout": "NLD", "mask polarity": MAY_ATTEND, "empty-row-bool": "nan"}),
     "one_head": (one_head, {**_TORCH, **_LETTERS, "layout": "LD"}),
     "packed": (packed, {**_TORCH, "layout": "BLE", "heads": "many"}),
     "packed_length_first": (packed_length_first, {**_TORCH, **_LETTERS, "layout": "LBE", "heads": "many"}),
-    "value_key_query": (value_key_query, {**_TORCH, "arguments": "value, key, query", "causal alignment": "top-left"}),
+    "value_key_query": (value_key_query, {**_TORCH, "arguments": "value, key, query", "causal-alignment": "top-left"}),
     "nameless": (
         nameless,
         {
             **_TORCH,
             "arguments": "a is key, b is value, c is query",
             "mask polarity": MASKED_OUT,
-            "given scale": "used",
-            "causal alignment": "bottom-right",
-            "row emptied by the causal flag": "nan",
-            "weights of each head": OFFERED,
+            "scale": "used",
+            "causal-alignment": "bottom-right",
+            "empty-row-causal": "nan",
+            "weights": OFFERED,
         },
     ),
-    "by_keyword": (by_keyword, {**_TORCH, "mask polarity": MASKED_OUT, "sample emptied by padding": "nan"}),
-    "padded": (padded, {**_TORCH, "mask polarity": MAY_ATTEND, "key padding": MAY_ATTEND, "boolean mask": ABSENT}),
-    "shared": (shared, {**_TORCH, "mask polarity": MAY_ATTEND, "float mask": "added"}),
+    "by_keyword": (by_keyword, {**_TORCH, "mask polarity": MASKED_OUT, "empty-row-padding": "nan"}),
+    "padded": (padded, {**_TORCH, "mask polarity": MAY_ATTEND, "key-padding": MAY_ATTEND, "bool-mask": ABSENT}),
+    "shared": (shared, {**_TORCH, "mask polarity": MAY_ATTEND, "float-mask": "added"}),
     "arrays_blhd": (
         arrays_blhd,
-        {**_NUMPY, "layout": "BLHD", "boolean mask": ABSENT, "float mask": "added", "softcap order": "mask before cap"},
+        {**_NUMPY, "layout": "BLHD", "bool-mask": ABSENT, "float-mask": "added", "softcap order": "mask before cap"},
     ),
-    "tiled_groups": (tiled_groups, {**_TORCH, **_BHLD, "group order": "tiled"}),
-    "wrong_scale": (wrong_scale, {**_BHLD, "default scale": "1/d_k", "causal flag": "ignored"}),
+    "tiled_groups": (tiled_groups, {**_TORCH, **_BHLD, "group-order": "tiled"}),
+    "wrong_scale": (wrong_scale, {**_BHLD, "default scale": "1/d_k", "causal": "ignored"}),
     "SelfAttention": (SelfAttention, {**_MODULE, "mask polarity": MAY_ATTEND, "heads": "many"}),
 }
 """Callables as they are, and what is known of them."""

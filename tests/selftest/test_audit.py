@@ -16,7 +16,14 @@ from attention_conformance.implementations.builtin.compositions import eager
 from attention_conformance.implementations.defects import catalogue
 from attention_conformance.implementations.discovery.audit import all_findings, audit, in_own_terms
 from attention_conformance.implementations.discovery.claims import features, settings
-from attention_conformance.implementations.discovery.findings import ABSENT, Facts, Finding, table, undetermined
+from attention_conformance.implementations.discovery.findings import (
+    ABSENT,
+    MAY_ATTEND,
+    Facts,
+    Finding,
+    table,
+    undetermined,
+)
 from attention_conformance.implementations.discovery.loading import TargetError
 from attention_conformance.implementations.discovery.probe import (
     HALF,
@@ -85,8 +92,8 @@ def test_a_wrong_scale_is_named_and_does_not_hide_what_masks_do() -> None:
     facts = facts_of(wrong_scale)
     assert not facts.findings["plain answer"].determined
     assert facts.answer("default scale") == "1/d_k"
-    assert facts.answer("boolean mask") == "True may attend"
-    assert facts.answer("row emptied by a boolean mask") == "nan"
+    assert facts.answer("bool-mask") == MAY_ATTEND
+    assert facts.answer("empty-row-bool") == "nan"
 
 
 def test_a_scale_that_is_none_of_the_known() -> None:
@@ -110,8 +117,8 @@ def test_a_causal_flag_that_hides_the_query_itself_is_none_of_the_known() -> Non
         return eager(query, key, value, None if later is None else ~later)
 
     facts = facts_of(strict)
-    assert not facts.findings["causal flag"].determined
-    assert "query 2 used keys 0..1" in facts.evidence("causal flag")
+    assert not facts.findings["causal"].determined
+    assert "query 2 used keys 0..1" in facts.evidence("causal")
     assert Feature.CAUSAL in features(facts), "it has the flag, and the suite has to report what is wrong with it"
 
 
@@ -121,7 +128,7 @@ def test_that_a_masked_row_of_other_numbers_is_undetermined() -> None:
         return torch.nan_to_num(output, nan=0.5)
 
     facts = facts_of(halves)
-    assert not facts.findings["row emptied by a boolean mask"].determined
+    assert not facts.findings["empty-row-bool"].determined
     assert "empty-row-bool" not in settings(facts)
 
 
@@ -135,7 +142,7 @@ def test_that_no_wrong_implementation_stops_the_auditor(number: int) -> None:
 
 def test_that_an_option_without_effect_is_reported_and_claimed() -> None:
     facts = facts_of(wrong_scale)
-    assert facts.answer("causal flag") == "ignored"
+    assert facts.answer("causal") == "ignored"
     assert Feature.CAUSAL in features(facts)
     adapter = replace(audit(wrong_scale, ORACLE)[0], named=frozenset({"window", "softcap"}))
     findings = [Finding("window", ABSENT, "ignored"), Finding("softcap", ABSENT, "refused: no")]

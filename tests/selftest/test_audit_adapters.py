@@ -69,8 +69,8 @@ def mine(tmp_path: Path) -> Path:
 
 
 def suite(pytester: pytest.Pytester, *files: Path) -> Any:
-    wanted = [f"--candidate={file}:adapter" for file in files] + [f"--clause={clause}" for clause in CLAUSES]
-    return pytester.runpytest_inprocess(*SUITE, *wanted, "--dtype=float64")
+    options = [f"--candidate={file}:adapter" for file in files] + [f"--clause={clause}" for clause in CLAUSES]
+    return pytester.runpytest_inprocess(*SUITE, *options, "--dtype=float64")
 
 
 def loaded(file: Path) -> Implementation:
@@ -154,7 +154,7 @@ def test_that_the_evidence_of_a_candidate_cannot_end_a_comment(tmp_path: Path) -
         raise ValueError('a"""b\\\r\nimport os')
 
     adapter, found = audit(load_target("torch.nn.functional:scaled_dot_product_attention"), ORACLE)
-    evil = [*found, Finding("window", "excluding", 'x"""\nraise SystemExit\r\u2028boom')]
+    evil = [*found, Finding("window", "offered", 'x"""\nraise SystemExit\r\u2028boom')]
     file = tmp_path / "adapter.py"
     file.write_text(adapter_text("torch.nn.functional:scaled_dot_product_attention", adapter, evil, tmp_path))
     spec = importlib.util.spec_from_file_location("adapter_of_evil", file)

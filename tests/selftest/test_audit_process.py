@@ -44,11 +44,11 @@ def test_that_a_crash_and_silence_cost_one_answer_each(theirs: str, capfd: pytes
     file = Path(theirs).parent / "adapter.py"
     assert main([f"{theirs}:deadly", "--seconds", "4", "--write", str(file)]) == 0
     out = printed(capfd)
-    assert "boolean mask no answer killed the process (signal 11)" in out
+    assert "bool-mask no answer killed the process (signal 11)" in out
     assert "window no answer gave no answer in 4 s" in out
     assert "mask polarity undetermined as masks and other parameters were probed" in out
-    assert "float mask added" in out
-    assert "empty sizes offered" in out
+    assert "float-mask added" in out
+    assert "empty-sizes offered" in out
     assert "noise" not in out
     text = file.read_text()
     assert ast.parse(text)

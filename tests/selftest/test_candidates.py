@@ -187,11 +187,11 @@ class TestAnswers:
         assert found.about == "; ".join(["a function of torch tensors", *notes])
         assert_conforms(found)
 
-    def test_a_mistyped_parameter_is_told(self, make: Make) -> None:
+    def test_a_misspelled_parameter_is_reported(self, make: Make) -> None:
         found = make("def f(query, key, value, attn_maks=None, block=64): return attend(query, key, value)[0]")
         assert Feature.BOOL_MASK not in found.claims
-        told = "attn_mask not claimed: its parameter 'attn_maks' is nothing that the suite knows; is 'attn_mask' meant?"
-        assert found.about == f"a function of torch tensors; {told}"
+        note = "attn_mask not claimed: the suite does not know its parameter 'attn_maks'; did you mean 'attn_mask'?"
+        assert found.about == f"a function of torch tensors; {note}"
 
     def test_no_gradients(self, make: Make) -> None:
         found = make("def f(q, k, v, mask=None): return attend(q, k, v, mask)[0].detach()")

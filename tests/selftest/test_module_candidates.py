@@ -65,13 +65,13 @@ def plain(init: str, forward: str = "self, x", sizes: str = "self, embed_dim, nu
 
 
 class TestMultiheadAttention:
-    def test_torch_has_all_it_takes(self) -> None:
+    def test_torch(self) -> None:
         found = candidate("torch.nn:MultiheadAttention", {})
         more = {Feature.INPUT_WIDTHS, Feature.KEY_PADDING, Feature.OUTPUT_BIAS, Feature.OUTPUT_PROJECTION}
         assert found.name == "MultiheadAttention"
         assert found.claims.scope is Scope.MODULE
-        further = {Feature.DROPOUT, Feature.EVALUATION, Feature.BIAS_KV, Feature.ZERO_ATTN}
-        assert found.claims.features == CROSS_FEATURES | more | further | {Feature.WEIGHTS}
+        extra = {Feature.DROPOUT, Feature.EVALUATION, Feature.BIAS_KV, Feature.ZERO_ATTN}
+        assert found.claims.features == CROSS_FEATURES | more | extra | {Feature.WEIGHTS}
         assert found.claims.conventions.bool_mask is Polarity.MASKED_OUT
         assert found.about == "a module class, (B, L, E)"
         assert_conforms(found)
@@ -115,7 +115,7 @@ class TestSelfAttention:
         assert found.claims.features == SELF_FEATURES
         assert_conforms(found)
 
-    def test_length_first_is_found_out(self, make: Make) -> None:
+    def test_length_first_is_detected(self, make: Make) -> None:
         rotated = SELF.replace("self.attend(x, mask)[0]", "self.attend(x.transpose(0, 1), mask)[0].transpose(0, 1)")
         found = make(rotated)
         assert found.about == "a module class, (L, B, E)"
@@ -126,12 +126,12 @@ class TestSelfAttention:
         assert found.claims.conventions.bool_mask is Polarity.MAY_ATTEND
         assert_conforms(found)
 
-    @pytest.mark.parametrize("wanted", ["mask.ndim == 2", "mask.ndim == 4", "len(mask) == 1 or mask.ndim == 4"])
-    def test_the_mask_in_the_shape_that_it_takes(self, make: Make, wanted: str) -> None:
-        check = f"if mask is not None and not ({wanted}): raise ValueError('shape')\n        return self.attend("
+    @pytest.mark.parametrize("condition", ["mask.ndim == 2", "mask.ndim == 4", "len(mask) == 1 or mask.ndim == 4"])
+    def test_the_mask_in_the_shape_that_it_takes(self, make: Make, condition: str) -> None:
+        check = f"if mask is not None and not ({condition}): raise ValueError('shape')\n        return self.attend("
         assert_conforms(make(SELF.replace("return self.attend(", check)))
 
-    def test_weights_without_being_asked(self, make: Make) -> None:
+    def test_weights_that_are_always_returned(self, make: Make) -> None:
         found = make(SELF.replace("self.attend(x, mask)[0]", "self.attend(x, mask)"))
         assert found.claims.features == SELF_FEATURES | {Feature.WEIGHTS}
         assert_conforms(found)
@@ -182,7 +182,7 @@ class TestCrossAttention:
         assert found.claims.features == (CROSS_FEATURES | {Feature.INPUT_WIDTHS}) - MASKS
         assert_conforms(found)
 
-    def test_biases_are_asked_for(self, make: Make) -> None:
+    def test_biases_are_switched_on(self, make: Make) -> None:
         text = CROSS.replace("vdim=None)", "vdim=None, bias=False)").replace(", e)", ", e, bias=bias)")
         assert Feature.BIAS in make(text).claims
 

@@ -69,7 +69,7 @@ class TestGroupedHeads:
         assert {Feature.GROUPED, Feature.DROPOUT} < found.claims.features
         assert not failing(found, "grouped.*", "dropout.*", "heads.*")
 
-    def test_side_by_side(self, make: Make) -> None:
+    def test_consecutive(self, make: Make) -> None:
         found = make(GROUPS.format(repeat="repeat_interleave(q.shape[1] // k.shape[1], 1)"))
         assert Feature.GROUPED in found.claims
         assert not failing(found, "grouped.*")
@@ -80,7 +80,7 @@ class TestGroupedHeads:
         assert not failing(make(text, group_order="tiled"), "grouped.*")
 
     @pytest.mark.parametrize("repeat", ["repeat_interleave(2, 1)", "repeat(1, 2, 1, 1)"])
-    def test_without_a_word(self, make: Make, repeat: str) -> None:
+    def test_without_a_parameter(self, make: Make, repeat: str) -> None:
         text = f"def f(q, k, v):\n    k, v = (x if len(q[0]) == len(x[0]) else x.{repeat} for x in (k, v))\n"
         assert Feature.GROUPED in make(text + "    return attend(q, k, v)[0]").claims
 
@@ -103,20 +103,20 @@ class TestGroupedHeads:
             ),
         ],
     )
-    def test_who_does_not_share_is_not_asked(self, make: Make, text: str, about: str) -> None:
+    def test_grouped_heads_that_are_not_repeated_are_not_claimed(self, make: Make, text: str, about: str) -> None:
         found = make(text)
         assert found.claims.features == ALWAYS
         assert found.about == f"a function of torch tensors{about}"
 
 
 class TestNames:
-    def test_each_claims_its_feature_and_is_heeded(self, make: Make) -> None:
+    def test_each_claims_its_feature_and_has_its_effect(self, make: Make) -> None:
         text = f"""
 def f(q, k, v, is_causal=False, {", ".join(f"{name}=None" for name in EVERY)}):
-    told = {{{SPELLED}.get(n, n): x for n, x in list(locals().items())[3:] if x is not None}}
+    options = {{{SPELLED}.get(n, n): x for n, x in list(locals().items())[3:] if x is not None}}
     if segment_ids is not None:
-        told["key_segments"] = segment_ids
-    return steps(q, k, v, **told)
+        options["key_segments"] = segment_ids
+    return steps(q, k, v, **options)
 """
         found = make(STEPS + text)
         assert set(EVERY.values()) < found.claims.features
@@ -135,33 +135,33 @@ def f(q, k, v, is_causal=False, {", ".join(f"{name}=None" for name in EVERY)}):
 
     def test_documents_by_their_lengths(self, make: Make) -> None:
         lengths = "cu_seqlens_q=None, cu_seqlens_k=None"
-        told = "cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k"
-        found = make(f"{STEPS}def f(q, k, v, {lengths}): return steps(q, k, v, {told})")
+        arguments = "cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k"
+        found = make(f"{STEPS}def f(q, k, v, {lengths}): return steps(q, k, v, {arguments})")
         assert Feature.CUMULATIVE_LENGTHS in found.claims
         assert not failing(found, "packed.*")
 
     def test_ids_of_queries_alone_claim_nothing(self, make: Make) -> None:
         assert make("def f(q, k, v, q_segment_ids=None): return attend(q, k, v)[0]").claims.features == ALWAYS
 
-    def test_another_form_than_the_suite_tells_is_noted(self, make: Make) -> None:
+    def test_another_form_than_the_suite_gives_is_noted(self, make: Make) -> None:
         found = make("def f(q, k, v, window_size=0): return attend(q, k, v)[0] * (0 <= window_size)")
         assert Feature.WINDOW not in found.claims
         assert "; window not claimed: TypeError: '<=' not supported" in found.about
 
-    def test_a_named_option_that_nothing_heeds_fails(self, make: Make) -> None:
+    def test_a_named_option_without_effect_fails(self, make: Make) -> None:
         found = make("def f(q, k, v, dropout_p=0.0, softcap=None): return attend(q, k, v)[0]")
         assert {"dropout.rate", "softcap.formula"} & failing(found, "dropout.*", "softcap.*")
 
     def test_keyword_arguments_claim_what_they_change(self, make: Make) -> None:
-        whole = make("def f(q, k, v, **told): return F.scaled_dot_product_attention(q, k, v, **told)")
+        whole = make("def f(q, k, v, **options): return F.scaled_dot_product_attention(q, k, v, **options)")
         assert {Feature.GROUPED, Feature.DROPOUT, Feature.SCALE} < whole.claims.features
         assert Feature.WINDOW not in whole.claims
         assert whole.about == "a function of torch tensors"
 
-    def test_keyword_arguments_that_nothing_heeds(self, make: Make) -> None:
-        deaf = make("def f(q, k, v, **told): return attend(q, k, v)[0]")
-        assert deaf.claims.features == ALWAYS
-        assert "; dropout, window, softcap, " in deaf.about
+    def test_keyword_arguments_without_effect(self, make: Make) -> None:
+        ignoring = make("def f(q, k, v, **options): return attend(q, k, v)[0]")
+        assert ignoring.claims.features == ALWAYS
+        assert "; dropout, window, softcap, " in ignoring.about
 
     def test_the_mode_of_a_function(self, make: Make) -> None:
         text = "def f(q, k, v, dropout_p=0.0, training=False):\n    p = attend(q, k, v)[1]\n"
@@ -176,12 +176,14 @@ class TestReturnedWeights:
     @pytest.mark.parametrize(
         ("returned", "where"), [("p", ReturnedWeights.BEFORE_DROPOUT), ("d", ReturnedWeights.AFTER_DROPOUT)]
     )
-    def test_where_they_are_taken_is_seen(self, make: Make, returned: str, where: ReturnedWeights) -> None:
+    def test_whether_they_are_those_before_dropout_is_detected(
+        self, make: Make, returned: str, where: ReturnedWeights
+    ) -> None:
         found = make(self.TEXT + f"    return d @ v, {returned}")
         assert found.claims.conventions.returned_weights is where
         assert not failing(found, "dropout.returned-weights")
 
-    def test_a_claim_goes_before(self, make: Make) -> None:
+    def test_a_setting_goes_before(self, make: Make) -> None:
         found = make(self.TEXT + "    return d @ v, d", returned_weights="before-dropout")
         assert failing(found, "dropout.returned-weights") == {"dropout.returned-weights"}
 
@@ -206,4 +208,4 @@ class TestModules:
         text = text.replace("return self.wo(o.transpose(1, 2).flatten(2))", "o = self.wo(o.transpose(1, 2).flatten(2))")
         found = make(text + "        return F.dropout(o, self.rate, self.training)")
         assert not {Feature.DROPOUT, Feature.EVALUATION} & found.claims.features
-        assert "; dropout not claimed: it takes out components of the output, where weights are meant" in found.about
+        assert "; dropout not claimed: it drops components of the output, not weights" in found.about
