@@ -1,4 +1,4 @@
-"""Encodings: the plain functions beside attention, sinusoids and ALiBi slopes, with the bounds of correct answers."""
+"""Encodings: the plain functions next to attention, sinusoids and ALiBi slopes, with the bounds of correct answers."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ Floats: TypeAlias = NDArray[np.float64]
 Indices: TypeAlias = NDArray[np.intp]
 
 RETURNED = ("weights", "averaged_weights", "log_sum_exp")
-"""What an implementation may return beside its output."""
+"""What an implementation may return in addition to its output."""
 EACH = (-4, -3, -2, -1)
 """The axes of one problem; a stack of problems has one before them (see `stacking`)."""
 
@@ -37,7 +37,7 @@ class Expected:
     value: Floats
     bound: Floats
     decoy: Floats | None = None
-    """A wrong answer near the right one that the bound has to tell from it: the mean of the visible values."""
+    """A wrong answer near the right one that the bound has to separate from it: the mean of the visible values."""
 
     def __post_init__(self) -> None:
         if (self.bound < 0.0).any():
@@ -67,12 +67,12 @@ def solve(
     """Runs the reference on the problem's own numbers; bounds are for its dtype and the claimed softmax precision.
 
     Args:
-        problem: what is asked.
+        problem: the problem.
         conventions: the claimed answers where the field disagrees.
         kept: (B, H, Lq, Lk) factors of the weights under dropout: 0 for a dropped one, 1 / (1 - p) for others; Lk
-            counts further keys and the sink, as in a `Trace`.
+            counts extra keys and the sink, as in a `Trace`.
         working: bounds are for this precision instead.
-        returned: which parts are wanted beside output and gradients.
+        returned: which parts to compute in addition to output and gradients.
     """
     working = working or precision(problem.dtype, conventions.softmax_precision)
     with np.errstate(invalid="ignore", over="ignore", under="ignore"):
@@ -93,16 +93,16 @@ def _returned(
     bounds: ForwardBounds,
     precision: Precision,
     conventions: Conventions,
-    wanted: Collection[str],
+    names: Collection[str],
 ) -> dict[str, Expected]:
-    """What is wanted of weights, their mean over the heads, and the log-sum-exp, as the conventions have them."""
+    """Those that are named of weights, their mean over the heads, and the log-sum-exp, as the conventions have them."""
     found: dict[str, Expected] = {}
-    if "weights" in wanted or "averaged_weights" in wanted:
+    if "weights" in names or "averaged_weights" in names:
         weights = _weights(problem, trace, bounds, precision, conventions)
         found["weights"] = weights
-        if "averaged_weights" in wanted:
+        if "averaged_weights" in names:
             found["averaged_weights"] = _averaged(problem, trace, weights, precision)
-    if "log_sum_exp" in wanted:
+    if "log_sum_exp" in names:
         found["log_sum_exp"] = _log_sum_exp(trace, bounds, precision, conventions)
     return found
 
@@ -157,16 +157,22 @@ def _mean_of_values(problem: Problem, trace: Trace) -> Floats | None:
 def sample_rows(problem: Problem, rows: Indices, conventions: Conventions = Conventions()) -> Problem:
     """The problem with only the given query rows, for long sequences: rows do not depend on one another.
 
-    The causal flag is turned into an equal boolean mask, because it depends on the position of a row; a row
+    The causal flag is converted to an equal boolean mask, because it depends on the position of a row; a row
     that it leaves empty is then answered as one that a boolean mask has emptied.
 
     Raises:
-        ValueError: an attention mask is given besides the causal flag, of which one only can be sampled; or window,
+        ValueError: the problem has an attention mask and the causal flag, of which only one can be sampled; or window,
             rotations, biases or documents, for which the position of each row counts.
     """
     mask, lengths = problem.attn_mask, problem.valid_lens
-    asked = problem.extension
-    if asked.windowed or asked.rotary_base or asked.alibi or asked.relative_bias or asked.packing is not Packing.NONE:
+    extension = problem.extension
+    if (
+        extension.windowed
+        or extension.rotary_base
+        or extension.alibi
+        or extension.relative_bias
+        or extension.packing is not Packing.NONE
+    ):
         raise ValueError("rows cannot be sampled where more than the causal flag depends on positions")
     if problem.causal:
         if mask is not None:

@@ -111,12 +111,12 @@ def gradients(problem: Problem, trace: Trace) -> dict[str, Floats]:
 
 
 def given_keys(problem: Problem, columns: Floats) -> Floats:
-    """(B, H, Lq, Lk) without the columns of further keys and the sink."""
+    """(B, H, Lq, Lk) without the columns of extra keys and the sink."""
     return columns[..., : problem.key.shape[-2]]
 
 
 def _further_gradients(problem: Problem, trace: Trace, step: Backward, cotangent: Floats) -> dict[str, Floats]:
-    """Of sinks, relative biases, gates, and the learned further key and value."""
+    """Of sinks, relative biases, gates, and the learned extra key and value (bias_kv)."""
     found: dict[str, Floats] = {}
     if "sinks" in problem.extras:
         found["sinks"] = step.scores[..., -1].sum((-3, -1))
@@ -141,7 +141,7 @@ def by_distance(problem: Problem, trace: Trace, scores: Floats) -> Floats:
 
 
 def of_further_key(problem: Problem, trace: Trace, rows: Floats) -> Floats:
-    """(Hk * d,): the rows (B, H, Lk, d) at the learned further key, summed over samples and groups."""
+    """(Hk * d,): the rows (B, H, Lk, d) at the learned extra key, summed over samples and groups."""
     at = problem.key.shape[-2]
     return np.asarray(gather(rows[..., at : at + 1, :], problem.num_kv_heads, trace.order).sum(0)).reshape(-1)
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attention_conformance.reference.positions import Positions, positions
-from attention_conformance.reference.stages import Rotation, append, cap, rotation, share
+from attention_conformance.reference.stages import Rotation, append, cap, repeat_kv, rotation
 from attention_conformance.reference.visibility import Booleans, Visibility, visibility
 from attention_conformance.spec.features import Conventions, EmptyRow, GroupOrder, Scope
 from attention_conformance.spec.problem import Array, Problem
@@ -82,7 +82,7 @@ class Inputs:
 
 
 @dataclass(frozen=True, eq=False)
-class Turned:
+class RotatedRows:
     """The rotations of query and key, where there are any."""
 
     query: Rotation
@@ -93,12 +93,12 @@ class Turned:
 class Trace:
     """Every intermediate of one run, in float64: heads (B, H, L, d), scores and weights (B, H, Lq, Lk).
 
-    Query, key and value are as they are multiplied: turned, shared by the heads of a group, and followed by further
+    Query, key and value are as they are multiplied: rotated, repeated for the heads of a group, and followed by extra
     keys and the sink, a key and value of zeros, which Lk counts.
 
     Attributes:
         inputs: query, key and value before that.
-        turned: the rotations, or None.
+        rotated: the rotations, or None.
         products: scaled; `capped`: after the softcap; `scores`: with all that is added, and masked.
         kept: (B, H, Lq, Lk) factors of the weights, 0 for dropped ones; None: there is no dropout.
         mixed: (B, H, Lq, d_v) before the gates of the heads, `heads` after them.
@@ -106,7 +106,7 @@ class Trace:
     """
 
     inputs: Inputs
-    rotated: Turned | None
+    rotated: RotatedRows | None
     softcap: float | None
     gates: Floats | None
     order: GroupOrder
@@ -155,7 +155,7 @@ class Pipeline:
 
     project: Callable[[Floats, Floats, Floats | None], Floats] = project
     split_heads: Callable[[Floats, int], Floats] = split_heads
-    share: Callable[[Floats, int, GroupOrder], Floats] = share
+    repeat_kv: Callable[[Floats, int, GroupOrder], Floats] = repeat_kv
     score: Callable[[Floats, Floats, float], Floats] = score
     cap: Callable[[Floats, float | None], Floats] = cap
     mask: Callable[[Floats, Visibility], Floats] = mask
@@ -204,25 +204,25 @@ class Pipeline:
         return Inputs(query, key, value)
 
     def _keys_and_values(
-        self, problem: Problem, conventions: Conventions, inputs: Inputs, seen: Visibility, rotated: Turned | None
+        self, problem: Problem, conventions: Conventions, inputs: Inputs, seen: Visibility, rotated: RotatedRows | None
     ) -> tuple[Floats, Floats]:
-        """(B, H, Lk, d_k) and (B, H, Lk, d_v): turned, shared, and with further keys."""
+        """(B, H, Lk, d_k) and (B, H, Lk, d_v): rotated, repeated, and with extra keys."""
         given = seen.allowed[..., : problem.key.shape[-2]]
         key = inputs.key if rotated is None else rotated.key.rotated(inputs.key)
         found = []
         for rows, name in ((key, "bias_k"), (inputs.value, "bias_v")):
-            shared = _contained(self.share(rows, problem.num_heads, conventions.group_order), given)
-            for further in self._further(problem, conventions, name, shared):
-                shared = append(shared, further)
+            shared = _contained(self.repeat_kv(rows, problem.num_heads, conventions.group_order), given)
+            for extra in self._extra_rows(problem, conventions, name, shared):
+                shared = append(shared, extra)
             found.append(shared)
         return found[0], found[1]
 
-    def _further(self, problem: Problem, conventions: Conventions, name: str, rows: Floats) -> Iterator[Floats]:
-        """(H, d) for each further key and the sink."""
+    def _extra_rows(self, problem: Problem, conventions: Conventions, name: str, rows: Floats) -> Iterator[Floats]:
+        """(H, d) for each extra key and the sink."""
         num_heads, width = rows.shape[-3], rows.shape[-1]
         if name in problem.parameters:
             learned = _floats(problem.parameters[name]).reshape(1, problem.num_kv_heads, 1, width)
-            yield self.share(learned, num_heads, conventions.group_order)[0, :, 0]
+            yield self.repeat_kv(learned, num_heads, conventions.group_order)[0, :, 0]
         if problem.extension.zero_attn:
             yield np.zeros((num_heads, width))
         if "sinks" in problem.extras:
@@ -244,13 +244,13 @@ def _optional(array: Array | None) -> Floats | None:
     return None if array is None else _floats(array)
 
 
-def _rotated(problem: Problem, conventions: Conventions, inputs: Inputs, places: Positions) -> Turned | None:
+def _rotated(problem: Problem, conventions: Conventions, inputs: Inputs, places: Positions) -> RotatedRows | None:
     base = problem.extension.rotary_base
     if base is None:
         return None
     width = inputs.key.shape[-1]
     query, key = (rotation(at, width, base, conventions.rotary_pairing) for at in (places.query, places.key))
-    return Turned(query, key)
+    return RotatedRows(query, key)
 
 
 def _contained(rows: Floats, allowed: Booleans) -> Floats:

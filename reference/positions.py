@@ -83,7 +83,7 @@ def _within(documents: Integers) -> Integers:
 
 
 def _members(documents: Integers, tokens: Integers) -> Integers:
-    """(B, L): how many of the tokens, told by their documents, are of the document of each."""
+    """(B, L): how many of the tokens, given by their documents, are of the document of each."""
     if not documents.any() and not tokens.any():
         return np.full(documents.shape, tokens.shape[1])
     return np.asarray((documents[:, :, None] == tokens[:, None, :]).sum(-1))

@@ -145,7 +145,7 @@ class _Differentiation:
         return Dual(held, self.moving.get(name, np.zeros_like(held)))
 
     def _input(self, name: str) -> Dual:
-        """Query, key or value; a shared one moves as its first name says."""
+        """Query, key or value; a shared one moves under its first name."""
         first = next(n for n in INPUTS if getattr(self.problem, n) is getattr(self.problem, name))
         return self._dual(first)
 

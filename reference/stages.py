@@ -15,7 +15,7 @@ Floats: TypeAlias = NDArray[np.float64]
 Integers: TypeAlias = NDArray[np.int64]
 
 
-def share(rows: Floats, num_heads: int, order: GroupOrder) -> Floats:
+def repeat_kv(rows: Floats, num_heads: int, order: GroupOrder) -> Floats:
     """(B, Hk, L, d) -> (B, H, L, d): the key or value head of every query head (chapter grouped)."""
     groups = num_heads // max(1, rows.shape[-3])
     if groups == 1:
@@ -26,7 +26,7 @@ def share(rows: Floats, num_heads: int, order: GroupOrder) -> Floats:
 
 
 def gather(rows: Floats, num_kv_heads: int, order: GroupOrder) -> Floats:
-    """(B, H, L, d) -> (B, Hk, L, d): the transpose of `share`, a sum over each group."""
+    """(B, H, L, d) -> (B, Hk, L, d): the transpose of `repeat_kv`, a sum over each group."""
     *before, num_heads, length, width = rows.shape
     groups = num_heads // max(1, num_kv_heads)
     if order is GroupOrder.TILED:
@@ -36,7 +36,7 @@ def gather(rows: Floats, num_kv_heads: int, order: GroupOrder) -> Floats:
 
 @dataclass(frozen=True, eq=False)
 class Rotation:
-    """The angles by which the pairs of components of each token are turned (chapter positions).
+    """The angles by which the pairs of components of each token are rotated (chapter positions).
 
     Attributes:
         angles: (B, 1, L, d / 2).
@@ -57,7 +57,7 @@ class Rotation:
         return slice(0, None, 2), slice(1, None, 2)
 
     def rotated(self, rows: Floats) -> Floats:
-        """(B, H, L, d) -> the same, each pair turned by its angle."""
+        """(B, H, L, d) -> the same, each pair rotated by its angle."""
         return self._rotated(rows, np.cos(self.angles), np.sin(self.angles))
 
     def turned_back(self, rows: Floats) -> Floats:
@@ -102,7 +102,7 @@ def cap(scores: Floats, limit: float | None) -> Floats:
     return scores if limit is None else limit * np.tanh(scores / limit)
 
 
-def append(rows: Floats, further: Floats) -> Floats:
+def append(rows: Floats, extra: Floats) -> Floats:
     """(B, H, L, d) and (H, d) -> (B, H, L + 1, d): one more key or value, the same for each sample."""
-    column = np.broadcast_to(further[:, None], (*rows.shape[:-2], 1, rows.shape[-1]))
+    column = np.broadcast_to(extra[:, None], (*rows.shape[:-2], 1, rows.shape[-1]))
     return np.concatenate([rows, column], axis=-2)

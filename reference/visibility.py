@@ -38,7 +38,7 @@ class Added:
 
 @dataclass(frozen=True, eq=False)
 class Visibility:
-    """All masks of a problem in one; Lk counts further keys and the sink, which come last and are always visible.
+    """All masks of a problem in one; Lk counts extra keys and the sink, which come last and are always visible.
 
     Attributes:
         allowed: (B, H, Lq, Lk), True = may attend.
@@ -98,14 +98,14 @@ def _leading(lengths: Array, key_length: int) -> Booleans:
 
 def _placed(problem: Problem, conventions: Conventions, places: Positions) -> Booleans:
     """(B, 1, Lq, Lk): what causal flag, window and documents leave (chapters causal, window and packed)."""
-    asked, seen = problem.extension, places.together
+    extension, seen = problem.extension, places.together
     if problem.causal:
         seen = seen & (places.ahead <= 0)
-    if asked.left is not None:
+    if extension.window_left is not None:
         own = 1 if conventions.window_count is WindowCount.INCLUDING else 0
-        seen = seen & (places.ahead >= own - asked.left)
-    if asked.right is not None:
-        seen = seen & (places.ahead <= asked.right)
+        seen = seen & (places.ahead >= own - extension.window_left)
+    if extension.window_right is not None:
+        seen = seen & (places.ahead <= extension.window_right)
     return seen[:, None]
 
 
@@ -137,7 +137,7 @@ def _added(problem: Problem, allowed: Booleans, places: Positions) -> Added | No
 
 
 def _extended(problem: Problem, seen: Visibility) -> Visibility:
-    """With columns for further keys and the sink: visible to all, so that no row is empty."""
+    """With columns for extra keys and the sink: visible to all, so that no row is empty."""
     sinks = problem.extras.get("sinks")
     columns = problem.extension.extra_keys + (sinks is not None)
     if not columns:

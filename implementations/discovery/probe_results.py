@@ -103,7 +103,7 @@ def _returned_weights(result: Result) -> Iterator[Finding]:
 
 
 def _evaluation(subject: Subject, plain: ObservedWeights) -> Finding:
-    evaluating = subject.weights(Setup(extension=replace(DROPOUT, evaluating=True)))
+    evaluating = subject.weights(Setup(extension=replace(DROPOUT, evaluation=True)))
     if evaluating.error:
         return refused("evaluation", evaluating.error)
     same = np.allclose(evaluating.weights, plain.weights, atol=HALF)

@@ -1,6 +1,6 @@
 """Rounding bounds: how far each element of a correct answer may lie from the reference.
 
-The derivation is in `bounds.md` beside this file; the names below are its symbols, written out.
+The derivation is in `bounds.md` next to this file; the names below are its symbols, written out.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class ForwardBounds:
 
     @cached_property
     def weights(self) -> Floats:
-        """(B, H, Lq, Lk), absolute; found when asked for, as the next."""
+        """(B, H, Lq, Lk), absolute; computed when it is needed, as the next."""
         allowed = self.trace.seen.allowed
         return self.shift.weights + self.local * self.shift.largest + self.precision.floor * allowed
 
@@ -84,7 +84,7 @@ class ForwardBounds:
 
 @dataclass(frozen=True, eq=False)
 class SoftmaxShift:
-    """What errors of the scores, each at most its own bound, do to the softmax; no rounding besides.
+    """What errors of the scores, each at most its own bound, do to the softmax; no other rounding.
 
     Attributes:
         p, scores: the weights without errors, and the bounds of the errors.
@@ -362,5 +362,5 @@ def finite(array: Floats) -> Floats:
 
 
 def exact(error: Floats) -> bool:
-    """Whether nothing is inherited: numbers that are given as they are, not projected or turned."""
+    """Whether nothing is inherited: numbers that are given as they are, not projected or rotated."""
     return not error.any()

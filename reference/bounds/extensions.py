@@ -1,4 +1,4 @@
-"""Rounding bounds of the stages beyond the core; the derivation is in `bounds.md` beside this file."""
+"""Rounding bounds of the stages of the extensions; the derivation is in `bounds.md` next to this file."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from attention_conformance.reference.bounds.precision import Precision, Roundoff, gamma, state_roundings
 from attention_conformance.reference.pipeline import Inputs, Trace
-from attention_conformance.reference.stages import Rotation, gather, share
+from attention_conformance.reference.stages import Rotation, gather, repeat_kv
 
 Floats: TypeAlias = NDArray[np.float64]
 
@@ -36,19 +36,19 @@ def multiplied_bounds(trace: Trace, inputs: Inputs, precision: Precision) -> tup
         query = rotated_bound(trace.rotated.query, trace.inputs.query, query, precision)
         key = rotated_bound(trace.rotated.key, trace.inputs.key, key, precision)
     num_heads, columns = trace.query.shape[-3], trace.key.shape[-2]
-    shared = [share(rows, num_heads, trace.order) for rows in (key, inputs.value)]
+    shared = [repeat_kv(rows, num_heads, trace.order) for rows in (key, inputs.value)]
     if columns > key.shape[-2]:
         shared = [_followed(rows, columns - key.shape[-2]) for rows in shared]
     return query, shared[0], shared[1]
 
 
-def _followed(rows: Floats, further: int) -> Floats:
-    """(B, H, L, d) -> (B, H, L + further, d): zeros, because further keys and values are exact."""
-    return np.concatenate([rows, np.zeros((*rows.shape[:-2], further, rows.shape[-1]))], axis=-2)
+def _followed(rows: Floats, extra: int) -> Floats:
+    """(B, H, L, d) -> (B, H, L + further, d): zeros, because extra keys and values are exact."""
+    return np.concatenate([rows, np.zeros((*rows.shape[:-2], extra, rows.shape[-1]))], axis=-2)
 
 
 def rotated_bound(rotation: Rotation, rows: Floats, error: Floats, precision: Precision) -> Floats:
-    """Of rows, each within `error`, turned by the rotation or turned back."""
+    """Of rows, each within `error`, rotated, or rotated back."""
     sizes = np.abs(np.where(np.isfinite(rows), rows, 0.0)) + error
     angle = angle_bound(rotation.angles, rotation.frequencies, precision.angle)
     rounding = gamma(TURN_STEPS * precision.widest)

@@ -1,4 +1,4 @@
-"""Rounding bounds of the gradients; the derivation is in `bounds.md` beside this file."""
+"""Rounding bounds of the gradients; the derivation is in `bounds.md` next to this file."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def _input_errors(trace: Trace, step: Backward, errors: _Errors, precision: Prec
 def _further_bounds(
     problem: Problem, trace: Trace, step: Backward, errors: _Errors, precision: Precision
 ) -> dict[str, Floats]:
-    """Of sinks, relative biases, and the learned further key and value: sums, each term within its bound."""
+    """Of sinks, relative biases, and the learned extra key and value (bias_kv): sums, each term within its bound."""
     found: dict[str, Floats] = {}
 
     def summed(of: Callable[[Floats], Floats], rows: Floats, error: Floats, terms: int) -> Floats:

@@ -8,7 +8,7 @@ import numpy as np
 
 from attention_conformance.implementations.api.safe_call import CandidateError
 from attention_conformance.reference.expected import Expected
-from attention_conformance.reference.stages import share
+from attention_conformance.reference.stages import repeat_kv
 from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Padding, Pattern, Scores, Sizes
 from attention_conformance.spec.extensions import Packing
 from attention_conformance.spec.features import Alignment, Conventions, Feature
@@ -30,7 +30,7 @@ OPTIONS = (
     Case(causal=True, padding=Padding.RIGHT).sized(query_length=7),
     EMPTY,
     GROUPED,
-    Case(score_std=3.0).extended(left=2, right=1),
+    Case(score_std=3.0).extended(window_left=2, window_right=1),
     Case(score_std=3.0).extended(softcap=1.5),
     Case().extended(alibi=True),
     Case().extended(relative_bias=2),
@@ -104,7 +104,7 @@ def test_mixture(judge: Judge) -> None:
         if result.weights is None or result.weights.shape != weights.value.shape:
             judge.assert_that(case, False, "weights are not returned for every head, query and key")
             continue
-        value = share(problem.value.astype(np.float64), problem.num_heads, judge.conventions.group_order)
+        value = repeat_kv(problem.value.astype(np.float64), problem.num_heads, judge.conventions.group_order)
         mixed = result.weights.astype(np.float64) @ value
         told = Expected(mixed, weights.bound @ np.abs(value) + output.bound)
         judge.record(case, compare("output", result.output, told, judge.dtype), "against the weights times the values")
