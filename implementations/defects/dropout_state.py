@@ -149,7 +149,7 @@ class NumbersDrawnInEvaluation(DroppingLayer):
 class ZeroTakenForNotGiven(DroppingLayer):
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)
-        if problem.extension.rated:
+        if problem.extension.has_dropout:
             self.rate = problem.extension.dropout or 0.1
 
 
