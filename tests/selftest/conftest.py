@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
+import torch._dynamo
 
 OWN = "tests/selftest/"
+LOADED = (torch._dynamo,)
+"""Sessions of pytest in this process drop the modules that they import, and torch registers this one only once."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
