@@ -14,7 +14,7 @@ from attention_conformance.implementations.api.contract import Implementation
 from attention_conformance.implementations.discovery import function_text, probe_masks
 from attention_conformance.implementations.discovery.calls import UNSURE, FunctionCall, find_call
 from attention_conformance.implementations.discovery.constructors import resized
-from attention_conformance.implementations.discovery.findings import MASKED_OUT, MAY_ATTEND, Finding, undetermined
+from attention_conformance.implementations.discovery.findings import MASKED_OUT, MAY_ATTEND, Finding
 from attention_conformance.implementations.discovery.keywords import Function, Keywords, find_keywords
 from attention_conformance.implementations.discovery.loading import TargetError
 from attention_conformance.implementations.discovery.modules import ModulePlan, plan_module
@@ -102,7 +102,7 @@ def _topics(options: Options) -> frozenset[str]:
 def _of_implementation(target: Implementation) -> Adapter:
     kind = Finding("kind", "Implementation", "probed through its run; its name and claims are not used")
     why = "its adapter converts masks: through it, True may attend"
-    findings = (kind, undetermined("mask polarity", why))
+    findings = (kind, Finding.undetermined("mask polarity", why))
     return Adapter(target.run, (), "", "target.run", findings, functions=target.functions)
 
 
@@ -221,8 +221,8 @@ def _function_findings(call: FunctionCall, keywords: Keywords, caution: str) -> 
     roles = ", ".join(f"{own} is {role}" if own != role else own for own, role in pairs)
     layout = call.axes if call.axes == call.output else f"{call.axes} -> {call.output}"
     if UNSURE in call.evidence:
-        yield undetermined("arguments", f"{roles}: {call.evidence[UNSURE]}")
-        yield undetermined("layout", f"{layout} was assumed: see arguments")
+        yield Finding.undetermined("arguments", f"{roles}: {call.evidence[UNSURE]}")
+        yield Finding.undetermined("layout", f"{layout} was assumed: see arguments")
     else:
         yield Finding("arguments", roles, call.evidence["arguments"])
         yield Finding("layout", layout, call.evidence["layout"])
@@ -231,7 +231,7 @@ def _function_findings(call: FunctionCall, keywords: Keywords, caution: str) -> 
         yield Finding("options", f"{len(names)}", ", ".join(names))
     has_mask = keywords.bool_mask or keywords.padding
     if has_mask and caution:
-        yield undetermined("mask polarity", f"as masks and other parameters were probed, {caution}")
+        yield Finding.undetermined("mask polarity", f"as masks and other parameters were probed, {caution}")
     elif has_mask:
         masked_out = keywords.masked_out if keywords.bool_mask else keywords.padding_masked_out
         yield Finding("mask polarity", MASKED_OUT if masked_out else MAY_ATTEND, keywords.evidence)

@@ -23,12 +23,7 @@ from attention_conformance.implementations.discovery.probe import (
     Run,
     Subject,
 )
-from attention_conformance.implementations.discovery.signatures import (
-    Options,
-    is_variadic,
-    read_options,
-    signature_of,
-)
+from attention_conformance.implementations.discovery.signatures import Options, is_variadic, read_options, signature_of
 from attention_conformance.implementations.discovery.vocabulary import (
     DISPENSABLE,
     KNOWN_NAMES,

@@ -16,14 +16,7 @@ from attention_conformance.implementations.builtin.compositions import eager
 from attention_conformance.implementations.defects import catalogue
 from attention_conformance.implementations.discovery.audit import all_findings, audit, in_own_terms
 from attention_conformance.implementations.discovery.claims import features, settings
-from attention_conformance.implementations.discovery.findings import (
-    ABSENT,
-    MAY_ATTEND,
-    Facts,
-    Finding,
-    table,
-    undetermined,
-)
+from attention_conformance.implementations.discovery.findings import ABSENT, MAY_ATTEND, Facts, Finding, table
 from attention_conformance.implementations.discovery.loading import TargetError
 from attention_conformance.implementations.discovery.probe import (
     HALF,
@@ -190,7 +183,9 @@ def test_that_every_key_of_a_plain_row_counts_as_used() -> None:
 
 
 def test_that_features_of_a_process_that_was_lost_are_not_claimed() -> None:
-    facts = Facts.of([Finding("level", "op"), Finding("window", "no answer", "killed"), undetermined("softcap", "odd")])
+    facts = Facts.of(
+        [Finding("level", "op"), Finding("window", "no answer", "killed"), Finding.undetermined("softcap", "odd")]
+    )
     assert features(facts) & {Feature.WINDOW, Feature.SOFTCAP} == {Feature.SOFTCAP}
 
 

@@ -75,8 +75,7 @@ def f(q, k, v, mask, is_causal, dropout_rate, scale):
         assert_conforms(make(text))
 
     @pytest.mark.parametrize(
-        "name",
-        ["F.scaled_dot_product_attention", "part", "scripted", "made", "made.attend", "compiled"],
+        "name", ["F.scaled_dot_product_attention", "part", "scripted", "made", "made.attend", "compiled"]
     )
     def test_everything_callable(self, make: Make, name: str) -> None:
         text = """
@@ -229,10 +228,7 @@ class TestRefusals:
         [
             ("f = 3", f"it is an object of type int: {USABLE}"),
             ("class f: pass", f"it is a class, but no torch.nn.Module: {USABLE}"),
-            (
-                "f = nn.MultiheadAttention(4, 2)",
-                f"it is an instance of MultiheadAttention: give the class, {WRAP}",
-            ),
+            ("f = nn.MultiheadAttention(4, 2)", f"it is an instance of MultiheadAttention: give the class, {WRAP}"),
             ("def f(q, k): pass", f"it takes (q, k) by position: let it take query, key, value, {WRAP}"),
             ("def f(*, q, k, v): pass", f"it takes () by position: let it take query, key, value, {WRAP}"),
             (
@@ -243,10 +239,7 @@ class TestRefusals:
                 "def f(q, k, v, d_k): pass",
                 f"it needs 'd_k', which the suite does not know: give that a default, {WRAP}",
             ),
-            (
-                "def f(q, k, v): return None",
-                "it returned None: return a tensor, or a tuple that begins with it",
-            ),
+            ("def f(q, k, v): return None", "it returned None: return a tensor, or a tuple that begins with it"),
             (
                 "def f(q, k, v): return [q]",
                 "it returned an object of type list: return a tensor, or a tuple that begins with it",
@@ -255,14 +248,8 @@ class TestRefusals:
                 "def f(q, k, v): return 'a', q",
                 "it returned a tuple of (str, Tensor): return a tensor, or a tuple that begins with it",
             ),
-            (
-                "def f(q, k, v): return ()",
-                "it returned a tuple of (): return a tensor, or a tuple that begins with it",
-            ),
-            (
-                "def f(q, k, v): return (q,)",
-                "it returned a tuple of one: return a tensor, without a tuple around it",
-            ),
+            ("def f(q, k, v): return ()", "it returned a tuple of (): return a tensor, or a tuple that begins with it"),
+            ("def f(q, k, v): return (q,)", "it returned a tuple of one: return a tensor, without a tuple around it"),
             (
                 "def f(q, k, v): return (np.asarray(q),)",
                 "it returned a tuple of one: return an array, without a tuple around it",
@@ -304,12 +291,7 @@ class TestNames:
             (tmp_path / place).write_text(text)
         targets = [f"{place}:attention" for place in ("a/mine.py", "b/mine.py", "yours.py", "./a/mine.py")]
         found = candidates([*targets, "a/mine.py:other"], {})
-        assert [each.name for each in found] == [
-            "a.mine.attention",
-            "b.mine.attention",
-            "yours.attention",
-            "other",
-        ]
+        assert [each.name for each in found] == ["a.mine.attention", "b.mine.attention", "yours.attention", "other"]
 
     def test_one_name_in_two_classes(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.chdir(tmp_path)

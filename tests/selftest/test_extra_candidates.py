@@ -88,10 +88,7 @@ class TestGroupedHeads:
         ("text", "about"),
         [
             ("def f(q, k, v): return attend(q, k, v)[0]", ""),
-            (
-                "def f(*x): return torch.cat([attend(*y)[0] for y in zip(*(z.split(1, 1) for z in x))], 1)",
-                "",
-            ),
+            ("def f(*x): return torch.cat([attend(*y)[0] for y in zip(*(z.split(1, 1) for z in x))], 1)", ""),
             (
                 "def f(q, k, v, enable_gqa=False): return attend(q, k, v)[0]",
                 "; grouped not claimed: RuntimeError: The size of tensor a (6) must match the size of tensor b (3) at "

@@ -239,10 +239,7 @@ class TestRefusals:
                 plain("pass", sizes="self, embed_dim, num_heads, vocabulary"),
                 f"its constructor needs 'vocabulary' too: give it a default, {WRAP}",
             ),
-            (
-                plain("raise KeyError('no')"),
-                "it cannot be built with embed_dim=12, num_heads=3: KeyError: 'no'",
-            ),
+            (plain("raise KeyError('no')"), "it cannot be built with embed_dim=12, num_heads=3: KeyError: 'no'"),
             (
                 CROSS.replace("super().__init__()", "super().__init__()\n        assert kdim is None"),
                 "it cannot be built with embed_dim=12, num_heads=3, kdim=10, vdim=11: AssertionError",
@@ -251,10 +248,7 @@ class TestRefusals:
                 "class f(nn.Module):\n    def __init__(self, embed_dim, num_heads): super().__init__()",
                 f"it defines no forward: define forward(query, key, value), {WRAP}",
             ),
-            (
-                plain("pass", "self, x, y"),
-                f"its forward takes (x, y): let it take query, key, value or x, {WRAP}",
-            ),
+            (plain("pass", "self, x, y"), f"its forward takes (x, y): let it take query, key, value or x, {WRAP}"),
             (
                 plain("pass", "self, values, keys, query, mask"),
                 f"its inputs come as (values, keys, query): order them query, key, value, {WRAP}",
