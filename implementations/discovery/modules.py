@@ -27,6 +27,7 @@ from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.claim_checks import (
     BIASED,
     CAUSAL,
+    EVERYWHERE,
     EXTENTS,
     MASKED,
     PLAIN,
@@ -63,17 +64,7 @@ from attention_conformance.spec.problem import Problem
 KEY_WIDTH, VALUE_WIDTH = 10, 11
 """Widths of an instance that is built to look at its parameters."""
 
-ALWAYS = frozenset(
-    {
-        Feature.CORE,
-        Feature.HEADS,
-        Feature.GRADIENTS,
-        Feature.PROJECTIONS,
-        Feature.VIEWS,
-        Feature.EMPTY_SIZES,
-        Feature.ALTERNATIVES,
-    }
-)
+ALWAYS = EVERYWHERE | {Feature.PROJECTIONS}
 NO_OPTIONS = Options({})
 BY_PARAMETER = {"b_q": Feature.BIAS, "w_o": Feature.OUTPUT_PROJECTION, "b_o": Feature.OUTPUT_BIAS}
 """What a parameter claims that the module has."""

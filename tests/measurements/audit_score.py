@@ -29,20 +29,9 @@ DEVIATIONS: Mapping[str, tuple[str, ...]] = {
     "empty-row-padding": ("masks.empty-row-padding",),
 }
 """The clauses whose expected failure states that a claimed convention does not hold."""
-UNPROBED = frozenset(
-    {
-        *MODES,
-        *FUNCTIONS.values(),
-        *PARAMETERS,
-        Feature.CORE,
-        Feature.HEADS,
-        Feature.PROJECTIONS,
-        Feature.ALTERNATIVES,
-        Feature.CACHE,
-        Feature.STATIC_CACHE,
-        Feature.RING_CACHE,
-        Feature.LINEAR_MEMORY,
-    }
+CACHES = {Feature.CACHE, Feature.STATIC_CACHE, Feature.RING_CACHE, Feature.LINEAR_MEMORY}
+UNPROBED = {Feature.CORE, Feature.HEADS, Feature.PROJECTIONS, Feature.ALTERNATIVES, *CACHES}.union(
+    MODES, FUNCTIONS.values(), PARAMETERS
 )
 """Features that have no probe of their own."""
 NEEDS: Mapping[str, tuple[set[Feature], ...]] = {
@@ -110,10 +99,9 @@ def _plain(claim: str, claimed: str, finding: Finding | None, at_least: tuple[st
 def _feature(feature: Feature, finding: Finding | None) -> Score:
     if finding is None or not finding.determined:
         return Score(str(feature), "yes", UNDETERMINED, "not probed" if finding is None else finding.evidence)
-    absent = finding.answer == ABSENT
-    return Score(
-        str(feature), "yes", WRONG if absent else FOUND, f"{finding.answer}: {finding.evidence}" if absent else ""
-    )
+    if finding.answer == ABSENT:
+        return Score(str(feature), "yes", WRONG, f"{finding.answer}: {finding.evidence}")
+    return Score(str(feature), "yes", FOUND)
 
 
 def _convention(implementation: Implementation, key: str, claimed: str, facts: Facts) -> Score:
@@ -143,7 +131,7 @@ def main() -> int:
     rows = {name: list(scores(built_in[name], each)) for name, each in facts.items()}
     beyond = {name: sorted(features(each) - built_in[name].claims.features) for name, each in facts.items()}
     callables = {name: list(known_scores(target, known)) for name, (target, known) in TARGETS.items()}
-    PAGE.write_text("\n".join(_page(rows, callables, beyond)) + "\n")
+    PAGE.write_text(_page(rows, callables, beyond))
     wrong = [(n, score) for n, listed in {**rows, **callables}.items() for score in listed if score.outcome == WRONG]
     for name, score in wrong:
         print(f"wrong: {name}, {score.claim}: claimed {score.claimed}, found {score.answer}")
@@ -153,38 +141,41 @@ def main() -> int:
 
 def _page(
     rows: Mapping[str, list[Score]], callables: Mapping[str, list[Score]], beyond: Mapping[str, list[Feature]]
-) -> Iterator[str]:
-    yield "# What the auditor finds"
-    yield ""
-    yield "Written by `make audit-score`. The auditor, `attention-conformance audit TARGET`, detects the conventions of"
-    yield "an unknown callable. Here its findings are compared with what is known."
-    yield ""
-    yield "## Built-in implementations"
-    yield ""
-    yield "Each was given to the auditor without name and claims; each of its claims was then compared with the"
-    yield f"findings: {_counted(rows)}."
-    yield "A known deviation is a claim that was found not to hold, as the implementation's own expected failures"
-    yield "state. What True means to the function behind an adapter cannot be observed through the adapter."
-    yield ""
-    yield from _table("implementation", rows)
-    yield ""
-    yield "Offered, but not claimed, which is no contradiction:"
-    yield ""
-    yield from (f"- {name}: {', '.join(offered)}" for name, offered in beyond.items() if offered)
-    yield ""
-    yield "## Callables as they are"
-    yield ""
-    yield "Functions and module classes without an adapter, in other layouts, polarities and orders of arguments. The"
-    yield f"conventions of each are listed in `tests/measurements/audit_targets.py`: {_counted(callables)}."
-    yield ""
-    yield from _table("callable", callables)
-    yield ""
-    yield "## By claim, of built-in implementations"
-    yield ""
+) -> str:
     by_claim: dict[str, list[Score]] = {}
     for score in (score for listed in rows.values() for score in listed):
         by_claim.setdefault(score.claim, []).append(score)
-    yield from _table("claim", by_claim, last="")
+    more = "\n".join(f"- {name}: {', '.join(offered)}" for name, offered in beyond.items() if offered)
+    return f"""\
+# What the auditor finds
+
+Written by `make audit-score`. The auditor, `attention-conformance audit TARGET`, detects the conventions of
+an unknown callable. Here its findings are compared with what is known.
+
+## Built-in implementations
+
+Each was given to the auditor without name and claims; each of its claims was then compared with the
+findings: {_counted(rows)}.
+A known deviation is a claim that was found not to hold, as the implementation's own expected failures
+state. What True means to the function behind an adapter cannot be observed through the adapter.
+
+{_table("implementation", rows)}
+
+Offered, but not claimed, which is no contradiction:
+
+{more}
+
+## Callables as they are
+
+Functions and module classes without an adapter, in other layouts, polarities and orders of arguments. The
+conventions of each are listed in `tests/measurements/audit_targets.py`: {_counted(callables)}.
+
+{_table("callable", callables)}
+
+## By claim, of built-in implementations
+
+{_table("claim", by_claim, last="")}
+"""
 
 
 def _counted(rows: Mapping[str, list[Score]]) -> str:
@@ -193,7 +184,11 @@ def _counted(rows: Mapping[str, list[Score]]) -> str:
     return f"of {sum(counts.values())} {', '.join(parts)}, {counts[WRONG]} wrong"
 
 
-def _table(first: str, rows: Mapping[str, list[Score]], last: str = "undetermined claims") -> Iterator[str]:
+def _table(first: str, rows: Mapping[str, list[Score]], last: str = "undetermined claims") -> str:
+    return "\n".join(_table_lines(first, rows, last))
+
+
+def _table_lines(first: str, rows: Mapping[str, list[Score]], last: str) -> Iterator[str]:
     yield f"| {first} | {FOUND} | {UNDETERMINED} | {KNOWN} | {WRONG} |{f' {last} |' if last else ''}"
     yield "| --- | --- | --- | --- | --- |" + (" --- |" if last else "")
     for name, listed in rows.items():
