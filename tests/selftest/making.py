@@ -65,6 +65,14 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
     return made
 
 
+def write(folder: Path, name: str, text: str) -> Path:
+    """A file in a folder, which is made where it is not there."""
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
 def refused(make: Make, text: str, name: str = "f") -> str:
     with pytest.raises(TargetError) as caught:
         make(text, name)
@@ -75,7 +83,7 @@ def refused(make: Make, text: str, name: str = "f") -> str:
 
 
 def assert_conforms(implementation: Implementation, dtype: str = "float32") -> None:
-    """Asks every case that the claims allow, gradients and extras included; at least one."""
+    """Checks every case that the claims allow, gradients and extras included; at least one."""
     claims = implementation.claims
     fitted = [each for case in CASES if not isinstance(each := fit(case, claims), Unsupported)]
     assert fitted

@@ -58,10 +58,14 @@ class f(nn.Module):
 CROSS_FEATURES = ALWAYS | MASKS | {Feature.CROSS, Feature.KEY_VALUE, Feature.BIAS, Feature.CAUSAL}
 
 
-def plain(init: str, forward: str = "self, x", sizes: str = "self, embed_dim, num_heads") -> str:
-    """A class whose constructor has these lines, and whose forward gives its input back."""
-    lines = f"class f(nn.Module):\n    def __init__({sizes}):\n        super().__init__()\n"
-    return f"{lines}        {init}\n    def forward({forward}): return 0"
+SIZES = "embed_dim, num_heads"
+UNKNOWN = "the suite does not know its parameter"
+
+
+def plain(init: str, inputs: str = "x", sizes: str = SIZES) -> str:
+    """A class with this line in its constructor, and a forward that returns a number."""
+    lines = f"class f(nn.Module):\n    def __init__(self, {sizes}):\n        super().__init__()\n"
+    return f"{lines}        {init}\n    def forward(self, {inputs}): return 0"
 
 
 class TestMultiheadAttention:
@@ -225,67 +229,59 @@ class TestSpellings:
 
 class TestRefusals:
     @pytest.mark.parametrize(
-        ("text", "context"),
+        ("sizes", "inputs", "message"),
         [
+            ("num_heads, width", "x", "its constructor is f(num_heads, width): take embed_dim first, then num_heads"),
+            ("width", "x", "its constructor is f(width): it has to take embed_dim, num_heads"),
+            ("embed_dim, num_heads, vocabulary", "x", "its constructor needs 'vocabulary' too: give it a default"),
+            (SIZES, "x, y", "its forward takes (x, y): let it take query, key, value or x"),
             (
-                plain("pass", sizes="self, num_heads, width"),
-                f"its constructor is f(num_heads, width): take embed_dim first, then num_heads, {WRAP}",
+                SIZES,
+                "values, keys, query, mask",
+                "its inputs come as (values, keys, query): order them query, key, value",
+            ),
+            (SIZES, "x, *, freqs", "it needs 'freqs', which the suite does not know: give that a default"),
+        ],
+    )
+    def test_signatures(self, make: Make, sizes: str, inputs: str, message: str) -> None:
+        assert refused(make, plain("pass", inputs, sizes)) == f"{message}, {WRAP}"
+
+    @pytest.mark.parametrize(
+        ("init", "message"),
+        [
+            ("pass", f"it has no parameter for the query projection: use {ACCEPTED}"),
+            ("self.norm = nn.LayerNorm(12)", f"{UNKNOWN} 'norm.weight' (12,): use {ACCEPTED}"),
+            ("self.w_q = nn.Parameter(torch.zeros(12, 12))", f"{UNKNOWN} 'w_q' (12, 12): use {ACCEPTED}"),
+            ("self.q = nn.Bilinear(12, 12, 12)", f"{UNKNOWN} 'q.weight' (12, 12, 12): use {ACCEPTED}"),
+            (
+                "self.qkv = nn.Linear(12, 24)",
+                "its parameter 'qkv.weight' has shape (24, 12), expected (36, 12) for w_q, w_k, w_v at embed_dim=12: "
+                "store it as nn.Linear does",
             ),
             (
-                plain("pass", sizes="self, width"),
-                f"its constructor is f(width): it has to take embed_dim, num_heads, {WRAP}",
+                "self.q, self.q_proj = nn.Linear(12, 12), nn.Linear(12, 12)",
+                "its parameters 'q.weight' and 'q_proj.weight' are both named as w_q: rename one",
             ),
             (
-                plain("pass", sizes="self, embed_dim, num_heads, vocabulary"),
-                f"its constructor needs 'vocabulary' too: give it a default, {WRAP}",
+                "self.q, self.kv = nn.Linear(12, 12), nn.Linear(12, 24, bias=False)",
+                "of b_q, b_k and b_v it has only b_q: give it all or none",
             ),
+        ],
+    )
+    def test_parameters(self, make: Make, init: str, message: str) -> None:
+        assert refused(make, plain(init)) == f"{message}, {WRAP}"
+
+    def test_a_class_without_a_forward(self, make: Make) -> None:
+        text = "class f(nn.Module):\n    def __init__(self, embed_dim, num_heads): super().__init__()"
+        assert refused(make, text) == f"it defines no forward: define forward(query, key, value), {WRAP}"
+
+    @pytest.mark.parametrize(
+        ("text", "message"),
+        [
             (plain("raise KeyError('no')"), "it cannot be built with embed_dim=12, num_heads=3: KeyError: 'no'"),
             (
                 CROSS.replace("super().__init__()", "super().__init__()\n        assert kdim is None"),
                 "it cannot be built with embed_dim=12, num_heads=3, kdim=10, vdim=11: AssertionError",
-            ),
-            (
-                "class f(nn.Module):\n    def __init__(self, embed_dim, num_heads): super().__init__()",
-                f"it defines no forward: define forward(query, key, value), {WRAP}",
-            ),
-            (plain("pass", "self, x, y"), f"its forward takes (x, y): let it take query, key, value or x, {WRAP}"),
-            (
-                plain("pass", "self, values, keys, query, mask"),
-                f"its inputs come as (values, keys, query): order them query, key, value, {WRAP}",
-            ),
-            (
-                plain("pass", "self, x, *, freqs"),
-                f"it needs 'freqs', which the suite does not know: give that a default, {WRAP}",
-            ),
-            (plain("pass"), f"it has no parameter for the query projection: use {ACCEPTED}, {WRAP}"),
-            (
-                plain("self.norm = nn.LayerNorm(12)"),
-                f"the suite does not know its parameter 'norm.weight' (12,): use {ACCEPTED}, {WRAP}",
-            ),
-            (
-                plain("self.w_q = nn.Parameter(torch.zeros(12, 12))"),
-                f"the suite does not know its parameter 'w_q' (12, 12): use {ACCEPTED}, {WRAP}",
-            ),
-            (
-                plain("self.q = nn.Bilinear(12, 12, 12)"),
-                f"the suite does not know its parameter 'q.weight' (12, 12, 12): use {ACCEPTED}, {WRAP}",
-            ),
-            (
-                plain("self.qkv = nn.Linear(12, 24)"),
-                "its parameter 'qkv.weight' has shape (24, 12), expected (36, 12) for w_q, w_k, w_v at "
-                f"embed_dim=12: store it as nn.Linear does, {WRAP}",
-            ),
-            (
-                plain("self.q, self.q_proj = nn.Linear(12, 12), nn.Linear(12, 12)"),
-                f"its parameters 'q.weight' and 'q_proj.weight' are both named as w_q: rename one, {WRAP}",
-            ),
-            (
-                plain("self.q, self.kv = nn.Linear(12, 12), nn.Linear(12, 24, bias=False)"),
-                f"of b_q, b_k and b_v it has only b_q: give it all or none, {WRAP}",
-            ),
-            (
-                plain("self.qkv = nn.Linear(12 * num_heads // 3, 36 * embed_dim // 12)"),
-                "it cannot be called, though it has to work in float32 at least: ",
             ),
             (
                 plain("self.qkv = nn.Linear(embed_dim, 3 * embed_dim)"),
@@ -293,9 +289,12 @@ class TestRefusals:
             ),
         ],
     )
-    def test_line(self, make: Make, text: str, context: str) -> None:
-        found = refused(make, text)
-        assert found.startswith(context) if context.endswith(": ") else found == context
+    def test_calls(self, make: Make, text: str, message: str) -> None:
+        assert refused(make, text) == message
+
+    def test_a_first_call_that_fails(self, make: Make) -> None:
+        text = plain("self.qkv = nn.Linear(12 * num_heads // 3, 36 * embed_dim // 12)")
+        assert refused(make, text).startswith("it cannot be called, though it has to work in float32 at least: ")
 
 
 def test_an_instance_of_a_candidate_class_is_none(make: Make, tmp_path: Path) -> None:
@@ -327,7 +326,7 @@ class Written(nn.Module):
 """
 
 
-def test_a_padding_mask_stays_boolean_beside_a_float_mask_where_no_other_is_taken(make: Make) -> None:
+def test_a_padding_mask_stays_boolean_next_to_a_float_mask_where_no_other_is_taken(make: Make) -> None:
     found = make(BOOLEANS_ONLY, "Written")
     judge = Judge(found, "float64")
     both = Case(mask=MaskKind.FLOAT, mask_shape=MaskShape.SHARED, padding=Padding.RIGHT)
