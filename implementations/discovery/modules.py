@@ -248,12 +248,11 @@ def _call(kind: type[nn.Module], polarity: Polarity) -> ModuleCall:
     check_order(inputs)
     kwargs = {**KWARGS_OF_FORWARD, **{name: name for name in ("key_padding_mask", *WEIGHTS_RETURNED)}}
     options = read_options(signature, inputs, kwargs)
-    always = {options.spelled[option]: wish for option, wish in WEIGHTS_RETURNED.items() if option in options}
     count = 3 if takes_any(signature, inspect.Parameter.VAR_POSITIONAL) else len(inputs)
     if count not in (1, 3):
         names = ", ".join(p.name for p in inputs)
         raise TargetError(f"its forward takes ({names}): let it take query, key, value or x, {ADAPTER}")
-    return ModuleCall(count, options, polarity, always=always)
+    return ModuleCall(count, options, polarity, always=options.weights_returned)
 
 
 def _inputs(signature: inspect.Signature) -> list[inspect.Parameter]:

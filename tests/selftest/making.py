@@ -37,6 +37,9 @@ def attend(q, k, v, mask=None, causal=False, scale=None):
         s = s.masked_fill(~mask, -torch.inf) if mask.dtype is torch.bool else s + mask
     p = s.softmax(-1)
     return p @ v, p, s.logsumexp(-1)
+
+def split(x, heads):
+    return x.unflatten(-1, (heads, x.shape[-1] // heads)).transpose(1, 2)
 """
 MASKS = {Feature.BOOL_MASK, Feature.FLOAT_MASK, Feature.MASK_GRADIENT}
 WRAP = "or let the auditor write an adapter (docs/adapter.md)"

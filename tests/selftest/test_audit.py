@@ -14,7 +14,7 @@ from attention_conformance.implementations.api.contract import Claims, Implement
 from attention_conformance.implementations.builtin import BUILTIN, NAMED
 from attention_conformance.implementations.builtin.compositions import eager
 from attention_conformance.implementations.defects import catalogue
-from attention_conformance.implementations.discovery.audit import all_findings, audit, in_own_terms
+from attention_conformance.implementations.discovery.audit import all_findings, audit, findings_of, in_own_terms
 from attention_conformance.implementations.discovery.claims import features, settings
 from attention_conformance.implementations.discovery.findings import ABSENT, MAY_ATTEND, Facts, Finding, table
 from attention_conformance.implementations.discovery.loading import TargetError
@@ -173,6 +173,16 @@ def test_that_a_module_gets_the_very_numbers_of_the_op(sharing: Sharing, heads: 
         bounds.append(revealed(Reply(Result(output.bound)), problem).weights)
     assert (np.abs(weights[0] - weights[1]) <= bounds[0] + bounds[1]).all()
     assert (np.abs(weights[0].sum(-1) - 1.0) <= bounds[0].sum(-1)).all()
+
+
+def test_a_row_beyond_a_window_is_probed_where_windows_are_offered() -> None:
+    subject, findings = Subject(OURS["inhouse.tiled"].run, oracle=ORACLE), [Finding("level", "op")]
+    for probe in ("causal", "window", "empty-row-causal"):
+        findings += findings_of(probe, subject, findings)
+    facts = Facts.of(findings)
+    assert facts.answer("window-count") == "excluding"
+    assert facts.answer("empty-row-causal") == "zeros"
+    assert facts.evidence("empty-row-causal").startswith("causal with a window of 1 to the left")
 
 
 def test_that_every_key_of_a_plain_row_counts_as_used() -> None:

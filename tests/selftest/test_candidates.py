@@ -15,14 +15,33 @@ from attention_conformance.implementations.discovery.loading import TargetError
 from attention_conformance.spec.cases import Case, Sizes
 from attention_conformance.spec.features import CausalWithMask, EmptyRow, Feature, Polarity, Scope
 from attention_conformance.spec.inputs import build
-from attention_conformance.tests.selftest.making import MASKS, WRAP, Make, assert_conforms, make, refused
+from attention_conformance.tests.selftest.making import MASKS, WRAP, Make, assert_conforms, make, refused, write
 
 __all__ = ["make"]  # the fixture
 
+GRADIENTS = {Feature.GRADIENTS, Feature.MASK_GRADIENT}
+EXTRAS = ALWAYS | {Feature.WEIGHTS, Feature.LOG_SUM_EXP}
 SDPA = ALWAYS | MASKS | {Feature.CAUSAL, Feature.SCALE, Feature.DROPOUT}
 USABLE = "give a function of query, key and value or a module class"
 A_TENSOR = "return a tensor, or a tuple that begins with it"
 UNCALLED = "it cannot be called with query, key and value of shape (B, H, L, d)"
+
+MASK_AND_BIAS = """
+def f(x, y, z, bias=None, attention_mask=None, causal=False, scale=None):
+    assert bias is None or bias.dtype is not torch.bool
+    assert attention_mask is None or attention_mask.dtype is torch.bool
+    return attend(x, y, z, bias if attention_mask is None else attention_mask, causal, scale)[0]
+"""
+REQUIRED = """
+def f(q, k, v, mask, is_causal, dropout_rate, scale):
+    assert dropout_rate == 0.0 and is_causal in (False, True)
+    return attend(q, k, v, mask, is_causal, scale)[0]
+"""
+DROPPING = "def f(q, k, v, dropout=0.5): return F.dropout(attend(q, k, v)[0], dropout)"
+PADDING = """
+def f(q, k, v, key_padding_mask=None):
+    return attend(q, k, v, None if key_padding_mask is None else key_padding_mask[:, None, None])[0]
+"""
 
 
 class TestParameters:
@@ -51,29 +70,8 @@ class TestParameters:
         text += "    return attend(*given.get('inputs', list(given.values())[:3]))[0]"
         assert make(text).claims.features == ALWAYS | features
 
-    def test_masks_and_flags_go_where_they_belong(self, make: Make) -> None:
-        text = """
-def f(x, y, z, bias=None, attention_mask=None, causal=False, scale=None):
-    assert bias is None or bias.dtype is not torch.bool
-    assert attention_mask is None or attention_mask.dtype is torch.bool
-    return attend(x, y, z, bias if attention_mask is None else attention_mask, causal, scale)[0]
-"""
-        assert_conforms(make(text))
-
-    def test_required_options_are_given_their_defaults(self, make: Make) -> None:
-        text = """
-def f(q, k, v, mask, is_causal, dropout_rate, scale):
-    assert dropout_rate == 0.0 and is_causal in (False, True)
-    return attend(q, k, v, mask, is_causal, scale)[0]
-"""
-        assert_conforms(make(text))
-
-    def test_dropout_is_switched_off(self, make: Make) -> None:
-        assert_conforms(make("def f(q, k, v, dropout=0.5): return F.dropout(attend(q, k, v)[0], dropout)"))
-
-    def test_padding(self, make: Make) -> None:
-        text = "def f(q, k, v, key_padding_mask=None):\n    kept = key_padding_mask\n"
-        text += "    return attend(q, k, v, None if kept is None else kept[:, None, None])[0]"
+    @pytest.mark.parametrize("text", [MASK_AND_BIAS, REQUIRED, DROPPING, PADDING])
+    def test_arguments_go_where_they_belong(self, make: Make, text: str) -> None:
         assert_conforms(make(text))
 
     @pytest.mark.parametrize(
@@ -161,43 +159,47 @@ def f(q, k, v, mask=None):
         assert found.about.startswith("a function of torch tensors")
         assert Feature.GRADIENTS in found.claims
 
-    def test_arrays_are_read_only_along_one_of_its_ways(self, make: Make) -> None:
+    def test_arrays_are_read_only_in_one_of_its_alternatives(self, make: Make) -> None:
         found = make("def f(q, k, v):\n    assert isinstance(q, np.ndarray)\n    return q + v * q.flags.writeable")
         problem = build(Case().sized(query_length=7, d_v=4), "float32").forward_only()
-        kept = found.alternatives["with read-only arrays"](problem.fresh(), "cpu").output
-        assert (kept == problem.query).all()
+        unchanged = found.alternatives["with read-only arrays"](problem.fresh(), "cpu").output
+        assert (unchanged == problem.query).all()
         assert (found.run(problem.fresh(), "cpu").output == problem.query + problem.value).all()
 
     def test_an_answer_that_is_no_array_at_a_later_call(self, make: Make) -> None:
-        text = "def f(q, k, v, scale=None): return np.asarray(q) if scale is None else 'no'"
-        found = make(text)
+        found = make("def f(q, k, v, scale=None): return np.asarray(q) if scale is None else 'no'")
         problem = build(Case(scale=2.0, module=None), "float32").forward_only()
         with pytest.raises(TypeError, match="a NumPy array was expected, got str"):
             found.run(problem, "cpu")
 
 
 class TestAnswers:
-    def test_weights_and_log_sum_exp_by_their_shapes(self, make: Make) -> None:
-        found = make("def f(q, k, v):\n    o, p, s = attend(q, k, v)\n    return o, s, p")
-        assert found.claims.features == ALWAYS | {Feature.WEIGHTS, Feature.LOG_SUM_EXP}
-        assert_conforms(found)
-
-    def test_other_extras_are_ignored_by_name(self, make: Make) -> None:
-        found = make("def f(q, k, v): return *attend(q, k, v)[:2], {'a': 1}, None, torch.zeros(2)")
-        notes = ["part 2 of its answer is ignored: dict ()", "part 4 of its answer is ignored: Tensor (2,)"]
-        assert found.about == "; ".join(["a function of torch tensors", *notes])
-        assert_conforms(found)
-
-    def test_a_misspelled_parameter_is_reported(self, make: Make) -> None:
-        found = make("def f(query, key, value, attn_maks=None, block=64): return attend(query, key, value)[0]")
-        assert Feature.BOOL_MASK not in found.claims
-        note = "attn_mask not claimed: the suite does not know its parameter 'attn_maks'; did you mean 'attn_mask'?"
-        assert found.about == f"a function of torch tensors; {note}"
-
-    def test_no_gradients(self, make: Make) -> None:
-        found = make("def f(q, k, v, mask=None): return attend(q, k, v, mask)[0].detach()")
-        assert not {Feature.GRADIENTS, Feature.MASK_GRADIENT} & found.claims.features
-        assert "gradients not claimed: its output does not require grad" in found.about
+    @pytest.mark.parametrize(
+        ("text", "features", "notes"),
+        [
+            ("def f(q, k, v):\n    o, p, s = attend(q, k, v)\n    return o, s, p", EXTRAS, ""),
+            (
+                "def f(q, k, v): return *attend(q, k, v)[:2], {'a': 1}, None, torch.zeros(2)",
+                ALWAYS | {Feature.WEIGHTS},
+                "; part 2 of its answer is ignored: dict (); part 4 of its answer is ignored: Tensor (2,)",
+            ),
+            (
+                "def f(query, key, value, attn_maks=None, block=64): return attend(query, key, value)[0]",
+                ALWAYS,
+                "; attn_mask not claimed: the suite does not know its parameter 'attn_maks'; did you mean 'attn_mask'?",
+            ),
+            (
+                "def f(q, k, v, mask=None): return attend(q, k, v, mask)[0].detach()",
+                (ALWAYS | MASKS) - GRADIENTS,
+                "; gradients not claimed: its output does not require grad"
+                "; mask-gradient not claimed: its output does not require grad",
+            ),
+        ],
+    )
+    def test_claims_and_notes(self, make: Make, text: str, features: set[Feature], notes: str) -> None:
+        found = make(text)
+        assert found.claims.features == features
+        assert found.about == f"a function of torch tensors{notes}"
         assert_conforms(found)
 
     def test_one_dtype(self, make: Make) -> None:
@@ -210,8 +212,8 @@ class TestAnswers:
         text = "def f(q, k, v):\n    if v.shape != k.shape or not k.numel(): raise ValueError('no')\n"
         found = make(text + "    return attend(q, k, v)[0]")
         assert found.claims.features == ALWAYS - {Feature.VALUE_WIDTH, Feature.EMPTY_SIZES}
-        assert "value-width not claimed: ValueError: no" in found.about
-        assert "empty-sizes not claimed: ValueError: no" in found.about
+        notes = "; value-width not claimed: ValueError: no; empty-sizes not claimed: ValueError: no"
+        assert found.about == f"a function of torch tensors{notes}"
 
     def test_what_is_only_wrong_stays_claimed(self, make: Make) -> None:
         text = "def f(q, k, v, attn_mask=None):\n    if attn_mask is not None: raise ValueError\n"
@@ -278,9 +280,7 @@ class TestNames:
     ) -> None:
         monkeypatch.chdir(tmp_path)
         for place in ("a/mine.py", "b/mine.py", "yours.py"):
-            (tmp_path / place).parent.mkdir(exist_ok=True)
-            text = "def attention(q, k, v): return q + v\ndef other(q, k, v): return q\n"
-            (tmp_path / place).write_text(text)
+            write(tmp_path, place, "def attention(q, k, v): return q + v\ndef other(q, k, v): return q\n")
         targets = [f"{place}:attention" for place in ("a/mine.py", "b/mine.py", "yours.py", "./a/mine.py")]
         found = candidates([*targets, "a/mine.py:other"], {})
         assert [each.name for each in found] == ["a.mine.attention", "b.mine.attention", "yours.attention", "other"]

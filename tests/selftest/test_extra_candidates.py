@@ -46,7 +46,6 @@ class f(nn.Module):
         self.wo = nn.Linear(dim, dim)
 
     def forward(self, x, mask=None):
-        def split(rows, heads): return rows.unflatten(-1, (heads, -1)).transpose(1, 2)
         q, k, v = split(self.wq(x), self.heads), split(self.wk(x), self.kv_heads), split(self.wv(x), self.kv_heads)
         k, v = (rows.repeat_interleave(self.heads // self.kv_heads, 1) for rows in (k, v))
         if mask is not None:
@@ -120,21 +119,17 @@ def f(q, k, v, is_causal=False, {", ".join(f"{name}=None" for name in EVERY)}):
         assert not failing(found, "window.*", "softcap.*", "positions.*", "sinks.*", "head-gates.*", "packed.*")
 
     @pytest.mark.parametrize(
-        "names", ["query_segments=None, key_segments=None", "q_segment_ids=None, kv_segment_ids=None"]
+        ("queries", "keys", "options", "feature"),
+        [
+            ("query_segments", "key_segments", ("query_segments", "key_segments"), Feature.SEGMENTS),
+            ("q_segment_ids", "kv_segment_ids", ("query_segments", "key_segments"), Feature.SEGMENTS),
+            ("cu_seqlens_q", "cu_seqlens_k", ("cu_seqlens_q", "cu_seqlens_k"), Feature.CUMULATIVE_LENGTHS),
+        ],
     )
-    def test_documents_by_their_ids(self, make: Make, names: str) -> None:
-        found = make(
-            f"{STEPS}def f(q, k, v, {names}): return steps(q, k, v, query_segments={names[: names.index('=')]}, "
-            f"key_segments={names.split(', ')[1].removesuffix('=None')})"
-        )
-        assert Feature.SEGMENTS in found.claims
-        assert not failing(found, "packed.*")
-
-    def test_documents_by_their_lengths(self, make: Make) -> None:
-        lengths = "cu_seqlens_q=None, cu_seqlens_k=None"
-        arguments = "cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k"
-        found = make(f"{STEPS}def f(q, k, v, {lengths}): return steps(q, k, v, {arguments})")
-        assert Feature.CUMULATIVE_LENGTHS in found.claims
+    def test_documents(self, make: Make, queries: str, keys: str, options: tuple[str, str], feature: Feature) -> None:
+        arguments = f"{options[0]}={queries}, {options[1]}={keys}"
+        found = make(f"{STEPS}def f(q, k, v, {queries}=None, {keys}=None): return steps(q, k, v, {arguments})")
+        assert feature in found.claims
         assert not failing(found, "packed.*")
 
     def test_ids_of_queries_alone_claim_nothing(self, make: Make) -> None:

@@ -27,11 +27,8 @@ class f(nn.Module):
         self.heads, self.proj = n_heads, nn.Linear(d_model, d_model)
         self.qkv = nn.Linear(d_model, 3 * d_model, bias=False)
 
-    def split(self, x):
-        return x.view(*x.shape[:2], self.heads, x.shape[2] // self.heads).transpose(1, 2)
-
     def attend(self, x, mask):
-        q, k, v = (self.split(part) for part in self.qkv(x).chunk(3, -1))
+        q, k, v = (split(part, self.heads) for part in self.qkv(x).chunk(3, -1))
         o, p, s = attend(q, k, v, ~mask if mask is not None and mask.dtype is torch.bool else mask)
         return self.proj(o.transpose(1, 2).flatten(2)), p
 
@@ -48,16 +45,18 @@ class f(nn.Module):
         self.to_q, self.to_k, self.to_v = nn.Linear(e, e), nn.Linear(kdim or e, e), nn.Linear(vdim or e, e)
 
     def forward(self, query, key, value, attn_mask=None, is_causal=False):
-        def split(x):
-            return x.unflatten(-1, (self.heads, x.shape[-1] // self.heads)).transpose(1, 2)
         if attn_mask is not None and attn_mask.dtype is torch.bool:
             attn_mask = ~attn_mask
-        q, k, v = split(self.to_q(query)), split(self.to_k(key)), split(self.to_v(value))
+        q, k, v = (split(x, self.heads) for x in (self.to_q(query), self.to_k(key), self.to_v(value)))
         return F.scaled_dot_product_attention(q, k, v, attn_mask, 0.0, is_causal).transpose(1, 2).flatten(2)
 """
 CROSS_FEATURES = ALWAYS | MASKS | {Feature.CROSS, Feature.KEY_VALUE, Feature.BIAS, Feature.CAUSAL}
 
 
+PASSING_ON = """
+    def __init__(self, *a, **k): super().__init__(*a, **k)
+    def forward(self, *a, **k): return super().forward(*a, **k)
+"""
 SIZES = "embed_dim, num_heads"
 UNKNOWN = "the suite does not know its parameter"
 
@@ -80,16 +79,9 @@ class TestMultiheadAttention:
         assert found.about == "a module class, (B, L, E)"
         assert_conforms(found)
 
-    @pytest.mark.parametrize(
-        "text",
-        [
-            "class f(nn.MultiheadAttention): pass",
-            "class f(nn.MultiheadAttention):\n    def __init__(self, *a, **k): super().__init__(*a, **k)\n"
-            "    def forward(self, *a, **k): return super().forward(*a, **k)",
-        ],
-    )
-    def test_subclasses(self, make: Make, text: str) -> None:
-        found = make(text)
+    @pytest.mark.parametrize("body", ["    pass", PASSING_ON])
+    def test_subclasses(self, make: Make, body: str) -> None:
+        found = make(f"class f(nn.MultiheadAttention):\n{body}")
         assert found.claims.features == candidate("torch.nn:MultiheadAttention", {}).claims.features
         assert_conforms(found)
 
@@ -114,14 +106,15 @@ class TestMultiheadAttention:
 
 
 class TestSelfAttention:
-    def test_one_input(self, make: Make) -> None:
-        found = make(SELF)
-        assert found.claims.features == SELF_FEATURES
+    @pytest.mark.parametrize(("answer", "more"), [("[0]", set()), ("", {Feature.WEIGHTS})])
+    def test_one_input_and_weights_that_are_always_returned(self, make: Make, answer: str, more: set[Feature]) -> None:
+        found = make(SELF.replace("self.attend(x, mask)[0]", f"self.attend(x, mask){answer}"))
+        assert found.claims.features == SELF_FEATURES | more
         assert_conforms(found)
 
     def test_length_first_is_detected(self, make: Make) -> None:
-        rotated = SELF.replace("self.attend(x, mask)[0]", "self.attend(x.transpose(0, 1), mask)[0].transpose(0, 1)")
-        found = make(rotated)
+        answer = "self.attend(x.transpose(0, 1), mask)[0].transpose(0, 1)"
+        found = make(SELF.replace("self.attend(x, mask)[0]", answer))
         assert found.about == "a module class, (L, B, E)"
         assert_conforms(found)
 
@@ -135,24 +128,15 @@ class TestSelfAttention:
         check = f"if mask is not None and not ({condition}): raise ValueError('shape')\n        return self.attend("
         assert_conforms(make(SELF.replace("return self.attend(", check)))
 
-    def test_weights_that_are_always_returned(self, make: Make) -> None:
-        found = make(SELF.replace("self.attend(x, mask)[0]", "self.attend(x, mask)"))
-        assert found.claims.features == SELF_FEATURES | {Feature.WEIGHTS}
-        assert_conforms(found)
-
     def test_random_in_training_mode(self, make: Make) -> None:
-        found = make(
-            SELF.replace("self.proj(o", "nn.Dropout(0.5).train(self.training)(self.proj(o").replace(
-                "(2)), p", "(2))), p"
-            )
-        )
+        text = SELF.replace("self.proj(o", "nn.Dropout(0.5).train(self.training)(self.proj(o")
+        found = make(text.replace("(2)), p", "(2))), p"))
         assert found.about == "a module class, (B, L, E); in eval mode, because it answers at random in training mode"
         assert_conforms(found)
 
     def test_dropout_is_switched_off_where_it_can_be(self, make: Make) -> None:
-        text = SELF.replace("n_heads):", "n_heads, dropout=0.1):").replace(
-            "self.heads,", "assert not dropout\n        self.heads,", 1
-        )
+        text = SELF.replace("n_heads):", "n_heads, dropout=0.1):")
+        text = text.replace("self.heads,", "assert not dropout\n        self.heads,", 1)
         refused = "dropout not claimed: AssertionError; evaluation not claimed: AssertionError"
         assert make(text).about == f"a module class, (B, L, E); {refused}"
 
@@ -177,8 +161,8 @@ class TestCrossAttention:
         assert_conforms(found)
 
     def test_a_causal_flag_that_needs_its_mask(self, make: Make) -> None:
-        check = "if is_causal and attn_mask is None: raise ValueError\n        def split(x)"
-        assert_conforms(make(CROSS.replace("def split(x)", check).replace("0.0, is_causal", "0.0")))
+        check = "if is_causal and attn_mask is None: raise ValueError\n        q, k, v ="
+        assert_conforms(make(CROSS.replace("q, k, v =", check).replace("0.0, is_causal", "0.0")))
 
     def test_a_causal_flag_without_a_mask(self, make: Make) -> None:
         text = CROSS.replace("attn_mask=None, is_causal=False", "causal=False")
@@ -313,15 +297,13 @@ class Written(nn.Module):
         self.q_proj, self.k_proj, self.v_proj, self.out_proj = (nn.Linear(embed_dim, embed_dim) for _ in range(4))
 
     def forward(self, query, key, value, key_padding_mask=None, attn_mask=None):
-        q, k, v = (m(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-                   for m, x in ((self.q_proj, query), (self.k_proj, key), (self.v_proj, value)))
+        q, k, v = (split(x, self.heads) for x in (self.q_proj(query), self.k_proj(key), self.v_proj(value)))
         scores = q @ k.mT / q.shape[-1] ** 0.5
-        if attn_mask is not None and attn_mask.dtype is torch.bool:
-            scores = scores.masked_fill(attn_mask, float("-inf"))
-        elif attn_mask is not None:
-            scores = scores + attn_mask
+        if attn_mask is not None:
+            boolean = attn_mask.dtype is torch.bool
+            scores = scores.masked_fill(attn_mask, -torch.inf) if boolean else scores + attn_mask
         if key_padding_mask is not None:
-            scores = torch.where(~key_padding_mask[:, None, None], scores, float("-inf"))
+            scores = torch.where(~key_padding_mask[:, None, None], scores, -torch.inf)
         return self.out_proj((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
 """
 
