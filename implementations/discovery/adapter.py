@@ -20,7 +20,7 @@ from attention_conformance.implementations.discovery.loading import TargetError
 from attention_conformance.implementations.discovery.modules import ModulePlan, plan_module
 from attention_conformance.implementations.discovery.probe import Oracle, Run
 from attention_conformance.implementations.discovery.probe_interface import find_subject
-from attention_conformance.implementations.discovery.signatures import Options
+from attention_conformance.implementations.discovery.signatures import Options, check_kind
 from attention_conformance.implementations.discovery.vocabulary import OPTIONS, MaskForm
 from attention_conformance.spec.cases import MaskShape
 from attention_conformance.spec.features import Conventions, Polarity
@@ -82,14 +82,10 @@ def find_adapter(target: object, device: str, oracle: Oracle, caution: str = "")
     """
     if isinstance(target, Implementation):
         return _of_implementation(target)
-    if isinstance(target, type):
-        if not issubclass(target, nn.Module):
-            raise TargetError("it is a class, but no torch.nn.Module: give a function or a module class")
+    check_kind(target)
+    if isinstance(target, type) and issubclass(target, nn.Module):
         return _of_module(target, device, oracle)
-    if isinstance(target, nn.Module):
-        raise TargetError(f"it is an instance of {type(target).__name__}: give the class")
-    if not callable(target):
-        raise TargetError(f"it is an object of type {type(target).__name__}: give a function or a module class")
+    assert callable(target)
     return _of_function(target, device, caution)
 
 

@@ -147,14 +147,11 @@ def resized(kind: type[nn.Module]) -> Iterator[tuple[str, type[nn.Module]]]:
 
 
 def _subclass(arguments: Mapping[str, str]) -> str:
-    return "\n".join(
-        [
-            "class Resized(target):  # type: ignore[misc]  # its base is loaded when this runs",
-            '    """The class, built with one width and a number of heads."""',
-            "",
-            "    def __init__(self, embed_dim: int, num_heads: int) -> None:",
-            "        super().__init__(",
-            *(f"            {name}={value}," for name, value in arguments.items()),
-            "        )",
-        ]
-    )
+    given = "".join(f"            {name}={value},\n" for name, value in arguments.items())
+    return f'''\
+class Resized(target):  # type: ignore[misc]  # its base is loaded when this runs
+    """The class, built with one width and a number of heads."""
+
+    def __init__(self, embed_dim: int, num_heads: int) -> None:
+        super().__init__(
+{given}        )'''

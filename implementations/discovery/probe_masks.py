@@ -37,11 +37,6 @@ AS_NUMBERS = "added as 0 and 1"
 SQUARE = Setup(query_length=KEYS)
 
 
-def query_count(subject: Subject) -> int:
-    """Lq of the plain setup."""
-    return KEYS if subject.self_attention else QUERIES
-
-
 def holes(shape: tuple[int, ...], seed: int = 3) -> Booleans:
     """A mask with True and False in every row, different from row to row."""
     mask = np.random.default_rng(seed).random(shape) < 0.5
@@ -52,7 +47,8 @@ def holes(shape: tuple[int, ...], seed: int = 3) -> Booleans:
 
 def mask_extents(subject: Subject, queries: int = 0) -> tuple[int, ...]:
     """The shape in which it takes an attention mask."""
-    extents = {"B": 2, "H": subject.interface.num_heads, "Lq": queries or query_count(subject), "Lk": KEYS, "1": 1}
+    queries = queries or (KEYS if subject.self_attention else QUERIES)
+    extents = {"B": 2, "H": subject.interface.num_heads, "Lq": queries, "Lk": KEYS, "1": 1}
     return tuple(extents[axis] for axis in subject.interface.mask_shape.value.split(","))
 
 

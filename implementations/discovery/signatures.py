@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from typing import Any
 
+from torch import nn
+
 from attention_conformance.implementations.discovery.loading import TargetError
 from attention_conformance.implementations.discovery.vocabulary import (
     DISPENSABLE,
@@ -84,6 +86,17 @@ def role(name: str) -> str | None:
     words = set(name.lower().split("_"))
     roles = [each for each, spellings in ROLES.items() if words & spellings]
     return roles[0] if len(roles) == 1 else None
+
+
+def check_kind(target: object, remedy: str = "") -> None:
+    """Refuses, with a TargetError, what is neither a function nor a module class."""
+    usable = f"give a function of query, key and value or a module class{remedy}"
+    if isinstance(target, nn.Module):
+        raise TargetError(f"it is an instance of {type(target).__name__}: give the class{remedy}")
+    if isinstance(target, type) and not issubclass(target, nn.Module):
+        raise TargetError(f"it is a class, but no torch.nn.Module: {usable}")
+    if not callable(target):
+        raise TargetError(f"it is an object of type {type(target).__name__}: {usable}")
 
 
 def check_order(parameters: Sequence[inspect.Parameter]) -> None:

@@ -61,11 +61,11 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
     """Writes a file, and makes a candidate of `f` in it, or of another name."""
     monkeypatch.chdir(tmp_path)
 
-    def made(text: str, name: str = "f", **settings: str) -> Implementation:
+    def wrap(text: str, name: str = "f", **settings: str) -> Implementation:
         (tmp_path / "mine.py").write_text(START + text)
         return candidate(f"mine.py:{name}", {k.replace("_", "-"): v for k, v in settings.items()})
 
-    return made
+    return wrap
 
 
 def write(folder: Path, name: str, text: str) -> Path:

@@ -36,7 +36,7 @@ from attention_conformance.tests.cli.audit_command import ORACLE
 from attention_conformance.tests.measurements.audit_score import WRONG, anonymous, known_scores, scores
 from attention_conformance.tests.measurements.audit_targets import TARGETS, wrong_axis, wrong_scale
 
-OURS = {each.name: each for each in (*BUILTIN, *NAMED)}
+BUILT_IN = {each.name: each for each in (*BUILTIN, *NAMED)}
 LONG = ("inhouse.", "torch.")
 """The targets with many options take a while, and are measured by `make audit-score`; two of them are probed here."""
 QUICK = [name for name in TARGETS if not name.startswith(LONG)] + ["torch.nn.MultiheadAttention"]
@@ -44,9 +44,9 @@ QUICK = [name for name in TARGETS if not name.startswith(LONG)] + ["torch.nn.Mul
 
 @pytest.mark.parametrize("name", QUICK)
 def test_that_known_conventions_of_a_callable_are_found(name: str) -> None:
-    found = list(known_scores(*TARGETS[name]))
-    assert found
-    assert [score for score in found if score.outcome != "found"] == []
+    listed = list(known_scores(*TARGETS[name]))
+    assert listed
+    assert [score for score in listed if score.outcome != "found"] == []
 
 
 @pytest.mark.parametrize(
@@ -54,24 +54,24 @@ def test_that_known_conventions_of_a_callable_are_found(name: str) -> None:
     ["source.a", "source.b.columns", "source.d", "source.e.cross", "torch.sdpa", "torch.mha.weights", "compose.numpy"],
 )
 def test_that_no_claim_of_an_anonymous_implementation_is_found_to_be_otherwise(name: str) -> None:
-    implementation = OURS[name]
-    found = list(scores(implementation, anonymous(implementation)))
-    assert [score for score in found if score.outcome == WRONG] == []
-    assert sum(score.outcome == "found" for score in found) > len(found) / 2
+    implementation = BUILT_IN[name]
+    listed = list(scores(implementation, anonymous(implementation)))
+    assert [score for score in listed if score.outcome == WRONG] == []
+    assert sum(score.outcome == "found" for score in listed) > len(listed) / 2
 
 
 def test_that_false_claims_are_found_to_be_otherwise() -> None:
     conventions = Conventions(causal_alignment=Alignment.BOTTOM_RIGHT, group_order=GroupOrder.TILED)
-    honest = OURS["compose.eager"]
-    lying = replace(honest, claims=replace(honest.claims, conventions=conventions, dtypes=("float64",)))
-    wrong = {score.claim: score.answer for score in scores(lying, anonymous(lying)) if score.outcome == WRONG}
+    honest = BUILT_IN["compose.eager"]
+    altered = replace(honest, claims=replace(honest.claims, conventions=conventions, dtypes=("float64",)))
+    wrong = {score.claim: score.answer for score in scores(altered, anonymous(altered)) if score.outcome == WRONG}
     assert wrong["which causal-alignment"] == "top-left"
     assert wrong["which group-order"] == "consecutive"
     assert "which empty-row-bool" in wrong  # the false claims say zeros, and it is NaN
 
 
 def test_that_the_claims_of_an_implementation_are_not_used() -> None:
-    honest = OURS["compose.eager"]
+    honest = BUILT_IN["compose.eager"]
     claims = Claims(Scope.MODULE, frozenset({Feature.CORE}), dtypes=("float16",))
     first, second = (audit(each, ORACLE)[1] for each in (honest, replace(honest, name="other", claims=claims)))
     assert first == second
@@ -127,9 +127,9 @@ def test_that_a_masked_row_of_other_numbers_is_undetermined() -> None:
 
 @pytest.mark.parametrize("number", range(0, len(catalogue()), 60))
 def test_that_no_wrong_implementation_stops_the_auditor(number: int) -> None:
-    subject, found = find_subject(catalogue()[number].implementation.run, "cpu", ORACLE)
-    assert subject is not None, found
-    findings = all_findings(subject, found)
+    subject, first = find_subject(catalogue()[number].implementation.run, "cpu", ORACLE)
+    assert subject is not None, first
+    findings = all_findings(subject, first)
     assert not [finding for finding in findings if "could not be read" in finding.evidence]
 
 
@@ -176,7 +176,7 @@ def test_that_a_module_gets_the_very_numbers_of_the_op(sharing: Sharing, heads: 
 
 
 def test_a_row_beyond_a_window_is_probed_where_windows_are_offered() -> None:
-    subject, findings = Subject(OURS["inhouse.tiled"].run, oracle=ORACLE), [Finding("level", "op")]
+    subject, findings = Subject(BUILT_IN["inhouse.tiled"].run, oracle=ORACLE), [Finding("level", "op")]
     for probe in ("causal", "window", "empty-row-causal"):
         findings += findings_of(probe, subject, findings)
     facts = Facts.of(findings)
@@ -212,5 +212,4 @@ def test_an_implementation_that_refuses_everything() -> None:
         raise RuntimeError("never")
 
     implementation = Implementation("never", Claims(Scope.OP, frozenset({Feature.CORE})), torch_op(refusing))
-    found = audit(implementation, ORACLE)[1]
-    assert "never" in Facts.of(found).evidence("level")
+    assert "never" in facts_of(implementation).evidence("level")

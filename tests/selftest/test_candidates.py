@@ -91,31 +91,31 @@ compiled = torch.compile(attend, backend="eager")
 def scripted(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool = False) -> torch.Tensor:
     return F.scaled_dot_product_attention(q, k, v, is_causal=is_causal)
 """
-        found = make(text, name)
-        assert found.name == name.rpartition(".")[2]
-        assert_conforms(found)
+        result = make(text, name)
+        assert result.name == name.rpartition(".")[2]
+        assert_conforms(result)
 
     def test_of_an_installed_module(self) -> None:
-        found = candidate("torch.nn.functional:scaled_dot_product_attention", {})
-        assert found.claims.features == SDPA | {Feature.GROUPED}
-        assert found.claims.dtypes == ("float64", "float32", "bfloat16", "float16")
-        assert found.about == "a function of torch tensors"
-        assert_conforms(found)
+        result = candidate("torch.nn.functional:scaled_dot_product_attention", {})
+        assert result.claims.features == SDPA | {Feature.GROUPED}
+        assert result.claims.dtypes == ("float64", "float32", "bfloat16", "float16")
+        assert result.about == "a function of torch tensors"
+        assert_conforms(result)
 
 
 class TestConventions:
     def test_defaults(self, make: Make) -> None:
-        found = make("def f(q, k, v): return attend(q, k, v)[0]").claims
-        assert found.scope is Scope.OP
-        assert found.conventions.causal_with_mask is CausalWithMask.EITHER
-        assert found.conventions.bool_mask is Polarity.MAY_ATTEND
+        result = make("def f(q, k, v): return attend(q, k, v)[0]").claims
+        assert result.scope is Scope.OP
+        assert result.conventions.causal_with_mask is CausalWithMask.EITHER
+        assert result.conventions.bool_mask is Polarity.MAY_ATTEND
 
     def test_settings(self, make: Make) -> None:
         text = "def f(q, k, v, mask=None):\n"
         text += "    return attend(q, k, v, ~mask if mask is not None and mask.dtype is torch.bool else mask)[0]"
-        found = make(text, bool_mask="masked-out", empty_row="nan")
-        assert found.claims.conventions.empty_row_float is EmptyRow.NAN
-        assert_conforms(found)
+        result = make(text, bool_mask="masked-out", empty_row="nan")
+        assert result.claims.conventions.empty_row_float is EmptyRow.NAN
+        assert_conforms(result)
 
     def test_an_unknown_setting(self, make: Make) -> None:
         with pytest.raises(ValueError, match="no convention is named 'colour'"):
@@ -123,10 +123,10 @@ class TestConventions:
 
     def test_an_implementation_is_used_as_it_is(self, make: Make) -> None:
         text = "from attention_conformance.implementations.builtin.inhouse import INHOUSE\nf = INHOUSE[2]"
-        found = make(text, empty_row="uniform")
-        assert found.name == "inhouse.numpy"
-        assert found.claims.conventions.empty_row_causal is EmptyRow.UNIFORM
-        assert make(text).claims == replace(found.claims, conventions=make(text).claims.conventions)
+        result = make(text, empty_row="uniform")
+        assert result.name == "inhouse.numpy"
+        assert result.claims.conventions.empty_row_causal is EmptyRow.UNIFORM
+        assert make(text).claims == replace(result.claims, conventions=make(text).claims.conventions)
 
 
 class TestArrays:
@@ -140,37 +140,37 @@ def f(q, k, v, mask=None):
 """
 
     def test_conforms(self, make: Make) -> None:
-        found = make(self.TEXT)
-        assert found.about.startswith("a function of NumPy arrays; bfloat16 not claimed: it answers in float32")
+        result = make(self.TEXT)
+        assert result.about.startswith("a function of NumPy arrays; bfloat16 not claimed: it answers in float32")
         lost = {Feature.GRADIENTS, Feature.MASK_GRADIENT, Feature.EMPTY_SIZES}
-        assert found.claims.features == (ALWAYS | MASKS) - lost
-        assert found.claims.dtypes == ("float64", "float32", "float16")
-        assert_conforms(found, "float64")
+        assert result.claims.features == (ALWAYS | MASKS) - lost
+        assert result.claims.dtypes == ("float64", "float32", "float16")
+        assert_conforms(result, "float64")
 
     def test_arrays_where_tensors_would_do_too_but_without_gradients(self, make: Make) -> None:
         text = "def f(q, k, v):\n    e = np.exp(q @ k.swapaxes(-1, -2) * float(q.shape[-1]) ** -0.5)\n"
-        found = make(text + "    return e / e.sum(-1, keepdims=True) @ v")
-        assert found.about.startswith("a function of NumPy arrays")
-        assert_conforms(found)
+        result = make(text + "    return e / e.sum(-1, keepdims=True) @ v")
+        assert result.about.startswith("a function of NumPy arrays")
+        assert_conforms(result)
 
     def test_tensors_where_arrays_would_do_too(self, make: Make) -> None:
         text = "def f(q, k, v):\n    e = math.e ** (q @ k.swapaxes(-1, -2) * q.shape[-1] ** -0.5)\n"
-        found = make(text + "    return e / e.sum(-1)[..., None] @ v")
-        assert found.about.startswith("a function of torch tensors")
-        assert Feature.GRADIENTS in found.claims
+        result = make(text + "    return e / e.sum(-1)[..., None] @ v")
+        assert result.about.startswith("a function of torch tensors")
+        assert Feature.GRADIENTS in result.claims
 
     def test_arrays_are_read_only_in_one_of_its_alternatives(self, make: Make) -> None:
-        found = make("def f(q, k, v):\n    assert isinstance(q, np.ndarray)\n    return q + v * q.flags.writeable")
+        result = make("def f(q, k, v):\n    assert isinstance(q, np.ndarray)\n    return q + v * q.flags.writeable")
         problem = build(Case().sized(query_length=7, d_v=4), "float32").forward_only()
-        unchanged = found.alternatives["with read-only arrays"](problem.fresh(), "cpu").output
+        unchanged = result.alternatives["with read-only arrays"](problem.fresh(), "cpu").output
         assert (unchanged == problem.query).all()
-        assert (found.run(problem.fresh(), "cpu").output == problem.query + problem.value).all()
+        assert (result.run(problem.fresh(), "cpu").output == problem.query + problem.value).all()
 
     def test_an_answer_that_is_no_array_at_a_later_call(self, make: Make) -> None:
-        found = make("def f(q, k, v, scale=None): return np.asarray(q) if scale is None else 'no'")
+        result = make("def f(q, k, v, scale=None): return np.asarray(q) if scale is None else 'no'")
         problem = build(Case(scale=2.0, module=None), "float32").forward_only()
         with pytest.raises(TypeError, match="a NumPy array was expected, got str"):
-            found.run(problem, "cpu")
+            result.run(problem, "cpu")
 
 
 class TestAnswers:
@@ -197,23 +197,23 @@ class TestAnswers:
         ],
     )
     def test_claims_and_notes(self, make: Make, text: str, features: set[Feature], notes: str) -> None:
-        found = make(text)
-        assert found.claims.features == features
-        assert found.about == f"a function of torch tensors{notes}"
-        assert_conforms(found)
+        result = make(text)
+        assert result.claims.features == features
+        assert result.about == f"a function of torch tensors{notes}"
+        assert_conforms(result)
 
     def test_one_dtype(self, make: Make) -> None:
         text = "def f(q, k, v):\n    if q.dtype is torch.float16: raise RuntimeError('not in half')\n"
-        found = make(text + "    return attend(q, k, v)[0]")
-        assert found.claims.dtypes == ("float64", "float32", "bfloat16")
-        assert found.about == "a function of torch tensors; float16 not claimed: RuntimeError: not in half"
+        result = make(text + "    return attend(q, k, v)[0]")
+        assert result.claims.dtypes == ("float64", "float32", "bfloat16")
+        assert result.about == "a function of torch tensors; float16 not claimed: RuntimeError: not in half"
 
     def test_tied_widths_and_no_empty_sizes(self, make: Make) -> None:
         text = "def f(q, k, v):\n    if v.shape != k.shape or not k.numel(): raise ValueError('no')\n"
-        found = make(text + "    return attend(q, k, v)[0]")
-        assert found.claims.features == ALWAYS - {Feature.VALUE_WIDTH, Feature.EMPTY_SIZES}
+        result = make(text + "    return attend(q, k, v)[0]")
+        assert result.claims.features == ALWAYS - {Feature.VALUE_WIDTH, Feature.EMPTY_SIZES}
         notes = "; value-width not claimed: ValueError: no; empty-sizes not claimed: ValueError: no"
-        assert found.about == f"a function of torch tensors{notes}"
+        assert result.about == f"a function of torch tensors{notes}"
 
     def test_what_is_only_wrong_stays_claimed(self, make: Make) -> None:
         text = "def f(q, k, v, attn_mask=None):\n    if attn_mask is not None: raise ValueError\n"
@@ -282,8 +282,8 @@ class TestNames:
         for place in ("a/mine.py", "b/mine.py", "yours.py"):
             write(tmp_path, place, "def attention(q, k, v): return q + v\ndef other(q, k, v): return q\n")
         targets = [f"{place}:attention" for place in ("a/mine.py", "b/mine.py", "yours.py", "./a/mine.py")]
-        found = candidates([*targets, "a/mine.py:other"], {})
-        assert [each.name for each in found] == ["a.mine.attention", "b.mine.attention", "yours.attention", "other"]
+        result = candidates([*targets, "a/mine.py:other"], {})
+        assert [each.name for each in result] == ["a.mine.attention", "b.mine.attention", "yours.attention", "other"]
 
     def test_one_name_in_two_classes(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.chdir(tmp_path)
@@ -293,6 +293,6 @@ class TestNames:
 
 
 def test_arrays_cross_unchanged(make: Make) -> None:
-    found = make("def f(q, k, v): return q.clone()")
+    result = make("def f(q, k, v): return q.clone()")
     problem = build(Case(), "float64").forward_only()
-    assert np.array_equal(found.run(problem, "cpu").output, problem.query)
+    assert np.array_equal(result.run(problem, "cpu").output, problem.query)

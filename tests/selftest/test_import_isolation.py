@@ -34,9 +34,9 @@ def test_a_target_gets_the_packages_of_its_project(project: Path, target: str) -
 
 def test_a_target_in_a_package_of_such_a_name(project: Path) -> None:
     with forgotten(*NAMES):
-        found = load_target("implementations.part:call")
-        assert callable(found)
-        assert found() == "project, implementations"
+        result = load_target("implementations.part:call")
+        assert callable(result)
+        assert result() == "project, implementations"
 
 
 def test_two_projects_each_get_their_own(tmp_path: Path) -> None:

@@ -69,33 +69,33 @@ def plain(init: str, inputs: str = "x", sizes: str = SIZES) -> str:
 
 class TestMultiheadAttention:
     def test_torch(self) -> None:
-        found = candidate("torch.nn:MultiheadAttention", {})
+        result = candidate("torch.nn:MultiheadAttention", {})
         more = {Feature.INPUT_WIDTHS, Feature.KEY_PADDING, Feature.OUTPUT_BIAS, Feature.OUTPUT_PROJECTION}
-        assert found.name == "MultiheadAttention"
-        assert found.claims.scope is Scope.MODULE
+        assert result.name == "MultiheadAttention"
+        assert result.claims.scope is Scope.MODULE
         extra = {Feature.DROPOUT, Feature.EVALUATION, Feature.BIAS_KV, Feature.ZERO_ATTN}
-        assert found.claims.features == CROSS_FEATURES | more | extra | {Feature.WEIGHTS}
-        assert found.claims.conventions.bool_mask is Polarity.MASKED_OUT
-        assert found.about == "a module class, (B, L, E)"
-        assert_conforms(found)
+        assert result.claims.features == CROSS_FEATURES | more | extra | {Feature.WEIGHTS}
+        assert result.claims.conventions.bool_mask is Polarity.MASKED_OUT
+        assert result.about == "a module class, (B, L, E)"
+        assert_conforms(result)
 
     @pytest.mark.parametrize("body", ["    pass", PASSING_ON])
     def test_subclasses(self, make: Make, body: str) -> None:
-        found = make(f"class f(nn.MultiheadAttention):\n{body}")
-        assert found.claims.features == candidate("torch.nn:MultiheadAttention", {}).claims.features
-        assert_conforms(found)
+        result = make(f"class f(nn.MultiheadAttention):\n{body}")
+        assert result.claims.features == candidate("torch.nn:MultiheadAttention", {}).claims.features
+        assert_conforms(result)
 
     def test_a_subclass_that_does_not_take_the_layout(self, make: Make) -> None:
         text = "class f(nn.MultiheadAttention):\n    def __init__(self, embed_dim, num_heads):\n"
-        found = make(text + "        super().__init__(embed_dim, num_heads)")
-        assert found.about == "a module class, (L, B, E)"
-        assert_conforms(found)
+        result = make(text + "        super().__init__(embed_dim, num_heads)")
+        assert result.about == "a module class, (L, B, E)"
+        assert_conforms(result)
 
     def test_averaged_weights(self, make: Make) -> None:
         text = "class f(nn.MultiheadAttention):\n    def forward(self, q, k, v, need_weights=False):\n"
-        found = make(text + "        return super().forward(q, k, v, need_weights=need_weights)")
-        assert {Feature.AVERAGED_WEIGHTS, Feature.WEIGHTS} & found.claims.features == {Feature.AVERAGED_WEIGHTS}
-        assert_conforms(found)
+        result = make(text + "        return super().forward(q, k, v, need_weights=need_weights)")
+        assert {Feature.AVERAGED_WEIGHTS, Feature.WEIGHTS} & result.claims.features == {Feature.AVERAGED_WEIGHTS}
+        assert_conforms(result)
 
     def test_it_counts_heads_when_built(self) -> None:
         construct = candidate("torch.nn:MultiheadAttention", {}).construct
@@ -108,20 +108,20 @@ class TestMultiheadAttention:
 class TestSelfAttention:
     @pytest.mark.parametrize(("answer", "more"), [("[0]", set()), ("", {Feature.WEIGHTS})])
     def test_one_input_and_weights_that_are_always_returned(self, make: Make, answer: str, more: set[Feature]) -> None:
-        found = make(SELF.replace("self.attend(x, mask)[0]", f"self.attend(x, mask){answer}"))
-        assert found.claims.features == SELF_FEATURES | more
-        assert_conforms(found)
+        result = make(SELF.replace("self.attend(x, mask)[0]", f"self.attend(x, mask){answer}"))
+        assert result.claims.features == SELF_FEATURES | more
+        assert_conforms(result)
 
     def test_length_first_is_detected(self, make: Make) -> None:
         answer = "self.attend(x.transpose(0, 1), mask)[0].transpose(0, 1)"
-        found = make(SELF.replace("self.attend(x, mask)[0]", answer))
-        assert found.about == "a module class, (L, B, E)"
-        assert_conforms(found)
+        result = make(SELF.replace("self.attend(x, mask)[0]", answer))
+        assert result.about == "a module class, (L, B, E)"
+        assert_conforms(result)
 
     def test_other_settings(self, make: Make) -> None:
-        found = make(SELF.replace("~mask if", "mask if"), bool_mask="may-attend")
-        assert found.claims.conventions.bool_mask is Polarity.MAY_ATTEND
-        assert_conforms(found)
+        result = make(SELF.replace("~mask if", "mask if"), bool_mask="may-attend")
+        assert result.claims.conventions.bool_mask is Polarity.MAY_ATTEND
+        assert_conforms(result)
 
     @pytest.mark.parametrize("condition", ["mask.ndim == 2", "mask.ndim == 4", "len(mask) == 1 or mask.ndim == 4"])
     def test_the_mask_in_the_shape_that_it_takes(self, make: Make, condition: str) -> None:
@@ -130,9 +130,9 @@ class TestSelfAttention:
 
     def test_random_in_training_mode(self, make: Make) -> None:
         text = SELF.replace("self.proj(o", "nn.Dropout(0.5).train(self.training)(self.proj(o")
-        found = make(text.replace("(2)), p", "(2))), p"))
-        assert found.about == "a module class, (B, L, E); in eval mode, because it answers at random in training mode"
-        assert_conforms(found)
+        result = make(text.replace("(2)), p", "(2))), p"))
+        assert result.about == "a module class, (B, L, E); in eval mode, because it answers at random in training mode"
+        assert_conforms(result)
 
     def test_dropout_is_switched_off_where_it_can_be(self, make: Make) -> None:
         text = SELF.replace("n_heads):", "n_heads, dropout=0.1):")
@@ -142,23 +142,23 @@ class TestSelfAttention:
 
     def test_dtypes_and_empty_sizes(self, make: Make) -> None:
         check = "if not x.numel() or x.dtype is torch.float16: raise ValueError('no')\n        "
-        found = make(SELF.replace("return self.attend(", f"{check}return self.attend("))
-        assert found.claims.dtypes == ("float64", "float32", "bfloat16")
-        assert Feature.EMPTY_SIZES not in found.claims
-        assert found.about.endswith("float16 not claimed: ValueError: no; empty-sizes not claimed: ValueError: no")
+        result = make(SELF.replace("return self.attend(", f"{check}return self.attend("))
+        assert result.claims.dtypes == ("float64", "float32", "bfloat16")
+        assert Feature.EMPTY_SIZES not in result.claims
+        assert result.about.endswith("float16 not claimed: ValueError: no; empty-sizes not claimed: ValueError: no")
 
 
 class TestCrossAttention:
     def test_three_inputs_of_any_width(self, make: Make) -> None:
-        found = make(CROSS)
-        assert found.claims.features == CROSS_FEATURES | {Feature.INPUT_WIDTHS}
-        assert_conforms(found)
+        result = make(CROSS)
+        assert result.claims.features == CROSS_FEATURES | {Feature.INPUT_WIDTHS}
+        assert_conforms(result)
 
     def test_one_width(self, make: Make) -> None:
         text = CROSS.replace(", kdim=None, vdim=None", "").replace("kdim or e", "e").replace("vdim or e", "e")
-        found = make(text)
-        assert found.claims.features == CROSS_FEATURES
-        assert_conforms(found)
+        result = make(text)
+        assert result.claims.features == CROSS_FEATURES
+        assert_conforms(result)
 
     def test_a_causal_flag_that_needs_its_mask(self, make: Make) -> None:
         check = "if is_causal and attn_mask is None: raise ValueError\n        q, k, v ="
@@ -166,9 +166,9 @@ class TestCrossAttention:
 
     def test_a_causal_flag_without_a_mask(self, make: Make) -> None:
         text = CROSS.replace("attn_mask=None, is_causal=False", "causal=False")
-        found = make(text.replace("if attn_mask", "attn_mask, is_causal = None, causal\n        if attn_mask"))
-        assert found.claims.features == (CROSS_FEATURES | {Feature.INPUT_WIDTHS}) - MASKS
-        assert_conforms(found)
+        result = make(text.replace("if attn_mask", "attn_mask, is_causal = None, causal\n        if attn_mask"))
+        assert result.claims.features == (CROSS_FEATURES | {Feature.INPUT_WIDTHS}) - MASKS
+        assert_conforms(result)
 
     def test_biases_are_switched_on(self, make: Make) -> None:
         text = CROSS.replace("vdim=None)", "vdim=None, bias=False)").replace(", e)", ", e, bias=bias)")
@@ -309,8 +309,8 @@ class Written(nn.Module):
 
 
 def test_a_padding_mask_stays_boolean_next_to_a_float_mask_where_no_other_is_taken(make: Make) -> None:
-    found = make(BOOLEANS_ONLY, "Written")
-    judge = Judge(found, "float64")
+    result = make(BOOLEANS_ONLY, "Written")
+    judge = Judge(result, "float64")
     both = Case(mask=MaskKind.FLOAT, mask_shape=MaskShape.SHARED, padding=Padding.RIGHT)
     for case in judge.cases(both):
         judge.assert_conforms(case)
