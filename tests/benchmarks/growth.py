@@ -90,7 +90,8 @@ def exponent(sizes: Sequence[int], samples: Sequence[Sequence[float]], seed: int
     x = np.log(np.asarray(sizes, np.float64))
     y = np.log(np.asarray([median(sample) for sample in samples]))
     slope, residuals = _line(x, y)
-    drawn = np.stack([_medians(rng, np.asarray(sample, np.float64)) for sample in samples], -1)
+    resampled = (rng.choice(np.asarray(sample, np.float64), (REPLICATES, len(sample))) for sample in samples)
+    drawn = np.stack([np.median(each, -1) for each in resampled], -1)
     wider = residuals * (len(x) / (len(x) - 2)) ** 0.5
     slopes, _ = _line(x, np.log(drawn) + rng.choice(wider, drawn.shape))
     low, high = np.percentile(slopes, [2.5, 97.5])
@@ -223,8 +224,3 @@ def _line(x: Floats, y: Floats) -> tuple[Floats, Floats]:
     centred, level = x - x.mean(), y.mean(-1, keepdims=True)
     slopes = ((y - level) * centred).sum(-1) / (centred**2).sum()
     return slopes, y - level - slopes[..., None] * centred
-
-
-def _medians(rng: np.random.Generator, sample: Floats) -> Floats:
-    """(REPLICATES,) medians of bootstrap samples."""
-    return np.asarray(np.median(rng.choice(sample, (REPLICATES, len(sample))), -1))

@@ -54,7 +54,7 @@ def baseline(run: Run, libraries: Mapping[str, str]) -> Iterator[ClauseResult]:
 
     Args:
         run: with measurements.
-        libraries: "torch" or "numpy", by implementation; see `starting.library`.
+        libraries: "torch" or "numpy", by implementation; see `import_times.library`.
     """
     for each in run.measurements:
         name = PLAIN.get((each.level, libraries.get(each.implementation, "torch")))

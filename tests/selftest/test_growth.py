@@ -17,17 +17,9 @@ from attention_conformance.implementations.builtin import BUILTIN
 from attention_conformance.implementations.builtin.compositions import COMPOSITIONS
 from attention_conformance.implementations.defects import catalogue
 from attention_conformance.spec.clauses import load
-from attention_conformance.tests.benchmarks import growth
+from attention_conformance.tests.benchmarks import growth, speed_clauses
 from attention_conformance.tests.benchmarks.benchmark_run import ClauseResult, Growth, Interval, Run, Speed
 from attention_conformance.tests.benchmarks.growth import exponent, growths, holds, measured, of_heads, of_length
-from attention_conformance.tests.benchmarks.speed_clauses import (
-    CHECKS,
-    baseline,
-    compared_heads,
-    head_count,
-    plain_steps,
-    time_growth,
-)
 from attention_conformance.tests.harness.judge.memory import absent
 from attention_conformance.tests.selftest.benchmark_data import MACHINE, RATES, invented
 
@@ -180,25 +172,25 @@ def test_time_that_grows_with_the_third_power_is_detected(costing: Costing, powe
     costly = costing(lambda query: 1e-3 * (query.shape[-2] / 16) ** power)
     found = growths(costly, "forward", "float32", lengths=(16, 24, 32, 48, 64))
     assert not isinstance(found, Unsupported)
-    (result,) = time_growth(run_of(growths=found))
+    (result,) = speed_clauses.time_growth(run_of(growths=found))
     assert (result.clause, result.holds) == ("speed.time-growth", outcome)
 
 
 def test_time_that_grows_with_the_second_power_is_fine() -> None:
     made = Growth("a", "time", "forward", "float32", SIZES, (1.0,) * 5, Interval(1.97, 1.9, 2.1), 2.0, True)
-    assert [each.holds for each in time_growth(run_of(growths=(made,)))] == [True]
-    assert [*time_growth(run_of(growths=(replace(made, quantity="memory"),)))] == []
+    assert [each.holds for each in speed_clauses.time_growth(run_of(growths=(made,)))] == [True]
+    assert [*speed_clauses.time_growth(run_of(growths=(replace(made, quantity="memory"),)))] == []
 
 
 @pytest.mark.parametrize(("power", "outcome"), [(0, True), (1, False)])
 def test_work_repeated_for_each_head_is_detected(costing: Costing, power: int, outcome: bool) -> None:
     found = growth.head_exponent(costing(lambda query: 1e-3 * query.shape[1] ** power), "float32")
     assert not isinstance(found, Unsupported)
-    assert compared_heads("costly", "plain", "float32", found, Interval(0.1, 0.0, 0.2)).holds is outcome
+    assert speed_clauses.compared_heads("costly", "plain", "float32", found, Interval(0.1, 0.0, 0.2)).holds is outcome
 
 
 def test_heads_that_cost_what_their_exponentials_cost_are_fine() -> None:
-    compared = partial(compared_heads, "a", "plain", "float32")
+    compared = partial(speed_clauses.compared_heads, "a", "plain", "float32")
     assert compared(Interval(0.5, 0.4, 0.6), Interval(0.5, 0.4, 0.6)).holds is True
     assert compared(Interval(-0.3, -0.4, -0.2), Interval(-0.9, -1.0, -0.8)).holds is True
     assert compared(Interval(1.0, 0.9, 1.1), Interval(0.5, 0.2, 0.8)).holds is None
@@ -208,9 +200,9 @@ def test_heads_that_cost_what_their_exponentials_cost_are_fine() -> None:
 def test_heads_are_compared_with_the_plain_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(growth, "HEADS", (2, 4, 8))
     monkeypatch.setattr(growth, "LONGEST", float("inf"))
-    (result,) = head_count(FLASH, "float32")
+    (result,) = speed_clauses.head_count(FLASH, "float32")
     assert "that of compose.eager with" in result.context
-    assert [*head_count(replace(FLASH, claims=replace(FLASH.claims, dtypes=())), "float32")] == []
+    assert [*speed_clauses.head_count(replace(FLASH, claims=replace(FLASH.claims, dtypes=())), "float32")] == []
 
 
 def test_a_width_is_shared_by_the_heads() -> None:
@@ -220,7 +212,7 @@ def test_a_width_is_shared_by_the_heads() -> None:
 def test_the_plain_steps_are_those_of_the_library_and_level() -> None:
     names = {"torch.sdpa": "compose.eager", "inhouse.numpy": "compose.numpy", "torch.mha": "compose.module.eager"}
     for name, plain in names.items():
-        found = plain_steps(NAMED[name])
+        found = speed_clauses.plain_steps(NAMED[name])
         assert found is not None
         assert found.name == plain
 
@@ -245,7 +237,7 @@ def results_for(speed: Interval, verdict: Speed = Speed.SAME) -> list[ClauseResu
         some, implementation="compose.eager", verdict=Speed.SLOWER, speed=Interval(1.0, 1.0, 1.0), noise=0.02
     )
     other = replace(plain, implementation="another", verdict=verdict, speed=speed)
-    return [*baseline(run_of(measurements=(plain, other)), {"another": "torch"})]
+    return [*speed_clauses.baseline(run_of(measurements=(plain, other)), {"another": "torch"})]
 
 
 def run_of(**changes: object) -> Run:
@@ -253,7 +245,7 @@ def run_of(**changes: object) -> Run:
 
 
 def test_every_measured_clause_is_checked_and_no_other() -> None:
-    assert set(CHECKS) == {clause.id for clause in load().values() if clause.measured}
+    assert set(speed_clauses.CHECKS) == {clause.id for clause in load().values() if clause.measured}
 
 
 def test_clause_results_survive_json() -> None:

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from attention_conformance.spec.clauses import load
 from attention_conformance.tests.report.counts import (
     LEGEND,
-    Counts,
     Outcome,
     Row,
     chapters_of,
@@ -95,14 +94,10 @@ def _table(run: Run, rows: Sequence[Row]) -> Iterator[Block]:
         titles = " | ".join(SHORT.get(name, name) for name in columns)
         yield Block(FRAME, "", f"\n| | {titles} |\n|---|{'--:|' * len(columns)}\n")
     for row in judged:
-        cells = " | ".join(map(_cell, row.cells))
+        cells = " | ".join(f"**{cell.text}**" if "/" in cell.text else cell.text for cell in row.cells)
         yield Block(HEAD, "row of the table", f"| {in_table(code(row.subject.name, 80))} | {cells} |\n")
     if judged:
         yield Block(FRAME, "", f"\nCells: {LEGEND}\n")
-
-
-def _cell(cell: Counts) -> str:
-    return f"**{cell.text}**" if "/" in cell.text else cell.text
 
 
 def _failures(run: Run, rows: Sequence[Row]) -> Iterator[Block]:
@@ -112,8 +107,7 @@ def _failures(run: Run, rows: Sequence[Row]) -> Iterator[Block]:
             heading += f"Diagnosis: {prose(diagnosis)}\n\n"
         for rank, verdicts in enumerate(row.together(Outcome.FAILS, Outcome.ERROR)):
             yield Block(FIRST + rank, "clause that fails", (heading if rank == 0 else "") + _clause(run, verdicts))
-            script = _script(run, verdicts[0]) if rank == 0 else ""
-            if script:
+            if rank == 0 and (script := _script(run, verdicts[0])):
                 yield Block(SCRIPT, "script", script)
 
 
@@ -192,15 +186,13 @@ def in_table(text: str) -> str:
 def prose(text: str) -> str:
     """Text as prose in which only `code` is markup."""
     parts = one_line(text, 1_200).split("`")
-    paired = len(parts) % 2 == 1
-    if not paired:
+    if len(parts) % 2 == 0:
         return _escaped("".join(parts))
     return "".join(code(part) if number % 2 else _escaped(part) for number, part in enumerate(parts))
 
 
 def _escaped(text: str) -> str:
-    still = ACTIVE.sub(NO_BREAK, text)
-    return SPECIAL.sub(lambda match: f"&#{ord(match[0])};", still)
+    return SPECIAL.sub(lambda match: f"&#{ord(match[0])};", ACTIVE.sub(NO_BREAK, text))
 
 
 def fenced(text: str, language: str = "") -> str:
