@@ -143,9 +143,8 @@ def _judged(
     with _named(baseline.implementation.name):
         other = verified(baseline, seconds=0.0, gradients=False)
     if reason := _wrong(other):
-        return replace(
-            measurement, verdict=Speed.ERROR, reason=f"the baseline {baseline.implementation.name} is wrong: {reason}"
-        )
+        reason = f"the baseline {baseline.implementation.name} is wrong: {reason}"
+        return replace(measurement, verdict=Speed.ERROR, reason=reason)
     return replace(measurement, verdict=verdict(speed, times.noise()), speed=speed)
 
 

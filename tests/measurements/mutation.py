@@ -119,11 +119,8 @@ def stored(score: Mapping[str, Any]) -> str:
 def _table(value: Any) -> str:
     if not isinstance(value, dict) or not any(isinstance(row, dict) for row in value.values()):
         return json.dumps(value)
-    return (
-        "{\n"
-        + ",\n".join(f"{json.dumps(name)}: {json.dumps(row, ensure_ascii=False)}" for name, row in value.items())
-        + "\n}"
-    )
+    rows = ",\n".join(f"{json.dumps(name)}: {json.dumps(row, ensure_ascii=False)}" for name, row in value.items())
+    return f"{{\n{rows}\n}}"
 
 
 if __name__ == "__main__":

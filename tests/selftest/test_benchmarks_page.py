@@ -38,9 +38,8 @@ def open_page(browser: Browser, file: Path) -> Iterator[Visit]:
 
 
 def column(visit: Visit, number: int) -> list[str]:
-    return [
-        each.get_attribute("data-value") or "" for each in visit.page.locator(f"{ROWS} > :nth-child({number})").all()
-    ]
+    cells = visit.page.locator(f"{ROWS} > :nth-child({number})").all()
+    return [cell.get_attribute("data-value") or "" for cell in cells]
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -129,11 +128,8 @@ def test_sorting_by_mouse_and_by_keyboard(open_page: Visit) -> None:
 
 
 def test_colours_follow_the_scheme(open_page: Visit) -> None:
-    mark = open_page.page.locator("#time svg .mark-symbol path").first
-    ground, colour = (
-        open_page.page.evaluate("getComputedStyle(document.body).backgroundColor"),
-        mark.get_attribute("fill"),
-    )
+    ground = open_page.page.evaluate("getComputedStyle(document.body).backgroundColor")
+    colour = open_page.page.locator("#time svg .mark-symbol path").first.get_attribute("fill")
     open_page.page.emulate_media(color_scheme="dark")
     open_page.page.wait_for_function(
         "(old) => document.querySelector('#time svg .mark-symbol path')?.getAttribute('fill') !== old", arg=colour

@@ -37,14 +37,8 @@ def test_every_measurement_has_its_lines() -> None:
 
 def test_the_head_has_the_machine_and_the_noise() -> None:
     head = TEXT.split("\n\n")[0]
-    for text_of_head in (
-        benchmark_data.MACHINE.processor,
-        "2 threads",
-        "torch 2.13.0",
-        "float32 120 GFLOP/s",
-        "18.0 GB/s",
-        "noise 1.0 % .. 3",
-    ):
+    rates = ("float32 120 GFLOP/s", "18.0 GB/s", "noise 1.0 % .. 3")
+    for text_of_head in (benchmark_data.MACHINE.processor, "2 threads", "torch 2.13.0", *rates):
         assert text_of_head in head
 
 
@@ -111,21 +105,10 @@ def test_seconds(value: float | None, expected: str) -> None:
 def test_other_units() -> None:
     assert [formatting.in_bytes(each) for each in (0, 999, 1000, 12_600_000)] == ["0 B", "999 B", "1.00 kB", "12.6 MB"]
     assert formatting.in_rate(1.21e12, "FLOP") == "1.21 TFLOP/s"
-    assert [formatting.in_percent(each) for each in (0.0, 1e-6, 0.0142, 0.0996, 0.62, 1.04)] == [
-        "0.0 %",
-        "<0.1%",
-        "1.4 %",
-        "10 %",
-        "62 %",
-        "104 %",
-    ]
-    assert [formatting.in_bounds(each) for each in (None, 0.0, 0.004, 0.123, 2e17)] == [
-        "-",
-        "0",
-        "<0.01",
-        "0.12",
-        "2e+17",
-    ]
+    percents = [formatting.in_percent(each) for each in (0.0, 1e-6, 0.0142, 0.0996, 0.62, 1.04)]
+    assert percents == ["0.0 %", "<0.1%", "1.4 %", "10 %", "62 %", "104 %"]
+    bounds = [formatting.in_bounds(each) for each in (None, 0.0, 0.004, 0.123, 2e17)]
+    assert bounds == ["-", "0", "<0.01", "0.12", "2e+17"]
     assert formatting.as_ratio(Interval(0.9974, 0.9861, 1.0162)) == "0.997 [0.986, 1.016]"
     assert formatting.as_ratio(Interval(12.34, 12.1, 12.6)) == "12.3 [12.1, 12.6]"
 

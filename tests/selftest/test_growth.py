@@ -80,13 +80,13 @@ def test_a_wide_interval_decides_nothing() -> None:
 
 
 @pytest.fixture
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+def without_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """However long calls take on a busy machine."""
     monkeypatch.setattr(growth, "LONGEST", float("inf"))
 
 
 @watched
-@pytest.mark.usefixtures("patient")
+@pytest.mark.usefixtures("without_limit")
 def test_linear_memory_differs_from_quadratic_memory() -> None:
     linear, quadratic = (_memory(each) for each in (FLASH, EAGER))
     assert linear.claimed == 1.0
@@ -96,7 +96,7 @@ def test_linear_memory_differs_from_quadratic_memory() -> None:
 
 
 @watched
-@pytest.mark.usefixtures("patient")
+@pytest.mark.usefixtures("without_limit")
 def test_quadratic_memory_under_a_linear_claim_does_not_hold() -> None:
     (defect,) = (each for each in catalogue() if each.id == "all-scores-at-once")
     assert _memory(defect.implementation).holds is False
