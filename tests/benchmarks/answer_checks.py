@@ -113,12 +113,9 @@ class Part:
 
 
 def verified(contender: Contender, seconds: float = 1.0, gradients: bool = True) -> AnswerCheck:
-    """Checks the kept answers of a contender's timed calls, and its gradients where they are timed.
+    """Checks the kept answers of a contender's timed calls, and on request its gradients where they are timed.
 
-    Args:
-        contender: after its calls.
-        seconds: time limit, after which only the first `FEWEST` answers are checked.
-        gradients: True to check gradients, too.
+    After these seconds no more answers than the first `FEWEST` are checked.
     """
     random = np.random.default_rng(contender.first + contender.calls)
     conventions, end = contender.implementation.claims.conventions, time.perf_counter() + seconds

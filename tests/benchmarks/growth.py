@@ -75,11 +75,6 @@ def exponent(sizes: Sequence[int], samples: Sequence[Sequence[float]], seed: int
     The samples of each size are drawn anew and their median taken, and the residuals of the fit are drawn and added:
     the interval contains both noise and the distance of the quantity from a power.
 
-    Args:
-        sizes: different ones.
-        samples: for each size one or more positive numbers.
-        seed: of the draws.
-
     Raises:
         ValueError: fewer than three sizes, or a number that is not positive.
     """

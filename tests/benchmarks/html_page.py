@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +36,10 @@ def page(run: Run) -> str:
         formatting=formatting,
         noise=formatting.noises(run.measurements),
         choices={name: list(dict.fromkeys(getattr(each, name) for each in run.measurements)) for name in CHOICES},
-        legend={each["name"]: each for each in _legend(run)},
+        legend={
+            name: {"name": name, "shown": formatting.visible(name), "colour": n % COLOURS, "shape": n % len(SHAPES)}
+            for n, name in enumerate(named(run))
+        },
         shapes=SHAPES,
         plots=plots(run),
         rows=list(map(_row, run.measurements)),
@@ -47,12 +49,6 @@ def page(run: Run) -> str:
         scripts=scripts,
         allowed=" ".join(map(fingerprint, scripts)),
     )
-
-
-def _legend(run: Run) -> Iterator[dict[str, Any]]:
-    for number, name in enumerate(named(run)):
-        mark = {"colour": number % COLOURS, "shape": number % len(SHAPES)}
-        yield {"name": name, "shown": formatting.visible(name), **mark}
 
 
 def _row(measurement: Measurement) -> dict[str, Any]:

@@ -25,12 +25,7 @@ LEGEND = (
 
 
 def lines(run: Run, width: int | None = None) -> Iterator[str]:
-    """The lines of the table, readable without colour.
-
-    Args:
-        run: one that is not complete has a first line about it.
-        width: in columns, at least 80; None: that of the terminal.
-    """
+    """The lines of the table, readable without colour; the width is 80 at least, by default that of the terminal."""
     width = width or shutil.get_terminal_size((100, 24)).columns
     if not run.complete:
         yield "INCOMPLETE: this run was interrupted, and results are missing"

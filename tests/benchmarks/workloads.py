@@ -216,14 +216,8 @@ def problem_for(
     """The workload's problem in memory of its own, with a cotangent where the passes include the backward one.
 
     Inputs and cotangent are `heavy`, and weights such that projections are, too. The parameters depend on the case
-    alone: a seed gives other inputs to one model.
-
-    Args:
-        workload: see `WORKLOADS`.
-        dtype: one of `DTYPES`.
-        passes: one of `PASSES`.
-        seed: of inputs and cotangent.
-        case: as `suited` gives it for an implementation; the workload's own without it.
+    alone: a seed gives other inputs to one model. The case is as `suited` gives it for an implementation, or the
+    workload's own.
     """
     case = case or workload.case
     arrays = {name: heavy(shape, dtype, (seed, n)) for n, (name, shape) in enumerate(shapes(case).items())}

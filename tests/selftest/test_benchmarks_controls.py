@@ -15,7 +15,6 @@ from attention_conformance.implementations.adapters.native import native
 from attention_conformance.implementations.adapters.numpy_op import numpy_op
 from attention_conformance.implementations.adapters.torch_op import torch_op
 from attention_conformance.implementations.api.contract import Implementation, Result
-from attention_conformance.implementations.builtin import BUILTIN, NAMED
 from attention_conformance.spec.cases import Case, Sizes
 from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.spec.problem import Problem
@@ -23,11 +22,11 @@ from attention_conformance.tests.benchmarks.benchmark_run import WITH_RATIO, Mea
 from attention_conformance.tests.benchmarks.contenders import contenders
 from attention_conformance.tests.benchmarks.measure import Conditions, measure
 from attention_conformance.tests.benchmarks.paired_timing import Effort
+from attention_conformance.tests.benchmarks.plan import KNOWN
 from attention_conformance.tests.benchmarks.workloads import BOTH, FORWARD, REPRESENTATIVE, Timed, Workload, problem_for
 from attention_conformance.tests.measurements.calibration import Longer
 
 sdpa: Any = F.scaled_dot_product_attention
-KNOWN = {each.name: each for each in (*BUILTIN, *NAMED)}
 SDPA, MHA = KNOWN["torch.sdpa"], KNOWN["torch.mha"]
 SMALL = Workload("small", Case(Sizes(2, 4, 64, 64, 16, 16), causal=True), "torch.sdpa")
 FLOAT32 = Timed(SMALL, FORWARD, "float32")

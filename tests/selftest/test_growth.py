@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 from typing import TypeAlias
 
 import numpy as np
@@ -45,10 +46,9 @@ def test_a_power_is_fitted(power: float) -> None:
 
 @pytest.mark.parametrize("power", [1.0, 2.0, 3.0])
 def test_the_interval_covers_the_power_of_noisy_samples(power: float) -> None:
-    found = [exponent(SIZES, noisy(power, seed), seed) for seed in range(60)]
-    covered = sum(each.low <= power <= each.high for each in found)
-    assert covered >= 50
-    assert max(each.high - each.low for each in found) < 0.5
+    fitted = [exponent(SIZES, noisy(power, seed), seed) for seed in range(60)]
+    assert sum(each.low <= power <= each.high for each in fitted) >= 50
+    assert max(each.high - each.low for each in fitted) < 0.5
 
 
 def test_the_interval_is_wide_if_the_quantity_is_no_power() -> None:
@@ -58,8 +58,7 @@ def test_the_interval_is_wide_if_the_quantity_is_no_power() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sizes", "samples"),
-    [((1, 2), [(1.0,), (2.0,)]), ((1, 2, 2), [(1.0,)] * 3), ((1, 2, 3), [(1.0,), (0.0,), (1.0,)])],
+    ("sizes", "samples"), [((1, 2), [(1.0,), (2.0,)]), ((1, 2, 2), [(1.0,)] * 3), ((1, 2, 3), [(1.0,), (0.0,), (1.0,)])]
 )
 def test_a_power_needs_three_positive_samples(sizes: Sequence[int], samples: Sequence[Sequence[float]]) -> None:
     with pytest.raises(ValueError, match="positive numbers at three sizes or more, not to"):
@@ -118,8 +117,8 @@ def test_unsupported_growth_has_a_reason() -> None:
 
 def test_sizes_end_where_a_call_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(growth, "LONGEST", 0.0)
-    found = measured(FLASH, of_length, (8, 16, 32), "forward", "float32")
-    assert found == Unsupported("a call at size 8 takes longer than 0 s")
+    result = measured(FLASH, of_length, (8, 16, 32), "forward", "float32")
+    assert result == Unsupported("a call at size 8 takes longer than 0 s")
 
 
 def test_times_are_taken_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,29 +141,20 @@ def test_times_are_taken_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
 Costing: TypeAlias = Callable[[Callable[[torch.Tensor], float]], Implementation]
 
 
-class Clock:
-    """Stands for the module `time`."""
-
-    now = 0.0
-
-    def perf_counter(self) -> float:
-        return self.now
-
-
 @pytest.fixture
 def costing(monkeypatch: pytest.MonkeyPatch) -> Costing:
     """Makes an implementation that takes so many seconds for a query, or up to a tenth more."""
-    clock, noise = Clock(), np.random.default_rng(0)
-    monkeypatch.setattr(growth, "time", clock)
+    clock, noise = SimpleNamespace(now=0.0), np.random.default_rng(0)
+    monkeypatch.setattr(growth, "time", SimpleNamespace(perf_counter=lambda: clock.now))
 
-    def made(seconds: Callable[[torch.Tensor], float]) -> Implementation:
+    def implementation(seconds: Callable[[torch.Tensor], float]) -> Implementation:
         def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
             clock.now += seconds(query) * (1 + 0.1 * noise.random())
             return query
 
         return replace(FLASH, name="costly", run=torch_op(attend))
 
-    return made
+    return implementation
 
 
 @pytest.mark.parametrize(("power", "outcome"), [(1, True), (2, True), (3, False)])
@@ -233,9 +223,8 @@ def test_wrong_answers_give_no_clause_results() -> None:
 
 def results_for(speed: Interval, verdict: Speed = Speed.SAME) -> list[ClauseResult]:
     some = next(each for each in invented(seed=1).measurements if each.level == "op" and each.speed is not None)
-    plain = replace(
-        some, implementation="compose.eager", verdict=Speed.SLOWER, speed=Interval(1.0, 1.0, 1.0), noise=0.02
-    )
+    equal = Interval(1.0, 1.0, 1.0)
+    plain = replace(some, implementation="compose.eager", verdict=Speed.SLOWER, speed=equal, noise=0.02)
     other = replace(plain, implementation="another", verdict=verdict, speed=speed)
     return [*speed_clauses.baseline(run_of(measurements=(plain, other)), {"another": "torch"})]
 

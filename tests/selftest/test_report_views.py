@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
@@ -53,7 +53,7 @@ CUT = replace(MIXED, closing=replace(MIXED.closing, complete=False, reason="the 
 
 def hostile(text: str) -> Run:
     """A run in which a candidate has this text wherever it can."""
-    made = run(
+    recorded = run(
         *(failed(text, "causal.square", message=text), known(text, "masks.bool", reason=text, link=f"https://{text}")),
         *(failed(text, "causal.any-scale", message=text, level="SHOULD"), unclaimed(text, "masks.float", reason=text)),
         *(unjudged(text, "values.mix", reason=text), passed("other", "causal.square")),
@@ -64,18 +64,13 @@ def hostile(text: str) -> Run:
         ],
         environment={"torch": text},
     )
-    return replace(made, closing=replace(made.closing, complete=False, reason=text))
-
-
-def tokens(page: str) -> Iterator[Token]:
-    """The page as a reader of GitHub's Markdown takes it, with what lies within its lines."""
-    for token in MarkdownIt("commonmark").enable(["table", "strikethrough"]).parse(page):
-        yield token
-        yield from token.children or ()
+    return replace(recorded, closing=replace(recorded.closing, complete=False, reason=text))
 
 
 def kinds(page: str, *types: str) -> list[Token]:
-    return [token for token in tokens(page) if token.type in types]
+    """The tokens of these types that a reader of GitHub's Markdown finds in the page, and within its lines."""
+    blocks = MarkdownIt("commonmark").enable(["table", "strikethrough"]).parse(page)
+    return [token for block in blocks for token in (block, *(block.children or ())) if token.type in types]
 
 
 def test_a_failure_has_clause_case_and_command() -> None:

@@ -10,7 +10,7 @@ from urllib.parse import quote
 import jinja2
 from markupsafe import Markup
 
-from attention_conformance.spec.clauses import Clause, load
+from attention_conformance.spec.clauses import load
 from attention_conformance.spec.features import Conventions
 from attention_conformance.tests.report.counts import (
     BROKEN,
@@ -57,6 +57,7 @@ def text(run: Run) -> str:
     environment.globals |= {"prose": prose, "equation": equation}
     matrix = counts(run)
     failing = failing_clauses(run, matrix)
+    judged = {each.clause for row in matrix for each in row.total.clauses}
     style = inline((ASSETS / "page.css").read_text(encoding="utf-8"), "style")
     script = inline((ASSETS / "page.js").read_text(encoding="utf-8"), "script")
     return environment.get_template("page.html").render(
@@ -66,7 +67,7 @@ def text(run: Run) -> str:
         columns=chapters_of(run),
         failing=failing,
         opened_of=_opened(matrix, failing).get,
-        clauses=_clauses(matrix),
+        clauses=[clause for name, clause in load().items() if name in judged],
         specification=load(),
         conformances={each: sum(row.conformance is each for row in matrix) for each in Conformance},
         few=FEW,
@@ -121,9 +122,3 @@ def _opened(matrix: Sequence[Row], failing: Mapping[str, Mapping[str, FailingCla
         name: tuple(clause for clause, each in clauses.items() if each.count.outcome is Outcome.FAILS)[:1]
         for name, clauses in failing.items()
     }
-
-
-def _clauses(matrix: Sequence[Row]) -> list[Clause]:
-    """Those that were run, in the order of the specification."""
-    run = {each.clause for row in matrix for each in row.total.clauses}
-    return [clause for name, clause in load().items() if name in run]

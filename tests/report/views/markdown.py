@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 from attention_conformance.spec.clauses import load
 from attention_conformance.tests.report.counts import (
@@ -16,7 +17,7 @@ from attention_conformance.tests.report.counts import (
     counts,
     outcome,
 )
-from attention_conformance.tests.report.model import Run, Subject, key_of
+from attention_conformance.tests.report.model import Run, key_of
 from attention_conformance.tests.report.verdict import Verdict
 from attention_conformance.tests.report.views.terminal import SHORT
 from attention_conformance.tests.report.wording import dtypes_of, failure_text, one_line, selected
@@ -127,25 +128,17 @@ def _script(run: Run, verdict: Verdict) -> str:
     record = run.explained.get(key_of(verdict))
     if record is None or not 0 < len(record.script) <= LONGEST_SCRIPT:
         return ""
-    lines = "\n".join(map(_indented, record.script.splitlines()))
+    indented = ((line[: len(line) - len(line.lstrip(" "))], line) for line in record.script.splitlines())
+    lines = "\n".join(f"{space}{one_line(line, LONGEST_SCRIPT)}" for space, line in indented)
     return _details("A program that shows the failure without this suite", fenced(lines, "python"))
 
 
-def _indented(line: str) -> str:
-    """A line of a program with its indentation."""
-    return line[: len(line) - len(line.lstrip(" "))] + one_line(line, LONGEST_SCRIPT)
-
-
 def _folded(rows: Sequence[Row]) -> Iterator[Block]:
-    for row in rows:
-        yield from _list(row.subject, "advice not followed", list(map(_advice, row.together(Outcome.ADVICE))))
-        yield from _list(row.subject, "known deviations", list(map(_known, row.together(Outcome.KNOWN))))
-
-
-def _list(subject: Subject, noun: str, lines: Sequence[str]) -> Iterator[Block]:
-    if lines:
-        name = prose(one_line(subject.name, 80))
-        yield Block(FOLDED, f"list of {noun}", _details(f"{name}: {noun} ({len(lines)})", "\n".join(lines) + "\n"))
+    kinds = (("advice not followed", Outcome.ADVICE, _advice), ("known deviations", Outcome.KNOWN, _known))
+    for row, (noun, kind, line_of) in product(rows, kinds):
+        if lines := list(map(line_of, row.together(kind))):
+            title = f"{prose(one_line(row.subject.name, 80))}: {noun} ({len(lines)})"
+            yield Block(FOLDED, f"list of {noun}", _details(title, "\n".join(lines) + "\n"))
 
 
 def _advice(verdicts: Sequence[Verdict]) -> str:
