@@ -101,11 +101,11 @@ def _placed(problem: Problem, conventions: Conventions, places: Positions) -> Bo
     extension, seen = problem.extension, places.together
     if problem.causal:
         seen = seen & (places.ahead <= 0)
-    if extension.left is not None:
+    if extension.window_left is not None:
         own = 1 if conventions.window_count is WindowCount.INCLUDING else 0
-        seen = seen & (places.ahead >= own - extension.left)
-    if extension.right is not None:
-        seen = seen & (places.ahead <= extension.right)
+        seen = seen & (places.ahead >= own - extension.window_left)
+    if extension.window_right is not None:
+        seen = seen & (places.ahead <= extension.window_right)
     return seen[:, None]
 
 

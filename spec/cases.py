@@ -50,9 +50,9 @@ class Scores(StrEnum):
     RISING = "rising"
     """Scores that grow along the keys, so that the largest comes last."""
     VERY_NEGATIVE = "very-negative"
-    """Scores of about -28672 for kept keys, of about 0 for masked ones."""
+    """Scores of about -28672 for visible keys, of about 0 for masked ones."""
     MOST_NEGATIVE = "most-negative"
-    """SUNKEN, and in dtypes wider than float16 to -5e11: below the stand-ins for minus infinity that are in use."""
+    """VERY_NEGATIVE, and in dtypes wider than float16 to -5e11: below the usual stand-ins for minus infinity."""
     EQUAL = "equal"
     """All scores of a row are the same."""
     OVERFLOWING = "overflowing"
@@ -122,7 +122,7 @@ class Padding(StrEnum):
     EMPTY_SAMPLE = "empty-sample"
     """The last sample has no real key."""
     LENGTHS = "lengths"
-    """RIGHT, told as valid lengths (B,)."""
+    """RIGHT, given as valid lengths (B,)."""
     QUERY_LENGTHS = "query-lengths"
     """Valid lengths (B, Lq), a count for each query."""
 
@@ -226,7 +226,7 @@ class Case:
         return replace(self, sizes=replace(self.sizes, **extents))
 
     def extended(self, **changes: Any) -> Case:
-        """This case with something more asked for; see `Extension`."""
+        """This case with some fields of its extension changed; see `Extension`."""
         return replace(self, extension=replace(self.extension, **changes))
 
     def to_json(self) -> str:
@@ -248,12 +248,12 @@ class Case:
         default = Case()
         named = [f.name for f in fields(self) if f.name not in ("sizes", "module", "extension")]
         changed = [f"{n}={getattr(self, n)}" for n in named if getattr(self, n) != getattr(default, n)]
-        changed += _asked(self.extension)
+        changed += _changed(self.extension)
         form = [] if self.module is None else [_describe(self.module)]
         return " ".join([str(self.sizes), *form, *changed])
 
 
-def _asked(extension: Extension) -> list[str]:
+def _changed(extension: Extension) -> list[str]:
     named = [f.name for f in fields(extension)]
     return [f"{n}={getattr(extension, n)}" for n in named if getattr(extension, n) != getattr(NOTHING, n)]
 

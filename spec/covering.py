@@ -1,6 +1,6 @@
 """Covering: cases in which every pair (or triple) of option values meets, from a maintained covering-array library.
 
-The library takes longer for the pairs than a candidate for its answers, so they are kept in `covering.json`, which
+The library takes longer for the pairs than a candidate for its answers, so they are stored in `covering.json`, which
 `python -m attention_conformance.spec.covering` writes.
 """
 
@@ -47,8 +47,8 @@ FACTORS: Mapping[str, Sequence[Any]] = {
     "scale": (None, 0.3, 1.7),
     "layout": tuple(Layout),
     "num_kv_heads": (0, 1, 2),
-    "left": (None, 2),
-    "right": (None, 0, 1),
+    "window_left": (None, 2),
+    "window_right": (None, 0, 1),
     "softcap": (None, 2.0),
     "rotary_base": (None, 100.0),
     "query_start": (None, 2),
@@ -64,7 +64,7 @@ FACTORS: Mapping[str, Sequence[Any]] = {
 
 
 _OWN = frozenset(f.name for f in fields(Case))
-_FURTHER = frozenset(f.name for f in fields(Extension))
+_EXTENSION = frozenset(f.name for f in fields(Extension))
 
 TIED = (
     ("causal", "mask"),
@@ -78,7 +78,7 @@ TIED = (
     ("packing", "query_start"),
     ("zero_attn", "causal"),
     ("bias_kv", "causal"),
-    *((side, other) for side in ("left", "right") for other in ("mask", "padding", "sizes", "packing")),
+    *((side, other) for side in ("window_left", "window_right") for other in ("mask", "padding", "sizes", "packing")),
 )
 """Options some of whose values do not go together; `mended` knows which."""
 
@@ -106,7 +106,7 @@ def allowed_values(allowed: Callable[[Case], bool]) -> Live:
 def _projected(live: Live, conventions: Conventions) -> list[Case]:
     """The stored rows with the first allowed value in place of any other: pairs of allowed ones still meet."""
     rows = []
-    for stored in _stored()[str(_beside(conventions))]:
+    for stored in _stored()[str(_takes_both(conventions))]:
         wanted = {name: levels[number] for (name, levels), number in zip(FACTORS.items(), stored, strict=True)}
         row = {name: wanted[name] if wanted[name] in levels else levels[0] for name, levels in live.items()}
         rows.append(mended(combined(row), conventions))
@@ -119,15 +119,15 @@ def _stored() -> dict[str, list[list[int]]]:
     return found
 
 
-def _beside(conventions: Conventions) -> bool:
-    """Whether a mask may stand beside the causal flag: all of the conventions that the rows depend on."""
+def _takes_both(conventions: Conventions) -> bool:
+    """Whether a mask may be combined with the causal flag: all of the conventions that the rows depend on."""
     return conventions.causal_with_mask is CausalWithMask.INTERSECT
 
 
 def combined(levels: Mapping[str, Any]) -> Case:
     """The case with these options, those of its sizes and its extension included."""
-    own, further = ({n: v for n, v in levels.items() if n in names} for names in (_OWN, _FURTHER))
-    case = Case(**own).extended(**further)
+    own, extension = ({n: v for n, v in levels.items() if n in names} for names in (_OWN, _EXTENSION))
+    case = Case(**own).extended(**extension)
     if not levels.get("num_kv_heads"):
         return case
     # Groups of two and three where the heads allow it, else all heads in one group.
@@ -144,7 +144,7 @@ def _rows(live: Live, conventions: Conventions, strength: int) -> list[dict[str,
     from covertable import make  # only here: the quick tier does without
 
     def apart(names: tuple[str, str]) -> dict[str, Any]:
-        @cache  # the library asks for the same few pairs many thousand times
+        @cache  # the library checks the same few pairs many thousand times
         def goes(*numbers: int) -> bool:
             case = combined({name: live[name][number] for name, number in zip(names, numbers, strict=True)})
             return mended(case, conventions) == case
@@ -160,9 +160,9 @@ def _rows(live: Live, conventions: Conventions, strength: int) -> list[dict[str,
 
 
 def written() -> str:
-    """What `covering.json` holds: rows of value numbers, for masks beside a causal flag and for none."""
+    """What `covering.json` holds: rows of value numbers, for masks combined with a causal flag and for none."""
     full = {name: tuple(levels) for name, levels in FACTORS.items()}
-    kinds = {str(_beside(c)): c for c in (Conventions(), Conventions(causal_with_mask=CausalWithMask.ERROR))}
+    kinds = {str(_takes_both(c)): c for c in (Conventions(), Conventions(causal_with_mask=CausalWithMask.ERROR))}
     rows = {kind: _rows(full, conventions, 2) for kind, conventions in kinds.items()}
     lines = (f'"{kind}": [\n{_lines([[row[n] for n in FACTORS] for row in found])}\n]' for kind, found in rows.items())
     return "{" + ",\n".join(lines) + "}\n"
@@ -173,9 +173,9 @@ def _lines(rows: Iterable[Sequence[int]]) -> str:
 
 
 def mended(case: Case, conventions: Conventions) -> Case:
-    """The nearest case without an empty row, and without a mask beside a causal flag that does not take one."""
-    beside = case.causal and case.mask is not MaskKind.NONE
-    if beside and conventions.causal_with_mask is not CausalWithMask.INTERSECT:
+    """The nearest case without an empty row, and without a mask combined with a causal flag that does not take one."""
+    combined_masks = case.causal and case.mask is not MaskKind.NONE
+    if combined_masks and conventions.causal_with_mask is not CausalWithMask.INTERSECT:
         case = replace(case, mask=MaskKind.NONE)
     if case.causal and case.sizes.query_length > case.sizes.key_length:
         case = replace(case, causal=False)
@@ -185,20 +185,20 @@ def mended(case: Case, conventions: Conventions) -> Case:
         case = replace(case, padding=Padding.RIGHT)
     if case.padding is Padding.QUERY_LENGTHS and case.mask is not MaskKind.NONE:
         case = replace(case, padding=Padding.LENGTHS)
-    return _mended_further(case)
+    return _mended_extension(case)
 
 
-def _mended_further(case: Case) -> Case:
+def _mended_extension(case: Case) -> Case:
     """Windows and documents only where nothing else could leave a row of theirs empty."""
-    asked, s = case.extension, case.sizes
+    extension, s = case.extension, case.sizes
     holes = case.mask in (MaskKind.BOOL, MaskKind.INFINITE) or case.padding is not Padding.NONE
-    if asked.packing is not Packing.NONE and (holes or case.causal or asked.query_start is not None):
+    if extension.packing is not Packing.NONE and (holes or case.causal or extension.query_start is not None):
         case = case.extended(packing=Packing.NONE)
     if case.causal:
-        # A shipping module fails on this in every combination; chapter sinks asks it alone.
+        # A shipping module fails on this in every combination; chapter sinks checks it alone.
         case = case.extended(zero_attn=False, bias_kv=False)
-    if asked.windowed and (holes or s.query_length > s.key_length or case.extension.packing is not Packing.NONE):
-        case = case.extended(left=None, right=None)
+    if extension.windowed and (holes or s.query_length > s.key_length or extension.packing is not Packing.NONE):
+        case = case.extended(window_left=None, window_right=None)
     return case
 
 

@@ -1,4 +1,4 @@
-"""Extensions: what a problem asks for beyond softmax(scale * Q K^T + mask) V."""
+"""Extensions: what a problem has beyond softmax(scale * Q K^T + mask) V."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class Packing(StrEnum):
-    """How several documents that share one sequence are told apart."""
+    """How several documents that share one sequence are separated."""
 
     NONE = "none"
     SEGMENTS = "segments"
@@ -22,16 +22,16 @@ class Packing(StrEnum):
 
 @dataclass(frozen=True)
 class Extension:
-    """What is asked for beyond the core. The default asks for nothing.
+    """What a problem has beyond the core. The default adds nothing.
 
     Positions count along the key sequence: key j is at position j, query i at `query_start` + i, or where the claimed
     causal alignment puts it; in a packed sequence both count from the start of their own document.
 
     Attributes:
-        left: a query at position i sees no key before i - left; None: no limit.
-        right: a query at position i sees no key after i + right; None: no limit.
+        window_left: a query at position i sees no key before i - window_left; None: no limit.
+        window_right: a query at position i sees no key after i + window_right; None: no limit.
         softcap: scores become softcap * tanh(scores / softcap) after the scale, before biases and masks.
-        rotary_base: query and key are turned by the angles position * rotary_base ** (-2 i / d_k).
+        rotary_base: query and key are rotated by the angles position * rotary_base ** (-2 i / d_k).
         query_start: the position of the first query.
         alibi: a slope for each head is given; slope * distance is subtracted from the scores.
         relative_bias: the largest distance with a learned bias of its own, farther ones share the last; 0: none.
@@ -39,18 +39,18 @@ class Extension:
         zero_attn: a key and value of zeros, which every query sees, follow the others.
         bias_kv: a learned key and value, which every query sees, follow the others.
         head_gates: a factor for each head multiplies its output.
-        packing: how documents are told apart.
+        packing: how documents are separated.
         dropout: the probability with which a weight is dropped.
-        draw: seeds the generator that chooses which; negative: it goes on from where it is. Where it is not 0, the
-            probability is told even if it is 0.
-        evaluating: a module is in evaluation mode, whatever its dropout.
+        dropout_seed: seeds the generator that chooses which; negative: the generator is used as it is. If it is not 0,
+            the probability is given even if that is 0.
+        evaluation: a module is in evaluation mode, whatever its dropout.
         chunks: the sequence is fed through a cache in pieces of these lengths; empty: at once.
         cache_length: positions that the cache has room for: more than the sequence has (static), or fewer (ring, where
             a window keeps queries from what was overwritten); 0: it grows.
     """
 
-    left: int | None = None
-    right: int | None = None
+    window_left: int | None = None
+    window_right: int | None = None
     softcap: float | None = None
     rotary_base: float | None = None
     query_start: int | None = None
@@ -62,19 +62,19 @@ class Extension:
     head_gates: bool = False
     packing: Packing = Packing.NONE
     dropout: float = 0.0
-    draw: int = 0
-    evaluating: bool = False
+    dropout_seed: int = 0
+    evaluation: bool = False
     chunks: tuple[int, ...] = ()
     cache_length: int = 0
 
     @property
     def windowed(self) -> bool:
-        return self.left is not None or self.right is not None
+        return self.window_left is not None or self.window_right is not None
 
     @property
-    def rated(self) -> bool:
-        """Whether a probability of dropout is told, be it 0."""
-        return self.dropout > 0.0 or self.draw != 0
+    def has_dropout(self) -> bool:
+        """Whether a probability of dropout is given, 0 included."""
+        return self.dropout > 0.0 or self.dropout_seed != 0
 
     @property
     def extra_keys(self) -> int:
@@ -83,4 +83,4 @@ class Extension:
 
 
 NOTHING = Extension()
-"""Asks for nothing beyond the core."""
+"""Nothing beyond the core."""

@@ -1,4 +1,4 @@
-"""Further arrays: what the extension of a case needs besides query, key, value and masks."""
+"""Extra arrays: what the extension of a case needs in addition to query, key, value and masks."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ BY_LENGTHS = (Packing.LENGTHS, Packing.EMPTY_DOCUMENT)
 
 def extra_arrays(case: Case) -> dict[str, Array]:
     """`Problem.extras` of a case: logits, slopes, biases and gates that are no round numbers, and the documents."""
-    asked, heads = case.extension, case.sizes.num_heads
+    extension, heads = case.extension, case.sizes.num_heads
     wanted = {
-        "sinks": asked.sinks,
-        "alibi_slopes": asked.alibi,
-        "relative_bias": asked.relative_bias > 0,
-        "head_gates": asked.head_gates,
+        "sinks": extension.sinks,
+        "alibi_slopes": extension.alibi,
+        "relative_bias": extension.relative_bias > 0,
+        "head_gates": extension.head_gates,
     }
     if not any(wanted.values()):
         return _documents(case)
@@ -26,14 +26,14 @@ def extra_arrays(case: Case) -> dict[str, Array]:
     drawn: dict[str, Array] = {
         "sinks": 1.5 * rng.standard_normal(heads),
         "alibi_slopes": rng.uniform(0.1, 0.9, heads),
-        "relative_bias": rng.standard_normal((heads, 2 * asked.relative_bias + 1)),
+        "relative_bias": rng.standard_normal((heads, 2 * extension.relative_bias + 1)),
         "head_gates": rng.uniform(0.4, 1.6, heads) * np.where(np.arange(heads) % 3 == 1, -1.0, 1.0),
     }
     return {name: array for name, array in drawn.items() if wanted[name]} | _documents(case)
 
 
 def extra_parameters(case: Case) -> dict[str, Array]:
-    """`bias_k` and `bias_v` where the case asks for them."""
+    """`bias_k` and `bias_v` where the case has them."""
     if not case.extension.bias_kv:
         return {}
     s, rng = case.sizes, np.random.default_rng([case.seed, case.sizes.num_heads, 2])

@@ -81,7 +81,7 @@ class Feature(StrEnum):
     SOFTCAP = "softcap"
     """Scores are kept below a bound by a hyperbolic tangent."""
     ROTARY = "rotary"
-    """Turns query and key by angles that grow with their positions."""
+    """Rotates query and key by angles that grow with their positions."""
     ALIBI = "alibi"
     """Subtracts a multiple of the distance from the scores, a slope for each head."""
     ALIBI_SLOPES = "alibi-slopes"
@@ -91,13 +91,13 @@ class Feature(StrEnum):
     SINUSOIDS = "sinusoids"
     """Offers the sinusoidal encoding of positions."""
     SINKS = "sinks"
-    """A learned logit for each head that takes a share of the softmax."""
+    """A learned logit for each head that takes a part of the softmax."""
     ZERO_ATTN = "zero-attn"
-    """A key and a value of zeros beside those given."""
+    """A key and a value of zeros in addition to those given."""
     BIAS_KV = "bias-kv"
-    """A learned key and value beside those given."""
+    """A learned key and value in addition to those given."""
     QUERY_START = "query-start"
-    """The caller may say at which position of the key sequence the first query stands."""
+    """The caller may give the position of the first query in the key sequence."""
     CACHE = "cache"
     """Can be fed a sequence piece by piece, keeping keys and values."""
     STATIC_CACHE = "static-cache"
@@ -105,9 +105,9 @@ class Feature(StrEnum):
     RING_CACHE = "ring-cache"
     """The cache may keep only the last keys, where a window allows it."""
     SEGMENTS = "segments"
-    """Several documents in one sequence, told apart by segment ids."""
+    """Several documents in one sequence, separated by segment ids."""
     CUMULATIVE_LENGTHS = "cumulative-lengths"
-    """Several documents in one sequence, told apart by their lengths."""
+    """Several documents in one sequence, separated by their lengths."""
     HEAD_GATES = "head-gates"
     """A factor for the output of each head."""
     EVALUATION = "evaluation"
@@ -121,7 +121,7 @@ class Feature(StrEnum):
     AUTOCAST = "autocast"
     """Runs under automatic mixed precision."""
     VMAP = "vmap"
-    """Can be vectorised over a further axis."""
+    """Can be vectorised over an extra axis."""
     COMPILED = "compiled"
     """Can be compiled ahead of its first call."""
     EXPORTED = "exported"
@@ -185,7 +185,7 @@ class GroupOrder(StrEnum):
     """Which of the H_k key heads a query head h of H uses."""
 
     CONSECUTIVE = "consecutive"
-    """h // (H / H_k): neighbouring query heads share one; the specification's default."""
+    """h // (H / H_k): consecutive query heads share one; the specification's default."""
     TILED = "tiled"
     """h % H_k."""
 
@@ -193,14 +193,14 @@ class GroupOrder(StrEnum):
 class WindowCount(StrEnum):
     """What a window of w to the left counts."""
 
-    BESIDES = "besides"
-    """Keys besides the query's own position: i - w .. i; the specification's default."""
+    EXCLUDING = "excluding"
+    """Keys in addition to the query's own: i - w .. i; the specification's default."""
     INCLUDING = "including"
-    """Keys with the query's own position: i - w + 1 .. i."""
+    """Keys with the query's own: i - w + 1 .. i."""
 
 
 class RotaryPairing(StrEnum):
-    """Which components of a head are turned together."""
+    """Which components of a head are rotated together."""
 
     HALVES = "halves"
     """Component c with c + d_k / 2; the specification's default."""
@@ -243,9 +243,9 @@ class LogBase(StrEnum):
 
 @dataclass(frozen=True)
 class Conventions:
-    """The claimed answers to the questions on which the field disagrees.
+    """The claimed answers where the field disagrees.
 
-    The defaults are the specification's. An empty row is asked for each kind of mask,
+    The defaults are the specification's. An empty row has an answer for each kind of mask,
     because real libraries answer differently by kind.
     """
 
@@ -258,7 +258,7 @@ class Conventions:
     bool_mask: Polarity = Polarity.MAY_ATTEND
     softmax_precision: SoftmaxPrecision = SoftmaxPrecision.WORKING
     group_order: GroupOrder = GroupOrder.CONSECUTIVE
-    window_count: WindowCount = WindowCount.BESIDES
+    window_count: WindowCount = WindowCount.EXCLUDING
     rotary_pairing: RotaryPairing = RotaryPairing.HALVES
     sinusoid_order: SinusoidOrder = SinusoidOrder.INTERLEAVED
     alibi_rule: AlibiRule = AlibiRule.INTERLEAVED

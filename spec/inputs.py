@@ -17,12 +17,12 @@ from attention_conformance.spec.problem import DTYPES, Array, Problem
 
 Floats: TypeAlias = NDArray[np.float64]
 
-KEPT = 50_000
-"""Numbers of a case beyond which they are not kept in float64."""
+STORED = 50_000
+"""Numbers of a case beyond which they are not stored in float64."""
 LEAD = 1024.0
 """The factor of one-hot scores: a power of two whose lead underflows every exponential, and fits into float16."""
-SINK = (128.0, -448.0)
-"""Leading components of query and kept key in very negative cases: -57344 before the scale, within float16."""
+VERY_NEGATIVE = (128.0, -448.0)
+"""Leading components of query and visible key in very negative cases: -57344 before the scale, within float16."""
 MOST_NEGATIVE = (2.0**20, -(2.0**20))
 """The same in the most negative, where the range of the dtype allows it."""
 OVERFLOW = (512.0, 160.0, 128.0)
@@ -34,24 +34,24 @@ For d_k = 4 the products 81920 and 65536 are beyond float16, and the scaled scor
 
 @lru_cache(maxsize=2048)
 def build(case: Case, dtype: str) -> Problem:
-    """The case's problem with all floats rounded to `dtype`, gradients of everything asked for.
+    """The case's problem with all floats rounded to `dtype`, with the gradients of everything.
 
     Raises:
         KeyError: no such dtype.
     """
     rounded_to = DTYPES[dtype]
     narrow = dtype == "float16" and (case.poison is Poison.LARGE or case.scores is Scores.MOST_NEGATIVE)
-    problem = (_drawn if _is_kept(case) else _drawn.__wrapped__)(case, narrow)
+    problem = (_drawn if _is_stored(case) else _drawn.__wrapped__)(case, narrow)
     arrays = {n: a if a.dtype.kind in "bi" else a.astype(rounded_to) for n, a in problem.arrays().items()}
     for array in arrays.values():
         array.flags.writeable = False  # cached and shared: candidates get copies
     return problem.with_arrays(arrays)
 
 
-def _is_kept(case: Case) -> bool:
-    """Whether the numbers wait for the next dtype, or are drawn anew, which takes no longer than memory for many."""
+def _is_stored(case: Case) -> bool:
+    """Whether the numbers are stored for the next dtype, or drawn anew, which takes no longer than memory for many."""
     s = case.sizes
-    return s.batch * s.num_heads * (s.query_length + s.key_length) * max(s.d_k, s.d_v) <= KEPT
+    return s.batch * s.num_heads * (s.query_length + s.key_length) * max(s.d_k, s.d_v) <= STORED
 
 
 @lru_cache(maxsize=1024)
@@ -123,13 +123,13 @@ def _heads(
         unseen = np.repeat(unseen.all(1, keepdims=True), s.kv_heads, axis=1)
     query, key = _scored(case, rng, query, key, unseen, narrow)
     if case.poison is not Poison.NONE:
-        key[unseen], value[unseen] = _garbage(case, narrow)
+        key[unseen], value[unseen] = _poison(case, narrow)
     if case.layout is Layout.BROADCAST:
         key[:], value[:] = key[:1], value[:1]
     return query, key, value
 
 
-def _garbage(case: Case, narrow: bool) -> tuple[float, float]:
+def _poison(case: Case, narrow: bool) -> tuple[float, float]:
     if case.poison is Poison.NAN:
         return np.nan, np.nan
     return (512.0, 2048.0) if narrow else (1e30, 1e30)
@@ -154,7 +154,7 @@ def _scored(
             query[..., 0], key[..., 0] = 4.0 * s.d_k**0.5, np.linspace(-4.0, 4.0, s.key_length)
         case Scores.VERY_NEGATIVE | Scores.MOST_NEGATIVE:
             deep = case.scores is Scores.MOST_NEGATIVE and not narrow
-            query[..., 0], key[..., 0] = MOST_NEGATIVE if deep else SINK
+            query[..., 0], key[..., 0] = MOST_NEGATIVE if deep else VERY_NEGATIVE
             key[unseen] = 0.0
         case Scores.OVERFLOWING:
             query[..., 0], key[..., 0] = OVERFLOW[0], OVERFLOW[2]

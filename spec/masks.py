@@ -12,8 +12,8 @@ from attention_conformance.spec.cases import Case, MaskKind, Padding, Pattern
 Booleans: TypeAlias = NDArray[np.bool_]
 Mask = TypeVar("Mask", np.bool_, np.float64)
 
-KEPT = 0.6
-"""The share of keys that a random mask leaves."""
+VISIBLE = 0.6
+"""The fraction of keys that a random mask leaves."""
 
 
 def attention_mask(case: Case, rng: np.random.Generator) -> NDArray[np.bool_ | np.float64] | None:
@@ -70,7 +70,7 @@ def _pattern(case: Case, shape: tuple[int, int, int, int], rng: np.random.Genera
 
 def _random(case: Case, shape: tuple[int, int, int, int], rng: np.random.Generator) -> Booleans:
     """Random holes, mended so that no row is empty under the causal flag (either alignment) and the padding."""
-    keep = rng.random(shape) < KEPT
+    keep = rng.random(shape) < VISIBLE
     if 0 in shape:
         return keep
     lengths = np.asarray(_lengths(case))
@@ -86,7 +86,7 @@ def _random(case: Case, shape: tuple[int, int, int, int], rng: np.random.Generat
 
 
 def padding_mask(case: Case, rng: np.random.Generator) -> Booleans | None:
-    """(B, Lk), True = may attend, or None where the case has none or tells it as lengths."""
+    """(B, Lk), True = may attend, or None where the case has none or gives it as lengths."""
     if case.padding in (Padding.NONE, Padding.LENGTHS, Padding.QUERY_LENGTHS):
         return None
     return _real_keys(case, np.asarray(_lengths(case)))

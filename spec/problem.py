@@ -23,7 +23,7 @@ DTYPES: Mapping[str, np.dtype[np.generic]] = {
     "bfloat16": np.dtype(ml_dtypes.bfloat16),
     "float16": np.dtype(np.float16),
 }
-"""The dtypes in which implementations are asked, by name, widest first."""
+"""The dtypes in which implementations are checked, by name, widest first."""
 
 
 HELD = ("query", "key", "value", "attn_mask", "key_padding_mask", "valid_lens", "cotangent")
@@ -32,12 +32,12 @@ HELD = ("query", "key", "value", "attn_mask", "key_padding_mask", "valid_lens", 
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """What one call of an implementation is given.
+    """The input of one call of an implementation.
 
     At the op level query is (B, H, Lq, d_k), key (B, Hk, Lk, d_k), value (B, Hk, Lk, d_v), where Hk = H unless heads
     are grouped; at the module level they are (B, Lq, query_dim), (B, Lk, key_dim), (B, Lk, value_dim), and
     `parameters` holds `w_q` (query_dim, H * d_k), `w_k` (key_dim, Hk * d_k), `w_v`, `w_o` (H * d_v, out_dim), biases
-    `b_q`, `b_k`, `b_v`, `b_o`, and the further key `bias_k` (Hk * d_k,) and value `bias_v`, as far as there are any:
+    `b_q`, `b_k`, `b_v`, `b_o`, and the extra key `bias_k` (Hk * d_k,) and value `bias_v`, as far as there are any:
     a projection is x @ w + b.
 
     Attributes:
@@ -46,11 +46,11 @@ class Problem:
         valid_lens: (B,) or (B, Lq) integers: so many leading keys are real.
         causal: no query sees a later key.
         scale: multiplies the scores; None is 1/sqrt(d_k).
-        extension: what is asked for beyond the core.
+        extension: what the problem has beyond the core.
         extras: the arrays of that, by name: `sinks`, `alibi_slopes`, `head_gates` (H,), `relative_bias` (H, 2 R + 1)
             with the entry of distance 0, key before query first, in the middle, `query_segments` (B, Lq) and
             `key_segments` (B, Lk) integers, `query_lengths` and `key_lengths` (documents,) integers.
-        cotangent: d loss / d output, shaped like the output; None asks for no gradients.
+        cotangent: d loss / d output, shaped like the output; None for no gradients.
         needs: the names of the inputs and parameters whose gradients are wanted.
     """
 
@@ -120,7 +120,7 @@ class Problem:
         return made
 
     def fresh(self) -> Problem:
-        """A copy in memory of its own, laid out as the problem says: what a candidate may get its hands on."""
+        """A copy in memory of its own, laid out as the problem states: what a candidate is given."""
         return self.with_arrays({n: lay_out(a, self._layout_of(n)) for n, a in self.arrays().items()})
 
     def widened(self) -> Problem:
@@ -128,13 +128,13 @@ class Problem:
         return self.with_arrays({name: _widen(array) for name, array in self.arrays().items()})
 
     def forward_only(self) -> Problem:
-        """This problem without the question for gradients."""
+        """This problem without gradients."""
         return self.but(cotangent=None, needs=())
 
     def direction(self) -> dict[str, Array]:
-        """Of every needed array its own numbers, each moved one place on in C order, the last becoming the first.
+        """Of every needed array its own numbers, each moved by one in C order, the last becoming the first.
 
-        It is the direction along which second derivatives are asked for: as good as random, and nothing to hand over.
+        It is the direction of second derivatives: as good as random, and no extra input.
         """
         held = self.arrays()
         return {name: np.roll(held[name], 1) for name in self.needs}

@@ -74,7 +74,7 @@ def build_mha(kind: Callable[..., nn.Module], **options: Any) -> Callable[[Probl
         query_dim, key_dim, value_dim = (x.shape[-1] for x in (problem.query, problem.key, problem.value))
         widths = {} if query_dim == key_dim == value_dim else {"kdim": key_dim, "vdim": value_dim}
         extension = problem.extension
-        dropout = {"dropout": extension.dropout} if extension.rated else {}
+        dropout = {"dropout": extension.dropout} if extension.has_dropout else {}
         flags = {"add_bias_kv": extension.bias_kv, "add_zero_attn": extension.zero_attn}
         extra_kv = {name: True for name, needed in flags.items() if needed}
         return kind(query_dim, problem.num_heads, **widths, **dropout, **extra_kv, **options)

@@ -55,13 +55,14 @@ def extra_options(problem: Problem, given: Mapping[str, Any]) -> dict[str, Any]:
     options: dict[str, Any] = {name: given[name] for name in ARRAYS if name in given}
     options |= {LENGTHS[name]: _cumulative(problem, given, name) for name in LENGTHS if name in given}
     if extension.windowed:
-        options["window_size"] = tuple(-1 if side is None else side for side in (extension.left, extension.right))
+        sides = (extension.window_left, extension.window_right)
+        options["window_size"] = tuple(-1 if side is None else side for side in sides)
     values = {"softcap": extension.softcap, "rotary_base": extension.rotary_base, "query_start": extension.query_start}
     options |= {name: value for name, value in values.items() if value is not None}
     flags = {"enable_gqa": problem.num_kv_heads != problem.num_heads, "add_zero_attn": extension.zero_attn}
     options |= {name: True for name, needed in flags.items() if needed}
-    options |= {"training": False} if extension.evaluating else {}
-    return options | ({"dropout_p": extension.dropout} if extension.rated else {})
+    options |= {"training": False} if extension.evaluation else {}
+    return options | ({"dropout_p": extension.dropout} if extension.has_dropout else {})
 
 
 def _cumulative(problem: Problem, given: Mapping[str, Any], name: str) -> Any:
@@ -77,15 +78,15 @@ def seeded(problem: Problem) -> Iterator[None]:
     With a negative draw they are not seeded: the caller restores them.
     """
     extension = problem.extension
-    if not extension.dropout or extension.draw < 0:
+    if not extension.dropout or extension.dropout_seed < 0:
         yield
         return
     # Where no accelerator is in use, a look at its generators takes longer than the call.
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
     numbers = np.random.get_state()
     with torch.random.fork_rng(devices):
-        seed_torch(extension.draw)
-        np.random.seed(extension.draw)
+        seed_torch(extension.dropout_seed)
+        np.random.seed(extension.dropout_seed)
         try:
             yield
         finally:

@@ -134,8 +134,8 @@ def _both(outer: AbstractContextManager[object], inner: AbstractContextManager[o
 
 def _of_construction(problem: Problem) -> object:
     """What a module may take when it is built, and not in a call."""
-    extension = replace(problem.extension, query_start=None, draw=0, evaluating=False, packing=Packing.NONE)
-    return extension, problem.extension.rated
+    extension = replace(problem.extension, query_start=None, dropout_seed=0, evaluation=False, packing=Packing.NONE)
+    return extension, problem.extension.has_dropout
 
 
 def answer_of(
@@ -172,9 +172,9 @@ def built(build: Callable[[Problem], nn.Module], problem: Problem, device: str) 
 def _in_its_mode(module: nn.Module, problem: Problem) -> Iterator[None]:
     """Training or evaluation where it matters to the problem, and put back; otherwise the mode it was built in."""
     extension, mode = problem.extension, module.training
-    matters = extension.rated or extension.evaluating
+    matters = extension.has_dropout or extension.evaluation
     if matters:
-        module.train(not extension.evaluating)
+        module.train(not extension.evaluation)
     try:
         yield
     finally:

@@ -82,8 +82,8 @@ def _required_by_extension(case: Case) -> dict[Feature, bool]:
         Feature.HEAD_GATES: extension.head_gates,
         Feature.SEGMENTS: extension.packing in (Packing.SEGMENTS, Packing.EMPTY_SEGMENT),
         Feature.CUMULATIVE_LENGTHS: extension.packing in (Packing.LENGTHS, Packing.EMPTY_DOCUMENT),
-        Feature.DROPOUT: extension.rated,
-        Feature.EVALUATION: extension.evaluating,
+        Feature.DROPOUT: extension.has_dropout,
+        Feature.EVALUATION: extension.evaluation,
         Feature.CACHE: bool(extension.chunks),
         Feature.STATIC_CACHE: extension.cache_length > length,
         Feature.RING_CACHE: 0 < extension.cache_length < length,
@@ -98,7 +98,7 @@ def _unfit_pieces(case: Case, claims: Claims) -> str:
     if not case.causal or case.mask is not MaskKind.NONE or case.padding is not Padding.NONE:
         return "a sequence that comes in pieces is causal and has no other mask"
     own = 0 if claims.conventions.window_count is WindowCount.INCLUDING else 1
-    if 0 < room < case.sizes.key_length and (extension.left is None or extension.left + own > room):
+    if 0 < room < case.sizes.key_length and (extension.window_left is None or extension.window_left + own > room):
         return "a ring buffer has to hold every key that the window reaches"
     return ""
 

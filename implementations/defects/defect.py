@@ -92,7 +92,7 @@ class Defect:
 
     @property
     def text(self) -> Text:
-        """What readers are told of it."""
+        """Its description, from `texts/`."""
         return _texts()[self.id]
 
     @property

@@ -36,7 +36,7 @@ CAUSAL = replace(PLAIN, causal=True)
 OPTION_CASES = {
     Feature.GROUPED: PLAIN.sized(num_heads=6, num_kv_heads=3),
     Feature.DROPOUT: replace(PLAIN, extension=DROPOUT),
-    Feature.EVALUATION: replace(PLAIN, extension=replace(DROPOUT, evaluating=True)),
+    Feature.EVALUATION: replace(PLAIN, extension=replace(DROPOUT, evaluation=True)),
     **{each.feature: replace(PLAIN, extension=each.extension, causal=each.causal) for each in EXTRA_OPTIONS},
 }
 """A case for each claim beyond the core; whether the answer is right is for the suite to find out."""

@@ -56,7 +56,7 @@ def _documents(heads: int, keys: int) -> Mapping[str, Array]:
 
 
 EXTRA_OPTIONS = (
-    ExtraOption(Feature.WINDOW, Extension(left=2, right=1), convention="window_count"),
+    ExtraOption(Feature.WINDOW, Extension(window_left=2, window_right=1), convention="window_count"),
     ExtraOption(Feature.SOFTCAP, Extension(softcap=1.5)),
     ExtraOption(Feature.ROTARY, Extension(rotary_base=50.0), convention="rotary_pairing"),
     ExtraOption(Feature.QUERY_START, Extension(query_start=2), causal=True),
@@ -69,4 +69,4 @@ EXTRA_OPTIONS = (
     ExtraOption(Feature.SEGMENTS, Extension(packing=Packing.SEGMENTS), _segments),
     ExtraOption(Feature.CUMULATIVE_LENGTHS, Extension(packing=Packing.LENGTHS), _documents),
 )
-DROPOUT = Extension(dropout=0.5, draw=1)
+DROPOUT = Extension(dropout=0.5, dropout_seed=1)

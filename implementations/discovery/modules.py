@@ -39,6 +39,7 @@ from attention_conformance.implementations.discovery.constructors import WIDTH, 
 from attention_conformance.implementations.discovery.extras import Chosen, Extra, find_extras, ignored_parts
 from attention_conformance.implementations.discovery.loading import TargetError
 from attention_conformance.implementations.discovery.parameters import check_parameters, find_places, named_parameters
+from attention_conformance.implementations.discovery.probe import HALF
 from attention_conformance.implementations.discovery.signatures import (
     ADAPTER,
     Options,
@@ -296,7 +297,7 @@ def _independent(module: nn.Module, x: torch.Tensor, inputs: int, axis: int) -> 
     changed.select(axis, 0).add_(1.0)
     answers = (module(*(given,) * inputs) for given in (x, changed))
     before, after = (answer[0] if isinstance(answer, tuple) else answer for answer in answers)
-    return torch.allclose(before.select(axis, -1), after.select(axis, -1), atol=1e-5)
+    return torch.allclose(before.select(axis, -1), after.select(axis, -1), rtol=0.0, atol=HALF)
 
 
 def _with_mask_form(call: ModuleCall, check: ClaimCheck) -> ModuleCall:

@@ -90,7 +90,7 @@ def row_beyond_window(subject: Subject, facts: Facts) -> Iterator[Finding]:
     """A query that a window leaves no key, which is answered as one that the causal flag leaves none."""
     if facts.answer("causal-alignment") != "top-left" or not facts.answer("window") or facts.absent("window"):
         return
-    setup = Setup(query_length=6, key_length=3, extension=Extension(left=1)).given(causal=True)
+    setup = Setup(query_length=6, key_length=3, extension=Extension(window_left=1)).given(causal=True)
     finding = empty_row(subject, "empty-row-causal", setup, (slice(None), 5))
     if finding.determined and finding.answer not in ("refused", "as if unmasked"):
         evidence = f"causal with a window of 1 to the left, Lq 6, Lk 3, query 5: {finding.evidence}"

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from attention_conformance.implementations.api.contract import Result
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.extra_options import DROPOUT, OFFERED
 from attention_conformance.implementations.discovery.findings import (
@@ -76,8 +77,7 @@ def _log_sum_exp(subject: Subject, got: Array | None) -> Iterator[Finding]:
 
 def dropout(subject: Subject, facts: Facts) -> Iterator[Finding]:
     """Dropout: which weights are dropped, whether the mode matters, and which weights are returned with it."""
-    setup = Setup(extension=DROPOUT)
-    problem = subject.problem(setup)
+    problem = subject.problem(Setup(extension=DROPOUT))
     reply, plain = subject.reply(problem), subject.weights()
     observed = revealed(reply, problem)
     if error := observed.error or plain.error:
@@ -88,23 +88,26 @@ def dropout(subject: Subject, facts: Facts) -> Iterator[Finding]:
         return
     yield _dropped(observed, plain)
     assert reply.result is not None
-    weights = reply.result.averaged_weights if reply.result.weights is None else reply.result.weights
+    yield from _returned_weights(reply.result)
+    yield _evaluation(subject, plain)
+
+
+def _returned_weights(result: Result) -> Iterator[Finding]:
+    weights = result.averaged_weights if result.weights is None else result.weights
     if weights is not None:
         sums = weights.astype(np.float64).sum(-1)
         before = bool(np.abs(sums - 1.0).max() <= HALF)
+        answer = ReturnedWeights.BEFORE_DROPOUT if before else ReturnedWeights.AFTER_DROPOUT
         evidence = f"p 0.5: rows of the returned weights sum to {sums.min():.3g} .. {sums.max():.3g}"
-        yield Finding(
-            "returned-weights",
-            str(ReturnedWeights.BEFORE_DROPOUT if before else ReturnedWeights.AFTER_DROPOUT),
-            evidence,
-        )
-    evaluating = subject.weights(replace(setup, extension=replace(DROPOUT, evaluating=True)))
+        yield Finding("returned-weights", str(answer), evidence)
+
+
+def _evaluation(subject: Subject, plain: ObservedWeights) -> Finding:
+    evaluating = subject.weights(Setup(extension=replace(DROPOUT, evaluation=True)))
     if evaluating.error:
-        yield refused("evaluation", evaluating.error)
-    else:
-        same = np.allclose(evaluating.weights, plain.weights, atol=HALF)
-        evidence = "p 0.5: nothing is dropped in it" if same else "p 0.5: the answer changes in it, too"
-        yield offered("evaluation", same, evidence)
+        return refused("evaluation", evaluating.error)
+    same = np.allclose(evaluating.weights, plain.weights, atol=HALF)
+    return offered("evaluation", same, "p 0.5: nothing is dropped" if same else "p 0.5: the answer changes, too")
 
 
 def _dropped(observed: ObservedWeights, plain: ObservedWeights) -> Finding:

@@ -40,7 +40,7 @@ def filled(chunks: Callable[[int], tuple[int, ...]]) -> list[Case]:
 
 def windowed(keys: int, *cases: Case) -> Rule:
     """The cases with a window in which a query sees so many keys, its own included."""
-    return lambda claimed: [case.extended(left=reach(keys, claimed)) for case in cases]
+    return lambda claimed: [case.extended(window_left=reach(keys, claimed)) for case in cases]
 
 
 def described(case: Case) -> str:
@@ -119,7 +119,7 @@ CLAUSES = table(
 @clause("cache.query-start-rows")
 def test_query_start_rows(judge: Judge) -> None:
     left = reach(3, judge.conventions)
-    others = (SEQUENCE.extended(left=left), SEQUENCE.extended(rotary_base=BASE), SEQUENCE.extended(alibi=True))
+    others = (SEQUENCE.extended(window_left=left), SEQUENCE.extended(rotary_base=BASE), SEQUENCE.extended(alibi=True))
     for case in judge.cases(SEQUENCE, *others):
         problem, whole = judge.problem(case).forward_only(), judge.expected(case)["output"]
         bound = np.broadcast_to(whole.bound, whole.value.shape)

@@ -26,7 +26,11 @@ from attention_conformance.tests.harness.judge.dropout_mask import (
 )
 from attention_conformance.tests.harness.judge.judge import Judge, part_of
 
-SHOWN = Case(score_std=1.0, values=Values.IDENTITY).sized(key_length=8, d_k=16, d_v=16).extended(dropout=0.5, draw=1)
+SHOWN = (
+    Case(score_std=1.0, values=Values.IDENTITY)
+    .sized(key_length=8, d_k=16, d_v=16)
+    .extended(dropout=0.5, dropout_seed=1)
+)
 """Every weight shows in two components of the output, 240 of them."""
 MANY = SHOWN.sized(num_heads=4, query_length=32, key_length=32, d_k=32, d_v=32)
 """8192 weights, for what only many of them tell."""
@@ -35,12 +39,14 @@ LONG = MANY.sized(batch=1, num_heads=2, query_length=160, key_length=64, d_k=64,
 WIDE = SHOWN.sized(batch=1, num_heads=2, query_length=3, key_length=130, d_k=130, d_v=130)
 """More keys than a tile has."""
 GROUPED = SHOWN.sized(num_heads=6, num_kv_heads=3)
-PLAIN = Case().extended(dropout=0.5, draw=1)
+PLAIN = Case().extended(dropout=0.5, dropout_seed=1)
 
 
 @clause("dropout.factors")
 def test_factors(judge: Judge) -> None:
-    for case in judge.cases(SHOWN, SHOWN.extended(dropout=0.25, draw=2), SHOWN.extended(dropout=0.9, draw=3), GROUPED):
+    for case in judge.cases(
+        SHOWN, SHOWN.extended(dropout=0.25, dropout_seed=2), SHOWN.extended(dropout=0.9, dropout_seed=3), GROUPED
+    ):
         if (found := seen(judge, case)) is not None:
             meant = found.expected(judge)["output"]
             first = [by_key(found.problem, array)[..., 0, :] for array in (meant.value, meant.bound)]
@@ -49,7 +55,7 @@ def test_factors(judge: Judge) -> None:
 
 @clause("dropout.whole-key")
 def test_whole_key(judge: Judge) -> None:
-    for case in judge.cases(SHOWN, SHOWN.extended(draw=2), GROUPED):
+    for case in judge.cases(SHOWN, SHOWN.extended(dropout_seed=2), GROUPED):
         found = seen(judge, case)
         if found is not None and found.shown.shape[-2] > 1:
             some = found.shown != 0
@@ -60,7 +66,9 @@ def test_whole_key(judge: Judge) -> None:
 
 @clause("dropout.rate")
 def test_rate(judge: Judge) -> None:
-    for case in judge.cases(*(MANY.extended(dropout=rate, draw=n) for n, rate in enumerate((0.1, 0.5, 0.9), start=1))):
+    for case in judge.cases(
+        *(MANY.extended(dropout=rate, dropout_seed=n) for n, rate in enumerate((0.1, 0.5, 0.9), start=1))
+    ):
         if (found := seen(judge, case)) is not None:
             chosen, rate = found.chosen, case.extension.dropout
             context = f"{1.0 - chosen.mean():.4f} of {chosen.size} weights are dropped, at the probability {rate:g}"
@@ -69,7 +77,7 @@ def test_rate(judge: Judge) -> None:
 
 @clause("dropout.independent")
 def test_independent(judge: Judge) -> None:
-    for case in judge.cases(MANY, LONG.extended(draw=2), MANY.sized(num_kv_heads=2)):
+    for case in judge.cases(MANY, LONG.extended(dropout_seed=2), MANY.sized(num_kv_heads=2)):
         if (found := seen(judge, case)) is not None:
             distance = repetition(found.chosen)
             apart = "samples {}, heads {}, queries {}, keys {}".format(*np.unravel_index(distance, found.chosen.shape))
@@ -94,7 +102,7 @@ def test_with_masks(judge: Judge) -> None:
 @clause("dropout.gradients")
 def test_gradients(judge: Judge) -> None:
     float_mask = replace(SHOWN, mask=MaskKind.FLOAT)
-    for case in judge.cases(SHOWN, SHOWN.extended(dropout=0.25, draw=2), GROUPED, float_mask, WIDE):
+    for case in judge.cases(SHOWN, SHOWN.extended(dropout=0.25, dropout_seed=2), GROUPED, float_mask, WIDE):
         if (found := seen(judge, case, gradients=True)) is not None:
             expected = found.expected(judge)
             for part in (f"gradients.{name}" for name in found.problem.needs):
@@ -128,7 +136,7 @@ def test_log_sum_exp(judge: Judge) -> None:
 
 
 def _assert_returned(judge: Judge, part: str) -> None:
-    for case in judge.cases(SHOWN, SHOWN.extended(dropout=0.25, draw=2), replace(SHOWN, mask=MaskKind.BOOL)):
+    for case in judge.cases(SHOWN, SHOWN.extended(dropout=0.25, dropout_seed=2), replace(SHOWN, mask=MaskKind.BOOL)):
         if (found := seen(judge, case)) is not None:
             got, expected = part_of(found.result, part), found.expected(judge)[part]
             judge.record(case, compare(part, got, expected, judge.dtype), _told(judge, part, got))
@@ -144,7 +152,7 @@ def _told(judge: Judge, part: str, got: Array | None) -> str:
 @clause("dropout.seed")
 def test_seed(judge: Judge) -> None:
     for case in judge.cases(MANY):
-        first, again, other = (_chosen(judge, each) for each in (case, case, case.extended(draw=2)))
+        first, again, other = (_chosen(judge, each) for each in (case, case, case.extended(dropout_seed=2)))
         if first is not None and again is not None and other is not None:
             judge.assert_that(case, np.array_equal(first, again), "the same seed drops other weights")
             judge.assert_that(case, (places := relation(first, other)) is None, _after("another seed", places))
@@ -152,7 +160,7 @@ def test_seed(judge: Judge) -> None:
 
 @clause("dropout.next-call")
 def test_next_call(judge: Judge) -> None:
-    for seed, case in product((1, 2), judge.cases(MANY.extended(draw=-1))):
+    for seed, case in product((1, 2), judge.cases(MANY.extended(dropout_seed=-1))):
         with random_states_from(seed):
             first, second = (_chosen(judge, case) for _ in range(2))
         if first is not None and second is not None:
@@ -176,7 +184,7 @@ def test_rate_zero(judge: Judge) -> None:
 
 @clause("dropout.evaluation")
 def test_evaluation(judge: Judge) -> None:
-    told = PLAIN.extended(evaluating=True, draw=-1)
+    told = PLAIN.extended(evaluation=True, dropout_seed=-1)
     for case in judge.cases(told, replace(told, mask=MaskKind.BOOL).extended(dropout=0.9)):
         _assert_drops_nothing(judge, case, "evaluation mode")
 

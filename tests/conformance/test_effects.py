@@ -34,7 +34,7 @@ FURTHER = (
     Case(seed=194).extended(softcap=2.0),
     Case(seed=195).extended(sinks=True),
     Case(seed=196).extended(head_gates=True),
-    Case(seed=197).sized(query_length=7).extended(left=2, right=1),
+    Case(seed=197).sized(query_length=7).extended(window_left=2, window_right=1),
     Case(seed=198).extended(packing=Packing.SEGMENTS),
     Case(seed=199).sized(num_heads=6, num_kv_heads=3),
 )

@@ -81,7 +81,7 @@ def _answers(judge: Judge, mode: Feature, case: Case, problem: Problem, context:
 @clause("modules.evaluation", dtypes=STATES)
 def test_evaluation(judge: Judge) -> None:
     for context, case in KINDS.items():
-        for asked in judge.cases(*_twice(case.extended(evaluating=True))):
+        for asked in judge.cases(*_twice(case.extended(evaluation=True))):
             parts = judge.parts() if case is PLAIN else ("output",)
             judge.assert_conforms(asked, *parts, context=f"in evaluation mode, {context}")
 
@@ -90,7 +90,7 @@ def test_evaluation(judge: Judge) -> None:
 def test_modes_apart(judge: Judge) -> None:
     other = replace(PLAIN, seed=309)
     for first, second in zip(judge.cases(PLAIN, MASKED), judge.cases(other, replace(MASKED, seed=310)), strict=True):
-        evaluated = [case.extended(evaluating=True) for case in (first, second)]
+        evaluated = [case.extended(evaluation=True) for case in (first, second)]
         judge.assert_conforms(first, *judge.parts())
         judge.assert_conforms(evaluated[0], context="evaluation after training")
         judge.assert_conforms(second, *judge.parts(), context="training after evaluation, other parameters")

@@ -41,7 +41,9 @@ def positioned(packed: Case) -> tuple[Case | Rule, ...]:
 
     def windowed(claimed: Conventions) -> tuple[Case, ...]:
         left = 2 if claimed.window_count is WindowCount.INCLUDING else 1
-        return square.extended(left=left, right=0), replace(square, causal=True).extended(left=left)
+        return square.extended(window_left=left, window_right=0), replace(square, causal=True).extended(
+            window_left=left
+        )
 
     both = ((case.extended(rotary_base=50.0), case.extended(alibi=True)) for case in (packed, causal))
     return windowed, *(case for pair in both for case in pair)

@@ -30,7 +30,7 @@ OPTIONS = (
     Case(causal=True, padding=Padding.RIGHT).sized(query_length=7),
     EMPTY,
     GROUPED,
-    Case(score_std=3.0).extended(left=2, right=1),
+    Case(score_std=3.0).extended(window_left=2, window_right=1),
     Case(score_std=3.0).extended(softcap=1.5),
     Case().extended(alibi=True),
     Case().extended(relative_bias=2),

@@ -67,7 +67,7 @@ CLAUSES = table(
         replace(SINK, padding=Padding.RIGHT),
         replace(SINK, causal=True).sized(**SQUARE),
         replace(SINK, causal=True, padding=Padding.RIGHT, seed=3).sized(**SQUARE),
-        SINK.extended(left=1, right=0),
+        SINK.extended(window_left=1, window_right=0),
     ),
     row(
         "sinks.empty-row",
@@ -90,7 +90,7 @@ CLAUSES = table(
     row(
         "sinks.zero-attn",
         *(ZERO, ZERO.sized(**ALIKE), ZERO.sized(key_length=1)),
-        *(ZERO.extended(alibi=True), ZERO.extended(left=1, right=0), ZERO.extended(relative_bias=2)),
+        *(ZERO.extended(alibi=True), ZERO.extended(window_left=1, window_right=0), ZERO.extended(relative_bias=2)),
     ),
     row("sinks.zero-attn", GENTLE_ZERO, parts=("gradients",)),
     row("sinks.zero-attn-masks", *_masked(ZERO)),

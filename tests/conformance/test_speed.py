@@ -31,7 +31,11 @@ CALLS = 4
 """Number of calls after which the remaining memory is measured."""
 
 PLAIN = Case(seed=301).sized(batch=1, num_heads=1, d_k=8, d_v=8)
-LINEAR = (PLAIN, Case(PLAIN.sizes, seed=302, causal=True), Case(PLAIN.sizes, seed=303, causal=True).extended(left=300))
+LINEAR = (
+    PLAIN,
+    Case(PLAIN.sizes, seed=302, causal=True),
+    Case(PLAIN.sizes, seed=303, causal=True).extended(window_left=300),
+)
 SMALL = Case(seed=304).sized(batch=2, num_heads=4, query_length=128, key_length=128, d_k=16, d_v=16)
 FEW = Case(seed=305).sized(batch=32, num_heads=4, query_length=16, key_length=16, d_k=16, d_v=16)
 NARROW = Case(seed=307).sized(batch=2, num_heads=2, query_length=256, key_length=256, d_k=16, d_v=16)

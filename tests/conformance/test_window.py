@@ -34,7 +34,7 @@ SIDES = {Padding.RIGHT: (5, 1), Padding.LEFT: (1, 5), Padding.HOLES: (2, 1)}
 def seeing(case: Case, left: int | None, right: int | None, claimed: Conventions) -> Case:
     """The case with a window of so many keys in addition to the query's own, whatever the claimed way to count."""
     own = claimed.window_count is WindowCount.INCLUDING
-    return case.extended(left=None if left is None else left + own, right=right)
+    return case.extended(window_left=None if left is None else left + own, window_right=right)
 
 
 def window(left: int | None, right: int | None, *cases: Case) -> Rule:

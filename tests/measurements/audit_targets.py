@@ -189,7 +189,7 @@ TARGETS: Mapping[str, tuple[Any, Known]] = {
     "compositions.in_numpy": (in_numpy, {**_NUMPY, **_BHLD, **_NAN, "gradients": ABSENT, "group-order": "consecutive"}),
     "inhouse.tiled_attention": (
         tiled_attention,
-        {**_TORCH, **_BHLD, "log-sum-exp-base": "e", "window-count": "besides", "softcap order": "cap before mask"},
+        {**_TORCH, **_BHLD, "log-sum-exp-base": "e", "window-count": "excluding", "softcap order": "cap before mask"},
     ),
     "inhouse.attention": (
         attention,

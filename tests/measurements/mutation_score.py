@@ -19,7 +19,7 @@ from attention_conformance.implementations.defects.breaking import in_steps
 from attention_conformance.implementations.defects.defect import Severity
 from attention_conformance.spec.cases import Case
 from attention_conformance.spec.problem import DTYPES
-from attention_conformance.tests.harness.explain.diagnosis import Found, diagnose
+from attention_conformance.tests.harness.explain.diagnosis import FailingCheck, diagnose
 from attention_conformance.tests.harness.explain.traits import options
 from attention_conformance.tests.harness.judge.clause_tests import Selection, clause_tests
 from attention_conformance.tests.harness.judge.judge import TIERS, FailureLimitError, Judge
@@ -92,7 +92,7 @@ def outcome(implementation: Implementation, tier: str, dtypes: tuple[str, ...] =
     """Judges a wrong implementation by all clauses that it claims, in these dtypes or in all."""
     kills: list[Kill] = []
     failing: list[Case] = []
-    failures: list[Found] = []
+    failures: list[FailingCheck] = []
     errors: list[str] = []
     start, first = time.perf_counter(), None
     for check in Selection((implementation,), dtypes=dtypes).plan():
@@ -107,7 +107,7 @@ def outcome(implementation: Implementation, tier: str, dtypes: tuple[str, ...] =
             kills.append(Kill(check.clause.id, check.dtype, judge.tally.failed, judge.tally.worst or 0.0))
             failing += [Case.from_json(failure.case) for failure in judge.tally.failures]
             plain = plainest(judge.tally.failures)
-            failures.append(Found(check.clause.id, Case.from_json(plain.case), check.dtype, plain.part))
+            failures.append(FailingCheck(check.clause.id, Case.from_json(plain.case), check.dtype, plain.part))
     diagnosis = diagnose(implementation, failures)
     name = _as_defect(diagnosis.name, implementation.name) if diagnosis else ""
     needs = frozenset.intersection(*map(options, failing)) if failing else frozenset()

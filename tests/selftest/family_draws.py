@@ -45,7 +45,7 @@ def _drawn_extension(rng: np.random.Generator, packing: Packing, sizes: Sizes, c
     plain = packing is Packing.NONE
     start = int(rng.integers(0, max(1, sizes.key_length - sizes.query_length) + 1)) if plain else None
     drawn = Extension(
-        left=int(rng.integers(0, 2 * sizes.key_length)) if plain else None,
+        window_left=int(rng.integers(0, 2 * sizes.key_length)) if plain else None,
         softcap=spread_out(rng, 1.0, 60.0),
         rotary_base=one_of(rng, (10.0, 1e4, 5e5)),
         query_start=start if causal or rng.integers(2) else None,
@@ -55,9 +55,19 @@ def _drawn_extension(rng: np.random.Generator, packing: Packing, sizes: Sizes, c
         zero_attn=True,
         head_gates=True,
         dropout=one_of(rng, (0.1, 0.5)),
-        draw=int(rng.integers(1000)),
+        dropout_seed=int(rng.integers(1000)),
     )
-    names = ("left", "softcap", "rotary_base", "alibi", "relative_bias", "sinks", "zero_attn", "head_gates", "dropout")
+    names = (
+        "window_left",
+        "softcap",
+        "rotary_base",
+        "alibi",
+        "relative_bias",
+        "sinks",
+        "zero_attn",
+        "head_gates",
+        "dropout",
+    )
     chosen = rng.choice(names, size=int(rng.integers(1, 5)), replace=False)
-    asked = {name: getattr(drawn, name) for name in (*chosen, "query_start", "draw")}
+    asked = {name: getattr(drawn, name) for name in (*chosen, "query_start", "dropout_seed")}
     return Extension(packing=packing, **asked)

@@ -50,12 +50,12 @@ def displaced(problem: Problem, conventions: Conventions, b: int, i: int, j: int
     query, key = position(problem, conventions, "query", b, i), position(problem, conventions, "key", b, j)
     if problem.causal and key > query:
         return True
-    if asked.right is not None and key > query + asked.right:
+    if asked.window_right is not None and key > query + asked.window_right:
         return True
-    if asked.left is None:
+    if asked.window_left is None:
         return False
     including = conventions.window_count is WindowCount.INCLUDING
-    return key < query - asked.left + (1 if including else 0)
+    return key < query - asked.window_left + (1 if including else 0)
 
 
 def key_head(problem: Problem, conventions: Conventions, h: int) -> int:

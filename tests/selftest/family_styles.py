@@ -195,7 +195,7 @@ class Wrong:
 FEW = Case(sizes=Sizes(key_length=5))
 CAPPED = replace(FEW, score_std=6.0).extended(softcap=4.0)
 FAR = Case(sizes=Sizes(key_length=7, d_k=8)).extended(rotary_base=10.0, query_start=2000)
-DROPPED = FEW.extended(dropout=0.3, draw=3)
+DROPPED = FEW.extended(dropout=0.3, dropout_seed=3)
 WRONG: Mapping[str, Wrong] = {
     "angles in float16, position 2000": Wrong({"rotate": half_angles}, FAR),
     "no rotation": Wrong({"rotate": lambda rows, positions, base: rows}, FEW.extended(rotary_base=100.0)),

@@ -118,9 +118,9 @@ class TestFitting:
         including = replace(OP, conventions=Conventions(window_count=WindowCount.INCLUDING))
         ring = in_pieces(3, 4, room=3)
         assert isinstance(fit(ring, OP), Unsupported)
-        assert isinstance(fit(ring.extended(left=3), OP), Unsupported)
-        assert isinstance(fit(ring.extended(left=2), OP), Case)
-        assert isinstance(fit(ring.extended(left=3), including), Case)
+        assert isinstance(fit(ring.extended(window_left=3), OP), Unsupported)
+        assert isinstance(fit(ring.extended(window_left=2), OP), Case)
+        assert isinstance(fit(ring.extended(window_left=3), including), Case)
 
 
 class TestCachedAttention:

@@ -34,8 +34,8 @@ FORMS = st.builds(
 )
 EXTENSIONS = st.builds(
     Extension,
-    left=st.none() | EXTENT,
-    right=st.none() | EXTENT,
+    window_left=st.none() | EXTENT,
+    window_right=st.none() | EXTENT,
     softcap=st.none() | FINITE,
     rotary_base=st.none() | FINITE,
     query_start=st.none() | EXTENT,
@@ -47,8 +47,8 @@ EXTENSIONS = st.builds(
     head_gates=st.booleans(),
     packing=st.sampled_from(Packing),
     dropout=st.floats(0.0, 1.0),
-    draw=st.integers(),
-    evaluating=st.booleans(),
+    dropout_seed=st.integers(),
+    evaluation=st.booleans(),
     chunks=st.lists(EXTENT).map(tuple),
     cache_length=EXTENT,
 )
@@ -87,13 +87,13 @@ def test_json_round_trip(case: Case) -> None:
 
 def test_json_may_leave_out_defaults() -> None:
     assert Case.from_json('{"causal": true, "sizes": {"batch": 1}}') == Case(causal=True).sized(batch=1)
-    found = Case.from_json('{"extension": {"left": 0, "softcap": 30, "chunks": [2, 1], "packing": "lengths"}}')
-    assert found == Case().extended(left=0, softcap=30, chunks=(2, 1), packing=Packing.LENGTHS)
+    found = Case.from_json('{"extension": {"window_left": 0, "softcap": 30, "chunks": [2, 1], "packing": "lengths"}}')
+    assert found == Case().extended(window_left=0, softcap=30, chunks=(2, 1), packing=Packing.LENGTHS)
 
 
 def test_cases_out_of_json_are_keys_like_others() -> None:
     """They are cached by; a list in one would be no key."""
-    case = Case().extended(chunks=(2, 1), packing=Packing.SEGMENTS, left=3)
+    case = Case().extended(chunks=(2, 1), packing=Packing.SEGMENTS, window_left=3)
     assert {Case.from_json(case.to_json())} == {case}
 
 
@@ -112,9 +112,9 @@ def test_cases_out_of_json_are_keys_like_others() -> None:
         ({"module": {}}, "case.module lacks the field 'sharing'"),
         ({"module": {"sharing": "all"}}, "case.module lacks the field 'query_dim'"),
         ({"extension": None}, "case.extension must be an object, not None"),
-        ({"extension": {"window": 3}}, "case.extension has no field 'window'; it has: left, right, "),
-        ({"extension": {"left": "2"}}, "case.extension.left cannot be '2'"),
-        ({"extension": {"left": 2.0}}, "case.extension.left cannot be 2.0"),
+        ({"extension": {"window": 3}}, "case.extension has no field 'window'; it has: window_left, window_right, "),
+        ({"extension": {"window_left": "2"}}, "case.extension.window_left cannot be '2'"),
+        ({"extension": {"window_left": 2.0}}, "case.extension.window_left cannot be 2.0"),
         ({"extension": {"sinks": 1}}, "case.extension.sinks cannot be 1"),
         ({"extension": {"packing": "tight"}}, "case.extension.packing cannot be 'tight'; choose from: none, segments"),
         ({"extension": {"chunks": 3}}, "case.extension.chunks cannot be 3"),
@@ -138,8 +138,10 @@ def test_text_that_is_no_object_is_refused() -> None:
 def test_a_case_is_told_by_what_is_out_of_the_ordinary() -> None:
     assert str(Case()) == "B=2 H=3 Lq=5 Lk=7 d_k=4 d_v=3"
     assert str(Case(causal=True, scores=Scores.RISING)).endswith(" scores=rising causal=True")
-    grouped = Case(sizes=Sizes(num_heads=6, num_kv_heads=2), causal=True).extended(left=0, packing=Packing.LENGTHS)
-    assert str(grouped) == "B=2 H=6 Hk=2 Lq=5 Lk=7 d_k=4 d_v=3 causal=True left=0 packing=lengths"
+    grouped = Case(sizes=Sizes(num_heads=6, num_kv_heads=2), causal=True).extended(
+        window_left=0, packing=Packing.LENGTHS
+    )
+    assert str(grouped) == "B=2 H=6 Hk=2 Lq=5 Lk=7 d_k=4 d_v=3 causal=True window_left=0 packing=lengths"
 
 
 def level(case: Case, name: str) -> Any:

@@ -15,7 +15,7 @@ from attention_conformance.implementations.builtin.stepwise.steps import OP_FEAT
 from attention_conformance.implementations.defects import catalogue
 from attention_conformance.spec.cases import Case
 from attention_conformance.spec.features import Scope
-from attention_conformance.tests.harness.explain.diagnosis import Diagnosis, Found, diagnose, failing_alone
+from attention_conformance.tests.harness.explain.diagnosis import Diagnosis, FailingCheck, diagnose, failing_alone
 from attention_conformance.tests.harness.run.runner import run
 
 
@@ -26,7 +26,7 @@ def candidate(function: Callable[..., Tensor]) -> Implementation:
 def diagnosed(implementation: Implementation) -> Diagnosis | None:
     verdicts = [v for v in run(implementation, dtypes=("float64",)) if v.failure is not None and v.level == "MUST"]
     found = [(v, v.failure) for v in verdicts if v.failure is not None]
-    failures = [Found(v.clause, Case.from_json(f.case), v.dtype, f.part) for v, f in found]
+    failures = [FailingCheck(v.clause, Case.from_json(f.case), v.dtype, f.part) for v, f in found]
     return diagnose(implementation, failures, dtypes=("float64",))
 
 
@@ -110,7 +110,7 @@ def test_where_nothing_known_matches_the_pattern_is_told() -> None:
 
 
 def test_a_dtype_that_was_not_asked_tells_nothing() -> None:
-    found = [Found("scores.dot-product", Case(), "float64", "output")]
+    found = [FailingCheck("scores.dot-product", Case(), "float64", "output")]
     assert failing_alone(("float64",), found) == ()
     assert failing_alone(("float64", "float32"), found) == ("float64",)
 

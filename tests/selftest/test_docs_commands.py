@@ -12,9 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from attention_conformance.tests.measurements import wheels
 from attention_conformance.tests.selftest.page_commands import Command, Excerpt, File, agree, blocks, steps
 from attention_conformance.tests.selftest.sessions import ROOT
 
+NAME = "attention_conformance"
 RESULTS = {
     "audit",
     "benchmark-calibration",
@@ -54,7 +56,7 @@ SHOWN = [page for page in PAGES if any(isinstance(step, Command) for step in ste
 @pytest.mark.parametrize("page", SHOWN, ids=of)
 def test_commands_do_what_the_page_shows(page: Path, tmp_path: Path) -> None:
     needs_clone = any(isinstance(step, Command) and step.text.startswith(CLONE) for step in steps(page))
-    folder = cloned(tmp_path / "clone") if needs_clone else tmp_path
+    folder = cloned(tmp_path / NAME) if needs_clone else tmp_path
     (folder / ".venv").symlink_to(sys.prefix)
     for step in steps(page):
         if isinstance(step, File):
@@ -69,22 +71,23 @@ def test_commands_do_what_the_page_shows(page: Path, tmp_path: Path) -> None:
 
 def cloned(folder: Path) -> Path:
     """A copy of what runs, so that commands may write where they like."""
-    folder.mkdir()
-    for name in ("spec", "reference", "implementations", "tests", "docs"):
-        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("conftest.py", "pyproject.toml", "Makefile", "README.md", "CHANGELOG.md"):
+    wheels.copied(folder)
+    shutil.copytree(ROOT / "docs", folder / "docs", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("Makefile", "CHANGELOG.md"):
         shutil.copy(ROOT / name, folder / name)
     return folder
 
 
 def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Runs a command as a reader does; a folder with the name of the package is the package."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "CI"))}
+    own = {"PYTHONPATH": str(folder.parent)} if folder.name == NAME else {}
     return subprocess.run(
         command,
         shell=True,
         cwd=folder,
-        env=kept | {"PATH": path, "NO_COLOR": "1"},
+        env=kept | {"PATH": path, "NO_COLOR": "1"} | own,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -81,7 +81,7 @@ def test_every_clause_can_be_explained(identifier: str) -> None:
     text = explained(identifier)
     assert text.startswith(f"{identifier} ({CLAUSES[identifier].level}, chapter {CLAUSES[identifier].chapter})")
     assert not set("\\$") & set(text)
-    titles = ("asked of", "why it matters", "sources", "what breaks it", "known to deviate")
+    titles = ("applies to", "why it matters", "sources", "what breaks it", "known to deviate")
     assert [found for found in text.splitlines() if found.endswith(":") and not found.startswith(" ")] == [
         f"{title}:" for title in titles
     ]

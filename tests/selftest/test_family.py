@@ -34,8 +34,8 @@ GROUPS = Case(sizes=Sizes(num_heads=6, num_kv_heads=3))
 ASKED = {
     "groups": GROUPS,
     "one key head": Case(sizes=Sizes(num_heads=6, num_kv_heads=1), causal=True),
-    "window": Case().extended(left=2, right=1),
-    "window and causal": SQUARE.extended(left=2),
+    "window": Case().extended(window_left=2, window_right=1),
+    "window and causal": SQUARE.extended(window_left=2),
     "softcap": Case(score_std=6.0, mask=MaskKind.FLOAT).extended(softcap=1.5),
     "rotary": Case().extended(rotary_base=50.0, query_start=2),
     "alibi": Case().extended(alibi=True, query_start=2),
@@ -49,7 +49,14 @@ ASKED = {
     "lengths": Case(causal=True).sized(query_length=9, key_length=9).extended(packing=Packing.LENGTHS),
     "empty segment": Case().extended(packing=Packing.EMPTY_SEGMENT, rotary_base=100.0, alibi=True),
     "everything": GROUPS.extended(
-        left=3, softcap=3.0, rotary_base=50.0, query_start=1, alibi=True, relative_bias=1, sinks=True, head_gates=True
+        window_left=3,
+        softcap=3.0,
+        rotary_base=50.0,
+        query_start=1,
+        alibi=True,
+        relative_bias=1,
+        sinks=True,
+        head_gates=True,
     ),
 }
 

@@ -42,7 +42,7 @@ MODULES = [
     Case(sizes=replace(SIZES, num_kv_heads=0), module=FORM, mask=MaskKind.FLOAT).extended(
         bias_kv=True, sinks=True, softcap=3.0, head_gates=True, relative_bias=2
     ),
-    Case(sizes=SIZES, module=SELF, padding=Padding.LEFT).extended(alibi=True, dropout=0.4, draw=5),
+    Case(sizes=SIZES, module=SELF, padding=Padding.LEFT).extended(alibi=True, dropout=0.4, dropout_seed=5),
 ]
 
 
@@ -134,7 +134,7 @@ def test_rows_turned_by_angles_of_float32_keep_to_the_bound(pairing: RotaryPairi
 
 def test_rows_are_not_sampled_where_positions_matter() -> None:
     rows = np.array([0])
-    for asked in ({"left": 1}, {"rotary_base": 10.0}, {"alibi": True}, {"relative_bias": 1}):
+    for asked in ({"window_left": 1}, {"rotary_base": 10.0}, {"alibi": True}, {"relative_bias": 1}):
         problem = build(Case().extended(**asked), "float64")
         with pytest.raises(ValueError, match="positions"):
             sample_rows(problem, rows)

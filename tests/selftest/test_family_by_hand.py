@@ -102,7 +102,7 @@ def test_a_window_counts_besides_the_query() -> None:
     Counted with the query's own, a window of 1 is that key alone.
     """
     zeros = [[[[0.0]] * 4]]
-    problem = asking(zeros, zeros, zeros, {}, left=1, right=0)
+    problem = asking(zeros, zeros, zeros, {}, window_left=1, window_right=0)
     half = [[1.0, 0, 0, 0], [0.5, 0.5, 0, 0], [0, 0.5, 0.5, 0], [0, 0, 0.5, 0.5]]
     assert_output(problem, [[half]], "weights")
     counted = solve(problem, Conventions().claiming({"window-count": "including"})).parts["weights"]

@@ -34,8 +34,8 @@ FORM = ModuleForm(Sharing.NONE, 5, 3, 4, 3, bias=True, output_projection=True, o
 SELF = replace(FORM, sharing=Sharing.SELF, query_dim=4, key_dim=4, value_dim=4)
 KEY_VALUE = replace(FORM, sharing=Sharing.KEY_VALUE, value_dim=3)
 EVERYTHING = Extension(
-    left=3,
-    right=2,
+    window_left=3,
+    window_right=2,
     softcap=2.0,
     rotary_base=50.0,
     query_start=1,
@@ -61,19 +61,19 @@ BOTH = pytest.mark.parametrize("conventions", [Conventions(), ELSEWHERE], ids=["
 PLACED = [
     Case(sizes=SMALL, causal=True).extended(query_start=1),
     Case(sizes=TALL, causal=True),
-    Case(sizes=SMALL).extended(left=1),
-    Case(sizes=SMALL).extended(left=0, right=0),
-    Case(sizes=SMALL).extended(left=2, right=1, query_start=2),
-    Case(sizes=TALL).extended(left=1, right=1),
-    Case(sizes=SQUARE, causal=True).extended(left=2),
-    Case(sizes=SQUARE, padding=Padding.LEFT).extended(left=2),
+    Case(sizes=SMALL).extended(window_left=1),
+    Case(sizes=SMALL).extended(window_left=0, window_right=0),
+    Case(sizes=SMALL).extended(window_left=2, window_right=1, query_start=2),
+    Case(sizes=TALL).extended(window_left=1, window_right=1),
+    Case(sizes=SQUARE, causal=True).extended(window_left=2),
+    Case(sizes=SQUARE, padding=Padding.LEFT).extended(window_left=2),
     Case(sizes=SMALL).extended(packing=Packing.SEGMENTS),
     Case(sizes=LONG, causal=True).extended(packing=Packing.SEGMENTS),
-    Case(sizes=LONG, causal=True).extended(packing=Packing.LENGTHS, left=1),
+    Case(sizes=LONG, causal=True).extended(packing=Packing.LENGTHS, window_left=1),
     Case(sizes=LONG, mask=MaskKind.INFINITE).extended(packing=Packing.LENGTHS),
     Case(sizes=TALL, causal=True).extended(packing=Packing.LENGTHS, alibi=True),
     Case(sizes=SMALL).extended(packing=Packing.EMPTY_SEGMENT, rotary_base=10.0, relative_bias=1),
-    Case(sizes=SMALL).extended(packing=Packing.EMPTY_DOCUMENT, right=0),
+    Case(sizes=SMALL).extended(packing=Packing.EMPTY_DOCUMENT, window_right=0),
 ]
 SCORED = [
     Case(sizes=SMALL, score_std=6.0).extended(softcap=1.5),
@@ -186,8 +186,8 @@ def test_agrees_with_fifty_digits(case: Case) -> None:
 @pytest.mark.parametrize(
     "case",
     [
-        Case(sizes=SMALL).extended(left=0, right=0, query_start=9),
-        Case(sizes=TALL).extended(left=0, right=0),
+        Case(sizes=SMALL).extended(window_left=0, window_right=0, query_start=9),
+        Case(sizes=TALL).extended(window_left=0, window_right=0),
         Case(sizes=SMALL).extended(packing=Packing.EMPTY_SEGMENT),
         Case(sizes=LONG, causal=True).extended(packing=Packing.EMPTY_DOCUMENT),
     ],
@@ -221,8 +221,8 @@ def some(*levels: Any) -> st.SearchStrategy[Any]:
 
 EXTENSIONS = st.builds(
     Extension,
-    left=st.none() | st.integers(0, 9),
-    right=st.none() | st.integers(0, 9),
+    window_left=st.none() | st.integers(0, 9),
+    window_right=st.none() | st.integers(0, 9),
     softcap=st.none() | st.floats(0.1, 100.0),
     rotary_base=st.none() | st.floats(1.0, 1e6),
     query_start=st.none() | st.integers(0, 50),

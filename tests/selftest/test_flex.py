@@ -21,7 +21,9 @@ from attention_conformance.tests.report.verdict import Status
 EVERYTHING = Case(sizes=Sizes(num_heads=6, num_kv_heads=3), mask=MaskKind.INFINITE, padding=Padding.LEFT, causal=True)
 ASKED = {
     "every score_mod": EVERYTHING.extended(softcap=3.0, alibi=True, relative_bias=1, query_start=3),
-    "every mask_mod": replace(EVERYTHING, mask=MaskKind.BOOL).extended(left=3, right=1, packing=Packing.SEGMENTS),
+    "every mask_mod": replace(EVERYTHING, mask=MaskKind.BOOL).extended(
+        window_left=3, window_right=1, packing=Packing.SEGMENTS
+    ),
     "sinks over rows without keys": Case(padding=Padding.EMPTY_SAMPLE).extended(sinks=True, packing=Packing.LENGTHS),
 }
 

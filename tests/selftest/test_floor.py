@@ -46,7 +46,7 @@ def test_the_backward_pass_counts_two_products_for_one() -> None:
 def test_masked_pairs_are_not_counted() -> None:
     pairs = counted(SQUARE).operations // (8 * 8)
     assert counted(replace(SQUARE, causal=True)).operations == pairs * (8 * 9 // 2)
-    assert counted(replace(SQUARE, causal=True).extended(left=1)).operations == pairs * (8 + 7)
+    assert counted(replace(SQUARE, causal=True).extended(window_left=1)).operations == pairs * (8 + 7)
     padded = replace(SQUARE, padding=Padding.LENGTHS)
     assert counted(padded).operations == pairs // 2 * 8 * (6 + 3)
     assert counted(padded).bytes == 8 * 3 * (2 * 8 * (4 + 5) + (6 + 3) * (4 + 5))
@@ -62,8 +62,8 @@ MASKED = (
     Case(mask=MaskKind.BOOL, mask_shape=MaskShape.SAMPLE, padding=Padding.HOLES),
     Case(padding=Padding.QUERY_LENGTHS),
     Case(causal=True).extended(packing=Packing.SEGMENTS),
-    Case(causal=True).extended(left=2, query_start=3, sinks=True, zero_attn=True),
-    Case().sized(num_kv_heads=1).extended(left=2, right=1),
+    Case(causal=True).extended(window_left=2, query_start=3, sinks=True, zero_attn=True),
+    Case().sized(num_kv_heads=1).extended(window_left=2, window_right=1),
 )
 
 

@@ -117,7 +117,7 @@ ASKED = {
     "causal, fewer keys": Case(causal=True),
     "causal, more keys": Case(causal=True).sized(key_length=3),
     "causal, negative scale": Case(causal=True, scale=-0.5).sized(query_length=7),
-    "causal window": SQUARE.extended(left=2, query_start=0),
+    "causal window": SQUARE.extended(window_left=2, query_start=0),
     "causal from a place on": Case(causal=True).extended(query_start=2),
     "groups": GROUPS.extended(rotary_base=50.0),
     "groups, masks and a key of zeros": Case(
@@ -126,7 +126,7 @@ ASKED = {
     "further keys and softcap": GROUPS.extended(bias_kv=True, zero_attn=True, softcap=2.0),
     "further key and padding": Case(padding=Padding.EMPTY_SAMPLE).extended(bias_kv=True, alibi=True),
     "segments": Case().extended(packing=Packing.EMPTY_SEGMENT, relative_bias=1),
-    "sinks and gates": GROUPS.extended(sinks=True, head_gates=True, left=1, right=2),
+    "sinks and gates": GROUPS.extended(sinks=True, head_gates=True, window_left=1, window_right=2),
     "nan in padding of groups": Case(
         sizes=Sizes(num_heads=6, num_kv_heads=2), padding=Padding.RIGHT, poison=Poison.NAN
     ),

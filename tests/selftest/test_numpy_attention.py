@@ -33,7 +33,7 @@ CASES = {
     "mask of one column": Case(mask=MaskKind.FLOAT, mask_shape=MaskShape.QUERIES),
     "lengths with an empty document": Case().extended(packing=Packing.EMPTY_DOCUMENT, relative_bias=1),
     "no key": Case(sizes=Sizes(key_length=0)).extended(sinks=True),
-    "no query": Case(sizes=Sizes(query_length=0)).extended(left=2),
+    "no query": Case(sizes=Sizes(query_length=0)).extended(window_left=2),
     "no sample": Case(sizes=Sizes(batch=0)).extended(packing=Packing.SEGMENTS),
 }
 

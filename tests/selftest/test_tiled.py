@@ -38,13 +38,13 @@ WIDE = Case(sizes=Sizes(num_heads=6, num_kv_heads=2, query_length=9, key_length=
 CASES = {
     **ASKED,
     "everything, zero key": ASKED["everything"].extended(zero_attn=True),
-    "window, mask and padding": WIDE.extended(left=2, right=3, softcap=2.0, query_start=1),
+    "window, mask and padding": WIDE.extended(window_left=2, window_right=3, softcap=2.0, query_start=1),
     "mask of one row": Case(mask=MaskKind.INFINITE, mask_shape=MaskShape.KEYS, padding=Padding.HOLES),
     "mask of one column": Case(mask=MaskKind.FLOAT, mask_shape=MaskShape.QUERIES),
     "empty rows": Case(mask=MaskKind.BOOL, pattern=Pattern.EMPTY_ROW).extended(head_gates=True),
     "lengths with an empty document": Case().extended(packing=Packing.EMPTY_DOCUMENT, relative_bias=1, softcap=2.0),
     "no key": Case(sizes=Sizes(key_length=0)).extended(sinks=True),
-    "no query": Case(sizes=Sizes(query_length=0)).extended(left=2, relative_bias=1),
+    "no query": Case(sizes=Sizes(query_length=0)).extended(window_left=2, relative_bias=1),
     "no sample": Case(sizes=Sizes(batch=0)).extended(packing=Packing.SEGMENTS),
 }
 
@@ -86,7 +86,7 @@ class TestDropout:
         problem = build(self.CASE, dtype)
         result = in_tiles_of(size).run(problem.fresh(), "cpu")
         with torch.random.fork_rng():
-            torch.manual_seed(self.CASE.extension.draw)
+            torch.manual_seed(self.CASE.extension.dropout_seed)
             dropout = Dropout(0.4, drawn_seed(), (2, 6, 5, 7))
         factors = dropout.factors(Tile(slice(0, 5), slice(0, 7)), torch.device("cpu"), torch.float64)
         expected = solve(problem, kept=np.pad(to_array(factors), [(0, 0)] * 3 + [(0, 1)], constant_values=1.0)).parts

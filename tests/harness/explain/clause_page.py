@@ -1,4 +1,4 @@
-"""Explaining: all that the project knows of one clause, as text for a terminal."""
+"""The page of one clause: all that the project knows of it, as text for a terminal."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from attention_conformance.tests.harness.explain.plain_math import formula, line
 
 WIDTH = 100
 MOST = 8
-"""So many defects are described; of further ones, the names are listed."""
+"""How many defects are described; of the others, the names are listed."""
 
 
 def explanation(clause: Clause, implementations: Sequence[Implementation]) -> Iterator[str]:
-    """The lines: what is asked, the equation, why it matters, where it comes from, and who gets it wrong."""
+    """The lines: statement, equation, why it matters, where it comes from, what breaks it, and what deviates."""
     yield f"{clause.id} ({clause.level}, chapter {clause.chapter})"
     yield from _paragraph(line(clause.statement), "  ")
     if clause.equation is not None:
@@ -25,16 +25,16 @@ def explanation(clause: Clause, implementations: Sequence[Implementation]) -> It
     for note in clause.notes:
         yield ""
         yield from _paragraph(line(note), "  ")
-    yield from _section("asked of", [_asked(clause)])
+    yield from _section("applies to", [_scope(clause)])
     yield from _section("why it matters", map(line, specification()[clause.chapter].introduction))
     yield from _section("sources", ["; ".join(clause.sources), *map(line, clause.errata)])
     yield from _section("what breaks it", _defects(clause))
     yield from _section("known to deviate", _deviations(clause, implementations))
 
 
-def _asked(clause: Clause) -> str:
+def _scope(clause: Clause) -> str:
     scope = "any implementation" if clause.scope is None else f"an implementation of the {clause.scope} level"
-    measured = ". It is measured by the benchmarks, and no part of a verdict" if clause.measured else ""
+    measured = ". It is measured by the benchmarks, and is no part of a verdict" if clause.measured else ""
     return f"{scope} that claims {' and '.join(sorted(clause.features))}{measured}"
 
 
@@ -45,7 +45,7 @@ def _defects(clause: Clause) -> Iterator[str]:
         yield f"{defect.id} ({defect.severity}): {defect.text.does} {defect.matters} Repair: {defect.text.repair}"
     others = [defect.id for defect in (*first[MOST:], *(d for d in catalogue() if clause.id in d.clauses[1:]))]
     if others:
-        yield f"{'also' if first else 'beside other clauses'}: {', '.join(others)}"
+        yield f"{'also' if first else 'named by other clauses'}: {', '.join(others)}"
 
 
 def _deviations(clause: Clause, implementations: Sequence[Implementation]) -> Iterator[str]:
@@ -61,10 +61,10 @@ def _where(entry: ExpectedFailure) -> str:
 
 
 def _section(title: str, paragraphs: Iterator[str] | Sequence[str]) -> Iterator[str]:
-    told = list(paragraphs) or ["nothing that is known here"]
+    known = list(paragraphs) or ["nothing that is known here"]
     yield ""
     yield f"{title}:"
-    for paragraph in told:
+    for paragraph in known:
         yield from _paragraph(paragraph, "  ")
 
 

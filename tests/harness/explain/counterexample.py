@@ -12,30 +12,30 @@ from attention_conformance.tests.harness.explain.reduction import Counterexample
 MOST_NUMBERS = 40
 """In all arrays together, so that they fit on a screen."""
 SHORT = {"query": "q", "key": "k", "value": "v", "attn_mask": "mask"}
-"""How arrays are called; the others keep their names."""
+"""Short names of arrays; the others keep their names."""
 
 
 def lines(found: Counterexample, heading: str = "smallest failing case") -> Iterator[str]:
     """A counterexample, a line each."""
-    asked = found.outcome
+    outcome = found.outcome
     yield f"{heading}: {found.recipe.case}"
-    if not fits(asked):
+    if not fits(outcome):
         yield f"  seed {found.recipe.case.seed}, too many numbers for a screen"
     else:
-        arrays = {SHORT.get(n, n): a for n, a in asked.problem.arrays().items()}
-        if asked.expected is not None:
-            arrays |= {"expected": asked.expected.value}
-        if asked.got is not None:
-            arrays |= {"got": asked.got}
+        arrays = {SHORT.get(n, n): a for n, a in outcome.problem.arrays().items()}
+        if outcome.expected is not None:
+            arrays |= {"expected": outcome.expected.value}
+        if outcome.got is not None:
+            arrays |= {"got": outcome.got}
         width = max(map(len, arrays))
         yield from (f"  {name:{width}} {shape(array)} = {numbers(array)}" for name, array in arrays.items())
-    yield f"  {asked.comparison.message}"
+    yield f"  {outcome.comparison.message}"
 
 
-def fits(asked: Outcome) -> bool:
+def fits(outcome: Outcome) -> bool:
     """Whether all its numbers fit on a screen."""
-    given = [*asked.problem.arrays().values(), *([] if asked.got is None else [asked.got])]
-    expected = 0 if asked.expected is None else asked.expected.value.size
+    given = [*outcome.problem.arrays().values(), *([] if outcome.got is None else [outcome.got])]
+    expected = 0 if outcome.expected is None else outcome.expected.value.size
     return sum(array.size for array in given) + expected <= MOST_NUMBERS
 
 

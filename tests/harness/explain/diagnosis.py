@@ -6,7 +6,7 @@ import math
 import string
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence, Set
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -25,9 +25,9 @@ from attention_conformance.spec.inputs import build
 from attention_conformance.spec.problem import DTYPES, Problem
 from attention_conformance.tests.harness.explain.hypotheses import Hypothesis, hypotheses
 from attention_conformance.tests.harness.explain.pattern import pattern
-from attention_conformance.tests.harness.judge.clause_tests import claimed, clause_marks, clause_tests
+from attention_conformance.tests.harness.judge.clause_tests import Selection
 from attention_conformance.tests.harness.judge.comparison import error_ratios
-from attention_conformance.tests.harness.judge.judge import TIERS, Judge, part_of
+from attention_conformance.tests.harness.judge.judge import Judge, part_of
 from attention_conformance.tests.report.verdict import Status, Verdict
 
 BUDGET = 6.0
@@ -56,8 +56,8 @@ PROBES = (
     Case(seed=214, mask=MaskKind.BOOL, pattern=Pattern.EMPTY_ROW),
     Case(seed=215, padding=Padding.EMPTY_SAMPLE),
     Case(seed=216).sized(num_heads=6, num_kv_heads=3),
-    Case(seed=217).extended(left=1),
-    Case(seed=218).extended(right=1),
+    Case(seed=217).extended(window_left=1),
+    Case(seed=218).extended(window_right=1),
     Case(seed=219, score_std=6.0).extended(softcap=1.5),
     Case(seed=220).extended(rotary_base=50.0),
     Case(seed=221).extended(rotary_base=50.0, query_start=2),
@@ -72,11 +72,11 @@ PROBES = (
     Case(seed=230).extended(packing=Packing.LENGTHS),
     Case(seed=231, causal=True).sized(query_length=7).extended(chunks=(4, 2, 1)),
 )
-"""Cases that tell hypotheses apart: one hypothesis errs here, the next one does not."""
+"""Cases that distinguish hypotheses: one hypothesis is wrong here, the next one is right."""
 
 
 @dataclass(frozen=True)
-class Found:
+class FailingCheck:
     """A failing check: its clause, case and dtype, and what differed there; no part where it was no comparison."""
 
     clause: str
@@ -92,7 +92,7 @@ class Diagnosis:
     Attributes:
         name: the id of a defect or a convention; empty if nothing known explains the failures.
         explains, of: how many failing cases it explains, out of how many that were compared; where nothing could be
-            compared, kinds of complaints.
+            compared, kinds of failures.
         error: the largest difference between its answers and the candidate's, in bounds, where it explains.
         next_name, next_explains: the second best.
         repair: what to do.
@@ -114,11 +114,13 @@ class Diagnosis:
             return f"no known mistake explains the failures; {self.pattern}"
         rest = f"; the next best, {self.next_name}, explains {self.next_explains}" if self.next_name else ""
         if self.of_clauses:
-            return f"fails as `{self.name}` does, in {self.explains} of {self.of} respects{rest}: {self.repair}"
-        told = f"difference {self.error:.2g} of what would tell them apart{rest}"
+            return (
+                f"fails as `{self.name}` does, in {self.explains} of {self.of} kinds of failures{rest}: {self.repair}"
+            )
+        details = f"difference {self.error:.2g} of the limit for equal answers{rest}"
         word = "matches" if 2 * self.explains >= self.of else "is partly explained by"
         more = f"; {self.pattern}" if self.pattern else ""
-        return f"{word} `{self.name}` on {self.explains} of {self.of} failing cases ({told}): {self.repair}{more}"
+        return f"{word} `{self.name}` on {self.explains} of {self.of} failing cases ({details}): {self.repair}{more}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,10 +153,10 @@ class Observation:
         return max(self._distance(part, self.got, other) for part in self.parts)
 
     def _distance(self, part: str, got: Result, other: Result) -> float:
-        mine, theirs = part_of(got, part), part_of(other, part)
-        if mine is None or theirs is None or mine.shape != theirs.shape:
-            return 0.0 if mine is theirs else math.inf
-        wide, bound = mine.astype(np.float64), self.expected[part].bound
+        own, theirs = part_of(got, part), part_of(other, part)
+        if own is None or theirs is None or own.shape != theirs.shape:
+            return 0.0 if own is theirs else math.inf
+        wide, bound = own.astype(np.float64), self.expected[part].bound
         error = self.errors[part]
         limit = 2.0 if error <= 1.0 else min(max(2.0, math.sqrt(error)), error / 2.0)
         if wide.shape != bound.shape:
@@ -164,19 +166,22 @@ class Observation:
         return worst / limit
 
 
-def failing_checks(verdicts: Sequence[Verdict]) -> list[Found]:
+def failing_checks(verdicts: Sequence[Verdict]) -> list[FailingCheck]:
     """The check that each verdict shows, of clauses that MUST hold; of the others if those all hold."""
     failing = [(v, v.failure) for v in verdicts if v.status is Status.FAIL and v.failure is not None]
     binding = [pair for pair in failing if pair[0].level == Level.MUST] or failing
-    return [Found(v.clause, Case.from_json(f.case), v.dtype, f.part) for v, f in binding]
+    return [FailingCheck(v.clause, Case.from_json(f.case), v.dtype, f.part) for v, f in binding]
 
 
 def diagnose(
-    implementation: Implementation, found: Sequence[Found], device: str = "cpu", dtypes: Collection[str] | None = None
+    implementation: Implementation,
+    found: Sequence[FailingCheck],
+    device: str = "cpu",
+    dtypes: Collection[str] | None = None,
 ) -> Diagnosis | None:
     """Explains the failures of an implementation; None if there are none.
 
-    `dtypes` are those in which it was asked; None: all that it claims.
+    `dtypes` are those in which it was checked; None: all that it claims.
     """
     if not found:
         return None
@@ -188,10 +193,10 @@ def diagnose(
         ranked = _ranked(implementation, observed, {each.clause for each in found})
     failing = [each for each in observed if each.failing]
     fails = partial(_fails, implementation, failing[0], device) if failing else (lambda _: False)
-    asked = implementation.claims.dtypes if dtypes is None else dtypes
-    seen = pattern(failing, observed, failing_alone(asked, compared), fails)
+    checked = implementation.claims.dtypes if dtypes is None else dtypes
+    common = pattern(failing, observed, failing_alone(checked, compared), fails)
     if not ranked or ranked[0].explains == 0:
-        return Diagnosis("", 0, len(failing), math.nan, "", 0, "", seen)
+        return Diagnosis("", 0, len(failing), math.nan, "", 0, "", common)
     best, second = ranked[0], next((score for score in ranked[1:] if score.explains), None)
     return Diagnosis(
         best.hypothesis.name,
@@ -201,28 +206,30 @@ def diagnose(
         second.hypothesis.name if second else "",
         second.explains if second else 0,
         best.hypothesis.repair,
-        seen if 2 * best.explains < len(failing) else "",
+        common if 2 * best.explains < len(failing) else "",
     )
 
 
-def failing_alone(asked: Collection[str], compared: Sequence[Found]) -> tuple[str, ...]:
-    """The dtypes in which it fails, if it passes all in others that were asked; none otherwise."""
-    failing = tuple(d for d in asked if any(each.dtype == d for each in compared))
-    return failing if len(failing) < len(asked) else ()
+def failing_alone(checked: Collection[str], compared: Sequence[FailingCheck]) -> tuple[str, ...]:
+    """The dtypes in which it fails, if it passes everything in the other dtypes that were checked; none otherwise."""
+    failing = tuple(d for d in checked if any(each.dtype == d for each in compared))
+    return failing if len(failing) < len(checked) else ()
 
 
-def _observations(implementation: Implementation, compared: Sequence[Found], device: str) -> Iterator[Observation]:
+def _observations(
+    implementation: Implementation, compared: Sequence[FailingCheck], device: str
+) -> Iterator[Observation]:
     """The failing cases, each once, in the widest dtype in which it fails; then the probes in the widest of all."""
     dtypes = [dtype for dtype in DTYPES if any(each.dtype == dtype for each in compared)]
-    asked: dict[tuple[Case, str], set[str]] = {}
+    parts: dict[tuple[Case, str], set[str]] = {}
     for each in sorted(compared, key=lambda each: dtypes.index(each.dtype)):
-        asked.setdefault((each.case, each.dtype), set()).add(each.part)
-    widest = [key for key in asked if key[1] == dtypes[0]] or list(asked)
+        parts.setdefault((each.case, each.dtype), set()).add(each.part)
+    widest = [key for key in parts if key[1] == dtypes[0]] or list(parts)
     for case, dtype in widest[:MANY]:
-        yield _observed(implementation, case, dtype, tuple(asked[case, dtype]), device)
+        yield _observed(implementation, case, dtype, tuple(parts[case, dtype]), device)
     for probe in PROBES:
         fitted = fit(probe, implementation.claims)
-        if not isinstance(fitted, Unsupported) and (fitted, dtypes[0]) not in asked:
+        if not isinstance(fitted, Unsupported) and (fitted, dtypes[0]) not in parts:
             yield _observed(implementation, fitted, dtypes[0], ("output",), device)
 
 
@@ -295,7 +302,7 @@ def _ranked(implementation: Implementation, observed: Sequence[Observation], cla
     failing = [each for each in observed if each.failing]
     others = [each for each in observed if not each.failing]
     end = time.perf_counter() + BUDGET
-    few = _spread(failing, FEW) + others[:2]
+    few = _evenly(failing, FEW) + others[:2]
     listed = list(hypotheses(implementation.claims.scope, implementation.claims.conventions))
     far = {each.name: each.defect is not None and each.defect.clauses[0] not in clauses for each in listed}
     listed.sort(key=lambda each: far[each.name])
@@ -311,7 +318,7 @@ def _rank(score: Score) -> tuple[float, ...]:
     return -(score.explains + score.agrees), score.hypothesis.defect is not None, score.error
 
 
-def _spread(failing: Sequence[Observation], count: int) -> list[Observation]:
+def _evenly(failing: Sequence[Observation], count: int) -> list[Observation]:
     """Some of them, evenly over the order of the specification."""
     step = max(1, -(-len(failing) // count))
     return list(failing[::step])
@@ -323,7 +330,7 @@ def _scored(hypothesis: Hypothesis, observed: Sequence[Observation], hopeless: i
     for number, each in enumerate(observed):
         if number == hopeless and not explains:
             break
-        if not hypothesis.speaks_of(each.problem):
+        if not hypothesis.applies_to(each.problem):
             continue
         distance = each.distance(*answered(lambda each=each: hypothesis.answer(each.problem)))  # type: ignore[misc]
         if distance <= 1.0:
@@ -332,34 +339,36 @@ def _scored(hypothesis: Hypothesis, observed: Sequence[Observation], hopeless: i
     return Score(hypothesis, explains, agrees, error)
 
 
-def _by_clauses(implementation: Implementation, found: Sequence[Found], device: str) -> Diagnosis | None:
+def _by_clauses(implementation: Implementation, found: Sequence[FailingCheck], device: str) -> Diagnosis | None:
     """For failures that are no comparisons: the mistake that breaks the same clauses in the same words."""
     failed = {each.clause for each in found}
-    chapters = {clause.partition(".")[0] for clause in failed}
+    chapters = {load()[clause].chapter for clause in failed}
     dtype = next(dtype for dtype in DTYPES if any(each.dtype == dtype for each in found))
-    mine = _complaints(implementation, chapters, dtype, device)
+    own = _failure_summaries(implementation, chapters, dtype, device)
     ranked = []
     for hypothesis in hypotheses(implementation.claims.scope, implementation.claims.conventions):
         defect = hypothesis.defect
         if defect is not None and failed & set(defect.clauses):
-            theirs = _complaints(defect.implementation, chapters, dtype, device)
-            ranked.append((len(mine & theirs) / max(1, len(mine | theirs)), len(mine & theirs), hypothesis))
+            theirs = _failure_summaries(defect.implementation, chapters, dtype, device)
+            ranked.append((len(own & theirs) / max(1, len(own | theirs)), len(own & theirs), hypothesis))
     ranked.sort(key=lambda entry: -entry[0])
     if not ranked or not ranked[0][1]:
-        told = "; ".join(sorted(words for _, words in mine)[:3])
-        return Diagnosis("", 0, len(mine), math.nan, "", 0, "", f"they are: {told}")
+        summaries = "; ".join(sorted(words for _, words in own)[:3])
+        return Diagnosis("", 0, len(own), math.nan, "", 0, "", f"they are: {summaries}")
     (_, explains, best), second = ranked[0], ranked[1] if len(ranked) > 1 else None
     rest = (second[2].name, second[1]) if second and second[1] else ("", 0)
-    return Diagnosis(best.name, explains, len(mine), 0.0, *rest, best.repair, of_clauses=True)
+    return Diagnosis(best.name, explains, len(own), 0.0, *rest, best.repair, of_clauses=True)
 
 
-def _complaints(implementation: Implementation, chapters: set[str], dtype: str, device: str) -> set[tuple[str, str]]:
+def _failure_summaries(
+    implementation: Implementation, chapters: set[str], dtype: str, device: str
+) -> set[tuple[str, str]]:
     """(clause, words) of every failing check of these chapters, without the numbers."""
     found = set()
-    for identifier, test in clause_tests().items():
-        called = not claimed(load()[identifier], implementation.claims) and dtype in clause_marks()[identifier].dtypes
-        if called and identifier.partition(".")[0] in chapters:
-            judge = Judge(implementation, dtype, device, TIERS["quick"])
-            test(judge)
-            found |= {(identifier, failure.summary or failure.message) for failure in judge.tally.failures}
+    for planned in Selection((implementation,), dtypes=(dtype,)).plan():
+        if planned.clause.chapter in chapters:
+            judge = Judge(implementation, dtype, device)
+            with suppress(PathError):
+                planned.test(judge)
+            found |= {(planned.clause.id, each.summary or each.message) for each in judge.tally.failures}
     return found

@@ -1,4 +1,4 @@
-"""Hypotheses: what a failing candidate may be doing, each as something that answers a problem."""
+"""Hypotheses: what a failing candidate may be doing, each as a function that answers a problem."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from attention_conformance.spec.features import (
 )
 from attention_conformance.spec.problem import DTYPES, Problem
 
-FURTHER: Mapping[str, type[StrEnum]] = {
+CONVENTIONS: Mapping[str, type[StrEnum]] = {
     "softmax-precision": SoftmaxPrecision,
     "group-order": GroupOrder,
     "window-count": WindowCount,
@@ -47,7 +47,7 @@ class Hypothesis:
     Attributes:
         name: the id of a defect, or a convention as the command line spells it.
         repair: what to do, one sentence.
-        answer: what an implementation would answer of which it is true; it may raise.
+        answer: the answer of an implementation for which the hypothesis is true; it may raise.
         defect: the catalogue's entry; None for a convention.
     """
 
@@ -56,13 +56,13 @@ class Hypothesis:
     answer: Callable[[Problem], Result]
     defect: Defect | None = None
 
-    def speaks_of(self, problem: Problem) -> bool:
-        """Whether it was told everything: most functions never hear of valid lengths."""
+    def applies_to(self, problem: Problem) -> bool:
+        """Whether it gets the whole problem: most functions get no valid lengths."""
         return problem.valid_lens is None or self.defect is None or VALID in self.defect.implementation.claims
 
 
 def hypotheses(scope: Scope, claimed: Conventions) -> Iterator[Hypothesis]:
-    """Conventions other than the claimed ones, and every defect that can be asked at this level."""
+    """Conventions other than the claimed ones, and every defect that can answer at this level."""
     yield from _of_conventions(claimed)
     for defect in catalogue():
         if answer := _answer_of(defect, scope):
@@ -78,8 +78,8 @@ def _answer_of(defect: Defect, scope: Scope) -> Callable[[Problem], Result] | No
 
 def _lifted(defect: Defect, problem: Problem) -> Result:
     """A defect of the op between right projections; outputs only."""
-    seen = Pipeline().run(problem.forward_only(), Conventions())
-    inputs = (seen.inputs.query, seen.inputs.key, seen.inputs.value)
+    inputs_of = Pipeline().run(problem.forward_only(), Conventions()).inputs
+    inputs = (inputs_of.query, inputs_of.key, inputs_of.value)
     query, key, value = (heads.astype(DTYPES[problem.dtype]) for heads in inputs)
     op = replace(
         problem.forward_only(),
@@ -90,10 +90,10 @@ def _lifted(defect: Defect, problem: Problem) -> Result:
         parameters={},
         sharing=Sharing.NONE,
     )
-    found = defect.implementation.run(op.fresh(), "cpu")
-    output = Pipeline().project_out(problem.widened(), found.output.astype(np.float64))
-    averaged = None if found.weights is None else found.weights.astype(np.float64).mean(1)
-    return replace(found, output=output, averaged_weights=averaged, gradients={})
+    result = defect.implementation.run(op.fresh(), "cpu")
+    output = Pipeline().project_out(problem.widened(), result.output.astype(np.float64))
+    averaged = None if result.weights is None else result.weights.astype(np.float64).mean(1)
+    return replace(result, output=output, averaged_weights=averaged, gradients={})
 
 
 def _of_conventions(claimed: Conventions) -> Iterator[Hypothesis]:
@@ -102,15 +102,17 @@ def _of_conventions(claimed: Conventions) -> Iterator[Hypothesis]:
         others.append((f"causal-alignment={alignment}", replace(claimed, causal_alignment=alignment)))
     for empty in (EmptyRow.ZEROS, EmptyRow.NAN, EmptyRow.UNIFORM):
         others.append((f"empty-row={empty}", claimed.claiming({"empty-row": str(empty)})))
-    for key, kind in FURTHER.items():
+    for key, kind in CONVENTIONS.items():
         for value in kind:
             others.append((f"{key}={value}", claimed.claiming({key: str(value)})))
     for name, conventions in others:
         if conventions != claimed:
-            yield Hypothesis(name, f"it is no mistake if you mean it: add --convention {name}", _answering(conventions))
+            yield Hypothesis(
+                name, f"if this is intended, it is no mistake: add --convention {name}", _answering(conventions)
+            )
     flipped = next(p for p in type(claimed.bool_mask) if p is not claimed.bool_mask)
     remedy = (
-        f"if True means so in its masks, add --convention bool-mask={flipped}; otherwise turn its boolean masks around"
+        f"if True means this in its masks, add --convention bool-mask={flipped}; otherwise invert its boolean masks"
     )
     yield Hypothesis(f"bool-mask={flipped}", remedy, lambda problem: _answering(claimed)(_inverted(problem)))
 

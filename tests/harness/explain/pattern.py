@@ -1,4 +1,4 @@
-"""Patterns: what the failures of a candidate have in common, in words, where no known mistake explains them."""
+"""Pattern: what the failures of a candidate have in common, in words, where no known mistake explains them."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ def pattern(
         failing: observed failures.
         observed: these, and cases that pass.
         dtypes: the only ones in which anything fails; empty if it fails in all.
-        fails: asks the candidate another case.
+        fails: whether the candidate fails another case.
     """
-    told = [*([f"in {', '.join(dtypes)}"] if dtypes else []), *_of_options(failing, fails), *_of_elements(failing)]
-    if told:
-        return f"it fails only {', and only '.join(told)}"
+    limits = [*([f"in {', '.join(dtypes)}"] if dtypes else []), *_of_options(failing, fails), *_of_elements(failing)]
+    if limits:
+        return f"it fails only {', and only '.join(limits)}"
     everything = len(failing) == len(observed)
     return "every case that was compared fails" if everything else "no pattern was found in the failures"
 
@@ -56,13 +56,13 @@ def _of_options(failing: Sequence[Observed], fails: Callable[[Case], bool]) -> I
     shared = frozenset.intersection(*(options(each.case) for each in failing))
     case = failing[0].case
     changed = {option: without(case, option) for option in sorted(shared)}
-    needed = [option for option, other in changed.items() if other is not None and not fails(other)]
-    exact = {option.partition("=")[0] for option in needed if "=" in option}
-    yield from (f"with {option}" for option in needed if option.removeprefix("a ") not in exact)
+    necessary = [option for option, other in changed.items() if other is not None and not fails(other)]
+    exact = {option.partition("=")[0] for option in necessary if "=" in option}
+    yield from (f"with {option}" for option in necessary if option.removeprefix("a ") not in exact)
 
 
 def _of_elements(failing: Sequence[Observed]) -> Iterator[str]:
-    """Places in the output that hold every wrong element."""
+    """Positions in the output that include every wrong element."""
     wrong = [_wrong(each) for each in failing]
     masks = [mask for mask in wrong if mask is not None and mask.ndim == len(AXES) and mask.any()]
     rules: dict[str, Callable[[int, int], bool]] = {
@@ -71,9 +71,9 @@ def _of_elements(failing: Sequence[Observed]) -> Iterator[str]:
         "in the last {}": lambda index, extent: index == extent - 1,
     }
     for axis, name in enumerate(AXES):
-        telling = [mask for mask in masks if mask.shape[axis] > 1]
+        extended = [mask for mask in masks if mask.shape[axis] > 1]
         for rule, holds in rules.items():
-            if len(telling) > 1 and all(_all(mask, axis, holds) for mask in telling):
+            if len(extended) > 1 and all(_all(mask, axis, holds) for mask in extended):
                 yield rule.format(PLURAL[name] if "after" in rule else name)
                 break
 

@@ -34,9 +34,9 @@ from attention_conformance.tests.harness.judge.judge import Judge, no_answer, pa
 
 EXTENTS = ("batch", "num_heads", "query_length", "key_length", "d_k", "d_v")
 SEEDS = (1, 2)
-"""Other numbers to try where the own ones no longer show the failure in a smaller problem."""
+"""Other numbers to try where the original ones no longer show the failure in a smaller problem."""
 MOST_COTANGENTS = 48
-"""Elements of the cotangent that are tried alone; each costs a call."""
+"""Elements of the cotangent that are tried alone; each takes a call."""
 PLAIN: tuple[dict[str, object], ...] = (
     {"layout": Layout.CONTIGUOUS},
     {"poison": Poison.NONE},
@@ -57,7 +57,7 @@ PLAIN: tuple[dict[str, object], ...] = (
     {"score_std": Case.score_std},
     {"value_scale": Case.value_scale},
 )
-"""What is taken out of a case, one line at a time."""
+"""What is removed from a case, one line at a time."""
 SIMPLER = {"mask": list(MaskKind), "pattern": [Pattern.ALL, *Pattern], "mask_shape": [MaskShape.SHARED, *MaskShape]}
 """Where options replace one another, the simpler ones first: nothing goes back to a later one."""
 
@@ -76,7 +76,7 @@ class Recipe:
     cotangent: tuple[int, ...] | None = None
 
     def problem(self, judge: Judge, part: str) -> Problem:
-        """The problem as the judge asks it for this part."""
+        """The problem that the judge runs for this part."""
         problem = judge.problem(self.case)
         if not part.startswith("gradients."):
             problem = problem.forward_only()
@@ -153,7 +153,7 @@ class Reduction:
     """The search for the smallest failing recipe.
 
     Attributes:
-        most: so many calls at most; `until`: and not beyond this time (of `time.perf_counter`).
+        most: the largest number of calls; `until`: the latest time, by `time.perf_counter`.
     """
 
     judge: Judge
@@ -165,7 +165,7 @@ class Reduction:
     tried: set[Recipe] = field(default_factory=set)
 
     def attempt(self, recipe: Recipe) -> bool:
-        """Asks a recipe, and keeps it if it fails as the one before did."""
+        """Runs a recipe, and keeps it if it fails as the one before did."""
         if self.calls >= self.most or time.perf_counter() > self.until or recipe in self.tried:
             return False
         self.tried.add(recipe)
@@ -194,7 +194,7 @@ class Reduction:
         return not allowed_keys(problem, self.judge.conventions).any(-1).all()
 
     def strays(self, case: Case) -> bool:
-        """Whether lengths that agreed, or one of which was the longer, do so no more under a causal flag."""
+        """Whether another length is the longer one now, under a causal flag."""
         assert self.found is not None
         before, after = self.found.recipe.case.sizes, case.sizes
         signs = (np.sign(s.query_length - s.key_length) for s in (before, after))
@@ -207,7 +207,7 @@ class Reduction:
             yield nearest
 
     def run(self, case: Case) -> Counterexample | None:
-        """The smallest recipe that fails as the case does; None if that does not fail when asked alone."""
+        """The smallest recipe that fails as the case does; None if that does not fail when run alone."""
         if not self.attempt(Recipe(case)) or self.found is None:
             return None
         while any([self.simplify(), self.shrink(), self.narrow()]):
@@ -217,19 +217,21 @@ class Reduction:
         return replace(self.found, calls=self.calls)
 
     def simplify(self) -> bool:
-        """Takes out one option after another; whether any went."""
+        """Removes one option after another; whether any was removed."""
         return self.each(
-            lambda case: [_changed(case, change) for change in PLAIN if _simpler(case, change)] + _asking_less(case)
+            lambda case: (
+                [_changed(case, change) for change in PLAIN if _simpler(case, change)] + _without_extension(case)
+            )
         )
 
     def shrink(self) -> bool:
-        """Makes one extent after another smaller, equal lengths together; whether any went."""
+        """Makes one extent after another smaller, equal lengths together; whether any was changed."""
         together = [EXTENTS[2:4], EXTENTS[4:], *((name,) for name in EXTENTS)]
         moved = [self.each(partial(_sized, names=names)) for names in together]
         return any(moved)
 
     def narrow(self) -> bool:
-        """Makes the free input widths of a module smaller; whether any went."""
+        """Makes the free input widths of a module smaller; whether any was changed."""
         free = Feature.MODEL_WIDTH in self.judge.claims
         return self.each(_narrowed, fitted=False) if free else False
 
@@ -240,8 +242,8 @@ class Reduction:
         progress = True
         while progress:
             recipe = self.found.recipe
-            wanted = moves(recipe.case)
-            cases = (c for w in wanted for c in (self.fitted(w) if fitted else [w]) if c != recipe.case)
+            moved = moves(recipe.case)
+            cases = (c for m in moved for c in (self.fitted(m) if fitted else [m]) if c != recipe.case)
             progress = any(self.attempt(replace(recipe, case=case)) for case in cases)
         return self.found.recipe.case != before
 
@@ -279,7 +281,7 @@ def _changed(case: Case, change: dict[str, object]) -> Case:
     return replace(case, **change)  # type: ignore[arg-type]  # PLAIN names fields with their types
 
 
-def _asking_less(case: Case) -> list[Case]:
+def _without_extension(case: Case) -> list[Case]:
     """The case without one of its extensions, and without groups."""
     plain = [f.name for f in fields(NOTHING) if getattr(case.extension, f.name) != getattr(NOTHING, f.name)]
     cases = [case.extended(**{name: getattr(NOTHING, name)}) for name in plain]

@@ -1,4 +1,4 @@
-"""Replay: a failure as a file that holds all it takes to ask the same question again."""
+"""Replay: a failure as a file that holds all that is needed to run the same case again."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class FailureFile:
             raise ReplayError(f"it is no JSON ({error})") from None
         if not isinstance(data, dict) or data.get("format") != FORMAT:
             found = data.get("format") if isinstance(data, dict) else None
-            raise ReplayError(f"format is {found!r}, expected {FORMAT!r}: it is no failure file of this version")
+            raise ReplayError(f"format is {found!r}, expected {FORMAT!r}: this is no failure file of this version")
         return cls(**dict(_read({name: value for name, value in data.items() if name != "format"})))
 
 
@@ -111,8 +111,8 @@ def _value(name: str, value: Any) -> Any:
             good = isinstance(value, str)
     known = {"clause": list(load()), "dtype": list(DTYPES), "tier": list(TIERS)}.get(name)
     if not good or (known is not None and value not in known):
-        told = f"; choose from: {', '.join(known)}" if known is not None and len(known) < 9 else ""
-        raise ReplayError(f"{name} cannot be {value!r}{told}")
+        choices = f"; choose from: {', '.join(known)}" if known is not None and len(known) < 9 else ""
+        raise ReplayError(f"{name} cannot be {value!r}{choices}")
     return value
 
 
@@ -148,17 +148,17 @@ def subject(failure: FailureFile) -> Implementation:
     try:
         return candidate(failure.target, failure.conventions, failure.device)
     except TargetError as error:
-        told = str(error).removeprefix(f"{failure.target}: ")
-        raise ReplayError(f"target {failure.target!r} cannot be used: {told}") from None
+        reason = str(error).removeprefix(f"{failure.target}: ")
+        raise ReplayError(f"target {failure.target!r} cannot be used: {reason}") from None
     except ValueError as error:
         raise ReplayError(f"conventions: {error}") from None
 
 
 def replay(failure: FailureFile) -> tuple[bool, list[str]]:
-    """Whether the check holds now, and what to say of it.
+    """Whether the check holds now, and the lines to print.
 
     Raises:
-        ReplayError: the implementation cannot be loaded, or not be asked.
+        ReplayError: the implementation cannot be loaded, or the case cannot be run.
     """
     judge = Judge(subject(failure), failure.dtype, failure.device, TIERS[failure.tier])
     who = f"{failure.clause} of {failure.implementation} in {failure.dtype}"
@@ -183,7 +183,7 @@ def again(failure: FailureFile, judge: Judge) -> Counterexample:
 
 
 def _in_its_clause(failure: FailureFile, judge: Judge) -> str:
-    """What the clause's own test says of the case, if it fails it."""
+    """The message of the clause's own test for the case, if it fails it."""
     judged(load()[failure.clause], clause_tests()[failure.clause], judge)
     text = failure.case.to_json()
     return next((each.message for each in judge.tally.failures if each.case == text), "")

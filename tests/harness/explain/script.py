@@ -1,4 +1,4 @@
-"""Scripts: a counterexample as a program of a few lines, which needs NumPy and the candidate and not this suite."""
+"""Scripts: a counterexample as a program of a few lines, which needs NumPy and the candidate, but not this suite."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ import torch
 from attention_conformance.implementations.adapters.tensors import to_array
 from attention_conformance.implementations.api.contract import Implementation
 from attention_conformance.implementations.api.global_state import kept_global_state
+from attention_conformance.implementations.api.safe_call import CandidateError, guarded
 from attention_conformance.implementations.discovery.functions import function_candidate
 from attention_conformance.implementations.discovery.loading import Target, load_target
 from attention_conformance.reference.expected import Expected
@@ -37,15 +38,16 @@ PARTS = ("output", "weights", "log_sum_exp", *(f"gradients.{name}" for name in (
 
 
 class NoScriptError(Exception):
-    """Why there is no script."""
+    """There is no script; the message has the reason."""
 
 
 @dataclass
-class Heard:
-    """What a call of the candidate looked like.
+class LastCall:
+    """The last call of the candidate.
 
     Attributes:
-        inputs, options: the arguments of the last call, and `answer` what it returned, if it did.
+        inputs, options: its arguments.
+        answer: what it returned; None if it raised.
     """
 
     inputs: tuple[Any, ...] = ()
@@ -57,19 +59,19 @@ def script(found: Counterexample, judge: Judge, target: str, settings: Mapping[s
     """The program: it prints expected and got, and its exit status is 1 if the candidate still fails.
 
     Raises:
-        NoScriptError: this failure cannot be told so; the message says why.
+        NoScriptError: there is no such program; the message has the reason.
     """
     function = _function(target, judge.claims.scope)
-    asked = found.outcome
-    if asked.part not in PARTS:
-        raise NoScriptError(f"{asked.part} has no formula of a few lines")
-    if asked.problem.layout is not Layout.CONTIGUOUS:
-        raise NoScriptError(f"the failure needs arrays laid out as {asked.problem.layout}")
-    drawn = not fits(asked)
+    failing = found.outcome
+    if failing.part not in PARTS:
+        raise NoScriptError(f"{failing.part} has no formula of a few lines")
+    if failing.problem.layout is not Layout.CONTIGUOUS:
+        raise NoScriptError(f"the failure needs arrays laid out as {failing.problem.layout}")
+    drawn = not fits(failing)
     if drawn:
-        asked = _drawn(asked, judge)
-    heard = _heard(function, judge, settings, asked.problem)
-    text = "\n".join(_lines(asked, judge, heard, target, clause, drawn)) + "\n"
+        failing = _drawn(failing, judge)
+    call = _last_call(function, judge, settings, failing.problem)
+    text = "\n".join(_lines(failing, judge, call, target, clause, drawn)) + "\n"
     if text.count("\n") > MOST_LINES:
         raise NoScriptError(f"it would take more than {MOST_LINES} lines")
     if not _fails(text):
@@ -102,22 +104,24 @@ def _function(target: str, scope: Scope) -> Callable[..., object]:
         raise NoScriptError("an Implementation cannot be called without this suite")
     if scope is not Scope.OP:
         raise NoScriptError("a module takes more lines")
-    assert callable(found)  # nothing else is taken for a candidate at the op level
+    assert callable(found)  # nothing else is a candidate at the op level
     return found
 
 
-def _drawn(asked: Outcome, judge: Judge) -> Outcome:
-    """The same question on numbers that NumPy draws in the script."""
-    problem = asked.problem
+def _drawn(failing: Outcome, judge: Judge) -> Outcome:
+    """The same problem with numbers that NumPy draws in the script."""
+    problem = failing.problem
     if problem.cotangent is not None:
         raise NoScriptError("the smallest failing case has too many numbers")
     arrays, namespace = problem.arrays(), {"np": np, "rng": np.random.default_rng(0)}
     for name in arrays:
         if arrays[name].size > 1:
             arrays[name] = np.asarray(eval(_draw(name, arrays[name]), namespace)).astype(arrays[name].dtype)
-    again = outcome(judge, problem.with_arrays(arrays), asked.part)
-    if not again.fails_like(asked):
-        raise NoScriptError("the smallest failing case has too many numbers, and others do not show it")
+    again = outcome(judge, problem.with_arrays(arrays), failing.part)
+    if not again.fails_like(failing):
+        raise NoScriptError(
+            "the smallest failing case has too many numbers, and random numbers do not show the failure"
+        )
     return again
 
 
@@ -127,38 +131,40 @@ def _draw(name: str, array: Array) -> str:
     return f"rng.standard_normal({array.shape})"
 
 
-def _heard(function: Callable[..., object], judge: Judge, settings: Mapping[str, str], problem: Problem) -> Heard:
-    """How the suite calls the function to ask it the problem."""
+def _last_call(
+    function: Callable[..., object], judge: Judge, settings: Mapping[str, str], problem: Problem
+) -> LastCall:
+    """How the suite calls the function on the problem."""
     try:
-        heard, made = _listening(function, judge.device, tuple(settings.items()))
-    except ValueError as error:  # as scripted functions, which hide their signature from a wrapper
-        raise NoScriptError(f"its calls cannot be observed: {error}") from None
-    outcome(replace(judge, implementation=made), problem, "output")
-    return heard
+        call, implementation = guarded(lambda: _observed_function(function, judge.device, tuple(settings.items())))
+    except CandidateError as error:  # such as scripted functions, which hide their signature from a wrapper
+        raise NoScriptError(f"its calls cannot be observed: it {error}") from None
+    outcome(replace(judge, implementation=implementation), problem, "output")
+    return call
 
 
 @functools.lru_cache(maxsize=16)
-def _listening(
+def _observed_function(
     function: Callable[..., object], device: str, settings: tuple[tuple[str, str], ...]
-) -> tuple[Heard, Implementation]:
-    """The function as the suite makes an implementation of it, and where its last call is told."""
-    heard = Heard()
+) -> tuple[LastCall, Implementation]:
+    """The function as an implementation, and the record of its last call."""
+    call = LastCall()
 
     @functools.wraps(function)
-    def listening(*inputs: Any, **options: Any) -> object:
-        heard.inputs, heard.options, heard.answer = inputs, options, None
-        heard.answer = function(*inputs, **options)
-        return heard.answer
+    def observed(*inputs: Any, **options: Any) -> object:
+        call.inputs, call.options, call.answer = inputs, options, None
+        call.answer = function(*inputs, **options)
+        return call.answer
 
-    return heard, function_candidate("candidate", listening, dict(settings), device)
+    return call, function_candidate("candidate", observed, dict(settings), device)
 
 
-def _lines(asked: Outcome, judge: Judge, heard: Heard, target: str, clause: str, drawn: bool) -> Iterator[str]:
-    tensors = isinstance(heard.inputs[0], torch.Tensor)
+def _lines(failing: Outcome, judge: Judge, call: LastCall, target: str, clause: str, drawn: bool) -> Iterator[str]:
+    tensors = isinstance(call.inputs[0], torch.Tensor)
     if not tensors and judge.dtype == "bfloat16":
         raise NoScriptError("NumPy has no bfloat16")
-    formula = list(_formula(asked, judge))
-    _check(formula, asked)
+    formula = list(_formula(failing, judge))
+    _require_equal(formula, failing)
     name = Target.parse(target).name
     yield f'"""{clause}: {name} in {judge.dtype} against NumPy. Exit status 1 if they differ."""'
     yield "import importlib.util, sys"
@@ -166,16 +172,16 @@ def _lines(asked: Outcome, judge: Judge, heard: Heard, target: str, clause: str,
     yield from _loading(Target.parse(target))
     if drawn:
         yield "rng = np.random.default_rng(0)"
-    yield from _inputs(asked, judge, tensors, drawn)
-    yield f"got = module.{name}({_arguments(asked.problem, heard)})"
-    yield from _taking(asked, heard)
-    names = [LETTERS.get(n, "g") for n in asked.problem.arrays()]
+    yield from _inputs(failing, judge, tensors, drawn)
+    yield f"got = module.{name}({_arguments(failing.problem, call)})"
+    yield from _selecting(failing, call)
+    names = [LETTERS.get(n, "g") for n in failing.problem.arrays()]
     wide = "x.detach().cpu().double().numpy()" if tensors else "x.astype(float)"
-    floats = [n for n, array in zip(names, asked.problem.arrays().values(), strict=True) if array.dtype.kind != "b"]
-    kept = [f"{n.upper()} = {n}{'.cpu().numpy()' if tensors else ''}" for n in names if n not in floats]
-    yield "; ".join([f"{', '.join(map(str.upper, floats))} = ({wide} for x in ({', '.join(floats)}))", *kept])
+    floats = [n for n, array in zip(names, failing.problem.arrays().values(), strict=True) if array.dtype.kind != "b"]
+    masks = [f"{n.upper()} = {n}{'.cpu().numpy()' if tensors else ''}" for n in names if n not in floats]
+    yield "; ".join([f"{', '.join(map(str.upper, floats))} = ({wide} for x in ({', '.join(floats)}))", *masks])
     yield from formula
-    yield from _judging(asked, judge, tensors)
+    yield from _judging(failing, judge, tensors)
 
 
 def _loading(target: Target) -> Iterator[str]:
@@ -190,8 +196,8 @@ def _loading(target: Target) -> Iterator[str]:
     yield "spec.loader.exec_module(module)"
 
 
-def _inputs(asked: Outcome, judge: Judge, tensors: bool, drawn: bool) -> Iterator[str]:
-    problem = asked.problem
+def _inputs(failing: Outcome, judge: Judge, tensors: bool, drawn: bool) -> Iterator[str]:
+    problem = failing.problem
     place = "" if judge.device == "cpu" else f', device="{judge.device}"'
     for name, array in problem.arrays().items():
         numbers = _draw(name, array) if drawn and array.size > 1 else literal(array)
@@ -217,8 +223,8 @@ def literal(array: Array) -> str:
     return short if {".", "e"} & set(short) else f"{short}.0"
 
 
-def _arguments(problem: Problem, heard: Heard) -> str:
-    options = [f"{name}={_argument(value, problem)}" for name, value in heard.options.items()]
+def _arguments(problem: Problem, call: LastCall) -> str:
+    options = [f"{name}={_argument(value, problem)}" for name, value in call.options.items()]
     return ", ".join(["q", "k", "v", *options])
 
 
@@ -233,32 +239,35 @@ def _argument(value: Any, problem: Problem) -> str:
                 return LETTERS[name]
             if array.dtype.kind == "b" and np.array_equal(array, ~given):
                 return f"~{LETTERS[name]}"
-    raise NoScriptError("one of its arguments could not be told")
+    raise NoScriptError("one of its arguments has no short form")
 
 
-def _taking(asked: Outcome, heard: Heard) -> Iterator[str]:
-    """Out of what was returned, the part that fails."""
-    if isinstance(heard.answer, tuple):
-        yield f"got = got[{_position(asked, heard.answer)}]"
-    if asked.part.startswith("gradients."):
-        leaf = LETTERS[asked.part.removeprefix("gradients.")]
+def _selecting(failing: Outcome, call: LastCall) -> Iterator[str]:
+    """Selects the part that fails from what was returned."""
+    if isinstance(call.answer, tuple):
+        yield f"got = got[{_position(failing, call.answer)}]"
+    if failing.part.startswith("gradients."):
+        leaf = LETTERS[failing.part.removeprefix("gradients.")]
         yield f"got, = torch.autograd.grad(got, {leaf}, g, materialize_grads=True)"
 
 
-def _position(asked: Outcome, answer: tuple[Any, ...]) -> int:
-    if asked.part not in ("weights", "log_sum_exp") or asked.got is None:
+def _position(failing: Outcome, answer: tuple[Any, ...]) -> int:
+    if failing.part not in ("weights", "log_sum_exp") or failing.got is None:
         return 0
-    for number, part in enumerate(answer):
-        array = to_array(part) if isinstance(part, torch.Tensor) else np.asarray(part)
-        if number and array.shape == asked.got.shape:
+    for number, part in enumerate(answer[1:], start=1):
+        try:
+            array = guarded(lambda part=part: to_array(part) if isinstance(part, torch.Tensor) else np.asarray(part))  # type: ignore[misc]
+        except CandidateError:
+            continue
+        if array.shape == failing.got.shape:
             return number
-    raise NoScriptError(f"{asked.part} could not be found in what it returned")
+    raise NoScriptError(f"{failing.part} could not be found in what it returned")
 
 
-def _formula(asked: Outcome, judge: Judge) -> Iterator[str]:
-    """What attention is, in float64, from Q, K, V, MASK, PAD and G; it leaves `want`."""
-    problem = asked.problem
-    seen = visibility(problem, judge.conventions)
+def _formula(failing: Outcome, judge: Judge) -> Iterator[str]:
+    """Attention in float64, from Q, K, V, MASK, PAD and G; the result is `want`."""
+    problem = failing.problem
+    visible = visibility(problem, judge.conventions)
     scale = problem.scale if problem.scale is not None else "K.shape[-1] ** -0.5"
     yield f"S = Q @ K.swapaxes(-1, -2) * {scale}"
     if problem.attn_mask is not None:
@@ -269,16 +278,16 @@ def _formula(asked: Outcome, judge: Judge) -> Iterator[str]:
         corner = judge.conventions.causal_alignment is Alignment.BOTTOM_RIGHT
         offset = problem.key.shape[-2] - problem.query.shape[-2] if corner else 0
         yield f"S = np.where(np.tri(*S.shape[-2:], {offset}), S, -np.inf)"
-    if asked.part == "log_sum_exp":
+    if failing.part == "log_sum_exp":
         yield "want = S.max(-1) + np.log(np.exp(S - S.max(-1, keepdims=True)).sum(-1))"
         return
     yield "P = np.exp(S - S.max(-1, keepdims=True)); P = P / P.sum(-1, keepdims=True)"
-    empty = {answer: rows.any() for answer, rows in seen.answers.items() if answer is not EmptyRow.NAN}
+    empty = {answer: rows.any() for answer, rows in visible.answers.items() if answer is not EmptyRow.NAN}
     for answer in (answer for answer, rows in empty.items() if rows):
         yield f"P[np.isneginf(S).all(-1)] = {'0.0' if answer is EmptyRow.ZEROS else '1 / S.shape[-1]'}"
-    if asked.part.startswith("gradients."):
-        yield from _gradient(asked.part.removeprefix("gradients."), problem, scale)
-    elif asked.part == "weights":
+    if failing.part.startswith("gradients."):
+        yield from _gradient(failing.part.removeprefix("gradients."), problem, scale)
+    elif failing.part == "weights":
         yield "want = P"
     elif np.isfinite(problem.value.astype(np.float64)).all():
         yield "want = P @ V"
@@ -291,40 +300,40 @@ def _gradient(name: str, problem: Problem, scale: object) -> Iterator[str]:
         yield "want = P.swapaxes(-1, -2) @ G"
         return
     yield "D = G @ V.swapaxes(-1, -2); D = P * (D - (P * D).sum(-1, keepdims=True))"
-    wanted = {"query": f"D @ K * {scale}", "key": f"D.swapaxes(-1, -2) @ Q * {scale}"}
-    yield f"want = {wanted.get(name, 'D.reshape(MASK.shape)')}"
+    gradients = {"query": f"D @ K * {scale}", "key": f"D.swapaxes(-1, -2) @ Q * {scale}"}
+    yield f"want = {gradients.get(name, 'D.reshape(MASK.shape)')}"
 
 
-def _check(formula: list[str], asked: Outcome) -> None:
-    """Refuses a formula that does not give what the reference gives."""
-    if asked.expected is None:
+def _require_equal(formula: list[str], failing: Outcome) -> None:
+    """Refuses a formula whose result differs from the reference."""
+    if failing.expected is None:
         return
-    arrays = {LETTERS.get(n, "g").upper(): a for n, a in asked.problem.widened().arrays().items()}
+    arrays = {LETTERS.get(n, "g").upper(): a for n, a in failing.problem.widened().arrays().items()}
     namespace: dict[str, Any] = {"np": np, **arrays}
     try:
         with np.errstate(all="ignore"):
             exec("\n".join(formula), namespace)
-        ratios = error_ratios(namespace["want"], asked.expected)
+        ratios = error_ratios(namespace["want"], failing.expected)
     except ValueError:
         ratios = np.full(1, np.inf)
     if not (ratios <= 1.0).all():
         raise NoScriptError("its formula takes more lines")
 
 
-def _judging(asked: Outcome, judge: Judge, tensors: bool) -> Iterator[str]:
-    if asked.expected is None:
-        asked = replace(asked, expected=judge.solve(asked.problem).parts[asked.part])
-    assert asked.expected is not None
-    formed = asked.got is not None and asked.got.shape == asked.expected.value.shape
-    at = asked.worst if formed and asked.got is not None and asked.got.size else _widest(asked.expected)
+def _judging(failing: Outcome, judge: Judge, tensors: bool) -> Iterator[str]:
+    if failing.expected is None:
+        failing = replace(failing, expected=judge.solve(failing.problem).parts[failing.part])
+    assert failing.expected is not None
+    formed = failing.got is not None and failing.got.shape == failing.expected.value.shape
+    at = failing.worst if formed and failing.got is not None and failing.got.size else _widest(failing.expected)
     kind = "x.dtype is not q.dtype" if tensors else "x.dtype != q.dtype"
     wrong = "tuple(got.shape) != want.shape"
-    if asked.comparison.kind is FailureKind.DTYPE:
+    if failing.comparison.kind is FailureKind.DTYPE:
         wrong = f"{wrong} or {kind.replace('x.', 'got.')}"
     yield f'if {wrong}: sys.exit(f"got {{tuple(got.shape)}} in {{got.dtype}}, expected {{want.shape}} in {{q.dtype}}")'
-    if not asked.expected.value.size:
+    if not failing.expected.value.size:
         return
-    yield f"at, bound = {at}, {float(asked.expected.bound[at])!r}"
+    yield f"at, bound = {at}, {float(failing.expected.bound[at])!r}"
     yield "want, got = float(want[at]), float(got[at])"
     yield "off = 0.0 if got == want or got != got and want != want else abs(got - want)"
     yield 'print(f"expected {want:.9g}, got {got:.9g}, off by {off:.3g}: {off / (bound or 1e-323):.3g} x the bound")'

@@ -1,4 +1,4 @@
-"""Options: what is out of the ordinary about a case, as words that can be compared."""
+"""Traits: what is out of the ordinary about a case, as words that can be compared."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ def options(case: Case) -> frozenset[str]:
     plain = Case(module=case.module)
     named = (f.name for f in fields(plain) if f.name not in ("sizes", "seed", "module", "extension"))
     found = {f"{n}={getattr(case, n)}" for n in named if getattr(case, n) != getattr(plain, n)}
-    asked = (f.name for f in fields(NOTHING) if getattr(case.extension, f.name) != getattr(NOTHING, f.name))
-    return frozenset(found | set(asked) | set(_extents(case.sizes)) | set(_kinds(case)))
+    extensions = (f.name for f in fields(NOTHING) if getattr(case.extension, f.name) != getattr(NOTHING, f.name))
+    return frozenset(found | set(extensions) | set(_extents(case.sizes)) | set(_kinds(case)))
 
 
 def _extents(s: Sizes) -> Iterator[str]:
@@ -51,7 +51,7 @@ def _kinds(case: Case) -> Iterator[str]:
 
 
 def without(case: Case, option: str) -> Case | None:
-    """The case with as little changed as makes the option go; None where that is not to be had."""
+    """The case without the option, otherwise as similar as possible; None where there is no such case."""
     name, _, value = option.partition("=")
     if value and hasattr(case, name):
         return replace(case, **{name: getattr(Case(), name)})

@@ -1,0 +1,140 @@
+"""Whatever a candidate returns, it fails with a reason, and no report is lost: in every step of a run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from attention_conformance.tests.harness.run.exit_status import ExitStatus
+from attention_conformance.tests.selftest.sessions import Sessions, sessions
+
+__all__ = ["sessions"]
+
+pytest_plugins = ["pytester"]
+
+LATE = """
+import torch
+
+class Odd(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        raise RuntimeError("no operation is supported")
+
+CHANGES = {
+    "complex_numbers": lambda x: x + 1j,
+    "nested": lambda x: torch.nested.nested_tensor(list(x)),
+    "sparse": lambda x: x.to_sparse(),
+    "quantised": lambda x: torch.quantize_per_tensor(x.float(), 0.1, 10, torch.quint8),
+    "meta": lambda x: x.to("meta"),
+    "subclass": lambda x: x.as_subclass(Odd),
+    "nothing": lambda x: None,
+}
+
+def make(change):
+    calls = []
+
+    def attention(query, key, value):
+        calls.append(1)
+        output = (query @ key.mT * query.shape[-1] ** -0.5).softmax(-1) @ value
+        return change(output) if len(calls) > FIRST else output
+
+    return attention
+
+FIRST = 60  # the first calls, which find out what the function takes, are right
+globals().update({name: make(change) for name, change in CHANGES.items()})
+"""
+RESULTS = """
+from dataclasses import replace
+import numpy as np
+from attention_conformance.implementations.builtin.sdpa import TORCH_OPS
+
+MATH = next(i for i in TORCH_OPS if i.name == "torch.sdpa.math")
+
+class Broken(Exception):
+    def __str__(self):
+        raise ValueError("it has no text")
+
+def broken(x):
+    raise Broken
+
+CHANGES = {
+    "complex_numbers": lambda x: x + 1j,
+    "objects": lambda x: x.astype(object),
+    "masked": lambda x: np.ma.masked_array(x, mask=x > 0),
+    "dates": lambda x: x.astype("datetime64[s]"),
+    "listed": lambda x: x.tolist(),
+    "absent": lambda x: None,
+    "scalar": lambda x: np.float64(1.0),
+    "integers": lambda x: x.astype(np.int64),
+    "broken": broken,
+}
+
+def candidate(name):
+    def run(problem, device):
+        result = MATH.run(problem, device)
+        return replace(result, output=CHANGES[name](result.output))
+    return replace(MATH, name=name, run=run)
+
+globals().update({name: candidate(name) for name in CHANGES})
+
+def in_gradients(problem, device):
+    result = MATH.run(problem, device)
+    return replace(result, gradients={name: g + 1j for name, g in result.gradients.items()})
+
+gradients = replace(MATH, name="gradients", run=in_gradients)
+"""
+RETURNED = {
+    "complex_numbers": "returned output in complex128, not in real numbers",
+    "objects": "returned output in object, not in real numbers",
+    "masked": "returned output as MaskedArray, not as a NumPy array",
+    "dates": "returned output in datetime64[s], not in real numbers",
+    "listed": "returned output as list, not as a NumPy array",
+    "absent": "returned output as NoneType, not as a NumPy array",
+    "scalar": "returned output as float64, not as a NumPy array",
+    "integers": "output has dtype int64, expected float64, the dtype of the inputs",
+    "broken": "raised Broken: no message",
+}
+CHAPTERS = ("--clause", "causal.square", "--clause", "gradients.key", "--dtype", "float64")
+
+
+@pytest.mark.parametrize("name", RETURNED)
+def test_an_unusable_result_fails_with_its_reason(sessions: Sessions, tmp_path: Path, name: str) -> None:
+    sessions.file.write_text(RESULTS)
+    result = sessions.judge(name, *CHAPTERS, "--report", str(tmp_path / "report"))
+    assert result.ret == ExitStatus.FAILS
+    assert f"{name} in float64: {RETURNED[name]}" in result.stdout.str()
+    report = json.loads((tmp_path / "report" / "report.json").read_text())
+    assert report["completion"]["complete"] is True
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("complex_numbers", "returned output in complex128, not in real numbers"),
+        ("nested", "raised RuntimeError: "),
+        ("sparse", "raised TypeError: "),
+        ("quantised", "raised TypeError: "),
+        ("meta", "raised NotImplementedError: "),
+        ("subclass", "raised RuntimeError: no operation is supported"),
+        ("nothing", "raised TypeError: a tensor was expected, got NoneType"),
+    ],
+)
+def test_a_function_that_turns_unusable_fails_with_its_reason(
+    sessions: Sessions, tmp_path: Path, name: str, reason: str
+) -> None:
+    sessions.file.write_text(LATE)
+    chosen = ("--clause", "scores.*", "--clause", "shapes.*", "--dtype", "float64")
+    result = sessions.judge(name, *chosen, "--report", str(tmp_path / "report"))
+    assert result.ret == ExitStatus.FAILS
+    assert f"{name} in float64: {reason}" in result.stdout.str()
+    report = json.loads((tmp_path / "report" / "report.json").read_text())
+    assert report["completion"]["complete"] is True
+
+
+def test_gradients_are_looked_at_too(sessions: Sessions) -> None:
+    sessions.file.write_text(RESULTS)
+    result = sessions.judge("gradients", *CHAPTERS)
+    assert result.ret == ExitStatus.FAILS
+    assert "returned the gradient of query in complex128, not in real numbers" in result.stdout.str()
