@@ -10,6 +10,7 @@ from torch import Tensor
 from attention_conformance.implementations.adapters.torch_op import torch_op
 from attention_conformance.implementations.api.contract import Claims, Implementation
 from attention_conformance.implementations.builtin.stepwise.steps import Steps
+from attention_conformance.implementations.discovery.candidates import candidate
 from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.tests.harness.run.runner import run
 from attention_conformance.tests.report.verdict import Status
@@ -32,3 +33,11 @@ def test_values_may_be_rounded_otherwise_once_they_are_scaled(dtype: str) -> Non
     assert verdict.checks == 2
     assert verdict.worst is not None
     assert 0.0 < verdict.worst < 1.0
+
+
+def test_alternatives_are_compared_in_the_claimed_parts() -> None:
+    """Alternatives of torch.nn.MultiheadAttention return averaged weights, which are not claimed."""
+    adapter = candidate("torch.nn:MultiheadAttention", {}, "cpu")
+    (verdict,) = run(adapter, ("relations.alternatives",), ("float64",))
+    assert verdict.status is Status.PASS
+    assert verdict.checks
