@@ -31,10 +31,10 @@ def test_equal_arrays_conform() -> None:
 def test_errors_are_measured_in_bounds() -> None:
     assert compared(VALUE + 0.25).worst == pytest.approx(0.5)
     assert compared(VALUE + 0.25).message == ""
-    found = compared(changed(VALUE[1, 2, 3, 0] + 1.0))
-    assert found.worst == pytest.approx(2.0)
-    assert found.message.startswith("output of sample 1 head 2 query 3 component 0 is ")
-    assert found.message.endswith("(2 x the bound 0.5); 1 of 120 elements differ")
+    wrong = compared(changed(VALUE[1, 2, 3, 0] + 1.0))
+    assert wrong.worst == pytest.approx(2.0)
+    assert wrong.message.startswith("output of sample 1 head 2 query 3 component 0 is ")
+    assert wrong.message.endswith("(2 x the bound 0.5); 1 of 120 elements differ")
 
 
 def test_every_element_has_its_own_bound() -> None:
@@ -52,7 +52,7 @@ def test_a_bound_of_zero_allows_nothing() -> None:
     assert "(exact)" in found.message
 
 
-def test_nothing_returned_is_told() -> None:
+def test_a_missing_part_is_reported() -> None:
     assert compared(None) == Comparison(np.inf, "output is claimed, but was not returned", kind=FailureKind.MISSING)
 
 
@@ -78,24 +78,23 @@ def test_what_is_not_finite_never_conforms_by_accident(wrong: float) -> None:
         assert found.message.startswith(f"output of sample 1 head 2 query 3 component 0 is {wrong:.6g}, expected ")
 
 
-@pytest.mark.parametrize("meant", [np.nan, np.inf, -np.inf])
-def test_what_is_not_finite_is_expected_in_its_place(meant: float) -> None:
-    expected = Expected(changed(meant), EXPECTED.bound)
-    assert compared(changed(meant), expected).message == ""
+@pytest.mark.parametrize("expected", [np.nan, np.inf, -np.inf])
+def test_a_number_that_is_not_finite_is_expected_in_its_place(expected: float) -> None:
+    reference = Expected(changed(expected), EXPECTED.bound)
     for given in (0.0, 1e300, np.nan, np.inf, -np.inf):
-        same = given == meant or (np.isnan(given) and np.isnan(meant))
-        assert (compared(changed(given), expected).message == "") == same
-    assert compared(changed(meant, (0, 0, 0, 0)), expected).message != ""
+        same = given == expected or (np.isnan(given) and np.isnan(expected))
+        assert (compared(changed(given), reference).message == "") == same
+    assert compared(changed(expected, (0, 0, 0, 0)), reference).message != ""
 
 
-def test_finite_elements_beside_nan_are_still_compared() -> None:
+def test_finite_elements_next_to_nan_are_still_compared() -> None:
     expected = Expected(changed(np.nan), EXPECTED.bound)
     got = changed(np.nan)
     got[0, 0, 0, 0] += 5.0
     assert compared(got, expected).worst == pytest.approx(10.0)
 
 
-def test_a_bound_that_lets_zeros_pass_is_blunt() -> None:
+def test_a_bound_that_lets_zeros_pass_is_inconclusive() -> None:
     wide = Expected(VALUE, np.abs(VALUE) + 1e-3)
     assert compared(VALUE.copy(), wide).inconclusive
     assert not compared(VALUE * -3, wide).inconclusive  # a failure counts, however wide the bound is
@@ -103,7 +102,7 @@ def test_a_bound_that_lets_zeros_pass_is_blunt() -> None:
     assert not compared(VALUE.copy(), one_is_sharp).inconclusive
 
 
-def test_zeros_where_zeros_are_meant_are_not_blunt() -> None:
+def test_zeros_where_zeros_are_expected_are_conclusive() -> None:
     zeros = np.zeros((2, 3))
     assert not compared(zeros, Expected(zeros, zeros)).inconclusive
     empty = np.zeros((0, 3))

@@ -44,8 +44,10 @@ def test_the_command_ends_with(
     file = tmp_path / "candidates.py"
     file.write_text(CANDIDATES + added)
     command = [sys.executable, "-m", "attention_conformance", "check", f"{file}:{name}", *arguments]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == status, done.stdout + done.stderr
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert result.returncode == status, result.stdout + result.stderr
+    if status is ExitStatus.SUITE_ERROR:
+        assert "next: this is an error of the suite: report it" in result.stdout
 
 
 def test_the_table_of_the_documentation_is_that_of_the_code() -> None:

@@ -150,31 +150,23 @@ def test_conventions_are_taken_as_on_the_command_line() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("error", "arguments", "message"),
     [
-        ({"clauses": "maskz.*"}, "clauses 'maskz.\\*' selects nothing; there are for example: masks"),
-        ({"dtypes": ["float31"]}, "dtypes 'float31' selects nothing; there are for example: float32"),
-        ({"tier": "fast"}, "tier 'fast' selects nothing"),
-        ({"device": "nowhere"}, "device 'nowhere' is not available here"),
-        ({"conventions": {"empty": "nan"}}, "no convention is named 'empty'; did you mean 'empty-row'"),
-        ({"target": "late.py"}, "target 'late.py' has no colon: write FILE.py:NAME"),
-        ({"target": torch.nn.Linear(1, 1)}, "Linear: it is an instance of Linear: give the class"),
+        (ValueError, {"clauses": "maskz.*"}, "clauses 'maskz.\\*' selects nothing; there are for example: masks"),
+        (ValueError, {"dtypes": ["float31"]}, "dtypes 'float31' selects nothing; there are for example: float32"),
+        (ValueError, {"tier": "fast"}, "tier 'fast' selects nothing"),
+        (ValueError, {"device": "nowhere"}, "device 'nowhere' is not available here"),
+        (ValueError, {"conventions": {"empty": "nan"}}, "no convention is named 'empty'; did you mean 'empty-row'"),
+        (ValueError, {"target": "late.py"}, "target 'late.py' has no colon: write FILE.py:NAME"),
+        (ValueError, {"target": torch.nn.Linear(1, 1)}, "Linear: it is an instance of Linear: give the class"),
+        (TypeError, {"target": 5}, "target: 5 is of type int; give FILE.py:NAME"),
+        (TypeError, {"dtypes": [torch.float32]}, "dtypes: torch.float32 is of type dtype; give strings"),
     ],
 )
-def test_values_that_cannot_be_used_are_named_with_a_remedy(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        check(**{"target": right, **arguments})
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"target": 5}, "target: 5 is of type int; give FILE.py:NAME"),
-        ({"dtypes": [torch.float32]}, "dtypes: torch.float32 is of type dtype; give strings"),
-    ],
-)
-def test_types_that_cannot_be_used_are_named_with_a_remedy(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(TypeError, match=message):
+def test_arguments_that_cannot_be_used_are_named_with_a_remedy(
+    error: type[Exception], arguments: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(error, match=message):
         check(**{"target": right, **arguments})
 
 

@@ -35,7 +35,7 @@ from attention_conformance.tests.report.verdict import Failure, FailureKind, Sta
 from attention_conformance.tests.report.views import ERRORS, VIEWS
 from attention_conformance.tests.report.views import json_view as reporting
 from attention_conformance.tests.report.views.terminal import lines, summary
-from attention_conformance.tests.selftest.sessions import Sessions, asked_of, sessions
+from attention_conformance.tests.selftest.sessions import Sessions, checks_of, sessions
 from attention_conformance.tests.selftest.test_verdicts import BAD, FAILURE, GOOD, WHO
 
 __all__ = ["sessions"]
@@ -48,7 +48,7 @@ ONE_VERDICT = Draft202012Validator({"$ref": "#/$defs/verdict", "$defs": SCHEMA["
 BEYOND_A_SCHEMA = ("no more checks", "finite")
 """Rules of the records that compare two counts, or speak of numbers that JSON does not have."""
 MATH = next(i for i in TORCH_OPS if i.name == "torch.sdpa.math")
-CAUSAL = set(asked_of(MATH, "causal."))
+CAUSAL = set(checks_of(MATH, "causal."))
 SUITE = suite_of("quick", "cpu", ("masks.*",))
 VERDICTS = [Verdict(**{**WHO, "implementation": MATH.name}, **fields) for fields in GOOD]
 

@@ -184,8 +184,8 @@ def _command(settings: RunSettings, implementation: str, clause: str, dtype: str
 
 
 def _verdict(verdicts: list[Verdict], unchecked: tuple[str, ...]) -> Conformance:
-    found = conformance(verdicts, complete=True)
-    return Conformance.ERROR if unchecked and found is Conformance.CONFORMS else found
+    verdict = conformance(verdicts, complete=True)
+    return Conformance.ERROR if unchecked and verdict is Conformance.CONFORMS else verdict
 
 
 def _failures(verdicts: list[Verdict]) -> Iterator[ClauseFailure]:
