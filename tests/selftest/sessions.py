@@ -68,6 +68,7 @@ leaves = candidate("leaves", raising(pytest.exit.Exception("enough")))
 fails = candidate("fails", raising(ZeroDivisionError("by zero")))
 xfails = candidate("xfails", raising(pytest.xfail.Exception("known")))
 silent = candidate("silent", lambda problem, device: None)
+stops = candidate("stops", raising(KeyboardInterrupt()))
 shy = candidate("shy", fit=lambda case: Unsupported("rather not"))
 dies = candidate("dies", sudden)
 """

@@ -40,16 +40,16 @@ def test_errors_are_measured_in_bounds() -> None:
 def test_every_element_has_its_own_bound() -> None:
     bound = np.full_like(VALUE, 0.5)
     bound[0, 0, 0, 0] = 1e-9
-    found = compared(changed(VALUE[0, 0, 0, 0] + 1e-6, (0, 0, 0, 0)), Expected(VALUE, bound))
-    assert found.worst == pytest.approx(1000.0, rel=1e-3)
+    result = compared(changed(VALUE[0, 0, 0, 0] + 1e-6, (0, 0, 0, 0)), Expected(VALUE, bound))
+    assert result.worst == pytest.approx(1000.0, rel=1e-3)
 
 
 def test_a_bound_of_zero_allows_nothing() -> None:
     exact = Expected(VALUE, np.zeros_like(VALUE))
     assert compared(VALUE.copy(), exact).worst == 0.0
-    found = compared(changed(np.nextafter(VALUE[1, 2, 3, 0], 9.0)), exact)
-    assert found.worst == np.inf
-    assert "(exact)" in found.message
+    result = compared(changed(np.nextafter(VALUE[1, 2, 3, 0], 9.0)), exact)
+    assert result.worst == np.inf
+    assert "(exact)" in result.message
 
 
 def test_a_missing_part_is_reported() -> None:
@@ -58,24 +58,24 @@ def test_a_missing_part_is_reported() -> None:
 
 @pytest.mark.parametrize("shape", [(3, 2, 5, 4), (2, 3, 5), (2, 3, 5, 4, 1), ()])
 def test_a_wrong_shape_never_broadcasts(shape: tuple[int, ...]) -> None:
-    found = compared(np.zeros(shape))
-    assert found == Comparison(np.inf, f"output has shape {shape}, expected (2, 3, 5, 4)", kind=FailureKind.SHAPE)
+    result = compared(np.zeros(shape))
+    assert result == Comparison(np.inf, f"output has shape {shape}, expected (2, 3, 5, 4)", kind=FailureKind.SHAPE)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_dtype_is_that_of_the_inputs(dtype: str) -> None:
     for given in DTYPES:
-        found = compared(VALUE.astype(DTYPES[given]), dtype=dtype)
-        assert (f"output has dtype {given}, expected {dtype}" in found.message) == (given != dtype)
+        result = compared(VALUE.astype(DTYPES[given]), dtype=dtype)
+        assert (f"output has dtype {given}, expected {dtype}" in result.message) == (given != dtype)
 
 
 @pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
 def test_what_is_not_finite_never_conforms_by_accident(wrong: float) -> None:
     infinite = Expected(VALUE, np.full_like(VALUE, np.inf))
     for expected in (EXPECTED, infinite):
-        found = compared(changed(wrong), expected)
-        assert found.worst == np.inf
-        assert found.message.startswith(f"output of sample 1 head 2 query 3 component 0 is {wrong:.6g}, expected ")
+        result = compared(changed(wrong), expected)
+        assert result.worst == np.inf
+        assert result.message.startswith(f"output of sample 1 head 2 query 3 component 0 is {wrong:.6g}, expected ")
 
 
 @pytest.mark.parametrize("expected", [np.nan, np.inf, -np.inf])
@@ -134,9 +134,9 @@ def test_errors_relative_to_what_is_expected() -> None:
 
 def test_only_finite_elements_have_a_relative_error() -> None:
     holes = changed(np.nan)
-    seen = np.isfinite(holes)
-    found = compared(holes + 0.25, Expected(holes, EXPECTED.bound))
-    assert found.relative == pytest.approx(0.25 / np.sqrt((VALUE[seen] ** 2).mean()))
+    finite = np.isfinite(holes)
+    result = compared(holes + 0.25, Expected(holes, EXPECTED.bound))
+    assert result.relative == pytest.approx(0.25 / np.sqrt((VALUE[finite] ** 2).mean()))
 
 
 def test_nothing_relative_to_zeros_nor_without_a_bound() -> None:

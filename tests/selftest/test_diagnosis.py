@@ -1,4 +1,4 @@
-"""The diagnosis names mistakes and conventions that it has not seen the code of, and accuses nobody else."""
+"""The diagnosis names mistakes and conventions of which it does not know the code, and accuses nobody else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Influence: a failure says which keys a row may see, and which it saw."""
+"""Influence: the message of a failure names the keys that a row may see, and those that it saw."""
 
 from __future__ import annotations
 

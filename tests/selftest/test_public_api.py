@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import inspect
 import subprocess
 import sys
 from dataclasses import replace
@@ -114,13 +115,7 @@ def test_a_notebook_gets_escaped_html() -> None:
 
 def test_a_report_is_written_whole(tmp_path: Path) -> None:
     file = tmp_path / "late.py"
-    file.write_text(
-        "def late(query, key, value, is_causal=False):\n"
-        "    scores = query @ key.mT / query.shape[-1] ** 0.5\n"
-        "    if is_causal:\n"
-        "        scores = scores.masked_fill((scores == scores).triu(2), float('-inf'))\n"
-        "    return scores.softmax(-1) @ value\n"
-    )
+    file.write_text(f"import torch\n{inspect.getsource(late)}")
     report = check(f"{file}:late", clauses="causal.square", dtypes="float64")
     page = report.write(tmp_path / "new" / "report")
     assert page.name == "report.html"
@@ -173,9 +168,9 @@ def test_arguments_that_cannot_be_used_are_named_with_a_remedy(
 def clause_check(implementation: Implementation, clause: str) -> ClauseCheck:
     """The check of one clause in float64, as a test receives it."""
     (parameter,) = parametrize_with_clauses(implementation, clauses=clause, dtypes="float64").args[1]
-    (found,) = parameter.values
-    assert isinstance(found, ClauseCheck)
-    return found
+    (value,) = parameter.values
+    assert isinstance(value, ClauseCheck)
+    return value
 
 
 def test_a_clause_that_is_no_must_is_an_xfail() -> None:

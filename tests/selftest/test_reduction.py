@@ -1,4 +1,4 @@
-"""Reduction: the smallest case fails the same part in the same way, and is found in little time."""
+"""Reduction: the smallest case fails the same part in the same way, in little time."""
 
 from __future__ import annotations
 

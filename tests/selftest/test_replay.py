@@ -50,11 +50,12 @@ def forget_candidates() -> None:
         del sys.modules[name]
 
 
-def failing(sessions: Sessions, folder: Path, text: str, *arguments: str) -> Path:
+def failing(sessions: Sessions, folder: Path, text: str, clause: str, *options: str, dtype: str = "float64") -> Path:
     """The failure file that a run of `f` writes."""
-    mine = folder / "mine.py"
-    mine.write_text(START + text)
-    result = sessions.run("--candidate", f"{mine}:f", *EMPTY_ROWS, *arguments, "--report", str(folder / "report"))
+    source = folder / "mine.py"
+    source.write_text(START + text)
+    chosen = ("--candidate", f"{source}:f", "--clause", clause, "--dtype", dtype, *EMPTY_ROWS, *options)
+    result = sessions.run(*chosen, "--report", str(folder / "report"))
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     (file,) = (folder / "report" / "failures").glob("*.json")
     assert f"pytest --replay {file}" in result.stdout.str()
@@ -64,7 +65,7 @@ def failing(sessions: Sessions, folder: Path, text: str, *arguments: str) -> Pat
 @pytest.mark.parametrize("name", WRONG)
 def test_scripts_and_files_show_the_failure_until_it_is_mended(sessions: Sessions, tmp_path: Path, name: str) -> None:
     old, new, clause = WRONG[name]
-    file = failing(sessions, tmp_path, RIGHT.replace(old, new, 1), "--clause", clause, "--dtype", "float64")
+    file = failing(sessions, tmp_path, RIGHT.replace(old, new, 1), clause)
     script = file.with_suffix(".py")
     lines = script.read_text().splitlines()
     assert len(lines) <= MOST_LINES
@@ -102,8 +103,8 @@ def f(q, k, v, mask=None, causal=False):
 
 @pytest.mark.parametrize(("clause", "call"), [("causal.square", "causal=True"), ("masks.bool", "mask=~mask")])
 def test_a_script_calls_as_the_suite_does(sessions: Sessions, tmp_path: Path, clause: str, call: str) -> None:
-    chosen = ("--clause", clause, "--dtype", "float32", "--convention", "bool-mask=masked-out")
-    script = failing(sessions, tmp_path, NUMPY, *chosen).with_suffix(".py")
+    masked_out = ("--convention", "bool-mask=masked-out")
+    script = failing(sessions, tmp_path, NUMPY, clause, *masked_out, dtype="float32").with_suffix(".py")
     assert f"module.f(q, k, v, {call})" in script.read_text()
     assert "dtype=np.float32" in script.read_text()
     assert "torch" not in script.read_text()
@@ -112,21 +113,26 @@ def test_a_script_calls_as_the_suite_does(sessions: Sessions, tmp_path: Path, cl
 
 def test_a_failure_that_calls_before_bring_about_has_no_script(sessions: Sessions, tmp_path: Path) -> None:
     text = "calls = []\n" + RIGHT.replace("    return", "    calls.append(1)\n    return (1 + (len(calls) > 60)) *")
-    file = failing(sessions, tmp_path, text, "--clause", "shapes.combinations", "--dtype", "float64")
+    file = failing(sessions, tmp_path, text, "shapes.combinations")
     assert not file.with_suffix(".py").exists()
 
 
-def test_weights_have_a_script_too(sessions: Sessions, tmp_path: Path) -> None:
-    text = RIGHT.replace("scale)[0]", "scale)[:2]").replace("return a", "o, p = a") + "    return o, p * 2\n"
-    script = failing(sessions, tmp_path, text, "--clause", "softmax.weights", "--dtype", "float64").with_suffix(".py")
-    assert "got = got[1]" in script.read_text()
-    assert alone(script, tmp_path).returncode == 1
+WRONG_WEIGHTS = RIGHT.replace("scale)[0]", "scale)[:2]").replace("return a", "o, p = a") + "    return o, p * 2\n"
+WRONG_WITH_MANY_KEYS = RIGHT.replace("return ", "return (2 if key.shape[-2] > 200 else 1) * ")
 
 
-def test_many_numbers_are_drawn(sessions: Sessions, tmp_path: Path) -> None:
-    text = RIGHT.replace("return ", "return (2 if key.shape[-2] > 200 else 1) * ")
-    script = failing(sessions, tmp_path, text, "--clause", "shapes.large", "--dtype", "float64").with_suffix(".py")
-    assert "default_rng(0)" in script.read_text()
+@pytest.mark.parametrize(
+    ("text", "clause", "part"),
+    [
+        (WRONG_WEIGHTS, "softmax.weights", "got = got[1]"),
+        (WRONG_WITH_MANY_KEYS, "shapes.large", "default_rng(0)"),
+    ],
+)
+def test_scripts_of_weights_and_of_many_numbers(
+    sessions: Sessions, tmp_path: Path, text: str, clause: str, part: str
+) -> None:
+    script = failing(sessions, tmp_path, text, clause).with_suffix(".py")
+    assert part in script.read_text()
     assert len(script.read_text()) < 3000
     assert alone(script, tmp_path).returncode == 1
 
@@ -138,14 +144,14 @@ class f(nn.MultiheadAttention):
         output, weights = super().forward(*inputs, **options)
         return output * 2, weights
 """
-    file = failing(sessions, tmp_path, text, "--clause", "projections.output", "--dtype", "float64")
+    file = failing(sessions, tmp_path, text, "projections.output")
     assert not file.with_suffix(".py").exists()
     assert sessions.run("--replay", str(file)).ret == 1
 
 
 def test_a_relation_is_replayed_by_its_clause(sessions: Sessions, tmp_path: Path) -> None:
     text = RIGHT.replace("attend(query, key, value", "attend(query, key, value.clamp(max=5)")
-    file = failing(sessions, tmp_path, text, "--clause", "relations.linear-values", "--dtype", "float64")
+    file = failing(sessions, tmp_path, text, "relations.linear-values")
     assert json.loads(file.read_text())["kind"] == ""
     again = sessions.run("--replay", str(file))
     assert again.ret == 1
@@ -170,12 +176,12 @@ def test_two_processes_explain_as_one(sessions: Sessions, tmp_path: Path) -> Non
     result = sessions.apart(*chosen, "--report", str(tmp_path / "two"), "-n", "2")
     assert "smallest failing case: " in result.stdout
     assert "no script: an Implementation cannot be called without this suite" in result.stdout
-    found = [
+    scripts = [
         {path.name: path.read_text() for path in (tmp_path / folder / "failures").iterdir()}
         for folder in ("one", "two")
     ]
-    assert found[0] == found[1]
-    assert len(found[0]) == 6
+    assert scripts[0] == scripts[1]
+    assert len(scripts[0]) == 6
 
 
 def test_files_of_an_earlier_run_are_removed(sessions: Sessions, tmp_path: Path) -> None:

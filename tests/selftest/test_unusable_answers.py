@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from attention_conformance.tests.harness.run.exit_status import ExitStatus
-from attention_conformance.tests.selftest.sessions import Sessions
+from attention_conformance.tests.selftest.sessions import CANDIDATES, Sessions
 
 LATE = """
 import torch
@@ -41,19 +41,12 @@ def make(change):
 FIRST = 60  # the first calls, which detect what the function takes, are right
 globals().update({name: make(change) for name, change in CHANGES.items()})
 """
-RESULTS = """
-from dataclasses import replace
-import numpy as np
-from attention_conformance.implementations.builtin.sdpa import TORCH_OPS
-
-MATH = next(i for i in TORCH_OPS if i.name == "torch.sdpa.math")
-
+RESULTS = (
+    CANDIDATES
+    + """
 class Broken(Exception):
     def __str__(self):
         raise ValueError("it has no text")
-
-def broken(x):
-    raise Broken
 
 CHANGES = {
     "complex_numbers": lambda x: x + 1j,
@@ -64,23 +57,17 @@ CHANGES = {
     "absent": lambda x: None,
     "scalar": lambda x: np.float64(1.0),
     "integers": lambda x: x.astype(np.int64),
-    "broken": broken,
 }
-
-def candidate(name):
-    def run(problem, device):
-        result = MATH.run(problem, device)
-        return replace(result, output=CHANGES[name](result.output))
-    return replace(MATH, name=name, run=run)
-
-globals().update({name: candidate(name) for name in CHANGES})
+globals().update({name: candidate(name, output(change)) for name, change in CHANGES.items()})
+broken = candidate("broken", raising(Broken()))
 
 def in_gradients(problem, device):
     result = MATH.run(problem, device)
     return replace(result, gradients={name: g + 1j for name, g in result.gradients.items()})
 
-gradients = replace(MATH, name="gradients", run=in_gradients)
+gradients = candidate("gradients", in_gradients)
 """
+)
 IN_RESULTS = {
     "complex_numbers": "returned output in complex128, not in real numbers",
     "objects": "returned output in object, not in real numbers",
