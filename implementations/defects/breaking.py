@@ -66,6 +66,11 @@ def in_steps(replaced: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
     return Steps(**replaced).answer  # type: ignore[arg-type]  # each step has a type of its own
 
 
+def omitting(name: str, options: dict[str, Any], *given: str) -> dict[str, Any]:
+    """The options without that of this name, where one of `given` is among them."""
+    return {other: option for other, option in options.items() if other != name or not options.keys() & {*given}}
+
+
 def breaks(
     *clauses: str,
     step: str = "",

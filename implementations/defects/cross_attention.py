@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,22 +13,16 @@ from attention_conformance.implementations.builtin.stepwise.layer import Layer
 from attention_conformance.implementations.builtin.stepwise.steps import Steps
 from attention_conformance.implementations.defects.breaking import CRASH, breaks, breaks_layer
 
+breaks_sources = partial(breaks_layer, "cross-attention.sources", "cross-attention.lengths", free=False, raises=True)
 
-@breaks_layer(
-    "cross-attention.sources",
-    "cross-attention.lengths",
-    free=False,
-    holds=("relations.causal-prefix", "errors.mask-shape"),
-    raises=True,
-)
+
+@breaks_sources(holds=("relations.causal-prefix", "errors.mask-shape"))
 class KeysFromTheQueriesSequence(Layer):
     def projected(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return self.q(query), self.k(query), self.v(value)
 
 
-@breaks_layer(
-    "cross-attention.sources", "cross-attention.lengths", free=False, holds=("errors.mask-shape",), raises=True
-)
+@breaks_sources(holds=("errors.mask-shape",))
 class SequencesExchanged(Layer):
     def projected(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return self.q(key), self.k(query), self.v(query)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,41 +12,35 @@ from torch import Tensor, nn
 from attention_conformance.implementations.builtin.stepwise.layer import Layer
 from attention_conformance.implementations.defects.breaking import CRASH, breaks_layer
 
+breaks_square = partial(breaks_layer, free=False)
 
-@breaks_layer(
-    "projections.query", "projections.key", free=False, holds=("projections.value", "projections.output-bias")
-)
+
+@breaks_square("projections.query", "projections.key", holds=("projections.value", "projections.output-bias"))
 class QueryAndKeyExchanged(Layer):
     def projected(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return self.k(query), self.q(key), self.v(value)
 
 
-@breaks_layer(
-    "projections.key", "projections.value", free=False, holds=("projections.output-bias", "heads.independent")
-)
+@breaks_square("projections.key", "projections.value", holds=("projections.output-bias", "heads.independent"))
 class KeyAndValueExchanged(Layer):
     def projected(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return self.q(query), self.v(key), self.k(value)
 
 
-@breaks_layer("projections.key", free=False, holds=("projections.value", "projections.output-bias"))
+@breaks_square("projections.key", holds=("projections.value", "projections.output-bias"))
 class KeysByTheQueriesMatrix(Layer):
     def projected(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return self.q(query), self.q(key), self.v(value)
 
 
-@breaks_layer("projections.value", free=False, holds=("projections.output-bias", "heads.independent"))
+@breaks_square("projections.value", holds=("projections.output-bias", "heads.independent"))
 class ValuesByTheKeysMatrix(Layer):
     def projected(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return self.q(query), self.k(key), self.k(value)
 
 
-@breaks_layer(
-    "projections.query",
-    "projections.key",
-    "projections.value",
-    free=False,
-    holds=("projections.output-bias", "shapes.output"),
+@breaks_square(
+    "projections.query", "projections.key", "projections.value", holds=("projections.output-bias", "shapes.output")
 )
 class PackedMatrixReadHeadByHead(Layer):
     def projected(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -60,7 +55,7 @@ class PackedMatrixReadHeadByHead(Layer):
         return q, k, v
 
 
-@breaks_layer("projections.query", free=False, holds=("projections.value", "projections.output-bias"))
+@breaks_square("projections.query", holds=("projections.value", "projections.output-bias"))
 class QueryMatrixTransposed(Layer):
     def projected(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return query @ self.q.weight + self.q.bias, self.k(key), self.v(value)
@@ -88,13 +83,13 @@ class BiasOfQueriesNotScaled(Layer):
         return self.steps(q, k, v, scale=1.0, **options)
 
 
-@breaks_layer("projections.output", free=False, holds=("projections.output-bias", "shapes.output"))
+@breaks_square("projections.output", holds=("projections.output-bias", "shapes.output"))
 class OutputMatrixTransposed(Layer):
     def output(self, merged: Tensor) -> Tensor:
         return merged @ self.o.weight + self.o.bias
 
 
-@breaks_layer("projections.output", free=False, holds=("projections.output-bias", "shapes.output"))
+@breaks_square("projections.output", holds=("projections.output-bias", "shapes.output"))
 class OutputMatrixOfTheFirstHead(Layer):
     def output(self, merged: Tensor) -> Tensor:
         block = self.o.weight[:, : merged.shape[-1] // self.num_heads]
@@ -115,9 +110,8 @@ class OutputBiasForgotten(Layer):
 
 @breaks_layer("projections.total-width", "scores.scale-default", holds=("projections.value",))
 class ScaleOfTheModelWidth(Layer):
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
-        answer: Tensor = super().forward(query, key, value, scale=(query.shape[-1] / self.num_heads) ** -0.5, **options)
-        return answer
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Any:
+        return super().forward(query, key, value, scale=(query.shape[-1] / self.num_heads) ** -0.5, **options)
 
 
 @breaks_layer(

@@ -19,9 +19,12 @@ Window = tuple[int, int]
 TILE = 16
 breaks_window = partial(breaks, claims=WINDOW)
 breaks_add_window = partial(breaks_window, step="add_window")
+breaks_extent = partial(
+    breaks_add_window, "window.extent", "window.narrow", "window.causal", holds=("causal.square", "masks.bool")
+)
 
 
-@breaks_add_window("window.extent", "window.narrow", "window.causal", holds=("causal.square", "masks.bool"))
+@breaks_extent()
 def own_position_counted(scores: Tensor, ahead: Tensor, window: Window) -> Tensor:
     left, right = window
     return add_window(
@@ -29,9 +32,7 @@ def own_position_counted(scores: Tensor, ahead: Tensor, window: Window) -> Tenso
     )
 
 
-@breaks_add_window(
-    "window.extent", "window.narrow", "window.causal", conventions=INCLUDING, holds=("causal.square", "masks.bool")
-)
+@breaks_extent(conventions=INCLUDING)
 def own_position_left_out_of_the_count(scores: Tensor, ahead: Tensor, window: Window) -> Tensor:
     return add_window(scores, ahead, window)
 

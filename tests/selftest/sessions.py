@@ -10,7 +10,7 @@ import pytest
 
 from attention_conformance.implementations.api.contract import Implementation
 from attention_conformance.spec.clauses import load
-from attention_conformance.tests.harness.judge.clause_tests import claimed, clause_marks
+from attention_conformance.tests.harness.judge.clause_tests import claimed, clause_tests
 from attention_conformance.tests.report.views import html
 
 ROOT = Path(__file__).parents[2]
@@ -116,6 +116,6 @@ def sessions(pytester: pytest.Pytester) -> Sessions:
 
 def checks_of(implementation: Implementation, *beginnings: str) -> list[str]:
     """The clauses, once for each dtype, that the claims of an implementation call for."""
-    marks = (mark for name, mark in clause_marks().items() if name.startswith(beginnings))
+    marks = (mark for name, mark in clause_tests().items() if name.startswith(beginnings))
     own = (mark for mark in marks if not claimed(load()[mark.clause], implementation.claims))
     return [mark.clause for mark in own for dtype in mark.dtypes if dtype in implementation.claims.dtypes]
