@@ -82,12 +82,7 @@ def build_mha(kind: Callable[..., nn.Module], **options: Any) -> Callable[[Probl
     return build
 
 
-def call_mha(
-    *,
-    polarity: Polarity = Polarity.MASKED_OUT,
-    length_first: bool = False,
-    **options: Any,
-) -> MhaCall:
+def call_mha(*, polarity: Polarity = Polarity.MASKED_OUT, length_first: bool = False, **options: Any) -> MhaCall:
     """A `call` for such a module, with `options` passed on; returned weights that are None are left out."""
     return MhaCall(polarity, length_first, options)
 

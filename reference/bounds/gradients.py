@@ -262,19 +262,10 @@ def _mask_bound(problem: Problem, step: Backward, errors: _Errors, precision: Pr
 
 
 def _module_bounds(
-    problem: Problem,
-    trace: Trace,
-    step: Inputs,
-    forward: ForwardBounds,
-    errors: Inputs,
-    precision: Precision,
+    problem: Problem, trace: Trace, step: Inputs, forward: ForwardBounds, errors: Inputs, precision: Precision
 ) -> dict[str, Floats]:
     wide, found = problem.widened(), dict[str, Floats]()
-    roles = {
-        "query": (step.query, errors.query),
-        "key": (step.key, errors.key),
-        "value": (step.value, errors.value),
-    }
+    roles = {"query": (step.query, errors.query), "key": (step.key, errors.key), "value": (step.value, errors.value)}
     for name, (gradient, error) in roles.items():
         # An input in several roles may get them in one product with all their weights side by side.
         terms = sum(wide.parameters[f"w_{r[0]}"].shape[1] for r in roles if getattr(wide, r) is getattr(wide, name))

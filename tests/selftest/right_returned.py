@@ -24,11 +24,7 @@ from attention_conformance.spec.features import Conventions, EmptyRow, Feature, 
 from attention_conformance.tests.selftest.styles import LOG2_E, largest
 
 TWO = Conventions(log_sum_exp_base=LogBase.TWO)
-NAN = Conventions(
-    empty_row_bool=EmptyRow.NAN,
-    empty_row_float=EmptyRow.NAN,
-    empty_row_padding=EmptyRow.NAN,
-)
+NAN = Conventions(empty_row_bool=EmptyRow.NAN, empty_row_float=EmptyRow.NAN, empty_row_padding=EmptyRow.NAN)
 BOTH = ("weights", "log_sum_exp")
 
 
@@ -103,10 +99,7 @@ def _scores(q: Tensor, k: Tensor, options: dict[str, Any]) -> Tensor:
 
 
 def _made(
-    name: str,
-    function: Callable[..., Any],
-    extras: tuple[str, ...] = BOTH,
-    conventions: Conventions = Conventions(),
+    name: str, function: Callable[..., Any], extras: tuple[str, ...] = BOTH, conventions: Conventions = Conventions()
 ) -> Implementation:
     features = OP_FEATURES | {Feature.GROUPED, *(EXTRA_FEATURES[extra] for extra in extras)}
     return Implementation(name, Claims(Scope.OP, features, conventions), torch_op(function, extras=extras))

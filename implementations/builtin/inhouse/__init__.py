@@ -58,14 +58,7 @@ _OF_MODULE = {
 }
 _FUSED = MHA_FEATURES | _FURTHER | _OF_MODULE
 _AVERAGED = (MHA_FEATURES | _OF_MODULE | {Feature.AVERAGED_WEIGHTS, Feature.DROPOUT, Feature.ZERO_ATTN}) - _NO_GRADIENTS
-_MODES = {
-    Feature.SAVED,
-    Feature.COPIED,
-    Feature.UNBATCHED,
-    Feature.AUTOCAST,
-    Feature.VMAP,
-    Feature.NO_GRAD,
-}
+_MODES = {Feature.SAVED, Feature.COPIED, Feature.UNBATCHED, Feature.AUTOCAST, Feature.VMAP, Feature.NO_GRAD}
 _BY_NAME = {
     Feature.CUMULATIVE_LENGTHS,
     Feature.KEY_PADDING,

@@ -134,9 +134,7 @@ _FEATURES = SDPA_FEATURES | {
     Feature.QUERY_START,
 }
 _OTHER = Conventions(
-    rotary_pairing=RotaryPairing.INTERLEAVED,
-    sinusoid_order=SinusoidOrder.HALVES,
-    alibi_rule=AlibiRule.GEOMETRIC,
+    rotary_pairing=RotaryPairing.INTERLEAVED, sinusoid_order=SinusoidOrder.HALVES, alibi_rule=AlibiRule.GEOMETRIC
 )
 
 POSITIONS = (
