@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
+from attention_conformance.reference.arrays import Floats
 from attention_conformance.reference.bounds.attention import ForwardBounds, exact
 from attention_conformance.reference.bounds.extensions import (
     dropped_bound,
@@ -34,8 +33,6 @@ from attention_conformance.reference.pipeline import Inputs, Trace, merge_heads,
 from attention_conformance.reference.stages import gather
 from attention_conformance.spec.features import EmptyRow, Scope
 from attention_conformance.spec.problem import Problem
-
-Floats: TypeAlias = NDArray[np.float64]
 
 FAINT = 1e-100
 """A share of the softmax beneath which it is as good as none."""

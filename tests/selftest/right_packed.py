@@ -20,14 +20,8 @@ from attention_conformance.implementations.builtin.stepwise.steps import (
 )
 from attention_conformance.spec.features import Conventions, Feature, Scope
 
-PACKED = OP_FEATURES | {
-    Feature.SEGMENTS,
-    Feature.CUMULATIVE_LENGTHS,
-    Feature.WINDOW,
-    Feature.ROTARY,
-    Feature.ALIBI,
-    Feature.GROUPED,
-}
+DOCUMENTS = {Feature.SEGMENTS, Feature.CUMULATIVE_LENGTHS}
+PACKED = OP_FEATURES | DOCUMENTS | {Feature.WINDOW, Feature.ROTARY, Feature.ALIBI, Feature.GROUPED}
 OF_DOCUMENTS = ("query_segments", "key_segments", "cu_seqlens_q", "cu_seqlens_k")
 EACH = {"window_size", "rotary_base", "alibi_slopes", "is_causal", "scale", "enable_gqa"}
 """What is asked of each document as it is of all."""

@@ -4,31 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from attention_conformance.implementations.adapters.torch_op import torch_op
-from attention_conformance.implementations.api.contract import Claims, Implementation
-from attention_conformance.implementations.builtin.stepwise.steps import OP_FEATURES, Steps
+from attention_conformance.implementations.builtin.stepwise.steps import Steps
 from attention_conformance.spec.cases import Case, MaskKind, Padding, Sizes
 from attention_conformance.spec.extensions import Packing
-from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.tests.harness.judge.judge import Judge
+from attention_conformance.tests.selftest.family_styles import implementation
 
-FEATURES = OP_FEATURES | {
-    Feature.GROUPED,
-    Feature.WINDOW,
-    Feature.SOFTCAP,
-    Feature.ROTARY,
-    Feature.QUERY_START,
-    Feature.ALIBI,
-    Feature.RELATIVE_BIAS,
-    Feature.SINKS,
-    Feature.ZERO_ATTN,
-    Feature.HEAD_GATES,
-    Feature.SEGMENTS,
-    Feature.CUMULATIVE_LENGTHS,
-    Feature.WEIGHTS,
-    Feature.LOG_SUM_EXP,
-}
-STEPS = Implementation("steps", Claims(Scope.OP, FEATURES), torch_op(Steps().answer, extras=("weights", "log_sum_exp")))
+STEPS = implementation("steps", Steps().answer)
 SQUARE = Case().sized(query_length=7, key_length=7)
 GROUPS = Case(sizes=Sizes(num_heads=6, num_kv_heads=3))
 ASKED = {
