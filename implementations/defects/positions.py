@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from attention_conformance.implementations.builtin.stepwise import steps as correct
-from attention_conformance.implementations.builtin.stepwise.steps import CallOptions, Steps
+from attention_conformance.implementations.builtin.stepwise.steps import CallOptions, Positions, Steps
 from attention_conformance.implementations.defects.breaking import GRADIENT, PRECISION, breaks
 from attention_conformance.implementations.defects.gradients import distorted
 from attention_conformance.spec.features import Feature
@@ -100,7 +100,7 @@ def values_rotated_too(query: Tensor, key: Tensor, value: Tensor, **options: Any
     step="positions",
     holds=("positions.rotary", "positions.rotary-norm", "causal.square"),
 )
-def queries_counted_from_zero(query: Tensor, key: Tensor, call: CallOptions) -> tuple[Tensor, Tensor, Tensor]:
+def queries_counted_from_zero(query: Tensor, key: Tensor, call: CallOptions) -> Positions:
     of_query, of_key, same_document = correct.positions(query, key, call)
     return of_query - (call.query_start or 0), of_key, same_document
 
@@ -111,9 +111,7 @@ def queries_counted_from_zero(query: Tensor, key: Tensor, call: CallOptions) -> 
     step="positions",
     holds=("positions.rotary", "positions.rotary-shift", "causal.square"),
 )
-def queries_placed_by_the_number_of_keys(
-    query: Tensor, key: Tensor, call: CallOptions
-) -> tuple[Tensor, Tensor, Tensor]:
+def queries_placed_by_the_number_of_keys(query: Tensor, key: Tensor, call: CallOptions) -> Positions:
     of_query, of_key, same_document = correct.positions(query, key, call)
     if call.query_start is None:
         return of_query, of_key, same_document

@@ -41,15 +41,11 @@ def values_by_the_keys_matrix(layer: Layer, query: Tensor, key: Tensor, value: T
     "projections.query", "projections.key", "projections.value", holds=("projections.output-bias", "shapes.output")
 )
 def packed_matrix_read_head_by_head(layer: Layer, query: Tensor, key: Tensor, value: Tensor) -> Projected:
-    weights, biases = (
-        torch.cat([getattr(linear, part) for linear in (layer.q, layer.k, layer.v)]).unflatten(
-            0, (layer.num_heads, 3, -1)
-        )
-        for part in ("weight", "bias")
-    )
-    q, k, v = (
-        F.linear(x, weights[:, i].flatten(0, 1), biases[:, i].flatten()) for i, x in enumerate((query, key, value))
-    )
+    linears, extents = (layer.q, layer.k, layer.v), (layer.num_heads, 3, -1)
+    weights = torch.cat([linear.weight for linear in linears]).unflatten(0, extents).unbind(1)
+    biases = torch.cat([linear.bias for linear in linears]).unflatten(0, extents).unbind(1)
+    inputs = zip((query, key, value), weights, biases, strict=True)
+    q, k, v = (F.linear(x, weight.flatten(0, 1), bias.flatten()) for x, weight, bias in inputs)
     return q, k, v
 
 
