@@ -84,10 +84,10 @@ def groups_tiled_with_a_cache(stream: Stream) -> Feed:
         later = first > 0
         return options
 
-    def score_std(rows: Tensor, num_heads: int) -> Tensor:
+    def repeated(rows: Tensor, num_heads: int) -> Tensor:
         return rows.repeat(1, num_heads // rows.shape[1], 1, 1) if later else repeat_kv(rows, num_heads)
 
-    return CacheSteps(steps=Steps(repeat_kv=score_std), flags=flags).open(stream)
+    return CacheSteps(steps=Steps(repeat_kv=repeated), flags=flags).open(stream)
 
 
 @breaks_cache("cache.static", holds=("cache.decode", "cache.chunked-prefill"))

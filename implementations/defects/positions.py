@@ -22,13 +22,6 @@ def frequencies(count: int, base: float) -> Tensor:
     return torch.as_tensor(base ** (-torch.arange(count, dtype=torch.float64) / count))
 
 
-def turn_by(rows: Tensor, angles: Tensor) -> Tensor:
-    """Rows (B, H, L, d) rotated by angles (B, L, d / 2), component c with c + d / 2."""
-    cosines, sines = (x[:, None].to(rows.dtype) for x in (angles.cos(), angles.sin()))
-    first, second = rows.chunk(2, -1)
-    return torch.cat([first * cosines - second * sines, first * sines + second * cosines], -1)
-
-
 breaks_rotary = partial(breaks, claims=ROTARY)
 breaks_rotate = partial(breaks_rotary, step="rotate")
 
@@ -130,7 +123,7 @@ def positions_in_bfloat16(rows: Tensor, positions: Tensor, base: float) -> Tenso
 @breaks_rotate("positions.rotary-far", holds=("positions.rotary-norm",), severity=PRECISION, dtype="float16")
 def angles_in_float16(rows: Tensor, positions: Tensor, base: float) -> Tensor:
     angles = positions[..., None] * frequencies(rows.shape[-1] // 2, base)
-    return turn_by(rows, angles.half().double())
+    return correct.rotate_by(rows, angles.half().double())
 
 
 @breaks_rotate(

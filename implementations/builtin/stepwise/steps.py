@@ -88,9 +88,13 @@ def repeat_kv_tiled(rows: Tensor, num_heads: int) -> Tensor:
 def rotate(rows: Tensor, positions: Tensor, base: float) -> Tensor:
     """Rotary embedding of (B, H, L, d) at positions (B, L), component c paired with c + d / 2."""
     half = rows.shape[-1] // 2
-    angles = positions[:, None, :, None] * base ** (-torch.arange(half, dtype=torch.float64) / half)
-    cosines, sines = angles.cos().to(rows.dtype), angles.sin().to(rows.dtype)
-    first, second = rows[..., :half], rows[..., half:]
+    return rotate_by(rows, positions[..., None] * base ** (-torch.arange(half, dtype=torch.float64) / half))
+
+
+def rotate_by(rows: Tensor, angles: Tensor) -> Tensor:
+    """Rows (B, H, L, d) rotated by angles (B, L, d / 2)."""
+    cosines, sines = (x[:, None].to(rows.dtype) for x in (angles.cos(), angles.sin()))
+    first, second = rows.chunk(2, -1)
     return torch.cat([first * cosines - second * sines, first * sines + second * cosines], -1)
 
 
