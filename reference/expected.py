@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -42,6 +42,10 @@ class Expected:
     def __post_init__(self) -> None:
         if (self.bound < 0.0).any():
             raise ValueError("a bound is negative, so that not even the value itself would be within it")
+
+    def only(self, of: Callable[[Floats], Floats]) -> Expected:
+        """What a linear function, such as one that takes some rows, makes of the values and their bounds."""
+        return Expected(of(self.value), np.abs(of(self.bound)))
 
 
 @dataclass(frozen=True, eq=False)

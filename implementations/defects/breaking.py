@@ -21,6 +21,7 @@ from attention_conformance.implementations.builtin.stepwise.layer import (
     FREE_WIDTHS,
     LAYER_PLACES,
     Construct,
+    Layer,
     call_layer,
 )
 from attention_conformance.implementations.builtin.stepwise.steps import EXTRA_FEATURES, OP_FEATURES, Steps
@@ -66,6 +67,11 @@ def in_steps(replaced: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
     return Steps(**replaced).answer  # type: ignore[arg-type]  # each step has a type of its own
 
 
+def omitting(name: str, options: dict[str, Any], *given: str) -> dict[str, Any]:
+    """The options without that of this name, where one of `given` is among them."""
+    return {other: option for other, option in options.items() if other != name or not options.keys() & {*given}}
+
+
 def breaks(
     *clauses: str,
     step: str = "",
@@ -105,6 +111,7 @@ def breaks(
 
 def breaks_layer(
     *clauses: str,
+    step: str = "",
     free: bool = True,
     features: Set[Feature] = MHA_FEATURES,
     extras: tuple[str, ...] = (),
@@ -118,6 +125,7 @@ def breaks_layer(
 
     Args:
         clauses: see `Defect`.
+        step: the method of `Layer` that it replaces; without one, it is a whole layer.
         free: all widths may differ.
         features: what it claims beyond that and the extras.
         extras: what it returns after the output.
@@ -128,7 +136,8 @@ def breaks_layer(
         facts: other fields of `Defect`.
     """
 
-    def made_of(name: str, kind: Any) -> Implementation:
+    def made_of(name: str, mistake: Any) -> Implementation:
+        kind = type(name, (Layer,), {step: mistake}) if step else mistake
         widths = FREE_WIDTHS if free else NONE
         claimed = frozenset(features).union(widths, (EXTRA_FEATURES[extra] for extra in extras), modes)
         return Implementation(

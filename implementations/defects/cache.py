@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -9,19 +10,13 @@ import torch
 from torch import Tensor
 
 from attention_conformance.implementations.adapters.cached import Feed, Stream
-from attention_conformance.implementations.builtin.stepwise.cache_steps import (
-    CacheSteps,
-    Rows,
-    empty_store,
-    joined,
-    visible,
-    write,
-    write_slots,
-)
+from attention_conformance.implementations.builtin.stepwise import cache_steps as correct
+from attention_conformance.implementations.builtin.stepwise.cache_steps import CacheSteps, Rows
 from attention_conformance.implementations.builtin.stepwise.steps import Steps, add_causal, add_triangle, repeat_kv
 from attention_conformance.implementations.defects.breaking import LEAK, NAN, PRECISION, STATE, breaks_cache
 
 _PROMPTS: dict[tuple[torch.Size, torch.Size, torch.dtype], Rows] = {}
+breaks_triangle = partial(breaks_cache, of_steps="add_triangle")
 
 
 @breaks_cache("cache.chunked-prefill", step="flags", holds=("cache.decode", "causal.square"), severity=LEAK)
@@ -29,16 +24,12 @@ def flag_dropped_with_a_cache(options: dict[str, Any], first: int, length: int) 
     return {name: option for name, option in options.items() if not first or name != "is_causal"}
 
 
-@breaks_cache(
-    "cache.chunked-prefill", "cache.query-start", of_steps="add_triangle", holds=("cache.decode", "causal.square")
-)
+@breaks_triangle("cache.chunked-prefill", "cache.query-start", holds=("cache.decode", "causal.square"))
 def triangle_without_cached_keys(scores: Tensor, ahead: Tensor) -> Tensor:
     return scores if scores.shape[-2] == 1 else add_causal(scores)
 
 
-@breaks_cache(
-    "cache.decode", "cache.static", of_steps="add_triangle", holds=("causal.square", "relations.causal-prefix")
-)
+@breaks_triangle("cache.decode", "cache.static", holds=("causal.square", "relations.causal-prefix"))
 def triangle_over_a_single_query(scores: Tensor, ahead: Tensor) -> Tensor:
     return add_causal(scores) if scores.shape[-2] == 1 and scores.shape[-1] > 1 else add_triangle(scores, ahead)
 
@@ -50,14 +41,14 @@ def queries_at_the_end_of_the_buffer(first: int, length: int, room: int) -> Tens
 
 @breaks_cache("cache.chunked-prefill", "cache.alibi", step="visible", holds=("cache.decode", "causal.square"))
 def new_keys_before_cached_keys(store: Rows, new: Rows, after: Rows) -> Rows:
-    rotated = joined(new, store.written)
+    rotated = correct.joined(new, store.written)
     return Rows(rotated.key, rotated.value, rotated.positions.sort().values)
 
 
 @breaks_cache("cache.decode", step="visible", holds=("causal.square",))
 def own_key_appended_too_late(store: Rows, new: Rows, after: Rows) -> Rows:
     alone = len(new.positions) == 1 and len(store.written.positions) > 0
-    return store.written if alone else visible(store, new, after)
+    return store.written if alone else correct.visible(store, new, after)
 
 
 @breaks_cache("cache.chunked-prefill", holds=("cache.decode", "causal.square"))
@@ -66,8 +57,8 @@ def several_tokens_taken_for_a_prompt(stream: Stream) -> Feed:
         return store if len(new.positions) == 1 else store.select(store.positions < -1)
 
     return CacheSteps(
-        write=lambda store, new, stream: write(store if stream.room else fresh(store, new), new, stream),
-        visible=lambda store, new, after: visible(fresh(store, new), new, after),
+        write=lambda store, new, stream: correct.write(store if stream.room else fresh(store, new), new, stream),
+        visible=lambda store, new, after: correct.visible(fresh(store, new), new, after),
     ).open(stream)
 
 
@@ -80,7 +71,7 @@ def position_advanced_by_one_a_call(stream: Stream) -> Feed:
 @breaks_cache("cache.new-sequence", step="visible", holds=("effects.repeatable",), severity=STATE)
 def prompt_found_by_its_length(store: Rows, new: Rows, after: Rows) -> Rows:
     if not len(new.positions) or int(new.positions[0]):
-        return visible(store, new, after)
+        return correct.visible(store, new, after)
     return _PROMPTS.setdefault((new.key.shape, new.value.shape, new.key.dtype), new)
 
 
@@ -93,24 +84,21 @@ def groups_tiled_with_a_cache(stream: Stream) -> Feed:
         later = first > 0
         return options
 
-    def score_std(rows: Tensor, num_heads: int) -> Tensor:
+    def repeated(rows: Tensor, num_heads: int) -> Tensor:
         return rows.repeat(1, num_heads // rows.shape[1], 1, 1) if later else repeat_kv(rows, num_heads)
 
-    return CacheSteps(steps=Steps(repeat_kv=score_std), flags=flags).open(stream)
+    return CacheSteps(steps=Steps(repeat_kv=repeated), flags=flags).open(stream)
 
 
 @breaks_cache("cache.static", holds=("cache.decode", "cache.chunked-prefill"))
 def unused_buffer_attended(stream: Stream) -> Feed:
     def zeroed(stream: Stream) -> Rows:
-        room = empty_store(stream)
+        room = correct.empty_store(stream)
         return Rows(torch.zeros_like(room.key), torch.zeros_like(room.value), room.positions)
 
     def everything(store: Rows, new: Rows, after: Rows) -> Rows:
-        return (
-            Rows(after.key, after.value, after.positions.clamp(min=0))
-            if not stream.ring
-            else visible(store, new, after)
-        )
+        everywhere = Rows(after.key, after.value, after.positions.clamp(min=0))
+        return correct.visible(store, new, after) if stream.ring else everywhere
 
     return CacheSteps(empty_store=zeroed, visible=everything).open(stream)
 
@@ -119,7 +107,7 @@ def unused_buffer_attended(stream: Stream) -> Feed:
 def unused_values_multiplied_by_zero(stream: Stream) -> Feed:
     def everything(store: Rows, new: Rows, after: Rows) -> Rows:
         far = after.positions.masked_fill(after.positions < 0, stream.room)
-        return visible(store, new, after) if stream.ring else Rows(after.key, after.value, far)
+        return correct.visible(store, new, after) if stream.ring else Rows(after.key, after.value, far)
 
     return CacheSteps(visible=everything).open(stream)
 
@@ -132,8 +120,8 @@ def ring_written_before_it_is_read(store: Rows, new: Rows, after: Rows) -> Rows:
 @breaks_cache("cache.ring", step="write", holds=("cache.decode", "cache.static"))
 def beginning_of_a_long_chunk_cached(store: Rows, new: Rows, stream: Stream) -> Rows:
     if not 0 < stream.room < len(new.positions):
-        return write(store, new, stream)
-    return write_slots(store, new.select(torch.arange(stream.room)), torch.arange(stream.room))
+        return correct.write(store, new, stream)
+    return correct.write_slots(store, new.select(torch.arange(stream.room)), torch.arange(stream.room))
 
 
 @breaks_cache("cache.ring", holds=("cache.decode", "cache.static"))
@@ -142,7 +130,7 @@ def oldest_key_dropped_too_early(stream: Stream) -> Feed:
         cached = store.written
         full = stream.ring and len(cached.positions) == stream.room
         oldest = int(new.positions[0]) - stream.room + 1
-        return joined(cached.select(cached.positions > oldest), new) if full else joined(cached, new)
+        return correct.joined(cached.select(cached.positions > oldest), new) if full else correct.joined(cached, new)
 
     return CacheSteps(visible=seen).open(stream)
 
@@ -150,27 +138,21 @@ def oldest_key_dropped_too_early(stream: Stream) -> Feed:
 @breaks_cache("cache.decode", "cache.chunked-prefill", step="write", holds=("causal.square",), severity=PRECISION)
 def cached_in_bfloat16(store: Rows, new: Rows, stream: Stream) -> Rows:
     key, value = (rows.bfloat16().to(rows.dtype) for rows in (new.key, new.value))
-    return write(store, Rows(key, value, new.positions), stream)
+    return correct.write(store, Rows(key, value, new.positions), stream)
 
 
 @breaks_cache("cache.decode", step="visible", holds=("causal.square", "relations.batch"), severity=LEAK)
 def first_sample_cached_for_all(store: Rows, new: Rows, after: Rows) -> Rows:
     cached = store.written
-    return joined(
-        Rows(
-            cached.key[:1].expand_as(cached.key),
-            cached.value[:1].expand_as(cached.value),
-            cached.positions,
-        ),
-        new,
-    )
+    key, value = (rows[:1].expand_as(rows) for rows in (cached.key, cached.value))
+    return correct.joined(Rows(key, value, cached.positions), new)
 
 
 @breaks_cache(
     "cache.decode", "cache.chunked-prefill", step="write", holds=("cache.static", "cache.ring", "cache.new-sequence")
 )
 def values_left_behind_when_storage_grows(store: Rows, new: Rows, stream: Stream) -> Rows:
-    after, held = write(store, new, stream), len(store.positions)
+    after, held = correct.write(store, new, stream), len(store.positions)
     if stream.room or _storage(held) == _storage(len(after.positions)):
         return after
     value = after.value.clone()

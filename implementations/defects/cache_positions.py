@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -9,18 +10,15 @@ import torch
 from torch import Tensor
 
 from attention_conformance.implementations.adapters.cached import Feed, Stream
-from attention_conformance.implementations.builtin.stepwise.cache_steps import (
-    CacheSteps,
-    Rows,
-    joined,
-    rotate_key,
-    rotate_query,
-)
+from attention_conformance.implementations.builtin.stepwise import cache_steps as correct
+from attention_conformance.implementations.builtin.stepwise.cache_steps import CacheSteps, Rows
 from attention_conformance.implementations.builtin.stepwise.steps import Steps, add_alibi, add_window
 from attention_conformance.implementations.defects.breaking import LEAK, breaks, breaks_cache
 from attention_conformance.spec.features import Feature
 
 START = {Feature.QUERY_START}
+breaks_window = partial(breaks_cache, "cache.window", of_steps="add_window")
+breaks_alibi = partial(breaks_cache, "cache.alibi", of_steps="add_alibi")
 
 
 def standing(scores: Tensor) -> Tensor:
@@ -29,52 +27,42 @@ def standing(scores: Tensor) -> Tensor:
     return (keys - queries[:, None])[None]
 
 
-@breaks_cache(
-    "cache.window",
-    "cache.query-start",
-    of_steps="add_window",
-    holds=("cache.decode", "cache.chunked-prefill", "cache.alibi"),
-)
+def rotated_at(changed: Callable[[Tensor], Tensor]) -> CacheSteps:
+    """A cache that rotates queries and keys by the angles of other positions."""
+    return CacheSteps(
+        rotate_query=lambda query, positions, base: correct.rotate_query(query, changed(positions), base),
+        rotate_key=lambda key, positions, base: correct.rotate_key(key, changed(positions), base),
+    )
+
+
+@breaks_window("cache.query-start", holds=("cache.decode", "cache.chunked-prefill", "cache.alibi"))
 def window_counted_in_the_chunk(scores: Tensor, ahead: Tensor, window: tuple[int, int]) -> Tensor:
     return add_window(scores, standing(scores), window)
 
 
-@breaks_cache("cache.window", of_steps="add_window", holds=("cache.decode", "cache.chunked-prefill", "cache.rotary"))
+@breaks_window(holds=("cache.decode", "cache.chunked-prefill", "cache.rotary"))
 def window_forgotten_for_single_tokens(scores: Tensor, ahead: Tensor, window: tuple[int, int]) -> Tensor:
     return scores if scores.shape[-2] == 1 else add_window(scores, ahead, window)
 
 
-@breaks_cache(
-    "cache.alibi",
-    "cache.ring-positions",
-    of_steps="add_alibi",
-    holds=("cache.decode", "cache.rotary", "cache.chunked-prefill"),
-)
+@breaks_alibi("cache.ring-positions", holds=("cache.decode", "cache.rotary", "cache.chunked-prefill"))
 def alibi_built_over_the_queries(scores: Tensor, slopes: Tensor, ahead: Tensor) -> Tensor:
     return scores if scores.shape[-2] == 1 else add_alibi(scores, slopes, ahead)
 
 
-@breaks_cache(
-    "cache.alibi",
-    "cache.query-start-rows",
-    of_steps="add_alibi",
-    holds=("cache.decode", "cache.rotary", "cache.window"),
-)
+@breaks_alibi("cache.query-start-rows", holds=("cache.decode", "cache.rotary", "cache.window"))
 def distances_counted_in_the_chunk(scores: Tensor, slopes: Tensor, ahead: Tensor) -> Tensor:
     return add_alibi(scores, slopes, standing(scores))
 
 
 @breaks_cache("cache.rotary", step="rotate_query", holds=("cache.decode", "cache.alibi", "cache.window"))
 def queries_rotated_from_the_beginning(query: Tensor, positions: Tensor, base: float) -> Tensor:
-    return rotate_query(query, positions - positions[:1], base)
+    return correct.rotate_query(query, positions - positions[:1], base)
 
 
 @breaks_cache("cache.rotary", holds=("cache.decode", "cache.alibi", "cache.window"))
 def positions_restarted_in_each_chunk(stream: Stream) -> Feed:
-    return CacheSteps(
-        rotate_query=lambda query, positions, base: rotate_query(query, positions - positions[:1], base),
-        rotate_key=lambda key, positions, base: rotate_key(key, positions - positions[:1], base),
-    ).open(stream)
+    return rotated_at(lambda positions: positions - positions[:1]).open(stream)
 
 
 @breaks_cache("cache.rotary", holds=("cache.decode", "cache.alibi", "cache.window"))
@@ -83,8 +71,8 @@ def cached_keys_rotated_again(stream: Stream) -> Feed:
 
     def rotated(store: Rows, new: Rows, after: Rows) -> Rows:
         cached_rows = store.written
-        again = cached_rows.key if base is None else rotate_key(cached_rows.key, cached_rows.positions, base)
-        return joined(Rows(again, cached_rows.value, cached_rows.positions), new)
+        again = cached_rows.key if base is None else correct.rotate_key(cached_rows.key, cached_rows.positions, base)
+        return correct.joined(Rows(again, cached_rows.value, cached_rows.positions), new)
 
     return CacheSteps(visible=rotated).open(stream)
 
@@ -92,12 +80,7 @@ def cached_keys_rotated_again(stream: Stream) -> Feed:
 @breaks_cache("cache.rotary", holds=("cache.decode", "cache.alibi", "cache.chunked-prefill"))
 def angles_remembered_by_length(stream: Stream) -> Feed:
     known: dict[int, Tensor] = {}
-    return CacheSteps(
-        rotate_query=lambda query, positions, base: rotate_query(
-            query, known.setdefault(len(positions), positions), base
-        ),
-        rotate_key=lambda key, positions, base: rotate_key(key, known.setdefault(len(positions), positions), base),
-    ).open(stream)
+    return rotated_at(lambda positions: known.setdefault(len(positions), positions)).open(stream)
 
 
 @breaks_cache("cache.ring-positions", holds=("cache.ring", "cache.rotary"))
@@ -105,10 +88,7 @@ def offset_of_what_is_left(stream: Stream) -> Feed:
     def left(positions: Tensor) -> Tensor:
         return positions - max(0, int(positions[0]) - stream.room) if stream.ring else positions
 
-    return CacheSteps(
-        rotate_query=lambda query, positions, base: rotate_query(query, left(positions), base),
-        rotate_key=lambda key, positions, base: rotate_key(key, left(positions), base),
-    ).open(stream)
+    return rotated_at(left).open(stream)
 
 
 @breaks_cache(
@@ -116,7 +96,7 @@ def offset_of_what_is_left(stream: Stream) -> Feed:
 )
 def slots_taken_for_positions(store: Rows, new: Rows, after: Rows) -> Rows:
     cached_rows = store.written
-    return joined(Rows(cached_rows.key, cached_rows.value, cached_rows.positions.sort().values), new)
+    return correct.joined(Rows(cached_rows.key, cached_rows.value, cached_rows.positions.sort().values), new)
 
 
 breaks_start = partial(breaks, claims=START)
@@ -143,10 +123,8 @@ def start_taken_from_the_end(query: Tensor, key: Tensor, value: Tensor, **option
 
 
 @breaks("cache.query-start-rows", claims=START | {Feature.ROTARY}, holds=("cache.query-start", "causal.square"))
-def start_for_the_triangle_only(
-    query: Tensor, key: Tensor, value: Tensor, query_start: int = 0, **options: Any
-) -> Tensor:
-    base = options.get("rotary_base")
-    if base is not None and query_start:
-        query = rotate_query(query, torch.full((query.shape[-2],), -query_start), base)
-    return Steps()(query, key, value, query_start=query_start, **options)
+def start_for_the_triangle_only(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    base, start = options.get("rotary_base"), options.get("query_start")
+    if base is not None and start:
+        query = correct.rotate_query(query, torch.full((query.shape[-2],), -start), base)
+    return Steps()(query, key, value, **options)

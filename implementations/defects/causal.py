@@ -8,19 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attention_conformance.implementations.builtin.stepwise.steps import (
-    BOTTOM_RIGHT,
-    INFINITY,
-    Steps,
-    add_bottom_right,
-    add_causal,
-    mix,
-    score,
-    softmax,
-)
-from attention_conformance.implementations.defects.breaking import LEAK, NAN, breaks
+from attention_conformance.implementations.builtin.stepwise import steps as correct
+from attention_conformance.implementations.builtin.stepwise.steps import BOTTOM_RIGHT, INFINITY, Steps
+from attention_conformance.implementations.defects.breaking import LEAK, NAN, breaks, omitting
 
 breaks_causal = partial(breaks, step="add_causal")
+breaks_alignment = partial(
+    breaks_causal, "causal.alignment", "causal.empty-rows", holds=("causal.square", "causal.with-padding")
+)
 
 
 @breaks_causal("causal.square", holds=("masks.bool", "scores.dot-product"))
@@ -51,43 +46,34 @@ def causal_by_default(query: Tensor, key: Tensor, value: Tensor, **options: Any)
     return Steps()(query, key, value, **{"is_causal": not masked, **options})
 
 
-@breaks_causal(
-    "causal.alignment",
-    "causal.empty-rows",
-    holds=("causal.square", "causal.with-padding"),
-    follows="causal-alignment=bottom-right",
-)
+@breaks_alignment(follows="causal-alignment=bottom-right")
 def triangle_from_the_other_corner(scores: Tensor) -> Tensor:
-    return add_bottom_right(scores)
+    return correct.add_bottom_right(scores)
 
 
-@breaks_causal(
-    "causal.alignment", "causal.empty-rows", conventions=BOTTOM_RIGHT, holds=("causal.square", "causal.with-padding")
-)
+@breaks_alignment(conventions=BOTTOM_RIGHT)
 def offset_of_the_triangle_missing(scores: Tensor) -> Tensor:
-    return add_causal(scores)
+    return correct.add_causal(scores)
 
 
 @breaks_causal("causal.alignment", conventions=BOTTOM_RIGHT, holds=("causal.square", "causal.empty-rows"))
 def tiles_skipped_from_the_other_corner(scores: Tensor) -> Tensor:
     first_keys, last_queries = (torch.arange(n) // 4 * 4 for n in (scores.shape[-1], scores.shape[-2]))
     skipped = first_keys > last_queries[:, None] + 3
-    return add_bottom_right(scores).masked_fill(skipped, -INFINITY)
+    return correct.add_bottom_right(scores).masked_fill(skipped, -INFINITY)
 
 
 @breaks_causal("causal.alignment", holds=("causal.square", "causal.empty-rows"))
 def flag_dropped_for_a_single_query(scores: Tensor) -> Tensor:
-    return scores if scores.shape[-2] == 1 else add_causal(scores)
+    return scores if scores.shape[-2] == 1 else correct.add_causal(scores)
 
 
 @breaks("causal.any-scale", holds=("causal.square", "scores.scale-explicit"), severity=NAN)
-def future_masked_before_scale(
-    query: Tensor, key: Tensor, value: Tensor, scale: float | None = None, is_causal: bool = False, **masks: Any
-) -> Tensor:
-    def scores(query: Tensor, key: Tensor, by: float) -> Tensor:
-        return (add_causal(score(query, key, 1.0)) if is_causal else score(query, key, 1.0)) * by
-
-    return Steps(score=scores)(query, key, value, scale=scale, **masks)
+def future_masked_before_scale(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    if not options.pop("is_causal", False):
+        return Steps()(query, key, value, **options)
+    steps = Steps(score=lambda query, key, by: correct.add_causal(correct.score(query, key, 1.0)) * by)
+    return steps(query, key, value, **options)
 
 
 @breaks_causal("causal.any-scores", holds=("causal.square", "masks.fill-value"), severity=LEAK)
@@ -96,32 +82,26 @@ def future_filled_with_a_number(scores: Tensor) -> Tensor:
 
 
 @breaks("causal.any-scores", holds=("causal.square", "causal.no-future"), severity=NAN)
-def future_cut_after_the_exponentials(
-    query: Tensor, key: Tensor, value: Tensor, is_causal: bool = False, **options: Any
-) -> Tensor:
+def future_cut_after_the_exponentials(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     def cut(scores: Tensor) -> Tensor:
         e = (scores - scores.amax(-1, keepdim=True)).exp().tril()
         return e / e.sum(-1, keepdim=True)
 
-    return (Steps(softmax=cut) if is_causal else Steps())(query, key, value, **options)
+    return (Steps(softmax=cut) if options.pop("is_causal", False) else Steps())(query, key, value, **options)
 
 
 @breaks("relations.causal-prefix", "causal.no-future", holds=("scores.dot-product", "masks.bool"), severity=LEAK)
-def future_cut_after_softmax(
-    query: Tensor, key: Tensor, value: Tensor, is_causal: bool = False, **options: Any
-) -> Tensor:
-    steps = Steps(softmax=lambda scores: softmax(scores).tril()) if is_causal else Steps()
-    return steps(query, key, value, **options)
+def future_cut_after_softmax(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    cut = Steps(softmax=lambda scores: correct.softmax(scores).tril())
+    return (cut if options.pop("is_causal", False) else Steps())(query, key, value, **options)
 
 
 @breaks("relations.causal-prefix", "causal.no-future", holds=("scores.dot-product", "relations.batch"), severity=LEAK)
-def values_centred_over_the_sequence(
-    query: Tensor, key: Tensor, value: Tensor, is_causal: bool = False, **options: Any
-) -> Tensor:
+def values_centred_over_the_sequence(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     def centred(weights: Tensor, value: Tensor) -> Tensor:
-        return mix(weights, value - 0.1 * value.mean(-2, keepdim=True))
+        return correct.mix(weights, value - 0.1 * value.mean(-2, keepdim=True))
 
-    return (Steps(mix=centred) if is_causal else Steps())(query, key, value, is_causal=is_causal, **options)
+    return (Steps(mix=centred) if options.get("is_causal") else Steps())(query, key, value, **options)
 
 
 @breaks("causal.padded-start", holds=("causal.with-padding", "masks.key-padding"), severity=LEAK)
@@ -134,16 +114,12 @@ def padding_taken_for_lengths(query: Tensor, key: Tensor, value: Tensor, **optio
 
 @breaks("causal.with-mask", "shapes.combinations", holds=("causal.square", "causal.with-padding"), severity=LEAK)
 def flag_dropped_with_mask(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
-    if "attn_mask" in options:
-        options.pop("is_causal", None)
-    return Steps()(query, key, value, **options)
+    return Steps()(query, key, value, **omitting("is_causal", options, "attn_mask"))
 
 
 @breaks("causal.with-mask", "shapes.combinations", holds=("causal.square", "causal.with-padding"), severity=LEAK)
 def mask_dropped_with_flag(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
-    if "is_causal" in options:
-        options.pop("attn_mask", None)
-    return Steps()(query, key, value, **options)
+    return Steps()(query, key, value, **omitting("attn_mask", options, "is_causal"))
 
 
 @breaks("causal.with-mask", holds=("causal.square", "masks.float", "causal.with-padding"))
@@ -155,9 +131,7 @@ def float_mask_dropped_with_flag(query: Tensor, key: Tensor, value: Tensor, **op
 
 @breaks("causal.with-padding", holds=("causal.square", "causal.with-mask"), severity=LEAK)
 def padding_dropped_with_flag(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
-    if "is_causal" in options:
-        options.pop("key_padding_mask", None)
-    return Steps()(query, key, value, **options)
+    return Steps()(query, key, value, **omitting("key_padding_mask", options, "is_causal"))
 
 
 @breaks("causal.empty-row-with-mask", holds=("causal.square", "causal.with-mask", "masks.empty-row-bool"), severity=NAN)

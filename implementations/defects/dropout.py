@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from attention_conformance.implementations.builtin.stepwise.steps import Steps, drop, softmax
-from attention_conformance.implementations.defects.breaking import GRADIENT, breaks
+from attention_conformance.implementations.defects.breaking import GRADIENT, breaks, omitting
+from attention_conformance.implementations.defects.gradients import distorted
 from attention_conformance.spec.features import Feature
 
 DROPOUT = frozenset({Feature.DROPOUT})
@@ -18,6 +19,12 @@ DROPOUT = frozenset({Feature.DROPOUT})
 def chosen(like: Tensor, rate: float) -> Tensor:
     """1 where an element remains, 0 where it is dropped."""
     return (torch.rand(like.shape) >= rate).to(like.dtype)
+
+
+def normalised(weights: Tensor) -> Tensor:
+    """Rows divided by their sum, where that is not 0."""
+    whole = weights.sum(-1, keepdim=True)
+    return weights / torch.where(whole == 0, 1.0, whole)
 
 
 breaks_dropout = partial(breaks, claims=DROPOUT)
@@ -46,9 +53,7 @@ def rescaled_by_the_rate(weights: Tensor, rate: float) -> Tensor:
 
 @breaks_drop("dropout.factors", holds=("dropout.whole-key", "dropout.rate", "dropout.independent", "dropout.rate-zero"))
 def rows_normalised_after_dropout(weights: Tensor, rate: float) -> Tensor:
-    left = weights * chosen(weights, rate)
-    whole = left.sum(-1, keepdim=True)
-    return left / torch.where(whole == 0, 1.0, whole)
+    return normalised(weights * chosen(weights, rate))
 
 
 @breaks_dropout("dropout.factors", "dropout.rate", holds=("dropout.rate-zero", "dropout.whole-key"))
@@ -86,42 +91,24 @@ def rate_in_eighths(weights: Tensor, rate: float) -> Tensor:
 
 @breaks_dropout("dropout.with-masks", holds=("dropout.factors", "dropout.rate", "dropout.rate-zero"))
 def dropout_lost_with_a_mask(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
-    if options.keys() & {"attn_mask", "key_padding_mask"}:
-        options.pop("dropout_p", None)
-    return Steps()(query, key, value, **options)
+    return Steps()(query, key, value, **omitting("dropout_p", options, "attn_mask", "key_padding_mask"))
 
 
 @breaks_dropout("dropout.with-masks", holds=("dropout.factors", "dropout.rate", "masks.bool"))
-def normalised_after_dropout_with_a_mask(
-    query: Tensor, key: Tensor, value: Tensor, dropout_p: float = 0.0, **options: Any
-) -> Tensor:
+def normalised_after_dropout_with_a_mask(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    rate = options.pop("dropout_p", 0.0)
+
     def weights(scores: Tensor) -> Tensor:
-        dropped = drop(softmax(scores), dropout_p)
-        if not scores.isinf().any():
-            return dropped
-        whole = dropped.sum(-1, keepdim=True)
-        return dropped / torch.where(whole == 0, 1.0, whole)
+        dropped = drop(softmax(scores), rate)
+        return normalised(dropped) if scores.isinf().any() else dropped
 
-    return (Steps(softmax=weights) if dropout_p else Steps())(query, key, value, **options)
-
-
-class _OtherChoice(torch.autograd.Function):
-    """Drops in the forward pass, and draws anew in the backward pass."""
-
-    @staticmethod
-    def forward(ctx: Any, weights: Tensor, rate: float) -> Tensor:
-        ctx.rate = rate
-        return drop(weights, rate)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return drop(gradient, ctx.rate), None
+    return (Steps(softmax=weights) if rate else Steps())(query, key, value, **options)
 
 
 @breaks_drop_gradients("dropout.gradients")
 def other_weights_dropped_in_the_backward_pass(weights: Tensor, rate: float) -> Tensor:
-    result: Tensor = _OtherChoice.apply(weights, rate)  # type: ignore[no-untyped-call]
-    return result
+    dropped_anew = partial(drop, rate=rate)
+    return distorted(weights, dropped_anew, dropped_anew)
 
 
 @breaks_drop_gradients("dropout.gradients")
@@ -135,27 +122,16 @@ def gradient_not_rescaled(weights: Tensor, rate: float) -> Tensor:
     return weights * factors + (weights * factors * (1.0 / (1.0 - rate) - 1.0)).detach()
 
 
-class _DroppedForWhole(torch.autograd.Function):
-    """Softmax and dropout in one, whose backward pass has kept the weights after dropout only."""
-
-    @staticmethod
-    def forward(ctx: Any, scores: Tensor, rate: float) -> Tensor:
-        dropped = drop(softmax(scores), rate)
-        ctx.save_for_backward(dropped)
-        return dropped
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        (dropped,) = ctx.saved_tensors
-        return dropped * (gradient - (gradient * dropped).sum(-1, keepdim=True)), None
-
-
 @breaks_dropout("dropout.gradients", holds=("dropout.factors", "gradients.query", "gradients.value"), severity=GRADIENT)
 def dropped_weights_in_the_derivative(
     query: Tensor, key: Tensor, value: Tensor, dropout_p: float = 0.0, **options: Any
 ) -> Tensor:
     def weights(scores: Tensor) -> Tensor:
-        result: Tensor = _DroppedForWhole.apply(scores, dropout_p)  # type: ignore[no-untyped-call]
-        return result
+        dropped = drop(softmax(scores), dropout_p).detach()
+
+        def derivative(gradient: Tensor) -> Tensor:
+            return dropped * (gradient - (gradient * dropped).sum(-1, keepdim=True))
+
+        return distorted(scores, derivative, lambda _: dropped.clone())
 
     return (Steps(softmax=weights) if dropout_p else Steps())(query, key, value, **options)

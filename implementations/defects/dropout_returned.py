@@ -16,9 +16,7 @@ from attention_conformance.spec.features import Conventions, ReturnedWeights
 AFTER = Conventions(returned_weights=ReturnedWeights.AFTER_DROPOUT)
 
 
-def _all_of(
-    query: Tensor, key: Tensor, value: Tensor, rate: float, **options: Any
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _all_of(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Output, weights before and after dropout, and log-sum-exp."""
     recorded: list[Tensor] = []
 
@@ -26,7 +24,7 @@ def _all_of(
         recorded.append(weights.to(query.dtype))
         return mix(weights, rows)
 
-    output, weights, lse = Steps(mix=mixed).answer(query, key, value, dropout_p=rate, **options)
+    output, weights, lse = Steps(mix=mixed).answer(query, key, value, **options)
     return output, weights, recorded[0], lse
 
 
@@ -34,44 +32,34 @@ breaks_dropout = partial(breaks, claims=DROPOUT)
 
 
 @breaks_dropout("dropout.returned-weights", extras=("weights",), holds=("dropout.factors", "softmax.weights"))
-def weights_returned_after_dropout(
-    query: Tensor, key: Tensor, value: Tensor, dropout_p: float = 0.0, **options: Any
-) -> tuple[Tensor, ...]:
-    output, _, dropped, _ = _all_of(query, key, value, dropout_p, **options)
+def weights_returned_after_dropout(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, ...]:
+    output, _, dropped, _ = _all_of(query, key, value, **options)
     return output, dropped
 
 
 @breaks_dropout(
     "dropout.returned-weights", extras=("weights",), conventions=AFTER, holds=("dropout.factors", "softmax.weights")
 )
-def weights_returned_before_dropout(
-    query: Tensor, key: Tensor, value: Tensor, dropout_p: float = 0.0, **options: Any
-) -> tuple[Tensor, ...]:
-    return Steps().answer(query, key, value, dropout_p=dropout_p, **options)[:2]
+def weights_returned_before_dropout(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, ...]:
+    return Steps().answer(query, key, value, **options)[:2]
 
 
 @breaks_dropout(
     "dropout.averaged-weights", extras=("averaged_weights",), holds=("dropout.factors", "softmax.averaged-weights")
 )
-def average_taken_after_dropout(
-    query: Tensor, key: Tensor, value: Tensor, dropout_p: float = 0.0, **options: Any
-) -> tuple[Tensor, ...]:
-    output, _, dropped, _ = _all_of(query, key, value, dropout_p, **options)
+def average_taken_after_dropout(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, ...]:
+    output, _, dropped, _ = _all_of(query, key, value, **options)
     return output, dropped.mean(1)
 
 
 @breaks_dropout("dropout.returned-weights", extras=("weights",), holds=("dropout.factors", "softmax.weights"))
-def dropped_weights_returned_negative(
-    query: Tensor, key: Tensor, value: Tensor, dropout_p: float = 0.0, **options: Any
-) -> tuple[Tensor, ...]:
-    output, weights, dropped, _ = _all_of(query, key, value, dropout_p, **options)
+def dropped_weights_returned_negative(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, ...]:
+    output, weights, dropped, _ = _all_of(query, key, value, **options)
     return output, torch.where(dropped == 0, -weights, weights)
 
 
 @breaks_dropout("dropout.log-sum-exp", extras=("log_sum_exp",), holds=("dropout.factors", "softmax.log-sum-exp"))
-def log_sum_exp_without_dropped_keys(
-    query: Tensor, key: Tensor, value: Tensor, dropout_p: float = 0.0, **options: Any
-) -> tuple[Tensor, ...]:
-    output, weights, dropped, lse = _all_of(query, key, value, dropout_p, **options)
+def log_sum_exp_without_dropped_keys(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, ...]:
+    output, weights, dropped, lse = _all_of(query, key, value, **options)
     left = torch.where(dropped == 0, 0.0, weights).sum(-1)
     return output, lse + left.log()

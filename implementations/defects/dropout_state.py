@@ -13,6 +13,7 @@ from attention_conformance.implementations.builtin.stepwise.extended_layers impo
 from attention_conformance.implementations.builtin.stepwise.steps import Steps, drop, softmax
 from attention_conformance.implementations.defects.breaking import GRADIENT, NAN, STATE, breaks, breaks_layer
 from attention_conformance.implementations.defects.dropout import DROPOUT, chosen
+from attention_conformance.implementations.defects.gradients import distorted
 from attention_conformance.spec.features import Feature
 from attention_conformance.spec.problem import Problem
 
@@ -20,16 +21,14 @@ MODES = MHA_FEATURES | {Feature.DROPOUT, Feature.EVALUATION}
 _OWN = torch.Generator().manual_seed(0)
 
 
-def shared(weights: Tensor, rate: float, *axes: int) -> Tensor:
-    """Dropout whose choice is the same along these axes."""
-    part = weights
-    for axis in axes:
-        part = part.narrow(axis, 0, 1)
-    return weights * chosen(part, rate) / (1.0 - rate)
+def shared(weights: Tensor, rate: float, axis: int) -> Tensor:
+    """Dropout whose choice is the same along this axis."""
+    return weights * chosen(weights.narrow(axis, 0, 1), rate) / (1.0 - rate)
 
 
 breaks_dropout = partial(breaks, claims=DROPOUT)
 breaks_drop = partial(breaks_dropout, step="drop")
+breaks_state = partial(breaks_drop, severity=STATE)
 
 
 @breaks_drop("dropout.independent", holds=("dropout.factors", "dropout.whole-key", "dropout.rate-zero"))
@@ -59,13 +58,13 @@ def same_choice_for_all_tiles(weights: Tensor, rate: float) -> Tensor:
     return weights * tiles / (1.0 - rate)
 
 
-@breaks_drop("dropout.next-call", holds=("dropout.seed", "dropout.independent", "dropout.factors"), severity=STATE)
+@breaks_state("dropout.next-call", holds=("dropout.seed", "dropout.independent", "dropout.factors"))
 def generator_not_moved_on(weights: Tensor, rate: float) -> Tensor:
     with torch.random.fork_rng(devices=[]):
         return drop(weights, rate)
 
 
-@breaks_drop("dropout.next-call", holds=("dropout.seed", "dropout.independent", "dropout.factors"), severity=STATE)
+@breaks_state("dropout.next-call", holds=("dropout.seed", "dropout.independent", "dropout.factors"))
 def generator_moved_on_by_one(weights: Tensor, rate: float) -> Tensor:
     with torch.random.fork_rng(devices=[]):
         dropped = weights * chosen(weights, rate) / (1.0 - rate)
@@ -73,22 +72,13 @@ def generator_moved_on_by_one(weights: Tensor, rate: float) -> Tensor:
     return dropped
 
 
-@breaks_drop(
-    "dropout.seed",
-    "dropout.next-call",
-    holds=("dropout.independent", "dropout.factors", "dropout.rate"),
-    severity=STATE,
-)
+@breaks_state("dropout.seed", "dropout.next-call", holds=("dropout.independent", "dropout.factors", "dropout.rate"))
 def own_generator_seeded_in_each_call(weights: Tensor, rate: float) -> Tensor:
     own = torch.Generator().manual_seed(42)
     return weights * (torch.rand(weights.shape, generator=own) >= rate) / (1.0 - rate)
 
 
-@breaks_drop(
-    "dropout.seed",
-    holds=("dropout.next-call", "dropout.independent", "dropout.factors", "dropout.rate"),
-    severity=STATE,
-)
+@breaks_state("dropout.seed", holds=("dropout.next-call", "dropout.independent", "dropout.factors", "dropout.rate"))
 def own_generator_never_seeded(weights: Tensor, rate: float) -> Tensor:
     return weights * (torch.rand(weights.shape, generator=_OWN) >= rate) / (1.0 - rate)
 
@@ -160,25 +150,19 @@ class ZeroTakenForNotGiven(DroppingLayer):
             self.rate = problem.extension.dropout or 0.1
 
 
-class _OtherOrder(torch.autograd.Function):
-    """Draws tile by tile, and the same numbers again in the backward pass, from the last tile to the first."""
-
-    @staticmethod
-    def forward(ctx: Any, weights: Tensor, rate: float) -> Tensor:
-        ctx.rate, ctx.state = rate, torch.get_rng_state()
-        return torch.cat([drop(tile, rate) for tile in weights.split(64, -1)], -1)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        with torch.random.fork_rng(devices=[]):
-            torch.set_rng_state(ctx.state)
-            tiles = [drop(tile, ctx.rate) for tile in reversed(gradient.split(64, -1))]
-        return torch.cat(tiles[::-1], -1), None
-
-
 @breaks_drop(
     "dropout.gradients", holds=("dropout.factors", "dropout.independent", "gradients.value"), severity=GRADIENT
 )
 def tiles_drawn_in_another_order_in_backward(weights: Tensor, rate: float) -> Tensor:
-    result: Tensor = _OtherOrder.apply(weights, rate)  # type: ignore[no-untyped-call]
-    return result
+    state = torch.get_rng_state()
+
+    def forward(weights: Tensor) -> Tensor:
+        return torch.cat([drop(tile, rate) for tile in weights.split(64, -1)], -1)
+
+    def backward(gradient: Tensor) -> Tensor:
+        with torch.random.fork_rng(devices=[]):
+            torch.set_rng_state(state)
+            tiles = [drop(tile, rate) for tile in reversed(gradient.split(64, -1))]
+        return torch.cat(tiles[::-1], -1)
+
+    return distorted(weights, backward, forward)

@@ -10,15 +10,9 @@ from torch import Tensor
 
 from attention_conformance.implementations.adapters.torch_op import torch_op
 from attention_conformance.implementations.api.contract import Claims, Implementation
+from attention_conformance.implementations.builtin.stepwise import steps as correct
 from attention_conformance.implementations.builtin.stepwise.layer import Layer
-from attention_conformance.implementations.builtin.stepwise.steps import (
-    OP_FEATURES,
-    Steps,
-    add_mask,
-    factor,
-    rotate,
-    score,
-)
+from attention_conformance.implementations.builtin.stepwise.steps import OP_FEATURES, Steps
 from attention_conformance.implementations.defects.breaking import (
     LEAK,
     PRECISION,
@@ -31,7 +25,7 @@ from attention_conformance.spec.features import Feature, Scope
 
 _MASKS: dict[torch.Size, Tensor] = {}
 _OUTPUTS: dict[tuple[torch.Size, torch.dtype], Tensor] = {}
-_TURNS: dict[tuple[torch.Size, torch.dtype], list[Tensor]] = {}
+_PAIRS: dict[tuple[torch.Size, torch.dtype], list[Tensor]] = {}
 _KEYS: dict[int, tuple[Tensor, Tensor]] = {}
 _RANGES: dict[torch.dtype, float] = {}
 _DIE = torch.Generator().manual_seed(0)
@@ -39,17 +33,15 @@ breaks_effects = partial(breaks, severity=STATE)
 
 
 @breaks_effects("effects.inputs", holds=("scores.dot-product",), raises=True)
-def query_scaled_in_place(
-    query: Tensor, key: Tensor, value: Tensor, scale: float | None = None, **masks: Any
-) -> Tensor:
-    query.mul_(factor(query, scale))
-    return Steps()(query, key, value, scale=1.0, **masks)
+def query_scaled_in_place(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    query.mul_(correct.factor(query, options.get("scale")))
+    return Steps()(query, key, value, **{**options, "scale": 1.0})
 
 
 @breaks_effects("effects.inputs", step="add_mask", holds=("masks.bool", "masks.float", "scores.dot-product"))
 def mask_inverted_in_place(scores: Tensor, mask: Tensor) -> Tensor:
     if mask.dtype is not torch.bool:
-        return add_mask(scores, mask)
+        return correct.add_mask(scores, mask)
     return scores.masked_fill(mask.logical_not_(), float("-inf"))
 
 
@@ -68,7 +60,7 @@ def key_transposed_in_place(query: Tensor, key: Tensor, value: Tensor, **options
     raises=True,
 )
 def rotated_in_place(rows: Tensor, positions: Tensor, base: float) -> Tensor:
-    rotated = rotate(rows, positions, base)
+    rotated = correct.rotate(rows, positions, base)
     return rotated if rows.requires_grad else rows.copy_(rotated)
 
 
@@ -81,10 +73,9 @@ def gradient_required_of_the_query(query: Tensor, key: Tensor, value: Tensor, **
 
 @breaks_layer("effects.inputs", holds=("projections.query", "relations.grad-mode"), severity=STATE)
 class EvaluationModeLeftOn(Layer):
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Any:
         self.eval()
-        answer: Tensor = super().forward(query, key, value, **options)
-        return answer
+        return super().forward(query, key, value, **options)
 
 
 @breaks_layer("effects.inputs", holds=("projections.key", "projections.output"), severity=STATE)
@@ -105,7 +96,7 @@ def random_last_bit(query: Tensor, key: Tensor, value: Tensor, **options: Any) -
 
 @breaks("effects.stateless", step="add_mask", holds=("effects.repeatable",), severity=LEAK)
 def mask_remembered_by_shape(scores: Tensor, mask: Tensor) -> Tensor:
-    return add_mask(scores, _MASKS.setdefault(mask.shape, mask.detach().clone()).to(mask.dtype))
+    return correct.add_mask(scores, _MASKS.setdefault(mask.shape, mask.detach().clone()).to(mask.dtype))
 
 
 @breaks_effects(
@@ -114,7 +105,7 @@ def mask_remembered_by_shape(scores: Tensor, mask: Tensor) -> Tensor:
 def range_of_the_last_call(query: Tensor, key: Tensor, by: float) -> Tensor:
     last = _RANGES.get(query.dtype, 1.0)
     _RANGES[query.dtype] = float(query.detach().abs().amax()) if query.numel() else 1.0
-    return score(query, key, by * (1.0 + 4 * (last % 1.0) * torch.finfo(query.dtype).eps))
+    return correct.score(query, key, by * (1.0 + 4 * (last % 1.0) * torch.finfo(query.dtype).eps))
 
 
 @breaks_effects("effects.global-state", holds=("effects.repeatable", "scores.dot-product"))
@@ -155,7 +146,7 @@ def outputs_written_into_two_buffers(query: Tensor, key: Tensor, value: Tensor, 
     output = Steps()(query, key, value, **options)
     if output.requires_grad:
         return output
-    buffers = _TURNS.setdefault((output.shape, output.dtype), [torch.empty_like(output), torch.empty_like(output)])
+    buffers = _PAIRS.setdefault((output.shape, output.dtype), [torch.empty_like(output), torch.empty_like(output)])
     buffers.reverse()
     return buffers[0].copy_(output)
 

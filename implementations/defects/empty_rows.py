@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from attention_conformance.implementations.builtin.stepwise.steps import (
-    BOTTOM_RIGHT,
-    INFINITY,
-    Steps,
-    add_bottom_right,
-    add_mask,
-    softmax,
-)
+from attention_conformance.implementations.builtin.stepwise import steps as correct
+from attention_conformance.implementations.builtin.stepwise.steps import BOTTOM_RIGHT, INFINITY, Steps
 from attention_conformance.implementations.defects.breaking import LEAK, NAN, breaks
+
+breaks_empty_rows = partial(
+    breaks,
+    "masks.empty-row-bool",
+    "masks.empty-row-padding",
+    holds=("masks.bool", "masks.key-padding", "masks.empty-row-float"),
+)
+breaks_bottom_right = partial(breaks, "causal.empty-rows", conventions=BOTTOM_RIGHT)
 
 
 @breaks(
@@ -44,12 +47,7 @@ def empty_row_is_uniform(scores: Tensor) -> Tensor:
     return torch.softmax(scores.clamp(min=torch.finfo(scores.dtype).min), -1)
 
 
-@breaks(
-    "masks.empty-row-bool",
-    "masks.empty-row-padding",
-    holds=("masks.bool", "masks.key-padding", "masks.empty-row-float"),
-    severity=LEAK,
-)
+@breaks_empty_rows(severity=LEAK)
 def empty_rows_unmasked(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     for name in ("attn_mask", "key_padding_mask"):
         mask = options.get(name)
@@ -58,18 +56,15 @@ def empty_rows_unmasked(query: Tensor, key: Tensor, value: Tensor, **options: An
     return Steps()(query, key, value, **options)
 
 
-@breaks(
-    "masks.empty-row-bool",
-    "masks.empty-row-padding",
-    holds=("masks.bool", "masks.key-padding", "masks.empty-row-float"),
-    severity=NAN,
-)
+@breaks_empty_rows(severity=NAN)
 def lowest_number_added(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     def lowered(scores: Tensor, hidden: Tensor) -> Tensor:
         return scores + torch.zeros_like(scores).masked_fill(hidden, torch.finfo(scores.dtype).min)
 
     steps = Steps(
-        add_mask=lambda scores, mask: lowered(scores, ~mask) if mask.dtype is torch.bool else add_mask(scores, mask),
+        add_mask=lambda scores, mask: (
+            lowered(scores, ~mask) if mask.dtype is torch.bool else correct.add_mask(scores, mask)
+        ),
         add_padding=lambda scores, padding: lowered(scores, ~padding[:, None, None, :]),
     )
     return steps(query, key, value, **options)
@@ -80,29 +75,16 @@ def lowest_number_added(query: Tensor, key: Tensor, value: Tensor, **options: An
 )
 def empty_row_silences_its_sample(scores: Tensor) -> Tensor:
     empty = (scores == -INFINITY).all(-1).flatten(1).any(-1)[:, None, None, None]
-    return softmax(scores).masked_fill(empty, 0.0)
+    return correct.softmax(scores).masked_fill(empty, 0.0)
 
 
-@breaks(
-    "causal.empty-rows",
-    conventions=BOTTOM_RIGHT,
-    holds=("causal.alignment", "causal.square", "masks.empty-row-bool"),
-    severity=NAN,
-)
-def nan_before_the_triangle(
-    query: Tensor, key: Tensor, value: Tensor, is_causal: bool = False, **options: Any
-) -> Tensor:
-    steps = Steps(add_causal=add_bottom_right, softmax=lambda scores: torch.softmax(scores, -1))
-    return (steps if is_causal else Steps())(query, key, value, is_causal=is_causal, **options)
+@breaks_bottom_right(holds=("causal.alignment", "causal.square", "masks.empty-row-bool"), severity=NAN)
+def nan_before_the_triangle(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    steps = Steps(add_causal=correct.add_bottom_right, softmax=lambda scores: torch.softmax(scores, -1))
+    return (steps if options.get("is_causal") else Steps())(query, key, value, **options)
 
 
-@breaks(
-    "causal.empty-rows",
-    step="add_causal",
-    conventions=BOTTOM_RIGHT,
-    holds=("causal.alignment", "causal.square"),
-    severity=LEAK,
-)
+@breaks_bottom_right(step="add_causal", holds=("causal.alignment", "causal.square"), severity=LEAK)
 def first_key_before_the_triangle(scores: Tensor) -> Tensor:
     positions = torch.arange(scores.shape[-2])[:, None] + scores.shape[-1] - scores.shape[-2]
     return scores.masked_fill(torch.arange(scores.shape[-1]) > positions.clamp(min=0), -INFINITY)

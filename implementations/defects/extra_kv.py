@@ -19,15 +19,8 @@ from attention_conformance.implementations.builtin.stepwise.extended_layers impo
 from attention_conformance.implementations.builtin.stepwise.steps import INFINITY
 from attention_conformance.implementations.defects.breaking import GRADIENT, LEAK, breaks_layer
 
-SEEN_IN = ("https://github.com/pytorch/pytorch/issues/27461",)
-
-
 breaks_keys: Callable[..., Any] = partial(
-    breaks_layer,
-    features=KEYED_FEATURES,
-    extras=("weights",),
-    call=call_keyed,
-    places=KEYED_PLACES,
+    breaks_layer, features=KEYED_FEATURES, extras=("weights",), call=call_keyed, places=KEYED_PLACES
 )
 """`breaks_layer` for a `KeyedLayer`."""
 
@@ -82,11 +75,9 @@ class ExtraKeysMasked(KeyedLayer):
     holds=("sinks.bias-kv-masks", "sinks.zero-attn-masks", "causal.square"),
 )
 class ExtraKeysTakenForTheFuture(KeyedLayer):
-    def forward(
-        self, query: Tensor, key: Tensor, value: Tensor, add_zero_attn: bool = False, **masks: Any
-    ) -> tuple[Tensor, Tensor]:
-        self.is_causal = masks.pop("is_causal", False)
-        return super().forward(query, key, value, add_zero_attn, **masks)
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
+        self.is_causal = options.pop("is_causal", False)
+        return super().forward(query, key, value, **options)
 
     def lengthened(self, mask: Tensor, count: int) -> Tensor:
         longer = super().lengthened(mask, count)
@@ -103,10 +94,8 @@ class LearnedKeyWithoutGradient(KeyedLayer):
 
 @breaks_keys("sinks.bias-kv-weights", "sinks.zero-attn-weights", holds=("sinks.bias-kv", "sinks.bias-kv-masks"))
 class ColumnsOfExtraKeysCutOff(KeyedLayer):
-    def forward(
-        self, query: Tensor, key: Tensor, value: Tensor, add_zero_attn: bool = False, **masks: Any
-    ) -> tuple[Tensor, Tensor]:
-        output, weights = super().forward(query, key, value, add_zero_attn, **masks)
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
+        output, weights = super().forward(query, key, value, **options)
         return output, weights[..., : key.shape[-2]]
 
 

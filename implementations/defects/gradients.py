@@ -10,59 +10,55 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attention_conformance.implementations.builtin.stepwise.layer import Layer
-from attention_conformance.implementations.builtin.stepwise.steps import (
-    INFINITY,
-    Steps,
-    add_mask,
-    factor,
-    score,
-    softmax,
-)
+from attention_conformance.implementations.builtin.stepwise import steps as correct
+from attention_conformance.implementations.builtin.stepwise.layer import Layer, Projected
+from attention_conformance.implementations.builtin.stepwise.steps import INFINITY, Steps
 from attention_conformance.implementations.defects.breaking import CRASH, GRADIENT, breaks, breaks_layer
+from attention_conformance.implementations.defects.shapes import flat
 
 FORWARD = ("gradients.query", "gradients.key", "gradients.value")
 
 
 class Distorted(torch.autograd.Function):
-    """The tensor itself, whose gradient is spoilt on its way back."""
+    """A function of a tensor, with a gradient of its own."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, spoil: Any) -> Tensor:
+    def forward(ctx: Any, x: Tensor, spoil: Any, forward: Any) -> Any:
         ctx.spoil = spoil
-        return x.clone()
+        return forward(x)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return ctx.spoil(gradient), None
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.spoil(*gradients), None, None
 
 
-def distorted(x: Tensor, spoil: Callable[[Tensor], Tensor]) -> Tensor:
-    """The tensor itself; `spoil` is applied to its gradient."""
-    result: Tensor = Distorted.apply(x, spoil)  # type: ignore[no-untyped-call]
+def distorted(
+    x: Tensor, spoil: Callable[[Tensor], Tensor], forward: Callable[[Tensor], Tensor] = torch.clone
+) -> Tensor:
+    """The tensor itself, or what `forward` makes of it; `spoil` is applied to the gradient."""
+    result: Tensor = Distorted.apply(x, spoil, forward)  # type: ignore[no-untyped-call]
     return result
 
 
 breaks_gradients = partial(breaks, severity=GRADIENT)
+breaks_projected = partial(breaks_layer, step="projected", severity=GRADIENT)
 
 
 @breaks_gradients("gradients.query", step="score", holds=("gradients.key", "gradients.value", "scores.dot-product"))
 def query_gradient_lost(query: Tensor, key: Tensor, by: float) -> Tensor:
-    return score(query.detach(), key, by) + 0.0 * query.sum()
+    return correct.score(query.detach(), key, by) + 0.0 * query.sum()
 
 
 @breaks_gradients("gradients.query", holds=("gradients.key", "gradients.value", "scores.scale-explicit"))
-def query_gradient_by_the_default_scale(
-    query: Tensor, key: Tensor, value: Tensor, scale: float | None = None, **masks: Any
-) -> Tensor:
-    by = factor(query, scale) or 1.0
-    rotated = distorted(query, lambda gradient: gradient * (factor(query, None) / by))
-    return Steps()(rotated, key, value, scale=scale, **masks)
+def query_gradient_by_the_default_scale(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    by = correct.factor(query, options.get("scale")) or 1.0
+    rotated = distorted(query, lambda gradient: gradient * (correct.factor(query, None) / by))
+    return Steps()(rotated, key, value, **options)
 
 
 @breaks_gradients("gradients.key", step="score", holds=("gradients.query", "gradients.value", "scores.dot-product"))
 def key_gradient_without_scale(query: Tensor, key: Tensor, by: float) -> Tensor:
-    return score(query, distorted(key, lambda gradient: gradient / by if by else gradient), by)
+    return correct.score(query, distorted(key, lambda gradient: gradient / by if by else gradient), by)
 
 
 @breaks_gradients("gradients.key", holds=("gradients.query", "gradients.value", "relations.permute-heads"))
@@ -86,7 +82,7 @@ def gradient_of_later_tiles_lost(query: Tensor, key: Tensor, value: Tensor, **op
 
 @breaks_gradients("gradients.query", "gradients.key", step="softmax", holds=("gradients.value", "softmax.over-keys"))
 def weights_detached(scores: Tensor) -> Tensor:
-    return softmax(scores).detach()
+    return correct.softmax(scores).detach()
 
 
 @breaks_gradients("gradients.value", step="mix", holds=("gradients.query", "gradients.key", "values.weighted-sum"))
@@ -109,20 +105,20 @@ def value_gradient_by_unmasked_weights(query: Tensor, key: Tensor, value: Tensor
 @breaks_gradients("gradients.float-mask", step="add_mask", holds=("gradients.query", "masks.float"))
 def mask_gradient_scaled(scores: Tensor, mask: Tensor) -> Tensor:
     spoilt = mask if mask.dtype is torch.bool else distorted(mask, lambda gradient: gradient / 2)
-    return add_mask(scores, spoilt)
+    return correct.add_mask(scores, spoilt)
 
 
 @breaks_gradients("gradients.float-mask", step="add_mask", holds=("gradients.query", "masks.float"))
 def mask_gradient_averaged(scores: Tensor, mask: Tensor) -> Tensor:
     if mask.dtype is torch.bool or (mask.ndim == 4 and mask.shape[0] > 1):
-        return add_mask(scores, mask)
-    return add_mask(scores, distorted(mask, lambda gradient: gradient / scores.shape[0]))
+        return correct.add_mask(scores, mask)
+    return correct.add_mask(scores, distorted(mask, lambda gradient: gradient / scores.shape[0]))
 
 
 @breaks_gradients("gradients.float-mask", step="add_mask", holds=("gradients.query", "masks.float"))
 def mask_gradient_lost_in_broadcasting(scores: Tensor, mask: Tensor) -> Tensor:
     whole = mask.shape == scores.shape or mask.dtype is torch.bool
-    return add_mask(scores, mask if whole else mask.detach() + 0.0 * mask.nan_to_num(neginf=0.0))
+    return correct.add_mask(scores, mask if whole else mask.detach() + 0.0 * mask.nan_to_num(neginf=0.0))
 
 
 @breaks_gradients("gradients.empty-row", holds=("masks.empty-row-bool", "gradients.query"))
@@ -149,28 +145,22 @@ def mask_gradient_with_others_only(query: Tensor, key: Tensor, value: Tensor, **
 
 @breaks_gradients("gradients.cotangent", holds=FORWARD, raises=True)
 def cotangent_read_as_contiguous(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
-    def flat(x: Tensor) -> Tensor:
-        return x.as_strided(x.shape, torch.empty(x.shape, device="meta").stride())
-
     return distorted(Steps()(query, key, value, **options), flat)
 
 
-@breaks_layer("gradients.parameters", holds=("gradients.query", "projections.output"), severity=GRADIENT)
-class OutputMatrixDetached(Layer):
-    def output(self, merged: Tensor) -> Tensor:
-        return F.linear(merged, self.o.weight.detach(), self.o.bias) + 0.0 * self.o.weight.sum()
+@breaks_layer("gradients.parameters", holds=("gradients.query", "projections.output"), step="output", severity=GRADIENT)
+def output_matrix_detached(layer: Layer, merged: Tensor) -> Tensor:
+    return F.linear(merged, layer.o.weight.detach(), layer.o.bias) + 0.0 * layer.o.weight.sum()
 
 
-@breaks_layer("gradients.parameters", holds=("gradients.query", "projections.bias"), severity=GRADIENT)
-class BiasGradientOfOneToken(Layer):
-    def projected(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        held = self.v.bias.expand(*value.shape[:-1], -1)
-        first = torch.arange(value.shape[-2])[:, None] == 0
-        bias = torch.where(first, held, held.detach())
-        return self.q(query), self.k(key), F.linear(value, self.v.weight) + bias
+@breaks_projected("gradients.parameters", holds=("gradients.query", "projections.bias"))
+def bias_gradient_of_one_token(layer: Layer, query: Tensor, key: Tensor, value: Tensor) -> Projected:
+    held = layer.v.bias.expand(*value.shape[:-1], -1)
+    first = torch.arange(value.shape[-2])[:, None] == 0
+    bias = torch.where(first, held, held.detach())
+    return layer.q(query), layer.k(key), F.linear(value, layer.v.weight) + bias
 
 
-@breaks_layer("gradients.key", holds=("gradients.value", "projections.key"), severity=GRADIENT, raises=False)
-class KeyInputDetached(Layer):
-    def projected(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return self.q(query), self.k(key.detach()), self.v(value)
+@breaks_projected("gradients.key", holds=("gradients.value", "projections.key"))
+def key_input_detached(layer: Layer, query: Tensor, key: Tensor, value: Tensor) -> Projected:
+    return layer.q(query), layer.k(key.detach()), layer.v(value)

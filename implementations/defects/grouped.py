@@ -9,14 +9,9 @@ import torch
 from torch import Tensor
 
 from attention_conformance.implementations.adapters.mha_interface import MHA_FEATURES
+from attention_conformance.implementations.builtin.stepwise import steps as correct
 from attention_conformance.implementations.builtin.stepwise.extended_layers import GroupedLayer
-from attention_conformance.implementations.builtin.stepwise.steps import (
-    BOTTOM_RIGHT,
-    INFINITY,
-    Steps,
-    repeat_kv,
-    repeat_kv_tiled,
-)
+from attention_conformance.implementations.builtin.stepwise.steps import BOTTOM_RIGHT, INFINITY, Steps
 from attention_conformance.implementations.defects.breaking import CRASH, GRADIENT, LEAK, breaks, breaks_layer
 from attention_conformance.implementations.defects.gradients import distorted
 from attention_conformance.spec.features import Conventions, Feature, GroupOrder
@@ -37,28 +32,28 @@ breaks_repeat_kv = partial(breaks_groups, step="repeat_kv")
 
 @breaks_repeat_kv("grouped.order", holds=("grouped.single-key-head", "heads.independent"))
 def key_heads_repeated_in_turn(rows: Tensor, num_heads: int) -> Tensor:
-    return repeat_kv_tiled(rows, num_heads)
+    return correct.repeat_kv_tiled(rows, num_heads)
 
 
 @breaks_repeat_kv("grouped.order", conventions=TILED, holds=("grouped.single-key-head", "heads.independent"))
 def key_heads_repeated_in_place(rows: Tensor, num_heads: int) -> Tensor:
-    return repeat_kv(rows, num_heads)
+    return correct.repeat_kv(rows, num_heads)
 
 
 @breaks_groups("grouped.order", extras=("log_sum_exp",), holds=("grouped.single-key-head", "grouped.log-sum-exp"))
 def values_grouped_in_another_order(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
-    output, _, lse = Steps().answer(query, key, repeat_kv_tiled(value, query.shape[1]), **options)
+    output, _, lse = Steps().answer(query, key, correct.repeat_kv_tiled(value, query.shape[1]), **options)
     return output, lse
 
 
 @breaks_repeat_kv("grouped.order", "grouped.masks", holds=("grouped.single-key-head", "heads.independent"))
 def first_key_head_for_all(rows: Tensor, num_heads: int) -> Tensor:
-    return repeat_kv(rows if rows.shape[1] == num_heads else rows[:, :1], num_heads)
+    return correct.repeat_kv(rows if rows.shape[1] == num_heads else rows[:, :1], num_heads)
 
 
 @breaks_groups("grouped.order", holds=("grouped.single-key-head", "grouped.masks"))
 def single_query_folded_the_other_way(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
-    steps = Steps(repeat_kv=repeat_kv_tiled) if query.shape[-2] == 1 else Steps()
+    steps = Steps(repeat_kv=correct.repeat_kv_tiled) if query.shape[-2] == 1 else Steps()
     return steps(query, key, value, **options)
 
 
@@ -129,13 +124,13 @@ def log_sum_exp_of_key_heads(query: Tensor, key: Tensor, value: Tensor, **option
 def group_gradient_overwritten(rows: Tensor, num_heads: int) -> Tensor:
     groups = num_heads // rows.shape[1]
     last = (torch.arange(num_heads) % groups == groups - 1)[:, None, None]
-    return distorted(repeat_kv(rows, num_heads), lambda gradient: gradient * last)
+    return distorted(correct.repeat_kv(rows, num_heads), lambda gradient: gradient * last)
 
 
 @breaks_repeat_kv("grouped.gradients", holds=("grouped.order", "gradients.key", "gradients.value"), severity=GRADIENT)
 def group_gradient_averaged(rows: Tensor, num_heads: int) -> Tensor:
     groups = num_heads // rows.shape[1]
-    return repeat_kv(distorted(rows, lambda gradient: gradient / groups), num_heads)
+    return correct.repeat_kv(distorted(rows, lambda gradient: gradient / groups), num_heads)
 
 
 @breaks_repeat_kv(
@@ -143,12 +138,12 @@ def group_gradient_averaged(rows: Tensor, num_heads: int) -> Tensor:
 )
 def group_gradient_summed_in_turn(rows: Tensor, num_heads: int) -> Tensor:
     groups = num_heads // rows.shape[1]
-    return distorted(repeat_kv(rows, num_heads), lambda gradient: folded(gradient, groups))
+    return distorted(correct.repeat_kv(rows, num_heads), lambda gradient: folded(gradient, groups))
 
 
 @breaks_layer("grouped.order", features=MHA_FEATURES | GROUPED, holds=("grouped.single-key-head", "heads.split"))
 class KeyHeadsInTurn(GroupedLayer):
-    steps = Steps(repeat_kv=repeat_kv_tiled)
+    steps = Steps(repeat_kv=correct.repeat_kv_tiled)
 
 
 @breaks_layer(

@@ -19,6 +19,8 @@ LEARNED = ("head-gates.gradient", "head-gates.importance", "head-gates.ablation"
 """The clauses of the gradients of gates, and of what follows from them."""
 breaks_gates = partial(breaks, claims=GATES)
 breaks_gate = partial(breaks_gates, step="gate")
+breaks_gated_layer = partial(breaks_layer, features=GATED_FEATURES, call=call_gated)
+breaks_gradients = partial(breaks_gate, severity=GRADIENT)
 
 
 @breaks_gate("head-gates.factor", *LEARNED, holds=("head-gates.open", "head-gates.closed"))
@@ -27,10 +29,9 @@ def gates_multiplied_twice(heads: Tensor, gates: Tensor) -> Tensor:
 
 
 @breaks_gates("head-gates.factor", "head-gates.closed", *LEARNED, holds=("head-gates.open", "scores.dot-product"))
-def gates_multiply_the_scores(
-    query: Tensor, key: Tensor, value: Tensor, head_gates: Tensor | None = None, **options: Any
-) -> Tensor:
-    gated = query if head_gates is None else gate(query, head_gates)
+def gates_multiply_the_scores(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    gates = options.pop("head_gates", None)
+    gated = query if gates is None else gate(query, gates)
     return Steps()(gated, key, value, **options)
 
 
@@ -78,57 +79,45 @@ def closed_gate_not_quite(heads: Tensor, gates: Tensor) -> Tensor:
     claims=GATES | {Feature.GROUPED},
     holds=("head-gates.open", "grouped.order"),
 )
-def gates_in_another_order_of_groups(
-    query: Tensor, key: Tensor, value: Tensor, head_gates: Tensor | None = None, **options: Any
-) -> Tensor:
-    if head_gates is not None:
-        options["head_gates"] = head_gates.unflatten(0, (key.shape[1], -1)).T.flatten()
+def gates_in_another_order_of_groups(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    if "head_gates" in options:
+        options["head_gates"] = options["head_gates"].unflatten(0, (key.shape[1], -1)).T.flatten()
     return Steps()(query, key, value, **options)
 
 
-@breaks_gate(*LEARNED, holds=("head-gates.factor", "head-gates.closed"), severity=GRADIENT, raises=True)
+@breaks_gradients(*LEARNED, holds=("head-gates.factor", "head-gates.closed"), raises=True)
 def gates_out_of_the_graph(heads: Tensor, gates: Tensor) -> Tensor:
     return gate(heads, gates.detach())
 
 
-@breaks_gate(
-    "head-gates.gradient",
-    "head-gates.ablation",
-    holds=("head-gates.factor", "head-gates.importance"),
-    severity=GRADIENT,
-)
+@breaks_gradients("head-gates.gradient", "head-gates.ablation", holds=("head-gates.factor", "head-gates.importance"))
 def gradient_of_gates_averaged(heads: Tensor, gates: Tensor) -> Tensor:
-    repeat_kv = gates / max(1, len(heads))
-    return gate(heads, repeat_kv + (gates - repeat_kv).detach())
+    averaged = gates / max(1, len(heads))
+    return gate(heads, averaged + (gates - averaged).detach())
 
 
 @breaks_gates(*LEARNED, holds=("head-gates.factor", "head-gates.closed"), severity=GRADIENT)
-def gradient_of_gates_from_the_last_query(
-    query: Tensor, key: Tensor, value: Tensor, head_gates: Tensor | None = None, **options: Any
-) -> Tensor:
+def gradient_of_gates_from_the_last_query(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    gates = options.pop("head_gates", None)
     heads = Steps()(query, key, value, **options)
-    if head_gates is None:
+    if gates is None:
         return heads
-    gates = head_gates.to(heads.dtype)
+    gates = gates.to(heads.dtype)
     return torch.cat([gate(heads[:, :, :-1], gates.detach()), gate(heads[:, :, -1:], gates)], 2)
 
 
 @breaks_gates("head-gates.weights", extras=("weights",), holds=("head-gates.factor", "head-gates.gradient"))
-def returned_weights_gated(
-    query: Tensor, key: Tensor, value: Tensor, head_gates: Tensor | None = None, **options: Any
-) -> tuple[Tensor, Tensor]:
-    output, weights, _ = Steps().answer(query, key, value, head_gates=head_gates, **options)
-    return output, weights if head_gates is None else gate(weights, head_gates)
+def returned_weights_gated(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
+    output, weights, _ = Steps().answer(query, key, value, **options)
+    return output, gate(weights, options["head_gates"]) if "head_gates" in options else weights
 
 
-@breaks_layer(
+@breaks_gated_layer(
     "head-gates.factor",
     "head-gates.closed",
     "head-gates.rows",
     "head-gates.gradient",
     "head-gates.importance",
-    features=GATED_FEATURES,
-    call=call_gated,
     holds=("head-gates.open", "heads.split"),
 )
 class GatesTiledOverTheWidth(Layer):
@@ -149,14 +138,12 @@ class GatesTiledOverTheWidth(Layer):
         return super().output(gated)
 
 
-@breaks_layer(
+@breaks_gated_layer(
     "head-gates.rows",
     "head-gates.factor",
     "head-gates.closed",
     "head-gates.gradient",
     "head-gates.importance",
-    features=GATED_FEATURES,
-    call=call_gated,
     holds=("head-gates.open", "projections.output-bias"),
 )
 class BiasSharedOutToHeads(Layer):

@@ -10,15 +10,9 @@ from torch import Tensor
 
 from attention_conformance.implementations.adapters.torch_op import torch_op
 from attention_conformance.implementations.api.contract import Claims, Result
-from attention_conformance.implementations.builtin.stepwise.steps import (
-    INFINITY,
-    OP_FEATURES,
-    Steps,
-    add_causal,
-    add_mask,
-    add_padding,
-)
-from attention_conformance.implementations.defects.breaking import LEAK, NAN, breaks, breaks_run
+from attention_conformance.implementations.builtin.stepwise import steps as correct
+from attention_conformance.implementations.builtin.stepwise.steps import INFINITY, OP_FEATURES, Steps
+from attention_conformance.implementations.defects.breaking import LEAK, NAN, breaks, breaks_run, omitting
 from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.spec.problem import Problem
 
@@ -27,17 +21,17 @@ leaks = partial(breaks, severity=LEAK)
 
 @leaks("masks.broadcast", "relations.batch", step="add_mask", holds=("masks.segments",))
 def mask_of_the_first_sample(scores: Tensor, mask: Tensor) -> Tensor:
-    return add_mask(scores, mask[:1] if mask.ndim == 4 else mask)
+    return correct.add_mask(scores, mask[:1] if mask.ndim == 4 else mask)
 
 
 @breaks("masks.broadcast", step="add_mask", holds=("masks.segments", "masks.key-padding"))
 def mask_of_the_first_head(scores: Tensor, mask: Tensor) -> Tensor:
-    return add_mask(scores, mask[:, :1] if mask.ndim == 4 else mask)
+    return correct.add_mask(scores, mask[:, :1] if mask.ndim == 4 else mask)
 
 
 @leaks("masks.broadcast", step="add_mask", holds=("masks.segments", "masks.key-padding"), raises=True)
 def samples_of_the_mask_on_the_head_axis(scores: Tensor, mask: Tensor) -> Tensor:
-    return add_mask(scores, mask.squeeze(1) if mask.ndim == 4 else mask)
+    return correct.add_mask(scores, mask.squeeze(1) if mask.ndim == 4 else mask)
 
 
 @leaks("masks.broadcast", step="add_mask", holds=("masks.segments", "masks.key-padding"))
@@ -45,18 +39,18 @@ def mask_repeated_in_turn(scores: Tensor, mask: Tensor) -> Tensor:
     if mask.ndim == 4 and mask.shape[1] == 1:
         whole = mask.expand(scores.shape[0], -1, -1, -1)
         mask = whole.repeat(scores.shape[1], 1, 1, 1).view(*scores.shape[:2], *whole.shape[2:])
-    return add_mask(scores, mask)
+    return correct.add_mask(scores, mask)
 
 
 @leaks("masks.bool", "shapes.coincident", step="add_mask", holds=("masks.key-padding", "causal.square"))
 def square_mask_transposed(scores: Tensor, mask: Tensor) -> Tensor:
     square = mask.ndim > 1 and mask.shape[-1] == mask.shape[-2]
-    return add_mask(scores, mask.mT if square else mask)
+    return correct.add_mask(scores, mask.mT if square else mask)
 
 
 @leaks("masks.segments", "masks.broadcast", step="add_mask", holds=("masks.bool",))
 def flat_mask_taken_for_causal(scores: Tensor, mask: Tensor) -> Tensor:
-    return add_causal(scores) if mask.ndim == 2 else add_mask(scores, mask)
+    return correct.add_causal(scores) if mask.ndim == 2 else correct.add_mask(scores, mask)
 
 
 @breaks("masks.rank", holds=("masks.broadcast",))
@@ -79,7 +73,7 @@ def padding_on_the_queries(scores: Tensor, padding: Tensor) -> Tensor:
 
 @breaks("masks.key-padding", step="add_padding", holds=("masks.bool", "masks.empty-row-bool"), severity=NAN)
 def padding_on_queries_and_keys(scores: Tensor, padding: Tensor) -> Tensor:
-    masked_scores = add_padding(scores, padding)
+    masked_scores = correct.add_padding(scores, padding)
     if scores.shape[-2] == scores.shape[-1]:
         masked_scores = masked_scores.masked_fill(~padding[:, None, :, None], -INFINITY)
     return masked_scores
@@ -87,12 +81,12 @@ def padding_on_queries_and_keys(scores: Tensor, padding: Tensor) -> Tensor:
 
 @leaks("masks.key-padding", step="add_padding", holds=("masks.bool", "masks.neutral"))
 def padding_inverted(scores: Tensor, padding: Tensor) -> Tensor:
-    return add_padding(scores, ~padding)
+    return correct.add_padding(scores, ~padding)
 
 
 @breaks("masks.key-padding", step="add_padding", holds=("masks.bool", "causal.with-padding"))
 def padding_ends_the_sequence(scores: Tensor, padding: Tensor) -> Tensor:
-    return add_padding(scores, padding.int().cumprod(-1).bool())
+    return correct.add_padding(scores, padding.int().cumprod(-1).bool())
 
 
 @leaks("masks.padding-fill-value", step="add_padding", holds=("masks.key-padding", "masks.fill-value"))
@@ -103,9 +97,7 @@ def padding_filled_with_a_number(scores: Tensor, padding: Tensor) -> Tensor:
 
 @leaks("masks.intersect", holds=("masks.bool", "masks.key-padding"))
 def padding_instead_of_mask(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
-    if "key_padding_mask" in options:
-        options.pop("attn_mask", None)
-    return Steps()(query, key, value, **options)
+    return Steps()(query, key, value, **omitting("attn_mask", options, "key_padding_mask"))
 
 
 @leaks("masks.intersect", holds=("masks.bool", "masks.key-padding"))

@@ -15,14 +15,7 @@ from attention_conformance.implementations.adapters.mha_interface import MHA_FEA
 from attention_conformance.implementations.builtin.stepwise.extended_layers import UnbatchedLayer
 from attention_conformance.implementations.builtin.stepwise.layer import Layer
 from attention_conformance.implementations.builtin.stepwise.steps import Steps
-from attention_conformance.implementations.defects.breaking import (
-    CRASH,
-    LEAK,
-    PRECISION,
-    STATE,
-    breaks,
-    breaks_layer,
-)
+from attention_conformance.implementations.defects.breaking import CRASH, LEAK, PRECISION, STATE, breaks, breaks_layer
 from attention_conformance.spec.features import Feature
 
 MODES = frozenset(MHA_FEATURES | {Feature.EVALUATION})
@@ -30,6 +23,7 @@ SAVED = (Feature.SAVED,)
 COPIED = (Feature.COPIED,)
 UNBATCHED = (Feature.UNBATCHED,)
 breaks_modes = partial(breaks_layer, features=MODES)
+breaks_copied = partial(breaks_layer, "modules.copied", modes=COPIED + SAVED)
 
 
 @breaks_modes(
@@ -80,11 +74,10 @@ class KeysKeptFromEvaluation(Layer):
 
 
 breaks_saved = partial(breaks_layer, modes=SAVED)
+breaks_saved_and_strided = partial(breaks_saved, "modules.saved", "modules.strided-parameters")
 
 
-@breaks_saved(
-    "modules.saved", "modules.strided-parameters", holds=("projections.bias", "projections.output-bias"), severity=STATE
-)
+@breaks_saved_and_strided(holds=("projections.bias", "projections.output-bias"), severity=STATE)
 class BiasesLeftOutOfTheState(Layer):
     def state_dict(self, *args: Any, **options: Any) -> Any:
         whole = super().state_dict(*args, **options)
@@ -94,7 +87,7 @@ class BiasesLeftOutOfTheState(Layer):
         return super().load_state_dict(state_dict, strict=False, assign=assign)
 
 
-@breaks_saved("modules.saved", "modules.strided-parameters", free=False, holds=("projections.key", "projections.value"))
+@breaks_saved_and_strided(free=False, holds=("projections.key", "projections.value"))
 class LoadedInAnotherOrder(Layer):
     def state_dict(self, *args: Any, **options: Any) -> Any:
         whole: dict[str, Any] = super().state_dict(*args, **options)
@@ -112,9 +105,7 @@ class LoadedStateShared(Layer):
         return super().load_state_dict(state_dict, strict, assign=True)
 
 
-@breaks_saved(
-    "modules.saved", "modules.strided-parameters", holds=("numerics.bound", "projections.query"), severity=PRECISION
-)
+@breaks_saved_and_strided(holds=("numerics.bound", "projections.query"), severity=PRECISION)
 class SavedInHalfPrecision(Layer):
     def state_dict(self, *args: Any, **options: Any) -> Any:
         return {name: tensor.bfloat16() for name, tensor in super().state_dict(*args, **options).items()}
@@ -132,16 +123,14 @@ class ParametersReadAsOnePiece(Layer):
         return F.linear(query, dense, self.q.bias), self.k(key), self.v(value)
 
 
-@breaks_layer(
-    "modules.copied", modes=COPIED + SAVED, holds=("modules.saved", "effects.inputs"), severity=CRASH, raises=True
-)
+@breaks_copied(holds=("modules.saved", "effects.inputs"), severity=CRASH, raises=True)
 class OutputKeptWithItsGraph(Layer):
     def output(self, merged: Tensor) -> Tensor:
         self.last = super().output(merged)
         return self.last
 
 
-@breaks_layer("modules.copied", modes=COPIED + SAVED, holds=("modules.saved", "effects.inputs"), severity=STATE)
+@breaks_copied(holds=("modules.saved", "effects.inputs"), severity=STATE)
 class MatricesSharedWithCopies(Layer):
     def __deepcopy__(self, memo: dict[int, Any]) -> Layer:
         twin = copy.copy(self)
@@ -149,7 +138,7 @@ class MatricesSharedWithCopies(Layer):
         return twin
 
 
-@breaks_layer("modules.copied", modes=COPIED + SAVED, holds=("modules.saved", "heads.split"), severity=STATE)
+@breaks_copied(holds=("modules.saved", "heads.split"), severity=STATE)
 class HeadsForgottenWhenStored(Layer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__({**state, "num_heads": 1})  # type: ignore[no-untyped-call]  # of torch
@@ -178,11 +167,8 @@ class MaskOfTheFirstHeadShared(UnbatchedLayer):
 
 
 @breaks("modules.one-head", holds=("scores.scale-default", "masks.bool"))
-def scale_left_out_for_one_head(
-    query: Tensor, key: Tensor, value: Tensor, scale: float | None = None, **options: Any
-) -> Tensor:
-    scale = 1.0 if scale is None and query.shape[1] == 1 else scale
-    return Steps()(query, key, value, scale=scale, **options)
+def scale_left_out_for_one_head(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    return Steps()(query, key, value, **({"scale": 1.0} if query.shape[1] == 1 else {}) | options)
 
 
 @breaks("modules.one-head", holds=("masks.bool", "masks.float"), severity=LEAK, raises=True)

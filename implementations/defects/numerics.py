@@ -8,34 +8,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attention_conformance.implementations.builtin.stepwise.steps import (
-    INFINITY,
-    Steps,
-    accumulator,
-    add_mask,
-    factor,
-    mix,
-    score,
-    softmax,
-)
+from attention_conformance.implementations.builtin.stepwise import steps as correct
+from attention_conformance.implementations.builtin.stepwise.steps import INFINITY, Steps
 from attention_conformance.implementations.defects.breaking import NAN, PRECISION, breaks
 
 breaks_precision = partial(breaks, severity=PRECISION)
+breaks_digits_of_softmax = partial(breaks_precision, step="softmax")
 
 
-@breaks_precision("numerics.working-precision", "numerics.bound", step="softmax", holds=("numerics.exact",))
+@breaks_digits_of_softmax("numerics.working-precision", "numerics.bound", holds=("numerics.exact",))
 def softmax_in_float32(scores: Tensor) -> Tensor:
-    return softmax(scores.float()).to(scores.dtype)
+    return correct.softmax(scores.float()).to(scores.dtype)
 
 
 @breaks_precision("shapes.head-width", step="factor", holds=("scores.scale-explicit", "scores.scale-negative"))
 def scale_rounded_to_float32(query: Tensor, scale: float | None) -> float:
-    return float(torch.tensor(factor(query, None))) if scale is None else scale
+    return float(torch.tensor(correct.factor(query, None))) if scale is None else scale
 
 
-@breaks_precision(
-    "numerics.working-precision", "numerics.exact", step="softmax", holds=("shapes.output", "effects.repeatable")
-)
+@breaks_digits_of_softmax("numerics.working-precision", "numerics.exact", holds=("shapes.output", "effects.repeatable"))
 def epsilon_in_the_denominator(scores: Tensor) -> Tensor:
     e = (scores - scores.amax(-1, keepdim=True)).exp()
     return e / (e.sum(-1, keepdim=True) + 1e-6)
@@ -43,12 +34,12 @@ def epsilon_in_the_denominator(scores: Tensor) -> Tensor:
 
 @breaks_precision("masks.float", step="add_mask", holds=("masks.bool", "numerics.working-precision"))
 def float_mask_rounded_to_half(scores: Tensor, mask: Tensor) -> Tensor:
-    return add_mask(scores, mask if mask.dtype is torch.bool else mask.to(torch.bfloat16).to(scores.dtype))
+    return correct.add_mask(scores, mask if mask.dtype is torch.bool else mask.to(torch.bfloat16).to(scores.dtype))
 
 
 @breaks_precision("numerics.bound", step="mix", holds=("numerics.exact", "shapes.output"), dtype="float32")
 def weights_rounded_to_bfloat16(weights: Tensor, value: Tensor) -> Tensor:
-    return mix(weights.to(torch.bfloat16).to(weights.dtype), value)
+    return correct.mix(weights.to(torch.bfloat16).to(weights.dtype), value)
 
 
 def _ten_bits(x: Tensor) -> Tensor:
@@ -59,17 +50,15 @@ def _ten_bits(x: Tensor) -> Tensor:
 @breaks_precision("numerics.bound", step="score", holds=("numerics.exact", "shapes.output"), dtype="float32")
 def ten_bits_of_mantissa(query: Tensor, key: Tensor, by: float) -> Tensor:
     lost_query, lost_key = (_ten_bits(x.detach()) - x.detach() for x in (query, key))
-    return score(query + lost_query, key + lost_key, by)
+    return correct.score(query + lost_query, key + lost_key, by)
 
 
 @breaks("numerics.peaked-rows", step="score", holds=("scores.dot-product",))
 def scores_clamped(query: Tensor, key: Tensor, by: float) -> Tensor:
-    return score(query, key, by).clamp(-20.0, 20.0)
+    return correct.score(query, key, by).clamp(-20.0, 20.0)
 
 
-@breaks_precision(
-    "numerics.peaked-rows", "numerics.exact", step="softmax", holds=("softmax.rows-sum-to-one", "masks.bool")
-)
+@breaks_digits_of_softmax("numerics.peaked-rows", "numerics.exact", holds=("softmax.rows-sum-to-one", "masks.bool"))
 def differences_clamped(scores: Tensor) -> Tensor:
     shifted = scores - scores.amax(-1, keepdim=True).clamp(min=torch.finfo(scores.dtype).min)
     e = torch.where(scores == -INFINITY, 0.0, shifted.clamp(min=-10.0).exp())
@@ -78,11 +67,11 @@ def differences_clamped(scores: Tensor) -> Tensor:
 
 @breaks("numerics.peaked-rows", "numerics.bound", step="softmax", holds=("numerics.exact", "values.single-key"))
 def small_weights_dropped(scores: Tensor) -> Tensor:
-    weights = softmax(scores)
+    weights = correct.softmax(scores)
     return weights * (weights >= 1e-3)
 
 
-@breaks_precision("numerics.accumulation", step="softmax", holds=("scores.dot-product",), dtype="float16")
+@breaks_digits_of_softmax("numerics.accumulation", holds=("scores.dot-product",), dtype="float16")
 def sum_kept_in_half(scores: Tensor) -> Tensor:
     e = (scores - scores.amax(-1, keepdim=True)).exp().half()
     whole = torch.zeros_like(e[..., :1])
@@ -108,7 +97,7 @@ def products_in_half(query: Tensor, key: Tensor, by: float) -> Tensor:
 
 @breaks_precision("numerics.exact", holds=("numerics.half-range", "numerics.peaked-rows"), dtype="float16")
 def float16_through_bfloat16(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
-    q, k, v = (x.to(torch.bfloat16).to(accumulator(x.dtype)) for x in (query, key, value))
+    q, k, v = (x.to(torch.bfloat16).to(correct.accumulator(x.dtype)) for x in (query, key, value))
     return Steps()(q, k, v, **options).to(query.dtype)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -9,30 +10,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attention_conformance.implementations.builtin.stepwise import steps as correct
 from attention_conformance.implementations.builtin.stepwise.steps import (
     BOTTOM_RIGHT,
     INFINITY,
     CallOptions,
+    Positions,
     Steps,
-    add_alibi,
-    add_bottom_right,
-    add_causal,
-    add_documents,
-    mix,
-    positions,
-    rotate,
 )
 from attention_conformance.implementations.defects.breaking import GRADIENT, LEAK, NAN, breaks
 from attention_conformance.spec.features import Feature
 
 SEGMENTS = {Feature.SEGMENTS}
 PACKED = SEGMENTS | {Feature.CUMULATIVE_LENGTHS, Feature.WINDOW, Feature.ROTARY, Feature.ALIBI}
-Places = tuple[Tensor, Tensor, Tensor]
 
 
-def of_tokens(call: CallOptions, **changes: Tensor | None) -> CallOptions:
-    """The options with other documents."""
-    return replace(call, **changes)  # type: ignore[arg-type]  # they are ids and lengths
+def placed(query: Tensor, key: Tensor, call: CallOptions, change: Callable[[Tensor], Tensor], *names: str) -> Positions:
+    """The positions after a change of the options of these names; the ids of documents without any."""
+    given = {name: getattr(call, name) for name in names or ("query_segments", "key_segments")}
+    changed: dict[str, Any] = {name: change(option) for name, option in given.items() if option is not None}
+    return correct.positions(query, key, replace(call, **changed))
 
 
 breaks_packed = partial(breaks, claims=PACKED)
@@ -58,7 +55,7 @@ def only_positions_restarted(scores: Tensor, same_document: Tensor) -> Tensor:
     holds=("packed.segments", "packed.isolated", "packed.lengths"),
 )
 def triangle_over_all_documents(scores: Tensor, ahead: Tensor) -> Tensor:
-    return add_causal(scores)
+    return correct.add_causal(scores)
 
 
 @breaks_packed(
@@ -71,7 +68,7 @@ def corner_changed_within_documents(query: Tensor, key: Tensor, value: Tensor, *
     ids = options.get("query_segments")
     if ids is not None and bool((ids == ids[:, :1]).all()):
         options = {name: option for name, option in options.items() if not name.endswith("_segments")}
-    return Steps(add_causal=add_bottom_right)(query, key, value, **options)
+    return Steps(add_causal=correct.add_bottom_right)(query, key, value, **options)
 
 
 breaks_segments = partial(breaks, claims=SEGMENTS)
@@ -79,19 +76,16 @@ leaks_segments = partial(breaks_segments, step="positions", severity=LEAK)
 
 
 @leaks_segments("packed.segments", "packed.empty-segment", holds=("packed.one-document", "masks.bool"))
-def queries_in_the_segments_of_keys(query: Tensor, key: Tensor, call: CallOptions) -> Places:
+def queries_in_the_segments_of_keys(query: Tensor, key: Tensor, call: CallOptions) -> Positions:
     if call.query_segments is None or call.key_segments is None:
-        return positions(query, key, call)
+        return correct.positions(query, key, call)
     nearest = torch.arange(query.shape[-2]).clamp(max=key.shape[-2] - 1)
-    return positions(query, key, of_tokens(call, query_segments=call.key_segments[:, nearest]))
+    return correct.positions(query, key, replace(call, query_segments=call.key_segments[:, nearest]))
 
 
 @breaks_packed("packed.segments", step="positions", holds=("packed.lengths", "packed.one-document"), severity=LEAK)
-def first_sample_cuts_all(query: Tensor, key: Tensor, call: CallOptions) -> Places:
-    if call.query_segments is None or call.key_segments is None:
-        return positions(query, key, call)
-    first = {name: getattr(call, name)[:1].expand(len(query), -1) for name in ("query_segments", "key_segments")}
-    return positions(query, key, of_tokens(call, **first))
+def first_sample_cuts_all(query: Tensor, key: Tensor, call: CallOptions) -> Positions:
+    return placed(query, key, call, lambda ids: ids[:1].expand(len(query), -1))
 
 
 @breaks_packed("packed.segments", "packed.ids", holds=("packed.lengths", "packed.one-document", "masks.bool"))
@@ -103,40 +97,27 @@ def segment_zero_taken_for_padding(query: Tensor, key: Tensor, value: Tensor, **
 
 
 @leaks_segments("packed.ids", holds=("packed.segments", "packed.causal", "packed.one-document"))
-def documents_by_rising_ids(query: Tensor, key: Tensor, call: CallOptions) -> Places:
-    if call.query_segments is None or call.key_segments is None:
-        return positions(query, key, call)
-    highest = {name: getattr(call, name).cummax(-1).values for name in ("query_segments", "key_segments")}
-    return positions(query, key, of_tokens(call, **highest))
+def documents_by_rising_ids(query: Tensor, key: Tensor, call: CallOptions) -> Positions:
+    return placed(query, key, call, lambda ids: ids.cummax(-1).values)
 
 
 @leaks_segments("packed.ids", holds=("packed.segments", "packed.causal", "packed.one-document"))
-def ids_compared_as_bytes(query: Tensor, key: Tensor, call: CallOptions) -> Places:
-    if call.query_segments is None or call.key_segments is None:
-        return positions(query, key, call)
-    ids = {name: getattr(call, name).to(torch.uint8) for name in ("query_segments", "key_segments")}
-    return positions(query, key, of_tokens(call, **ids))
+def ids_compared_as_bytes(query: Tensor, key: Tensor, call: CallOptions) -> Positions:
+    return placed(query, key, call, lambda ids: ids.to(torch.uint8))
 
 
 @leaks_segments(
     "packed.non-contiguous-ids", "packed.empty-segment", holds=("packed.segments", "packed.ids", "packed.causal")
 )
-def documents_counted_by_changes(query: Tensor, key: Tensor, call: CallOptions) -> Places:
-    if call.query_segments is None or call.key_segments is None:
-        return positions(query, key, call)
-
-    def counted(ids: Tensor) -> Tensor:
-        return torch.nn.functional.pad(ids.diff() != 0, (1, 0)).cumsum(-1)
-
-    ids = {name: counted(getattr(call, name)) for name in ("query_segments", "key_segments")}
-    return positions(query, key, of_tokens(call, **ids))
+def documents_counted_by_changes(query: Tensor, key: Tensor, call: CallOptions) -> Positions:
+    return placed(query, key, call, lambda ids: torch.nn.functional.pad(ids.diff() != 0, (1, 0)).cumsum(-1))
 
 
 @breaks_packed(
     "packed.positions", "packed.lengths-positions", step="rotate", holds=("packed.causal", "packed.segments")
 )
 def angles_go_on_over_documents(rows: Tensor, at: Tensor, base: float) -> Tensor:
-    return rotate(rows, torch.arange(rows.shape[-2]).expand_as(at), base)
+    return correct.rotate(rows, torch.arange(rows.shape[-2]).expand_as(at), base)
 
 
 @breaks_packed(
@@ -147,7 +128,7 @@ def angles_go_on_over_documents(rows: Tensor, at: Tensor, base: float) -> Tensor
 )
 def distances_go_on_over_documents(scores: Tensor, slopes: Tensor, ahead: Tensor) -> Tensor:
     keys, queries = (torch.arange(n) for n in (scores.shape[-1], scores.shape[-2]))
-    return add_alibi(scores, slopes, (keys - queries[:, None])[None])
+    return correct.add_alibi(scores, slopes, (keys - queries[:, None])[None])
 
 
 @breaks(
@@ -160,7 +141,7 @@ def other_documents_multiplied_by_zero(query: Tensor, key: Tensor, value: Tensor
     def seen_by_some(weights: Tensor, value: Tensor) -> Tensor:
         # NaN weights are those of a query that is NaN itself.
         unseen = (weights == 0).all(-2)[..., None]
-        return mix(weights, torch.where(unseen, 0.0, value))
+        return correct.mix(weights, torch.where(unseen, 0.0, value))
 
     return Steps(mix=seen_by_some)(query, key, value, **options)
 
@@ -169,7 +150,7 @@ def other_documents_multiplied_by_zero(query: Tensor, key: Tensor, value: Tensor
     "packed.empty-segment", "packed.empty-document", holds=("packed.segments", "packed.lengths", "masks.empty-row-bool")
 )
 def queries_without_keys_shown_everything(scores: Tensor, same_document: Tensor) -> Tensor:
-    return add_documents(scores, same_document | ~same_document.any(-1, keepdim=True))
+    return correct.add_documents(scores, same_document | ~same_document.any(-1, keepdim=True))
 
 
 @breaks_packed("packed.one-document", holds=("packed.segments", "packed.causal", "causal.square"), severity=LEAK)

@@ -8,14 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attention_conformance.implementations.builtin.stepwise.steps import (
-    CallOptions,
-    Steps,
-    add_alibi,
-    positions,
-    rotate,
-)
+from attention_conformance.implementations.builtin.stepwise import steps as correct
+from attention_conformance.implementations.builtin.stepwise.steps import CallOptions, Positions, Steps
 from attention_conformance.implementations.defects.breaking import GRADIENT, PRECISION, breaks
+from attention_conformance.implementations.defects.gradients import distorted
 from attention_conformance.spec.features import Feature
 
 ROTARY = {Feature.ROTARY, Feature.QUERY_START}
@@ -24,13 +20,6 @@ ALIBI = {Feature.ALIBI, Feature.QUERY_START}
 
 def frequencies(count: int, base: float) -> Tensor:
     return torch.as_tensor(base ** (-torch.arange(count, dtype=torch.float64) / count))
-
-
-def turn_by(rows: Tensor, angles: Tensor) -> Tensor:
-    """Rows (B, H, L, d) rotated by angles (B, L, d / 2), component c with c + d / 2."""
-    cosines, sines = (x[:, None].to(rows.dtype) for x in (angles.cos(), angles.sin()))
-    first, second = rows.chunk(2, -1)
-    return torch.cat([first * cosines - second * sines, first * sines + second * cosines], -1)
 
 
 breaks_rotary = partial(breaks, claims=ROTARY)
@@ -44,7 +33,7 @@ breaks_rotate = partial(breaks_rotary, step="rotate")
 )
 def adjacent_components_rotated(rows: Tensor, positions: Tensor, base: float) -> Tensor:
     apart = torch.cat([rows[..., ::2], rows[..., 1::2]], -1)
-    return torch.stack(rotate(apart, positions, base).chunk(2, -1), -1).flatten(-2)
+    return torch.stack(correct.rotate(apart, positions, base).chunk(2, -1), -1).flatten(-2)
 
 
 @breaks_rotate(
@@ -59,22 +48,22 @@ def frequencies_laid_out_for_adjacent_pairs(rows: Tensor, positions: Tensor, bas
 
 @breaks_rotate("positions.rotary", holds=("positions.rotary-norm", "positions.rotary-shift"))
 def rotated_in_the_opposite_direction(rows: Tensor, positions: Tensor, base: float) -> Tensor:
-    return rotate(rows, -positions, base)
+    return correct.rotate(rows, -positions, base)
 
 
 @breaks_rotate("positions.rotary", holds=("positions.rotary-norm", "positions.rotary-shift"))
 def base_taken_for_granted(rows: Tensor, positions: Tensor, base: float) -> Tensor:
-    return rotate(rows, positions, 10000.0)
+    return correct.rotate(rows, positions, 10000.0)
 
 
 @breaks_rotate("positions.rotary", holds=("positions.rotary-norm", "positions.rotary-shift"))
 def exponent_of_pairs_over_the_width(rows: Tensor, positions: Tensor, base: float) -> Tensor:
-    return rotate(rows, positions, base**0.5)
+    return correct.rotate(rows, positions, base**0.5)
 
 
 @breaks_rotate("positions.rotary", "positions.rotary-norm", holds=("scores.dot-product", "positions.rotary-shift"))
 def cosines_and_sines_stretched(rows: Tensor, positions: Tensor, base: float) -> Tensor:
-    return 1.1 * rotate(rows, positions, base)
+    return 1.1 * correct.rotate(rows, positions, base)
 
 
 @breaks_rotary(
@@ -83,7 +72,7 @@ def cosines_and_sines_stretched(rows: Tensor, positions: Tensor, base: float) ->
 def keys_rotated_twice(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     if "rotary_base" in options:
         at = torch.arange(key.shape[-2]).expand(len(key), -1)
-        key = rotate(key, at, options["rotary_base"])
+        key = correct.rotate(key, at, options["rotary_base"])
     return Steps()(query, key, value, **options)
 
 
@@ -93,7 +82,7 @@ def keys_rotated_twice(query: Tensor, key: Tensor, value: Tensor, **options: Any
 def values_rotated_too(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     if "rotary_base" in options:
         at, even = torch.arange(value.shape[-2]).expand(len(value), -1), value.shape[-1] // 2 * 2
-        value = torch.cat([rotate(value[..., :even], at, options["rotary_base"]), value[..., even:]], -1)
+        value = torch.cat([correct.rotate(value[..., :even], at, options["rotary_base"]), value[..., even:]], -1)
     return Steps()(query, key, value, **options)
 
 
@@ -104,8 +93,8 @@ def values_rotated_too(query: Tensor, key: Tensor, value: Tensor, **options: Any
     step="positions",
     holds=("positions.rotary", "positions.rotary-norm", "causal.square"),
 )
-def queries_counted_from_zero(query: Tensor, key: Tensor, call: CallOptions) -> tuple[Tensor, Tensor, Tensor]:
-    of_query, of_key, same_document = positions(query, key, call)
+def queries_counted_from_zero(query: Tensor, key: Tensor, call: CallOptions) -> Positions:
+    of_query, of_key, same_document = correct.positions(query, key, call)
     return of_query - (call.query_start or 0), of_key, same_document
 
 
@@ -115,10 +104,8 @@ def queries_counted_from_zero(query: Tensor, key: Tensor, call: CallOptions) -> 
     step="positions",
     holds=("positions.rotary", "positions.rotary-shift", "causal.square"),
 )
-def queries_placed_by_the_number_of_keys(
-    query: Tensor, key: Tensor, call: CallOptions
-) -> tuple[Tensor, Tensor, Tensor]:
-    of_query, of_key, same_document = positions(query, key, call)
+def queries_placed_by_the_number_of_keys(query: Tensor, key: Tensor, call: CallOptions) -> Positions:
+    of_query, of_key, same_document = correct.positions(query, key, call)
     if call.query_start is None:
         return of_query, of_key, same_document
     return of_query - call.query_start + key.shape[-2] - query.shape[-2], of_key, same_document
@@ -130,26 +117,13 @@ def queries_placed_by_the_number_of_keys(
     severity=PRECISION,
 )
 def positions_in_bfloat16(rows: Tensor, positions: Tensor, base: float) -> Tensor:
-    return rotate(rows, positions.bfloat16().double(), base)
+    return correct.rotate(rows, positions.bfloat16().double(), base)
 
 
 @breaks_rotate("positions.rotary-far", holds=("positions.rotary-norm",), severity=PRECISION, dtype="float16")
 def angles_in_float16(rows: Tensor, positions: Tensor, base: float) -> Tensor:
     angles = positions[..., None] * frequencies(rows.shape[-1] // 2, base)
-    return turn_by(rows, angles.half().double())
-
-
-class _ForwardOnly(torch.autograd.Function):
-    """Rotates in the forward pass, and in the same direction in the backward pass."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, positions: Tensor, base: float) -> Tensor:
-        ctx.positions, ctx.base = positions, base
-        return rotate(rows, positions, base)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        return rotate(gradients[0], ctx.positions, ctx.base), None, None
+    return correct.rotate_by(rows, angles.half().double())
 
 
 @breaks_rotate(
@@ -158,8 +132,8 @@ class _ForwardOnly(torch.autograd.Function):
     severity=GRADIENT,
 )
 def gradient_rotated_forwards(rows: Tensor, positions: Tensor, base: float) -> Tensor:
-    rotated: Tensor = _ForwardOnly.apply(rows, positions, base)  # type: ignore[no-untyped-call]  # torch has no types here
-    return rotated
+    forwards = partial(correct.rotate, positions=positions, base=base)
+    return distorted(rows, forwards, forwards)
 
 
 breaks_alibi = partial(breaks, claims=ALIBI)
@@ -170,7 +144,7 @@ breaks_add_alibi = partial(breaks_alibi, step="add_alibi")
     "positions.alibi", "positions.alibi-causal", "positions.alibi-start", holds=("scores.dot-product", "masks.float")
 )
 def distance_rewarded(scores: Tensor, slopes: Tensor, ahead: Tensor) -> Tensor:
-    return add_alibi(scores, -slopes, ahead)
+    return correct.add_alibi(scores, -slopes, ahead)
 
 
 @breaks_add_alibi("positions.alibi", holds=("positions.alibi-causal", "scores.dot-product"))
@@ -180,18 +154,18 @@ def bias_by_key_position_only(scores: Tensor, slopes: Tensor, ahead: Tensor) -> 
 
 @breaks_add_alibi("positions.alibi", holds=("positions.alibi-causal", "scores.dot-product"))
 def later_keys_without_penalty(scores: Tensor, slopes: Tensor, ahead: Tensor) -> Tensor:
-    return add_alibi(scores, slopes, ahead.clamp(max=0))
+    return correct.add_alibi(scores, slopes, ahead.clamp(max=0))
 
 
 @breaks_add_alibi("positions.alibi-start", holds=("positions.alibi", "positions.alibi-causal"))
 def no_penalty_for_a_single_query(scores: Tensor, slopes: Tensor, ahead: Tensor) -> Tensor:
-    return scores if scores.shape[-2] == 1 else add_alibi(scores, slopes, ahead)
+    return scores if scores.shape[-2] == 1 else correct.add_alibi(scores, slopes, ahead)
 
 
 @breaks_add_alibi("positions.alibi-start", "positions.alibi-far", holds=("positions.alibi", "positions.alibi-causal"))
 def distance_from_the_number_of_the_row(scores: Tensor, slopes: Tensor, ahead: Tensor) -> Tensor:
     queries, keys = (torch.arange(n) for n in scores.shape[-2:])
-    return add_alibi(scores, slopes, (keys - queries[:, None])[None])
+    return correct.add_alibi(scores, slopes, (keys - queries[:, None])[None])
 
 
 @breaks_alibi(
@@ -214,4 +188,4 @@ def slopes_along_the_queries(scores: Tensor, slopes: Tensor, ahead: Tensor) -> T
 
 @breaks_add_alibi("positions.alibi-far", holds=("positions.alibi", "positions.alibi-start"), severity=PRECISION)
 def distances_in_bfloat16(scores: Tensor, slopes: Tensor, ahead: Tensor) -> Tensor:
-    return add_alibi(scores, slopes, ahead.bfloat16().to(scores.dtype))
+    return correct.add_alibi(scores, slopes, ahead.bfloat16().to(scores.dtype))

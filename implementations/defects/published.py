@@ -12,7 +12,7 @@ from torch import Tensor
 
 from attention_conformance.implementations.api.contract import Claims, Result
 from attention_conformance.implementations.builtin.stepwise.layer import Layer
-from attention_conformance.implementations.builtin.stepwise.steps import INFINITY, Steps, mix, softmax
+from attention_conformance.implementations.builtin.stepwise.steps import INFINITY, mix, softmax
 from attention_conformance.implementations.defects.breaking import CRASH, LEAK, NAN, breaks_layer, breaks_run
 from attention_conformance.implementations.defects.errors import takes_anything
 from attention_conformance.spec.features import Feature, Scope
@@ -47,23 +47,20 @@ def _remainder_checked(num_heads: int, width: int) -> object:
 
 
 breaks_published = partial(breaks_layer, free=False)
+breaks_b = partial(breaks_published, features=B)
 crashes_published = partial(breaks_published, severity=CRASH)
+crashes_c = partial(crashes_published, features=C)
+breaks_a = partial(crashes_published, features=A)
 
 
-@crashes_published(
-    "errors.heads",
-    "errors.negative-heads",
-    features=A,
-    construct=_assertion_gone,
-    holds=("heads.split", "scores.scale-default"),
+@breaks_a(
+    "errors.heads", "errors.negative-heads", construct=_assertion_gone, holds=("heads.split", "scores.scale-default")
 )
 class AChecksByAssertion(Layer):
     """Right, apart from its constructor."""
 
 
-@crashes_published(
-    "errors.negative-heads", features=A, construct=_remainder_checked, holds=("errors.heads", "heads.split")
-)
+@breaks_a("errors.negative-heads", construct=_remainder_checked, holds=("errors.heads", "heads.split"))
 class AHeadsBelowOneUnchecked(Layer):
     """Right, apart from its constructor."""
 
@@ -103,11 +100,10 @@ def b_global_maximum(problem: Problem, device: str) -> Result:
     return _run_columns(problem, late=False, whole=True)
 
 
-@breaks_published(
+@breaks_b(
     "softmax.rows-sum-to-one",
     "softmax.weights",
     "scores.scale-default",
-    features=B,
     extras=("weights",),
     holds=("shapes.output", "relations.permute-keys"),
 )
@@ -119,22 +115,14 @@ class BWeightsDivided(Layer):
         return self.merge(output) * by, weights * by
 
 
-@breaks_published(
-    "values.width",
-    "shapes.output",
-    features=B,
-    construct=divides,
-    holds=("effects.repeatable", "relations.convex-hull"),
-)
+@breaks_b("values.width", "shapes.output", construct=divides, holds=("effects.repeatable", "relations.convex-hull"))
 class BOutputAsWideAsTheInput(Layer):
     def forward(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
         answer: Tensor = super().forward(query, key, value)
         return F.pad(answer, (0, query.shape[-1] - answer.shape[-1]))
 
 
-@crashes_published(
-    "projections.key", "projections.value", features=C, construct=divides, holds=("errors.heads",), raises=True
-)
+@crashes_c("projections.key", "projections.value", construct=divides, holds=("errors.heads",), raises=True)
 class CMapsUnderOtherNames(Layer):
     def projected(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return self.q(query), getattr(self, "keys")(key), getattr(self, "values")(value)  # noqa: B009
@@ -154,13 +142,7 @@ class CHeadsFirstInWeights(Layer):
         return self.merge(output), weights.transpose(0, 1)
 
 
-@crashes_published(
-    "errors.heads",
-    "errors.negative-heads",
-    features=C,
-    construct=takes_anything,
-    holds=("heads.split", "projections.bias"),
-)
+@crashes_c("errors.heads", "errors.negative-heads", construct=takes_anything, holds=("heads.split", "projections.bias"))
 class CChecksWhenCalled(Layer):
     def split(self, x: Tensor) -> Tensor:
         if x.shape[-1] % self.num_heads:
@@ -179,22 +161,21 @@ class COutputMapMissing(Layer):
         return merged
 
 
+class LengthsLayer(Layer):
+    """The layer with lengths: each query attends to as many leading keys as its length."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, valid_lens: Tensor | None = None, **options: Any) -> Tensor:
+        if valid_lens is None:
+            return self.steps(q, k, v)
+        lengths = valid_lens.reshape(q.shape[0], 1, -1, 1)
+        return self.steps(q, k, v, attn_mask=torch.arange(k.shape[-2]) < lengths)
+
+
 @breaks_published("heads.independent", features=D_CROSS, holds=("shapes.output", "projections.value"))
-class DHeadCountLost(Layer):
+class DHeadCountLost(LengthsLayer):
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)
         self.num_heads = 1
-
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, valid_lens: Tensor | None = None, **options: Any) -> Tensor:
-        return by_lengths(self.steps, q, k, v, valid_lens)
-
-
-def by_lengths(steps: Steps, q: Tensor, k: Tensor, v: Tensor, valid_lens: Tensor | None) -> Tensor:
-    """Attention of each query to as many leading keys as its length."""
-    if valid_lens is None:
-        return steps(q, k, v)
-    lengths = valid_lens.reshape(q.shape[0], 1, -1, 1)
-    return steps(q, k, v, attn_mask=torch.arange(k.shape[-2]) < lengths)
 
 
 @breaks_published("heads.split", features=D, holds=("shapes.output", "projections.output-bias"))
@@ -210,12 +191,9 @@ class DHalfOfTheSplitLost(Layer):
 
 
 @crashes_published("heads.merge", features=D_CROSS, construct=divides, holds=("errors.heads",), raises=True)
-class DConcatenationLost(Layer):
+class DConcatenationLost(LengthsLayer):
     def merge(self, heads: Tensor) -> Tensor:
         return heads
-
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, valid_lens: Tensor | None = None, **options: Any) -> Tensor:
-        return by_lengths(self.steps, q, k, v, valid_lens)
 
 
 @crashes_published(

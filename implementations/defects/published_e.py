@@ -16,13 +16,13 @@ from attention_conformance.implementations.defects.published import E_CROSS, E, 
 from attention_conformance.spec.features import Feature
 
 breaks_published = partial(breaks_layer, free=False)
+breaks_e = partial(breaks_published, features=E)
 
 
 @breaks_published("scores.scale-default", features=E_CROSS, holds=("shapes.output", "softmax.rows-sum-to-one"))
 class EScaleOfTheSecondInput(Layer):
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
-        answer: Tensor = super().forward(query, key, value, scale=key.shape[-1] ** -0.5, **options)
-        return answer
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Any:
+        return super().forward(query, key, value, scale=key.shape[-1] ** -0.5, **options)
 
 
 @breaks_published(
@@ -37,9 +37,10 @@ class EKeysAndValuesTied(Layer):
 
 
 crashes_published = partial(breaks_published, severity=CRASH)
+crashes_cross = partial(crashes_published, features=E_CROSS, construct=divides)
 
 
-@crashes_published("cross-attention.lengths", features=E_CROSS, construct=divides, holds=("errors.heads",), raises=True)
+@crashes_cross("cross-attention.lengths", holds=("errors.heads",), raises=True)
 class EOneLength(Layer):
     def projected(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         batch, length = query.shape[:2]
@@ -47,16 +48,14 @@ class EOneLength(Layer):
         return q, k.view(batch, length, k.shape[-1]), v.view(batch, length, v.shape[-1])
 
 
-@crashes_published(
-    "shapes.output", "cross-attention.widths", features=E_CROSS, construct=divides, holds=("errors.heads",)
-)
+@crashes_cross("shapes.output", "cross-attention.widths", holds=("errors.heads",))
 class EOutputAsWideAsTheSecondInput(Layer):
     def forward(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
         answer: Tensor = super().forward(query, key, value, **options)
         return F.pad(answer, (0, key.shape[-1] - answer.shape[-1]))
 
 
-@breaks_published("heads.split", features=E, holds=("shapes.output", "effects.repeatable"))
+@breaks_e("heads.split", holds=("shapes.output", "effects.repeatable"))
 class EInputSplit(Layer):
     def projected(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = (self._piecewise(*pair) for pair in ((query, self.q), (key, self.k), (value, self.v)))
@@ -75,10 +74,9 @@ def _billion_for_padding(scores: Tensor, padding: Tensor) -> Tensor:
     return _billion(scores, padding[:, None, None])
 
 
-@breaks_published(
+@breaks_e(
     "masks.empty-row-bool",
     "masks.empty-row-padding",
-    features=E,
     holds=("masks.bool", "masks.key-padding", "masks.no-influence"),
     severity=LEAK,
 )
@@ -97,6 +95,6 @@ def _on_the_head_axis(scores: Tensor, padding: Tensor) -> Tensor:
     return scores.masked_fill(~padding.unsqueeze(1), -INFINITY)
 
 
-@breaks_published("masks.key-padding", features=E, holds=("masks.bool", "masks.broadcast"), severity=LEAK, raises=True)
+@breaks_e("masks.key-padding", holds=("masks.bool", "masks.broadcast"), severity=LEAK, raises=True)
 class EPaddingOnTheHeadAxis(Layer):
     steps = Steps(add_padding=_on_the_head_axis)

@@ -3,47 +3,39 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from attention_conformance.implementations.builtin.stepwise.steps import add_relative
 from attention_conformance.implementations.defects.breaking import GRADIENT, breaks
+from attention_conformance.implementations.defects.gradients import distorted
 from attention_conformance.spec.features import Feature
 
 RELATIVE = {Feature.RELATIVE_BIAS, Feature.QUERY_START}
 breaks_relative = partial(breaks, claims=RELATIVE)
 breaks_add_relative = partial(breaks_relative, step="add_relative")
+breaks_bias = partial(breaks_add_relative, "positions.relative-bias", holds=("scores.dot-product", "masks.float"))
 
 
-@breaks_add_relative(
-    "positions.relative-bias",
-    "positions.relative-start",
-    "positions.relative-gradient",
-    holds=("scores.dot-product", "masks.float"),
-)
+@breaks_bias("positions.relative-start", "positions.relative-gradient")
 def distance_from_key_to_query(scores: Tensor, table: Tensor, ahead: Tensor) -> Tensor:
     return add_relative(scores, table, -ahead)
 
 
-@breaks_add_relative(
-    "positions.relative-bias", "positions.relative-gradient", holds=("scores.dot-product", "masks.float")
-)
+@breaks_bias("positions.relative-gradient")
 def nothing_beyond_the_table(scores: Tensor, table: Tensor, ahead: Tensor) -> Tensor:
     covered = (ahead.abs() <= table.shape[-1] // 2)[:, None]
     return torch.where(covered, add_relative(scores, table, ahead), scores)
 
 
-@breaks_add_relative(
-    "positions.relative-bias", "positions.relative-gradient", holds=("scores.dot-product", "masks.float")
-)
+@breaks_bias("positions.relative-gradient")
 def table_read_from_its_middle(scores: Tensor, table: Tensor, ahead: Tensor) -> Tensor:
     most = table.shape[-1] // 2
     return scores + table[:, ahead.clamp(-most, most)].transpose(0, 1)
 
 
-@breaks_add_relative("positions.relative-bias", "positions.relative-start", holds=("scores.dot-product", "masks.float"))
+@breaks_bias("positions.relative-start")
 def one_table_for_all_heads(scores: Tensor, table: Tensor, ahead: Tensor) -> Tensor:
     return add_relative(scores, table[:1].expand_as(table), ahead)
 
@@ -54,27 +46,17 @@ def table_read_by_the_number_of_the_row(scores: Tensor, table: Tensor, ahead: Te
     return add_relative(scores, table, (keys - queries[:, None]).expand(len(scores), -1, -1))
 
 
-class _LastOnly(torch.autograd.Function):
-    """Looks entries up; each gradient of an entry overwrites the one before."""
-
-    @staticmethod
-    def forward(ctx: Any, table: Tensor, entries: Tensor) -> Tensor:
-        ctx.entries, ctx.shape = entries, table.shape
-        return table[:, entries]
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        of_table = gradients[0].new_zeros(ctx.shape)
-        flat = gradients[0].flatten(1)
-        for at, entry in enumerate(ctx.entries.flatten().tolist()):
-            of_table[:, entry] = flat[:, at]
-        return of_table, None
-
-
 @breaks_add_relative(
     "positions.relative-gradient", holds=("positions.relative-bias", "gradients.query"), severity=GRADIENT
 )
 def last_gradient_of_an_entry_only(scores: Tensor, table: Tensor, ahead: Tensor) -> Tensor:
     most = table.shape[-1] // 2
-    of_table: Tensor = _LastOnly.apply(table, ahead.clamp(-most, most) + most)  # type: ignore[no-untyped-call]  # torch has no types here
-    return scores + of_table.transpose(0, 1)
+    entries = ahead.clamp(-most, most) + most
+
+    def overwritten(gradient: Tensor) -> Tensor:
+        of_table, flat = torch.zeros_like(table), gradient.flatten(1)
+        for at, entry in enumerate(entries.flatten().tolist()):
+            of_table[:, entry] = flat[:, at]
+        return of_table
+
+    return scores + distorted(table, overwritten, lambda table: table[:, entries]).transpose(0, 1)

@@ -10,18 +10,15 @@ from torch import Tensor
 
 from attention_conformance.implementations.adapters.torch_op import torch_op
 from attention_conformance.implementations.api.contract import Claims, Implementation
-from attention_conformance.implementations.builtin.stepwise.steps import (
-    BOTTOM_RIGHT,
-    INFINITY,
-    OP_FEATURES,
-    Steps,
-    add_bottom_right,
-    log_sum_exp,
-)
+from attention_conformance.implementations.builtin.stepwise import steps as correct
+from attention_conformance.implementations.builtin.stepwise.steps import BOTTOM_RIGHT, INFINITY, OP_FEATURES, Steps
 from attention_conformance.implementations.defects.breaking import NAN, STATE, breaks, breaks_built
+from attention_conformance.implementations.defects.gradients import distorted
 from attention_conformance.spec.features import Conventions, Feature, LogBase, Scope
 
 TWO = Conventions(log_sum_exp_base=LogBase.TWO)
+breaks_weights = partial(breaks, extras=("weights",))
+breaks_base2 = partial(breaks, step="log_sum_exp", conventions=TWO)
 GROUPED = frozenset({Feature.GROUPED})
 _BUFFERS: dict[object, Tensor] = {}
 
@@ -32,25 +29,12 @@ def in_buffer(name: str, tensor: Tensor) -> Tensor:
     return buffer.copy_(tensor.detach())
 
 
-@breaks(
-    "returned.base",
-    "softmax.log-sum-exp",
-    "relations.merge",
-    step="log_sum_exp",
-    conventions=TWO,
-    holds=("softmax.weights", "softmax.over-keys"),
-)
+@breaks_base2("returned.base", "softmax.log-sum-exp", "relations.merge", holds=("softmax.weights", "softmax.over-keys"))
 def natural_logarithm_for_base_two(scores: Tensor) -> Tensor:
-    return log_sum_exp(scores)
+    return correct.log_sum_exp(scores)
 
 
-@breaks(
-    "softmax.log-sum-exp",
-    "relations.merge",
-    step="log_sum_exp",
-    conventions=TWO,
-    holds=("softmax.weights", "returned.base"),
-)
+@breaks_base2("softmax.log-sum-exp", "relations.merge", holds=("softmax.weights", "returned.base"))
 def maximum_in_another_base(scores: Tensor) -> Tensor:
     top = scores.amax(-1) if scores.shape[-1] else scores.new_zeros(scores.shape[:-1])
     top = torch.where(top.isinf(), 0.0, top)
@@ -73,7 +57,7 @@ def plus_infinity_for_an_empty_sample(query: Tensor, key: Tensor, value: Tensor,
 
 @breaks_log_sum_exp("returned.empty-row", conventions=BOTTOM_RIGHT, holds=("softmax.log-sum-exp", "causal.empty-rows"))
 def zero_for_rows_before_the_first_key(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, ...]:
-    output, _, lse = Steps(add_causal=add_bottom_right).answer(query, key, value, **options)
+    output, _, lse = Steps(add_causal=correct.add_bottom_right).answer(query, key, value, **options)
     early = torch.arange(query.shape[-2]) < query.shape[-2] - key.shape[-2]
     return output, lse.masked_fill(early, 0.0) if options.get("is_causal") else lse
 
@@ -86,7 +70,7 @@ def zero_for_rows_before_the_first_key(query: Tensor, key: Tensor, value: Tensor
     holds=("relations.merge", "softmax.weights", "returned.base"),
 )
 def lowest_number_for_an_empty_row(scores: Tensor) -> Tensor:
-    return log_sum_exp(scores).clamp(min=-1e30 if scores.dtype is torch.float64 else -1e4)
+    return correct.log_sum_exp(scores).clamp(min=-1e30 if scores.dtype is torch.float64 else -1e4)
 
 
 def _in_two_halves(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
@@ -123,29 +107,27 @@ def two_empty_parts_merged(query: Tensor, key: Tensor, value: Tensor, **options:
     return _in_two_halves(query, key, value, **options)
 
 
-@breaks("returned.mixture", extras=("weights",), holds=("softmax.weights", "scores.scale-explicit"))
+@breaks_weights("returned.mixture", holds=("softmax.weights", "scores.scale-explicit"))
 def weights_of_the_default_scale(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, ...]:
     output = Steps()(query, key, value, **options)
     options.pop("scale", None)
     return output, Steps().answer(query, key, value, **options)[1]
 
 
-@breaks("returned.mixture", extras=("weights",), holds=("softmax.weights", "masks.empty-row-bool"))
+@breaks_weights("returned.mixture", holds=("softmax.weights", "masks.empty-row-bool"))
 def equal_weights_for_an_empty_row(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, ...]:
     output, weights, _ = Steps().answer(query, key, value, **options)
     empty = ~weights.bool().any(-1, keepdim=True)
     return output, torch.where(empty, 1.0 / max(1, key.shape[-2]), weights)
 
 
-@breaks("softmax.weights", "returned.mixture", extras=("weights",), holds=("scores.dot-product", "masks.bool"))
+@breaks_weights("softmax.weights", "returned.mixture", holds=("scores.dot-product", "masks.bool"))
 def average_for_every_head(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, ...]:
     output, weights, _ = Steps().answer(query, key, value, **options)
     return output, weights.mean(1, keepdim=True).expand_as(weights)
 
 
-@breaks(
-    "returned.grouped-weights", claims=GROUPED, extras=("weights",), holds=("softmax.weights", "scores.dot-product")
-)
+@breaks_weights("returned.grouped-weights", claims=GROUPED, holds=("softmax.weights", "scores.dot-product"))
 def weights_of_the_first_in_the_group(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, ...]:
     output, weights, _ = Steps().answer(query, key, value, **options)
     groups = query.shape[1] // key.shape[1]
@@ -160,25 +142,8 @@ def log_sum_exp_of_the_group(query: Tensor, key: Tensor, value: Tensor, **option
     return output, grouped.logsumexp(2) if key.shape[1] != query.shape[1] else lse
 
 
-class _GradientInPlace(torch.autograd.Function):
-    """A copy of the weights whose memory the backward pass uses for their gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, weights: Tensor) -> tuple[Tensor, Tensor]:
-        handed = weights.clone()
-        ctx.handed = handed
-        ctx.mark_non_differentiable(handed)
-        return weights.clone(), handed
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor, _: Tensor) -> Tensor:
-        ctx.handed.copy_(gradient)
-        return gradient
-
-
-@breaks(
+@breaks_weights(
     "returned.weights-with-gradients",
-    extras=("weights",),
     holds=("softmax.weights", "gradients.query", "returned.weights-stay"),
     severity=STATE,
 )
@@ -186,10 +151,8 @@ def gradient_in_the_returned_weights(query: Tensor, key: Tensor, value: Tensor, 
     handed: list[Tensor] = []
 
     def mixed(weights: Tensor, rows: Tensor) -> Tensor:
-        used, returned = _GradientInPlace.apply(weights)  # type: ignore[no-untyped-call]
-        handed.append(returned)
-        result: Tensor = used @ rows
-        return result
+        handed.append(weights.detach().clone())
+        return distorted(weights, handed[0].copy_) @ rows
 
     output = Steps(wide=False, mix=mixed)(query, key, value, **options)
     return output, handed[0]
@@ -208,7 +171,7 @@ def row_maximum_while_recording(query: Tensor, key: Tensor, value: Tensor, **opt
     return output, lse
 
 
-@breaks("returned.weights-stay", extras=("weights",), holds=("softmax.weights", "effects.fresh-output"), severity=STATE)
+@breaks_weights("returned.weights-stay", holds=("softmax.weights", "effects.fresh-output"), severity=STATE)
 def weights_in_a_buffer(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, ...]:
     output, weights, _ = Steps().answer(query, key, value, **options)
     return output, in_buffer("weights", weights)
@@ -222,9 +185,7 @@ def log_sum_exp_in_a_buffer(query: Tensor, key: Tensor, value: Tensor, **options
 
 @breaks_built("relations.alternatives", holds=("softmax.weights", "returned.mixture"))
 def flag_for_the_average_ignored_on_one_path(name: str) -> Implementation:
-    def attend(
-        query: Tensor, key: Tensor, value: Tensor, average: bool = False, **options: Any
-    ) -> tuple[Tensor, Tensor]:
+    def attend(query: Tensor, key: Tensor, value: Tensor, average: bool = False, **options: Any) -> tuple[Tensor, ...]:
         output, weights, _ = Steps().answer(query, key, value, **options)
         return output, weights.mean(1, keepdim=True).expand_as(weights) if average else weights
 

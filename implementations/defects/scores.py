@@ -95,11 +95,9 @@ def square_root_of_a_negative_scale(query: Tensor, key: Tensor, by: float) -> Te
 @breaks(
     "scores.scale-negative", holds=("scores.scale-explicit", "scores.scale-zero", "softmax.large-scores"), severity=NAN
 )
-def maximum_before_a_negative_scale(
-    query: Tensor, key: Tensor, value: Tensor, scale: float | None = None, **options: Any
-) -> Tensor:
-    steps = Steps(softmax=_from_the_least) if factor(query, scale) < 0 else Steps()
-    return steps(query, key, value, scale=scale, **options)
+def maximum_before_a_negative_scale(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    steps = Steps(softmax=_from_the_least) if factor(query, options.get("scale")) < 0 else Steps()
+    return steps(query, key, value, **options)
 
 
 def _from_the_least(scores: Tensor) -> Tensor:

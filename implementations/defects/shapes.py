@@ -7,15 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attention_conformance.implementations.builtin.stepwise.steps import (
-    INFINITY,
-    Steps,
-    add_causal,
-    add_mask,
-    mix,
-    softmax,
-)
-from attention_conformance.implementations.defects.breaking import CRASH, LEAK, NAN, breaks
+from attention_conformance.implementations.builtin.stepwise import steps as correct
+from attention_conformance.implementations.builtin.stepwise.steps import INFINITY, Steps
+from attention_conformance.implementations.defects.breaking import CRASH, LEAK, NAN, breaks, omitting
 
 
 def flat(x: Tensor) -> Tensor:
@@ -43,7 +37,7 @@ def mask_axes_swapped_where_they_fit(query: Tensor, key: Tensor, value: Tensor, 
 
 @breaks("shapes.coincident", step="mix", holds=("values.weighted-sum", "shapes.output", "cross-attention.lengths"))
 def weights_transposed_where_square(weights: Tensor, value: Tensor) -> Tensor:
-    return mix(weights.mT if weights.shape[-1] == weights.shape[-2] else weights, value)
+    return correct.mix(weights.mT if weights.shape[-1] == weights.shape[-2] else weights, value)
 
 
 @breaks("shapes.tile-edges", holds=("scores.dot-product", "shapes.coincident"))
@@ -57,20 +51,20 @@ def last_tile_forgotten(query: Tensor, key: Tensor, value: Tensor, **options: An
 def last_rows_unwritten(weights: Tensor, value: Tensor) -> Tensor:
     length = weights.shape[-2]
     written = torch.arange(length) < (length - length % 16 if length > 16 else length)
-    return mix(weights, value) * written[:, None]
+    return correct.mix(weights, value) * written[:, None]
 
 
 @breaks("shapes.tile-edges", step="softmax", holds=("scores.dot-product", "shapes.coincident"))
 def tile_filled_up_with_zeros(scores: Tensor) -> Tensor:
     length = scores.shape[-1]
     beyond = -length % 16 if length > 16 else 0
-    return softmax(torch.nn.functional.pad(scores, (0, beyond)))[..., :length]
+    return correct.softmax(torch.nn.functional.pad(scores, (0, beyond)))[..., :length]
 
 
 @breaks("shapes.tile-edges", step="add_mask", holds=("masks.bool", "masks.segments"))
 def tile_skipped_by_its_first_row(scores: Tensor, mask: Tensor) -> Tensor:
     if mask.dtype is not torch.bool or scores.shape[-1] <= 16:
-        return add_mask(scores, mask)
+        return correct.add_mask(scores, mask)
     visible = mask.expand(scores.shape).clone()
     for rows in visible.split(16, -2):
         for tile in rows.split(16, -1):
@@ -89,7 +83,7 @@ def float_mask_dropped_over_many_keys(query: Tensor, key: Tensor, value: Tensor,
 @breaks("shapes.large", step="add_causal", holds=("causal.square", "shapes.tile-edges"), severity=LEAK)
 def triangle_of_a_fixed_length(scores: Tensor) -> Tensor:
     late = torch.arange(scores.shape[-2])[:, None] >= 260
-    return torch.where(late, scores, add_causal(scores))
+    return torch.where(late, scores, correct.add_causal(scores))
 
 
 @breaks("shapes.large", holds=("shapes.combinations", "heads.independent", "shapes.coincident"))
@@ -112,9 +106,7 @@ def last_component_of_an_odd_width_lost(query: Tensor, key: Tensor, value: Tenso
 
 @breaks("shapes.combinations", holds=("scores.scale-explicit", "causal.square"))
 def scale_dropped_with_flag(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
-    if "is_causal" in options:
-        options.pop("scale", None)
-    return Steps()(query, key, value, **options)
+    return Steps()(query, key, value, **omitting("scale", options, "is_causal"))
 
 
 @breaks("shapes.views", holds=("scores.dot-product",), raises=True)
@@ -131,7 +123,7 @@ def values_read_by_the_strides_of_the_keys(query: Tensor, key: Tensor, value: Te
 
 @breaks("shapes.views", step="add_mask", holds=("masks.bool", "masks.broadcast"), severity=LEAK, raises=True)
 def mask_read_as_contiguous(scores: Tensor, mask: Tensor) -> Tensor:
-    return add_mask(scores, flat(mask))
+    return correct.add_mask(scores, flat(mask))
 
 
 @breaks("shapes.empty", holds=("shapes.output",), severity=CRASH, raises=True)
@@ -141,11 +133,11 @@ def nothing_is_no_shape(query: Tensor, key: Tensor, value: Tensor, **options: An
 
 @breaks("shapes.empty-keys", step="mix", holds=("shapes.empty", "values.weighted-sum"), severity=NAN)
 def mean_of_nothing(weights: Tensor, value: Tensor) -> Tensor:
-    return mix(weights, value) * (value.shape[-2] / torch.tensor(value.shape[-2]))
+    return correct.mix(weights, value) * (value.shape[-2] / torch.tensor(value.shape[-2]))
 
 
 @breaks(
     "shapes.empty-keys", step="softmax", holds=("shapes.empty", "masks.empty-row-bool"), severity=CRASH, raises=True
 )
 def maximum_of_nothing(scores: Tensor) -> Tensor:
-    return softmax(scores - scores.amax(-1, keepdim=True).clamp(min=0.0))
+    return correct.softmax(scores - scores.amax(-1, keepdim=True).clamp(min=0.0))

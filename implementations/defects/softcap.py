@@ -8,18 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attention_conformance.implementations.builtin.stepwise.steps import (
-    INFINITY,
-    Steps,
-    add_causal,
-    add_mask,
-    add_padding,
-    cap,
-    log_sum_exp,
-    score,
-    softmax,
-)
-from attention_conformance.implementations.defects.breaking import GRADIENT, LEAK, NAN, PRECISION, breaks
+from attention_conformance.implementations.builtin.stepwise import steps as correct
+from attention_conformance.implementations.builtin.stepwise.steps import INFINITY, Steps
+from attention_conformance.implementations.defects.breaking import GRADIENT, LEAK, NAN, PRECISION, breaks, omitting
 from attention_conformance.implementations.defects.gradients import distorted
 from attention_conformance.spec.features import Feature
 
@@ -29,7 +20,7 @@ PLACES = ("softcap.mask", "softcap.causal", "softcap.padding")
 
 def capped_with_slope(scores: Tensor, softcap: float, by: Tensor) -> Tensor:
     """The capped scores, with a slope of one's own."""
-    return cap(scores, softcap).detach() + (scores - scores.detach()) * by
+    return correct.cap(scores, softcap).detach() + (scores - scores.detach()) * by
 
 
 breaks_softcap = partial(breaks, claims=SOFTCAP)
@@ -64,21 +55,19 @@ def logistic_of_half_the_argument(scores: Tensor, softcap: float) -> Tensor:
 
 
 @breaks_softcap("softcap.formula", "softcap.explicit-scale", holds=("scores.scale-explicit", "scores.dot-product"))
-def scaled_after_the_cap(
-    query: Tensor, key: Tensor, value: Tensor, softcap: float | None = None, **options: Any
-) -> Tensor:
+def scaled_after_the_cap(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    softcap = options.pop("softcap", None)
+
     def scores(query: Tensor, key: Tensor, by: float) -> Tensor:
-        products = score(query, key, 1.0)
-        return (products if softcap is None else cap(products, softcap)) * by
+        products = correct.score(query, key, 1.0)
+        return (products if softcap is None else correct.cap(products, softcap)) * by
 
     return Steps(score=scores)(query, key, value, **options)
 
 
 @breaks_softcap("softcap.explicit-scale", holds=("softcap.formula", "scores.scale-explicit"))
 def default_scale_under_the_cap(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
-    if "softcap" in options:
-        options.pop("scale", None)
-    return Steps()(query, key, value, **options)
+    return Steps()(query, key, value, **omitting("scale", options, "softcap"))
 
 
 @breaks_cap("softcap.large-scores", holds=("softcap.formula", "softcap.mask"), severity=NAN)
@@ -94,10 +83,9 @@ def digits_lost_below_the_cap(scores: Tensor, softcap: float) -> Tensor:
 
 
 @breaks_softcap(*PLACES, "softcap.float-mask", holds=("softcap.formula", "softcap.large-scores"), severity=LEAK)
-def cap_after_all_masks(
-    query: Tensor, key: Tensor, value: Tensor, softcap: float | None = None, **options: Any
-) -> Tensor:
-    steps = Steps() if softcap is None else Steps(softmax=lambda scores: softmax(cap(scores, softcap)))
+def cap_after_all_masks(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    softcap = options.pop("softcap", None)
+    steps = Steps() if softcap is None else Steps(softmax=lambda scores: correct.softmax(correct.cap(scores, softcap)))
     return steps(query, key, value, **options)
 
 
@@ -110,31 +98,26 @@ def float_mask_added_before_the_cap(query: Tensor, key: Tensor, value: Tensor, *
     finite: Tensor = mask.masked_fill(hidden, 0.0)
 
     def scores(query: Tensor, key: Tensor, by: float) -> Tensor:
-        return score(query, key, by) + finite
+        return correct.score(query, key, by) + finite
 
     return Steps(score=scores)(query, key, value, **{**options, "attn_mask": ~hidden})
 
 
 @breaks_softcap("softcap.causal", holds=("softcap.formula", "softcap.mask", "softcap.padding"), severity=LEAK)
-def future_hidden_before_the_cap(
-    query: Tensor, key: Tensor, value: Tensor, is_causal: bool = False, **options: Any
-) -> Tensor:
-    def scores(query: Tensor, key: Tensor, by: float) -> Tensor:
-        return add_causal(score(query, key, by)) if is_causal else score(query, key, by)
-
-    if "softcap" not in options:
-        return Steps()(query, key, value, is_causal=is_causal, **options)
-    return Steps(score=scores)(query, key, value, **options)
+def future_hidden_before_the_cap(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    if "softcap" not in options or not options.pop("is_causal", False):
+        return Steps()(query, key, value, **options)
+    steps = Steps(score=lambda query, key, by: correct.add_causal(correct.score(query, key, by)))
+    return steps(query, key, value, **options)
 
 
 @breaks_softcap("softcap.padding", holds=("softcap.formula", "softcap.mask", "softcap.causal"), severity=LEAK)
 def padding_hidden_before_the_cap(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
-    padding = options.pop("key_padding_mask", None) if "softcap" in options else None
-
-    def scores(query: Tensor, key: Tensor, by: float) -> Tensor:
-        return score(query, key, by) if padding is None else add_padding(score(query, key, by), padding)
-
-    return Steps(score=scores)(query, key, value, **options)
+    if "softcap" not in options or "key_padding_mask" not in options:
+        return Steps()(query, key, value, **options)
+    padding = options.pop("key_padding_mask")
+    steps = Steps(score=lambda query, key, by: correct.add_padding(correct.score(query, key, by), padding))
+    return steps(query, key, value, **options)
 
 
 @breaks_softcap(
@@ -150,8 +133,8 @@ def last_tile_capped(
         return torch.cat([scores, scores.new_full((*scores.shape[:-1], made_up), -(softcap or 0.0))], -1)
 
     steps = Steps(
-        softmax=lambda scores: softmax(filled(scores))[..., : scores.shape[-1]],
-        log_sum_exp=lambda scores: log_sum_exp(filled(scores)),
+        softmax=lambda scores: correct.softmax(filled(scores))[..., : scores.shape[-1]],
+        log_sum_exp=lambda scores: correct.log_sum_exp(filled(scores)),
     )
     output, _, lse = steps.answer(query, key, value, softcap=softcap, **options)
     return output, lse
@@ -164,7 +147,7 @@ def slope_left_out(scores: Tensor, softcap: float) -> Tensor:
 
 @breaks_cap("softcap.gradients", holds=("softcap.formula", "gradients.query", "gradients.key"), severity=GRADIENT)
 def slope_of_the_undivided_cap(scores: Tensor, softcap: float) -> Tensor:
-    return capped_with_slope(scores, softcap, (1 - cap(scores, softcap) ** 2).detach())
+    return capped_with_slope(scores, softcap, (1 - correct.cap(scores, softcap) ** 2).detach())
 
 
 @breaks_softcap(
@@ -180,7 +163,7 @@ def mask_gradient_with_slope(query: Tensor, key: Tensor, value: Tensor, **option
 
     def added(scores: Tensor, mask: Tensor) -> Tensor:
         by = (1 - (scores / softcap) ** 2).detach()
-        return distorted(add_mask(scores, mask), lambda gradient: gradient * by)
+        return distorted(correct.add_mask(scores, mask), lambda gradient: gradient * by)
 
     return Steps(cap=unsloped, add_mask=added)(query, key, value, **options)
 

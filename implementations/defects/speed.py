@@ -18,34 +18,27 @@ LINEAR = frozenset({Feature.LINEAR_MEMORY})
 TILE = 128
 _STORED: deque[Tensor] = deque(maxlen=64)
 breaks_speed = partial(breaks, severity=COST, dtype="float32")
+breaks_linear = partial(breaks_speed, claims=LINEAR)
 
 
-@breaks_speed(
+@breaks_linear(
     "speed.linear-memory",
     "speed.linear-memory-gradients",
-    claims=LINEAR,
     holds=("speed.memory-growth", "speed.memory-returned", "scores.dot-product"),
 )
 def all_scores_at_once(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     return Steps()(query, key, value, **options)
 
 
-@breaks_speed(
-    "speed.linear-memory",
-    "speed.linear-memory-gradients",
-    claims=LINEAR,
-    holds=("speed.memory-growth", "causal.square"),
-)
-def causal_flag_spelled_out(
-    query: Tensor, key: Tensor, value: Tensor, is_causal: bool = False, **options: Any
-) -> Tensor:
-    if is_causal and "attn_mask" not in options:
+@breaks_linear("speed.linear-memory", "speed.linear-memory-gradients", holds=("speed.memory-growth", "causal.square"))
+def causal_flag_spelled_out(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    if options.get("is_causal") and "attn_mask" not in options:
         options["attn_mask"] = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool).tril()
-        is_causal = False
-    return tiled_attention(query, key, value, is_causal=is_causal, **options)[0]
+        options["is_causal"] = False
+    return tiled_attention(query, key, value, **options)[0]
 
 
-@breaks_speed("speed.linear-memory-gradients", claims=LINEAR, holds=("speed.linear-memory", "gradients.query"))
+@breaks_linear("speed.linear-memory-gradients", holds=("speed.linear-memory", "gradients.query"))
 def tiles_recorded_for_the_backward_pass(
     query: Tensor, key: Tensor, value: Tensor, is_causal: bool = False, scale: float | None = None, **masks: Any
 ) -> Tensor:

@@ -19,19 +19,19 @@ Window = tuple[int, int]
 TILE = 16
 breaks_window = partial(breaks, claims=WINDOW)
 breaks_add_window = partial(breaks_window, step="add_window")
+breaks_extent = partial(
+    breaks_add_window, "window.extent", "window.narrow", "window.causal", holds=("causal.square", "masks.bool")
+)
 
 
-@breaks_add_window("window.extent", "window.narrow", "window.causal", holds=("causal.square", "masks.bool"))
+@breaks_extent()
 def own_position_counted(scores: Tensor, ahead: Tensor, window: Window) -> Tensor:
     left, right = window
-    return add_window(
-        scores.masked_fill((ahead <= -left)[:, None], -INFINITY) if left >= 0 else scores, ahead, (-1, right)
-    )
+    cut = scores.masked_fill((ahead <= -left)[:, None], -INFINITY) if left >= 0 else scores
+    return add_window(cut, ahead, (-1, right))
 
 
-@breaks_add_window(
-    "window.extent", "window.narrow", "window.causal", conventions=INCLUDING, holds=("causal.square", "masks.bool")
-)
+@breaks_extent(conventions=INCLUDING)
 def own_position_left_out_of_the_count(scores: Tensor, ahead: Tensor, window: Window) -> Tensor:
     return add_window(scores, ahead, window)
 

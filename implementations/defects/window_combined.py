@@ -8,21 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attention_conformance.implementations.builtin.stepwise.steps import (
-    BOTTOM_RIGHT,
-    INFINITY,
-    Steps,
-    add_bottom_right,
-    add_window,
-    softmax,
-)
-from attention_conformance.implementations.defects.breaking import GRADIENT, LEAK, NAN, breaks
+from attention_conformance.implementations.builtin.stepwise import steps as correct
+from attention_conformance.implementations.builtin.stepwise.steps import BOTTOM_RIGHT, INFINITY, Steps
+from attention_conformance.implementations.defects.breaking import GRADIENT, LEAK, NAN, breaks, omitting
 from attention_conformance.implementations.defects.window import STARTED, WINDOW, Window
 
 
 def beyond(ahead: Tensor, window: Window) -> Tensor:
     """(B, Lq, Lk), True = outside of the window."""
-    return add_window(torch.zeros(len(ahead), 1, *ahead.shape[1:]), ahead, window)[:, 0] < 0
+    return correct.add_window(torch.zeros(len(ahead), 1, *ahead.shape[1:]), ahead, window)[:, 0] < 0
 
 
 breaks_window = partial(breaks, claims=WINDOW)
@@ -30,9 +24,7 @@ breaks_window = partial(breaks, claims=WINDOW)
 
 @breaks_window("window.causal", holds=("window.extent", "causal.square"), severity=LEAK)
 def flag_dropped_with_window(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
-    if "window_size" in options:
-        options.pop("is_causal", None)
-    return Steps()(query, key, value, **options)
+    return Steps()(query, key, value, **omitting("is_causal", options, "window_size"))
 
 
 @breaks_window("window.causal", holds=("window.extent", "causal.square"))
@@ -70,16 +62,12 @@ def mask_multiplied_by_the_band(query: Tensor, key: Tensor, value: Tensor, **opt
 
 @breaks_window("window.with-mask", holds=("window.extent", "masks.bool", "window.with-padding"), severity=LEAK)
 def window_dropped_with_mask(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
-    if "attn_mask" in options:
-        options.pop("window_size", None)
-    return Steps()(query, key, value, **options)
+    return Steps()(query, key, value, **omitting("window_size", options, "attn_mask"))
 
 
 @breaks_window("window.with-padding", holds=("window.extent", "masks.key-padding", "window.with-mask"), severity=LEAK)
 def padding_dropped_with_window(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
-    if "window_size" in options:
-        options.pop("key_padding_mask", None)
-    return Steps()(query, key, value, **options)
+    return Steps()(query, key, value, **omitting("key_padding_mask", options, "window_size"))
 
 
 @breaks_window("window.with-padding", holds=("window.extent", "masks.key-padding", "window.with-mask"))
@@ -88,21 +76,21 @@ def padding_left_out_of_positions(query: Tensor, key: Tensor, value: Tensor, **o
 
     def shifted(scores: Tensor, ahead: Tensor, window: Window) -> Tensor:
         before = 0 if padding is None else (~padding).cumsum(-1)[:, None]
-        return add_window(scores, ahead - before, window)
+        return correct.add_window(scores, ahead - before, window)
 
     return Steps(add_window=shifted)(query, key, value, **options)
 
 
 @breaks_window("window.lengths", "window.empty-rows", step="add_window", holds=("window.extent", "causal.alignment"))
 def window_from_the_other_corner(scores: Tensor, ahead: Tensor, window: Window) -> Tensor:
-    return add_window(scores, ahead - (ahead.shape[-1] - ahead.shape[-2]), window)
+    return correct.add_window(scores, ahead - (ahead.shape[-1] - ahead.shape[-2]), window)
 
 
 @breaks_window(
     "window.lengths", "window.empty-rows", conventions=BOTTOM_RIGHT, holds=("window.extent", "causal.alignment")
 )
 def window_left_at_the_first_key(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
-    return Steps(add_causal=add_bottom_right)(query, key, value, **options)
+    return Steps(add_causal=correct.add_bottom_right)(query, key, value, **options)
 
 
 @breaks_window("window.lengths", holds=("window.extent", "window.causal"))
@@ -120,7 +108,7 @@ def window_on_global_layers(query: Tensor, key: Tensor, value: Tensor, **options
 @breaks("window.query-start", claims=STARTED, holds=("window.lengths", "window.extent"))
 def window_relative_to_the_chunk(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     start = options.get("query_start") or 0
-    steps = Steps(add_window=lambda scores, ahead, window: add_window(scores, ahead + start, window))
+    steps = Steps(add_window=lambda scores, ahead, window: correct.add_window(scores, ahead + start, window))
     return steps(query, key, value, **options)
 
 
@@ -130,12 +118,12 @@ def outside_filled_with_a_number(scores: Tensor, ahead: Tensor, window: Window) 
 
 
 @breaks_window("window.outside", "window.extent", holds=("causal.square", "masks.bool"), severity=LEAK)
-def window_cut_after_softmax(
-    query: Tensor, key: Tensor, value: Tensor, window_size: Window = (-1, -1), **options: Any
-) -> Tensor:
+def window_cut_after_softmax(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    window = options.pop("window_size", (-1, -1))
+
     def cut(scores: Tensor) -> Tensor:
         ahead = torch.arange(key.shape[-2]) - torch.arange(query.shape[-2])[:, None]
-        return softmax(scores).masked_fill(beyond(ahead[None], window_size)[:, None], 0.0)
+        return correct.softmax(scores).masked_fill(beyond(ahead[None], window)[:, None], 0.0)
 
     return Steps(softmax=cut)(query, key, value, **options)
 

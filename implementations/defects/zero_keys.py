@@ -10,30 +10,28 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from attention_conformance.implementations.builtin.stepwise.steps import BOTTOM_RIGHT, INFINITY, Steps, add_zero_key
-from attention_conformance.implementations.defects.breaking import LEAK, breaks
+from attention_conformance.implementations.defects.breaking import LEAK, breaks, omitting
 from attention_conformance.spec.features import Feature
 
 ZERO = {Feature.ZERO_ATTN}
 RETURNED = ("weights", "log_sum_exp")
-SEEN_IN = ("https://github.com/pytorch/pytorch/issues/27461",)
 breaks_zero_key = partial(breaks, claims=ZERO)
+leaks_zero_key = partial(breaks_zero_key, severity=LEAK)
+breaks_returned = partial(breaks_zero_key, extras=RETURNED)
 
 
-@breaks_zero_key(
+@leaks_zero_key(
     "sinks.zero-attn-masks",
     "sinks.zero-attn-causal",
     "sinks.zero-attn-weights",
     step="add_zero_key",
     holds=("sinks.zero-attn", "masks.bool", "causal.square"),
-    severity=LEAK,
 )
 def zero_key_before_the_others(key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
     return F.pad(key, (0, 0, 1, 0)), F.pad(value, (0, 0, 1, 0))
 
 
-@breaks_zero_key(
-    "sinks.zero-attn-masks", holds=("sinks.zero-attn", "masks.key-padding", "causal.square"), severity=LEAK
-)
+@leaks_zero_key("sinks.zero-attn-masks", holds=("sinks.zero-attn", "masks.key-padding", "causal.square"))
 def padding_lengthened_at_its_start(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     if not options.get("add_zero_attn") or "key_padding_mask" not in options:
         return Steps()(query, key, value, **options)
@@ -48,9 +46,7 @@ def padding_lengthened_at_its_start(query: Tensor, key: Tensor, value: Tensor, *
 
 @breaks_zero_key("sinks.zero-attn-masks", holds=("sinks.zero-attn", "sinks.zero-attn-causal", "masks.bool"))
 def zero_key_masked(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
-    if "attn_mask" in options:
-        options.pop("add_zero_attn", None)
-    return Steps()(query, key, value, **options)
+    return Steps()(query, key, value, **omitting("add_zero_attn", options, "attn_mask"))
 
 
 @breaks_zero_key("sinks.zero-attn-causal", holds=("sinks.zero-attn", "sinks.zero-attn-masks", "causal.square"))
@@ -67,11 +63,10 @@ def zero_key_hidden_as_future(query: Tensor, key: Tensor, value: Tensor, **optio
     return Steps(softmax=after_masks)(query, key, value, **options)
 
 
-@breaks_zero_key(
+@leaks_zero_key(
     "sinks.zero-attn-causal",
     conventions=BOTTOM_RIGHT,
     holds=("sinks.zero-attn", "causal.alignment", "causal.empty-rows"),
-    severity=LEAK,
 )
 def zero_key_counted_by_the_triangle(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     shift = key.shape[-2] - query.shape[-2] + bool(options.get("add_zero_attn"))
@@ -82,12 +77,8 @@ def zero_key_counted_by_the_triangle(query: Tensor, key: Tensor, value: Tensor, 
     return Steps(add_causal=end_at_the_last)(query, key, value, **options)
 
 
-@breaks_zero_key(
-    "sinks.zero-attn",
-    "sinks.zero-attn-masks",
-    "sinks.zero-attn-weights",
-    extras=RETURNED,
-    holds=("scores.dot-product", "masks.bool"),
+@breaks_returned(
+    "sinks.zero-attn", "sinks.zero-attn-masks", "sinks.zero-attn-weights", holds=("scores.dot-product", "masks.bool")
 )
 def zero_key_forgotten(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, ...]:
     options.pop("add_zero_attn", None)
@@ -99,7 +90,7 @@ def zero_key_with_a_value(key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
     return add_zero_key(key, value)[0], torch.cat([value, value[:, :, -1:]], -2)
 
 
-@breaks_zero_key("sinks.zero-attn-weights", extras=RETURNED, holds=("sinks.zero-attn", "sinks.zero-attn-masks"))
+@breaks_returned("sinks.zero-attn-weights", holds=("sinks.zero-attn", "sinks.zero-attn-masks"))
 def column_of_the_zero_key_cut_off(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, ...]:
     output, weights, lse = Steps().answer(query, key, value, **options)
     return output, weights[..., : key.shape[-2]], lse

@@ -50,11 +50,9 @@ class AnswerCheck:
     def joined(self, other: AnswerCheck) -> AnswerCheck:
         """Both results; the first message counts."""
         about = "; ".join(part for part in (self.about, other.about) if part)
-        worst = max(self.worst, other.worst)
+        inconclusive = tuple(dict.fromkeys(self.inconclusive + other.inconclusive))
         elements, message = self.elements + other.elements, self.message or other.message
-        return AnswerCheck(
-            worst, elements, message, about, tuple(dict.fromkeys(self.inconclusive + other.inconclusive))
-        )
+        return AnswerCheck(max(self.worst, other.worst), elements, message, about, inconclusive)
 
     def __str__(self) -> str:
         """What was checked and what was not."""
@@ -94,10 +92,9 @@ class Part:
 
     def of_problem(self, problem: Problem, conventions: Conventions) -> Problem:
         """The problem of these rows alone, without gradients."""
-        here, scope = slice(self.sample, self.sample + 1), problem.scope
+        here, scope, mask = slice(self.sample, self.sample + 1), problem.scope, problem.attn_mask
         query = problem.query[here]
         heads = (len(problem.query), problem.num_heads, query.shape[-2], problem.key.shape[-2])
-        mask = problem.attn_mask
         cut = replace(
             problem.forward_only(),
             query=query[:, self.heads] if scope is Scope.OP else query,
@@ -112,17 +109,13 @@ class Part:
 
     def __str__(self) -> str:
         """The position in the problem, for messages with indices within the part."""
-        rows = ", ".join(map(str, self.rows))
-        return f"sample {self.sample}, key head {self.group}, queries {rows}"
+        return f"sample {self.sample}, key head {self.group}, queries {', '.join(map(str, self.rows))}"
 
 
 def verified(contender: Contender, seconds: float = 1.0, gradients: bool = True) -> AnswerCheck:
-    """Checks the kept answers of a contender's timed calls, and its gradients where they are timed.
+    """Checks the kept answers of a contender's timed calls, and on request its gradients where they are timed.
 
-    Args:
-        contender: after its calls.
-        seconds: time limit, after which only the first `FEWEST` answers are checked.
-        gradients: True to check gradients, too.
+    After these seconds no more answers than the first `FEWEST` are checked.
     """
     random = np.random.default_rng(contender.first + contender.calls)
     conventions, end = contender.implementation.claims.conventions, time.perf_counter() + seconds
@@ -185,9 +178,8 @@ def _gradients(contender: Contender, conventions: Conventions, random: np.random
     heads = (part.heads[:, None], part.rows) if problem.scope is Scope.OP else (part.rows,)
     sparse[(part.sample, *heads)] = problem.cotangent[(part.sample, *heads)]
     changed = problem.with_arrays({"cotangent": sparse})
-    answer = contender.answer_to(
-        {name: array for name, array in changed.arrays().items() if name in contender.inputs.shapes}
-    )
+    drawn = contender.inputs.shapes
+    answer = contender.answer_to({name: array for name, array in changed.arrays().items() if name in drawn})
     result = AnswerCheck(about=f"gradients of one more call, from {len(part.rows)} rows")
     for name, expected in _expected(changed, part, conventions).items():
         got = answer.gradients.get(name)

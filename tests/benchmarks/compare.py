@@ -51,9 +51,7 @@ class Change:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Prints the changes; the exit status is 1 if there are regressions."""
-    parser = argparse.ArgumentParser(
-        prog="python -m attention_conformance.tests.benchmarks.compare", description=__doc__
-    )
+    parser = argparse.ArgumentParser(f"python -m {__spec__.name}", description=__doc__)
     parser.add_argument("old", type=Path)
     parser.add_argument("new", type=Path)
     parser.add_argument("--across-machines", action="store_true", help="compare runs of different machines")
@@ -63,8 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (OSError, ValueError) as error:
         print(f"ERROR: {error}", file=sys.stderr)
         return UNUSABLE
-    for line in report_lines(changes):
-        print(line)
+    print("\n".join(report_lines(changes)))
     return REGRESSED if any(change.worse for change in changes) else 0
 
 
@@ -80,8 +77,7 @@ def compared(old: Run, new: Run, across_machines: bool = False) -> list[Change]:
     if not across_machines and (differences := _differences(old, new)):
         listed = "; ".join(differences)
         raise IncomparableError(f"the runs are of different machines ({listed}): --across-machines compares them")
-    before = {_key(each): each for each in old.measurements}
-    after = {_key(each): each for each in new.measurements}
+    before, after = ({(*m.setting, m.implementation): m for m in run.measurements} for run in (old, new))
     if not before.keys() & after.keys():
         raise IncomparableError("the runs have no measurement in common: run the same workloads and implementations")
     return [_change(before[key], after[key]) for key in before if key in after]
@@ -89,13 +85,11 @@ def compared(old: Run, new: Run, across_machines: bool = False) -> list[Change]:
 
 def report_lines(changes: Sequence[Change]) -> Iterator[str]:
     """Regressions first, then what became faster, then the number of the others."""
-    for title, chosen in (
-        ("slower or broken", [c for c in changes if c.worse]),
-        ("faster", [c for c in changes if c.better]),
-    ):
+    worse, better = [c for c in changes if c.worse], [c for c in changes if c.better]
+    for title, chosen in (("slower or broken", worse), ("faster", better)):
         yield f"{title}: {len(chosen) or 'nothing'}"
         yield from (f"  {change.name}: {change.context}" for change in chosen)
-    yield f"no difference: {sum(not (c.worse or c.better) for c in changes)} of {len(changes)}"
+    yield f"no difference: {len(changes) - len(worse) - len(better)} of {len(changes)}"
 
 
 def _differences(old: Run, new: Run) -> list[str]:
@@ -103,10 +97,6 @@ def _differences(old: Run, new: Run) -> list[str]:
     names = ("device", "processor", "cores", "memory", "threads")
     pairs = [(name, getattr(old.machine, name), getattr(new.machine, name)) for name in names]
     return [f"{name}: {one}, then {other}" for name, one, other in pairs if one != other]
-
-
-def _key(measurement: Measurement) -> tuple[str, ...]:
-    return (*measurement.setting, measurement.implementation)
 
 
 def _change(old: Measurement, new: Measurement) -> Change:

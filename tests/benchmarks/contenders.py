@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any
 
 import numpy as np
 import torch
@@ -148,7 +147,12 @@ class Contender:
 
     def _write(self, slot: Native, drawn: Mapping[str, Array]) -> None:
         for name in drawn.keys() & slot.inputs.keys():
-            _fill(slot.inputs[name], drawn[name])
+            target = slot.inputs[name]
+            if isinstance(target, torch.Tensor):
+                with torch.no_grad():
+                    target.copy_(to_tensor(drawn[name]))
+            else:
+                target[...] = drawn[name]
 
     def _keep(self, numbers: list[int], answers: list[object]) -> None:
         """Keeps the last answer; all answers have the same chance to be among the others."""
@@ -163,14 +167,6 @@ class Contender:
     def _finish(self) -> None:
         if self.device.startswith("cuda"):
             torch.cuda.synchronize(self.device)
-
-
-def _fill(target: Any, numbers: Array) -> None:
-    if isinstance(target, torch.Tensor):
-        with torch.no_grad():
-            target.copy_(to_tensor(numbers))
-    else:
-        target[...] = numbers
 
 
 def _copied(result: Result) -> Result:

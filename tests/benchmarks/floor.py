@@ -37,10 +37,6 @@ def rates(device: str, dtypes: Iterable[str] = tuple(DTYPES)) -> Rates:
     Each is the best of several shapes and many repetitions, by all threads and by one: whatever disturbs a measurement
     makes it slower, so the best is nearest to the true rate. It may still be too low on a busy machine: see `fastest`
     and `faster_than_possible`.
-
-    Args:
-        device: as torch spells it.
-        dtypes: of the products.
     """
     measured = _measured(device, tuple(dtypes))
     if torch.get_num_threads() == 1 or device.startswith("cuda"):

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from statistics import median, quantiles
 
 from attention_conformance.tests.benchmarks.benchmark_run import WITH_SPEED, Interval, Measurement
+from attention_conformance.tests.report import wording
 
 NOTHING = "-"
 
@@ -103,14 +104,12 @@ def in_percent(value: float | None) -> str:
         return NOTHING
     if 0.0 < value < 0.0005:
         return "<0.1%"
-    return f"{value:.0%}".replace("%", " %") if value >= 0.0995 else f"{value:.1%}".replace("%", " %")
+    return (f"{value:.0%}" if value >= 0.0995 else f"{value:.1%}").replace("%", " %")
 
 
 def in_bounds(value: float | None) -> str:
     """An error in units of its bound, in two digits."""
-    if value is None:
-        return NOTHING
-    return "<0.01" if 0.0 < value < 0.01 else f"{value:.2g}"
+    return wording.in_bounds(value) or NOTHING
 
 
 def as_ratio(interval: Interval | None) -> str:

@@ -75,11 +75,6 @@ def exponent(sizes: Sequence[int], samples: Sequence[Sequence[float]], seed: int
     The samples of each size are drawn anew and their median taken, and the residuals of the fit are drawn and added:
     the interval contains both noise and the distance of the quantity from a power.
 
-    Args:
-        sizes: different ones.
-        samples: for each size one or more positive numbers.
-        seed: of the draws.
-
     Raises:
         ValueError: fewer than three sizes, or a number that is not positive.
     """
@@ -90,7 +85,8 @@ def exponent(sizes: Sequence[int], samples: Sequence[Sequence[float]], seed: int
     x = np.log(np.asarray(sizes, np.float64))
     y = np.log(np.asarray([median(sample) for sample in samples]))
     slope, residuals = _line(x, y)
-    drawn = np.stack([_medians(rng, np.asarray(sample, np.float64)) for sample in samples], -1)
+    resampled = (rng.choice(np.asarray(sample, np.float64), (REPLICATES, len(sample))) for sample in samples)
+    drawn = np.stack([np.median(each, -1) for each in resampled], -1)
     wider = residuals * (len(x) / (len(x) - 2)) ** 0.5
     slopes, _ = _line(x, np.log(drawn) + rng.choice(wider, drawn.shape))
     low, high = np.percentile(slopes, [2.5, 97.5])
@@ -223,8 +219,3 @@ def _line(x: Floats, y: Floats) -> tuple[Floats, Floats]:
     centred, level = x - x.mean(), y.mean(-1, keepdims=True)
     slopes = ((y - level) * centred).sum(-1) / (centred**2).sum()
     return slopes, y - level - slopes[..., None] * centred
-
-
-def _medians(rng: np.random.Generator, sample: Floats) -> Floats:
-    """(REPLICATES,) medians of bootstrap samples."""
-    return np.asarray(np.median(rng.choice(sample, (REPLICATES, len(sample))), -1))

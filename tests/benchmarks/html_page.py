@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import base64
-import hashlib
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import jinja2
 import vl_convert
-from markupsafe import Markup
 
 from attention_conformance.tests.benchmarks import formatting
-from attention_conformance.tests.benchmarks.benchmark_run import ClauseResult, Growth, Measurement, Run, Speed, run_of
+from attention_conformance.tests.benchmarks.benchmark_run import Growth, Measurement, Run, Speed, run_of
 from attention_conformance.tests.benchmarks.plots import CHOICES, COLOURS, SHAPES, named, plots
 from attention_conformance.tests.benchmarks.text_table import claim, outcome
+from attention_conformance.tests.report.views.inline import fingerprint, inline
 
 ASSETS = Path(__file__).parent / "assets"
 SHADES = dict.fromkeys(Speed, "bad") | dict.fromkeys((Speed.SAME, Speed.BASELINE, Speed.UNSUPPORTED), "")
@@ -30,55 +27,28 @@ def page(run: Run) -> str:
     """The HTML page of a run; every text of the run is escaped."""
     loader = jinja2.FileSystemLoader(ASSETS)
     environment = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
-    scripts = [_script(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")), _script(_asset("page.js"))]
+    library = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
+    scripts = [inline(text, "script") for text in (library, (ASSETS / "page.js").read_text(encoding="utf-8"))]
+    order = (False, None, True).index  # failures first
+    results = sorted(run.clause_results, key=lambda each: order(each.holds))
     return environment.get_template("page.html").render(
         run=run,
         formatting=formatting,
         noise=formatting.noises(run.measurements),
-        choices={name: _values(run, name) for name in CHOICES},
-        legend={each["name"]: each for each in _legend(run)},
+        choices={name: list(dict.fromkeys(getattr(each, name) for each in run.measurements)) for name in CHOICES},
+        legend={
+            name: {"name": name, "shown": formatting.visible(name), "colour": n % COLOURS, "shape": n % len(SHAPES)}
+            for n, name in enumerate(named(run))
+        },
         shapes=SHAPES,
         plots=plots(run),
         rows=list(map(_row, run.measurements)),
-        clause_results=[
-            {"of": each, "outcome": outcome(each.holds)} for each in sorted(run.clause_results, key=_order)
-        ],
+        clause_results=[{"of": each, "outcome": outcome(each.holds)} for each in results],
         growths=list(map(_growth, run.growths)),
-        style=Markup(_asset("page.css")),
+        style=inline((ASSETS / "page.css").read_text(encoding="utf-8"), "style"),
         scripts=scripts,
-        allowed=" ".join(map(_fingerprint, scripts)),
+        allowed=" ".join(map(fingerprint, scripts)),
     )
-
-
-def _asset(name: str) -> str:
-    return (ASSETS / name).read_text(encoding="utf-8")
-
-
-def _script(text: str) -> Markup:
-    """A script of ours or of the library, which must not end its own element."""
-    if "</script" in text.lower() or "<!--" in text:
-        raise ValueError("a script of the page contains </script or <!--, which would end or hide it")
-    return Markup(text)
-
-
-def _fingerprint(script: str) -> str:
-    """The hash by which the page's security policy allows this script and no other."""
-    return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
-
-
-def _values(run: Run, name: str) -> list[str]:
-    """The values to choose from, in order of appearance."""
-    return list(dict.fromkeys(getattr(each, name) for each in run.measurements))
-
-
-def _legend(run: Run) -> Iterator[dict[str, Any]]:
-    for number, name in enumerate(named(run)):
-        yield {
-            "name": name,
-            "shown": formatting.visible(name),
-            "colour": number % COLOURS,
-            "shape": number % len(SHAPES),
-        }
 
 
 def _row(measurement: Measurement) -> dict[str, Any]:
@@ -107,11 +77,6 @@ def _speed_cells(measurement: Measurement) -> list[tuple[float | None, str, str]
         (memory, formatting.in_bytes(memory), ""),
         (measurement.first_call, formatting.in_seconds(measurement.first_call), ""),
     ]
-
-
-def _order(result: ClauseResult) -> int:
-    """Failures first."""
-    return (False, None, True).index(result.holds)
 
 
 def _growth(growth: Growth) -> dict[str, Any]:

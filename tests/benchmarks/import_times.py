@@ -25,9 +25,7 @@ TIME_LIMIT = 120.0
 def import_seconds(module: str, times: int = 3) -> float:
     """Seconds to import a module in a process of its own: the median of several, the first of which may read disks.
 
-    Args:
-        module: its name, or the path of a file that ends in `.py`.
-        times: number of processes, one after another.
+    The module is a name, or the path of a file that ends in `.py`.
 
     Raises:
         ImportError: it cannot be imported; with the last line that the process wrote.

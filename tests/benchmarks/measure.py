@@ -62,16 +62,15 @@ def measure(
 ) -> Measurement:
     """Times the implementation on a workload, checks its answers, and gives the verdict."""
     empty = _empty(timed, implementation, baseline, conditions.device)
-    cases = [suited(timed.workload, each.claims, timed.passes, timed.dtype) for each in (implementation, baseline)]
-    unsupported = [case.reason for case in cases if isinstance(case, Unsupported)]
-    if isinstance(cases[0], Unsupported):
-        return replace(empty, verdict=Speed.UNSUPPORTED, reason=cases[0].reason)
-    if unsupported or not isinstance(cases[1], Case):
-        return replace(empty, verdict=Speed.UNSUPPORTED, reason=f"the baseline {baseline.name} {unsupported[0]}")
+    own, other = (suited(timed.workload, i.claims, timed.passes, timed.dtype) for i in (implementation, baseline))
+    if isinstance(own, Unsupported):
+        return replace(empty, verdict=Speed.UNSUPPORTED, reason=own.reason)
+    if isinstance(other, Unsupported):
+        return replace(empty, verdict=Speed.UNSUPPORTED, reason=f"the baseline {baseline.name} {other.reason}")
     try:
         with _global_state(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a candidate may warn; only its answers count
-            return _measured(empty, timed, (implementation, baseline), (cases[0], cases[1]), conditions)
+            return _measured(empty, timed, (implementation, baseline), (own, other), conditions)
     except ContenderError as error:
         return replace(empty, verdict=Speed.ERROR, reason=str(error))
 
@@ -117,7 +116,10 @@ def _measured(
         first_call=first,
         adapter=not candidate.direct,
     )
-    return _judged(_with_memory(measurement, candidate), times, candidate, baseline, required, conditions)
+    with _named(pair[0].name):
+        growth = peak(candidate.slots[0].call, candidate.device, result_bytes(candidate.problem))
+    measurement = replace(measurement, resident=growth.resident, allocated=growth.allocated)
+    return _judged(measurement, times, candidate, baseline, required, conditions)
 
 
 def _judged(
@@ -143,9 +145,8 @@ def _judged(
     with _named(baseline.implementation.name):
         other = verified(baseline, seconds=0.0, gradients=False)
     if reason := _wrong(other):
-        return replace(
-            measurement, verdict=Speed.ERROR, reason=f"the baseline {baseline.implementation.name} is wrong: {reason}"
-        )
+        reason = f"the baseline {baseline.implementation.name} is wrong: {reason}"
+        return replace(measurement, verdict=Speed.ERROR, reason=reason)
     return replace(measurement, verdict=verdict(speed, times.noise()), speed=speed)
 
 
@@ -175,14 +176,6 @@ def _warmed(contenders: list[Contender], times: int) -> int:
 
 def _warm(contender: Contender, times: int) -> float:
     return min(_block(contender) for _ in range(times))
-
-
-def _with_memory(measurement: Measurement, candidate: Contender) -> Measurement:
-    """Adds the peak memory of one more call."""
-    problem = candidate.problem
-    with _named(candidate.implementation.name):
-        growth = peak(candidate.slots[0].call, candidate.device, result_bytes(problem))
-    return replace(measurement, resident=growth.resident, allocated=growth.allocated)
 
 
 @contextmanager

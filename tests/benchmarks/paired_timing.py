@@ -65,18 +65,23 @@ class Times:
 
     def speed(self) -> Interval:
         """Baseline's time / candidate's: 2 is twice as fast."""
-        return _exp(median_interval(np.log(self.baseline) - np.log(self.candidate)[:, None]))
+        pair = self._pair()
+        return Interval(exp(pair.value), exp(pair.low), exp(pair.high))
 
     def noise(self) -> float:
         """The ratio, less 1, up to which the baseline's two times of a round differ in this run."""
-        difference = median_interval(np.log(self.baseline[:, :1]) - np.log(self.baseline[:, 1:]))
-        return expm1(max(abs(difference.low), abs(difference.high)))
+        same = self._same()
+        return expm1(max(abs(same.low), abs(same.high)))
 
     def narrow(self, width: float) -> bool:
         """True if both intervals are at most twice as wide as this, in logarithms."""
-        pair = median_interval(np.log(self.baseline) - np.log(self.candidate)[:, None])
-        same = median_interval(np.log(self.baseline[:, :1]) - np.log(self.baseline[:, 1:]))
-        return max(pair.high - pair.low, same.high - same.low) <= 2.0 * width
+        return all(each.high - each.low <= 2.0 * width for each in (self._pair(), self._same()))
+
+    def _pair(self) -> Interval:
+        return median_interval(np.log(self.baseline) - np.log(self.candidate)[:, None])
+
+    def _same(self) -> Interval:
+        return median_interval(np.log(self.baseline[:, :1]) - np.log(self.baseline[:, 1:]))
 
 
 @dataclass
@@ -96,15 +101,11 @@ class Clock:
                 if took >= OVERTIME * self.effort.seconds and len(rounds) >= LEAST:
                     break
                 if len(rounds) >= look:
-                    if _times(rounds).narrow(self._narrow_width(took)):
+                    if _times(rounds).narrow(self.effort.width * (1.0 if took < self.effort.seconds else WIDER)):
                         break
                     look = int(NEXT_LOOK * len(rounds)) + 1
                 rounds.append(self._round(blocks))
         return _times(rounds)
-
-    def _narrow_width(self, took: float) -> float:
-        """The width of a narrow interval after these seconds."""
-        return self.effort.width * (1.0 if took < self.effort.seconds else WIDER)
 
     def _round(self, blocks: Sequence[Block]) -> list[float]:
         took = [0.0] * len(blocks)
@@ -138,10 +139,6 @@ def median_interval(differences: Floats) -> Interval:
     medians = np.median(differences[drawn].reshape(RESAMPLES, -1), axis=1)
     low, high = np.quantile(medians, [0.5 - LEVEL / 2, 0.5 + LEVEL / 2])
     return Interval(float(np.median(differences)), float(low), float(high))
-
-
-def _exp(logarithms: Interval) -> Interval:
-    return Interval(exp(logarithms.value), exp(logarithms.low), exp(logarithms.high))
 
 
 def verdict(speed: Interval, noise: float) -> Speed:

@@ -58,11 +58,8 @@ def plots(run: Run) -> dict[str, Value]:
         "time": _growth(names, _units("s", "seconds a call", _ticks(rows["time"], "value"))),
         "memory": _growth(names, _units("B", "bytes at the peak of a call", _ticks(rows["memory"], "value"))),
     }
-    return {name: _finished(spec, rows[name]) for name, spec in made.items() if any(map(_drawn, rows[name]))}
-
-
-def _drawn(row: Value) -> bool:
-    return "value" in row or "achieved" in row
+    drawn = {name for name in made if any("value" in row or "achieved" in row for row in rows[name])}
+    return {name: _finished(spec, rows[name]) for name, spec in made.items() if name in drawn}
 
 
 def named(run: Run) -> list[str]:
@@ -116,15 +113,12 @@ def _rounded(row: Value) -> Value:
     return {name: float(f"{value:.4g}") if isinstance(value, float) else value for name, value in row.items()}
 
 
-def _tooltip(*fields: str) -> list[Value]:
-    titles = {"text": "value", "time": "median", "floor": "of the machine's floor"}
-    return [{"field": field, "title": titles.get(field, field)} for field in fields]
-
-
 def _described(*fields: str) -> Value:
     """These fields as a tooltip, and for screen readers."""
     description = " + ', ' + ".join(f"datum.{field}" for field in fields)
-    return {"tooltip": _tooltip(*fields), "description": {"value": {"expr": description}}}
+    titles = {"text": "value", "time": "median", "floor": "of the machine's floor"}
+    tooltip = [{"field": field, "title": titles.get(field, field)} for field in fields]
+    return {"tooltip": tooltip, "description": {"value": {"expr": description}}}
 
 
 def _coordinates(each: Measurement | Growth) -> Value:
@@ -180,6 +174,7 @@ def _forest(names: Sequence[str], ticks: Sequence[float], lines: int) -> Value:
     above, both = {"yOffset": -ROW / 2}, {"yOffset": -ROW / 2, "y2Offset": -ROW / 2}
     title = {"dy": -LINE / 2, "lineHeight": LINE, "fontWeight": "bold"}
     context = {**left, **above, "align": _by_side("'left'", "'right'"), "limit": {"expr": "width"}}
+    label = {**line, "x": {"value": _by_side("0", "width")}, "text": {"field": "label"}}
     return {
         "height": {"step": ROW + LINE * lines},
         "layer": [
@@ -190,7 +185,7 @@ def _forest(names: Sequence[str], ticks: Sequence[float], lines: int) -> Value:
             _layer("point", {"y": y, "x": x, **described, **_identity(names)}, VALID, **above, **DOT),
             _layer("text", name, _has("lines"), **left, dy=LINE, lineHeight=LINE),
             _layer("text", {**line, "text": {"field": "heading"}}, _has("heading"), **left, **above, **title),
-            _layer("text", {**line, **_opposite(), "text": {"field": "label"}}, _has("label"), **context),
+            _layer("text", label, _has("label"), **context),
         ],
     }
 
@@ -202,10 +197,6 @@ def _has(field: str) -> Value:
 def _by_side(left: str, right: str) -> Value:
     """One of two expressions: the first where the text has to go to the left, because the mark is on the right."""
     return {"expr": f"!isValid(datum.value) || scale('x', datum.value) > width / 2 ? {left} : {right}"}
-
-
-def _opposite() -> Value:
-    return {"x": {"value": _by_side("0", "width")}}
 
 
 def _broken(name: str) -> list[str]:
@@ -234,29 +225,18 @@ def _roofline(run: Run, names: Sequence[str], rows: Sequence[Value]) -> Value:
     hollow = {"condition": {"test": "datum.verdict == 'impossible'", "value": 0}, "value": 0.8}
     dash = {"field": "kind", "legend": None, "scale": {"domain": ["memory", "cache"], "range": [[1, 0], [4, 4]]}}
     roofs = {"data": {"values": list(_roofs(run))}}
-    line = _layer(
-        "line",
-        {"x": x, "y": y, "detail": {"field": "dtype"}, "strokeDash": dash},
-        {"filter": chosen},
-        strokeWidth=2,
-        aria=False,
-    )
+    paths = {"x": x, "y": y, "detail": {"field": "dtype"}, "strokeDash": dash}
+    line = _layer("line", paths, {"filter": chosen}, strokeWidth=2, aria=False)
     text = {"x": x, "y": y, "text": {"field": "roof"}}
     ends = {"filter": f"datum.roof && {chosen}"}
-    shown = {
-        "x": x,
-        "y": y,
-        "fillOpacity": hollow,
-        "stroke": _identity(names)["color"],
-        **described,
-        **_identity(names),
-    }
+    identity = _identity(names)
+    points = {"x": x, "y": y, "fillOpacity": hollow, "stroke": identity["color"], **described, **identity}
     return {
         "height": HEIGHT,
         "layer": [
             line | roofs,
             _layer("text", text, ends, align="right", dy=-9, aria=False) | roofs,
-            _layer("point", shown, **DOT),
+            _layer("point", points, **DOT),
         ],
     }
 

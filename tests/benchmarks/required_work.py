@@ -12,7 +12,7 @@ from attention_conformance.reference.positions import positions
 from attention_conformance.reference.visibility import visibility
 from attention_conformance.spec.cases import Sharing
 from attention_conformance.spec.features import Conventions, Scope
-from attention_conformance.spec.problem import Array, Problem
+from attention_conformance.spec.problem import Problem
 from attention_conformance.tests.harness.judge.memory import output_shape
 
 ROWS = 256
@@ -54,7 +54,8 @@ def required_work(problem: Problem, conventions: Conventions = Conventions()) ->
     products for each product of the forward pass; recomputing the scores is a choice, and not counted.
     """
     visible_part = visible(problem, conventions)
-    forward = _op(problem, visible_part) if problem.scope is Scope.OP else _module(problem, visible_part)
+    of_op = visible_part.pairs * int(problem.key.shape[-1] + problem.value.shape[-1])  # of scores and weighted sum
+    forward = of_op if problem.scope is Scope.OP else _module(problem, visible_part)
     backward = problem.cotangent is not None
     return Work(2 * forward * (3 if backward else 1), _bytes(problem, visible_part, backward))
 
@@ -70,11 +71,12 @@ def visible(problem: Problem, conventions: Conventions) -> Visible:
 def _pairs_and_keys(problem: Problem, conventions: Conventions, rows: slice) -> tuple[int, NDArray[np.bool_]]:
     """Of these queries: the pairs over all samples and heads, and (B, Lk), True for keys that one of them sees."""
     of_all, lengths, mask = positions(problem, conventions), problem.valid_lens, problem.attn_mask
+    by_query = mask is not None and mask.ndim > 1 and mask.shape[-2] > 1
     part = replace(
         problem,
         query=problem.query[..., rows, :],
         valid_lens=lengths if lengths is None or lengths.ndim == 1 else lengths[:, rows],
-        attn_mask=None if mask is None else _rows_of(mask, rows),
+        attn_mask=mask[..., rows, :] if mask is not None and by_query else mask,
         num_heads=1 if mask is None or mask.ndim < 3 else max(1, mask.shape[-3]),
         extension=replace(problem.extension, zero_attn=False, bias_kv=False),
         extras={},
@@ -84,18 +86,8 @@ def _pairs_and_keys(problem: Problem, conventions: Conventions, rows: slice) -> 
     return int(allowed.sum()) * problem.num_heads // part.num_heads, np.asarray(allowed.any((1, 2)))
 
 
-def _rows_of(mask: Array, rows: slice) -> Array:
-    """The mask of some queries, if it differs between queries."""
-    return mask[..., rows, :] if mask.ndim > 1 and mask.shape[-2] > 1 else mask
-
-
 def _length(problem: Problem) -> int:
     return int(problem.query.shape[-2])
-
-
-def _op(problem: Problem, visible_part: Visible) -> int:
-    """Multiply-adds of the scores and the weighted sum."""
-    return visible_part.pairs * int(problem.key.shape[-1] + problem.value.shape[-1])
 
 
 def _module(problem: Problem, visible_part: Visible) -> int:

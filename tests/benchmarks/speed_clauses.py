@@ -50,11 +50,8 @@ def compared_heads(name: str, plain: str, dtype: str, own: Interval, of_plain: I
 def baseline(run: Run, libraries: Mapping[str, str]) -> Iterator[ClauseResult]:
     """speed.baseline: no workload takes longer than by the three plain steps, where the run has timed these too.
 
-    Both were compared with the same baseline, so the ratio of their speeds is the ratio of their ratios to it.
-
-    Args:
-        run: with measurements.
-        libraries: "torch" or "numpy", by implementation; see `starting.library`.
+    Both were compared with the same baseline, so the ratio of their speeds is the ratio of their ratios to it. The
+    libraries are "torch" or "numpy", by implementation; see `import_times.library`.
     """
     for each in run.measurements:
         name = PLAIN.get((each.level, libraries.get(each.implementation, "torch")))

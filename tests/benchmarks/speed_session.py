@@ -87,6 +87,4 @@ class SpeedSession:
             store(self.run, self.file)
 
 
-@cache
-def _imports(module: str) -> float:
-    return import_seconds(module)
+_imports = cache(import_seconds)

@@ -25,17 +25,12 @@ LEGEND = (
 
 
 def lines(run: Run, width: int | None = None) -> Iterator[str]:
-    """The lines of the table, readable without colour.
-
-    Args:
-        run: one that is not complete has a first line about it.
-        width: in columns, at least 80; None: that of the terminal.
-    """
+    """The lines of the table, readable without colour; the width is 80 at least, by default that of the terminal."""
     width = width or shutil.get_terminal_size((100, 24)).columns
     if not run.complete:
         yield "INCOMPLETE: this run was interrupted, and results are missing"
     yield from _head(run, width)
-    for _, block in groupby(run.measurements, key=_block):
+    for _, block in groupby(run.measurements, key=lambda each: (each.setting, each.sizes)):
         yield ""
         yield from _workload(list(block), width)
     if run.growths:
@@ -61,10 +56,6 @@ def _head(run: Run, width: int) -> Iterator[str]:
     texts += [f"NOT RUN: {why}" for why in run.absent.values()]
     for each in texts:
         yield from wrap(formatting.visible(each), width, subsequent_indent="  ")
-
-
-def _block(measurement: Measurement) -> tuple[str, ...]:
-    return (*measurement.setting, str(measurement.sizes))
 
 
 def _workload(block: Sequence[Measurement], width: int) -> Iterator[str]:
@@ -147,6 +138,4 @@ def outcome(holds: bool | None) -> str:
 
 def claim(growth: Growth) -> str:
     """The outcome of the claimed exponent, after a semicolon; "" without a claim."""
-    if growth.claimed is None:
-        return ""
-    return f"; at most {growth.claimed:g}: {outcome(growth.holds)}"
+    return "" if growth.claimed is None else f"; at most {growth.claimed:g}: {outcome(growth.holds)}"

@@ -201,17 +201,13 @@ def _whole(case: Case, claims: Claims) -> Case | Unsupported:
         return Unsupported(f"supports {fitted.sizes}, and not {case.sizes}")
     if case.module is None:
         return case
-    form = replace(case.module, sharing=_sharing(case.module.sharing, claims))
+    # For a module that needs a context, self-attention becomes cross-attention to one of the same length.
+    only_context = Feature.CROSS in claims and Feature.KEY_VALUE not in claims
+    form = replace(case.module, sharing=Sharing.KEY_VALUE if only_context else case.module.sharing)
     nearest = claims.fit(replace(case, module=form))
     if isinstance(nearest, Case) and nearest != replace(case, module=form):
         return Unsupported(f"does not support width {form.query_dim} of inputs with {form.out_dim} of the output")
     return nearest
-
-
-def _sharing(sharing: Sharing, claims: Claims) -> Sharing:
-    """For a module that needs a context, self-attention becomes cross-attention to one of the same length."""
-    only_context = Feature.CROSS in claims and Feature.KEY_VALUE not in claims
-    return Sharing.KEY_VALUE if only_context else sharing
 
 
 def problem_for(
@@ -220,17 +216,12 @@ def problem_for(
     """The workload's problem in memory of its own, with a cotangent where the passes include the backward one.
 
     Inputs and cotangent are `heavy`, and weights such that projections are, too. The parameters depend on the case
-    alone: a seed gives other inputs to one model.
-
-    Args:
-        workload: see `WORKLOADS`.
-        dtype: one of `DTYPES`.
-        passes: one of `PASSES`.
-        seed: of inputs and cotangent.
-        case: as `suited` gives it for an implementation; the workload's own without it.
+    alone: a seed gives other inputs to one model. The case is as `suited` gives it for an implementation, or the
+    workload's own.
     """
     case = case or workload.case
-    arrays, masks = draw(case, dtype, seed), _masks(case)
+    arrays = {name: heavy(shape, dtype, (seed, n)) for n, (name, shape) in enumerate(shapes(case).items())}
+    masks = _masks(case)
     problem = Problem(
         scope=case.scope,
         query=arrays["query"],
@@ -254,22 +245,12 @@ def shapes(case: Case) -> dict[str, tuple[int, ...]]:
     """The shapes of query, key, value and cotangent."""
     s, form = case.sizes, case.module
     if form is None:
-        keys = (s.batch, s.kv_heads, s.key_length)
-        queries = (s.batch, s.num_heads, s.query_length)
-        return {
-            "query": (*queries, s.d_k),
-            "key": (*keys, s.d_k),
-            "value": (*keys, s.d_v),
-            "cotangent": (*queries, s.d_v),
-        }
+        keys, queries = (s.batch, s.kv_heads, s.key_length), (s.batch, s.num_heads, s.query_length)
+        inputs = {"query": (*queries, s.d_k), "key": (*keys, s.d_k), "value": (*keys, s.d_v)}
+        return {**inputs, "cotangent": (*queries, s.d_v)}
     lengths = {"query": s.query_length, "key": s.key_length, "value": s.key_length, "cotangent": s.query_length}
     widths = {"query": form.query_dim, "key": form.key_dim, "value": form.value_dim, "cotangent": form.out_dim}
     return {name: (s.batch, lengths[name], widths[name]) for name in lengths}
-
-
-def draw(case: Case, dtype: str, seed: int) -> dict[str, Array]:
-    """Inputs and cotangent of a case."""
-    return {name: heavy(shape, dtype, (seed, number)) for number, (name, shape) in enumerate(shapes(case).items())}
 
 
 def heavy(shape: tuple[int, ...], dtype: str, seed: tuple[int, ...]) -> Array:

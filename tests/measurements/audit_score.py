@@ -6,7 +6,6 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
@@ -20,30 +19,13 @@ from attention_conformance.implementations.discovery.probe_results import functi
 from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.tests.cli.audit_command import ORACLE
 from attention_conformance.tests.measurements.audit_targets import TARGETS
+from attention_conformance.tests.measurements.pages import table, write_page
 
-PAGE = Path(__file__).parents[2] / "docs" / "audit.md"
 FOUND, UNDETERMINED, WRONG, KNOWN = "found", "undetermined", "wrong", "known deviation"
-DEVIATIONS: Mapping[str, tuple[str, ...]] = {
-    "empty-row-bool": ("masks.empty-row-bool",),
-    "empty-row-float": ("masks.empty-row-float",),
-    "empty-row-padding": ("masks.empty-row-padding",),
-}
-"""The clauses whose expected failure states that a claimed convention does not hold."""
-UNPROBED = frozenset(
-    {
-        *MODES,
-        *FUNCTIONS.values(),
-        *PARAMETERS,
-        Feature.CORE,
-        Feature.HEADS,
-        Feature.PROJECTIONS,
-        Feature.ALTERNATIVES,
-        Feature.CACHE,
-        Feature.STATIC_CACHE,
-        Feature.RING_CACHE,
-        Feature.LINEAR_MEMORY,
-    }
-)
+OUTCOMES = (FOUND, UNDETERMINED, KNOWN, WRONG)
+BASIC = {Feature.CORE, Feature.HEADS, Feature.PROJECTIONS, Feature.ALTERNATIVES, Feature.LINEAR_MEMORY}
+CACHES = {Feature.CACHE, Feature.STATIC_CACHE, Feature.RING_CACHE}
+UNPROBED = frozenset({*MODES, *FUNCTIONS.values(), *PARAMETERS, *BASIC, *CACHES})
 """Features that have no probe of their own."""
 NEEDS: Mapping[str, tuple[set[Feature], ...]] = {
     "bool-mask": ({Feature.BOOL_MASK},),
@@ -110,10 +92,9 @@ def _plain(claim: str, claimed: str, finding: Finding | None, at_least: tuple[st
 def _feature(feature: Feature, finding: Finding | None) -> Score:
     if finding is None or not finding.determined:
         return Score(str(feature), "yes", UNDETERMINED, "not probed" if finding is None else finding.evidence)
-    absent = finding.answer == ABSENT
-    return Score(
-        str(feature), "yes", WRONG if absent else FOUND, f"{finding.answer}: {finding.evidence}" if absent else ""
-    )
+    if finding.answer != ABSENT:
+        return Score(str(feature), "yes", FOUND)
+    return Score(str(feature), "yes", WRONG, f"{finding.answer}: {finding.evidence}")
 
 
 def _convention(implementation: Implementation, key: str, claimed: str, facts: Facts) -> Score:
@@ -124,8 +105,7 @@ def _convention(implementation: Implementation, key: str, claimed: str, facts: F
     within = key == "causal-with-mask" and claimed == "either"
     if answer == claimed or within:
         return Score(claim, claimed, FOUND, answer)
-    excused = {failure.clause for failure in implementation.expected_failures}
-    known = excused.intersection(DEVIATIONS.get(key, ()))
+    known = f"masks.{key}" in {failure.clause for failure in implementation.expected_failures}
     return Score(claim, claimed, KNOWN if known else WRONG, answer)
 
 
@@ -143,48 +123,22 @@ def main() -> int:
     rows = {name: list(scores(built_in[name], each)) for name, each in facts.items()}
     beyond = {name: sorted(features(each) - built_in[name].claims.features) for name, each in facts.items()}
     callables = {name: list(known_scores(target, known)) for name, (target, known) in TARGETS.items()}
-    PAGE.write_text("\n".join(_page(rows, callables, beyond)) + "\n")
-    wrong = [(n, score) for n, listed in {**rows, **callables}.items() for score in listed if score.outcome == WRONG]
-    for name, score in wrong:
-        print(f"wrong: {name}, {score.claim}: claimed {score.claimed}, found {score.answer}")
-    print(f"written: {PAGE.name}")
-    return 1 if wrong else 0
-
-
-def _page(
-    rows: Mapping[str, list[Score]], callables: Mapping[str, list[Score]], beyond: Mapping[str, list[Feature]]
-) -> Iterator[str]:
-    yield "# What the auditor finds"
-    yield ""
-    yield "Written by `make audit-score`. The auditor, `attention-conformance audit TARGET`, detects the conventions of"
-    yield "an unknown callable. Here its findings are compared with what is known."
-    yield ""
-    yield "## Built-in implementations"
-    yield ""
-    yield "Each was given to the auditor without name and claims; each of its claims was then compared with the"
-    yield f"findings: {_counted(rows)}."
-    yield "A known deviation is a claim that was found not to hold, as the implementation's own expected failures"
-    yield "state. What True means to the function behind an adapter cannot be observed through the adapter."
-    yield ""
-    yield from _table("implementation", rows)
-    yield ""
-    yield "Offered, but not claimed, which is no contradiction:"
-    yield ""
-    yield from (f"- {name}: {', '.join(offered)}" for name, offered in beyond.items() if offered)
-    yield ""
-    yield "## Callables as they are"
-    yield ""
-    yield "Functions and module classes without an adapter, in other layouts, polarities and orders of arguments. The"
-    yield f"conventions of each are listed in `tests/measurements/audit_targets.py`: {_counted(callables)}."
-    yield ""
-    yield from _table("callable", callables)
-    yield ""
-    yield "## By claim, of built-in implementations"
-    yield ""
     by_claim: dict[str, list[Score]] = {}
     for score in (score for listed in rows.values() for score in listed):
         by_claim.setdefault(score.claim, []).append(score)
-    yield from _table("claim", by_claim, last="")
+    write_page(
+        "audit.md",
+        count_of_built_in=_counted(rows),
+        built_in=_table("implementation", rows),
+        offered=beyond,
+        count_of_callables=_counted(callables),
+        callables=_table("callable", callables),
+        by_claim=_table("claim", by_claim, with_claims=False),
+    )
+    wrong = [(n, score) for n, listed in {**rows, **callables}.items() for score in listed if score.outcome == WRONG]
+    for name, score in wrong:
+        print(f"wrong: {name}, {score.claim}: claimed {score.claimed}, found {score.answer}")
+    return 1 if wrong else 0
 
 
 def _counted(rows: Mapping[str, list[Score]]) -> str:
@@ -193,14 +147,14 @@ def _counted(rows: Mapping[str, list[Score]]) -> str:
     return f"of {sum(counts.values())} {', '.join(parts)}, {counts[WRONG]} wrong"
 
 
-def _table(first: str, rows: Mapping[str, list[Score]], last: str = "undetermined claims") -> Iterator[str]:
-    yield f"| {first} | {FOUND} | {UNDETERMINED} | {KNOWN} | {WRONG} |{f' {last} |' if last else ''}"
-    yield "| --- | --- | --- | --- | --- |" + (" --- |" if last else "")
+def _table(first: str, rows: Mapping[str, list[Score]], with_claims: bool = True) -> str:
+    """The number of claims with each outcome by row; in the last column the undetermined claims, if they are wanted."""
+    cells = []
     for name, listed in rows.items():
         by = Counter(score.outcome for score in listed)
-        left = ", ".join(score.claim for score in listed if score.outcome == UNDETERMINED)
-        cells = " | ".join(str(by[outcome]) for outcome in (FOUND, UNDETERMINED, KNOWN, WRONG))
-        yield f"| {name} | {cells} |{f' {left} |' if last else ''}"
+        undetermined = ", ".join(score.claim for score in listed if score.outcome == UNDETERMINED)
+        cells.append([name, *(str(by[outcome]) for outcome in OUTCOMES), *([undetermined] if with_claims else [])])
+    return table([first, *OUTCOMES, *(["undetermined claims"] if with_claims else [])], cells)
 
 
 if __name__ == "__main__":

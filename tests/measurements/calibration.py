@@ -29,6 +29,7 @@ from attention_conformance.tests.measurements.pages import write_page
 RUNS, SHARE = 50, 0.1
 WORKLOADS = ("tiny.op.forward.float32", "vit-b16.op.forward.float32", "bert-128.module.forward.float32")
 """Short and long calls, an op and a module, in turn."""
+TIMED = [each for each in REPRESENTATIVE if each.name in WORKLOADS]
 COPIED = 2**14
 """Bytes of one copy: small, so that copies can stop at any time."""
 
@@ -66,11 +67,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--runs", type=int, default=RUNS, help="of each kind (default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=600.0, help="for all runs together (default: %(default)g)")
     options = parser.parse_args(arguments)
-    dtypes = {each.dtype for each in _timed()}
-    known, end = rates("cpu", dtypes), time.perf_counter() + options.seconds
+    known, end = rates("cpu", {each.dtype for each in TIMED}), time.perf_counter() + options.seconds
     same, longer = list[Measurement](), list[Measurement]()
     while len(longer) < options.runs and time.perf_counter() < end:
-        timed = _timed()[len(longer) % len(WORKLOADS)]
+        timed = TIMED[len(longer) % len(WORKLOADS)]
         baseline = next(i for i in BUILTIN if i.name == timed.workload.baseline)
         same.append(_measured(timed, baseline, 0.0, known, len(same)))
         longer.append(_measured(timed, baseline, SHARE, known, len(longer)))
@@ -81,12 +81,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         machine=machine("cpu"),
         rates=list(rates_of(same, longer)),
         without_verdict=[each for each in (*same, *longer) if each.verdict not in WITH_RATIO],
-        workloads=[_row(timed, same, longer) for timed in _timed()],
+        workloads=[_row(timed, same, longer) for timed in TIMED],
     )
-
-
-def _timed() -> list[Timed]:
-    return [each for each in REPRESENTATIVE if each.name in WORKLOADS]
 
 
 def _measured(timed: Timed, baseline: Implementation, share: float, known: Rates, seed: int) -> Measurement:

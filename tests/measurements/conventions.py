@@ -23,14 +23,13 @@ def main() -> int:
         "conventions.md",
         names=names,
         numbers=[str(number) for number in range(1, len(names) + 1)],
-        rows=[[name, *(_cell(of.get(each, "")) for each in names)] for name, of in observed.items()],
+        rows=[
+            [name, *("*differs*" if DIFFERENT in of.get(each, "") else of.get(each, "") for each in names)]
+            for name, of in observed.items()
+        ],
         different=[each for each in answers if DIFFERENT in each[2]],
     )
     return 0
-
-
-def _cell(answer: str) -> str:
-    return "*differs*" if DIFFERENT in answer else answer
 
 
 if __name__ == "__main__":

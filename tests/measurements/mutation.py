@@ -16,16 +16,7 @@ from typing import Any
 
 from attention_conformance.implementations.defects import SCORE, Defect, catalogue
 from attention_conformance.tests.harness.judge.clause_tests import clause_tests
-from attention_conformance.tests.measurements.mutation_score import (
-    Outcome,
-    complaints,
-    needed,
-    outcomes,
-    pair_outcomes,
-    rejudged,
-    smallest_set,
-    sole_kills,
-)
+from attention_conformance.tests.measurements import mutation_score
 
 PAIRS = 40
 """Implementations with two mistakes."""
@@ -43,9 +34,9 @@ def main() -> int:
     defects = [defect for defect in catalogue() if options.only in defect.id]
     start = time.perf_counter()
     quick = _quick(defects, options.processes)
-    problems = list(complaints(defects, quick))
-    full = rejudged(defects, quick, options.processes)
-    pairs = [] if options.only else list(pair_outcomes(PAIRS, options.processes))
+    problems = list(mutation_score.complaints(defects, quick))
+    full = mutation_score.rejudged(defects, quick, options.processes)
+    pairs = [] if options.only else list(mutation_score.pair_outcomes(PAIRS, options.processes))
     score = _totals(quick, full, pairs, time.perf_counter() - start)
     print("\n".join([*(f"{name}: {value}" for name, value in score.items()), *problems]))
     if options.only:
@@ -55,19 +46,19 @@ def main() -> int:
     return 1 if problems else 0
 
 
-def _quick(defects: Sequence[Defect], processes: int) -> dict[str, Outcome]:
+def _quick(defects: Sequence[Defect], processes: int) -> dict[str, mutation_score.Outcome]:
     """The outcome of each defect in the quick tier, by its id."""
     results = {}
-    for number, each in enumerate(outcomes(defects, "quick", processes), 1):
+    for number, each in enumerate(mutation_score.outcomes(defects, "quick", processes), 1):
         results[each.defect] = each
         print(f"{number}/{len(defects)} {each.defect}: {len(each.clauses)} clauses", file=sys.stderr)
     return results
 
 
 def _totals(
-    quick: Mapping[str, Outcome],
-    full: Mapping[str, Outcome],
-    pairs: Sequence[tuple[tuple[str, str], Outcome]],
+    quick: Mapping[str, mutation_score.Outcome],
+    full: Mapping[str, mutation_score.Outcome],
+    pairs: Sequence[tuple[tuple[str, str], mutation_score.Outcome]],
     seconds: float,
 ) -> dict[str, Any]:
     firsts = sorted(each.first for each in quick.values() if each.first is not None)
@@ -83,19 +74,19 @@ def _totals(
     }
 
 
-def _tables(defects: Sequence[Defect], quick: Mapping[str, Outcome]) -> dict[str, Any]:
+def _tables(defects: Sequence[Defect], quick: Mapping[str, mutation_score.Outcome]) -> dict[str, Any]:
     """What the page lists of each defect, clause and option."""
-    alone = sole_kills(quick.values())
-    chosen = smallest_set(list(quick.values()), TWICE)
+    alone = mutation_score.sole_kills(quick.values())
+    chosen = mutation_score.smallest_set(list(quick.values()), TWICE)
     return {
         "of defects": {defect.id: _of_defect(defect, quick[defect.id]) for defect in defects},
         "of clauses": {clause: _of_clause(clause, quick, alone[clause]) for clause in clause_tests()},
-        "of options": {option: _some(names) for option, names in needed(quick.values()).items()},
+        "of options": {option: _some(names) for option, names in mutation_score.needed(quick.values()).items()},
         "smallest set": [clause for clause in clause_tests() if clause in chosen],
     }
 
 
-def _of_defect(defect: Defect, each: Outcome) -> dict[str, Any]:
+def _of_defect(defect: Defect, each: mutation_score.Outcome) -> dict[str, Any]:
     return {
         "margin": _margin(each.margin(defect.clauses[0])),
         "clauses": len(each.clauses),
@@ -106,7 +97,7 @@ def _of_defect(defect: Defect, each: Outcome) -> dict[str, Any]:
     }
 
 
-def _of_clause(clause: str, quick: Mapping[str, Outcome], alone: int) -> dict[str, Any]:
+def _of_clause(clause: str, quick: Mapping[str, mutation_score.Outcome], alone: int) -> dict[str, Any]:
     killed = [each for each in quick.values() if clause in each.clauses]
     margin = max((each.margin(clause) for each in killed), default=0.0)
     return {"alone": alone, "margin": _margin(margin), **_some([each.defect for each in killed])}
@@ -128,11 +119,8 @@ def stored(score: Mapping[str, Any]) -> str:
 def _table(value: Any) -> str:
     if not isinstance(value, dict) or not any(isinstance(row, dict) for row in value.values()):
         return json.dumps(value)
-    return (
-        "{\n"
-        + ",\n".join(f"{json.dumps(name)}: {json.dumps(row, ensure_ascii=False)}" for name, row in value.items())
-        + "\n}"
-    )
+    rows = ",\n".join(f"{json.dumps(name)}: {json.dumps(row, ensure_ascii=False)}" for name, row in value.items())
+    return f"{{\n{rows}\n}}"
 
 
 if __name__ == "__main__":

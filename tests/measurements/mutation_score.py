@@ -110,17 +110,13 @@ def outcome(implementation: Implementation, tier: str, dtypes: tuple[str, ...] =
             failures.append(FailingCheck(check.clause.id, Case.from_json(plain.case), check.dtype, plain.part))
     diagnosis = diagnose(implementation, failures)
     name = _as_defect(diagnosis.name, implementation.name) if diagnosis else ""
-    return Outcome(implementation.name, tuple(kills), first, _shared(failing), name, tuple(errors))
+    needs = frozenset.intersection(*map(options, failing)) if failing else frozenset()
+    return Outcome(implementation.name, tuple(kills), first, needs, name, tuple(errors))
 
 
 def _as_defect(name: str, judged: str) -> str:
     """The id of the judged defect if the name is that of the convention which it follows."""
     return judged if any(d.id == judged and name == d.follows for d in catalogue()) else name
-
-
-def _shared(cases: Sequence[Case]) -> frozenset[str]:
-    """The options out of the ordinary that all cases have."""
-    return frozenset.intersection(*map(options, cases)) if cases else frozenset()
 
 
 def pairs(count: int) -> list[tuple[Defect, Defect]]:
@@ -196,20 +192,16 @@ def sole_kills(results: Iterable[Outcome]) -> Counter[str]:
 
 def smallest_set(results: Sequence[Outcome], kills: int) -> list[str]:
     """Clauses, the most frequent first, that kill every defect so often, or as often as it is killed at all."""
+    clauses = {each.defect: each.clauses for each in results}
     missing = {each.defect: min(kills, len(each.clauses)) for each in results if each.kills}
     chosen: list[str] = []
     while any(missing.values()):
-        gain = Counter(
-            clause for each in results if missing.get(each.defect) for clause in each.clauses if clause not in chosen
-        )
+        unfinished = (defect for defect, number in missing.items() if number)
+        gain = Counter(clause for defect in unfinished for clause in clauses[defect] if clause not in chosen)
         best = max(gain, key=lambda clause: (gain[clause], clause))
         chosen.append(best)
-        missing = {d: n - (n > 0 and best in _by_id(results)[d].clauses) for d, n in missing.items()}
+        missing = {defect: n - (n > 0 and best in clauses[defect]) for defect, n in missing.items()}
     return chosen
-
-
-def _by_id(results: Sequence[Outcome]) -> dict[str, Outcome]:
-    return {each.defect: each for each in results}
 
 
 def needed(results: Iterable[Outcome]) -> dict[str, list[str]]:

@@ -12,13 +12,7 @@ DOCS, TEMPLATES = Path(__file__).parents[2] / "docs", Path(__file__).parent / "t
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]], numeric: bool = False) -> str:
-    """A Markdown table.
-
-    Args:
-        header: titles of the columns.
-        rows: the cells of each row as text.
-        numeric: True to align all columns but the first to the right.
-    """
+    """A Markdown table; `numeric` aligns all columns but the first to the right."""
     rule = ["---", *["---:" if numeric else "---"] * (len(header) - 1)]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (header, rule, *rows))
 

@@ -8,11 +8,9 @@ from __future__ import annotations
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import wraps
 from tempfile import TemporaryDirectory
-from typing import Any
 
 TARGET = "torch.nn.functional:scaled_dot_product_attention"
 OUTSIDE = ("imports", "candidate")
@@ -43,20 +41,10 @@ class Stages:
             self._stop_clock()
             self.running.pop()
 
-    def timed(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        """The function, counted under this name."""
-
-        @wraps(call)
-        def counted(*args: Any, **kwargs: Any) -> Any:
-            with self.stage(name):
-                return call(*args, **kwargs)
-
-        return counted
-
     def watch(self, name: str, holder: object, *attributes: str) -> None:
         """Counts these functions of a module or class under this name, wherever they are looked up later."""
         for attribute in attributes:
-            setattr(holder, attribute, self.timed(name, getattr(holder, attribute)))
+            setattr(holder, attribute, self.stage(name)(getattr(holder, attribute)))
 
 
 def watched(stages: Stages) -> None:

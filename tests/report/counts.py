@@ -34,21 +34,12 @@ class Outcome(Enum):
     UNCLAIMED = "u", "-", "not claimed", "not claimed", "not claimed"
     NOT_CHECKED = "n", "·", "not checked", "not checked", "not checked"
 
-    @property
-    def style(self) -> str:
-        return self.value[0]
-
-    @property
-    def sign(self) -> str:
-        return self.value[1]
-
-    @property
-    def word(self) -> str:
-        return self.value[2]
+    def __init__(self, style: str, sign: str, word: str, one: str, several: str) -> None:
+        self.style, self.sign, self.word, self.one, self.several = style, sign, word, one, several
 
     def counted(self, number: int) -> str:
         """Such as "2 known deviations"."""
-        return f"{number} {self.value[3 if number == 1 else 4]}"
+        return f"{number} {self.one if number == 1 else self.several}"
 
 
 ORDER = list(Outcome)

@@ -154,7 +154,7 @@ def compared(old: Run, new: Run) -> Diff:
 
 
 def _alone(keys: Set[Key], without: Set[str]) -> int:
-    """How many verdicts only one run has, except those of implementations that only this run has."""
+    """The number of verdicts that only one run has, except those of implementations that only this run has."""
     return sum(name not in without for name, _, _ in keys)
 
 
@@ -196,9 +196,8 @@ def _change(old: Verdict, new: Verdict) -> Change | None:
         case Status.PASS if old.status is Status.NOT_CLAIMED:
             return _changed(ChangeKind.CLAIMED, old, new, False)
         case Status.PASS:
-            return _changed(
-                ChangeKind.MENDED if old.status is Status.EXPECTED_FAILURE else ChangeKind.PASSING, old, new, False
-            )
+            kind = ChangeKind.MENDED if old.status is Status.EXPECTED_FAILURE else ChangeKind.PASSING
+            return _changed(kind, old, new, False)
         case Status.FAIL:
             assert new.failure is not None
             return _changed(ChangeKind.FAILING, old, new, True, new.failure.message)
@@ -221,9 +220,7 @@ def _changed(kind: ChangeKind, old: Verdict, new: Verdict, worse: bool, reason: 
 
 def _grown(old: Verdict, new: Verdict) -> Change | None:
     before, after = old.worst, new.worst
-    if new.status is not Status.PASS or before is None or after is None:
-        return None
-    if not (after > GROWN * before and after > NOTABLE):
+    if new.status is not Status.PASS or before is None or after is None or after <= max(GROWN * before, NOTABLE):
         return None
     return Change(ChangeKind.GROWN, *key_of(new), f"{before:.2g} of the bound", f"{after:.2g}", worse=False)
 
@@ -334,28 +331,16 @@ def _row(change: Change, dtypes: str) -> str:
 
 def as_json(diff: Diff) -> Iterator[str]:
     """For programs."""
-    sides = {
-        name: {
-            "started": run.opening.started,
-            "complete": run.closing.complete,
-            "reason": run.closing.reason,
-            "verdicts": len(run.verdicts),
-        }
-        for name, run in (("old", diff.old), ("new", diff.new))
-    }
-    yield json.dumps(
-        {
-            "schema": SCHEMA,
-            **sides,
-            "settings": diff.settings,
-            "changes": [asdict(change) for change in diff.changes],
-            "compared": diff.compared,
-            "only_old": diff.only_old,
-            "only_new": diff.only_new,
-            "worse": diff.worse,
-        },
-        indent=1,
-    )
+    counts = {name: getattr(diff, name) for name in ("compared", "only_old", "only_new", "worse")}
+    changes = [asdict(change) for change in diff.changes]
+    sides = {"old": _side(diff.old), "new": _side(diff.new)}
+    yield json.dumps({"schema": SCHEMA, **sides, "settings": diff.settings, "changes": changes, **counts}, indent=1)
+
+
+def _side(run: Run) -> dict[str, object]:
+    closing = run.closing
+    ended = {"complete": closing.complete, "reason": closing.reason, "verdicts": len(run.verdicts)}
+    return {"started": run.opening.started, **ended}
 
 
 FORMATS: Mapping[str, Callable[[Diff], Iterator[str]]] = {"text": text, "markdown": markdown, "json": as_json}

@@ -45,7 +45,7 @@ UNEXPLAINED = "all verdicts are recorded, but the run was cut short while it exp
 
 
 class LogError(ValueError):
-    """A log that cannot be read; the message is one line with the number of the culprit."""
+    """A log that cannot be read; the message is one line with the number of the line."""
 
 
 @cache
@@ -101,12 +101,9 @@ def replay(folder: Path) -> Run:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise LogError(f"{path} cannot be read ({_reason(error)}): give the folder of --report") from None
+        reason = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise LogError(f"{path} cannot be read ({reason}): give the folder of --report") from None
     return assembled(list(_events(path, lines)), path)
-
-
-def _reason(error: OSError | UnicodeDecodeError) -> str:
-    return str(error.strerror) if isinstance(error, OSError) else "it is no text"
 
 
 def _events(path: Path, lines: list[str]) -> Iterator[Event]:
@@ -126,16 +123,15 @@ def assembled(events: list[Event], path: Path) -> Run:
         LogError: the first one is not the opening of a log of this version.
     """
     first, last = (events[0], events[-1]) if events else (None, None)
-    judged = any(isinstance(e, VerdictsEnd) and not e.reason for e in events)
     if not isinstance(first, Opening) or first.schema != SCHEMA:
         raise LogError(f"{path}:1: this is not the opening of a log of {SCHEMA}: run the suite again with --report")
     verdicts = [e for e in events if isinstance(e, Verdict)]
+    judged = any(isinstance(e, VerdictsEnd) and not e.reason for e in events)
+    unclosed = Closing(False, UNEXPLAINED if judged else CUT, len(verdicts), 0.0)
     return Run(
         opening=first,
         verdicts=verdicts,
-        closing=last
-        if isinstance(last, Closing)
-        else Closing(False, UNEXPLAINED if judged else CUT, len(verdicts), 0.0),
+        closing=last if isinstance(last, Closing) else unclosed,
         diagnoses={e.implementation: e.text for e in events if isinstance(e, DiagnosisRecord)},
         observed={e.implementation: e.answers for e in events if isinstance(e, ObservationRecord)},
         failures=[e for e in events if isinstance(e, FailureRecord)],

@@ -10,7 +10,6 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
-from attention_conformance import __version__
 from attention_conformance.tests.report import views
 from attention_conformance.tests.report.log import FILE, Event, as_written, assembled, encode
 from attention_conformance.tests.report.model import SCHEMA, Closing, Opening, Run, Subject, Suite, VerdictsEnd
@@ -94,11 +93,6 @@ class Recorder:
         self.add(Closing(not end.reason, end.reason, end.verdicts, seconds))
         if self.folder is not None:
             self.failed_views = views.write(self.run, self.folder)
-
-
-def suite_version() -> str:
-    """The version of the clone that runs; an installed one may be older."""
-    return __version__
 
 
 def environment() -> dict[str, str]:

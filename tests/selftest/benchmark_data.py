@@ -75,18 +75,9 @@ def invented(seed: int = 0, complete: bool = True) -> Run:
         for dtype in RATES.matmul
         for each in IMPLEMENTATIONS
     )
-    imports = {BASELINE: 1.9, IMPLEMENTATIONS[5].name: 0.4}
-    return Run(
-        MACHINE,
-        RATES,
-        "2031-02-03T04:05:06Z",
-        measurements,
-        tuple(_growths(draw)),
-        imports,
-        complete,
-        clause_results=CLAUSE_RESULTS,
-        absent={"cuda": "no GPU: --device cuda"},
-    )
+    imports, absent = {BASELINE: 1.9, IMPLEMENTATIONS[5].name: 0.4}, {"cuda": "no GPU: --device cuda"}
+    run = Run(MACHINE, RATES, "2031-02-03T04:05:06Z", measurements, tuple(_growths(draw)), imports, complete)
+    return replace(run, clause_results=CLAUSE_RESULTS, absent=absent)
 
 
 def written(folder: Path, complete: bool = True) -> Path:

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from itertools import count, islice
+from itertools import count, islice, product
 from typing import Any
 
 import numpy as np
@@ -92,12 +92,6 @@ def forward_ratio(result: Result, solution: Solution) -> float:
     names = ("output", "weights", "averaged_weights", "log_sum_exp")
     arrays = {name: getattr(result, name) for name in names}
     return max(ratio(array, solution.parts[name]) for name, array in arrays.items() if array is not None)
-
-
-def measured() -> list[Implementation]:
-    """The implementations of the core table."""
-    known = {each.name: each for each in (*TORCH_OPS, *TORCH_MODULES, *COMPOSITIONS)}
-    return [known[name] for name in MEASURED]
 
 
 @lru_cache(maxsize=2 * CORE_CASES)
@@ -205,7 +199,8 @@ def report_wrong(title: str, ratios: Mapping[str, Mapping[str, float]]) -> None:
 
 def core() -> bool:
     """Prints the tables of the core; True if every requirement is met."""
-    correct = ((i.name, dtype, core_ratios(i, dtype)) for i in measured() for dtype in DTYPES)
+    known = {each.name: each for each in (*TORCH_OPS, *TORCH_MODULES, *COMPOSITIONS)}
+    correct = ((name, dtype, core_ratios(known[name], dtype)) for name in MEASURED for dtype in DTYPES)
     good = report_correct("implementation", correct)
     columns = {dtype: wrong_core_ratios(dtype) for dtype in DTYPES}
     wrong = {name: {dtype: column[name] for dtype, column in columns.items()} for name in columns["float64"]}
@@ -222,17 +217,15 @@ def family() -> bool:
     good = report_correct("style", correct)
     wrong = {name: {d: wrong_family_ratio(each, d) for d in DTYPES} for name, each in family_styles.WRONG.items()}
     report_wrong("wrong style", wrong)
-    shown = (
-        wrong[name][dtype] for name, each in family_styles.WRONG.items() for dtype in DTYPES if each.shows_in(dtype)
-    )
-    return good and min(shown) >= DETECTED
+    styles_and_dtypes = product(family_styles.WRONG.items(), DTYPES)
+    visible = [wrong[name][dtype] for (name, each), dtype in styles_and_dtypes if each.shows_in(dtype)]
+    return good and min(visible) >= DETECTED
 
 
 def main() -> int:
     """Prints all tables; 0 if every requirement is met."""
     torch.manual_seed(0)
-    results = [core(), family()]
-    return 0 if all(results) else 1
+    return 0 if all([core(), family()]) else 1
 
 
 if __name__ == "__main__":

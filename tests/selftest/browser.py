@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, ConsoleMessage, Dialog, Error, Page, Request, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Dialog, Page, Request, sync_playwright
 
 __all__ = ["Browser", "Scheme", "Visit", "browser", "executable", "pictured", "visiting"]
 
@@ -29,7 +29,7 @@ FLAGS = (
 )
 LEGIBLE = 11
 """Pixels of the smallest letters."""
-PATIENCE = 60_000
+TIME_LIMIT = 60_000
 """Milliseconds that a page may take for anything."""
 OVERFLOW = """() => {
   const width = document.documentElement.clientWidth;
@@ -65,9 +65,8 @@ class Visit:
 
     def refuses_scripts(self) -> bool:
         """Whether a script that is put into the page now is not run, and the page's security policy says why."""
-        self.page.evaluate(
-            "() => document.body.append(Object.assign(document.createElement('script'), {text: 'window.slipped = 1'}))"
-        )
+        script = "Object.assign(document.createElement('script'), {text: 'window.slipped = 1'})"
+        self.page.evaluate(f"() => document.body.append({script})")
         ran = self.page.evaluate("window.slipped") is not None
         return not ran and any("Content Security Policy" in each for each in self.noted)
 
@@ -78,21 +77,18 @@ class Visit:
             if message.type == "error":
                 self.noted.append(f"console: {message.text}")
 
-        def request(asked: Request) -> None:
-            if asked.url != own and not asked.url.startswith("data:"):
-                self.noted.append(f"request: {asked.url[:200]}")
+        def request(sent: Request) -> None:
+            if sent.url != own and not sent.url.startswith("data:"):
+                self.noted.append(f"request: {sent.url[:200]}")
 
         def dialog(opened: Dialog) -> None:
             self.noted.append(f"dialog: {opened.message}")
             opened.dismiss()
 
-        def error(raised: Error) -> None:
-            self.noted.append(f"error: {raised.message}")
-
         self.page.on("console", console)
         self.page.on("request", request)
         self.page.on("dialog", dialog)
-        self.page.on("pageerror", error)
+        self.page.on("pageerror", lambda error: self.noted.append(f"error: {error.message}"))
 
 
 def executable() -> str | None:
@@ -118,7 +114,7 @@ def visiting(
 ) -> Iterator[Visit]:
     """The page in a window of this width, once the selector `ready` matches."""
     page = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
-    page.set_default_timeout(PATIENCE)
+    page.set_default_timeout(TIME_LIMIT)
     visit = Visit(page)
     visit.listen(file.as_uri())
     try:

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from doctest import ELLIPSIS, NORMALIZE_WHITESPACE, OutputChecker
 from pathlib import Path
 
-__all__ = ["Block", "Command", "Excerpt", "File", "agree", "blocks", "steps"]
-
 FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NAME = re.compile(r"# (\S+\.(?:py|toml))\n(.*)", re.DOTALL)
 STATUS = re.compile(r"# exit status (\d+)")

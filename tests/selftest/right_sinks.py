@@ -66,10 +66,8 @@ class RolledLayer(KeyedLayer):
     def lengthened(self, mask: Tensor, count: int) -> Tensor:
         return super().lengthened(mask, count).roll(count, -1)
 
-    def forward(
-        self, query: Tensor, key: Tensor, value: Tensor, add_zero_attn: bool = False, **masks: Any
-    ) -> tuple[Tensor, Tensor]:
-        output, weights = super().forward(query, key, value, add_zero_attn, **masks)
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
+        output, weights = super().forward(query, key, value, **options)
         return output, weights.roll(key.shape[-2] - weights.shape[-1], -1)
 
 

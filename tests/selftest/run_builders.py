@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from attention_conformance.spec.cases import Case
-from attention_conformance.tests.report.model import SCHEMA, Closing, FailureRecord, Opening, Run, Subject, Suite
+from attention_conformance.tests.report import model
+from attention_conformance.tests.report.log import FILE, Event, encode
 from attention_conformance.tests.report.verdict import Failure, Status, Verdict
 
 LINK = "https://example.org/issues/1"
@@ -15,7 +17,7 @@ HOSTILE = (
     "# heading\r\n- item\x00\x1b[31m\x0b\u202e\ud800\ufffe www.evil.example <!-- $x$ GH-7"
 )
 """What must not come to life in any view."""
-SUITE = Suite("0.1.0", "0.1", "quick", "cpu", (), 553, 553)
+SUITE = model.Suite("0.1.0", "0.1", "quick", "cpu", (), 553, 553)
 FEATURES = ("core", "cross", "heads", "bool-mask", "float-mask", "causal", "scale", "gradients", "key-value")
 
 
@@ -41,21 +43,35 @@ def unjudged(name: str, clause: str, dtype: str = "float64", reason: str = "too 
     return Verdict(clause, "MUST", name, dtype, Status.ERROR, checks=checks, reason=reason)
 
 
-def subject(name: str, target: str = "", **fields: object) -> Subject:
-    plain = Subject(name, "a function", "op", FEATURES, ("float64", "float32"), {"bool-mask": "may-attend"}, target)
+def subject(name: str, target: str = "", **fields: object) -> model.Subject:
+    plain = model.Subject(
+        name, "a function", "op", FEATURES, ("float64", "float32"), {"bool-mask": "may-attend"}, target
+    )
     return replace(plain, **fields)  # type: ignore[arg-type]  # a test names what differs
 
 
 def run(
     *verdicts: Verdict,
-    subjects: Sequence[Subject] = (),
+    subjects: Sequence[model.Subject] = (),
     reason: str = "",
-    failures: Sequence[FailureRecord] = (),
+    failures: Sequence[model.FailureRecord] = (),
     diagnoses: Mapping[str, str] | None = None,
-    suite: Suite = SUITE,
+    suite: model.Suite = SUITE,
     environment: Mapping[str, str] | None = None,
-) -> Run:
+) -> model.Run:
     """A run of these verdicts; `reason` makes it one that is not complete."""
     named = subjects or [subject(name) for name in dict.fromkeys(v.implementation for v in verdicts)]
-    opening = Opening(SCHEMA, "2026-01-02T03:04:05+00:00", suite, environment or {"torch": "2.9"}, tuple(named))
-    return Run(opening, verdicts, Closing(not reason, reason, len(verdicts), 1.5), diagnoses or {}, {}, failures)
+    opening = model.Opening(
+        model.SCHEMA, "2026-01-02T03:04:05+00:00", suite, environment or {"torch": "2.9"}, tuple(named)
+    )
+    return model.Run(
+        opening, verdicts, model.Closing(not reason, reason, len(verdicts), 1.5), diagnoses or {}, {}, failures
+    )
+
+
+def write_log(folder: Path, run: model.Run) -> None:
+    """Writes the event log of a run into a folder."""
+    diagnoses = (model.DiagnosisRecord(name, text) for name, text in run.diagnoses.items())
+    end = model.VerdictsEnd(len(run.verdicts), run.closing.reason)
+    events: list[Event] = [run.opening, *run.verdicts, end, *diagnoses, *run.failures, run.closing]
+    (folder / FILE).write_text("".join(f"{encode(event)}\n" for event in events), encoding="utf-8")

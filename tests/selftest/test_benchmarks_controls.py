@@ -14,8 +14,7 @@ import torch.nn.functional as F
 from attention_conformance.implementations.adapters.native import native
 from attention_conformance.implementations.adapters.numpy_op import numpy_op
 from attention_conformance.implementations.adapters.torch_op import torch_op
-from attention_conformance.implementations.api.contract import Claims, Implementation, Result
-from attention_conformance.implementations.builtin import BUILTIN, NAMED
+from attention_conformance.implementations.api.contract import Implementation, Result
 from attention_conformance.spec.cases import Case, Sizes
 from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.spec.problem import Problem
@@ -23,38 +22,36 @@ from attention_conformance.tests.benchmarks.benchmark_run import WITH_RATIO, Mea
 from attention_conformance.tests.benchmarks.contenders import contenders
 from attention_conformance.tests.benchmarks.measure import Conditions, measure
 from attention_conformance.tests.benchmarks.paired_timing import Effort
+from attention_conformance.tests.benchmarks.plan import KNOWN
 from attention_conformance.tests.benchmarks.workloads import BOTH, FORWARD, REPRESENTATIVE, Timed, Workload, problem_for
 from attention_conformance.tests.measurements.calibration import Longer
 
 sdpa: Any = F.scaled_dot_product_attention
-KNOWN = {each.name: each for each in (*BUILTIN, *NAMED)}
 SDPA, MHA = KNOWN["torch.sdpa"], KNOWN["torch.mha"]
 SMALL = Workload("small", Case(Sizes(2, 4, 64, 64, 16, 16), causal=True), "torch.sdpa")
 FLOAT32 = Timed(SMALL, FORWARD, "float32")
-UNLIMITED = Rates({"float32": 1e18, "bfloat16": 1e18}, 1e18, {"1": 1e18})
-"""A machine on which nothing is impossible."""
 
 
 def _measured(
-    implementation: Implementation,
-    timed: Timed = FLOAT32,
-    baseline: Implementation = SDPA,
-    **effort: Any,
+    one: Implementation, timed: Timed = FLOAT32, baseline: Implementation = SDPA, rate: float = 1e18, **effort: Any
 ) -> Measurement:
-    conditions = Conditions("cpu", UNLIMITED, replace(Effort(seconds=0.2), **effort), seed=1)
-    return measure(timed, implementation, baseline, conditions)
+    """On a machine with this rate of everything; on the default one nothing is impossible."""
+    rates = Rates({"float32": rate, "bfloat16": rate}, rate, {"1": rate})
+    conditions = Conditions("cpu", rates, replace(Effort(seconds=0.2), **effort), seed=1)
+    return measure(timed, one, baseline, conditions)
+
+
+def _with_run(right: Implementation, run: Any, name: str = "candidate") -> Implementation:
+    claims = replace(right.claims, features=right.claims.features - {Feature.ALTERNATIVES})
+    return replace(right, name=name, run=run, alternatives={}, claims=claims)
 
 
 def _op(function: Callable[..., Any], name: str = "candidate") -> Implementation:
-    return replace(SDPA, name=name, run=torch_op(function), alternatives={}, claims=_without_alternatives(SDPA.claims))
-
-
-def _without_alternatives(claims: Claims) -> Claims:
-    return replace(claims, features=claims.features - {Feature.ALTERNATIVES})
+    return _with_run(SDPA, torch_op(function), name)
 
 
 def _changed(change: Callable[[torch.Tensor, int], torch.Tensor]) -> Implementation:
-    """SDPA with its answer changed, which is conditions the number of the call."""
+    """SDPA with its answer changed; the change gets the number of the call, too."""
     calls = iter(range(10**9))
     return _op(lambda *inputs, **options: change(sdpa(*inputs, **options), next(calls)))
 
@@ -82,14 +79,12 @@ def test_zeros_are_wrong_in_every_dtype_of_every_level(level: str, dtype: str) -
     timed = next(t for t in REPRESENTATIVE if t.workload.level == level and t.workload.name.startswith("bert"))
     right = SDPA if level == "op" else MHA
 
-    class Zeros:
-        def __call__(self, problem: Problem, device: str) -> Result:
-            result = right.run(problem, device)
-            return replace(result, output=np.zeros_like(result.output))
+    def zeros(problem: Problem, device: str) -> Result:
+        result = right.run(problem, device)
+        return replace(result, output=np.zeros_like(result.output))
 
-    wrong = replace(right, name="zeros", run=Zeros(), alternatives={}, claims=_without_alternatives(right.claims))
-    measurement = _measured(wrong, timed._replace(passes=FORWARD, dtype=dtype), right, seconds=0.01, fewest=2)
-    assert measurement.verdict is Speed.WRONG
+    timed = timed._replace(passes=FORWARD, dtype=dtype)
+    assert _measured(_with_run(right, zeros), timed, right, seconds=0.01, fewest=2).verdict is Speed.WRONG
 
 
 @pytest.mark.parametrize("key", [lambda query: query.shape, lambda query: query.data_ptr()], ids=["shape", "address"])
@@ -125,42 +120,37 @@ def _with_slopes(change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     return Changed.apply
 
 
-def test_wrong_gradients_are_wrong() -> None:
-    grown = _with_slopes(lambda slopes: slopes * 1.01)
+def test_right_gradients_are_not_wrong() -> None:
+    assert _measured(_op(sdpa), Timed(SMALL, BOTH, "float32")).verdict is not Speed.WRONG
 
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("key", lambda slopes: slopes * 1.01),
+        # In timed calls alone: their cotangents are dense, that of the untimed call is not.
+        ("query", lambda slopes: slopes * (1.01 if slopes.count_nonzero() > slopes.numel() // 2 else 1.0)),
+    ],
+)
+def test_wrong_gradients_are_wrong(name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
     def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options: Any) -> Any:
-        return sdpa(query, grown(key), value, **options)
-
-    timed = Timed(SMALL, BOTH, "float32")
-    assert _measured(_op(sdpa), timed).verdict is not Speed.WRONG
-    measurement = _measured(_op(attention), timed)
-    assert measurement.verdict is Speed.WRONG
-    assert "gradients.key" in measurement.reason
-
-
-def test_gradients_that_are_wrong_in_timed_calls_alone_are_wrong() -> None:
-    """All cotangents of timed calls are dense; that of the untimed call is not."""
-    dense = _with_slopes(lambda slopes: slopes * (1.01 if slopes.count_nonzero() > slopes.numel() // 2 else 1.0))
-
-    def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options: Any) -> Any:
-        return sdpa(dense(query), key, value, **options)
+        inputs = {"query": query, "key": key, "value": value}
+        return sdpa(**inputs | {name: _with_slopes(change)(inputs[name])}, **options)
 
     measurement = _measured(_op(attention), Timed(SMALL, BOTH, "float32"))
     assert measurement.verdict is Speed.WRONG
-    assert "gradients.query" in measurement.reason
+    assert f"gradients.{name}" in measurement.reason
 
 
 def test_wrong_gradients_of_a_module_are_wrong() -> None:
     timed = next(t for t in REPRESENTATIVE if t.name == "tiny.module.forward.float32")._replace(passes=BOTH)
     assert _measured(MHA, timed, MHA).verdict is Speed.BASELINE
 
-    class Stale:
-        def __call__(self, problem: Problem, device: str) -> Result:
-            result = MHA.run(problem, device)
-            return replace(result, gradients={**result.gradients, "w_k": result.gradients["w_k"] * 1.1})
+    def stale(problem: Problem, device: str) -> Result:
+        result = MHA.run(problem, device)
+        return replace(result, gradients={**result.gradients, "w_k": result.gradients["w_k"] * 1.1})
 
-    wrong = replace(MHA, name="stale", run=Stale())
-    assert "gradients.w_k" in _measured(wrong, timed, MHA).reason
+    assert "gradients.w_k" in _measured(replace(MHA, name="stale", run=stale), timed, MHA).reason
 
 
 def test_half_as_much_time_again_is_slower() -> None:
@@ -183,16 +173,14 @@ def test_postponed_work_is_impossible() -> None:
     """The answers are right, but computed after the timed call."""
     lazy = replace(_op(sdpa), run=lambda problem, device: Later(lambda: SDPA.run(problem, device)))
     timed = Timed(replace(SMALL, case=Case(Sizes(2, 12, 256, 256, 64, 64))), FORWARD, "float32")
-    conditions = Conditions("cpu", Rates({"float32": 1e9}, 1e9, {"1": 1e9}), Effort(seconds=0.2), seed=1)
-    measurement = measure(timed, lazy, SDPA, conditions)
+    measurement = _measured(lazy, timed, rate=1e9)
     assert measurement.verdict is Speed.IMPOSSIBLE, measurement.reason
     assert measurement.speed is None
 
 
 def test_a_slow_machine_at_the_start_makes_nothing_impossible() -> None:
     """Rates that were measured too low are measured again before anything is called impossible."""
-    conditions = Conditions("cpu", Rates({"float32": 1e3}, 1e3, {"1": 1e3}), Effort(seconds=0.2), seed=1)
-    assert measure(FLOAT32, SDPA, SDPA, conditions).verdict is Speed.BASELINE
+    assert _measured(SDPA, rate=1e3).verdict is Speed.BASELINE
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError("by zero"), SystemExit(0), pytest.skip.Exception("not today")])
@@ -241,10 +229,8 @@ def test_a_wrong_baseline_gives_no_speed() -> None:
 
 
 def test_arrays_are_timed_as_arrays() -> None:
-    numpy = replace(
-        KNOWN["compose.numpy"], run=numpy_op(lambda q, k, v, **_: q @ k.swapaxes(-1, -2) @ v), name="scores"
-    )
-    assert _measured(numpy).verdict is Speed.WRONG
+    scores = numpy_op(lambda q, k, v, **_: q @ k.swapaxes(-1, -2) @ v)
+    assert _measured(replace(KNOWN["compose.numpy"], run=scores, name="scores")).verdict is Speed.WRONG
     assert _measured(KNOWN["compose.numpy"]).verdict in WITH_RATIO
 
 

@@ -13,14 +13,7 @@ import pytest
 from attention_conformance.tests.benchmarks import html_page
 from attention_conformance.tests.benchmarks.benchmark_run import KEY, Speed, run_of
 from attention_conformance.tests.benchmarks.html_page import UNUSABLE, main, page
-from attention_conformance.tests.selftest.benchmark_data import (
-    IMPLEMENTATIONS,
-    LONG,
-    MARKUP,
-    WORKLOADS,
-    invented,
-    written,
-)
+from attention_conformance.tests.selftest import benchmark_data
 from attention_conformance.tests.selftest.browser import Browser, Scheme, Visit, browser, pictured, visiting
 
 __all__ = ["browser"]
@@ -34,7 +27,7 @@ LARGEST = 1.5e6
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("page") / "bench.html"
-    path.write_text(page(invented()), encoding="utf-8")
+    path.write_text(page(benchmark_data.invented()), encoding="utf-8")
     return path
 
 
@@ -45,9 +38,8 @@ def open_page(browser: Browser, file: Path) -> Iterator[Visit]:
 
 
 def column(visit: Visit, number: int) -> list[str]:
-    return [
-        each.get_attribute("data-value") or "" for each in visit.page.locator(f"{ROWS} > :nth-child({number})").all()
-    ]
+    cells = visit.page.locator(f"{ROWS} > :nth-child({number})").all()
+    return [cell.get_attribute("data-value") or "" for cell in cells]
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -65,7 +57,7 @@ def test_nothing_to_complain_of(
 @pytest.mark.parametrize("width", [360, 1280])
 def test_a_run_with_almost_nothing(browser: Browser, tmp_path: Path, width: int) -> None:
     path = tmp_path / "empty.html"
-    run = invented(complete=False)
+    run = benchmark_data.invented(complete=False)
     for measurements in ((), run.measurements[1:2], run.measurements[-1:]):
         path.write_text(page(replace(run, measurements=measurements, growths=(), imports={})), encoding="utf-8")
         with visiting(browser, path, width, ready=READY) as visit:
@@ -76,8 +68,8 @@ def test_a_run_with_almost_nothing(browser: Browser, tmp_path: Path, width: int)
 
 def test_names_are_text(open_page: Visit) -> None:
     rows = open_page.page.locator("#results")
-    assert MARKUP in rows.inner_text()
-    assert LONG in rows.inner_text()
+    assert benchmark_data.MARKUP in rows.inner_text()
+    assert benchmark_data.LONG in rows.inner_text()
     assert open_page.page.locator("main script, main img").count() == 0
     open_page.page.locator("#ratios svg text").get_by_text("candidate.py").first.hover()
     assert "<script>" in open_page.page.locator("#vg-tooltip-element").inner_text()
@@ -89,11 +81,11 @@ def test_a_script_that_slipped_in_is_not_run(open_page: Visit) -> None:
 
 
 def test_filters(open_page: Visit) -> None:
-    rows, each = open_page.page.locator(ROWS), len(IMPLEMENTATIONS)
-    assert rows.count() == len(WORKLOADS) * each
+    rows, each = open_page.page.locator(ROWS), len(benchmark_data.IMPLEMENTATIONS)
+    assert rows.count() == len(benchmark_data.WORKLOADS) * each
     assert not open_page.page.get_by_text("Nothing was measured").first.is_visible()
     open_page.page.locator("select[name=passes]").select_option("")
-    assert rows.count() == 2 * len(WORKLOADS) * each
+    assert rows.count() == 2 * len(benchmark_data.WORKLOADS) * each
     open_page.page.locator("select[name=workload]").select_option("vit-b16")
     assert rows.count() == 2 * each
     open_page.page.get_by_role("checkbox", name="flex").uncheck()
@@ -114,7 +106,7 @@ def test_plots_follow_the_filters(open_page: Visit) -> None:
     open_page.page.wait_for_function(
         "(least) => document.querySelectorAll('#roofline svg .mark-symbol path').length < least", arg=before
     )
-    assert marks.count() == before / len(WORKLOADS)
+    assert marks.count() == before / len(benchmark_data.WORKLOADS)
     assert open_page.noted == []
 
 
@@ -136,11 +128,8 @@ def test_sorting_by_mouse_and_by_keyboard(open_page: Visit) -> None:
 
 
 def test_colours_follow_the_scheme(open_page: Visit) -> None:
-    mark = open_page.page.locator("#time svg .mark-symbol path").first
-    ground, colour = (
-        open_page.page.evaluate("getComputedStyle(document.body).backgroundColor"),
-        mark.get_attribute("fill"),
-    )
+    ground = open_page.page.evaluate("getComputedStyle(document.body).backgroundColor")
+    colour = open_page.page.locator("#time svg .mark-symbol path").first.get_attribute("fill")
     open_page.page.emulate_media(color_scheme="dark")
     open_page.page.wait_for_function(
         "(old) => document.querySelector('#time svg .mark-symbol path')?.getAttribute('fill') !== old", arg=colour
@@ -156,7 +145,7 @@ def test_the_page_is_one_small_file(file: Path) -> None:
 
 
 def test_no_time_without_a_verdict_of_speed() -> None:
-    for each in invented().measurements:
+    for each in benchmark_data.invented().measurements:
         row = html_page._row(each)
         counts = each.verdict in (Speed.FASTER, Speed.SLOWER, Speed.SAME, Speed.BASELINE)
         assert (row["cells"][0][0] is not None) == counts
@@ -175,18 +164,18 @@ def test_bad_input_is_one_line_and_status_4(tmp_path: Path, capsys: pytest.Captu
     assert main([str(tmp_path / "none.json"), str(out)]) == UNUSABLE
     assert "none.json" in capsys.readouterr().err
     assert not out.exists()
-    assert main([str(written(tmp_path)), str(tmp_path / "no" / "folder.html")]) == UNUSABLE
+    assert main([str(benchmark_data.written(tmp_path)), str(tmp_path / "no" / "folder.html")]) == UNUSABLE
     assert "folder.html" in capsys.readouterr().err
 
 
 def test_both_kinds_of_files_are_read(tmp_path: Path) -> None:
-    plain, within = written(tmp_path), tmp_path / "within.json"
+    plain, within = benchmark_data.written(tmp_path), tmp_path / "within.json"
     within.write_text(json.dumps({"machine_info": {}, "benchmarks": [], KEY: json.loads(plain.read_text())}))
-    assert run_of(plain) == run_of(within) == invented()
+    assert run_of(plain) == run_of(within) == benchmark_data.invented()
 
 
 def test_it_writes_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out.html"
-    assert main([str(written(tmp_path)), str(out)]) == 0
+    assert main([str(benchmark_data.written(tmp_path)), str(out)]) == 0
     assert re.search(r"out.html \(1\.\d\d MB\)", capsys.readouterr().out)
     assert out.stat().st_size > 1e5

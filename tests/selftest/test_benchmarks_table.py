@@ -9,17 +9,9 @@ import pytest
 from attention_conformance.tests.benchmarks import formatting
 from attention_conformance.tests.benchmarks.benchmark_run import Interval, Measurement, Run, Speed
 from attention_conformance.tests.benchmarks.text_table import LEGEND, lines
-from attention_conformance.tests.selftest.benchmark_data import (
-    IMPLEMENTATIONS,
-    LONG,
-    MACHINE,
-    MARKUP,
-    RATES,
-    WORKLOADS,
-    invented,
-)
+from attention_conformance.tests.selftest import benchmark_data
 
-RUN = invented()
+RUN = benchmark_data.invented()
 TEXT = "\n".join(lines(RUN, 100))
 
 
@@ -37,22 +29,16 @@ def test_no_line_is_wider_than_the_terminal(width: int) -> None:
 
 
 def test_every_measurement_has_its_lines() -> None:
-    for each in IMPLEMENTATIONS:
-        assert TEXT.count(f"\n  {each.name}") >= len(RUN.measurements) / len(IMPLEMENTATIONS), each.name
-    assert all(f"\n{name}: " in TEXT for name in WORKLOADS)
+    for each in benchmark_data.IMPLEMENTATIONS:
+        assert TEXT.count(f"\n  {each.name}") >= len(RUN.measurements) / len(benchmark_data.IMPLEMENTATIONS), each.name
+    assert all(f"\n{name}: " in TEXT for name in benchmark_data.WORKLOADS)
     assert all(TEXT.count(f" {verdict}") >= 16 for verdict in (Speed.FASTER, Speed.SLOWER, Speed.SAME))
 
 
 def test_the_head_has_the_machine_and_the_noise() -> None:
     head = TEXT.split("\n\n")[0]
-    for text_of_head in (
-        MACHINE.processor,
-        "2 threads",
-        "torch 2.13.0",
-        "float32 120 GFLOP/s",
-        "18.0 GB/s",
-        "noise 1.0 % .. 3",
-    ):
+    rates = ("float32 120 GFLOP/s", "18.0 GB/s", "noise 1.0 % .. 3")
+    for text_of_head in (benchmark_data.MACHINE.processor, "2 threads", "torch 2.13.0", *rates):
         assert text_of_head in head
 
 
@@ -74,8 +60,8 @@ def test_an_incomplete_run_begins_with_it() -> None:
 
 
 def test_names_are_neither_cut_nor_interpreted() -> None:
-    assert LONG in TEXT
-    assert MARKUP in TEXT
+    assert benchmark_data.LONG in TEXT
+    assert benchmark_data.MARKUP in TEXT
     assert "\\u202e" in text(one(implementation="evil\u202ename"))
 
 
@@ -85,7 +71,9 @@ def test_the_adapters_cost_is_marked() -> None:
 
 
 def test_an_empty_run_is_its_head() -> None:
-    assert "noise not measured" in "\n".join(lines(Run(MACHINE, RATES, "now", complete=True), 100))
+    assert "noise not measured" in "\n".join(
+        lines(Run(benchmark_data.MACHINE, benchmark_data.RATES, "now", complete=True), 100)
+    )
     assert LEGEND[:10] not in text()
 
 
@@ -117,21 +105,10 @@ def test_seconds(value: float | None, expected: str) -> None:
 def test_other_units() -> None:
     assert [formatting.in_bytes(each) for each in (0, 999, 1000, 12_600_000)] == ["0 B", "999 B", "1.00 kB", "12.6 MB"]
     assert formatting.in_rate(1.21e12, "FLOP") == "1.21 TFLOP/s"
-    assert [formatting.in_percent(each) for each in (0.0, 1e-6, 0.0142, 0.0996, 0.62, 1.04)] == [
-        "0.0 %",
-        "<0.1%",
-        "1.4 %",
-        "10 %",
-        "62 %",
-        "104 %",
-    ]
-    assert [formatting.in_bounds(each) for each in (None, 0.0, 0.004, 0.123, 2e17)] == [
-        "-",
-        "0",
-        "<0.01",
-        "0.12",
-        "2e+17",
-    ]
+    percents = [formatting.in_percent(each) for each in (0.0, 1e-6, 0.0142, 0.0996, 0.62, 1.04)]
+    assert percents == ["0.0 %", "<0.1%", "1.4 %", "10 %", "62 %", "104 %"]
+    bounds = [formatting.in_bounds(each) for each in (None, 0.0, 0.004, 0.123, 2e17)]
+    assert bounds == ["-", "0", "<0.01", "0.12", "2e+17"]
     assert formatting.as_ratio(Interval(0.9974, 0.9861, 1.0162)) == "0.997 [0.986, 1.016]"
     assert formatting.as_ratio(Interval(12.34, 12.1, 12.6)) == "12.3 [12.1, 12.6]"
 

@@ -45,8 +45,8 @@ def test_a_clean_page(browser: Browser, tmp_path: Path) -> None:
     ],
 )
 def test_a_page_with_one_flaw(browser: Browser, tmp_path: Path, body: str, context: str) -> None:
-    found = complaints(browser, tmp_path, CLEAN + body)
-    assert any(each.startswith(context) for each in found), found
+    reported = complaints(browser, tmp_path, CLEAN + body)
+    assert any(each.startswith(context) for each in reported), reported
 
 
 def test_a_machine_without_chromium(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -61,5 +61,5 @@ def test_what_was_not_run_is_named(pytester: pytest.Pytester) -> None:
     (folder / "test_one.py").write_text(
         "import pytest\n@pytest.mark.parametrize('n', [1, 2])\ndef test_it(n): pytest.skip('for want of wings')\n"
     )
-    told = pytester.runpytest(str(folder), "--rootdir", str(pytester.path))
-    told.stdout.fnmatch_lines(["NOT RUN: 2 of tests/selftest/test_one.py: for want of wings"])
+    result = pytester.runpytest(str(folder), "--rootdir", str(pytester.path))
+    result.stdout.fnmatch_lines(["NOT RUN: 2 of tests/selftest/test_one.py: for want of wings"])

@@ -100,7 +100,7 @@ def test_an_expired_entry_excuses_nothing_and_says_so(tmp_path: Path, day: int, 
 
 def test_an_entry_for_what_is_not_asked_is_refused(tmp_path: Path) -> None:
     path = written(tmp_path, GOOD.replace("causal.square", "window.extent"))
-    with pytest.raises(ExpectingError, match=r"window.extent is not asked, as torch.sdpa.math .*: remove it"):
+    with pytest.raises(ExpectingError, match=r"window.extent is not checked, as torch.sdpa.math .*: remove it"):
         expecting((MATH,), ["mine:f"], path, TODAY)
 
 

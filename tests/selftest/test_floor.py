@@ -14,25 +14,13 @@ from attention_conformance.spec.cases import Case, MaskKind, MaskShape, ModuleFo
 from attention_conformance.spec.extensions import Packing
 from attention_conformance.spec.features import Alignment, Conventions
 from attention_conformance.spec.inputs import build
+from attention_conformance.tests.benchmarks import floor
 from attention_conformance.tests.benchmarks import required_work as work_module
 from attention_conformance.tests.benchmarks.benchmark_run import Rates
-from attention_conformance.tests.benchmarks.floor import (
-    bandwidth,
-    faster_than_possible,
-    fastest,
-    floor_seconds,
-    least_seconds,
-    limits,
-    machine,
-    rates,
-)
 from attention_conformance.tests.benchmarks.required_work import Work, required_work, visible
 
-INVENTED = Rates(
-    {"float64": 1e9, "float32": 2e9, "bfloat16": 30e9, "float16": 1e9},
-    1e6,
-    {"1000": 8e6, "1000000": 1e6},
-)
+PRODUCTS = {"float64": 1e9, "float32": 2e9, "bfloat16": 30e9, "float16": 1e9}
+INVENTED = Rates(PRODUCTS, 1e6, {"1000": 8e6, "1000000": 1e6})
 """Narrow products fifteen times as fast as wide ones, float16 slower than float32; a cache of a thousand bytes."""
 SQUARE = Case().sized(batch=2, num_heads=3, query_length=8, key_length=8, d_k=4, d_v=5)
 FORM = ModuleForm(Sharing.SELF, 12, 12, 12, 12, output_projection=True)
@@ -106,31 +94,33 @@ def test_a_module_may_project_one_query_back_instead_of_all_keys() -> None:
 
 
 def test_the_floor_is_the_larger_of_two_times() -> None:
-    assert floor_seconds(Work(4_000_000_000, 1), "float32", INVENTED) == 2.0
-    assert floor_seconds(Work(1, 5_000_000), "float32", INVENTED) == 5.0
+    assert floor.floor_seconds(Work(4_000_000_000, 1), "float32", INVENTED) == 2.0
+    assert floor.floor_seconds(Work(1, 5_000_000), "float32", INVENTED) == 5.0
 
 
 def test_a_narrow_dtype_may_be_widened() -> None:
-    assert floor_seconds(Work(4_000_000_000, 1), "float16", INVENTED) == pytest.approx(4 / 30)
-    assert floor_seconds(Work(4_000_000_000, 1), "float64", INVENTED) == 4.0
+    assert floor.floor_seconds(Work(4_000_000_000, 1), "float16", INVENTED) == pytest.approx(4 / 30)
+    assert floor.floor_seconds(Work(4_000_000_000, 1), "float64", INVENTED) == 4.0
 
 
 def test_a_wide_product_may_be_made_of_three_narrow_ones() -> None:
-    assert least_seconds(Work(4_000_000_000, 1), "float32", INVENTED) == pytest.approx(0.4)
+    assert floor.least_seconds(Work(4_000_000_000, 1), "float32", INVENTED) == pytest.approx(0.4)
     for dtype in INVENTED.matmul:
-        assert least_seconds(Work(10**9, 10**6), dtype, INVENTED) <= floor_seconds(Work(10**9, 10**6), dtype, INVENTED)
+        assert floor.least_seconds(Work(10**9, 10**6), dtype, INVENTED) <= floor.floor_seconds(
+            Work(10**9, 10**6), dtype, INVENTED
+        )
 
 
 def test_small_sets_move_faster() -> None:
-    assert [bandwidth(size, INVENTED) for size in (10, 1000, 999_999, 1_000_000, 10**9)] == [8e6] * 3 + [1e6] * 2
+    assert [floor.bandwidth(size, INVENTED) for size in (10, 1000, 999_999, 1_000_000, 10**9)] == [8e6] * 3 + [1e6] * 2
     disturbed = Rates({}, 9e6, {"1000": 8e6, "1000000": 9e6})
-    assert bandwidth(1000, disturbed) == 9e6
-    assert bandwidth(1000, Rates({}, 3e6)) == 3e6
+    assert floor.bandwidth(1000, disturbed) == 9e6
+    assert floor.bandwidth(1000, Rates({}, 3e6)) == 3e6
 
 
 def test_the_best_of_several_measurements_counts() -> None:
     busy = Rates({"float64": 5e8, "float32": 3e9}, 2e6, {"1000": 1e6, "1000000": 2e6})
-    best = fastest(INVENTED, busy)
+    best = floor.fastest(INVENTED, busy)
     assert best.matmul == {**INVENTED.matmul, "float32": 3e9}
     assert best.bandwidth == 2e6
     assert best.by_set == {"1000": 8e6, "1000000": 2e6}
@@ -138,7 +128,7 @@ def test_the_best_of_several_measurements_counts() -> None:
 
 def test_a_time_below_the_floor_is_impossible() -> None:
     done = Work(4_000_000_000, 1)
-    assert faster_than_possible([0.01, 0.01, 9.0], done, "float32", INVENTED, lambda: INVENTED) == (
+    assert floor.faster_than_possible([0.01, 0.01, 9.0], done, "float32", INVENTED, lambda: INVENTED) == (
         "took 0.01 s, but the machine needs at least 0.4 s for the work"
     )
 
@@ -146,20 +136,20 @@ def test_a_time_below_the_floor_is_impossible() -> None:
 def test_rates_of_a_busy_moment_make_no_time_impossible() -> None:
     busy = Rates({name: rate / 100 for name, rate in INVENTED.matmul.items()}, 1e4)
     done = Work(4_000_000_000, 1)
-    assert least_seconds(done, "float32", busy) > 1.0
-    assert faster_than_possible([1.0], done, "float32", busy, lambda: INVENTED) == ""
+    assert floor.least_seconds(done, "float32", busy) > 1.0
+    assert floor.faster_than_possible([1.0], done, "float32", busy, lambda: INVENTED) == ""
 
 
 def test_nothing_is_measured_again_for_an_ordinary_time() -> None:
     def never() -> Rates:
         raise AssertionError
 
-    assert faster_than_possible([0.5], Work(4_000_000_000, 1), "float32", INVENTED, never) == ""
+    assert floor.faster_than_possible([0.5], Work(4_000_000_000, 1), "float32", INVENTED, never) == ""
 
 
 def test_a_computed_product_is_possible_here_and_a_cached_one_is_not() -> None:
     """Disturbances make the computed one slower, and it stays possible."""
-    known = rates("cpu", ("float32",))
+    known = floor.rates("cpu", ("float32",))
     query, side = torch.randn(1, 4, 1024, 64), 4 * 1024 * 1024 * 128
     done = Work(2 * side, 4 * query.numel() * 4)
     cached = torch.nn.functional.scaled_dot_product_attention(query, query, query)
@@ -171,12 +161,12 @@ def test_a_computed_product_is_possible_here_and_a_cached_one_is_not() -> None:
         cached.view_as(cached)
         computed.append(middle - start)
         returned.append(time.perf_counter() - middle)
-    assert faster_than_possible(computed, done, "float32", known, lambda: limits("cpu", ("float32",))) == ""
-    assert median(returned) < least_seconds(done, "float32", known)
+    assert floor.faster_than_possible(computed, done, "float32", known, lambda: floor.limits("cpu", ("float32",))) == ""
+    assert median(returned) < floor.least_seconds(done, "float32", known)
 
 
 def test_the_machine_is_named() -> None:
-    result = machine("cpu")
+    result = floor.machine("cpu")
     assert result.processor
     assert result.cores >= 1
     assert result.threads == torch.get_num_threads()

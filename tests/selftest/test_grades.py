@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -34,8 +35,8 @@ def test_letters(rms: float, letter: str) -> None:
 
 def test_the_median_of_what_passes() -> None:
     failed = passed(100.0, status=Status.FAIL, failed=1, failure=FAILURE)
-    found = grade([passed(3.0), passed(1e9), passed(2.0), passed(None), failed, passed(0.5, "float16")])
-    assert found == {"float32": Grade(3.0), "float16": Grade(0.5)}
+    grades = grade([passed(3.0), passed(1e9), passed(2.0), passed(None), failed, passed(0.5, "float16")])
+    assert grades == {"float32": Grade(3.0), "float16": Grade(0.5)}
 
 
 def test_without_errors_there_is_no_grade() -> None:
@@ -47,12 +48,8 @@ def rounded(problem: Problem, device: str, factor: float = 1.0) -> Result:
     return Result(output=(factor * exact).astype(DTYPES[problem.dtype]))
 
 
-def scaled_off(problem: Problem, device: str) -> Result:
-    return rounded(problem, device, 1.0 + 6.0 * 2.0**-24)
-
-
 def test_a_rounded_exact_answer_is_an_a_and_errors_of_six_roundoffs_are_a_c() -> None:
     claims, clause = Claims(Scope.OP, frozenset({Feature.CORE})), load()["scores.dot-product"]
-    for run, letter in ((rounded, "A"), (scaled_off, "C")):
-        found = judged(clause, clause_tests()[clause.id], Judge(Implementation("some.op", claims, run), "float32"))
-        assert grade([found])["float32"].letter == letter
+    for run, letter in ((rounded, "A"), (partial(rounded, factor=1.0 + 6.0 * 2.0**-24), "C")):
+        verdict = judged(clause, clause_tests()[clause.id], Judge(Implementation("some.op", claims, run), "float32"))
+        assert grade([verdict])["float32"].letter == letter

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 from typing import TypeAlias
 
 import numpy as np
@@ -17,17 +18,9 @@ from attention_conformance.implementations.builtin import BUILTIN
 from attention_conformance.implementations.builtin.compositions import COMPOSITIONS
 from attention_conformance.implementations.defects import catalogue
 from attention_conformance.spec.clauses import load
-from attention_conformance.tests.benchmarks import growth
+from attention_conformance.tests.benchmarks import growth, speed_clauses
 from attention_conformance.tests.benchmarks.benchmark_run import ClauseResult, Growth, Interval, Run, Speed
 from attention_conformance.tests.benchmarks.growth import exponent, growths, holds, measured, of_heads, of_length
-from attention_conformance.tests.benchmarks.speed_clauses import (
-    CHECKS,
-    baseline,
-    compared_heads,
-    head_count,
-    plain_steps,
-    time_growth,
-)
 from attention_conformance.tests.harness.judge.memory import absent
 from attention_conformance.tests.selftest.benchmark_data import MACHINE, RATES, invented
 
@@ -53,10 +46,9 @@ def test_a_power_is_fitted(power: float) -> None:
 
 @pytest.mark.parametrize("power", [1.0, 2.0, 3.0])
 def test_the_interval_covers_the_power_of_noisy_samples(power: float) -> None:
-    found = [exponent(SIZES, noisy(power, seed), seed) for seed in range(60)]
-    covered = sum(each.low <= power <= each.high for each in found)
-    assert covered >= 50
-    assert max(each.high - each.low for each in found) < 0.5
+    fitted = [exponent(SIZES, noisy(power, seed), seed) for seed in range(60)]
+    assert sum(each.low <= power <= each.high for each in fitted) >= 50
+    assert max(each.high - each.low for each in fitted) < 0.5
 
 
 def test_the_interval_is_wide_if_the_quantity_is_no_power() -> None:
@@ -66,8 +58,7 @@ def test_the_interval_is_wide_if_the_quantity_is_no_power() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sizes", "samples"),
-    [((1, 2), [(1.0,), (2.0,)]), ((1, 2, 2), [(1.0,)] * 3), ((1, 2, 3), [(1.0,), (0.0,), (1.0,)])],
+    ("sizes", "samples"), [((1, 2), [(1.0,), (2.0,)]), ((1, 2, 2), [(1.0,)] * 3), ((1, 2, 3), [(1.0,), (0.0,), (1.0,)])]
 )
 def test_a_power_needs_three_positive_samples(sizes: Sequence[int], samples: Sequence[Sequence[float]]) -> None:
     with pytest.raises(ValueError, match="positive numbers at three sizes or more, not to"):
@@ -88,13 +79,13 @@ def test_a_wide_interval_decides_nothing() -> None:
 
 
 @pytest.fixture
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+def without_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """However long calls take on a busy machine."""
     monkeypatch.setattr(growth, "LONGEST", float("inf"))
 
 
 @watched
-@pytest.mark.usefixtures("patient")
+@pytest.mark.usefixtures("without_limit")
 def test_linear_memory_differs_from_quadratic_memory() -> None:
     linear, quadratic = (_memory(each) for each in (FLASH, EAGER))
     assert linear.claimed == 1.0
@@ -104,7 +95,7 @@ def test_linear_memory_differs_from_quadratic_memory() -> None:
 
 
 @watched
-@pytest.mark.usefixtures("patient")
+@pytest.mark.usefixtures("without_limit")
 def test_quadratic_memory_under_a_linear_claim_does_not_hold() -> None:
     (defect,) = (each for each in catalogue() if each.id == "all-scores-at-once")
     assert _memory(defect.implementation).holds is False
@@ -126,8 +117,8 @@ def test_unsupported_growth_has_a_reason() -> None:
 
 def test_sizes_end_where_a_call_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(growth, "LONGEST", 0.0)
-    found = measured(FLASH, of_length, (8, 16, 32), "forward", "float32")
-    assert found == Unsupported("a call at size 8 takes longer than 0 s")
+    result = measured(FLASH, of_length, (8, 16, 32), "forward", "float32")
+    assert result == Unsupported("a call at size 8 takes longer than 0 s")
 
 
 def test_times_are_taken_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,29 +141,20 @@ def test_times_are_taken_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
 Costing: TypeAlias = Callable[[Callable[[torch.Tensor], float]], Implementation]
 
 
-class Clock:
-    """Stands for the module `time`."""
-
-    now = 0.0
-
-    def perf_counter(self) -> float:
-        return self.now
-
-
 @pytest.fixture
 def costing(monkeypatch: pytest.MonkeyPatch) -> Costing:
     """Makes an implementation that takes so many seconds for a query, or up to a tenth more."""
-    clock, noise = Clock(), np.random.default_rng(0)
-    monkeypatch.setattr(growth, "time", clock)
+    clock, noise = SimpleNamespace(now=0.0), np.random.default_rng(0)
+    monkeypatch.setattr(growth, "time", SimpleNamespace(perf_counter=lambda: clock.now))
 
-    def made(seconds: Callable[[torch.Tensor], float]) -> Implementation:
+    def implementation(seconds: Callable[[torch.Tensor], float]) -> Implementation:
         def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
             clock.now += seconds(query) * (1 + 0.1 * noise.random())
             return query
 
         return replace(FLASH, name="costly", run=torch_op(attend))
 
-    return made
+    return implementation
 
 
 @pytest.mark.parametrize(("power", "outcome"), [(1, True), (2, True), (3, False)])
@@ -180,25 +162,25 @@ def test_time_that_grows_with_the_third_power_is_detected(costing: Costing, powe
     costly = costing(lambda query: 1e-3 * (query.shape[-2] / 16) ** power)
     found = growths(costly, "forward", "float32", lengths=(16, 24, 32, 48, 64))
     assert not isinstance(found, Unsupported)
-    (result,) = time_growth(run_of(growths=found))
+    (result,) = speed_clauses.time_growth(run_of(growths=found))
     assert (result.clause, result.holds) == ("speed.time-growth", outcome)
 
 
 def test_time_that_grows_with_the_second_power_is_fine() -> None:
     made = Growth("a", "time", "forward", "float32", SIZES, (1.0,) * 5, Interval(1.97, 1.9, 2.1), 2.0, True)
-    assert [each.holds for each in time_growth(run_of(growths=(made,)))] == [True]
-    assert [*time_growth(run_of(growths=(replace(made, quantity="memory"),)))] == []
+    assert [each.holds for each in speed_clauses.time_growth(run_of(growths=(made,)))] == [True]
+    assert [*speed_clauses.time_growth(run_of(growths=(replace(made, quantity="memory"),)))] == []
 
 
 @pytest.mark.parametrize(("power", "outcome"), [(0, True), (1, False)])
 def test_work_repeated_for_each_head_is_detected(costing: Costing, power: int, outcome: bool) -> None:
     found = growth.head_exponent(costing(lambda query: 1e-3 * query.shape[1] ** power), "float32")
     assert not isinstance(found, Unsupported)
-    assert compared_heads("costly", "plain", "float32", found, Interval(0.1, 0.0, 0.2)).holds is outcome
+    assert speed_clauses.compared_heads("costly", "plain", "float32", found, Interval(0.1, 0.0, 0.2)).holds is outcome
 
 
 def test_heads_that_cost_what_their_exponentials_cost_are_fine() -> None:
-    compared = partial(compared_heads, "a", "plain", "float32")
+    compared = partial(speed_clauses.compared_heads, "a", "plain", "float32")
     assert compared(Interval(0.5, 0.4, 0.6), Interval(0.5, 0.4, 0.6)).holds is True
     assert compared(Interval(-0.3, -0.4, -0.2), Interval(-0.9, -1.0, -0.8)).holds is True
     assert compared(Interval(1.0, 0.9, 1.1), Interval(0.5, 0.2, 0.8)).holds is None
@@ -208,9 +190,9 @@ def test_heads_that_cost_what_their_exponentials_cost_are_fine() -> None:
 def test_heads_are_compared_with_the_plain_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(growth, "HEADS", (2, 4, 8))
     monkeypatch.setattr(growth, "LONGEST", float("inf"))
-    (result,) = head_count(FLASH, "float32")
+    (result,) = speed_clauses.head_count(FLASH, "float32")
     assert "that of compose.eager with" in result.context
-    assert [*head_count(replace(FLASH, claims=replace(FLASH.claims, dtypes=())), "float32")] == []
+    assert [*speed_clauses.head_count(replace(FLASH, claims=replace(FLASH.claims, dtypes=())), "float32")] == []
 
 
 def test_a_width_is_shared_by_the_heads() -> None:
@@ -220,7 +202,7 @@ def test_a_width_is_shared_by_the_heads() -> None:
 def test_the_plain_steps_are_those_of_the_library_and_level() -> None:
     names = {"torch.sdpa": "compose.eager", "inhouse.numpy": "compose.numpy", "torch.mha": "compose.module.eager"}
     for name, plain in names.items():
-        found = plain_steps(NAMED[name])
+        found = speed_clauses.plain_steps(NAMED[name])
         assert found is not None
         assert found.name == plain
 
@@ -241,11 +223,10 @@ def test_wrong_answers_give_no_clause_results() -> None:
 
 def results_for(speed: Interval, verdict: Speed = Speed.SAME) -> list[ClauseResult]:
     some = next(each for each in invented(seed=1).measurements if each.level == "op" and each.speed is not None)
-    plain = replace(
-        some, implementation="compose.eager", verdict=Speed.SLOWER, speed=Interval(1.0, 1.0, 1.0), noise=0.02
-    )
+    equal = Interval(1.0, 1.0, 1.0)
+    plain = replace(some, implementation="compose.eager", verdict=Speed.SLOWER, speed=equal, noise=0.02)
     other = replace(plain, implementation="another", verdict=verdict, speed=speed)
-    return [*baseline(run_of(measurements=(plain, other)), {"another": "torch"})]
+    return [*speed_clauses.baseline(run_of(measurements=(plain, other)), {"another": "torch"})]
 
 
 def run_of(**changes: object) -> Run:
@@ -253,7 +234,7 @@ def run_of(**changes: object) -> Run:
 
 
 def test_every_measured_clause_is_checked_and_no_other() -> None:
-    assert set(CHECKS) == {clause.id for clause in load().values() if clause.measured}
+    assert set(speed_clauses.CHECKS) == {clause.id for clause in load().values() if clause.measured}
 
 
 def test_clause_results_survive_json() -> None:

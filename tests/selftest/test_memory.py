@@ -25,9 +25,9 @@ NEAR = MILLION // 2
 
 def resident(call: Callable[[], object], results: int = 0) -> int:
     call()
-    found = peak(call, results=results).resident
-    assert found is not None
-    return found
+    size = peak(call, results=results).resident
+    assert size is not None
+    return size
 
 
 def by_torch(size: int) -> None:
@@ -103,30 +103,23 @@ def test_a_call_that_raises_leaves_collection_as_it_was() -> None:
 @watched
 def test_kept_arrays_are_left_behind() -> None:
     kept: list[torch.Tensor] = []
-
-    def keeping() -> None:
-        kept.append(torch.ones(2 * MILLION, dtype=torch.uint8))
-
-    found = left_behind(keeping, 4, MILLION)
-    assert found is not None
-    assert abs(found - 8 * MILLION) < NEAR
+    left = left_behind(lambda: kept.append(torch.ones(2 * MILLION, dtype=torch.uint8)), 4, MILLION)
+    assert left is not None
+    assert abs(left - 8 * MILLION) < NEAR
 
 
 @watched
 def test_caches_and_garbage_are_not_left_behind() -> None:
     table: dict[str, torch.Tensor] = {}
 
-    def once() -> None:
-        table.setdefault("positions", torch.ones(4 * MILLION, dtype=torch.uint8))
-
     def in_a_circle() -> None:
         circle: list[object] = [torch.ones(2 * MILLION, dtype=torch.uint8)]
         circle.append(circle)
 
-    for call in (once, in_a_circle):
-        found = left_behind(call, 4, MILLION)
-        assert found is not None
-        assert found < MILLION
+    for call in (lambda: table.setdefault("positions", torch.ones(4 * MILLION, dtype=torch.uint8)), in_a_circle):
+        left = left_behind(call, 4, MILLION)
+        assert left is not None
+        assert left < MILLION
 
 
 def test_a_system_without_measurement_has_a_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -154,6 +147,6 @@ def test_a_failing_import_has_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_library_of_an_implementation_is_known() -> None:
-    found = {each.name: library(each) for each in BUILTIN}
-    assert found["inhouse.numpy"] == "numpy"
-    assert found["torch.sdpa"] == found["inhouse.tiled"] == found["torch.mha"] == "torch"
+    libraries = {each.name: library(each) for each in BUILTIN}
+    assert libraries["inhouse.numpy"] == "numpy"
+    assert libraries["torch.sdpa"] == libraries["inhouse.tiled"] == libraries["torch.mha"] == "torch"

@@ -1,4 +1,4 @@
-"""The number of checks for each profile of claims: a test that quietly asks less than before is found here."""
+"""The number of checks for each profile of claims: a test that makes fewer checks than before is detected here."""
 
 from __future__ import annotations
 
@@ -13,26 +13,25 @@ PINS = {
     "source.e": (4108, 3600),
     "inhouse.numpy": (5583, 5450),
 }
-"""Checks asked by the quick tier, and how many of them have to count: an inconclusive one does not, and which ones are
-inconclusive
-may turn on the last digits of a machine. Where a change is meant, write down the new numbers that the failure shows;
-fewer checks need a reason."""
+"""Checks of the quick tier, and how many of them have to count: an inconclusive one does not, and which ones are
+inconclusive may depend on the last digits of a machine. Where a change is intended, write down the new numbers that
+the failure shows; fewer checks need a reason."""
 
 
 @pytest.mark.parametrize("name", PINS)
-def test_as_much_is_asked_as_ever(name: str) -> None:
+def test_no_check_is_lost(name: str) -> None:
     (implementation,) = (i for i in BUILTIN if i.name == name)
     verdicts = run(implementation)
-    asked, counted = PINS[name]
-    assert sum(v.checks + v.inconclusive for v in verdicts) == asked
+    checks, counted = PINS[name]
+    assert sum(v.checks + v.inconclusive for v in verdicts) == checks
     assert sum(v.checks for v in verdicts) >= counted
 
 
-def test_clauses_of_one_profile_are_all_asked_in_all_dtypes() -> None:
+def test_clauses_of_one_profile_are_all_checked_in_all_dtypes() -> None:
     (implementation,) = (i for i in BUILTIN if i.name == "inhouse.numpy")
     clauses = ("masks.bool", "numerics.working-precision", "numerics.half-range")
-    asked = [(v.clause, v.dtype) for v in run(implementation, clauses)]
-    assert asked == [
+    checked = [(v.clause, v.dtype) for v in run(implementation, clauses)]
+    assert checked == [
         *(("masks.bool", dtype) for dtype in ("float64", "float32", "bfloat16", "float16")),
         ("numerics.working-precision", "float64"),
         ("numerics.half-range", "float16"),

@@ -5,26 +5,18 @@ from __future__ import annotations
 import pytest
 import torch
 
-from attention_conformance.tests.measurements.pruning import (
-    HEADS,
-    GateAnalysis,
-    Recall,
-    Samples,
-    agreement,
-    examined,
-    gated,
-)
+from attention_conformance.tests.measurements import pruning
 
 
 @pytest.fixture(scope="module")
-def analysis() -> GateAnalysis:
+def analysis() -> pruning.GateAnalysis:
     torch.manual_seed(3)
-    return examined(Recall().double(), Samples.drawn(600, torch.Generator().manual_seed(4)))
+    return pruning.examined(pruning.Recall().double(), pruning.Samples.drawn(600, torch.Generator().manual_seed(4)))
 
 
-def test_predictions_are_the_expansion_of_the_loss(analysis: GateAnalysis) -> None:
+def test_predictions_are_the_expansion_of_the_loss(analysis: pruning.GateAnalysis) -> None:
     """With half the step the error of the first order falls to a quarter, that of the second to an eighth."""
-    direction = torch.linspace(1.0, 2.0, HEADS, dtype=torch.float64)
+    direction = torch.linspace(1.0, 2.0, pruning.HEADS, dtype=torch.float64)
     first, second = (
         [abs(analysis.measured(step * direction)[0] - predict(step * direction)) for step in (0.02, 0.01)]
         for predict in (analysis.first_order, analysis.second_order)
@@ -33,18 +25,18 @@ def test_predictions_are_the_expansion_of_the_loss(analysis: GateAnalysis) -> No
     assert 7.0 < second[0] / second[1] < 9.0
 
 
-def test_importance_is_a_mean_of_absolute_values(analysis: GateAnalysis) -> None:
-    assert analysis.importance.shape == (HEADS,)
+def test_importance_is_a_mean_of_absolute_values(analysis: pruning.GateAnalysis) -> None:
+    assert analysis.importance.shape == (pruning.HEADS,)
     assert (analysis.importance > analysis.gradient.abs()).all()
 
 
-def test_gates_are_open_afterwards(analysis: GateAnalysis) -> None:
-    with gated(analysis.model, torch.zeros(HEADS)):
+def test_gates_are_open_afterwards(analysis: pruning.GateAnalysis) -> None:
+    with pruning.gated(analysis.model, torch.zeros(pruning.HEADS)):
         assert not analysis.model.gates.any()
     assert (analysis.model.gates == 1.0).all()
 
 
 def test_agreement_is_that_of_ranks() -> None:
     values = torch.tensor([0.1, 5.0, 0.3])
-    assert agreement(values, values.exp()) == pytest.approx(1.0)
-    assert agreement(values, -values) == pytest.approx(-1.0)
+    assert pruning.agreement(values, values.exp()) == pytest.approx(1.0)
+    assert pruning.agreement(values, -values) == pytest.approx(-1.0)

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from jsonschema import Draft202012Validator
 
+from attention_conformance import __version__
 from attention_conformance.implementations.builtin.sdpa import TORCH_OPS
 from attention_conformance.spec.clauses import load
 from attention_conformance.tests.harness.run.run_records import subject_of, suite_of
@@ -30,7 +31,7 @@ from attention_conformance.tests.report.model import (
     VerdictsEnd,
     WeightMap,
 )
-from attention_conformance.tests.report.recorder import Recorder, suite_version
+from attention_conformance.tests.report.recorder import Recorder
 from attention_conformance.tests.report.verdict import Failure, FailureKind, Status, Verdict
 from attention_conformance.tests.report.views import ERRORS, VIEWS
 from attention_conformance.tests.report.views import json_view as reporting
@@ -72,8 +73,13 @@ def finish(written: Recorder, interrupted: str = "") -> None:
     written.close()
 
 
-def recorder(folder: Path | None, planned: int = len(VERDICTS)) -> Recorder:
-    return Recorder([subject_of(MATH)], SUITE, folder, planned=planned)
+def logged(folder: Path | None, *events: Event, planned: int = len(VERDICTS)) -> Recorder:
+    """A run that has begun and has recorded these events."""
+    written = Recorder([subject_of(MATH)], SUITE, folder, planned=planned)
+    written.begin()
+    for event in events:
+        written.add(event)
+    return written
 
 
 def test_the_schema_is_a_schema() -> None:
@@ -92,14 +98,10 @@ def test_the_schema_knows_the_same_words_as_the_records() -> None:
 
 
 def test_a_complete_run(tmp_path: Path) -> None:
-    written = recorder(tmp_path / "new" / "report")
-    written.begin()
-    for verdict in VERDICTS:
-        written.add(verdict)
-    finish(written)
+    finish(logged(tmp_path / "new" / "report", *VERDICTS))
     found = read(tmp_path / "new" / "report")
     assert found["completion"] == {"complete": True, "reason": "", "verdicts": len(VERDICTS)}
-    assert found["suite"]["version"] == suite_version()
+    assert found["suite"]["version"] == __version__
     (entry,) = found["implementations"]
     assert [Verdict.from_json(json.dumps(v)) for v in entry["verdicts"]] == VERDICTS
     assert entry["verdict"] == "fails"
@@ -111,8 +113,7 @@ def test_a_complete_run(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("done", [0, 1, 3])
 def test_a_run_that_stops_is_not_complete(tmp_path: Path, done: int) -> None:
-    written = recorder(tmp_path)
-    written.begin()
+    written = logged(tmp_path)
     assert read(tmp_path)["completion"] == {"complete": False, "reason": "the run has not ended", "verdicts": 0}
     for verdict in VERDICTS[:done]:
         written.add(verdict)
@@ -124,29 +125,20 @@ def test_a_run_that_stops_is_not_complete(tmp_path: Path, done: int) -> None:
 
 
 def test_an_interrupted_run_states_its_reason(tmp_path: Path) -> None:
-    written = recorder(tmp_path, planned=1)
-    written.begin()
-    written.add(VERDICTS[0])
-    finish(written, "the run was interrupted")
+    finish(logged(tmp_path, VERDICTS[0], planned=1), "the run was interrupted")
     assert read(tmp_path)["completion"] == {"complete": False, "reason": "the run was interrupted", "verdicts": 1}
 
 
 def test_an_earlier_report_does_not_survive_a_new_start(tmp_path: Path) -> None:
-    first = recorder(tmp_path, planned=1)
-    first.begin()
-    first.add(VERDICTS[0])
-    finish(first)
-    recorder(tmp_path).begin()
+    finish(logged(tmp_path, VERDICTS[0], planned=1))
+    logged(tmp_path)
     assert read(tmp_path)["completion"]["complete"] is False
     assert [type(event) for event in events(tmp_path)] == [Opening]
 
 
 def test_without_a_folder_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    silent = recorder(None)
-    silent.begin()
-    silent.add(VERDICTS[0])
-    finish(silent)
+    finish(logged(None, VERDICTS[0]))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -171,12 +163,9 @@ def test_the_schema_knows_no_other_fields() -> None:
 
 
 def test_the_summary_shows_what_failed() -> None:
-    written = recorder(None)
-    written.begin()
-    for clause, verdict in zip([c.id for c in load().values() if c.chapter == "masks"], VERDICTS, strict=False):
-        written.add(replace(verdict, clause=clause))
-    written.add(DiagnosisRecord(MATH.name, "matches nothing"))
-    shown = list(summary(written.run))
+    clauses = [c.id for c in load().values() if c.chapter == "masks"]
+    verdicts = [replace(verdict, clause=clause) for clause, verdict in zip(clauses, VERDICTS, strict=False)]
+    shown = list(summary(logged(None, *verdicts, DiagnosisRecord(MATH.name, "matches nothing")).run))
     assert shown[0].split() == ["masks", "all", "checks", "worst", "verdict"]
     assert shown[1].split()[:2] == [MATH.name, "2/6"]
     assert "  diagnosis  matches nothing" in shown
@@ -286,16 +275,8 @@ def test_a_large_array_is_recorded_by_its_shape() -> None:
     assert Grid.of(np.zeros((33, 32))) == Grid((33, 32), None)
 
 
-def logged(folder: Path) -> Recorder:
-    written = recorder(folder)
-    written.begin()
-    for verdict in VERDICTS:
-        written.add(verdict)
-    return written
-
-
 def test_a_log_makes_the_same_views_again(tmp_path: Path) -> None:
-    finish(logged(tmp_path))
+    finish(logged(tmp_path, *VERDICTS))
     before = {path.name: path.read_text() for path in tmp_path.iterdir()}
     assert set(VIEWS) < set(before)
     for name in VIEWS:
@@ -306,7 +287,7 @@ def test_a_log_makes_the_same_views_again(tmp_path: Path) -> None:
 
 def test_a_log_that_ends_in_the_middle_is_a_run_that_is_not_complete(tmp_path: Path) -> None:
     log = tmp_path / "events.jsonl"
-    logged(tmp_path)
+    logged(tmp_path, *VERDICTS)
     whole = log.read_text()
     log.write_text(whole[:-10])
     assert len(replay(tmp_path).verdicts) == len(VERDICTS) - 1
@@ -328,7 +309,7 @@ def test_a_log_that_ends_in_the_middle_is_a_run_that_is_not_complete(tmp_path: P
 def test_a_log_that_cannot_be_read_is_reported_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: Callable[[Path], object], message: str
 ) -> None:
-    finish(logged(tmp_path))
+    finish(logged(tmp_path, *VERDICTS))
     damage(tmp_path / "events.jsonl")
     with pytest.raises(LogError) as raised:
         replay(tmp_path)
@@ -338,7 +319,7 @@ def test_a_log_that_cannot_be_read_is_reported_in_one_line(
 
 
 def test_the_summary_is_printed_from_a_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    written = logged(tmp_path)
+    written = logged(tmp_path, *VERDICTS)
     finish(written)
     assert main([str(tmp_path), "--print"]) == 0
     assert capsys.readouterr().out.splitlines() == list(lines(written.run))
@@ -356,10 +337,9 @@ def test_failures_are_logged_with_their_numbers(sessions: Sessions, tmp_path: Pa
     assert one.error_in_bounds is not None
     assert max(one.error_in_bounds.values or ()) > 1.0
     assert (tmp_path / one.replay_file).exists()
+    expected_weights = (one.expected_weights or one.expected).values or ()
     assert one.got_weights is not None
-    assert one.got_weights.values == pytest.approx(
-        [0.5 * w for w in (one.expected_weights or one.expected).values or ()]
-    )
+    assert one.got_weights.values == pytest.approx([0.5 * weight for weight in expected_weights])
 
 
 def test_weights_of_every_head_are_logged(sessions: Sessions, tmp_path: Path) -> None:

@@ -28,10 +28,7 @@ __all__ = ["browser"]
 ONE = passed("mine", "causal.square")
 CAUSAL = replace(SUITE, clauses=("causal.*",))
 BADGES = [
-    (
-        run(ONE, passed("mine", "causal.square", "float32"), passed("mine", "scores.dot-product")),
-        "conforms · 2/2 hold",
-    ),
+    (run(ONE, passed("mine", "causal.square", "float32"), passed("mine", "scores.dot-product")), "conforms · 2/2 hold"),
     (run(ONE), "conforms · 1/1 hold"),
     (run(ONE, failed("mine", "causal.square", "float32"), failed("mine", "causal.alignment")), "fails · 0/2 hold"),
     (run(ONE, failed("mine", "causal.any-scale", level="SHOULD"), known("mine", "masks.bool")), "conforms · 1/3 hold"),

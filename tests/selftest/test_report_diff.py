@@ -20,8 +20,8 @@ from attention_conformance.tests.report.diff import (
     markdown,
     text,
 )
-from attention_conformance.tests.report.log import FILE, Event, encode
-from attention_conformance.tests.report.model import Run, VerdictsEnd
+from attention_conformance.tests.report.log import FILE
+from attention_conformance.tests.report.model import Run
 from attention_conformance.tests.report.verdict import Verdict
 from attention_conformance.tests.selftest.run_builders import (
     FEATURES,
@@ -35,6 +35,7 @@ from attention_conformance.tests.selftest.run_builders import (
     subject,
     unclaimed,
     unjudged,
+    write_log,
 )
 
 ANCHOR = passed("mine", "scores.dot-product")
@@ -160,11 +161,9 @@ def test_implementations_come_and_go() -> None:
 def test_a_new_run_that_is_not_complete_is_no_success() -> None:
     diff = compared(run(ANCHOR, PASS), run(ANCHOR, subjects=[subject("mine")], reason="the run was interrupted"))
     assert (diff.changes, diff.only_old, diff.worse) == ((), 1, True)
-    lines = list(text(diff))
-    assert (
-        lines[0] == "INCOMPLETE: the new run is not complete (the run was interrupted): what it lacks is not compared"
-    )
-    assert lines[-1] == "unknown whether something got worse: run the new one to its end"
+    first, *_, last = text(diff)
+    assert first == "INCOMPLETE: the new run is not complete (the run was interrupted): what it lacks is not compared"
+    assert last == "unknown whether something got worse: run the new one to its end"
 
 
 def test_an_implementation_that_an_incomplete_run_did_not_reach_is_not_gone() -> None:
@@ -207,9 +206,8 @@ def test_dtypes_of_one_change_are_listed_together_the_widest_first() -> None:
 
 
 def test_runs_with_nothing_in_common_are_not_compared() -> None:
-    with pytest.raises(
-        IncomparableError, match=r"no verdict in common \(old: mine, 1 verdicts; new: other, 1 verdicts"
-    ):
+    message = r"no verdict in common \(old: mine, 1 verdicts; new: other, 1 verdicts"
+    with pytest.raises(IncomparableError, match=message):
         compared(run(ANCHOR), run(passed("other", "scores.dot-product")))
 
 
@@ -219,10 +217,11 @@ def test_text_of_a_candidate_is_never_markup() -> None:
     diff = compared(old, new)
     assert not [line for line in text(diff) if not line.isprintable()]
     page = "\n".join(markdown(diff))
-    kinds = [t.type for t in MarkdownIt("commonmark").enable("table").parse(page)]
+    tokens = MarkdownIt("commonmark").enable("table").parse(page)
+    kinds = [token.type for token in tokens]
     assert (kinds.count("td_open"), kinds.count("html_block"), kinds.count("heading_open")) == (6, 0, 2)
-    inline = [c.type for t in MarkdownIt("commonmark").enable("table").parse(page) for c in t.children or ()]
-    assert set(inline) == {"text", "code_inline", "strong_open", "strong_close"}
+    inline = {child.type for token in tokens for child in token.children or ()}
+    assert inline == {"text", "code_inline", "strong_open", "strong_close"}
 
 
 def test_a_comment_stays_short() -> None:
@@ -234,15 +233,9 @@ def test_a_comment_stays_short() -> None:
     assert len([line for line in text(diff) if line.startswith("  mine")]) == 2_000
 
 
-def written(folder: Path, diff: Run) -> Path:
+def written(folder: Path, recorded: Run) -> Path:
     folder.mkdir()
-    log: list[Event] = [
-        diff.opening,
-        *diff.verdicts,
-        VerdictsEnd(len(diff.verdicts), diff.closing.reason),
-        diff.closing,
-    ]
-    (folder / FILE).write_text("".join(f"{encode(event)}\n" for event in log), encoding="utf-8")
+    write_log(folder, recorded)
     return folder
 
 

@@ -14,7 +14,7 @@ from playwright.sync_api import Locator
 from attention_conformance.implementations.builtin import BUILTIN
 from attention_conformance.spec.clauses import load
 from attention_conformance.tests.harness.run.run_records import subject_of
-from attention_conformance.tests.report.model import Closing, Run, Subject
+from attention_conformance.tests.report.model import Closing, Run
 from attention_conformance.tests.report.views import html
 from attention_conformance.tests.report.views.html import slug, text
 from attention_conformance.tests.selftest.browser import OVERFLOW, Browser, Scheme, Visit, browser, pictured, visiting
@@ -52,6 +52,10 @@ def by_id(visit: Visit, name: str) -> Locator:
 
 def follow(visit: Visit, address: str) -> None:
     visit.page.evaluate("(address) => { location.hash = address }", address)
+
+
+def wait_for_focus(visit: Visit, name: str) -> None:
+    visit.page.wait_for_function("(id) => document.activeElement.id === id", arg=name)
 
 
 def unfold(visit: Visit) -> None:
@@ -95,9 +99,8 @@ def test_an_incomplete_run_is_marked_at_the_top(browser: Browser, tmp_path: Path
         assert "nothing on this page is a pass" in words
         assert MARKUP in words
         assert visit.page.title().startswith("INCOMPLETE")
-        assert not any(
-            "conforms" in each for each in visit.page.locator("header p, header li, .state").all_inner_texts()
-        )
+        states = visit.page.locator("header p, header li, .state").all_inner_texts()
+        assert not any("conforms" in state for state in states)
 
 
 def test_a_run_without_verdicts() -> None:
@@ -210,28 +213,27 @@ def test_search(open_page: Visit) -> None:
         ("clause:masks.rank", "clause:masks.rank"),
     ],
 )
-def test_an_address_opens_its_place(browser: Browser, file: Path, address: str, place: str) -> None:
-    with visiting(browser, file, ready=READY) as visit:
-        follow(visit, address)
-        visit.page.wait_for_function("(id) => document.activeElement.id === id", arg=place)
-        found = by_id(visit, place)
-        assert found.is_visible()
-        assert found.evaluate("(each) => each.getBoundingClientRect().top < innerHeight")
-        assert visit.noted == []
+def test_an_address_opens_its_place(open_page: Visit, address: str, place: str) -> None:
+    follow(open_page, address)
+    wait_for_focus(open_page, place)
+    target = by_id(open_page, place)
+    assert target.is_visible()
+    assert target.evaluate("(each) => each.getBoundingClientRect().top < innerHeight")
+    assert open_page.noted == []
 
 
 def test_an_address_is_found_behind_a_filter_and_in_history(open_page: Visit) -> None:
     page, place = open_page.page, by_id(open_page, f"{RIGHT}/masks.bool")
     page.get_by_label("failures only").check()
     follow(open_page, f"{RIGHT}/masks.bool")
-    page.wait_for_function("(id) => document.activeElement.id === id", arg=f"{RIGHT}/masks.bool")
+    wait_for_focus(open_page, f"{RIGHT}/masks.bool")
     assert place.is_visible()
     page.locator("#matrix").get_by_role("link", name="clauses hold").first.click()
-    page.wait_for_function("(id) => document.activeElement.id === id", arg=f"{RIGHT}/scores")
+    wait_for_focus(open_page, f"{RIGHT}/scores")
     page.go_back()
-    page.wait_for_function("(id) => document.activeElement.id === id", arg=f"{RIGHT}/masks.bool")
+    wait_for_focus(open_page, f"{RIGHT}/masks.bool")
     page.go_forward()
-    page.wait_for_function("(id) => document.activeElement.id === id", arg=f"{RIGHT}/scores")
+    wait_for_focus(open_page, f"{RIGHT}/scores")
     assert open_page.noted == []
 
 
@@ -245,19 +247,17 @@ def test_the_keyboard_reaches_and_opens(open_page: Visit) -> None:
     head.focus()
     page.keyboard.press("Enter")
     assert by_id(open_page, f"{RIGHT}/").get_attribute("open") is not None
-    outline = head.evaluate("(each) => getComputedStyle(each).outlineStyle")
-    assert outline == "solid"
+    assert head.evaluate("(each) => getComputedStyle(each).outlineStyle") == "solid"
 
 
-def test_commands_are_copied(browser: Browser, file: Path) -> None:
-    with visiting(browser, file, ready=READY) as visit:
-        visit.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
-        follow(visit, f"{WRONG}/scores.scale-default/float64")
-        button = by_id(visit, f"{WRONG}/scores.scale-default/float64").get_by_role("button", name="copy")
-        button.nth(1).click()
-        visit.page.get_by_role("button", name="copied").wait_for()
-        copied = visit.page.evaluate("navigator.clipboard.readText()")
-        assert copied == f"python -m pytest --replay {file.parent}/failures/scores.scale-default--float64.json"
+def test_commands_are_copied(open_page: Visit, file: Path) -> None:
+    page, place = open_page.page, f"{WRONG}/scores.scale-default/float64"
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    follow(open_page, place)
+    by_id(open_page, place).get_by_role("button", name="copy").nth(1).click()
+    page.get_by_role("button", name="copied").wait_for()
+    copied = page.evaluate("navigator.clipboard.readText()")
+    assert copied == f"python -m pytest --replay {file.parent}/failures/scores.scale-default--float64.json"
 
 
 def test_without_scripts_everything_can_be_read(browser: Browser, file: Path) -> None:
@@ -308,14 +308,10 @@ class Elements(HTMLParser):
             self.targets.add((found["href"] or "")[1:])
 
 
-def everyone() -> list[Subject]:
-    return [subject_of(each) for each in BUILTIN]
-
-
 def test_a_full_run_is_small_and_its_links_lead_somewhere(
     tmp_path: Path, browser: Browser, pytestconfig: pytest.Config
 ) -> None:
-    run = full(everyone())
+    run = full([subject_of(each) for each in BUILTIN])
     file = written(run, tmp_path)
     found = Elements(file.read_text(encoding="utf-8"))
     assert len(run.verdicts) > 10_000
@@ -328,11 +324,10 @@ def test_a_full_run_is_small_and_its_links_lead_somewhere(
             assert visit.page.evaluate(OVERFLOW) == visit.noted == []
 
 
-def test_the_page_is_one_file_that_asks_for_nothing(file: Path) -> None:
+def test_the_page_is_one_file_that_needs_no_other(file: Path) -> None:
     page = file.read_text(encoding="utf-8")
-    assert (
-        re.findall(r'\b(?:src|srcset|data)="|@import|url\(', re.sub(r"<pre.*?</pre>", "", page, flags=re.DOTALL)) == []
-    )
+    without_programs = re.sub(r"<pre.*?</pre>", "", page, flags=re.DOTALL)
+    assert re.findall(r'\b(?:src|srcset|data)="|@import|url\(', without_programs) == []
     assert "default-src 'none'" in page
     assert page.count("<li>", page.index("How to read"), page.index("</ol>")) == 10
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
@@ -14,8 +14,8 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 from attention_conformance.spec.clauses import load
-from attention_conformance.tests.report.log import FILE, Event, encode, replay
-from attention_conformance.tests.report.model import DiagnosisRecord, FailureRecord, Run, VerdictsEnd
+from attention_conformance.tests.report.log import FILE, replay
+from attention_conformance.tests.report.model import FailureRecord, Run
 from attention_conformance.tests.report.recorder import Recorder
 from attention_conformance.tests.report.views import ERRORS, VIEWS, clear, junit, markdown, write
 from attention_conformance.tests.report.wording import one_line
@@ -30,6 +30,7 @@ from attention_conformance.tests.selftest.run_builders import (
     subject,
     unclaimed,
     unjudged,
+    write_log,
 )
 
 SHOWN = FailureRecord(
@@ -52,7 +53,7 @@ CUT = replace(MIXED, closing=replace(MIXED.closing, complete=False, reason="the 
 
 def hostile(text: str) -> Run:
     """A run in which a candidate has this text wherever it can."""
-    made = run(
+    recorded = run(
         *(failed(text, "causal.square", message=text), known(text, "masks.bool", reason=text, link=f"https://{text}")),
         *(failed(text, "causal.any-scale", message=text, level="SHOULD"), unclaimed(text, "masks.float", reason=text)),
         *(unjudged(text, "values.mix", reason=text), passed("other", "causal.square")),
@@ -63,18 +64,13 @@ def hostile(text: str) -> Run:
         ],
         environment={"torch": text},
     )
-    return replace(made, closing=replace(made.closing, complete=False, reason=text))
-
-
-def tokens(page: str) -> Iterator[Token]:
-    """The page as a reader of GitHub's Markdown takes it, with what lies within its lines."""
-    for token in MarkdownIt("commonmark").enable(["table", "strikethrough"]).parse(page):
-        yield token
-        yield from token.children or ()
+    return replace(recorded, closing=replace(recorded.closing, complete=False, reason=text))
 
 
 def kinds(page: str, *types: str) -> list[Token]:
-    return [token for token in tokens(page) if token.type in types]
+    """The tokens of these types that a reader of GitHub's Markdown finds in the page, and within its lines."""
+    blocks = MarkdownIt("commonmark").enable(["table", "strikethrough"]).parse(page)
+    return [token for block in blocks for token in (block, *(block.children or ())) if token.type in types]
 
 
 def test_a_failure_has_clause_case_and_command() -> None:
@@ -98,6 +94,7 @@ def test_each_implementation_has_a_line_and_a_row() -> None:
     assert "| | scores | values | masks | causal | numerics |" in page
     assert "| `mine` | 1 | **0/1** | **0/1** | **0/1** | **0/1** |" in page
     assert "| `theirs` | 1 | · | · | · | · |" in page
+    assert "Left out" not in page
 
 
 def test_advice_and_known_deviations_are_folded() -> None:
@@ -137,8 +134,8 @@ def test_text_of_a_candidate_is_never_markup(text: str) -> None:
     assert all(own.fullmatch(token.content) for token in kinds(page, "html_block"))
     assert kinds(page, "html_inline", "link_open", "image", "em_open", "s_open", "hr") == []
     assert len(kinds(page, "heading_open")) == 4  # the title, the implementation, a failure, an error
-    rows = [len(kinds(page, "th_open")), len(kinds(page, "td_open"))]
-    assert rows == [4, 8]  # of two implementations: the name, and the chapters values, masks and causal
+    # Of two implementations: the name, and the chapters values, masks and causal.
+    assert [len(kinds(page, kind)) for kind in ("th_open", "td_open")] == [4, 8]
     words = [token.content for token in kinds(page, "text")]
     assert not [word for word in words if re.search(r"@\w|#\d|:\w+:|www\.|https?:|GH-", word)]
 
@@ -178,10 +175,6 @@ def test_a_run_of_a_part_names_the_selection() -> None:
     assert "Only a part" not in markdown.text(MIXED)
     (selected,) = [p.get("value") for p in parsed(part).iter("property") if p.get("name") == "selected"]
     assert selected == "--clause causal.* --dtype float64"
-
-
-def test_a_short_page_leaves_nothing_out() -> None:
-    assert "Left out" not in markdown.text(MIXED)
 
 
 COUNTS = {"tests", "failures", "errors", "skipped"}
@@ -232,19 +225,15 @@ def parsed(given: Run) -> ElementTree.Element:
 
 
 def case_of(root: ElementTree.Element, name: str) -> ElementTree.Element:
-    (given,) = [case for case in root.iter("testcase") if case.get("name") == name]
-    return given
+    (case,) = [case for case in root.iter("testcase") if case.get("name") == name]
+    return case
 
 
 def test_junit_has_a_case_for_each_clause_and_dtype() -> None:
     root = parsed(MIXED)
     assert [suite.get("name") for suite in root] == ["mine", "theirs"]
-    assert {name: root[0].get(name) for name in COUNTS} == {
-        "tests": "7",
-        "failures": "2",
-        "errors": "1",
-        "skipped": "3",
-    }
+    counts = {"tests": "7", "failures": "2", "errors": "1", "skipped": "3"}
+    assert {name: root[0].get(name) for name in COUNTS} == counts
     assert root[0].get("time") == "2.125"
     failure = case_of(root, "causal.square[float64]")[0]
     assert (failure.tag, failure.get("message")) == ("failure", "off by 1")
@@ -252,12 +241,8 @@ def test_junit_has_a_case_for_each_clause_and_dtype() -> None:
     assert lines[2:] == ["1 of 3 checks fail; the smallest case: B=1 H=1", "query 0 saw key 1", "run again: pytest -x"]
     assert load()["causal.square"].statement in (failure.text or "")
     assert case_of(root, "values.mix[float64]")[0].tag == "error"
-    messages = {
-        case.get("name"): case[0].get("message")
-        for case in root[0].iter("testcase")
-        if case.find("skipped") is not None
-    }
-    assert messages == {
+    skipped = [case for case in root[0].iter("testcase") if case.find("skipped") is not None]
+    assert {case.get("name"): case[0].get("message") for case in skipped} == {
         "numerics.half-range[float16]": "advice (SHOULD) not followed: is nan",
         "masks.bool[float64]": "not claimed: no masks",
         "masks.float[float64]": f"known deviation: reported {LINK}",
@@ -286,16 +271,7 @@ def test_junit_is_xml_with_any_text_of_a_candidate() -> None:
 
 @pytest.mark.parametrize("given", [MIXED, CUT, hostile(HOSTILE.replace("\ud800", ""))], ids=["mixed", "cut", "hostile"])
 def test_a_log_makes_the_same_views(given: Run, tmp_path: Path) -> None:
-    explained = [DiagnosisRecord(name, text) for name, text in given.diagnoses.items()]
-    log: list[Event] = [
-        given.opening,
-        *given.verdicts,
-        VerdictsEnd(len(given.verdicts), ""),
-        *explained,
-        *given.failures,
-        given.closing,
-    ]
-    (tmp_path / FILE).write_text("".join(f"{encode(event)}\n" for event in log), encoding="utf-8")
+    write_log(tmp_path, given)
     again = replay(tmp_path)
     for name, view in VIEWS.items():
         assert view(again) == view(given), name

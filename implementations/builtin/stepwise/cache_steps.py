@@ -4,37 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from attention_conformance.implementations.adapters.cached import Feed, Stream
+from attention_conformance.implementations.builtin.sdpa import SDPA_FEATURES
 from attention_conformance.implementations.builtin.stepwise.steps import CallOptions, Steps, accumulator, rotate
 from attention_conformance.spec.features import Feature
 
-Mistake = TypeVar("Mistake", bound=Callable[..., Any])
-
-CACHE_FEATURES = frozenset(
-    {
-        Feature.CORE,
-        Feature.HEADS,
-        Feature.CROSS,
-        Feature.KEY_VALUE,
-        Feature.VALUE_WIDTH,
-        Feature.SCALE,
-        Feature.CAUSAL,
-        Feature.VIEWS,
-        Feature.WINDOW,
-        Feature.ROTARY,
-        Feature.ALIBI,
-        Feature.GROUPED,
-        Feature.QUERY_START,
-        Feature.CACHE,
-        Feature.STATIC_CACHE,
-        Feature.RING_CACHE,
-    }
-)
+_NOT_CACHED = {Feature.BOOL_MASK, Feature.FLOAT_MASK, Feature.GRADIENTS, Feature.MASK_GRADIENT, Feature.EMPTY_SIZES}
+_POSITIONED = {Feature.WINDOW, Feature.ROTARY, Feature.ALIBI, Feature.QUERY_START}
+_CACHES = {Feature.CACHE, Feature.STATIC_CACHE, Feature.RING_CACHE, Feature.GROUPED}
+CACHE_FEATURES = (SDPA_FEATURES - _NOT_CACHED) | _POSITIONED | _CACHES
 
 
 @dataclass(frozen=True, eq=False)

@@ -104,7 +104,7 @@ class KeyedLayer(Layer):
         return F.pad(mask, (0, count))
 
     def forward(
-        self, query: Tensor, key: Tensor, value: Tensor, add_zero_attn: bool = False, **masks: Any
+        self, query: Tensor, key: Tensor, value: Tensor, *, add_zero_attn: bool = False, **masks: Any
     ) -> tuple[Tensor, Tensor]:
         """Output (B, Lq, width), and the weights (B, H, Lq, Lk), extra keys counted."""
         q, k, v = (self.split(x) for x in self.projected(query, key, value))

@@ -1,4 +1,4 @@
-"""Expecting: the file beside a candidate that says which clauses it breaks, why, and where that is publicly known."""
+"""Expected failures: the file that lists the clauses a candidate breaks, with the reason and a public link."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class Entry:
     """One `[[expected]]` of the file.
 
     Attributes:
-        candidate: the name of the implementation that it is about; empty for every candidate beside the file.
-        expires: the last day on which it excuses.
+        candidate: the name of the implementation that it is about; empty for every candidate in its folder.
+        expires: the last day on which it is valid.
         place: the file and the number of the entry, for messages.
     """
 
@@ -104,40 +104,40 @@ def beside(target: str) -> Path:
 def expecting(
     candidates: Sequence[Implementation], targets: Sequence[str], named: Path | None, today: date
 ) -> tuple[tuple[Implementation, ...], tuple[str, ...]]:
-    """The candidates with what is expected of them, and what there is to say of entries that have expired.
+    """The candidates with their expected failures, and a line for each entry that has expired.
 
     Args:
-        candidates: to be asked.
+        candidates: to be judged.
         targets: theirs, in the same order.
-        named: the file for all of them; None looks beside each.
+        named: the file for all of them; None looks in the folder of each.
         today: the day on which entries have expired or not.
 
     Raises:
-        ExpectingError: a file cannot be used, or has an entry that no candidate is asked.
+        ExpectingError: a file cannot be used, or has an entry that concerns no candidate.
     """
     files = [named or beside(target) for target in targets]
     entries = {file: read(file) for file in dict.fromkeys(files) if named or file.exists()}
     groups = {file: [c for c, f in zip(candidates, files, strict=True) if f == file] for file in entries}
     for file, found in entries.items():
         for entry in found:
-            _require_asked(entry, groups[file])
+            _require_checked(entry, groups[file])
     over = [entry for found in entries.values() for entry in found if entry.expires and entry.expires < today]
-    told = [f"{e.place} expired on {e.expires}, and no longer excuses {e.failure.clause}" for e in over]
+    notes = [f"{e.place} expired on {e.expires}, and no longer excuses {e.failure.clause}" for e in over]
     made = (
         _with(candidate, [e for e in entries.get(file, ()) if e not in over])
         for candidate, file in zip(candidates, files, strict=True)
     )
-    return tuple(made), tuple(told)
+    return tuple(made), tuple(notes)
 
 
-def _require_asked(entry: Entry, candidates: Sequence[Implementation]) -> None:
+def _require_checked(entry: Entry, candidates: Sequence[Implementation]) -> None:
     mine = [c for c in candidates if entry.candidate in ("", c.name)]
     if not mine and len(candidates) > 1:
         _require_known(entry.place, "candidate", [entry.candidate], [c.name for c in candidates])
     clause = load()[entry.failure.clause]
     reasons = [claimed(clause, c.claims) for c in mine]
     if mine and all(reasons):
-        raise ExpectingError(f"{entry.place}: {clause.id} is not asked, as {mine[0].name} {reasons[0]}: remove it")
+        raise ExpectingError(f"{entry.place}: {clause.id} is not checked, as {mine[0].name} {reasons[0]}: remove it")
 
 
 def _with(candidate: Implementation, entries: Sequence[Entry]) -> Implementation:
@@ -151,7 +151,7 @@ def proposed(verdicts: Sequence[Verdict], diagnoses: Mapping[str, str]) -> Itera
     if not failing:
         yield f"# nothing fails that MUST hold: {FILE} needs no entry"
         return
-    yield f"# {FILE}, beside the candidate: fill in each link with the public report of the deviation"
+    yield f"# {FILE}, for the folder of the candidate: fill in each link with the public report of the deviation"
     for implementation, clause in dict.fromkeys((v.implementation, v.clause) for v in failing):
         mine = [v for v in verdicts if (v.implementation, v.clause) == (implementation, clause)]
         failed = [v for v in mine if v in failing]

@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 
+from attention_conformance import __version__
 from attention_conformance.spec.clauses import load
 from attention_conformance.tests.harness.judge.clause_tests import Selection, claimed
 from attention_conformance.tests.harness.judge.settings import RunSettings
 from attention_conformance.tests.harness.run.command_lines import again, explaining
 from attention_conformance.tests.harness.run.exit_status import ExitStatus
-from attention_conformance.tests.report.recorder import Recorder, environment, suite_version
+from attention_conformance.tests.report.recorder import Recorder, environment
 from attention_conformance.tests.report.verdict import Status
 
 
@@ -25,9 +26,7 @@ def next_steps(status: int, settings: RunSettings, selection: Selection, recorde
             return [f"the run is not complete{where}: this is no verdict; run it again"]
         case ExitStatus.SUITE_ERROR:
             versions = ", ".join(f"{name} {version}" for name, version in environment().items())
-            return [
-                f"this is an error of the suite: report it, with these lines; version {suite_version()}, {versions}"
-            ]
+            return [f"this is an error of the suite: report it, with these lines; version {__version__}, {versions}"]
         case ExitStatus.NOTHING_CHECKED:
             clause = next(iter(settings.clauses), "CLAUSE")
             return [f"nothing was checked, {_reason(selection, recorder)}: see {explaining(clause)}"]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 
+from attention_conformance import __version__
 from attention_conformance.implementations.api.contract import Implementation
 from attention_conformance.implementations.defects import SCORE
 from attention_conformance.tests.report.model import Subject, Suite
-from attention_conformance.tests.report.recorder import SPEC_VERSION, suite_version
+from attention_conformance.tests.report.recorder import SPEC_VERSION
 
 
 def subject_of(implementation: Implementation, target: str = "") -> Subject:
@@ -27,4 +28,4 @@ def subject_of(implementation: Implementation, target: str = "") -> Subject:
 def suite_of(tier: str, device: str, clauses: tuple[str, ...] = (), dtypes: tuple[str, ...] = ()) -> Suite:
     """This suite, with its last mutation score, and the selection of a run."""
     score = json.loads(SCORE.read_text(encoding="utf-8"))
-    return Suite(suite_version(), SPEC_VERSION, tier, device, clauses, score["killed"], score["defects"], dtypes)
+    return Suite(__version__, SPEC_VERSION, tier, device, clauses, score["killed"], score["defects"], dtypes)

@@ -1,4 +1,4 @@
-"""Smoke: a few small problems before a run, which tell an adapter that hands things over wrongly."""
+"""Smoke: a few small problems before a run, which detect an adapter that passes its inputs in a wrong form."""
 
 from __future__ import annotations
 
@@ -27,18 +27,15 @@ LETTERS = {"output": ("B", "H", "Lq", "d"), "weights": ("B", "H", "Lq", "Lk")}
 
 
 def smoke(implementation: Implementation, device: str) -> tuple[str, ...]:
-    """What an adapter does wrongly, each in one line with its remedy; nothing where it hands everything over right.
-
-    Nothing is said, either, of answers that are wrong in any other way: that is for the clauses.
-    """
+    """The mistakes of an adapter, each in one line with its remedy. Other wrong answers are left to the clauses."""
     dtypes = implementation.claims.dtypes
-    return tuple(_told(Judge(implementation, dtypes[0], device))) if dtypes else ()
+    return tuple(_mistakes(Judge(implementation, dtypes[0], device))) if dtypes else ()
 
 
-def _told(judge: Judge) -> Iterator[str]:
-    problem, result = _asked(judge, Case())
+def _mistakes(judge: Judge) -> Iterator[str]:
+    problem, result = _result_of(judge, Case())
     if problem is None or result is None:
-        problem, result = _asked(judge, SQUARE)
+        problem, result = _result_of(judge, SQUARE)
     if problem is None or result is None:
         return
     if not _right(judge, "output", result.output, problem):
@@ -57,7 +54,7 @@ def _meaning(judge: Judge) -> str:
     return f"True lets attend): claim bool-mask={Polarity.MAY_ATTEND}"
 
 
-def _asked(judge: Judge, case: Case) -> tuple[Problem | None, Result | None]:
+def _result_of(judge: Judge, case: Case) -> tuple[Problem | None, Result | None]:
     fitted = fit(case, judge.claims)
     if isinstance(fitted, Unsupported):
         return None, None
@@ -105,22 +102,22 @@ def _rotated(judge: Judge, part: str, got: Array, expected: Expected) -> str:
 
 def _swapped(judge: Judge) -> str:
     """What the adapter has swapped on the way in, if the answer is right but for that."""
-    problem, result = _asked(judge, SQUARE)
+    problem, result = _result_of(judge, SQUARE)
     if problem is None or result is None:
         return ""
-    for told, other, back in _ways_in(problem):
+    for message, other, back in _possible_mistakes(problem):
         expected = solve(other, judge.conventions).parts["output"]
         rotated = Expected(back(expected.value), back(expected.bound))
         if _same(judge, "output", result.output, rotated):
-            return told
+            return message
     return ""
 
 
 Turn = Callable[[Array], Array]
 
 
-def _ways_in(problem: Problem) -> Iterator[tuple[str, Problem, Turn]]:
-    """What to say, the problem that the implementation saw then, and how its answer was handed back."""
+def _possible_mistakes(problem: Problem) -> Iterator[tuple[str, Problem, Turn]]:
+    """A message, the problem that the implementation gets by this mistake, and how its answer is returned."""
     order = "pass query, key and value in the order that it takes them"
     for first, second in (("key", "value"), ("query", "key"), ("query", "value")):
         if swapped := _exchanged(problem, first, second):
@@ -150,7 +147,7 @@ def _of_weights(judge: Judge, problem: Problem, result: Result) -> Iterator[str]
     if got is None:
         yield "adapter: weights are claimed, but none are returned: return them, or claim none"
     elif _same(judge, "averaged_weights", got, parts["averaged_weights"]):
-        yield "adapter: the weights are averaged over the heads: claim averaged-weights, or ask for those of each head"
+        yield "adapter: the weights are averaged over the heads: claim averaged-weights, or return those of each head"
     elif rotated := _rotated(judge, "weights", got, parts["weights"]):
         yield f"adapter: the weights come as {rotated}: turn their axes to {_axes('weights', 4)}"
 
@@ -159,7 +156,7 @@ def _inverted(judge: Judge, cases: tuple[Case, ...], name: str) -> bool:
     """Whether every answer to these masks is wrong, and right for the mask with True and False exchanged."""
     found = []
     for case in cases:
-        problem, result = _asked(judge, case)
+        problem, result = _result_of(judge, case)
         if problem is None or result is None:
             continue
         mask = problem.arrays()[name]

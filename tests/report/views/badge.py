@@ -46,21 +46,16 @@ def message(run: Run) -> tuple[str, str]:
 
 def _of_one(row: Row, part: str) -> tuple[str, str]:
     share = f"{row.total.holds}/{row.total.judged} hold"
-    match row.conformance:
-        case Conformance.CONFORMS:
-            return f"conforms{part} · {share}", GREEN
-        case Conformance.FAILS:
-            return f"fails · {share}", RED
-        case _:
-            return f"error · {share}", ORANGE
+    if row.conformance is Conformance.CONFORMS:
+        return f"conforms{part} · {share}", GREEN
+    return (f"fails · {share}", RED) if row.conformance is Conformance.FAILS else (f"error · {share}", ORANGE)
 
 
 def endpoint(run: Run) -> str:
     """JSON that shields.io makes a badge from (schema version 1)."""
     context, colour = message(run)
-    return (
-        json.dumps({"schemaVersion": 1, "label": LABEL, "message": context, "color": colour}, ensure_ascii=False) + "\n"
-    )
+    data = {"schemaVersion": 1, "label": LABEL, "message": context, "color": colour}
+    return json.dumps(data, ensure_ascii=False) + "\n"
 
 
 def svg(run: Run) -> str:

@@ -24,15 +24,12 @@ def mathml(latex: str, display: bool = False) -> Markup:
     Raises:
         ValueError: a command of it is unknown.
     """
-    element = ENTITY.sub(_character, convert(latex, display="block" if display else "inline").replace(NAMESPACE, ""))
+    converted = convert(latex, display="block" if display else "inline").replace(NAMESPACE, "")
+    # The characters themselves are shorter; those to which HTML gives a meaning stay entities.
+    element = ENTITY.sub(lambda entity: escape(chr(int(entity[1], 16))), converted)
     if left := re.search(r"\\[A-Za-z]+", re.sub("<[^>]*>", " ", element)):
         raise ValueError(f"{left[0]} is unknown in the equation {latex.strip()!r}: write it with other commands")
     return Markup(element)
-
-
-def _character(entity: re.Match[str]) -> str:
-    """The character itself, which is shorter, unless HTML gives it a meaning."""
-    return escape(chr(int(entity[1], 16)))
 
 
 def equation(tag: str) -> Markup:

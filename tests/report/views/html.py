@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import unicodedata
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,7 +10,7 @@ from urllib.parse import quote
 import jinja2
 from markupsafe import Markup
 
-from attention_conformance.spec.clauses import Clause, load
+from attention_conformance.spec.clauses import load
 from attention_conformance.spec.features import Conventions
 from attention_conformance.tests.report.counts import (
     BROKEN,
@@ -27,10 +25,11 @@ from attention_conformance.tests.report.counts import (
     outcome,
 )
 from attention_conformance.tests.report.grades import grade
-from attention_conformance.tests.report.model import Run, WeightMap
+from attention_conformance.tests.report.model import Run
 from attention_conformance.tests.report.verdict import Verdict
 from attention_conformance.tests.report.views import pictures
 from attention_conformance.tests.report.views.equations import equation, prose
+from attention_conformance.tests.report.views.inline import fingerprint, inline
 from attention_conformance.tests.report.views.page_failures import Depth, FailingClause, failing_clauses
 from attention_conformance.tests.report.wording import UNREADABLE, dtypes_of, in_bounds, one_line, selected
 
@@ -58,7 +57,9 @@ def text(run: Run) -> str:
     environment.globals |= {"prose": prose, "equation": equation}
     matrix = counts(run)
     failing = failing_clauses(run, matrix)
-    style, script = _own("page.css", "style"), _own("page.js", "script")
+    judged = {each.clause for row in matrix for each in row.total.clauses}
+    style = inline((ASSETS / "page.css").read_text(encoding="utf-8"), "style")
+    script = inline((ASSETS / "page.js").read_text(encoding="utf-8"), "script")
     return environment.get_template("page.html").render(
         run=run,
         part=selected(run),
@@ -66,7 +67,7 @@ def text(run: Run) -> str:
         columns=chapters_of(run),
         failing=failing,
         opened_of=_opened(matrix, failing).get,
-        clauses=_clauses(matrix),
+        clauses=[clause for name, clause in load().items() if name in judged],
         specification=load(),
         conformances={each: sum(row.conformance is each for row in matrix) for each in Conformance},
         few=FEW,
@@ -76,24 +77,11 @@ def text(run: Run) -> str:
         broken=BROKEN,
         grades={row.subject.name: grade(row.verdicts) for row in matrix},
         defaults=dict(Conventions().items()),
-        maps={name: _map(each, len(matrix) > FEW) for name, each in run.weight_maps.items()},
+        maps={n: pictures.weights(each, len(matrix) > FEW) for n, each in run.weight_maps.items() if each.expected},
         style=style,
         script=script,
-        allowed={"style": _fingerprint(style), "script": _fingerprint(script)},
+        allowed={"style": fingerprint(style), "script": fingerprint(script)},
     )
-
-
-def _own(name: str, element: str) -> Markup:
-    """An asset, which must not end its own element."""
-    own = (ASSETS / name).read_text(encoding="utf-8")
-    if f"</{element}" in own.lower() or "<!--" in own:
-        raise ValueError(f"{name} contains </{element} or <!--, which would end or hide it")
-    return Markup(own)
-
-
-def _fingerprint(own: str) -> str:
-    """By which the page's security policy allows this style or script, and no other."""
-    return f"'sha256-{base64.b64encode(hashlib.sha256(own.encode()).digest()).decode()}'"
 
 
 def slug(name: str) -> str:
@@ -108,10 +96,8 @@ def code(source: str) -> str:
 
 def named(sentence: str) -> Markup:
     """The sentence, with text in backticks as code."""
-    pieces = [
-        Markup("<code>{}</code>" if odd % 2 else "{}").format(each) for odd, each in enumerate(sentence.split("`"))
-    ]
-    return Markup("").join(pieces)
+    pieces = enumerate(sentence.split("`"))
+    return Markup("").join(Markup("<code>{}</code>" if odd % 2 else "{}").format(each) for odd, each in pieces)
 
 
 def web(link: str) -> bool:
@@ -132,18 +118,7 @@ def _opened(matrix: Sequence[Row], failing: Mapping[str, Mapping[str, FailingCla
     """The clauses whose failure is open from the start: the first of each implementation, if there are few."""
     if len(matrix) > FEW:
         return dict.fromkeys(failing, ())
-    return {name: tuple(_failed(clauses)[:1]) for name, clauses in failing.items()}
-
-
-def _failed(clauses: Mapping[str, FailingClause]) -> list[str]:
-    return [clause for clause, each in clauses.items() if each.count.outcome is Outcome.FAILS]
-
-
-def _clauses(matrix: Sequence[Row]) -> list[Clause]:
-    """Those that were run, in the order of the specification."""
-    run = {each.clause for row in matrix for each in row.total.clauses}
-    return [clause for name, clause in load().items() if name in run]
-
-
-def _map(weights: WeightMap, brief: bool) -> pictures.Part | None:
-    return None if weights.expected is None else pictures.weights(weights, brief)
+    return {
+        name: tuple(clause for clause, each in clauses.items() if each.count.outcome is Outcome.FAILS)[:1]
+        for name, clauses in failing.items()
+    }

@@ -6,18 +6,18 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 from attention_conformance.spec.clauses import load
 from attention_conformance.tests.report.counts import (
     LEGEND,
-    Counts,
     Outcome,
     Row,
     chapters_of,
     counts,
     outcome,
 )
-from attention_conformance.tests.report.model import Run, Subject, key_of
+from attention_conformance.tests.report.model import Run, key_of
 from attention_conformance.tests.report.verdict import Verdict
 from attention_conformance.tests.report.views.terminal import SHORT
 from attention_conformance.tests.report.wording import dtypes_of, failure_text, one_line, selected
@@ -95,14 +95,10 @@ def _table(run: Run, rows: Sequence[Row]) -> Iterator[Block]:
         titles = " | ".join(SHORT.get(name, name) for name in columns)
         yield Block(FRAME, "", f"\n| | {titles} |\n|---|{'--:|' * len(columns)}\n")
     for row in judged:
-        cells = " | ".join(map(_cell, row.cells))
+        cells = " | ".join(f"**{cell.text}**" if "/" in cell.text else cell.text for cell in row.cells)
         yield Block(HEAD, "row of the table", f"| {in_table(code(row.subject.name, 80))} | {cells} |\n")
     if judged:
         yield Block(FRAME, "", f"\nCells: {LEGEND}\n")
-
-
-def _cell(cell: Counts) -> str:
-    return f"**{cell.text}**" if "/" in cell.text else cell.text
 
 
 def _failures(run: Run, rows: Sequence[Row]) -> Iterator[Block]:
@@ -112,8 +108,7 @@ def _failures(run: Run, rows: Sequence[Row]) -> Iterator[Block]:
             heading += f"Diagnosis: {prose(diagnosis)}\n\n"
         for rank, verdicts in enumerate(row.together(Outcome.FAILS, Outcome.ERROR)):
             yield Block(FIRST + rank, "clause that fails", (heading if rank == 0 else "") + _clause(run, verdicts))
-            script = _script(run, verdicts[0]) if rank == 0 else ""
-            if script:
+            if rank == 0 and (script := _script(run, verdicts[0])):
                 yield Block(SCRIPT, "script", script)
 
 
@@ -133,25 +128,17 @@ def _script(run: Run, verdict: Verdict) -> str:
     record = run.explained.get(key_of(verdict))
     if record is None or not 0 < len(record.script) <= LONGEST_SCRIPT:
         return ""
-    lines = "\n".join(map(_indented, record.script.splitlines()))
+    indented = ((line[: len(line) - len(line.lstrip(" "))], line) for line in record.script.splitlines())
+    lines = "\n".join(f"{space}{one_line(line, LONGEST_SCRIPT)}" for space, line in indented)
     return _details("A program that shows the failure without this suite", fenced(lines, "python"))
 
 
-def _indented(line: str) -> str:
-    """A line of a program with its indentation."""
-    return line[: len(line) - len(line.lstrip(" "))] + one_line(line, LONGEST_SCRIPT)
-
-
 def _folded(rows: Sequence[Row]) -> Iterator[Block]:
-    for row in rows:
-        yield from _list(row.subject, "advice not followed", list(map(_advice, row.together(Outcome.ADVICE))))
-        yield from _list(row.subject, "known deviations", list(map(_known, row.together(Outcome.KNOWN))))
-
-
-def _list(subject: Subject, noun: str, lines: Sequence[str]) -> Iterator[Block]:
-    if lines:
-        name = prose(one_line(subject.name, 80))
-        yield Block(FOLDED, f"list of {noun}", _details(f"{name}: {noun} ({len(lines)})", "\n".join(lines) + "\n"))
+    kinds = (("advice not followed", Outcome.ADVICE, _advice), ("known deviations", Outcome.KNOWN, _known))
+    for row, (noun, kind, line_of) in product(rows, kinds):
+        if lines := list(map(line_of, row.together(kind))):
+            title = f"{prose(one_line(row.subject.name, 80))}: {noun} ({len(lines)})"
+            yield Block(FOLDED, f"list of {noun}", _details(title, "\n".join(lines) + "\n"))
 
 
 def _advice(verdicts: Sequence[Verdict]) -> str:
@@ -192,15 +179,13 @@ def in_table(text: str) -> str:
 def prose(text: str) -> str:
     """Text as prose in which only `code` is markup."""
     parts = one_line(text, 1_200).split("`")
-    paired = len(parts) % 2 == 1
-    if not paired:
+    if len(parts) % 2 == 0:
         return _escaped("".join(parts))
     return "".join(code(part) if number % 2 else _escaped(part) for number, part in enumerate(parts))
 
 
 def _escaped(text: str) -> str:
-    still = ACTIVE.sub(NO_BREAK, text)
-    return SPECIAL.sub(lambda match: f"&#{ord(match[0])};", still)
+    return SPECIAL.sub(lambda match: f"&#{ord(match[0])};", ACTIVE.sub(NO_BREAK, text))
 
 
 def fenced(text: str, language: str = "") -> str:
