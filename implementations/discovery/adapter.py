@@ -14,13 +14,13 @@ from attention_conformance.implementations.api.contract import Implementation
 from attention_conformance.implementations.discovery import function_text, probe_masks
 from attention_conformance.implementations.discovery.calls import UNSURE, FunctionCall, find_call
 from attention_conformance.implementations.discovery.constructors import resized
-from attention_conformance.implementations.discovery.findings import MASKED_OUT, MAY_ATTEND, Finding, undetermined
+from attention_conformance.implementations.discovery.findings import MASKED_OUT, MAY_ATTEND, Finding
 from attention_conformance.implementations.discovery.keywords import Function, Keywords, find_keywords
 from attention_conformance.implementations.discovery.loading import TargetError
 from attention_conformance.implementations.discovery.modules import ModulePlan, plan_module
 from attention_conformance.implementations.discovery.probe import Oracle, Run
 from attention_conformance.implementations.discovery.probe_interface import find_subject
-from attention_conformance.implementations.discovery.signatures import Options
+from attention_conformance.implementations.discovery.signatures import Options, check_kind
 from attention_conformance.implementations.discovery.vocabulary import OPTIONS, MaskForm
 from attention_conformance.spec.cases import MaskShape
 from attention_conformance.spec.features import Conventions, Polarity
@@ -82,14 +82,10 @@ def find_adapter(target: object, device: str, oracle: Oracle, caution: str = "")
     """
     if isinstance(target, Implementation):
         return _of_implementation(target)
-    if isinstance(target, type):
-        if not issubclass(target, nn.Module):
-            raise TargetError("it is a class, but no torch.nn.Module: give a function or a module class")
+    check_kind(target)
+    if isinstance(target, type) and issubclass(target, nn.Module):
         return _of_module(target, device, oracle)
-    if isinstance(target, nn.Module):
-        raise TargetError(f"it is an instance of {type(target).__name__}: give the class")
-    if not callable(target):
-        raise TargetError(f"it is an object of type {type(target).__name__}: give a function or a module class")
+    assert callable(target)
     return _of_function(target, device, caution)
 
 
@@ -102,7 +98,7 @@ def _topics(options: Options) -> frozenset[str]:
 def _of_implementation(target: Implementation) -> Adapter:
     kind = Finding("kind", "Implementation", "probed through its run; its name and claims are not used")
     why = "its adapter converts masks: through it, True may attend"
-    findings = (kind, undetermined("mask polarity", why))
+    findings = (kind, Finding.undetermined("mask polarity", why))
     return Adapter(target.run, (), "", "target.run", findings, functions=target.functions)
 
 
@@ -221,8 +217,8 @@ def _function_findings(call: FunctionCall, keywords: Keywords, caution: str) -> 
     roles = ", ".join(f"{own} is {role}" if own != role else own for own, role in pairs)
     layout = call.axes if call.axes == call.output else f"{call.axes} -> {call.output}"
     if UNSURE in call.evidence:
-        yield undetermined("arguments", f"{roles}: {call.evidence[UNSURE]}")
-        yield undetermined("layout", f"{layout} was assumed: see arguments")
+        yield Finding.undetermined("arguments", f"{roles}: {call.evidence[UNSURE]}")
+        yield Finding.undetermined("layout", f"{layout} was assumed: see arguments")
     else:
         yield Finding("arguments", roles, call.evidence["arguments"])
         yield Finding("layout", layout, call.evidence["layout"])
@@ -231,7 +227,7 @@ def _function_findings(call: FunctionCall, keywords: Keywords, caution: str) -> 
         yield Finding("options", f"{len(names)}", ", ".join(names))
     has_mask = keywords.bool_mask or keywords.padding
     if has_mask and caution:
-        yield undetermined("mask polarity", f"as masks and other parameters were probed, {caution}")
+        yield Finding.undetermined("mask polarity", f"as masks and other parameters were probed, {caution}")
     elif has_mask:
         masked_out = keywords.masked_out if keywords.bool_mask else keywords.padding_masked_out
         yield Finding("mask polarity", MASKED_OUT if masked_out else MAY_ATTEND, keywords.evidence)

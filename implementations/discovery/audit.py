@@ -24,7 +24,6 @@ from attention_conformance.implementations.discovery.findings import (
     MAY_ATTEND,
     Facts,
     Finding,
-    undetermined,
 )
 from attention_conformance.implementations.discovery.probe import Oracle, Subject
 from attention_conformance.implementations.discovery.probe_interface import find_subject
@@ -86,7 +85,7 @@ def findings_of(probe: str, subject: Subject, findings: Sequence[Finding]) -> li
     try:
         return list(PROBES[probe](subject, Facts.of(findings)))
     except Exception as error:
-        return [undetermined(probe, f"its answers could not be read: {error_line(error)}")]
+        return [Finding.undetermined(probe, f"its answers could not be read: {error_line(error)}")]
 
 
 def all_findings(subject: Subject, findings: Sequence[Finding]) -> list[Finding]:

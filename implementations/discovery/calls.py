@@ -19,7 +19,7 @@ import torch
 from attention_conformance.implementations.adapters.jax_op import is_jax
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.loading import TargetError
-from attention_conformance.implementations.discovery.probe import HALF, Floats, near, spans
+from attention_conformance.implementations.discovery.probe import HALF, Floats, first_part, near, spans
 from attention_conformance.implementations.discovery.signatures import (
     positional,
     required,
@@ -127,7 +127,7 @@ class Attempt:
         Raises:
             TargetError: the function raises, or its output is of another kind.
         """
-        output = _first(self.answer(arrays))
+        output = first_part(self.answer(arrays))
         if not IS_KIND[self.call.framework](output):
             raise TargetError(f"it answers {KINDS[self.call.framework]} with {type(output).__name__}")
         return np.asarray(output.detach().cpu() if isinstance(output, torch.Tensor) else output, np.float64)
@@ -161,10 +161,6 @@ class Attempt:
         return jax.numpy.asarray(array.astype(np.float32))
 
 
-def _first(answer: Any) -> Any:
-    return answer[0] if isinstance(answer, tuple | list) and len(answer) else answer
-
-
 def _found(attempt: Attempt) -> FunctionCall:
     rng = np.random.default_rng(2)
     arrays = [rng.standard_normal((attempt.call.extent,) * attempt.rank) for _ in INPUTS]
@@ -180,18 +176,13 @@ def _found(attempt: Attempt) -> FunctionCall:
 
 
 def _differentiable(attempt: Attempt, arrays: list[Floats]) -> bool:
-    try:
-        return bool(getattr(_first(attempt.answer(arrays, requires_grad=True)), "requires_grad", False))
-    except TargetError:
-        return False
+    outcome = safe_call(lambda: first_part(attempt.answer(arrays, requires_grad=True)))
+    return bool(getattr(outcome.value, "requires_grad", False))
 
 
 def _takes_arrays(attempt: Attempt, arrays: list[Floats]) -> bool:
-    try:
-        replace(attempt, call=replace(attempt.call, framework="numpy")).output(arrays)
-    except TargetError:
-        return False
-    return True
+    of_arrays = replace(attempt, call=replace(attempt.call, framework="numpy"))
+    return not safe_call(lambda: of_arrays.output(arrays)).error
 
 
 def _axis_changed(attempt: Attempt, arrays: list[Floats], plain: Floats, number: int, axis: int) -> int | None:

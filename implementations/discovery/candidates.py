@@ -14,11 +14,9 @@ from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.functions import function_candidate
 from attention_conformance.implementations.discovery.loading import Target, TargetError, load_target
 from attention_conformance.implementations.discovery.module_candidates import module_candidate
-from attention_conformance.implementations.discovery.signatures import ADAPTER
+from attention_conformance.implementations.discovery.signatures import ADAPTER, check_kind
 
 __all__ = ["TargetError", "candidate", "candidates", "distinct", "wrapped"]
-
-_USABLE = f"give a function of query, key and value or a module class, {ADAPTER}"
 
 
 def candidate(target: str, settings: Mapping[str, str], device: str = "cpu") -> Implementation:
@@ -89,12 +87,8 @@ def wrapped(name: str, target: object, settings: Mapping[str, str], device: str)
     if isinstance(target, Implementation):
         conventions = target.claims.conventions.claiming(settings)
         return replace(target, claims=replace(target.claims, conventions=conventions))
-    if isinstance(target, nn.Module):
-        raise TargetError(f"it is an instance of {type(target).__name__}: give the class, {ADAPTER}")
-    if isinstance(target, type):
-        if not issubclass(target, nn.Module):
-            raise TargetError(f"it is a class, but no torch.nn.Module: {_USABLE}")
+    check_kind(target, f", {ADAPTER}")
+    if isinstance(target, type) and issubclass(target, nn.Module):
         return module_candidate(name, target, settings, device)
-    if not callable(target):
-        raise TargetError(f"it is an object of type {type(target).__name__}: {_USABLE}")
+    assert callable(target)
     return function_candidate(name, target, settings, device)

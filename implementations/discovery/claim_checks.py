@@ -29,6 +29,10 @@ AdapterRun = Callable[..., Result]
 PLAIN = Case(sizes=Sizes(batch=2, num_heads=3, query_length=16, key_length=16, d_k=16, d_v=16))
 """Sizes that every kernel should take: whether odd ones work is for the suite to find out."""
 EXTENTS = {"B": 2, "H": 3, "Q": 16, "K": 16}
+EVERYWHERE = frozenset(
+    {Feature.CORE, Feature.HEADS, Feature.GRADIENTS, Feature.VIEWS, Feature.EMPTY_SIZES, Feature.ALTERNATIVES}
+)
+"""What every candidate is assumed to offer, unless a call shows that it does not."""
 MASKED = replace(PLAIN, mask=MaskKind.BOOL)
 BIASED = replace(PLAIN, mask=MaskKind.FLOAT)
 CAUSAL = replace(PLAIN, causal=True)

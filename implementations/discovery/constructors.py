@@ -13,6 +13,7 @@ from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.loading import TargetError
 from attention_conformance.implementations.discovery.signatures import (
     ADAPTER,
+    own_names,
     positional,
     required,
     switched_off,
@@ -93,11 +94,7 @@ def constructor(kind: type[nn.Module]) -> Constructor:
     options: dict[str, object] = {name: True for name in ("bias", "batch_first") if name in parameters}
     options |= switched_off(p for p in signature.parameters.values() if "drop" in p.name)
     others = set(parameters) - {p.name for p in sizes}
-    spelled = {
-        option: next(name for name in entry.parameters if name in others)
-        for option, entry in CONSTRUCTOR_OPTIONS.items()
-        if others & {*entry.parameters}
-    }
+    spelled = own_names(CONSTRUCTOR_OPTIONS, others)
     known = {"embed_dim", "num_heads", "kdim", "vdim", *options, *spelled.values(), *(p.name for p in sizes)}
     for parameter in signature.parameters.values():
         if required(parameter) and parameter.name not in known:
@@ -150,14 +147,11 @@ def resized(kind: type[nn.Module]) -> Iterator[tuple[str, type[nn.Module]]]:
 
 
 def _subclass(arguments: Mapping[str, str]) -> str:
-    return "\n".join(
-        [
-            "class Resized(target):  # type: ignore[misc]  # its base is loaded when this runs",
-            '    """The class, built with one width and a number of heads."""',
-            "",
-            "    def __init__(self, embed_dim: int, num_heads: int) -> None:",
-            "        super().__init__(",
-            *(f"            {name}={value}," for name, value in arguments.items()),
-            "        )",
-        ]
-    )
+    given = "".join(f"            {name}={value},\n" for name, value in arguments.items())
+    return f'''\
+class Resized(target):  # type: ignore[misc]  # its base is loaded when this runs
+    """The class, built with one width and a number of heads."""
+
+    def __init__(self, embed_dim: int, num_heads: int) -> None:
+        super().__init__(
+{given}        )'''

@@ -38,11 +38,12 @@ def find_extras(parts: Sequence[Any], extents: Mapping[str, int], rearranged: bo
         extents: of the axes B, H, Q and K in the problem that was answered.
         rearranged: whether extras with their axes in another order count.
     """
+    extents = {**extents, "N": extents["B"] * extents["H"]}
     extras: dict[str, Extra] = {}
     for position, part in enumerate(parts[1:], start=1):
         shape = tuple(getattr(part, "shape", ()))
         for name, arrangement in _arrangements(rearranged):
-            if shape == tuple(_extent(axis, extents) for axis in arrangement):
+            if shape == tuple(extents[axis] for axis in arrangement):
                 extras.setdefault(name, Extra(position, name, arrangement))
                 break
     return tuple(sorted(extras.values(), key=lambda extra: extra.position))
@@ -55,10 +56,6 @@ def _arrangements(rearranged: bool) -> Iterator[tuple[str, str]]:
         yield from ((name, "".join(order)) for order in permutations(axes))
         if "BH" in axes:
             yield name, axes.replace("BH", "N")
-
-
-def _extent(axis: str, extents: Mapping[str, int]) -> int:
-    return extents["B"] * extents["H"] if axis == "N" else extents.get(axis, -1)
 
 
 def ignored_parts(parts: Sequence[Any], extras: Iterable[Extra]) -> list[str]:

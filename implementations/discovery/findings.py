@@ -34,26 +34,26 @@ class Finding:
         """Whether one known answer fits, and no other."""
         return self.answer not in (UNDETERMINED, LOST)
 
+    @classmethod
+    def undetermined(cls, topic: str, why: str) -> Finding:
+        """A topic without an answer."""
+        return cls(topic, UNDETERMINED, why)
 
-def undetermined(topic: str, why: str) -> Finding:
-    """A topic without an answer."""
-    return Finding(topic, UNDETERMINED, why)
+    @classmethod
+    def refused(cls, topic: str, error: str) -> Finding:
+        """Something that is not offered, because it raised an error."""
+        return cls(topic, ABSENT, f"refused: {error}")
 
+    @classmethod
+    def offered(cls, topic: str, right: bool, evidence: str) -> Finding:
+        """Something that is offered, or does something unknown."""
+        return cls(topic, OFFERED if right else UNDETERMINED, evidence)
 
-def refused(topic: str, error: str) -> Finding:
-    """Something that is not offered, because it raised an error."""
-    return Finding(topic, ABSENT, f"refused: {error}")
-
-
-def offered(topic: str, right: bool, evidence: str) -> Finding:
-    """Something that is offered, or does something unknown."""
-    return Finding(topic, OFFERED, evidence) if right else undetermined(topic, evidence)
-
-
-def the_one(topic: str, fits: Iterable[str], evidence: str) -> Finding:
-    """The one answer that fits; undetermined where none or several do."""
-    answers = list(fits)
-    return Finding(topic, answers[0], evidence) if len(answers) == 1 else undetermined(topic, evidence)
+    @classmethod
+    def the_one(cls, topic: str, fits: Iterable[str], evidence: str) -> Finding:
+        """The one answer that fits; undetermined where none or several do."""
+        answers = list(fits)
+        return cls(topic, answers[0] if len(answers) == 1 else UNDETERMINED, evidence)
 
 
 @dataclass(frozen=True)
@@ -75,10 +75,6 @@ class Facts:
     def polarity(self, topic: str) -> str:
         """What True means in a boolean mask, or nothing where it is neither of the two."""
         return self.answer(topic) if self.answer(topic) in (MAY_ATTEND, MASKED_OUT) else ""
-
-    def absent(self, topic: str) -> bool:
-        """Whether it is not offered."""
-        return self.answer(topic) == ABSENT
 
     def evidence(self, topic: str) -> str:
         """What was observed, or nothing where it was not probed."""

@@ -20,6 +20,7 @@ from attention_conformance.implementations.api.safe_call import CallOutcome
 from attention_conformance.implementations.discovery.claim_checks import (
     BIASED,
     CAUSAL,
+    EVERYWHERE,
     EXTENTS,
     MASKED,
     NO_EFFECT,
@@ -98,19 +99,7 @@ JAX = ArrayKind("JAX arrays", jax_op, is_jax)
 ARRAYS_LACK = "'numpy.ndarray' object has no attribute"
 """The error of a function that does not work on NumPy arrays; its error for tensors is more useful."""
 
-ALWAYS = frozenset(
-    {
-        Feature.CORE,
-        Feature.HEADS,
-        Feature.CROSS,
-        Feature.KEY_VALUE,
-        Feature.VALUE_WIDTH,
-        Feature.GRADIENTS,
-        Feature.VIEWS,
-        Feature.EMPTY_SIZES,
-        Feature.ALTERNATIVES,
-    }
-)
+ALWAYS = EVERYWHERE | {Feature.CROSS, Feature.KEY_VALUE, Feature.VALUE_WIDTH}
 """What every function of query, key and value is assumed to offer, unless a call shows that it does not."""
 
 

@@ -23,12 +23,7 @@ from attention_conformance.implementations.discovery.probe import (
     Run,
     Subject,
 )
-from attention_conformance.implementations.discovery.signatures import (
-    Options,
-    is_variadic,
-    read_options,
-    signature_of,
-)
+from attention_conformance.implementations.discovery.signatures import Options, is_variadic, read_options, signature_of
 from attention_conformance.implementations.discovery.vocabulary import (
     DISPENSABLE,
     KNOWN_NAMES,
@@ -160,9 +155,8 @@ def _by_names(function: Function) -> tuple[Keywords, list[str]]:
     ]
     kwargs = [p for p in rest if p.kind is inspect.Parameter.VAR_KEYWORD]
     options = read_options(inspect.Signature([*by_keyword, *kwargs]), (), KWARGS_OF_FUNCTION)
-    always = {options.spelled[option]: wish for option, wish in WEIGHTS_RETURNED.items() if option in options}
     unknown = [p.name for p in single if p.name not in KNOWN_NAMES and "drop" not in p.name]
-    return Keywords(replace(options, always=always)), unknown
+    return Keywords(replace(options, always=options.weights_returned)), unknown
 
 
 def _plain_answer(function: Function, keywords: Keywords) -> Any:

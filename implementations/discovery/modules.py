@@ -27,6 +27,7 @@ from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.claim_checks import (
     BIASED,
     CAUSAL,
+    EVERYWHERE,
     EXTENTS,
     MASKED,
     PLAIN,
@@ -63,17 +64,7 @@ from attention_conformance.spec.problem import Problem
 KEY_WIDTH, VALUE_WIDTH = 10, 11
 """Widths of an instance that is built to look at its parameters."""
 
-ALWAYS = frozenset(
-    {
-        Feature.CORE,
-        Feature.HEADS,
-        Feature.GRADIENTS,
-        Feature.PROJECTIONS,
-        Feature.VIEWS,
-        Feature.EMPTY_SIZES,
-        Feature.ALTERNATIVES,
-    }
-)
+ALWAYS = EVERYWHERE | {Feature.PROJECTIONS}
 NO_OPTIONS = Options({})
 BY_PARAMETER = {"b_q": Feature.BIAS, "w_o": Feature.OUTPUT_PROJECTION, "b_o": Feature.OUTPUT_BIAS}
 """What a parameter claims that the module has."""
@@ -257,12 +248,11 @@ def _call(kind: type[nn.Module], polarity: Polarity) -> ModuleCall:
     check_order(inputs)
     kwargs = {**KWARGS_OF_FORWARD, **{name: name for name in ("key_padding_mask", *WEIGHTS_RETURNED)}}
     options = read_options(signature, inputs, kwargs)
-    always = {options.spelled[option]: wish for option, wish in WEIGHTS_RETURNED.items() if option in options}
     count = 3 if takes_any(signature, inspect.Parameter.VAR_POSITIONAL) else len(inputs)
     if count not in (1, 3):
         names = ", ".join(p.name for p in inputs)
         raise TargetError(f"its forward takes ({names}): let it take query, key, value or x, {ADAPTER}")
-    return ModuleCall(count, options, polarity, always=always)
+    return ModuleCall(count, options, polarity, always=options.weights_returned)
 
 
 def _inputs(signature: inspect.Signature) -> list[inspect.Parameter]:

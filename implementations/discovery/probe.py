@@ -305,6 +305,11 @@ def spans(numbers: Any) -> str:
     return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}..{run[-1]}" for run in runs) or "none"
 
 
+def first_part(answer: Any) -> Any:
+    """The output in an answer that may have more parts."""
+    return answer[0] if isinstance(answer, tuple | list) and len(answer) else answer
+
+
 NO_ANSWER = object()
 
 
@@ -319,4 +324,4 @@ class Recorder:
         """The output of the function."""
         self.answer = NO_ANSWER
         self.answer = self.function(*inputs, **options)
-        return self.answer[0] if isinstance(self.answer, tuple | list) and len(self.answer) else self.answer
+        return first_part(self.answer)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from attention_conformance.implementations.discovery.findings import Facts, Finding, undetermined
+from attention_conformance.implementations.discovery.findings import Facts, Finding
 from attention_conformance.implementations.discovery.probe import (
     EVEN_HEADS,
     HALF,
@@ -50,7 +50,7 @@ def find_subject(run: Run, device: str, oracle: Oracle) -> tuple[Subject | None,
                 settled = _with_heads(_without_unused(subject))
                 return settled, list(_findings(settled))
     why = "; ".join(f"probed at the {scope} level: {error}" for scope, error in errors.items())
-    return None, [undetermined("level", why or "its output has no known shape")]
+    return None, [Finding.undetermined("level", why or "its output has no known shape")]
 
 
 def _interfaces() -> Iterator[Interface]:
@@ -130,10 +130,10 @@ def _heads(subject: Subject) -> Finding:
     problem = subject.problem(SQUARE)
     before, after = (revealed(subject.reply(each), problem) for each in (problem, _with_head_negated(problem)))
     if error := before.error or after.error:
-        return undetermined("heads", error)
+        return Finding.undetermined("heads", error)
     changed = np.flatnonzero((np.abs(after.weights - before.weights) > HALF).any((0, 2, 3)))
     evidence = f"a change of head 0 of the query changed heads {spans(changed)} of {subject.interface.num_heads}"
-    return Finding("heads", "many", evidence) if list(changed) == [0] else undetermined("heads", evidence)
+    return Finding("heads", "many", evidence) if list(changed) == [0] else Finding.undetermined("heads", evidence)
 
 
 def _with_head_negated(problem: Problem) -> Problem:

@@ -16,10 +16,6 @@ from attention_conformance.implementations.discovery.findings import (
     MAY_ATTEND,
     Facts,
     Finding,
-    offered,
-    refused,
-    the_one,
-    undetermined,
 )
 from attention_conformance.implementations.discovery.probe import (
     HALF,
@@ -41,11 +37,6 @@ AS_NUMBERS = "added as 0 and 1"
 SQUARE = Setup(query_length=KEYS)
 
 
-def query_count(subject: Subject) -> int:
-    """Lq of the plain setup."""
-    return KEYS if subject.self_attention else QUERIES
-
-
 def holes(shape: tuple[int, ...], seed: int = 3) -> Booleans:
     """A mask with True and False in every row, different from row to row."""
     mask = np.random.default_rng(seed).random(shape) < 0.5
@@ -56,7 +47,8 @@ def holes(shape: tuple[int, ...], seed: int = 3) -> Booleans:
 
 def mask_extents(subject: Subject, queries: int = 0) -> tuple[int, ...]:
     """The shape in which it takes an attention mask."""
-    extents = {"B": 2, "H": subject.interface.num_heads, "Lq": queries or query_count(subject), "Lk": KEYS, "1": 1}
+    queries = queries or (KEYS if subject.self_attention else QUERIES)
+    extents = {"B": 2, "H": subject.interface.num_heads, "Lq": queries, "Lk": KEYS, "1": 1}
     return tuple(extents[axis] for axis in subject.interface.mask_shape.value.split(","))
 
 
@@ -82,14 +74,14 @@ def unchanged(subject: Subject, observed: ObservedWeights, setup: Setup = PLAIN_
 def without_effect(subject: Subject, topic: str, observed: ObservedWeights) -> Finding | None:
     """That something is not offered, because it was refused or changes nothing; None where it has an effect."""
     if observed.error:
-        return refused(topic, observed.error)
+        return Finding.refused(topic, observed.error)
     return Finding(topic, ABSENT, IGNORED) if unchanged(subject, observed) else None
 
 
 def _boolean_finding(topic: str, subject: Subject, observed: ObservedWeights, mask: Booleans) -> Finding:
     """What True means in a boolean mask."""
     if observed.error:
-        return refused(topic, observed.error)
+        return Finding.refused(topic, observed.error)
     evidence = _row_evidence(mask, observed)
     if observed.shows(mask):
         return Finding(topic, MAY_ATTEND, evidence)
@@ -100,7 +92,7 @@ def _boolean_finding(topic: str, subject: Subject, observed: ObservedWeights, ma
     added = _score_changes(observed, subject.weights())
     if np.allclose(added, _centred(mask.astype(np.float64), observed), atol=16 * HALF):
         return Finding(topic, AS_NUMBERS, f"{evidence}, and True added 1 to the score")
-    return undetermined(topic, evidence)
+    return Finding.undetermined(topic, evidence)
 
 
 def _centred(added: Floats, observed: ObservedWeights) -> Floats:
@@ -165,13 +157,13 @@ def _added(mask: Floats, observed: ObservedWeights, plain: ObservedWeights, widt
     """By what factor the entries of a mask reach the scores."""
     entries, changes = _centred(mask, observed), _score_changes(observed, plain)
     if not np.isfinite(changes).all():
-        return undetermined("float-mask", "some weights are zero or NaN")
+        return Finding.undetermined("float-mask", "some weights are zero or NaN")
     factor = float((changes * entries).sum() / (entries**2).sum())
     if np.abs(changes - factor * entries).max() > 16 * HALF:
-        return undetermined("float-mask", "the scores changed by other amounts than its entries")
+        return Finding.undetermined("float-mask", "the scores changed by other amounts than its entries")
     known = {"added": 1.0, "added before the scale": width**-0.5, "subtracted": -1.0}
     fits = [name for name, value in known.items() if abs(factor - value) <= 16 * HALF]
-    return the_one("float-mask", fits[:1], f"an entry x changed its score by {factor:.3g} x")
+    return Finding.the_one("float-mask", fits[:1], f"an entry x changed its score by {factor:.3g} x")
 
 
 def key_padding(subject: Subject) -> Finding:
@@ -187,7 +179,7 @@ def padding(subject: Subject, facts: Facts) -> Iterator[Finding]:
     counts = np.array([3, 5])
     observed = subject.weights(PLAIN_SETUP.given(valid_lens=counts))
     visible = np.arange(KEYS) < counts[:, None, None, None]
-    yield without_effect(subject, "valid-lens", observed) or offered(
+    yield without_effect(subject, "valid-lens", observed) or Finding.offered(
         "valid-lens",
         observed.shows(visible),
         f"sample 0: {counts[0]} keys are real; query 0 used keys {observed.keys_of((0, 0, 0))}",
@@ -206,12 +198,12 @@ def causal_flag(subject: Subject) -> Finding:
     """The causal flag, with as many queries as keys."""
     observed = subject.weights(SQUARE.given(causal=True))
     if observed.error:
-        return refused("causal", observed.error)
+        return Finding.refused("causal", observed.error)
     evidence = f"Lq {KEYS}, Lk {KEYS}: query 2 used keys {observed.keys_of((0, 0, 2))}"
     triangular = observed.shows(triangle(KEYS, KEYS, "top-left"))
     if unchanged(subject, observed, SQUARE):
         return Finding("causal", "always" if triangular else ABSENT, f"{IGNORED}: {evidence}")
-    return offered("causal", triangular, evidence)
+    return Finding.offered("causal", triangular, evidence)
 
 
 def causal(subject: Subject, facts: Facts) -> Iterator[Finding]:
@@ -219,7 +211,7 @@ def causal(subject: Subject, facts: Facts) -> Iterator[Finding]:
     finding = causal_flag(subject)
     yield finding
     if finding.answer != ABSENT:
-        tied = undetermined("causal-alignment", "Lq is always Lk")
+        tied = Finding.undetermined("causal-alignment", "Lq is always Lk")
         yield tied if subject.self_attention else _alignment(subject)
 
 
@@ -233,7 +225,7 @@ def _alignment(subject: Subject) -> Finding:
         row = queries - 3
         evidence.append(f"Lq {queries}, Lk {keys}: query {row} used keys {observed.keys_of((0, 0, row))}")
         fits &= {corner for corner in CORNERS if _shows_rows(observed, triangle(queries, keys, corner))}
-    return the_one("causal-alignment", fits, "; ".join(evidence))
+    return Finding.the_one("causal-alignment", fits, "; ".join(evidence))
 
 
 def _shows_rows(observed: ObservedWeights, pattern: Booleans) -> bool:
@@ -261,7 +253,7 @@ def causal_with_mask(subject: Subject, facts: Facts) -> Iterator[Finding]:
         yield Finding("causal-with-mask", CausalWithMask.EITHER, evidence)
     else:
         first = next(iter(observed.values())).error
-        yield the_one("causal-with-mask", distinct, first if len(distinct) == 1 else evidence)
+        yield Finding.the_one("causal-with-mask", distinct, first if len(distinct) == 1 else evidence)
 
 
 def _combination(observed: ObservedWeights, visible: Booleans) -> str:
@@ -315,4 +307,4 @@ def empty_row(subject: Subject, topic: str, setup: Setup, where: tuple[int | sli
         "as if unmasked": plain.weights[sample, :, row],
     }
     fits = [a for a, e in known.items() if np.allclose(rows, e, rtol=0.0, atol=HALF, equal_nan=True)]
-    return the_one(topic, fits[:1], evidence)
+    return Finding.the_one(topic, fits[:1], evidence)

@@ -8,23 +8,8 @@ from dataclasses import replace
 import numpy as np
 
 from attention_conformance.implementations.discovery.extra_options import EXTRA_OPTIONS, OFFERED, ExtraOption, drawn
-from attention_conformance.implementations.discovery.findings import (
-    ABSENT,
-    IGNORED,
-    Facts,
-    Finding,
-    refused,
-    the_one,
-    undetermined,
-)
-from attention_conformance.implementations.discovery.probe import (
-    KEYS,
-    Floats,
-    Setup,
-    Subject,
-    revealed,
-    rounded,
-)
+from attention_conformance.implementations.discovery.findings import ABSENT, IGNORED, Facts, Finding
+from attention_conformance.implementations.discovery.probe import KEYS, Floats, Setup, Subject, revealed, rounded
 from attention_conformance.implementations.discovery.probe_masks import empty_row
 from attention_conformance.implementations.discovery.probe_scores import key_products
 from attention_conformance.spec.extensions import Extension, Packing
@@ -66,7 +51,7 @@ def _findings(subject: Subject, option: ExtraOption) -> Iterator[Finding]:
     problem = problem_with(subject, option)
     reply = subject.reply(problem)
     if reply.error:
-        yield refused(topic, reply.error)
+        yield Finding.refused(topic, reply.error)
         return
     parameters = {n: a for n, a in problem.parameters.items() if not n.startswith("bias_")}
     without = replace(problem, extension=Extension(), extras={}, parameters=parameters)
@@ -79,7 +64,7 @@ def _findings(subject: Subject, option: ExtraOption) -> Iterator[Finding]:
     if option.feature in SHOWN_IN_WEIGHTS and not observed.error:
         evidence = f"query 4 used keys {observed.keys_of((0, 0, 4))}"
     if len(fits) != 1:
-        yield undetermined(topic, f"it changes the answer, to none that is known. {evidence}".strip())
+        yield Finding.undetermined(topic, f"it changes the answer, to none that is known. {evidence}".strip())
         return
     yield Finding(topic, OFFERED, evidence)
     if option.convention:
@@ -88,7 +73,7 @@ def _findings(subject: Subject, option: ExtraOption) -> Iterator[Finding]:
 
 def row_beyond_window(subject: Subject, facts: Facts) -> Iterator[Finding]:
     """A query that a window leaves no key, which is answered as one that the causal flag leaves none."""
-    if facts.answer("causal-alignment") != "top-left" or not facts.answer("window") or facts.absent("window"):
+    if facts.answer("causal-alignment") != "top-left" or facts.answer("window") != OFFERED:
         return
     setup = Setup(query_length=6, key_length=3, extension=Extension(window_left=1)).given(causal=True)
     finding = empty_row(subject, "empty-row-causal", setup, (slice(None), 5))
@@ -108,7 +93,7 @@ def softcap_order(subject: Subject, facts: Facts) -> Iterator[Finding]:
     known = {"cap before mask": subject.expected(problem), "mask before cap": _capped_after(subject, problem)}
     fits = [name for name, each in known.items() if subject.near(output, each)]
     evidence = "float mask of up to 4, cap 1.5"
-    yield the_one("softcap order", fits, evidence)
+    yield Finding.the_one("softcap order", fits, evidence)
 
 
 def _capped_after(subject: Subject, problem: Problem) -> Floats:

@@ -10,17 +10,7 @@ import numpy as np
 from attention_conformance.implementations.api.contract import Result
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.extra_options import DROPOUT, OFFERED
-from attention_conformance.implementations.discovery.findings import (
-    ABSENT,
-    IGNORED,
-    NOT_RETURNED,
-    Facts,
-    Finding,
-    offered,
-    refused,
-    the_one,
-    undetermined,
-)
+from attention_conformance.implementations.discovery.findings import ABSENT, IGNORED, NOT_RETURNED, Facts, Finding
 from attention_conformance.implementations.discovery.probe import (
     HALF,
     KEYS,
@@ -55,7 +45,7 @@ def returned(subject: Subject, facts: Facts) -> Iterator[Finding]:
         else:
             right = subject.near(got.astype(np.float64), expected)
             relation = "equal to" if right else "not"
-            yield offered(topic, right, f"shape {got.shape}, {relation} the weights that made the output")
+            yield Finding.offered(topic, right, f"shape {got.shape}, {relation} the weights that made the output")
     yield from _log_sum_exp(subject, result.log_sum_exp)
 
 
@@ -70,7 +60,7 @@ def _log_sum_exp(subject: Subject, got: Array | None) -> Iterator[Finding]:
     }
     fits = [name for name, expected in known.items() if near(got.astype(np.float64), expected)]
     evidence = f"first row: {got.reshape(-1)[0]:.5g}{'' if fits else ', neither to base e nor to base 2'}"
-    yield offered("log-sum-exp", bool(fits), evidence)
+    yield Finding.offered("log-sum-exp", bool(fits), evidence)
     if fits:
         yield Finding("log-sum-exp-base", fits[0], evidence)
 
@@ -81,7 +71,7 @@ def dropout(subject: Subject, facts: Facts) -> Iterator[Finding]:
     reply, plain = subject.reply(problem), subject.weights()
     observed = revealed(reply, problem)
     if error := observed.error or plain.error:
-        yield refused("dropout", error)
+        yield Finding.refused("dropout", error)
         return
     if np.allclose(observed.weights, plain.weights, atol=HALF):
         yield Finding("dropout", ABSENT, IGNORED)
@@ -105,9 +95,11 @@ def _returned_weights(result: Result) -> Iterator[Finding]:
 def _evaluation(subject: Subject, plain: ObservedWeights) -> Finding:
     evaluating = subject.weights(Setup(extension=replace(DROPOUT, evaluation=True)))
     if evaluating.error:
-        return refused("evaluation", evaluating.error)
+        return Finding.refused("evaluation", evaluating.error)
     same = np.allclose(evaluating.weights, plain.weights, atol=HALF)
-    return offered("evaluation", same, "p 0.5: nothing is dropped" if same else "p 0.5: the answer changes, too")
+    return Finding.offered(
+        "evaluation", same, "p 0.5: nothing is dropped" if same else "p 0.5: the answer changes, too"
+    )
 
 
 def _dropped(observed: ObservedWeights, plain: ObservedWeights) -> Finding:
@@ -115,7 +107,7 @@ def _dropped(observed: ObservedWeights, plain: ObservedWeights) -> Finding:
     dropped = np.abs(observed.weights) <= HALF * plain.weights
     doubled = np.abs(observed.weights - 2.0 * plain.weights) <= 8 * HALF * plain.weights
     evidence = f"p 0.5: of {dropped.size} weights {dropped.sum()} were dropped, {doubled.sum()} doubled"
-    return offered("dropout", bool((dropped | doubled).all()) and 0.3 < dropped.mean() < 0.7, evidence)
+    return Finding.offered("dropout", bool((dropped | doubled).all()) and 0.3 < dropped.mean() < 0.7, evidence)
 
 
 def gradients(subject: Subject, facts: Facts) -> Iterator[Finding]:
@@ -135,7 +127,7 @@ def _gradient(subject: Subject, topic: str, setup: Setup, only: str = "") -> Fin
     problem = rounded(problem, subject.dtype)
     reply = subject.reply(problem)
     if reply.result is None:
-        return refused(topic, reply.error)
+        return Finding.refused(topic, reply.error)
     got = reply.result.gradients
     expected = (only,) if only else names
     if missing := [name for name in expected if name not in got]:
@@ -191,11 +183,7 @@ def views(subject: Subject, facts: Facts) -> Iterator[Finding]:
 
 def empty_sizes(subject: Subject, facts: Facts) -> Iterator[Finding]:
     """No samples, no queries, no keys."""
-    setups = {
-        "no samples": Setup(batch=0),
-        "no queries": Setup(query_length=0),
-        "no keys": Setup(key_length=0),
-    }
+    setups = {"no samples": Setup(batch=0), "no queries": Setup(query_length=0), "no keys": Setup(key_length=0)}
     replies = {empty: subject.reply(subject.problem(setup)) for empty, setup in setups.items()}
     evidence = "; ".join(
         f"{empty}: " + (f"refused: {reply.error}" if reply.error else _shown(reply.output))
@@ -224,7 +212,7 @@ def functions(given: Mapping[str, object], oracle: Oracle) -> Iterator[Finding]:
 def _function(topic: str, function: object, arguments: tuple[int, ...], known: Mapping[str, Floats]) -> Finding:
     outcome = safe_call(lambda: np.asarray(function(*arguments), np.float64))  # type: ignore[operator]
     if outcome.value is None:
-        return undetermined(topic, outcome.error)
+        return Finding.undetermined(topic, outcome.error)
     fits = [name for name, expected in known.items() if near(outcome.value, expected)]
     end = " ".join(f"{x:.4g}" for x in outcome.value.reshape(-1)[-3:])
-    return the_one(topic, fits[:1], f"it ends with {end}" if fits else end)
+    return Finding.the_one(topic, fits[:1], f"it ends with {end}" if fits else end)

@@ -8,15 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from attention_conformance.implementations.discovery.extra_options import OFFERED
-from attention_conformance.implementations.discovery.findings import (
-    ABSENT,
-    Facts,
-    Finding,
-    offered,
-    refused,
-    the_one,
-    undetermined,
-)
+from attention_conformance.implementations.discovery.findings import ABSENT, Facts, Finding
 from attention_conformance.implementations.discovery.probe import (
     HALF,
     KEYS,
@@ -45,16 +37,16 @@ def plain(subject: Subject, facts: Facts) -> Iterator[Finding]:
     reply = subject.reply(problem)
     observed = revealed(reply, problem)
     if observed.error:
-        yield undetermined("plain answer", observed.error)
+        yield Finding.undetermined("plain answer", observed.error)
         return
     sums = observed.weights.sum(-1)
     evidence = f"rows of the weights sum to {sums.min():.4g}" + ("" if np.ptp(sums) < HALF else f" .. {sums.max():.4g}")
     if subject.near(reply.output, subject.expected(problem)):
         yield Finding("plain answer", RIGHT, evidence)
     elif np.abs(observed.weights.sum(-2) - 1.0).max() < HALF:
-        yield undetermined("plain answer", "the weights of a key sum to 1 over the queries")
+        yield Finding.undetermined("plain answer", "the weights of a key sum to 1 over the queries")
     else:
-        yield undetermined("plain answer", f"another answer: {evidence}")
+        yield Finding.undetermined("plain answer", f"another answer: {evidence}")
     yield _default_scale(*score_factor(observed, problem), subject)
 
 
@@ -85,7 +77,7 @@ def _projected(problem: Problem, name: str) -> Floats:
 
 def _default_scale(factor: float, why: str, subject: Subject) -> Finding:
     if why:
-        return undetermined("default scale", f"none of the known: {why}")
+        return Finding.undetermined("default scale", f"none of the known: {why}")
     heads, width = subject.interface.num_heads, subject.interface.width
     known: Mapping[str, float] = {
         "1/sqrt(d_k)": width**-0.5,
@@ -98,7 +90,7 @@ def _default_scale(factor: float, why: str, subject: Subject) -> Finding:
     evidence = f"d_k {width}: q . k is multiplied by {factor:.4g}"
     if fits := _equal_factors(factor, known):
         return Finding("default scale", fits[0], evidence)
-    return undetermined("default scale", f"none of the known: {evidence}")
+    return Finding.undetermined("default scale", f"none of the known: {evidence}")
 
 
 def _equal_factors(factor: float, known: Mapping[str, float]) -> list[str]:
@@ -119,7 +111,7 @@ def scale(subject: Subject, facts: Facts) -> Iterator[Finding]:
         "divides": 1.0 / GIVEN,
     }
     fits = [] if why else _equal_factors(factor, known)
-    yield the_one("scale", fits[:1], why or f"scale {GIVEN}: q . k is multiplied by {factor:.4g}")
+    yield Finding.the_one("scale", fits[:1], why or f"scale {GIVEN}: q . k is multiplied by {factor:.4g}")
 
 
 def widths(subject: Subject, facts: Facts) -> Iterator[Finding]:
@@ -160,11 +152,11 @@ def _input_widths(subject: Subject) -> Iterator[Finding]:
         replies = {output: subject.reply(padded(problem, *more, output)) for output in dict.fromkeys((more[0], 0))}
         answered = {output: reply for output, reply in replies.items() if not reply.error}
         if not answered:
-            yield refused(topic, replies[more[0]].error)
+            yield Finding.refused(topic, replies[more[0]].error)
             continue
         output, reply = next(iter(answered.items()))
         right = subject.near(reply.output[..., : plain.output.shape[-1]], plain.output)
-        yield offered(topic, right, evidence if right else f"another answer to {evidence}")
+        yield Finding.offered(topic, right, evidence if right else f"another answer to {evidence}")
         if topic == "model-width" and "w_o" in problem.parameters:
             yield Finding("width of the output", "that of the query" if output else "that of the heads", evidence)
 
@@ -172,11 +164,13 @@ def _input_widths(subject: Subject) -> Iterator[Finding]:
 def _shape_finding(topic: str, plain: ObservedWeights, part: ObservedWeights, rows: slice) -> Finding:
     """Offered where an answer of the right shape comes."""
     if part.error:
-        return refused(topic, part.error)
+        return Finding.refused(topic, part.error)
     if plain.error:
-        return undetermined(topic, plain.error)
+        return Finding.undetermined(topic, plain.error)
     right = part.weights.shape == plain.weights[:, :, rows].shape
-    return offered(topic, right, "answered" if right else f"its output shows weights of shape {part.weights.shape}")
+    return Finding.offered(
+        topic, right, "answered" if right else f"its output shows weights of shape {part.weights.shape}"
+    )
 
 
 def groups(subject: Subject, facts: Facts) -> Iterator[Finding]:
@@ -187,7 +181,7 @@ def groups(subject: Subject, facts: Facts) -> Iterator[Finding]:
     problem = subject.problem(Setup(groups=2))
     reply = subject.reply(problem)
     if reply.error:
-        yield refused("grouped", reply.error)
+        yield Finding.refused("grouped", reply.error)
         return
     answers = {str(o): subject.expected(problem, Conventions(group_order=o)) for o in GroupOrder}
     fits = [order for order, expected in answers.items() if subject.near(reply.output, expected)]
@@ -196,7 +190,7 @@ def groups(subject: Subject, facts: Facts) -> Iterator[Finding]:
         yield Finding("grouped", OFFERED, f"{2 * count} query heads, {count} key heads")
         yield Finding("group-order", fits[0], used or f"each of {count} key heads served 2 query heads")
     else:
-        yield undetermined("grouped", used or "its output fits no known order of heads")
+        yield Finding.undetermined("grouped", used or "its output fits no known order of heads")
 
 
 def _key_heads_used(subject: Subject, problem: Problem) -> str:
@@ -215,13 +209,13 @@ def precision(subject: Subject, facts: Facts) -> Iterator[Finding]:
     """In which precision float64 is computed."""
     topic, right = "softmax-precision", facts.answer("plain answer") == RIGHT
     if "float64" not in facts.answer("dtypes") or not right:
-        yield undetermined(topic, "it does not take float64" if right else "its plain answer is another")
+        yield Finding.undetermined(topic, "it does not take float64" if right else "its plain answer is another")
         return
     wide = replace(subject, dtype="float64")
     problem = wide.problem(Setup(units=False, score_std=1.7))
     reply = wide.reply(problem)
     if reply.error:
-        yield undetermined(topic, reply.error)
+        yield Finding.undetermined(topic, reply.error)
         return
     for known in SoftmaxPrecision:
         expected = wide.solution(problem.forward_only(), Conventions(softmax_precision=known))["output"]
@@ -229,7 +223,7 @@ def precision(subject: Subject, facts: Facts) -> Iterator[Finding]:
             off = float(np.abs(reply.output - expected.value).max())
             yield Finding(topic, str(known), f"float64 answers are off by up to {off:.2g}, {worst:.2g} of the bound")
             return
-    yield undetermined(topic, f"its error is {worst:.3g} times what float32 inside may leave")
+    yield Finding.undetermined(topic, f"its error is {worst:.3g} times what float32 inside may leave")
 
 
 def _ratio(got: Floats, expected: Bounded) -> float:

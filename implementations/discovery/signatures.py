@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from typing import Any
+
+from torch import nn
 
 from attention_conformance.implementations.discovery.loading import TargetError
 from attention_conformance.implementations.discovery.vocabulary import (
@@ -16,6 +18,8 @@ from attention_conformance.implementations.discovery.vocabulary import (
     OPTIONS,
     PARTNERS,
     ROLES,
+    WEIGHTS_RETURNED,
+    Option,
 )
 from attention_conformance.spec.features import Feature
 
@@ -84,6 +88,17 @@ def role(name: str) -> str | None:
     return roles[0] if len(roles) == 1 else None
 
 
+def check_kind(target: object, remedy: str = "") -> None:
+    """Refuses, with a TargetError, what is neither a function nor a module class."""
+    usable = f"give a function of query, key and value or a module class{remedy}"
+    if isinstance(target, nn.Module):
+        raise TargetError(f"it is an instance of {type(target).__name__}: give the class{remedy}")
+    if isinstance(target, type) and not issubclass(target, nn.Module):
+        raise TargetError(f"it is a class, but no torch.nn.Module: {usable}")
+    if not callable(target):
+        raise TargetError(f"it is an object of type {type(target).__name__}: {usable}")
+
+
 def check_order(parameters: Sequence[inspect.Parameter]) -> None:
     """Refuses inputs whose names state that they come in another order than query, key, value.
 
@@ -143,6 +158,11 @@ class Options:
         return frozenset(feature for option in complete for feature in OPTIONS[option].features)
 
     @property
+    def weights_returned(self) -> dict[str, object]:
+        """What makes the callable return the weights of each head, by its own names."""
+        return {self.spelled[option]: value for option, value in WEIGHTS_RETURNED.items() if option in self}
+
+    @property
     def notes(self) -> list[str]:
         """A note on each parameter that looks like a misspelled option."""
         return [
@@ -166,6 +186,12 @@ class Options:
         return given
 
 
+def own_names(options: Mapping[str, Option], names: Set[str]) -> dict[str, str]:
+    """The options that take one of these names, and the preferred one of its names for each."""
+    first = {option: next((n for n in entry.parameters if n in names), "") for option, entry in options.items()}
+    return {option: name for option, name in first.items() if name}
+
+
 def read_options(
     signature: inspect.Signature, inputs: Iterable[inspect.Parameter], swallowed: Mapping[str, str]
 ) -> Options:
@@ -177,11 +203,7 @@ def read_options(
     names = {p.name for p in inputs}
     rest = [p for p in signature.parameters.values() if p.name not in names]
     keywords = {p.name for p in rest if p.kind in _NAMED}
-    spelled = {
-        option: next(name for name in entry.parameters if name in keywords)
-        for option, entry in OPTIONS.items()
-        if keywords & {*entry.parameters}
-    }
+    spelled = own_names(OPTIONS, keywords)
     hidden = set(swallowed) - set(spelled) if takes_any(signature, inspect.Parameter.VAR_KEYWORD) else set()
     spelled |= {option: swallowed[option] for option in sorted(hidden)}
     return Options(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from attention_conformance.tests.harness.judge.clause_tests import clause
+from collections.abc import Sequence
+
+from attention_conformance.tests.harness.judge.clause_tests import group
 from attention_conformance.tests.harness.judge.judge import Judge
 from attention_conformance.tests.harness.judge.observed_conventions import (
     EMPTY_ROWS,
@@ -19,51 +21,39 @@ from attention_conformance.tests.harness.judge.observed_conventions import (
     answers,
 )
 
-WIDE = ("float64", "float32")
+
+def _assert_consistent(judge: Judge, points: Sequence[Disagreement]) -> None:
+    """One answer to each point, whatever the form and the path; the first one is compared with all others."""
+    for point in points:
+        _assert_one_answer(judge, point)
 
 
-@clause("conventions.empty-row")
-def test_empty_row(judge: Judge) -> None:
-    for point in EMPTY_ROWS:
-        _assert_consistent(judge, point)
-
-
-@clause("conventions.finite-mask-fill", dtypes=WIDE)
-def test_least_number(judge: Judge) -> None:
-    _assert_consistent(judge, LEAST_NUMBER)
-
-
-@clause("conventions.causal-with-mask")
-def test_causal_with_mask(judge: Judge) -> None:
-    _assert_consistent(judge, FLAG_AND_MASK)
-
-
-@clause("conventions.masked-nan", dtypes=WIDE)
-def test_masked_nan(judge: Judge) -> None:
-    for point in (SPOILT_KEYS, SPOILT_VALUES):
-        _assert_consistent(judge, point)
-
-
-@clause("conventions.numeric-mask", dtypes=WIDE)
-def test_number_mask(judge: Judge) -> None:
-    for point in (INTEGERS, FLOATS):
-        _assert_consistent(judge, point)
-
-
-@clause("conventions.empty-sizes")
-def test_empty_sizes(judge: Judge) -> None:
-    for point in (NO_SAMPLE, NO_QUERY, NO_KEY):
-        _assert_consistent(judge, point)
-
-
-def _assert_consistent(judge: Judge, point: Disagreement) -> None:
-    """One answer to a point, whatever the form and the path; the first one is held against all others."""
-    found = list(answers(judge, point))
-    if len(found) < 2:
-        judge.unsupported.append(f"{point.name}: there is one way to ask at most")
+def _assert_one_answer(judge: Judge, point: Disagreement) -> None:
+    results = list(answers(judge, point))
+    if len(results) < 2:
+        judge.unsupported.append(f"{point.name}: there is at most one way to call it")
         return
-    first_case, first_path, first = found[0]
-    for case, path, answer in found[1:]:
+    first_case, first_path, first = results[0]
+    for case, path, answer in results[1:]:
         where = path if path != first_path else f"{path} of {case.sizes}"
         before = first_path if path != first_path else f"{first_path} of {first_case.sizes}"
         judge.assert_that(case, answer == first, point.name, f"{first} {before}, {answer} {where}")
+
+
+CLAUSES = group(
+    _assert_consistent,
+    {
+        "conventions.empty-row": EMPTY_ROWS,
+        "conventions.causal-with-mask": (FLAG_AND_MASK,),
+        "conventions.empty-sizes": (NO_SAMPLE, NO_QUERY, NO_KEY),
+    },
+)
+WIDE_ONLY = group(
+    _assert_consistent,
+    {
+        "conventions.finite-mask-fill": (LEAST_NUMBER,),
+        "conventions.masked-nan": (SPOILT_KEYS, SPOILT_VALUES),
+        "conventions.numeric-mask": (INTEGERS, FLOATS),
+    },
+    ("float64", "float32"),
+)

@@ -8,13 +8,13 @@ import numpy as np
 
 from attention_conformance.spec.cases import Case, MaskKind, Sharing
 from attention_conformance.spec.problem import Array
-from attention_conformance.tests.harness.judge.clause_tests import clause
+from attention_conformance.tests.harness.judge.clause_tests import clause, group
 from attention_conformance.tests.harness.judge.judge import Judge
 from attention_conformance.tests.harness.judge.relations import changed
 
 
 def _shorter(rows: Array) -> Array:
-    """One row less, in memory that goes on behind it: a reader beyond the end stays in bounds."""
+    """One row less, in a longer buffer: to read beyond the end does not crash."""
     return rows[..., :-1, :]
 
 
@@ -26,8 +26,8 @@ def test_key_value_length(judge: Judge) -> None:
             judge.unsupported.append("key and value are one input")
             continue
         for name in ("key", "value"):
-            handed = problem.fresh()
-            wrong = handed.with_arrays({name: _shorter(handed.arrays()[name])})
+            passed = problem.fresh()
+            wrong = passed.with_arrays({name: _shorter(passed.arrays()[name])})
             judge.assert_refuses(case, wrong, f"a {name} sequence one shorter than the other", as_is=True)
 
 
@@ -47,21 +47,17 @@ def test_mask_shape(judge: Judge) -> None:
             judge.assert_refuses(case, wrong, "a mask that broadcasts to no (B, H, Lq, Lk)")
 
 
-@clause("errors.heads")
-def test_heads(judge: Judge) -> None:
+def _assert_refuses_widths(judge: Judge, refused: tuple[tuple[int, int], ...]) -> None:
+    """The constructor refuses these numbers of heads with these widths."""
     construct = judge.implementation.construct
     if construct is None:
         judge.unsupported.append("its constructor takes the width of one head")
         return
-    for num_heads, width in ((3, 8), (5, 12), (0, 8)):
+    for num_heads, width in refused:
         judge.assert_raises(partial(construct, num_heads, width), f"{num_heads} heads for a width of {width}")
 
 
-@clause("errors.negative-heads")
-def test_negative_heads(judge: Judge) -> None:
-    construct = judge.implementation.construct
-    if construct is None:
-        judge.unsupported.append("its constructor takes the width of one head")
-        return
-    for num_heads, width in ((-1, 8), (-2, 8)):
-        judge.assert_raises(partial(construct, num_heads, width), f"{num_heads} heads for a width of {width}")
+CLAUSES = group(
+    _assert_refuses_widths,
+    {"errors.heads": ((3, 8), (5, 12), (0, 8)), "errors.negative-heads": ((-1, 8), (-2, 8))},
+)

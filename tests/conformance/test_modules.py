@@ -1,11 +1,11 @@
-"""Chapter 26, modules: the questions of the other chapters, asked in other states and under transforms."""
+"""Chapter 26, modules: what the other chapters check, in other states and under transforms."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from attention_conformance.implementations.api.contract import Result
-from attention_conformance.implementations.api.safe_call import CandidateError
 from attention_conformance.reference.expected import Expected, solve
 from attention_conformance.reference.second_order import second_order
 from attention_conformance.spec.cases import Case, Layout, MaskKind, MaskShape, Padding, Pattern
@@ -13,20 +13,20 @@ from attention_conformance.spec.features import EmptyRow, Feature
 from attention_conformance.spec.inputs import build
 from attention_conformance.spec.problem import DTYPES, Problem
 from attention_conformance.tests.harness.judge.clause_tests import clause
-from attention_conformance.tests.harness.judge.comparison import compare
-from attention_conformance.tests.harness.judge.judge import Judge, part_of
+from attention_conformance.tests.harness.judge.judge import Judge
 
 STATES = ("float64", "float32", "bfloat16")
-"""Dtypes in which states and transforms are asked: what they get wrong is seldom the precision."""
+"""Dtypes in which states and transforms are checked: their mistakes are seldom of the precision."""
 ONE = ("float32",)
-"""The dtype in which compilers and mixed precision are asked, because they take long or start from it."""
+"""The dtype in which compilers and mixed precision are checked, because they take long or start from it."""
+NO_MASK, ALL_SHARE, EACH_HEAD = "without a mask", "with a mask that all share", "with a mask for each head"
 PLAIN = Case(seed=301)
 MASKED = Case(seed=302, mask=MaskKind.BOOL).sized(d_v=4)
 ADDED = Case(seed=303, mask=MaskKind.FLOAT, mask_shape=MaskShape.SHARED)
 CAUSAL = Case(seed=304, causal=True).sized(query_length=7, d_v=4)
 PADDED = Case(seed=305, padding=Padding.LEFT)
 KINDS = {
-    "without a mask": PLAIN,
+    NO_MASK: PLAIN,
     "with a boolean mask": MASKED,
     "with a float mask": ADDED,
     "with a causal flag": CAUSAL,
@@ -39,55 +39,59 @@ EVEN_HEADS = {
 """The fast path of torch.nn.MultiheadAttention is taken in self-attention with an even number of heads only."""
 LANES = {
     "with a mask for each sample": MASKED,
-    "with a mask that all share": replace(MASKED, seed=306, mask_shape=MaskShape.SHARED),
-    "with a mask for each head": replace(ADDED, seed=307, mask_shape=MaskShape.HEAD),
+    ALL_SHARE: replace(MASKED, seed=306, mask_shape=MaskShape.SHARED),
+    EACH_HEAD: replace(ADDED, seed=307, mask_shape=MaskShape.HEAD),
     "with a mask of keys": replace(MASKED, seed=308, mask_shape=MaskShape.KEYS),
 }
 
 
 def _twice(case: Case) -> tuple[Case, Case]:
-    """With other numbers, too: what a mode drops, one draw may hide."""
+    """With other numbers, too: one draw may hide what a mode drops."""
     return case, replace(case, seed=case.seed + 50)
 
 
-def _ask(judge: Judge, mode: Feature, case: Case, context: str, gradients: bool = False, others: bool = True) -> None:
+def _each(judge: Judge, kinds: Mapping[str, Iterable[Case]]) -> Iterator[tuple[str, Case]]:
+    """Each case that the claims allow, with the text that describes its kind."""
+    for kind, cases in kinds.items():
+        yield from ((kind, case) for case in judge.cases(*cases))
+
+
+def _assert_mode(
+    judge: Judge, mode: Feature, case: Case, context: str, gradients: bool = False, others: bool = True
+) -> None:
     """Every answer of the mode, or the first, equals the reference; with gradients, if they are claimed."""
     problem = judge.problem(case) if gradients else judge.problem(case).forward_only()
     expected = judge.expected(case, gradients=problem.cotangent is not None)
     for how, result in _answers(judge, mode, case, problem, context)[: None if others else 1]:
-        for part in judge.parts():
-            for name in problem.needs if part == "gradients" else ("",):
-                full = f"gradients.{name}" if name else part
-                _record(judge, case, result, full, expected[full], how)
+        _compare(judge, case, result, expected, judge.expanded(judge.parts(), problem), how)
 
 
-def _record(judge: Judge, case: Case, result: Result, part: str, expected: Expected, how: str) -> None:
-    """One check; which parts fail tells mistakes apart."""
-    context = how if part == "output" else f"{how}, {part}"
-    judge.record(case, compare(part, part_of(result, part), expected, judge.dtype), context)
+def _compare(
+    judge: Judge, case: Case, result: Result, expected: Mapping[str, Expected], parts: Iterable[str], how: str
+) -> None:
+    """One check for each part, named in its context: which parts fail distinguishes mistakes."""
+    for part in parts:
+        judge.compare(case, result, expected, (part,), how if part == "output" else f"{how}, {part}")
 
 
 def _answers(judge: Judge, mode: Feature, case: Case, problem: Problem, context: str) -> list[tuple[str, Result]]:
-    """What the mode answers, and how it came to it; nothing after recording that it raised."""
-    asking = replace(judge, implementation=replace(judge.implementation, run=judge.implementation.modes[mode]))
-    try:
-        result = asking.run(problem)
-    except CandidateError as error:
-        judge.record_error(case, error, context)
+    """The answers of the mode, and how each was computed; none after recording that it raised."""
+    implementation = replace(judge.implementation, run=judge.implementation.modes[mode])
+    result = replace(judge, implementation=implementation).answer(case, problem, context)
+    if result is None:
         return []
     return [(context, result), *((f"{context}, {how}", other) for how, other in result.others.items())]
 
 
 @clause("modules.evaluation", dtypes=STATES)
 def test_evaluation(judge: Judge) -> None:
-    for context, case in KINDS.items():
-        for asked in judge.cases(*_twice(case.extended(evaluation=True))):
-            parts = judge.parts() if case is PLAIN else ("output",)
-            judge.assert_conforms(asked, *parts, context=f"in evaluation mode, {context}")
+    for kind, case in _each(judge, {kind: _twice(case.extended(evaluation=True)) for kind, case in KINDS.items()}):
+        parts = judge.parts() if kind == NO_MASK else ("output",)
+        judge.assert_conforms(case, *parts, context=f"in evaluation mode, {kind}")
 
 
 @clause("modules.training-and-evaluation", dtypes=STATES)
-def test_modes_apart(judge: Judge) -> None:
+def test_training_and_evaluation(judge: Judge) -> None:
     other = replace(PLAIN, seed=309)
     for first, second in zip(judge.cases(PLAIN, MASKED), judge.cases(other, replace(MASKED, seed=310)), strict=True):
         evaluated = [case.extended(evaluation=True) for case in (first, second)]
@@ -102,122 +106,111 @@ def test_modes_apart(judge: Judge) -> None:
 @clause("modules.saved", dtypes=STATES)
 def test_saved(judge: Judge) -> None:
     for case in judge.cases(PLAIN, MASKED):
-        _ask(judge, Feature.SAVED, case, "saved and loaded", gradients=True)
+        _assert_mode(judge, Feature.SAVED, case, "saved and loaded", gradients=True)
 
 
 @clause("modules.strided-parameters", dtypes=STATES)
 def test_strided_parameters(judge: Judge) -> None:
     layouts = (Layout.TRANSPOSED, Layout.SLICED, Layout.OFFSET)
     for case in judge.cases(*(replace(PLAIN, seed=311, layout=layout) for layout in layouts)):
-        _ask(judge, Feature.SAVED, case, f"parameters that lie {case.layout} in memory", gradients=True, others=False)
+        _assert_mode(
+            judge, Feature.SAVED, case, f"parameters that lie {case.layout} in memory", gradients=True, others=False
+        )
 
 
 @clause("modules.copied", dtypes=STATES)
 def test_copied(judge: Judge) -> None:
     for case in judge.cases(PLAIN, MASKED):
-        _ask(judge, Feature.COPIED, case, "a copy", gradients=True)
+        _assert_mode(judge, Feature.COPIED, case, "a copy", gradients=True)
 
 
 @clause("modules.unbatched", dtypes=STATES)
 def test_unbatched(judge: Judge) -> None:
-    for context, case in {**KINDS, **LANES}.items():
-        for asked in judge.cases(*_twice(case)):
-            _ask(judge, Feature.UNBATCHED, asked, f"without a batch axis, {context}", gradients=case is PLAIN)
-    for asked in judge.cases(PLAIN.sized(batch=3, query_length=3, key_length=3)):
-        _ask(judge, Feature.UNBATCHED, asked, "without a batch axis, as many tokens as heads")
+    kinds = {kind: _twice(case) for kind, case in {**KINDS, **LANES}.items()}
+    alike = {"as many tokens as heads": (PLAIN.sized(batch=3, query_length=3, key_length=3),)}
+    for kind, case in _each(judge, {**kinds, **alike}):
+        _assert_mode(judge, Feature.UNBATCHED, case, f"without a batch axis, {kind}", gradients=kind == NO_MASK)
 
 
 @clause("modules.autocast", dtypes=ONE)
 def test_autocast(judge: Judge) -> None:
-    masked = {"with masked scores": replace(MASKED, mask=MaskKind.INFINITE)}
-    for context, case in {**KINDS, **masked, "with a mask that all share": LANES["with a mask that all share"]}.items():
-        for asked in judge.cases(case):
-            _ask_for_halves(judge, asked, f"under autocast, {context}", gradients=case is PLAIN)
+    kinds = {**KINDS, "with masked scores": replace(MASKED, mask=MaskKind.INFINITE), ALL_SHARE: LANES[ALL_SHARE]}
+    for kind, case in _each(judge, {kind: (case,) for kind, case in kinds.items()}):
+        _assert_half_precision(judge, case, f"under autocast, {kind}", gradients=kind == NO_MASK)
 
 
-def _ask_for_halves(judge: Judge, case: Case, context: str, gradients: bool) -> None:
-    """Numbers of bfloat16 in float32, held against the bounds of bfloat16."""
+def _assert_half_precision(judge: Judge, case: Case, context: str, gradients: bool) -> None:
+    """Numbers of bfloat16 in float32, compared within the bounds of bfloat16."""
     halves = build(case, "bfloat16")
     halves = replace(halves, needs=judge.problem(case).needs if gradients else ())
     halves = halves if halves.needs else halves.forward_only()
     single = DTYPES[judge.dtype]
-    held = {n: a if a.dtype.kind in "bi" else a.astype(single) for n, a in halves.arrays().items()}
+    arrays = {n: a if a.dtype.kind in "bi" else a.astype(single) for n, a in halves.arrays().items()}
     expected = solve(halves, judge.conventions).parts
-    for how, result in _answers(judge, Feature.AUTOCAST, case, halves.with_arrays(held), context):
-        for part in ("output", *(f"gradients.{name}" for name in halves.needs)):
-            _record(judge, case, result, part, expected[part], how)
+    for how, result in _answers(judge, Feature.AUTOCAST, case, halves.with_arrays(arrays), context):
+        _compare(judge, case, result, expected, judge.expanded(("output", "gradients"), halves), how)
 
 
 @clause("modules.vmap", dtypes=STATES)
 def test_vmap(judge: Judge) -> None:
-    for context, case in {**KINDS, **LANES}.items():
-        for asked in judge.cases(case.sized(batch=6)):
-            _ask(judge, Feature.VMAP, asked, f"under vmap, {context}", gradients=case is PLAIN)
+    for kind, case in _each(judge, {kind: (case.sized(batch=6),) for kind, case in {**KINDS, **LANES}.items()}):
+        _assert_mode(judge, Feature.VMAP, case, f"under vmap, {kind}", gradients=kind == NO_MASK)
 
 
 @clause("modules.compiled", dtypes=ONE)
 def test_compiled(judge: Judge) -> None:
-    for context, case in {"without a mask": PLAIN, "with a boolean mask": MASKED}.items():
-        for asked in judge.cases(case, *(replace(case, seed=case.seed + later) for later in (20, 40))):
-            new = "" if asked.seed == case.seed else ", other numbers of the same shapes"
-            _ask(judge, Feature.COMPILED, asked, f"compiled, {context}{new}", gradients=case is PLAIN)
+    kinds = {NO_MASK: PLAIN, "with a boolean mask": MASKED}
+    for kind, case in _each(
+        judge, {k: (c, *(replace(c, seed=c.seed + n) for n in (20, 40))) for k, c in kinds.items()}
+    ):
+        new = "" if case.seed == kinds[kind].seed else ", other numbers of the same shapes"
+        _assert_mode(judge, Feature.COMPILED, case, f"compiled, {kind}{new}", gradients=kind == NO_MASK)
 
 
 @clause("modules.recompiled", dtypes=ONE)
 def test_recompiled(judge: Judge) -> None:
     scales = (0.3, 0.9, 1.7) if Feature.SCALE in judge.claims else (None, None, None)
-    asked = {
-        "": PLAIN,
-        "other sizes": PLAIN.sized(batch=3, query_length=6, key_length=9),
-        "sizes once more": PLAIN.sized(batch=4, query_length=8, key_length=11),
-        "a causal flag": replace(CAUSAL, scale=scales[0]),
-        "a causal flag and another scale": replace(CAUSAL, seed=312, scale=scales[1]),
-        "a third scale": replace(CAUSAL, seed=314, scale=scales[2]),
-        "the first again": replace(PLAIN, seed=313),
+    another = "compiled for another call, "
+    calls = {
+        "compiled": PLAIN,
+        another + "other sizes": PLAIN.sized(batch=3, query_length=6, key_length=9),
+        another + "sizes once more": PLAIN.sized(batch=4, query_length=8, key_length=11),
+        another + "a causal flag": replace(CAUSAL, scale=scales[0]),
+        another + "a causal flag and another scale": replace(CAUSAL, seed=312, scale=scales[1]),
+        another + "a third scale": replace(CAUSAL, seed=314, scale=scales[2]),
+        another + "the first again": replace(PLAIN, seed=313),
     }
-    for context, case in asked.items():
-        for after in judge.cases(case):
-            _ask(judge, Feature.COMPILED, after, f"compiled for another call, {context}" if context else "compiled")
+    for context, case in _each(judge, {context: (case,) for context, case in calls.items()}):
+        _assert_mode(judge, Feature.COMPILED, case, context)
 
 
 @clause("modules.exported", dtypes=ONE)
 def test_exported(judge: Judge) -> None:
-    for context, case in {**KINDS, "with a mask that all share": LANES["with a mask that all share"]}.items():
-        for asked in judge.cases(case):
-            _ask(judge, Feature.EXPORTED, asked, f"exported, {context}")
+    for kind, case in _each(judge, {k: (c,) for k, c in {**KINDS, ALL_SHARE: LANES[ALL_SHARE]}.items()}):
+        _assert_mode(judge, Feature.EXPORTED, case, f"exported, {kind}")
 
 
 @clause("modules.no-grad", dtypes=STATES)
 def test_no_grad(judge: Judge) -> None:
-    heads = {"with one head": PLAIN.sized(num_heads=1), **EVEN_HEADS}
-    for context, case in {**KINDS, **heads}.items():
-        for asked in judge.cases(*_twice(case)):
-            _ask(judge, Feature.NO_GRAD, asked, f"without gradients, {context}")
+    kinds = {**KINDS, "with one head": PLAIN.sized(num_heads=1), **EVEN_HEADS}
+    for kind, case in _each(judge, {kind: _twice(case) for kind, case in kinds.items()}):
+        _assert_mode(judge, Feature.NO_GRAD, case, f"without gradients, {kind}")
 
 
 @clause("modules.double-backward", dtypes=("float64", "float32"))
 def test_double_backward(judge: Judge) -> None:
-    emptied = replace(MASKED, pattern=Pattern.EMPTY_ROW)
-    asked = {**KINDS, "with one head": PLAIN.sized(num_heads=1)}
+    kinds = {**KINDS, "with one head": PLAIN.sized(num_heads=1)}
     if judge.conventions.empty_row_bool is EmptyRow.ZEROS:
-        asked["with a row that sees nothing"] = emptied
-    for context, case in asked.items():
-        for fitted in judge.cases(case):
-            _ask_twice(judge, fitted, f"gradients of gradients, {context}")
-
-
-def _ask_twice(judge: Judge, case: Case, context: str) -> None:
-    problem = judge.problem(case)
-    expected = second_order(problem, judge.conventions)
-    for how, result in _answers(judge, Feature.DOUBLE_BACKWARD, case, problem, context):
-        for part, meant in expected.items():
-            _record(judge, case, result, part, meant, how)
+        kinds["with a row that sees nothing"] = replace(MASKED, pattern=Pattern.EMPTY_ROW)
+    for kind, case in _each(judge, {kind: (case,) for kind, case in kinds.items()}):
+        problem = judge.problem(case)
+        expected, context = second_order(problem, judge.conventions), f"gradients of gradients, {kind}"
+        for how, result in _answers(judge, Feature.DOUBLE_BACKWARD, case, problem, context):
+            _compare(judge, case, result, expected, expected, how)
 
 
 @clause("modules.one-head")
 def test_one_head(judge: Judge) -> None:
-    for context, case in {**KINDS, "with a mask for each head": LANES["with a mask for each head"]}.items():
-        for asked in judge.cases(case.sized(num_heads=1)):
-            judge.assert_conforms(
-                asked, *(judge.parts() if case is PLAIN else ("output",)), context=f"one head, {context}"
-            )
+    kinds = {**KINDS, EACH_HEAD: LANES[EACH_HEAD]}
+    for kind, case in _each(judge, {kind: (case.sized(num_heads=1),) for kind, case in kinds.items()}):
+        judge.assert_conforms(case, *(judge.parts() if kind == NO_MASK else ("output",)), context=f"one head, {kind}")

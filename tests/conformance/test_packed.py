@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
+from operator import itemgetter
 
 import numpy as np
 
-from attention_conformance.implementations.api.safe_call import CandidateError
-from attention_conformance.reference.expected import Expected
 from attention_conformance.reference.positions import positions
 from attention_conformance.spec.cases import Case, MaskKind, MaskShape
 from attention_conformance.spec.extensions import Packing
 from attention_conformance.spec.features import Conventions, WindowCount
 from attention_conformance.spec.problem import Array, Problem
-from attention_conformance.tests.harness.judge.clause_tests import Rule, clause, row, table
+from attention_conformance.tests.harness.judge.clause_tests import Rule, clause, group, row, table
 from attention_conformance.tests.harness.judge.judge import Judge
-from attention_conformance.tests.harness.judge.relations import Change
+from attention_conformance.tests.harness.judge.relations import Change, changed
 
 SEGMENTS, LENGTHS = (Case().extended(packing=packing) for packing in (Packing.SEGMENTS, Packing.LENGTHS))
 LONG = {"query_length": 9, "key_length": 9}
 """As many queries as keys in each of three documents."""
 NAMES = (np.array([7, 0, 3]), np.array([3, 259, 65539]))
-"""Other names of documents 0, 1 and 2; the last ones are alike in 8 bits, and two of them in 16."""
+"""Other ids of documents 0, 1 and 2; the last ones are equal in 8 bits, and two of them in 16."""
 TOKENS = ("query", "key", "value")
 OF_DOCUMENTS = ("query_segments", "key_segments", "query_lengths", "key_lengths")
 ORDER = np.array([4, 0, 7, 2, 5, 8, 1, 6, 3])
@@ -104,21 +104,15 @@ def test_alone(judge: Judge) -> None:
     rotated = replace(one, causal=True).sized(**LONG).extended(rotary_base=50.0)
     for case in judge.cases(one, replace(SEGMENTS, causal=True), rotated):
         problem = judge.problem(case).forward_only()
-        if (whole := _own(judge, case, problem)) is None:
+        if (whole := judge.own(case, problem)) is None:
             continue
         for sample, document, queries, keys in _documents(problem, judge.conventions):
             rows = (slice(sample, sample + 1), ..., queries, slice(None))
             context = f"document {document} of sample {sample}, without the others"
-            expected = Expected(whole.value[rows], whole.bound[rows])
             lengths = case.sized(batch=1, query_length=len(queries), key_length=len(keys))
             if judge.allows(lengths.extended(packing=Packing.NONE)):
+                expected = whole.only(itemgetter(rows))
                 judge.assert_answers(case, _alone(problem, sample, queries, keys), expected, context)
-
-
-def _own(judge: Judge, case: Case, problem: Problem) -> Expected | None:
-    """The candidate's answer to the case, with the bounds of two answers; None after recording what is wrong."""
-    whole = judge.expected(case)["output"]
-    return judge.own(case, problem, np.broadcast_to(2.0 * whole.bound, whole.value.shape))
 
 
 def _documents(problem: Problem, conventions: Conventions) -> Iterator[tuple[int, int, Array, Array]]:
@@ -132,8 +126,8 @@ def _documents(problem: Problem, conventions: Conventions) -> Iterator[tuple[int
 def _alone(problem: Problem, sample: int, queries: Array, keys: Array) -> Problem:
     """A call of one document of one sample."""
     rows = {name: rows[sample : sample + 1] for name, rows in problem.arrays().items() if name in TOKENS}
-    taken = {name: r[..., queries if name == "query" else keys, :] for name, r in rows.items()}
-    return _unpacked(problem).with_arrays(taken)
+    own = {name: r[..., queries if name == "query" else keys, :] for name, r in rows.items()}
+    return _unpacked(problem).with_arrays(own)
 
 
 def _unpacked(problem: Problem) -> Problem:
@@ -142,29 +136,30 @@ def _unpacked(problem: Problem) -> Problem:
     return replace(problem, extras=extras, extension=replace(problem.extension, packing=Packing.NONE))
 
 
-@clause("packed.isolated")
-def test_isolated(judge: Judge) -> None:
+def _assert_isolated(judge: Judge, changes: tuple[Change, str]) -> None:
+    """A change to the other documents leaves the rows of one as they are."""
+    change, context = changes
     for case in judge.cases(SEGMENTS, replace(SEGMENTS, causal=True).sized(**LONG)):
-        _assert_isolated(judge, case, lambda rows: rows * -2 + 3, "was changed")
+        problem, whole = judge.problem(case).forward_only(), judge.expected(case)["output"]
+        for document in np.unique(positions(problem, judge.conventions).query_document):
+            own = _tokens(problem, judge.conventions, int(document))
+            inputs = {name: rows for name, rows in problem.arrays().items() if name in TOKENS}
+            other = changed(problem, **{name: partial(_changed_outside, own[name], change) for name in inputs})
+            rows = np.broadcast_to(_along(own["query"], whole.value), whole.value.shape)
+            judge.assert_answers(case, other, whole, f"all but document {document} {context}", of=itemgetter(rows))
 
 
-@clause("packed.containment")
-def test_contained(judge: Judge) -> None:
-    for case in judge.cases(SEGMENTS, replace(SEGMENTS, causal=True).sized(**LONG)):
-        _assert_isolated(judge, case, lambda rows: rows * np.nan, "holds NaN")
+def _changed_outside(tokens: Array, change: Change, rows: Array) -> Array:
+    return np.where(_along(tokens, rows), rows, change(rows).astype(rows.dtype))
 
 
-def _assert_isolated(judge: Judge, case: Case, change: Change, context: str) -> None:
-    """Whatever is done to the other documents, the rows of one stay."""
-    problem, whole = judge.problem(case).forward_only(), judge.expected(case)["output"]
-    for document in np.unique(positions(problem, judge.conventions).query_document):
-        own = _tokens(problem, judge.conventions, int(document))
-        given = {name: rows for name, rows in problem.arrays().items() if name in TOKENS}
-        spoilt = {n: np.where(_along(own[n], rows), rows, change(rows).astype(rows.dtype)) for n, rows in given.items()}
-        kept = np.broadcast_to(_along(own["query"], whole.value), whole.value.shape)
-        expected = Expected(whole.value[kept], whole.bound[kept])
-        told = f"all but document {document} {context}"
-        judge.assert_answers(case, problem.with_arrays(spoilt), expected, told, of=_chosen(kept))
+ISOLATED = group(
+    _assert_isolated,
+    {
+        "packed.isolated": (lambda rows: rows * -2 + 3, "was changed"),
+        "packed.containment": (lambda rows: rows * np.nan, "holds NaN"),
+    },
+)
 
 
 def _tokens(problem: Problem, conventions: Conventions, document: int) -> dict[str, Array]:
@@ -177,10 +172,6 @@ def _tokens(problem: Problem, conventions: Conventions, document: int) -> dict[s
 def _along(tokens: Array, rows: Array) -> Array:
     """(B, L) as it lies along (B, H, L, d) or (B, L, width)."""
     return tokens.reshape(len(tokens), *[1] * (rows.ndim - 3), -1, 1)
-
-
-def _chosen(mask: Array) -> Change:
-    return lambda array: np.asarray(array[mask])
 
 
 @clause("packed.one-document")
@@ -197,7 +188,7 @@ def test_segment_mask(judge: Judge) -> None:
         problem = judge.problem(case).forward_only()
         masked = replace(_unpacked(problem), attn_mask=positions(problem, judge.conventions).together[:, None])
         with_mask = replace(case, mask=MaskKind.BOOL, mask_shape=MaskShape.SAMPLE).extended(packing=Packing.NONE)
-        if judge.allows(with_mask) and (expected := _own(judge, case, problem)):
+        if judge.allows(with_mask) and (expected := judge.own(case, problem)):
             judge.assert_answers(case, masked, expected, "the mask of equal ids, instead of ids")
 
 
@@ -211,23 +202,17 @@ def test_gradients(judge: Judge) -> None:
             own = _tokens(problem, judge.conventions, document)
             alone = np.where(_along(own["query"], problem.cotangent), problem.cotangent, 0)
             loss = problem.with_arrays({"cotangent": alone.astype(problem.cotangent.dtype)})
-            _assert_no_gradient(judge, case, loss, own, document)
+            if (result := judge.answer(case, loss)) is not None:
+                for name in (name for name in TOKENS if name in loss.needs):
+                    none = _vanishes_outside(result.gradients.get(name), loss.arrays()[name], own[name])
+                    message = f"a loss on document {document} has a gradient in the {name} of another"
+                    judge.assert_that(case, none, message)
 
 
-def _assert_no_gradient(judge: Judge, case: Case, loss: Problem, own: Mapping[str, Array], document: int) -> None:
-    """Of tokens of other documents in a loss on one."""
-    try:
-        found = judge.run(loss).gradients
-    except CandidateError as error:
-        judge.record_error(case, error)
-        return
-    for name in TOKENS:
-        given = loss.arrays().get(name)
-        if given is not None and name in loss.needs:
-            gradient = found.get(name)
-            outside = np.broadcast_to(~_along(own[name], given), given.shape)
-            none = gradient is not None and gradient.shape == given.shape and not gradient[outside].any()
-            judge.assert_that(case, none, f"a loss on document {document} has a gradient in the {name} of another")
+def _vanishes_outside(gradient: Array | None, rows: Array, tokens: Array) -> bool:
+    """Whether there is a gradient, and it is 0 for all other tokens."""
+    outside = np.broadcast_to(~_along(tokens, rows), rows.shape)
+    return gradient is not None and gradient.shape == rows.shape and not gradient[outside].any()
 
 
 @clause("packed.lengths")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -13,7 +12,7 @@ from attention_conformance.reference.expected import Expected
 from attention_conformance.reference.pipeline import Pipeline
 from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Padding, Sizes
 from attention_conformance.spec.problem import Array, Problem
-from attention_conformance.tests.harness.judge.clause_tests import clause, row, table
+from attention_conformance.tests.harness.judge.clause_tests import clause, group, row, table
 from attention_conformance.tests.harness.judge.comparison import compare
 from attention_conformance.tests.harness.judge.judge import Judge
 from attention_conformance.tests.harness.judge.relations import changed, taking
@@ -103,66 +102,58 @@ CLAUSES = table(
 
 @clause("positions.sinusoids")
 def test_sinusoids(judge: Judge) -> None:
-    for length, width in ((1, 2), (7, 6), (50, 4), (13, 16), (2500, 8)):
-        _assert_sinusoids(judge, length, width)
-
-
-def _assert_sinusoids(judge: Judge, length: int, width: int) -> None:
     order = judge.conventions.sinusoid_order
-    _assert_function(judge, "sinusoids", (length, width), lambda dtype: sinusoids(length, width, order, dtype))
+    for arguments in ((1, 2), (7, 6), (50, 4), (13, 16), (2500, 8)):
+        if (table := _called(judge, "sinusoids", *arguments)) is not None:
+            _compare(judge, "sinusoids", arguments, table, sinusoids(*arguments, order, table.dtype.name))
 
 
-def _assert_function(
-    judge: Judge, name: str, arguments: tuple[int, ...], expected: Callable[[str], Expected]
-) -> Array | None:
-    """Calls a plain function, and holds what it answers against what is expected in the dtype that it chose."""
-    told = f"{name}({', '.join(map(str, arguments))})"
+def _called(judge: Judge, name: str, *arguments: int) -> Array | None:
+    """What a plain function returns; None after recording that it raised."""
     try:
-        got = judge.call(name, *arguments)
+        return judge.call(name, *arguments)
     except CandidateError as error:
-        judge.record_error(Case(), error, told)
+        judge.record_error(Case(), error, f"{name}({', '.join(map(str, arguments))})")
         return None
-    judge.record(Case(), compare(told, got, expected(got.dtype.name), got.dtype.name))
-    return got
+
+
+def _compare(judge: Judge, name: str, arguments: tuple[int, ...], got: Array, expected: Expected) -> None:
+    """One check, in the dtype that the function chose."""
+    call = f"{name}({', '.join(map(str, arguments))})"
+    judge.record(Case(), compare(call, got, expected, got.dtype.name))
 
 
 @clause("positions.sinusoids-length")
 def test_sinusoids_length(judge: Judge) -> None:
     order, width = judge.conventions.sinusoid_order, 6
-    try:
-        whole = judge.call("sinusoids", 203, width)
-    except CandidateError as error:
-        judge.record_error(Case(), error, f"sinusoids(203, {width})")
+    if (whole := _called(judge, "sinusoids", 203, width)) is None:
         return
     for length in (1, 5, 41):
         bound = 2.0 * sinusoids(length, width, order, whole.dtype.name).bound
-        beginning = Expected(whole[:length].astype(np.float64), bound)
-        _assert_function(judge, "sinusoids", (length, width), lambda dtype, start=beginning: start)  # type: ignore[misc]
+        if (table := _called(judge, "sinusoids", length, width)) is not None:
+            expected = Expected(whole[:length].astype(np.float64), bound)
+            _compare(judge, "sinusoids", (length, width), table, expected)
 
 
 @clause("positions.rotary-norm")
 def test_rotary_norm(judge: Judge) -> None:
     for case in judge.cases(SQUARE.extended(rotary_base=50.0), SQUARE.sized(d_k=6).extended(rotary_base=10000.0)):
         last = min(case.sizes.query_length, case.sizes.key_length) - 1
-        for place in sorted({min(1, last), last}):
-            _assert_as_if_not_rotated(judge, case, place)
+        for position in sorted({min(1, last), last}):
+            _assert_as_if_not_rotated(judge, case, position)
 
 
-def _assert_as_if_not_rotated(judge: Judge, case: Case, place: int) -> None:
+def _assert_as_if_not_rotated(judge: Judge, case: Case, position: int) -> None:
     """All keys are 0, and rotation leaves them 0, except the one at the query's own position."""
 
     def alone(rows: Array) -> Array:
-        kept = rows[..., place, :].copy()
-        rows[:] = 0
-        rows[..., place, :] = kept
-        return rows
+        return np.where(np.arange(rows.shape[-2])[:, None] == position, rows, 0)
 
     problem = changed(judge.problem(case).forward_only(), key=alone)
     not_rotated = replace(problem, extension=replace(problem.extension, rotary_base=None))
     value, bound = Pipeline().run(not_rotated, judge.conventions).output, judge.solve(problem).parts["output"].bound
-    row = taking(np.array([place]), -2)
-    context = f"only key {place} is not 0, and query {place} stands at its position"
-    judge.assert_answers(case, problem, Expected(row(value), row(bound)), context, of=row)
+    context = f"only key {position} is not 0, and query {position} stands at its position"
+    judge.assert_answers(case, problem, Expected(value, bound), context, of=taking(np.array([position]), -2))
 
 
 @clause("positions.rotary-shift")
@@ -179,38 +170,29 @@ def _assert_only_distance_counts(judge: Judge, case: Case, steps: int) -> None:
     later = _moved(before, steps)
     bound = judge.expected(case)["output"].bound + judge.solve(later).parts["output"].bound
     moved = replace(case, mask=MaskKind.BOOL, mask_shape=MaskShape.KEYS).sized(key_length=later.key.shape[-2])
-    if not judge.allows(moved.extended(query_start=later.extension.query_start)):
-        return
-    if own := judge.own(case, before, bound):
+    allowed = judge.allows(moved.extended(query_start=later.extension.query_start))
+    if allowed and (own := judge.own(case, before, bound)):
         judge.assert_answers(case, later, own, f"all stand {steps} positions later, after masked keys")
 
 
 def _moved(problem: Problem, steps: int) -> Problem:
-    """With so many masked keys before the others, and the queries so much later."""
+    """With `steps` masked keys before the others, and the queries at later positions."""
 
     def after_others(rows: Array) -> Array:
         others = np.resize(rows[..., ::-1, :], (*rows.shape[:-2], steps, rows.shape[-1]))
         return np.concatenate([others, rows], axis=-2)
 
-    asked = problem.extension
-    seen = np.arange(steps + problem.key.shape[-2]) >= steps
-    extension = replace(asked, query_start=(asked.query_start or 0) + steps)
+    mask = np.arange(steps + problem.key.shape[-2]) >= steps
+    extension = replace(problem.extension, query_start=(problem.extension.query_start or 0) + steps)
     later = changed(problem, key=after_others, value=after_others)
-    return replace(later, attn_mask=np.broadcast_to(seen, (1, 1, 1, len(seen))).copy(), extension=extension)
+    return replace(later, attn_mask=mask.reshape(1, 1, 1, -1), extension=extension)
 
 
-@clause("positions.alibi-slopes")
-def test_alibi_slopes(judge: Judge) -> None:
-    for num_heads in POWERS:
-        _assert_slopes(judge, num_heads)
+def _assert_slopes(judge: Judge, numbers_of_heads: tuple[int, ...]) -> None:
+    for num_heads in numbers_of_heads:
+        if (slopes := _called(judge, "alibi_slopes", num_heads)) is not None:
+            expected = alibi_slopes(num_heads, judge.conventions.alibi_rule, slopes.dtype.name)
+            _compare(judge, "alibi_slopes", (num_heads,), slopes, expected)
 
 
-@clause("positions.alibi-any-heads")
-def test_alibi_any_heads(judge: Judge) -> None:
-    for num_heads in OTHERS:
-        _assert_slopes(judge, num_heads)
-
-
-def _assert_slopes(judge: Judge, num_heads: int) -> None:
-    rule = judge.conventions.alibi_rule
-    _assert_function(judge, "alibi_slopes", (num_heads,), lambda dtype: alibi_slopes(num_heads, rule, dtype))
+SLOPES = group(_assert_slopes, {"positions.alibi-slopes": POWERS, "positions.alibi-any-heads": OTHERS})

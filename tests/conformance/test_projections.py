@@ -7,7 +7,7 @@ import numpy as np
 from attention_conformance.reference.expected import Expected, solve
 from attention_conformance.spec.cases import Case
 from attention_conformance.spec.problem import Array
-from attention_conformance.tests.harness.judge.clause_tests import clause, row, table
+from attention_conformance.tests.harness.judge.clause_tests import clause, group, row, table
 from attention_conformance.tests.harness.judge.judge import Judge
 from attention_conformance.tests.harness.judge.relations import changed
 
@@ -19,25 +19,29 @@ def _zeros(array: Array) -> Array:
 
 
 def _assert_with(judge: Judge, context: str, *silenced: str) -> None:
-    """Conforms with the named parameters set to zero, so that the others speak alone."""
+    """Conforms with the named parameters set to zero, so that only the others count."""
     for case in judge.cases(*ORDINARY):
         problem = changed(judge.problem(case).forward_only(), **dict.fromkeys(silenced, _zeros))
         expected = solve(problem, judge.conventions).parts["output"]
         judge.assert_answers(case, problem, expected, context)
 
 
-@clause("projections.query")
-def test_query(judge: Judge) -> None:
+def _assert_with_and_without(judge: Judge, silenced: tuple[str, ...]) -> None:
+    """Conforms with all parameters, and with the named ones set to zero."""
     for case in judge.cases(*ORDINARY):
         judge.assert_conforms(case)
-    _assert_with(judge, "with the query's projection set to zero, all keys weigh the same", "w_q", "b_q")
+    context, *names = silenced
+    _assert_with(judge, context, *names)
 
 
-@clause("projections.key")
-def test_key(judge: Judge) -> None:
-    for case in judge.cases(*ORDINARY):
-        judge.assert_conforms(case)
-    _assert_with(judge, "with the key's projection set to zero, all keys weigh the same", "w_k", "b_k")
+WITH_AND_WITHOUT = group(
+    _assert_with_and_without,
+    {
+        "projections.query": ("with the query's projection set to zero, all keys weigh the same", "w_q", "b_q"),
+        "projections.key": ("with the key's projection set to zero, all keys weigh the same", "w_k", "b_k"),
+        "projections.bias": ("only the biases of the projections are left", "w_q", "w_k", "w_v"),
+    },
+)
 
 
 @clause("projections.value")
@@ -45,13 +49,6 @@ def test_value(judge: Judge) -> None:
     context = "with equal weights, the output is the mean of the projected values"
     _assert_with(judge, context, "w_q", "b_q", "w_k", "b_k")
     _assert_with(judge, "with the value's projection set to zero, nothing is mixed", "w_v", "b_v")
-
-
-@clause("projections.bias")
-def test_bias(judge: Judge) -> None:
-    for case in judge.cases(*ORDINARY):
-        judge.assert_conforms(case)
-    _assert_with(judge, "only the biases of the projections are left", "w_q", "w_k", "w_v")
 
 
 @clause("projections.output-bias")

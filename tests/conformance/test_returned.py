@@ -13,8 +13,7 @@ from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Padding,
 from attention_conformance.spec.extensions import Packing
 from attention_conformance.spec.features import Alignment, Conventions, Feature
 from attention_conformance.spec.problem import Array
-from attention_conformance.tests.harness.judge.clause_tests import clause, row, table
-from attention_conformance.tests.harness.judge.comparison import compare
+from attention_conformance.tests.harness.judge.clause_tests import clause, group, row, table
 from attention_conformance.tests.harness.judge.judge import Judge, part_of
 from attention_conformance.tests.harness.judge.merging import assert_merges
 from attention_conformance.tests.report.verdict import FailureKind
@@ -95,10 +94,7 @@ def test_mixture(judge: Judge) -> None:
     for case in judge.cases(*OPTIONS):
         judge.assert_conforms(case, "weights")
         problem, expected = judge.problem(case).forward_only(), judge.expected(case)
-        try:
-            result = judge.run(problem)
-        except CandidateError as error:
-            judge.record_error(case, error)
+        if (result := judge.answer(case, problem)) is None:
             continue
         weights, output = expected["weights"], expected["output"]
         if result.weights is None or result.weights.shape != weights.value.shape:
@@ -106,44 +102,24 @@ def test_mixture(judge: Judge) -> None:
             continue
         value = repeat_kv(problem.value.astype(np.float64), problem.num_heads, judge.conventions.group_order)
         mixed = result.weights.astype(np.float64) @ value
-        told = Expected(mixed, weights.bound @ np.abs(value) + output.bound)
-        judge.record(case, compare("output", result.output, told, judge.dtype), "against the weights times the values")
+        mixture = Expected(mixed, weights.bound @ np.abs(value) + output.bound)
+        judge.compare(case, result, {"output": mixture}, ("output",), "against the weights times the values")
 
 
-@clause("returned.weights-with-gradients")
-def test_recorded_weights(judge: Judge) -> None:
-    _assert_recorded(judge, "weights")
-
-
-@clause("returned.log-sum-exp-with-gradients")
-def test_recorded_log_sum_exp(judge: Judge) -> None:
-    _assert_recorded(judge, "log_sum_exp")
-
-
-def _assert_recorded(judge: Judge, part: str) -> None:
+def _assert_with_gradients(judge: Judge, part: str) -> None:
     for case in judge.cases(Case(seed=131), Case(seed=132, mask=MaskKind.BOOL)):
         expected = judge.expected(case, gradients=True)[part]
         context = "gradients were recorded, and have been computed"
         judge.assert_answers(case, judge.problem(case), expected, context, part)
 
 
-@clause("returned.weights-stay")
-def test_lasting_weights(judge: Judge) -> None:
-    _assert_lasts(judge, "weights")
-
-
-@clause("returned.log-sum-exp-stays")
-def test_lasting_log_sum_exp(judge: Judge) -> None:
-    _assert_lasts(judge, "log_sum_exp")
-
-
-def _assert_lasts(judge: Judge, part: str) -> None:
+def _assert_stays(judge: Judge, part: str) -> None:
     for case in judge.cases(Case(seed=133), Case(seed=134).sized(query_length=1)):
         try:
-            first = _asked(judge, case, part)
-            kept = None if first is None else first.tobytes()
+            first = _returned(judge, case, part)
+            bits = None if first is None else first.tobytes()
             for later in (1000, 2000):
-                _asked(judge, replace(case, seed=case.seed + later), part)
+                _returned(judge, replace(case, seed=case.seed + later), part)
         except CandidateError as error:
             judge.record_error(case, error)
             continue
@@ -151,8 +127,15 @@ def _assert_lasts(judge: Judge, part: str) -> None:
             judge.assert_that(case, False, f"{part} is claimed, but was not returned", kind=FailureKind.MISSING)
         else:
             message = f"a later call wrote into the {part} of an earlier one"
-            judge.assert_that(case, first.tobytes() == kept, message, kind=FailureKind.STATE)
+            judge.assert_that(case, first.tobytes() == bits, message, kind=FailureKind.STATE)
 
 
-def _asked(judge: Judge, case: Case, part: str) -> Array | None:
+def _returned(judge: Judge, case: Case, part: str) -> Array | None:
     return part_of(judge.run(judge.problem(case).forward_only()), part)
+
+
+WITH_GRADIENTS = group(
+    _assert_with_gradients,
+    {"returned.weights-with-gradients": "weights", "returned.log-sum-exp-with-gradients": "log_sum_exp"},
+)
+STAYING = group(_assert_stays, {"returned.weights-stay": "weights", "returned.log-sum-exp-stays": "log_sum_exp"})

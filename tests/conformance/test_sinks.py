@@ -7,13 +7,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from attention_conformance.implementations.api.safe_call import CandidateError
 from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Padding, Pattern, Sizes
 from attention_conformance.spec.features import Scope
 from attention_conformance.spec.problem import Problem
 from attention_conformance.tests.harness.judge.clause_tests import clause, row, table
-from attention_conformance.tests.harness.judge.comparison import compare
-from attention_conformance.tests.harness.judge.judge import Judge, part_of
+from attention_conformance.tests.harness.judge.judge import Judge
 from attention_conformance.tests.harness.judge.relations import Change, changed
 
 SINK = Case().extended(sinks=True)
@@ -44,10 +42,8 @@ def _masked(case: Case) -> Iterator[Case]:
 def _causal(case: Case) -> tuple[Case, ...]:
     causal = replace(case, causal=True)
     square = causal.sized(**SQUARE)
-    return (
-        *(square, causal, causal.sized(query_length=1), causal.sized(query_length=9)),
-        replace(square, padding=Padding.RIGHT),
-    )
+    lengths = (causal.sized(query_length=1), causal.sized(query_length=9))
+    return square, causal, *lengths, replace(square, padding=Padding.RIGHT)
 
 
 CLAUSES = table(
@@ -117,9 +113,8 @@ CLAUSES = table(
 def test_range(judge: Judge) -> None:
     for case in judge.cases(replace(SINK, seed=4)):
         for sink, score in RANGES if judge.claims.scope is Scope.OP else RANGES[:2]:
-            _assert_answered(
-                judge, case, _moved(judge.problem(case), sink, score), f"sinks {sink:+g}, scores {score:+g}"
-            )
+            problem = _moved(judge.problem(case), sink, score)
+            _assert_answered(judge, case, problem, f"sinks {sink:+g}, scores {score:+g}")
 
 
 def _moved(problem: Problem, sink: float, score: float) -> Problem:
@@ -143,12 +138,5 @@ def _assert_answered(judge: Judge, case: Case, problem: Problem, context: str) -
     """Output and gradients are those of the reference."""
     expected = judge.solve(problem).parts
     judge.assert_answers(case, problem.forward_only(), expected["output"], context)
-    if not problem.needs:
-        return
-    try:
-        result = judge.run(problem)
-    except CandidateError as error:
-        judge.record_error(case, error, context)
-        return
-    for part in (f"gradients.{name}" for name in problem.needs):
-        judge.record(case, compare(part, part_of(result, part), expected[part], judge.dtype), context)
+    if problem.needs and (result := judge.answer(case, problem, context)):
+        judge.compare(case, result, expected, judge.expanded(("gradients",), problem), context)

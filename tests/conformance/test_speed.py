@@ -9,9 +9,8 @@ from itertools import product
 
 from attention_conformance.implementations.api.safe_call import CandidateError
 from attention_conformance.spec.cases import Case
-from attention_conformance.spec.features import Feature
 from attention_conformance.spec.problem import Problem
-from attention_conformance.tests.harness.judge.clause_tests import clause
+from attention_conformance.tests.harness.judge.clause_tests import clause, group
 from attention_conformance.tests.harness.judge.judge import Judge
 from attention_conformance.tests.harness.judge.memory import absent, left_behind, peak, result_bytes
 
@@ -48,16 +47,6 @@ GROWN = (
 RETURNED = Case(seed=306).sized(batch=16, num_heads=2, query_length=128, key_length=128, d_k=32, d_v=32)
 
 
-@clause("speed.linear-memory", dtypes=IN_ONE)
-def test_linear_memory(judge: Judge) -> None:
-    _assert_linear(judge, backward=False)
-
-
-@clause("speed.linear-memory-gradients", dtypes=IN_ONE)
-def test_linear_memory_gradients(judge: Judge) -> None:
-    _assert_linear(judge, backward=True)
-
-
 def _assert_linear(judge: Judge, backward: bool) -> None:
     lengths = sorted({part for length in LENGTHS for part in (length // 2, length, TIMES * length)})
     for case in _measurable(judge, LINEAR if judge.tier.examples else LINEAR[:2]):
@@ -71,10 +60,12 @@ def _assert_linear(judge: Judge, backward: bool) -> None:
             judge.record_error(case, error)
             continue
         longest = TIMES * LENGTHS[-1]
-        context = f"memory is not linear: {each[-1]:.3g} bytes for each pair of a query and a key"
-        judge.assert_that(
-            case, min(each) <= LIMIT, f"{context}, {each[-1] * longest**2 / 1e6:.3g} MB at {longest} tokens"
-        )
+        total = f"{each[-1] * longest**2 / 1e6:.3g} MB at {longest} tokens"
+        message = f"memory is not linear: {each[-1]:.3g} bytes for each pair of a query and a key, {total}"
+        judge.assert_that(case, min(each) <= LIMIT, message)
+
+
+LINEAR_CLAUSES = group(_assert_linear, {"speed.linear-memory": False, "speed.linear-memory-gradients": True}, IN_ONE)
 
 
 def _for_each_pair(judge: Judge, case: Case, length: int, backward: bool) -> float:
@@ -122,8 +113,7 @@ def _numbers(problem: Problem, case: Case) -> int:
 @clause("speed.memory-returned", dtypes=IN_ONE)
 def test_memory_returned(judge: Judge) -> None:
     for case in _measurable(judge, (RETURNED,)):
-        whole = judge.problem(case)
-        for problem in [whole.forward_only(), *([whole] if Feature.GRADIENTS in judge.claims else [])]:
+        for problem in judge.problems(case):
             limit = CALLS * result_bytes(problem) // 2
             try:
                 left = judge.watch(problem, partial(left_behind, times=CALLS, suspicious=limit, device=judge.device))

@@ -151,39 +151,22 @@ _BHLD = {"arguments": "query, key, value", "layout": "BHLD", "level": "op", "hea
 _LETTERS = {"arguments": "q is query, k is key, v is value"}
 _MODULE = {**_TORCH, "level": "module", "layout": "BLE"}
 _NAN = {"empty-row-bool": "nan", "causal-alignment": "top-left"}
+_ZEROS = {"mask polarity": MAY_ATTEND, "float-mask": "added", "empty-row-bool": "zeros", "empty-row-float": "zeros"}
+_FLAGS = {"scale": "used", "causal-alignment": "top-left", "causal-with-mask": "either", "group-order": "consecutive"}
+_OFFERS = {"dropout": OFFERED, "gradients": OFFERED, "key-padding": ABSENT, "window": ABSENT}
+_WEIGHTS = {"weights": OFFERED, "returned-weights": "after-dropout", "evaluation": OFFERED, "empty-row-bool": "nan"}
+_KEY_VALUE_QUERY = {"arguments": "a is key, b is value, c is query", "scale": "used", "weights": OFFERED}
+_EXTRAS = {"weights": OFFERED, "sinks": OFFERED}
+_BOTTOM_RIGHT = {"causal-alignment": "bottom-right", "empty-row-causal": "nan"}
 
 TARGETS: Mapping[str, tuple[Any, Known]] = {
     "torch.nn.functional.scaled_dot_product_attention": (
         F.scaled_dot_product_attention,
-        {
-            **_TORCH,
-            **_BHLD,
-            "mask polarity": MAY_ATTEND,
-            "float-mask": "added",
-            "scale": "used",
-            "causal-alignment": "top-left",
-            "empty-row-bool": "zeros",
-            "empty-row-float": "zeros",
-            "causal-with-mask": "either",
-            "group-order": "consecutive",
-            "dropout": OFFERED,
-            "gradients": OFFERED,
-            "key-padding": ABSENT,
-            "window": ABSENT,
-        },
+        {**_TORCH, **_BHLD, **_ZEROS, **_FLAGS, **_OFFERS},
     ),
     "torch.nn.MultiheadAttention": (
         nn.MultiheadAttention,
-        {
-            **_MODULE,
-            "mask polarity": MASKED_OUT,
-            "key-padding": OFFERED,
-            "empty-row-bool": "nan",
-            "returned-weights": "after-dropout",
-            "evaluation": OFFERED,
-            "weights": OFFERED,
-            "scale": ABSENT,
-        },
+        {**_MODULE, **_WEIGHTS, "mask polarity": MASKED_OUT, "key-padding": OFFERED, "scale": ABSENT},
     ),
     "compositions.eager": (eager, {**_TORCH, **_BHLD, **_NAN, "mask polarity": MAY_ATTEND, "scale": "used"}),
     "compositions.in_numpy": (in_numpy, {**_NUMPY, **_BHLD, **_NAN, "gradients": ABSENT, "group-order": "consecutive"}),
@@ -191,10 +174,7 @@ TARGETS: Mapping[str, tuple[Any, Known]] = {
         tiled_attention,
         {**_TORCH, **_BHLD, "log-sum-exp-base": "e", "window-count": "excluding", "softcap order": "cap before mask"},
     ),
-    "inhouse.attention": (
-        attention,
-        {**_NUMPY, **_BHLD, "softmax-precision": "float32", "weights": OFFERED, "sinks": OFFERED},
-    ),
+    "inhouse.attention": (attention, {**_NUMPY, **_BHLD, "softmax-precision": "float32", **_EXTRAS}),
     "inhouse.FusedAttention": (
         FusedAttention,
         {**_MODULE, "mask polarity": MASKED_OUT, "returned-weights": "before-dropout", "group-order": "consecutive"},
@@ -215,18 +195,7 @@ TARGETS: Mapping[str, tuple[Any, Known]] = {
     "packed": (packed, {**_TORCH, "layout": "BLE", "heads": "many"}),
     "packed_length_first": (packed_length_first, {**_TORCH, **_LETTERS, "layout": "LBE", "heads": "many"}),
     "value_key_query": (value_key_query, {**_TORCH, "arguments": "value, key, query", "causal-alignment": "top-left"}),
-    "nameless": (
-        nameless,
-        {
-            **_TORCH,
-            "arguments": "a is key, b is value, c is query",
-            "mask polarity": MASKED_OUT,
-            "scale": "used",
-            "causal-alignment": "bottom-right",
-            "empty-row-causal": "nan",
-            "weights": OFFERED,
-        },
-    ),
+    "nameless": (nameless, {**_TORCH, **_KEY_VALUE_QUERY, **_BOTTOM_RIGHT, "mask polarity": MASKED_OUT}),
     "by_keyword": (by_keyword, {**_TORCH, "mask polarity": MASKED_OUT, "empty-row-padding": "nan"}),
     "padded": (padded, {**_TORCH, "mask polarity": MAY_ATTEND, "key-padding": MAY_ATTEND, "bool-mask": ABSENT}),
     "shared": (shared, {**_TORCH, "mask polarity": MAY_ATTEND, "float-mask": "added"}),

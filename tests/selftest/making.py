@@ -37,6 +37,9 @@ def attend(q, k, v, mask=None, causal=False, scale=None):
         s = s.masked_fill(~mask, -torch.inf) if mask.dtype is torch.bool else s + mask
     p = s.softmax(-1)
     return p @ v, p, s.logsumexp(-1)
+
+def split(x, heads):
+    return x.unflatten(-1, (heads, x.shape[-1] // heads)).transpose(1, 2)
 """
 MASKS = {Feature.BOOL_MASK, Feature.FLOAT_MASK, Feature.MASK_GRADIENT}
 WRAP = "or let the auditor write an adapter (docs/adapter.md)"
@@ -58,11 +61,19 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
     """Writes a file, and makes a candidate of `f` in it, or of another name."""
     monkeypatch.chdir(tmp_path)
 
-    def made(text: str, name: str = "f", **settings: str) -> Implementation:
+    def wrap(text: str, name: str = "f", **settings: str) -> Implementation:
         (tmp_path / "mine.py").write_text(START + text)
         return candidate(f"mine.py:{name}", {k.replace("_", "-"): v for k, v in settings.items()})
 
-    return made
+    return wrap
+
+
+def write(folder: Path, name: str, text: str) -> Path:
+    """A file in a folder, which is made where it is not there."""
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
 
 
 def refused(make: Make, text: str, name: str = "f") -> str:
@@ -75,7 +86,7 @@ def refused(make: Make, text: str, name: str = "f") -> str:
 
 
 def assert_conforms(implementation: Implementation, dtype: str = "float32") -> None:
-    """Asks every case that the claims allow, gradients and extras included; at least one."""
+    """Checks every case that the claims allow, gradients and extras included; at least one."""
     claims = implementation.claims
     fitted = [each for case in CASES if not isinstance(each := fit(case, claims), Unsupported)]
     assert fitted

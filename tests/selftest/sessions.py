@@ -10,7 +10,7 @@ import pytest
 
 from attention_conformance.implementations.api.contract import Implementation
 from attention_conformance.spec.clauses import load
-from attention_conformance.tests.harness.judge.clause_tests import claimed, clause_marks
+from attention_conformance.tests.harness.judge.clause_tests import claimed, clause_tests
 from attention_conformance.tests.report.views import html
 
 ROOT = Path(__file__).parents[2]
@@ -109,6 +109,6 @@ def asked_of(implementation: Implementation, *beginnings: str) -> list[str]:
     """The clauses, once for each dtype, that the claims of an implementation call for."""
     clauses, claims = load(), implementation.claims
     marks = [
-        m for name, m in clause_marks().items() if name.startswith(beginnings) and not claimed(clauses[name], claims)
+        m for name, m in clause_tests().items() if name.startswith(beginnings) and not claimed(clauses[name], claims)
     ]
     return [mark.clause for mark in marks for dtype in mark.dtypes if dtype in claims.dtypes]

@@ -14,16 +14,9 @@ from attention_conformance.implementations.api.contract import Claims, Implement
 from attention_conformance.implementations.builtin import BUILTIN, NAMED
 from attention_conformance.implementations.builtin.compositions import eager
 from attention_conformance.implementations.defects import catalogue
-from attention_conformance.implementations.discovery.audit import all_findings, audit, in_own_terms
+from attention_conformance.implementations.discovery.audit import all_findings, audit, findings_of, in_own_terms
 from attention_conformance.implementations.discovery.claims import features, settings
-from attention_conformance.implementations.discovery.findings import (
-    ABSENT,
-    MAY_ATTEND,
-    Facts,
-    Finding,
-    table,
-    undetermined,
-)
+from attention_conformance.implementations.discovery.findings import ABSENT, MAY_ATTEND, Facts, Finding, table
 from attention_conformance.implementations.discovery.loading import TargetError
 from attention_conformance.implementations.discovery.probe import (
     HALF,
@@ -43,7 +36,7 @@ from attention_conformance.tests.cli.audit_command import ORACLE
 from attention_conformance.tests.measurements.audit_score import WRONG, anonymous, known_scores, scores
 from attention_conformance.tests.measurements.audit_targets import TARGETS, wrong_axis, wrong_scale
 
-OURS = {each.name: each for each in (*BUILTIN, *NAMED)}
+BUILT_IN = {each.name: each for each in (*BUILTIN, *NAMED)}
 LONG = ("inhouse.", "torch.")
 """The targets with many options take a while, and are measured by `make audit-score`; two of them are probed here."""
 QUICK = [name for name in TARGETS if not name.startswith(LONG)] + ["torch.nn.MultiheadAttention"]
@@ -51,9 +44,9 @@ QUICK = [name for name in TARGETS if not name.startswith(LONG)] + ["torch.nn.Mul
 
 @pytest.mark.parametrize("name", QUICK)
 def test_that_known_conventions_of_a_callable_are_found(name: str) -> None:
-    found = list(known_scores(*TARGETS[name]))
-    assert found
-    assert [score for score in found if score.outcome != "found"] == []
+    listed = list(known_scores(*TARGETS[name]))
+    assert listed
+    assert [score for score in listed if score.outcome != "found"] == []
 
 
 @pytest.mark.parametrize(
@@ -61,24 +54,24 @@ def test_that_known_conventions_of_a_callable_are_found(name: str) -> None:
     ["source.a", "source.b.columns", "source.d", "source.e.cross", "torch.sdpa", "torch.mha.weights", "compose.numpy"],
 )
 def test_that_no_claim_of_an_anonymous_implementation_is_found_to_be_otherwise(name: str) -> None:
-    implementation = OURS[name]
-    found = list(scores(implementation, anonymous(implementation)))
-    assert [score for score in found if score.outcome == WRONG] == []
-    assert sum(score.outcome == "found" for score in found) > len(found) / 2
+    implementation = BUILT_IN[name]
+    listed = list(scores(implementation, anonymous(implementation)))
+    assert [score for score in listed if score.outcome == WRONG] == []
+    assert sum(score.outcome == "found" for score in listed) > len(listed) / 2
 
 
 def test_that_false_claims_are_found_to_be_otherwise() -> None:
     conventions = Conventions(causal_alignment=Alignment.BOTTOM_RIGHT, group_order=GroupOrder.TILED)
-    honest = OURS["compose.eager"]
-    lying = replace(honest, claims=replace(honest.claims, conventions=conventions, dtypes=("float64",)))
-    wrong = {score.claim: score.answer for score in scores(lying, anonymous(lying)) if score.outcome == WRONG}
+    honest = BUILT_IN["compose.eager"]
+    altered = replace(honest, claims=replace(honest.claims, conventions=conventions, dtypes=("float64",)))
+    wrong = {score.claim: score.answer for score in scores(altered, anonymous(altered)) if score.outcome == WRONG}
     assert wrong["which causal-alignment"] == "top-left"
     assert wrong["which group-order"] == "consecutive"
     assert "which empty-row-bool" in wrong  # the false claims say zeros, and it is NaN
 
 
 def test_that_the_claims_of_an_implementation_are_not_used() -> None:
-    honest = OURS["compose.eager"]
+    honest = BUILT_IN["compose.eager"]
     claims = Claims(Scope.MODULE, frozenset({Feature.CORE}), dtypes=("float16",))
     first, second = (audit(each, ORACLE)[1] for each in (honest, replace(honest, name="other", claims=claims)))
     assert first == second
@@ -134,9 +127,9 @@ def test_that_a_masked_row_of_other_numbers_is_undetermined() -> None:
 
 @pytest.mark.parametrize("number", range(0, len(catalogue()), 60))
 def test_that_no_wrong_implementation_stops_the_auditor(number: int) -> None:
-    subject, found = find_subject(catalogue()[number].implementation.run, "cpu", ORACLE)
-    assert subject is not None, found
-    findings = all_findings(subject, found)
+    subject, first = find_subject(catalogue()[number].implementation.run, "cpu", ORACLE)
+    assert subject is not None, first
+    findings = all_findings(subject, first)
     assert not [finding for finding in findings if "could not be read" in finding.evidence]
 
 
@@ -182,6 +175,16 @@ def test_that_a_module_gets_the_very_numbers_of_the_op(sharing: Sharing, heads: 
     assert (np.abs(weights[0].sum(-1) - 1.0) <= bounds[0].sum(-1)).all()
 
 
+def test_a_row_beyond_a_window_is_probed_where_windows_are_offered() -> None:
+    subject, findings = Subject(BUILT_IN["inhouse.tiled"].run, oracle=ORACLE), [Finding("level", "op")]
+    for probe in ("causal", "window", "empty-row-causal"):
+        findings += findings_of(probe, subject, findings)
+    facts = Facts.of(findings)
+    assert facts.answer("window-count") == "excluding"
+    assert facts.answer("empty-row-causal") == "zeros"
+    assert facts.evidence("empty-row-causal").startswith("causal with a window of 1 to the left")
+
+
 def test_that_every_key_of_a_plain_row_counts_as_used() -> None:
     for dtype in ("float32", "bfloat16"):
         observed = Subject(torch_op(eager), dtype=dtype).weights()
@@ -190,7 +193,9 @@ def test_that_every_key_of_a_plain_row_counts_as_used() -> None:
 
 
 def test_that_features_of_a_process_that_was_lost_are_not_claimed() -> None:
-    facts = Facts.of([Finding("level", "op"), Finding("window", "no answer", "killed"), undetermined("softcap", "odd")])
+    facts = Facts.of(
+        [Finding("level", "op"), Finding("window", "no answer", "killed"), Finding.undetermined("softcap", "odd")]
+    )
     assert features(facts) & {Feature.WINDOW, Feature.SOFTCAP} == {Feature.SOFTCAP}
 
 
@@ -207,5 +212,4 @@ def test_an_implementation_that_refuses_everything() -> None:
         raise RuntimeError("never")
 
     implementation = Implementation("never", Claims(Scope.OP, frozenset({Feature.CORE})), torch_op(refusing))
-    found = audit(implementation, ORACLE)[1]
-    assert "never" in Facts.of(found).evidence("level")
+    assert "never" in facts_of(implementation).evidence("level")

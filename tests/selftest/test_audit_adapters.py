@@ -20,17 +20,10 @@ from attention_conformance.tests.cli.audit_command import ORACLE
 from attention_conformance.tests.selftest.sessions import SUITE
 
 pytest_plugins = ["pytester"]
-MINE = '''
+SOURCE = '''
 import numpy as np
-import torch
-import torch.nn.functional as F
 
-
-def masked_out(q, k, v, mask=None, causal=False):
-    """(B, L, H, d); True in the mask hides."""
-    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    mask = None if mask is None else ~mask
-    return F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal).transpose(1, 2)
+from attention_conformance.tests.measurements.audit_targets import blhd_masked_out as masked_out
 
 
 def arrays(query, key, value, attn_mask=None, is_causal=False):
@@ -62,9 +55,9 @@ def written(target: str, folder: Path, name: str) -> Path:
 
 
 @pytest.fixture
-def mine(tmp_path: Path) -> Path:
+def source(tmp_path: Path) -> Path:
     file = tmp_path / "mine.py"
-    file.write_text(MINE)
+    file.write_text(SOURCE)
     return file
 
 
@@ -74,43 +67,43 @@ def suite(pytester: pytest.Pytester, *files: Path) -> Any:
 
 
 def loaded(file: Path) -> Implementation:
-    found = load_target(f"{file}:adapter")
-    assert isinstance(found, Implementation)
-    return found
+    result = load_target(f"{file}:adapter")
+    assert isinstance(result, Implementation)
+    return result
 
 
-def test_that_right_ones_conform(pytester: pytest.Pytester, mine: Path) -> None:
+def test_that_right_ones_conform(pytester: pytest.Pytester, source: Path) -> None:
     files = [
-        written("torch.nn.functional:scaled_dot_product_attention", mine.parent, "of_sdpa"),
-        written("torch.nn:MultiheadAttention", mine.parent, "of_mha"),
-        written(f"{mine}:masked_out", mine.parent, "of_masked_out"),
-        written(f"{mine}:arrays", mine.parent, "of_arrays"),
+        written("torch.nn.functional:scaled_dot_product_attention", source.parent, "of_sdpa"),
+        written("torch.nn:MultiheadAttention", source.parent, "of_mha"),
+        written(f"{source}:masked_out", source.parent, "of_masked_out"),
+        written(f"{source}:arrays", source.parent, "of_arrays"),
     ]
     counts = suite(pytester, *files).parseoutcomes()
     assert counts.get("failed", 0) == 0
     assert counts["passed"] >= 4 * len(CLAUSES) - 2
 
 
-def test_that_a_wrong_one_fails(pytester: pytest.Pytester, mine: Path) -> None:
-    file = written(f"{mine}:wrong", mine.parent, "of_wrong")
+def test_that_a_wrong_one_fails(pytester: pytest.Pytester, source: Path) -> None:
+    file = written(f"{source}:wrong", source.parent, "of_wrong")
     counts = suite(pytester, file).parseoutcomes()
     assert counts["failed"] >= 2
     assert "Not determined:\n# - plain answer" in file.read_text()
 
 
-def test_that_claims_are_the_findings(mine: Path) -> None:
-    conventions = loaded(written(f"{mine}:arrays", mine.parent, "adapter")).claims.conventions
+def test_that_claims_are_the_findings(source: Path) -> None:
+    conventions = loaded(written(f"{source}:arrays", source.parent, "adapter")).claims.conventions
     nan = EmptyRow.NAN
     assert conventions == Conventions(
         causal_alignment=Alignment.BOTTOM_RIGHT, empty_row_bool=nan, empty_row_float=nan, empty_row_causal=nan
     )
-    claims = loaded(written(f"{mine}:masked_out", mine.parent, "other")).claims
+    claims = loaded(written(f"{source}:masked_out", source.parent, "other")).claims
     assert claims.conventions.bool_mask is Polarity.MASKED_OUT
     assert Feature.FLOAT_MASK not in claims
 
 
-def test_that_an_adapter_reads_like_one_written_by_hand(mine: Path) -> None:
-    text = written(f"{mine}:masked_out", mine.parent, "adapter").read_text()
+def test_that_an_adapter_reads_like_one_written_by_hand(source: Path) -> None:
+    text = written(f"{source}:masked_out", source.parent, "adapter").read_text()
     assert "from mine import masked_out as target" in text
     assert "return x.permute(0, 2, 1, 3)" in text
     assert (
@@ -119,9 +112,8 @@ def test_that_an_adapter_reads_like_one_written_by_hand(mine: Path) -> None:
     assert 'options["causal"] = options.pop("is_causal")' in text
     assert "Feature.CAUSAL,  # Lq 7, Lk 7: query 2 used keys 0..2" in text
     assert max(map(len, text.splitlines())) <= 120
-    unused = {"Any", "torch", "Tensor", "Conventions", "Polarity"} - {
-        n.id for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Name)
-    }
+    used = {n.id for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Name)}
+    unused = {"Any", "torch", "Tensor", "Conventions", "Polarity"} - used
     assert unused <= {"Any"}
 
 
@@ -131,10 +123,10 @@ def test_that_a_function_called_as_the_suite_calls_one_needs_no_more_than_claims
     assert "torch_op(target)," in text
 
 
-def test_a_target_in_another_folder(mine: Path) -> None:
-    folder = mine.parent / "adapters"
+def test_a_target_in_another_folder(source: Path) -> None:
+    folder = source.parent / "adapters"
     folder.mkdir()
-    file = written(f"{mine}:arrays", folder, "adapter")
+    file = written(f"{source}:arrays", folder, "adapter")
     assert 'load_target(str(Path(__file__).parent / "../mine.py") + ":arrays")' in file.read_text()
     assert loaded(file).name == "arrays"
 
@@ -153,8 +145,8 @@ def test_that_the_evidence_of_a_candidate_cannot_end_a_comment(tmp_path: Path) -
     def hostile(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None) -> Tensor:
         raise ValueError('a"""b\\\r\nimport os')
 
-    adapter, found = audit(load_target("torch.nn.functional:scaled_dot_product_attention"), ORACLE)
-    evil = [*found, Finding("window", "offered", 'x"""\nraise SystemExit\r\u2028boom')]
+    adapter, result = audit(load_target("torch.nn.functional:scaled_dot_product_attention"), ORACLE)
+    evil = [*result, Finding("window", "offered", 'x"""\nraise SystemExit\r\u2028boom')]
     file = tmp_path / "adapter.py"
     file.write_text(adapter_text("torch.nn.functional:scaled_dot_product_attention", adapter, evil, tmp_path))
     spec = importlib.util.spec_from_file_location("adapter_of_evil", file)

@@ -58,10 +58,7 @@ def test_that_a_crash_and_silence_cost_one_answer_each(theirs: str, capfd: pytes
 
 @pytest.mark.parametrize(
     ("name", "context"),
-    [
-        ("kills", "calling it ended the process (exit status 5)"),
-        ("missing", "has no name 'missing'"),
-    ],
+    [("kills", "calling it ended the process (exit status 5)"), ("missing", "has no name 'missing'")],
 )
 def test_that_a_target_that_cannot_be_used_is_reported_in_one_line(
     theirs: str, name: str, context: str, capfd: pytest.CaptureFixture[str]

@@ -46,7 +46,6 @@ class f(nn.Module):
         self.wo = nn.Linear(dim, dim)
 
     def forward(self, x, mask=None):
-        def split(rows, heads): return rows.unflatten(-1, (heads, -1)).transpose(1, 2)
         q, k, v = split(self.wq(x), self.heads), split(self.wk(x), self.kv_heads), split(self.wv(x), self.kv_heads)
         k, v = (rows.repeat_interleave(self.heads // self.kv_heads, 1) for rows in (k, v))
         if mask is not None:
@@ -65,14 +64,14 @@ def failing(implementation: Implementation, *clauses: str) -> set[str]:
 
 class TestGroupedHeads:
     def test_torch(self) -> None:
-        found = candidate("torch.nn.functional:scaled_dot_product_attention", {})
-        assert {Feature.GROUPED, Feature.DROPOUT} < found.claims.features
-        assert not failing(found, "grouped.*", "dropout.*", "heads.*")
+        result = candidate("torch.nn.functional:scaled_dot_product_attention", {})
+        assert {Feature.GROUPED, Feature.DROPOUT} < result.claims.features
+        assert not failing(result, "grouped.*", "dropout.*", "heads.*")
 
     def test_consecutive(self, make: Make) -> None:
-        found = make(GROUPS.format(repeat="repeat_interleave(q.shape[1] // k.shape[1], 1)"))
-        assert Feature.GROUPED in found.claims
-        assert not failing(found, "grouped.*")
+        result = make(GROUPS.format(repeat="repeat_interleave(q.shape[1] // k.shape[1], 1)"))
+        assert Feature.GROUPED in result.claims
+        assert not failing(result, "grouped.*")
 
     def test_in_turn(self, make: Make) -> None:
         text = GROUPS.format(repeat="repeat(1, q.shape[1] // k.shape[1], 1, 1)")
@@ -88,10 +87,7 @@ class TestGroupedHeads:
         ("text", "about"),
         [
             ("def f(q, k, v): return attend(q, k, v)[0]", ""),
-            (
-                "def f(*x): return torch.cat([attend(*y)[0] for y in zip(*(z.split(1, 1) for z in x))], 1)",
-                "",
-            ),
+            ("def f(*x): return torch.cat([attend(*y)[0] for y in zip(*(z.split(1, 1) for z in x))], 1)", ""),
             (
                 "def f(q, k, v, enable_gqa=False): return attend(q, k, v)[0]",
                 "; grouped not claimed: RuntimeError: The size of tensor a (6) must match the size of tensor b (3) at "
@@ -104,9 +100,9 @@ class TestGroupedHeads:
         ],
     )
     def test_grouped_heads_that_are_not_repeated_are_not_claimed(self, make: Make, text: str, about: str) -> None:
-        found = make(text)
-        assert found.claims.features == ALWAYS
-        assert found.about == f"a function of torch tensors{about}"
+        result = make(text)
+        assert result.claims.features == ALWAYS
+        assert result.about == f"a function of torch tensors{about}"
 
 
 class TestNames:
@@ -118,39 +114,35 @@ def f(q, k, v, is_causal=False, {", ".join(f"{name}=None" for name in EVERY)}):
         options["key_segments"] = segment_ids
     return steps(q, k, v, **options)
 """
-        found = make(STEPS + text)
-        assert set(EVERY.values()) < found.claims.features
-        assert not failing(found, "window.*", "softcap.*", "positions.*", "sinks.*", "head-gates.*", "packed.*")
+        result = make(STEPS + text)
+        assert set(EVERY.values()) < result.claims.features
+        assert not failing(result, "window.*", "softcap.*", "positions.*", "sinks.*", "head-gates.*", "packed.*")
 
     @pytest.mark.parametrize(
-        "names", ["query_segments=None, key_segments=None", "q_segment_ids=None, kv_segment_ids=None"]
+        ("queries", "keys", "options", "feature"),
+        [
+            ("query_segments", "key_segments", ("query_segments", "key_segments"), Feature.SEGMENTS),
+            ("q_segment_ids", "kv_segment_ids", ("query_segments", "key_segments"), Feature.SEGMENTS),
+            ("cu_seqlens_q", "cu_seqlens_k", ("cu_seqlens_q", "cu_seqlens_k"), Feature.CUMULATIVE_LENGTHS),
+        ],
     )
-    def test_documents_by_their_ids(self, make: Make, names: str) -> None:
-        found = make(
-            f"{STEPS}def f(q, k, v, {names}): return steps(q, k, v, query_segments={names[: names.index('=')]}, "
-            f"key_segments={names.split(', ')[1].removesuffix('=None')})"
-        )
-        assert Feature.SEGMENTS in found.claims
-        assert not failing(found, "packed.*")
-
-    def test_documents_by_their_lengths(self, make: Make) -> None:
-        lengths = "cu_seqlens_q=None, cu_seqlens_k=None"
-        arguments = "cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k"
-        found = make(f"{STEPS}def f(q, k, v, {lengths}): return steps(q, k, v, {arguments})")
-        assert Feature.CUMULATIVE_LENGTHS in found.claims
-        assert not failing(found, "packed.*")
+    def test_documents(self, make: Make, queries: str, keys: str, options: tuple[str, str], feature: Feature) -> None:
+        arguments = f"{options[0]}={queries}, {options[1]}={keys}"
+        result = make(f"{STEPS}def f(q, k, v, {queries}=None, {keys}=None): return steps(q, k, v, {arguments})")
+        assert feature in result.claims
+        assert not failing(result, "packed.*")
 
     def test_ids_of_queries_alone_claim_nothing(self, make: Make) -> None:
         assert make("def f(q, k, v, q_segment_ids=None): return attend(q, k, v)[0]").claims.features == ALWAYS
 
     def test_another_form_than_the_suite_gives_is_noted(self, make: Make) -> None:
-        found = make("def f(q, k, v, window_size=0): return attend(q, k, v)[0] * (0 <= window_size)")
-        assert Feature.WINDOW not in found.claims
-        assert "; window not claimed: TypeError: '<=' not supported" in found.about
+        result = make("def f(q, k, v, window_size=0): return attend(q, k, v)[0] * (0 <= window_size)")
+        assert Feature.WINDOW not in result.claims
+        assert "; window not claimed: TypeError: '<=' not supported" in result.about
 
     def test_a_named_option_without_effect_fails(self, make: Make) -> None:
-        found = make("def f(q, k, v, dropout_p=0.0, softcap=None): return attend(q, k, v)[0]")
-        assert {"dropout.rate", "softcap.formula"} & failing(found, "dropout.*", "softcap.*")
+        result = make("def f(q, k, v, dropout_p=0.0, softcap=None): return attend(q, k, v)[0]")
+        assert {"dropout.rate", "softcap.formula"} & failing(result, "dropout.*", "softcap.*")
 
     def test_keyword_arguments_claim_what_they_change(self, make: Make) -> None:
         whole = make("def f(q, k, v, **options): return F.scaled_dot_product_attention(q, k, v, **options)")
@@ -165,9 +157,9 @@ def f(q, k, v, is_causal=False, {", ".join(f"{name}=None" for name in EVERY)}):
 
     def test_the_mode_of_a_function(self, make: Make) -> None:
         text = "def f(q, k, v, dropout_p=0.0, training=False):\n    p = attend(q, k, v)[1]\n"
-        found = make(text + "    return F.dropout(p, dropout_p, training) @ v")
-        assert {Feature.DROPOUT, Feature.EVALUATION} < found.claims.features
-        assert not failing(found, "dropout.*")
+        result = make(text + "    return F.dropout(p, dropout_p, training) @ v")
+        assert {Feature.DROPOUT, Feature.EVALUATION} < result.claims.features
+        assert not failing(result, "dropout.*")
 
 
 class TestReturnedWeights:
@@ -179,33 +171,33 @@ class TestReturnedWeights:
     def test_whether_they_are_those_before_dropout_is_detected(
         self, make: Make, returned: str, where: ReturnedWeights
     ) -> None:
-        found = make(self.TEXT + f"    return d @ v, {returned}")
-        assert found.claims.conventions.returned_weights is where
-        assert not failing(found, "dropout.returned-weights")
+        result = make(self.TEXT + f"    return d @ v, {returned}")
+        assert result.claims.conventions.returned_weights is where
+        assert not failing(result, "dropout.returned-weights")
 
     def test_a_setting_goes_before(self, make: Make) -> None:
-        found = make(self.TEXT + "    return d @ v, d", returned_weights="before-dropout")
-        assert failing(found, "dropout.returned-weights") == {"dropout.returned-weights"}
+        result = make(self.TEXT + "    return d @ v, d", returned_weights="before-dropout")
+        assert failing(result, "dropout.returned-weights") == {"dropout.returned-weights"}
 
 
 class TestModules:
     def test_torch(self) -> None:
-        found = candidate("torch.nn:MultiheadAttention", {})
-        assert found.claims.conventions.returned_weights is ReturnedWeights.AFTER_DROPOUT
-        assert not failing(found, "dropout.*", "sinks.*", "modules.evaluation")
+        result = candidate("torch.nn:MultiheadAttention", {})
+        assert result.claims.conventions.returned_weights is ReturnedWeights.AFTER_DROPOUT
+        assert not failing(result, "dropout.*", "sinks.*", "modules.evaluation")
 
     def test_groups_and_dropout_of_the_constructor(self, make: Make) -> None:
-        found = make(LAYER)
-        assert {Feature.GROUPED, Feature.DROPOUT, Feature.EVALUATION} < found.claims.features
-        assert not failing(found, "grouped.*", "dropout.*", "heads.*")
+        result = make(LAYER)
+        assert {Feature.GROUPED, Feature.DROPOUT, Feature.EVALUATION} < result.claims.features
+        assert not failing(result, "grouped.*", "dropout.*", "heads.*")
 
     def test_dropout_that_goes_on_in_evaluation_fails(self, make: Make) -> None:
-        found = make(LAYER.replace("self.rate if self.training else 0.0", "self.rate"))
-        assert "dropout.evaluation" in failing(found, "dropout.*")
+        result = make(LAYER.replace("self.rate if self.training else 0.0", "self.rate"))
+        assert "dropout.evaluation" in failing(result, "dropout.*")
 
     def test_dropout_of_the_output_is_noted(self, make: Make) -> None:
         text = LAYER.replace("dropout_p=self.rate if self.training else 0.0", "dropout_p=0.0")
         text = text.replace("return self.wo(o.transpose(1, 2).flatten(2))", "o = self.wo(o.transpose(1, 2).flatten(2))")
-        found = make(text + "        return F.dropout(o, self.rate, self.training)")
-        assert not {Feature.DROPOUT, Feature.EVALUATION} & found.claims.features
-        assert "; dropout not claimed: it drops components of the output, not weights" in found.about
+        result = make(text + "        return F.dropout(o, self.rate, self.training)")
+        assert not {Feature.DROPOUT, Feature.EVALUATION} & result.claims.features
+        assert "; dropout not claimed: it drops components of the output, not weights" in result.about

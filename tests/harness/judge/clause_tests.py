@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache, partial
 from types import MappingProxyType
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from attention_conformance.implementations.api.contract import Claims, Implementation
 from attention_conformance.spec.cases import Case
@@ -17,6 +17,7 @@ from attention_conformance.spec.features import Conventions, Feature
 from attention_conformance.spec.problem import DTYPES
 from attention_conformance.tests.harness.judge.judge import RETURNED_AS, Judge
 
+Argument = TypeVar("Argument")
 Rule: TypeAlias = Callable[[Conventions], Iterable[Case]]
 """Cases that depend on the claimed conventions."""
 
@@ -111,6 +112,19 @@ def clause(identifier: str, dtypes: tuple[str, ...] = tuple(DTYPES)) -> Callable
     return partial(ClauseTest, load()[identifier].id, dtypes)
 
 
+def group(
+    check: Callable[[Judge, Argument], None],
+    arguments: Mapping[str, Argument],
+    dtypes: tuple[str, ...] = tuple(DTYPES),
+) -> tuple[ClauseTest, ...]:
+    """The tests of several clauses by one function, which is called with the argument of the clause."""
+    return tuple(clause(name, dtypes)(partial(_called, check, argument)) for name, argument in arguments.items())
+
+
+def _called(check: Callable[[Judge, Argument], None], argument: Argument, judge: Judge) -> None:
+    check(judge, argument)
+
+
 @cache
 def clause_tests() -> Mapping[str, ClauseTest]:
     """The test of every clause that has one, in the order of the specification."""
@@ -123,9 +137,6 @@ def tests_of(chapter: str) -> list[ClauseTest]:
     values = [each if isinstance(each, tuple) else (each,) for each in vars(module).values()]
     found = {test.clause: test for group in values for test in group if isinstance(test, ClauseTest)}
     return [found[clause.id] for clause in specification()[chapter].clauses if clause.id in found]
-
-
-clause_marks = clause_tests
 
 
 def claimed(clause: Clause, claims: Claims) -> str:

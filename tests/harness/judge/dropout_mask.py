@@ -1,7 +1,8 @@
-"""Dropping: which weights a call has dropped, read off its output, and whether chance alone can have chosen so."""
+"""Which weights a call has dropped, read from its output, and whether chance alone explains the choice."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import log
 from typing import TypeAlias
@@ -10,13 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attention_conformance.implementations.api.contract import Result
-from attention_conformance.implementations.api.safe_call import CandidateError
 from attention_conformance.reference.expected import Expected, solve
 from attention_conformance.spec.cases import Case
 from attention_conformance.spec.features import Scope
 from attention_conformance.spec.problem import Array, Problem
 from attention_conformance.tests.harness.judge.judge import Judge
-from attention_conformance.tests.report.verdict import FailureKind
 
 Booleans: TypeAlias = NDArray[np.bool_]
 Floats: TypeAlias = NDArray[np.float64]
@@ -26,74 +25,71 @@ CHANCE = 1e-15
 
 
 @dataclass(frozen=True, eq=False)
-class Seen:
+class DropoutAnswer:
     """An answer under dropout to a case whose values repeat the identity.
 
     Attributes:
         weights: (B, H, Lq, Lk), those of the reference, before dropout.
-        shown: (B, H, Lq, copies, Lk) weights after dropout, once for each copy of the identity.
+        copies: (B, H, Lq, copies, Lk) weights after dropout, once for each copy of the identity.
     """
 
     problem: Problem
     result: Result
     weights: Floats
-    shown: Array
+    copies: Array
 
     @property
     def first(self) -> Floats:
         """(B, H, Lq, Lk): the weights after dropout as the first copy shows them."""
-        return self.shown[..., 0, :].astype(np.float64)
+        return self.copies[..., 0, :].astype(np.float64)
 
     @property
-    def chosen(self) -> Booleans:
+    def dropout_mask(self) -> Booleans:
         """(B, H, Lq, Lk), True = not dropped."""
         return np.asarray(self.first != 0.0)
 
     @property
-    def told(self) -> str:
-        """What has become of the weights that are not dropped, in words."""
-        some = self.chosen & (self.weights > 0.0)
-        ratios = self.first[some] / self.weights[some]
-        if not ratios.size:
+    def factors(self) -> str:
+        """The factors of the weights that are not dropped, in words."""
+        some = self.dropout_mask & (self.weights > 0.0)
+        if not some.any():
             return "every weight is dropped"
-        return (
-            f"weights that stay are multiplied by {ratios.min():.3g} to {ratios.max():.3g}, expected {self._factor:.3g}"
-        )
+        ratios = self.first[some] / self.weights[some]
+        factors = f"{ratios.min():.3g} to {ratios.max():.3g}, expected {self._factor:.3g}"
+        return f"weights that are not dropped are multiplied by {factors}"
 
     def expected(self, judge: Judge) -> dict[str, Expected]:
         """What the reference answers when it drops the same weights, part by part.
 
-        A weight counts as kept if more than half of what is then left of it shows.
+        A weight counts as not dropped if more than half of its expected value shows.
         """
-        kept = self.first > 0.5 * self._factor * self.weights
-        factors = np.where(kept, self._factor, 0.0)
+        factors = np.where(self.first > 0.5 * self._factor * self.weights, self._factor, 0.0)
         return dict(solve(self.problem, judge.conventions, factors, returned=judge.returned).parts)
 
     @property
     def _factor(self) -> float:
-        """What a kept weight has to be multiplied by."""
+        """The factor of a weight that is not dropped."""
         rate = self.problem.extension.dropout
         return 1.0 / (1.0 - rate) if rate < 1.0 else 0.0
 
 
-def seen(judge: Judge, case: Case, gradients: bool = False) -> Seen | None:
-    """The candidate's answer to a case, and what it has dropped; None after noting why that cannot be read."""
+def dropout_answers(judge: Judge, *cases: Case, gradients: bool = False) -> Iterator[tuple[Case, DropoutAnswer]]:
+    """The cases that the claims allow, with the candidate's answers; it is noted why one cannot be read."""
+    for case in judge.cases(*cases):
+        if (answer := dropout_answer(judge, case, gradients)) is not None:
+            yield case, answer
+
+
+def dropout_answer(judge: Judge, case: Case, gradients: bool = False) -> DropoutAnswer | None:
+    """The candidate's answer to a case; None after noting why the dropped weights cannot be read."""
     problem = judge.problem(case) if gradients else judge.problem(case).forward_only()
     if case.sizes.d_v < case.sizes.key_length:
         judge.unsupported.append("its values are too narrow to show every weight")
         return None
-    try:
-        result = judge.run(problem)
-    except CandidateError as error:
-        judge.record_error(case, error)
+    result, expected = judge.answer(case, problem), judge.expected(case, also=("weights",))
+    if result is None or not judge.fits(case, result, expected["output"].value.shape):
         return None
-    expected = judge.expected(case, also=("weights",))
-    shape, weights = expected["output"].value.shape, expected["weights"].value
-    if result.output.shape != shape:
-        message = f"output has shape {result.output.shape}, expected {shape}"
-        judge.assert_that(case, False, message, kind=FailureKind.SHAPE)
-        return None
-    return Seen(problem, result, weights, by_key(problem, result.output))
+    return DropoutAnswer(problem, result, expected["weights"].value, by_key(problem, result.output))
 
 
 def by_key(problem: Problem, output: Array) -> Array:
@@ -109,7 +105,7 @@ def by_key(problem: Problem, output: Array) -> Array:
 
 
 def likely_share(kept: Booleans, keeping: float) -> bool:
-    """Whether so many of n weights may be kept where each is with this probability.
+    """Whether chance explains how many of n weights are kept, where each is kept with this probability.
 
     By Chernoff's bound n D(share || keeping) exceeds ln(2 / CHANCE) with the probability CHANCE at most.
     """
@@ -126,16 +122,16 @@ def repetition(kept: Booleans) -> int:
 
 
 def relation(first: Booleans, second: Booleans) -> int | None:
-    """So many places on one of two such choices repeats or avoids the other; None if nowhere."""
+    """The distance at which one of two such choices repeats or avoids the other; None if there is none."""
     beyond = np.maximum(_agreement(first, second), _agreement(second, first))
     return int(np.argmax(beyond)) if beyond.max() > 1.0 else None
 
 
 def _agreement(first: Booleans, second: Booleans) -> Floats:
-    """(n,): the agreement of n choices with others so many places on, in units of what chance allows.
+    """(n,): the agreement of n choices with others at each distance, in units of what chance allows.
 
-    The n - l products of fair coins of +1 and -1 with others l places on are fair coins themselves. By Hoeffding's
-    bound their sum exceeds sqrt(2 (n - l) ln(2 n / CHANCE)) with the probability CHANCE / n at most.
+    The n - l products of fair coins of +1 and -1 with others at a distance of l are fair coins themselves. By
+    Hoeffding's bound their sum exceeds sqrt(2 (n - l) ln(2 n / CHANCE)) with the probability CHANCE / n at most.
     """
     coins = [np.where(each.ravel(), 1.0, -1.0) for each in (first, second)]
     count = coins[0].size

@@ -139,6 +139,11 @@ class Judge:
             return problem
         return problem.but(needs=tuple(name for name in problem.needs if name != "attn_mask"))
 
+    def problems(self, case: Case) -> list[Problem]:
+        """The case's problem without gradients, and with them if they are claimed."""
+        whole = self.problem(case)
+        return [whole.forward_only(), *([whole] if Feature.GRADIENTS in self.claims else [])]
+
     def parts(self) -> tuple[str, ...]:
         """Everything that is claimed to be returned."""
         gradients = ("gradients",) if Feature.GRADIENTS in self.claims else ()
@@ -244,10 +249,10 @@ class Judge:
         try:
             result = self.run(problem)
         except CandidateError as error:
-            self.record_error(case, error, part=next(self._expanded(reversed(wanted), problem), "output"))
+            self.record_error(case, error, part=next(self.expanded(reversed(wanted), problem), "output"))
             return
         expected = self.expected(case, gradients=problem.cotangent is not None)
-        for part in self._expanded(wanted, problem):
+        for part in self.expanded(wanted, problem):
             reference = expected[part]
             if exactly:
                 reference = Expected(reference.value, np.zeros_like(reference.bound))
@@ -283,7 +288,8 @@ class Judge:
         """Adds the checks of a judge that `along` made."""
         self.tally += other.tally
 
-    def _expanded(self, parts: Iterable[str], problem: Problem) -> Iterator[str]:
+    def expanded(self, parts: Iterable[str], problem: Problem) -> Iterator[str]:
+        """The parts, with each needed gradient by its name in place of `gradients`."""
         for part in parts:
             name = part.removeprefix("gradients.")
             if part == "gradients":
@@ -300,19 +306,18 @@ class Judge:
         expected: Expected,
         context: str,
         part: str = "output",
-        of: Callable[[Array], Array] = lambda array: array,
+        of: Callable[[Array], Array] | None = None,
         as_is: bool = False,
     ) -> None:
-        """The answer to a problem made from the case, or what `of` takes from it, equals what a relation states.
+        """The answer to a problem made from the case equals what a relation states.
 
-        `as_is` passes these very arrays.
+        `of` is what is compared of both; `as_is` passes these very arrays.
         """
-        try:
-            result = self.run_with(problem) if as_is else self.run(problem)
-        except CandidateError as error:
-            self.record_error(case, error, context)
-            return
-        self.record(case, compare(part, _selected(part_of(result, part), of), expected, self.dtype), context)
+        if (result := self.answer(case, problem, context, as_is)) is not None:
+            got, wanted = part_of(result, part), expected
+            if of is not None:
+                got, wanted = _selected(got, of), expected.only(of)
+            self.record(case, compare(part, got, wanted, self.dtype), context)
 
     def assert_raises(self, call: Callable[[], object], what: str) -> None:
         """A constructor refuses what makes no sense."""
@@ -323,24 +328,31 @@ class Judge:
         else:
             self.assert_that(Case(), False, f"{what} was accepted", kind=FailureKind.ACCEPTED)
 
-    def own(self, case: Case, problem: Problem, bound: Array) -> Expected | None:
+    def own(self, case: Case, problem: Problem, bound: Array | None = None) -> Expected | None:
         """The candidate's output for a problem, as what another call has to repeat within the bound.
 
-        None after recording that it raised, or that its shape is not that of the bound.
+        By default that is twice the bound of the case. None after recording that the candidate raised, or that its
+        shape is not that of the bound.
         """
         result = self.answer(case, problem.forward_only())
-        if result is None:
-            return None
-        if result.output.shape != bound.shape:
-            message = f"output has shape {result.output.shape}, expected {bound.shape}"
-            self.assert_that(case, False, message, kind=FailureKind.SHAPE)
+        if bound is None:
+            whole = self.expected(case)["output"]
+            bound = np.broadcast_to(2.0 * whole.bound, whole.value.shape)
+        if result is None or not self.fits(case, result, bound.shape):
             return None
         return Expected(result.output.astype(np.float64), bound)
 
-    def answer(self, case: Case, problem: Problem, context: str = "") -> Result | None:
+    def fits(self, case: Case, result: Result, shape: tuple[int, ...]) -> bool:
+        """Whether the output has this shape; a failed check is recorded if not."""
+        if result.output.shape != shape:
+            message = f"output has shape {result.output.shape}, expected {shape}"
+            self.assert_that(case, False, message, kind=FailureKind.SHAPE)
+        return result.output.shape == shape
+
+    def answer(self, case: Case, problem: Problem, context: str = "", as_is: bool = False) -> Result | None:
         """The candidate's answer to a problem made from the case, or None after recording that there is none."""
         try:
-            return self.run(problem)
+            return self.run_with(problem) if as_is else self.run(problem)
         except CandidateError as error:
             self.record_error(case, error, context)
             return None

@@ -27,7 +27,7 @@ OWN_ROUNDINGS = 16.0 * np.finfo(np.float64).eps
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """What a candidate answered over some of the keys, in float64, natural logarithm, and how far it may be off.
+    """A candidate's answer over some of the keys, in float64 and natural logarithms, and its bounds.
 
     Attributes:
         output: (B, H, Lq, d_v); 0 where the row sees nothing.
@@ -56,16 +56,16 @@ def assert_merges(judge: Judge, case: Case, split: int) -> None:
         judge.record_error(case, error)
         return
     parts = [_part(judge, judge.solve(half), answer) for half, answer in zip(halves, answers, strict=True)]
-    told = [part for part in parts if part is not None]
-    if len(told) < len(parts):
+    complete = [part for part in parts if part is not None]
+    if len(complete) < len(parts):
         judge.assert_that(case, False, "a part of the keys gives no log_sum_exp, or an answer of another shape")
         return
-    output, log = merged(told)
+    output, log = merged(complete)
     whole, right = judge.expected(case), natural(judge.expected(case)["log_sum_exp"].value, judge)
-    # Nothing that was merged can say what is claimed for a row without keys.
+    # The merged parts do not have the claimed answer for a row without keys.
     values = np.where(np.isneginf(right)[..., None], 0.0, whole["output"].value)
-    for name, got, meant in (("output", output, values), ("log_sum_exp", log, right)):
-        compared = compare(name, got.value, Expected(meant, got.bound), "float64")
+    for name, got, value in (("output", output, values), ("log_sum_exp", log, right)):
+        compared = compare(name, got.value, Expected(value, got.bound), "float64")
         judge.record(case, compared, f"keys 0 to {split - 1} and the others, merged")
 
 
@@ -101,11 +101,10 @@ def natural(logs: Array, judge: Judge) -> Floats:
 
 
 def _part(judge: Judge, solution: Solution, answer: Result) -> Part | None:
-    right, log = solution.parts["output"], solution.parts["log_sum_exp"]
-    found = answer.log_sum_exp
-    if found is None or found.shape != log.value.shape or answer.output.shape != right.value.shape:
+    right, log, returned = solution.parts["output"], solution.parts["log_sum_exp"], answer.log_sum_exp
+    if returned is None or returned.shape != log.value.shape or answer.output.shape != right.value.shape:
         return None
-    logs, empty = natural(found, judge), np.isneginf(log.value)
+    logs, empty = natural(returned, judge), np.isneginf(log.value)
     sees = ~(np.isneginf(logs) | empty)[..., None]
     output = np.where(sees, answer.output.astype(np.float64), 0.0)
     value, bound = (np.where(sees, array, 0.0) for array in (right.value, right.bound))

@@ -99,8 +99,5 @@ def deep(answer: EmptyRow, very_negative: Case) -> tuple[Case, ...]:
 
     That claim is one of a finite stand-in for minus infinity, whose reach ends somewhere.
     """
-    return (
-        (very_negative,)
-        if answer is EmptyRow.UNIFORM
-        else (very_negative, replace(very_negative, scores=Scores.MOST_NEGATIVE))
-    )
+    both = (very_negative, replace(very_negative, scores=Scores.MOST_NEGATIVE))
+    return both[:1] if answer is EmptyRow.UNIFORM else both
