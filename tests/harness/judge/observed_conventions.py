@@ -37,7 +37,7 @@ class Disagreement:
         name: as a table shows it.
         forms: cases that show the answer, in different sizes and shapes; the answer has to be the same in all.
         meanings: the answers that are known.
-        given: what the candidate gets for the problem of a form; None: the form does not apply.
+        changed: the problem of a form as the candidate gets it; None: the form does not apply.
         dtypes: the dtypes in which the answers differ by more than rounding.
         recorded: the forms are run while gradients are recorded, too; an output that depends on nothing has none.
     """
@@ -45,7 +45,7 @@ class Disagreement:
     name: str
     forms: tuple[Case, ...]
     meanings: Meanings
-    given: Callable[[Problem], Problem | None] = lambda problem: problem
+    changed: Callable[[Problem], Problem | None] = lambda problem: problem
     dtypes: tuple[str, ...] = tuple(DTYPES)
     recorded: bool = True
 
@@ -58,9 +58,9 @@ def answers(judge: Judge, disagreement: Disagreement) -> Iterator[tuple[Case, st
         for path, along, recording in _paths(judge):
             if recording and not disagreement.recorded:
                 continue
-            given = disagreement.given(along.problem(case) if recording else problem.forward_only())
-            if given is not None:
-                yield case, path, _answer(along, given, known)
+            changed = disagreement.changed(along.problem(case) if recording else problem.forward_only())
+            if changed is not None:
+                yield case, path, _answer(along, changed, known)
 
 
 def _paths(judge: Judge) -> Iterator[tuple[str, Judge, bool]]:
@@ -85,9 +85,9 @@ class _KnownAnswers:
             yield self.known[-1]
 
 
-def _answer(judge: Judge, given: Problem, known: Iterable[tuple[str, Expected]]) -> str:
+def _answer(judge: Judge, problem: Problem, known: Iterable[tuple[str, Expected]]) -> str:
     try:
-        got = judge.run(given).output
+        got = judge.run(problem).output
     except CandidateError:
         return REFUSED
     except PathError:
