@@ -110,11 +110,7 @@ def test_uniform_rows_pass_gradients_to_the_values_alone(mask: MaskKind) -> None
 @pytest.mark.parametrize("form", [SELF, KEY_VALUE, BIASED], ids=lambda form: str(form.sharing))
 def test_shared_inputs_get_one_gradient(form: ModuleForm) -> None:
     problem = build(Case(sizes=SQUARE, module=form), "float64")
-    inputs = {
-        Sharing.SELF: {"query"},
-        Sharing.KEY_VALUE: {"query", "key"},
-        Sharing.NONE: {"query", "key", "value"},
-    }
+    inputs = {Sharing.SELF: {"query"}, Sharing.KEY_VALUE: {"query", "key"}, Sharing.NONE: {"query", "key", "value"}}
     parameters = {"w_q", "w_k", "w_v", "w_o", "b_q", "b_k", "b_v", "b_o"}
     assert set(problem.needs) == inputs[form.sharing] | parameters
 

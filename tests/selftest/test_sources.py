@@ -15,13 +15,7 @@ from attention_conformance.implementations.builtin.sources import a, b, c, d, e
 from attention_conformance.implementations.builtin.sources.shapes import merge_heads, split_heads
 from attention_conformance.implementations.builtin.sources.softmax import masked_softmax
 from attention_conformance.reference.expected import Expected, solve
-from attention_conformance.tests.selftest.source_equations import (
-    assert_within,
-    compared,
-    expected_of,
-    normal,
-    seeded,
-)
+from attention_conformance.tests.selftest.source_equations import assert_within, compared, expected_of, normal, seeded
 from attention_conformance.tests.selftest.test_oracle import op
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]

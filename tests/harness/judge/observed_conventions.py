@@ -36,7 +36,7 @@ class Disagreement:
         name: as a table shows it.
         forms: cases that show the answer, in different sizes and shapes; the answer has to be the same in all.
         meanings: the answers that are known.
-        given: what the candidate gets for the problem of a form; None: the form does not apply.
+        changed: the problem of a form as the candidate gets it; None: the form does not apply.
         dtypes: the dtypes in which the answers differ by more than rounding.
         recorded: the forms are run while gradients are recorded, too; an output that depends on nothing has none.
     """
@@ -44,7 +44,7 @@ class Disagreement:
     name: str
     forms: tuple[Case, ...]
     meanings: Meanings
-    given: Callable[[Problem], Problem | None] = lambda problem: problem
+    changed: Callable[[Problem], Problem | None] = lambda problem: problem
     dtypes: tuple[str, ...] = tuple(DTYPES)
     recorded: bool = True
 
@@ -57,9 +57,9 @@ def answers(judge: Judge, disagreement: Disagreement) -> Iterator[tuple[Case, st
         for path, along, recording in _paths(judge):
             if recording and not disagreement.recorded:
                 continue
-            given = disagreement.given(along.problem(case) if recording else problem.forward_only())
-            if given is not None:
-                yield case, path, _answer(along, given, known)
+            changed = disagreement.changed(along.problem(case) if recording else problem.forward_only())
+            if changed is not None:
+                yield case, path, _answer(along, changed, known)
 
 
 def _paths(judge: Judge) -> Iterator[tuple[str, Judge, bool]]:
@@ -84,9 +84,9 @@ class _KnownAnswers:
             yield self.known[-1]
 
 
-def _answer(judge: Judge, given: Problem, known: Iterable[tuple[str, Expected]]) -> str:
+def _answer(judge: Judge, problem: Problem, known: Iterable[tuple[str, Expected]]) -> str:
     try:
-        got = judge.run(given).output
+        got = judge.run(problem).output
     except CandidateError:
         return REFUSED
     except PathError:
@@ -216,20 +216,12 @@ def _on_both_paths(case: Case) -> tuple[Case, ...]:
 
 EMPTY_ROWS = (
     Disagreement(
-        "row emptied by a boolean mask",
-        _on_both_paths(Case(mask=MaskKind.BOOL, pattern=_EMPTY)),
-        _of_empty_rows,
+        "row emptied by a boolean mask", _on_both_paths(Case(mask=MaskKind.BOOL, pattern=_EMPTY)), _of_empty_rows
     ),
     Disagreement(
-        "row emptied by minus infinity",
-        _on_both_paths(Case(mask=MaskKind.INFINITE, pattern=_EMPTY)),
-        _of_empty_rows,
+        "row emptied by minus infinity", _on_both_paths(Case(mask=MaskKind.INFINITE, pattern=_EMPTY)), _of_empty_rows
     ),
-    Disagreement(
-        "sample emptied by padding",
-        _on_both_paths(Case(padding=Padding.EMPTY_SAMPLE)),
-        _of_empty_rows,
-    ),
+    Disagreement("sample emptied by padding", _on_both_paths(Case(padding=Padding.EMPTY_SAMPLE)), _of_empty_rows),
 )
 LEAST_NUMBER = Disagreement(
     "row of the least finite number",
