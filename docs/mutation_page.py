@@ -56,13 +56,8 @@ def _clauses(score: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _options(score: Mapping[str, Any]) -> Iterator[str]:
-    yield from (
-        "",
-        "## Options of a case",
-        "",
-        "Defects that show with this option only: without it they would survive.",
-        "",
-    )
+    yield from ("", "## Options of a case", "")
+    yield from ("Defects that show with this option only: without it they would survive.", "")
     yield from ("| option | kills | defects |", "| --- | ---: | --- |")
     for option, row in score["of options"].items():
         yield f"| {option} | {row['kills']} | {_some(row)} |"

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
-
 import numpy as np
-from numpy.typing import NDArray
 
+from attention_conformance.reference.arrays import Floats
 from attention_conformance.reference.bounds.extensions import ANGLE_STEPS, angle_bound
 from attention_conformance.reference.bounds.precision import unit_roundoff
 from attention_conformance.reference.expected import Expected
 from attention_conformance.reference.stages import frequencies
 from attention_conformance.spec.features import AlibiRule, SinusoidOrder
-
-Floats: TypeAlias = NDArray[np.float64]
 
 SINGLE = unit_roundoff("float32") + unit_roundoff("float64")
 """In which angles and slopes are worked out at least, and the reference."""

@@ -9,6 +9,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from attention_conformance.reference.arrays import Floats
 from attention_conformance.reference.bounds.attention import ForwardBounds, finite, forward_bounds
 from attention_conformance.reference.bounds.extensions import dropped_bound
 from attention_conformance.reference.bounds.gradients import gradient_bounds
@@ -21,7 +22,6 @@ from attention_conformance.spec.extensions import Packing
 from attention_conformance.spec.features import Conventions, LogBase, ReturnedWeights, Scope
 from attention_conformance.spec.problem import Problem
 
-Floats: TypeAlias = NDArray[np.float64]
 Indices: TypeAlias = NDArray[np.intp]
 
 RETURNED = ("weights", "averaged_weights", "log_sum_exp")
@@ -170,13 +170,8 @@ def sample_rows(problem: Problem, rows: Indices, conventions: Conventions = Conv
     """
     mask, lengths = problem.attn_mask, problem.valid_lens
     extension = problem.extension
-    if (
-        extension.windowed
-        or extension.rotary_base
-        or extension.alibi
-        or extension.relative_bias
-        or extension.packing is not Packing.NONE
-    ):
+    placed = (extension.windowed, extension.rotary_base, extension.alibi, extension.relative_bias)
+    if any(placed) or extension.packing is not Packing.NONE:
         raise ValueError("rows cannot be sampled where more than the causal flag depends on positions")
     if problem.causal:
         if mask is not None:

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
-from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
+from attention_conformance.reference.arrays import Floats
 from attention_conformance.reference.pipeline import Inputs, Trace, merge_heads, split_heads
 from attention_conformance.reference.stages import gather
 from attention_conformance.spec.features import EmptyRow, Scope
 from attention_conformance.spec.problem import Problem
-
-Floats: TypeAlias = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
+from attention_conformance.reference.arrays import Booleans, Floats
 from attention_conformance.reference.positions import Positions, positions
 from attention_conformance.reference.stages import Rotation, append, cap, repeat_kv, rotation
-from attention_conformance.reference.visibility import Booleans, Visibility, visibility
+from attention_conformance.reference.visibility import Visibility, visibility
 from attention_conformance.spec.features import Conventions, EmptyRow, GroupOrder, Scope
 from attention_conformance.spec.problem import Array, Problem
-
-Floats: TypeAlias = NDArray[np.float64]
 
 
 def project(inputs: Floats, weight: Floats, bias: Floats | None) -> Floats:
@@ -255,6 +252,6 @@ def _rotated(problem: Problem, conventions: Conventions, inputs: Inputs, places:
 
 def _contained(rows: Floats, allowed: Booleans) -> Floats:
     """Keys or values with NaN and infinity set to 0 where no query may see them: 0 * NaN is not 0."""
-    unseen: NDArray[np.bool_] = ~np.asarray(allowed.any(axis=-2))
+    unseen: Booleans = ~np.asarray(allowed.any(axis=-2))
     finite = np.isfinite(rows)
     return rows if finite.all() else np.where(finite | ~unseen[..., None], rows, 0.0)

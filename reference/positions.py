@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
+from attention_conformance.reference.arrays import Booleans, Integers
 from attention_conformance.spec.features import Alignment, Conventions
 from attention_conformance.spec.problem import Problem
-
-Integers: TypeAlias = NDArray[np.int64]
-Booleans: TypeAlias = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from attention_conformance.reference.arrays import Floats
 from attention_conformance.reference.bounds.attention import forward_bounds
 from attention_conformance.reference.bounds.precision import Precision, gamma, precision
 from attention_conformance.reference.expected import Expected
 from attention_conformance.reference.gradients import shared, unbroadcast
-from attention_conformance.reference.pipeline import Floats, Pipeline, Trace, merge_heads, split_heads
+from attention_conformance.reference.pipeline import Pipeline, Trace, merge_heads, split_heads
 from attention_conformance.spec.extensions import NOTHING
 from attention_conformance.spec.features import Conventions, Scope
 from attention_conformance.spec.problem import Array, Problem

@@ -10,8 +10,9 @@ from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
+from attention_conformance.reference.arrays import Floats
 from attention_conformance.reference.bounds.precision import precisions
-from attention_conformance.reference.expected import RETURNED, Expected, Floats, solve
+from attention_conformance.reference.expected import RETURNED, Expected, solve
 from attention_conformance.spec.cases import Case
 from attention_conformance.spec.features import Conventions
 from attention_conformance.spec.problem import Array, Problem

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
+from attention_conformance.reference.arrays import Floats, Integers
 from attention_conformance.spec.features import GroupOrder, RotaryPairing
-
-Floats: TypeAlias = NDArray[np.float64]
-Integers: TypeAlias = NDArray[np.int64]
 
 
 def repeat_kv(rows: Floats, num_heads: int, order: GroupOrder) -> Floats:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TypeAlias, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from attention_conformance.reference.arrays import Booleans, Floats
 from attention_conformance.reference.positions import Positions, positions
 from attention_conformance.spec.features import Conventions, EmptyRow, WindowCount
 from attention_conformance.spec.problem import Array, Problem
 
-Booleans: TypeAlias = NDArray[np.bool_]
-Floats: TypeAlias = NDArray[np.float64]
 EVERYTHING = np.ones((1, 1, 1, 1), bool)
 Scalar = TypeVar("Scalar", np.bool_, np.float64)
 

@@ -17,10 +17,7 @@ from attention_conformance.spec.problem import Array, Problem
 
 
 def jax_op(
-    function: Callable[..., Any],
-    *,
-    extras: tuple[str, ...] = (),
-    polarity: Polarity = Polarity.MAY_ATTEND,
+    function: Callable[..., Any], *, extras: tuple[str, ...] = (), polarity: Polarity = Polarity.MAY_ATTEND
 ) -> JaxOp:
     """A `run` for a function of JAX arrays, float64 included; gradients are those of `jax.vjp`.
 

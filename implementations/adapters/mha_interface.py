@@ -17,25 +17,10 @@ from attention_conformance.spec.cases import Case, MaskKind
 from attention_conformance.spec.features import Feature, Polarity
 from attention_conformance.spec.problem import Problem
 
-MHA_FEATURES = frozenset(
-    {
-        Feature.CORE,
-        Feature.HEADS,
-        Feature.CROSS,
-        Feature.KEY_VALUE,
-        Feature.BOOL_MASK,
-        Feature.FLOAT_MASK,
-        Feature.KEY_PADDING,
-        Feature.CAUSAL,
-        Feature.GRADIENTS,
-        Feature.MASK_GRADIENT,
-        Feature.PROJECTIONS,
-        Feature.BIAS,
-        Feature.OUTPUT_PROJECTION,
-        Feature.OUTPUT_BIAS,
-        Feature.VIEWS,
-    }
-)
+_INPUTS = {Feature.CORE, Feature.HEADS, Feature.CROSS, Feature.KEY_VALUE, Feature.VIEWS, Feature.GRADIENTS}
+_MASKS = {Feature.BOOL_MASK, Feature.FLOAT_MASK, Feature.MASK_GRADIENT, Feature.KEY_PADDING, Feature.CAUSAL}
+_PROJECTIONS = {Feature.PROJECTIONS, Feature.BIAS, Feature.OUTPUT_PROJECTION, Feature.OUTPUT_BIAS}
+MHA_FEATURES = frozenset(_INPUTS | _MASKS | _PROJECTIONS)
 """What the interface offers, apart from kdim and vdim and the returned weights."""
 
 PLACES: Places = {
@@ -82,12 +67,7 @@ def build_mha(kind: Callable[..., nn.Module], **options: Any) -> Callable[[Probl
     return build
 
 
-def call_mha(
-    *,
-    polarity: Polarity = Polarity.MASKED_OUT,
-    length_first: bool = False,
-    **options: Any,
-) -> MhaCall:
+def call_mha(*, polarity: Polarity = Polarity.MASKED_OUT, length_first: bool = False, **options: Any) -> MhaCall:
     """A `call` for such a module, with `options` passed on; returned weights that are None are left out."""
     return MhaCall(polarity, length_first, options)
 

@@ -58,10 +58,7 @@ class NumpyOp:
         given = self._given(problem)
         forward = bound(self.function, *(given[n] for n in INPUTS), **op_options(problem, given, self.polarity))
         return Native(
-            forward,
-            lambda answer: result_of(answer, self.extras, _checked, fewer=True),
-            given,
-            lambda: _quiet(problem),
+            forward, lambda answer: result_of(answer, self.extras, _checked, fewer=True), given, lambda: _quiet(problem)
         )
 
     def _given(self, problem: Problem) -> dict[str, Array]:

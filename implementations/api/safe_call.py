@@ -49,6 +49,12 @@ def guarded(call: Callable[[], Answer]) -> Answer:
         raise CandidateError(f"raised {kind}: {_first_line(error) or 'no message'}", kind) from error
 
 
+def restored(call: Callable[[], Answer]) -> Answer:
+    """The same as `guarded`; afterwards the global state is what it was before."""
+    with kept_global_state(), np.errstate(all="ignore"):
+        return guarded(call)
+
+
 @dataclass(frozen=True)
 class CallOutcome(Generic[Answer]):
     """What one call gave: its value, or its exception in one line."""
@@ -63,8 +69,7 @@ def safe_call(call: Callable[[], Answer]) -> CallOutcome[Answer]:
     Only KeyboardInterrupt is raised.
     """
     try:
-        with kept_global_state(), np.errstate(all="ignore"):
-            return CallOutcome(guarded(call))
+        return CallOutcome(restored(call))
     except (CandidateError, PathError) as error:
         return CallOutcome(error=error_line(error.__cause__ or error))
 

@@ -21,6 +21,7 @@ from attention_conformance.implementations.builtin.stepwise.layer import (
     FREE_WIDTHS,
     LAYER_PLACES,
     Construct,
+    Layer,
     call_layer,
 )
 from attention_conformance.implementations.builtin.stepwise.steps import EXTRA_FEATURES, OP_FEATURES, Steps
@@ -110,6 +111,7 @@ def breaks(
 
 def breaks_layer(
     *clauses: str,
+    step: str = "",
     free: bool = True,
     features: Set[Feature] = MHA_FEATURES,
     extras: tuple[str, ...] = (),
@@ -123,6 +125,7 @@ def breaks_layer(
 
     Args:
         clauses: see `Defect`.
+        step: the method of `Layer` that it replaces; without one, it is a whole layer.
         free: all widths may differ.
         features: what it claims beyond that and the extras.
         extras: what it returns after the output.
@@ -133,7 +136,8 @@ def breaks_layer(
         facts: other fields of `Defect`.
     """
 
-    def made_of(name: str, kind: Any) -> Implementation:
+    def made_of(name: str, mistake: Any) -> Implementation:
+        kind = type(name, (Layer,), {step: mistake}) if step else mistake
         widths = FREE_WIDTHS if free else NONE
         claimed = frozenset(features).union(widths, (EXTRA_FEATURES[extra] for extra in extras), modes)
         return Implementation(

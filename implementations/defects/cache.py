@@ -84,10 +84,10 @@ def groups_tiled_with_a_cache(stream: Stream) -> Feed:
         later = first > 0
         return options
 
-    def score_std(rows: Tensor, num_heads: int) -> Tensor:
+    def repeated(rows: Tensor, num_heads: int) -> Tensor:
         return rows.repeat(1, num_heads // rows.shape[1], 1, 1) if later else repeat_kv(rows, num_heads)
 
-    return CacheSteps(steps=Steps(repeat_kv=score_std), flags=flags).open(stream)
+    return CacheSteps(steps=Steps(repeat_kv=repeated), flags=flags).open(stream)
 
 
 @breaks_cache("cache.static", holds=("cache.decode", "cache.chunked-prefill"))
@@ -97,11 +97,8 @@ def unused_buffer_attended(stream: Stream) -> Feed:
         return Rows(torch.zeros_like(room.key), torch.zeros_like(room.value), room.positions)
 
     def everything(store: Rows, new: Rows, after: Rows) -> Rows:
-        return (
-            Rows(after.key, after.value, after.positions.clamp(min=0))
-            if not stream.ring
-            else correct.visible(store, new, after)
-        )
+        everywhere = Rows(after.key, after.value, after.positions.clamp(min=0))
+        return correct.visible(store, new, after) if stream.ring else everywhere
 
     return CacheSteps(empty_store=zeroed, visible=everything).open(stream)
 
@@ -147,14 +144,8 @@ def cached_in_bfloat16(store: Rows, new: Rows, stream: Stream) -> Rows:
 @breaks_cache("cache.decode", step="visible", holds=("causal.square", "relations.batch"), severity=LEAK)
 def first_sample_cached_for_all(store: Rows, new: Rows, after: Rows) -> Rows:
     cached = store.written
-    return correct.joined(
-        Rows(
-            cached.key[:1].expand_as(cached.key),
-            cached.value[:1].expand_as(cached.value),
-            cached.positions,
-        ),
-        new,
-    )
+    key, value = (rows[:1].expand_as(rows) for rows in (cached.key, cached.value))
+    return correct.joined(Rows(key, value, cached.positions), new)
 
 
 @breaks_cache(

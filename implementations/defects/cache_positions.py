@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -24,6 +25,14 @@ def standing(scores: Tensor) -> Tensor:
     """(1, Lq, Lk): so far key j is ahead of query i if both count from 0."""
     keys, queries = torch.arange(scores.shape[-1]), torch.arange(scores.shape[-2])
     return (keys - queries[:, None])[None]
+
+
+def rotated_at(changed: Callable[[Tensor], Tensor]) -> CacheSteps:
+    """A cache that rotates queries and keys by the angles of other positions."""
+    return CacheSteps(
+        rotate_query=lambda query, positions, base: correct.rotate_query(query, changed(positions), base),
+        rotate_key=lambda key, positions, base: correct.rotate_key(key, changed(positions), base),
+    )
 
 
 @breaks_window("cache.query-start", holds=("cache.decode", "cache.chunked-prefill", "cache.alibi"))
@@ -53,10 +62,7 @@ def queries_rotated_from_the_beginning(query: Tensor, positions: Tensor, base: f
 
 @breaks_cache("cache.rotary", holds=("cache.decode", "cache.alibi", "cache.window"))
 def positions_restarted_in_each_chunk(stream: Stream) -> Feed:
-    return CacheSteps(
-        rotate_query=lambda query, positions, base: correct.rotate_query(query, positions - positions[:1], base),
-        rotate_key=lambda key, positions, base: correct.rotate_key(key, positions - positions[:1], base),
-    ).open(stream)
+    return rotated_at(lambda positions: positions - positions[:1]).open(stream)
 
 
 @breaks_cache("cache.rotary", holds=("cache.decode", "cache.alibi", "cache.window"))
@@ -74,14 +80,7 @@ def cached_keys_rotated_again(stream: Stream) -> Feed:
 @breaks_cache("cache.rotary", holds=("cache.decode", "cache.alibi", "cache.chunked-prefill"))
 def angles_remembered_by_length(stream: Stream) -> Feed:
     known: dict[int, Tensor] = {}
-    return CacheSteps(
-        rotate_query=lambda query, positions, base: correct.rotate_query(
-            query, known.setdefault(len(positions), positions), base
-        ),
-        rotate_key=lambda key, positions, base: correct.rotate_key(
-            key, known.setdefault(len(positions), positions), base
-        ),
-    ).open(stream)
+    return rotated_at(lambda positions: known.setdefault(len(positions), positions)).open(stream)
 
 
 @breaks_cache("cache.ring-positions", holds=("cache.ring", "cache.rotary"))
@@ -89,10 +88,7 @@ def offset_of_what_is_left(stream: Stream) -> Feed:
     def left(positions: Tensor) -> Tensor:
         return positions - max(0, int(positions[0]) - stream.room) if stream.ring else positions
 
-    return CacheSteps(
-        rotate_query=lambda query, positions, base: correct.rotate_query(query, left(positions), base),
-        rotate_key=lambda key, positions, base: correct.rotate_key(key, left(positions), base),
-    ).open(stream)
+    return rotated_at(left).open(stream)
 
 
 @breaks_cache(

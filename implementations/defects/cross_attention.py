@@ -9,52 +9,46 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attention_conformance.implementations.builtin.stepwise.layer import Layer
+from attention_conformance.implementations.builtin.stepwise.layer import Layer, Projected
 from attention_conformance.implementations.builtin.stepwise.steps import Steps
 from attention_conformance.implementations.defects.breaking import CRASH, breaks, breaks_layer
 
-breaks_sources = partial(breaks_layer, "cross-attention.sources", "cross-attention.lengths", free=False, raises=True)
+breaks_projected = partial(breaks_layer, step="projected")
+breaks_sources = partial(
+    breaks_projected, "cross-attention.sources", "cross-attention.lengths", free=False, raises=True
+)
 
 
 @breaks_sources(holds=("relations.causal-prefix", "errors.mask-shape"))
-class KeysFromTheQueriesSequence(Layer):
-    def projected(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return self.q(query), self.k(query), self.v(value)
+def keys_from_the_queries_sequence(layer: Layer, query: Tensor, key: Tensor, value: Tensor) -> Projected:
+    return layer.q(query), layer.k(query), layer.v(value)
 
 
 @breaks_sources(holds=("errors.mask-shape",))
-class SequencesExchanged(Layer):
-    def projected(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return self.q(key), self.k(query), self.v(query)
+def sequences_exchanged(layer: Layer, query: Tensor, key: Tensor, value: Tensor) -> Projected:
+    return layer.q(key), layer.k(query), layer.v(query)
 
 
-@breaks_layer("cross-attention.sources", free=False, holds=("cross-attention.lengths", "projections.output"))
-class EqualShapesTakenForSelfAttention(Layer):
-    def projected(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        if query.shape == key.shape == value.shape:
-            key, value = query, query
-        return self.q(query), self.k(key), self.v(value)
+@breaks_projected("cross-attention.sources", free=False, holds=("cross-attention.lengths", "projections.output"))
+def equal_shapes_taken_for_self_attention(layer: Layer, query: Tensor, key: Tensor, value: Tensor) -> Projected:
+    if query.shape == key.shape == value.shape:
+        key, value = query, query
+    return layer.q(query), layer.k(key), layer.v(value)
 
 
-@breaks_layer(
+@breaks_projected(
     "cross-attention.widths", "cross-attention.key-value", holds=("projections.output-bias", "heads.independent")
 )
-class ValuesFromTheKeysInput(Layer):
-    def projected(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return self.q(query), self.k(key), self.v(F.pad(key, (0, value.shape[-1] - key.shape[-1])))
+def values_from_the_keys_input(layer: Layer, query: Tensor, key: Tensor, value: Tensor) -> Projected:
+    return layer.q(query), layer.k(key), layer.v(F.pad(key, (0, value.shape[-1] - key.shape[-1])))
 
 
-@breaks_layer(
-    "cross-attention.widths",
-    free=True,
-    holds=("errors.mask-shape", "errors.key-value-length"),
-    severity=CRASH,
-    raises=True,
+@breaks_projected(
+    "cross-attention.widths", holds=("errors.mask-shape", "errors.key-value-length"), severity=CRASH, raises=True
 )
-class OneWidthForKeyAndValue(Layer):
-    def projected(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        k, v = torch.stack((key, value))
-        return self.q(query), self.k(k), self.v(v)
+def one_width_for_key_and_value(layer: Layer, query: Tensor, key: Tensor, value: Tensor) -> Projected:
+    k, v = torch.stack((key, value))
+    return layer.q(query), layer.k(k), layer.v(v)
 
 
 @breaks("cross-attention.lengths", holds=("causal.square",), severity=CRASH, raises=True)

@@ -21,12 +21,9 @@ MODES = MHA_FEATURES | {Feature.DROPOUT, Feature.EVALUATION}
 _OWN = torch.Generator().manual_seed(0)
 
 
-def shared(weights: Tensor, rate: float, *axes: int) -> Tensor:
-    """Dropout whose choice is the same along these axes."""
-    part = weights
-    for axis in axes:
-        part = part.narrow(axis, 0, 1)
-    return weights * chosen(part, rate) / (1.0 - rate)
+def shared(weights: Tensor, rate: float, axis: int) -> Tensor:
+    """Dropout whose choice is the same along this axis."""
+    return weights * chosen(weights.narrow(axis, 0, 1), rate) / (1.0 - rate)
 
 
 breaks_dropout = partial(breaks, claims=DROPOUT)

@@ -25,7 +25,7 @@ from attention_conformance.spec.features import Feature, Scope
 
 _MASKS: dict[torch.Size, Tensor] = {}
 _OUTPUTS: dict[tuple[torch.Size, torch.dtype], Tensor] = {}
-_TURNS: dict[tuple[torch.Size, torch.dtype], list[Tensor]] = {}
+_PAIRS: dict[tuple[torch.Size, torch.dtype], list[Tensor]] = {}
 _KEYS: dict[int, tuple[Tensor, Tensor]] = {}
 _RANGES: dict[torch.dtype, float] = {}
 _DIE = torch.Generator().manual_seed(0)
@@ -146,7 +146,7 @@ def outputs_written_into_two_buffers(query: Tensor, key: Tensor, value: Tensor, 
     output = Steps()(query, key, value, **options)
     if output.requires_grad:
         return output
-    buffers = _TURNS.setdefault((output.shape, output.dtype), [torch.empty_like(output), torch.empty_like(output)])
+    buffers = _PAIRS.setdefault((output.shape, output.dtype), [torch.empty_like(output), torch.empty_like(output)])
     buffers.reverse()
     return buffers[0].copy_(output)
 

@@ -20,11 +20,7 @@ from attention_conformance.implementations.builtin.stepwise.steps import INFINIT
 from attention_conformance.implementations.defects.breaking import GRADIENT, LEAK, breaks_layer
 
 breaks_keys: Callable[..., Any] = partial(
-    breaks_layer,
-    features=KEYED_FEATURES,
-    extras=("weights",),
-    call=call_keyed,
-    places=KEYED_PLACES,
+    breaks_layer, features=KEYED_FEATURES, extras=("weights",), call=call_keyed, places=KEYED_PLACES
 )
 """`breaks_layer` for a `KeyedLayer`."""
 

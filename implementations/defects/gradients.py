@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from attention_conformance.implementations.builtin.stepwise import steps as correct
-from attention_conformance.implementations.builtin.stepwise.layer import Layer
+from attention_conformance.implementations.builtin.stepwise.layer import Layer, Projected
 from attention_conformance.implementations.builtin.stepwise.steps import INFINITY, Steps
 from attention_conformance.implementations.defects.breaking import CRASH, GRADIENT, breaks, breaks_layer
 from attention_conformance.implementations.defects.shapes import flat
@@ -41,6 +41,7 @@ def distorted(
 
 
 breaks_gradients = partial(breaks, severity=GRADIENT)
+breaks_projected = partial(breaks_layer, step="projected", severity=GRADIENT)
 
 
 @breaks_gradients("gradients.query", step="score", holds=("gradients.key", "gradients.value", "scores.dot-product"))
@@ -147,22 +148,19 @@ def cotangent_read_as_contiguous(query: Tensor, key: Tensor, value: Tensor, **op
     return distorted(Steps()(query, key, value, **options), flat)
 
 
-@breaks_layer("gradients.parameters", holds=("gradients.query", "projections.output"), severity=GRADIENT)
-class OutputMatrixDetached(Layer):
-    def output(self, merged: Tensor) -> Tensor:
-        return F.linear(merged, self.o.weight.detach(), self.o.bias) + 0.0 * self.o.weight.sum()
+@breaks_layer("gradients.parameters", holds=("gradients.query", "projections.output"), step="output", severity=GRADIENT)
+def output_matrix_detached(layer: Layer, merged: Tensor) -> Tensor:
+    return F.linear(merged, layer.o.weight.detach(), layer.o.bias) + 0.0 * layer.o.weight.sum()
 
 
-@breaks_layer("gradients.parameters", holds=("gradients.query", "projections.bias"), severity=GRADIENT)
-class BiasGradientOfOneToken(Layer):
-    def projected(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        held = self.v.bias.expand(*value.shape[:-1], -1)
-        first = torch.arange(value.shape[-2])[:, None] == 0
-        bias = torch.where(first, held, held.detach())
-        return self.q(query), self.k(key), F.linear(value, self.v.weight) + bias
+@breaks_projected("gradients.parameters", holds=("gradients.query", "projections.bias"))
+def bias_gradient_of_one_token(layer: Layer, query: Tensor, key: Tensor, value: Tensor) -> Projected:
+    held = layer.v.bias.expand(*value.shape[:-1], -1)
+    first = torch.arange(value.shape[-2])[:, None] == 0
+    bias = torch.where(first, held, held.detach())
+    return layer.q(query), layer.k(key), F.linear(value, layer.v.weight) + bias
 
 
-@breaks_layer("gradients.key", holds=("gradients.value", "projections.key"), severity=GRADIENT, raises=False)
-class KeyInputDetached(Layer):
-    def projected(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return self.q(query), self.k(key.detach()), self.v(value)
+@breaks_projected("gradients.key", holds=("gradients.value", "projections.key"))
+def key_input_detached(layer: Layer, query: Tensor, key: Tensor, value: Tensor) -> Projected:
+    return layer.q(query), layer.k(key.detach()), layer.v(value)

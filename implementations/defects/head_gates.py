@@ -92,8 +92,8 @@ def gates_out_of_the_graph(heads: Tensor, gates: Tensor) -> Tensor:
 
 @breaks_gradients("head-gates.gradient", "head-gates.ablation", holds=("head-gates.factor", "head-gates.importance"))
 def gradient_of_gates_averaged(heads: Tensor, gates: Tensor) -> Tensor:
-    repeat_kv = gates / max(1, len(heads))
-    return gate(heads, repeat_kv + (gates - repeat_kv).detach())
+    averaged = gates / max(1, len(heads))
+    return gate(heads, averaged + (gates - averaged).detach())
 
 
 @breaks_gates(*LEARNED, holds=("head-gates.factor", "head-gates.closed"), severity=GRADIENT)

@@ -13,6 +13,7 @@ from attention_conformance.implementations.builtin.stepwise.steps import Steps, 
 from attention_conformance.implementations.defects.breaking import LEAK, breaks, breaks_layer
 
 leaks = partial(breaks_layer, severity=LEAK)
+breaks_merge = partial(breaks_layer, "heads.merge", step="merge", holds=("projections.output-bias", "shapes.output"))
 
 
 @breaks("heads.independent", step="softmax", holds=("shapes.output", "relations.permute-keys"))
@@ -36,34 +37,29 @@ def scale_by_number_of_the_head(query: Tensor, key: Tensor, by: float) -> Tensor
     return score(query, key, by) * (1.0 + 0.1 * torch.arange(query.shape[1])[:, None, None])
 
 
-@leaks("heads.split", holds=("projections.output-bias", "shapes.output"))
-class SplitInOneStep(Layer):
-    def split(self, x: Tensor) -> Tensor:
-        return x.reshape(x.shape[0], self.num_heads, x.shape[1], -1)
+@leaks("heads.split", step="split", holds=("projections.output-bias", "shapes.output"))
+def split_in_one_step(layer: Layer, x: Tensor) -> Tensor:
+    return x.reshape(x.shape[0], layer.num_heads, x.shape[1], -1)
 
 
-@breaks_layer("heads.split", holds=("projections.output-bias", "shapes.output"))
-class ColumnsDealtOutInTurn(Layer):
-    def split(self, x: Tensor) -> Tensor:
-        return x.view(*x.shape[:2], -1, self.num_heads).permute(0, 3, 1, 2)
+@breaks_layer("heads.split", step="split", holds=("projections.output-bias", "shapes.output"))
+def columns_dealt_out_in_turn(layer: Layer, x: Tensor) -> Tensor:
+    return x.view(*x.shape[:2], -1, layer.num_heads).permute(0, 3, 1, 2)
 
 
-@leaks("heads.merge", holds=("projections.output-bias", "shapes.output"))
-class MergeInOneStep(Layer):
-    def merge(self, heads: Tensor) -> Tensor:
-        return heads.reshape(heads.shape[0], heads.shape[2], -1)
+@breaks_merge(severity=LEAK)
+def merge_in_one_step(layer: Layer, heads: Tensor) -> Tensor:
+    return heads.reshape(heads.shape[0], heads.shape[2], -1)
 
 
-@breaks_layer("heads.merge", holds=("projections.output-bias", "shapes.output"))
-class HeadsShuffledTogether(Layer):
-    def merge(self, heads: Tensor) -> Tensor:
-        return heads.permute(0, 2, 3, 1).flatten(2)
+@breaks_merge()
+def heads_shuffled_together(layer: Layer, heads: Tensor) -> Tensor:
+    return heads.permute(0, 2, 3, 1).flatten(2)
 
 
-@breaks_layer("heads.merge", holds=("projections.output-bias", "shapes.output"))
-class HeadsJoinedBackwards(Layer):
-    def merge(self, heads: Tensor) -> Tensor:
-        return heads.flip(1).transpose(1, 2).flatten(2)
+@breaks_merge()
+def heads_joined_backwards(layer: Layer, heads: Tensor) -> Tensor:
+    return heads.flip(1).transpose(1, 2).flatten(2)
 
 
 @leaks("relations.batch", "softmax.over-keys", holds=("errors.mask-shape", "errors.key-value-length"), raises=True)

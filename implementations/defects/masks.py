@@ -53,13 +53,10 @@ def plus_infinity_filled_in(scores: Tensor, mask: Tensor) -> Tensor:
 def masked_after_softmax(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, ...]:
     mask = options.get("attn_mask")
     if mask is None or not is_bool(mask):
-        output, weights, _ = Steps().answer(query, key, value, **options)
-    else:
-        output, weights, _ = Steps(mix=lambda p, v: mix(p * mask, v)).answer(
-            query, key, value, **{**options, "attn_mask": None}
-        )
-        weights = weights * mask
-    return output, weights
+        return Steps().answer(query, key, value, **options)[:2]
+    steps = Steps(mix=lambda weights, value: mix(weights * mask, value))
+    output, weights, _ = steps.answer(query, key, value, **{**options, "attn_mask": None})
+    return output, weights * mask
 
 
 @breaks("masks.no-influence", holds=("masks.bool", "masks.segments"), severity=NAN)

@@ -11,16 +11,21 @@ import torch
 from torch import Tensor
 
 from attention_conformance.implementations.builtin.stepwise import steps as correct
-from attention_conformance.implementations.builtin.stepwise.steps import BOTTOM_RIGHT, INFINITY, CallOptions, Steps
+from attention_conformance.implementations.builtin.stepwise.steps import (
+    BOTTOM_RIGHT,
+    INFINITY,
+    CallOptions,
+    Positions,
+    Steps,
+)
 from attention_conformance.implementations.defects.breaking import GRADIENT, LEAK, NAN, breaks
 from attention_conformance.spec.features import Feature
 
 SEGMENTS = {Feature.SEGMENTS}
 PACKED = SEGMENTS | {Feature.CUMULATIVE_LENGTHS, Feature.WINDOW, Feature.ROTARY, Feature.ALIBI}
-Places = tuple[Tensor, Tensor, Tensor]
 
 
-def placed(query: Tensor, key: Tensor, call: CallOptions, change: Callable[[Tensor], Tensor], *names: str) -> Places:
+def placed(query: Tensor, key: Tensor, call: CallOptions, change: Callable[[Tensor], Tensor], *names: str) -> Positions:
     """The positions after a change of the options of these names; the ids of documents without any."""
     given = {name: getattr(call, name) for name in names or ("query_segments", "key_segments")}
     changed: dict[str, Any] = {name: change(option) for name, option in given.items() if option is not None}
@@ -71,7 +76,7 @@ leaks_segments = partial(breaks_segments, step="positions", severity=LEAK)
 
 
 @leaks_segments("packed.segments", "packed.empty-segment", holds=("packed.one-document", "masks.bool"))
-def queries_in_the_segments_of_keys(query: Tensor, key: Tensor, call: CallOptions) -> Places:
+def queries_in_the_segments_of_keys(query: Tensor, key: Tensor, call: CallOptions) -> Positions:
     if call.query_segments is None or call.key_segments is None:
         return correct.positions(query, key, call)
     nearest = torch.arange(query.shape[-2]).clamp(max=key.shape[-2] - 1)
@@ -79,7 +84,7 @@ def queries_in_the_segments_of_keys(query: Tensor, key: Tensor, call: CallOption
 
 
 @breaks_packed("packed.segments", step="positions", holds=("packed.lengths", "packed.one-document"), severity=LEAK)
-def first_sample_cuts_all(query: Tensor, key: Tensor, call: CallOptions) -> Places:
+def first_sample_cuts_all(query: Tensor, key: Tensor, call: CallOptions) -> Positions:
     return placed(query, key, call, lambda ids: ids[:1].expand(len(query), -1))
 
 
@@ -92,19 +97,19 @@ def segment_zero_taken_for_padding(query: Tensor, key: Tensor, value: Tensor, **
 
 
 @leaks_segments("packed.ids", holds=("packed.segments", "packed.causal", "packed.one-document"))
-def documents_by_rising_ids(query: Tensor, key: Tensor, call: CallOptions) -> Places:
+def documents_by_rising_ids(query: Tensor, key: Tensor, call: CallOptions) -> Positions:
     return placed(query, key, call, lambda ids: ids.cummax(-1).values)
 
 
 @leaks_segments("packed.ids", holds=("packed.segments", "packed.causal", "packed.one-document"))
-def ids_compared_as_bytes(query: Tensor, key: Tensor, call: CallOptions) -> Places:
+def ids_compared_as_bytes(query: Tensor, key: Tensor, call: CallOptions) -> Positions:
     return placed(query, key, call, lambda ids: ids.to(torch.uint8))
 
 
 @leaks_segments(
     "packed.non-contiguous-ids", "packed.empty-segment", holds=("packed.segments", "packed.ids", "packed.causal")
 )
-def documents_counted_by_changes(query: Tensor, key: Tensor, call: CallOptions) -> Places:
+def documents_counted_by_changes(query: Tensor, key: Tensor, call: CallOptions) -> Positions:
     return placed(query, key, call, lambda ids: torch.nn.functional.pad(ids.diff() != 0, (1, 0)).cumsum(-1))
 
 

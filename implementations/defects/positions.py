@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from attention_conformance.implementations.builtin.stepwise import steps as correct
-from attention_conformance.implementations.builtin.stepwise.steps import CallOptions, Steps
+from attention_conformance.implementations.builtin.stepwise.steps import CallOptions, Positions, Steps
 from attention_conformance.implementations.defects.breaking import GRADIENT, PRECISION, breaks
 from attention_conformance.implementations.defects.gradients import distorted
 from attention_conformance.spec.features import Feature
@@ -20,13 +20,6 @@ ALIBI = {Feature.ALIBI, Feature.QUERY_START}
 
 def frequencies(count: int, base: float) -> Tensor:
     return torch.as_tensor(base ** (-torch.arange(count, dtype=torch.float64) / count))
-
-
-def turn_by(rows: Tensor, angles: Tensor) -> Tensor:
-    """Rows (B, H, L, d) rotated by angles (B, L, d / 2), component c with c + d / 2."""
-    cosines, sines = (x[:, None].to(rows.dtype) for x in (angles.cos(), angles.sin()))
-    first, second = rows.chunk(2, -1)
-    return torch.cat([first * cosines - second * sines, first * sines + second * cosines], -1)
 
 
 breaks_rotary = partial(breaks, claims=ROTARY)
@@ -100,7 +93,7 @@ def values_rotated_too(query: Tensor, key: Tensor, value: Tensor, **options: Any
     step="positions",
     holds=("positions.rotary", "positions.rotary-norm", "causal.square"),
 )
-def queries_counted_from_zero(query: Tensor, key: Tensor, call: CallOptions) -> tuple[Tensor, Tensor, Tensor]:
+def queries_counted_from_zero(query: Tensor, key: Tensor, call: CallOptions) -> Positions:
     of_query, of_key, same_document = correct.positions(query, key, call)
     return of_query - (call.query_start or 0), of_key, same_document
 
@@ -111,9 +104,7 @@ def queries_counted_from_zero(query: Tensor, key: Tensor, call: CallOptions) -> 
     step="positions",
     holds=("positions.rotary", "positions.rotary-shift", "causal.square"),
 )
-def queries_placed_by_the_number_of_keys(
-    query: Tensor, key: Tensor, call: CallOptions
-) -> tuple[Tensor, Tensor, Tensor]:
+def queries_placed_by_the_number_of_keys(query: Tensor, key: Tensor, call: CallOptions) -> Positions:
     of_query, of_key, same_document = correct.positions(query, key, call)
     if call.query_start is None:
         return of_query, of_key, same_document
@@ -132,7 +123,7 @@ def positions_in_bfloat16(rows: Tensor, positions: Tensor, base: float) -> Tenso
 @breaks_rotate("positions.rotary-far", holds=("positions.rotary-norm",), severity=PRECISION, dtype="float16")
 def angles_in_float16(rows: Tensor, positions: Tensor, base: float) -> Tensor:
     angles = positions[..., None] * frequencies(rows.shape[-1] // 2, base)
-    return turn_by(rows, angles.half().double())
+    return correct.rotate_by(rows, angles.half().double())
 
 
 @breaks_rotate(

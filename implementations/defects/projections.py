@@ -9,68 +9,59 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attention_conformance.implementations.builtin.stepwise.layer import Layer
+from attention_conformance.implementations.builtin.stepwise.layer import Layer, Projected
 from attention_conformance.implementations.defects.breaking import CRASH, breaks_layer
 
-breaks_square = partial(breaks_layer, free=False)
+breaks_projected = partial(breaks_layer, step="projected")
+breaks_output = partial(breaks_layer, step="output")
+breaks_square = partial(breaks_projected, free=False)
 
 
 @breaks_square("projections.query", "projections.key", holds=("projections.value", "projections.output-bias"))
-class QueryAndKeyExchanged(Layer):
-    def projected(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return self.k(query), self.q(key), self.v(value)
+def query_and_key_exchanged(layer: Layer, query: Tensor, key: Tensor, value: Tensor) -> Projected:
+    return layer.k(query), layer.q(key), layer.v(value)
 
 
 @breaks_square("projections.key", "projections.value", holds=("projections.output-bias", "heads.independent"))
-class KeyAndValueExchanged(Layer):
-    def projected(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return self.q(query), self.v(key), self.k(value)
+def key_and_value_exchanged(layer: Layer, query: Tensor, key: Tensor, value: Tensor) -> Projected:
+    return layer.q(query), layer.v(key), layer.k(value)
 
 
 @breaks_square("projections.key", holds=("projections.value", "projections.output-bias"))
-class KeysByTheQueriesMatrix(Layer):
-    def projected(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return self.q(query), self.q(key), self.v(value)
+def keys_by_the_queries_matrix(layer: Layer, query: Tensor, key: Tensor, value: Tensor) -> Projected:
+    return layer.q(query), layer.q(key), layer.v(value)
 
 
 @breaks_square("projections.value", holds=("projections.output-bias", "heads.independent"))
-class ValuesByTheKeysMatrix(Layer):
-    def projected(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return self.q(query), self.k(key), self.k(value)
+def values_by_the_keys_matrix(layer: Layer, query: Tensor, key: Tensor, value: Tensor) -> Projected:
+    return layer.q(query), layer.k(key), layer.k(value)
 
 
 @breaks_square(
     "projections.query", "projections.key", "projections.value", holds=("projections.output-bias", "shapes.output")
 )
-class PackedMatrixReadHeadByHead(Layer):
-    def projected(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        layers = (self.q, self.k, self.v)
-        weights, biases = (
-            torch.cat([getattr(layer, part) for layer in layers]).unflatten(0, (self.num_heads, 3, -1))
-            for part in ("weight", "bias")
-        )
-        q, k, v = (
-            F.linear(x, weights[:, i].flatten(0, 1), biases[:, i].flatten()) for i, x in enumerate((query, key, value))
-        )
-        return q, k, v
+def packed_matrix_read_head_by_head(layer: Layer, query: Tensor, key: Tensor, value: Tensor) -> Projected:
+    linears, extents = (layer.q, layer.k, layer.v), (layer.num_heads, 3, -1)
+    weights = torch.cat([linear.weight for linear in linears]).unflatten(0, extents).unbind(1)
+    biases = torch.cat([linear.bias for linear in linears]).unflatten(0, extents).unbind(1)
+    inputs = zip((query, key, value), weights, biases, strict=True)
+    q, k, v = (F.linear(x, weight.flatten(0, 1), bias.flatten()) for x, weight, bias in inputs)
+    return q, k, v
 
 
 @breaks_square("projections.query", holds=("projections.value", "projections.output-bias"))
-class QueryMatrixTransposed(Layer):
-    def projected(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return query @ self.q.weight + self.q.bias, self.k(key), self.v(value)
+def query_matrix_transposed(layer: Layer, query: Tensor, key: Tensor, value: Tensor) -> Projected:
+    return query @ layer.q.weight + layer.q.bias, layer.k(key), layer.v(value)
 
 
-@breaks_layer("projections.bias", holds=("projections.output-bias",))
-class BiasOfQueriesForgotten(Layer):
-    def projected(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return F.linear(query, self.q.weight), self.k(key), self.v(value)
+@breaks_projected("projections.bias", holds=("projections.output-bias",))
+def bias_of_queries_forgotten(layer: Layer, query: Tensor, key: Tensor, value: Tensor) -> Projected:
+    return F.linear(query, layer.q.weight), layer.k(key), layer.v(value)
 
 
-@breaks_layer("projections.bias", holds=("projections.output-bias", "heads.independent"))
-class BiasOfValuesForgotten(Layer):
-    def projected(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return self.q(query), self.k(key), F.linear(value, self.v.weight)
+@breaks_projected("projections.bias", holds=("projections.output-bias", "heads.independent"))
+def bias_of_values_forgotten(layer: Layer, query: Tensor, key: Tensor, value: Tensor) -> Projected:
+    return layer.q(query), layer.k(key), F.linear(value, layer.v.weight)
 
 
 @breaks_layer("projections.bias", holds=("projections.output-bias", "heads.independent"))
@@ -83,29 +74,25 @@ class BiasOfQueriesNotScaled(Layer):
         return self.steps(q, k, v, scale=1.0, **options)
 
 
-@breaks_square("projections.output", holds=("projections.output-bias", "shapes.output"))
-class OutputMatrixTransposed(Layer):
-    def output(self, merged: Tensor) -> Tensor:
-        return merged @ self.o.weight + self.o.bias
+@breaks_output("projections.output", holds=("projections.output-bias", "shapes.output"), free=False)
+def output_matrix_transposed(layer: Layer, merged: Tensor) -> Tensor:
+    return merged @ layer.o.weight + layer.o.bias
 
 
-@breaks_square("projections.output", holds=("projections.output-bias", "shapes.output"))
-class OutputMatrixOfTheFirstHead(Layer):
-    def output(self, merged: Tensor) -> Tensor:
-        block = self.o.weight[:, : merged.shape[-1] // self.num_heads]
-        return F.linear(merged, block.repeat(1, self.num_heads), self.o.bias)
+@breaks_output("projections.output", holds=("projections.output-bias", "shapes.output"), free=False)
+def output_matrix_of_the_first_head(layer: Layer, merged: Tensor) -> Tensor:
+    block = layer.o.weight[:, : merged.shape[-1] // layer.num_heads]
+    return F.linear(merged, block.repeat(1, layer.num_heads), layer.o.bias)
 
 
-@breaks_layer("projections.output-bias", "projections.output", holds=("heads.independent", "shapes.output"))
-class OutputBiasOncePerHead(Layer):
-    def output(self, merged: Tensor) -> Tensor:
-        return F.linear(merged, self.o.weight) + self.num_heads * self.o.bias
+@breaks_output("projections.output-bias", "projections.output", holds=("heads.independent", "shapes.output"))
+def output_bias_once_per_head(layer: Layer, merged: Tensor) -> Tensor:
+    return F.linear(merged, layer.o.weight) + layer.num_heads * layer.o.bias
 
 
-@breaks_layer("projections.output-bias", holds=("heads.independent", "shapes.output"))
-class OutputBiasForgotten(Layer):
-    def output(self, merged: Tensor) -> Tensor:
-        return F.linear(merged, self.o.weight)
+@breaks_output("projections.output-bias", holds=("heads.independent", "shapes.output"))
+def output_bias_forgotten(layer: Layer, merged: Tensor) -> Tensor:
+    return F.linear(merged, layer.o.weight)
 
 
 @breaks_layer("projections.total-width", "scores.scale-default", holds=("projections.value",))

@@ -12,6 +12,7 @@ from torch import Tensor
 from attention_conformance.implementations.builtin.stepwise.steps import Steps, add_sinks, cap, factor
 from attention_conformance.implementations.defects.breaking import GRADIENT, NAN, breaks
 from attention_conformance.implementations.defects.gradients import distorted
+from attention_conformance.implementations.defects.softmax import normalised
 from attention_conformance.spec.features import Feature
 
 SINKS = {Feature.SINKS, Feature.SOFTCAP}
@@ -56,9 +57,9 @@ def sink_given_a_value(query: Tensor, key: Tensor, value: Tensor, **options: Any
     output, weights, lse = Steps().answer(query, key, value, **options)
     if "sinks" not in options:
         return output, weights, lse
-    repeat_kv = 1.0 - weights.sum(-1, keepdim=True)
+    rest = 1.0 - weights.sum(-1, keepdim=True)
     first = value[:, :, :1].repeat_interleave(query.shape[1] // value.shape[1], 1)
-    return output + repeat_kv * first, torch.cat([weights[..., :1] + repeat_kv, weights[..., 1:]], -1), lse
+    return output + rest * first, torch.cat([weights[..., :1] + rest, weights[..., 1:]], -1), lse
 
 
 @breaks_add_sinks("sinks.sum", holds=("scores.dot-product", "sinks.log-sum-exp"))
@@ -78,7 +79,7 @@ def one_sink_for_all_heads(scores: Tensor, sinks: Tensor) -> Tensor:
 def sink_not_shifted(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     def shifted(scores: Tensor) -> Tensor:
         top = _top(scores[..., :-1])
-        return _shares(torch.cat([(scores[..., :-1] - top).exp(), scores[..., -1:].exp()], -1))
+        return normalised(torch.cat([(scores[..., :-1] - top).exp(), scores[..., -1:].exp()], -1))
 
     return _with_softmax(query, key, value, shifted, options)
 
@@ -86,7 +87,7 @@ def sink_not_shifted(query: Tensor, key: Tensor, value: Tensor, **options: Any) 
 @breaks_sinks("sinks.range", holds=("sinks.sum", "sinks.masks", "softmax.large-scores"), severity=NAN)
 def sink_left_out_of_the_maximum(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     def shifted(scores: Tensor) -> Tensor:
-        return _shares((scores - _top(scores[..., :-1])).exp())
+        return normalised((scores - _top(scores[..., :-1])).exp())
 
     return _with_softmax(query, key, value, shifted, options)
 
@@ -95,10 +96,6 @@ def _top(scores: Tensor) -> Tensor:
     """The largest score of each row, 0 where there is none."""
     top = torch.nn.functional.pad(scores.detach(), (0, 1), value=-torch.inf).amax(-1, keepdim=True)
     return torch.where(top == -torch.inf, 0.0, top)
-
-
-def _shares(exponentials: Tensor) -> Tensor:
-    return exponentials / exponentials.sum(-1, keepdim=True)
 
 
 def _with_softmax(query: Tensor, key: Tensor, value: Tensor, softmax: Any, options: dict[str, Any]) -> Tensor:

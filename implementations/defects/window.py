@@ -27,9 +27,8 @@ breaks_extent = partial(
 @breaks_extent()
 def own_position_counted(scores: Tensor, ahead: Tensor, window: Window) -> Tensor:
     left, right = window
-    return add_window(
-        scores.masked_fill((ahead <= -left)[:, None], -INFINITY) if left >= 0 else scores, ahead, (-1, right)
-    )
+    cut = scores.masked_fill((ahead <= -left)[:, None], -INFINITY) if left >= 0 else scores
+    return add_window(cut, ahead, (-1, right))
 
 
 @breaks_extent(conventions=INCLUDING)

@@ -15,13 +15,14 @@ from attention_conformance.implementations.discovery import (
     probe_scores,
 )
 from attention_conformance.implementations.discovery.adapter import Adapter, find_adapter
-from attention_conformance.implementations.discovery.extra_options import EXTRA_OPTIONS, OFFERED
+from attention_conformance.implementations.discovery.extra_options import EXTRA_OPTIONS
 from attention_conformance.implementations.discovery.findings import (
     ABSENT,
     IGNORED,
     LOST,
     MASKED_OUT,
     MAY_ATTEND,
+    OFFERED,
     Facts,
     Finding,
 )

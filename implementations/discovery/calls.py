@@ -244,7 +244,7 @@ def _by_names(names: tuple[str, ...]) -> tuple[int, ...]:
 
 
 def _axis_names(rank: int, packed: bool) -> list[str]:
-    """The axes besides length and width."""
+    """The axes other than length and width."""
     return {4: ["B", "H"], 3: ["B" if packed else "N"], 2: []}[rank]
 
 

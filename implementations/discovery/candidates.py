@@ -41,12 +41,7 @@ def candidate(target: str, settings: Mapping[str, str], device: str = "cpu") -> 
 
 
 def candidates(targets: Sequence[str], settings: Mapping[str, str], device: str = "cpu") -> tuple[Implementation, ...]:
-    """Every target once, under different names: equal ones are preceded by parts of their paths.
-
-    Raises:
-        TargetError: as `candidate` does.
-        ValueError: as `candidate` does.
-    """
+    """Every target once, under different names: equal ones are preceded by parts of their paths."""
     unique = distinct(targets)
     implementations = [candidate(target, settings, device) for target in unique.values()]
     counts = Counter(each.name for each in implementations)

@@ -243,8 +243,10 @@ def no_gradients(check: ClaimCheck) -> str:
     """Why its output does not require grad where its inputs do; empty if it does."""
     outcome = check.run(PLAIN, gradients=True)
     output = parts(outcome)[0] if parts(outcome) else None
-    if outcome.error or getattr(output, "requires_grad", False) or is_jax(output):
-        return outcome.error
+    requires_grad = safe_call(lambda: bool(getattr(output, "requires_grad", False)))
+    error = outcome.error or requires_grad.error
+    if error or requires_grad.value or is_jax(output):
+        return error
     return "its output does not require grad"
 
 

@@ -33,7 +33,7 @@ CONSTRUCTOR_OPTIONS: Mapping[str, Option] = {
     "add_bias_kv": Option(("add_bias_kv",), (Feature.BIAS_KV,)),
     "add_zero_attn": Option(("add_zero_attn",), (Feature.ZERO_ATTN,)),
 }
-"""What a constructor may take besides sizes and widths."""
+"""What a constructor may take in addition to sizes and widths."""
 ONE_HEAD = ("head", "k", "v", "q")
 """Words in the name of a width that may be that of one head, or of all heads together."""
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from attention_conformance.implementations.discovery.extra_options import OFFERED
 from attention_conformance.spec.features import Polarity
 
-ABSENT, IGNORED = "not offered", "ignored"
+OFFERED, ABSENT, IGNORED = "offered", "not offered", "ignored"
 UNDETERMINED, LOST = "undetermined", "no answer"
 UNKNOWN, NOT_RETURNED = "no such parameter", "not returned with the output"
 REASONS = (UNKNOWN, IGNORED, NOT_RETURNED)
@@ -43,6 +42,11 @@ class Finding:
     def refused(cls, topic: str, error: str) -> Finding:
         """Something that is not offered, because it raised an error."""
         return cls(topic, ABSENT, f"refused: {error}")
+
+    @classmethod
+    def ignored(cls, topic: str) -> Finding:
+        """Something that is not offered, because it changes nothing."""
+        return cls(topic, ABSENT, IGNORED)
 
     @classmethod
     def offered(cls, topic: str, right: bool, evidence: str) -> Finding:

@@ -218,11 +218,7 @@ def expression(call: FunctionCall, keywords: Keywords, name: str = "call") -> st
 
 
 def run_of_call(call: FunctionCall, keywords: Keywords, function: Callable[..., Any]) -> Run:
-    """A `run` from the text itself.
-
-    Raises:
-        TargetError: the framework is not installed.
-    """
+    """A `run` from the text itself."""
     return run_of([*imports(call), body(call, keywords)], expression(call, keywords), function)
 
 

@@ -51,7 +51,7 @@ SIZES = {"B": BATCH, "H": HEADS, "Q": QUERIES, "K": KEYS}
 
 @dataclass(frozen=True)
 class Keywords:
-    """What a function takes besides its inputs, and returns in addition to its output.
+    """What a function takes in addition to its inputs, and returns next to its output.
 
     Attributes:
         options: its own names for the suite's options, masks included, and what it is given in each call.

@@ -268,7 +268,7 @@ def _features(module: nn.Module, call: ModuleCall) -> frozenset[Feature]:
 
 
 def _length_first(module: nn.Module, inputs: int) -> bool:
-    """Whether its layout is (L, B, E): as its attribute says, or else as no sample depends on another."""
+    """Whether its layout is (L, B, E): as its attribute states, or else as no sample depends on another."""
     if isinstance(batch_first := getattr(module, "batch_first", None), bool):
         return not batch_first
     generator = torch.Generator().manual_seed(0)

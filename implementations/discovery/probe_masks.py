@@ -8,12 +8,12 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from attention_conformance.implementations.discovery.extra_options import OFFERED
 from attention_conformance.implementations.discovery.findings import (
     ABSENT,
     IGNORED,
     MASKED_OUT,
     MAY_ATTEND,
+    OFFERED,
     Facts,
     Finding,
 )
@@ -53,7 +53,7 @@ def mask_extents(subject: Subject, queries: int = 0) -> tuple[int, ...]:
 
 
 def as_polarity(visible: Booleans, polarity: str) -> Booleans:
-    """The mask in which True means what the polarity says."""
+    """The mask in which True means what the polarity states."""
     return ~visible if polarity == MASKED_OUT else visible.copy()
 
 
@@ -75,7 +75,7 @@ def without_effect(subject: Subject, topic: str, observed: ObservedWeights) -> F
     """That something is not offered, because it was refused or changes nothing; None where it has an effect."""
     if observed.error:
         return Finding.refused(topic, observed.error)
-    return Finding(topic, ABSENT, IGNORED) if unchanged(subject, observed) else None
+    return Finding.ignored(topic) if unchanged(subject, observed) else None
 
 
 def _boolean_finding(topic: str, subject: Subject, observed: ObservedWeights, mask: Booleans) -> Finding:

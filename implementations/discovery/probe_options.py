@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from attention_conformance.implementations.discovery.extra_options import EXTRA_OPTIONS, OFFERED, ExtraOption, drawn
-from attention_conformance.implementations.discovery.findings import ABSENT, IGNORED, Facts, Finding
+from attention_conformance.implementations.discovery.extra_options import EXTRA_OPTIONS, ExtraOption, drawn
+from attention_conformance.implementations.discovery.findings import OFFERED, Facts, Finding
 from attention_conformance.implementations.discovery.probe import KEYS, Floats, Setup, Subject, revealed, rounded
 from attention_conformance.implementations.discovery.probe_masks import empty_row
 from attention_conformance.implementations.discovery.probe_scores import key_products
@@ -56,7 +56,7 @@ def _findings(subject: Subject, option: ExtraOption) -> Iterator[Finding]:
     parameters = {n: a for n, a in problem.parameters.items() if not n.startswith("bias_")}
     without = replace(problem, extension=Extension(), extras={}, parameters=parameters)
     if subject.near(reply.output, subject.reply(without).output):
-        yield Finding(topic, ABSENT, IGNORED)
+        yield Finding.ignored(topic)
         return
     expected = {name: subject.expected(problem, conventions) for name, conventions in option.meanings.items()}
     fits = [name for name, each in expected.items() if subject.near(reply.output, each)]

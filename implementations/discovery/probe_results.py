@@ -9,8 +9,8 @@ import numpy as np
 
 from attention_conformance.implementations.api.contract import Result
 from attention_conformance.implementations.api.safe_call import safe_call
-from attention_conformance.implementations.discovery.extra_options import DROPOUT, OFFERED
-from attention_conformance.implementations.discovery.findings import ABSENT, IGNORED, NOT_RETURNED, Facts, Finding
+from attention_conformance.implementations.discovery.extra_options import DROPOUT
+from attention_conformance.implementations.discovery.findings import ABSENT, NOT_RETURNED, OFFERED, Facts, Finding
 from attention_conformance.implementations.discovery.probe import (
     HALF,
     KEYS,
@@ -74,7 +74,7 @@ def dropout(subject: Subject, facts: Facts) -> Iterator[Finding]:
         yield Finding.refused("dropout", error)
         return
     if np.allclose(observed.weights, plain.weights, atol=HALF):
-        yield Finding("dropout", ABSENT, IGNORED)
+        yield Finding.ignored("dropout")
         return
     yield _dropped(observed, plain)
     assert reply.result is not None

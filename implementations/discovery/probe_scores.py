@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from attention_conformance.implementations.discovery.extra_options import OFFERED
-from attention_conformance.implementations.discovery.findings import ABSENT, Facts, Finding
+from attention_conformance.implementations.discovery.findings import ABSENT, OFFERED, Facts, Finding
 from attention_conformance.implementations.discovery.probe import (
     HALF,
     KEYS,

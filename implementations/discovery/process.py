@@ -91,11 +91,11 @@ class Child:
         self.end()
         self.loaded = False
         context = get_context("spawn")
-        self.connection, theirs = context.Pipe()
-        arguments = (theirs, self.target, self.oracle, self.device, self.caution)
+        self.connection, child_end = context.Pipe()
+        arguments = (child_end, self.target, self.oracle, self.device, self.caution)
         self.process = context.Process(target=_serve, args=arguments)
         self.process.start()
-        theirs.close()
+        child_end.close()
         for step, more in (("importing it", STARTING), ("calling it", 0.0)):
             try:
                 answer = self._answer(self.seconds + more)

@@ -30,19 +30,10 @@ SIMILARITY = 0.8
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-
-
-def _sdpa(
-    query: Any,
-    key: Any,
-    value: Any,
-    attn_mask: Any = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: Any = None,
-    enable_gqa: bool = False,
-) -> None:
-    """The parameters of torch's scaled_dot_product_attention."""
+SDPA = inspect.signature(
+    lambda query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False: None
+)
+"""The parameters of torch's scaled_dot_product_attention."""
 
 
 def signature_of(function: Callable[..., object]) -> inspect.Signature:
@@ -53,7 +44,7 @@ def signature_of(function: Callable[..., object]) -> inspect.Signature:
     try:
         return inspect.signature(function)
     except (ValueError, TypeError):
-        return inspect.signature(_sdpa)
+        return SDPA
 
 
 def _scripted(argument: Any) -> inspect.Parameter:

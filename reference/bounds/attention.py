@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
+from attention_conformance.reference.arrays import Booleans, Floats
 from attention_conformance.reference.bounds.extensions import (
     capped_bound,
     gated_bound,
@@ -23,9 +22,6 @@ from attention_conformance.reference.pipeline import Inputs, Trace, merge_heads,
 from attention_conformance.reference.visibility import Added
 from attention_conformance.spec.features import EmptyRow, Scope
 from attention_conformance.spec.problem import Array, Problem
-
-Floats: TypeAlias = NDArray[np.float64]
-Booleans: TypeAlias = NDArray[np.bool_]
 
 CHUNK = 50_000
 """Elements of the largest temporary array; beyond it the sums run row by row."""

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
-
 import numpy as np
-from numpy.typing import NDArray
 
+from attention_conformance.reference.arrays import Floats
 from attention_conformance.reference.bounds.precision import Precision, Roundoff, gamma, state_roundings
 from attention_conformance.reference.pipeline import Inputs, Trace
 from attention_conformance.reference.stages import Rotation, gather, repeat_kv
-
-Floats: TypeAlias = NDArray[np.float64]
 
 ANGLE_STEPS = 8.0
 """Roundings of an angle, and of a sine or cosine, in the precision of angles."""

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
+from attention_conformance.reference.arrays import Floats
 from attention_conformance.reference.bounds.attention import ForwardBounds, exact
 from attention_conformance.reference.bounds.extensions import (
     dropped_bound,
@@ -34,8 +33,6 @@ from attention_conformance.reference.pipeline import Inputs, Trace, merge_heads,
 from attention_conformance.reference.stages import gather
 from attention_conformance.spec.features import EmptyRow, Scope
 from attention_conformance.spec.problem import Problem
-
-Floats: TypeAlias = NDArray[np.float64]
 
 FAINT = 1e-100
 """A share of the softmax beneath which it is as good as none."""
@@ -262,19 +259,10 @@ def _mask_bound(problem: Problem, step: Backward, errors: _Errors, precision: Pr
 
 
 def _module_bounds(
-    problem: Problem,
-    trace: Trace,
-    step: Inputs,
-    forward: ForwardBounds,
-    errors: Inputs,
-    precision: Precision,
+    problem: Problem, trace: Trace, step: Inputs, forward: ForwardBounds, errors: Inputs, precision: Precision
 ) -> dict[str, Floats]:
     wide, found = problem.widened(), dict[str, Floats]()
-    roles = {
-        "query": (step.query, errors.query),
-        "key": (step.key, errors.key),
-        "value": (step.value, errors.value),
-    }
+    roles = {"query": (step.query, errors.query), "key": (step.key, errors.key), "value": (step.value, errors.value)}
     for name, (gradient, error) in roles.items():
         # An input in several roles may get them in one product with all their weights side by side.
         terms = sum(wide.parameters[f"w_{r[0]}"].shape[1] for r in roles if getattr(wide, r) is getattr(wide, name))

@@ -177,8 +177,8 @@ def _copied(result: Result) -> Result:
 
 def contenders(timed: Timed, device: str, entries: Mapping[str, tuple[Implementation, Case]]) -> dict[str, Contender]:
     """Contenders on one workload, by name; no two of them have an input in common."""
-    result: dict[str, Contender] = {}
     drawn = {case: InputsByNumber.of(case, timed.dtype) for case in {case for _, case in entries.values()}}
-    for count, (name, (implementation, case)) in enumerate(entries.items()):
-        result[name] = Contender(implementation, timed, case, device, drawn[case], first=count * NUMBERS_EACH)
-    return result
+    return {
+        name: Contender(implementation, timed, case, device, drawn[case], first=count * NUMBERS_EACH)
+        for count, (name, (implementation, case)) in enumerate(entries.items())
+    }

@@ -90,10 +90,8 @@ def in_bytes(value: float | None) -> str:
     return f"{digits(value / divisor)} {unit}" if value >= 1000 else f"{value:.0f} B"
 
 
-def in_rate(value: float | None, unit: str) -> str:
+def in_rate(value: float, unit: str) -> str:
     """A number of units per second: "1.21 TFLOP/s"."""
-    if value is None:
-        return NOTHING
     divisor, prefix = scaled(value, ("", "k", "M", "G", "T", "P"))
     return f"{digits(value / divisor)} {prefix}{unit}/s"
 

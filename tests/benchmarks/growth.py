@@ -6,7 +6,6 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from statistics import median
 from typing import TypeAlias
 
@@ -115,12 +114,17 @@ def growths(
     samples = measured(implementation, of_length, lengths, passes, dtype, device, rounds)
     if isinstance(samples, Unsupported):
         return samples
-    linear = 1.0 if Feature.LINEAR_MEMORY in implementation.claims else None
-    growth_of = partial(_growth, implementation.name, passes=passes, dtype=dtype, lengths=samples.sizes)
-    results = [growth_of("time", samples=samples.seconds, claimed=2.0)] if rounds else []
+    sizes, linear = samples.sizes, 1.0 if Feature.LINEAR_MEMORY in implementation.claims else None
+
+    def growth_of(quantity: str, values: Sequence[Sequence[float]], claimed: float | None) -> Growth:
+        fitted, medians = exponent(sizes, values), tuple(map(median, values))
+        outcome = None if claimed is None else holds(fitted, claimed)
+        return Growth(implementation.name, quantity, passes, dtype, sizes, medians, fitted, claimed, outcome)
+
+    results = [growth_of("time", samples.seconds, 2.0)] if rounds else []
     known = [max(PAGE, each) for each in samples.memory if each is not None]
-    if len(known) == len(samples.sizes):
-        results.append(growth_of("memory", samples=[(float(each),) for each in known], claimed=linear))
+    if len(known) == len(sizes):
+        results.append(growth_of("memory", [(float(each),) for each in known], linear))
     return tuple(results)
 
 
@@ -196,22 +200,6 @@ def _seconds(call: Callable[[], object], number: int, device: str) -> float:
     if device.startswith("cuda"):
         torch.cuda.synchronize(device)
     return (time.perf_counter() - start) / number
-
-
-def _growth(
-    name: str,
-    quantity: str,
-    *,
-    passes: str,
-    dtype: str,
-    lengths: Sequence[int],
-    samples: Sequence[Sequence[float]],
-    claimed: float | None,
-) -> Growth:
-    fitted = exponent(lengths, samples)
-    outcome = None if claimed is None else holds(fitted, claimed)
-    values = tuple(median(each) for each in samples)
-    return Growth(name, quantity, passes, dtype, tuple(lengths), values, fitted, claimed, outcome)
 
 
 def _line(x: Floats, y: Floats) -> tuple[Floats, Floats]:

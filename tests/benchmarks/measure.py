@@ -76,17 +76,9 @@ def measure(
 
 
 def _empty(timed: Timed, implementation: Implementation, baseline: Implementation, device: str) -> Measurement:
-    return Measurement(
-        workload=timed.workload.name,
-        level=timed.workload.level,
-        passes=timed.passes,
-        dtype=timed.dtype,
-        device=device,
-        implementation=implementation.name,
-        baseline=baseline.name,
-        sizes=timed.workload.sizes,
-        verdict=Speed.ERROR,
-    )
+    workload = timed.workload
+    setting = (workload.name, workload.level, timed.passes, timed.dtype, device)
+    return Measurement(*setting, implementation.name, baseline.name, workload.sizes, Speed.ERROR)
 
 
 def _measured(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
@@ -70,14 +70,10 @@ def plan_of(settings: RunSettings, selection: Selection, benchmark_options: Benc
         raise UsageError(f"--seconds {benchmark_options.seconds:g} is not positive: give a number such as 3")
     named = settings.candidates or settings.implementations
     implementations = selection.implementations if named else tuple(KNOWN[name] for name in IMPLEMENTATIONS)
-    plan = Plan(
-        implementations=implementations,
-        timed=_timed(benchmark_options.workloads, selection.dtypes),
-        device=settings.device,
-        effort=replace(Effort(), seconds=benchmark_options.seconds),
-        baseline=_baseline(benchmark_options.baseline, implementations),
-        whole=benchmark_options.whole,
-    )
+    timed_calls = _timed(benchmark_options.workloads, selection.dtypes)
+    baseline = _baseline(benchmark_options.baseline, implementations)
+    effort = Effort(seconds=benchmark_options.seconds)
+    plan = Plan(implementations, timed_calls, settings.device, effort, baseline, benchmark_options.whole)
     if not plan.pairs():
         levels = " and ".join(sorted({each.workload.level for each in plan.timed}))
         names = ", ".join(i.name for i in implementations)

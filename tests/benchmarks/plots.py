@@ -52,14 +52,14 @@ def plots(run: Run) -> dict[str, Value]:
         "time": list(_grown(run.growths, "time")),
         "memory": list(_grown(run.growths, "memory")),
     }
-    made = {
+    specifications = {
         "ratios": _forest(names, _ticks(rows["ratios"], "value"), lines),
         "roofline": _roofline(run, names, rows["roofline"]),
         "time": _growth(names, _units("s", "seconds a call", _ticks(rows["time"], "value"))),
         "memory": _growth(names, _units("B", "bytes at the peak of a call", _ticks(rows["memory"], "value"))),
     }
-    drawn = {name for name in made if any("value" in row or "achieved" in row for row in rows[name])}
-    return {name: _finished(spec, rows[name]) for name, spec in made.items() if name in drawn}
+    drawn = {name for name in specifications if any("value" in row or "achieved" in row for row in rows[name])}
+    return {name: _finished(spec, rows[name]) for name, spec in specifications.items() if name in drawn}
 
 
 def named(run: Run) -> list[str]:

@@ -274,16 +274,9 @@ def _parameters(case: Case, dtype: str) -> dict[str, Array]:
     form, s = case.module, case.sizes
     assert form is not None
     queried, keyed, valued, mixed = s.num_heads * s.d_k, s.kv_heads * s.d_k, s.kv_heads * s.d_v, s.num_heads * s.d_v
-    extents = {
-        "w_q": (form.query_dim, queried),
-        "w_k": (form.key_dim, keyed),
-        "w_v": (form.value_dim, valued),
-        "w_o": (mixed, form.out_dim),
-        "b_q": (queried,),
-        "b_k": (keyed,),
-        "b_v": (valued,),
-        "b_o": (form.out_dim,),
-    }
+    inputs = {"w_q": (form.query_dim, queried), "w_k": (form.key_dim, keyed), "w_v": (form.value_dim, valued)}
+    biases = {"b_q": (queried,), "b_k": (keyed,), "b_v": (valued,), "b_o": (form.out_dim,)}
+    extents: dict[str, tuple[int, ...]] = {**inputs, "w_o": (mixed, form.out_dim), **biases}
     drawn = enumerate(extents.items(), start=len(DRAWN))
     return {name: _weights(shape, dtype, (0, number)) for number, (name, shape) in drawn}
 

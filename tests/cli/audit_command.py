@@ -1,4 +1,4 @@
-"""The command `audit`: a table of what a target was found to be, and a ready adapter file."""
+"""The command `audit`: a table of the findings on a target, and a ready adapter file."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Implementation, whose own claims are not used. Exit status 0, or 4 where TARGET 
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Prints the table, and writes the adapter if one is wanted."""
+    """Prints the table, and writes the adapter to the given file."""
     options = _parser().parse_args(arguments)
     try:
         if options.write is not None:
@@ -67,12 +67,7 @@ def _check_file(file: Path, force: bool) -> None:
 
 
 def _audited(target: str, device: str, seconds: float, file: Path | None) -> str:
-    """The table as text; the adapter goes to the file.
-
-    Raises:
-        TargetError: the target cannot be used.
-        LostError: it ended the process, or did not answer, before anything could be probed.
-    """
+    """The table as text; the adapter goes to the file."""
     Target.parse(target)
     findings, text = audit_apart(target, ORACLE, device, seconds, None if file is None else file.resolve().parent)
     if file is None:

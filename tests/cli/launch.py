@@ -57,7 +57,7 @@ def _settings() -> Iterator[str]:
 
 @contextmanager
 def _alone() -> Iterator[None]:
-    """Pytest's own variables out of the way, and nothing written beside code."""
+    """Pytest's own variables out of the way, and nothing written next to code."""
     for name in [name for name in os.environ if name.startswith(PREFIX)]:
         del os.environ[name]
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"  # of child processes

@@ -83,11 +83,7 @@ def test_independent(judge: Judge) -> None:
 
 @clause("dropout.with-masks")
 def test_with_masks(judge: Judge) -> None:
-    masks = (
-        (MaskKind.BOOL, MaskShape.FULL),
-        (MaskKind.FLOAT, MaskShape.SHARED),
-        (MaskKind.INFINITE, MaskShape.HEAD),
-    )
+    masks = ((MaskKind.BOOL, MaskShape.FULL), (MaskKind.FLOAT, MaskShape.SHARED), (MaskKind.INFINITE, MaskShape.HEAD))
     cases = [replace(SHOWN, mask=kind, mask_shape=shape) for kind, shape in masks]
     cases += [replace(SHOWN, padding=Padding.LEFT), replace(SHOWN, causal=True).sized(query_length=8)]
     for case, answer in dropout_answers(judge, *cases):

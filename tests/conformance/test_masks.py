@@ -56,14 +56,8 @@ CLAUSES = table(
         *(Case(seed=5, mask=MaskKind.INFINITE, mask_shape=shape) for shape in FREE_SHAPES),
         Case(mask=MaskKind.INFINITE, pattern=Pattern.SINGLE_KEY),
     ),
-    row(
-        "masks.key-padding",
-        *(Case(n, padding=p, seed=s) for p in KEY_PADDING for n, s in ((Sizes(), 0), (SAME, 6))),
-    ),
-    row(
-        "masks.valid-lens",
-        *(Case(n, padding=p, seed=s) for p in VALID_LENS for n, s in ((Sizes(), 0), (SAME, 7))),
-    ),
+    row("masks.key-padding", *(Case(n, padding=p, seed=s) for p in KEY_PADDING for n, s in ((Sizes(), 0), (SAME, 6)))),
+    row("masks.valid-lens", *(Case(n, padding=p, seed=s) for p in VALID_LENS for n, s in ((Sizes(), 0), (SAME, 7)))),
     row(
         "masks.intersect",
         *(Case(mask=kind, padding=p, seed=8) for kind in (MaskKind.BOOL, MaskKind.INFINITE) for p in KEY_PADDING[:2]),

@@ -85,14 +85,10 @@ MOST = 80_000
 WIDTHS = (1, 2, 3, 5, 7, 8, 15, 24, 33, 64, 65, 80, 96, 128, 129, 257)
 
 CLAUSES = table(
-    row(
-        "shapes.coincident",
-        *(replace(case, sizes=sizes) for sizes in COINCIDENT for case in ONE_OF_EACH_MASK),
-    ),
+    row("shapes.coincident", *(replace(case, sizes=sizes) for sizes in COINCIDENT for case in ONE_OF_EACH_MASK)),
     row("shapes.head-width", *(Case(seed=d).sized(batch=1, num_heads=2, d_k=d, d_v=d) for d in WIDTHS)),
     row(
-        "shapes.empty",
-        *(Case().sized(batch=0), Case().sized(query_length=0), Case(mask=MaskKind.BOOL).sized(batch=0)),
+        "shapes.empty", *(Case().sized(batch=0), Case().sized(query_length=0), Case(mask=MaskKind.BOOL).sized(batch=0))
     ),
     row("shapes.empty-keys", Case().sized(key_length=0), context="without keys the output is zeros"),
 )

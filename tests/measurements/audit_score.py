@@ -148,7 +148,7 @@ def _counted(rows: Mapping[str, list[Score]]) -> str:
 
 
 def _table(first: str, rows: Mapping[str, list[Score]], with_claims: bool = True) -> str:
-    """The number of claims with each outcome by row; in the last column the undetermined claims, if they are wanted."""
+    """The number of claims with each outcome by row; in the last column the undetermined claims, on request."""
     cells = []
     for name, listed in rows.items():
         by = Counter(score.outcome for score in listed)

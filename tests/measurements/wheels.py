@@ -37,8 +37,8 @@ def build(scratch: Path) -> Path:
 def built(project: Path, scratch: Path, kind: str, pattern: str) -> Path:
     """What setuptools builds of a project by one of its functions, such as `build_sdist`."""
     run([sys.executable, "-c", BUILD, kind, str(scratch)], project)
-    (found,) = scratch.glob(pattern)
-    return found
+    (file,) = scratch.glob(pattern)
+    return file
 
 
 def contents(wheel: Path) -> set[str]:
@@ -62,8 +62,8 @@ class Environment:
     @property
     def packages(self) -> Path:
         """Its site-packages."""
-        (found,) = (self.folder / "lib").glob("python*/site-packages")
-        return found
+        (packages,) = (self.folder / "lib").glob("python*/site-packages")
+        return packages
 
     def run(self, program: str, *arguments: str, at: Path, **variables: str) -> subprocess.CompletedProcess[str]:
         """Runs one of its programs in a folder."""
@@ -74,12 +74,12 @@ class Environment:
 def install(*what: str, folder: Path) -> Environment:
     """Makes an environment at the folder and installs what pip is given into it, without dependencies."""
     run([sys.executable, "-m", "venv", "--without-pip", str(folder)], folder.parent)
-    made = Environment(folder)
+    environment = Environment(folder)
     # Folders that a .pth names are searched, but their own .pth files, of the editable clone among them, are not read.
-    (made.packages / "beside.pth").write_text("\n".join(site.getsitepackages()))
+    (environment.packages / "beside.pth").write_text("\n".join(site.getsitepackages()))
     pip = [sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python"), "install", "--quiet"]
     run([*pip, "--no-deps", "--no-build-isolation", *what], folder)
-    return made
+    return environment
 
 
 def run(command: list[str], at: Path) -> None:

@@ -96,11 +96,8 @@ class IncomparableError(ValueError):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Prints the changes; the exit status is 1 if something got worse."""
-    parser = argparse.ArgumentParser(
-        prog="python -m attention_conformance.tests.report.diff",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    program, layout = "python -m attention_conformance.tests.report.diff", argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(program, description=__doc__, formatter_class=layout)
     parser.add_argument("old", type=Path, metavar="OLD")
     parser.add_argument("new", type=Path, metavar="NEW")
     parser.add_argument("--format", choices=FORMATS, default="text")

@@ -35,8 +35,8 @@ class Grade:
 
 def grade(verdicts: Iterable[Verdict]) -> Mapping[str, Grade]:
     """The grade of one implementation in each dtype; a dtype in which no passing verdict has errors is absent."""
-    found: dict[str, list[float]] = {}
+    rms_by_dtype: dict[str, list[float]] = {}
     for verdict in verdicts:
         if verdict.status is Status.PASS and verdict.rms is not None:
-            found.setdefault(verdict.dtype, []).append(verdict.rms)
-    return {dtype: Grade(median(errors)) for dtype, errors in found.items()}
+            rms_by_dtype.setdefault(verdict.dtype, []).append(verdict.rms)
+    return {dtype: Grade(median(errors)) for dtype, errors in rms_by_dtype.items()}

@@ -97,9 +97,5 @@ class Recorder:
 
 def environment() -> dict[str, str]:
     """Versions and machine, as far as they may change an answer."""
-    return {
-        "python": platform.python_version(),
-        "machine": platform.machine(),
-        "system": platform.system(),
-        **{package: version(package) for package in PACKAGES},
-    }
+    machine = {"machine": platform.machine(), "system": platform.system()}
+    return {"python": platform.python_version(), **machine, **{package: version(package) for package in PACKAGES}}

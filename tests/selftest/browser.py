@@ -93,7 +93,7 @@ class Visit:
 
 def executable() -> str | None:
     """The installed Chromium, or a relative of it; None where there is none."""
-    return next((found for name in NAMES if (found := shutil.which(name))), None)
+    return next((path for name in NAMES if (path := shutil.which(name))), None)
 
 
 @pytest.fixture(scope="module")

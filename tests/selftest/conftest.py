@@ -1,4 +1,4 @@
-"""Says at the end which of the suite's own tests were not run, and what they lack: a row of dots does not."""
+"""Fixtures of the suite's own tests, and lines at the end on those that were not run: a row of dots shows none."""
 
 from __future__ import annotations
 
@@ -6,6 +6,10 @@ from collections import Counter
 
 import pytest
 import torch._dynamo
+
+from attention_conformance.tests.selftest.sessions import sessions
+
+__all__ = ["sessions"]
 
 OWN = "tests/selftest/"
 LOADED = (torch._dynamo,)
@@ -16,6 +20,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--screenshots", metavar="DIR", help="take pictures of the pages that are looked at")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.import_plugin("pytester")  # which `sessions` needs
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     skipped = (each for each in terminalreporter.stats.get("skipped", []) if each.nodeid.startswith(OWN))
     for (file, reason), count in Counter(map(_why, skipped)).items():
@@ -23,5 +31,5 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def _why(report: pytest.TestReport) -> tuple[str, str]:
-    told = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
-    return report.nodeid.partition("::")[0], told.removeprefix("Skipped: ")
+    reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+    return report.nodeid.partition("::")[0], reason.removeprefix("Skipped: ")

@@ -11,14 +11,7 @@ from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Padding,
 T = TypeVar("T")
 
 LONGEST = 300
-PATTERNS = (
-    Pattern.RANDOM,
-    Pattern.RANDOM,
-    Pattern.SEGMENTS,
-    Pattern.FIRST_TILE,
-    Pattern.SINGLE_KEY,
-    Pattern.EMPTY_ROW,
-)
+PATTERNS = (Pattern.RANDOM, Pattern.RANDOM, Pattern.SEGMENTS, Pattern.FIRST_TILE, Pattern.SINGLE_KEY, Pattern.EMPTY_ROW)
 PADDINGS = (Padding.NONE, Padding.NONE, Padding.RIGHT, Padding.LEFT, Padding.HOLES, Padding.QUERY_LENGTHS)
 
 ORDINARY = Case(sizes=Sizes(key_length=7))

@@ -15,6 +15,7 @@ from attention_conformance.implementations.adapters.op_options import INPUTS, ex
 from attention_conformance.implementations.adapters.tensors import gradients_of, tensors, to_array
 from attention_conformance.implementations.adapters.torch_op import torch_op
 from attention_conformance.implementations.api.contract import Claims, Implementation, Result
+from attention_conformance.implementations.builtin.inhouse import EXTENSIONS
 from attention_conformance.implementations.builtin.stepwise import steps as right
 from attention_conformance.implementations.builtin.stepwise.steps import OP_FEATURES, Steps, accumulator
 from attention_conformance.spec.cases import Case, Sizes
@@ -24,23 +25,7 @@ from attention_conformance.tests.selftest.styles import lower
 
 Answer: TypeAlias = tuple[Tensor, Tensor, Tensor]
 """Output, weights, log-sum-exp."""
-FAMILY = OP_FEATURES | {
-    Feature.GROUPED,
-    Feature.WINDOW,
-    Feature.SOFTCAP,
-    Feature.ROTARY,
-    Feature.QUERY_START,
-    Feature.ALIBI,
-    Feature.RELATIVE_BIAS,
-    Feature.SINKS,
-    Feature.ZERO_ATTN,
-    Feature.HEAD_GATES,
-    Feature.SEGMENTS,
-    Feature.CUMULATIVE_LENGTHS,
-    Feature.DROPOUT,
-    Feature.WEIGHTS,
-    Feature.LOG_SUM_EXP,
-}
+FAMILY = OP_FEATURES | EXTENSIONS | {Feature.CUMULATIVE_LENGTHS, Feature.WEIGHTS, Feature.LOG_SUM_EXP}
 
 
 def single_angles(rows: Tensor, positions: Tensor, base: float) -> Tensor:

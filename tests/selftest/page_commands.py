@@ -58,13 +58,13 @@ def blocks(page: Path) -> Iterator[Block]:
 
 def steps(page: Path) -> list[File | Excerpt | Command]:
     """What a reader does who follows the page from top to bottom."""
-    found: list[File | Excerpt | Command] = []
+    result: list[File | Excerpt | Command] = []
     for block in blocks(page):
         if block.language == "console":
-            found.extend(_commands(block))
+            result.extend(_commands(block))
         elif name := NAME.match(block.text):
-            found.append(Excerpt(name[1], name[2]) if "/" in name[1] else File(name[1], block.text))
-    return found
+            result.append(Excerpt(name[1], name[2]) if "/" in name[1] else File(name[1], block.text))
+    return result
 
 
 def _commands(block: Block) -> Iterator[Command]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Set
 from typing import Any
 
 from attention_conformance.implementations.adapters.torch_op import torch_op
 from attention_conformance.implementations.api.contract import Claims, Implementation
-from attention_conformance.implementations.builtin.stepwise.steps import OP_FEATURES, Steps
-from attention_conformance.spec.features import Feature, Scope
+from attention_conformance.implementations.builtin.stepwise.steps import EXTRA_FEATURES, OP_FEATURES, Steps
+from attention_conformance.spec.features import Conventions, Feature, Scope
 from attention_conformance.tests.selftest.styles import (
     DIVIDED_LAST,
     TEXTBOOK,
@@ -28,27 +27,20 @@ from attention_conformance.tests.selftest.styles import (
 
 OVERFLOWS = ("numerics.half-range",)
 """The advice that a style cannot follow which stores the products in a half type."""
+BOTH = ("weights", "log_sum_exp")
 
 
-@dataclass(frozen=True)
-class Right:
-    """An implementation that must pass every clause it claims, but for some advice (SHOULD)."""
-
-    implementation: Implementation
-    advice: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        return self.implementation.name
-
-
-def _of_torch(name: str, function: Callable[..., Any]) -> Implementation:
-    return Implementation(name, Claims(Scope.OP, OP_FEATURES), torch_op(function))
-
-
-def _of_steps(name: str, steps: Steps) -> Implementation:
-    features = OP_FEATURES | {Feature.WEIGHTS, Feature.LOG_SUM_EXP}
-    run = torch_op(steps.answer, extras=("weights", "log_sum_exp"))
-    return Implementation(name, Claims(Scope.OP, features), run)
+def op(
+    name: str,
+    function: Callable[..., Any],
+    features: Set[Feature] = frozenset(),
+    *,
+    extras: tuple[str, ...] = (),
+    conventions: Conventions = Conventions(),
+) -> Implementation:
+    """An op that claims these features in addition to those of the core and of its extras."""
+    claimed = OP_FEATURES | features | {EXTRA_FEATURES[extra] for extra in extras}
+    return Implementation(name, Claims(Scope.OP, claimed, conventions), torch_op(function, extras=extras))
 
 
 STEPS = {
@@ -74,12 +66,13 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 }
 
 
-def _advice(name: str, steps: Steps) -> tuple[str, ...]:
-    """Products that are kept one by one are more than the scores."""
-    return (() if steps.wide else OVERFLOWS) + (("speed.memory-growth",) if name == "products-one-by-one" else ())
-
-
-RIGHT: tuple[Right, ...] = (
-    *(Right(_of_steps(name, steps), _advice(name, steps)) for name, steps in STEPS.items()),
-    *(Right(_of_torch(name, each), OVERFLOWS if each is DIVIDED_LAST else ()) for name, each in FUNCTIONS.items()),
+RIGHT: tuple[Implementation, ...] = (
+    *(op(name, steps.answer, extras=BOTH) for name, steps in STEPS.items()),
+    *(op(name, function) for name, function in FUNCTIONS.items()),
 )
+ADVICE = {
+    **{name: OVERFLOWS for name, steps in STEPS.items() if not steps.wide},
+    "divided-last": OVERFLOWS,
+    "products-one-by-one": ("speed.memory-growth",),
+}
+"""The advice (SHOULD) that some of them cannot follow; products that are kept one by one are more than the scores."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,13 +11,10 @@ from torch.utils.checkpoint import checkpoint
 
 from attention_conformance.implementations.adapters.numpy_op import numpy_op
 from attention_conformance.implementations.adapters.torch_module import linears, torch_module
-from attention_conformance.implementations.adapters.torch_op import torch_op
 from attention_conformance.implementations.api.contract import Claims, Implementation
 from attention_conformance.implementations.builtin.stepwise.extended_layers import DroppingLayer
 from attention_conformance.implementations.builtin.stepwise.layer import FREE_WIDTHS, ROLES, call_layer
 from attention_conformance.implementations.builtin.stepwise.steps import (
-    EXTRA_FEATURES,
-    OP_FEATURES,
     Steps,
     accumulator,
     drop,
@@ -27,6 +23,7 @@ from attention_conformance.implementations.builtin.stepwise.steps import (
 from attention_conformance.implementations.defects.dropout_state import MODES
 from attention_conformance.spec.features import Conventions, Feature, ReturnedWeights, Scope
 from attention_conformance.spec.problem import Array
+from attention_conformance.tests.selftest.right import BOTH, op
 from attention_conformance.tests.selftest.styles import written_out
 
 AFTER = Conventions(returned_weights=ReturnedWeights.AFTER_DROPOUT)
@@ -142,26 +139,16 @@ def in_numpy(query: Array, key: Array, value: Array, dropout_p: float = 0.0, **o
     return (dropped @ v).astype(query.dtype), weights.astype(query.dtype)
 
 
-def _of_steps(name: str, steps: Steps) -> Implementation:
-    return _of_torch(name, steps.answer, ("weights", "log_sum_exp"))
-
-
-def _of_torch(
-    name: str, function: Callable[..., Any], extras: tuple[str, ...] = (), conventions: Conventions = Conventions()
-) -> Implementation:
-    features = OP_FEATURES | {Feature.DROPOUT, Feature.GROUPED, *(EXTRA_FEATURES[extra] for extra in extras)}
-    return Implementation(name, Claims(Scope.OP, features, conventions), torch_op(function, extras=extras))
-
-
-BOTH = ("weights", "log_sum_exp")
+FEATURES = {Feature.DROPOUT, Feature.GROUPED}
+FUNCTIONS = (factor_on_the_output, factor_on_the_values, recomputed)
+DROPS = (drop, by_select, in_eight_bits, queries_last, by_counter, drawn_twice)
 LAYER = torch_module(DroppingLayer, call_layer, linears(**{role: role for role in ROLES}))
 NUMPY = frozenset({Feature.CORE, Feature.HEADS, Feature.CROSS, Feature.KEY_VALUE, Feature.VALUE_WIDTH, Feature.SCALE})
 RIGHT: tuple[Implementation, ...] = (
-    *(_of_steps(each.__name__, Steps(drop=each)) for each in (drop, by_select, in_eight_bits, queries_last)),
-    *(_of_steps(each.__name__, Steps(drop=each)) for each in (by_counter, drawn_twice)),
-    _of_steps("eager", Steps(wide=False, softmax=written_out)),
-    *(_of_torch(each.__name__, each, BOTH) for each in (factor_on_the_output, factor_on_the_values, recomputed)),
-    _of_torch("returned_after", returned_after, (*BOTH, "averaged_weights"), AFTER),
+    *(op(each.__name__, Steps(drop=each).answer, FEATURES, extras=BOTH) for each in DROPS),
+    op("eager", Steps(wide=False, softmax=written_out).answer, FEATURES, extras=BOTH),
+    *(op(each.__name__, each, FEATURES, extras=BOTH) for each in FUNCTIONS),
+    op("returned_after", returned_after, FEATURES, extras=(*BOTH, "averaged_weights"), conventions=AFTER),
     Implementation(
         "in_numpy",
         Claims(Scope.OP, NUMPY | {Feature.BOOL_MASK, Feature.FLOAT_MASK, Feature.DROPOUT, Feature.WEIGHTS}),

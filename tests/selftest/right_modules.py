@@ -23,8 +23,9 @@ from attention_conformance.implementations.builtin.stepwise.steps import INFINIT
 from attention_conformance.implementations.defects.head_gates import GATES
 from attention_conformance.implementations.defects.modules import MODES
 from attention_conformance.spec.features import Feature, Scope
+from attention_conformance.tests.selftest.right import op
 
-GATED = OP_FEATURES | GATES | {Feature.GROUPED}
+GATED = GATES | {Feature.GROUPED}
 
 
 def values_gated(query: Tensor, key: Tensor, value: Tensor, head_gates: Tensor | None = None, **o: Any) -> Tensor:
@@ -148,10 +149,6 @@ def gradient_of_its_own(query: Tensor, key: Tensor, value: Tensor, **options: An
     return steps(query, key, value, **options)
 
 
-def _gates(name: str, function: Callable[..., Tensor]) -> Implementation:
-    return Implementation(f"gates.{name}", Claims(Scope.OP, GATED), torch_op(function))
-
-
 def _layer(name: str, kind: type[Layer], *modes: Feature) -> Implementation:
     claims = Claims(Scope.MODULE, MODES | FREE_WIDTHS | set(modes))
     runs = module_modes(kind, call_gated, LAYER_PLACES, *modes)
@@ -164,9 +161,9 @@ def _op(name: str, function: Callable[..., Tensor], *modes: Feature) -> Implemen
 
 
 RIGHT_GATES = (
-    _gates("values", values_gated),
-    _gates("mixing", mixing_gated),
-    _gates("skipped", closed_heads_skipped),
+    op("gates.values", values_gated, GATED),
+    op("gates.mixing", mixing_gated, GATED),
+    op("gates.skipped", closed_heads_skipped, GATED),
     Implementation(
         "gates.rows",
         Claims(Scope.MODULE, GATED_FEATURES | FREE_WIDTHS),

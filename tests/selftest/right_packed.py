@@ -7,40 +7,36 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attention_conformance.implementations.adapters.torch_op import torch_op
-from attention_conformance.implementations.api.contract import Claims, Implementation
 from attention_conformance.implementations.builtin.stepwise.steps import (
     BOTTOM_RIGHT,
-    OP_FEATURES,
     CallOptions,
     Steps,
     add_bottom_right,
     documents,
     positions,
 )
-from attention_conformance.spec.features import Conventions, Feature, Scope
+from attention_conformance.spec.features import Feature
+from attention_conformance.tests.selftest.right import op
 
-PACKED = OP_FEATURES | {
-    Feature.SEGMENTS,
-    Feature.CUMULATIVE_LENGTHS,
-    Feature.WINDOW,
-    Feature.ROTARY,
-    Feature.ALIBI,
-    Feature.GROUPED,
-}
+DOCUMENTS = {Feature.SEGMENTS, Feature.CUMULATIVE_LENGTHS}
+PACKED = DOCUMENTS | {Feature.WINDOW, Feature.ROTARY, Feature.ALIBI, Feature.GROUPED}
 OF_DOCUMENTS = ("query_segments", "key_segments", "cu_seqlens_q", "cu_seqlens_k")
-EACH = {"window_size", "rotary_base", "alibi_slopes", "is_causal", "scale", "enable_gqa"}
-"""What is asked of each document as it is of all."""
+SAME = {"window_size", "rotary_base", "alibi_slopes", "is_causal", "scale", "enable_gqa"}
+"""Options that mean the same for one document as for all."""
+
+
+def _documents(query: Tensor, key: Tensor, call: CallOptions) -> tuple[Tensor, Tensor]:
+    """(B, Lq) and (B, Lk): the document of each token."""
+    of_query = documents(call.query_segments, call.cu_seqlens_q, len(query), query.shape[-2])
+    return of_query, documents(call.key_segments, call.cu_seqlens_k, len(key), key.shape[-2])
 
 
 def one_by_one(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     """Each document of each sample in a call of its own."""
-    asked = {name: options.pop(name) for name in OF_DOCUMENTS if name in options}
-    if not asked or set(options) - EACH:
-        return Steps()(query, key, value, **asked, **options)
-    told = CallOptions(**asked)
-    of_query = documents(told.query_segments, told.cu_seqlens_q, len(query), query.shape[-2])
-    of_key = documents(told.key_segments, told.cu_seqlens_k, len(key), key.shape[-2])
+    packing = {name: options.pop(name) for name in OF_DOCUMENTS if name in options}
+    if not packing or set(options) - SAME:
+        return Steps()(query, key, value, **packing, **options)
+    of_query, of_key = _documents(query, key, CallOptions(**packing))
     output = query.new_zeros(*query.shape[:-1], value.shape[-1])
     for sample in range(len(query)):
         for document in of_query[sample].unique():
@@ -52,10 +48,10 @@ def one_by_one(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Ten
 
 def one_mask(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     """Ids become a boolean mask (B, 1, Lq, Lk), joined with the one that is given."""
-    asked = {name: options.pop(name) for name in OF_DOCUMENTS if name in options}
-    if not asked or options.keys() & {"is_causal", "window_size", "rotary_base", "alibi_slopes"}:
-        return Steps()(query, key, value, **asked, **options)
-    same_document, mask = positions(query, key, CallOptions(**asked))[2][:, None], options.pop("attn_mask", None)
+    packing = {name: options.pop(name) for name in OF_DOCUMENTS if name in options}
+    if not packing or options.keys() & {"is_causal", "window_size", "rotary_base", "alibi_slopes"}:
+        return Steps()(query, key, value, **packing, **options)
+    same_document, mask = positions(query, key, CallOptions(**packing))[2][:, None], options.pop("attn_mask", None)
     if mask is not None:
         same_document = (
             same_document & mask if mask.dtype is torch.bool else torch.where(same_document, mask, -torch.inf)
@@ -68,8 +64,7 @@ def far_apart(query: Tensor, key: Tensor, call: CallOptions) -> tuple[Tensor, Te
     of_query, of_key, same_document = positions(query, key, call)
     if not call.packed:
         return of_query, of_key, same_document
-    first = documents(call.query_segments, call.cu_seqlens_q, len(query), query.shape[-2])
-    second = documents(call.key_segments, call.cu_seqlens_k, len(key), key.shape[-2])
+    first, second = _documents(query, key, call)
     return of_query + 100 * first, of_key + 100 * second, same_document
 
 
@@ -78,19 +73,16 @@ def ended_together(query: Tensor, key: Tensor, call: CallOptions) -> tuple[Tenso
     of_query, of_key, same_document = positions(query, key, call)
     if call.positioned and not call.packed:
         return of_query, of_key, same_document
-    of = documents(call.query_segments, call.cu_seqlens_q, len(query), query.shape[-2])
+    of = _documents(query, key, call)[0]
     queries = (of[:, :, None] == of[:, None, :]).sum(-1)
     return of_query + same_document.sum(-1) - queries, of_key, same_document
 
 
-def _made(name: str, function: Any, conventions: Conventions = Conventions(), *more: Feature) -> Implementation:
-    return Implementation(name, Claims(Scope.OP, PACKED | {*more}, conventions), torch_op(function))
-
-
+ENDED_TOGETHER = Steps(positions=ended_together, add_causal=add_bottom_right)
 RIGHT = (
-    _made("steps", Steps()),
-    _made("one-by-one", one_by_one),
-    _made("one-mask", one_mask),
-    _made("far-apart", Steps(positions=far_apart)),
-    _made("ended-together", Steps(positions=ended_together, add_causal=add_bottom_right), BOTTOM_RIGHT),
+    op("steps", Steps(), PACKED),
+    op("one-by-one", one_by_one, PACKED),
+    op("one-mask", one_mask, PACKED),
+    op("far-apart", Steps(positions=far_apart), PACKED),
+    op("ended-together", ENDED_TOGETHER, PACKED, conventions=BOTTOM_RIGHT),
 )

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +14,7 @@ from attention_conformance.implementations.api.contract import Claims, Implement
 from attention_conformance.implementations.builtin.stepwise.steps import OP_FEATURES, Steps
 from attention_conformance.spec.features import Conventions, Feature, RotaryPairing, Scope
 from attention_conformance.spec.problem import Array
+from attention_conformance.tests.selftest.right import op
 
 ROTARY = {Feature.ROTARY, Feature.QUERY_START, Feature.GROUPED}
 BIASES = {Feature.ALIBI, Feature.RELATIVE_BIAS, Feature.QUERY_START, Feature.SOFTCAP}
@@ -30,11 +29,11 @@ def single_angles(positions: Tensor, count: int, base: float) -> Tensor:
 
 
 def as_complex_numbers(rows: Tensor, positions: Tensor, base: float) -> Tensor:
-    """Neighbouring components are the parts of a complex number, turned by multiplication with one of length 1."""
+    """Neighbouring components are the parts of a complex number, rotated by multiplication with one of length 1."""
     angles = single_angles(positions, rows.shape[-1] // 2, base)
-    turning = torch.polar(torch.ones_like(angles), angles)
+    turns = torch.polar(torch.ones_like(angles), angles)
     pairs = torch.view_as_complex(rows.unflatten(-1, (-1, 2)).contiguous())
-    return torch.view_as_real(pairs * turning).flatten(-2).to(rows.dtype)
+    return torch.view_as_real(pairs * turns).flatten(-2).to(rows.dtype)
 
 
 def by_exchanged_halves(rows: Tensor, positions: Tensor, base: float) -> Tensor:
@@ -55,7 +54,7 @@ def by_matrices(rows: Tensor, positions: Tensor, base: float) -> Tensor:
 
 
 def by_power_of_the_base(rows: Tensor, positions: Tensor, base: float) -> Tensor:
-    """Position over base to the power of a fraction, all in float32, turned in the halves."""
+    """Position over base to the power of a fraction, all in float32, rotated in the halves."""
     count = rows.shape[-1] // 2
     powers = torch.tensor(base, dtype=torch.float32) ** (torch.arange(count, dtype=torch.float32) / count)
     angles = positions[:, None, :, None].float() / powers
@@ -77,11 +76,11 @@ def one_hot_table(scores: Tensor, table: Tensor, ahead: Tensor) -> Tensor:
     return scores + torch.einsum("he,bije->bhij", table, one_hot.to(table.dtype))
 
 
-def biases_first(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, ...]:
+def biases_first(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     """Biases of position put into one float mask, in the working dtype, that is added where a mask is."""
     biases = {name: options.pop(name) for name in ("alibi_slopes", "relative_bias") if name in options}
     if not biases:
-        return Steps().answer(query, key, value, **options)
+        return Steps()(query, key, value, **options)
     start = {"query_start": options["query_start"]} if "query_start" in options else {}
     zeros = torch.zeros_like(query[..., :1]).expand(*query.shape[:-1], key.shape[-2])
     as_scores = Steps(score=lambda q, k, by: zeros, softmax=lambda scores: scores, mix=lambda scores, v: scores)
@@ -89,7 +88,7 @@ def biases_first(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> t
     given = options.pop("attn_mask", None)
     if given is not None:
         mask = mask.masked_fill(~given, -torch.inf) if given.dtype is torch.bool else mask + given
-    return Steps().answer(query, key, value, attn_mask=mask, **options)
+    return Steps()(query, key, value, attn_mask=mask, **options)
 
 
 def sinusoids_of_tutorials(length: int, width: int) -> Array:
@@ -110,32 +109,19 @@ def slopes_by_multiplication(num_heads: int) -> Array:
     return np.concatenate([slopes, slopes_by_multiplication(2 * below)[::2]])[:num_heads].astype(np.float16)
 
 
-def _steps(name: str, steps: Steps, features: set[Feature], conventions: Conventions = Conventions()) -> Implementation:
-    return _function(name, steps.answer, features, conventions)
-
-
-def _function(
-    name: str,
-    function: Callable[..., tuple[Tensor, ...]],
-    features: set[Feature],
-    conventions: Conventions = Conventions(),
-) -> Implementation:
-    run = torch_op(lambda *inputs, **options: function(*inputs, **options)[0])
-    return Implementation(name, Claims(Scope.OP, OP_FEATURES | features, conventions), run)
-
-
 RIGHT_POSITIONS = (
-    _steps("steps", Steps(), ROTARY | BIASES),
-    _steps("complex", Steps(rotate=as_complex_numbers), ROTARY, INTERLEAVED),
-    _steps("eager.exchanged-halves", Steps(wide=False, rotate=by_exchanged_halves), ROTARY),
-    _steps("matrices", Steps(rotate=by_matrices), ROTARY),
-    _steps("power", Steps(rotate=by_power_of_the_base), ROTARY),
-    _steps("two-sides", Steps(add_alibi=alibi_from_two_sides, add_relative=one_hot_table), BIASES),
-    _steps("eager.one-hot", Steps(wide=False, add_relative=one_hot_table), BIASES),
-    _function("biases-first", biases_first, BIASES - {Feature.SOFTCAP}),
-    replace(
-        _steps("functions", Steps(), set()),
-        claims=Claims(Scope.OP, OP_FEATURES | FUNCTIONS),
+    op("steps", Steps(), ROTARY | BIASES),
+    op("complex", Steps(rotate=as_complex_numbers), ROTARY, conventions=INTERLEAVED),
+    op("eager.exchanged-halves", Steps(wide=False, rotate=by_exchanged_halves), ROTARY),
+    op("matrices", Steps(rotate=by_matrices), ROTARY),
+    op("power", Steps(rotate=by_power_of_the_base), ROTARY),
+    op("two-sides", Steps(add_alibi=alibi_from_two_sides, add_relative=one_hot_table), BIASES),
+    op("eager.one-hot", Steps(wide=False, add_relative=one_hot_table), BIASES),
+    op("biases-first", biases_first, BIASES - {Feature.SOFTCAP}),
+    Implementation(
+        "functions",
+        Claims(Scope.OP, OP_FEATURES | FUNCTIONS),
+        torch_op(Steps()),
         functions={"sinusoids": sinusoids_of_tutorials, "alibi_slopes": slopes_by_multiplication},
     ),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -34,10 +35,9 @@ from attention_conformance.implementations.defects.softcap import SOFTCAP
 from attention_conformance.implementations.defects.window import INCLUDING, STARTED, Window
 from attention_conformance.spec.features import Alignment, Conventions, EmptyRow, Feature, Scope, SoftmaxPrecision
 from attention_conformance.spec.problem import Problem
-from attention_conformance.tests.selftest.right import Right
-from attention_conformance.tests.selftest.styles import written_out
+from attention_conformance.tests.selftest.right import BOTH, op
+from attention_conformance.tests.selftest.styles import plain_softmax, written_out
 
-RETURNED = frozenset({Feature.WEIGHTS, Feature.LOG_SUM_EXP})
 MASKS = frozenset({Feature.BOOL_MASK, Feature.FLOAT_MASK, Feature.MASK_GRADIENT, Feature.KEY_PADDING})
 STEEP = 20.0
 """Where the hyperbolic tangent is 1 in float64, too."""
@@ -118,11 +118,6 @@ def bottom_right_places(query: Tensor, key: Tensor, call: CallOptions) -> tuple[
     return of_query + (key.shape[-2] - query.shape[-2] if call.query_start is None else 0), of_key, same_document
 
 
-def plain_softmax(scores: Tensor) -> Tensor:
-    """NaN for a row of minus infinities."""
-    return torch.softmax(scores, -1)
-
-
 def softmax_of_finite(scores: Tensor) -> Tensor:
     """The mean for a row of minus infinities."""
     return torch.softmax(scores.clamp(min=torch.finfo(scores.dtype).min), -1)
@@ -179,67 +174,45 @@ def call_layer(module: nn.Module, given: Tensors, problem: Problem) -> Any:
     return module(*inputs_of(given), **masks, is_causal=problem.causal, **extra_options(problem, given))
 
 
-def _of_steps(name: str, steps: Steps, features: frozenset[Feature], **conventions: Any) -> Implementation:
-    claims = Claims(Scope.OP, OP_FEATURES | RETURNED | features, Conventions(**conventions))
-    return Implementation(name, claims, torch_op(steps.answer, extras=("weights", "log_sum_exp")))
+def _op(name: str, steps: Steps, features: frozenset[Feature], **conventions: Any) -> Implementation:
+    return op(name, steps.answer, features, extras=BOTH, conventions=Conventions(**conventions))
 
 
-def _of_function(name: str, function: Callable[..., Tensor], features: frozenset[Feature]) -> Implementation:
-    return Implementation(name, Claims(Scope.OP, features), torch_op(function))
+def _without_masks(name: str, function: Callable[..., Tensor]) -> Implementation:
+    return Implementation(name, Claims(Scope.OP, (OP_FEATURES | STARTED) - MASKS), torch_op(function))
 
 
 def _empty(answer: EmptyRow) -> dict[str, Any]:
     return {f"empty_row_{kind}": answer for kind in ("bool", "float", "padding", "causal")}
 
 
+FROM_THE_END = Steps(positions=bottom_right_places, add_causal=add_bottom_right)
 BOTTOM_RIGHT: dict[str, Any] = {"causal_alignment": Alignment.BOTTOM_RIGHT}
-RIGHT: tuple[Right, ...] = (
-    Right(_of_steps("groups.one-product", Steps(repeat_kv=unshared, score=one_product, mix=one_mixture), GROUPED)),
-    Right(_of_steps("groups.einsum", Steps(repeat_kv=unshared, score=grouped_einsum, mix=grouped_mixture), GROUPED)),
-    Right(_of_steps("groups.expanded", Steps(wide=False, repeat_kv=expanded, softmax=written_out), GROUPED)),
-    Right(_of_steps("groups.tiled", Steps(repeat_kv=repeat_kv_tiled), GROUPED, group_order=TILED.group_order)),
-    Right(
-        Implementation(
-            "layer",
-            Claims(Scope.MODULE, MHA_FEATURES | FREE_WIDTHS | GROUPED | STARTED | SOFTCAP),
-            torch_module(GroupedLayer, call_layer, linears(**{role: role for role in ROLES})),
-        )
-    ),
-    Right(_of_function("window.row-by-row", windows_cut_out(1), (OP_FEATURES | STARTED) - MASKS)),
-    Right(_of_function("window.tiles", windows_cut_out(4), (OP_FEATURES | STARTED) - MASKS)),
-    Right(_of_steps("window.additive", Steps(wide=False, add_window=additive_window), STARTED)),
-    Right(
-        _of_steps("window.including", Steps(add_window=including_window), STARTED, window_count=INCLUDING.window_count)
-    ),
-    Right(
-        _of_steps(
-            "window.from-the-end",
-            Steps(softmax=plain_softmax, positions=bottom_right_places, add_causal=add_bottom_right),
-            STARTED,
-            **BOTTOM_RIGHT,
-            **_empty(EmptyRow.NAN),
-        )
-    ),
-    Right(
-        _of_steps(
-            "window.mean-of-nothing",
-            Steps(softmax=softmax_of_finite, positions=bottom_right_places, add_causal=add_bottom_right),
-            STARTED - {Feature.LOG_SUM_EXP},
-            **BOTTOM_RIGHT,
-            **_empty(EmptyRow.UNIFORM),
-        )
-    ),
-    Right(_of_steps("softcap.expm1", Steps(cap=tanh_by_expm1), SOFTCAP)),
-    Right(_of_steps("softcap.logistic", Steps(cap=tanh_by_logistic), SOFTCAP), ("softcap.small-scores",)),
-    Right(_of_steps("softcap.saved", Steps(cap=saved_cap), SOFTCAP)),
-    Right(_of_steps("softcap.eager", Steps(wide=False, softmax=written_out), SOFTCAP)),
-    Right(_of_function("softcap.within-the-scale", cap_within_the_scale, OP_FEATURES | SOFTCAP)),
-    Right(
-        _of_steps(
-            "softcap.single",
-            Steps(cap=cap_in_single, softmax=softmax_in_single),
-            SOFTCAP,
-            softmax_precision=SoftmaxPrecision.FLOAT32,
-        )
-    ),
+NAN, MEAN = ({**BOTTOM_RIGHT, **_empty(answer)} for answer in (EmptyRow.NAN, EmptyRow.UNIFORM))
+LAYER = Implementation(
+    "layer",
+    Claims(Scope.MODULE, MHA_FEATURES | FREE_WIDTHS | GROUPED | STARTED | SOFTCAP),
+    torch_module(GroupedLayer, call_layer, linears(**{role: role for role in ROLES})),
 )
+SINGLE = Steps(cap=cap_in_single, softmax=softmax_in_single)
+RIGHT: tuple[Implementation, ...] = (
+    _op("groups.one-product", Steps(repeat_kv=unshared, score=one_product, mix=one_mixture), GROUPED),
+    _op("groups.einsum", Steps(repeat_kv=unshared, score=grouped_einsum, mix=grouped_mixture), GROUPED),
+    _op("groups.expanded", Steps(wide=False, repeat_kv=expanded, softmax=written_out), GROUPED),
+    _op("groups.tiled", Steps(repeat_kv=repeat_kv_tiled), GROUPED, group_order=TILED.group_order),
+    LAYER,
+    _without_masks("window.row-by-row", windows_cut_out(1)),
+    _without_masks("window.tiles", windows_cut_out(4)),
+    _op("window.additive", Steps(wide=False, add_window=additive_window), STARTED),
+    _op("window.including", Steps(add_window=including_window), STARTED, window_count=INCLUDING.window_count),
+    _op("window.from-the-end", replace(FROM_THE_END, softmax=plain_softmax), STARTED, **NAN),
+    _op("window.mean-of-nothing", replace(FROM_THE_END, softmax=softmax_of_finite), STARTED, **MEAN),
+    _op("softcap.expm1", Steps(cap=tanh_by_expm1), SOFTCAP),
+    _op("softcap.logistic", Steps(cap=tanh_by_logistic), SOFTCAP),
+    _op("softcap.saved", Steps(cap=saved_cap), SOFTCAP),
+    _op("softcap.eager", Steps(wide=False, softmax=written_out), SOFTCAP),
+    op("softcap.within-the-scale", cap_within_the_scale, SOFTCAP),
+    _op("softcap.single", SINGLE, SOFTCAP, softmax_precision=SoftmaxPrecision.FLOAT32),
+)
+ADVICE = {"softcap.logistic": ("softcap.small-scores",)}
+"""See `right.ADVICE`."""

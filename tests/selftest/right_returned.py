@@ -8,28 +8,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attention_conformance.implementations.adapters.torch_op import torch_op
-from attention_conformance.implementations.api.contract import Claims, Implementation
 from attention_conformance.implementations.builtin.stepwise.steps import (
-    EXTRA_FEATURES,
     INFINITY,
-    OP_FEATURES,
     Steps,
     accumulator,
     log_sum_exp,
     repeat_kv,
     softmax,
 )
-from attention_conformance.spec.features import Conventions, EmptyRow, Feature, LogBase, Scope
-from attention_conformance.tests.selftest.styles import LOG2_E, largest
+from attention_conformance.spec.features import Conventions, EmptyRow, Feature, LogBase
+from attention_conformance.tests.selftest.right import BOTH, op
+from attention_conformance.tests.selftest.styles import LOG2_E, largest, plain_softmax
 
 TWO = Conventions(log_sum_exp_base=LogBase.TWO)
-NAN = Conventions(
-    empty_row_bool=EmptyRow.NAN,
-    empty_row_float=EmptyRow.NAN,
-    empty_row_padding=EmptyRow.NAN,
-)
-BOTH = ("weights", "log_sum_exp")
+NAN = Conventions(empty_row_bool=EmptyRow.NAN, empty_row_float=EmptyRow.NAN, empty_row_padding=EmptyRow.NAN)
 
 
 def to_base_two(scores: Tensor) -> Tensor:
@@ -45,11 +37,6 @@ def one_by_one(scores: Tensor) -> Tensor:
     for column in scores.unbind(-1):
         found = torch.logaddexp(found, column)
     return found
-
-
-def softmax_with_nan(scores: Tensor) -> Tensor:
-    """The answer of a plain softmax to a row without keys."""
-    return torch.softmax(scores, -1)
 
 
 def weights_from_the_logarithm(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, ...]:
@@ -102,22 +89,16 @@ def _scores(q: Tensor, k: Tensor, options: dict[str, Any]) -> Tensor:
     return steps(q, k, k, **options)
 
 
-def _made(
-    name: str,
-    function: Callable[..., Any],
-    extras: tuple[str, ...] = BOTH,
-    conventions: Conventions = Conventions(),
-) -> Implementation:
-    features = OP_FEATURES | {Feature.GROUPED, *(EXTRA_FEATURES[extra] for extra in extras)}
-    return Implementation(name, Claims(Scope.OP, features, conventions), torch_op(function, extras=extras))
-
-
-RIGHT: tuple[Implementation, ...] = (
-    _made("to_base_two", Steps(log_sum_exp=to_base_two).answer, conventions=TWO),
-    _made("one_by_one", Steps(log_sum_exp=one_by_one).answer),
-    _made("eager", Steps(wide=False).answer),
-    _made("nan_for_empty_rows", Steps(softmax=softmax_with_nan).answer, conventions=NAN),
-    _made("weights_from_the_logarithm", weights_from_the_logarithm),
-    _made("kept_wide", kept_wide),
-    _made("merged_by_halves", merged_by_halves),
+_STYLES: dict[str, tuple[Callable[..., Any], Conventions]] = {
+    "to_base_two": (Steps(log_sum_exp=to_base_two).answer, TWO),
+    "one_by_one": (Steps(log_sum_exp=one_by_one).answer, Conventions()),
+    "eager": (Steps(wide=False).answer, Conventions()),
+    "nan_for_empty_rows": (Steps(softmax=plain_softmax).answer, NAN),
+    "weights_from_the_logarithm": (weights_from_the_logarithm, Conventions()),
+    "kept_wide": (kept_wide, Conventions()),
+    "merged_by_halves": (merged_by_halves, Conventions()),
+}
+RIGHT = tuple(
+    op(name, function, {Feature.GROUPED}, extras=BOTH, conventions=conventions)
+    for name, (function, conventions) in _STYLES.items()
 )

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from attention_conformance.implementations.adapters.torch_module import torch_module
-from attention_conformance.implementations.adapters.torch_op import torch_op
 from attention_conformance.implementations.api.contract import Claims, Implementation
 from attention_conformance.implementations.builtin.stepwise.extended_layers import (
     KEYED_FEATURES,
@@ -18,13 +16,13 @@ from attention_conformance.implementations.builtin.stepwise.extended_layers impo
     call_keyed,
 )
 from attention_conformance.implementations.builtin.stepwise.layer import FREE_WIDTHS
-from attention_conformance.implementations.builtin.stepwise.steps import OP_FEATURES, Steps, accumulator
+from attention_conformance.implementations.builtin.stepwise.steps import Steps, accumulator
 from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.tests.selftest.family_styles import rescaled_for_sinks
+from attention_conformance.tests.selftest.right import BOTH, op
 
 SINKS = {Feature.SINKS, Feature.SOFTCAP, Feature.GROUPED, Feature.WINDOW}
 ZERO = {Feature.ZERO_ATTN, Feature.WINDOW, Feature.ALIBI}
-RETURNED = {Feature.WEIGHTS, Feature.LOG_SUM_EXP}
 
 
 def by_starting_state(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, ...]:
@@ -73,21 +71,16 @@ class RolledLayer(KeyedLayer):
         return output, weights.roll(key.shape[-2] - weights.shape[-1], -1)
 
 
-def _op(name: str, function: Callable[..., tuple[Tensor, ...]], features: set[Feature]) -> Implementation:
-    run = torch_op(function, extras=("weights", "log_sum_exp"))
-    return Implementation(name, Claims(Scope.OP, OP_FEATURES | RETURNED | features), run)
-
-
 def _layer(name: str, kind: type[KeyedLayer]) -> Implementation:
     claims = Claims(Scope.MODULE, KEYED_FEATURES | FREE_WIDTHS | {Feature.WEIGHTS})
     return Implementation(name, claims, torch_module(kind, call_keyed, KEYED_PLACES, extras=("weights",)))
 
 
 RIGHT_SINKS = (
-    _op("steps", Steps().answer, SINKS | ZERO),
-    _op("logistic", rescaled_for_sinks(Steps()), SINKS),
-    _op("starting-state", by_starting_state, SINKS),
-    _op("zero-key-as-sink", zero_key_as_sink, ZERO),
+    op("steps", Steps().answer, SINKS | ZERO, extras=BOTH),
+    op("logistic", rescaled_for_sinks(Steps()), SINKS, extras=BOTH),
+    op("starting-state", by_starting_state, SINKS, extras=BOTH),
+    op("zero-key-as-sink", zero_key_as_sink, ZERO, extras=BOTH),
     _layer("keyed", KeyedLayer),
     _layer("rolled", RolledLayer),
 )

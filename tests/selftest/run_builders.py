@@ -31,8 +31,8 @@ def failed(name: str, clause: str, dtype: str = "float64", message: str = "off",
 
 
 def known(name: str, clause: str, dtype: str = "float64", reason: str = "reported", link: str = LINK) -> Verdict:
-    found = failed(name, clause, dtype)
-    return replace(found, status=Status.EXPECTED_FAILURE, reason=reason, link=link)
+    failing = failed(name, clause, dtype)
+    return replace(failing, status=Status.EXPECTED_FAILURE, reason=reason, link=link)
 
 
 def unclaimed(name: str, clause: str, dtype: str = "float64", reason: str = "no masks") -> Verdict:

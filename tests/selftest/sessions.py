@@ -28,7 +28,7 @@ from attention_conformance.implementations.builtin.sdpa import TORCH_OPS
 
 MATH = next(i for i in TORCH_OPS if i.name == "torch.sdpa.math")
 LINK = "https://example.org/issues/1"
-asked = 0
+calls = 0
 
 
 def output(change):
@@ -45,9 +45,9 @@ def raising(error):
 
 
 def sudden(problem, device):
-    global asked
-    asked += 1
-    if asked > 9:
+    global calls
+    calls += 1
+    if calls > 9:
         os._exit(9)
     return MATH.run(problem, device)
 
@@ -68,6 +68,7 @@ leaves = candidate("leaves", raising(pytest.exit.Exception("enough")))
 fails = candidate("fails", raising(ZeroDivisionError("by zero")))
 xfails = candidate("xfails", raising(pytest.xfail.Exception("known")))
 silent = candidate("silent", lambda problem, device: None)
+stops = candidate("stops", raising(KeyboardInterrupt()))
 shy = candidate("shy", fit=lambda case: Unsupported("rather not"))
 dies = candidate("dies", sudden)
 """
@@ -93,6 +94,14 @@ class Sessions:
         """One candidate, in float64."""
         return self.run("--candidate", f"{self.file}:{candidate}", "--dtype", "float64", *arguments)
 
+    def refused(self, *arguments: str) -> str:
+        """The only line that a run prints when it cannot use its arguments."""
+        result = self.run(*arguments)
+        assert result.ret == pytest.ExitCode.USAGE_ERROR
+        assert not result.stdout.str().strip()
+        (error_line,) = (line for line in result.errlines if line.strip())
+        return error_line
+
     def apart(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """In a process of its own, which may die."""
         command = [sys.executable, "-m", "pytest", *SUITE, *arguments]
@@ -105,10 +114,8 @@ def sessions(pytester: pytest.Pytester) -> Sessions:
     return Sessions(pytester)
 
 
-def asked_of(implementation: Implementation, *beginnings: str) -> list[str]:
+def checks_of(implementation: Implementation, *beginnings: str) -> list[str]:
     """The clauses, once for each dtype, that the claims of an implementation call for."""
-    clauses, claims = load(), implementation.claims
-    marks = [
-        m for name, m in clause_tests().items() if name.startswith(beginnings) and not claimed(clauses[name], claims)
-    ]
-    return [mark.clause for mark in marks for dtype in mark.dtypes if dtype in claims.dtypes]
+    marks = (mark for name, mark in clause_tests().items() if name.startswith(beginnings))
+    own = (mark for mark in marks if not claimed(load()[mark.clause], implementation.claims))
+    return [mark.clause for mark in own for dtype in mark.dtypes if dtype in implementation.claims.dtypes]

@@ -89,6 +89,11 @@ def written_out(scores: Tensor) -> Tensor:
     return normalized(exponentials(scores))
 
 
+def plain_softmax(scores: Tensor) -> Tensor:
+    """NaN for a row of minus infinities."""
+    return torch.softmax(scores, -1)
+
+
 def exp_of_log_softmax(scores: Tensor) -> Tensor:
     empty = (scores == -INFINITY).all(-1, keepdim=True)
     return torch.where(empty, 0.0, torch.log_softmax(torch.where(empty, 0.0, scores), -1).exp())

@@ -132,7 +132,7 @@ def test_a_target_in_another_folder(source: Path) -> None:
 
 
 def test_an_implementation_as_target(tmp_path: Path) -> None:
-    source = tmp_path / "theirs.py"
+    source = tmp_path / "other.py"
     source.write_text(
         "from attention_conformance.implementations.builtin.compositions import COMPOSITIONS\nfound = COMPOSITIONS[0]\n"
     )
@@ -146,10 +146,12 @@ def test_that_the_evidence_of_a_candidate_cannot_end_a_comment(tmp_path: Path) -
         raise ValueError('a"""b\\\r\nimport os')
 
     adapter, result = audit(load_target("torch.nn.functional:scaled_dot_product_attention"), ORACLE)
-    evil = [*result, Finding("window", "offered", 'x"""\nraise SystemExit\r\u2028boom')]
+    hostile_findings = [*result, Finding("window", "offered", 'x"""\nraise SystemExit\r\u2028boom')]
     file = tmp_path / "adapter.py"
-    file.write_text(adapter_text("torch.nn.functional:scaled_dot_product_attention", adapter, evil, tmp_path))
-    spec = importlib.util.spec_from_file_location("adapter_of_evil", file)
+    file.write_text(
+        adapter_text("torch.nn.functional:scaled_dot_product_attention", adapter, hostile_findings, tmp_path)
+    )
+    spec = importlib.util.spec_from_file_location("adapter_of_hostile_findings", file)
     assert spec is not None
     assert spec.loader is not None
     spec.loader.exec_module(importlib.util.module_from_spec(spec))

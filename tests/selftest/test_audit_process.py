@@ -9,7 +9,7 @@ import pytest
 
 from attention_conformance.tests.cli.audit_command import main
 
-THEIRS = """
+SOURCE = """
 import os, signal, sys, time
 import torch
 import torch.nn.functional as F
@@ -31,18 +31,18 @@ def kills(query, key, value):
 
 
 @pytest.fixture
-def theirs(tmp_path: Path) -> str:
-    (tmp_path / "theirs.py").write_text(THEIRS)
-    return str(tmp_path / "theirs.py")
+def target_file(tmp_path: Path) -> str:
+    (tmp_path / "target.py").write_text(SOURCE)
+    return str(tmp_path / "target.py")
 
 
 def printed(captured: pytest.CaptureFixture[str]) -> str:
     return " ".join(captured.readouterr().out.split())
 
 
-def test_that_a_crash_and_silence_cost_one_answer_each(theirs: str, capfd: pytest.CaptureFixture[str]) -> None:
-    file = Path(theirs).parent / "adapter.py"
-    assert main([f"{theirs}:deadly", "--seconds", "4", "--write", str(file)]) == 0
+def test_that_a_crash_and_silence_cost_one_answer_each(target_file: str, capfd: pytest.CaptureFixture[str]) -> None:
+    file = Path(target_file).parent / "adapter.py"
+    assert main([f"{target_file}:deadly", "--seconds", "4", "--write", str(file)]) == 0
     out = printed(capfd)
     assert "bool-mask no answer killed the process (signal 11)" in out
     assert "window no answer gave no answer in 4 s" in out
@@ -61,9 +61,9 @@ def test_that_a_crash_and_silence_cost_one_answer_each(theirs: str, capfd: pytes
     [("kills", "calling it ended the process (exit status 5)"), ("missing", "has no name 'missing'")],
 )
 def test_that_a_target_that_cannot_be_used_is_reported_in_one_line(
-    theirs: str, name: str, context: str, capfd: pytest.CaptureFixture[str]
+    target_file: str, name: str, context: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([f"{theirs}:{name}"]) == 4
+    assert main([f"{target_file}:{name}"]) == 4
     captured = capfd.readouterr()
     assert context in captured.err
     assert captured.err.count("\n") == 1

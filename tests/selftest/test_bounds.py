@@ -116,11 +116,7 @@ def test_wrong_answers_exceed_the_bound(name: str, dtype: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "dtype"),
-    [
-        ("weights in bfloat16", "float32"),
-        ("weights in bfloat16", "float64"),
-        ("1e-6 in the denominator", "float64"),
-    ],
+    [("weights in bfloat16", "float32"), ("weights in bfloat16", "float64"), ("1e-6 in the denominator", "float64")],
 )
 def test_lost_digits_exceed_the_bound(name: str, dtype: str) -> None:
     assert worst_of_style(LOST_DIGITS[name], ORDINARY, dtype) >= TEETH

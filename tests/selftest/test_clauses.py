@@ -70,7 +70,7 @@ def message(folder: Path) -> str:
     return str(caught.value)
 
 
-def test_a_clause_has_all_that_its_section_says(tmp_path: Path) -> None:
+def test_a_clause_has_all_fields_of_its_section(tmp_path: Path) -> None:
     assert load(written(tmp_path, scores=CHAPTER))["scores.one"] == Clause(
         id="scores.one",
         chapter="scores",
@@ -81,10 +81,7 @@ def test_a_clause_has_all_that_its_section_says(tmp_path: Path) -> None:
         sources=("A", "Vaswani 2017 3.2.1"),
         statement="It MUST hold.",
         notes=("More about it.",),
-        errata=(
-            "Erratum (B): the source says this, and the truth is that.",
-            "Erratum (A, C): they say nothing.",
-        ),
+        errata=("Erratum (B): the source says this, and the truth is that.", "Erratum (A, C): they say nothing."),
         measured=False,
         file="scores.md",
         line=5,

@@ -87,7 +87,4 @@ def test_empty_tensors_need_no_kernel() -> None:
 
 def test_empty_rows_of_the_fast_path_are_nan() -> None:
     by_question = observations(FAST_PATH, EMPTY_ROWS, ("float32",))
-    assert by_question == {
-        "row emptied by a boolean mask": "nan",
-        "sample emptied by padding": "nan",
-    }
+    assert by_question == {"row emptied by a boolean mask": "nan", "sample emptied by padding": "nan"}

@@ -1,4 +1,4 @@
-"""The installed command: what it hands on, what it suggests, and that the documentation's examples call it rightly."""
+"""The installed command: what it passes on, what it suggests, and that the documentation's examples call it rightly."""
 
 from __future__ import annotations
 
@@ -21,8 +21,6 @@ from attention_conformance.tests.measurements.wheels import ROOT
 from attention_conformance.tests.report import diff
 from attention_conformance.tests.report.views import VIEWS
 
-pytest_plugins = ["pytester"]
-
 EXAMPLES = ROOT / "docs" / "examples"
 AUDIT, DIFF = audit_command.__name__, diff.__name__
 WORKFLOW, HOOK = EXAMPLES / "github-workflow.yml", EXAMPLES / "pre-commit-hook.yaml"
@@ -31,17 +29,17 @@ PUBLIC = {"actions/checkout@v4", "actions/setup-python@v5", "actions/upload-arti
 
 
 @pytest.fixture
-def handed(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+def passed(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """What reaches pytest or another program, instead of running it."""
-    found: list[list[str]] = []
+    calls: list[list[str]] = []
 
-    def taken(*words: str) -> int:
-        found.append(list(words))
+    def record(*words: str) -> int:
+        calls.append(list(words))
         return 0
 
-    monkeypatch.setattr(suite, "_pytest", lambda arguments: taken(*arguments))
-    monkeypatch.setattr(suite, "program", lambda module, arguments: taken(module, *arguments))
-    return found
+    monkeypatch.setattr(suite, "_pytest", lambda arguments: record(*arguments))
+    monkeypatch.setattr(suite, "program", lambda module, arguments: record(module, *arguments))
+    return calls
 
 
 @pytest.mark.parametrize(
@@ -64,11 +62,11 @@ def handed(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
         ("report-diff old new --format json", [DIFF, "old", "new", "--format=json"]),
     ],
 )  # fmt: skip
-def test_what_a_command_hands_on(handed: list[list[str]], line: str, expected: list[str]) -> None:
+def test_a_command_passes_on(passed: list[list[str]], line: str, expected: list[str]) -> None:
     assert main(shlex.split(line)) == 0
     tests = str(suite.FOLDER / "tests" / "conformance")
     defaults = {"--device=cpu", "--tier=quick"} - set(expected)
-    assert [word for word in handed[0] if word not in defaults and word != tests] == expected
+    assert [word for word in passed[0] if word not in defaults and word != tests] == expected
 
 
 @pytest.mark.parametrize(("command", "program"), [("audit", audit_command.main), ("report-diff", diff.main)])
@@ -81,9 +79,9 @@ def test_programs_of_the_suite_take_here_what_they_take_alone(
     assert alone - {"--help"} == {name for name in COMMANDS[command].takes if name.startswith("--")}
 
 
-def test_benchmarks_keep_nothing_that_is_not_asked_for(handed: list[list[str]]) -> None:
+def test_benchmarks_keep_nothing_by_themselves(passed: list[list[str]]) -> None:
     assert main(["bench", "a.py:f", "--workload", "gpt2*", "--seconds", "1"]) == 0
-    (words,) = handed
+    (words,) = passed
     assert {"--candidate=a.py:f", "--workload=gpt2*", "--seconds=1"} <= set(words)
     storage = next(word for word in words if word.startswith("--benchmark-storage=file://"))
     assert not Path(storage.partition("://")[2]).exists()
@@ -91,7 +89,7 @@ def test_benchmarks_keep_nothing_that_is_not_asked_for(handed: list[list[str]]) 
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "message"),
     [
         ("", "the following arguments are required: COMMAND"),
         ("chek a.py:f", "there is no command 'chek'; did you mean check?"),
@@ -101,16 +99,16 @@ def test_benchmarks_keep_nothing_that_is_not_asked_for(handed: list[list[str]]) 
         ("replay", "the following arguments are required: FAILURE.json"),
     ],
 )
-def test_a_mistyped_command_line_is_told_with_what_is_meant(
-    capsys: pytest.CaptureFixture[str], line: str, told: str
+def test_a_mistyped_command_line_is_refused_with_a_suggestion(
+    capsys: pytest.CaptureFixture[str], line: str, message: str
 ) -> None:
     with pytest.raises(SystemExit) as ended:
         read(shlex.split(line))
     assert ended.value.code == pytest.ExitCode.USAGE_ERROR
-    shown = capsys.readouterr()
-    assert told in shown.err
-    assert shown.err.splitlines()[-1].endswith("--help lists what can be given")
-    assert not shown.out
+    output = capsys.readouterr()
+    assert message in output.err
+    assert output.err.splitlines()[-1].endswith("--help lists what can be given")
+    assert not output.out
 
 
 def test_its_version_is_that_of_the_project(capsys: pytest.CaptureFixture[str]) -> None:
@@ -127,9 +125,8 @@ def test_options_suggest_the_nearest(pytester: pytest.Pytester) -> None:
     result.stderr.fnmatch_lines(["ERROR: there is no option --claus; did you mean --clause?"])
 
 
-@pytest.mark.parametrize("name", OPTIONS)
-def test_every_option_says_what_it_is_for(name: str) -> None:
-    assert OPTIONS[name]["help"]
+def test_every_option_has_a_help_text() -> None:
+    assert all(keywords["help"] for keywords in OPTIONS.values())
 
 
 def commands(file: Path) -> Iterator[str]:
@@ -143,9 +140,8 @@ def commands(file: Path) -> Iterator[str]:
 
 @pytest.mark.parametrize("file", [WORKFLOW, HOOK], ids=lambda file: file.name)
 def test_examples_call_the_command_as_it_is(file: Path) -> None:
-    found = list(commands(file))
-    assert len(found) == 1
-    given, rest = read(shlex.split(found[0])[1:])
+    (command,) = commands(file)
+    given, rest = read(shlex.split(command)[1:])
     assert given.command == "check"
     assert len(given.target) == 1
     assert rest == []
@@ -155,8 +151,8 @@ def test_the_workflow_uses_what_exists() -> None:
     data = yaml.safe_load(WORKFLOW.read_text())
     steps = data["jobs"]["conformance"]["steps"]
     assert {step["uses"] for step in steps if "uses" in step} == PUBLIC
-    shown = next(step["run"] for step in steps if "GITHUB_STEP_SUMMARY" in step.get("run", ""))
-    assert shown.split()[1].removeprefix("conformance/") in VIEWS
+    summary = next(step["run"] for step in steps if "GITHUB_STEP_SUMMARY" in step.get("run", ""))
+    assert summary.split()[1].removeprefix("conformance/") in VIEWS
     assert (ROOT / "constraints.txt").is_file()
 
 

@@ -31,71 +31,70 @@ def test_equal_arrays_conform() -> None:
 def test_errors_are_measured_in_bounds() -> None:
     assert compared(VALUE + 0.25).worst == pytest.approx(0.5)
     assert compared(VALUE + 0.25).message == ""
-    found = compared(changed(VALUE[1, 2, 3, 0] + 1.0))
-    assert found.worst == pytest.approx(2.0)
-    assert found.message.startswith("output of sample 1 head 2 query 3 component 0 is ")
-    assert found.message.endswith("(2 x the bound 0.5); 1 of 120 elements differ")
+    wrong = compared(changed(VALUE[1, 2, 3, 0] + 1.0))
+    assert wrong.worst == pytest.approx(2.0)
+    assert wrong.message.startswith("output of sample 1 head 2 query 3 component 0 is ")
+    assert wrong.message.endswith("(2 x the bound 0.5); 1 of 120 elements differ")
 
 
 def test_every_element_has_its_own_bound() -> None:
     bound = np.full_like(VALUE, 0.5)
     bound[0, 0, 0, 0] = 1e-9
-    found = compared(changed(VALUE[0, 0, 0, 0] + 1e-6, (0, 0, 0, 0)), Expected(VALUE, bound))
-    assert found.worst == pytest.approx(1000.0, rel=1e-3)
+    result = compared(changed(VALUE[0, 0, 0, 0] + 1e-6, (0, 0, 0, 0)), Expected(VALUE, bound))
+    assert result.worst == pytest.approx(1000.0, rel=1e-3)
 
 
 def test_a_bound_of_zero_allows_nothing() -> None:
     exact = Expected(VALUE, np.zeros_like(VALUE))
     assert compared(VALUE.copy(), exact).worst == 0.0
-    found = compared(changed(np.nextafter(VALUE[1, 2, 3, 0], 9.0)), exact)
-    assert found.worst == np.inf
-    assert "(exact)" in found.message
+    result = compared(changed(np.nextafter(VALUE[1, 2, 3, 0], 9.0)), exact)
+    assert result.worst == np.inf
+    assert "(exact)" in result.message
 
 
-def test_nothing_returned_is_told() -> None:
+def test_a_missing_part_is_reported() -> None:
     assert compared(None) == Comparison(np.inf, "output is claimed, but was not returned", kind=FailureKind.MISSING)
 
 
 @pytest.mark.parametrize("shape", [(3, 2, 5, 4), (2, 3, 5), (2, 3, 5, 4, 1), ()])
 def test_a_wrong_shape_never_broadcasts(shape: tuple[int, ...]) -> None:
-    found = compared(np.zeros(shape))
-    assert found == Comparison(np.inf, f"output has shape {shape}, expected (2, 3, 5, 4)", kind=FailureKind.SHAPE)
+    result = compared(np.zeros(shape))
+    assert result == Comparison(np.inf, f"output has shape {shape}, expected (2, 3, 5, 4)", kind=FailureKind.SHAPE)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_dtype_is_that_of_the_inputs(dtype: str) -> None:
     for given in DTYPES:
-        found = compared(VALUE.astype(DTYPES[given]), dtype=dtype)
-        assert (f"output has dtype {given}, expected {dtype}" in found.message) == (given != dtype)
+        result = compared(VALUE.astype(DTYPES[given]), dtype=dtype)
+        assert (f"output has dtype {given}, expected {dtype}" in result.message) == (given != dtype)
 
 
 @pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
 def test_what_is_not_finite_never_conforms_by_accident(wrong: float) -> None:
     infinite = Expected(VALUE, np.full_like(VALUE, np.inf))
     for expected in (EXPECTED, infinite):
-        found = compared(changed(wrong), expected)
-        assert found.worst == np.inf
-        assert found.message.startswith(f"output of sample 1 head 2 query 3 component 0 is {wrong:.6g}, expected ")
+        result = compared(changed(wrong), expected)
+        assert result.worst == np.inf
+        assert result.message.startswith(f"output of sample 1 head 2 query 3 component 0 is {wrong:.6g}, expected ")
 
 
-@pytest.mark.parametrize("meant", [np.nan, np.inf, -np.inf])
-def test_what_is_not_finite_is_expected_in_its_place(meant: float) -> None:
-    expected = Expected(changed(meant), EXPECTED.bound)
-    assert compared(changed(meant), expected).message == ""
+@pytest.mark.parametrize("expected", [np.nan, np.inf, -np.inf])
+def test_a_number_that_is_not_finite_is_expected_in_its_place(expected: float) -> None:
+    reference = Expected(changed(expected), EXPECTED.bound)
     for given in (0.0, 1e300, np.nan, np.inf, -np.inf):
-        same = given == meant or (np.isnan(given) and np.isnan(meant))
-        assert (compared(changed(given), expected).message == "") == same
-    assert compared(changed(meant, (0, 0, 0, 0)), expected).message != ""
+        same = given == expected or (np.isnan(given) and np.isnan(expected))
+        assert (compared(changed(given), reference).message == "") == same
+    assert compared(changed(expected, (0, 0, 0, 0)), reference).message != ""
 
 
-def test_finite_elements_beside_nan_are_still_compared() -> None:
+def test_finite_elements_next_to_nan_are_still_compared() -> None:
     expected = Expected(changed(np.nan), EXPECTED.bound)
     got = changed(np.nan)
     got[0, 0, 0, 0] += 5.0
     assert compared(got, expected).worst == pytest.approx(10.0)
 
 
-def test_a_bound_that_lets_zeros_pass_is_blunt() -> None:
+def test_a_bound_that_lets_zeros_pass_is_inconclusive() -> None:
     wide = Expected(VALUE, np.abs(VALUE) + 1e-3)
     assert compared(VALUE.copy(), wide).inconclusive
     assert not compared(VALUE * -3, wide).inconclusive  # a failure counts, however wide the bound is
@@ -103,7 +102,7 @@ def test_a_bound_that_lets_zeros_pass_is_blunt() -> None:
     assert not compared(VALUE.copy(), one_is_sharp).inconclusive
 
 
-def test_zeros_where_zeros_are_meant_are_not_blunt() -> None:
+def test_zeros_where_zeros_are_expected_are_conclusive() -> None:
     zeros = np.zeros((2, 3))
     assert not compared(zeros, Expected(zeros, zeros)).inconclusive
     empty = np.zeros((0, 3))
@@ -135,9 +134,9 @@ def test_errors_relative_to_what_is_expected() -> None:
 
 def test_only_finite_elements_have_a_relative_error() -> None:
     holes = changed(np.nan)
-    seen = np.isfinite(holes)
-    found = compared(holes + 0.25, Expected(holes, EXPECTED.bound))
-    assert found.relative == pytest.approx(0.25 / np.sqrt((VALUE[seen] ** 2).mean()))
+    finite = np.isfinite(holes)
+    result = compared(holes + 0.25, Expected(holes, EXPECTED.bound))
+    assert result.relative == pytest.approx(0.25 / np.sqrt((VALUE[finite] ** 2).mean()))
 
 
 def test_nothing_relative_to_zeros_nor_without_a_bound() -> None:

@@ -1,4 +1,4 @@
-"""The diagnosis names mistakes and conventions that it has not seen the code of, and accuses nobody else."""
+"""The diagnosis names mistakes and conventions of which it does not know the code, and accuses nobody else."""
 
 from __future__ import annotations
 
@@ -15,19 +15,26 @@ from attention_conformance.implementations.builtin.stepwise.steps import OP_FEAT
 from attention_conformance.implementations.defects import catalogue
 from attention_conformance.spec.cases import Case
 from attention_conformance.spec.features import Scope
-from attention_conformance.tests.harness.explain.diagnosis import Diagnosis, FailingCheck, diagnose, failing_alone
+from attention_conformance.tests.harness.explain.diagnosis import (
+    Diagnosis,
+    FailingCheck,
+    diagnose,
+    failing_alone,
+    failing_checks,
+)
 from attention_conformance.tests.harness.run.runner import run
 
 
-def candidate(function: Callable[..., Tensor]) -> Implementation:
-    return Implementation("candidate", Claims(Scope.OP, OP_FEATURES), torch_op(function))
+def diagnosis_of(function: Callable[..., Tensor]) -> Diagnosis | None:
+    implementation = Implementation("candidate", Claims(Scope.OP, OP_FEATURES), torch_op(function))
+    verdicts = run(implementation, dtypes=("float64",))
+    return diagnose(implementation, failing_checks(verdicts), dtypes=("float64",))
 
 
-def diagnosed(implementation: Implementation) -> Diagnosis | None:
-    verdicts = [v for v in run(implementation, dtypes=("float64",)) if v.failure is not None and v.level == "MUST"]
-    found = [(v, v.failure) for v in verdicts if v.failure is not None]
-    failures = [FailingCheck(v.clause, Case.from_json(f.case), v.dtype, f.part) for v, f in found]
-    return diagnose(implementation, failures, dtypes=("float64",))
+def diagnosed(function: Callable[..., Tensor]) -> Diagnosis:
+    diagnosis = diagnosis_of(function)
+    assert diagnosis is not None
+    return diagnosis
 
 
 def scaled_late(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
@@ -44,7 +51,7 @@ def scaled_late(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Te
     return output
 
 
-def masks_turned_around(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+def inverted_masks(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     mask = options.pop("attn_mask", None)
     if mask is not None and mask.dtype is torch.bool:
         mask = mask.logical_not()
@@ -61,8 +68,8 @@ def sees_the_next_token(query: Tensor, key: Tensor, value: Tensor, is_causal: bo
 
 def from_the_other_corner(query: Tensor, key: Tensor, value: Tensor, is_causal: bool = False, **options: Any) -> Tensor:
     def bottom_right(scores: Tensor) -> Tensor:
-        seen = torch.ones(scores.shape[-2:], dtype=torch.bool).tril(scores.shape[-1] - scores.shape[-2])
-        return scores.masked_fill(~seen, -torch.inf)
+        visible = torch.ones(scores.shape[-2:], dtype=torch.bool).tril(scores.shape[-1] - scores.shape[-2])
+        return scores.masked_fill(~visible, -torch.inf)
 
     return Steps(add_causal=bottom_right)(query, key, value, is_causal=is_causal, **options)
 
@@ -72,47 +79,43 @@ def from_the_other_corner(query: Tensor, key: Tensor, value: Tensor, is_causal: 
     [(scaled_late, "scores"), (sees_the_next_token, "causal")],
 )
 def test_a_mistake_is_named(function: Callable[..., Tensor], chapter: str) -> None:
-    found = diagnosed(candidate(function))
-    assert found is not None
-    (defect,) = (d for d in catalogue() if d.id == found.name)
+    diagnosis = diagnosed(function)
+    (defect,) = (d for d in catalogue() if d.id == diagnosis.name)
     assert defect.chapter == chapter
-    assert found.explains == found.of > 0
-    assert found.repair in str(found)
+    assert diagnosis.explains == diagnosis.of > 0
+    assert diagnosis.repair in str(diagnosis)
 
 
 def test_the_other_polarity_is_named() -> None:
-    found = diagnosed(candidate(masks_turned_around))
-    assert found is not None
-    assert "inver" in found.name or found.name.startswith("bool-mask=")
+    diagnosis = diagnosed(inverted_masks)
+    assert "inver" in diagnosis.name or diagnosis.name.startswith("bool-mask=")
 
 
 def test_a_convention_that_was_not_claimed_is_named() -> None:
-    found = diagnosed(candidate(from_the_other_corner))
-    assert found is not None
-    assert found.name == "causal-alignment=bottom-right"
-    assert "--convention causal-alignment=bottom-right" in str(found)
+    diagnosis = diagnosed(from_the_other_corner)
+    assert diagnosis.name == "causal-alignment=bottom-right"
+    assert "--convention causal-alignment=bottom-right" in str(diagnosis)
 
 
 def test_a_right_one_is_never_diagnosed() -> None:
-    assert diagnosed(candidate(Steps())) is None
+    assert diagnosis_of(Steps()) is None
 
 
-def test_where_nothing_known_matches_the_pattern_is_told() -> None:
+def test_where_nothing_known_matches_the_pattern_is_named() -> None:
     def peculiar(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
         output = Steps()(query, key, value, **options)
         offset = 0.125 * (torch.arange(output.shape[1], dtype=output.dtype) > 0)[:, None, None]
         return output + offset if "attn_mask" in options else output
 
-    found = diagnosed(candidate(peculiar))
-    assert found is not None
-    assert not found.name
-    assert "it fails only with a mask, and only in heads after the first" in str(found)
+    diagnosis = diagnosed(peculiar)
+    assert not diagnosis.name
+    assert "it fails only with a mask, and only in heads after the first" in str(diagnosis)
 
 
-def test_a_dtype_that_was_not_asked_tells_nothing() -> None:
-    found = [FailingCheck("scores.dot-product", Case(), "float64", "output")]
-    assert failing_alone(("float64",), found) == ()
-    assert failing_alone(("float64", "float32"), found) == ("float64",)
+def test_a_dtype_that_was_not_checked_proves_nothing() -> None:
+    checks = [FailingCheck("scores.dot-product", Case(), "float64", "output")]
+    assert failing_alone(("float64",), checks) == ()
+    assert failing_alone(("float64", "float32"), checks) == ("float64",)
 
 
 def test_a_wrong_gradient_of_the_mask_is_compared_with_cases_that_have_no_mask() -> None:
@@ -123,7 +126,6 @@ def test_a_wrong_gradient_of_the_mask_is_compared_with_cases_that_have_no_mask()
             options["attn_mask"].register_hook(lambda gradient: gradient * 1.375)
         return Steps()(query, key, value, **options)
 
-    found = diagnosed(candidate(peculiar))
-    assert found is not None
-    assert not found.name
-    assert found.pattern == "no pattern was found in the failures"
+    diagnosis = diagnosed(peculiar)
+    assert not diagnosis.name
+    assert diagnosis.pattern == "no pattern was found in the failures"

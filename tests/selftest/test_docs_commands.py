@@ -17,15 +17,7 @@ from attention_conformance.tests.selftest.page_commands import Command, Excerpt,
 from attention_conformance.tests.selftest.sessions import ROOT
 
 NAME = "attention_conformance"
-RESULTS = {
-    "audit",
-    "benchmark-calibration",
-    "bounds",
-    "conventions",
-    "inhouse-speed",
-    "pruning",
-    "suite-profile",
-}
+RESULTS = {"audit", "benchmark-calibration", "bounds", "conventions", "inhouse-speed", "pruning", "suite-profile"}
 """Pages of results: programs of minutes have written them, and the Makefile knows how."""
 GUIDES = [page for page in sorted((ROOT / "docs").glob("*.md")) if page.stem not in RESULTS]
 PAGES = [ROOT / "README.md", *GUIDES]
@@ -35,14 +27,14 @@ HEAVY: Mapping[str, str] = {
     "make bench": "times for ten minutes",
     "make mutation": "judges every defect, for ten minutes",
     "make docs": "installs everything first; test_docs builds the pages",
-    "make links": "asks the web",
+    "make links": "requests every address on the web",
     "pip install .": "takes long, and test_wheel builds and installs the wheel",
 }
 """Commands that are not run, and why. Those of make are held against the Makefile."""
 CLONE = ("pytest", "python -m", "make", ".venv")
 """How commands begin that need a clone around them."""
 LANGUAGES = {"console", "python", "toml", "yaml", "text", "json", "markdown"}
-PATIENCE = 300
+TIMEOUT = 300
 """Seconds for one command."""
 
 
@@ -91,7 +83,7 @@ def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=PATIENCE,
+        timeout=TIMEOUT,
     )
 
 
@@ -119,7 +111,7 @@ def test_nothing_is_left_out_that_is_not_shown() -> None:
 def test_commands_stand_in_blocks_that_are_run(page: Path) -> None:
     for block in blocks(page):
         place = f"{of(page)}:{block.line}"
-        assert block.language in LANGUAGES or block.language.startswith("{"), f"{place}: say what language it is"
+        assert block.language in LANGUAGES or block.language.startswith("{"), f"{place}: name its language"
         typed = re.search(r"^(\$|make|pytest|python|pip|attention-conformance|\.venv)\b.*", block.text, re.MULTILINE)
         assert block.language == "console" or typed is None, f"{place}: {typed and typed[0]} is never run"
 
@@ -138,7 +130,7 @@ def test_targets_of_make_exist() -> None:
 
 
 def options() -> Iterator[str]:
-    """Those of the suite, of benchmarks and of the command, as they tell them themselves."""
+    """Those of the suite, of benchmarks and of the command, as each of them prints them."""
     for program in ("pytest tests/benchmarks", "attention-conformance audit", "python -m docs.build"):
         done = run(f"{program} --help", ROOT)
         assert done.returncode == 0, done.stdout
@@ -164,7 +156,7 @@ def test_a_page_is_read_as_a_reader_does(tmp_path: Path) -> None:
     ]
 
 
-def test_outputs_that_differ_are_told_apart() -> None:
+def test_outputs_that_differ_are_distinguished() -> None:
     assert agree("error 1.5e+3 x\n...\nend", "error 2.7e+9 x\nmore\nand more\nend\n")
     assert not agree("error 1.5e+3 x\n...\nend", "no error\nend\n")
     assert not agree("3 of 4 fail", "4 of 4 fail")

@@ -1,4 +1,4 @@
-"""What chance decides: exact false alarms and power of the share of kept weights, and which repetitions show."""
+"""Statistics of dropout: exact false alarms and power for the share of kept weights, and detected repetitions."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _accepted(keeping: float) -> Booleans:
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
-def test_a_right_rate_is_accused_as_seldom_as_said_and_a_wrong_one_found(rate: float) -> None:
+def test_a_right_rate_is_seldom_accused_and_a_wrong_one_detected(rate: float) -> None:
     accepted = _accepted(1.0 - rate)
     assert 0.0 < np.exp(_logs(1.0 - rate)[~accepted]).sum() < CHANCE
     for wrong in (rate - 0.1, rate + 0.1):

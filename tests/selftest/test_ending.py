@@ -1,4 +1,4 @@
-"""Endings: every exit that is not 0 says what to do next, and on a terminal one line tells how far the run is."""
+"""Next steps after every exit that is not 0, and the line of progress on a terminal."""
 
 from __future__ import annotations
 
@@ -7,29 +7,17 @@ import pty
 import re
 import subprocess
 import sys
-from dataclasses import dataclass, field
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from attention_conformance.tests.harness.run.command_lines import (
-    MAINS,
-    checking,
-    explaining,
-    installed_command,
-    replaying,
-)
-from attention_conformance.tests.harness.run.exit_status import ExitStatus
+from attention_conformance.tests.harness.run import command_lines
 from attention_conformance.tests.harness.run.progress import Progress, colours, duration
-from attention_conformance.tests.selftest.sessions import ROOT, SUITE, Sessions, sessions
-
-__all__ = ["sessions"]
-
-pytest_plugins = ["pytester"]
+from attention_conformance.tests.selftest.sessions import ROOT, SUITE, Sessions
 
 ONE = ("--clause", "causal.square")
-REPORTED = "report.json states: this is no verdict; run it again"
 
 
 def end(result: pytest.RunResult) -> list[str]:
@@ -41,8 +29,9 @@ def end(result: pytest.RunResult) -> list[str]:
 def test_a_failure_names_its_clause_the_command_and_the_report(sessions: Sessions, tmp_path: Path) -> None:
     lines = end(sessions.judge("halved", "--clause", "causal.*", "--clause", "values.*", "--report", str(tmp_path)))
     assert re.fullmatch(r"next: .*pytest --explain values.weighted-sum  explains the first failing clause", lines[0])
-    asked = f"--candidate {sessions.file}:halved --clause values.weighted-sum --dtype float64  runs it alone"
-    assert lines[1].endswith(asked)
+    assert lines[1].endswith(
+        f"--candidate {sessions.file}:halved --clause values.weighted-sum --dtype float64  runs it alone"
+    )
     assert re.fullmatch(rf" +{tmp_path}/report\.(html|json)  shows every failure", lines[2])
 
 
@@ -70,31 +59,20 @@ def test_nothing_checked(sessions: Sessions) -> None:
 
 
 def test_an_interrupted_run_is_no_verdict(sessions: Sessions, tmp_path: Path) -> None:
-    stops = "\nstops = candidate('stops', raising(KeyboardInterrupt()))\n"
-    sessions.file.write_text(sessions.file.read_text() + stops)
-    arguments = ("--candidate", f"{sessions.file}:stops", *ONE, "--report", str(tmp_path))
-    done = sessions.apart(*arguments)
-    assert done.returncode == pytest.ExitCode.INTERRUPTED
-    assert done.stdout.splitlines()[-1].startswith("next: the run is not complete")
-    assert done.stdout.splitlines()[-1].endswith(REPORTED)
+    result = sessions.apart("--candidate", f"{sessions.file}:stops", *ONE, "--report", str(tmp_path))
+    assert result.returncode == pytest.ExitCode.INTERRUPTED
+    last = result.stdout.splitlines()[-1]
+    assert last.startswith("next: the run is not complete")
+    assert last.endswith("report.json states: this is no verdict; run it again")
 
 
-def test_an_error_of_the_suite_says_how_to_report_it(sessions: Sessions, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_the_suite_comes_with_how_to_report_it(sessions: Sessions, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("attention_conformance.tests.report.verdict.Verdict.from_json", lambda text: 1 / 0)
     result = sessions.judge("halved", *ONE)
     assert result.ret == pytest.ExitCode.INTERNAL_ERROR
     assert re.fullmatch(
         r"next: this is an error of the suite: report it, .*; version [\d.]+, python .*", end(result)[0]
     )
-
-
-def test_an_exception_of_the_suite_in_a_clause_is_an_error_of_the_suite(
-    sessions: Sessions, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("attention_conformance.tests.harness.run.plugin.judged", lambda clause, test, judge: 1 / 0)
-    result = sessions.judge("right", *ONE)
-    assert result.ret == ExitStatus.SUITE_ERROR
-    assert end(result)[0].startswith("next: this is an error of the suite: report it")
 
 
 def test_a_replay_that_fails_names_the_explanation(sessions: Sessions, tmp_path: Path) -> None:
@@ -109,41 +87,33 @@ def test_a_replay_that_fails_names_the_explanation(sessions: Sessions, tmp_path:
     ("program", "start"),
     [
         ("/no/where/attention-conformance", "/no/where/attention-conformance"),
-        (str(MAINS[1]), f"{sys.executable} -m attention_conformance"),
+        (str(command_lines.MAINS[1]), f"{sys.executable} -m attention_conformance"),
     ],
 )
 def test_the_installed_command_names_itself(monkeypatch: pytest.MonkeyPatch, program: str, start: str) -> None:
     monkeypatch.setattr(sys, "argv", [program])
     monkeypatch.chdir("/")
     started = start.replace(sys.executable, sys.executable.removeprefix("/"))
-    assert installed_command() == started
-    assert checking(["a b.py:f"], "f", ["--clause", "c"], started) == f"{started} check 'a b.py:f' --clause c"
-    assert checking([], "torch.sdpa", [], started) == f"{started} check --implementation torch.sdpa"
-    assert replaying(Path("x/y.json")) == f"{started} replay x/y.json"
-    assert explaining("causal.square") == f"{started} explain causal.square"
-
-
-@dataclass
-class Terminal:
-    """Takes down what is written over."""
-
-    lines: list[str] = field(default_factory=list)
-
-    def rewrite(self, line: str, **markup: bool) -> None:
-        self.lines.append(line)
+    assert command_lines.installed_command() == started
+    candidate = command_lines.checking(["a b.py:f"], "f", ["--clause", "c"], started)
+    assert candidate == f"{started} check 'a b.py:f' --clause c"
+    assert command_lines.checking([], "torch.sdpa", [], started) == f"{started} check --implementation torch.sdpa"
+    assert command_lines.replaying(Path("x/y.json")) == f"{started} replay x/y.json"
+    assert command_lines.explaining("causal.square") == f"{started} explain causal.square"
 
 
 def test_the_line_of_progress() -> None:
-    now, terminal = [0.0], Terminal()
+    now, lines = [0.0], list[str]()
+    terminal = SimpleNamespace(rewrite=lambda line, **markup: lines.append(line))
     progress = Progress(terminal, 200, lambda: now[0])  # type: ignore[arg-type]
     for number in range(1, 101):
         now[0] = number / 10
         report = SimpleNamespace(when="call", failed=number == 3)
         progress.pytest_runtest_logreport(report)  # type: ignore[arg-type]
-    assert terminal.lines[0] == "1 of 200 checked"
-    assert terminal.lines[-1] == "100 of 200 checked, 1 failed, 10 s left"
+    assert lines[0] == "1 of 200 checked"
+    assert lines[-1] == "100 of 200 checked, 1 failed, 10 s left"
     progress.pytest_sessionfinish()
-    assert terminal.lines[-1] == ""
+    assert lines[-1] == ""
 
 
 def test_seconds_in_words() -> None:
@@ -158,34 +128,32 @@ def test_colours_of_lines() -> None:
 
 
 @pytest.mark.parametrize("no_color", [False, True])
-def test_a_terminal_gets_one_line_and_colours_unless_told_otherwise(sessions: Sessions, no_color: bool) -> None:
+def test_a_terminal_gets_one_line_and_colours_unless_no_color_is_set(sessions: Sessions, no_color: bool) -> None:
     command = [sys.executable, "-m", "pytest", *SUITE, "--candidate", f"{sessions.file}:halved", "--clause", "causal.*"]
     ours, theirs = pty.openpty()
-    told = {"NO_COLOR": "1"} if no_color else {}
-    started = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "CI", "PY_COLORS")} | told
-    process = subprocess.Popen(command, cwd=ROOT, stdout=theirs, stderr=theirs, env=started | {"TERM": "xterm"})
+    inherited = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "CI", "PY_COLORS")}
+    environment = inherited | {"TERM": "xterm"} | ({"NO_COLOR": "1"} if no_color else {})
+    process = subprocess.Popen(command, cwd=ROOT, stdout=theirs, stderr=theirs, env=environment)
     os.close(theirs)
-    shown = "".join(_chunks(ours))
+    output = _everything(ours)
     process.wait(60)
     os.close(ours)
-    assert re.search(r"\r\d+ of \d+ checked, \d+ failed +\r", shown)
-    assert "FFFF" not in shown
-    assert "%]" not in shown
-    assert ("\x1b[31m" in shown) is not no_color
-    assert "FAIL  causal.square [float64, float32, bfloat16, float16]" in shown
+    assert re.search(r"\r\d+ of \d+ checked, \d+ failed +\r", output)
+    assert "FFFF" not in output
+    assert "%]" not in output
+    assert ("\x1b[31m" in output) is not no_color
+    assert "FAIL  causal.square [float64, float32, bfloat16, float16]" in output
 
 
-def _chunks(descriptor: int) -> list[str]:
-    found: list[bytes] = []
-    try:
+def _everything(descriptor: int) -> str:
+    chunks: list[bytes] = []
+    with suppress(OSError):  # Linux raises it once the other side is closed
         while chunk := os.read(descriptor, 65536):
-            found.append(chunk)
-    except OSError:  # how Linux tells that the other side is closed
-        pass
-    return [b"".join(found).decode()]
+            chunks.append(chunk)
+    return b"".join(chunks).decode()
 
 
 def test_without_a_terminal_there_is_nothing_to_write_over(sessions: Sessions) -> None:
-    shown = sessions.judge("right", *ONE).stdout.str()
-    assert ".    " in shown
-    assert not set("\r\x1b") & set(shown)
+    output = sessions.judge("right", *ONE).stdout.str()
+    assert ".    " in output
+    assert not set("\r\x1b") & set(output)

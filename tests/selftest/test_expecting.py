@@ -1,4 +1,4 @@
-"""Expected failures: what a file may say, what it excuses, and that a proposal is such a file once its links are in."""
+"""Expected failures: what a file may hold, what it excuses, and that a proposal with its links is such a file."""
 
 from __future__ import annotations
 
@@ -9,13 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from attention_conformance.implementations.api.contract import ExpectedFailure
 from attention_conformance.implementations.builtin.sdpa import TORCH_OPS
-from attention_conformance.tests.harness.run.expected_failures import FILE, ExpectingError, beside, expecting, read
-from attention_conformance.tests.selftest.sessions import Sessions, sessions
-
-__all__ = ["sessions"]
-
-pytest_plugins = ["pytester"]
+from attention_conformance.tests.harness.run.expected_failures import FILE, ExpectingError, expecting, next_to, read
+from attention_conformance.tests.selftest.sessions import Sessions
 
 MATH = next(i for i in TORCH_OPS if i.name == "torch.sdpa.math")
 TODAY = date(2026, 5, 1)
@@ -29,22 +26,14 @@ def written(folder: Path, text: str) -> Path:
     return path
 
 
-def lines(result: pytest.RunResult) -> list[str]:
-    return [line for line in result.errlines if line.strip()]
-
-
 def test_an_entry_is_an_expected_failure(tmp_path: Path) -> None:
     (entry,) = read(written(tmp_path, f'{GOOD}dtypes = ["float32"]\ncandidate = "mine"\nexpires = 2027-01-31\n'))
-    assert (entry.failure.clause, entry.failure.reason, entry.failure.link) == (
-        "causal.square",
-        "halved",
-        "https://example.org/1",
-    )
-    assert (entry.failure.dtypes, entry.candidate, entry.expires) == (("float32",), "mine", date(2027, 1, 31))
+    assert entry.failure == ExpectedFailure("causal.square", "halved", "https://example.org/1", ("float32",))
+    assert (entry.candidate, entry.expires) == ("mine", date(2027, 1, 31))
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("x", "is no TOML: "),
         (GOOD.replace("[[expected]]", "[[expcted]]"), "no table is named 'expcted'; did you mean 'expected'?"),
@@ -66,39 +55,40 @@ def test_an_entry_is_an_expected_failure(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_is_wrong_with_a_file_is_told_in_one_line(tmp_path: Path, text: str, told: str) -> None:
+def test_a_file_that_cannot_be_used_is_refused_in_one_line(tmp_path: Path, text: str, message: str) -> None:
     path = written(tmp_path, text)
     with pytest.raises(ExpectingError) as caught:
         read(path)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
     assert str(caught.value).startswith(str(path))
     assert "\n" not in str(caught.value)
 
 
-def test_the_file_is_looked_for_beside_the_candidate(tmp_path: Path) -> None:
-    assert beside(f"{tmp_path}/mine.py:f") == tmp_path / FILE
-    assert beside("package.module:f") == Path(FILE)
+def test_the_file_is_looked_for_next_to_the_candidate(tmp_path: Path) -> None:
+    assert next_to(f"{tmp_path}/mine.py:f") == tmp_path / FILE
+    assert next_to("package.module:f") == Path(FILE)
 
 
 def test_entries_reach_the_candidates_that_they_name(tmp_path: Path) -> None:
     written(tmp_path, f'{GOOD}candidate = "b"\n\n{GOOD.replace("square", "no-future")}')
     a, b = (replace(MATH, name=name) for name in "ab")
     targets = [f"{tmp_path}/mine.py:{name}" for name in "ab"]
-    (first, second), told = expecting((a, b), targets, None, TODAY)
+    (first, second), notes = expecting((a, b), targets, None, TODAY)
     assert [e.clause for e in first.expected_failures] == ["causal.no-future", *(e.clause for e in a.expected_failures)]
     assert [e.clause for e in second.expected_failures][:2] == ["causal.square", "causal.no-future"]
-    assert told == ()
+    assert notes == ()
 
 
 @pytest.mark.parametrize(("day", "excuses"), [(2, False), (1, True)])
-def test_an_expired_entry_excuses_nothing_and_says_so(tmp_path: Path, day: int, excuses: bool) -> None:
+def test_an_expired_entry_excuses_nothing_and_is_noted(tmp_path: Path, day: int, excuses: bool) -> None:
     path = written(tmp_path, f"{GOOD}expires = {TODAY}\n")
-    (found,), told = expecting((MATH,), ["mine:f"], path, TODAY.replace(day=day))
-    assert ("causal.square" in {e.clause for e in found.expected_failures}) is excuses
-    assert told == (() if excuses else (f"{path}, entry 1 expired on 2026-05-01, and no longer excuses causal.square",))
+    (candidate,), notes = expecting((MATH,), ["mine:f"], path, TODAY.replace(day=day))
+    assert ("causal.square" in {e.clause for e in candidate.expected_failures}) is excuses
+    note = f"{path}, entry 1 expired on 2026-05-01, and no longer excuses causal.square"
+    assert notes == (() if excuses else (note,))
 
 
-def test_an_entry_for_what_is_not_asked_is_refused(tmp_path: Path) -> None:
+def test_an_entry_for_an_unchecked_clause_is_refused(tmp_path: Path) -> None:
     path = written(tmp_path, GOOD.replace("causal.square", "window.extent"))
     with pytest.raises(ExpectingError, match=r"window.extent is not checked, as torch.sdpa.math .*: remove it"):
         expecting((MATH,), ["mine:f"], path, TODAY)
@@ -125,36 +115,32 @@ def test_an_expired_one_is_a_failure_again(sessions: Sessions) -> None:
     assert "expired on 2020-01-01, and no longer excuses causal.square" in result.stdout.str()
 
 
-def test_mistakes_in_the_file_are_told_in_one_line(sessions: Sessions) -> None:
+def test_mistakes_in_the_file_are_refused_in_one_line(sessions: Sessions) -> None:
     path = written(sessions.file.parent, GOOD.replace("square", "sqare"))
-    result = sessions.judge("halved", *CLAUSE)
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    told = f"ERROR: {path}, entry 1: no clause is named 'causal.sqare'; did you mean 'causal.square'?"
-    assert lines(result) == [told]
+    error_line = sessions.refused("--candidate", f"{sessions.file}:halved", *CLAUSE)
+    assert error_line == f"ERROR: {path}, entry 1: no clause is named 'causal.sqare'; did you mean 'causal.square'?"
 
 
 def test_nothing_is_proposed_where_nothing_fails(sessions: Sessions) -> None:
-    shown = sessions.judge("right", *CLAUSE, "--propose-expected-failures").stdout.str()
-    assert f"# nothing fails that MUST hold: {FILE} needs no entry" in shown
-    assert "[[" not in shown
+    output = sessions.judge("right", *CLAUSE, "--propose-expected-failures").stdout.str()
+    assert f"# nothing fails that MUST hold: {FILE} needs no entry" in output
+    assert "[[" not in output
 
 
 def test_a_file_is_for_candidates(sessions: Sessions) -> None:
-    result = sessions.run("--implementation", "torch.sdpa.math", "--propose-expected-failures")
-    assert lines(result) == ["ERROR: --propose-expected-failures describes a candidate: give --candidate TARGET too"]
+    error_line = sessions.refused("--implementation", "torch.sdpa.math", "--propose-expected-failures")
+    assert error_line == "ERROR: --propose-expected-failures describes a candidate: give --candidate TARGET too"
 
 
 def test_a_proposal_excuses_what_fails_once_its_links_are_filled_in(sessions: Sessions) -> None:
-    asked = ("--clause", "causal.s*", "--clause", "scores.dot*")
-    first = sessions.judge("halved", *asked, "--propose-expected-failures")
+    chosen = ("--clause", "causal.s*", "--clause", "scores.dot*")
+    first = sessions.judge("halved", *chosen, "--propose-expected-failures")
     assert first.ret == pytest.ExitCode.TESTS_FAILED
-    shown = re.search(r"^# expected_failures.toml.*^# end of", first.stdout.str(), re.DOTALL | re.MULTILINE)
-    assert shown is not None
-    path = written(sessions.file.parent, shown[0])
-    refused = sessions.judge("halved", *asked)
-    assert refused.ret == pytest.ExitCode.USAGE_ERROR
-    assert "needs a public https link" in lines(refused)[0]
-    path.write_text(shown[0].replace('link = ""', 'link = "https://example.org/2"'))
-    again = sessions.judge("halved", *asked)
+    proposal = re.search(r"^# expected_failures.toml.*^# end of", first.stdout.str(), re.DOTALL | re.MULTILINE)
+    assert proposal is not None
+    path = written(sessions.file.parent, proposal[0])
+    assert "needs a public https link" in sessions.refused("--candidate", f"{sessions.file}:halved", *chosen)
+    path.write_text(proposal[0].replace('link = ""', 'link = "https://example.org/2"'))
+    again = sessions.judge("halved", *chosen)
     assert again.ret == 0
     assert again.parseoutcomes() == {"xfailed": 2}

@@ -46,7 +46,7 @@ def form_of(case: Case, claims: Claims) -> ModuleForm:
     return form
 
 
-def test_who_claims_everything_is_asked_the_case_itself() -> None:
+def test_a_case_is_not_changed_if_everything_is_claimed() -> None:
     case = Case(causal=True, mask=MaskKind.FLOAT, scale=0.3, layout=Layout.SLICED, padding=Padding.LENGTHS)
     assert fit(case, OP) == case
     assert replace(fitted(case, MODULE), module=None) == case
@@ -73,11 +73,11 @@ def test_sizes_follow_the_claims() -> None:
         (Case(poison=Poison.NAN), Feature.CONTAINMENT),
     ],
 )
-def test_what_is_not_claimed_is_not_asked(case: Case, feature: Feature) -> None:
+def test_unclaimed_features_are_not_checked(case: Case, feature: Feature) -> None:
     assert fit(case, without(OP, feature)) == Unsupported(f"does not claim {feature}")
 
 
-def test_an_implementation_has_the_last_word() -> None:
+def test_the_fit_of_an_implementation_comes_last() -> None:
     assert fit(Case(), replace(OP, fit=lambda case: Unsupported("closed"))) == Unsupported("closed")
     assert fitted(Case(), replace(OP, fit=lambda case: case.sized(d_k=8))).sizes.d_k == 8
 
@@ -94,9 +94,7 @@ def test_inputs_are_shared_as_claimed(missing: tuple[Feature, ...], sharing: Sha
 
 @pytest.mark.parametrize("sharing", list(Sharing))
 def test_inputs_that_a_case_shares_stay_shared(sharing: Sharing) -> None:
-    asked = fitted(Case(), MODULE)
-    assert asked.module is not None
-    found = fitted(replace(asked, module=replace(asked.module, sharing=sharing)), MODULE)
+    found = fitted(replace(Case(), module=replace(form_of(Case(), MODULE), sharing=sharing)), MODULE)
     assert found.module is not None
     assert found.module.sharing is sharing
     assert (found.sizes.query_length == found.sizes.key_length) is (sharing is Sharing.SELF)

@@ -14,12 +14,14 @@ from attention_conformance.implementations.builtin import ABSENT, ON_REQUEST
 from attention_conformance.implementations.builtin.flex import COMPILED, EAGER, missing, uncompiled
 from attention_conformance.spec.cases import Case, MaskKind, Padding, Sizes
 from attention_conformance.spec.extensions import Packing
+from attention_conformance.spec.problem import DTYPES
 from attention_conformance.tests.harness.judge.judge import Judge
 from attention_conformance.tests.harness.run.runner import run
 from attention_conformance.tests.report.verdict import Status
+from attention_conformance.tests.selftest.test_family import judged
 
 EVERYTHING = Case(sizes=Sizes(num_heads=6, num_kv_heads=3), mask=MaskKind.INFINITE, padding=Padding.LEFT, causal=True)
-ASKED = {
+CASES = {
     "every score_mod": EVERYTHING.extended(softcap=3.0, alibi=True, relative_bias=1, query_start=3),
     "every mask_mod": replace(EVERYTHING, mask=MaskKind.BOOL).extended(
         window_left=3, window_right=1, packing=Packing.SEGMENTS
@@ -28,14 +30,10 @@ ASKED = {
 }
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])
-@pytest.mark.parametrize("name", ASKED)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", CASES)
 def test_options_go_together(name: str, dtype: str) -> None:
-    judge = Judge(EAGER, dtype)
-    for case in judge.cases(ASKED[name]):
-        judge.assert_conforms(case, "output", "log_sum_exp")
-    assert judge.tally.checks == 2
-    assert not judge.tally.failures, judge.tally.failures[0].message
+    assert judged(Judge(EAGER, dtype), CASES[name], "output", "log_sum_exp").checks == 2
 
 
 def test_the_way_it_is_called_is_put_back() -> None:

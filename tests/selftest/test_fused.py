@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from attention_conformance.implementations.api.contract import Implementation
 from attention_conformance.implementations.builtin.inhouse import INHOUSE
 from attention_conformance.implementations.builtin.inhouse.fused import FusedAttention
 from attention_conformance.implementations.builtin.inhouse.kernels import MOST_KEYS, Kernel, chosen
@@ -17,13 +18,15 @@ from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Padding,
 from attention_conformance.spec.extensions import Packing
 from attention_conformance.spec.problem import DTYPES
 from attention_conformance.tests.harness.judge.judge import Judge
+from attention_conformance.tests.harness.judge.tally import Tally
+from attention_conformance.tests.selftest.test_family import judged
 
 WIDTH, HEADS, BATCH, LENGTH = 12, 3, 2, 5
 KINDS: dict[str, dict[str, Any]] = {
     "plain": {},
     "without bias": {"bias": False},
     "other widths": {"kdim": 7, "vdim": 5},
-    "further key": {"add_bias_kv": True},
+    "extra key": {"add_bias_kv": True},
     "key of zeros": {"add_zero_attn": True, "batch_first": True},
     "everything": {"add_bias_kv": True, "add_zero_attn": True, "kdim": 7, "dropout": 0.5, "batch_first": True},
 }
@@ -76,7 +79,7 @@ class TestDropIn:
     def test_answers_as_torch_does(self, kind: str, mask: str, returned: dict[str, bool]) -> None:
         theirs, ours = pair(**KINDS[kind])
         options = {**masks()[mask], **returned}
-        # Where torch heeds its hint, and drops the mask for it, most queries lose sight of further keys.
+        # Where torch heeds its hint, and drops the mask for it, most queries lose sight of extra keys.
         unhinted = {name: option for name, option in options.items() if name != "is_causal"}
         x = inputs(theirs)
         for found, wanted in zip(ours(*x, **options), theirs(*x, **unhinted), strict=True):
@@ -87,7 +90,7 @@ class TestDropIn:
         x, padding = inputs(theirs), torch.arange(LENGTH).expand(BATCH, LENGTH) > 2
         torch.testing.assert_close(ours(*x, padding, False)[0], theirs(*x, padding, False)[0])
 
-    @pytest.mark.parametrize("kind", ["plain", "further key"])
+    @pytest.mark.parametrize("kind", ["plain", "extra key"])
     def test_without_a_batch(self, kind: str) -> None:
         theirs, ours = pair(**KINDS[kind])
         x, mask = torch.randn(LENGTH, WIDTH), torch.randn(HEADS, LENGTH, LENGTH)
@@ -112,55 +115,47 @@ class TestDropIn:
 
 SQUARE = Case(causal=True).sized(query_length=7, key_length=7)
 GROUPS = Case(sizes=Sizes(num_heads=6, num_kv_heads=2))
-ASKED = {
+EMPTIED = Case(mask=MaskKind.BOOL, pattern=Pattern.EMPTY_ROW)
+OF_EACH_HEAD = Case(mask=MaskKind.INFINITE, mask_shape=MaskShape.HEAD, padding=Padding.LEFT)
+ENTRIES = {each.name: each for each in INHOUSE}
+CASES = {
     "merely causal": SQUARE,
     "causal, fewer keys": Case(causal=True),
     "causal, more keys": Case(causal=True).sized(key_length=3),
     "causal, negative scale": Case(causal=True, scale=-0.5).sized(query_length=7),
     "causal window": SQUARE.extended(window_left=2, query_start=0),
-    "causal from a place on": Case(causal=True).extended(query_start=2),
+    "causal from a position on": Case(causal=True).extended(query_start=2),
     "groups": GROUPS.extended(rotary_base=50.0),
-    "groups, masks and a key of zeros": Case(
-        sizes=Sizes(num_heads=6, num_kv_heads=2), mask=MaskKind.BOOL, pattern=Pattern.EMPTY_ROW
-    ).extended(zero_attn=True),
-    "further keys and softcap": GROUPS.extended(bias_kv=True, zero_attn=True, softcap=2.0),
-    "further key and padding": Case(padding=Padding.EMPTY_SAMPLE).extended(bias_kv=True, alibi=True),
+    "groups, masks and a key of zeros": replace(EMPTIED, sizes=GROUPS.sizes).extended(zero_attn=True),
+    "extra keys and softcap": GROUPS.extended(bias_kv=True, zero_attn=True, softcap=2.0),
+    "extra key and padding": Case(padding=Padding.EMPTY_SAMPLE).extended(bias_kv=True, alibi=True),
     "segments": Case().extended(packing=Packing.EMPTY_SEGMENT, relative_bias=1),
     "sinks and gates": GROUPS.extended(sinks=True, head_gates=True, window_left=1, window_right=2),
-    "nan in padding of groups": Case(
-        sizes=Sizes(num_heads=6, num_kv_heads=2), padding=Padding.RIGHT, poison=Poison.NAN
-    ),
-    "a mask of each head, one of padding": Case(
-        mask=MaskKind.INFINITE, mask_shape=MaskShape.HEAD, padding=Padding.LEFT
-    ).extended(relative_bias=2),
+    "nan in padding of groups": replace(GROUPS, padding=Padding.RIGHT, poison=Poison.NAN),
+    "a mask of each head, one of padding": OF_EACH_HEAD.extended(relative_bias=2),
 }
 
 
+def checked(implementation: Implementation, name: str, dtype: str) -> Tally:
+    judge = Judge(implementation, dtype)
+    return judged(judge, CASES[name], *judge.parts()[: 2 if CASES[name].poison is Poison.NAN else None])
+
+
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
-@pytest.mark.parametrize("name", ASKED)
+@pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("entry", ["inhouse.fused", "inhouse.fused.weights"])
 def test_agrees(entry: str, name: str, dtype: str) -> None:
-    (implementation,) = (each for each in INHOUSE if each.name == entry)
-    judge = Judge(implementation, dtype)
-    for case in judge.cases(ASKED[name]):
-        judge.assert_conforms(case, *judge.parts()[: 2 if case.poison is Poison.NAN else None])
-    assert not judge.tally.failures, judge.tally.failures[0].message
-    assert judge.tally.checks
-    assert not judge.unsupported
+    assert checked(ENTRIES[entry], name, dtype).checks
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", ASKED)
+@pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("kernel", Kernel)
 def test_every_kernel_agrees(kernel: Kernel, name: str, dtype: str) -> None:
     """What is chosen by size is never chosen for small cases: here each kernel answers them all."""
-    (implementation,) = (each for each in INHOUSE if each.name == "inhouse.fused")
-    judge = Judge(replace(implementation, run=implementation.alternatives[f"by the kernel {kernel}"]), dtype)
-    for case in judge.cases(ASKED[name]):
-        judge.assert_conforms(case, *judge.parts()[: 2 if case.poison is Poison.NAN else None])
-    assert not judge.tally.failures, judge.tally.failures[0].message
-    assert judge.tally.checks + judge.tally.inconclusive
-    assert not judge.unsupported
+    fused = ENTRIES["inhouse.fused"]
+    tally = checked(replace(fused, run=fused.alternatives[f"by the kernel {kernel}"]), name, dtype)
+    assert tally.checks + tally.inconclusive
 
 
 class TestKernels:
@@ -186,12 +181,8 @@ class TestKernels:
 
 class TestConstruction:
     def test_one_weight_where_the_inputs_are_equally_wide(self) -> None:
-        assert set(dict(FusedAttention(12, 3, kdim=12).named_parameters())) == {
-            "in_proj_weight",
-            "in_proj_bias",
-            "out_proj.weight",
-            "out_proj.bias",
-        }
+        names = {"in_proj_weight", "in_proj_bias", "out_proj.weight", "out_proj.bias"}
+        assert set(dict(FusedAttention(12, 3, kdim=12).named_parameters())) == names
 
     def test_a_weight_for_each_input_otherwise(self) -> None:
         found = {name: tuple(p.shape) for name, p in FusedAttention(12, 3, vdim=5, bias=False).named_parameters()}
@@ -204,7 +195,7 @@ class TestConstruction:
         assert found.bias_k is not None
         assert found.bias_k.shape == (1, 1, 4)
 
-    def test_what_is_learned_besides_starts_without_effect(self) -> None:
+    def test_extra_parameters_start_without_effect(self) -> None:
         plain, x = FusedAttention(12, 3), torch.randn(5, 2, 12)
         rich = FusedAttention(12, 3, relative_bias=2, head_gates=True)
         rich.load_state_dict(plain.state_dict(), strict=False)

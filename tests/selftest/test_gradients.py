@@ -24,7 +24,7 @@ from attention_conformance.spec.cases import (
 )
 from attention_conformance.spec.features import Alignment, Conventions
 from attention_conformance.spec.inputs import build
-from attention_conformance.spec.problem import Problem
+from attention_conformance.spec.problem import Array, Problem
 from attention_conformance.tests.selftest.arithmetic import COMPLEX
 from attention_conformance.tests.selftest.oracle import loss
 
@@ -70,14 +70,16 @@ MODULES = [
 ]
 
 
-def complex_step(problem: Problem, name: str, conventions: Conventions) -> NDArray[np.float64]:
+def complex_step(
+    problem: Problem, name: str, conventions: Conventions, kept: Array | None = None
+) -> NDArray[np.float64]:
     """The derivative by each element: the loss's imaginary part where that element has a tiny one."""
     array = problem.arrays()[name].astype(np.complex128)
     found = np.zeros(array.shape)
     for place in np.ndindex(*array.shape):
         moved = array.copy()
         moved[place] += 1j * STEP
-        found[place] = loss(problem.with_arrays({name: moved}), conventions, COMPLEX).imag / STEP
+        found[place] = loss(problem.with_arrays({name: moved}), conventions, COMPLEX, kept).imag / STEP
     return found
 
 
@@ -110,11 +112,7 @@ def test_uniform_rows_pass_gradients_to_the_values_alone(mask: MaskKind) -> None
 @pytest.mark.parametrize("form", [SELF, KEY_VALUE, BIASED], ids=lambda form: str(form.sharing))
 def test_shared_inputs_get_one_gradient(form: ModuleForm) -> None:
     problem = build(Case(sizes=SQUARE, module=form), "float64")
-    inputs = {
-        Sharing.SELF: {"query"},
-        Sharing.KEY_VALUE: {"query", "key"},
-        Sharing.NONE: {"query", "key", "value"},
-    }
+    inputs = {Sharing.SELF: {"query"}, Sharing.KEY_VALUE: {"query", "key"}, Sharing.NONE: {"query", "key", "value"}}
     parameters = {"w_q", "w_k", "w_v", "w_o", "b_q", "b_k", "b_v", "b_o"}
     assert set(problem.needs) == inputs[form.sharing] | parameters
 

@@ -102,9 +102,9 @@ def test_quadratic_memory_under_a_linear_claim_does_not_hold() -> None:
 
 
 def _memory(implementation: Implementation) -> Growth:
-    found = growths(implementation, "forward", "float32", lengths=(1024, 1280, 1536, 2048), rounds=0)
-    assert not isinstance(found, Unsupported)
-    (memory,) = found
+    grown = growths(implementation, "forward", "float32", lengths=(1024, 1280, 1536, 2048), rounds=0)
+    assert not isinstance(grown, Unsupported)
+    (memory,) = grown
     assert memory.quantity == "memory"
     return memory
 
@@ -160,23 +160,23 @@ def costing(monkeypatch: pytest.MonkeyPatch) -> Costing:
 @pytest.mark.parametrize(("power", "outcome"), [(1, True), (2, True), (3, False)])
 def test_time_that_grows_with_the_third_power_is_detected(costing: Costing, power: int, outcome: bool) -> None:
     costly = costing(lambda query: 1e-3 * (query.shape[-2] / 16) ** power)
-    found = growths(costly, "forward", "float32", lengths=(16, 24, 32, 48, 64))
-    assert not isinstance(found, Unsupported)
-    (result,) = speed_clauses.time_growth(run_of(growths=found))
+    grown = growths(costly, "forward", "float32", lengths=(16, 24, 32, 48, 64))
+    assert not isinstance(grown, Unsupported)
+    (result,) = speed_clauses.time_growth(run_of(growths=grown))
     assert (result.clause, result.holds) == ("speed.time-growth", outcome)
 
 
 def test_time_that_grows_with_the_second_power_is_fine() -> None:
-    made = Growth("a", "time", "forward", "float32", SIZES, (1.0,) * 5, Interval(1.97, 1.9, 2.1), 2.0, True)
-    assert [each.holds for each in speed_clauses.time_growth(run_of(growths=(made,)))] == [True]
-    assert [*speed_clauses.time_growth(run_of(growths=(replace(made, quantity="memory"),)))] == []
+    grown = Growth("a", "time", "forward", "float32", SIZES, (1.0,) * 5, Interval(1.97, 1.9, 2.1), 2.0, True)
+    assert [each.holds for each in speed_clauses.time_growth(run_of(growths=(grown,)))] == [True]
+    assert [*speed_clauses.time_growth(run_of(growths=(replace(grown, quantity="memory"),)))] == []
 
 
 @pytest.mark.parametrize(("power", "outcome"), [(0, True), (1, False)])
 def test_work_repeated_for_each_head_is_detected(costing: Costing, power: int, outcome: bool) -> None:
-    found = growth.head_exponent(costing(lambda query: 1e-3 * query.shape[1] ** power), "float32")
-    assert not isinstance(found, Unsupported)
-    assert speed_clauses.compared_heads("costly", "plain", "float32", found, Interval(0.1, 0.0, 0.2)).holds is outcome
+    fitted = growth.head_exponent(costing(lambda query: 1e-3 * query.shape[1] ** power), "float32")
+    assert not isinstance(fitted, Unsupported)
+    assert speed_clauses.compared_heads("costly", "plain", "float32", fitted, Interval(0.1, 0.0, 0.2)).holds is outcome
 
 
 def test_heads_that_cost_what_their_exponentials_cost_are_fine() -> None:
@@ -202,9 +202,9 @@ def test_a_width_is_shared_by_the_heads() -> None:
 def test_the_plain_steps_are_those_of_the_library_and_level() -> None:
     names = {"torch.sdpa": "compose.eager", "inhouse.numpy": "compose.numpy", "torch.mha": "compose.module.eager"}
     for name, plain in names.items():
-        found = speed_clauses.plain_steps(NAMED[name])
-        assert found is not None
-        assert found.name == plain
+        steps = speed_clauses.plain_steps(NAMED[name])
+        assert steps is not None
+        assert steps.name == plain
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,9 @@
-"""Influence: a failure says which keys a row may see, and which it saw."""
+"""Influence: the message of a failure names the keys that a row may see, and those that it saw."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,11 +26,11 @@ from attention_conformance.tests.harness.run.runner import run
 CAUSAL = Case(causal=True).sized(query_length=7)
 
 
-def told(case: Case, steps: Steps, poison: Poison = Poison.NONE, dtype: str = "float32") -> str:
-    def ask(problem: Problem) -> Result:
+def message_of(case: Case, steps: Steps, poison: Poison = Poison.NONE, dtype: str = "float32") -> str:
+    def answer(problem: Problem) -> Result:
         return torch_op(steps)(problem.fresh(), "cpu")
 
-    return wrong_keys(build(case, dtype), Conventions(), ask, poison)
+    return wrong_keys(build(case, dtype), Conventions(), answer, poison)
 
 
 def seeing(shift: int) -> Steps:
@@ -42,33 +44,32 @@ def seeing(shift: int) -> Steps:
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])
 def test_a_key_too_many_is_named(dtype: str) -> None:
-    message = told(CAUSAL, seeing(1), dtype=dtype)
+    message = message_of(CAUSAL, seeing(1), dtype=dtype)
     assert message == "query 0 of head 0 (sample 0) may see key 0, yours also saw key 1"
 
 
 def test_a_key_too_few_is_named() -> None:
-    assert told(CAUSAL, seeing(-1)) == "query 0 of head 0 (sample 0) may see key 0, yours saw none"
+    assert message_of(CAUSAL, seeing(-1)) == "query 0 of head 0 (sample 0) may see key 0, yours saw none"
 
 
 def test_several_keys_are_named_by_their_spans() -> None:
     assert spans(np.array([0, 1, 2, 5])) == "keys 0..2, 5"
     assert spans(np.array([4])) == "key 4"
     assert spans(np.array([1, 3])) == "keys 1, 3"
-    case = Case(mask=MaskKind.BOOL)
     blind = Steps(add_mask=lambda scores, mask: scores)
-    assert "yours also saw key" in told(case, blind)
+    assert "yours also saw key" in message_of(Case(mask=MaskKind.BOOL), blind)
 
 
 @pytest.mark.parametrize("case", [Case(), CAUSAL, Case(mask=MaskKind.BOOL), Case(mask=MaskKind.INFINITE)])
-def test_right_sight_is_not_spoken_of(case: Case) -> None:
-    assert told(case, Steps()) == ""
-    assert told(case, Steps(factor=lambda query, scale: 1.0)) == ""
+def test_no_key_is_named_where_all_are_right(case: Case) -> None:
+    assert message_of(case, Steps()) == ""
+    assert message_of(case, Steps(factor=lambda query, scale: 1.0)) == ""
 
 
-def test_nothing_is_told_where_it_would_cost_too_much_or_mean_nothing() -> None:
-    assert told(CAUSAL.sized(key_length=LONGEST + 1), seeing(1)) == ""
-    assert told(CAUSAL, seeing(1), Poison.LARGE) == ""
-    assert told(Case().sized(key_length=0), Steps()) == ""
+def test_no_key_is_named_where_it_would_cost_too_much_or_mean_nothing() -> None:
+    assert message_of(CAUSAL.sized(key_length=LONGEST + 1), seeing(1)) == ""
+    assert message_of(CAUSAL, seeing(1), Poison.LARGE) == ""
+    assert message_of(Case().sized(key_length=0), Steps()) == ""
 
 
 def test_a_candidate_that_breaks_is_left_alone() -> None:
@@ -78,24 +79,21 @@ def test_a_candidate_that_breaks_is_left_alone() -> None:
     assert wrong_keys(build(Case(), "float32"), Conventions(), broken, Poison.NONE) == ""
 
 
-def test_modules_are_asked_too() -> None:
+def test_keys_of_modules_are_named_too() -> None:
     mha = next(i for i in TORCH_MODULES if i.name == "torch.mha")
     case = fit(Case(causal=True), mha.claims)
     assert isinstance(case, Case)
 
-    def ask(problem: Problem, **changes: Any) -> Result:
-        return mha.run(problem.fresh(), "cpu")
-
-    def ask_without_flag(problem: Problem) -> Result:
-        return mha.run(Problem(**{**vars(problem.fresh()), "causal": False}), "cpu")
+    def answer(problem: Problem, **changes: Any) -> Result:
+        return mha.run(replace(problem.fresh(), **changes), "cpu")
 
     problem = build(case, "float32")
-    assert wrong_keys(problem, Conventions(), ask, Poison.NONE) == ""
-    message = wrong_keys(problem, Conventions(), ask_without_flag, Poison.NONE)
+    assert wrong_keys(problem, Conventions(), answer, Poison.NONE) == ""
+    message = wrong_keys(problem, Conventions(), partial(answer, causal=False), Poison.NONE)
     assert message == "query 0 (sample 0) may see key 0, yours also saw keys 1..6"
 
 
-def test_a_verdict_tells_it() -> None:
+def test_a_verdict_names_the_key() -> None:
     wrong = Implementation("next-position", Claims(Scope.OP, OP_FEATURES), torch_op(seeing(1)))
     (verdict,) = run(wrong, ("causal.square",), ("float64",))
     assert verdict.failure is not None

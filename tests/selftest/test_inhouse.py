@@ -7,16 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from attention_conformance.implementations.api.contract import Implementation, Unsupported
-from attention_conformance.implementations.api.fitting import fit
+from attention_conformance.implementations.api.contract import Implementation
 from attention_conformance.implementations.builtin.inhouse import INHOUSE
-from attention_conformance.reference.expected import solve
 from attention_conformance.spec.cases import Case, Layout, MaskKind, MaskShape, Padding, Pattern, Poison, Scores, Sizes
-from attention_conformance.spec.features import Feature
-from attention_conformance.spec.inputs import build
-from attention_conformance.spec.problem import DTYPES, Problem
-from attention_conformance.tests.harness.judge.comparison import compare
-from attention_conformance.tests.harness.judge.judge import part_of
+from attention_conformance.spec.problem import DTYPES
+from attention_conformance.tests.harness.judge.judge import Judge
+from attention_conformance.tests.selftest.test_family import judged
 
 CASES = (
     Case(),
@@ -42,30 +38,13 @@ def implementation(request: pytest.FixtureRequest) -> Implementation:
     return found
 
 
-def posed(implementation: Implementation, case: Case, dtype: str) -> tuple[Case, Problem]:
-    """The case as the implementation can be asked it, and its problem with the gradients that are claimed."""
-    fitted = fit(case, implementation.claims)
-    assert not isinstance(fitted, Unsupported)
-    problem = build(fitted, dtype)
-    differentiable = Feature.GRADIENTS in implementation.claims and case.poison is Poison.NONE
-    return fitted, problem if differentiable else problem.forward_only()
-
-
-def parts_of(implementation: Implementation, problem: Problem) -> list[str]:
-    extras = {Feature.WEIGHTS: "weights", Feature.LOG_SUM_EXP: "log_sum_exp"}
-    claimed = [part for feature, part in extras.items() if feature in implementation.claims]
-    return ["output", *claimed, *(f"gradients.{name}" for name in problem.needs)]
-
-
 @pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_conforms(implementation: Implementation, case: Case, dtype: str) -> None:
-    _, problem = posed(implementation, case, dtype)
-    expected = solve(problem, implementation.claims.conventions).parts
-    result = implementation.run(problem.fresh(), "cpu")
-    for part in parts_of(implementation, problem):
-        comparison = compare(part, part_of(result, part), expected[part], dtype)
-        assert not comparison.message, f"{part}: {comparison.message}"
+    judge = Judge(implementation, dtype)
+    parts = [part for part in judge.parts() if case.poison is Poison.NONE or part != "gradients"]
+    tally = judged(judge, case, *parts)
+    assert tally.checks + tally.inconclusive >= len(parts)
 
 
 def test_names() -> None:
@@ -79,6 +58,7 @@ def test_names() -> None:
 
 
 def test_a_wrong_mask_is_refused(implementation: Implementation) -> None:
-    _, problem = posed(implementation, Case(mask=MaskKind.BOOL), "float32")
+    judge = Judge(implementation, "float32")
+    (case,) = judge.cases(Case(mask=MaskKind.BOOL))
     with pytest.raises(ValueError, match="broadcast"):
-        implementation.run(replace(problem, attn_mask=np.ones((2, 3, 5, 6), bool)).forward_only(), "cpu")
+        implementation.run(replace(judge.problem(case), attn_mask=np.ones((2, 3, 5, 6), bool)).forward_only(), "cpu")

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from attention_conformance.tests.selftest.sessions import Sessions, sessions
-
-__all__ = ["sessions"]
-
-pytest_plugins = ["pytester"]
+from attention_conformance.tests.harness.run.exit_status import ExitStatus
+from attention_conformance.tests.selftest.sessions import ROOT, Sessions
 
 FILES = {
     "mine.py": """
@@ -32,12 +31,20 @@ def leaves(query, key, value):
 def two(query, key):
     return query
 
+def unreadable(query, key, value):
+    return Unreadable()
+
 def prints(query, key, value):
     print("called with", query.shape)
     return attention(query, key, value) * 2
 
 def stopped(query, key, value):
     raise KeyboardInterrupt
+
+class Unreadable:
+    @property
+    def requires_grad(self):
+        raise RuntimeError("no attribute can be read")
 
 instance = torch.nn.MultiheadAttention(8, 2)
 number = 3
@@ -47,10 +54,20 @@ number = 3
     "broken.py": "def attention(query, key, value): return (\n",
     "script.py": 'import sys\nsys.exit("usage: script.py CONFIG")\n',
 }
+CLAUSE = ("--clause", "scores.dot-product")
+
+
+@pytest.fixture(autouse=True)
+def folder(sessions: Sessions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, with the files in it."""
+    for name, source in FILES.items():
+        (tmp_path / name).write_text(source, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
 
 
 @pytest.mark.parametrize(
-    ("target", "told"),
+    ("target", "message"),
     [
         (
             "mine.py",
@@ -63,53 +80,51 @@ number = 3
         ("mine.py:number", "mine.py:number: "),
         ("mine.py:nothing", "it returned None: return a tensor"),
         ("mine.py:lists", "it returned an object of type list: return a tensor"),
+        ("mine.py:unreadable", "it returned an object of type Unreadable: return a tensor"),
         ("mine.py:leaves", "SystemExit: 3"),
         ("mine.py:two", "mine.py:two: "),
-        ("needs.py:attention", "install 'no_such_package_at_all', or put it beside the file"),
+        ("needs.py:attention", "install 'no_such_package_at_all', or put it next to the file"),
         ("raises.py:attention", "raised RuntimeError: no device here (raises.py, line 1)"),
         ("broken.py:attention", "SyntaxError"),
         ("script.py:attention", "ended with sys.exit('usage: script.py CONFIG')"),
     ],
 )
-def test_a_target_that_cannot_be_used_is_told_in_one_line(
-    sessions: Sessions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str, told: str
-) -> None:
-    for name, source in FILES.items():
-        (tmp_path / name).write_text(source, encoding="utf-8")
-    monkeypatch.chdir(tmp_path)
-    result = sessions.run("--candidate", target, "--clause", "scores.dot-product")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    (line,) = [line for line in result.errlines if line.strip()]
-    assert line.startswith("ERROR: ")
-    assert told in line
-    assert not [line for line in result.outlines if line.strip()]
+def test_a_target_that_cannot_be_used(sessions: Sessions, target: str, message: str) -> None:
+    error_line = sessions.refused("--candidate", target, *CLAUSE)
+    assert error_line.startswith("ERROR: ")
+    assert message in error_line
 
 
-def written(folder: Path) -> Path:
-    """The folder, with the files in it."""
-    for name, source in FILES.items():
-        (folder / name).write_text(source, encoding="utf-8")
-    return folder
-
-
-def test_what_a_candidate_prints_does_not_hide_the_summary(sessions: Sessions, tmp_path: Path) -> None:
-    target = f"{written(tmp_path) / 'mine.py'}:prints"
-    result = sessions.apart("--candidate", target, "--dtype", "float64", "--clause", "scores.dot-product")
+def test_what_a_candidate_prints_does_not_hide_the_summary(sessions: Sessions, folder: Path) -> None:
+    result = sessions.apart("--candidate", f"{folder / 'mine.py'}:prints", "--dtype", "float64", *CLAUSE)
     assert result.returncode == pytest.ExitCode.TESTS_FAILED
     outside = result.stdout.partition("FAILURES")[0] + result.stdout.partition("short test summary")[2]
     assert "called with" not in outside + result.stderr
 
 
-def test_a_first_call_that_is_interrupted_is_named(sessions: Sessions, tmp_path: Path) -> None:
-    target = f"{written(tmp_path) / 'mine.py'}:stopped"
-    result = sessions.apart("--candidate", target, "--clause", "scores.dot-product")
+def test_a_first_call_that_is_interrupted_is_named(sessions: Sessions, folder: Path) -> None:
+    target = f"{folder / 'mine.py'}:stopped"
+    result = sessions.apart("--candidate", target, *CLAUSE)
     assert result.returncode == pytest.ExitCode.INTERRUPTED
     assert f"interrupted while {target} was called for the first time" in result.stdout + result.stderr
 
 
-def test_the_command_to_ask_again_names_one_of_several_candidates(sessions: Sessions) -> None:
-    named = [word for name in ("right", "halved") for word in ("--candidate", f"{sessions.file}:{name}")]
-    result = sessions.run(*named, "--clause", "causal.square", "--dtype", "float64")
+def test_the_command_of_a_failure_names_one_of_several_candidates(sessions: Sessions) -> None:
+    candidates = [word for name in ("right", "halved") for word in ("--candidate", f"{sessions.file}:{name}")]
+    result = sessions.run(*candidates, "--clause", "causal.square", "--dtype", "float64")
     again = next(line for line in result.outlines if "again: " in line)
     assert again.endswith(f"--candidate {sessions.file}:halved --clause causal.square --dtype float64")
     assert again.count("--candidate") == 1
+
+
+@pytest.mark.parametrize("joined", [False, True])
+def test_a_path_that_pytest_takes_for_the_place_of_the_tests(tmp_path: Path, joined: bool) -> None:
+    report = tmp_path / "report"
+    report.mkdir()
+    option = [f"--report={report}"] if joined else ["--report", str(report)]
+    chosen = ("--implementation", "torch.sdpa.math", "--clause", "causal.square", "--dtype", "float64")
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *option, *chosen]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert result.returncode == (ExitStatus.CONFORMS if joined else ExitStatus.UNUSABLE), result.stdout + result.stderr
+    assert (report / "report.json").exists() is joined
+    assert ("join them, --report=PATH" in result.stderr) is not joined

@@ -15,10 +15,10 @@ from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.implementations.builtin import BUILTIN
 from attention_conformance.spec.cases import Case, Layout, MaskKind, MaskShape
 from attention_conformance.spec.clauses import load
-from attention_conformance.spec.features import Scope
 from attention_conformance.spec.problem import Problem
 from attention_conformance.tests.harness.judge.clause_tests import ClauseTest, claimed, clause_tests
 from attention_conformance.tests.harness.judge.judge import Judge
+from attention_conformance.tests.harness.judge.memory import output_shape
 
 Fit: TypeAlias = Callable[[Case], Case | Unsupported]
 
@@ -58,26 +58,22 @@ class Spy:
             self.excluded.append(f"{', '.join(strided)} not contiguous")
         if self.fit is narrow and mask is not None and mask.ndim == 4 and mask.shape[1:3] != (1, 1):
             self.excluded.append(f"a mask of shape {mask.shape}")
-        asked = Case().sized(query_length=problem.query.shape[-2], **sizes)
-        if not problem.extension.chunks and self.fit(asked) != asked:
-            self.excluded.append(f"sizes {asked}")
+        case = Case().sized(query_length=problem.query.shape[-2], **sizes)
+        if not problem.extension.chunks and self.fit(case) != case:
+            self.excluded.append(f"sizes {case}")
         return zeros(problem)
 
 
 def zeros(problem: Problem) -> Result:
     """An answer of the right form."""
-    dtype, held, heads = problem.query.dtype, problem.arrays(), problem.num_heads
+    dtype, arrays, heads = problem.query.dtype, problem.arrays(), problem.num_heads
     queries, keys = problem.query.shape[-2], problem.key.shape[-2] + problem.extension.extra_keys
-    width = problem.value.shape[-1]
-    if problem.scope is Scope.MODULE:
-        joined = held["w_v"].shape[1] * heads // problem.num_kv_heads
-        width = held["w_o"].shape[1] if "w_o" in held else joined
     return Result(
-        np.zeros((*problem.query.shape[:-1], width), dtype),
+        np.zeros(output_shape(problem), dtype),
         weights=np.zeros((problem.batch, heads, queries, keys), dtype),
         averaged_weights=np.zeros((problem.batch, queries, keys), dtype),
         log_sum_exp=np.zeros((problem.batch, heads, queries), dtype),
-        gradients={name: np.zeros_like(held[name]) for name in problem.needs},
+        gradients={name: np.zeros_like(arrays[name]) for name in problem.needs},
     )
 
 

@@ -1,4 +1,4 @@
-"""Observing: answers are named by what they are, claimed or not, and where they differ that is told."""
+"""Observed conventions: answers are named by what they are, claimed or not; where they differ, each has its paths."""
 
 from __future__ import annotations
 
@@ -12,38 +12,27 @@ from attention_conformance.implementations.api.contract import Claims, Implement
 from attention_conformance.implementations.builtin.stepwise.steps import INFINITY, OP_FEATURES, Steps
 from attention_conformance.implementations.defects.conventions import masked_nan_by_length
 from attention_conformance.spec.features import Scope
-from attention_conformance.tests.harness.judge.observed_conventions import (
-    ALIGNMENT,
-    DISAGREEMENTS,
-    EMPTY_ROWS,
-    FLAG_AND_MASK,
-    FLOATS,
-    INTEGERS,
-    LEAST_NUMBER,
-    NO_SAMPLE,
-    PRECISION,
-    SPOILT_KEYS,
-    SPOILT_VALUES,
-    observations,
-)
+from attention_conformance.tests.harness.judge import observed_conventions as observed
 
 
-def seen(function: Any, *points: Any) -> list[str]:
-    found = observations(
-        Implementation("seen", Claims(Scope.OP, OP_FEATURES), torch_op(function)), points, ("float64",)
-    )
-    return list(found.values())
+def answers(function: Any, *points: Any) -> list[str]:
+    implementation = Implementation("observed", Claims(Scope.OP, OP_FEATURES), torch_op(function))
+    return list(observed.observations(implementation, points, ("float64",)).values())
 
 
 def test_attention_in_steps() -> None:
-    assert seen(Steps(), *EMPTY_ROWS, LEAST_NUMBER, ALIGNMENT, FLAG_AND_MASK) == [
+    assert answers(Steps(), *observed.DISAGREEMENTS) == [
         *["zeros"] * 3,
         "uniform",
         "top-left",
         "both hold",
+        "contained",
+        "NaN",
+        *["added"] * 2,
+        *["answered"] * 2,
+        "zeros",
+        "working",
     ]
-    assert seen(Steps(), SPOILT_KEYS, SPOILT_VALUES, INTEGERS, FLOATS) == ["contained", "NaN", "added", "added"]
-    assert seen(Steps(), NO_SAMPLE, PRECISION) == ["answered", "working"]
 
 
 def test_other_answers_are_named() -> None:
@@ -57,9 +46,9 @@ def test_other_answers_are_named() -> None:
     def single(scores: Tensor) -> Tensor:
         return torch.softmax(scores.float(), -1).to(scores.dtype)
 
-    assert seen(Steps(softmax=nan), *EMPTY_ROWS) == ["nan"] * 3
-    assert seen(Steps(add_causal=corner), ALIGNMENT) == ["bottom-right"]
-    assert seen(Steps(softmax=single), PRECISION) == ["float32"]
+    assert answers(Steps(softmax=nan), *observed.EMPTY_ROWS) == ["nan"] * 3
+    assert answers(Steps(add_causal=corner), observed.ALIGNMENT) == ["bottom-right"]
+    assert answers(Steps(softmax=single), observed.PRECISION) == ["float32"]
 
 
 def test_masks_that_are_refused_or_read_as_booleans() -> None:
@@ -69,17 +58,14 @@ def test_masks_that_are_refused_or_read_as_booleans() -> None:
             raise TypeError("a boolean mask is needed")
         return Steps()(query, key, value, **options | ({} if mask is None else {"attn_mask": mask.bool()}))
 
-    assert seen(booleans_only, INTEGERS, FLOATS) == ["1 may attend", "refused"]
+    assert answers(booleans_only, observed.INTEGERS, observed.FLOATS) == ["1 may attend", "refused"]
 
 
-def test_answers_that_differ_are_told_with_where() -> None:
-    (told,) = seen(masked_nan_by_length, SPOILT_VALUES)
-    assert (
-        told
-        == "contained (float64 in a plain call, float64 while gradients are recorded); NaN (float64 in a plain call, "
-        "float64 while gradients are recorded)"
-    )
+def test_answers_that_differ_have_their_paths() -> None:
+    paths = "(float64 in a plain call, float64 while gradients are recorded)"
+    assert answers(masked_nan_by_length, observed.SPOILT_VALUES) == [f"contained {paths}; NaN {paths}"]
 
 
-def test_questions_have_names_of_their_own() -> None:
-    assert len({point.name for point in DISAGREEMENTS}) == len(DISAGREEMENTS)
+def test_disagreements_have_names_of_their_own() -> None:
+    names = [point.name for point in observed.DISAGREEMENTS]
+    assert len({*names}) == len(names)

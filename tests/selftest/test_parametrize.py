@@ -78,8 +78,8 @@ def run(project: Path, *options: str) -> subprocess.CompletedProcess[str]:
 def test_one_test_a_clause_and_dtype(project: Path) -> None:
     done = run(project, "-v", "-p", "no:randomly")
     assert done.returncode == 0, done.stdout + done.stderr
-    found = [line.split()[0].partition("::")[2] for line in done.stdout.splitlines() if "PASSED" in line]
-    assert found == [
+    ids = [line.split()[0].partition("::")[2] for line in done.stdout.splitlines() if "PASSED" in line]
+    assert ids == [
         "test_attention[scores.dot-product-float64]",
         "test_attention[scores.dot-product-float32]",
         "test_attention[causal.square-float64]",

@@ -12,5 +12,5 @@ ROOT = Path(__file__).parents[2]
 def test_every_stage_that_it_watches_is_there() -> None:
     """In a process of its own: the clocks stay in."""
     program = "from attention_conformance.tests.measurements.suite_profile import Stages, watched; watched(Stages())"
-    found = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=100)
-    assert found.returncode == 0, found.stderr
+    process = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=100)
+    assert process.returncode == 0, process.stderr

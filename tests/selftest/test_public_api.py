@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import inspect
 import subprocess
 import sys
 from dataclasses import replace
@@ -114,13 +115,7 @@ def test_a_notebook_gets_escaped_html() -> None:
 
 def test_a_report_is_written_whole(tmp_path: Path) -> None:
     file = tmp_path / "late.py"
-    file.write_text(
-        "def late(query, key, value, is_causal=False):\n"
-        "    scores = query @ key.mT / query.shape[-1] ** 0.5\n"
-        "    if is_causal:\n"
-        "        scores = scores.masked_fill((scores == scores).triu(2), float('-inf'))\n"
-        "    return scores.softmax(-1) @ value\n"
-    )
+    file.write_text(f"import torch\n{inspect.getsource(late)}")
     report = check(f"{file}:late", clauses="causal.square", dtypes="float64")
     page = report.write(tmp_path / "new" / "report")
     assert page.name == "report.html"
@@ -150,40 +145,32 @@ def test_conventions_are_taken_as_on_the_command_line() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("error", "arguments", "message"),
     [
-        ({"clauses": "maskz.*"}, "clauses 'maskz.\\*' selects nothing; there are for example: masks"),
-        ({"dtypes": ["float31"]}, "dtypes 'float31' selects nothing; there are for example: float32"),
-        ({"tier": "fast"}, "tier 'fast' selects nothing"),
-        ({"device": "nowhere"}, "device 'nowhere' is not available here"),
-        ({"conventions": {"empty": "nan"}}, "no convention is named 'empty'; did you mean 'empty-row'"),
-        ({"target": "late.py"}, "target 'late.py' has no colon: write FILE.py:NAME"),
-        ({"target": torch.nn.Linear(1, 1)}, "Linear: it is an instance of Linear: give the class"),
+        (ValueError, {"clauses": "maskz.*"}, "clauses 'maskz.\\*' selects nothing; there are for example: masks"),
+        (ValueError, {"dtypes": ["float31"]}, "dtypes 'float31' selects nothing; there are for example: float32"),
+        (ValueError, {"tier": "fast"}, "tier 'fast' selects nothing"),
+        (ValueError, {"device": "nowhere"}, "device 'nowhere' is not available here"),
+        (ValueError, {"conventions": {"empty": "nan"}}, "no convention is named 'empty'; did you mean 'empty-row'"),
+        (ValueError, {"target": "late.py"}, "target 'late.py' has no colon: write FILE.py:NAME"),
+        (ValueError, {"target": torch.nn.Linear(1, 1)}, "Linear: it is an instance of Linear: give the class"),
+        (TypeError, {"target": 5}, "target: 5 is of type int; give FILE.py:NAME"),
+        (TypeError, {"dtypes": [torch.float32]}, "dtypes: torch.float32 is of type dtype; give strings"),
     ],
 )
-def test_values_that_cannot_be_used_are_named_with_a_remedy(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        check(**{"target": right, **arguments})
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"target": 5}, "target: 5 is of type int; give FILE.py:NAME"),
-        ({"dtypes": [torch.float32]}, "dtypes: torch.float32 is of type dtype; give strings"),
-    ],
-)
-def test_types_that_cannot_be_used_are_named_with_a_remedy(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(TypeError, match=message):
+def test_arguments_that_cannot_be_used_are_named_with_a_remedy(
+    error: type[Exception], arguments: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(error, match=message):
         check(**{"target": right, **arguments})
 
 
 def clause_check(implementation: Implementation, clause: str) -> ClauseCheck:
     """The check of one clause in float64, as a test receives it."""
     (parameter,) = parametrize_with_clauses(implementation, clauses=clause, dtypes="float64").args[1]
-    (found,) = parameter.values
-    assert isinstance(found, ClauseCheck)
-    return found
+    (value,) = parameter.values
+    assert isinstance(value, ClauseCheck)
+    return value
 
 
 def test_a_clause_that_is_no_must_is_an_xfail() -> None:

@@ -1,7 +1,8 @@
-"""Reduction: the smallest case fails the same part in the same way, and is found in little time."""
+"""Reduction: the smallest case fails the same part in the same way, in little time."""
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -63,9 +64,9 @@ def failure_of(name: str) -> tuple[Judge, Failure]:
 
 
 def reduced(judge: Judge, case: Case, part: str = "output") -> Counterexample:
-    found = reduce(judge, case, part, SECONDS)
-    assert found is not None
-    return found
+    counterexample = reduce(judge, case, part, SECONDS)
+    assert counterexample is not None
+    return counterexample
 
 
 @pytest.mark.parametrize("name", SMALLEST)
@@ -73,12 +74,12 @@ def test_defects_are_reduced(name: str) -> None:
     judge, failure = failure_of(name)
     case = Case.from_json(failure.case)
     before = outcome(judge, Recipe(case).problem(judge, failure.part), failure.part)
-    found = reduced(judge, case, failure.part)
-    assert found.recipe.case.sizes == SMALLEST[name]
-    assert found.outcome.fails_like(before)
-    assert found.outcome.part == failure.part
-    again = outcome(judge, found.recipe.problem(judge, failure.part), failure.part)
-    assert again.comparison == found.outcome.comparison
+    counterexample = reduced(judge, case, failure.part)
+    assert counterexample.recipe.case.sizes == SMALLEST[name]
+    assert counterexample.outcome.fails_like(before)
+    assert counterexample.outcome.part == failure.part
+    again = outcome(judge, counterexample.recipe.problem(judge, failure.part), failure.part)
+    assert again.comparison == counterexample.outcome.comparison
 
 
 @pytest.mark.parametrize("name", GRADIENTS)
@@ -93,34 +94,41 @@ def test_what_holds_is_not_reduced() -> None:
     assert reduce(Judge(MATH, "float64"), Case(), "output", SECONDS) is None
 
 
-def test_a_wrong_number_is_not_taken_for_an_exception() -> None:
-    def change(problem: Problem, output: Array) -> Array:
-        if problem.key.shape[-2] < 3:
-            raise ValueError("too short")
-        return output * 2.0
-
-    found = reduced(answering(change), Case())
-    assert found.outcome.comparison.kind is FailureKind.VALUE
-    assert found.recipe.case.sizes == Sizes(1, 1, 1, 3, 1, 1)
+def refusing_few_keys(problem: Problem, output: Array) -> Array:
+    if problem.key.shape[-2] < 3:
+        raise ValueError("too short")
+    return output * 2.0
 
 
-def test_an_exception_stays_the_same_exception() -> None:
-    def change(problem: Problem, output: Array) -> Array:
-        raise ValueError("long") if problem.key.shape[-2] > 3 else TypeError("short")
-
-    found = reduced(answering(change), Case(causal=True))
-    assert found.outcome.comparison.kind is FailureKind.RAISED
-    assert found.recipe.case.sizes == Sizes(1, 1, 1, 4, 1, 1)
-    assert found.outcome.comparison.message == "raised ValueError: long"
+def raising_two_types(problem: Problem, output: Array) -> Array:
+    raise ValueError("long") if problem.key.shape[-2] > 3 else TypeError("short")
 
 
-def test_nan_stays_nan() -> None:
-    def change(problem: Problem, output: Array) -> Array:
-        return np.full_like(output, np.nan) if problem.query.shape[1] == 3 else output + 1.0
+def nan_in_three_heads(problem: Problem, output: Array) -> Array:
+    return np.full_like(output, np.nan) if problem.query.shape[1] == 3 else output + 1.0
 
-    found = reduced(answering(change), Case())
-    assert found.outcome.comparison.kind is FailureKind.NAN
-    assert found.recipe.case.sizes == Sizes(1, 3, 1, 1, 1, 1)
+
+@pytest.mark.parametrize(
+    ("change", "case", "kind", "sizes", "message"),
+    [
+        (refusing_few_keys, Case(), FailureKind.VALUE, Sizes(1, 1, 1, 3, 1, 1), "output of .*"),
+        (
+            raising_two_types,
+            Case(causal=True),
+            FailureKind.RAISED,
+            Sizes(1, 1, 1, 4, 1, 1),
+            "raised ValueError: long",
+        ),
+        (nan_in_three_heads, Case(), FailureKind.NAN, Sizes(1, 3, 1, 1, 1, 1), "output of .*"),
+    ],
+)
+def test_a_failure_keeps_its_kind(
+    change: Callable[[Problem, Array], Array], case: Case, kind: FailureKind, sizes: Sizes, message: str
+) -> None:
+    counterexample = reduced(answering(change), case)
+    assert counterexample.outcome.comparison.kind is kind
+    assert counterexample.recipe.case.sizes == sizes
+    assert re.fullmatch(message, counterexample.outcome.comparison.message)
 
 
 def test_no_row_loses_its_keys() -> None:
@@ -130,12 +138,12 @@ def test_no_row_loses_its_keys() -> None:
 
 
 def test_numbers_are_short_and_none_is_rounded_away() -> None:
-    found = reduced(answering(lambda problem, output: output * 2.0), Case(mask=MaskKind.BOOL, causal=False))
-    assert found.recipe.decimals is not None
-    problem = found.outcome.problem
+    counterexample = reduced(answering(lambda problem, output: output * 2.0), Case(mask=MaskKind.BOOL, causal=False))
+    assert counterexample.recipe.decimals is not None
+    problem = counterexample.outcome.problem
     for array in (problem.query, problem.key, problem.value):
         assert (array != 0.0).all()
-        assert (array == np.round(array, found.recipe.decimals)).all()
+        assert (array == np.round(array, counterexample.recipe.decimals)).all()
 
 
 def test_time_is_kept() -> None:
@@ -144,41 +152,41 @@ def test_time_is_kept() -> None:
         return output + float(problem.query.size > 60)
 
     start = time.perf_counter()
-    found = reduce(answering(change), Case(mask=MaskKind.BOOL), "output", 0.3)
+    counterexample = reduce(answering(change), Case(mask=MaskKind.BOOL), "output", 0.3)
     assert time.perf_counter() - start < 1.0
-    assert found is not None
-    assert found.calls < 10
+    assert counterexample is not None
+    assert counterexample.calls < 10
 
 
-def test_small_problems_are_told_in_numbers() -> None:
-    found = reduced(answering(lambda problem, output: output * 2.0), Case())
-    told = list(lines(found))
-    assert told[0] == f"smallest failing case: {found.recipe.case}"
-    assert [line.split()[0] for line in told[1:-1]] == ["q", "k", "v", "expected", "got"]
-    assert told[-1].strip() == found.outcome.comparison.message
-    expected, got = (float(line.rpartition("= ")[2].strip("[]")) for line in told[-3:-1])
+def test_small_problems_are_shown_in_numbers() -> None:
+    counterexample = reduced(answering(lambda problem, output: output * 2.0), Case())
+    text = list(lines(counterexample))
+    assert text[0] == f"smallest failing case: {counterexample.recipe.case}"
+    assert [line.split()[0] for line in text[1:-1]] == ["q", "k", "v", "expected", "got"]
+    assert text[-1].strip() == counterexample.outcome.comparison.message
+    expected, got = (float(line.rpartition("= ")[2].strip("[]")) for line in text[-3:-1])
     assert got == pytest.approx(2.0 * expected)
 
 
-def test_large_problems_are_told_by_seed_and_worst_element() -> None:
+def test_large_problems_are_shown_by_seed_and_worst_element() -> None:
     judge = answering(lambda problem, output: output * (2.0 if problem.key.shape[-2] > 40 else 1.0))
-    found = reduced(judge, Case(seed=5).sized(key_length=64))
-    assert not fits(found.outcome)
-    told = list(lines(found))
-    assert f"seed {found.recipe.case.seed}, " in told[1]
-    assert " x the bound " in told[-1]
-    assert len(told) == 3
-    assert sum(a.size for a in found.outcome.problem.arrays().values()) > MOST_NUMBERS
+    counterexample = reduced(judge, Case(seed=5).sized(key_length=64))
+    assert not fits(counterexample.outcome)
+    text = list(lines(counterexample))
+    assert f"seed {counterexample.recipe.case.seed}, " in text[1]
+    assert " x the bound " in text[-1]
+    assert len(text) == 3
+    assert sum(a.size for a in counterexample.outcome.problem.arrays().values()) > MOST_NUMBERS
 
 
-def test_the_part_is_noted_where_the_reference_was_asked() -> None:
+def test_the_part_is_noted_where_the_reference_was_compared() -> None:
     judge = answering(lambda problem, output: output * 2.0)
     judge.assert_conforms(Case())
     judge.assert_that(Case(), False, "not so")
     assert [failure.part for failure in judge.tally.failures] == ["output", ""]
 
 
-def test_an_exception_is_noted_with_the_part_that_asks_for_most() -> None:
+def test_an_exception_is_noted_with_the_part_that_needs_most() -> None:
     def broken(problem: Problem, device: str) -> Result:
         raise ValueError("no")
 

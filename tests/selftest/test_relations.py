@@ -1,4 +1,4 @@
-"""Relations hold two calls together within their bounds: they ask for no equal bits."""
+"""Relations compare two calls within their bounds: the bits need not be equal."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ OP = frozenset({Feature.CORE, Feature.HEADS, Feature.CROSS, Feature.KEY_VALUE, F
 DTYPES = ("float64", "float32", "float16")
 
 
-def by_the_sign(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
-    """Right, in two parts whose rounding is another one for values that are negative on the whole."""
+def rounded_by_sign(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    """Right, in two parts that round differently where the sum of the values is negative."""
     part = value / 3 if value.sum() < 0 else value / 5
     return Steps()(query, key, part, **options) + Steps()(query, key, value - part, **options)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_values_may_be_rounded_otherwise_once_they_are_scaled(dtype: str) -> None:
-    implementation = Implementation("by-the-sign", Claims(Scope.OP, OP), torch_op(by_the_sign))
+    implementation = Implementation("by-the-sign", Claims(Scope.OP, OP), torch_op(rounded_by_sign))
     (verdict,) = run(implementation, ("relations.linear-values",), (dtype,))
     assert verdict.status is Status.PASS, verdict.failure
     assert verdict.checks == 2

@@ -36,7 +36,7 @@ from attention_conformance.tests.report.verdict import Failure, FailureKind, Sta
 from attention_conformance.tests.report.views import ERRORS, VIEWS
 from attention_conformance.tests.report.views import json_view as reporting
 from attention_conformance.tests.report.views.terminal import lines, summary
-from attention_conformance.tests.selftest.sessions import Sessions, asked_of, sessions
+from attention_conformance.tests.selftest.sessions import Sessions, checks_of, sessions
 from attention_conformance.tests.selftest.test_verdicts import BAD, FAILURE, GOOD, WHO
 
 __all__ = ["sessions"]
@@ -49,15 +49,15 @@ ONE_VERDICT = Draft202012Validator({"$ref": "#/$defs/verdict", "$defs": SCHEMA["
 BEYOND_A_SCHEMA = ("no more checks", "finite")
 """Rules of the records that compare two counts, or speak of numbers that JSON does not have."""
 MATH = next(i for i in TORCH_OPS if i.name == "torch.sdpa.math")
-CAUSAL = set(asked_of(MATH, "causal."))
+CAUSAL = set(checks_of(MATH, "causal."))
 SUITE = suite_of("quick", "cpu", ("masks.*",))
 VERDICTS = [Verdict(**{**WHO, "implementation": MATH.name}, **fields) for fields in GOOD]
 
 
 def read(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "report.json").read_text())
-    REPORT.validate(found)
-    return found
+    report: dict[str, Any] = json.loads((folder / "report.json").read_text())
+    REPORT.validate(report)
+    return report
 
 
 def events(folder: Path) -> list[Event]:
@@ -99,10 +99,10 @@ def test_the_schema_knows_the_same_words_as_the_records() -> None:
 
 def test_a_complete_run(tmp_path: Path) -> None:
     finish(logged(tmp_path / "new" / "report", *VERDICTS))
-    found = read(tmp_path / "new" / "report")
-    assert found["completion"] == {"complete": True, "reason": "", "verdicts": len(VERDICTS)}
-    assert found["suite"]["version"] == __version__
-    (entry,) = found["implementations"]
+    report = read(tmp_path / "new" / "report")
+    assert report["completion"] == {"complete": True, "reason": "", "verdicts": len(VERDICTS)}
+    assert report["suite"]["version"] == __version__
+    (entry,) = report["implementations"]
     assert [Verdict.from_json(json.dumps(v)) for v in entry["verdicts"]] == VERDICTS
     assert entry["verdict"] == "fails"
     assert entry["claims"]["conventions"]["causal-with-mask"] == "either"
@@ -177,20 +177,20 @@ def test_the_summary_shows_what_failed() -> None:
 def test_a_session_writes_its_report(sessions: Sessions, tmp_path: Path) -> None:
     result = sessions.judge("right", "--clause", "causal.*", "--report", str(tmp_path / "report"))
     assert result.ret == 0
-    found = read(tmp_path / "report")
-    assert found["completion"] == {"complete": True, "reason": "", "verdicts": len(CAUSAL)}
-    assert found["suite"]["clauses"] == ["causal.*"]
-    assert [v["checks"] > 0 for v in found["implementations"][0]["verdicts"]] == [True] * len(CAUSAL)
+    report = read(tmp_path / "report")
+    assert report["completion"] == {"complete": True, "reason": "", "verdicts": len(CAUSAL)}
+    assert report["suite"]["clauses"] == ["causal.*"]
+    assert [v["checks"] > 0 for v in report["implementations"][0]["verdicts"]] == [True] * len(CAUSAL)
     assert result.outlines[-2] == f"report: {tmp_path / 'report' / 'report.html'}"
 
 
 def test_a_failing_session_is_complete_too(sessions: Sessions, tmp_path: Path) -> None:
     assert sessions.judge("halved", "--clause", "causal.*", "--report", str(tmp_path)).ret == 1
-    found = read(tmp_path)
-    assert found["completion"]["complete"] is True
-    assert found["implementations"][0]["verdict"] == "fails"
-    failure = found["implementations"][0]["verdicts"][0]["failure"]
-    assert Failure(**failure).dtype == "float64"
+    report = read(tmp_path)
+    (entry,) = report["implementations"]
+    assert report["completion"]["complete"] is True
+    assert entry["verdict"] == "fails"
+    assert Failure(**entry["verdicts"][0]["failure"]).dtype == "float64"
 
 
 def test_a_session_that_stops_at_the_first_failure_is_not_complete(sessions: Sessions, tmp_path: Path) -> None:

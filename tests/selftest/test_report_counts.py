@@ -70,17 +70,17 @@ def cells_of_markdown(shown: Run) -> Mapping[str, Mapping[str, str]]:
 def cells_of_page(shown: Run) -> Mapping[str, Mapping[str, str]]:
     row = r'<tr data-of="(\w+)/">(.*?)</tr>'
     cell = r'<td class="cell \w">.*?>([^<>]*)(?:<small>(.*?)</small></a>|</span>)'
-    found = re.findall(row, html.text(shown), re.DOTALL)
+    rows = re.findall(row, html.text(shown), re.DOTALL)
     return {
         name: dict(zip(chapters_of(shown), [small or sign for sign, small in re.findall(cell, text)], strict=True))
-        for name, text in found
+        for name, text in rows
     }
 
 
 @pytest.mark.parametrize("cells_of", [cells_of_terminal, cells_of_markdown, cells_of_page])
 def test_every_view_shows_the_same_cells(cells_of: Callable[[Run], Mapping[str, Mapping[str, str]]]) -> None:
-    found = cells_of(BOTH)
-    assert {name: {title: found[name][title] for title in CELLS[name]} for name in CELLS} == CELLS
+    cells = cells_of(BOTH)
+    assert {name: {title: cells[name][title] for title in CELLS[name]} for name in CELLS} == CELLS
 
 
 def test_programs_get_the_same_cells() -> None:

@@ -139,7 +139,7 @@ def test_verdicts_of_one_run_alone_are_counted_apart() -> None:
     assert "1 verdicts compared, 0 changed; 1 that only the old run has; 1 that only the new run has" in text(diff)
     assert "the runs differ in clauses: all, then scores.*" in text(diff)
     narrow = compared(run(ANCHOR, PASS), run(ANCHOR, subjects=[WITHOUT_CAUSAL], suite=one_chapter))
-    assert (narrow.changes, narrow.only_old) == ((), 1)  # nobody asked whether it is claimed
+    assert (narrow.changes, narrow.only_old) == ((), 1)  # the new run does not select the clause
 
 
 def test_a_dtype_that_was_not_selected_is_not_unclaimed() -> None:

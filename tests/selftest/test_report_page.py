@@ -302,10 +302,10 @@ class Elements(HTMLParser):
         self.feed(page)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        found = dict(attrs)
-        self.ids += [found["id"] or ""] if "id" in found else []
-        if (found.get("href") or "").startswith("#"):
-            self.targets.add((found["href"] or "")[1:])
+        attributes = dict(attrs)
+        self.ids += [attributes["id"] or ""] if "id" in attributes else []
+        if (attributes.get("href") or "").startswith("#"):
+            self.targets.add((attributes["href"] or "")[1:])
 
 
 def test_a_full_run_is_small_and_its_links_lead_somewhere(
@@ -313,11 +313,11 @@ def test_a_full_run_is_small_and_its_links_lead_somewhere(
 ) -> None:
     run = full([subject_of(each) for each in BUILTIN])
     file = written(run, tmp_path)
-    found = Elements(file.read_text(encoding="utf-8"))
+    elements = Elements(file.read_text(encoding="utf-8"))
     assert len(run.verdicts) > 10_000
     assert file.stat().st_size < LARGEST
-    assert len(set(found.ids)) == len(found.ids)
-    assert found.targets <= set(found.ids)
+    assert len(set(elements.ids)) == len(elements.ids)
+    assert elements.targets <= set(elements.ids)
     for width in (360, 1280):
         with visiting(browser, file, width, ready=READY) as visit:
             pictured(visit, pytestconfig, f"report-full-{width}")

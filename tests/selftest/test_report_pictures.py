@@ -22,10 +22,10 @@ def test_numbers_that_differ_are_printed_differently_and_marked() -> None:
     run = invented(names=(WRONG,))
     answer, weights, *handed = pictures.parts(run.failures[0])
     (first, *_), *others = answer.rows
-    wanted, got = answer.rows[0][0].cells[0][1], answer.rows[0][1].cells[0][1]
+    expected, got = answer.rows[0][0].cells[0][1], answer.rows[0][1].cells[0][1]
     assert first.caption == "expected, sample 0 head 1"
-    assert wanted[1] != got[1]
-    assert len(wanted[1]) < 12
+    assert expected[1] != got[1]
+    assert len(expected[1]) < 12
     assert got[0].endswith(" d")
     assert not any(picture.marked for row in others for picture in row)
     hidden = weights.rows[0][1].cells[0][1]
@@ -54,9 +54,9 @@ def test_heads_that_agree_are_drawn_once_where_there_are_many() -> None:
 def test_a_page_shows_some_of_every_implementation_and_names_the_rest() -> None:
     names = [f"{WRONG}.{number}" for number in range(70)]
     run = invented(names=names)
-    found = failing_clauses(run, counts(run))
+    failing = failing_clauses(run, counts(run))
     for name in names:
-        depths = {clause: [each.depth for each in one.dtypes] for clause, one in found[name].items()}
+        depths = {clause: [each.depth for each in one.dtypes] for clause, one in failing[name].items()}
         assert depths == {
             "scores.scale-default": [Depth.DRAWN, Depth.DESCRIBED],
             "masks.rank": [Depth.NAMED, Depth.NAMED],

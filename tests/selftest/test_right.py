@@ -43,10 +43,10 @@ CHAPTERS = (
 
 def _runs() -> Iterator[Any]:
     for each in right.RIGHT:
-        yield pytest.param(each.implementation, (), 1000, each.advice, id=f"core-{each}")
+        yield pytest.param(each, (), 1000, right.ADVICE.get(each.name, ()), id=f"core-{each.name}")
     for each in right_reach.RIGHT:
-        clauses = tuple(pattern for feature, pattern in REACH.items() if feature in each.implementation.claims)
-        yield pytest.param(each.implementation, clauses, 80, each.advice, id=f"reach-{each}")
+        clauses = tuple(pattern for feature, pattern in REACH.items() if feature in each.claims)
+        yield pytest.param(each, clauses, 80, right_reach.ADVICE.get(each.name, ()), id=f"reach-{each.name}")
     for chapter, implementations, clauses, checks in CHAPTERS:
         for implementation in implementations:
             yield pytest.param(implementation, clauses, checks, (), id=f"{chapter}-{implementation.name}")

@@ -1,4 +1,4 @@
-"""The random search of the full tier: it asks what is claimed, and shrinks what fails."""
+"""The random search of the full tier: it checks what is claimed, and shrinks a failing case."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _long_keys_lost(problem: Problem, device: str) -> Result:
     return replace(result, output=result.output * np.float64(1.5)) if problem.key.shape[-2] > 16 else result
 
 
-def test_a_right_implementation_is_asked_and_holds() -> None:
+def test_a_right_implementation_is_checked_and_conforms() -> None:
     judge = Judge(MATH, "float64")
     search(judge, EXAMPLES)
     assert judge.tally.failed == 0
@@ -33,7 +33,7 @@ def test_a_right_implementation_is_asked_and_holds() -> None:
     assert not judge.unsupported
 
 
-def test_what_fails_is_recorded_once_and_shrunk() -> None:
+def test_a_failing_case_is_recorded_once_and_shrunk() -> None:
     judge = Judge(replace(MATH, name="late", run=_long_keys_lost), "float64")
     search(judge, 4 * EXAMPLES)
     assert judge.tally.failed >= 1

@@ -15,13 +15,7 @@ from attention_conformance.implementations.builtin.sources import a, b, c, d, e
 from attention_conformance.implementations.builtin.sources.shapes import merge_heads, split_heads
 from attention_conformance.implementations.builtin.sources.softmax import masked_softmax
 from attention_conformance.reference.expected import Expected, solve
-from attention_conformance.tests.selftest.source_equations import (
-    assert_within,
-    compared,
-    expected_of,
-    normal,
-    seeded,
-)
+from attention_conformance.tests.selftest.source_equations import assert_within, compared, expected_of, normal, seeded
 from attention_conformance.tests.selftest.test_oracle import op
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
@@ -157,9 +151,6 @@ class TestSourceA:
 
 
 class TestSourceB:
-    def test_worked_example(self) -> None:
-        assert b.Self_Attention(2, 4, 5)(torch.ones(4, 3, 2)).shape == (4, 3, 5)
-
     def test_equals_the_equation(self) -> None:
         module, x = seeded(b.Self_Attention(2, 4, 5)), normal(4, 3, 2)
         assert_within(module(x), expected_of(module, x, x, x)["output"])
@@ -304,10 +295,6 @@ class TestSourceE:
     @staticmethod
     def cross() -> tuple[e.CrossAttention, Tensor, Tensor]:
         return seeded(e.CrossAttention(6, 8, 4, 3, 2)), normal(2, 5, 6), normal(2, 7, 8, seed=1)
-
-    def test_self_attention_equals_the_equation(self) -> None:
-        module, x = seeded(e.MultiHeadAttention(6, 4, 5, 3)), normal(2, 7, 6)
-        assert_within(module(x), expected_of(module, x, x, x)["output"])
 
     def test_cross_attention_equals_the_equation(self) -> None:
         module, x1, x2 = self.cross()

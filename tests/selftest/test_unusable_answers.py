@@ -8,11 +8,7 @@ from pathlib import Path
 import pytest
 
 from attention_conformance.tests.harness.run.exit_status import ExitStatus
-from attention_conformance.tests.selftest.sessions import Sessions, sessions
-
-__all__ = ["sessions"]
-
-pytest_plugins = ["pytester"]
+from attention_conformance.tests.selftest.sessions import CANDIDATES, Sessions
 
 LATE = """
 import torch
@@ -42,22 +38,15 @@ def make(change):
 
     return attention
 
-FIRST = 60  # the first calls, which find out what the function takes, are right
+FIRST = 60  # the first calls, which detect what the function takes, are right
 globals().update({name: make(change) for name, change in CHANGES.items()})
 """
-RESULTS = """
-from dataclasses import replace
-import numpy as np
-from attention_conformance.implementations.builtin.sdpa import TORCH_OPS
-
-MATH = next(i for i in TORCH_OPS if i.name == "torch.sdpa.math")
-
+RESULTS = (
+    CANDIDATES
+    + """
 class Broken(Exception):
     def __str__(self):
         raise ValueError("it has no text")
-
-def broken(x):
-    raise Broken
 
 CHANGES = {
     "complex_numbers": lambda x: x + 1j,
@@ -68,24 +57,18 @@ CHANGES = {
     "absent": lambda x: None,
     "scalar": lambda x: np.float64(1.0),
     "integers": lambda x: x.astype(np.int64),
-    "broken": broken,
 }
-
-def candidate(name):
-    def run(problem, device):
-        result = MATH.run(problem, device)
-        return replace(result, output=CHANGES[name](result.output))
-    return replace(MATH, name=name, run=run)
-
-globals().update({name: candidate(name) for name in CHANGES})
+globals().update({name: candidate(name, output(change)) for name, change in CHANGES.items()})
+broken = candidate("broken", raising(Broken()))
 
 def in_gradients(problem, device):
     result = MATH.run(problem, device)
     return replace(result, gradients={name: g + 1j for name, g in result.gradients.items()})
 
-gradients = replace(MATH, name="gradients", run=in_gradients)
+gradients = candidate("gradients", in_gradients)
 """
-RETURNED = {
+)
+IN_RESULTS = {
     "complex_numbers": "returned output in complex128, not in real numbers",
     "objects": "returned output in object, not in real numbers",
     "masked": "returned output as MaskedArray, not as a NumPy array",
@@ -96,45 +79,33 @@ RETURNED = {
     "integers": "output has dtype int64, expected float64, the dtype of the inputs",
     "broken": "raised Broken: no message",
 }
-CHAPTERS = ("--clause", "causal.square", "--clause", "gradients.key", "--dtype", "float64")
-
-
-@pytest.mark.parametrize("name", RETURNED)
-def test_an_unusable_result_fails_with_its_reason(sessions: Sessions, tmp_path: Path, name: str) -> None:
-    sessions.file.write_text(RESULTS)
-    result = sessions.judge(name, *CHAPTERS, "--report", str(tmp_path / "report"))
-    assert result.ret == ExitStatus.FAILS
-    assert f"{name} in float64: {RETURNED[name]}" in result.stdout.str()
-    report = json.loads((tmp_path / "report" / "report.json").read_text())
-    assert report["completion"]["complete"] is True
+IN_FUNCTIONS = {
+    "complex_numbers": "returned output in complex128, not in real numbers",
+    "nested": "raised RuntimeError: ",
+    "sparse": "raised TypeError: ",
+    "quantised": "raised TypeError: ",
+    "meta": "raised NotImplementedError: ",
+    "subclass": "raised RuntimeError: no operation is supported",
+    "nothing": "raised TypeError: a tensor was expected, got NoneType",
+}
+GRADIENTS = ("--clause", "causal.square", "--clause", "gradients.key")
+SHAPES = ("--clause", "scores.*", "--clause", "shapes.*")
 
 
 @pytest.mark.parametrize(
-    ("name", "reason"),
+    ("source", "name", "reason", "clauses"),
     [
-        ("complex_numbers", "returned output in complex128, not in real numbers"),
-        ("nested", "raised RuntimeError: "),
-        ("sparse", "raised TypeError: "),
-        ("quantised", "raised TypeError: "),
-        ("meta", "raised NotImplementedError: "),
-        ("subclass", "raised RuntimeError: no operation is supported"),
-        ("nothing", "raised TypeError: a tensor was expected, got NoneType"),
+        *((RESULTS, name, f"{name} in float64: {reason}", GRADIENTS) for name, reason in IN_RESULTS.items()),
+        (RESULTS, "gradients", "returned the gradient of query in complex128, not in real numbers", GRADIENTS),
+        *((LATE, name, f"{name} in float64: {reason}", SHAPES) for name, reason in IN_FUNCTIONS.items()),
     ],
 )
-def test_a_function_that_turns_unusable_fails_with_its_reason(
-    sessions: Sessions, tmp_path: Path, name: str, reason: str
+def test_an_unusable_answer_fails_with_its_reason(
+    sessions: Sessions, tmp_path: Path, source: str, name: str, reason: str, clauses: tuple[str, ...]
 ) -> None:
-    sessions.file.write_text(LATE)
-    chosen = ("--clause", "scores.*", "--clause", "shapes.*", "--dtype", "float64")
-    result = sessions.judge(name, *chosen, "--report", str(tmp_path / "report"))
+    sessions.file.write_text(source)
+    result = sessions.judge(name, *clauses, "--report", str(tmp_path / "report"))
     assert result.ret == ExitStatus.FAILS
-    assert f"{name} in float64: {reason}" in result.stdout.str()
+    assert reason in result.stdout.str()
     report = json.loads((tmp_path / "report" / "report.json").read_text())
     assert report["completion"]["complete"] is True
-
-
-def test_gradients_are_looked_at_too(sessions: Sessions) -> None:
-    sessions.file.write_text(RESULTS)
-    result = sessions.judge("gradients", *CHAPTERS)
-    assert result.ret == ExitStatus.FAILS
-    assert "returned the gradient of query in complex128, not in real numbers" in result.stdout.str()

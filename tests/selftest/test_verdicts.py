@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import numpy as np
 import pytest
 
 from attention_conformance.implementations.api.contract import Claims, ExpectedFailure, Implementation, Result
@@ -81,7 +82,7 @@ def test_an_expected_failure_needs_a_public_link_and_a_reason() -> None:
 
 
 def _never(problem: Problem, device: str) -> Result:
-    raise AssertionError("nothing is asked here")
+    raise AssertionError("nothing is run here")
 
 
 def _judge(*entries: ExpectedFailure, dtype: str = "float32") -> Judge:
@@ -89,7 +90,7 @@ def _judge(*entries: ExpectedFailure, dtype: str = "float32") -> Judge:
     return Judge(Implementation("some.op", claims, _never, expected_failures=entries), dtype)
 
 
-def _found(judge: Judge) -> Verdict:
+def _verdict(judge: Judge) -> Verdict:
     return verdict(load()["scores.dot-product"], judge, 1.0)
 
 
@@ -101,78 +102,67 @@ def test_a_failed_check_fails_the_clause() -> None:
     judge = _judge(OF_ANOTHER_DTYPE)
     judge.record(Case(), Comparison(0.5))
     judge.record(Case(), Comparison(3.0, "wrong", kind=FailureKind.VALUE), context="context")
-    found = _found(judge)
-    assert (found.status, found.checks, found.failed, found.worst) == (Status.FAIL, 2, 1, 3.0)
-    assert found.failure == Failure("context: wrong", Case().to_json(), "float32", "", FailureKind.VALUE, "context")
+    own = _verdict(judge)
+    assert (own.status, own.checks, own.failed, own.worst) == (Status.FAIL, 2, 1, 3.0)
+    assert own.failure == Failure("context: wrong", Case().to_json(), "float32", "", FailureKind.VALUE, "context")
 
 
 def test_errors_of_outputs_are_counted_in_unit_roundoffs() -> None:
-    judge, way = _judge(), _judge()
+    judge, alternative = _judge(), _judge()
     u = unit_roundoff("float32")
-    assert _found(judge).rms is None
+    assert _verdict(judge).rms is None
     judge.record(Case(), Comparison(0.5, relative=3.0 * u))
     judge.record(Case(), Comparison(0.5))
     judge.record(Case(), Comparison(0.5, inconclusive=True, relative=100.0 * u))
-    way.record(Case(), Comparison(0.5, relative=4.0 * u))
-    judge.include(way)
-    assert _found(judge).rms == pytest.approx(12.5**0.5)
+    alternative.record(Case(), Comparison(0.5, relative=4.0 * u))
+    judge.include(alternative)
+    assert _verdict(judge).rms == pytest.approx(12.5**0.5)
 
 
-def test_errors_beyond_all_numbers_have_none() -> None:
+def test_errors_that_are_not_finite_have_no_number() -> None:
     judge = _judge()
     judge.record(Case(), Comparison(1e300, "wrong", relative=1e300, kind=FailureKind.VALUE))
-    assert _found(judge).rms is None
-
-
-def test_an_infinite_error_has_no_number() -> None:
-    judge = _judge()
+    assert _verdict(judge).rms is None
     judge.assert_that(Case(), False, "NaN")
-    assert _found(judge).worst is None
+    assert _verdict(judge).worst is None
 
 
 def test_the_plainest_failure_is_shown() -> None:
     judge = _judge()
     judge.assert_that(Case(causal=True), False, "second")
     judge.assert_that(Case(), False, "first")
-    failure = _found(judge).failure
+    failure = _verdict(judge).failure
     assert failure is not None
     assert failure.message == "first"
 
 
-def test_a_known_failure_is_an_expected_one() -> None:
-    judge = _judge(KNOWN)
-    judge.assert_that(Case(), False, "wrong")
-    found = _found(judge)
-    assert (found.status, found.reason, found.link) == (Status.EXPECTED_FAILURE, "it is known", LINK)
+WRONG = Comparison(np.inf, "wrong", kind=FailureKind.PROPERTY)
+TOO_WIDE = Comparison(0.5, inconclusive=True)
 
 
-def test_an_expected_failure_that_passes_is_an_error() -> None:
-    judge = _judge(KNOWN)
-    judge.assert_that(Case(), True, "")
-    found = _found(judge)
-    assert (found.status, found.checks) == (Status.ERROR, 1)
-    assert "remove the entry" in found.reason
+@pytest.mark.parametrize(
+    ("judge", "outcome", "status", "reason"),
+    [
+        (_judge(KNOWN), WRONG, Status.EXPECTED_FAILURE, "it is known"),
+        (_judge(KNOWN), Comparison(0.0), Status.ERROR, "passes, but is expected to fail (it is known): remove the"),
+        (_judge(), None, Status.ERROR, "nothing was checked"),
+        (_judge(), TOO_WIDE, Status.ERROR, "too wide"),
+        (_judge(dtype="float16"), TOO_WIDE, Status.NOT_CLAIMED, "wider dtypes decide"),
+    ],
+)
+def test_outcomes_that_need_a_reason(judge: Judge, outcome: Comparison | None, status: Status, reason: str) -> None:
+    for comparison in [] if outcome is None else [outcome]:
+        judge.record(Case(), comparison)
+    own = _verdict(judge)
+    assert own.status is status
+    assert reason in own.reason
+    assert own.link == (LINK if status is Status.EXPECTED_FAILURE else "")
+    counted = outcome is not None and not outcome.inconclusive
+    assert (own.checks, own.inconclusive) == (int(counted), int(outcome is TOO_WIDE))
 
 
-def test_nothing_checked_is_an_error() -> None:
-    assert _found(_judge()).status is Status.ERROR
-    judge = _judge()
-    judge.record(Case(), Comparison(0.5, inconclusive=True))
-    found = _found(judge)
-    assert (found.status, found.checks, found.inconclusive) == (Status.ERROR, 0, 1)
-    assert "too wide" in found.reason
-
-
-def test_a_half_type_may_be_too_coarse_for_a_clause() -> None:
-    judge = _judge(dtype="float16")
-    judge.record(Case(), Comparison(0.5, inconclusive=True))
-    found = _found(judge)
-    assert (found.status, found.checks) == (Status.NOT_CLAIMED, 0)
-    assert "wider dtypes decide" in found.reason
-
-
-def test_what_cannot_be_asked_is_not_claimed() -> None:
+def test_a_clause_without_a_case_that_fits_is_not_claimed() -> None:
     judge = _judge()
     assert list(judge.cases(Case(causal=True))) == []
-    found = _found(judge)
-    assert (found.status, found.reason) == (Status.NOT_CLAIMED, "does not claim causal")
+    own = _verdict(judge)
+    assert (own.status, own.reason) == (Status.NOT_CLAIMED, "does not claim causal")

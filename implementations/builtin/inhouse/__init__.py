@@ -34,46 +34,16 @@ from attention_conformance.spec.features import Conventions, Feature, Polarity, 
 from attention_conformance.spec.problem import Problem
 
 _NO_GRADIENTS = {Feature.GRADIENTS, Feature.MASK_GRADIENT}
-_FURTHER = {
-    Feature.GROUPED,
-    Feature.DROPOUT,
-    Feature.WINDOW,
-    Feature.SOFTCAP,
-    Feature.ROTARY,
-    Feature.ALIBI,
-    Feature.RELATIVE_BIAS,
-    Feature.SINKS,
-    Feature.ZERO_ATTN,
-    Feature.QUERY_START,
-    Feature.SEGMENTS,
-    Feature.HEAD_GATES,
-}
-_OF_MODULE = {
-    Feature.SCALE,
-    Feature.INPUT_WIDTHS,
-    Feature.EMPTY_SIZES,
-    Feature.CONTAINMENT,
-    Feature.BIAS_KV,
-    Feature.EVALUATION,
-}
-_FUSED = MHA_FEATURES | _FURTHER | _OF_MODULE
+_BY_POSITION = {Feature.WINDOW, Feature.ROTARY, Feature.ALIBI, Feature.RELATIVE_BIAS, Feature.QUERY_START}
+_OF_SOFTMAX = {Feature.SOFTCAP, Feature.SINKS, Feature.ZERO_ATTN, Feature.DROPOUT}
+EXTENSIONS = frozenset(_BY_POSITION | _OF_SOFTMAX | {Feature.GROUPED, Feature.SEGMENTS, Feature.HEAD_GATES})
+_SIZES = {Feature.INPUT_WIDTHS, Feature.EMPTY_SIZES}
+_OF_MODULE = _SIZES | {Feature.SCALE, Feature.CONTAINMENT, Feature.BIAS_KV, Feature.EVALUATION}
+_FUSED = MHA_FEATURES | EXTENSIONS | _OF_MODULE
 _AVERAGED = (MHA_FEATURES | _OF_MODULE | {Feature.AVERAGED_WEIGHTS, Feature.DROPOUT, Feature.ZERO_ATTN}) - _NO_GRADIENTS
-_MODES = {
-    Feature.SAVED,
-    Feature.COPIED,
-    Feature.UNBATCHED,
-    Feature.AUTOCAST,
-    Feature.VMAP,
-    Feature.NO_GRAD,
-}
-_BY_NAME = {
-    Feature.CUMULATIVE_LENGTHS,
-    Feature.KEY_PADDING,
-    Feature.LOG_SUM_EXP,
-    Feature.ALTERNATIVES,
-    Feature.CONTAINMENT,
-}
-_OF_OPS = SDPA_FEATURES | _FURTHER | _BY_NAME
+_MODES = {Feature.SAVED, Feature.COPIED, Feature.UNBATCHED, Feature.AUTOCAST, Feature.VMAP, Feature.NO_GRAD}
+_BY_NAME = {Feature.CUMULATIVE_LENGTHS, Feature.KEY_PADDING, Feature.LOG_SUM_EXP}
+_OF_OPS = SDPA_FEATURES | EXTENSIONS | _BY_NAME | {Feature.ALTERNATIVES, Feature.CONTAINMENT}
 _NUMPY = (_OF_OPS | {Feature.WEIGHTS, Feature.CACHE, Feature.LINEAR_MEMORY}) - _NO_GRADIENTS - {Feature.DROPOUT}
 _TILED = _OF_OPS | {Feature.NO_GRAD, Feature.AUTOCAST, Feature.LINEAR_MEMORY}
 _PLACES = {**PLACES, **{name: name for name in ("bias_k", "bias_v", "relative_bias", "sinks", "head_gates")}}

@@ -182,24 +182,13 @@ def _started(stream: Stream) -> CachedAttention:
     return CachedAttention(storage, **{name: o for name, o in stream.options.items() if name != "enable_gqa"})
 
 
-_FEATURES = SDPA_FEATURES - {Feature.BOOL_MASK, Feature.FLOAT_MASK, Feature.GRADIENTS, Feature.MASK_GRADIENT}
+_MISSING = {Feature.BOOL_MASK, Feature.FLOAT_MASK, Feature.GRADIENTS, Feature.MASK_GRADIENT}
+_OPTIONS = {Feature.GROUPED, Feature.WINDOW, Feature.ROTARY, Feature.ALIBI, Feature.QUERY_START}
+_CACHES = {Feature.CACHE, Feature.STATIC_CACHE, Feature.RING_CACHE}
 CACHED = (
     Implementation(
         "inhouse.cached",
-        Claims(
-            Scope.OP,
-            _FEATURES
-            | {
-                Feature.GROUPED,
-                Feature.WINDOW,
-                Feature.ROTARY,
-                Feature.ALIBI,
-                Feature.QUERY_START,
-                Feature.CACHE,
-                Feature.STATIC_CACHE,
-                Feature.RING_CACHE,
-            },
-        ),
+        Claims(Scope.OP, (SDPA_FEATURES - _MISSING) | _OPTIONS | _CACHES),
         cached(_started),
         "attention that is fed a sequence in pieces and keeps keys and values: growing, static or in a ring",
     ),

@@ -65,13 +65,7 @@ def attended(
 
 
 def _composed(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    dropout: float,
-    causal: bool,
-    scale: float | None,
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float, causal: bool, scale: float | None
 ) -> Tensor:
     batch, heads, length, width = query.shape
     keyed, keys, rows = batch * key.shape[1], key.shape[2], heads // key.shape[1] * length

@@ -129,11 +129,7 @@ def _steady(plan: Plan, given: Operands) -> bool:
 
 
 def _extend(
-    plan: Plan,
-    state: State,
-    given: tuple[Tensor, Tensor, Tensor],
-    masks: tuple[Tensor | None, ...],
-    steady: bool,
+    plan: Plan, state: State, given: tuple[Tensor, Tensor, Tensor], masks: tuple[Tensor | None, ...], steady: bool
 ) -> None:
     """Takes in the keys of a tile for some samples and heads."""
     (query, key, value), (seen, added, factors), (top, whole, mixed) = given, masks, state

@@ -122,21 +122,11 @@ def _softmax(scores: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
     return torch.where(empty, 0.0, safe.softmax(-1)), log_sum_exp
 
 
-_FEATURES = SDPA_FEATURES | {
-    Feature.KEY_PADDING,
-    Feature.WEIGHTS,
-    Feature.LOG_SUM_EXP,
-    Feature.ROTARY,
-    Feature.ALIBI,
-    Feature.ALIBI_SLOPES,
-    Feature.RELATIVE_BIAS,
-    Feature.SINUSOIDS,
-    Feature.QUERY_START,
-}
+_FUNCTIONS = {Feature.SINUSOIDS, Feature.ALIBI_SLOPES}
+_BY_POSITION = {Feature.ROTARY, Feature.ALIBI, Feature.RELATIVE_BIAS, Feature.QUERY_START}
+_FEATURES = SDPA_FEATURES | _FUNCTIONS | _BY_POSITION | {Feature.KEY_PADDING, Feature.WEIGHTS, Feature.LOG_SUM_EXP}
 _OTHER = Conventions(
-    rotary_pairing=RotaryPairing.INTERLEAVED,
-    sinusoid_order=SinusoidOrder.HALVES,
-    alibi_rule=AlibiRule.GEOMETRIC,
+    rotary_pairing=RotaryPairing.INTERLEAVED, sinusoid_order=SinusoidOrder.HALVES, alibi_rule=AlibiRule.GEOMETRIC
 )
 
 POSITIONS = (

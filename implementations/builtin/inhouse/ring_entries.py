@@ -70,28 +70,10 @@ def _slice(array: Array, rank: int, count: int) -> Array:
     return array[:, :, length * rank // count : length * (rank + 1) // count]
 
 
-_CLAIMS = Claims(
-    Scope.OP,
-    frozenset(
-        {
-            Feature.CORE,
-            Feature.HEADS,
-            Feature.VALUE_WIDTH,
-            Feature.CROSS,
-            Feature.KEY_VALUE,
-            Feature.SCALE,
-            Feature.CAUSAL,
-            Feature.GRADIENTS,
-            Feature.LOG_SUM_EXP,
-            Feature.EMPTY_SIZES,
-            Feature.GROUPED,
-            Feature.WINDOW,
-            Feature.SOFTCAP,
-            Feature.QUERY_START,
-            Feature.ALIBI,
-        }
-    ),
-)
+_INPUTS = {Feature.CORE, Feature.HEADS, Feature.VALUE_WIDTH, Feature.CROSS, Feature.KEY_VALUE, Feature.EMPTY_SIZES}
+_OPTIONS = {Feature.SCALE, Feature.CAUSAL, Feature.GROUPED, Feature.WINDOW, Feature.SOFTCAP, Feature.ALIBI}
+_FEATURES = _INPUTS | _OPTIONS | {Feature.QUERY_START, Feature.GRADIENTS, Feature.LOG_SUM_EXP}
+_CLAIMS = Claims(Scope.OP, frozenset(_FEATURES))
 RING_2, RING_4 = (
     Implementation(
         f"inhouse.ring.{count}",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 from torch import Tensor, nn
 
@@ -18,6 +18,7 @@ FREE_WIDTHS = frozenset({Feature.MODEL_WIDTH, Feature.VALUE_WIDTH, Feature.INPUT
 ROLES = ("q", "k", "v", "o")
 LAYER_PLACES: Mapping[str, str] = linears(**{role: role for role in ROLES})
 Construct = Callable[[int, int], object]
+Projected: TypeAlias = tuple[Tensor, Tensor, Tensor]
 
 
 class Layer(nn.Module):
@@ -33,7 +34,7 @@ class Layer(nn.Module):
         if "w_o" in problem.parameters:
             self.o = _linear(problem, "o")
 
-    def projected(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def projected(self, query: Tensor, key: Tensor, value: Tensor) -> Projected:
         return self.q(query), self.k(key), self.v(value)
 
     def split(self, x: Tensor) -> Tensor:

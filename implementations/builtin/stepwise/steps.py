@@ -22,6 +22,8 @@ EXTRA_FEATURES = {
 """What is claimed by returning an extra array."""
 BOTTOM_RIGHT = Conventions(causal_alignment=Alignment.BOTTOM_RIGHT)
 Softmax: TypeAlias = Callable[[Tensor], Tensor]
+Positions: TypeAlias = tuple[Tensor, Tensor, Tensor]
+"""Of queries (B, Lq) and keys (B, Lk) in their documents, and (B, Lq, Lk), True = of one document."""
 INFINITY = float("inf")
 
 
@@ -86,9 +88,13 @@ def repeat_kv_tiled(rows: Tensor, num_heads: int) -> Tensor:
 def rotate(rows: Tensor, positions: Tensor, base: float) -> Tensor:
     """Rotary embedding of (B, H, L, d) at positions (B, L), component c paired with c + d / 2."""
     half = rows.shape[-1] // 2
-    angles = positions[:, None, :, None] * base ** (-torch.arange(half, dtype=torch.float64) / half)
-    cosines, sines = angles.cos().to(rows.dtype), angles.sin().to(rows.dtype)
-    first, second = rows[..., :half], rows[..., half:]
+    return rotate_by(rows, positions[..., None] * base ** (-torch.arange(half, dtype=torch.float64) / half))
+
+
+def rotate_by(rows: Tensor, angles: Tensor) -> Tensor:
+    """Rows (B, H, L, d) rotated by angles (B, L, d / 2)."""
+    cosines, sines = (x[:, None].to(rows.dtype) for x in (angles.cos(), angles.sin()))
+    first, second = rows.chunk(2, -1)
     return torch.cat([first * cosines - second * sines, first * sines + second * cosines], -1)
 
 
@@ -145,8 +151,7 @@ def gate(heads: Tensor, gates: Tensor) -> Tensor:
     return heads * gates[:, None, None]
 
 
-def positions(query: Tensor, key: Tensor, call: CallOptions) -> tuple[Tensor, Tensor, Tensor]:
-    """Positions of queries (B, Lq) and keys (B, Lk) in their documents, and (B, Lq, Lk), True = of one document."""
+def positions(query: Tensor, key: Tensor, call: CallOptions) -> Positions:
     batch, queries, keys = len(query), query.shape[-2], key.shape[-2]
     of_query = documents(call.query_segments, call.cu_seqlens_q, batch, queries)
     of_key = documents(call.key_segments, call.cu_seqlens_k, batch, keys)
@@ -219,7 +224,7 @@ class Steps:
 
     wide: bool = True
     factor: Callable[[Tensor, float | None], float] = factor
-    positions: Callable[[Tensor, Tensor, CallOptions], tuple[Tensor, Tensor, Tensor]] = positions
+    positions: Callable[[Tensor, Tensor, CallOptions], Positions] = positions
     rotate: Callable[[Tensor, Tensor, float], Tensor] = rotate
     repeat_kv: Callable[[Tensor, int], Tensor] = repeat_kv
     add_zero_key: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = add_zero_key

@@ -15,12 +15,12 @@ SHORT = {"query": "q", "key": "k", "value": "v", "attn_mask": "mask"}
 """Short names of arrays; the others keep their names."""
 
 
-def lines(found: Counterexample, heading: str = "smallest failing case") -> Iterator[str]:
+def lines(counterexample: Counterexample, heading: str = "smallest failing case") -> Iterator[str]:
     """A counterexample, a line each."""
-    outcome = found.outcome
-    yield f"{heading}: {found.recipe.case}"
+    outcome = counterexample.outcome
+    yield f"{heading}: {counterexample.recipe.case}"
     if not fits(outcome):
-        yield f"  seed {found.recipe.case.seed}, too many numbers for a screen"
+        yield f"  seed {counterexample.recipe.case.seed}, too many numbers for a screen"
     else:
         arrays = {SHORT.get(n, n): a for n, a in outcome.problem.arrays().items()}
         if outcome.expected is not None:

@@ -15,8 +15,7 @@ import torch
 
 from attention_conformance.implementations.api.contract import Implementation, PathError, Result, Unsupported
 from attention_conformance.implementations.api.fitting import fit
-from attention_conformance.implementations.api.global_state import kept_global_state
-from attention_conformance.implementations.api.safe_call import CandidateError, answer, guarded
+from attention_conformance.implementations.api.safe_call import CandidateError, answer, restored
 from attention_conformance.reference.expected import Expected, solve
 from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Padding, Pattern, Scores
 from attention_conformance.spec.clauses import Level, load
@@ -114,9 +113,8 @@ class Diagnosis:
             return f"no known mistake explains the failures; {self.pattern}"
         rest = f"; the next best, {self.next_name}, explains {self.next_explains}" if self.next_name else ""
         if self.of_clauses:
-            return (
-                f"fails as `{self.name}` does, in {self.explains} of {self.of} kinds of failures{rest}: {self.repair}"
-            )
+            of = f"{self.explains} of {self.of} kinds of failures"
+            return f"fails as `{self.name}` does, in {of}{rest}: {self.repair}"
         details = f"difference {self.error:.2g} of the limit for equal answers{rest}"
         word = "matches" if 2 * self.explains >= self.of else "is partly explained by"
         more = f"; {self.pattern}" if self.pattern else ""
@@ -175,7 +173,7 @@ def failing_checks(verdicts: Sequence[Verdict]) -> list[FailingCheck]:
 
 def diagnose(
     implementation: Implementation,
-    found: Sequence[FailingCheck],
+    checks: Sequence[FailingCheck],
     device: str = "cpu",
     dtypes: Collection[str] | None = None,
 ) -> Diagnosis | None:
@@ -183,14 +181,14 @@ def diagnose(
 
     `dtypes` are those in which it was checked; None: all that it claims.
     """
-    if not found:
+    if not checks:
         return None
-    compared = [each for each in found if each.part]
+    compared = [each for each in checks if each.part]
     if not compared:
-        return _by_clauses(implementation, found, device)
+        return _by_clauses(implementation, checks, device)
     observed = list(_observations(implementation, compared, device))
     with _one_thread():
-        ranked = _ranked(implementation, observed, {each.clause for each in found})
+        ranked = _ranked(implementation, observed, {each.clause for each in checks})
     failing = [each for each in observed if each.failing]
     fails = partial(_fails, implementation, failing[0], device) if failing else (lambda _: False)
     checked = implementation.claims.dtypes if dtypes is None else dtypes
@@ -238,11 +236,9 @@ def _observed(
 ) -> Observation:
     problem = build(case, dtype)
     gradients = any(part.startswith("gradients.") for part in parts)
-    problem = problem if gradients else problem.forward_only()
-    if gradients:
-        # A mask that another case lacks has no gradient there.
-        names = tuple(name for name in problem.needs if f"gradients.{name}" in parts)
-        problem = replace(problem, needs=names)
+    # A mask that another case lacks has no gradient there.
+    names = tuple(name for name in problem.needs if f"gradients.{name}" in parts)
+    problem = replace(problem, needs=names) if gradients else problem.forward_only()
     expected = dict(solve(problem, implementation.claims.conventions).parts)
     parts = tuple(part for part in dict.fromkeys(("output", *parts)) if part in expected)
     got, raised = answered(lambda: answer(implementation.run, problem.fresh(), device))
@@ -261,8 +257,7 @@ def _fails(implementation: Implementation, failing: Observation, device: str, ca
 def answered(call: Callable[[], Result]) -> tuple[Result | None, str]:
     """The answer, or None and the exception in words without numbers."""
     try:
-        with kept_global_state(), np.errstate(all="ignore"):
-            return guarded(call), ""
+        return restored(call), ""
     except (CandidateError, PathError) as error:
         return None, str(error).translate(WITHOUT_DIGITS)
 
@@ -339,11 +334,11 @@ def _scored(hypothesis: Hypothesis, observed: Sequence[Observation], hopeless: i
     return Score(hypothesis, explains, agrees, error)
 
 
-def _by_clauses(implementation: Implementation, found: Sequence[FailingCheck], device: str) -> Diagnosis | None:
+def _by_clauses(implementation: Implementation, checks: Sequence[FailingCheck], device: str) -> Diagnosis | None:
     """For failures that are no comparisons: the mistake that breaks the same clauses in the same words."""
-    failed = {each.clause for each in found}
+    failed = {each.clause for each in checks}
     chapters = {load()[clause].chapter for clause in failed}
-    dtype = next(dtype for dtype in DTYPES if any(each.dtype == dtype for each in found))
+    dtype = next(dtype for dtype in DTYPES if any(each.dtype == dtype for each in checks))
     own = _failure_summaries(implementation, chapters, dtype, device)
     ranked = []
     for hypothesis in hypotheses(implementation.claims.scope, implementation.claims.conventions):
@@ -364,11 +359,11 @@ def _failure_summaries(
     implementation: Implementation, chapters: set[str], dtype: str, device: str
 ) -> set[tuple[str, str]]:
     """(clause, words) of every failing check of these chapters, without the numbers."""
-    found = set()
+    summaries = set()
     for planned in Selection((implementation,), dtypes=(dtype,)).plan():
         if planned.clause.chapter in chapters:
             judge = Judge(implementation, dtype, device)
             with suppress(PathError):
                 planned.test(judge)
-            found |= {(planned.clause.id, each.summary or each.message) for each in judge.tally.failures}
-    return found
+            summaries |= {(planned.clause.id, each.summary or each.message) for each in judge.tally.failures}
+    return summaries

@@ -30,13 +30,13 @@ class Explained:
     """A failure with its artifacts.
 
     Attributes:
-        found: the smallest failing case, if the failure could be reduced in the available time.
+        counterexample: the smallest failing case, if the failure could be reduced in the available time.
         script: the program that shows it; `without` is the reason where there is none.
     """
 
     verdict: Verdict
     file: FailureFile
-    found: Counterexample | None
+    counterexample: Counterexample | None
     script: str
     without: str
 
@@ -59,10 +59,9 @@ def explained(
             left = until - time.perf_counter()
             if number == 0 or not reduced or settings.report is not None:
                 seconds = left if reduced or settings.report is None else left * FIRST
-                artifacts = _explained(
-                    settings.judge(implementation, verdict.dtype), verdict, settings, target, seconds
-                )
-                reduced = reduced or artifacts.found is not None
+                judge = settings.judge(implementation, verdict.dtype)
+                artifacts = _explained(judge, verdict, settings, target, seconds)
+                reduced = reduced or artifacts.counterexample is not None
                 yield artifacts
 
 
@@ -88,15 +87,21 @@ def _explained(judge: Judge, verdict: Verdict, settings: RunSettings, target: st
         tier=settings.tier,
         part=failure.part,
     )
-    found = reduce(judge, file.case, failure.part, seconds) if failure.part and seconds > 0 else None
-    if found is None:
+    counterexample = reduce(judge, file.case, failure.part, seconds) if failure.part and seconds > 0 else None
+    if counterexample is None:
         return Explained(verdict, file, None, "", _unreduced(failure.part, seconds))
-    recipe, kind = found.recipe, str(found.outcome.comparison.kind)
+    recipe, kind = counterexample.recipe, str(counterexample.outcome.comparison.kind)
     file = replace(file, case=recipe.case, decimals=recipe.decimals, cotangent=recipe.cotangent, kind=kind)
     try:
-        return Explained(verdict, file, found, script(found, judge, target, settings.conventions, verdict.clause), "")
+        return Explained(
+            verdict,
+            file,
+            counterexample,
+            script(counterexample, judge, target, settings.conventions, verdict.clause),
+            "",
+        )
     except NoScriptError as error:
-        return Explained(verdict, file, found, "", str(error))
+        return Explained(verdict, file, counterexample, "", str(error))
 
 
 def _unreduced(part: str, seconds: float) -> str:

@@ -29,6 +29,8 @@ from attention_conformance.spec.features import (
 from attention_conformance.spec.problem import DTYPES, Problem
 
 CONVENTIONS: Mapping[str, type[StrEnum]] = {
+    "causal-alignment": Alignment,
+    "empty-row": EmptyRow,
     "softmax-precision": SoftmaxPrecision,
     "group-order": GroupOrder,
     "window-count": WindowCount,
@@ -78,18 +80,9 @@ def _answer_of(defect: Defect, scope: Scope) -> Callable[[Problem], Result] | No
 
 def _lifted(defect: Defect, problem: Problem) -> Result:
     """A defect of the op between right projections; outputs only."""
-    inputs_of = Pipeline().run(problem.forward_only(), Conventions()).inputs
-    inputs = (inputs_of.query, inputs_of.key, inputs_of.value)
-    query, key, value = (heads.astype(DTYPES[problem.dtype]) for heads in inputs)
-    op = replace(
-        problem.forward_only(),
-        scope=Scope.OP,
-        query=query,
-        key=key,
-        value=value,
-        parameters={},
-        sharing=Sharing.NONE,
-    )
+    inputs = Pipeline().run(problem.forward_only(), Conventions()).inputs
+    heads = {n: getattr(inputs, n).astype(DTYPES[problem.dtype]) for n in ("query", "key", "value")}
+    op = replace(problem.forward_only(), scope=Scope.OP, parameters={}, sharing=Sharing.NONE, **heads)
     result = defect.implementation.run(op.fresh(), "cpu")
     output = Pipeline().project_out(problem.widened(), result.output.astype(np.float64))
     averaged = None if result.weights is None else result.weights.astype(np.float64).mean(1)
@@ -97,24 +90,13 @@ def _lifted(defect: Defect, problem: Problem) -> Result:
 
 
 def _of_conventions(claimed: Conventions) -> Iterator[Hypothesis]:
-    others: list[tuple[str, Conventions]] = []
-    for alignment in Alignment:
-        others.append((f"causal-alignment={alignment}", replace(claimed, causal_alignment=alignment)))
-    for empty in (EmptyRow.ZEROS, EmptyRow.NAN, EmptyRow.UNIFORM):
-        others.append((f"empty-row={empty}", claimed.claiming({"empty-row": str(empty)})))
-    for key, kind in CONVENTIONS.items():
-        for value in kind:
-            others.append((f"{key}={value}", claimed.claiming({key: str(value)})))
-    for name, conventions in others:
+    for key, value in ((key, str(value)) for key, kind in CONVENTIONS.items() for value in kind):
+        conventions, repair = claimed.claiming({key: value}), "if this is intended, it is no mistake: add --convention"
         if conventions != claimed:
-            yield Hypothesis(
-                name, f"if this is intended, it is no mistake: add --convention {name}", _answering(conventions)
-            )
-    flipped = next(p for p in type(claimed.bool_mask) if p is not claimed.bool_mask)
-    remedy = (
-        f"if True means this in its masks, add --convention bool-mask={flipped}; otherwise invert its boolean masks"
-    )
-    yield Hypothesis(f"bool-mask={flipped}", remedy, lambda problem: _answering(claimed)(_inverted(problem)))
+            yield Hypothesis(f"{key}={value}", f"{repair} {key}={value}", _answering(conventions))
+    name = f"bool-mask={next(p for p in type(claimed.bool_mask) if p is not claimed.bool_mask)}"
+    repair = f"if True means this in its masks, add --convention {name}; otherwise invert its boolean masks"
+    yield Hypothesis(name, repair, lambda problem: _answering(claimed)(_inverted(problem)))
 
 
 def _answering(conventions: Conventions) -> Callable[[Problem], Result]:

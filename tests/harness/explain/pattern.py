@@ -3,36 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from attention_conformance.implementations.api.contract import Result
-from attention_conformance.reference.expected import Expected
 from attention_conformance.spec.cases import Case
 from attention_conformance.tests.harness.explain.traits import options, without
 from attention_conformance.tests.harness.judge.comparison import error_ratios
+
+if TYPE_CHECKING:
+    from attention_conformance.tests.harness.explain.diagnosis import Observation
 
 AXES = ("sample", "head", "query", "component")
 PLURAL = {"sample": "samples", "head": "heads", "query": "queries", "component": "components"}
 
 
-class Observed(Protocol):
-    """What is needed of an observation."""
-
-    @property
-    def case(self) -> Case: ...
-    @property
-    def got(self) -> Result | None: ...
-    @property
-    def expected(self) -> dict[str, Expected]: ...
-    @property
-    def failing(self) -> bool: ...
-
-
 def pattern(
-    failing: Sequence[Observed], observed: Sequence[Observed], dtypes: Sequence[str], fails: Callable[[Case], bool]
+    failing: Sequence[Observation],
+    observed: Sequence[Observation],
+    dtypes: Sequence[str],
+    fails: Callable[[Case], bool],
 ) -> str:
     """Such as "it fails only with mask=bool, and only in heads after the first".
 
@@ -49,7 +40,7 @@ def pattern(
     return "every case that was compared fails" if everything else "no pattern was found in the failures"
 
 
-def _of_options(failing: Sequence[Observed], fails: Callable[[Case], bool]) -> Iterator[str]:
+def _of_options(failing: Sequence[Observation], fails: Callable[[Case], bool]) -> Iterator[str]:
     """Options that all failing cases have, and without which one of them passes."""
     if not failing:
         return
@@ -61,7 +52,7 @@ def _of_options(failing: Sequence[Observed], fails: Callable[[Case], bool]) -> I
     yield from (f"with {option}" for option in necessary if option.removeprefix("a ") not in exact)
 
 
-def _of_elements(failing: Sequence[Observed]) -> Iterator[str]:
+def _of_elements(failing: Sequence[Observation]) -> Iterator[str]:
     """Positions in the output that include every wrong element."""
     wrong = [_wrong(each) for each in failing]
     masks = [mask for mask in wrong if mask is not None and mask.ndim == len(AXES) and mask.any()]
@@ -78,7 +69,7 @@ def _of_elements(failing: Sequence[Observed]) -> Iterator[str]:
                 break
 
 
-def _wrong(each: Observed) -> NDArray[np.bool_] | None:
+def _wrong(each: Observation) -> NDArray[np.bool_] | None:
     if each.got is None or each.got.output.shape != each.expected["output"].value.shape:
         return None
     ratios = error_ratios(each.got.output.astype(np.float64), each.expected["output"])

@@ -1,4 +1,4 @@
-"""Plain: the specification's LaTeX as one line of characters, for terminals."""
+"""Plain mathematics: the specification's LaTeX as one line of characters, for terminals."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Token:
 
 def line(source: str) -> str:
     """A text with formulas between dollar signs, such as the statement of a clause."""
-    return re.sub(r"\$+(.+?)\$+", lambda found: formula(found[1]), source)
+    return re.sub(r"\$+(.+?)\$+", lambda match: formula(match[1]), source)
 
 
 def formula(latex: str) -> str:
@@ -41,7 +41,7 @@ def formula(latex: str) -> str:
         ValueError: it has a command, or yields an element, that is not known here.
     """
     parts = TEXT.split(TAG.sub("", latex).strip())
-    # Two letters side by side are one name or a product; in the source, a space tells a product.
+    # Two adjacent letters are one name or a product; in the source, a space marks a product.
     spaced = "".join(part if TEXT.fullmatch(part) else GAP.sub(r"\\,", part) for part in parts)
     written = _joined(list(_tokens(ET.fromstring(convert(spaced)))))
     if "\\" in written:
@@ -131,9 +131,9 @@ def _joined(tokens: Sequence[Token]) -> str:
 
 
 def _placed(token: Token, before: Token | None, after: Token | None) -> str:
-    """The text of a token with the spaces that its kind asks for between its neighbours."""
+    """The text of a token with the spaces that its kind needs between the tokens around it."""
     alone = before is None or before.kind in ("relation", "sign", "point", "open")
-    beside = {each.kind for each in (before, after) if each is not None} & {"atom", "function", "fraction"}
+    in_product = {each.kind for each in (before, after) if each is not None} & {"atom", "function", "fraction"}
     match token.kind:
         case "relation":
             return f" {token.text} "
@@ -145,5 +145,5 @@ def _placed(token: Token, before: Token | None, after: Token | None) -> str:
             return token.text if after is not None and after.kind == "open" else f"{token.text} "
         case "fraction":
             opens = after is not None and after.kind == "open"
-            return f"({token.text})" if beside or opens else token.text
+            return f"({token.text})" if in_product or opens else token.text
     return token.text

@@ -124,7 +124,7 @@ class Outcome:
 
 @dataclass(frozen=True, eq=False)
 class Counterexample:
-    """The smallest failing problem that was found.
+    """The smallest failing problem of a reduction.
 
     Attributes:
         calls: of the candidate, for finding it.
@@ -153,15 +153,17 @@ class Reduction:
     """The search for the smallest failing recipe.
 
     Attributes:
-        most: the largest number of calls; `until`: the latest time, by `time.perf_counter`.
+        until: the latest time, by `time.perf_counter`.
+        smallest: so far; at first the case as it is.
+        most: the largest number of calls.
     """
 
     judge: Judge
     part: str
     until: float
+    smallest: Counterexample
     most: int = 600
-    calls: int = 0
-    found: Counterexample | None = None
+    calls: int = 1
     tried: set[Recipe] = field(default_factory=set)
 
     def attempt(self, recipe: Recipe) -> bool:
@@ -173,21 +175,20 @@ class Reduction:
             problem = recipe.problem(self.judge, self.part)
         except Exception:  # a case that cannot be built is none to show
             return False
-        if self.found is not None and (self.lost(problem) or self.strays(recipe.case)):
+        if self.lost(problem) or self.strays(recipe.case):
             return False
         self.calls += 1
         result = outcome(self.judge, problem, self.part)
-        if not result.fails or (self.found is not None and not result.fails_like(self.found.outcome)):
+        if not result.fails_like(self.smallest.outcome):
             return False
-        self.found = Counterexample(recipe, result, self.calls)
+        self.smallest = Counterexample(recipe, result, self.calls)
         return True
 
     def lost(self, problem: Problem) -> bool:
         """Whether the problem lacks the part, or has rows without keys where the one before has none."""
         if self.part.startswith("gradients.") and self.part.removeprefix("gradients.") not in problem.needs:
             return True
-        assert self.found is not None
-        return self.empties(problem) and not self.empties(self.found.outcome.problem)
+        return self.empties(problem) and not self.empties(self.smallest.outcome.problem)
 
     def empties(self, problem: Problem) -> bool:
         """Whether a row may see no key: conventions rule what it gets."""
@@ -195,8 +196,7 @@ class Reduction:
 
     def strays(self, case: Case) -> bool:
         """Whether another length is the longer one now, under a causal flag."""
-        assert self.found is not None
-        before, after = self.found.recipe.case.sizes, case.sizes
+        before, after = self.smallest.recipe.case.sizes, case.sizes
         signs = (np.sign(s.query_length - s.key_length) for s in (before, after))
         return case.causal and len(set(map(int, signs))) > 1
 
@@ -206,15 +206,13 @@ class Reduction:
         if not isinstance(nearest, Unsupported):
             yield nearest
 
-    def run(self, case: Case) -> Counterexample | None:
-        """The smallest recipe that fails as the case does; None if that does not fail when run alone."""
-        if not self.attempt(Recipe(case)) or self.found is None:
-            return None
+    def run(self) -> Counterexample:
+        """The smallest recipe that fails as the case does."""
         while any([self.simplify(), self.shrink(), self.narrow()]):
             pass
         self.single()
         self.round()
-        return replace(self.found, calls=self.calls)
+        return replace(self.smallest, calls=self.calls)
 
     def simplify(self) -> bool:
         """Removes one option after another; whether any was removed."""
@@ -237,27 +235,24 @@ class Reduction:
 
     def each(self, moves: Callable[[Case], list[Case]], fitted: bool = True) -> bool:
         """Goes through moves from the smallest, again after each that still fails."""
-        assert self.found is not None
-        before = self.found.recipe.case
+        before = self.smallest.recipe.case
         progress = True
         while progress:
-            recipe = self.found.recipe
+            recipe = self.smallest.recipe
             moved = moves(recipe.case)
             cases = (c for m in moved for c in (self.fitted(m) if fitted else [m]) if c != recipe.case)
             progress = any(self.attempt(replace(recipe, case=case)) for case in cases)
-        return self.found.recipe.case != before
+        return self.smallest.recipe.case != before
 
     def single(self) -> None:
         """All of the cotangent but one element set to 0."""
-        assert self.found is not None
-        cotangent, recipe = self.found.outcome.problem.cotangent, self.found.recipe
+        cotangent, recipe = self.smallest.outcome.problem.cotangent, self.smallest.recipe
         if cotangent is not None and cotangent.size <= MOST_COTANGENTS:
             any(self.attempt(replace(recipe, cotangent=index)) for index in np.ndindex(cotangent.shape))
 
     def round(self) -> None:
         """Numbers with few digits, none of which becomes 0: that would hide more than it shows."""
-        assert self.found is not None
-        recipe, given = self.found.recipe, self.found.outcome.problem.arrays().values()
+        recipe, given = self.smallest.recipe, self.smallest.outcome.problem.arrays().values()
         for decimals in (0, 1, 2, 3):
             lost = any(np.count_nonzero(a) > np.count_nonzero(_decimal(a, decimals)) for a in given)
             if not lost and self.attempt(replace(recipe, decimals=decimals)):
@@ -265,8 +260,10 @@ class Reduction:
 
 
 def reduce(judge: Judge, case: Case, part: str, seconds: float) -> Counterexample | None:
-    """The smallest problem found in this time in which the part fails as it does in the case; None: it does not."""
-    return Reduction(judge, part, time.perf_counter() + seconds).run(case)
+    """The smallest problem that this time suffices for, in which the part fails as in the case; None: it does not."""
+    until, recipe = time.perf_counter() + seconds, Recipe(case)
+    first = outcome(judge, recipe.problem(judge, part), part)
+    return Reduction(judge, part, until, Counterexample(recipe, first, 1)).run() if first.fails else None
 
 
 def _decimal(array: Array, decimals: int) -> Array:

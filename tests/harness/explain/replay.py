@@ -77,8 +77,8 @@ class FailureFile:
         except ValueError as error:
             raise ReplayError(f"it is no JSON ({error})") from None
         if not isinstance(data, dict) or data.get("format") != FORMAT:
-            found = data.get("format") if isinstance(data, dict) else None
-            raise ReplayError(f"format is {found!r}, expected {FORMAT!r}: this is no failure file of this version")
+            given = data.get("format") if isinstance(data, dict) else None
+            raise ReplayError(f"format is {given!r}, expected {FORMAT!r}: this is no failure file of this version")
         return cls(**dict(_read({name: value for name, value in data.items() if name != "format"})))
 
 
@@ -141,10 +141,10 @@ def subject(failure: FailureFile) -> Implementation:
         ReplayError: it cannot be loaded.
     """
     if not failure.target:
-        found = next((i for i in (*BUILTIN, *ON_REQUEST, *NAMED) if i.name == failure.implementation), None)
-        if found is None:
-            raise ReplayError(f"implementation {failure.implementation!r} is not built in")
-        return found
+        for implementation in (*BUILTIN, *ON_REQUEST, *NAMED):
+            if implementation.name == failure.implementation:
+                return implementation
+        raise ReplayError(f"implementation {failure.implementation!r} is not built in")
     try:
         return candidate(failure.target, failure.conventions, failure.device)
     except TargetError as error:
@@ -163,9 +163,9 @@ def replay(failure: FailureFile) -> tuple[bool, list[str]]:
     judge = Judge(subject(failure), failure.dtype, failure.device, TIERS[failure.tier])
     who = f"{failure.clause} of {failure.implementation} in {failure.dtype}"
     if failure.kind:
-        found = again(failure, judge)
-        if found.outcome.fails:
-            return False, list(lines(found, f"{who} still fails"))
+        counterexample = again(failure, judge)
+        if counterexample.outcome.fails:
+            return False, list(lines(counterexample, f"{who} still fails"))
     message = _in_its_clause(failure, judge)
     if not message:
         return True, [f"{who} holds now: {failure.case}"]

@@ -21,7 +21,6 @@ from attention_conformance.implementations.api.global_state import kept_global_s
 from attention_conformance.implementations.api.safe_call import CandidateError, guarded
 from attention_conformance.implementations.discovery.functions import function_candidate
 from attention_conformance.implementations.discovery.loading import Target, load_target
-from attention_conformance.reference.expected import Expected
 from attention_conformance.reference.visibility import visibility
 from attention_conformance.spec.cases import Layout
 from attention_conformance.spec.features import Alignment, EmptyRow, Scope
@@ -33,6 +32,7 @@ from attention_conformance.tests.harness.judge.judge import Judge
 from attention_conformance.tests.report.verdict import FailureKind
 
 MOST_LINES = 25
+TOO_MANY = "the smallest failing case has too many numbers"
 LETTERS = {"query": "q", "key": "k", "value": "v", "attn_mask": "mask", "key_padding_mask": "pad"}
 PARTS = ("output", "weights", "log_sum_exp", *(f"gradients.{name}" for name in ("query", "key", "value", "attn_mask")))
 
@@ -55,14 +55,14 @@ class LastCall:
     answer: Any = None
 
 
-def script(found: Counterexample, judge: Judge, target: str, settings: Mapping[str, str], clause: str) -> str:
+def script(counterexample: Counterexample, judge: Judge, target: str, settings: Mapping[str, str], clause: str) -> str:
     """The program: it prints expected and got, and its exit status is 1 if the candidate still fails.
 
     Raises:
         NoScriptError: there is no such program; the message has the reason.
     """
     function = _function(target, judge.claims.scope)
-    failing = found.outcome
+    failing = counterexample.outcome
     if failing.part not in PARTS:
         raise NoScriptError(f"{failing.part} has no formula of a few lines")
     if failing.problem.layout is not Layout.CONTIGUOUS:
@@ -99,29 +99,27 @@ def _fails(text: str) -> bool:
 def _function(target: str, scope: Scope) -> Callable[..., object]:
     if not target:
         raise NoScriptError("it is no candidate, but built in")
-    found = load_target(target)
-    if isinstance(found, Implementation):
+    function = load_target(target)
+    if isinstance(function, Implementation):
         raise NoScriptError("an Implementation cannot be called without this suite")
     if scope is not Scope.OP:
         raise NoScriptError("a module takes more lines")
-    assert callable(found)  # nothing else is a candidate at the op level
-    return found
+    assert callable(function)  # nothing else is a candidate at the op level
+    return function
 
 
 def _drawn(failing: Outcome, judge: Judge) -> Outcome:
     """The same problem with numbers that NumPy draws in the script."""
     problem = failing.problem
     if problem.cotangent is not None:
-        raise NoScriptError("the smallest failing case has too many numbers")
+        raise NoScriptError(TOO_MANY)
     arrays, namespace = problem.arrays(), {"np": np, "rng": np.random.default_rng(0)}
     for name in arrays:
         if arrays[name].size > 1:
             arrays[name] = np.asarray(eval(_draw(name, arrays[name]), namespace)).astype(arrays[name].dtype)
     again = outcome(judge, problem.with_arrays(arrays), failing.part)
     if not again.fails_like(failing):
-        raise NoScriptError(
-            "the smallest failing case has too many numbers, and random numbers do not show the failure"
-        )
+        raise NoScriptError(f"{TOO_MANY}, and random numbers do not show the failure")
     return again
 
 
@@ -325,7 +323,8 @@ def _judging(failing: Outcome, judge: Judge, tensors: bool) -> Iterator[str]:
         failing = replace(failing, expected=judge.solve(failing.problem).parts[failing.part])
     assert failing.expected is not None
     formed = failing.got is not None and failing.got.shape == failing.expected.value.shape
-    at = failing.worst if formed and failing.got is not None and failing.got.size else _widest(failing.expected)
+    first = (0,) * failing.expected.value.ndim
+    at = failing.worst if formed and failing.got is not None and failing.got.size else first
     kind = "x.dtype is not q.dtype" if tensors else "x.dtype != q.dtype"
     wrong = "tuple(got.shape) != want.shape"
     if failing.comparison.kind is FailureKind.DTYPE:
@@ -338,7 +337,3 @@ def _judging(failing: Outcome, judge: Judge, tensors: bool) -> Iterator[str]:
     yield "off = 0.0 if got == want or got != got and want != want else abs(got - want)"
     yield 'print(f"expected {want:.9g}, got {got:.9g}, off by {off:.3g}: {off / (bound or 1e-323):.3g} x the bound")'
     yield "sys.exit(not off <= bound)"
-
-
-def _widest(expected: Expected) -> tuple[int, ...]:
-    return (0,) * expected.value.ndim

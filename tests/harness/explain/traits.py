@@ -13,9 +13,9 @@ def options(case: Case) -> frozenset[str]:
     """Such as {"mask=bool", "Lq = Lk", "softcap"}."""
     plain = Case(module=case.module)
     named = (f.name for f in fields(plain) if f.name not in ("sizes", "seed", "module", "extension"))
-    found = {f"{n}={getattr(case, n)}" for n in named if getattr(case, n) != getattr(plain, n)}
+    own = {f"{n}={getattr(case, n)}" for n in named if getattr(case, n) != getattr(plain, n)}
     extensions = (f.name for f in fields(NOTHING) if getattr(case.extension, f.name) != getattr(NOTHING, f.name))
-    return frozenset(found | set(extensions) | set(_extents(case.sizes)) | set(_kinds(case)))
+    return frozenset(own | set(extensions) | set(_extents(case.sizes)) | set(_kinds(case)))
 
 
 def _extents(s: Sizes) -> Iterator[str]:

@@ -17,7 +17,7 @@ from attention_conformance.implementations.adapters.native import native
 from attention_conformance.implementations.api.contract import Claims, Implementation, Result, Unsupported
 from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.implementations.api.global_state import kept_global_state
-from attention_conformance.implementations.api.safe_call import CandidateError, answer, function_answer, guarded
+from attention_conformance.implementations.api.safe_call import CandidateError, answer, function_answer, restored
 from attention_conformance.reference.bounds.precision import unit_roundoff
 from attention_conformance.reference.expected import Expected, Solution, solve
 from attention_conformance.reference.stacking import solve_each, stackable
@@ -187,8 +187,7 @@ class Judge:
 
     def watch(self, problem: Problem, observe: Callable[[Callable[[], object]], Observed]) -> Observed:
         """What `observe` returns for the candidate's native call on a copy of the problem."""
-        with kept_global_state():
-            return guarded(lambda: observe(native(self.implementation, problem.fresh(), self.device).call))
+        return restored(lambda: observe(native(self.implementation, problem.fresh(), self.device).call))
 
     def call(self, name: str, *arguments: int) -> Array:
         """What a plain function of the candidate returns."""
@@ -203,9 +202,7 @@ class Judge:
         if comparison.inconclusive:
             self.tally += Tally(inconclusive=1)
             return
-        relative = 0.0
-        if comparison.relative is not None:
-            relative = comparison.relative / unit_roundoff(self.dtype)
+        relative = (comparison.relative or 0.0) / unit_roundoff(self.dtype)
         compared = int(comparison.relative is not None)
         failures = () if comparison.kind is None else (self._failure(case, comparison, comparison.kind, context, part),)
         self.tally += Tally(1, 0, comparison.worst, relative * relative, compared, failures)
@@ -239,7 +236,7 @@ class Judge:
     def assert_conforms(self, case: Case, *parts: str, exactly: bool = False, context: str = "") -> None:
         """Output, or the named parts, equal the reference within the bounds; `exactly`: with no error at all.
 
-        Part `gradients` stands for all gradients that are claimed. They are asked for only when named, so that the
+        Part `gradients` stands for all gradients that are claimed. They are computed only when named, so that the
         answer without gradients is judged too.
         """
         wanted = parts or ("output",)
@@ -259,7 +256,7 @@ class Judge:
             self.record(case, compare(part, part_of(result, part), reference, self.dtype), context, part)
 
     def explained(self, failure: Failure) -> Failure:
-        """The failure, with the keys that a query wrongly saw or missed, where they can be found.
+        """The failure, with the keys that a query wrongly saw or missed, where they can be detected.
 
         It takes a call for each key, and is therefore done for the one failure that is shown.
         """
@@ -393,5 +390,5 @@ def part_of(result: Result, part: str) -> Array | None:
     """`output`, `weights`, ..., or `gradients.NAME` of a result; None if it is not there."""
     if part.startswith("gradients."):
         return result.gradients.get(part.removeprefix("gradients."))
-    found: Array | None = getattr(result, part)
-    return found
+    array: Array | None = getattr(result, part)
+    return array

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from typing import TypeAlias
 
 import ml_dtypes
@@ -16,7 +17,7 @@ from attention_conformance.reference.visibility import allowed_keys
 from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Padding, Pattern
 from attention_conformance.spec.features import Alignment, Conventions, EmptyRow, Feature, SoftmaxPrecision
 from attention_conformance.spec.inputs import build
-from attention_conformance.spec.problem import DTYPES, Array, Problem
+from attention_conformance.spec.problem import DTYPES, Problem
 from attention_conformance.tests.harness.judge.comparison import compare
 from attention_conformance.tests.harness.judge.judge import Judge
 
@@ -36,7 +37,7 @@ class Disagreement:
         name: as a table shows it.
         forms: cases that show the answer, in different sizes and shapes; the answer has to be the same in all.
         meanings: the answers that are known.
-        given: what the candidate gets for the problem of a form; None: the form does not apply.
+        changed: the problem of a form as the candidate gets it; None: the form does not apply.
         dtypes: the dtypes in which the answers differ by more than rounding.
         recorded: the forms are run while gradients are recorded, too; an output that depends on nothing has none.
     """
@@ -44,7 +45,7 @@ class Disagreement:
     name: str
     forms: tuple[Case, ...]
     meanings: Meanings
-    given: Callable[[Problem], Problem | None] = lambda problem: problem
+    changed: Callable[[Problem], Problem | None] = lambda problem: problem
     dtypes: tuple[str, ...] = tuple(DTYPES)
     recorded: bool = True
 
@@ -57,9 +58,9 @@ def answers(judge: Judge, disagreement: Disagreement) -> Iterator[tuple[Case, st
         for path, along, recording in _paths(judge):
             if recording and not disagreement.recorded:
                 continue
-            given = disagreement.given(along.problem(case) if recording else problem.forward_only())
-            if given is not None:
-                yield case, path, _answer(along, given, known)
+            changed = disagreement.changed(along.problem(case) if recording else problem.forward_only())
+            if changed is not None:
+                yield case, path, _answer(along, changed, known)
 
 
 def _paths(judge: Judge) -> Iterator[tuple[str, Judge, bool]]:
@@ -84,9 +85,9 @@ class _KnownAnswers:
             yield self.known[-1]
 
 
-def _answer(judge: Judge, given: Problem, known: Iterable[tuple[str, Expected]]) -> str:
+def _answer(judge: Judge, problem: Problem, known: Iterable[tuple[str, Expected]]) -> str:
     try:
-        got = judge.run(given).output
+        got = judge.run(problem).output
     except CandidateError:
         return REFUSED
     except PathError:
@@ -109,25 +110,28 @@ def observations(
 
 
 def _observed(implementation: Implementation, point: Disagreement, dtypes: tuple[str, ...], device: str) -> str:
-    found: dict[str, list[str]] = {}
+    paths_of: dict[str, list[str]] = {}
     selected = dtypes or implementation.claims.dtypes
     for dtype in (d for d in point.dtypes if d in selected and d in implementation.claims.dtypes):
         for _, path, answer in answers(Judge(implementation, dtype, device), point):
-            paths = found.setdefault(answer, [])
+            paths = paths_of.setdefault(answer, [])
             paths.extend({f"{dtype} {path}"} - set(paths))
-    if len(found) < 2:
-        return "".join(found)
-    return "; ".join(f"{answer} ({', '.join(paths[:3])})" for answer, paths in found.items())
+    if len(paths_of) < 2:
+        return "".join(paths_of)
+    return "; ".join(f"{answer} ({', '.join(paths[:3])})" for answer, paths in paths_of.items())
 
 
-def _of_empty_rows(problem: Problem, claimed: Conventions) -> Iterator[Meaning]:
-    for answer in EmptyRow:
-        yield str(answer), problem, claimed.claiming({"empty-row": str(answer)})
+def _values_of(key: str, values: type[StrEnum]) -> Meanings:
+    """The answers under each value of a convention."""
+
+    def meanings(problem: Problem, claimed: Conventions) -> Iterator[Meaning]:
+        for value in values:
+            yield str(value), problem, claimed.claiming({key: str(value)})
+
+    return meanings
 
 
-def _of_alignment(problem: Problem, claimed: Conventions) -> Iterator[Meaning]:
-    for alignment in Alignment:
-        yield str(alignment), problem, replace(claimed, causal_alignment=alignment)
+_of_empty_rows = _values_of("empty-row", EmptyRow)
 
 
 def _of_flag_and_mask(problem: Problem, claimed: Conventions) -> Iterator[Meaning]:
@@ -136,23 +140,15 @@ def _of_flag_and_mask(problem: Problem, claimed: Conventions) -> Iterator[Meanin
     yield "the mask alone", replace(problem, causal=False), claimed
 
 
-def _of_precision(problem: Problem, claimed: Conventions) -> Iterator[Meaning]:
-    for precision in SoftmaxPrecision:
-        yield str(precision), problem, replace(claimed, softmax_precision=precision)
-
-
-def _contained(problem: Problem, claimed: Conventions) -> Iterator[Meaning]:
-    yield "contained", problem, claimed
-
-
-def _answered(problem: Problem, claimed: Conventions) -> Iterator[Meaning]:
-    yield "answered", problem, claimed
+def _only(name: str) -> Meanings:
+    """The answer that the specification requires, under a name."""
+    return lambda problem, claimed: [(name, problem, claimed)]
 
 
 def _of_numbers(problem: Problem, claimed: Conventions) -> Iterator[Meaning]:
     assert problem.attn_mask is not None
     yield "1 may attend", problem, claimed
-    yield "added", problem.with_arrays({"attn_mask": problem.attn_mask.astype(problem.query.dtype)}), claimed
+    yield "added", _as_floats(problem), claimed
     yield "1 is masked", problem.with_arrays({"attn_mask": ~problem.attn_mask}), claimed
 
 
@@ -168,12 +164,8 @@ def _of_least_number(problem: Problem, claimed: Conventions) -> Iterator[Meaning
 def _least(problem: Problem) -> Problem:
     mask = problem.attn_mask
     assert mask is not None
-    least = np.asarray(-_largest(mask)).astype(mask.dtype)
+    least = np.asarray(ml_dtypes.finfo(mask.dtype).min).astype(mask.dtype)  # type: ignore[no-untyped-call]
     return problem.with_arrays({"attn_mask": np.where(np.isneginf(mask.astype(np.float64)), least, mask)})
-
-
-def _largest(array: Array) -> float:
-    return float(ml_dtypes.finfo(array.dtype).max)  # type: ignore[no-untyped-call]
 
 
 def _as_integers(problem: Problem) -> Problem:
@@ -214,22 +206,13 @@ def _on_both_paths(case: Case) -> tuple[Case, ...]:
     return case, case.sized(key_length=65), case.as_self_attention().sized(num_heads=4)
 
 
-EMPTY_ROWS = (
-    Disagreement(
-        "row emptied by a boolean mask",
-        _on_both_paths(Case(mask=MaskKind.BOOL, pattern=_EMPTY)),
-        _of_empty_rows,
-    ),
-    Disagreement(
-        "row emptied by minus infinity",
-        _on_both_paths(Case(mask=MaskKind.INFINITE, pattern=_EMPTY)),
-        _of_empty_rows,
-    ),
-    Disagreement(
-        "sample emptied by padding",
-        _on_both_paths(Case(padding=Padding.EMPTY_SAMPLE)),
-        _of_empty_rows,
-    ),
+EMPTY_ROWS = tuple(
+    Disagreement(name, _on_both_paths(case), _of_empty_rows)
+    for name, case in (
+        ("row emptied by a boolean mask", Case(mask=MaskKind.BOOL, pattern=_EMPTY)),
+        ("row emptied by minus infinity", Case(mask=MaskKind.INFINITE, pattern=_EMPTY)),
+        ("sample emptied by padding", Case(padding=Padding.EMPTY_SAMPLE)),
+    )
 )
 LEAST_NUMBER = Disagreement(
     "row of the least finite number",
@@ -241,7 +224,7 @@ LEAST_NUMBER = Disagreement(
 ALIGNMENT = Disagreement(
     "corner of the causal triangle",
     tuple(Case(causal=True).sized(query_length=q, key_length=k) for q, k in ((3, 7), (5, 33))),
-    _of_alignment,
+    _values_of("causal-alignment", Alignment),
 )
 FLAG_AND_MASK = Disagreement(
     "causal flag with a mask",
@@ -252,19 +235,20 @@ FLAG_AND_MASK = Disagreement(
     ),
     _of_flag_and_mask,
 )
-SPOILT_KEYS = Disagreement("NaN in masked keys", _HIDDEN, _contained, _nan_in("key"), dtypes=_WIDE)
-SPOILT_VALUES = Disagreement("NaN in masked values", _HIDDEN, _contained, _nan_in("value"), dtypes=_WIDE)
+SPOILT_KEYS = Disagreement("NaN in masked keys", _HIDDEN, _only("contained"), _nan_in("key"), dtypes=_WIDE)
+SPOILT_VALUES = Disagreement("NaN in masked values", _HIDDEN, _only("contained"), _nan_in("value"), dtypes=_WIDE)
 INTEGERS = Disagreement("boolean mask given as integers", _HIDDEN, _of_numbers, _as_integers, dtypes=_WIDE)
 FLOATS = Disagreement("boolean mask given as floats", _HIDDEN, _of_numbers, _as_floats, dtypes=_WIDE)
-NO_SAMPLE = Disagreement("no samples", tuple(Case().sized(batch=0, key_length=n) for n in (7, 33)), _answered)
-NO_QUERY = Disagreement("no queries", tuple(Case().sized(query_length=0, key_length=n) for n in (7, 33)), _answered)
+_SIZES = (Case().sized(key_length=7), Case().sized(key_length=33))
+NO_SAMPLE = Disagreement("no samples", tuple(case.sized(batch=0) for case in _SIZES), _only("answered"))
+NO_QUERY = Disagreement("no queries", tuple(case.sized(query_length=0) for case in _SIZES), _only("answered"))
 NO_KEY = Disagreement(
     "no keys", tuple(Case().sized(query_length=n, key_length=0) for n in (5, 17)), _of_empty_rows, recorded=False
 )
 PRECISION = Disagreement(
     "softmax of float64",
     (Case(score_std=3.0), Case(score_std=3.0).sized(key_length=33)),
-    _of_precision,
+    _values_of("softmax-precision", SoftmaxPrecision),
     dtypes=("float64",),
 )
 

@@ -83,8 +83,8 @@ def _names(argument: str, given: Names) -> tuple[str, ...]:
 def _implementation(target: Target, settings: Mapping[str, str], device: str) -> tuple[Implementation, tuple[str, ...]]:
     with hushed():
         if isinstance(target, str):
-            found = candidate(target, settings, device)
-            (implementation,), notes = expecting((found,), (target,), None, date.today())
+            loaded = candidate(target, settings, device)
+            (implementation,), notes = expecting((loaded,), (target,), None, date.today())
             return implementation, notes
         if not isinstance(target, Implementation) and not callable(target):
             raise TypeError(

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 
 from attention_conformance.spec.cases import Case
 from attention_conformance.spec.clauses import load
@@ -16,6 +15,7 @@ from attention_conformance.tests.harness.judge.judging import judged
 from attention_conformance.tests.harness.judge.settings import RunSettings
 from attention_conformance.tests.harness.run.arguments import Arguments, Names, Target, arguments
 from attention_conformance.tests.harness.run.command_lines import INSTALLED, checking, options_of
+from attention_conformance.tests.harness.run.parametrize import NO_CONVENTIONS
 from attention_conformance.tests.harness.run.post_run import (
     record_diagnoses,
     record_failures,
@@ -31,9 +31,6 @@ from attention_conformance.tests.report.model import Run
 from attention_conformance.tests.report.recorder import Recorder
 from attention_conformance.tests.report.verdict import Status, Verdict
 from attention_conformance.tests.report.views import notebook, terminal
-
-NO_CONVENTIONS: Mapping[str, str] = MappingProxyType({})
-
 
 __all__ = ["ClauseFailure", "Conformance", "Report", "check"]
 
@@ -184,8 +181,8 @@ def _command(settings: RunSettings, implementation: str, clause: str, dtype: str
 
 
 def _verdict(verdicts: list[Verdict], unchecked: tuple[str, ...]) -> Conformance:
-    found = conformance(verdicts, complete=True)
-    return Conformance.ERROR if unchecked and found is Conformance.CONFORMS else found
+    verdict = conformance(verdicts, complete=True)
+    return Conformance.ERROR if unchecked and verdict is Conformance.CONFORMS else verdict
 
 
 def _failures(verdicts: list[Verdict]) -> Iterator[ClauseFailure]:

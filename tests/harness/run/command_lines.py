@@ -60,8 +60,8 @@ def installed_command() -> str:
     """How the installed command was called; empty where it was not."""
     program = Path(sys.argv[0])
     if program.stem == INSTALLED:
-        found = shutil.which(INSTALLED)
-        return INSTALLED if found and Path(found).resolve() == program.resolve() else join([str(program)])
+        on_path = shutil.which(INSTALLED)
+        return INSTALLED if on_path and Path(on_path).resolve() == program.resolve() else join([str(program)])
     if program.resolve() in MAINS:
         return f"{join([_from_here(sys.executable)])} -m attention_conformance"
     return ""

@@ -91,11 +91,11 @@ def _require_known(place: str, kind: str, names: Mapping[str, Any] | Sequence[An
     for name in names:
         if name not in known:
             near = get_close_matches(str(name), known, 1, 0.4)
-            meant = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(known[:6])}"
-            raise ExpectingError(f"{place}: no {kind} is named {name!r}; {meant}")
+            remedy = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(known[:6])}"
+            raise ExpectingError(f"{place}: no {kind} is named {name!r}; {remedy}")
 
 
-def beside(target: str) -> Path:
+def next_to(target: str) -> Path:
     """Where the file of a candidate is looked for: in the folder of its own file, or else in the current one."""
     parsed = Target.parse(target)
     return (Path(parsed.place).parent if parsed.is_file else Path()) / FILE
@@ -115,34 +115,33 @@ def expecting(
     Raises:
         ExpectingError: a file cannot be used, or has an entry that concerns no candidate.
     """
-    files = [named or beside(target) for target in targets]
+    files = [named or next_to(target) for target in targets]
     entries = {file: read(file) for file in dict.fromkeys(files) if named or file.exists()}
     groups = {file: [c for c, f in zip(candidates, files, strict=True) if f == file] for file in entries}
-    for file, found in entries.items():
-        for entry in found:
+    for file, listed in entries.items():
+        for entry in listed:
             _require_checked(entry, groups[file])
-    over = [entry for found in entries.values() for entry in found if entry.expires and entry.expires < today]
-    notes = [f"{e.place} expired on {e.expires}, and no longer excuses {e.failure.clause}" for e in over]
-    made = (
-        _with(candidate, [e for e in entries.get(file, ()) if e not in over])
-        for candidate, file in zip(candidates, files, strict=True)
-    )
-    return tuple(made), tuple(notes)
+    expired = [entry for listed in entries.values() for entry in listed if entry.expires and entry.expires < today]
+    notes = [f"{e.place} expired on {e.expires}, and no longer excuses {e.failure.clause}" for e in expired]
+    valid = {file: [entry for entry in listed if entry not in expired] for file, listed in entries.items()}
+    pairs = zip(candidates, files, strict=True)
+    return tuple(_with(candidate, valid.get(file, ())) for candidate, file in pairs), tuple(notes)
 
 
 def _require_checked(entry: Entry, candidates: Sequence[Implementation]) -> None:
-    mine = [c for c in candidates if entry.candidate in ("", c.name)]
-    if not mine and len(candidates) > 1:
+    described = [c for c in candidates if entry.candidate in ("", c.name)]
+    if not described and len(candidates) > 1:
         _require_known(entry.place, "candidate", [entry.candidate], [c.name for c in candidates])
     clause = load()[entry.failure.clause]
-    reasons = [claimed(clause, c.claims) for c in mine]
-    if mine and all(reasons):
-        raise ExpectingError(f"{entry.place}: {clause.id} is not checked, as {mine[0].name} {reasons[0]}: remove it")
+    reasons = [claimed(clause, c.claims) for c in described]
+    if described and all(reasons):
+        name = described[0].name
+        raise ExpectingError(f"{entry.place}: {clause.id} is not checked, as {name} {reasons[0]}: remove it")
 
 
 def _with(candidate: Implementation, entries: Sequence[Entry]) -> Implementation:
-    mine = tuple(entry.failure for entry in entries if entry.candidate in ("", candidate.name))
-    return replace(candidate, expected_failures=(*mine, *candidate.expected_failures))
+    listed = [entry.failure for entry in entries if entry.candidate in ("", candidate.name)]
+    return replace(candidate, expected_failures=(*listed, *candidate.expected_failures))
 
 
 def proposed(verdicts: Sequence[Verdict], diagnoses: Mapping[str, str]) -> Iterator[str]:
@@ -153,14 +152,14 @@ def proposed(verdicts: Sequence[Verdict], diagnoses: Mapping[str, str]) -> Itera
         return
     yield f"# {FILE}, for the folder of the candidate: fill in each link with the public report of the deviation"
     for implementation, clause in dict.fromkeys((v.implementation, v.clause) for v in failing):
-        mine = [v for v in verdicts if (v.implementation, v.clause) == (implementation, clause)]
-        failed = [v for v in mine if v in failing]
+        own = [v for v in verdicts if (v.implementation, v.clause) == (implementation, clause)]
+        failed = [v for v in own if v in failing]
         assert failed[0].failure is not None
         yield ""
         yield f"[[{TABLE}]]"
         yield f"clause = {_text(clause)}"
         yield f"candidate = {_text(implementation)}"
-        if len(failed) < len([v for v in mine if v.status is not Status.NOT_CLAIMED]):
+        if len(failed) < len([v for v in own if v.status is not Status.NOT_CLAIMED]):
             yield f"dtypes = [{', '.join(_text(v.dtype) for v in failed)}]"
         yield f"reason = {_text(_reason(clause, failed[0].failure.message, diagnoses.get(implementation, '')))}"
         yield 'link = ""'
@@ -169,7 +168,7 @@ def proposed(verdicts: Sequence[Verdict], diagnoses: Mapping[str, str]) -> Itera
 
 
 def _reason(clause: str, message: str, diagnosis: str) -> str:
-    """The mistake that was found, where it breaks this clause; else what the failure says, without its bound."""
+    """The mistake of the diagnosis, where it breaks this clause; else the failure's message, without its bound."""
     named = [defect for defect in catalogue() if f"`{defect.id}`" in diagnosis and clause in defect.clauses]
     return f"{named[0].id}: {named[0].text.does}" if named else BOUND.sub("", message)
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from attention_conformance.implementations.api.contract import Implementation, Result, Unsupported
 from attention_conformance.implementations.api.fitting import fit
+from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.reference.expected import solve
 from attention_conformance.spec.cases import Case
 from attention_conformance.spec.features import Feature, Scope
@@ -31,7 +32,7 @@ def failure_record(
     explained: Explained, implementation: Implementation, settings: RunSettings, command: str
 ) -> FailureRecord:
     """A failure, with the numbers of its smallest case if it was reduced."""
-    file, reduced = explained.file, explained.found
+    file, reduced = explained.file, explained.counterexample
     record = FailureRecord(
         clause=explained.verdict.clause,
         implementation=explained.verdict.implementation,
@@ -82,7 +83,8 @@ def _weights(judge: Judge, problem: Problem) -> tuple[Grid | None, Grid | None, 
     """Of the first sample: those of the reference, those of the candidate, and their source, or why there are none."""
     forward = problem.forward_only()
     expected = solve(forward, judge.conventions).parts["weights"].value
-    got, source = _guarded(judge, forward)
+    outcome = safe_call(lambda: _candidate_weights(judge, forward))
+    got, source = outcome.value or (None, f"the candidate gives no answer: {outcome.error}")
     if got is not None and got.shape != expected.shape:
         source, got = f"they have shape {got.shape}, expected {expected.shape}", None
     return _first(expected), None if got is None else _first(got), source
@@ -90,13 +92,6 @@ def _weights(judge: Judge, problem: Problem) -> tuple[Grid | None, Grid | None, 
 
 def _first(samples: Array) -> Grid | None:
     return Grid.of(samples[0]) if len(samples) else None
-
-
-def _guarded(judge: Judge, problem: Problem) -> tuple[Array | None, str]:
-    try:
-        return _candidate_weights(judge, problem)
-    except Exception as error:  # whatever a broken candidate does here, its failure is already recorded
-        return None, f"it raised {type(error).__name__}"
 
 
 def _candidate_weights(judge: Judge, problem: Problem) -> tuple[Array | None, str]:

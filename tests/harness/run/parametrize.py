@@ -182,7 +182,7 @@ class ClauseChecks(Sequence[Any]):
         from attention_conformance.tests.harness.explain.failure_artifacts import explained
 
         artifacts = next(explained([self.given.implementation], [verdict], self.given.settings, {}))
-        return [] if artifacts.found is None else list(lines(artifacts.found))
+        return [] if artifacts.counterexample is None else list(lines(artifacts.counterexample))
 
 
 def _strict(expected: ExpectedFailure) -> pytest.MarkDecorator:

@@ -324,7 +324,7 @@ def _explain_failures(config: pytest.Config) -> None:
     for artifacts in post_run.record_failures(state.recorder, state.selection.implementations, state.settings, command):
         verdict = artifacts.verdict
         first = verdict.implementation not in reduced
-        if artifacts.found is not None:
+        if artifacts.counterexample is not None:
             reduced.add(verdict.implementation)
         if state.settings.report is not None:
             write(artifacts, state.settings.report)
@@ -337,13 +337,13 @@ def _explain_failures(config: pytest.Config) -> None:
 def _failed_reports(config: pytest.Config) -> dict[tuple[str, str, str], pytest.TestReport]:
     """The reports of failed items that the terminal holds, by clause, implementation and dtype."""
     terminal = config.pluginmanager.get_plugin("terminalreporter")
-    found = {}
+    reports = {}
     for report in [] if terminal is None else terminal.stats.get("failed", []):
         for name, value in report.user_properties:
             if name == PROPERTY:
                 verdict = Verdict.from_json(str(value))
-                found[verdict.clause, verdict.implementation, verdict.dtype] = report
-    return found
+                reports[verdict.clause, verdict.implementation, verdict.dtype] = report
+    return reports
 
 
 def _silence_the_idle(config: pytest.Config) -> None:

@@ -71,8 +71,8 @@ def record_observations(
 
 def failure_lines(artifacts: Explained, settings: RunSettings, with_numbers: bool) -> Iterator[str]:
     """The lines below a failure; `with_numbers` gives the smallest case, and without a report the script."""
-    if with_numbers and artifacts.found is not None:
-        yield from lines(artifacts.found)
+    if with_numbers and artifacts.counterexample is not None:
+        yield from lines(artifacts.counterexample)
     elif with_numbers:
         yield f"not reduced: {artifacts.without}"
     if settings.report is not None:
@@ -93,15 +93,15 @@ def unchecked_claims(selection: Selection, verdicts: Sequence[Verdict]) -> list[
     if selection.clauses or selection.dtypes or not verdicts:
         return []
     testable = {feature for clause in clause_tests() for feature in load()[clause].features}
-    found = []
+    unchecked = []
     for implementation in selection.implementations:
         own = [v for v in verdicts if v.implementation == implementation.name]
         if _called_clauses(implementation) - {v.clause for v in own}:
             continue  # only a part of the tests was run
         checked: set[Feature] = {feature for v in own if v.checks for feature in load()[v.clause].features}
         lost = sorted(testable & implementation.claims.features - checked)
-        found += [f"{implementation.name} claims {feature}, and nothing was checked of it" for feature in lost]
-    return found
+        unchecked += [f"{implementation.name} claims {feature}, and nothing was checked of it" for feature in lost]
+    return unchecked
 
 
 def _called_clauses(implementation: Implementation) -> set[str]:

@@ -109,8 +109,8 @@ def _candidates(settings: RunSettings) -> Selection:
     try:
         targets = list(distinct(settings.candidates).values())
         with hushed():
-            found = candidates(settings.candidates, settings.conventions, settings.device)
-        expected, notes = expecting(found, targets, settings.expected, date.today())
+            loaded = candidates(settings.candidates, settings.conventions, settings.device)
+        expected, notes = expecting(loaded, targets, settings.expected, date.today())
         return Selection(expected, settings.clauses, settings.dtypes, notes)
     except KeyboardInterrupt:
         named = ", ".join(settings.candidates)

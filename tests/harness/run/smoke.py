@@ -154,7 +154,7 @@ def _of_weights(judge: Judge, problem: Problem, result: Result) -> Iterator[str]
 
 def _inverted(judge: Judge, cases: tuple[Case, ...], name: str) -> bool:
     """Whether every answer to these masks is wrong, and right for the mask with True and False exchanged."""
-    found = []
+    inverted = []
     for case in cases:
         problem, result = _result_of(judge, case)
         if problem is None or result is None:
@@ -162,5 +162,5 @@ def _inverted(judge: Judge, cases: tuple[Case, ...], name: str) -> bool:
         mask = problem.arrays()[name]
         other = problem.with_arrays({name: ~mask})
         right = _right(judge, "output", result.output, problem)
-        found.append(not right and _right(judge, "output", result.output, other))
-    return bool(found) and all(found)
+        inverted.append(not right and _right(judge, "output", result.output, other))
+    return bool(inverted) and all(inverted)

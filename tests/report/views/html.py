@@ -111,7 +111,7 @@ def reasons(clause: ClauseCount) -> list[tuple[str, str, str]]:
     for verdict in clause.verdicts:
         if verdict.reason:
             by_reason.setdefault((verdict.reason, verdict.link), []).append(verdict)
-    return [(dtypes_of(found), one_line(reason), link) for (reason, link), found in by_reason.items()]
+    return [(dtypes_of(verdicts), one_line(reason), link) for (reason, link), verdicts in by_reason.items()]
 
 
 def _opened(matrix: Sequence[Row], failing: Mapping[str, Mapping[str, FailingClause]]) -> Mapping[str, tuple[str, ...]]:

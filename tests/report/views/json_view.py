@@ -17,16 +17,10 @@ SCHEMA_FILE = Path(__file__).with_name("report.schema.json")
 def text(run: Run) -> str:
     """The report as JSON."""
     suite, closing = run.opening.suite, run.closing
+    selection = {"device": suite.device, "clauses": list(suite.clauses), "dtypes": list(suite.dtypes)}
     report = {
         "schema": SCHEMA,
-        "suite": {
-            "version": suite.version,
-            "specification": suite.spec,
-            "tier": suite.tier,
-            "device": suite.device,
-            "clauses": list(suite.clauses),
-            "dtypes": list(suite.dtypes),
-        },
+        "suite": {"version": suite.version, "specification": suite.spec, "tier": suite.tier, **selection},
         "environment": dict(run.opening.environment),
         "implementations": [_entry(row, run) for row in counts(run)],
         "completion": {"complete": closing.complete, "reason": closing.reason, "verdicts": closing.verdicts},
@@ -36,15 +30,11 @@ def text(run: Run) -> str:
 
 def _entry(row: Row, run: Run) -> dict[str, Any]:
     subject = row.subject
+    extent = {"scope": subject.scope, "features": list(subject.features), "dtypes": list(subject.dtypes)}
     return {
         "name": subject.name,
         "description": subject.about,
-        "claims": {
-            "scope": subject.scope,
-            "features": list(subject.features),
-            "dtypes": list(subject.dtypes),
-            "conventions": dict(subject.conventions),
-        },
+        "claims": {**extent, "conventions": dict(subject.conventions)},
         "verdict": row.conformance,
         "counts": _numbers(row.total),
         "chapters": {cell.chapter: _numbers(cell) for cell in row.cells if cell.clauses},
