@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from attention_conformance.implementations.api.contract import Result
+from attention_conformance.implementations.api.safe_call import CandidateError
 from attention_conformance.reference.expected import Expected, solve
 from attention_conformance.reference.second_order import second_order
 from attention_conformance.spec.cases import Case, Layout, MaskKind, MaskShape, Padding, Pattern
@@ -76,9 +77,11 @@ def _compare(
 
 def _answers(judge: Judge, mode: Feature, case: Case, problem: Problem, context: str) -> list[tuple[str, Result]]:
     """The answers of the mode, and how each was computed; none after recording that it raised."""
-    implementation = replace(judge.implementation, run=judge.implementation.modes[mode])
-    result = replace(judge, implementation=implementation).answer(case, problem, context)
-    if result is None:
+    other = replace(judge, implementation=replace(judge.implementation, run=judge.implementation.modes[mode]))
+    try:
+        result = other.run(problem)
+    except CandidateError as error:
+        judge.record_error(case, error, context)
         return []
     return [(context, result), *((f"{context}, {how}", other) for how, other in result.others.items())]
 
