@@ -115,7 +115,7 @@ class BWeightsDivided(Layer):
         return self.merge(output) * by, weights * by
 
 
-@breaks_b("values.width", "shapes.output", construct=divides, holds=("effects.repeatable", "relations.convex-hull"))
+@breaks_b("values.width", "shapes.output", "relations.convex-hull", construct=divides, holds=("effects.repeatable",))
 class BOutputAsWideAsTheInput(Layer):
     def forward(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
         answer: Tensor = super().forward(query, key, value)
