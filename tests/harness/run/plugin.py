@@ -285,8 +285,10 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     state.recorder.judged(stopped.get(int(exitstatus), ""))
     if hasattr(config, "workerinput"):
         return
-    if state.recorder.events and not config.option.collectonly:
-        planned, unchecked = state.recorder.planned or 0, _unchecked(state)
+    planned = state.recorder.planned or 0
+    only_others = planned == 0 and int(exitstatus) == ExitStatus.CONFORMS  # tests that are no clauses, which all passed
+    if state.recorder.events and not config.option.collectonly and not only_others:
+        unchecked = _unchecked(state)
         verdicts = state.recorder.verdicts
         session.exitstatus = exit_status(int(exitstatus), state.crashed, verdicts, planned, bool(unchecked))
     try:
