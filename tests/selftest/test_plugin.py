@@ -44,6 +44,12 @@ def test_selection_by_dtype_and_patterns(sessions: Sessions) -> None:
     assert result.parseoutcomes() == {"passed": 3}
 
 
+def test_a_pattern_of_dtypes_selects_all_that_it_names(sessions: Sessions) -> None:
+    result = sessions.run("--implementation", "torch.sdpa.math", "--clause", "causal.square", "--dtype", "*float16")
+    assert result.ret == 0
+    assert result.parseoutcomes() == {"passed": 2}
+
+
 def test_clauses_are_listed_a_line_each(sessions: Sessions) -> None:
     assert first_words(sessions.run("--list-clauses")) == list(load())
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import date
-from fnmatch import fnmatchcase
 from typing import Any, TypeAlias
 
 from attention_conformance.implementations.api.contract import Implementation
@@ -18,7 +17,12 @@ from attention_conformance.tests.harness.judge.clause_tests import Selection
 from attention_conformance.tests.harness.judge.judge import TIERS
 from attention_conformance.tests.harness.judge.settings import RunSettings
 from attention_conformance.tests.harness.run.expected_failures import expecting
-from attention_conformance.tests.harness.run.selection import hushed, require_device, require_known
+from attention_conformance.tests.harness.run.selection import (
+    expanded_dtypes,
+    hushed,
+    require_device,
+    require_known,
+)
 
 Target: TypeAlias = str | Implementation | Callable[..., Any]
 """FILE.py:NAME or package.module:NAME, an adapter, a function of query, key and value, or a module class."""
@@ -64,7 +68,7 @@ def arguments(
     settings = RunSettings(
         candidates=(target,) if isinstance(target, str) else (),
         clauses=patterns,
-        dtypes=tuple(dtype for dtype in DTYPES if any(fnmatchcase(dtype, name) for name in names)),
+        dtypes=expanded_dtypes(names),
         conventions=claimed,
         device=device,
         tier=tier,

@@ -43,7 +43,7 @@ def settings_of(config: pytest.Config) -> RunSettings:
         candidates=several("candidate"),
         implementations=several("implementation"),
         clauses=several("clause"),
-        dtypes=several("dtype"),
+        dtypes=expanded_dtypes(several("dtype")),
         conventions=dict(map(_convention, several("convention"))),
         device=config.getoption("device"),
         tier=config.getoption("tier"),
@@ -133,6 +133,12 @@ def _builtin(patterns: Sequence[str]) -> tuple[Implementation, ...]:
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:
     return not patterns or any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def expanded_dtypes(patterns: Sequence[str]) -> tuple[str, ...]:
+    """The dtypes that patterns name, widest first; then the patterns that name none, for error messages."""
+    matched = [dtype for dtype in DTYPES if any(fnmatchcase(dtype, pattern) for pattern in patterns)]
+    return (*matched, *(p for p in patterns if not any(fnmatchcase(dtype, p) for dtype in DTYPES)))
 
 
 def require_known(argument: str, patterns: Sequence[str], names: Sequence[str]) -> None:
