@@ -130,8 +130,9 @@ def test_targets_of_make_exist() -> None:
 
 
 def options() -> Iterator[str]:
-    """Those of the suite, of benchmarks and of the command, as each of them prints them."""
-    for program in ("pytest tests/benchmarks", "attention-conformance audit", "python -m docs.build"):
+    """Those of the suite, of benchmarks and of the commands, as each of them prints them."""
+    compare = "python -m attention_conformance.tests.benchmarks.compare"
+    for program in ("pytest tests/benchmarks", compare, "attention-conformance audit", "python -m docs.build"):
         done = run(f"{program} --help", ROOT)
         assert done.returncode == 0, done.stdout
         yield from re.findall(r"--[a-z][a-z-]+", done.stdout)
