@@ -49,7 +49,7 @@ bench-calibration: $(READY)
 	$(RUN) -m attention_conformance.tests.measurements.calibration
 
 bounds: $(READY)
-	$(RUN) -m attention_conformance.tests.selftest.bound_margins
+	$(RUN) -m attention_conformance.tests.selftest.reference.bound_margins
 
 mutation: $(READY)
 	$(RUN) -m attention_conformance.tests.measurements.mutation

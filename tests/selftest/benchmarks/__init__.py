@@ -1,0 +1,1 @@
+"""Timing, and what is said about it."""

@@ -1,0 +1,1 @@
+"""What detects how a callable is called."""

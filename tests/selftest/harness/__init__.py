@@ -1,0 +1,1 @@
+"""Judging, explaining and running."""

@@ -1,0 +1,1 @@
+"""What is judged by default, its adapters, and the catalogue of defects."""

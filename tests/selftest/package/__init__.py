@@ -1,0 +1,1 @@
+"""The package as its users hold it: public names, commands, documentation, wheels."""

@@ -1,0 +1,127 @@
+"""The house: rooms import only rooms below them, files are short, names are unique, and every room says what it is."""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from attention_conformance.spec.clauses import chapters
+
+ROOT = Path(__file__).parents[3]
+NAME = "attention_conformance"
+TOPS = ("spec", "reference", "implementations", "tests")
+ROOMS = (
+    "spec",
+    "reference",
+    "implementations.api",
+    "implementations.adapters",
+    "implementations.builtin",
+    "implementations.discovery",
+    "implementations.defects",
+    "tests.report",
+    "tests.harness.judge",
+    "tests.conformance",
+    "tests.harness.explain",
+    "tests.harness.run",
+    "tests.benchmarks",
+    "tests.cli",
+    "tests.measurements",
+    "tests.selftest",
+)
+"""Lowest first: a room imports only itself and rooms before it."""
+FURTHER_LIMITS = {
+    **{room: ("spec", "implementations") for room in ROOMS if room.startswith("implementations")},
+    "tests.report": ("spec", "tests.report"),
+}
+"""The implementations never see what is expected of them; the report holds plain records."""
+LONGEST = 400
+KNOWN_LENGTHS = {"tests/selftest/implementations/test_sources.py"}
+"""Files that are still too long."""
+TOPICS = {name.replace("-", "_") for name in chapters()}
+SAME_NAME = {"__init__", "__main__", "conftest", *TOPICS, *(f"test_{topic}" for topic in TOPICS)}
+"""Several rooms have a file of this name: those that Python and pytest know, and one a chapter, with its topic."""
+SAME_TOPIC = {
+    "cached": "the adapter of caches, and the in-house cache",
+    "encodings": "encodings of positions, right and wrong",
+    "extensions": "the extensions of a case, and the bounds of their answers",
+    "transforms": "transforms of a function, and the mistakes of their own",
+}
+KNOWN_NAMES = {
+    "options": "of attention calls, and of the command line",
+}
+"""Files with one name that mean different things."""
+
+
+def files() -> list[Path]:
+    """The Python files of the rooms."""
+    return sorted(path for top in TOPS for path in (ROOT / top).rglob("*.py"))
+
+
+def module_of(path: Path) -> str:
+    """Such as `tests.cli.main`; a room itself has the name of its folder."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def room_of(module: str) -> str:
+    """The room that a module lies in; empty for the folders above the rooms."""
+    return next((room for room in ROOMS if f"{module}.".startswith(f"{room}.")), "")
+
+
+def imported(path: Path) -> Iterator[str]:
+    """The modules and names of this package that a file imports, wherever in it."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom):
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        else:
+            continue
+        yield from (name.removeprefix(f"{NAME}.") for name in names if name.startswith(f"{NAME}."))
+
+
+def upward(path: Path) -> Iterator[str]:
+    """The rooms that a file imports though its own does not allow it."""
+    own = room_of(module_of(path))
+    for name in imported(path):
+        room = room_of(name)
+        limited = not name.startswith(FURTHER_LIMITS.get(own, ("",)))
+        if own and room and (ROOMS.index(room) > ROOMS.index(own) or limited):
+            yield room
+
+
+def test_imports_run_only_downwards() -> None:
+    for path in files():
+        name = path.relative_to(ROOT).as_posix()
+        assert {*upward(path)} == set(), name
+
+
+def test_every_file_lies_in_a_room() -> None:
+    above = {path.relative_to(ROOT).as_posix() for path in files() if not room_of(module_of(path))}
+    assert above == {"implementations/__init__.py", "tests/__init__.py", "tests/harness/__init__.py"}
+
+
+def test_no_import_is_relative() -> None:
+    for path in files():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            assert not (isinstance(node, ast.ImportFrom) and node.level), f"{path}:{node.lineno} is relative"
+
+
+def test_no_file_is_long() -> None:
+    long = {path.relative_to(ROOT).as_posix() for path in files() if path.read_bytes().count(b"\n") > LONGEST}
+    assert long <= KNOWN_LENGTHS
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_states_what_it_is_for(room: str) -> None:
+    text = (ROOT / room.replace(".", "/") / "__init__.py").read_text(encoding="utf-8")
+    assert ast.get_docstring(ast.parse(text))
+
+
+def test_two_modules_with_one_name_mean_the_same() -> None:
+    counts = Counter(path.stem for path in files() if path.stem not in SAME_NAME)
+    assert {name for name, count in counts.items() if count > 1} == {*SAME_TOPIC, *KNOWN_NAMES}

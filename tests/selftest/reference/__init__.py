@@ -1,0 +1,1 @@
+"""The reference against a second derivation, and its bounds against styles of computing."""

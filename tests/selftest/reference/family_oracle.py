@@ -1,0 +1,122 @@
+"""The second derivation beyond the core: positions, rotations, groups, further keys and biases, one by one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+
+from attention_conformance.spec.features import Alignment, Conventions, GroupOrder, RotaryPairing, Scope, WindowCount
+from attention_conformance.spec.problem import Array, Problem
+from attention_conformance.tests.selftest.reference.arithmetic import Arithmetic, Number
+
+
+@lru_cache(maxsize=1024)
+def document(problem: Problem, role: str, b: int, token: int) -> int:
+    """The document that a query or key (`role`) of a sample is part of; 0 where there is only one."""
+    segments, lengths = (problem.extras.get(f"{role}_{told}") for told in ("segments", "lengths"))
+    if segments is not None:
+        return int(segments[b, token])
+    if lengths is None:
+        return 0
+    ends = [sum(lengths[: n + 1]) for n in range(len(lengths))]
+    return next(n for n, end in enumerate(ends) if token < end)
+
+
+def _members(problem: Problem, role: str, b: int, wanted: int) -> int:
+    length = (problem.query if role == "query" else problem.key).shape[-2]
+    return sum(document(problem, role, b, token) == wanted for token in range(length))
+
+
+@lru_cache(maxsize=1024)
+def position(problem: Problem, conventions: Conventions, role: str, b: int, token: int) -> int:
+    """Where a token stands in its own document: keys from 0, queries from `query_start` or the claimed corner."""
+    own = document(problem, role, b, token)
+    before = sum(document(problem, role, b, earlier) == own for earlier in range(token))
+    if role == "key":
+        return before
+    if problem.extension.query_start is not None:
+        return before + problem.extension.query_start
+    if conventions.causal_alignment is Alignment.TOP_LEFT:
+        return before
+    return before + _members(problem, "key", b, own) - _members(problem, "query", b, own)
+
+
+def displaced(problem: Problem, conventions: Conventions, b: int, i: int, j: int) -> bool:
+    """Whether causal flag, window or documents hide key j from query i."""
+    asked = problem.extension
+    if document(problem, "query", b, i) != document(problem, "key", b, j):
+        return True
+    query, key = position(problem, conventions, "query", b, i), position(problem, conventions, "key", b, j)
+    if problem.causal and key > query:
+        return True
+    if asked.window_right is not None and key > query + asked.window_right:
+        return True
+    if asked.window_left is None:
+        return False
+    including = conventions.window_count is WindowCount.INCLUDING
+    return key < query - asked.window_left + (1 if including else 0)
+
+
+def key_head(problem: Problem, conventions: Conventions, h: int) -> int:
+    """Which key head the query head h uses."""
+    heads, key_heads = problem.num_heads, kv_heads(problem)
+    return h % key_heads if conventions.group_order is GroupOrder.TILED else h // (heads // key_heads)
+
+
+def kv_heads(problem: Problem) -> int:
+    """As many key heads as the axis says, or as widths of a query's head fit into the key's projection."""
+    if problem.scope is Scope.OP:
+        return int(problem.key.shape[1])
+    width = int(problem.parameters["w_q"].shape[1]) // problem.num_heads
+    return int(problem.parameters["w_k"].shape[1]) // width
+
+
+def rotated(
+    problem: Problem, conventions: Conventions, arithmetic: Arithmetic, row: Sequence[Number], at: int
+) -> list[Number]:
+    """A query's or key's row after its rotary embedding: z_c -> z_c e^(i m theta_c) for each pair z_c = x + i y."""
+    base, width, number = problem.extension.rotary_base, len(row), arithmetic.number
+    if base is None:
+        return list(row)
+    found = list(row)
+    for c in range(width // 2):
+        halves = conventions.rotary_pairing is RotaryPairing.HALVES
+        first, second = (c, c + width // 2) if halves else (2 * c, 2 * c + 1)
+        angle = at * number(base) ** (number(-2 * c) / width)
+        cosine, sine = arithmetic.cos(angle), arithmetic.sin(angle)
+        found[first] = arithmetic.total([row[first] * cosine, -row[second] * sine])
+        found[second] = arithmetic.total([row[first] * sine, row[second] * cosine])
+    return found
+
+
+def further_rows(problem: Problem, arithmetic: Arithmetic, name: str, head: int, width: int) -> list[list[Number]]:
+    """The rows that follow a key head's own: the learned one (`bias_k` or `bias_v`), then one of zeros."""
+    found = []
+    learned: Array | None = problem.parameters.get(name)
+    if learned is not None:
+        found.append([arithmetic.number(x) for x in learned[head * width : (head + 1) * width]])
+    if problem.extension.zero_attn:
+        found.append([arithmetic.number(0)] * width)
+    return found
+
+
+def capped(problem: Problem, arithmetic: Arithmetic, score: Number) -> Number:
+    """softcap * tanh(score / softcap)."""
+    limit = problem.extension.softcap
+    return score if limit is None else limit * arithmetic.tanh(score / limit)
+
+
+def position_biases(
+    problem: Problem, conventions: Conventions, arithmetic: Arithmetic, place: tuple[int, int, int, int]
+) -> list[Number]:
+    """What ALiBi and relative biases add to one score."""
+    b, h, i, j = place
+    ahead = position(problem, conventions, "key", b, j) - position(problem, conventions, "query", b, i)
+    found, most = [], problem.extension.relative_bias
+    if "alibi_slopes" in problem.extras:
+        found.append(-arithmetic.number(problem.extras["alibi_slopes"][h]) * abs(ahead))
+    if "relative_bias" in problem.extras:
+        entry = most + int(math.copysign(min(abs(ahead), most), ahead))
+        found.append(arithmetic.number(problem.extras["relative_bias"][h, entry]))
+    return found

@@ -1,0 +1,258 @@
+"""A second derivation of attention: loops straight from the equations, sharing no code with `reference`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from attention_conformance.spec.features import Conventions, EmptyRow, LogBase, ReturnedWeights, Scope
+from attention_conformance.spec.problem import Array, Problem
+from attention_conformance.tests.selftest.reference.arithmetic import DOUBLE, Arithmetic, Number
+from attention_conformance.tests.selftest.reference.family_oracle import (
+    capped,
+    displaced,
+    further_rows,
+    key_head,
+    kv_heads,
+    position,
+    position_biases,
+    rotated,
+)
+
+Vector: TypeAlias = Sequence[Number]
+Heads: TypeAlias = list[list[list[list[Number]]]]
+"""[sample][head][token][component]."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Nested lists: output as the problem's scope has it, weights [b][h][i][j], log-sum-exp [b][h][i]."""
+
+    output: list[Any]
+    weights: Heads
+    log_sum_exp: list[list[list[Number]]]
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one query of one head gets."""
+
+    output: list[Number]
+    weights: list[Number]
+    log_sum_exp: Number
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A problem, the answers where the field disagrees, the numbers, and [b, h, i, j] factors of dropped weights."""
+
+    problem: Problem
+    conventions: Conventions
+    arithmetic: Arithmetic
+    kept: Array | None
+
+
+def attention(
+    problem: Problem,
+    conventions: Conventions = Conventions(),
+    arithmetic: Arithmetic = DOUBLE,
+    kept: Array | None = None,
+) -> Answer:
+    """softmax(cap(scale * Q K^T) + biases + mask) V for every sample, head and query, times the gate of the head.
+
+    At the module level with its projections.
+    """
+    asked = Asked(problem, conventions, arithmetic, kept)
+    query, key, value = (heads_of(problem, name, arithmetic) for name in ("query", "key", "value"))
+    query, key = (_rotated(asked, name, heads) for name, heads in (("query", query), ("key", key)))
+    key, value = (_extended(asked, name, heads) for name, heads in (("bias_k", key), ("bias_v", value)))
+    rows = [
+        [[_row(asked, (b, h, i), row, key[b], value[b]) for i, row in enumerate(head)] for h, head in enumerate(sample)]
+        for b, sample in enumerate(query)
+    ]
+    heads = [[[_gated(asked, h, row.output) for row in head] for h, head in enumerate(sample)] for sample in rows]
+    return Answer(
+        output=heads if problem.scope is Scope.OP else _joined(problem, arithmetic, heads),
+        weights=[[[row.weights for row in head] for head in sample] for sample in rows],
+        log_sum_exp=[[[row.log_sum_exp for row in head] for head in sample] for sample in rows],
+    )
+
+
+def loss(
+    problem: Problem,
+    conventions: Conventions = Conventions(),
+    arithmetic: Arithmetic = DOUBLE,
+    kept: Array | None = None,
+) -> Number:
+    """The sum of output times cotangent, whose derivatives the gradients are."""
+    assert problem.cotangent is not None
+    output = _flat(attention(problem, conventions, arithmetic, kept).output)
+    cotangent = _flat(problem.cotangent.tolist())
+    return arithmetic.total(o * arithmetic.number(c) for o, c in zip(output, cotangent, strict=True))
+
+
+def _flat(nested: Any) -> list[Any]:
+    return [x for part in nested for x in _flat(part)] if isinstance(nested, list) else [nested]
+
+
+def heads_of(problem: Problem, name: str, arithmetic: Arithmetic) -> Heads:
+    """The op's input `name`: as given, or x @ w + b, whose columns h * d .. (h + 1) * d - 1 are head h's."""
+    inputs, number = getattr(problem, name), arithmetic.number
+    if problem.scope is Scope.OP:
+        return [[[[number(x) for x in row] for row in head] for head in sample] for sample in inputs]
+    weight, bias = problem.parameters[f"w_{name[0]}"], problem.parameters.get(f"b_{name[0]}")
+    width = weight.shape[1] // (problem.num_heads if name == "query" else kv_heads(problem))
+    return [
+        [
+            [[_projected(row, weight, bias, c, arithmetic) for c in range(first, first + width)] for row in sample]
+            for first in range(0, weight.shape[1], width)
+        ]
+        for sample in inputs
+    ]
+
+
+def _projected(
+    row: Sequence[Any] | Array, weight: Array, bias: Array | None, column: int, arithmetic: Arithmetic
+) -> Number:
+    number = arithmetic.number
+    terms = [number(x) * number(weight[c, column]) for c, x in enumerate(row)]
+    return arithmetic.total(terms if bias is None else [*terms, number(bias[column])])
+
+
+def _rotated(asked: Asked, name: str, heads: Heads) -> Heads:
+    """Queries or keys after their rotary embedding, if there is one."""
+    if asked.problem.extension.rotary_base is None:
+        return heads
+    places = [
+        [position(asked.problem, asked.conventions, name, b, token) for token in range(len(sample[0]))]
+        for b, sample in enumerate(heads)
+    ]
+
+    def turn(row: Vector, at: int) -> list[Number]:
+        return rotated(asked.problem, asked.conventions, asked.arithmetic, row, at)
+
+    return [
+        [[turn(row, at) for row, at in zip(head, places[b], strict=True)] for head in sample]
+        for b, sample in enumerate(heads)
+    ]
+
+
+def _extended(asked: Asked, name: str, heads: Heads) -> Heads:
+    """Keys or values followed by those that every query sees."""
+    width = _width(asked.problem, "key" if name == "bias_k" else "value")
+    return [
+        [[*head, *further_rows(asked.problem, asked.arithmetic, name, g, width)] for g, head in enumerate(sample)]
+        for sample in heads
+    ]
+
+
+def _width(problem: Problem, name: str) -> int:
+    """d_k or d_v."""
+    if problem.scope is Scope.OP:
+        return int(getattr(problem, name).shape[-1])
+    return int(problem.parameters[f"w_{name[0]}"].shape[1]) // kv_heads(problem)
+
+
+def _gated(asked: Asked, h: int, output: Vector) -> list[Number]:
+    """A head's output times its gate."""
+    gates = asked.problem.extras.get("head_gates")
+    return list(output) if gates is None else [x * asked.arithmetic.number(gates[h]) for x in output]
+
+
+def _joined(problem: Problem, arithmetic: Arithmetic, heads: Heads) -> list[list[list[Number]]]:
+    """The heads of each token side by side, through the output projection if there is one."""
+    joined = [[[x for head in sample for x in head[i]] for i in range(problem.query.shape[1])] for sample in heads]
+    weight, bias = problem.parameters.get("w_o"), problem.parameters.get("b_o")
+    if weight is None:
+        return joined
+    return [
+        [[_projected(row, weight, bias, c, arithmetic) for c in range(weight.shape[1])] for row in sample]
+        for sample in joined
+    ]
+
+
+def _row(
+    asked: Asked, place: tuple[int, int, int], query: Vector, key: Sequence[Sequence[Vector]], value: Sequence[Any]
+) -> Row:
+    problem, number, h = asked.problem, asked.arithmetic.number, place[1]
+    head = key_head(problem, asked.conventions, h)
+    keys, values, given = key[head], value[head], problem.key.shape[-2]
+    seen = [j for j in range(len(keys)) if j >= given or not hiding(problem, asked.conventions, *place, j)]
+    sink = problem.extras.get("sinks")
+    if not seen and sink is None:
+        answer = empty_answer(problem, asked.conventions, *place)
+        return _empty_row(answer, asked.arithmetic, values, _width(problem, "value"))
+    scores = {j: _score(asked, (*place, j), query, keys[j]) for j in seen}
+    logits = [*scores.values()] if sink is None else [*scores.values(), number(sink[h])]
+    top = max(z.real for z in logits)
+    whole = asked.arithmetic.total(asked.arithmetic.exp(z - top) for z in logits)
+    weights = [asked.arithmetic.exp(scores[j] - top) / whole if j in scores else number(0) for j in range(len(keys))]
+    dropped = [w if asked.kept is None else w * number(asked.kept[(*place, j)]) for j, w in enumerate(weights)]
+    output = [asked.arithmetic.total(dropped[j] * values[j][c] for j in seen) for c in range(_width(problem, "value"))]
+    after = asked.conventions.returned_weights is ReturnedWeights.AFTER_DROPOUT
+    return Row(output, dropped if after else weights, _logarithm(asked, top + asked.arithmetic.log(whole)))
+
+
+def _logarithm(asked: Asked, natural: Number) -> Number:
+    """In the base that is claimed."""
+    if asked.conventions.log_sum_exp_base is LogBase.E:
+        return natural
+    return natural / asked.arithmetic.log(asked.arithmetic.number(2))
+
+
+def _score(asked: Asked, place: tuple[int, int, int, int], query: Vector, key: Vector) -> Number:
+    """Scaled, capped, and what is added for keys that are given."""
+    problem, number = asked.problem, asked.arithmetic.number
+    scale = number(len(query)) ** -0.5 if problem.scale is None else number(problem.scale)
+    product = scale * asked.arithmetic.total(q * k for q, k in zip(query, key, strict=True))
+    score, mask = capped(problem, asked.arithmetic, product), problem.attn_mask
+    if place[-1] >= problem.key.shape[-2]:
+        return score
+    added = position_biases(problem, asked.conventions, asked.arithmetic, place)
+    if mask is not None and mask.dtype.kind != "b":
+        added.append(number(broadcast_at(mask, *place)))
+    return asked.arithmetic.total([score, *added])
+
+
+def broadcast_at(mask: Array, *place: int) -> Any:
+    """What broadcasting puts at (b, h, i, j): axes aligned from the last one, those of length 1 repeated."""
+    found: Any = mask
+    for extent, index in zip(mask.shape, place[4 - mask.ndim :], strict=True):
+        found = found[0 if extent == 1 else index]
+    return found
+
+
+def hiding(problem: Problem, conventions: Conventions, b: int, h: int, i: int, j: int) -> list[str]:
+    """Which of attn_mask, padding and what follows from positions ("causal") hide key j from query i."""
+    found, mask, lengths = [], problem.attn_mask, problem.valid_lens
+    if mask is not None:
+        element = broadcast_at(mask, b, h, i, j)
+        if element.real == -math.inf if mask.dtype.kind != "b" else not element:
+            found.append("bool" if mask.dtype.kind == "b" else "float")
+    padded = problem.key_padding_mask is not None and not problem.key_padding_mask[b, j]
+    if padded or (lengths is not None and j >= (lengths[b] if lengths.ndim == 1 else lengths[b, i])):
+        found.append("padding")
+    if displaced(problem, conventions, b, i, j):
+        found.append("causal")
+    return found
+
+
+def empty_answer(problem: Problem, conventions: Conventions, b: int, h: int, i: int) -> EmptyRow:
+    """The answer claimed for a kind of mask that hides the whole row; if several do, any one is right."""
+    hidden = [set(hiding(problem, conventions, b, h, i, j)) for j in range(problem.key.shape[-2])]
+    alone = set.intersection(*hidden) if hidden else set()
+    together = set.union(*hidden) if hidden else {"bool"}
+    kind = min(alone or together)
+    answer: EmptyRow = getattr(conventions, f"empty_row_{kind}")
+    return answer
+
+
+def _empty_row(answer: EmptyRow, arithmetic: Arithmetic, values: Sequence[Vector], width: int) -> Row:
+    zero, keys = arithmetic.number(0), len(values)
+    if answer is EmptyRow.UNIFORM and keys:
+        mean = [arithmetic.total(v[c] for v in values) / keys for c in range(width)]
+        return Row(mean, [zero + arithmetic.number(1) / keys] * keys, -math.inf)
+    fill = arithmetic.number(math.nan) if answer is EmptyRow.NAN else zero
+    return Row([fill] * width, [fill] * keys, -math.inf)

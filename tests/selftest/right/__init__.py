@@ -1,0 +1,1 @@
+"""Right implementations in unusual styles: none of them may be accused."""

@@ -1,0 +1,76 @@
+"""Right implementations pass everything that they claim, however unusual their style is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from attention_conformance.implementations.api.contract import Implementation
+from attention_conformance.implementations.builtin.inhouse.cached import CACHED
+from attention_conformance.spec.features import Feature
+from attention_conformance.tests.harness.judge.judging import HALVES
+from attention_conformance.tests.harness.run.runner import run
+from attention_conformance.tests.report.verdict import Status, Verdict
+from attention_conformance.tests.selftest.right import (
+    right,
+    right_cache,
+    right_dropout,
+    right_modules,
+    right_packed,
+    right_positions,
+    right_reach,
+    right_returned,
+    right_sinks,
+)
+
+REACH = {Feature.GROUPED: "grouped.*", Feature.WINDOW: "window.*", Feature.SOFTCAP: "softcap.*"}
+RETURNED = ("returned.*", "softmax.weights", "softmax.log-sum-exp", "relations.merge")
+CHAPTERS = (
+    ("cache", (*right_cache.RIGHT, *CACHED), ("cache.*", "causal.*"), 200),
+    ("dropout", right_dropout.RIGHT, ("dropout.*",), 100),
+    ("head-gates", right_modules.RIGHT_GATES, ("head-gates.*",), 80),
+    ("modules", right_modules.RIGHT_MODULES, ("modules.*",), 100),
+    ("packed", right_packed.RIGHT, ("packed.*", "causal.*"), 300),
+    ("positions", right_positions.RIGHT_POSITIONS, ("positions.*",), 60),
+    ("returned", right_returned.RIGHT, RETURNED, 250),
+    ("sinks", right_sinks.RIGHT_SINKS, ("sinks.*",), 60),
+)
+"""The right implementations of some chapters, the clauses that they are run on, and how many checks these take."""
+
+
+def _runs() -> Iterator[Any]:
+    for each in right.RIGHT:
+        yield pytest.param(each, (), 1000, right.ADVICE.get(each.name, ()), id=f"core-{each.name}")
+    for each in right_reach.RIGHT:
+        clauses = tuple(pattern for feature, pattern in REACH.items() if feature in each.claims)
+        yield pytest.param(each, clauses, 80, right_reach.ADVICE.get(each.name, ()), id=f"reach-{each.name}")
+    for chapter, implementations, clauses, checks in CHAPTERS:
+        for implementation in implementations:
+            yield pytest.param(implementation, clauses, checks, (), id=f"{chapter}-{implementation.name}")
+
+
+@pytest.mark.parametrize(("implementation", "clauses", "checks", "advice"), list(_runs()))
+def test_is_not_accused(
+    implementation: Implementation, clauses: tuple[str, ...], checks: int, advice: tuple[str, ...]
+) -> None:
+    """`advice` names clauses (SHOULD) that the style cannot follow."""
+    verdicts = run(implementation, clauses)
+    accused = [v for v in verdicts if v.status is not Status.PASS and v.clause not in advice and not _undecided(v)]
+    assert not accused, "\n".join(f"{v.clause} in {v.dtype}: {v.failure or v.reason}" for v in accused)
+    assert {v.dtype for v in verdicts} == set(implementation.claims.dtypes)
+    assert sum(v.checks for v in verdicts) > checks
+
+
+def _undecided(verdict: Verdict) -> bool:
+    """All bounds of a half type were too wide, which may be where gradients are differentiated again."""
+    return verdict.status is Status.NOT_CLAIMED and verdict.dtype in HALVES and verdict.clause.startswith("modules.")
+
+
+def test_documents_one_by_one_contain_what_is_in_them() -> None:
+    (one_by_one,) = (each for each in right_packed.RIGHT if each.name == "one-by-one")
+    claims = replace(one_by_one.claims, features=one_by_one.claims.features | {Feature.CONTAINMENT})
+    verdicts = run(replace(one_by_one, claims=claims), ("packed.containment",))
+    assert [v.status for v in verdicts] == [Status.PASS] * 4

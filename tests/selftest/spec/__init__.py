@@ -1,0 +1,1 @@
+"""Chapters, cases and the numbers that are drawn for them."""
