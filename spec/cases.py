@@ -240,9 +240,9 @@ class Case:
         Raises:
             ValueError: the text is no such object; the message names the field.
         """
-        built = _build(cls, json.loads(text), "case")
-        assert isinstance(built, cls)
-        return built
+        case = built(cls, json.loads(text), "case")
+        assert isinstance(case, cls)
+        return case
 
     def __str__(self) -> str:
         default = Case()
@@ -268,7 +268,12 @@ def _hints(kind: type[Any]) -> dict[str, Any]:
     return get_type_hints(kind)
 
 
-def _build(kind: type[Any], data: object, where: str) -> Any:
+def built(kind: type[Any], data: object, where: str) -> Any:
+    """The record of a kind whose fields are those of `data`, as JSON has them; `where` names it in messages.
+
+    Raises:
+        ValueError: `data` is no such object; the message names the field.
+    """
     if not isinstance(data, Mapping):
         raise ValueError(f"{where} must be an object, not {data!r}")
     hints = _hints(kind)  # type: ignore[arg-type]  # a class is hashable, whatever its instances are
@@ -283,9 +288,9 @@ def _build(kind: type[Any], data: object, where: str) -> Any:
 
 def _value(hint: Any, value: object, where: str) -> Any:
     if hint == ModuleForm | None:
-        return None if value is None else _build(ModuleForm, value, where)
+        return None if value is None else built(ModuleForm, value, where)
     if hint in (Sizes, Extension):
-        return _build(hint, value, where)
+        return built(hint, value, where)
     if hint == tuple[int, ...]:
         return _lengths(value, where)
     if isinstance(hint, type) and issubclass(hint, StrEnum):

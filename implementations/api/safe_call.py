@@ -31,6 +31,18 @@ class CandidateError(Exception):
         self.exception = exception
 
 
+class LostError(CandidateError):
+    """The candidate's process has died, or gave no answer in time; the message states which, and how.
+
+    Attributes:
+        late: whether it gave no answer in time.
+    """
+
+    def __init__(self, message: str, late: bool = False) -> None:
+        super().__init__(message)
+        self.late = late
+
+
 def guarded(call: Callable[[], Answer]) -> Answer:
     """What a call into a candidate returns; warnings of the candidate are ignored.
 

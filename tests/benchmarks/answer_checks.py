@@ -21,7 +21,7 @@ from attention_conformance.spec.features import Conventions, GroupOrder, Scope
 from attention_conformance.spec.problem import Array, Problem
 from attention_conformance.tests.benchmarks.contenders import Contender, KeptAnswer
 from attention_conformance.tests.harness.judge.comparison import compare
-from attention_conformance.tests.harness.judge.memory import output_shape
+from attention_conformance.implementations.worker.memory import output_shape
 
 ROWS = 6
 """Number of queries for which an answer is checked."""

@@ -21,7 +21,7 @@ from attention_conformance.spec.features import Feature
 from attention_conformance.spec.inputs import build
 from attention_conformance.tests.benchmarks.benchmark_run import Growth, Interval
 from attention_conformance.tests.benchmarks.workloads import FORWARD
-from attention_conformance.tests.harness.judge.memory import peak
+from attention_conformance.implementations.worker.memory import peak
 
 Floats: TypeAlias = NDArray[np.float64]
 

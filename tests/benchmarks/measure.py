@@ -22,7 +22,7 @@ from attention_conformance.tests.benchmarks.floor import faster_than_possible, f
 from attention_conformance.tests.benchmarks.paired_timing import Clock, Effort, Times, verdict
 from attention_conformance.tests.benchmarks.required_work import Work, required_work
 from attention_conformance.tests.benchmarks.workloads import Timed, suited
-from attention_conformance.tests.harness.judge.memory import peak, result_bytes
+from attention_conformance.implementations.worker.memory import peak, result_bytes
 
 WARM_UP = 3
 """Untimed calls of each contender after the first call; one where that was slow."""

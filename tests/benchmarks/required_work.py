@@ -13,7 +13,7 @@ from attention_conformance.reference.visibility import visibility
 from attention_conformance.spec.cases import Sharing
 from attention_conformance.spec.features import Conventions, Scope
 from attention_conformance.spec.problem import Problem
-from attention_conformance.tests.harness.judge.memory import output_shape
+from attention_conformance.implementations.worker.memory import output_shape
 
 ROWS = 256
 """Number of queries whose masks are built together: those of a long sequence would not fit into memory."""

@@ -16,7 +16,7 @@ from attention_conformance.spec.features import Alignment, EmptyRow
 from attention_conformance.spec.problem import DTYPES, lay_out
 from attention_conformance.tests.harness.judge.clause_tests import clause, row, table
 from attention_conformance.tests.harness.judge.judge import Judge
-from attention_conformance.tests.harness.judge.memory import output_shape
+from attention_conformance.implementations.worker.memory import output_shape
 from attention_conformance.tests.harness.judge.search import claimed_combinations, search
 
 COINCIDENT = (

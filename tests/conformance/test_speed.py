@@ -12,7 +12,7 @@ from attention_conformance.spec.cases import Case
 from attention_conformance.spec.problem import Problem
 from attention_conformance.tests.harness.judge.clause_tests import clause, group
 from attention_conformance.tests.harness.judge.judge import Judge
-from attention_conformance.tests.harness.judge.memory import absent, left_behind, peak, result_bytes
+from attention_conformance.implementations.worker.memory import absent, left_behind, peak, result_bytes
 
 IN_ONE = ("float32",)
 """The growth of memory does not depend on the dtype, and every implementation has this one."""

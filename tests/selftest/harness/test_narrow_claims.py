@@ -18,7 +18,7 @@ from attention_conformance.spec.clauses import load
 from attention_conformance.spec.problem import Problem
 from attention_conformance.tests.harness.judge.clause_tests import ClauseTest, claimed, clause_tests
 from attention_conformance.tests.harness.judge.judge import Judge
-from attention_conformance.tests.harness.judge.memory import output_shape
+from attention_conformance.implementations.worker.memory import output_shape
 
 Fit: TypeAlias = Callable[[Case], Case | Unsupported]
 

@@ -1,0 +1,84 @@
+"""What a call does to the process that it runs in: state, memory, arrays of other calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from attention_conformance.implementations.adapters.native import native
+from attention_conformance.implementations.api.contract import Implementation, Result
+from attention_conformance.implementations.api.global_state import global_state, kept_global_state, random_states_from
+from attention_conformance.implementations.api.safe_call import answer, restored
+from attention_conformance.implementations.worker import memory
+from attention_conformance.spec.problem import Problem
+
+RANDOM = "random state"
+"""How the names of random states begin; these differ at every look, the other states do not."""
+
+
+class Observer(Protocol):
+    """The observations that clauses make, in the process of the candidate.
+
+    Each of them raises `CandidateError` where the candidate has no usable answer.
+    """
+
+    def changed_state(self, problem: Problem, device: str, seed: int) -> tuple[Result, tuple[str, ...]]:
+        """The answer, with every generator started at a seed, and the global states that the call has changed."""
+        ...
+
+    def overwritten(self, problem: Problem, later: Sequence[Problem], device: str) -> tuple[bool, tuple[str, ...]]:
+        """Whether later calls wrote into the output of the first, and the inputs whose memory that output shares."""
+        ...
+
+    def peak(self, problem: Problem, device: str, results: int) -> int | None:
+        """The peak of one native call; see `memory.peak`."""
+        ...
+
+    def left_behind(self, problem: Problem, device: str, times: int, suspicious: int) -> int | None:
+        """The bytes that native calls leave behind; see `memory.left_behind`."""
+        ...
+
+
+@dataclass(frozen=True)
+class LocalObserver:
+    """Observations in this process.
+
+    Attributes:
+        before: the global state before the implementation was first called, where that is known.
+    """
+
+    implementation: Implementation
+    before: dict[str, object] = field(default_factory=dict)
+
+    def changed_state(self, problem: Problem, device: str, seed: int) -> tuple[Result, tuple[str, ...]]:
+        # A candidate that seeds a generator by a number of its own must not find it as it would leave it.
+        with kept_global_state(), random_states_from(seed):
+            before = global_state()
+            result = answer(self.implementation.run, problem.fresh(), device)
+            after = global_state()
+        before |= {name: state for name, state in self.before.items() if not name.startswith(RANDOM)}
+        changed = (name for name in before if before[name] != after[name] or name in result.disturbed)
+        return result, tuple(changed)
+
+    def overwritten(self, problem: Problem, later: Sequence[Problem], device: str) -> tuple[bool, tuple[str, ...]]:
+        with kept_global_state():
+            output = answer(self.implementation.run, problem, device).output
+            copy = output.tobytes()
+            for each in later:
+                answer(self.implementation.run, each.fresh(), device)
+        shared = (name for name, array in problem.arrays().items() if np.shares_memory(array, output))
+        return output.tobytes() != copy, tuple(shared)
+
+    def peak(self, problem: Problem, device: str, results: int) -> int | None:
+        call = self._native(problem, device)
+        return restored(lambda: memory.peak(call(), device, results).of_device)
+
+    def left_behind(self, problem: Problem, device: str, times: int, suspicious: int) -> int | None:
+        call = self._native(problem, device)
+        return restored(lambda: memory.left_behind(call(), times, suspicious, device))
+
+    def _native(self, problem: Problem, device: str) -> Callable[[], Callable[[], object]]:
+        return lambda: native(self.implementation, problem.fresh(), device).call

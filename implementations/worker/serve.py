@@ -1,0 +1,163 @@
+"""The worker: loads one candidate, and answers requests about it until its input ends.
+
+`python -m attention_conformance.implementations.worker.serve` speaks the protocol over its standard input and output.
+Both are put out of the candidate's reach first: what it prints goes to standard error.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, BinaryIO
+
+import numpy as np
+import torch
+
+from attention_conformance.implementations.api.contract import Implementation, PathError, Unsupported
+from attention_conformance.implementations.api.global_state import global_state, kept_global_state
+from attention_conformance.implementations.api.safe_call import CandidateError, answer, function_answer, guarded
+from attention_conformance.implementations.discovery.candidates import candidate
+from attention_conformance.implementations.discovery.loading import TargetError, load_target
+from attention_conformance.implementations.worker.forms import (
+    claims_fields,
+    expected_failure_fields,
+    problem_message,
+    problem_of,
+    result_message,
+)
+from attention_conformance.implementations.worker.observer import LocalObserver
+from attention_conformance.implementations.worker.wire import LENGTH, Message, WireError, decode, encode, length_of
+from attention_conformance.spec.cases import Case
+from attention_conformance.spec.features import Feature
+from attention_conformance.spec.problem import Problem
+
+PROTOCOL = 1
+"""The version of the protocol."""
+DIE_WITH_PARENT = 1
+"""PR_SET_PDEATHSIG of Linux's prctl."""
+
+
+class Worker:
+    """The candidate, and an answer for each kind of request."""
+
+    def __init__(self) -> None:
+        self.implementation: Implementation | None = None
+        self.before: dict[str, object] = {}
+
+    def answer(self, request: Message) -> Message:
+        """The answer to a request; one that the candidate has no answer for says why."""
+        try:
+            with kept_global_state():
+                return OPERATIONS[request.fields["request"]](self, request)
+        except CandidateError as error:
+            return Message({"error": str(error), "exception": error.exception})
+        except PathError as error:
+            return Message({"left_path": str(error)})
+        except TargetError as error:
+            return Message({"unusable": str(error)})
+        except WireError as error:
+            return Message({"error": f"returned what cannot be read: {error}", "exception": ""})
+
+    def hello(self, request: Message) -> Message:
+        """Loads the candidate, and says what it claims."""
+        given = request.fields
+        load_target(given["target"])
+        self.before = global_state()
+        loaded = candidate(given["target"], given["conventions"], given["device"])
+        self.implementation = loaded
+        return Message(
+            {
+                "protocol": PROTOCOL,
+                "name": loaded.name,
+                "about": loaded.about,
+                "language": "Python",
+                "versions": {"Python": platform.python_version(), "numpy": np.__version__, "torch": torch.__version__},
+                "claims": claims_fields(loaded.claims),
+                "alternatives": list(loaded.alternatives),
+                "functions": list(loaded.functions),
+                "modes": list(loaded.modes),
+                "constructs": loaded.construct is not None,
+                "expected_failures": [expected_failure_fields(each) for each in loaded.expected_failures],
+            }
+        )
+
+    def fit(self, request: Message) -> Message:
+        """The nearest case that it supports."""
+        case = Case.from_json(request.fields["case"])
+        fitted = guarded(lambda: self._own.claims.fit(case))
+        if isinstance(fitted, Unsupported):
+            return Message({"unsupported": str(fitted.reason)})
+        if not isinstance(fitted, Case):
+            raise CandidateError(f"fit returned {type(fitted).__name__}, not a Case or Unsupported")
+        return Message({"case": fitted.to_json()})
+
+    def run(self, request: Message) -> Message:
+        """The answer to a problem; arrays of the problem that the call has changed come back with it."""
+        problem = problem_of(request)
+        before = {name: array.tobytes() for name, array in problem.arrays().items()}
+        result = answer(self._way(request.fields), problem, request.fields["device"])
+        message = result_message(result)
+        after = problem.arrays()
+        changed = {f"changed.{name}": after[name] for name, held in before.items() if after[name].tobytes() != held}
+        return Message(message.fields, {**message.arrays, **changed})
+
+    def call(self, request: Message) -> Message:
+        """What a plain function returns."""
+        name, arguments = request.fields["function"], tuple(request.fields["arguments"])
+        return Message({}, {"returned": function_answer(name, self._own.functions[name], arguments)})
+
+    def construct(self, request: Message) -> Message:
+        """Whether a module can be built."""
+        build = self._own.construct
+        assert build is not None
+        guarded(lambda: build(request.fields["num_heads"], request.fields["width"]))
+        return Message({})
+
+    def changed_state(self, request: Message) -> Message:
+        """See `Observer`."""
+        result, changed = self._observer(request).changed_state(
+            problem_of(request), request.fields["device"], request.fields["seed"]
+        )
+        return result_message(result, changed=list(changed))
+
+    def overwritten(self, request: Message) -> Message:
+        """See `Observer`; the later problems follow the first as messages of their own."""
+        later = [problem_of(decode(array.tobytes())) for name, array in request.arrays.items() if name in LATER]
+        first = Message(request.fields, {n: a for n, a in request.arrays.items() if n not in LATER})
+        written, shared = self._observer(request).overwritten(problem_of(first), later, request.fields["device"])
+        return Message({"overwritten": written, "shared": list(shared)})
+
+    def peak(self, request: Message) -> Message:
+        """See `Observer`."""
+        given = request.fields
+        growth = self._observer(request).peak(problem_of(request), given["device"], given["results"])
+        return Message({"bytes": growth})
+
+    def left_behind(self, request: Message) -> Message:
+        """See `Observer`."""
+        given = request.fields
+        left = self._observer(request).left_behind(
+            problem_of(request), given["device"], given["times"], given["suspicious"]
+        )
+        return Message({"bytes": left})
+
+    @property
+    def _own(self) -> Implementation:
+        assert self.implementation is not None
+        return self.implementation
+
+    def _way(self, given: Mapping[str, Any]) -> Callable[[Problem, str], object]:
+        """The run, alternative or mode that a request names."""
+        if given.get("alternative"):
+            return self._own.alternatives[given["alternative"]]
+        if given.get("mode"):
+            return self._own.modes[Feature(given["mode"])]
+        return self._own.run
+
+    def _observer(self, request: Message) -> LocalObserver:
+        return LocalObserver(replace(self._own, run=self._way(request.fields)), self.before)

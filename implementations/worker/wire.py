@@ -1,0 +1,118 @@
+"""Messages between judge and worker: each is a safetensors blob, with plain fields as JSON in its metadata.
+
+A message is preceded by its length, 8 bytes, the least significant first. docs/protocol.md describes all messages.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from attention_conformance.spec.problem import Array
+
+DTYPES: Mapping[str, np.dtype[np.generic]] = {
+    "F64": np.dtype(np.float64),
+    "F32": np.dtype(np.float32),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+    "F16": np.dtype(np.float16),
+    "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
+    "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
+    "I64": np.dtype(np.int64),
+    "I32": np.dtype(np.int32),
+    "I16": np.dtype(np.int16),
+    "I8": np.dtype(np.int8),
+    "U64": np.dtype(np.uint64),
+    "U32": np.dtype(np.uint32),
+    "U16": np.dtype(np.uint16),
+    "U8": np.dtype(np.uint8),
+    "BOOL": np.dtype(np.bool_),
+}
+"""The dtypes of the format by name, in little-endian order."""
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+LENGTH = 8
+"""Bytes of a length, before a message and before the header within it."""
+LONGEST = 2**32
+"""Bytes of the longest message that is read."""
+
+
+class WireError(ValueError):
+    """Bytes that are no message, or a value that no message can hold."""
+
+
+@dataclass(frozen=True, eq=False)
+class Message:
+    """Plain fields, and arrays by name."""
+
+    fields: Mapping[str, Any]
+    arrays: Mapping[str, Array] = field(default_factory=dict)
+
+
+def encode(message: Message) -> bytes:
+    """The bytes of a message, its length first.
+
+    Raises:
+        WireError: an array's dtype is none of the format's.
+    """
+    header: dict[str, Any] = {"__metadata__": {name: json.dumps(value) for name, value in message.fields.items()}}
+    blocks, start = [], 0
+    for name, array in message.arrays.items():
+        if array.dtype not in NAMES:
+            raise WireError(f"{name} is of dtype {array.dtype}, which no message can hold")
+        blocks.append(array.tobytes())
+        end = start + len(blocks[-1])
+        header[name] = {"dtype": NAMES[array.dtype], "shape": array.shape, "data_offsets": [start, end]}
+        start = end
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % LENGTH)
+    body = b"".join((_length(len(text)), text, *blocks))
+    return _length(len(body)) + body
+
+
+def _length(count: int) -> bytes:
+    return count.to_bytes(LENGTH, "little")
+
+
+def length_of(prefix: bytes) -> int:
+    """The bytes of the message that follows its prefix.
+
+    Raises:
+        WireError: it would be longer than any message.
+    """
+    count = int.from_bytes(prefix, "little")
+    if count > LONGEST:
+        raise WireError(f"a message of {count} bytes is announced; the longest that is read has {LONGEST}")
+    return count
+
+
+def decode(body: bytes) -> Message:
+    """The message of these bytes, without its length; the arrays can be written to.
+
+    Raises:
+        WireError: the bytes are no message.
+    """
+    try:
+        return _decoded(body)
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise WireError(f"{len(body)} bytes are no message: {type(error).__name__} {error}"[:200]) from None
+
+
+def _decoded(body: bytes) -> Message:
+    size = int.from_bytes(body[:LENGTH], "little")
+    header = json.loads(body[LENGTH : LENGTH + size])
+    data = memoryview(body)[LENGTH + size :]
+    fields = {name: json.loads(text) for name, text in header.pop("__metadata__", {}).items()}
+    return Message(fields, {name: _array(data, **entry) for name, entry in header.items()})
+
+
+def _array(data: memoryview, dtype: str, shape: list[int], data_offsets: list[int]) -> Array:
+    start, end = data_offsets
+    kind = DTYPES[dtype]
+    if not 0 <= start <= end <= len(data) or end - start != prod(shape) * kind.itemsize or min(shape, default=0) < 0:
+        raise ValueError(f"an array of shape {shape} in {dtype} cannot lie at bytes {start} to {end}")
+    return np.frombuffer(data[start:end], kind).reshape(shape).copy()
