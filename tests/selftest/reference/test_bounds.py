@@ -23,7 +23,7 @@ from attention_conformance.spec.cases import (
     Sharing,
     Sizes,
 )
-from attention_conformance.spec.features import Conventions, SoftmaxPrecision
+from attention_conformance.spec.conventions import Conventions, SoftmaxPrecision
 from attention_conformance.spec.inputs import build
 from attention_conformance.spec.problem import DTYPES, Array, Problem
 from attention_conformance.tests.selftest.reference.styles import (

@@ -17,7 +17,7 @@ from attention_conformance.reference.expected import Expected, Solution, sample_
 from attention_conformance.reference.pipeline import Pipeline
 from attention_conformance.reference.stages import rotation
 from attention_conformance.spec.cases import Case, MaskKind, ModuleForm, Padding, Sharing, Sizes
-from attention_conformance.spec.features import RotaryPairing
+from attention_conformance.spec.conventions import RotaryPairing
 from attention_conformance.spec.inputs import build
 from attention_conformance.spec.problem import DTYPES, Array, Problem
 from attention_conformance.tests.selftest.reference.family_styles import (

@@ -11,8 +11,8 @@ from numpy.typing import ArrayLike
 
 from attention_conformance.reference.expected import solve
 from attention_conformance.spec.cases import Case, ModuleForm, Sharing, Sizes
-from attention_conformance.spec.extensions import NOTHING
-from attention_conformance.spec.features import Conventions, EmptyRow
+from attention_conformance.spec.conventions import Conventions, EmptyRow
+from attention_conformance.spec.features import NOTHING
 from attention_conformance.spec.inputs import build
 from attention_conformance.spec.problem import Problem
 from attention_conformance.tests.selftest.reference.family_oracle import kv_heads

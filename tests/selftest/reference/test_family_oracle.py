@@ -15,9 +15,16 @@ from numpy.typing import NDArray
 from attention_conformance.reference.bounds.precision import precision
 from attention_conformance.reference.expected import Solution, solve
 from attention_conformance.spec.cases import Case, MaskKind, MaskShape, ModuleForm, Padding, Pattern, Sharing, Sizes
+from attention_conformance.spec.conventions import (
+    Alignment,
+    Conventions,
+    EmptyRow,
+    GroupOrder,
+    RotaryPairing,
+    WindowCount,
+)
 from attention_conformance.spec.covering import combinations
-from attention_conformance.spec.extensions import Extension, Packing
-from attention_conformance.spec.features import Alignment, Conventions, EmptyRow, GroupOrder, RotaryPairing, WindowCount
+from attention_conformance.spec.features import Extension, Packing
 from attention_conformance.spec.inputs import build
 from attention_conformance.spec.problem import Array, Problem
 from attention_conformance.tests.selftest.reference.arithmetic import DOUBLE, FIFTY_DIGITS, Arithmetic

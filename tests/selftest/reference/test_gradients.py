@@ -22,7 +22,7 @@ from attention_conformance.spec.cases import (
     Sharing,
     Sizes,
 )
-from attention_conformance.spec.features import Alignment, Conventions
+from attention_conformance.spec.conventions import Alignment, Conventions
 from attention_conformance.spec.inputs import build
 from attention_conformance.spec.problem import Array, Problem
 from attention_conformance.tests.selftest.reference.arithmetic import COMPLEX

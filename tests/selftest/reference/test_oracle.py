@@ -26,7 +26,8 @@ from attention_conformance.spec.cases import (
     Sharing,
     Sizes,
 )
-from attention_conformance.spec.features import Alignment, Conventions, EmptyRow, Scope
+from attention_conformance.spec.conventions import Alignment, Conventions, EmptyRow
+from attention_conformance.spec.features import Scope
 from attention_conformance.spec.inputs import build
 from attention_conformance.spec.problem import DTYPES, Problem
 from attention_conformance.tests.selftest.reference.arithmetic import DOUBLE, FIFTY_DIGITS
