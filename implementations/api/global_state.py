@@ -58,14 +58,19 @@ def kept_global_state() -> Iterator[None]:
             torch.set_flush_denormal(flushes)
 
 
+def start_generators(seed: int) -> None:
+    """Starts the generators of torch, NumPy and Python at a seed."""
+    seed_torch(seed)
+    np.random.seed(seed)
+    random.seed(seed)
+
+
 @contextmanager
 def random_states_from(seed: int) -> Iterator[None]:
     """Starts every generator of random numbers at a seed, and puts them all back."""
     numbers, choices = np.random.get_state(), random.getstate()
     with torch.random.fork_rng(devices=[]):
-        seed_torch(seed)
-        np.random.seed(seed)
-        random.seed(seed)
+        start_generators(seed)
         yield
     np.random.set_state(numbers)
     random.setstate(choices)

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from attention_conformance.implementations.api.contract import Claims, ExpectedFailure, Result
+from attention_conformance.implementations.api.contract import Claims, ExpectedFailure, Result, any_case
 from attention_conformance.implementations.api.safe_call import RETURNED
 from attention_conformance.implementations.worker.wire import Message
 from attention_conformance.spec.cases import Layout, Sharing, built
-from attention_conformance.spec.extensions import Extension
-from attention_conformance.spec.features import Conventions, Feature, Scope
+from attention_conformance.spec.conventions import Conventions
+from attention_conformance.spec.features import Extension, Feature, Scope
 from attention_conformance.spec.problem import HELD, Array, Problem
 
 PLAIN = ("num_heads", "causal", "scale")
@@ -43,23 +43,23 @@ def problem_message(problem: Problem, **request: Any) -> Message:
 
 def problem_of(message: Message) -> Problem:
     """The problem of a message, its arrays laid out in memory as they were."""
-    told = message.fields
-    arrays = {name: _laid_out(array, told["strides"].get(name)) for name, array in message.arrays.items()}
-    sharing = Sharing(told["sharing"])
+    given = message.fields
+    arrays = {name: _laid_out(array, given["strides"].get(name)) for name, array in message.arrays.items()}
+    sharing = Sharing(given["sharing"])
     key = arrays["query"] if sharing is Sharing.SELF else arrays["key"]
     return Problem(
-        scope=Scope(told["scope"]),
+        scope=Scope(given["scope"]),
         query=arrays["query"],
         key=key,
         value=key if sharing is not Sharing.NONE else arrays["value"],
         sharing=sharing,
-        layout=Layout(told["layout"]),
-        needs=tuple(told["needs"]),
-        extension=built(Extension, told["extension"], "extension"),
-        parameters={name: arrays[name] for name in told["parameters"]},
-        extras={name: arrays[name] for name in told["extras"]},
+        layout=Layout(given["layout"]),
+        needs=tuple(given["needs"]),
+        extension=built(Extension, given["extension"], "extension"),
+        parameters={name: arrays[name] for name in given["parameters"]},
+        extras={name: arrays[name] for name in given["extras"]},
         **{name: arrays[name] for name in HELD[3:] if name in arrays},
-        **{name: told[name] for name in PLAIN},
+        **{name: given[name] for name in PLAIN},
     )
 
 
@@ -116,28 +116,28 @@ def _below(prefix: str, arrays: Mapping[str, Array]) -> dict[str, Array]:
     return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
 
 
-def claims_fields(claims: Claims, fits_all: bool) -> dict[str, Any]:
-    """Claims as plain values; of `fit` only whether it is another than the default."""
+def claims_fields(claims: Claims) -> dict[str, Any]:
+    """Claims as plain values; of `fit` only whether every case fits."""
     return {
         "scope": claims.scope,
         "features": sorted(claims.features),
         "conventions": dict(claims.conventions.items()),
         "dtypes": list(claims.dtypes),
-        "fits_all": fits_all,
+        "fits_all": claims.fit is any_case,
     }
 
 
-def claims_of(told: Mapping[str, Any], fit: Any) -> Claims:
+def claims_of(given: Mapping[str, Any], fit: Any) -> Claims:
     """The claims that `claims_fields` wrote.
 
     Raises:
         ValueError: a feature, convention or dtype that does not exist.
     """
     return Claims(
-        Scope(told["scope"]),
-        frozenset(map(Feature, told["features"])),
-        Conventions().claiming(told["conventions"]),
-        tuple(told["dtypes"]),
+        Scope(given["scope"]),
+        frozenset(map(Feature, given["features"])),
+        Conventions().claiming(given["conventions"]),
+        tuple(given["dtypes"]),
         fit,
     )
 

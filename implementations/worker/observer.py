@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -27,6 +28,10 @@ class Observer(Protocol):
 
     def changed_state(self, problem: Problem, device: str, seed: int) -> tuple[Result, tuple[str, ...]]:
         """The answer, with every generator started at a seed, and the global states that the call has changed."""
+        ...
+
+    def seeded(self, seed: int) -> AbstractContextManager[None]:
+        """Calls within it start with every generator at a seed."""
         ...
 
     def overwritten(self, problem: Problem, later: Sequence[Problem], device: str) -> tuple[bool, tuple[str, ...]]:
@@ -62,6 +67,9 @@ class LocalObserver:
         before |= {name: state for name, state in self.before.items() if not name.startswith(RANDOM)}
         changed = (name for name in before if before[name] != after[name] or name in result.disturbed)
         return result, tuple(changed)
+
+    def seeded(self, seed: int) -> AbstractContextManager[None]:
+        return random_states_from(seed)
 
     def overwritten(self, problem: Problem, later: Sequence[Problem], device: str) -> tuple[bool, tuple[str, ...]]:
         with kept_global_state():

@@ -19,19 +19,18 @@ import numpy as np
 import torch
 
 from attention_conformance.implementations.api.contract import Implementation, PathError, Unsupported
-from attention_conformance.implementations.api.global_state import global_state, kept_global_state
+from attention_conformance.implementations.api.global_state import global_state, kept_global_state, start_generators
 from attention_conformance.implementations.api.safe_call import CandidateError, answer, function_answer, guarded
 from attention_conformance.implementations.discovery.candidates import candidate
 from attention_conformance.implementations.discovery.loading import TargetError, load_target
 from attention_conformance.implementations.worker.forms import (
     claims_fields,
     expected_failure_fields,
-    problem_message,
     problem_of,
     result_message,
 )
 from attention_conformance.implementations.worker.observer import LocalObserver
-from attention_conformance.implementations.worker.wire import LENGTH, Message, WireError, decode, encode, length_of
+from attention_conformance.implementations.worker.wire import Message, WireError, read, write
 from attention_conformance.spec.cases import Case
 from attention_conformance.spec.features import Feature
 from attention_conformance.spec.problem import Problem
@@ -48,6 +47,7 @@ class Worker:
     def __init__(self) -> None:
         self.implementation: Implementation | None = None
         self.before: dict[str, object] = {}
+        self.later: list[Problem] = []
 
     def answer(self, request: Message) -> Message:
         """The answer to a request; one that the candidate has no answer for says why."""
@@ -126,10 +126,9 @@ class Worker:
         return result_message(result, changed=list(changed))
 
     def overwritten(self, request: Message) -> Message:
-        """See `Observer`; the later problems follow the first as messages of their own."""
-        later = [problem_of(decode(array.tobytes())) for name, array in request.arrays.items() if name in LATER]
-        first = Message(request.fields, {n: a for n, a in request.arrays.items() if n not in LATER})
-        written, shared = self._observer(request).overwritten(problem_of(first), later, request.fields["device"])
+        """See `Observer`; the later problems came before, by requests of their own."""
+        later, self.later = self.later, []
+        written, shared = self._observer(request).overwritten(problem_of(request), later, request.fields["device"])
         return Message({"overwritten": written, "shared": list(shared)})
 
     def peak(self, request: Message) -> Message:
@@ -146,6 +145,16 @@ class Worker:
         )
         return Message({"bytes": left})
 
+    def seed(self, request: Message) -> Message:
+        """Starts every generator at a seed."""
+        start_generators(request.fields["seed"])
+        return Message({})
+
+    def keep(self, request: Message) -> Message:
+        """Keeps a problem for `overwritten`."""
+        self.later.append(problem_of(request))
+        return Message({})
+
     @property
     def _own(self) -> Implementation:
         assert self.implementation is not None
@@ -161,3 +170,50 @@ class Worker:
 
     def _observer(self, request: Message) -> LocalObserver:
         return LocalObserver(replace(self._own, run=self._way(request.fields)), self.before)
+
+
+OPERATIONS: Mapping[str, Callable[[Worker, Message], Message]] = {
+    "hello": Worker.hello,
+    "fit": Worker.fit,
+    "run": Worker.run,
+    "call": Worker.call,
+    "construct": Worker.construct,
+    "changed_state": Worker.changed_state,
+    "seed": Worker.seed,
+    "keep": Worker.keep,
+    "overwritten": Worker.overwritten,
+    "peak": Worker.peak,
+    "left_behind": Worker.left_behind,
+}
+"""The requests by name."""
+
+
+def main() -> None:
+    """Answers requests until there are no more."""
+    requests, answers = _own_streams()
+    _prepare()
+    worker = Worker()
+    while (request := read(requests)) is not None:
+        answer = worker.answer(request)
+        write(answers, Message({**answer.fields, "number": request.fields["number"]}, answer.arrays))
+
+
+def _own_streams() -> tuple[BinaryIO, BinaryIO]:
+    """The streams of the protocol, after which nothing else reaches them by its usual number."""
+    requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    os.dup2(2, 1)
+    return requests, answers
+
+
+def _prepare() -> None:
+    """One thread, as calls are small; and no process that outlives the judge."""
+    torch.set_num_threads(1)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main()

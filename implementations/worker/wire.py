@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any
+from typing import Any, BinaryIO
 
 import ml_dtypes
 import numpy as np
@@ -72,6 +72,22 @@ def encode(message: Message) -> bytes:
     text += b" " * (-len(text) % LENGTH)
     body = b"".join((_length(len(text)), text, *blocks))
     return _length(len(body)) + body
+
+
+def write(stream: BinaryIO, message: Message) -> None:
+    """Writes a message at once."""
+    stream.write(encode(message))
+    stream.flush()
+
+
+def read(stream: BinaryIO) -> Message | None:
+    """The next message; None at the end of the stream.
+
+    Raises:
+        WireError: the bytes are no message.
+    """
+    prefix = stream.read(LENGTH)
+    return decode(stream.read(length_of(prefix))) if prefix else None
 
 
 def _length(count: int) -> bytes:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from attention_conformance.implementations.worker.memory import output_shape
 from attention_conformance.reference.bounds.precision import precision
 from attention_conformance.reference.expected import Expected, sample_rows, solve
 from attention_conformance.spec.cases import Sharing
@@ -22,7 +23,6 @@ from attention_conformance.spec.features import Scope
 from attention_conformance.spec.problem import Array, Problem
 from attention_conformance.tests.benchmarks.contenders import Contender, KeptAnswer
 from attention_conformance.tests.harness.judge.comparison import compare
-from attention_conformance.implementations.worker.memory import output_shape
 
 ROWS = 6
 """Number of queries for which an answer is checked."""

@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 from attention_conformance.implementations.adapters.native import native
 from attention_conformance.implementations.api.contract import Implementation, Unsupported
 from attention_conformance.implementations.api.fitting import fit
+from attention_conformance.implementations.worker.memory import peak
 from attention_conformance.spec.cases import Case
 from attention_conformance.spec.features import Feature
 from attention_conformance.spec.inputs import build
 from attention_conformance.tests.benchmarks.benchmark_run import Growth, Interval
 from attention_conformance.tests.benchmarks.workloads import FORWARD
-from attention_conformance.implementations.worker.memory import peak
 
 Floats: TypeAlias = NDArray[np.float64]
 

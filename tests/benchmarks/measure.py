@@ -14,6 +14,7 @@ import torch
 
 from attention_conformance.implementations.api.contract import Implementation, Unsupported
 from attention_conformance.implementations.api.global_state import kept_global_state
+from attention_conformance.implementations.worker.memory import peak, result_bytes
 from attention_conformance.spec.cases import Case
 from attention_conformance.tests.benchmarks.answer_checks import AnswerCheck, verified
 from attention_conformance.tests.benchmarks.benchmark_run import Measurement, Rates, Speed
@@ -22,7 +23,6 @@ from attention_conformance.tests.benchmarks.floor import faster_than_possible, f
 from attention_conformance.tests.benchmarks.paired_timing import Clock, Effort, Times, verdict
 from attention_conformance.tests.benchmarks.required_work import Work, required_work
 from attention_conformance.tests.benchmarks.workloads import Timed, suited
-from attention_conformance.implementations.worker.memory import peak, result_bytes
 
 WARM_UP = 3
 """Untimed calls of each contender after the first call; one where that was slow."""

@@ -8,13 +8,13 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
+from attention_conformance.implementations.worker.memory import output_shape
 from attention_conformance.reference.positions import positions
 from attention_conformance.reference.visibility import visibility
 from attention_conformance.spec.cases import Sharing
 from attention_conformance.spec.conventions import Conventions
 from attention_conformance.spec.features import Scope
 from attention_conformance.spec.problem import Problem
-from attention_conformance.implementations.worker.memory import output_shape
 
 ROWS = 256
 """Number of queries whose masks are built together: those of a long sequence would not fit into memory."""

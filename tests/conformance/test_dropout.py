@@ -8,7 +8,8 @@ from itertools import product
 
 import numpy as np
 
-from attention_conformance.implementations.api.global_state import global_state, random_states_from
+from attention_conformance.implementations.api.safe_call import CandidateError
+from attention_conformance.implementations.worker.observer import RANDOM
 from attention_conformance.reference.expected import RETURNED, solve
 from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Padding, Values
 from attention_conformance.spec.problem import Array, Problem
@@ -142,7 +143,7 @@ def test_seed(judge: Judge) -> None:
 @clause("dropout.next-call")
 def test_next_call(judge: Judge) -> None:
     for seed, case in product((1, 2), judge.cases(MANY.extended(dropout_seed=-1))):
-        with random_states_from(seed):
+        with judge.observer.seeded(seed):
             first, second = (_dropout_mask(judge, case) for _ in range(2))
         if first is not None and second is not None:
             _assert_unrelated(judge, case, "the next call", first, second)
@@ -175,13 +176,15 @@ def test_evaluation(judge: Judge) -> None:
 def _assert_drops_nothing(judge: Judge, case: Case, context: str) -> None:
     """The answer is that without dropout, and no generator of random numbers has moved."""
     problem = judge.problem(case)
-    with random_states_from(1):
-        before, result, after = global_state(), judge.answer(case, problem), global_state()
-    if result is not None:
-        expected = judge.expected(case, gradients=problem.cotangent is not None)
-        judge.compare(case, result, expected, judge.expanded(judge.parts(), problem), context)
-        changed = [name for name in before if name.startswith("random state") and before[name] != after[name]]
-        judge.assert_that(case, not changed, f"{context}, and the call changed the {', '.join(changed)}")
+    try:
+        result, changed = judge.observer.changed_state(problem, judge.device, seed=1)
+    except CandidateError as error:
+        judge.record_error(case, error)
+        return
+    expected = judge.expected(case, gradients=problem.cotangent is not None)
+    judge.compare(case, result, expected, judge.expanded(judge.parts(), problem), context)
+    moved = [name for name in changed if name.startswith(RANDOM)]
+    judge.assert_that(case, not moved, f"{context}, and the call changed the {', '.join(moved)}")
 
 
 @clause("dropout.rate-one")

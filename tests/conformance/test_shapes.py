@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from attention_conformance.implementations.worker.memory import output_shape
 from attention_conformance.reference.expected import Expected, sample_rows
 from attention_conformance.spec.cases import Case, Layout, MaskKind, MaskShape, Padding, Sizes
 from attention_conformance.spec.conventions import Alignment, EmptyRow
@@ -16,7 +17,6 @@ from attention_conformance.spec.features import Packing
 from attention_conformance.spec.problem import DTYPES, lay_out
 from attention_conformance.tests.harness.judge.clause_tests import clause, row, table
 from attention_conformance.tests.harness.judge.judge import Judge
-from attention_conformance.implementations.worker.memory import output_shape
 from attention_conformance.tests.harness.judge.search import claimed_combinations, search
 
 COINCIDENT = (

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from functools import partial
 from itertools import product
 
 from attention_conformance.implementations.api.safe_call import CandidateError
+from attention_conformance.implementations.worker.memory import absent, result_bytes
 from attention_conformance.spec.cases import Case
 from attention_conformance.spec.problem import Problem
 from attention_conformance.tests.harness.judge.clause_tests import clause, group
 from attention_conformance.tests.harness.judge.judge import Judge
-from attention_conformance.implementations.worker.memory import absent, left_behind, peak, result_bytes
 
 IN_ONE = ("float32",)
 """The growth of memory does not depend on the dtype, and every implementation has this one."""
@@ -116,7 +115,7 @@ def test_memory_returned(judge: Judge) -> None:
         for problem in judge.problems(case):
             limit = CALLS * result_bytes(problem) // 2
             try:
-                left = judge.watch(problem, partial(left_behind, times=CALLS, suspicious=limit, device=judge.device))
+                left = judge.observer.left_behind(problem, judge.device, CALLS, limit)
             except CandidateError as error:
                 judge.record_error(case, error)
                 continue
@@ -141,6 +140,6 @@ def _problem(judge: Judge, case: Case) -> Problem:
 
 def _peak(judge: Judge, case: Case, backward: bool = False) -> int:
     problem = _problem(judge, case) if backward else _problem(judge, case).forward_only()
-    growth = judge.watch(problem, partial(peak, device=judge.device, results=result_bytes(problem))).of_device
+    growth = judge.observer.peak(problem, judge.device, result_bytes(problem))
     assert growth is not None
     return growth

@@ -78,7 +78,7 @@ def outcome(verdict: Verdict) -> Outcome:
             return Outcome.FAILS if verdict.level == Level.MUST else Outcome.ADVICE
         case Status.EXPECTED_FAILURE:
             return Outcome.KNOWN
-        case Status.ERROR:
+        case Status.ERROR | Status.NOT_FINISHED:
             return Outcome.ERROR
         case Status.PASS:
             return Outcome.HOLDS

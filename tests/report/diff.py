@@ -206,7 +206,7 @@ def _change(old: Verdict, new: Verdict) -> Change | None:
             return _changed(ChangeKind.UNCLAIMED, old, new, old.status is Status.PASS, new.reason)
         case Status.ERROR if old.status is Status.EXPECTED_FAILURE and new.checks:
             return _changed(ChangeKind.MENDED, old, new, False, new.reason)
-        case Status.ERROR:
+        case Status.ERROR | Status.NOT_FINISHED:
             return _changed(ChangeKind.UNJUDGED, old, new, True, new.reason)
 
 

@@ -19,11 +19,13 @@ class Status(StrEnum):
     """A feature of the clause is not claimed, or the implementation supports no case of it."""
     EXPECTED_FAILURE = "expected failure"
     """It failed, as a public report states."""
+    NOT_FINISHED = "not finished"
+    """The candidate's process was lost too often before this clause."""
     ERROR = "error"
     """The suite could not judge: no check that counts, or an expected failure that passed."""
 
 
-REASONED = (Status.NOT_CLAIMED, Status.EXPECTED_FAILURE, Status.ERROR)
+REASONED = (Status.NOT_CLAIMED, Status.EXPECTED_FAILURE, Status.NOT_FINISHED, Status.ERROR)
 """Outcomes that need a reason in words."""
 
 
@@ -42,6 +44,10 @@ class FailureKind(StrEnum):
     """A claimed part was not returned."""
     RAISED = "raised"
     """The candidate raised an exception."""
+    DIED = "died"
+    """The candidate's process ended."""
+    TIMED_OUT = "timed out"
+    """The candidate gave no answer before its deadline."""
     WRONG_TYPE = "wrong type"
     """The candidate returned something other than arrays of real numbers."""
     ACCEPTED = "accepted"

@@ -9,15 +9,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import TypeVar
 
 import numpy as np
 
-from attention_conformance.implementations.adapters.native import native
 from attention_conformance.implementations.api.contract import Claims, Implementation, Result, Unsupported
 from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.implementations.api.global_state import kept_global_state
-from attention_conformance.implementations.api.safe_call import CandidateError, answer, function_answer, restored
+from attention_conformance.implementations.api.safe_call import (
+    CandidateError,
+    LostError,
+    answer,
+    function_answer,
+    guarded,
+)
+from attention_conformance.implementations.worker.observer import LocalObserver, Observer
+from attention_conformance.implementations.worker.remote import Remote
 from attention_conformance.reference.bounds.precision import unit_roundoff
 from attention_conformance.reference.expected import Expected, Solution, solve
 from attention_conformance.reference.stacking import solve_each, stackable
@@ -30,8 +36,6 @@ from attention_conformance.tests.harness.judge.comparison import Comparison, com
 from attention_conformance.tests.harness.judge.influence import wrong_keys
 from attention_conformance.tests.harness.judge.tally import Tally
 from attention_conformance.tests.report.verdict import Failure, FailureKind
-
-Observed = TypeVar("Observed")
 
 RETURNED_AS = {
     "weights": Feature.WEIGHTS,
@@ -109,6 +113,12 @@ class Judge:
     def conventions(self) -> Conventions:
         return self.claims.conventions
 
+    @property
+    def lost(self) -> str:
+        """Why the candidate is not run any more; empty if it is."""
+        run = self.implementation.run
+        return run.door.exhausted if isinstance(run, Remote) else ""
+
     def cases(self, *wanted: Case) -> Iterator[Case]:
         """The wanted cases as near as the claims allow, each once; why a case is left out is noted.
 
@@ -180,15 +190,13 @@ class Judge:
     def run_with(self, problem: Problem) -> Result:
         """The candidate's answer to these very arrays, which it may keep or change."""
         with kept_global_state():
-            return self.run_unrestored(problem)
+            return answer(self.implementation.run, problem, self.device)
 
-    def run_unrestored(self, problem: Problem) -> Result:
-        """The same; what the call does to the state of the process is not undone."""
-        return answer(self.implementation.run, problem, self.device)
-
-    def watch(self, problem: Problem, observe: Callable[[Callable[[], object]], Observed]) -> Observed:
-        """What `observe` returns for the candidate's native call on a copy of the problem."""
-        return restored(lambda: observe(native(self.implementation, problem.fresh(), self.device).call))
+    @property
+    def observer(self) -> Observer:
+        """What observes the process in which the candidate's calls are made."""
+        run = self.implementation.run
+        return run if isinstance(run, Remote) else LocalObserver(self.implementation)
 
     def call(self, name: str, *arguments: int) -> Array:
         """What a plain function of the candidate returns."""
@@ -226,6 +234,13 @@ class Judge:
     def record_error(self, case: Case, error: CandidateError, context: str = "", part: str = "") -> None:
         """Counts one failed check: the candidate raised, or returned something unusable."""
         self.record(case, no_answer(error), context, part)
+
+    def record_refusal(self, case: Case, error: CandidateError) -> None:
+        """Counts one check that held: the candidate raised, as it should. To die is no refusal."""
+        if isinstance(error, LostError):
+            self.record_error(case, error)
+        else:
+            self.assert_that(case, True, "")
 
     def assert_that(
         self, case: Case, holds: bool, message: str, details: str = "", kind: FailureKind = FailureKind.PROPERTY
@@ -271,8 +286,8 @@ class Judge:
         """Output within the bounds, or an exception; one check either way."""
         try:
             self.run(self.problem(case).forward_only())
-        except CandidateError:
-            self.assert_that(case, True, "")
+        except CandidateError as error:
+            self.record_refusal(case, error)
         else:
             self.assert_conforms(case, context=context)
 
@@ -320,9 +335,9 @@ class Judge:
     def assert_raises(self, call: Callable[[], object], what: str) -> None:
         """A constructor refuses what makes no sense."""
         try:
-            call()
-        except Exception:
-            self.assert_that(Case(), True, "")
+            guarded(call)
+        except CandidateError as error:
+            self.record_refusal(Case(), error)
         else:
             self.assert_that(Case(), False, f"{what} was accepted", kind=FailureKind.ACCEPTED)
 
@@ -366,8 +381,8 @@ class Judge:
         """The problem makes no sense, and the candidate raises an exception; `as_is` passes these very arrays."""
         try:
             result = self.run_with(problem) if as_is else self.run(problem)
-        except CandidateError:
-            self.assert_that(case, True, "")
+        except CandidateError as error:
+            self.record_refusal(case, error)
         else:
             message = f"{what} was accepted, with an answer of shape {result.output.shape}"
             self.assert_that(case, False, message, kind=FailureKind.ACCEPTED)
@@ -375,6 +390,9 @@ class Judge:
 
 def no_answer(error: CandidateError) -> Comparison:
     """The outcome of a comparison for which the candidate gave no usable answer."""
+    if isinstance(error, LostError):
+        kind = FailureKind.TIMED_OUT if error.late else FailureKind.DIED
+        return Comparison(np.inf, f"the candidate {error}", kind=kind, summary=str(kind))
     if error.exception:
         return Comparison(np.inf, str(error), kind=FailureKind.RAISED, summary=f"raised {error.exception}")
     return Comparison(np.inf, str(error), kind=FailureKind.WRONG_TYPE)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 
 from attention_conformance.implementations.api.contract import ExpectedFailure, PathError
+from attention_conformance.implementations.api.safe_call import CandidateError
 from attention_conformance.spec.cases import Case
 from attention_conformance.spec.clauses import Clause
 from attention_conformance.tests.harness.judge.clause_tests import ClauseTest
-from attention_conformance.tests.harness.judge.judge import Judge
+from attention_conformance.tests.harness.judge.judge import FailureLimitError, Judge
 from attention_conformance.tests.report.verdict import Failure, Status, Verdict
 
 HALVES = ("bfloat16", "float16")
@@ -20,13 +22,24 @@ HALVES = ("bfloat16", "float16")
 def judged(clause: Clause, test: ClauseTest, judge: Judge) -> Verdict:
     """Runs the test; an exception of the suite itself is not caught."""
     start = time.perf_counter()
+    if lost := judge.lost:
+        return not_finished(clause, judge, lost)
     judge.dtypes_together = tuple(d for d in test.dtypes if d in judge.claims.dtypes)
     left_path = ""
     try:
         test(judge)
     except PathError as error:
         left_path = str(error)
+    except CandidateError as error:  # outside of a check, such as in its `fit`
+        with suppress(FailureLimitError):
+            judge.record_error(Case(), error)
     return verdict(clause, judge, time.perf_counter() - start, left_path)
+
+
+def not_finished(clause: Clause, judge: Judge, reason: str) -> Verdict:
+    """The verdict on a clause that could not be run, because the candidate's process was lost too often."""
+    name, level = judge.implementation.name, str(clause.level)
+    return Verdict(clause.id, level, name, judge.dtype, Status.NOT_FINISHED, reason=reason)
 
 
 def verdict(clause: Clause, judge: Judge, seconds: float, left_path: str = "") -> Verdict:

@@ -92,7 +92,7 @@ class ClauseCheck:
         match verdict.status:
             case Status.NOT_CLAIMED:
                 pytest.skip(verdict.reason)
-            case Status.ERROR:
+            case Status.ERROR | Status.NOT_FINISHED:
                 raise ClauseUndeterminedError(f"{self.clause} in {self.dtype}: {verdict.reason}")
             case Status.FAIL:
                 message = self._checks.explain(self, verdict)

@@ -82,7 +82,7 @@ def conclude(verdict: Verdict) -> None:
             pytest.skip(verdict.reason)
         case Status.EXPECTED_FAILURE:
             pytest.xfail(f"{verdict.reason} {verdict.link}")
-        case Status.ERROR:
+        case Status.ERROR | Status.NOT_FINISHED:
             raise DoesNotConformError(f"{verdict.clause}: {verdict.reason}")
         case Status.FAIL:
             assert verdict.failure is not None

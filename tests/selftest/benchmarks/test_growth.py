@@ -17,11 +17,11 @@ from attention_conformance.implementations.api.contract import Implementation, U
 from attention_conformance.implementations.builtin import BUILTIN
 from attention_conformance.implementations.builtin.compositions import COMPOSITIONS
 from attention_conformance.implementations.defects import catalogue
+from attention_conformance.implementations.worker.memory import absent
 from attention_conformance.spec.clauses import load
 from attention_conformance.tests.benchmarks import growth, speed_clauses
 from attention_conformance.tests.benchmarks.benchmark_run import ClauseResult, Growth, Interval, Run, Speed
 from attention_conformance.tests.benchmarks.growth import exponent, growths, holds, measured, of_heads, of_length
-from attention_conformance.implementations.worker.memory import absent
 from attention_conformance.tests.selftest.benchmarks.benchmark_data import MACHINE, RATES, invented
 
 watched = pytest.mark.skipif(bool(absent()), reason=absent() or "measured")

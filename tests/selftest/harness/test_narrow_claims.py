@@ -13,12 +13,12 @@ import pytest
 from attention_conformance.implementations.api.contract import Implementation, Result, Unsupported
 from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.implementations.builtin import BUILTIN
+from attention_conformance.implementations.worker.memory import output_shape
 from attention_conformance.spec.cases import Case, Layout, MaskKind, MaskShape
 from attention_conformance.spec.clauses import load
 from attention_conformance.spec.problem import Problem
 from attention_conformance.tests.harness.judge.clause_tests import ClauseTest, claimed, clause_tests
 from attention_conformance.tests.harness.judge.judge import Judge
-from attention_conformance.implementations.worker.memory import output_shape
 
 Fit: TypeAlias = Callable[[Case], Case | Unsupported]
 

@@ -1,0 +1,235 @@
+"""The door: starts a worker, sends it requests, and notices when it dies or does not answer."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from attention_conformance.implementations.api.contract import PathError
+from attention_conformance.implementations.api.safe_call import CandidateError, LostError
+from attention_conformance.implementations.discovery.loading import TargetError
+from attention_conformance.implementations.worker.wire import LENGTH, Message, WireError, decode, encode, length_of
+
+PYTHON = (sys.executable, "-m", "attention_conformance.implementations.worker.serve")
+"""The command of our own worker, in this environment."""
+STARTING = 120.0
+"""Seconds that a worker has at least for its start, and for the import of its candidate."""
+CALL = 60.0
+"""Seconds that a small call has, unless the user says otherwise."""
+DEATHS = 3
+"""The deaths after which a worker is not started again."""
+KEPT = 2**20
+"""Bytes of the candidate's own output that are kept, from the end."""
+LINES = 3
+"""Lines of that output in a message."""
+LONGEST = 300
+"""Characters of a text of the candidate in a message."""
+PIECE = 2**16
+
+
+@dataclass
+class Door:
+    """A worker process, and the requests to it.
+
+    Attributes:
+        hello: what is sent first after each start: the target, the conventions, the device.
+        command: what speaks the protocol over its standard input and output.
+        deadline: seconds for a small call.
+        deaths: why each process of the worker was lost.
+    """
+
+    hello: Mapping[str, Any]
+    command: Sequence[str] = PYTHON
+    deadline: float = CALL
+    deaths: list[str] = field(default_factory=list)
+    number: int = 0
+    process: subprocess.Popen[bytes] | None = None
+    output: Output | None = None
+
+    @property
+    def exhausted(self) -> str:
+        """Why nothing more is sent: empty while the worker runs, or may be started again."""
+        if len(self.deaths) < DEATHS:
+            return ""
+        return f"its process was lost {len(self.deaths)} times, last because it {self.deaths[-1]}"
+
+    def start(self) -> Message:
+        """Starts the worker and says hello.
+
+        Raises:
+            TargetError: the candidate cannot be used.
+            LostError: it has died, or has not answered in time.
+        """
+        self.end()
+        self.process = subprocess.Popen(
+            self.command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+            bufsize=0,
+        )
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        assert self.process.stderr is not None
+        os.set_blocking(self.process.stdin.fileno(), False)
+        os.set_blocking(self.process.stdout.fileno(), False)
+        self.output = Output(self.process.stderr.fileno())
+        return self._request(Message({**self.hello, "request": "hello"}), max(STARTING, self.deadline))
+
+    def request(self, message: Message, work: float = 0.0) -> Message:
+        """The answer to a request, by a worker that is started again if it was lost.
+
+        Args:
+            message: has the field `request`.
+            work: multiply-adds of the call, for which a slow candidate gets more time.
+
+        Raises:
+            CandidateError: the candidate raised, or returned something unusable.
+            LostError: it died, or did not answer in time; or it has done so too often.
+            PathError: it left the code path that it stands for.
+        """
+        if self.exhausted:
+            raise LostError(self.exhausted)
+        if self.process is None:
+            self.start()
+        return self._request(message, self.deadline + work / SLOWEST)
+
+    def _request(self, message: Message, seconds: float) -> Message:
+        self.number += 1
+        end = time.monotonic() + seconds
+        try:
+            self._write(encode(Message({**message.fields, "number": self.number}, message.arrays)), end)
+            answer = self._read(end)
+        except TimeoutError:
+            raise self._lost(f"gave no answer within {seconds:.3g} s", late=True) from None
+        except (EOFError, OSError):
+            raise self._lost(self._death()) from None
+        except WireError as error:
+            raise self._lost(f"sent what is no answer: {error}") from None
+        if answer.fields.get("number") != self.number:
+            raise self._lost(f"answered request {answer.fields.get('number')!r}, and was asked {self.number}")
+        return checked(answer)
+
+    def _write(self, data: bytes, end: float) -> None:
+        assert self.process is not None
+        assert self.process.stdin is not None
+        view = memoryview(data)
+        with selectors.DefaultSelector() as ready:
+            ready.register(self.process.stdin, selectors.EVENT_WRITE)
+            while view:
+                if not ready.select(_left(end)):
+                    raise TimeoutError
+                view = view[os.write(self.process.stdin.fileno(), view[:PIECE]) :]
+
+    def _read(self, end: float) -> Message:
+        return decode(self._bytes(length_of(self._bytes(LENGTH, end)), end))
+
+    def _bytes(self, count: int, end: float) -> bytes:
+        assert self.process is not None
+        assert self.process.stdout is not None
+        pieces, missing = [], count
+        with selectors.DefaultSelector() as ready:
+            ready.register(self.process.stdout, selectors.EVENT_READ)
+            while missing:
+                if not ready.select(_left(end)):
+                    raise TimeoutError
+                pieces.append(os.read(self.process.stdout.fileno(), missing))
+                if not pieces[-1]:
+                    raise EOFError
+                missing -= len(pieces[-1])
+        return b"".join(pieces)
+
+    def _lost(self, how: str, late: bool = False) -> LostError:
+        last = "" if self.output is None else self.output.last_lines()
+        self.end()
+        self.deaths.append(how)
+        return LostError(f"{how}; its last output: {last}" if last else how, late)
+
+    def _death(self) -> str:
+        assert self.process is not None
+        try:
+            code = self.process.wait(5.0)
+        except subprocess.TimeoutExpired:
+            return "closed its connection"
+        if code >= 0:
+            return f"ended its process with exit status {code}"
+        with contextlib.suppress(ValueError):
+            return f"died of {signal.Signals(-code).name} ({signal.strsignal(-code)})"
+        return f"died of signal {-code}"
+
+    def end(self) -> None:
+        """Ends the worker, and the processes of its session."""
+        if self.process is None:
+            return
+        with contextlib.suppress(OSError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.kill()
+        self.process.wait()
+        for stream in (self.process.stdin, self.process.stdout):
+            if stream is not None:
+                stream.close()
+        self.process = self.output = None
+
+
+SLOWEST = 1e6
+"""Multiply-adds a second of the slowest candidate that is waited for: plain Python does ten times as many."""
+
+
+def _left(end: float) -> float:
+    return max(0.0, end - time.monotonic())
+
+
+def checked(answer: Message) -> Message:
+    """An answer that is none of the errors.
+
+    Raises:
+        CandidateError, PathError, TargetError: what the worker reports.
+    """
+    fields = answer.fields
+    if "unusable" in fields:
+        raise TargetError(shortened(fields["unusable"]))
+    if "left_path" in fields:
+        raise PathError(shortened(fields["left_path"]))
+    if "error" in fields:
+        raise CandidateError(shortened(fields["error"]), shortened(fields.get("exception", "")))
+    return answer
+
+
+def shortened(text: object) -> str:
+    """A text of the candidate on one line, without control characters, and not too long."""
+    plain = "".join(c if c.isprintable() else " " for c in str(text)[: 2 * LONGEST])
+    return plain if len(plain) <= LONGEST else f"{plain[:LONGEST]}... ({len(str(text))} characters)"
+
+
+class Output:
+    """What the candidate prints, read by a thread so that it never waits for a reader."""
+
+    def __init__(self, stream: int) -> None:
+        self.kept = b""
+        self.total = 0
+        self._stream = os.dup(stream)
+        self._thread = threading.Thread(target=self._drain, daemon=True)
+        self._thread.start()
+
+    def _drain(self) -> None:
+        with contextlib.suppress(OSError):
+            while piece := os.read(self._stream, PIECE):
+                self.total += len(piece)
+                self.kept = (self.kept + piece)[-KEPT:]
+        os.close(self._stream)
+
+    def last_lines(self) -> str:
+        """The last lines, as one."""
+        self._thread.join(0.2)
+        lines = [line for line in self.kept[-4096:].decode(errors="replace").splitlines() if line.strip()]
+        return shortened(" / ".join(line.strip() for line in lines[-LINES:]))

@@ -1,0 +1,153 @@
+"""An implementation whose every call goes through a door."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import Any
+
+import numpy as np
+
+from attention_conformance.implementations.api.contract import (
+    ExpectedFailure,
+    Implementation,
+    Result,
+    Unsupported,
+    any_case,
+)
+from attention_conformance.implementations.api.safe_call import CandidateError
+from attention_conformance.implementations.worker.door import Door, shortened
+from attention_conformance.implementations.worker.forms import claims_of, problem_message, result_of
+from attention_conformance.implementations.worker.wire import Message
+from attention_conformance.spec.cases import Case
+from attention_conformance.spec.features import Feature
+from attention_conformance.spec.problem import Array, Problem
+
+
+def remote_implementation(door: Door) -> Implementation:
+    """The candidate behind a door that has not been opened.
+
+    Raises:
+        TargetError: it cannot be used.
+        LostError: its process died, or did not answer in time.
+        CandidateError: what it says of itself cannot be used.
+    """
+    hello = door.start().fields
+    try:
+        return _implementation(door, hello)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CandidateError(f"its hello cannot be used: {shortened(error)}") from error
+
+
+def _implementation(door: Door, hello: Mapping[str, Any]) -> Implementation:
+    claimed = hello["claims"]
+    modes = {Feature(mode): Remote(door, {"mode": mode}) for mode in hello["modes"]}
+    return Implementation(
+        name=shortened(hello["name"]),
+        claims=claims_of(claimed, any_case if claimed["fits_all"] else fitting(door)),
+        run=Remote(door, {}),
+        about=shortened(hello["about"]),
+        expected_failures=tuple(ExpectedFailure(**_entry(each)) for each in hello["expected_failures"]),
+        construct=partial(_construct, door) if hello["constructs"] else None,
+        alternatives={name: Remote(door, {"alternative": name}) for name in hello["alternatives"]},
+        functions={name: partial(_call, door, name) for name in hello["functions"]},
+        modes=modes,
+    )
+
+
+def _entry(given: Mapping[str, Any]) -> dict[str, Any]:
+    return {**given, "dtypes": tuple(given["dtypes"])}
+
+
+def fitting(door: Door) -> Callable[[Case], Case | Unsupported]:
+    """The fit of the candidate behind a door; it is called once for each case."""
+
+    @lru_cache(maxsize=4096)
+    def fit(case: Case) -> Case | Unsupported:
+        answer = door.request(Message({"request": "fit", "case": case.to_json()})).fields
+        if "unsupported" in answer:
+            return Unsupported(shortened(answer["unsupported"]))
+        return Case.from_json(answer["case"])
+
+    return fit
+
+
+def _construct(door: Door, num_heads: int, width: int) -> None:
+    door.request(Message({"request": "construct", "num_heads": num_heads, "width": width}))
+
+
+def _call(door: Door, name: str, *arguments: int) -> Array:
+    return door.request(Message({"request": "call", "function": name, "arguments": arguments})).arrays["returned"]
+
+
+@dataclass(frozen=True)
+class Remote:
+    """A run behind a door, and an `Observer` of what it does there.
+
+    Attributes:
+        way: the alternative or the mode, if it is one.
+    """
+
+    door: Door
+    way: Mapping[str, str]
+
+    def __call__(self, problem: Problem, device: str) -> Result:
+        """The answer to a problem; arrays that the call has changed are changed here too."""
+        answer = self._request("run", problem, device)
+        held = problem.arrays()
+        for name, array in answer.arrays.items():
+            owner = held.get(name.removeprefix("changed."))
+            if name.startswith("changed.") and owner is not None and owner.flags.writeable:
+                np.copyto(owner, array)
+        return _result(answer)
+
+    def changed_state(self, problem: Problem, device: str, seed: int) -> tuple[Result, tuple[str, ...]]:
+        """See `Observer`."""
+        answer = self._request("changed_state", problem, device, seed=seed)
+        return _result(answer), tuple(map(shortened, answer.fields["changed"]))
+
+    @contextmanager
+    def seeded(self, seed: int) -> Iterator[None]:
+        """See `Observer`; the generators stay where the calls have left them."""
+        self.door.request(Message({"request": "seed", "seed": seed}))
+        yield
+
+    def overwritten(self, problem: Problem, later: Sequence[Problem], device: str) -> tuple[bool, tuple[str, ...]]:
+        """See `Observer`."""
+        for each in later:
+            self._request("keep", each, device)
+        answer = self._request("overwritten", problem, device).fields
+        return bool(answer["overwritten"]), tuple(map(shortened, answer["shared"]))
+
+    def peak(self, problem: Problem, device: str, results: int) -> int | None:
+        """See `Observer`."""
+        return _bytes(self._request("peak", problem, device, results=results))
+
+    def left_behind(self, problem: Problem, device: str, times: int, suspicious: int) -> int | None:
+        """See `Observer`."""
+        return _bytes(self._request("left_behind", problem, device, times=times, suspicious=suspicious))
+
+    def _request(self, request: str, problem: Problem, device: str, **more: Any) -> Message:
+        message = problem_message(problem, request=request, device=device, **self.way, **more)
+        return self.door.request(message, work(problem))
+
+
+def work(problem: Problem) -> float:
+    """About how many multiply-adds a call takes, forward and backward."""
+    arrays = problem.arrays().values()
+    longest = max(extent for array in arrays for extent in (*array.shape[-2:], 1))
+    return 4.0 * longest * sum(array.size for array in arrays)
+
+
+def _result(answer: Message) -> Result:
+    try:
+        return result_of(answer.fields, answer.arrays)
+    except (KeyError, TypeError, ValueError) as error:
+        raise CandidateError(f"its answer cannot be used: {type(error).__name__} {shortened(error)}") from error
+
+
+def _bytes(answer: Message) -> int | None:
+    counted = answer.fields["bytes"]
+    return None if counted is None else int(counted)
