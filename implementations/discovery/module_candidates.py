@@ -21,7 +21,8 @@ from attention_conformance.implementations.discovery.claim_checks import (
 from attention_conformance.implementations.discovery.extras import EXTRA_FEATURES
 from attention_conformance.implementations.discovery.modules import ModulePlan, plan_module
 from attention_conformance.implementations.discovery.vocabulary import MaskForm
-from attention_conformance.spec.features import Conventions, Feature, Polarity
+from attention_conformance.spec.conventions import Conventions, Polarity
+from attention_conformance.spec.features import Feature
 
 DROPPING = {Feature.DROPOUT, Feature.EVALUATION}
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import fields, replace
 
 from attention_conformance.spec.cases import Case, MaskKind, Padding, Sizes
-from attention_conformance.spec.extensions import NOTHING
+from attention_conformance.spec.features import NOTHING
 
 
 def options(case: Case) -> frozenset[str]:

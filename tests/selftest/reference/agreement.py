@@ -10,7 +10,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from attention_conformance.reference.bounds.precision import precision
 from attention_conformance.reference.expected import Expected, Solution, solve
-from attention_conformance.spec.features import Conventions, Scope
+from attention_conformance.spec.conventions import Conventions
+from attention_conformance.spec.features import Scope
 from attention_conformance.spec.problem import Array, Problem
 from attention_conformance.tests.harness.judge.comparison import error_ratios
 from attention_conformance.tests.selftest.reference.arithmetic import COMPLEX, DOUBLE, Arithmetic

@@ -23,7 +23,8 @@ from attention_conformance.implementations.builtin.mha import TORCH_MODULES
 from attention_conformance.implementations.builtin.sdpa import TORCH_OPS
 from attention_conformance.reference.expected import RETURNED, Expected, Solution, solve
 from attention_conformance.spec.cases import Case, MaskKind, MaskShape
-from attention_conformance.spec.features import CausalWithMask, Feature
+from attention_conformance.spec.conventions import CausalWithMask
+from attention_conformance.spec.features import Feature
 from attention_conformance.spec.inputs import build
 from attention_conformance.spec.problem import DTYPES, Problem
 from attention_conformance.tests.measurements.pages import table

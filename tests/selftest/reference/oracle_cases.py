@@ -19,8 +19,8 @@ from attention_conformance.spec.cases import (
     Sharing,
     Sizes,
 )
-from attention_conformance.spec.extensions import Extension, Packing
-from attention_conformance.spec.features import Conventions
+from attention_conformance.spec.conventions import Conventions
+from attention_conformance.spec.features import Extension, Packing
 
 CROSS = ModuleForm(Sharing.NONE, 13, 11, 17, 10, bias=True, output_projection=True, output_bias=True)
 KEY_VALUE = ModuleForm(Sharing.KEY_VALUE, 13, 11, 11, 10, output_projection=True)

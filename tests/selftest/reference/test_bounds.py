@@ -29,7 +29,7 @@ from attention_conformance.spec.cases import (
     Sharing,
     Sizes,
 )
-from attention_conformance.spec.features import Conventions, RotaryPairing, SoftmaxPrecision
+from attention_conformance.spec.conventions import Conventions, RotaryPairing, SoftmaxPrecision
 from attention_conformance.spec.inputs import build
 from attention_conformance.spec.problem import DTYPES
 from attention_conformance.tests.selftest.reference import family_styles, styles

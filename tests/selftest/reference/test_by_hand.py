@@ -11,8 +11,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from attention_conformance.reference.expected import Expected, solve
 from attention_conformance.spec.cases import Case, ModuleForm, Sharing, Sizes
-from attention_conformance.spec.extensions import NOTHING
-from attention_conformance.spec.features import Conventions, EmptyRow, Scope
+from attention_conformance.spec.conventions import Conventions, EmptyRow
+from attention_conformance.spec.features import NOTHING, Scope
 from attention_conformance.spec.inputs import build
 from attention_conformance.spec.problem import Problem
 from attention_conformance.tests.selftest.reference.agreement import op, ratio

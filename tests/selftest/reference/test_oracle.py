@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from attention_conformance.reference.expected import sample_rows, solve
 from attention_conformance.spec.cases import Case, MaskKind, MaskShape, ModuleForm, Padding, Pattern, Sharing, Sizes
+from attention_conformance.spec.conventions import Alignment, Conventions, EmptyRow
 from attention_conformance.spec.covering import combinations
-from attention_conformance.spec.features import Alignment, Conventions, EmptyRow
 from attention_conformance.spec.inputs import build
 from attention_conformance.spec.problem import DTYPES, Array, Problem
 from attention_conformance.tests.selftest.reference import oracle_cases as cases

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from attention_conformance.reference.visibility import allowed_keys
 from attention_conformance.spec.cases import Case, MaskKind, ModuleForm, Padding, Scores, Sizes
+from attention_conformance.spec.conventions import Alignment, CausalWithMask, Conventions
 from attention_conformance.spec.covering import FACTORS, STORED, combinations, combined, mended, written
-from attention_conformance.spec.extensions import NOTHING, Extension, Packing
-from attention_conformance.spec.features import Alignment, CausalWithMask, Conventions
+from attention_conformance.spec.features import NOTHING, Extension, Packing
 from attention_conformance.spec.inputs import build
 
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
