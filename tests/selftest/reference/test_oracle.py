@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attention_conformance.reference.expected import sample_rows, solve
+from attention_conformance.reference.expected import Expected, sample_rows, solve
 from attention_conformance.spec.cases import Case, MaskKind, MaskShape, ModuleForm, Padding, Pattern, Sharing, Sizes
 from attention_conformance.spec.conventions import Alignment, Conventions, EmptyRow
 from attention_conformance.spec.covering import combinations
