@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -40,10 +40,10 @@ def candidate(target: str, settings: Mapping[str, str], device: str = "cpu") -> 
         raise TargetError(f"{target}: {error}") from error
 
 
-def candidates(targets: Sequence[str], settings: Mapping[str, str], device: str = "cpu") -> tuple[Implementation, ...]:
+def candidates(targets: Sequence[str], load: Callable[[str], Implementation]) -> tuple[Implementation, ...]:
     """Every target once, under different names: equal ones are preceded by parts of their paths."""
     unique = distinct(targets)
-    implementations = [candidate(target, settings, device) for target in unique.values()]
+    implementations = [load(target) for target in unique.values()]
     counts = Counter(each.name for each in implementations)
     return tuple(
         each if counts[each.name] == 1 else replace(each, name=_distinct(parts, list(unique)))

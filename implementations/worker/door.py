@@ -17,23 +17,20 @@ from typing import Any
 from attention_conformance.implementations.api.contract import PathError
 from attention_conformance.implementations.api.safe_call import CandidateError, LostError
 from attention_conformance.implementations.discovery.loading import TargetError
+from attention_conformance.implementations.worker.limits import (
+    CALL,
+    DEATHS,
+    KEPT,
+    LINES,
+    LONGEST,
+    PIECE,
+    SLOWEST,
+    STARTING,
+)
 from attention_conformance.implementations.worker.wire import LENGTH, Message, WireError, decode, encode, length_of
 
 PYTHON = (sys.executable, "-m", "attention_conformance.implementations.worker.serve")
 """The command of our own worker, in this environment."""
-STARTING = 120.0
-"""Seconds that a worker has at least for its start, and for the import of its candidate."""
-CALL = 60.0
-"""Seconds that a small call has, unless the user says otherwise."""
-DEATHS = 3
-"""The deaths after which a worker is not started again."""
-KEPT = 2**20
-"""Bytes of the candidate's own output that are kept, from the end."""
-LINES = 3
-"""Lines of that output in a message."""
-LONGEST = 300
-"""Characters of a text of the candidate in a message."""
-PIECE = 2**16
 
 
 @dataclass
@@ -179,10 +176,6 @@ class Door:
             if stream is not None:
                 stream.close()
         self.process = self.output = None
-
-
-SLOWEST = 1e6
-"""Multiply-adds a second of the slowest candidate that is waited for: plain Python does ten times as many."""
 
 
 def _left(end: float) -> float:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from attention_conformance.implementations.api.contract import (
+    Claims,
     ExpectedFailure,
     Implementation,
     Result,
@@ -18,12 +19,33 @@ from attention_conformance.implementations.api.contract import (
     any_case,
 )
 from attention_conformance.implementations.api.safe_call import CandidateError
+from attention_conformance.implementations.discovery.loading import Target
 from attention_conformance.implementations.worker.door import Door, shortened
 from attention_conformance.implementations.worker.forms import claims_of, problem_message, result_of
+from attention_conformance.implementations.worker.limits import CALL
 from attention_conformance.implementations.worker.wire import Message
 from attention_conformance.spec.cases import Case
-from attention_conformance.spec.features import Feature
+from attention_conformance.spec.conventions import Conventions
+from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.spec.problem import Array, Problem
+
+
+def isolated_candidate(
+    target: str, settings: Mapping[str, str], device: str = "cpu", deadline: float = CALL
+) -> Implementation:
+    """The candidate that a target names, in a process of its own. One that does not survive its start fails the core.
+
+    Raises:
+        TargetError: the target cannot be used; the message is one line that begins with the target.
+        ValueError: a setting that does not exist.
+    """
+    Conventions().claiming(settings)
+    name = Target.parse(target).parts[-1]
+    door = Door({"target": target, "conventions": dict(settings), "device": device}, deadline=deadline)
+    try:
+        return remote_implementation(door)
+    except CandidateError:
+        return Implementation(name, Claims(Scope.OP, frozenset({Feature.CORE})), Remote(door, {}))
 
 
 def remote_implementation(door: Door) -> Implementation:

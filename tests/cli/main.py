@@ -18,7 +18,18 @@ from attention_conformance.tests.harness.run.options import NAME, OPTIONS
 ABOUT = "Reports whether an attention implementation is right, and which mistake it makes if not."
 TARGET = {"metavar": "TARGET", "help": "FILE.py:NAME or package.module:NAME"}
 EXPECTED = ("--expected-failures", "--propose-expected-failures")
-CHECK_OPTIONS = ("--convention", "--clause", "--dtype", "--device", "--tier", "--report", *EXPECTED, "--implementation")
+CHECK_OPTIONS = (
+    "--convention",
+    "--clause",
+    "--dtype",
+    "--device",
+    "--tier",
+    "--report",
+    "--deadline",
+    "--in-process",
+    *EXPECTED,
+    "--implementation",
+)
 KINDS = ("clauses", "implementations", "defects")
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from attention_conformance.implementations.api.contract import Implementation
 from attention_conformance.implementations.builtin import BUILTIN, NAMED, ON_REQUEST
-from attention_conformance.implementations.discovery.candidates import candidate
 from attention_conformance.implementations.discovery.loading import Target, TargetError
+from attention_conformance.implementations.worker.remote import isolated_candidate
 from attention_conformance.spec.cases import Case
 from attention_conformance.spec.clauses import load
 from attention_conformance.spec.problem import DTYPES
@@ -146,7 +146,7 @@ def subject(failure: FailureFile) -> Implementation:
                 return implementation
         raise ReplayError(f"implementation {failure.implementation!r} is not built in")
     try:
-        return candidate(failure.target, failure.conventions, failure.device)
+        return isolated_candidate(failure.target, failure.conventions, failure.device)
     except TargetError as error:
         reason = str(error).removeprefix(f"{failure.target}: ")
         raise ReplayError(f"target {failure.target!r} cannot be used: {reason}") from None

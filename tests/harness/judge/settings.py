@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from attention_conformance.implementations.api.contract import Implementation
+from attention_conformance.implementations.discovery.candidates import candidate
+from attention_conformance.implementations.worker.limits import CALL
+from attention_conformance.implementations.worker.remote import isolated_candidate
 from attention_conformance.tests.harness.judge.judge import TIERS, Judge
 
 
@@ -21,6 +25,8 @@ class RunSettings:
         report: the folder of the report, if there is one.
         expected: the file of expected failures; None looks in the folder of each candidate.
         propose: whether entries for such a file are printed.
+        isolated: whether each candidate is called in a process of its own.
+        deadline: seconds for a small call there.
     """
 
     candidates: tuple[str, ...] = ()
@@ -33,11 +39,19 @@ class RunSettings:
     report: Path | None = None
     expected: Path | None = None
     propose: bool = False
+    isolated: bool = True
+    deadline: float = CALL
 
     @property
     def all_builtin(self) -> bool:
         """Whether every built-in implementation is selected."""
         return not self.candidates and not self.implementations
+
+    def loader(self) -> Callable[[str], Implementation]:
+        """What makes an implementation of a target; see `discovery.candidates.candidate` for what it raises."""
+        if self.isolated:
+            return partial(isolated_candidate, settings=self.conventions, device=self.device, deadline=self.deadline)
+        return partial(candidate, settings=self.conventions, device=self.device)
 
     def judge(self, implementation: Implementation, dtype: str) -> Judge:
         """A new judge of an implementation."""

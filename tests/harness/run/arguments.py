@@ -8,8 +8,9 @@ from datetime import date
 from typing import Any, TypeAlias
 
 from attention_conformance.implementations.api.contract import Implementation
-from attention_conformance.implementations.discovery.candidates import candidate, wrapped
+from attention_conformance.implementations.discovery.candidates import wrapped
 from attention_conformance.implementations.discovery.loading import TargetError
+from attention_conformance.implementations.worker.remote import isolated_candidate
 from attention_conformance.spec.clauses import load
 from attention_conformance.spec.conventions import Conventions
 from attention_conformance.spec.problem import DTYPES
@@ -87,7 +88,7 @@ def _names(argument: str, given: Names) -> tuple[str, ...]:
 def _implementation(target: Target, settings: Mapping[str, str], device: str) -> tuple[Implementation, tuple[str, ...]]:
     with hushed():
         if isinstance(target, str):
-            loaded = candidate(target, settings, device)
+            loaded = isolated_candidate(target, settings, device)
             (implementation,), notes = expecting((loaded,), (target,), None, date.today())
             return implementation, notes
         if not isinstance(target, Implementation) and not callable(target):

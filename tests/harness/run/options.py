@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from attention_conformance.implementations.worker.limits import CALL
+
 NAME = "attention-conformance"
 """Of the project, and of the plugin where it is installed."""
 
@@ -30,6 +32,8 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "--dtype": _several("NAME", "check only in these dtypes, such as float32"),
     "--device": {"default": "cpu", "help": "the torch device that candidates compute on (default: cpu)"},
     "--tier": {"default": "quick", "help": "how much is checked: quick (default), full or exhaustive"},
+    "--in-process": _flag("call the candidates in the judge's own process, for a debugger: nothing is isolated"),
+    "--deadline": {"type": float, "metavar": "SECONDS", "help": f"for a small call of a candidate (default: {CALL:g})"},
     "--report": {"dest": "conformance_report", "metavar": "DIR", "help": "write report.json into DIR"},
     "--expected-failures": {
         "metavar": "FILE",

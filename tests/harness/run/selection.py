@@ -17,6 +17,7 @@ from attention_conformance.implementations.api.contract import Implementation
 from attention_conformance.implementations.builtin import ABSENT, BUILTIN, NAMED, ON_REQUEST
 from attention_conformance.implementations.discovery.candidates import candidates, distinct
 from attention_conformance.implementations.discovery.loading import TargetError
+from attention_conformance.implementations.worker.limits import CALL
 from attention_conformance.spec.clauses import load
 from attention_conformance.spec.problem import DTYPES
 from attention_conformance.tests.harness.judge.clause_tests import Selection
@@ -50,6 +51,8 @@ def settings_of(config: pytest.Config) -> RunSettings:
         report=path_of(config, "conformance_report"),
         expected=path_of(config, "expected_failures"),
         propose=config.getoption("propose_expected_failures"),
+        isolated=not config.getoption("in_process"),
+        deadline=config.getoption("deadline") or CALL,
     )
 
 
@@ -76,6 +79,8 @@ def selection_of(settings: RunSettings) -> Selection:
     require_known("--clause", settings.clauses, list(load()))
     require_known("--dtype", settings.dtypes, list(DTYPES))
     require_device("--device", settings.device)
+    if settings.deadline <= 0:
+        raise UsageError(f"--deadline {settings.deadline:g} is no time: give a positive number of seconds")
     if settings.candidates:
         return _candidates(settings)
     for option, given in _of_candidates(settings).items():
@@ -109,7 +114,7 @@ def _candidates(settings: RunSettings) -> Selection:
     try:
         targets = list(distinct(settings.candidates).values())
         with hushed():
-            loaded = candidates(settings.candidates, settings.conventions, settings.device)
+            loaded = candidates(settings.candidates, settings.loader())
         expected, notes = expecting(loaded, targets, settings.expected, date.today())
         return Selection(expected, settings.clauses, settings.dtypes, notes)
     except KeyboardInterrupt:

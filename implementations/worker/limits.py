@@ -1,0 +1,20 @@
+"""The limits of a candidate: time, deaths, and how much of what it prints is kept."""
+
+from __future__ import annotations
+
+STARTING = 120.0
+"""Seconds that a worker has at least for its start, and for the import of its candidate."""
+CALL = 60.0
+"""Seconds that a small call has, unless the user says otherwise."""
+DEATHS = 3
+"""The deaths after which a worker is not started again."""
+KEPT = 2**20
+"""Bytes of the candidate's own output that are kept, from the end."""
+LINES = 3
+"""Lines of that output in a message."""
+LONGEST = 300
+"""Characters of a text of the candidate in a message."""
+PIECE = 2**16
+"""Bytes that are read or written at once."""
+SLOWEST = 1e6
+"""Multiply-adds a second of the slowest candidate that is waited for: plain Python does ten times as many."""
