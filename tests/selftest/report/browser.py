@@ -63,7 +63,7 @@ class Elements(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         attributes = {name: value or "" for name, value in attrs}
         self.ids += [attributes["id"]] if "id" in attributes else []
-        self.links += [attributes.get("href", "#")] if tag == "a" else []
+        self.links += [attributes["href"]] if "href" in attributes and tag != "link" else []
         stylesheet = tag == "link" and attributes.get("rel") == "stylesheet"
         self.sources += [attributes[name] for name in ("href" if stylesheet else "src",) if name in attributes]
 

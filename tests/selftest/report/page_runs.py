@@ -153,7 +153,7 @@ def _drawn(name: str, clause: Clause, dtype: str, chance: random.Random, failing
     if chance.random() < failing:
         message = "output of sample 0 head 1 query 2 component 0 is 1.5, expected 2.5"
         return replace(failed(name, clause.id, dtype, message, clause.level), checks=5, failed=3, worst=2e9)
-    drawn = chance.random()
+    drawn = random.Random(f"{name} {clause.id}").random()  # the same in every dtype
     if drawn < 0.09:
         return unclaimed(name, clause.id, dtype, "its kernel takes no mask here")
     if drawn < 0.11:
