@@ -26,10 +26,10 @@ from attention_conformance.tests.harness.run import options, post_run
 from attention_conformance.tests.harness.run.command_lines import again
 from attention_conformance.tests.harness.run.exit_status import ExitStatus, exit_status
 from attention_conformance.tests.harness.run.expected_failures import proposed
-from attention_conformance.tests.harness.run.run_records import subject_of, suite_of
 from attention_conformance.tests.harness.run.next_steps import next_steps
 from attention_conformance.tests.harness.run.progress import Progress, colours
 from attention_conformance.tests.harness.run.queries import answered
+from attention_conformance.tests.harness.run.run_records import subject_of, suite_of
 from attention_conformance.tests.harness.run.selection import UsageError, hushed, left_out, selection_of, settings_of
 from attention_conformance.tests.harness.run.session import KEY, PROPERTY, USAGE_ERROR, SuiteSession
 from attention_conformance.tests.harness.run.smoke import smoke

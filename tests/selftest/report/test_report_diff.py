@@ -275,8 +275,8 @@ def test_an_unreadable_report_is_named_in_one_line(
     good, other = written(tmp_path / "good", run(ANCHOR)), written(tmp_path / "other", run(ANCHOR))
     (other / "report.json").write_text("{}")
     damaged = damage(other)
-    for arguments in ([good, damaged], [damaged, good]):
-        assert diff(*arguments) == 4
+    for old, new in ((good, damaged), (damaged, good)):
+        assert diff(old, new) == 4
         (line,) = capsys.readouterr().err.splitlines()
         assert line.startswith("ERROR: ")
         assert context in line
