@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from attention_conformance.spec.cases import Case, Layout, MaskKind, MaskShape, Padding, Sizes
-from attention_conformance.spec.extensions import Extension, Packing
-from attention_conformance.spec.features import CausalWithMask, Conventions
+from attention_conformance.spec.conventions import CausalWithMask, Conventions
+from attention_conformance.spec.features import Extension, Packing
 
 SIZES = (
     Sizes(),

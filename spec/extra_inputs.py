@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from attention_conformance.spec.cases import Case, Sizes
-from attention_conformance.spec.extensions import Packing
+from attention_conformance.spec.features import Packing
 from attention_conformance.spec.problem import Array
 
 BY_LENGTHS = (Packing.LENGTHS, Packing.EMPTY_DOCUMENT)

@@ -11,7 +11,7 @@ import torch
 
 from attention_conformance.implementations.adapters.tensors import to_tensor
 from attention_conformance.implementations.api.global_state import seed_torch
-from attention_conformance.spec.features import Polarity
+from attention_conformance.spec.conventions import Polarity
 from attention_conformance.spec.problem import Array, Problem
 
 INPUTS = ("query", "key", "value")

@@ -18,8 +18,8 @@ from attention_conformance.spec.cases import (
     Sharing,
     Values,
 )
-from attention_conformance.spec.extensions import Packing
-from attention_conformance.spec.features import Feature, Scope, WindowCount
+from attention_conformance.spec.conventions import WindowCount
+from attention_conformance.spec.features import Feature, Packing, Scope
 
 FREE_WIDTHS = (13, 11, 17)
 """Input widths of query, key and value where they are free: coprime to each other and to the heads' widths."""

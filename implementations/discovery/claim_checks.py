@@ -19,8 +19,8 @@ from attention_conformance.implementations.discovery.extras import Extra
 from attention_conformance.implementations.discovery.loading import TargetError
 from attention_conformance.implementations.discovery.probe import HALF, NO_ANSWER, Floats, Recorder, near
 from attention_conformance.spec.cases import Case, MaskKind, Sizes
-from attention_conformance.spec.extensions import NOTHING, Packing
-from attention_conformance.spec.features import Feature, ReturnedWeights
+from attention_conformance.spec.conventions import ReturnedWeights
+from attention_conformance.spec.features import NOTHING, Feature, Packing
 from attention_conformance.spec.inputs import build
 from attention_conformance.spec.problem import DTYPES, Problem
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from attention_conformance.implementations.discovery.findings import OFFERED
-from attention_conformance.spec.extensions import Extension, Packing
-from attention_conformance.spec.features import Conventions, Feature
+from attention_conformance.spec.conventions import Conventions
+from attention_conformance.spec.features import Extension, Feature, Packing
 from attention_conformance.spec.problem import Array
 
 

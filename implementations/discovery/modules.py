@@ -69,7 +69,8 @@ from attention_conformance.implementations.discovery.vocabulary import (
     MaskForm,
 )
 from attention_conformance.spec.cases import Case, MaskShape, Padding
-from attention_conformance.spec.features import Conventions, Feature, Polarity, Scope
+from attention_conformance.spec.conventions import Conventions, Polarity
+from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.spec.problem import Problem
 
 KEY_WIDTH, VALUE_WIDTH = 10, 11

@@ -12,8 +12,7 @@ from attention_conformance.implementations.discovery.findings import OFFERED, Fa
 from attention_conformance.implementations.discovery.probe import KEYS, Floats, Setup, Subject, revealed, rounded
 from attention_conformance.implementations.discovery.probe_masks import empty_row
 from attention_conformance.implementations.discovery.probe_scores import key_products
-from attention_conformance.spec.extensions import Extension, Packing
-from attention_conformance.spec.features import Feature, Scope
+from attention_conformance.spec.features import Extension, Feature, Packing, Scope
 from attention_conformance.spec.problem import Problem
 
 SHOWN_IN_WEIGHTS = (Feature.WINDOW, Feature.SEGMENTS, Feature.CUMULATIVE_LENGTHS)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attention_conformance.spec.cases import Case, MaskKind, Padding, Sizes
-from attention_conformance.spec.extensions import NOTHING
+from attention_conformance.spec.features import NOTHING
 from attention_conformance.tests.harness.judge.comparison import error_ratios
 
 if TYPE_CHECKING:

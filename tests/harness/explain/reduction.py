@@ -26,8 +26,7 @@ from attention_conformance.spec.cases import (
     Scores,
     Values,
 )
-from attention_conformance.spec.extensions import NOTHING
-from attention_conformance.spec.features import Feature
+from attention_conformance.spec.features import NOTHING, Feature
 from attention_conformance.spec.problem import DTYPES, Array, Problem
 from attention_conformance.tests.harness.judge.comparison import Comparison, compare, error_ratios
 from attention_conformance.tests.harness.judge.judge import Judge, no_answer, part_of

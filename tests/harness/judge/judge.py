@@ -22,7 +22,8 @@ from attention_conformance.reference.bounds.precision import unit_roundoff
 from attention_conformance.reference.expected import Expected, Solution, solve
 from attention_conformance.reference.stacking import solve_each, stackable
 from attention_conformance.spec.cases import Case, Sizes
-from attention_conformance.spec.features import Conventions, Feature
+from attention_conformance.spec.conventions import Conventions
+from attention_conformance.spec.features import Feature
 from attention_conformance.spec.inputs import build
 from attention_conformance.spec.problem import Array, Problem
 from attention_conformance.tests.harness.judge.comparison import Comparison, compare

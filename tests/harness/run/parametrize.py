@@ -16,7 +16,7 @@ import pytest
 if TYPE_CHECKING:
     from attention_conformance.implementations.api.contract import ExpectedFailure
     from attention_conformance.spec.clauses import Clause
-    from attention_conformance.spec.features import Conventions
+    from attention_conformance.spec.conventions import Conventions
     from attention_conformance.tests.harness.run.arguments import Arguments, Names, Target
     from attention_conformance.tests.report.verdict import Verdict
 

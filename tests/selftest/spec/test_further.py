@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from attention_conformance.spec.cases import Case, ModuleForm, Sharing, Sizes
-from attention_conformance.spec.extensions import Packing
 from attention_conformance.spec.extra_inputs import BY_LENGTHS, extra_arrays, extra_parameters
+from attention_conformance.spec.features import Packing
 from attention_conformance.spec.inputs import build
 from attention_conformance.spec.problem import DTYPES
 
