@@ -37,24 +37,22 @@ if TYPE_CHECKING:
         Sizes,
         Values,
     )
-    from attention_conformance.spec.extensions import Extension, Packing
-    from attention_conformance.spec.features import (
+    from attention_conformance.spec.conventions import (
         AlibiRule,
         Alignment,
         CausalWithMask,
         Conventions,
         EmptyRow,
-        Feature,
         GroupOrder,
         LogBase,
         Polarity,
         ReturnedWeights,
         RotaryPairing,
-        Scope,
         SinusoidOrder,
         SoftmaxPrecision,
         WindowCount,
     )
+    from attention_conformance.spec.features import Extension, Feature, Packing, Scope
     from attention_conformance.spec.problem import DTYPES, Array, Problem
     from attention_conformance.tests.harness.run.check import ClauseFailure, Conformance, Report, check
     from attention_conformance.tests.harness.run.parametrize import ClauseCheck, parametrize_with_clauses
@@ -118,8 +116,8 @@ __all__ = [
 ]
 
 _MODULES = (
+    "attention_conformance.spec.conventions",
     "attention_conformance.spec.features",
-    "attention_conformance.spec.extensions",
     "attention_conformance.spec.cases",
     "attention_conformance.tests.harness.run.parametrize",
     "attention_conformance.spec.problem",

@@ -9,7 +9,7 @@ from attention_conformance.reference.bounds.extensions import ANGLE_STEPS, angle
 from attention_conformance.reference.bounds.precision import unit_roundoff
 from attention_conformance.reference.expected import Expected
 from attention_conformance.reference.stages import frequencies
-from attention_conformance.spec.features import AlibiRule, SinusoidOrder
+from attention_conformance.spec.conventions import AlibiRule, SinusoidOrder
 
 SINGLE = unit_roundoff("float32") + unit_roundoff("float64")
 """In which angles and slopes are worked out at least, and the reference."""

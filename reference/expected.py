@@ -18,8 +18,8 @@ from attention_conformance.reference.gradients import gradients
 from attention_conformance.reference.pipeline import Pipeline, Trace, mix
 from attention_conformance.reference.positions import positions
 from attention_conformance.spec.cases import Sharing
-from attention_conformance.spec.extensions import Packing
-from attention_conformance.spec.features import Conventions, LogBase, ReturnedWeights, Scope
+from attention_conformance.spec.conventions import Conventions, LogBase, ReturnedWeights
+from attention_conformance.spec.features import Packing, Scope
 from attention_conformance.spec.problem import Problem
 
 Indices: TypeAlias = NDArray[np.intp]

@@ -10,7 +10,8 @@ import numpy as np
 from attention_conformance.reference.arrays import Floats
 from attention_conformance.reference.pipeline import Inputs, Trace, merge_heads, split_heads
 from attention_conformance.reference.stages import gather
-from attention_conformance.spec.features import EmptyRow, Scope
+from attention_conformance.spec.conventions import EmptyRow
+from attention_conformance.spec.features import Scope
 from attention_conformance.spec.problem import Problem
 
 

@@ -12,7 +12,8 @@ from attention_conformance.reference.arrays import Booleans, Floats
 from attention_conformance.reference.positions import Positions, positions
 from attention_conformance.reference.stages import Rotation, append, cap, repeat_kv, rotation
 from attention_conformance.reference.visibility import Visibility, visibility
-from attention_conformance.spec.features import Conventions, EmptyRow, GroupOrder, Scope
+from attention_conformance.spec.conventions import Conventions, EmptyRow, GroupOrder
+from attention_conformance.spec.features import Scope
 from attention_conformance.spec.problem import Array, Problem
 
 

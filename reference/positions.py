@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from attention_conformance.reference.arrays import Booleans, Integers
-from attention_conformance.spec.features import Alignment, Conventions
+from attention_conformance.spec.conventions import Alignment, Conventions
 from attention_conformance.spec.problem import Problem
 
 

@@ -17,8 +17,8 @@ from attention_conformance.reference.bounds.precision import Precision, gamma, p
 from attention_conformance.reference.expected import Expected
 from attention_conformance.reference.gradients import shared, unbroadcast
 from attention_conformance.reference.pipeline import Pipeline, Trace, merge_heads, split_heads
-from attention_conformance.spec.extensions import NOTHING
-from attention_conformance.spec.features import Conventions, Scope
+from attention_conformance.spec.conventions import Conventions
+from attention_conformance.spec.features import NOTHING, Scope
 from attention_conformance.spec.problem import Array, Problem
 
 INPUTS = ("query", "key", "value")

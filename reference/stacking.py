@@ -14,7 +14,7 @@ from attention_conformance.reference.arrays import Floats
 from attention_conformance.reference.bounds.precision import precisions
 from attention_conformance.reference.expected import RETURNED, Expected, solve
 from attention_conformance.spec.cases import Case
-from attention_conformance.spec.features import Conventions
+from attention_conformance.spec.conventions import Conventions
 from attention_conformance.spec.problem import Array, Problem
 
 LARGE = 4_000

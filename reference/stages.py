@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from attention_conformance.reference.arrays import Floats, Integers
-from attention_conformance.spec.features import GroupOrder, RotaryPairing
+from attention_conformance.spec.conventions import GroupOrder, RotaryPairing
 
 
 def repeat_kv(rows: Floats, num_heads: int, order: GroupOrder) -> Floats:

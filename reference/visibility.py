@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from attention_conformance.reference.arrays import Booleans, Floats
 from attention_conformance.reference.positions import Positions, positions
-from attention_conformance.spec.features import Conventions, EmptyRow, WindowCount
+from attention_conformance.spec.conventions import Conventions, EmptyRow, WindowCount
 from attention_conformance.spec.problem import Array, Problem
 
 EVERYTHING = np.ones((1, 1, 1, 1), bool)

@@ -9,8 +9,7 @@ from enum import StrEnum
 from functools import cache
 from typing import Any, get_type_hints
 
-from attention_conformance.spec.extensions import NOTHING, Extension
-from attention_conformance.spec.features import Scope
+from attention_conformance.spec.features import NOTHING, Extension, Scope
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,11 @@
-"""What an implementation may claim, and which answer it claims where the field disagrees."""
+"""Features: what an implementation may claim, and the options of a case that need a claim."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
-from difflib import get_close_matches
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 
 class Scope(StrEnum):
@@ -134,173 +134,195 @@ class Feature(StrEnum):
     """Needs memory linear in the lengths, beyond masks."""
 
 
-class Alignment(StrEnum):
-    """Which corner a causal mask starts from when Lq and Lk differ."""
+class Packing(StrEnum):
+    """How several documents that share one sequence are separated."""
 
-    TOP_LEFT = "top-left"
-    """Query i sees keys 0..i."""
-    BOTTOM_RIGHT = "bottom-right"
-    """Query i sees keys 0..i + Lk - Lq."""
-
-
-class EmptyRow(StrEnum):
-    """The answer for a query that may attend to no key."""
-
-    ZEROS = "zeros"
-    """Output, weights and gradients are zero: the specification's default."""
-    NAN = "nan"
-    """The output is NaN; gradients are unspecified."""
-    UNIFORM = "uniform"
-    """The mean of all values, masked ones included."""
-
-
-class CausalWithMask(StrEnum):
-    """What happens when the causal flag and a mask are given together."""
-
-    INTERSECT = "intersect"
-    """A query sees what both allow: the specification's default."""
-    ERROR = "error"
-    """The call is refused with an error."""
-    EITHER = "either"
-    """Refused, or intersected; never one of the two in silence."""
-
-
-class Polarity(StrEnum):
-    """What True means in a boolean mask of the implementation's own interface."""
-
-    MAY_ATTEND = "may-attend"
-    MASKED_OUT = "masked-out"
-
-
-class SoftmaxPrecision(StrEnum):
-    """The precision of the softmax for float64 input."""
-
-    WORKING = "working"
-    """That of the input, and float32 for half types: the specification's default."""
-    FLOAT32 = "float32"
-    """float32 at most, whatever the input."""
-
-
-class GroupOrder(StrEnum):
-    """Which of the H_k key heads a query head h of H uses."""
-
-    CONSECUTIVE = "consecutive"
-    """h // (H / H_k): consecutive query heads share one; the specification's default."""
-    TILED = "tiled"
-    """h % H_k."""
-
-
-class WindowCount(StrEnum):
-    """What a window of w to the left counts."""
-
-    EXCLUDING = "excluding"
-    """Keys in addition to the query's own: i - w .. i; the specification's default."""
-    INCLUDING = "including"
-    """Keys with the query's own: i - w + 1 .. i."""
-
-
-class RotaryPairing(StrEnum):
-    """Which components of a head are rotated together."""
-
-    HALVES = "halves"
-    """Component c with c + d_k / 2; the specification's default."""
-    INTERLEAVED = "interleaved"
-    """Component 2 c with 2 c + 1."""
-
-
-class SinusoidOrder(StrEnum):
-    """Where sines and cosines stand in the sinusoidal encoding."""
-
-    INTERLEAVED = "interleaved"
-    """Each sine before the cosine of the same frequency: the specification's default."""
-    HALVES = "halves"
-    """All sines before all cosines."""
-
-
-class AlibiRule(StrEnum):
-    """The slopes for a number of heads that is no power of two; for powers of two the rules agree."""
-
-    INTERLEAVED = "interleaved"
-    """Those of the power of two below, then every second one of the power of two above: the specification's default."""
-    GEOMETRIC = "geometric"
-    """2 ** (-8 h / H) for h = 1 .. H."""
-
-
-class ReturnedWeights(StrEnum):
-    """At which stage returned weights are taken."""
-
-    BEFORE_DROPOUT = "before-dropout"
-    """Rows sum to 1: the specification's default."""
-    AFTER_DROPOUT = "after-dropout"
-
-
-class LogBase(StrEnum):
-    """The base of returned log-sum-exps."""
-
-    E = "e"
-    TWO = "2"
+    NONE = "none"
+    SEGMENTS = "segments"
+    """A segment id for each query and each key; equal ids see each other."""
+    LENGTHS = "lengths"
+    """The lengths of the documents, one after another, as cumulative lengths count them."""
+    EMPTY_SEGMENT = "empty-segment"
+    """SEGMENTS, and one of them has queries but no key."""
+    EMPTY_DOCUMENT = "empty-document"
+    """LENGTHS, and one document has queries but no key."""
 
 
 @dataclass(frozen=True)
-class Conventions:
-    """The claimed answers where the field disagrees.
+class Extension:
+    """What a problem has beyond the core. The default adds nothing.
 
-    The defaults are the specification's. An empty row has an answer for each kind of mask,
-    because real libraries answer differently by kind.
+    Positions count along the key sequence: key j is at position j, query i at `query_start` + i, or where the claimed
+    causal alignment puts it; in a packed sequence both count from the start of their own document.
+
+    Attributes:
+        window_left: a query at position i sees no key before i - window_left; None: no limit.
+        window_right: a query at position i sees no key after i + window_right; None: no limit.
+        softcap: scores become softcap * tanh(scores / softcap) after the scale, before biases and masks.
+        rotary_base: query and key are rotated by the angles position * rotary_base ** (-2 i / d_k).
+        query_start: the position of the first query.
+        alibi: a slope for each head is given; slope * distance is subtracted from the scores.
+        relative_bias: the largest distance with a learned bias of its own, farther ones share the last; 0: none.
+        sinks: a learned logit for each head joins the sum of the softmax, without a value.
+        zero_attn: a key and value of zeros, which every query sees, follow the others.
+        bias_kv: a learned key and value, which every query sees, follow the others.
+        head_gates: a factor for each head multiplies its output.
+        packing: how documents are separated.
+        dropout: the probability with which a weight is dropped.
+        dropout_seed: seeds the generator that chooses which; negative: the generator is used as it is. If it is not 0,
+            the probability is given even if that is 0.
+        evaluation: a module is in evaluation mode, whatever its dropout.
+        chunks: the sequence is fed through a cache in pieces of these lengths; empty: at once.
+        cache_length: positions that the cache has room for: more than the sequence has (static), or fewer (ring, where
+            a window keeps queries from what was overwritten); 0: it grows.
     """
 
-    causal_alignment: Alignment = Alignment.TOP_LEFT
-    causal_with_mask: CausalWithMask = CausalWithMask.INTERSECT
-    empty_row_bool: EmptyRow = EmptyRow.ZEROS
-    empty_row_float: EmptyRow = EmptyRow.ZEROS
-    empty_row_padding: EmptyRow = EmptyRow.ZEROS
-    empty_row_causal: EmptyRow = EmptyRow.ZEROS
-    bool_mask: Polarity = Polarity.MAY_ATTEND
-    softmax_precision: SoftmaxPrecision = SoftmaxPrecision.WORKING
-    group_order: GroupOrder = GroupOrder.CONSECUTIVE
-    window_count: WindowCount = WindowCount.EXCLUDING
-    rotary_pairing: RotaryPairing = RotaryPairing.HALVES
-    sinusoid_order: SinusoidOrder = SinusoidOrder.INTERLEAVED
-    alibi_rule: AlibiRule = AlibiRule.INTERLEAVED
-    returned_weights: ReturnedWeights = ReturnedWeights.BEFORE_DROPOUT
-    log_sum_exp_base: LogBase = LogBase.E
+    window_left: int | None = None
+    window_right: int | None = None
+    softcap: float | None = None
+    rotary_base: float | None = None
+    query_start: int | None = None
+    alibi: bool = False
+    relative_bias: int = 0
+    sinks: bool = False
+    zero_attn: bool = False
+    bias_kv: bool = False
+    head_gates: bool = False
+    packing: Packing = Packing.NONE
+    dropout: float = 0.0
+    dropout_seed: int = 0
+    evaluation: bool = False
+    chunks: tuple[int, ...] = ()
+    cache_length: int = 0
 
-    def claiming(self, settings: Mapping[str, str]) -> Conventions:
-        """These conventions with KEY=VALUE settings applied; `empty-row` sets all four kinds.
+    @property
+    def windowed(self) -> bool:
+        return self.window_left is not None or self.window_right is not None
 
-        Raises:
-            ValueError: a key or value that does not exist; the message lists what does.
-        """
-        changes: dict[str, StrEnum] = {}
-        for key, value in settings.items():
-            for name in _fields_of(key):
-                changes[name] = _choice(key, type(getattr(self, name)), value)
-        return replace(self, **changes)  # type: ignore[arg-type]  # _choice made each of its field's type
+    @property
+    def window_size(self) -> tuple[int, int]:
+        """To the left and to the right; -1: no limit."""
+        left, right = (-1 if side is None else side for side in (self.window_left, self.window_right))
+        return left, right
 
-    def items(self) -> list[tuple[str, str]]:
-        """(key, value) pairs in the spelling of the command line."""
-        return [(_key(f.name), str(getattr(self, f.name))) for f in fields(self)]
+    @property
+    def has_segments(self) -> bool:
+        return self.packing in (Packing.SEGMENTS, Packing.EMPTY_SEGMENT)
+
+    @property
+    def has_lengths(self) -> bool:
+        return self.packing in (Packing.LENGTHS, Packing.EMPTY_DOCUMENT)
+
+    @property
+    def has_dropout(self) -> bool:
+        """Whether a probability of dropout is given, 0 included."""
+        return self.dropout > 0.0 or self.dropout_seed != 0
+
+    @property
+    def dropout_p(self) -> float | None:
+        """The probability, where one is given."""
+        return self.dropout if self.has_dropout else None
+
+    @property
+    def training(self) -> bool:
+        """Whether a module may be in training mode."""
+        return not self.evaluation
+
+    @property
+    def extra_keys(self) -> int:
+        """How many keys follow those that are given."""
+        return int(self.bias_kv) + int(self.zero_attn)
 
 
-def _key(name: str) -> str:
-    return name.replace("_", "-")
+NOTHING = Extension()
+"""Nothing beyond the core."""
 
 
-def _fields_of(key: str) -> list[str]:
-    names = [f.name for f in fields(Conventions)]
-    if key == "empty-row":
-        return [name for name in names if name.startswith("empty_row")]
-    found = [name for name in names if _key(name) == key]
-    if not found:
-        known = ["empty-row", *map(_key, names)]
-        near = get_close_matches(key, known, 1)
-        meant = f"did you mean {near[0]!r}? There are" if near else "there are"
-        raise ValueError(f"no convention is named {key!r}; {meant}: {', '.join(known)}")
-    return found
+@dataclass(frozen=True)
+class CaseOption:
+    """An option of a case, and the keyword arguments by which callables take it.
+
+    Attributes:
+        feature: what an implementation that supports it claims.
+        setting: the field or property of `Extension` that differs from the default where a case has it. Its value is
+            passed, unless the problem has arrays with the names of the arguments.
+        example: a case that has it; options are detected, and combined with each other, by their examples.
+        keywords: the suite's name of each argument, and the names that others give it.
+        neutral: what a required parameter is given where a problem does not use the option.
+        draw: (generator, num_heads, extension) -> its array, of no round numbers.
+        convention: the field of `Conventions` on which the answer depends, or nothing.
+    """
+
+    feature: Feature
+    setting: str
+    example: Extension
+    keywords: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    neutral: object = None
+    draw: Callable[[Any, int, Extension], Any] | None = None
+    convention: str = ""
+
+    def used(self, extension: Extension) -> bool:
+        """Whether a case with this extension has it."""
+        return bool(getattr(extension, self.setting) != getattr(NOTHING, self.setting))
 
 
-def _choice(key: str, kind: type[StrEnum], value: str) -> StrEnum:
-    try:
-        return kind(value)
-    except ValueError:
-        raise ValueError(f"convention {key} cannot be {value!r}; choose from: {', '.join(kind)}") from None
+CASE_OPTIONS = (
+    CaseOption(Feature.DROPOUT, "dropout_p", Extension(dropout=0.5, dropout_seed=1), {"dropout_p": ()}),
+    CaseOption(Feature.EVALUATION, "training", Extension(evaluation=True), {"training": ()}),
+    CaseOption(
+        Feature.WINDOW,
+        "window_size",
+        Extension(window_left=2, window_right=1),
+        {"window_size": ()},
+        neutral=(-1, -1),
+        convention="window_count",
+    ),
+    CaseOption(Feature.SOFTCAP, "softcap", Extension(softcap=2.0), {"softcap": ("logits_soft_cap", "logit_cap")}),
+    CaseOption(
+        Feature.ROTARY, "rotary_base", Extension(rotary_base=100.0), {"rotary_base": ()}, convention="rotary_pairing"
+    ),
+    CaseOption(Feature.QUERY_START, "query_start", Extension(query_start=2), {"query_start": ("q_offset",)}),
+    CaseOption(
+        Feature.SINKS,
+        "sinks",
+        Extension(sinks=True),
+        {"sinks": ("sink",)},
+        draw=lambda rng, heads, _: 1.5 * rng.standard_normal(heads),
+    ),
+    CaseOption(
+        Feature.ALIBI,
+        "alibi",
+        Extension(alibi=True),
+        {"alibi_slopes": ()},
+        draw=lambda rng, heads, _: rng.uniform(0.1, 0.9, heads),
+    ),
+    CaseOption(
+        Feature.RELATIVE_BIAS,
+        "relative_bias",
+        Extension(relative_bias=2),
+        {"relative_bias": ()},
+        draw=lambda rng, heads, extension: rng.standard_normal((heads, 2 * extension.relative_bias + 1)),
+    ),
+    CaseOption(Feature.ZERO_ATTN, "zero_attn", Extension(zero_attn=True), {"add_zero_attn": ()}, neutral=False),
+    CaseOption(Feature.BIAS_KV, "bias_kv", Extension(bias_kv=True)),
+    CaseOption(
+        Feature.HEAD_GATES,
+        "head_gates",
+        Extension(head_gates=True),
+        {"head_gates": ()},
+        draw=lambda rng, heads, _: rng.uniform(0.4, 1.6, heads) * [-1.0 if h % 3 == 1 else 1.0 for h in range(heads)],
+    ),
+    CaseOption(
+        Feature.SEGMENTS,
+        "has_segments",
+        Extension(packing=Packing.SEGMENTS),
+        {"query_segments": ("q_segment_ids", "segment_ids"), "key_segments": ("kv_segment_ids",)},
+    ),
+    CaseOption(
+        Feature.CUMULATIVE_LENGTHS,
+        "has_lengths",
+        Extension(packing=Packing.LENGTHS),
+        {"cu_seqlens_q": (), "cu_seqlens_k": ()},
+    ),
+)
+"""In the order in which their arrays are drawn."""

@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attention_conformance.spec.cases import Layout, Sharing
-from attention_conformance.spec.extensions import NOTHING, Extension
-from attention_conformance.spec.features import Scope
+from attention_conformance.spec.features import NOTHING, Extension, Scope
 
 Array: TypeAlias = NDArray[Any]
 """An array of any dtype: which one is data here, bfloat16 included."""

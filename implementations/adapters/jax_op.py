@@ -12,7 +12,7 @@ import numpy as np
 from attention_conformance.implementations.adapters.op_options import INPUTS, op_options, seeded
 from attention_conformance.implementations.adapters.results import output_of, result_of
 from attention_conformance.implementations.api.contract import Result
-from attention_conformance.spec.features import Polarity
+from attention_conformance.spec.conventions import Polarity
 from attention_conformance.spec.problem import Array, Problem
 
 

@@ -14,7 +14,8 @@ from attention_conformance.implementations.adapters.tensors import Tensors
 from attention_conformance.implementations.adapters.torch_module import Packed, Places
 from attention_conformance.implementations.api.contract import Unsupported
 from attention_conformance.spec.cases import Case, MaskKind
-from attention_conformance.spec.features import Feature, Polarity
+from attention_conformance.spec.conventions import Polarity
+from attention_conformance.spec.features import Feature
 from attention_conformance.spec.problem import Problem
 
 _INPUTS = {Feature.CORE, Feature.HEADS, Feature.CROSS, Feature.KEY_VALUE, Feature.VIEWS, Feature.GRADIENTS}

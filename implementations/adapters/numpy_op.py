@@ -13,7 +13,7 @@ from attention_conformance.implementations.adapters.op_options import INPUTS, op
 from attention_conformance.implementations.adapters.results import result_of
 from attention_conformance.implementations.adapters.tensors import array_forms, differing
 from attention_conformance.implementations.api.contract import Result
-from attention_conformance.spec.features import Polarity
+from attention_conformance.spec.conventions import Polarity
 from attention_conformance.spec.problem import Array, Problem
 
 

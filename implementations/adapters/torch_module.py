@@ -26,7 +26,7 @@ from attention_conformance.implementations.adapters.tensors import (
     to_tensor,
 )
 from attention_conformance.implementations.api.contract import Result
-from attention_conformance.spec.extensions import Packing
+from attention_conformance.spec.features import Packing
 from attention_conformance.spec.problem import Array, Problem
 
 

@@ -24,7 +24,7 @@ from attention_conformance.implementations.adapters.tensors import (
     to_tensor,
 )
 from attention_conformance.implementations.api.contract import Result
-from attention_conformance.spec.features import Polarity
+from attention_conformance.spec.conventions import Polarity
 from attention_conformance.spec.problem import Array, Problem
 
 Answer = torch.Tensor | tuple[torch.Tensor, ...]

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from attention_conformance.spec.cases import Case
-from attention_conformance.spec.features import Conventions, Feature, Scope
+from attention_conformance.spec.conventions import Conventions
+from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.spec.problem import DTYPES, Array, Problem
 
 MODES = frozenset(

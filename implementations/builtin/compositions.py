@@ -17,7 +17,8 @@ from attention_conformance.implementations.adapters.torch_op import torch_op
 from attention_conformance.implementations.api.contract import Claims, ExpectedFailure, Implementation, Unsupported
 from attention_conformance.implementations.builtin.sdpa import NAN_SWALLOWED, SDPA_FEATURES
 from attention_conformance.spec.cases import Case, Padding
-from attention_conformance.spec.features import Conventions, Feature, Scope
+from attention_conformance.spec.conventions import Conventions
+from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.spec.problem import Array, Problem
 
 

@@ -18,8 +18,7 @@ from attention_conformance.implementations.adapters.torch_op import torch_op
 from attention_conformance.implementations.api.contract import Claims, Implementation, Unsupported
 from attention_conformance.implementations.builtin.sdpa import SDPA_FEATURES
 from attention_conformance.spec.cases import Case, MaskKind, Padding, Sizes
-from attention_conformance.spec.extensions import Packing
-from attention_conformance.spec.features import Feature, Scope
+from attention_conformance.spec.features import Feature, Packing, Scope
 
 MaskMod: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """(sample, head, query, key) -> True = may attend."""

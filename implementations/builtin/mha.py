@@ -27,7 +27,8 @@ from attention_conformance.implementations.adapters.torch_module import torch_mo
 from attention_conformance.implementations.api.contract import Claims, ExpectedFailure, Implementation, Unsupported
 from attention_conformance.implementations.builtin.sdpa import NAN_SWALLOWED
 from attention_conformance.spec.cases import Case
-from attention_conformance.spec.features import Conventions, Feature, Polarity, ReturnedWeights, Scope
+from attention_conformance.spec.conventions import Conventions, Polarity, ReturnedWeights
+from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.spec.problem import Problem
 
 

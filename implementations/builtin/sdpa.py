@@ -17,7 +17,8 @@ from attention_conformance.implementations.adapters.modes import op_modes
 from attention_conformance.implementations.adapters.torch_op import torch_op
 from attention_conformance.implementations.api.contract import Claims, ExpectedFailure, Implementation, Unsupported
 from attention_conformance.spec.cases import Case
-from attention_conformance.spec.features import CausalWithMask, Conventions, Feature, Scope
+from attention_conformance.spec.conventions import CausalWithMask, Conventions
+from attention_conformance.spec.features import Feature, Scope
 
 SDPA_FEATURES = frozenset(
     {

@@ -26,7 +26,8 @@ from attention_conformance.implementations.builtin.stepwise.layer import (
 )
 from attention_conformance.implementations.builtin.stepwise.steps import EXTRA_FEATURES, OP_FEATURES, Steps
 from attention_conformance.implementations.defects.defect import REGISTRY, Defect, Severity
-from attention_conformance.spec.features import Conventions, Feature, Scope
+from attention_conformance.spec.conventions import Conventions
+from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.spec.problem import Problem
 
 Mistake = TypeVar("Mistake", bound=Callable[..., Any])

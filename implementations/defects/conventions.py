@@ -9,7 +9,7 @@ from torch import Tensor
 
 from attention_conformance.implementations.builtin.stepwise.steps import INFINITY, Steps
 from attention_conformance.implementations.defects.breaking import CRASH, LEAK, NAN, breaks
-from attention_conformance.spec.features import CausalWithMask, Conventions
+from attention_conformance.spec.conventions import CausalWithMask, Conventions
 
 EITHER = Conventions(causal_with_mask=CausalWithMask.EITHER)
 SHORT = 16

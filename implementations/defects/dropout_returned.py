@@ -11,7 +11,7 @@ from torch import Tensor
 from attention_conformance.implementations.builtin.stepwise.steps import Steps, mix
 from attention_conformance.implementations.defects.breaking import breaks
 from attention_conformance.implementations.defects.dropout import DROPOUT
-from attention_conformance.spec.features import Conventions, ReturnedWeights
+from attention_conformance.spec.conventions import Conventions, ReturnedWeights
 
 AFTER = Conventions(returned_weights=ReturnedWeights.AFTER_DROPOUT)
 

@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 
 from attention_conformance.implementations.defects.breaking import PRECISION, breaks_function
-from attention_conformance.spec.features import AlibiRule, Conventions
+from attention_conformance.spec.conventions import AlibiRule, Conventions
 from attention_conformance.spec.problem import Array
 
 breaks_sinusoids = partial(

@@ -14,7 +14,8 @@ from attention_conformance.implementations.builtin.stepwise.extended_layers impo
 from attention_conformance.implementations.builtin.stepwise.steps import BOTTOM_RIGHT, INFINITY, Steps
 from attention_conformance.implementations.defects.breaking import CRASH, GRADIENT, LEAK, breaks, breaks_layer
 from attention_conformance.implementations.defects.gradients import distorted
-from attention_conformance.spec.features import Conventions, Feature, GroupOrder
+from attention_conformance.spec.conventions import Conventions, GroupOrder
+from attention_conformance.spec.features import Feature
 
 GROUPED = frozenset({Feature.GROUPED})
 TILED = Conventions(group_order=GroupOrder.TILED)

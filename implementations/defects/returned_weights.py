@@ -14,7 +14,8 @@ from attention_conformance.implementations.builtin.stepwise import steps as corr
 from attention_conformance.implementations.builtin.stepwise.steps import BOTTOM_RIGHT, INFINITY, OP_FEATURES, Steps
 from attention_conformance.implementations.defects.breaking import NAN, STATE, breaks, breaks_built
 from attention_conformance.implementations.defects.gradients import distorted
-from attention_conformance.spec.features import Conventions, Feature, LogBase, Scope
+from attention_conformance.spec.conventions import Conventions, LogBase
+from attention_conformance.spec.features import Feature, Scope
 
 TWO = Conventions(log_sum_exp_base=LogBase.TWO)
 breaks_weights = partial(breaks, extras=("weights",))

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from attention_conformance.implementations.builtin.stepwise.steps import INFINITY, Steps, add_window
 from attention_conformance.implementations.defects.breaking import LEAK, breaks
-from attention_conformance.spec.features import Conventions, Feature, WindowCount
+from attention_conformance.spec.conventions import Conventions, WindowCount
+from attention_conformance.spec.features import Feature
 
 WINDOW = frozenset({Feature.WINDOW})
 STARTED = WINDOW | {Feature.QUERY_START}

@@ -23,7 +23,7 @@ from attention_conformance.implementations.discovery.probe_interface import find
 from attention_conformance.implementations.discovery.signatures import Options, check_kind
 from attention_conformance.implementations.discovery.vocabulary import OPTIONS, MaskForm
 from attention_conformance.spec.cases import MaskShape
-from attention_conformance.spec.features import Conventions, Polarity
+from attention_conformance.spec.conventions import Conventions, Polarity
 
 ROOM = "attention_conformance.implementations"
 MODULE_IMPORTS = (

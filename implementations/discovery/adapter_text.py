@@ -13,7 +13,8 @@ from attention_conformance.implementations.discovery.findings import Facts, Find
 from attention_conformance.implementations.discovery.loading import Target
 from attention_conformance.implementations.discovery.probe_interface import PARAMETERS
 from attention_conformance.spec.cases import MaskShape
-from attention_conformance.spec.features import Conventions, Feature, Scope
+from attention_conformance.spec.conventions import Conventions
+from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.spec.problem import DTYPES
 
 WIDEST = 110

@@ -9,7 +9,8 @@ from enum import StrEnum
 
 from attention_conformance.implementations.discovery.findings import ABSENT, LOST, Facts
 from attention_conformance.implementations.discovery.probe_interface import PARAMETERS
-from attention_conformance.spec.features import Conventions, Feature, Scope
+from attention_conformance.spec.conventions import Conventions
+from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.spec.problem import DTYPES
 
 NOT_OFFERED = (ABSENT, LOST, "always", "one")

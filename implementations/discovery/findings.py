@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from attention_conformance.spec.features import Polarity
+from attention_conformance.spec.conventions import Polarity
 
 OFFERED, ABSENT, IGNORED = "offered", "not offered", "ignored"
 UNDETERMINED, LOST = "undetermined", "no answer"

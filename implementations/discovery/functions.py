@@ -55,7 +55,8 @@ from attention_conformance.implementations.discovery.signatures import (
 )
 from attention_conformance.implementations.discovery.vocabulary import KWARGS_OF_FUNCTION, OPTIONS
 from attention_conformance.spec.cases import Pattern
-from attention_conformance.spec.features import CausalWithMask, Conventions, Feature, Scope
+from attention_conformance.spec.conventions import CausalWithMask, Conventions
+from attention_conformance.spec.features import Feature, Scope
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from attention_conformance.implementations.api.contract import Result
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.spec.cases import MaskShape, Sharing
-from attention_conformance.spec.extensions import NOTHING, Extension
-from attention_conformance.spec.features import AlibiRule, Conventions, Scope, SinusoidOrder
+from attention_conformance.spec.conventions import AlibiRule, Conventions, SinusoidOrder
+from attention_conformance.spec.features import NOTHING, Extension, Scope
 from attention_conformance.spec.problem import DTYPES, Array, Problem
 
 Floats: TypeAlias = NDArray[np.float64]

@@ -29,7 +29,7 @@ from attention_conformance.implementations.discovery.probe import (
     spans,
 )
 from attention_conformance.spec.cases import MaskShape
-from attention_conformance.spec.features import Alignment, CausalWithMask
+from attention_conformance.spec.conventions import Alignment, CausalWithMask
 from attention_conformance.spec.problem import Array
 
 Booleans = NDArray[np.bool_]

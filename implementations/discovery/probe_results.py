@@ -25,7 +25,7 @@ from attention_conformance.implementations.discovery.probe import (
 )
 from attention_conformance.implementations.discovery.probe_masks import mask_extents, masks_offered
 from attention_conformance.spec.cases import Layout, Sharing
-from attention_conformance.spec.features import AlibiRule, Conventions, LogBase, ReturnedWeights, SinusoidOrder
+from attention_conformance.spec.conventions import AlibiRule, Conventions, LogBase, ReturnedWeights, SinusoidOrder
 from attention_conformance.spec.problem import Array
 
 

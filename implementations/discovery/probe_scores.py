@@ -22,7 +22,8 @@ from attention_conformance.implementations.discovery.probe import (
 )
 from attention_conformance.implementations.discovery.probe_masks import without_effect
 from attention_conformance.spec.cases import Sharing
-from attention_conformance.spec.features import Conventions, GroupOrder, Scope, SoftmaxPrecision
+from attention_conformance.spec.conventions import Conventions, GroupOrder, SoftmaxPrecision
+from attention_conformance.spec.features import Scope
 from attention_conformance.spec.problem import Problem
 
 RIGHT = "softmax(Q K^T / sqrt(d_k)) V"

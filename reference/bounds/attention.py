@@ -20,7 +20,8 @@ from attention_conformance.reference.bounds.extensions import (
 from attention_conformance.reference.bounds.precision import Precision, gamma
 from attention_conformance.reference.pipeline import Inputs, Trace, merge_heads, split_heads
 from attention_conformance.reference.visibility import Added
-from attention_conformance.spec.features import EmptyRow, Scope
+from attention_conformance.spec.conventions import EmptyRow
+from attention_conformance.spec.features import Scope
 from attention_conformance.spec.problem import Array, Problem
 
 CHUNK = 50_000

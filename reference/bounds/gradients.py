@@ -31,7 +31,8 @@ from attention_conformance.reference.gradients import (
 )
 from attention_conformance.reference.pipeline import Inputs, Trace, merge_heads, split_heads
 from attention_conformance.reference.stages import gather
-from attention_conformance.spec.features import EmptyRow, Scope
+from attention_conformance.spec.conventions import EmptyRow
+from attention_conformance.spec.features import Scope
 from attention_conformance.spec.problem import Problem
 
 FAINT = 1e-100

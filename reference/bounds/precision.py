@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from attention_conformance.spec.features import SoftmaxPrecision
+from attention_conformance.spec.conventions import SoftmaxPrecision
 from attention_conformance.spec.problem import DTYPES
 
 Roundoff: TypeAlias = float | NDArray[np.float64]

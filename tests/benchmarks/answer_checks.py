@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from attention_conformance.reference.bounds.precision import precision
 from attention_conformance.reference.expected import Expected, sample_rows, solve
 from attention_conformance.spec.cases import Sharing
-from attention_conformance.spec.features import Conventions, GroupOrder, Scope
+from attention_conformance.spec.conventions import Conventions, GroupOrder
+from attention_conformance.spec.features import Scope
 from attention_conformance.spec.problem import Array, Problem
 from attention_conformance.tests.benchmarks.contenders import Contender, KeptAnswer
 from attention_conformance.tests.harness.judge.comparison import compare

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from attention_conformance.reference.positions import positions
 from attention_conformance.reference.visibility import visibility
 from attention_conformance.spec.cases import Sharing
-from attention_conformance.spec.features import Conventions, Scope
+from attention_conformance.spec.conventions import Conventions
+from attention_conformance.spec.features import Scope
 from attention_conformance.spec.problem import Problem
 from attention_conformance.tests.harness.judge.memory import output_shape
 

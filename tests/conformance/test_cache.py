@@ -10,7 +10,7 @@ from operator import itemgetter
 import numpy as np
 
 from attention_conformance.spec.cases import Case
-from attention_conformance.spec.features import Conventions, WindowCount
+from attention_conformance.spec.conventions import Conventions, WindowCount
 from attention_conformance.spec.problem import Problem
 from attention_conformance.tests.harness.judge.clause_tests import Rule, clause, row, table
 from attention_conformance.tests.harness.judge.judge import Judge

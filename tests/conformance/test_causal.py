@@ -6,7 +6,7 @@ from dataclasses import replace
 from operator import itemgetter
 
 from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Padding, Pattern, Scores
-from attention_conformance.spec.features import CausalWithMask
+from attention_conformance.spec.conventions import CausalWithMask
 from attention_conformance.spec.problem import Array
 from attention_conformance.tests.harness.judge.clause_tests import clause, row, table
 from attention_conformance.tests.harness.judge.judge import Judge

@@ -10,7 +10,7 @@ import numpy as np
 from attention_conformance.implementations.api.global_state import global_state, kept_global_state, random_states_from
 from attention_conformance.implementations.api.safe_call import CandidateError
 from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Padding
-from attention_conformance.spec.extensions import Packing
+from attention_conformance.spec.features import Packing
 from attention_conformance.spec.problem import Array, Problem
 from attention_conformance.tests.harness.judge.clause_tests import clause
 from attention_conformance.tests.harness.judge.judge import RETURNED_AS, Judge, part_of

@@ -8,7 +8,8 @@ import numpy as np
 
 from attention_conformance.reference.expected import solve
 from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Padding, Pattern, Poison, Scores
-from attention_conformance.spec.features import EmptyRow, Scope
+from attention_conformance.spec.conventions import EmptyRow
+from attention_conformance.spec.features import Scope
 from attention_conformance.spec.problem import Array
 from attention_conformance.tests.harness.judge.clause_tests import clause, row, table
 from attention_conformance.tests.harness.judge.judge import Judge

@@ -11,7 +11,8 @@ import numpy as np
 from attention_conformance.implementations.api.contract import Result
 from attention_conformance.reference.expected import Expected, solve
 from attention_conformance.spec.cases import Case, MaskKind, Padding, Pattern, Sizes
-from attention_conformance.spec.features import Conventions, EmptyRow, Scope
+from attention_conformance.spec.conventions import Conventions, EmptyRow
+from attention_conformance.spec.features import Scope
 from attention_conformance.spec.inputs import build
 from attention_conformance.spec.problem import Array, Problem
 from attention_conformance.tests.harness.judge.clause_tests import clause, row, table

@@ -10,7 +10,8 @@ from attention_conformance.implementations.api.safe_call import CandidateError
 from attention_conformance.reference.expected import Expected, solve
 from attention_conformance.reference.second_order import second_order
 from attention_conformance.spec.cases import Case, Layout, MaskKind, MaskShape, Padding, Pattern
-from attention_conformance.spec.features import EmptyRow, Feature
+from attention_conformance.spec.conventions import EmptyRow
+from attention_conformance.spec.features import Feature
 from attention_conformance.spec.inputs import build
 from attention_conformance.spec.problem import DTYPES, Problem
 from attention_conformance.tests.harness.judge.clause_tests import clause

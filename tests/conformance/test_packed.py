@@ -11,8 +11,8 @@ import numpy as np
 
 from attention_conformance.reference.positions import positions
 from attention_conformance.spec.cases import Case, MaskKind, MaskShape
-from attention_conformance.spec.extensions import Packing
-from attention_conformance.spec.features import Conventions, WindowCount
+from attention_conformance.spec.conventions import Conventions, WindowCount
+from attention_conformance.spec.features import Packing
 from attention_conformance.spec.problem import Array, Problem
 from attention_conformance.tests.harness.judge.clause_tests import Rule, clause, group, row, table
 from attention_conformance.tests.harness.judge.judge import Judge

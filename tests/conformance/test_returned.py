@@ -10,8 +10,8 @@ from attention_conformance.implementations.api.safe_call import CandidateError
 from attention_conformance.reference.expected import Expected
 from attention_conformance.reference.stages import repeat_kv
 from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Padding, Pattern, Scores, Sizes
-from attention_conformance.spec.extensions import Packing
-from attention_conformance.spec.features import Alignment, Conventions, Feature
+from attention_conformance.spec.conventions import Alignment, Conventions
+from attention_conformance.spec.features import Feature, Packing
 from attention_conformance.spec.problem import Array
 from attention_conformance.tests.harness.judge.clause_tests import clause, group, row, table
 from attention_conformance.tests.harness.judge.judge import Judge, part_of

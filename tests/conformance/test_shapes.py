@@ -11,8 +11,8 @@ import numpy as np
 
 from attention_conformance.reference.expected import Expected, sample_rows
 from attention_conformance.spec.cases import Case, Layout, MaskKind, MaskShape, Padding, Sizes
-from attention_conformance.spec.extensions import Packing
-from attention_conformance.spec.features import Alignment, EmptyRow
+from attention_conformance.spec.conventions import Alignment, EmptyRow
+from attention_conformance.spec.features import Packing
 from attention_conformance.spec.problem import DTYPES, lay_out
 from attention_conformance.tests.harness.judge.clause_tests import clause, row, table
 from attention_conformance.tests.harness.judge.judge import Judge

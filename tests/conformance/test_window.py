@@ -8,7 +8,7 @@ import numpy as np
 
 from attention_conformance.reference.visibility import allowed_keys
 from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Padding, Scores, Sharing
-from attention_conformance.spec.features import Conventions, EmptyRow, WindowCount
+from attention_conformance.spec.conventions import Conventions, EmptyRow, WindowCount
 from attention_conformance.spec.problem import Array
 from attention_conformance.tests.harness.judge.clause_tests import Rule, clause, row, table
 from attention_conformance.tests.harness.judge.judge import Judge

@@ -30,7 +30,8 @@ from attention_conformance.implementations.builtin.inhouse.kernels import Kernel
 from attention_conformance.implementations.builtin.inhouse.numpy_attention import attention
 from attention_conformance.implementations.builtin.inhouse.tiled import tiled_attention
 from attention_conformance.implementations.builtin.sdpa import NAN_SWALLOWED, SDPA_FEATURES
-from attention_conformance.spec.features import Conventions, Feature, Polarity, Scope, SoftmaxPrecision
+from attention_conformance.spec.conventions import Conventions, Polarity, SoftmaxPrecision
+from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.spec.problem import Problem
 
 _NO_GRADIENTS = {Feature.GRADIENTS, Feature.MASK_GRADIENT}

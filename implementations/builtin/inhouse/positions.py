@@ -12,7 +12,8 @@ from torch import Tensor
 from attention_conformance.implementations.adapters.torch_op import torch_op
 from attention_conformance.implementations.api.contract import Claims, Implementation
 from attention_conformance.implementations.builtin.sdpa import SDPA_FEATURES
-from attention_conformance.spec.features import AlibiRule, Conventions, Feature, RotaryPairing, Scope, SinusoidOrder
+from attention_conformance.spec.conventions import AlibiRule, Conventions, RotaryPairing, SinusoidOrder
+from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.spec.problem import Array
 
 

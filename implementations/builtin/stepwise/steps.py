@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from attention_conformance.implementations.builtin.sdpa import SDPA_FEATURES
-from attention_conformance.spec.features import Alignment, Conventions, Feature
+from attention_conformance.spec.conventions import Alignment, Conventions
+from attention_conformance.spec.features import Feature
 
 OP_FEATURES = SDPA_FEATURES | {Feature.KEY_PADDING}
 """What `Steps` claims at least; options of `CallOptions` are features more."""

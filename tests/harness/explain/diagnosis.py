@@ -19,7 +19,7 @@ from attention_conformance.implementations.api.safe_call import CandidateError, 
 from attention_conformance.reference.expected import Expected, solve
 from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Padding, Pattern, Scores
 from attention_conformance.spec.clauses import Level, load
-from attention_conformance.spec.extensions import Packing
+from attention_conformance.spec.features import Packing
 from attention_conformance.spec.inputs import build
 from attention_conformance.spec.problem import DTYPES, Problem
 from attention_conformance.tests.harness.explain.hypotheses import Hypothesis, hypotheses

@@ -13,19 +13,18 @@ from attention_conformance.implementations.defects import Defect, catalogue
 from attention_conformance.reference.expected import solve
 from attention_conformance.reference.pipeline import Pipeline
 from attention_conformance.spec.cases import Sharing
-from attention_conformance.spec.features import (
+from attention_conformance.spec.conventions import (
     Alignment,
     Conventions,
     EmptyRow,
-    Feature,
     GroupOrder,
     LogBase,
     ReturnedWeights,
     RotaryPairing,
-    Scope,
     SoftmaxPrecision,
     WindowCount,
 )
+from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.spec.problem import DTYPES, Problem
 
 CONVENTIONS: Mapping[str, type[StrEnum]] = {

@@ -23,10 +23,10 @@ from attention_conformance.implementations.discovery.functions import function_c
 from attention_conformance.implementations.discovery.loading import Target, load_target
 from attention_conformance.reference.visibility import visibility
 from attention_conformance.spec.cases import Layout
-from attention_conformance.spec.features import Alignment, EmptyRow, Scope
+from attention_conformance.spec.conventions import Alignment, EmptyRow
+from attention_conformance.spec.features import Scope
 from attention_conformance.spec.problem import Array, Problem
-from attention_conformance.tests.harness.explain.counterexample import fits
-from attention_conformance.tests.harness.explain.reduction import Counterexample, Outcome, outcome
+from attention_conformance.tests.harness.explain.reduction import Counterexample, Outcome, fits, outcome
 from attention_conformance.tests.harness.judge.comparison import error_ratios
 from attention_conformance.tests.harness.judge.judge import Judge
 from attention_conformance.tests.report.verdict import FailureKind

@@ -13,7 +13,8 @@ from typing import TypeAlias, TypeVar
 from attention_conformance.implementations.api.contract import Claims, Implementation
 from attention_conformance.spec.cases import Case
 from attention_conformance.spec.clauses import Clause, chapters, load, specification
-from attention_conformance.spec.features import Conventions, Feature
+from attention_conformance.spec.conventions import Conventions
+from attention_conformance.spec.features import Feature
 from attention_conformance.spec.problem import DTYPES
 from attention_conformance.tests.harness.judge.judge import RETURNED_AS, Judge
 

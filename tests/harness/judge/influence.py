@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from attention_conformance.implementations.api.contract import Result
 from attention_conformance.reference.visibility import allowed_keys
 from attention_conformance.spec.cases import Poison, Sharing
-from attention_conformance.spec.features import Conventions, Scope
+from attention_conformance.spec.conventions import Conventions
+from attention_conformance.spec.features import Scope
 from attention_conformance.spec.problem import Problem
 
 LONGEST = 40

@@ -13,7 +13,7 @@ from attention_conformance.implementations.api.contract import Result
 from attention_conformance.implementations.api.safe_call import CandidateError
 from attention_conformance.reference.expected import Expected, Solution
 from attention_conformance.spec.cases import Case
-from attention_conformance.spec.features import LogBase
+from attention_conformance.spec.conventions import LogBase
 from attention_conformance.spec.problem import Array
 from attention_conformance.tests.harness.judge.comparison import compare
 from attention_conformance.tests.harness.judge.judge import Judge

@@ -15,7 +15,8 @@ from attention_conformance.implementations.api.safe_call import CandidateError
 from attention_conformance.reference.expected import Expected, solve
 from attention_conformance.reference.visibility import allowed_keys
 from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Padding, Pattern
-from attention_conformance.spec.features import Alignment, Conventions, EmptyRow, Feature, SoftmaxPrecision
+from attention_conformance.spec.conventions import Alignment, Conventions, EmptyRow, SoftmaxPrecision
+from attention_conformance.spec.features import Feature
 from attention_conformance.spec.inputs import build
 from attention_conformance.spec.problem import DTYPES, Problem
 from attention_conformance.tests.harness.judge.comparison import compare

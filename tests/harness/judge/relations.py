@@ -9,7 +9,8 @@ from typing import TypeAlias
 import numpy as np
 
 from attention_conformance.spec.cases import Case, Scores, Sharing
-from attention_conformance.spec.features import EmptyRow, Scope
+from attention_conformance.spec.conventions import EmptyRow
+from attention_conformance.spec.features import Scope
 from attention_conformance.spec.problem import Array, Problem
 
 Change: TypeAlias = Callable[[Array], Array]

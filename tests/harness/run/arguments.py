@@ -11,7 +11,7 @@ from attention_conformance.implementations.api.contract import Implementation
 from attention_conformance.implementations.discovery.candidates import candidate, wrapped
 from attention_conformance.implementations.discovery.loading import TargetError
 from attention_conformance.spec.clauses import load
-from attention_conformance.spec.features import Conventions
+from attention_conformance.spec.conventions import Conventions
 from attention_conformance.spec.problem import DTYPES
 from attention_conformance.tests.harness.judge.clause_tests import Selection
 from attention_conformance.tests.harness.judge.judge import TIERS

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from attention_conformance.spec.cases import Case
 from attention_conformance.spec.clauses import load
-from attention_conformance.spec.features import Conventions
+from attention_conformance.spec.conventions import Conventions
 from attention_conformance.tests.harness.explain.failure_artifacts import Explained, clear, write
 from attention_conformance.tests.harness.judge.judging import judged
 from attention_conformance.tests.harness.judge.settings import RunSettings

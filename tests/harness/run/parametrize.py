@@ -16,7 +16,7 @@ import pytest
 if TYPE_CHECKING:
     from attention_conformance.implementations.api.contract import ExpectedFailure
     from attention_conformance.spec.clauses import Clause
-    from attention_conformance.spec.features import Conventions
+    from attention_conformance.spec.conventions import Conventions
     from attention_conformance.tests.harness.run.arguments import Arguments, Names, Target
     from attention_conformance.tests.report.verdict import Verdict
 
@@ -177,8 +177,8 @@ class ClauseChecks(Sequence[Any]):
         return "\n  ".join(text)
 
     def _smallest(self, verdict: Verdict) -> list[str]:
-        from attention_conformance.tests.harness.explain.counterexample import lines
         from attention_conformance.tests.harness.explain.failure_artifacts import explained
+        from attention_conformance.tests.harness.explain.reduction import lines
 
         artifacts = next(explained([self.given.implementation], [verdict], self.given.settings, {}))
         return [] if artifacts.counterexample is None else list(lines(artifacts.counterexample))

@@ -13,7 +13,8 @@ from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.implementations.api.safe_call import CandidateError
 from attention_conformance.reference.expected import Expected, solve
 from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Padding, Sharing
-from attention_conformance.spec.features import Feature, Polarity, Scope
+from attention_conformance.spec.conventions import Polarity
+from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.spec.inputs import build
 from attention_conformance.spec.problem import Array, Problem
 from attention_conformance.tests.harness.judge.comparison import compare

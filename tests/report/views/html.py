@@ -11,7 +11,7 @@ import jinja2
 from markupsafe import Markup
 
 from attention_conformance.spec.clauses import load
-from attention_conformance.spec.features import Conventions
+from attention_conformance.spec.conventions import Conventions
 from attention_conformance.tests.report import counts
 from attention_conformance.tests.report.counts import ClauseCount, Conformance, Outcome, Row
 from attention_conformance.tests.report.grades import grade

@@ -11,8 +11,8 @@ import torch
 
 from attention_conformance.reference.visibility import allowed_keys
 from attention_conformance.spec.cases import Case, MaskKind, MaskShape, ModuleForm, Padding, Sharing
-from attention_conformance.spec.extensions import Packing
-from attention_conformance.spec.features import Alignment, Conventions
+from attention_conformance.spec.conventions import Alignment, Conventions
+from attention_conformance.spec.features import Packing
 from attention_conformance.spec.inputs import build
 from attention_conformance.tests.benchmarks import floor
 from attention_conformance.tests.benchmarks import required_work as work_module

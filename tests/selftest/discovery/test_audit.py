@@ -31,7 +31,8 @@ from attention_conformance.implementations.discovery.probe import (
 from attention_conformance.implementations.discovery.probe_interface import find_subject
 from attention_conformance.reference.expected import solve
 from attention_conformance.spec.cases import Sharing
-from attention_conformance.spec.features import Alignment, Conventions, Feature, GroupOrder, Scope
+from attention_conformance.spec.conventions import Alignment, Conventions, GroupOrder
+from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.tests.cli.audit_command import ORACLE
 from attention_conformance.tests.measurements.audit_score import WRONG, anonymous, known_scores, scores
 from attention_conformance.tests.measurements.audit_targets import TARGETS, wrong_axis, wrong_scale

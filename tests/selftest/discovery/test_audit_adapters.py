@@ -15,7 +15,8 @@ from attention_conformance.implementations.discovery.adapter_text import adapter
 from attention_conformance.implementations.discovery.audit import audit
 from attention_conformance.implementations.discovery.findings import Finding
 from attention_conformance.implementations.discovery.loading import load_target
-from attention_conformance.spec.features import Alignment, Conventions, EmptyRow, Feature, Polarity
+from attention_conformance.spec.conventions import Alignment, Conventions, EmptyRow, Polarity
+from attention_conformance.spec.features import Feature
 from attention_conformance.tests.cli.audit_command import ORACLE
 from attention_conformance.tests.selftest.sessions import SUITE
 

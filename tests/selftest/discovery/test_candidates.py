@@ -13,7 +13,8 @@ from attention_conformance.implementations.discovery.candidates import candidate
 from attention_conformance.implementations.discovery.functions import ALWAYS
 from attention_conformance.implementations.discovery.loading import TargetError
 from attention_conformance.spec.cases import Case, Sizes
-from attention_conformance.spec.features import CausalWithMask, EmptyRow, Feature, Polarity, Scope
+from attention_conformance.spec.conventions import CausalWithMask, EmptyRow, Polarity
+from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.spec.inputs import build
 from attention_conformance.tests.selftest.discovery.making import (
     MASKS,

@@ -7,7 +7,8 @@ import pytest
 from attention_conformance.implementations.api.contract import Implementation
 from attention_conformance.implementations.discovery.candidates import candidate
 from attention_conformance.implementations.discovery.functions import ALWAYS
-from attention_conformance.spec.features import Feature, ReturnedWeights
+from attention_conformance.spec.conventions import ReturnedWeights
+from attention_conformance.spec.features import Feature
 from attention_conformance.tests.harness.run.runner import run
 from attention_conformance.tests.report.verdict import Status
 from attention_conformance.tests.selftest.discovery.making import Make, make

@@ -14,7 +14,8 @@ from attention_conformance.implementations.discovery.candidates import candidate
 from attention_conformance.implementations.discovery.modules import ALWAYS
 from attention_conformance.implementations.discovery.parameters import ACCEPTED, LAYERS, find_places, place_of
 from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Padding
-from attention_conformance.spec.features import Feature, Polarity, Scope
+from attention_conformance.spec.conventions import Polarity
+from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.tests.harness.judge.judge import Judge
 from attention_conformance.tests.selftest.discovery.making import MASKS, WRAP, Make, assert_conforms, make, refused
 

@@ -17,7 +17,8 @@ from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.implementations.builtin.mha import TORCH_MODULES
 from attention_conformance.implementations.builtin.stepwise.steps import INFINITY, OP_FEATURES, Steps
 from attention_conformance.spec.cases import Case, MaskKind, Poison
-from attention_conformance.spec.features import Conventions, Scope
+from attention_conformance.spec.conventions import Conventions
+from attention_conformance.spec.features import Scope
 from attention_conformance.spec.inputs import build
 from attention_conformance.spec.problem import Problem
 from attention_conformance.tests.harness.judge.influence import LONGEST, spans, wrong_keys

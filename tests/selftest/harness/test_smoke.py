@@ -16,7 +16,8 @@ from attention_conformance.implementations.adapters.torch_op import torch_op
 from attention_conformance.implementations.api.contract import Claims, Implementation, Result
 from attention_conformance.implementations.builtin import BUILTIN
 from attention_conformance.implementations.builtin.compositions import eager, in_numpy
-from attention_conformance.spec.features import Conventions, Feature, Polarity, Scope
+from attention_conformance.spec.conventions import Conventions, Polarity
+from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.spec.problem import Problem
 from attention_conformance.tests.harness.run.smoke import smoke
 from attention_conformance.tests.selftest.sessions import SUITE

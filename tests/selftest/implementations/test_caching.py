@@ -14,7 +14,8 @@ from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.implementations.builtin.inhouse.cached import CachedAttention, Growing, Ring, Static
 from attention_conformance.implementations.builtin.stepwise.cache_steps import CacheSteps
 from attention_conformance.spec.cases import Case, MaskKind
-from attention_conformance.spec.features import Conventions, Feature, Scope, WindowCount
+from attention_conformance.spec.conventions import Conventions, WindowCount
+from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.spec.inputs import build
 from attention_conformance.spec.problem import Array, Problem
 

@@ -13,7 +13,7 @@ from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.implementations.builtin import ABSENT, ON_REQUEST
 from attention_conformance.implementations.builtin.flex import COMPILED, EAGER, missing, uncompiled
 from attention_conformance.spec.cases import Case, MaskKind, Padding, Sizes
-from attention_conformance.spec.extensions import Packing
+from attention_conformance.spec.features import Packing
 from attention_conformance.spec.problem import DTYPES
 from attention_conformance.tests.harness.judge.judge import Judge
 from attention_conformance.tests.harness.run.runner import run

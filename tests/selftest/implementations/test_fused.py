@@ -15,7 +15,7 @@ from attention_conformance.implementations.builtin.inhouse import INHOUSE
 from attention_conformance.implementations.builtin.inhouse.fused import FusedAttention
 from attention_conformance.implementations.builtin.inhouse.kernels import MOST_KEYS, Kernel, chosen
 from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Padding, Pattern, Poison, Sizes
-from attention_conformance.spec.extensions import Packing
+from attention_conformance.spec.features import Packing
 from attention_conformance.spec.problem import DTYPES
 from attention_conformance.tests.harness.judge.judge import Judge
 from attention_conformance.tests.harness.judge.tally import Tally

@@ -17,13 +17,13 @@ from attention_conformance.implementations.builtin.inhouse.numpy_attention impor
 from attention_conformance.implementations.builtin.inhouse.numpy_masks import within
 from attention_conformance.reference.expected import Expected, solve
 from attention_conformance.spec.cases import Case
-from attention_conformance.spec.extensions import NOTHING
-from attention_conformance.spec.features import Scope, SoftmaxPrecision
+from attention_conformance.spec.conventions import SoftmaxPrecision
+from attention_conformance.spec.features import NOTHING, Scope
 from attention_conformance.spec.problem import DTYPES, Problem
 from attention_conformance.tests.harness.judge.comparison import compare
 from attention_conformance.tests.harness.judge.judge import Judge
+from attention_conformance.tests.selftest.reference.agreement import op
 from attention_conformance.tests.selftest.reference.test_family import CASES_FOR_TILES, judged
-from attention_conformance.tests.selftest.reference.test_oracle import op
 
 (ENTRY,) = (each for each in INHOUSE if each.name == "inhouse.numpy")
 

@@ -24,8 +24,8 @@ from attention_conformance.spec.cases import Case, Sizes
 from attention_conformance.tests.harness.judge.comparison import compare
 from attention_conformance.tests.harness.judge.judge import Judge
 from attention_conformance.tests.selftest.implementations.ring_worker import rows, work
+from attention_conformance.tests.selftest.reference.agreement import op
 from attention_conformance.tests.selftest.reference.test_family import judged
-from attention_conformance.tests.selftest.reference.test_oracle import op
 
 ROOT = Path(__file__).parents[3]
 CASES = {

@@ -22,7 +22,7 @@ from attention_conformance.tests.selftest.implementations.source_equations impor
     normal,
     seeded,
 )
-from attention_conformance.tests.selftest.reference.test_oracle import op
+from attention_conformance.tests.selftest.reference.agreement import op
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 

@@ -21,13 +21,15 @@ from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.implementations.builtin.compositions import COMPOSITIONS
 from attention_conformance.implementations.builtin.mha import TORCH_MODULES
 from attention_conformance.implementations.builtin.sdpa import TORCH_OPS
-from attention_conformance.reference.expected import Expected, Solution, solve
+from attention_conformance.reference.expected import RETURNED, Expected, Solution, solve
 from attention_conformance.spec.cases import Case, MaskKind, MaskShape
-from attention_conformance.spec.features import CausalWithMask, Feature
+from attention_conformance.spec.conventions import CausalWithMask
+from attention_conformance.spec.features import Feature
 from attention_conformance.spec.inputs import build
-from attention_conformance.spec.problem import DTYPES, Array, Problem
+from attention_conformance.spec.problem import DTYPES, Problem
 from attention_conformance.tests.measurements.pages import table
 from attention_conformance.tests.selftest.reference import family_styles, styles
+from attention_conformance.tests.selftest.reference.agreement import ratio
 from attention_conformance.tests.selftest.reference.family_styles import factors_of
 from attention_conformance.tests.selftest.reference.styles import LOST_DIGITS
 from attention_conformance.tests.selftest.spec.draws import POINTED, drawn_case
@@ -65,9 +67,10 @@ class Ratios:
 
     def add(self, result: Result, solution: Solution) -> None:
         """Adds the errors of a case."""
-        self.forward.append(forward_ratio(result, solution))
-        gradients = (ratio(array, solution.parts[f"gradients.{name}"]) for name, array in result.gradients.items())
-        self.gradients.append(max(gradients))
+        ratios = part_ratios(result, solution)
+        gradients = {name for name in ratios if name.startswith("gradients.")}
+        self.gradients.append(max(ratios[name] for name in gradients))
+        self.forward.append(max(ratios[name] for name in ratios.keys() - gradients))
 
     def cells(self) -> list[str]:
         """Worst error and usual error, forward and of gradients."""
@@ -79,26 +82,18 @@ def usual(ratios: Sequence[float]) -> float:
     return float(np.quantile(ratios, 0.99))
 
 
-def ratio(array: Array, expected: Expected) -> float:
-    """The largest error in units of its bound, infinite for NaN."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        error = np.abs(array.astype(np.float64) - expected.value)
-        ratios = np.where(error == 0.0, 0.0, error / expected.bound)
-    return float(np.nan_to_num(ratios, nan=np.inf).max(initial=0.0))
-
-
-def forward_ratio(result: Result, solution: Solution) -> float:
-    """The largest error of output, weights, their mean and log-sum-exp."""
-    names = ("output", "weights", "averaged_weights", "log_sum_exp")
-    arrays = {name: getattr(result, name) for name in names}
-    return max(ratio(array, solution.parts[name]) for name, array in arrays.items() if array is not None)
+def part_ratios(result: Result, solution: Solution) -> dict[str, float]:
+    """The largest error of each part that was returned, in units of its bound."""
+    arrays = {name: getattr(result, name) for name in ("output", *RETURNED)}
+    arrays |= {f"gradients.{name}": array for name, array in result.gradients.items()}
+    return {name: ratio(array, solution.parts[name]) for name, array in arrays.items() if array is not None}
 
 
 @lru_cache(maxsize=2 * CORE_CASES)
 def solved(case: Case, dtype: str) -> tuple[Problem, Solution]:
-    """The case's problem with its solution."""
+    """The case's problem with its solution, given the weights that the styles drop."""
     problem = build(case, dtype)
-    return problem, solve(problem)
+    return problem, solve(problem, kept=factors_of(problem))
 
 
 def no_row_is_empty(solution: Solution) -> bool:
@@ -142,8 +137,7 @@ def family_ratios(dtype: str) -> dict[str, Ratios]:
     """Runs each correct style on the cases that have its option."""
     ratios = {name: Ratios() for name in family_styles.RIGHT}
     for case in islice(family_cases(), FAMILY_CASES):
-        problem = build(case, dtype)
-        solution = solve(problem, kept=factors_of(problem))
+        problem, solution = solved(case, dtype)
         for name, style in family_styles.RIGHT.items():
             if style.concerns(case):
                 implementation = family_styles.implementation(name, style.answer)
@@ -174,11 +168,10 @@ def wrong_core_ratios(dtype: str) -> dict[str, float]:
 
 def wrong_family_ratio(wrong: family_styles.Wrong, dtype: str) -> float:
     """The largest error over the versions of its case."""
-    ratios = []
+    ratios: list[float] = []
     for seed in range(SEEDS):
-        problem = build(replace(wrong.case, seed=seed), dtype).forward_only()
-        solution = solve(problem, kept=factors_of(problem))
-        ratios.append(forward_ratio(wrong.implementation(dtype).run(problem.fresh(), "cpu"), solution))
+        problem, solution = solved(replace(wrong.case, seed=seed), dtype)
+        ratios += part_ratios(wrong.implementation(dtype).run(problem.forward_only().fresh(), "cpu"), solution).values()
     return max(ratios)
 
 

@@ -6,7 +6,8 @@ import math
 from collections.abc import Sequence
 from functools import lru_cache
 
-from attention_conformance.spec.features import Alignment, Conventions, GroupOrder, RotaryPairing, Scope, WindowCount
+from attention_conformance.spec.conventions import Alignment, Conventions, GroupOrder, RotaryPairing, WindowCount
+from attention_conformance.spec.features import Scope
 from attention_conformance.spec.problem import Array, Problem
 from attention_conformance.tests.selftest.reference.arithmetic import Arithmetic, Number
 

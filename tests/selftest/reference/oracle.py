@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from attention_conformance.spec.features import Conventions, EmptyRow, LogBase, ReturnedWeights, Scope
+from attention_conformance.spec.conventions import Conventions, EmptyRow, LogBase, ReturnedWeights
+from attention_conformance.spec.features import Scope
 from attention_conformance.spec.problem import Array, Problem
 from attention_conformance.tests.selftest.reference.arithmetic import DOUBLE, Arithmetic, Number
 from attention_conformance.tests.selftest.reference.family_oracle import (

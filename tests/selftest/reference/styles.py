@@ -25,7 +25,7 @@ from attention_conformance.implementations.builtin.stepwise.steps import (
     softmax,
 )
 from attention_conformance.reference.visibility import visibility
-from attention_conformance.spec.features import Conventions
+from attention_conformance.spec.conventions import Conventions
 from attention_conformance.spec.problem import Array, Problem
 
 Style: TypeAlias = Callable[..., Tensor]

@@ -14,7 +14,8 @@ from attention_conformance.implementations.api.safe_call import CandidateError
 from attention_conformance.implementations.builtin.inhouse.positions import POSITIONS
 from attention_conformance.implementations.builtin.stepwise.steps import Steps
 from attention_conformance.reference.encodings import alibi_slopes, sinusoids
-from attention_conformance.spec.features import AlibiRule, Feature, Scope, SinusoidOrder
+from attention_conformance.spec.conventions import AlibiRule, SinusoidOrder
+from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.tests.harness.judge.judge import Judge
 
 INTERLEAVED, HALVES = SinusoidOrder.INTERLEAVED, SinusoidOrder.HALVES

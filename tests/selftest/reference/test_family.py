@@ -6,7 +6,7 @@ import pytest
 
 from attention_conformance.implementations.builtin.stepwise.steps import Steps
 from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Padding, Pattern, Sizes
-from attention_conformance.spec.extensions import Packing
+from attention_conformance.spec.features import Packing
 from attention_conformance.spec.problem import DTYPES
 from attention_conformance.tests.harness.judge.judge import Judge
 from attention_conformance.tests.harness.judge.tally import Tally

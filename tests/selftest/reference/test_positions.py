@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from numpy.typing import ArrayLike
 
 from attention_conformance.reference.positions import Positions, positions
-from attention_conformance.spec.extensions import NOTHING, Extension
-from attention_conformance.spec.features import Alignment, Conventions, Scope
+from attention_conformance.spec.conventions import Alignment, Conventions
+from attention_conformance.spec.features import NOTHING, Extension, Scope
 from attention_conformance.spec.problem import Problem
 from attention_conformance.tests.selftest.reference.family_oracle import document, position
 

@@ -15,7 +15,8 @@ from attention_conformance.implementations.builtin.stepwise.steps import OP_FEAT
 from attention_conformance.reference.expected import solve
 from attention_conformance.reference.second_order import second_order
 from attention_conformance.spec.cases import Case, MaskKind, MaskShape, ModuleForm, Padding, Pattern, Sharing, Sizes
-from attention_conformance.spec.features import Conventions, EmptyRow, Feature, Scope
+from attention_conformance.spec.conventions import Conventions, EmptyRow
+from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.spec.inputs import build
 from attention_conformance.spec.problem import Array, Problem
 from attention_conformance.tests.harness.judge.comparison import error_ratios

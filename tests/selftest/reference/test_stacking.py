@@ -20,7 +20,7 @@ from attention_conformance.spec.cases import (
     Sizes,
     Values,
 )
-from attention_conformance.spec.features import Conventions, SoftmaxPrecision
+from attention_conformance.spec.conventions import Conventions, SoftmaxPrecision
 from attention_conformance.spec.inputs import build
 from attention_conformance.spec.problem import DTYPES
 

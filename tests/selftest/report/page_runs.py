@@ -9,7 +9,8 @@ from dataclasses import replace
 import numpy as np
 
 from attention_conformance.spec.clauses import Clause, load
-from attention_conformance.spec.features import Conventions, Feature
+from attention_conformance.spec.conventions import Conventions
+from attention_conformance.spec.features import Feature
 from attention_conformance.spec.problem import Array
 from attention_conformance.tests.report.counts import claimed
 from attention_conformance.tests.report.model import Closing, FailureRecord, Grid, Run, Subject, WeightMap

@@ -8,7 +8,8 @@ from typing import Any
 from attention_conformance.implementations.adapters.torch_op import torch_op
 from attention_conformance.implementations.api.contract import Claims, Implementation
 from attention_conformance.implementations.builtin.stepwise.steps import EXTRA_FEATURES, OP_FEATURES, Steps
-from attention_conformance.spec.features import Conventions, Feature, Scope
+from attention_conformance.spec.conventions import Conventions
+from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.tests.selftest.reference.styles import (
     DIVIDED_LAST,
     TEXTBOOK,

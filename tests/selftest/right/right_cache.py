@@ -22,7 +22,8 @@ from attention_conformance.implementations.builtin.stepwise.cache_steps import (
     visible,
 )
 from attention_conformance.implementations.builtin.stepwise.steps import Steps, mix
-from attention_conformance.spec.features import Conventions, Feature, Scope, WindowCount
+from attention_conformance.spec.conventions import Conventions, WindowCount
+from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.spec.problem import Array
 
 PAGE, POOL = 2, 1000

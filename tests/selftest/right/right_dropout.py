@@ -21,7 +21,8 @@ from attention_conformance.implementations.builtin.stepwise.steps import (
     mix,
 )
 from attention_conformance.implementations.defects.dropout_state import MODES
-from attention_conformance.spec.features import Conventions, Feature, ReturnedWeights, Scope
+from attention_conformance.spec.conventions import Conventions, ReturnedWeights
+from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.spec.problem import Array
 from attention_conformance.tests.selftest.reference.styles import written_out
 from attention_conformance.tests.selftest.right.right import BOTH, op

@@ -12,7 +12,8 @@ from torch import Tensor
 from attention_conformance.implementations.adapters.torch_op import torch_op
 from attention_conformance.implementations.api.contract import Claims, Implementation
 from attention_conformance.implementations.builtin.stepwise.steps import OP_FEATURES, Steps
-from attention_conformance.spec.features import Conventions, Feature, RotaryPairing, Scope
+from attention_conformance.spec.conventions import Conventions, RotaryPairing
+from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.spec.problem import Array
 from attention_conformance.tests.selftest.right.right import op
 

@@ -33,7 +33,8 @@ from attention_conformance.implementations.builtin.stepwise.steps import (
 from attention_conformance.implementations.defects.grouped import GROUPED, TILED
 from attention_conformance.implementations.defects.softcap import SOFTCAP
 from attention_conformance.implementations.defects.window import INCLUDING, STARTED, Window
-from attention_conformance.spec.features import Alignment, Conventions, EmptyRow, Feature, Scope, SoftmaxPrecision
+from attention_conformance.spec.conventions import Alignment, Conventions, EmptyRow, SoftmaxPrecision
+from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.spec.problem import Problem
 from attention_conformance.tests.selftest.reference.styles import plain_softmax, written_out
 from attention_conformance.tests.selftest.right.right import BOTH, op

@@ -16,7 +16,8 @@ from attention_conformance.implementations.builtin.stepwise.steps import (
     repeat_kv,
     softmax,
 )
-from attention_conformance.spec.features import Conventions, EmptyRow, Feature, LogBase
+from attention_conformance.spec.conventions import Conventions, EmptyRow, LogBase
+from attention_conformance.spec.features import Feature
 from attention_conformance.tests.selftest.reference.styles import LOG2_E, largest, plain_softmax
 from attention_conformance.tests.selftest.right.right import BOTH, op
 

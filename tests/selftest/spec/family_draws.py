@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Padding, Sizes
-from attention_conformance.spec.extensions import Extension, Packing
+from attention_conformance.spec.features import Extension, Packing
 from attention_conformance.tests.selftest.spec.draws import one_of, spread_out
 
 LONGEST = 200

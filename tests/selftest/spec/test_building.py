@@ -29,8 +29,9 @@ from attention_conformance.spec.cases import (
     Sizes,
     Values,
 )
+from attention_conformance.spec.conventions import Conventions
 from attention_conformance.spec.covering import SIZES, mended
-from attention_conformance.spec.features import Conventions, Feature, Scope
+from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.spec.inputs import build
 from attention_conformance.spec.problem import DTYPES, Array, Problem, lay_out
 

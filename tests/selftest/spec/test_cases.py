@@ -7,71 +7,30 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import combinations as subsets
 from itertools import product
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attention_conformance.reference.visibility import allowed_keys
-from attention_conformance.spec.cases import Case, Embedding, MaskKind, ModuleForm, Padding, Scores, Sharing, Sizes
+from attention_conformance.spec.cases import Case, MaskKind, ModuleForm, Padding, Scores, Sizes
+from attention_conformance.spec.conventions import Alignment, CausalWithMask, Conventions
 from attention_conformance.spec.covering import FACTORS, STORED, combinations, combined, mended, written
-from attention_conformance.spec.extensions import NOTHING, Extension, Packing
-from attention_conformance.spec.features import Alignment, CausalWithMask, Conventions
+from attention_conformance.spec.features import NOTHING, Extension, Packing
 from attention_conformance.spec.inputs import build
 
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
-EXTENT = st.integers(0, 5000)
-SIZES = st.builds(Sizes, *[EXTENT] * 7)
-FORMS = st.builds(
-    ModuleForm,
-    st.sampled_from(Sharing),
-    *[EXTENT] * 4,
-    bias=st.booleans(),
-    output_projection=st.booleans(),
-    output_bias=st.booleans(),
-    embedding=st.sampled_from(Embedding),
-)
-EXTENSIONS = st.builds(
-    Extension,
-    window_left=st.none() | EXTENT,
-    window_right=st.none() | EXTENT,
-    softcap=st.none() | FINITE,
-    rotary_base=st.none() | FINITE,
-    query_start=st.none() | EXTENT,
-    alibi=st.booleans(),
-    relative_bias=EXTENT,
-    sinks=st.booleans(),
-    zero_attn=st.booleans(),
-    bias_kv=st.booleans(),
-    head_gates=st.booleans(),
-    packing=st.sampled_from(Packing),
-    dropout=st.floats(0.0, 1.0),
-    dropout_seed=st.integers(),
-    evaluation=st.booleans(),
-    chunks=st.lists(EXTENT).map(tuple),
-    cache_length=EXTENT,
-)
-CASES = st.builds(
-    Case,
-    sizes=SIZES,
-    seed=st.integers(0),
-    scores=...,
-    score_std=FINITE,
-    values=...,
-    value_scale=FINITE,
-    scale=st.none() | FINITE,
-    mask=...,
-    mask_shape=...,
-    pattern=...,
-    mask_offset=FINITE,
-    padding=...,
-    causal=...,
-    poison=...,
-    layout=...,
-    module=st.none() | FORMS,
-    extension=EXTENSIONS,
-)
+
+
+def drawn(kind: type[Any], **given: Any) -> st.SearchStrategy[Any]:
+    """Any values of all fields of a dataclass; floats are finite, as JSON knows no others."""
+    floats = {float: FINITE, float | None: st.none() | FINITE}
+    fields = {name: floats.get(hint, ...) for name, hint in get_type_hints(kind).items()}
+    return st.builds(kind, **{**fields, **given})
+
+
+CASES = drawn(Case, sizes=drawn(Sizes), module=st.none() | drawn(ModuleForm), extension=drawn(Extension))
 CONVENTIONS = [
     Conventions(),
     Conventions(causal_alignment=Alignment.BOTTOM_RIGHT),
@@ -87,8 +46,8 @@ def test_json_round_trip(case: Case) -> None:
 
 def test_json_may_leave_out_defaults() -> None:
     assert Case.from_json('{"causal": true, "sizes": {"batch": 1}}') == Case(causal=True).sized(batch=1)
-    found = Case.from_json('{"extension": {"window_left": 0, "softcap": 30, "chunks": [2, 1], "packing": "lengths"}}')
-    assert found == Case().extended(window_left=0, softcap=30, chunks=(2, 1), packing=Packing.LENGTHS)
+    case = Case.from_json('{"extension": {"window_left": 0, "softcap": 30, "chunks": [2, 1], "packing": "lengths"}}')
+    assert case == Case().extended(window_left=0, softcap=30, chunks=(2, 1), packing=Packing.LENGTHS)
 
 
 def test_cases_from_json_can_be_hashed() -> None:

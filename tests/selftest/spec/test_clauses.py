@@ -19,7 +19,8 @@ from attention_conformance.spec.clauses import (
     load,
     specification,
 )
-from attention_conformance.spec.features import Conventions, Feature, Scope
+from attention_conformance.spec.conventions import Conventions
+from attention_conformance.spec.features import Feature, Scope
 
 CHAPTER = r"""# Chapter 1: scores
 

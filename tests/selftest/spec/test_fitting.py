@@ -21,8 +21,9 @@ from attention_conformance.spec.cases import (
     Sharing,
     Values,
 )
+from attention_conformance.spec.conventions import Conventions
 from attention_conformance.spec.covering import combinations
-from attention_conformance.spec.features import Conventions, Feature, Scope
+from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.spec.inputs import build
 
 EVERYTHING = frozenset(Feature)

@@ -1,0 +1,180 @@
+"""Conventions: the answers of an implementation where the field disagrees."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from difflib import get_close_matches
+from enum import StrEnum
+
+
+class Alignment(StrEnum):
+    """Which corner a causal mask starts from when Lq and Lk differ."""
+
+    TOP_LEFT = "top-left"
+    """Query i sees keys 0..i."""
+    BOTTOM_RIGHT = "bottom-right"
+    """Query i sees keys 0..i + Lk - Lq."""
+
+
+class EmptyRow(StrEnum):
+    """The answer for a query that may attend to no key."""
+
+    ZEROS = "zeros"
+    """Output, weights and gradients are zero: the specification's default."""
+    NAN = "nan"
+    """The output is NaN; gradients are unspecified."""
+    UNIFORM = "uniform"
+    """The mean of all values, masked ones included."""
+
+
+class CausalWithMask(StrEnum):
+    """What happens when the causal flag and a mask are given together."""
+
+    INTERSECT = "intersect"
+    """A query sees what both allow: the specification's default."""
+    ERROR = "error"
+    """The call is refused with an error."""
+    EITHER = "either"
+    """Refused, or intersected; never one of the two in silence."""
+
+
+class Polarity(StrEnum):
+    """What True means in a boolean mask of the implementation's own interface."""
+
+    MAY_ATTEND = "may-attend"
+    MASKED_OUT = "masked-out"
+
+
+class SoftmaxPrecision(StrEnum):
+    """The precision of the softmax for float64 input."""
+
+    WORKING = "working"
+    """That of the input, and float32 for half types: the specification's default."""
+    FLOAT32 = "float32"
+    """float32 at most, whatever the input."""
+
+
+class GroupOrder(StrEnum):
+    """Which of the H_k key heads a query head h of H uses."""
+
+    CONSECUTIVE = "consecutive"
+    """h // (H / H_k): consecutive query heads share one; the specification's default."""
+    TILED = "tiled"
+    """h % H_k."""
+
+
+class WindowCount(StrEnum):
+    """What a window of w to the left counts."""
+
+    EXCLUDING = "excluding"
+    """Keys in addition to the query's own: i - w .. i; the specification's default."""
+    INCLUDING = "including"
+    """Keys with the query's own: i - w + 1 .. i."""
+
+
+class RotaryPairing(StrEnum):
+    """Which components of a head are rotated together."""
+
+    HALVES = "halves"
+    """Component c with c + d_k / 2; the specification's default."""
+    INTERLEAVED = "interleaved"
+    """Component 2 c with 2 c + 1."""
+
+
+class SinusoidOrder(StrEnum):
+    """Where sines and cosines stand in the sinusoidal encoding."""
+
+    INTERLEAVED = "interleaved"
+    """Each sine before the cosine of the same frequency: the specification's default."""
+    HALVES = "halves"
+    """All sines before all cosines."""
+
+
+class AlibiRule(StrEnum):
+    """The slopes for a number of heads that is no power of two; for powers of two the rules agree."""
+
+    INTERLEAVED = "interleaved"
+    """Those of the power of two below, then every second one of the power of two above: the specification's default."""
+    GEOMETRIC = "geometric"
+    """2 ** (-8 h / H) for h = 1 .. H."""
+
+
+class ReturnedWeights(StrEnum):
+    """At which stage returned weights are taken."""
+
+    BEFORE_DROPOUT = "before-dropout"
+    """Rows sum to 1: the specification's default."""
+    AFTER_DROPOUT = "after-dropout"
+
+
+class LogBase(StrEnum):
+    """The base of returned log-sum-exps."""
+
+    E = "e"
+    TWO = "2"
+
+
+@dataclass(frozen=True)
+class Conventions:
+    """The claimed answers where the field disagrees.
+
+    The defaults are the specification's. An empty row has an answer for each kind of mask,
+    because real libraries answer differently by kind.
+    """
+
+    causal_alignment: Alignment = Alignment.TOP_LEFT
+    causal_with_mask: CausalWithMask = CausalWithMask.INTERSECT
+    empty_row_bool: EmptyRow = EmptyRow.ZEROS
+    empty_row_float: EmptyRow = EmptyRow.ZEROS
+    empty_row_padding: EmptyRow = EmptyRow.ZEROS
+    empty_row_causal: EmptyRow = EmptyRow.ZEROS
+    bool_mask: Polarity = Polarity.MAY_ATTEND
+    softmax_precision: SoftmaxPrecision = SoftmaxPrecision.WORKING
+    group_order: GroupOrder = GroupOrder.CONSECUTIVE
+    window_count: WindowCount = WindowCount.EXCLUDING
+    rotary_pairing: RotaryPairing = RotaryPairing.HALVES
+    sinusoid_order: SinusoidOrder = SinusoidOrder.INTERLEAVED
+    alibi_rule: AlibiRule = AlibiRule.INTERLEAVED
+    returned_weights: ReturnedWeights = ReturnedWeights.BEFORE_DROPOUT
+    log_sum_exp_base: LogBase = LogBase.E
+
+    def claiming(self, settings: Mapping[str, str]) -> Conventions:
+        """These conventions with KEY=VALUE settings applied; `empty-row` sets all four kinds.
+
+        Raises:
+            ValueError: a key or value that does not exist; the message lists what does.
+        """
+        changes: dict[str, StrEnum] = {}
+        for key, value in settings.items():
+            for name in _fields_of(key):
+                changes[name] = _choice(key, type(getattr(self, name)), value)
+        return replace(self, **changes)  # type: ignore[arg-type]  # _choice made each of its field's type
+
+    def items(self) -> list[tuple[str, str]]:
+        """(key, value) pairs in the spelling of the command line."""
+        return [(_key(f.name), str(getattr(self, f.name))) for f in fields(self)]
+
+
+def _key(name: str) -> str:
+    return name.replace("_", "-")
+
+
+def _fields_of(key: str) -> list[str]:
+    names = [f.name for f in fields(Conventions)]
+    if key == "empty-row":
+        return [name for name in names if name.startswith("empty_row")]
+    found = [name for name in names if _key(name) == key]
+    if not found:
+        known = ["empty-row", *map(_key, names)]
+        near = get_close_matches(key, known, 1)
+        meant = f"did you mean {near[0]!r}? There are" if near else "there are"
+        raise ValueError(f"no convention is named {key!r}; {meant}: {', '.join(known)}")
+    return found
+
+
+def _choice(key: str, kind: type[StrEnum], value: str) -> StrEnum:
+    try:
+        return kind(value)
+    except ValueError:
+        raise ValueError(f"convention {key} cannot be {value!r}; choose from: {', '.join(kind)}") from None
