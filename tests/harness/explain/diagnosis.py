@@ -27,7 +27,7 @@ from attention_conformance.tests.harness.explain.pattern import pattern
 from attention_conformance.tests.harness.judge.clause_tests import Selection
 from attention_conformance.tests.harness.judge.comparison import error_ratios
 from attention_conformance.tests.harness.judge.judge import Judge, part_of
-from attention_conformance.tests.report.verdict import Status, Verdict
+from attention_conformance.tests.report.verdict import LOSSES, Status, Verdict
 
 BUDGET = 6.0
 """Seconds after which no further hypothesis is tried."""
@@ -167,6 +167,7 @@ class Observation:
 def failing_checks(verdicts: Sequence[Verdict]) -> list[FailingCheck]:
     """The check that each verdict shows, of clauses that MUST hold; of the others if those all hold."""
     failing = [(v, v.failure) for v in verdicts if v.status is Status.FAIL and v.failure is not None]
+    failing = [(v, failure) for v, failure in failing if failure.kind not in LOSSES]
     binding = [pair for pair in failing if pair[0].level == Level.MUST] or failing
     return [FailingCheck(v.clause, Case.from_json(f.case), v.dtype, f.part) for v, f in binding]
 

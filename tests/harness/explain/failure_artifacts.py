@@ -16,7 +16,7 @@ from attention_conformance.tests.harness.explain.replay import FailureFile
 from attention_conformance.tests.harness.explain.script import NoScriptError, script
 from attention_conformance.tests.harness.judge.judge import Judge
 from attention_conformance.tests.harness.judge.settings import RunSettings
-from attention_conformance.tests.report.verdict import Status, Verdict
+from attention_conformance.tests.report.verdict import LOSSES, FailureKind, Status, Verdict
 
 SECONDS = 4.0
 """For all failures of a run together."""
@@ -89,7 +89,7 @@ def _explained(judge: Judge, verdict: Verdict, settings: RunSettings, target: st
     )
     counterexample = reduce(judge, file.case, failure.part, seconds) if failure.part and seconds > 0 else None
     if counterexample is None:
-        return Explained(verdict, file, None, "", _unreduced(failure.part, seconds))
+        return Explained(verdict, file, None, "", _unreduced(failure.kind, failure.part, seconds))
     recipe, kind = counterexample.recipe, str(counterexample.outcome.comparison.kind)
     file = replace(file, case=recipe.case, decimals=recipe.decimals, cotangent=recipe.cotangent, kind=kind)
     try:
@@ -104,7 +104,9 @@ def _explained(judge: Judge, verdict: Verdict, settings: RunSettings, target: st
         return Explained(verdict, file, counterexample, "", str(error))
 
 
-def _unreduced(part: str, seconds: float) -> str:
+def _unreduced(kind: FailureKind, part: str, seconds: float) -> str:
+    if kind in LOSSES:
+        return "each further call would cost a process"
     if not part:
         return "the check is no comparison of one answer with the reference"
     return "the case does not fail when run alone" if seconds > 0 else "other failures took the time"

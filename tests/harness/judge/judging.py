@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 
 from attention_conformance.implementations.api.contract import ExpectedFailure, PathError
 from attention_conformance.implementations.api.safe_call import CandidateError
@@ -24,10 +25,10 @@ def judged(clause: Clause, test: ClauseTest, judge: Judge) -> Verdict:
     start = time.perf_counter()
     if lost := judge.lost:
         return not_finished(clause, judge, lost)
-    judge.dtypes_together = tuple(d for d in test.dtypes if d in judge.claims.dtypes)
+    dtypes = tuple(d for d in test.dtypes if d in judge.claims.dtypes)
     left_path = ""
     try:
-        test(judge)
+        test(replace(judge, dtypes_together=dtypes))
     except PathError as error:
         left_path = str(error)
     except CandidateError as error:  # outside of a check, such as in its `fit`

@@ -166,10 +166,9 @@ class ClauseChecks(Sequence[Any]):
 
     def explain(self, check: ClauseCheck, verdict: Verdict) -> str:
         """The statement, the message, and for the first failure of a run its smallest case with the numbers."""
-        assert verdict.failure is not None
         text = [
             f"{check.clause} ({check.level}): {check.statement}",
-            f"{verdict.implementation} in {check.dtype}: {verdict.failure.message}",
+            f"{verdict.implementation} in {check.dtype}: {verdict.message}",
             f"{verdict.failed} of {verdict.checks} checks fail",
         ]
         if not self.reduced:
@@ -178,8 +177,8 @@ class ClauseChecks(Sequence[Any]):
         return "\n  ".join(text)
 
     def _smallest(self, verdict: Verdict) -> list[str]:
-        from attention_conformance.tests.harness.explain.counterexample import lines
         from attention_conformance.tests.harness.explain.failure_artifacts import explained
+        from attention_conformance.tests.harness.explain.reduction import lines
 
         artifacts = next(explained([self.given.implementation], [verdict], self.given.settings, {}))
         return [] if artifacts.counterexample is None else list(lines(artifacts.counterexample))

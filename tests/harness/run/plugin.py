@@ -31,8 +31,9 @@ from attention_conformance.tests.harness.run.progress import Progress, colours
 from attention_conformance.tests.harness.run.queries import answered
 from attention_conformance.tests.harness.run.run_records import subject_of, suite_of
 from attention_conformance.tests.harness.run.selection import UsageError, hushed, left_out, selection_of, settings_of
-from attention_conformance.tests.harness.run.session import KEY, PROPERTY, SuiteSession
+from attention_conformance.tests.harness.run.session import KEY, PROPERTY, USAGE_ERROR, SuiteSession
 from attention_conformance.tests.harness.run.smoke import smoke
+from attention_conformance.tests.report.log import decode, encode
 from attention_conformance.tests.report.recorder import Recorder
 from attention_conformance.tests.report.verdict import Status, Verdict
 from attention_conformance.tests.report.views import ERRORS
@@ -53,7 +54,7 @@ class ClauseItem(pytest.Function):
     def runtest(self) -> None:
         planned, settings = self.planned, self.config.stash[KEY].settings
         verdict = judged(planned.clause, planned.test, settings.judge(planned.implementation, planned.dtype))
-        self.user_properties.append((PROPERTY, verdict.to_json()))
+        self.user_properties.append((PROPERTY, encode(verdict)))
         conclude(verdict)
 
     def repr_failure(  # type: ignore[override]  # as pytest.Function has it, one argument less than Node
@@ -85,9 +86,8 @@ def conclude(verdict: Verdict) -> None:
         case Status.ERROR | Status.NOT_FINISHED:
             raise DoesNotConformError(f"{verdict.clause}: {verdict.reason}")
         case Status.FAIL:
-            assert verdict.failure is not None
             if verdict.level != Level.MUST:
-                pytest.xfail(f"{verdict.level}: {verdict.failure.message}")
+                pytest.xfail(f"{verdict.level}: {verdict.message}")
             raise DoesNotConformError(_explained(verdict))
 
 
@@ -176,6 +176,17 @@ def pytest_runtest_protocol(item: pytest.Item) -> bool | None:
     return True
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session) -> Iterator[None]:
+    """Hands what a process cannot collect, such as a path that does not exist, to the process that started it."""
+    try:
+        return (yield)
+    except pytest.UsageError as error:
+        if hasattr(session.config, "workeroutput"):
+            session.config.workeroutput[USAGE_ERROR] = "\n".join(map(str, error.args))
+        raise
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
     gc.freeze()  # what is there by now stays: looking it through again and again takes a tenth of a run
     state = session.config.stash[KEY]
@@ -228,7 +239,7 @@ class Collector:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         verdicts = [value for name, value in report.user_properties if name == PROPERTY]
         if report.when == "call" and verdicts:
-            self.state.recorder.add(Verdict.from_json(str(verdicts[0])))
+            self.state.recorder.add(decode(str(verdicts[0])))
         elif report.when == "call" and report.failed and _is_chapter(report.nodeid):
             self.state.crashed = True
 
@@ -242,8 +253,11 @@ class Collector:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any, error: object) -> None:
+        output = getattr(node, "workeroutput", {})
+        if USAGE_ERROR in output:
+            raise pytest.UsageError(output[USAGE_ERROR])
         if self.state.recorder.planned is None and not error:
-            self.state.recorder.planned = node.workeroutput["planned"]
+            self.state.recorder.planned = output["planned"]
 
 
 def _is_chapter(nodeid: str) -> bool:
@@ -341,9 +355,8 @@ def _failed_reports(config: pytest.Config) -> dict[tuple[str, str, str], pytest.
     terminal = config.pluginmanager.get_plugin("terminalreporter")
     reports = {}
     for report in [] if terminal is None else terminal.stats.get("failed", []):
-        for name, value in report.user_properties:
-            if name == PROPERTY:
-                verdict = Verdict.from_json(str(value))
+        for verdict in (decode(str(value)) for name, value in report.user_properties if name == PROPERTY):
+            if isinstance(verdict, Verdict):
                 reports[verdict.clause, verdict.implementation, verdict.dtype] = report
     return reports
 
