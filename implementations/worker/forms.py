@@ -47,6 +47,7 @@ def problem_of(message: Message) -> Problem:
     arrays = {name: _laid_out(array, given["strides"].get(name)) for name, array in message.arrays.items()}
     sharing = Sharing(given["sharing"])
     key = arrays["query"] if sharing is Sharing.SELF else arrays["key"]
+    optional: dict[str, Any] = {name: arrays[name] for name in HELD[3:] if name in arrays}
     return Problem(
         scope=Scope(given["scope"]),
         query=arrays["query"],
@@ -58,7 +59,7 @@ def problem_of(message: Message) -> Problem:
         extension=built(Extension, given["extension"], "extension"),
         parameters={name: arrays[name] for name in given["parameters"]},
         extras={name: arrays[name] for name in given["extras"]},
-        **{name: arrays[name] for name in HELD[3:] if name in arrays},
+        **optional,
         **{name: given[name] for name in PLAIN},
     )
 

@@ -20,6 +20,7 @@ from attention_conformance.implementations.api.contract import (
 )
 from attention_conformance.implementations.api.safe_call import CandidateError
 from attention_conformance.implementations.discovery.loading import Target
+from attention_conformance.implementations.discovery.recorded_call import RecordedCall
 from attention_conformance.implementations.worker.door import Door, shortened
 from attention_conformance.implementations.worker.forms import claims_of, problem_message, result_of
 from attention_conformance.implementations.worker.limits import CALL
@@ -143,6 +144,18 @@ class Remote:
         answer = self._request("overwritten", problem, device).fields
         return bool(answer["overwritten"]), tuple(map(shortened, answer["shared"]))
 
+    def recorded_call(self, problem: Problem, device: str) -> RecordedCall:
+        """See `discovery.recorded_call`."""
+        answer = self._request("recorded_call", problem, device)
+        given, arrays = answer.fields, answer.arrays
+        options = {name: given["options"].get(name, arrays.get(f"options.{name}")) for name in given["order"]}
+        parts = {int(name.removeprefix("parts.")): a for name, a in arrays.items() if name.startswith("parts.")}
+        return RecordedCall(given["tensors"], options, given["several"], parts)
+
+    def program_fails(self, text: str) -> bool:
+        """See `discovery.recorded_call`."""
+        return bool(self.door.request(Message({"request": "program_fails", "program": text})).fields["fails"])
+
     def peak(self, problem: Problem, device: str, results: int) -> int | None:
         """See `Observer`."""
         return _bytes(self._request("peak", problem, device, results=results))
@@ -159,7 +172,7 @@ class Remote:
 def work(problem: Problem) -> float:
     """About how many multiply-adds a call takes, forward and backward."""
     arrays = problem.arrays().values()
-    longest = max(extent for array in arrays for extent in (*array.shape[-2:], 1))
+    longest: int = max(extent for array in arrays for extent in (*array.shape[-2:], 1))
     return 4.0 * longest * sum(array.size for array in arrays)
 
 

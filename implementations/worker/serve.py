@@ -18,11 +18,12 @@ from typing import Any, BinaryIO
 import numpy as np
 import torch
 
-from attention_conformance.implementations.api.contract import Implementation, PathError, Unsupported
+from attention_conformance.implementations.api.contract import Implementation, PathError, Result, Unsupported
 from attention_conformance.implementations.api.global_state import global_state, kept_global_state, start_generators
 from attention_conformance.implementations.api.safe_call import CandidateError, answer, function_answer, guarded
 from attention_conformance.implementations.discovery.candidates import candidate
 from attention_conformance.implementations.discovery.loading import TargetError, load_target
+from attention_conformance.implementations.discovery.recorded_call import program_fails, recorded_call
 from attention_conformance.implementations.worker.forms import (
     claims_fields,
     expected_failure_fields,
@@ -46,6 +47,7 @@ class Worker:
 
     def __init__(self) -> None:
         self.implementation: Implementation | None = None
+        self.given: Mapping[str, Any] = {}
         self.before: dict[str, object] = {}
         self.later: list[Problem] = []
 
@@ -56,6 +58,8 @@ class Worker:
                 return OPERATIONS[request.fields["request"]](self, request)
         except CandidateError as error:
             return Message({"error": str(error), "exception": error.exception})
+        except KeyboardInterrupt:
+            return Message({"error": "raised KeyboardInterrupt", "exception": "KeyboardInterrupt"})
         except PathError as error:
             return Message({"left_path": str(error)})
         except TargetError as error:
@@ -65,7 +69,7 @@ class Worker:
 
     def hello(self, request: Message) -> Message:
         """Loads the candidate, and says what it claims."""
-        given = request.fields
+        given = self.given = request.fields
         load_target(given["target"])
         self.before = global_state()
         loaded = candidate(given["target"], given["conventions"], given["device"])
@@ -145,6 +149,20 @@ class Worker:
         )
         return Message({"bytes": left})
 
+    def recorded_call(self, request: Message) -> Message:
+        """See `discovery.recorded_call`."""
+        target, settings = self.given["target"], self.given["conventions"]
+        call = recorded_call(target, settings, problem_of(request), request.fields["device"])
+        texts = {name: given for name, given in call.options.items() if isinstance(given, str)}
+        arrays = {f"options.{name}": given for name, given in call.options.items() if not isinstance(given, str)}
+        parts = {f"parts.{position}": array for position, array in call.parts.items()}
+        fields = {"tensors": call.tensors, "several": call.several, "options": texts, "order": list(call.options)}
+        return Message(fields, {**arrays, **parts})
+
+    def program_fails(self, request: Message) -> Message:
+        """Whether a program of the judge, which calls the candidate, ends with a failure."""
+        return Message({"fails": program_fails(request.fields["program"])})
+
     def seed(self, request: Message) -> Message:
         """Starts every generator at a seed."""
         start_generators(request.fields["seed"])
@@ -160,7 +178,7 @@ class Worker:
         assert self.implementation is not None
         return self.implementation
 
-    def _way(self, given: Mapping[str, Any]) -> Callable[[Problem, str], object]:
+    def _way(self, given: Mapping[str, Any]) -> Callable[[Problem, str], Result]:
         """The run, alternative or mode that a request names."""
         if given.get("alternative"):
             return self._own.alternatives[given["alternative"]]
@@ -179,6 +197,8 @@ OPERATIONS: Mapping[str, Callable[[Worker, Message], Message]] = {
     "call": Worker.call,
     "construct": Worker.construct,
     "changed_state": Worker.changed_state,
+    "recorded_call": Worker.recorded_call,
+    "program_fails": Worker.program_fails,
     "seed": Worker.seed,
     "keep": Worker.keep,
     "overwritten": Worker.overwritten,

@@ -89,7 +89,7 @@ def outcome(verdict: Verdict) -> Outcome:
 def conformance(verdicts: Sequence[Verdict], complete: bool) -> Conformance:
     """The verdict on an implementation. In a run that is not complete, none conforms."""
     outcomes = set(map(outcome, verdicts))
-    if Outcome.FAILS in outcomes:
+    if Outcome.FAILS in outcomes or any(v.status is Status.NOT_FINISHED for v in verdicts):
         return Conformance.FAILS
     if Outcome.ERROR in outcomes:
         return Conformance.ERROR

@@ -87,8 +87,8 @@ class Sessions:
         self.file = pytester.makepyfile(candidates=CANDIDATES)
 
     def run(self, *arguments: str) -> pytest.RunResult:
-        """In this process; warnings and output are those of a run of its own."""
-        return self.pytester.runpytest_inprocess(*SUITE, *arguments)
+        """In this process, candidates too; warnings and output are those of a run of its own."""
+        return self.pytester.runpytest_inprocess(*SUITE, "--in-process", *arguments)
 
     def judge(self, candidate: str, *arguments: str) -> pytest.RunResult:
         """One candidate, in float64."""

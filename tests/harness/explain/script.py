@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import functools
-import sys
-import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import redirect_stdout
-from dataclasses import dataclass, field, replace
-from io import StringIO
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
-from attention_conformance.implementations.adapters.tensors import to_array
-from attention_conformance.implementations.api.contract import Implementation
-from attention_conformance.implementations.api.global_state import kept_global_state
-from attention_conformance.implementations.api.safe_call import CandidateError, guarded
-from attention_conformance.implementations.discovery.functions import function_candidate
-from attention_conformance.implementations.discovery.loading import Target, load_target
+from attention_conformance.implementations.api.safe_call import CandidateError
+from attention_conformance.implementations.discovery.loading import Target
+from attention_conformance.implementations.discovery.recorded_call import RecordedCall, program_fails, recorded_call
+from attention_conformance.implementations.worker.remote import Remote
 from attention_conformance.reference.visibility import visibility
 from attention_conformance.spec.cases import Layout
 from attention_conformance.spec.conventions import Alignment, EmptyRow
@@ -41,27 +33,16 @@ class NoScriptError(Exception):
     """There is no script; the message has the reason."""
 
 
-@dataclass
-class LastCall:
-    """The last call of the candidate.
-
-    Attributes:
-        inputs, options: its arguments.
-        answer: what it returned; None if it raised.
-    """
-
-    inputs: tuple[Any, ...] = ()
-    options: Mapping[str, Any] = field(default_factory=dict)
-    answer: Any = None
-
-
 def script(counterexample: Counterexample, judge: Judge, target: str, settings: Mapping[str, str], clause: str) -> str:
     """The program: it prints expected and got, and its exit status is 1 if the candidate still fails.
 
     Raises:
         NoScriptError: there is no such program; the message has the reason.
     """
-    function = _function(target, judge.claims.scope)
+    if not target:
+        raise NoScriptError("it is no candidate, but built in")
+    if judge.claims.scope is not Scope.OP:
+        raise NoScriptError("a module takes more lines")
     failing = counterexample.outcome
     if failing.part not in PARTS:
         raise NoScriptError(f"{failing.part} has no formula of a few lines")
@@ -70,42 +51,13 @@ def script(counterexample: Counterexample, judge: Judge, target: str, settings: 
     drawn = not fits(failing)
     if drawn:
         failing = _drawn(failing, judge)
-    call = _last_call(function, judge, settings, failing.problem)
+    call = _recorded(target, settings, judge, failing.problem)
     text = "\n".join(_lines(failing, judge, call, target, clause, drawn)) + "\n"
     if text.count("\n") > MOST_LINES:
         raise NoScriptError(f"it would take more than {MOST_LINES} lines")
-    if not _fails(text):
+    if not _fails(text, judge):
         raise NoScriptError("the failure depends on the calls before it")
     return text
-
-
-def _fails(text: str) -> bool:
-    """Whether the program, which loads the candidate anew, ends as it should."""
-    path = list(sys.path)
-    try:
-        with redirect_stdout(StringIO()), kept_global_state(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            exec(text, {"__name__": "__script__"})
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:
-        return not isinstance(error, SystemExit) or bool(error.code)
-    finally:
-        sys.path[:] = path
-        sys.modules.pop("candidate", None)
-    return False
-
-
-def _function(target: str, scope: Scope) -> Callable[..., object]:
-    if not target:
-        raise NoScriptError("it is no candidate, but built in")
-    function = load_target(target)
-    if isinstance(function, Implementation):
-        raise NoScriptError("an Implementation cannot be called without this suite")
-    if scope is not Scope.OP:
-        raise NoScriptError("a module takes more lines")
-    assert callable(function)  # nothing else is a candidate at the op level
-    return function
 
 
 def _drawn(failing: Outcome, judge: Judge) -> Outcome:
@@ -129,36 +81,24 @@ def _draw(name: str, array: Array) -> str:
     return f"rng.standard_normal({array.shape})"
 
 
-def _last_call(
-    function: Callable[..., object], judge: Judge, settings: Mapping[str, str], problem: Problem
-) -> LastCall:
+def _recorded(target: str, settings: Mapping[str, str], judge: Judge, problem: Problem) -> RecordedCall:
     """How the suite calls the function on the problem."""
+    run = judge.implementation.run
     try:
-        call, implementation = guarded(lambda: _observed_function(function, judge.device, tuple(settings.items())))
+        if isinstance(run, Remote):
+            return run.recorded_call(problem, judge.device)
+        return recorded_call(target, settings, problem, judge.device)
     except CandidateError as error:  # such as scripted functions, which hide their signature from a wrapper
-        raise NoScriptError(f"its calls cannot be observed: it {error}") from None
-    outcome(replace(judge, implementation=implementation), problem, "output")
-    return call
+        raise NoScriptError(f"its calls cannot be observed: {error}") from None
 
 
-@functools.lru_cache(maxsize=16)
-def _observed_function(
-    function: Callable[..., object], device: str, settings: tuple[tuple[str, str], ...]
-) -> tuple[LastCall, Implementation]:
-    """The function as an implementation, and the record of its last call."""
-    call = LastCall()
-
-    @functools.wraps(function)
-    def observed(*inputs: Any, **options: Any) -> object:
-        call.inputs, call.options, call.answer = inputs, options, None
-        call.answer = function(*inputs, **options)
-        return call.answer
-
-    return call, function_candidate("candidate", observed, dict(settings), device)
+def _fails(text: str, judge: Judge) -> bool:
+    run = judge.implementation.run
+    return run.program_fails(text) if isinstance(run, Remote) else program_fails(text)
 
 
-def _lines(failing: Outcome, judge: Judge, call: LastCall, target: str, clause: str, drawn: bool) -> Iterator[str]:
-    tensors = isinstance(call.inputs[0], torch.Tensor)
+def _lines(failing: Outcome, judge: Judge, call: RecordedCall, target: str, clause: str, drawn: bool) -> Iterator[str]:
+    tensors = call.tensors
     if not tensors and judge.dtype == "bfloat16":
         raise NoScriptError("NumPy has no bfloat16")
     formula = list(_formula(failing, judge))
@@ -221,15 +161,14 @@ def literal(array: Array) -> str:
     return short if {".", "e"} & set(short) else f"{short}.0"
 
 
-def _arguments(problem: Problem, call: LastCall) -> str:
+def _arguments(problem: Problem, call: RecordedCall) -> str:
     options = [f"{name}={_argument(value, problem)}" for name, value in call.options.items()]
     return ", ".join(["q", "k", "v", *options])
 
 
-def _argument(value: Any, problem: Problem) -> str:
-    if not isinstance(value, torch.Tensor | np.ndarray):
-        return repr(value)
-    given = to_array(value) if isinstance(value, torch.Tensor) else value
+def _argument(given: str | Array, problem: Problem) -> str:
+    if isinstance(given, str):
+        return given
     for name in ("attn_mask", "key_padding_mask"):
         array = problem.arrays().get(name)
         if array is not None and array.shape == given.shape and array.dtype == given.dtype:
@@ -240,24 +179,20 @@ def _argument(value: Any, problem: Problem) -> str:
     raise NoScriptError("one of its arguments has no short form")
 
 
-def _selecting(failing: Outcome, call: LastCall) -> Iterator[str]:
+def _selecting(failing: Outcome, call: RecordedCall) -> Iterator[str]:
     """Selects the part that fails from what was returned."""
-    if isinstance(call.answer, tuple):
-        yield f"got = got[{_position(failing, call.answer)}]"
+    if call.several:
+        yield f"got = got[{_position(failing, call.parts)}]"
     if failing.part.startswith("gradients."):
         leaf = LETTERS[failing.part.removeprefix("gradients.")]
         yield f"got, = torch.autograd.grad(got, {leaf}, g, materialize_grads=True)"
 
 
-def _position(failing: Outcome, answer: tuple[Any, ...]) -> int:
+def _position(failing: Outcome, parts: Mapping[int, Array]) -> int:
     if failing.part not in ("weights", "log_sum_exp") or failing.got is None:
         return 0
-    for number, part in enumerate(answer[1:], start=1):
-        try:
-            array = guarded(lambda part=part: to_array(part) if isinstance(part, torch.Tensor) else np.asarray(part))  # type: ignore[misc]
-        except CandidateError:
-            continue
-        if array.shape == failing.got.shape:
+    for number, array in parts.items():
+        if number and array.shape == failing.got.shape:
             return number
     raise NoScriptError(f"{failing.part} could not be found in what it returned")
 

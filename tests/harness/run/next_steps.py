@@ -51,7 +51,10 @@ def _after_failures(settings: RunSettings, recorder: Recorder) -> Iterator[str]:
         (v for v in recorder.verdicts if v.status is Status.FAIL and v.level == "MUST"),
         key=lambda v: order.index(v.clause),
     )
-    if not failing:
+    lost = [v for v in recorder.verdicts if v.status is Status.NOT_FINISHED]
+    for first in lost[:1]:
+        yield f"{first.implementation} was not checked to the end, {first.reason}: --in-process runs it in a debugger"
+    if not failing and not lost:
         yield "an ERROR is no failure of the candidate: do what its line states; if it states nothing to do, report it"
     for first in failing[:1]:
         yield f"{explaining(first.clause)}  explains the first failing clause"

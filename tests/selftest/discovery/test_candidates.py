@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +29,7 @@ from attention_conformance.tests.selftest.discovery.making import (
 
 __all__ = ["make"]  # the fixture
 
+LOAD = partial(candidate, settings={})
 GRADIENTS = {Feature.GRADIENTS, Feature.MASK_GRADIENT}
 EXTRAS = ALWAYS | {Feature.WEIGHTS, Feature.LOG_SUM_EXP}
 SDPA = ALWAYS | MASKS | {Feature.CAUSAL, Feature.SCALE, Feature.DROPOUT}
@@ -291,14 +293,14 @@ class TestNames:
         for place in ("a/mine.py", "b/mine.py", "yours.py"):
             write(tmp_path, place, "def attention(q, k, v): return q + v\ndef other(q, k, v): return q\n")
         targets = [f"{place}:attention" for place in ("a/mine.py", "b/mine.py", "yours.py", "./a/mine.py")]
-        result = candidates([*targets, "a/mine.py:other"], {})
+        result = candidates([*targets, "a/mine.py:other"], LOAD)
         assert [each.name for each in result] == ["a.mine.attention", "b.mine.attention", "yours.attention", "other"]
 
     def test_one_name_in_two_classes(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.chdir(tmp_path)
         text = "class {}:\n    @staticmethod\n    def f(q, k, v): return q\n"
         (tmp_path / "mine.py").write_text(text.format("A") + text.format("B"))
-        assert [each.name for each in candidates(["mine.py:A.f", "mine.py:B.f"], {})] == ["A.f", "B.f"]
+        assert [each.name for each in candidates(["mine.py:A.f", "mine.py:B.f"], LOAD)] == ["A.f", "B.f"]
 
 
 def test_arrays_cross_unchanged(make: Make) -> None:

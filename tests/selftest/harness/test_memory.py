@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from attention_conformance.implementations.builtin import BUILTIN
+from attention_conformance.implementations.worker import memory
 from attention_conformance.implementations.worker.memory import absent, held, left_behind, peak, settle
 from attention_conformance.tests.benchmarks import import_times
 from attention_conformance.tests.benchmarks.import_times import import_seconds, library
-from attention_conformance.tests.harness.judge import memory
 
 watched = pytest.mark.skipif(bool(absent()), reason=absent() or "measured")
 MILLION = 10**6

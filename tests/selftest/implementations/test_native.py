@@ -13,7 +13,7 @@ from attention_conformance.implementations.adapters.torch_module import TorchMod
 from attention_conformance.implementations.api.contract import Implementation, Unsupported
 from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.implementations.builtin import BUILTIN
-from attention_conformance.implementations.discovery.candidates import candidates
+from attention_conformance.implementations.discovery.candidates import candidate
 from attention_conformance.spec.cases import Case, Padding
 from attention_conformance.spec.inputs import build
 from attention_conformance.spec.problem import Problem
@@ -81,7 +81,7 @@ def test_a_candidate_is_called_without_the_suite_between(tmp_path: Path) -> None
         "    import torch\n"
         "    return torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask, is_causal=causal)\n"
     )
-    (mine,) = candidates((f"{file}:attention",), {}, "cpu")
+    mine = candidate(f"{file}:attention", {})
     case = Case(causal=True).sized(d_v=4)
     assert max(_parts(mine, case).values()) <= 1.0
     call = native(mine, build(case, "float32").forward_only().fresh(), "cpu")
