@@ -42,6 +42,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config.option, "workload"):
         return  # this folder is not an argument of pytest: the options were read without the ones above
+    config.option.in_process = True  # times of one process are compared, in pairs
     if config.getoption("numprocesses", None) or hasattr(config, "workerinput"):
         raise pytest.UsageError("-n: benchmarks need the machine for themselves; leave it out")
     if "--benchmark-disable" not in config.invocation_params.args:
