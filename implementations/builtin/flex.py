@@ -1,7 +1,5 @@
 """torch.nn.attention.flex_attention: masks and biases as functions of the position of a score."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """The options of a call, by the names in which the suite passes them, and what heads they go with."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, Generic, TypeAlias, TypeVar
 

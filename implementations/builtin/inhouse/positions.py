@@ -1,7 +1,5 @@
 """Attention that knows positions: sinusoids, rotary embeddings, ALiBi and its slopes, relative biases."""
 
-from __future__ import annotations
-
 import math
 from functools import partial
 

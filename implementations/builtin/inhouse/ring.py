@@ -9,8 +9,6 @@ Torch's own `context_parallel` does not run on the CPU (2.13, gloo): scaled_dot_
 strategy registered".
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
