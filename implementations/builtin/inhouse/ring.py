@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from attention_conformance.implementations.builtin.inhouse.call_options import Options, check
+from attention_conformance.implementations.builtin.inhouse.call_options import check, supported
 from attention_conformance.implementations.builtin.inhouse.online import (
     TILE,
     Operands,
@@ -170,9 +170,7 @@ def ring_attention(
     Raises:
         ValueError: shapes or options that make no sense.
     """
-    if odd := sorted(options.keys() - SUPPORTED):
-        raise ValueError(f"the ring does not support {odd[0]}; it supports: {', '.join(sorted(SUPPORTED))}")
-    call = Options[Tensor](**options)
+    call = supported(options, SUPPORTED)
     check(query.shape, key.shape, value.shape, call)
     lengths = lengths or lengths_of(group, query.shape[-2], key.shape[-2])
     ring = Ring(group, dist.get_rank(group), *lengths)
