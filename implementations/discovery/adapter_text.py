@@ -80,7 +80,8 @@ def _target_lines(target: str, folder: Path) -> Iterator[str]:
     alias = "_outer" if inner else "target"
     path = Path(parsed.place).resolve()
     same_folder = parsed.is_file and path.parent == folder.resolve() and path.stem.isidentifier()
-    installed = not parsed.is_file and not _in_current_folder(parsed.place)
+    module = Path.cwd() / parsed.place.replace(".", "/")
+    installed = not (parsed.is_file or module.is_dir() or module.with_suffix(".py").exists())
     if same_folder or installed:
         yield f"from {path.stem if same_folder else parsed.place} import {outer} as {alias}"
         yield from [f"target = {'.'.join(['_outer', *inner])}"] if inner else []
@@ -89,11 +90,6 @@ def _target_lines(target: str, folder: Path) -> Iterator[str]:
         yield f'target: Any = load_target(str(Path(__file__).parent / "{place}") + ":{parsed.name}")'
     else:
         yield f'target: Any = load_target("{target}")  # from the folder that holds it'
-
-
-def _in_current_folder(module: str) -> bool:
-    place = Path.cwd() / module.replace(".", "/")
-    return place.is_dir() or place.with_suffix(".py").exists()
 
 
 def _implementation(name: str, adapter: Adapter, facts: Facts, fitted: bool) -> Iterator[str]:

@@ -5,11 +5,9 @@ A feature that has an effect is claimed, even if it is not the specified effect:
 
 from __future__ import annotations
 
-from enum import StrEnum
-
 from attention_conformance.implementations.discovery.findings import ABSENT, LOST, Facts
 from attention_conformance.implementations.discovery.probe_interface import PARAMETERS
-from attention_conformance.spec.conventions import Conventions
+from attention_conformance.spec.conventions import Conventions, values_of
 from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.spec.problem import DTYPES
 
@@ -37,9 +35,8 @@ def convention_topic(key: str) -> str:
 
 def convention(key: str, facts: Facts) -> str:
     """The value of a convention that was found, or nothing."""
-    values: type[StrEnum] = type(getattr(Conventions(), key.replace("-", "_")))
     answer = facts.answer(convention_topic(key))
-    return answer if answer in list(values) else ""
+    return answer if answer in list(values_of(key)) else ""
 
 
 def settings(facts: Facts) -> dict[str, str]:
