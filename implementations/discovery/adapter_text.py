@@ -104,18 +104,18 @@ def _implementation(name: str, adapter: Adapter, facts: Facts, fitted: bool) -> 
             yield _commented(f"                Feature.{feature.name},", _evidence(feature, facts))
     yield "            }"
     yield "        ),"
-    if found := settings(facts):
+    if claimed := settings(facts):
         yield "        Conventions("
-        conventions = Conventions().claiming(found)
-        for key in found:
+        conventions = Conventions().claiming(claimed)
+        for key in claimed:
             field = key.replace("-", "_")
             value = getattr(conventions, field)
             line = f"            {field}={type(value).__name__}.{value.name},"
             yield _commented(line, facts.evidence(convention_topic(key)))
         yield "        ),"
-    if (found_dtypes := dtypes(facts)) != tuple(DTYPES):
-        listed = ", ".join(f'"{dtype}"' for dtype in found_dtypes)
-        yield _commented(f"        dtypes=({listed}{',' if len(found_dtypes) == 1 else ''}),", facts.evidence("dtypes"))
+    if (own_dtypes := dtypes(facts)) != tuple(DTYPES):
+        listed = ", ".join(f'"{dtype}"' for dtype in own_dtypes)
+        yield _commented(f"        dtypes=({listed}{',' if len(own_dtypes) == 1 else ''}),", facts.evidence("dtypes"))
     yield from ["        fit=fit,"] if fitted else []
     yield "    ),"
     yield f"    {adapter.expression},"
