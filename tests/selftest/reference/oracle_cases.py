@@ -215,6 +215,8 @@ DRAWN_FAMILY = st.builds(
         query_start=st.none() | st.integers(0, 50),
         relative_bias=st.integers(0, 4),
         packing=...,
+        dropout=st.sampled_from((0.0, 0.0, 0.5)),
+        dropout_seed=st.integers(0, 1000),
         **dict.fromkeys(("alibi", "sinks", "zero_attn", "head_gates", "bias_kv"), st.booleans()),
     ),
 )
