@@ -29,7 +29,7 @@ types: $(TYPED)
 
 # make report-diff OLD=folder [NEW=report] [FORMAT=text|markdown|json]
 report-diff: $(READY)
-	$(RUN) -m attention_conformance.tests.report.diff $(or $(OLD),$(error give the report to compare with: OLD=folder)) \
+	$(RUN) -m attention_conformance report-diff $(or $(OLD),$(error give the report to compare with: OLD=folder)) \
 		$(or $(NEW),report) --format $(or $(FORMAT),text)
 
 # The wheel in an empty environment: everything is installed anew, which takes a minute.

@@ -1,4 +1,4 @@
-"""Runs the command as `python -m attention_conformance.tests.cli`."""
+"""Runs the command as `python -m attention_conformance`."""
 
 from __future__ import annotations
 

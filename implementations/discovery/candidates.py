@@ -13,7 +13,7 @@ from attention_conformance.implementations.api.contract import Implementation
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.functions import function_candidate
 from attention_conformance.implementations.discovery.loading import Target, TargetError, load_target
-from attention_conformance.implementations.discovery.module_candidates import module_candidate
+from attention_conformance.implementations.discovery.modules import module_candidate
 from attention_conformance.implementations.discovery.signatures import ADAPTER, check_kind
 
 __all__ = ["TargetError", "candidate", "candidates", "distinct", "wrapped"]

@@ -2,54 +2,33 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
+from attention_conformance.implementations.discovery.audit import LostError, audit_apart
 from attention_conformance.implementations.discovery.findings import table
 from attention_conformance.implementations.discovery.loading import Target, TargetError
 from attention_conformance.implementations.discovery.probe import Oracle
-from attention_conformance.implementations.discovery.process import LostError, audit_apart
 from attention_conformance.reference.encodings import alibi_slopes, sinusoids
 from attention_conformance.reference.expected import solve
+from attention_conformance.tests.harness.run.exit_status import ExitStatus
 
-UNUSABLE = 4
-INSTALLED = Path(sys.argv[0]).stem == "attention-conformance"
-"""Whether the installed command runs this, without a clone."""
 ORACLE = Oracle(solve, sinusoids, alibi_slopes)
-ABOUT = """\
-Detects the conventions of an unknown attention callable, by tiny probes: its framework, the order of its arguments,
-their layout, what its masks mean, where its causal triangle starts, what it answers for a row without keys, and so on.
-TARGET is FILE.py:NAME or package.module:NAME: a function of query, key and value, a module class, or an
-Implementation, whose own claims are not used. Exit status 0, or 4 where TARGET cannot be used."""
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Prints the table, and writes the adapter to the given file."""
-    options = _parser().parse_args(arguments)
+def audit(
+    target: str, write: Path | None = None, force: bool = False, device: str = "cpu", seconds: float = 30.0
+) -> int:
+    """Prints the table, and writes the adapter to the given file; the exit status is 4 for an unusable target."""
     try:
-        if options.write is not None:
-            _check_file(options.write, options.force)
-        print(_audited(options.target, options.device, options.seconds, options.write))
+        if write is not None:
+            _check_file(write, force)
+        print(_audited(target, device, seconds, write))
     except (TargetError, LostError) as error:
         message = str(error)
-        message = message if options.target in message else f"{options.target}: {message}"
-        print(f"audit: {message}", file=sys.stderr)
-        return UNUSABLE
-    return 0
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        "attention-conformance audit", description=ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("target", metavar="TARGET")
-    parser.add_argument("--write", metavar="FILE", type=Path, help="write an adapter whose claims are the findings")
-    parser.add_argument("--force", action="store_true", help="overwrite FILE")
-    parser.add_argument("--device", default="cpu", help="where torch and JAX compute")
-    parser.add_argument("--seconds", type=float, default=30.0, help="how long to wait for each answer (30)")
-    return parser
+        print(f"audit: {message if target in message else f'{target}: {message}'}", file=sys.stderr)
+        return ExitStatus.UNUSABLE
+    return ExitStatus.CONFORMS
 
 
 def _check_file(file: Path, force: bool) -> None:
@@ -73,9 +52,4 @@ def _audited(target: str, device: str, seconds: float, file: Path | None) -> str
     if file is None:
         return table(findings)
     file.write_text(text)
-    judge = "attention-conformance check" if INSTALLED else "python -m pytest --candidate"
-    return f"{table(findings)}\n\nwritten: {file}; judge it with: {judge} {file}:adapter"
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return f"{table(findings)}\n\nwritten: {file}; judge it with: attention-conformance check {file}:adapter"

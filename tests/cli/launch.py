@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import os
-import runpy
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-
-from attention_conformance.tests.harness.run.options import NAME
 
 FOLDER = Path(__file__).parents[2]
 """Where `spec`, `reference`, `implementations` and `tests` are: in site-packages, or in the clone."""
@@ -32,21 +29,10 @@ def time(options: Sequence[str]) -> int:
 
 
 def _pytest(arguments: Sequence[str]) -> int:
-    with _alone():
+    with alone():
         import pytest
 
         return int(pytest.main([*_settings(), *arguments]))
-
-
-def program(module: str, arguments: Sequence[str]) -> int:
-    """Runs a module of the suite as `python -m` does, and returns its exit status."""
-    with _alone():
-        sys.argv[:] = [NAME, *arguments]
-        try:
-            runpy.run_module(module, run_name="__main__")
-        except SystemExit as end:
-            return end.code if isinstance(end.code, int) else int(end.code is not None)
-    return 0
 
 
 def _settings() -> Iterator[str]:
@@ -56,7 +42,7 @@ def _settings() -> Iterator[str]:
 
 
 @contextmanager
-def _alone() -> Iterator[None]:
+def alone() -> Iterator[None]:
     """Pytest's own variables out of the way, and nothing written next to code."""
     for name in [name for name in os.environ if name.startswith(PREFIX)]:
         del os.environ[name]

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any, NoReturn
 
 from attention_conformance.tests.cli import launch
@@ -130,8 +131,10 @@ def _explain(given: argparse.Namespace, rest: list[str]) -> int:
 
 
 def _audit(given: argparse.Namespace, rest: list[str]) -> int:
-    options = _passed(given, ("--write", "--force", "--device", "--seconds"))
-    return launch.program("attention_conformance.tests.cli.audit_command", [given.target, *options, *rest])
+    with launch.alone():
+        from attention_conformance.tests.cli.audit_command import audit  # it imports torch, which takes a second
+
+        return audit(given.target, given.write, given.force, given.device, given.seconds)
 
 
 def _bench(given: argparse.Namespace, rest: list[str]) -> int:
@@ -140,9 +143,10 @@ def _bench(given: argparse.Namespace, rest: list[str]) -> int:
 
 
 def _report_diff(given: argparse.Namespace, rest: list[str]) -> int:
-    return launch.program(
-        "attention_conformance.tests.report.diff", [given.old, given.new, f"--format={given.format}", *rest]
-    )
+    with launch.alone():
+        from attention_conformance.tests.report.diff import diff
+
+        return diff(given.old, given.new, given.format)
 
 
 BENCH_OPTIONS = ("--convention", "--dtype", "--device")
@@ -154,14 +158,14 @@ BENCH_ARGUMENTS: Mapping[str, Mapping[str, Any]] = {
 }
 AUDIT_ARGUMENTS: Mapping[str, Mapping[str, Any]] = {
     "target": TARGET,
-    "--write": {"metavar": "FILE", "help": "write an adapter that claims what was detected"},
+    "--write": {"metavar": "FILE", "type": Path, "help": "write an adapter that claims what was detected"},
     "--force": {"action": "store_true", "help": "overwrite FILE"},
-    "--device": {"metavar": "DEVICE", "help": "where it computes (default: cpu)"},
-    "--seconds": {"metavar": "N", "help": "how long to wait for each answer"},
+    "--device": {"default": "cpu", "help": "where torch and JAX compute (default: cpu)"},
+    "--seconds": {"metavar": "N", "type": float, "default": 30.0, "help": "how long to wait for each answer (30)"},
 }
 DIFF_ARGUMENTS: Mapping[str, Mapping[str, Any]] = {
-    "old": {"metavar": "OLD", "help": "a folder of --report"},
-    "new": {"metavar": "NEW", "help": "another"},
+    "old": {"metavar": "OLD", "type": Path, "help": "a folder of --report"},
+    "new": {"metavar": "NEW", "type": Path, "help": "another"},
     "--format": {"choices": ("text", "markdown", "json"), "default": "text", "help": "(default: text)"},
 }
 TARGETS = {**TARGET, "nargs": "*", "help": f"{TARGET['help']}; without any, the built-in ones"}

@@ -20,7 +20,7 @@ from attention_conformance.implementations.defects.defect import Severity
 from attention_conformance.spec.cases import Case
 from attention_conformance.spec.problem import DTYPES
 from attention_conformance.tests.harness.explain.diagnosis import FailingCheck, diagnose
-from attention_conformance.tests.harness.explain.traits import options
+from attention_conformance.tests.harness.explain.pattern import options
 from attention_conformance.tests.harness.judge.clause_tests import Selection, clause_tests
 from attention_conformance.tests.harness.judge.judge import TIERS, FailureLimitError, Judge
 from attention_conformance.tests.harness.judge.judging import plainest, status

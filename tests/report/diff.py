@@ -1,4 +1,4 @@
-"""Difference of two reports: `python -m attention_conformance.tests.report.diff OLD NEW` names what changed verdict.
+"""Difference of two reports, OLD and NEW: which verdicts changed, and which of them got worse.
 
 OLD and NEW are folders of --report, or the event logs in them. Only verdicts that both runs have are compared.
 Exit status: 0 nothing got worse, 1 something did or the new run is not complete, 4 a report cannot be read or compared.
@@ -6,10 +6,9 @@ Exit status: 0 nothing got worse, 1 something did or the new run is not complete
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from fnmatch import fnmatchcase
@@ -94,21 +93,15 @@ class IncomparableError(ValueError):
     """The runs cannot be compared; the message is one line with the remedy."""
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Prints the changes; the exit status is 1 if something got worse."""
-    program, layout = "python -m attention_conformance.tests.report.diff", argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(program, description=__doc__, formatter_class=layout)
-    parser.add_argument("old", type=Path, metavar="OLD")
-    parser.add_argument("new", type=Path, metavar="NEW")
-    parser.add_argument("--format", choices=FORMATS, default="text")
-    options = parser.parse_args(arguments)
+def diff(old: Path, new: Path, layout: str = "text") -> int:
+    """Prints the changes in a layout of `FORMATS`; the exit status is 1 if something got worse."""
     try:
-        diff = compared(run_of(options.old), run_of(options.new))
+        changes = compared(run_of(old), run_of(new))
     except (LogError, IncomparableError) as error:
         print(f"ERROR: {error}", file=sys.stderr)
         return UNUSABLE
-    print("\n".join(FORMATS[options.format](diff)))
-    return WORSE if diff.worse else 0
+    print("\n".join(FORMATS[layout](changes)))
+    return WORSE if changes.worse else 0
 
 
 def run_of(path: Path) -> Run:
@@ -341,7 +334,3 @@ def _side(run: Run) -> dict[str, object]:
 
 
 FORMATS: Mapping[str, Callable[[Diff], Iterator[str]]] = {"text": text, "markdown": markdown, "json": as_json}
-
-
-if __name__ == "__main__":
-    sys.exit(main())

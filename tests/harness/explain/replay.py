@@ -15,8 +15,7 @@ from attention_conformance.implementations.discovery.loading import Target, Targ
 from attention_conformance.spec.cases import Case
 from attention_conformance.spec.clauses import load
 from attention_conformance.spec.problem import DTYPES
-from attention_conformance.tests.harness.explain.counterexample import lines
-from attention_conformance.tests.harness.explain.reduction import Counterexample, Recipe, outcome
+from attention_conformance.tests.harness.explain.reduction import Counterexample, Recipe, lines, outcome
 from attention_conformance.tests.harness.judge.clause_tests import clause_tests
 from attention_conformance.tests.harness.judge.judge import TIERS, Judge
 from attention_conformance.tests.harness.judge.judging import judged

@@ -26,8 +26,7 @@ from attention_conformance.spec.cases import Layout
 from attention_conformance.spec.conventions import Alignment, EmptyRow
 from attention_conformance.spec.features import Scope
 from attention_conformance.spec.problem import Array, Problem
-from attention_conformance.tests.harness.explain.counterexample import fits
-from attention_conformance.tests.harness.explain.reduction import Counterexample, Outcome, outcome
+from attention_conformance.tests.harness.explain.reduction import Counterexample, Outcome, fits, outcome
 from attention_conformance.tests.harness.judge.comparison import error_ratios
 from attention_conformance.tests.harness.judge.judge import Judge
 from attention_conformance.tests.report.verdict import FailureKind

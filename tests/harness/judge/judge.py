@@ -28,7 +28,7 @@ from attention_conformance.spec.inputs import build
 from attention_conformance.spec.problem import Array, Problem
 from attention_conformance.tests.harness.judge.comparison import Comparison, compare
 from attention_conformance.tests.harness.judge.influence import wrong_keys
-from attention_conformance.tests.harness.judge.tally import Tally
+from attention_conformance.tests.harness.judge.tally import Counts, Tally
 from attention_conformance.tests.report.verdict import Failure, FailureKind
 
 Observed = TypeVar("Observed")
@@ -81,13 +81,12 @@ def _expected(
     return dict(zip(dtypes, solve_each(problems, conventions, returned), strict=True))
 
 
-@dataclass
+@dataclass(frozen=True)
 class Judge:
     """The checks of one clause on one implementation in one dtype.
 
     Attributes:
-        tally: the checks so far.
-        unsupported: why cases could not be run.
+        counts: the checks so far. Whatever `dataclasses.replace` makes of a judge counts here too.
         dtypes_together: the dtypes in which the same cases are run, so that the reference solves each case for all.
         failure_limit: the failed check after which `FailureLimitError` ends the test; None for no limit.
     """
@@ -96,10 +95,17 @@ class Judge:
     dtype: str
     device: str = "cpu"
     tier: Tier = TIERS["quick"]
-    tally: Tally = field(default_factory=Tally)
-    unsupported: list[str] = field(default_factory=list)
+    counts: Counts = field(default_factory=Counts)
     failure_limit: int | None = None
     dtypes_together: tuple[str, ...] = ()
+
+    @property
+    def tally(self) -> Tally:
+        return self.counts.tally
+
+    @property
+    def unsupported(self) -> list[str]:
+        return self.counts.unsupported
 
     @property
     def claims(self) -> Claims:
@@ -201,12 +207,12 @@ class Judge:
         `part` is what was compared with the reference's answer to the case, if that is what was done.
         """
         if comparison.inconclusive:
-            self.tally += Tally(inconclusive=1)
+            self.counts.tally += Tally(inconclusive=1)
             return
         relative = (comparison.relative or 0.0) / unit_roundoff(self.dtype)
         compared = int(comparison.relative is not None)
         failures = () if comparison.kind is None else (self._failure(case, comparison, comparison.kind, context, part),)
-        self.tally += Tally(1, 0, comparison.worst, relative * relative, compared, failures)
+        self.counts.tally += Tally(1, 0, comparison.worst, relative * relative, compared, failures)
         if failures:
             self.end_at_limit()
 
@@ -277,14 +283,9 @@ class Judge:
             self.assert_conforms(case, context=context)
 
     def along(self, alternative: str) -> Judge:
-        """A judge of another way to call the implementation; `include` adds its checks to this one's."""
+        """A judge of another way to call the implementation, without a failure limit."""
         implementation = replace(self.implementation, run=self.implementation.alternatives[alternative])
-        # The failure limit would end the test before its checks are included.
-        return replace(self, implementation=implementation, tally=Tally(), failure_limit=None)
-
-    def include(self, other: Judge) -> None:
-        """Adds the checks of a judge that `along` made."""
-        self.tally += other.tally
+        return replace(self, implementation=implementation, failure_limit=None)
 
     def expanded(self, parts: Iterable[str], problem: Problem) -> Iterator[str]:
         """The parts, with each needed gradient by its name in place of `gradients`."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 from attention_conformance.implementations.api.contract import ExpectedFailure, PathError
 from attention_conformance.spec.cases import Case
@@ -20,10 +21,10 @@ HALVES = ("bfloat16", "float16")
 def judged(clause: Clause, test: ClauseTest, judge: Judge) -> Verdict:
     """Runs the test; an exception of the suite itself is not caught."""
     start = time.perf_counter()
-    judge.dtypes_together = tuple(d for d in test.dtypes if d in judge.claims.dtypes)
+    dtypes = tuple(d for d in test.dtypes if d in judge.claims.dtypes)
     left_path = ""
     try:
-        test(judge)
+        test(replace(judge, dtypes_together=dtypes))
     except PathError as error:
         left_path = str(error)
     return verdict(clause, judge, time.perf_counter() - start, left_path)

@@ -10,7 +10,7 @@ from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.spec.cases import Case, Sizes
 from attention_conformance.spec.covering import allowed_values, combinations, combined, mended
 from attention_conformance.tests.harness.judge.judge import Judge
-from attention_conformance.tests.harness.judge.tally import Tally
+from attention_conformance.tests.harness.judge.tally import Counts, Tally
 
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
@@ -54,9 +54,9 @@ def search(judge: Judge, examples: int) -> None:
         fitted = fit(mended(case, judge.conventions), judge.claims)
         if not isinstance(fitted, Unsupported):
             # Hypothesis would treat the end of a test at its failure limit as one more failure.
-            attempt = replace(judge, tally=Tally(), unsupported=[], failure_limit=None)
+            attempt = replace(judge, counts=Counts(), failure_limit=None)
             attempt.assert_conforms(fitted, *judge.parts())
-            judge.tally += attempt.tally.without_failures()
+            judge.counts.tally += attempt.tally.without_failures()
             if attempt.tally.failures:
                 failing.append(attempt.tally)
             assert not attempt.tally.failures
@@ -66,5 +66,5 @@ def search(judge: Judge, examples: int) -> None:
         holds()
     except (AssertionError, Flaky):  # flaky: the same case fails once and holds once
         smallest = failing[-1]
-        judge.tally += Tally(smallest.failed, worst=smallest.worst, failures=smallest.failures)
+        judge.counts.tally += Tally(smallest.failed, worst=smallest.worst, failures=smallest.failures)
         judge.end_at_limit()

@@ -1,9 +1,9 @@
-"""Tally: the counts of the checks of one clause, which can be added."""
+"""Tally: the counts of the checks of one clause, which can be added, and their record, which judges share."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from attention_conformance.tests.report.verdict import Failure
 
@@ -51,3 +51,16 @@ class Tally:
         """The counts of the checks that held; nothing is known of their worst where one failed."""
         worst = None if self.failures else self.worst
         return replace(self, checks=self.checks - self.failed, worst=worst, failures=())
+
+
+@dataclass
+class Counts:
+    """The record of the checks of one clause: a judge and its copies count in the same one.
+
+    Attributes:
+        tally: the checks so far.
+        unsupported: why cases could not be run.
+    """
+
+    tally: Tally = Tally()
+    unsupported: list[str] = field(default_factory=list)

@@ -13,8 +13,8 @@ from attention_conformance.tests.harness.judge.settings import RunSettings
 INSTALLED = "attention-conformance"
 """The installed command, which runs the suite without a clone."""
 PACKAGE = Path(__file__).resolve().parents[3]
-MAINS = (PACKAGE / "__main__.py", PACKAGE / "tests" / "cli" / "__main__.py")
-"""What `python -m` runs as the command."""
+MAIN = PACKAGE / "__main__.py"
+"""What `python -m attention_conformance` runs."""
 
 
 def again(settings: RunSettings, targets: Mapping[str, str], implementation: str, clause: str, dtype: str) -> str:
@@ -62,7 +62,7 @@ def installed_command() -> str:
     if program.stem == INSTALLED:
         on_path = shutil.which(INSTALLED)
         return INSTALLED if on_path and Path(on_path).resolve() == program.resolve() else join([str(program)])
-    if program.resolve() in MAINS:
+    if program.resolve() == MAIN:
         return f"{join([_from_here(sys.executable)])} -m attention_conformance"
     return ""
 

@@ -178,8 +178,8 @@ class ClauseChecks(Sequence[Any]):
         return "\n  ".join(text)
 
     def _smallest(self, verdict: Verdict) -> list[str]:
-        from attention_conformance.tests.harness.explain.counterexample import lines
         from attention_conformance.tests.harness.explain.failure_artifacts import explained
+        from attention_conformance.tests.harness.explain.reduction import lines
 
         artifacts = next(explained([self.given.implementation], [verdict], self.given.settings, {}))
         return [] if artifacts.counterexample is None else list(lines(artifacts.counterexample))

@@ -31,7 +31,7 @@ from attention_conformance.tests.harness.run.progress import Progress, colours
 from attention_conformance.tests.harness.run.queries import answered
 from attention_conformance.tests.harness.run.run_records import subject_of, suite_of
 from attention_conformance.tests.harness.run.selection import UsageError, hushed, left_out, selection_of, settings_of
-from attention_conformance.tests.harness.run.session import KEY, PROPERTY, SuiteSession
+from attention_conformance.tests.harness.run.session import KEY, PROPERTY, USAGE_ERROR, SuiteSession
 from attention_conformance.tests.harness.run.smoke import smoke
 from attention_conformance.tests.report.recorder import Recorder
 from attention_conformance.tests.report.verdict import Status, Verdict
@@ -176,6 +176,17 @@ def pytest_runtest_protocol(item: pytest.Item) -> bool | None:
     return True
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session) -> Iterator[None]:
+    """Hands what a process cannot collect, such as a path that does not exist, to the process that started it."""
+    try:
+        return (yield)
+    except pytest.UsageError as error:
+        if hasattr(session.config, "workeroutput"):
+            session.config.workeroutput[USAGE_ERROR] = "\n".join(map(str, error.args))
+        raise
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
     gc.freeze()  # what is there by now stays: looking it through again and again takes a tenth of a run
     state = session.config.stash[KEY]
@@ -242,8 +253,11 @@ class Collector:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any, error: object) -> None:
+        output = getattr(node, "workeroutput", {})
+        if USAGE_ERROR in output:
+            raise pytest.UsageError(output[USAGE_ERROR])
         if self.state.recorder.planned is None and not error:
-            self.state.recorder.planned = node.workeroutput["planned"]
+            self.state.recorder.planned = output["planned"]
 
 
 def _is_chapter(nodeid: str) -> bool:

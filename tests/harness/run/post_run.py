@@ -8,14 +8,14 @@ from dataclasses import replace
 from attention_conformance.implementations.api.contract import Implementation
 from attention_conformance.spec.clauses import load
 from attention_conformance.spec.features import Feature
-from attention_conformance.tests.harness.explain.counterexample import lines
 from attention_conformance.tests.harness.explain.diagnosis import diagnose, failing_checks
 from attention_conformance.tests.harness.explain.failure_artifacts import FOLDER, Explained, explained
+from attention_conformance.tests.harness.explain.reduction import lines
 from attention_conformance.tests.harness.judge.clause_tests import Selection, claimed, clause_tests
 from attention_conformance.tests.harness.judge.observed_conventions import DISAGREEMENTS, observations
 from attention_conformance.tests.harness.judge.settings import RunSettings
 from attention_conformance.tests.harness.run.command_lines import replaying
-from attention_conformance.tests.harness.run.failure_numbers import failure_record, weight_map
+from attention_conformance.tests.harness.run.run_records import failure_record, weight_map
 from attention_conformance.tests.report.model import DiagnosisRecord, ObservationRecord
 from attention_conformance.tests.report.recorder import Recorder
 from attention_conformance.tests.report.verdict import Verdict

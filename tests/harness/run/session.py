@@ -12,6 +12,8 @@ from attention_conformance.tests.report.recorder import Recorder
 
 PROPERTY = "verdict"
 """Under which the report of an item carries its verdict."""
+USAGE_ERROR = "usage_error"
+"""Under which a process of several hands over why it cannot collect."""
 
 
 @dataclass

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from attention_conformance.tests.cli.audit_command import main
+from attention_conformance.tests.cli.audit_command import audit
 
 SOURCE = """
 import os, signal, sys, time
@@ -42,7 +42,7 @@ def printed(captured: pytest.CaptureFixture[str]) -> str:
 
 def test_that_a_crash_and_silence_cost_one_answer_each(target_file: str, capfd: pytest.CaptureFixture[str]) -> None:
     file = Path(target_file).parent / "adapter.py"
-    assert main([f"{target_file}:deadly", "--seconds", "4", "--write", str(file)]) == 0
+    assert audit(f"{target_file}:deadly", file, seconds=4.0) == 0
     out = printed(capfd)
     assert "bool-mask no answer killed the process (signal 11)" in out
     assert "window no answer gave no answer in 4 s" in out
@@ -63,7 +63,7 @@ def test_that_a_crash_and_silence_cost_one_answer_each(target_file: str, capfd: 
 def test_that_a_target_that_cannot_be_used_is_reported_in_one_line(
     target_file: str, name: str, context: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([f"{target_file}:{name}"]) == 4
+    assert audit(f"{target_file}:{name}") == 4
     captured = capfd.readouterr()
     assert context in captured.err
     assert captured.err.count("\n") == 1
@@ -71,16 +71,16 @@ def test_that_a_target_that_cannot_be_used_is_reported_in_one_line(
 
 
 @pytest.mark.parametrize(
-    ("options", "context"),
+    ("target", "write", "context"),
     [
-        (["nocolon"], "has no colon"),
-        (["a:b", "--write", "adapter.txt"], "ends in .py"),
-        (["a:b", "--write", "nowhere/at/all/adapter.py"], "there is no folder"),
-        (["a:b", "--write", __file__], "--force to overwrite"),
+        ("nocolon", None, "has no colon"),
+        ("a:b", "adapter.txt", "ends in .py"),
+        ("a:b", "nowhere/at/all/adapter.py", "there is no folder"),
+        ("a:b", __file__, "--force to overwrite"),
     ],
 )
 def test_that_nothing_is_probed_where_an_option_cannot_be_used(
-    options: list[str], context: str, capsys: pytest.CaptureFixture[str]
+    target: str, write: str | None, context: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(options) == 4
+    assert audit(target, None if write is None else Path(write)) == 4
     assert context in capsys.readouterr().err

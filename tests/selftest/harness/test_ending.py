@@ -87,7 +87,7 @@ def test_a_replay_that_fails_names_the_explanation(sessions: Sessions, tmp_path:
     ("program", "start"),
     [
         ("/no/where/attention-conformance", "/no/where/attention-conformance"),
-        (str(command_lines.MAINS[1]), f"{sys.executable} -m attention_conformance"),
+        (str(command_lines.MAIN), f"{sys.executable} -m attention_conformance"),
     ],
 )
 def test_the_installed_command_names_itself(monkeypatch: pytest.MonkeyPatch, program: str, start: str) -> None:

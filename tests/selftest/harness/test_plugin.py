@@ -166,6 +166,16 @@ def test_a_claimed_feature_without_a_check_is_an_error(sessions: Sessions) -> No
     assert "passed" not in result.parseoutcomes()
 
 
+@pytest.mark.parametrize("processes", [(), ("-n", "2")])
+def test_a_path_that_does_not_exist_is_named_by_one_process_and_by_two(
+    sessions: Sessions, processes: tuple[str, ...]
+) -> None:
+    result = sessions.apart("MISSING_PATH", *processes)
+    assert result.returncode == ExitStatus.UNUSABLE
+    assert "ERROR: file or directory not found: MISSING_PATH" in result.stderr
+    assert "nothing was checked" not in result.stdout
+
+
 def test_two_processes_give_the_verdicts_of_one(sessions: Sessions, tmp_path: Path) -> None:
     chosen = ("--implementation", "torch.sdpa.flash", "--clause", "causal.*", "--clause", "masks.b*")
     threads = torch.get_num_threads()

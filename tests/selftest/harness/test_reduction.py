@@ -16,8 +16,15 @@ from attention_conformance.implementations.defects import catalogue
 from attention_conformance.reference.visibility import allowed_keys
 from attention_conformance.spec.cases import Case, MaskKind, Sizes
 from attention_conformance.spec.problem import Array, Problem
-from attention_conformance.tests.harness.explain.counterexample import MOST_NUMBERS, fits, lines
-from attention_conformance.tests.harness.explain.reduction import Counterexample, Recipe, outcome, reduce
+from attention_conformance.tests.harness.explain.reduction import (
+    MOST_NUMBERS,
+    Counterexample,
+    Recipe,
+    fits,
+    lines,
+    outcome,
+    reduce,
+)
 from attention_conformance.tests.harness.judge.judge import Judge
 from attention_conformance.tests.harness.run.runner import run
 from attention_conformance.tests.report.verdict import Failure, FailureKind, Status

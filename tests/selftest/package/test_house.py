@@ -45,7 +45,6 @@ SAME_NAME = {"__init__", "__main__", "conftest", *TOPICS, *(f"test_{topic}" for 
 SAME_TOPIC = {
     "cached": "the adapter of caches, and the in-house cache",
     "encodings": "encodings of positions, right and wrong",
-    "extensions": "the extensions of a case, and the bounds of their answers",
     "transforms": "transforms of a function, and the mistakes of their own",
 }
 KNOWN_NAMES = {

@@ -16,7 +16,7 @@ from attention_conformance.tests.report.diff import (
     Diff,
     IncomparableError,
     compared,
-    main,
+    diff,
     markdown,
     text,
 )
@@ -241,18 +241,18 @@ def written(folder: Path, recorded: Run) -> Path:
 
 def test_the_exit_status_is_one_if_something_got_worse(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     good, bad = written(tmp_path / "good", run(ANCHOR, PASS)), written(tmp_path / "bad", run(ANCHOR, FAIL))
-    assert main([str(good), str(good)]) == 0
-    assert main([str(bad), str(good)]) == 0
-    assert main([str(good), str(bad)]) == 1
-    assert main([str(good / FILE), str(bad / FILE), "--format", "markdown"]) == 1
+    assert diff(good, good) == 0
+    assert diff(bad, good) == 0
+    assert diff(good, bad) == 1
+    assert diff(good / FILE, bad / FILE, "markdown") == 1
     assert "## Attention conformance: worse: 1 change\n" in capsys.readouterr().out
     cut = written(tmp_path / "cut", run(ANCHOR, PASS, reason="the run was interrupted"))
-    assert main([str(good), str(cut)]) == 1
+    assert diff(good, cut) == 1
 
 
 def test_programs_get_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     good, bad = written(tmp_path / "good", run(ANCHOR, PASS)), written(tmp_path / "bad", run(ANCHOR, FAIL))
-    assert main([str(good), str(bad), "--format", "json"]) == 1
+    assert diff(good, bad, "json") == 1
     data = json.loads(capsys.readouterr().out)
     assert (data["schema"], data["worse"], data["compared"]) == ("attention-conformance/diff/2", True, 2)
     assert data["new"] == {"started": "2026-01-02T03:04:05+00:00", "complete": True, "reason": "", "verdicts": 2}
@@ -275,8 +275,8 @@ def test_an_unreadable_report_is_named_in_one_line(
     good, other = written(tmp_path / "good", run(ANCHOR)), written(tmp_path / "other", run(ANCHOR))
     (other / "report.json").write_text("{}")
     damaged = damage(other)
-    for arguments in ([good, damaged], [damaged, good]):
-        assert main([str(path) for path in arguments]) == 4
+    for old, new in ((good, damaged), (damaged, good)):
+        assert diff(old, new) == 4
         (line,) = capsys.readouterr().err.splitlines()
         assert line.startswith("ERROR: ")
         assert context in line
@@ -287,5 +287,5 @@ def test_reports_with_nothing_in_common_are_named_in_one_line(
 ) -> None:
     one = written(tmp_path / "one", run(ANCHOR))
     other = written(tmp_path / "other", run(passed("other", "scores.dot-product")))
-    assert main([str(one), str(other)]) == 4
+    assert diff(one, other) == 4
     assert len(capsys.readouterr().err.splitlines()) == 1

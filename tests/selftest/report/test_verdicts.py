@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -108,15 +109,22 @@ def test_a_failed_check_fails_the_clause() -> None:
 
 
 def test_errors_of_outputs_are_counted_in_unit_roundoffs() -> None:
-    judge, alternative = _judge(), _judge()
+    judge = _judge()
     u = unit_roundoff("float32")
     assert _verdict(judge).rms is None
     judge.record(Case(), Comparison(0.5, relative=3.0 * u))
     judge.record(Case(), Comparison(0.5))
     judge.record(Case(), Comparison(0.5, inconclusive=True, relative=100.0 * u))
-    alternative.record(Case(), Comparison(0.5, relative=4.0 * u))
-    judge.include(alternative)
+    judge.record(Case(), Comparison(0.5, relative=4.0 * u))
     assert _verdict(judge).rms == pytest.approx(12.5**0.5)
+
+
+def test_a_copy_of_a_judge_counts_in_the_same_record() -> None:
+    judge = _judge()
+    replace(judge, dtype="float64").assert_that(Case(), False, "of the copy")
+    replace(judge, dtype="float64").unsupported.append("no case")
+    judge.assert_that(Case(), True, "")
+    assert (judge.tally.checks, judge.tally.failed, judge.unsupported) == (2, 1, ["no case"])
 
 
 def test_errors_that_are_not_finite_have_no_number() -> None:

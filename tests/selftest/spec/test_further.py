@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from attention_conformance.spec.cases import Case, ModuleForm, Sharing, Sizes
-from attention_conformance.spec.extra_inputs import BY_LENGTHS, extra_arrays, extra_parameters
+from attention_conformance.spec.extra_inputs import extra_arrays, extra_parameters
 from attention_conformance.spec.features import Packing
 from attention_conformance.spec.inputs import build
 from attention_conformance.spec.problem import DTYPES
@@ -30,7 +30,7 @@ def documents(packing: Packing, query_length: int, key_length: int, batch: int =
     """For each sample the counts of each document's queries, then of its keys."""
     case = Case().sized(batch=batch, query_length=query_length, key_length=key_length).extended(packing=packing)
     found = extra_arrays(case)
-    if packing in BY_LENGTHS:
+    if case.extension.has_lengths:
         return [[found["query_lengths"].tolist(), found["key_lengths"].tolist()]] * batch
     ids = [found["query_segments"], found["key_segments"]]
     return [[np.bincount(array[b], minlength=3).tolist() for array in ids] for b in range(batch)]
