@@ -98,7 +98,7 @@ def gated_weights(steps: Steps) -> Callable[..., Answer]:
 
 
 def group_by_group(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Answer:
-    """The query heads of a group laid one after another as the queries of one head, where nothing asks for more."""
+    """The query heads of a group laid one after another as the queries of one head, where no other option is given."""
     grouped = options.pop("enable_gqa", False)
     if not grouped or set(options) - {"scale", "softcap"}:
         return Steps().answer(query, key, value, **options)
@@ -161,7 +161,7 @@ def two_terms(scores: Tensor, softcap: float) -> Tensor:
 
 @dataclass(frozen=True)
 class Wrong:
-    """A wrong step, the case on which it has to show, and whether half types are too coarse to tell."""
+    """A wrong step, the case on which it has to show, and whether half types are too coarse to show it."""
 
     replaced: Mapping[str, Callable[..., Any]]
     case: Case
@@ -209,7 +209,7 @@ WRONG: Mapping[str, Wrong] = {
         {"drop": lambda weights, rate: lower(right.drop(weights, rate))}, DROPPED, True
     ),
 }
-"""Each in a way that only sharp bounds can tell, or not at all."""
+"""Each in a way that only sharp bounds can detect, or nothing can."""
 
 
 def factors_of(problem: Problem) -> NDArray[np.float64] | None:
@@ -220,9 +220,9 @@ def factors_of(problem: Problem) -> NDArray[np.float64] | None:
     rows = (len(problem.query), problem.num_heads, problem.query.shape[-2])
     with seeded(problem):
         ones = torch.ones(*rows, problem.key.shape[-2] + extension.extra_keys, dtype=torch.float64)
-        kept = torch.dropout(ones, extension.dropout, train=True).numpy()
+        factors = torch.dropout(ones, extension.dropout, train=True).numpy()
     sinks = np.ones((*rows, int("sinks" in problem.extras)))
-    return np.concatenate([kept, sinks], -1)
+    return np.concatenate([factors, sinks], -1)
 
 
 def composed(steps: Steps) -> Callable[[Problem, str], Result]:

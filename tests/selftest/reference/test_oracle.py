@@ -63,14 +63,6 @@ def test_answers_agree_with_fifty_digits(case: Case) -> None:
 
 
 @BOTH
-@pytest.mark.parametrize("case", cases.DROPPED, ids=str)
-def test_dropout_agrees(case: Case, conventions: Conventions) -> None:
-    for rate in (0.3, 0.9):
-        assert_answers_agree(build(case.extended(dropout=rate, dropout_seed=1), "float64"), conventions)
-    assert_gradients_agree(build(case.extended(dropout=0.3, dropout_seed=1), "float64"), conventions)
-
-
-@BOTH
 @pytest.mark.parametrize("answer", EmptyRow)
 @pytest.mark.parametrize("case", cases.EMPTIED, ids=str)
 def test_empty_rows_agree(case: Case, answer: EmptyRow, conventions: Conventions) -> None:

@@ -49,25 +49,25 @@ def _gradients(problem: Problem, at: float) -> dict[str, Array]:
 
 def _differences(problem: Problem, step: float) -> dict[str, Array]:
     """Central differences whose error falls with the sixth power of the step."""
-    found = {at: _gradients(problem, at * step) for at in (-3, -2, -1, 1, 2, 3)}
+    by_step = {at: _gradients(problem, at * step) for at in (-3, -2, -1, 1, 2, 3)}
     factors = {1: 45.0, 2: -9.0, 3: 1.0}
     return {
-        name: np.sum([f * (found[at][name] - found[-at][name]) for at, f in factors.items()], 0) / (60.0 * step)
-        for name in found[1]
+        name: np.sum([f * (by_step[at][name] - by_step[-at][name]) for at, f in factors.items()], 0) / (60.0 * step)
+        for name in by_step[1]
     }
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_is_the_difference_of_gradients(name: str) -> None:
-    """Half the step tells how far the differences are off, 64 times over; their factors sum to less than 2."""
+    """Half the step shows how far the differences are off, 64 times over; their factors sum to less than 2."""
     problem = build(CASES[name], "float64")
-    coarse, fine, found = _differences(problem, 2.0 * STEP), _differences(problem, STEP), second_order(problem)
-    assert set(found) == {f"gradients.{name}" for name in problem.needs} == set(fine)
-    truncation = max(np.abs(coarse[part] - fine[part]).max() for part in found)
-    rounding = 2.0 * max(part.bound.max() for name, part in solve(problem).parts.items() if name in found) / STEP
-    for part, expected in found.items():
+    coarse, fine, exact = _differences(problem, 2.0 * STEP), _differences(problem, STEP), second_order(problem)
+    assert set(exact) == {f"gradients.{name}" for name in problem.needs} == set(fine)
+    truncation = max(np.abs(coarse[part] - fine[part]).max() for part in exact)
+    rounding = 2.0 * max(part.bound.max() for name, part in solve(problem).parts.items() if name in exact) / STEP
+    for part, expected in exact.items():
         assert np.abs(fine[part] - expected.value).max() <= truncation + rounding, part
-    assert truncation + rounding < 1e-3 * max(np.abs(part.value).max() for part in found.values())
+    assert truncation + rounding < 1e-3 * max(np.abs(part.value).max() for part in exact.values())
 
 
 def _inner(left: Mapping[str, Array], right: Mapping[str, Array]) -> float:
@@ -92,9 +92,9 @@ def test_the_matrix_is_symmetric(name: str) -> None:
 
 def test_nothing_moves_in_rows_of_a_constant_answer() -> None:
     problem = build(CASES["empty row"], "float64")
-    found = second_order(problem, Conventions().claiming({"empty-row": EmptyRow.UNIFORM}))
-    assert not found["gradients.query"].value[:, :, 1].any()
-    assert found["gradients.value"].value.any()
+    exact = second_order(problem, Conventions().claiming({"empty-row": EmptyRow.UNIFORM}))
+    assert not exact["gradients.query"].value[:, :, 1].any()
+    assert exact["gradients.value"].value.any()
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
@@ -103,6 +103,6 @@ def test_torch_is_within_the_bounds(name: str, dtype: str) -> None:
     modes = op_modes(Steps(), Feature.DOUBLE_BACKWARD)
     steps = Implementation("steps", Claims(Scope.OP, OP_FEATURES | set(modes)), torch_op(Steps()), modes=modes)
     problem = build(CASES[name], dtype)
-    found = steps.modes[Feature.DOUBLE_BACKWARD](problem.fresh(), "cpu").gradients
+    gradients = steps.modes[Feature.DOUBLE_BACKWARD](problem.fresh(), "cpu").gradients
     for part, expected in second_order(problem).items():
-        assert ratio(found[part.removeprefix("gradients.")], expected) < 1.0, part
+        assert ratio(gradients[part.removeprefix("gradients.")], expected) < 1.0, part

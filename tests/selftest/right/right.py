@@ -69,8 +69,6 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "online-1": styles.online(1),
     "online-7": styles.online(7),
     "online-64": styles.online(64),
-    "merged-2": styles.merged(2),
-    "merged-5": styles.merged(5),
     "divided-last": styles.DIVIDED_LAST,
 }
 
@@ -78,6 +76,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 RIGHT: tuple[Implementation, ...] = (
     *(op(name, steps.answer, extras=BOTH) for name, steps in STEPS.items()),
     *(op(name, function) for name, function in FUNCTIONS.items()),
+    *(op(f"merged-{parts}", styles.merged(parts), extras=BOTH) for parts in (2, 5)),
 )
 ADVICE = {
     **{name: OVERFLOWS for name, steps in STEPS.items() if not steps.wide},

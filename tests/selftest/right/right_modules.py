@@ -22,7 +22,7 @@ from attention_conformance.implementations.defects.head_gates import GATES
 from attention_conformance.implementations.defects.modules import MODES
 from attention_conformance.spec.features import Feature
 from attention_conformance.tests.selftest.reference.family_styles import gated_weights
-from attention_conformance.tests.selftest.right.right import module, op
+from attention_conformance.tests.selftest.right.right import BOTH, module, op
 
 GATED = GATES | {Feature.GROUPED}
 
@@ -141,7 +141,7 @@ def gradient_of_its_own(query: Tensor, key: Tensor, value: Tensor, **options: An
 
 RIGHT_GATES = (
     op("gates.values", values_gated, GATED),
-    op("gates.mixing", gated_weights(Steps()), GATED),
+    op("gates.mixing", gated_weights(Steps()), GATED, extras=BOTH),
     op("gates.skipped", closed_heads_skipped, GATED),
     module("gates.rows", RowsGated, call_gated, GATED_FEATURES),
 )

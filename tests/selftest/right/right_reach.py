@@ -32,6 +32,7 @@ from attention_conformance.implementations.defects.window import INCLUDING, STAR
 from attention_conformance.spec.conventions import Alignment, Conventions, EmptyRow, SoftmaxPrecision
 from attention_conformance.spec.features import Feature
 from attention_conformance.spec.problem import Problem
+from attention_conformance.tests.selftest.reference.family_styles import cap_by_exponentials
 from attention_conformance.tests.selftest.reference.styles import plain_softmax, written_out
 from attention_conformance.tests.selftest.right.right import BOTH, module, op
 
@@ -125,10 +126,6 @@ def tanh_by_expm1(scores: Tensor, softcap: float) -> Tensor:
     return softcap * (e / (e + 2))
 
 
-def tanh_by_logistic(scores: Tensor, softcap: float) -> Tensor:
-    return 2 * softcap * torch.sigmoid(2 / softcap * scores) - softcap
-
-
 def cap_in_single(scores: Tensor, softcap: float) -> Tensor:
     return cap(scores.float(), softcap).to(scores.dtype)
 
@@ -196,7 +193,7 @@ RIGHT: tuple[Implementation, ...] = (
     _op("window.from-the-end", replace(FROM_THE_END, softmax=plain_softmax), STARTED, **NAN),
     _op("window.mean-of-nothing", replace(FROM_THE_END, softmax=softmax_of_finite), STARTED, **MEAN),
     _op("softcap.expm1", Steps(cap=tanh_by_expm1), SOFTCAP),
-    _op("softcap.logistic", Steps(cap=tanh_by_logistic), SOFTCAP),
+    _op("softcap.logistic", Steps(cap=cap_by_exponentials), SOFTCAP),
     _op("softcap.saved", Steps(cap=saved_cap), SOFTCAP),
     _op("softcap.eager", Steps(wide=False, softmax=written_out), SOFTCAP),
     op("softcap.within-the-scale", cap_within_the_scale, SOFTCAP),
