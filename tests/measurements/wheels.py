@@ -70,6 +70,12 @@ class Environment:
         command = [str(self.folder / "bin" / program), *arguments]
         return subprocess.run(command, cwd=at, env=_outside() | variables, capture_output=True, text=True, timeout=240)
 
+    def output(self, program: str, *arguments: str, at: Path, **variables: str) -> str:
+        """The output of one of its programs, which has to succeed."""
+        done = self.run(program, *arguments, at=at, **variables)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
 
 def install(*what: str, folder: Path) -> Environment:
     """Makes an environment at the folder and installs what pip is given into it, without dependencies."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from attention_conformance.spec.cases import Case
 from attention_conformance.tests.report import model
-from attention_conformance.tests.report.log import FILE, Event, encode
+from attention_conformance.tests.report.log import FILE, encode
 from attention_conformance.tests.report.verdict import Failure, Status, Verdict
 
 LINK = "https://example.org/issues/1"
@@ -73,5 +73,5 @@ def write_log(folder: Path, run: model.Run) -> None:
     """Writes the event log of a run into a folder."""
     diagnoses = (model.DiagnosisRecord(name, text) for name, text in run.diagnoses.items())
     end = model.VerdictsEnd(len(run.verdicts), run.closing.reason)
-    events: list[Event] = [run.opening, *run.verdicts, end, *diagnoses, *run.failures, run.closing]
+    events: list[model.Event] = [run.opening, *run.verdicts, end, *diagnoses, *run.failures, run.closing]
     (folder / FILE).write_text("".join(f"{encode(event)}\n" for event in events), encoding="utf-8")

@@ -11,14 +11,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from attention_conformance.tests.report.counts import (
-    LEGEND,
-    Conformance,
-    Outcome,
-    chapters_of,
-    conformance,
-    counts,
-)
+from attention_conformance.tests.report.counts import LEGEND, Conformance, Outcome, chapters_of, conformance, counts
 from attention_conformance.tests.report.model import Run
 from attention_conformance.tests.report.verdict import Verdict
 from attention_conformance.tests.report.views import badge, html, json_view, junit, markdown
