@@ -1,4 +1,4 @@
-"""What a benchmark run times, by the options of the command line."""
+"""The plan of a benchmark run, by the options of the command line."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class BenchmarkOptions:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is timed: each implementation on each workload of its level."""
+    """Each implementation on each workload of its level."""
 
     implementations: tuple[Implementation, ...]
     timed: tuple[Timed, ...]

@@ -16,7 +16,7 @@ HOSTILE = (
     "</details><script>alert(1)</script> ]]> & | `` ``` `x` **b** [l](https://evil.example) @octocat #1 :smile:\n"
     "# heading\r\n- item\x00\x1b[31m\x0b\u202e\ud800\ufffe www.evil.example <!-- $x$ GH-7"
 )
-"""What must not come to life in any view."""
+"""Markup that must not come to life in any view."""
 SUITE = model.Suite("0.1.0", "0.1", "quick", "cpu", (), 553, 553)
 FEATURES = ("core", "cross", "heads", "bool-mask", "float-mask", "causal", "scale", "gradients", "key-value")
 
