@@ -1,4 +1,4 @@
-"""The house: rooms import only rooms below them, files are short, names are unique, and every room says what it is."""
+"""The house: rooms import only rooms below them, files are short, names are unique, and every room has a purpose."""
 
 from __future__ import annotations
 
