@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import json
 import shutil
 import sys
 import tempfile
+from itertools import groupby
 from pathlib import Path, PurePosixPath
 
 from sphinx.cmd.build import build_main
 
-from attention_conformance.implementations.defects import catalogue
+from attention_conformance.implementations.defects import SCORE, catalogue
 from attention_conformance.spec.clauses import load
-from docs import defects_page, mutation_page
+from attention_conformance.tests.measurements.pages import rendered
 from docs.linking import chapter_page, targets, with_links_moved, with_names_linked
 
 ROOT = Path(__file__).parents[1]
@@ -24,9 +26,7 @@ LABELS = {
     "<pre>": '<pre tabindex="0">',
     '<div class="table-wrapper ': '<div tabindex="0" class="table-wrapper ',
 }
-"""What the theme omits for readers with a keyboard or a screen reader."""
-GENERATED = {"defects.md": defects_page.page, "mutation.md": mutation_page.page}
-"""Pages that are made of the catalogue and of a stored result."""
+"""Attributes that the theme omits for readers with a keyboard or a screen reader."""
 STRICT = ("-W", "--keep-going", "-n", "-q")
 
 
@@ -38,12 +38,24 @@ def page_names() -> dict[PurePosixPath, str]:
     return {PurePosixPath(file): page for file, page in names.items()}
 
 
+def generated() -> dict[str, str]:
+    """The pages of the catalogue of defects, and of the result that `make mutation` has stored."""
+    defects, score = catalogue(), json.loads(SCORE.read_text(encoding="utf-8"))
+    chapters = {name: [d for d in defects if d.chapter == name] for name in dict.fromkeys(d.chapter for d in defects)}
+    chosen = [clause for clause in score["of clauses"] if clause in score["smallest set"]]
+    by_chapter = [list(names) for _, names in groupby(chosen, key=lambda clause: clause.partition(".")[0])]
+    return {
+        "defects.md": rendered("defects.md", defects=defects, chapters=chapters),
+        "mutation.md": rendered("mutation.md", defects=defects, score=score, chosen=by_chapter),
+    }
+
+
 def assemble(folder: Path) -> None:
     """Writes all pages into a folder, with their links; the repository's own files stay as they are."""
     moved = page_names()
     texts = {file: (ROOT / file).read_text(encoding="utf-8") for file in moved}
     pages = {page: with_links_moved(texts[file], file, moved) for file, page in moved.items()}
-    pages |= {page: make() for page, make in GENERATED.items()}
+    pages |= generated()
     named = {name: page for file, page in moved.items() for name in (str(file), page)}
     named |= targets(load(), catalogue())
     for page, text in pages.items():

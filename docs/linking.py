@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import PurePosixPath
+from posixpath import normpath
 
 from attention_conformance.implementations.defects import Defect
 from attention_conformance.spec.clauses import Clause, chapters
@@ -51,7 +52,7 @@ def with_links_moved(text: str, file: PurePosixPath, pages: Mapping[PurePosixPat
     """Links between files of the repository, as links between the pages that are made of them."""
 
     def move(match: re.Match[str]) -> str:
-        page = pages.get(_normal(file.parent / match[1]))
+        page = pages.get(PurePosixPath(normpath(file.parent / match[1])))
         return match[0] if page is None else _from(pages[file], page) + (match[2] or "")
 
     return outside_code(text, lambda line: LINK.sub(move, line))
@@ -60,16 +61,6 @@ def with_links_moved(text: str, file: PurePosixPath, pages: Mapping[PurePosixPat
 def _from(page: str, target: str) -> str:
     """The target as a link on the page; both are relative to the root of the documentation."""
     return f"#{target.partition('#')[2]}" if target.startswith(f"{page}#") else "../" * page.count("/") + target
-
-
-def _normal(path: PurePosixPath) -> PurePosixPath:
-    parts: list[str] = []
-    for part in path.parts:
-        if part == ".." and parts:
-            parts.pop()
-        else:
-            parts.append(part)
-    return PurePosixPath(*parts)
 
 
 def chapter_page(text: str, defects: Iterable[Defect]) -> str:

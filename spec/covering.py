@@ -4,8 +4,6 @@ The library takes longer for the pairs than a candidate for its answers, so they
 `python -m attention_conformance.spec.covering` writes.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
@@ -15,7 +13,7 @@ from typing import Any
 
 from attention_conformance.spec.cases import Case, Layout, MaskKind, MaskShape, Padding, Sizes
 from attention_conformance.spec.conventions import CausalWithMask, Conventions
-from attention_conformance.spec.features import Extension, Packing
+from attention_conformance.spec.features import CASE_OPTIONS, Extension, Packing
 
 SIZES = (
     Sizes(),
@@ -30,6 +28,13 @@ SIZES = (
 )
 """Different and coprime extents, and deliberate coincidences: B = H, Lq = Lk, B = Lq = Lk, extents of 1."""
 
+_EXAMPLES = {
+    f.name: values
+    for f in fields(Extension)
+    if not f.name.startswith(("dropout", "evaluation"))
+    and len(values := tuple(dict.fromkeys((f.default, *(getattr(o.example, f.name) for o in CASE_OPTIONS))))) > 1
+}
+"""The fields of an extension, with their defaults and what the examples of options set."""
 FACTORS: Mapping[str, Sequence[Any]] = {
     "sizes": SIZES,
     "score_std": (1.5, 6.0),
@@ -40,18 +45,8 @@ FACTORS: Mapping[str, Sequence[Any]] = {
     "scale": (None, 0.3, 1.7),
     "layout": tuple(Layout),
     "num_kv_heads": (0, 1, 2),
-    "window_left": (None, 2),
+    **_EXAMPLES,
     "window_right": (None, 0, 1),
-    "softcap": (None, 2.0),
-    "rotary_base": (None, 100.0),
-    "query_start": (None, 2),
-    "alibi": (False, True),
-    "relative_bias": (0, 2),
-    "sinks": (False, True),
-    "zero_attn": (False, True),
-    "bias_kv": (False, True),
-    "head_gates": (False, True),
-    "packing": (Packing.NONE, Packing.SEGMENTS, Packing.LENGTHS),
 }
 """The options of a case that are combined, with their values."""
 

@@ -1,35 +1,22 @@
 """Extra arrays: what the extension of a case needs in addition to query, key, value and masks."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from attention_conformance.spec.cases import Case, Sizes
-from attention_conformance.spec.features import Packing
+from attention_conformance.spec.features import CASE_OPTIONS, Packing
 from attention_conformance.spec.problem import Array
-
-BY_LENGTHS = (Packing.LENGTHS, Packing.EMPTY_DOCUMENT)
 
 
 def extra_arrays(case: Case) -> dict[str, Array]:
     """`Problem.extras` of a case: logits, slopes, biases and gates that are no round numbers, and the documents."""
-    extension, heads = case.extension, case.sizes.num_heads
-    wanted = {
-        "sinks": extension.sinks,
-        "alibi_slopes": extension.alibi,
-        "relative_bias": extension.relative_bias > 0,
-        "head_gates": extension.head_gates,
-    }
-    if not any(wanted.values()):
-        return _documents(case)
+    heads, arrays = case.sizes.num_heads, _documents(case)
     rng = np.random.default_rng([case.seed, heads, 1])
-    drawn: dict[str, Array] = {
-        "sinks": 1.5 * rng.standard_normal(heads),
-        "alibi_slopes": rng.uniform(0.1, 0.9, heads),
-        "relative_bias": rng.standard_normal((heads, 2 * extension.relative_bias + 1)),
-        "head_gates": rng.uniform(0.4, 1.6, heads) * np.where(np.arange(heads) % 3 == 1, -1.0, 1.0),
-    }
-    return {name: array for name, array in drawn.items() if wanted[name]} | _documents(case)
+    for option in CASE_OPTIONS:
+        if option.draw is not None:
+            # Unused ones are drawn too, so that the numbers of one do not depend on the others.
+            drawn = option.draw(rng, heads, case.extension)
+            arrays |= {name: drawn for name in option.keywords if option.used(case.extension)}
+    return arrays
 
 
 def extra_parameters(case: Case) -> dict[str, Array]:
@@ -51,7 +38,7 @@ def _documents(case: Case) -> dict[str, Array]:
         (_parts(s, s.query_length, sample, emptied=False), _parts(s, s.key_length, sample + apart, emptied))
         for sample in range(s.batch)
     ]
-    if packing in BY_LENGTHS:
+    if case.extension.has_lengths:
         queries, keys = parts[0] if parts else ([], [])
         return {"query_lengths": np.array(queries, np.int64), "key_lengths": np.array(keys, np.int64)}
     return {

@@ -1,9 +1,9 @@
 """Features: what an implementation may claim, and the options of a case that need a claim."""
 
-from __future__ import annotations
-
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 
 class Scope(StrEnum):
@@ -198,9 +198,33 @@ class Extension:
         return self.window_left is not None or self.window_right is not None
 
     @property
+    def window_size(self) -> tuple[int, int]:
+        """To the left and to the right; -1: no limit."""
+        left, right = (-1 if side is None else side for side in (self.window_left, self.window_right))
+        return left, right
+
+    @property
+    def has_segments(self) -> bool:
+        return self.packing in (Packing.SEGMENTS, Packing.EMPTY_SEGMENT)
+
+    @property
+    def has_lengths(self) -> bool:
+        return self.packing in (Packing.LENGTHS, Packing.EMPTY_DOCUMENT)
+
+    @property
     def has_dropout(self) -> bool:
         """Whether a probability of dropout is given, 0 included."""
         return self.dropout > 0.0 or self.dropout_seed != 0
+
+    @property
+    def dropout_p(self) -> float | None:
+        """The probability, where one is given."""
+        return self.dropout if self.has_dropout else None
+
+    @property
+    def training(self) -> bool:
+        """Whether a module may be in training mode."""
+        return not self.evaluation
 
     @property
     def extra_keys(self) -> int:
@@ -210,3 +234,93 @@ class Extension:
 
 NOTHING = Extension()
 """Nothing beyond the core."""
+
+
+@dataclass(frozen=True)
+class CaseOption:
+    """An option of a case, and the keyword arguments by which callables take it.
+
+    Attributes:
+        feature: what an implementation that supports it claims.
+        setting: the field or property of `Extension` that differs from the default where a case has it. Its value is
+            passed, unless the problem has arrays with the names of the arguments.
+        example: a case that has it; options are detected, and combined with each other, by their examples.
+        keywords: the suite's name of each argument, and the names that others give it.
+        neutral: what a required parameter is given where a problem does not use the option.
+        draw: (generator, num_heads, extension) -> its array, of no round numbers.
+        convention: the field of `Conventions` on which the answer depends, or nothing.
+    """
+
+    feature: Feature
+    setting: str
+    example: Extension
+    keywords: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    neutral: object = None
+    draw: Callable[[Any, int, Extension], Any] | None = None
+    convention: str = ""
+
+    def used(self, extension: Extension) -> bool:
+        """Whether a case with this extension has it."""
+        return bool(getattr(extension, self.setting) != getattr(NOTHING, self.setting))
+
+
+CASE_OPTIONS = (
+    CaseOption(Feature.DROPOUT, "dropout_p", Extension(dropout=0.5, dropout_seed=1), {"dropout_p": ()}),
+    CaseOption(Feature.EVALUATION, "training", Extension(evaluation=True), {"training": ()}),
+    CaseOption(
+        Feature.WINDOW,
+        "window_size",
+        Extension(window_left=2, window_right=1),
+        {"window_size": ()},
+        neutral=(-1, -1),
+        convention="window_count",
+    ),
+    CaseOption(Feature.SOFTCAP, "softcap", Extension(softcap=2.0), {"softcap": ("logits_soft_cap", "logit_cap")}),
+    CaseOption(
+        Feature.ROTARY, "rotary_base", Extension(rotary_base=100.0), {"rotary_base": ()}, convention="rotary_pairing"
+    ),
+    CaseOption(Feature.QUERY_START, "query_start", Extension(query_start=2), {"query_start": ("q_offset",)}),
+    CaseOption(
+        Feature.SINKS,
+        "sinks",
+        Extension(sinks=True),
+        {"sinks": ("sink",)},
+        draw=lambda rng, heads, _: 1.5 * rng.standard_normal(heads),
+    ),
+    CaseOption(
+        Feature.ALIBI,
+        "alibi",
+        Extension(alibi=True),
+        {"alibi_slopes": ()},
+        draw=lambda rng, heads, _: rng.uniform(0.1, 0.9, heads),
+    ),
+    CaseOption(
+        Feature.RELATIVE_BIAS,
+        "relative_bias",
+        Extension(relative_bias=2),
+        {"relative_bias": ()},
+        draw=lambda rng, heads, extension: rng.standard_normal((heads, 2 * extension.relative_bias + 1)),
+    ),
+    CaseOption(Feature.ZERO_ATTN, "zero_attn", Extension(zero_attn=True), {"add_zero_attn": ()}, neutral=False),
+    CaseOption(Feature.BIAS_KV, "bias_kv", Extension(bias_kv=True)),
+    CaseOption(
+        Feature.HEAD_GATES,
+        "head_gates",
+        Extension(head_gates=True),
+        {"head_gates": ()},
+        draw=lambda rng, heads, _: rng.uniform(0.4, 1.6, heads) * [-1.0 if h % 3 == 1 else 1.0 for h in range(heads)],
+    ),
+    CaseOption(
+        Feature.SEGMENTS,
+        "has_segments",
+        Extension(packing=Packing.SEGMENTS),
+        {"query_segments": ("q_segment_ids", "segment_ids"), "key_segments": ("kv_segment_ids",)},
+    ),
+    CaseOption(
+        Feature.CUMULATIVE_LENGTHS,
+        "has_lengths",
+        Extension(packing=Packing.LENGTHS),
+        {"cu_seqlens_q": (), "cu_seqlens_k": ()},
+    ),
+)
+"""In the order in which their arrays are drawn."""

@@ -1,7 +1,5 @@
 """The options of an op: a problem as the keyword arguments of a call; only what the problem has appears."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -12,10 +10,10 @@ import torch
 from attention_conformance.implementations.adapters.tensors import to_tensor
 from attention_conformance.implementations.api.global_state import seed_torch
 from attention_conformance.spec.conventions import Polarity
+from attention_conformance.spec.features import CASE_OPTIONS
 from attention_conformance.spec.problem import Array, Problem
 
 INPUTS = ("query", "key", "value")
-ARRAYS = ("sinks", "alibi_slopes", "relative_bias", "head_gates", "query_segments", "key_segments")
 LENGTHS = {"query_lengths": "cu_seqlens_q", "key_lengths": "cu_seqlens_k"}
 
 
@@ -51,18 +49,12 @@ def extra_options(problem: Problem, given: Mapping[str, Any]) -> dict[str, Any]:
         `window_size` (left, right), -1 for no limit; `softcap`, `rotary_base`, `query_start`; `enable_gqa` True where
         there are fewer key heads; `add_zero_attn` True; `dropout_p`; `training` False in evaluation mode.
     """
-    extension = problem.extension
-    options: dict[str, Any] = {name: given[name] for name in ARRAYS if name in given}
-    options |= {LENGTHS[name]: _cumulative(problem, given, name) for name in LENGTHS if name in given}
-    if extension.windowed:
-        sides = (extension.window_left, extension.window_right)
-        options["window_size"] = tuple(-1 if side is None else side for side in sides)
-    values = {"softcap": extension.softcap, "rotary_base": extension.rotary_base, "query_start": extension.query_start}
-    options |= {name: value for name, value in values.items() if value is not None}
-    flags = {"enable_gqa": problem.num_kv_heads != problem.num_heads, "add_zero_attn": extension.zero_attn}
-    options |= {name: True for name, needed in flags.items() if needed}
-    options |= {"training": False} if extension.evaluation else {}
-    return options | ({"dropout_p": extension.dropout} if extension.has_dropout else {})
+    arrays = {**given, **{LENGTHS[name]: _cumulative(problem, given, name) for name in LENGTHS if name in given}}
+    options: dict[str, Any] = {"enable_gqa": True} if problem.num_kv_heads != problem.num_heads else {}
+    for option in filter(lambda option: option.used(problem.extension), CASE_OPTIONS):
+        value = getattr(problem.extension, option.setting)
+        options |= {name: arrays.get(name, value) for name in option.keywords}
+    return options
 
 
 def _cumulative(problem: Problem, given: Mapping[str, Any], name: str) -> Any:

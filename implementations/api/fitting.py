@@ -1,7 +1,5 @@
 """Fitting: the case nearest to a given one that an implementation's claims allow."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import lru_cache
 
@@ -19,7 +17,7 @@ from attention_conformance.spec.cases import (
     Values,
 )
 from attention_conformance.spec.conventions import WindowCount
-from attention_conformance.spec.features import Feature, Packing, Scope
+from attention_conformance.spec.features import CASE_OPTIONS, Feature, Scope
 
 FREE_WIDTHS = (13, 11, 17)
 """Input widths of query, key and value where they are free: coprime to each other and to the heads' widths."""
@@ -61,33 +59,13 @@ def _required(case: Case) -> tuple[Feature, ...]:
         Feature.CAUSAL: case.causal,
         Feature.VIEWS: case.layout is not Layout.CONTIGUOUS,
         Feature.CONTAINMENT: case.poison is Poison.NAN,
-        **_required_by_extension(case),
-    }
-    return tuple(feature for feature, wanted in needed.items() if wanted)
-
-
-def _required_by_extension(case: Case) -> dict[Feature, bool]:
-    extension, length = case.extension, case.sizes.key_length
-    return {
         Feature.GROUPED: case.sizes.num_kv_heads not in (0, case.sizes.num_heads),
-        Feature.WINDOW: extension.windowed,
-        Feature.SOFTCAP: extension.softcap is not None,
-        Feature.ROTARY: extension.rotary_base is not None,
-        Feature.QUERY_START: extension.query_start is not None,
-        Feature.ALIBI: extension.alibi,
-        Feature.RELATIVE_BIAS: extension.relative_bias > 0,
-        Feature.SINKS: extension.sinks,
-        Feature.ZERO_ATTN: extension.zero_attn,
-        Feature.BIAS_KV: extension.bias_kv,
-        Feature.HEAD_GATES: extension.head_gates,
-        Feature.SEGMENTS: extension.packing in (Packing.SEGMENTS, Packing.EMPTY_SEGMENT),
-        Feature.CUMULATIVE_LENGTHS: extension.packing in (Packing.LENGTHS, Packing.EMPTY_DOCUMENT),
-        Feature.DROPOUT: extension.has_dropout,
-        Feature.EVALUATION: extension.evaluation,
-        Feature.CACHE: bool(extension.chunks),
-        Feature.STATIC_CACHE: extension.cache_length > length,
-        Feature.RING_CACHE: 0 < extension.cache_length < length,
+        Feature.CACHE: bool(case.extension.chunks),
+        Feature.STATIC_CACHE: case.extension.cache_length > case.sizes.key_length,
+        Feature.RING_CACHE: 0 < case.extension.cache_length < case.sizes.key_length,
+        **{option.feature: option.used(case.extension) for option in CASE_OPTIONS},
     }
+    return tuple(feature for feature, is_needed in needed.items() if is_needed)
 
 
 def _unfit_pieces(case: Case, claims: Claims) -> str:

@@ -1,7 +1,5 @@
 """The defect catalogue: wrong on purpose, each with one mistake that the suite has to find and to name."""
 
-from __future__ import annotations
-
 import importlib
 from functools import cache
 from pathlib import Path

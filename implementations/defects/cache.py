@@ -1,7 +1,5 @@
 """Mistakes of chapter 23: what is cached, in which order, and which of it a chunk sees."""
 
-from __future__ import annotations
-
 from functools import partial
 from itertools import count
 from typing import Any

@@ -1,7 +1,5 @@
 """Mistakes of chapter 23: positions that are lost between chunks, in a ring, and in a call with a start."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

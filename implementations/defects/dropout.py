@@ -1,7 +1,5 @@
 """Mistakes of chapter 17 in what dropout does to the weights, and in its gradients."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

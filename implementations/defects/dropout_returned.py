@@ -1,7 +1,5 @@
 """Mistakes of chapter 17 in what is returned in addition to the output: before or after dropout."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

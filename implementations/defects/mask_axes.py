@@ -1,7 +1,5 @@
 """Mistakes of chapter 7: which axis of a mask is which, padding, lengths, and several masks together."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

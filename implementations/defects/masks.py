@@ -1,7 +1,5 @@
 """Mistakes of chapter 7: boolean and float masks, what they mean and what a masked score becomes."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Mistakes of chapter 24: documents that see each other, or are separated wrongly."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial

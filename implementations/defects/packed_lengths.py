@@ -1,7 +1,5 @@
 """Mistakes of chapter 24: cumulative lengths read wrongly."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import torch

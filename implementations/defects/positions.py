@@ -1,7 +1,5 @@
 """Mistakes of chapter 21: rotary embeddings and ALiBi."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

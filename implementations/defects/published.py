@@ -1,7 +1,5 @@
 """The mistakes of the five write-ups that the specification encodes, A to E, each as published and on its own."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The mistakes of write-up E, multi-head and cross-attention with a mask, each as published and on its own."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

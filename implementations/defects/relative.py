@@ -1,7 +1,5 @@
 """Mistakes of chapter 21: relative biases."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import torch

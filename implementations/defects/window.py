@@ -1,7 +1,5 @@
 """Mistakes of chapter 19: how far a query sees, by itself."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """More mistakes of chapter 19: windows with flags, masks, other lengths and starts, and in the backward pass."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -14,7 +14,7 @@ from attention_conformance.implementations.adapters.jax_op import is_jax
 from attention_conformance.implementations.api.contract import Claims, Result, Unsupported
 from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.implementations.api.safe_call import CallOutcome, safe_call
-from attention_conformance.implementations.discovery.extra_options import DROPOUT, EXTRA_OPTIONS
+from attention_conformance.implementations.discovery.extra_options import CAUSAL_ONLY, DROPOUT, EXTRA_OPTIONS
 from attention_conformance.implementations.discovery.extras import Extra
 from attention_conformance.implementations.discovery.loading import TargetError
 from attention_conformance.implementations.discovery.probe import HALF, NO_ANSWER, Floats, Recorder, near
@@ -41,7 +41,7 @@ OPTION_CASES = {
     Feature.GROUPED: PLAIN.sized(num_heads=6, num_kv_heads=3),
     Feature.DROPOUT: replace(PLAIN, extension=DROPOUT),
     Feature.EVALUATION: replace(PLAIN, extension=replace(DROPOUT, evaluation=True)),
-    **{each.feature: replace(PLAIN, extension=each.extension, causal=each.causal) for each in EXTRA_OPTIONS},
+    **{o.feature: replace(PLAIN, extension=o.example, causal=o.feature in CAUSAL_ONLY) for o in EXTRA_OPTIONS},
 }
 """A case for each claim beyond the core; whether the answer is right is for the suite to find out."""
 NOT_REPEATED = "it answers fewer key heads, and repeats them in no known order"

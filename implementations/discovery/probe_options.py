@@ -7,37 +7,43 @@ from dataclasses import replace
 
 import numpy as np
 
-from attention_conformance.implementations.discovery.extra_options import EXTRA_OPTIONS, ExtraOption, drawn
+from attention_conformance.implementations.discovery.extra_options import (
+    CAUSAL_ONLY,
+    EXTRA_OPTIONS,
+    drawn,
+    extra_arrays,
+    meanings,
+)
 from attention_conformance.implementations.discovery.findings import OFFERED, Facts, Finding
 from attention_conformance.implementations.discovery.probe import KEYS, Floats, Setup, Subject, revealed, rounded
 from attention_conformance.implementations.discovery.probe_masks import empty_row
 from attention_conformance.implementations.discovery.probe_scores import key_products
-from attention_conformance.spec.features import Extension, Feature, Packing, Scope
+from attention_conformance.spec.features import CaseOption, Extension, Feature, Packing, Scope
 from attention_conformance.spec.problem import Problem
 
 SHOWN_IN_WEIGHTS = (Feature.WINDOW, Feature.SEGMENTS, Feature.CUMULATIVE_LENGTHS)
 
 
-def probe_of(option: ExtraOption) -> Callable[[Subject, Facts], Iterator[Finding]]:
+def probe_of(option: CaseOption) -> Callable[[Subject, Facts], Iterator[Finding]]:
     """The probe of one option."""
 
     def probe(subject: Subject, facts: Facts) -> Iterator[Finding]:
-        if not option.module_only or subject.interface.scope is Scope.MODULE:
+        if option.keywords or subject.interface.scope is Scope.MODULE:
             yield from _findings(subject, option)
 
     return probe
 
 
-def problem_with(subject: Subject, option: ExtraOption) -> Problem:
+def problem_with(subject: Subject, option: CaseOption) -> Problem:
     """The problem that uses an option."""
-    extension = option.extension
+    extension = option.example
     setup = Setup(
         query_length=5 if extension.query_start else KEYS,
         batch=1 if extension.packing is Packing.LENGTHS else 2,
         extension=extension,
     )
-    problem = subject.problem(setup.given(causal=option.causal))
-    problem = replace(problem, extras=option.arrays(problem.num_heads, KEYS))
+    problem = subject.problem(setup.given(causal=option.feature in CAUSAL_ONLY))
+    problem = replace(problem, extras=extra_arrays(option, problem.num_heads, KEYS))
     if extension.bias_kv:
         width = problem.parameters["w_k"].shape[1]
         learned = {"bias_k": drawn(width), "bias_v": drawn(width) * np.resize([1.0, -1.0, 2.0], width)}
@@ -45,7 +51,7 @@ def problem_with(subject: Subject, option: ExtraOption) -> Problem:
     return rounded(problem, subject.dtype)
 
 
-def _findings(subject: Subject, option: ExtraOption) -> Iterator[Finding]:
+def _findings(subject: Subject, option: CaseOption) -> Iterator[Finding]:
     topic = str(option.feature)
     problem = problem_with(subject, option)
     reply = subject.reply(problem)
@@ -57,7 +63,7 @@ def _findings(subject: Subject, option: ExtraOption) -> Iterator[Finding]:
     if subject.near(reply.output, subject.reply(without).output):
         yield Finding.ignored(topic)
         return
-    expected = {name: subject.expected(problem, conventions) for name, conventions in option.meanings.items()}
+    expected = {name: subject.expected(problem, conventions) for name, conventions in meanings(option).items()}
     fits = [name for name, each in expected.items() if subject.near(reply.output, each)]
     observed, evidence = revealed(reply, problem), ""
     if option.feature in SHOWN_IN_WEIGHTS and not observed.error:
@@ -91,7 +97,7 @@ def softcap_order(subject: Subject, facts: Facts) -> Iterator[Finding]:
     output = subject.reply(problem).output
     known = {"cap before mask": subject.expected(problem), "mask before cap": _capped_after(subject, problem)}
     fits = [name for name, each in known.items() if subject.near(output, each)]
-    evidence = "float mask of up to 4, cap 1.5"
+    evidence = f"float mask of up to 4, cap {problem.extension.softcap}"
     yield Finding.the_one("softcap order", fits, evidence)
 
 

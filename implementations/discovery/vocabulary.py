@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from attention_conformance.spec.features import Feature
+from attention_conformance.spec.features import CASE_OPTIONS, Feature
 
 INPUTS = ("query", "key", "value")
 ROLES = {
@@ -45,21 +45,11 @@ OPTIONS: Mapping[str, Option] = {
     "need_weights": Option(("need_weights",), neutral=False),
     "average_attn_weights": Option(("average_attn_weights",)),
     "enable_gqa": Option(("enable_gqa",), (Feature.GROUPED,), neutral=False),
-    "dropout_p": Option(("dropout_p",), (Feature.DROPOUT,)),
-    "training": Option(("training",), (Feature.EVALUATION,)),
-    "window_size": Option(("window_size",), (Feature.WINDOW,), neutral=(-1, -1)),
-    "softcap": Option(("softcap", "logits_soft_cap", "logit_cap"), (Feature.SOFTCAP,)),
-    "rotary_base": Option(("rotary_base",), (Feature.ROTARY,)),
-    "query_start": Option(("query_start", "q_offset"), (Feature.QUERY_START,)),
-    "alibi_slopes": Option(("alibi_slopes",), (Feature.ALIBI,)),
-    "relative_bias": Option(("relative_bias",), (Feature.RELATIVE_BIAS,)),
-    "sinks": Option(("sinks", "sink"), (Feature.SINKS,)),
-    "add_zero_attn": Option(("add_zero_attn",), (Feature.ZERO_ATTN,), neutral=False),
-    "head_gates": Option(("head_gates",), (Feature.HEAD_GATES,)),
-    "query_segments": Option(("query_segments", "q_segment_ids", "segment_ids"), (Feature.SEGMENTS,)),
-    "key_segments": Option(("key_segments", "kv_segment_ids")),
-    "cu_seqlens_q": Option(("cu_seqlens_q",), (Feature.CUMULATIVE_LENGTHS,)),
-    "cu_seqlens_k": Option(("cu_seqlens_k",)),
+    **{
+        name: Option((name, *others), () if number else (option.feature,), option.neutral)
+        for option in CASE_OPTIONS
+        for number, (name, others) in enumerate(option.keywords.items())
+    },
 }
 """Options by the suite's own names.
 

@@ -15,6 +15,7 @@ from attention_conformance.implementations.adapters.tensors import to_tensor
 from attention_conformance.implementations.api.contract import Implementation, Result
 from attention_conformance.spec.cases import Case
 from attention_conformance.spec.problem import Array, Problem
+from attention_conformance.tests.benchmarks.floor import finish
 from attention_conformance.tests.benchmarks.workloads import DRAWN, Timed, heavy, problem_for, shapes
 
 SLACK = 2**16
@@ -107,11 +108,11 @@ class Contender:
         numbers = [self._filled(slot) for slot in self.slots]
         bare, answers = [slot.bare for slot in self.slots], []
         with self.slots[0].around():
-            self._finish()
+            finish(self.device)
             start = time.perf_counter()
             for call in bare:
                 answers.append(call())
-            self._finish()
+            finish(self.device)
             took = time.perf_counter() - start
         if self.keeping:
             self._keep(numbers, answers)
@@ -163,10 +164,6 @@ class Contender:
             self.chosen.append(self.last)
         elif (position := int(self.random.integers(self.answered))) < KEPT_ANSWERS:
             self.chosen[position] = self.last
-
-    def _finish(self) -> None:
-        if self.device.startswith("cuda"):
-            torch.cuda.synchronize(self.device)
 
 
 def _copied(result: Result) -> Result:

@@ -41,7 +41,7 @@ def rates(device: str, dtypes: Iterable[str] = tuple(DTYPES)) -> Rates:
     measured = _measured(device, tuple(dtypes))
     if torch.get_num_threads() == 1 or device.startswith("cuda"):
         return measured
-    with _threads(1):
+    with threads(1):
         return fastest(measured, _measured(device, tuple(dtypes)))
 
 
@@ -51,10 +51,10 @@ def limits(device: str, dtypes: Iterable[str] = tuple(DTYPES)) -> Rates:
     A single thread is measured well even on a busy machine, and it does not share a cache, a bus or a clock.
     """
     number = 1 if device.startswith("cuda") else torch.get_num_threads()
-    with _threads(1):
+    with threads(1):
         one = _measured(device, tuple(dtypes))
-    many = Rates(_times(number, one.matmul), number * one.bandwidth, _times(number, one.by_set))
-    return fastest(rates(device, dtypes), many)
+    matmul, by_set = ({name: number * rate for name, rate in each.items()} for each in (one.matmul, one.by_set))
+    return fastest(rates(device, dtypes), Rates(matmul, number * one.bandwidth, by_set))
 
 
 def fastest(*measured: Rates) -> Rates:
@@ -133,17 +133,14 @@ def _measured(device: str, dtypes: Sequence[str]) -> Rates:
 
 
 @contextmanager
-def _threads(number: int) -> Iterator[None]:
+def threads(number: int) -> Iterator[None]:
+    """Torch computes with this number of threads inside."""
     before = torch.get_num_threads()
     torch.set_num_threads(number)
     try:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def _times(number: int, measured: Mapping[str, float]) -> dict[str, float]:
-    return {name: number * rate for name, rate in measured.items()}
 
 
 def _up_to(dtype: str) -> list[str]:
@@ -172,19 +169,26 @@ def _moved(device: str, size: int) -> float:
 
 def _best(call: Callable[[], object], device: str) -> float:
     """The least seconds of a call within `SHAPE_SECONDS`; of two calls at least, the first of which does not count."""
-    _seconds(call, device)
-    end, least = time.perf_counter() + SHAPE_SECONDS, _seconds(call, device)
+    seconds_of(call, device)
+    end, least = time.perf_counter() + SHAPE_SECONDS, seconds_of(call, device)
     while time.perf_counter() < end:
-        least = min(least, _seconds(call, device))
+        least = min(least, seconds_of(call, device))
     return least
 
 
-def _seconds(call: Callable[[], object], device: str) -> float:
+def seconds_of(call: Callable[[], object], device: str, number: int = 1) -> float:
+    """Seconds of one call: the mean over this number of calls."""
     start = time.perf_counter()
-    call()
+    for _ in range(number):
+        call()
+    finish(device)
+    return (time.perf_counter() - start) / number
+
+
+def finish(device: str) -> None:
+    """Waits until the device has done all that it was given."""
     if device.startswith("cuda"):
         torch.cuda.synchronize(device)
-    return time.perf_counter() - start
 
 
 def _processor() -> str:

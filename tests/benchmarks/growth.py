@@ -10,7 +10,6 @@ from statistics import median
 from typing import TypeAlias
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from attention_conformance.implementations.adapters.native import native
@@ -20,6 +19,7 @@ from attention_conformance.spec.cases import Case
 from attention_conformance.spec.features import Feature
 from attention_conformance.spec.inputs import build
 from attention_conformance.tests.benchmarks.benchmark_run import Growth, Interval
+from attention_conformance.tests.benchmarks.floor import seconds_of
 from attention_conformance.tests.benchmarks.workloads import FORWARD
 from attention_conformance.tests.harness.judge.memory import peak
 
@@ -183,23 +183,13 @@ def _ready(
 
 def _in_turn(calls: Sequence[Callable[[], object]], device: str, rounds: int) -> tuple[tuple[float, ...], ...]:
     order, draw = list(range(len(calls))), random.Random(0)
-    numbers = [max(1, round(BLOCK / max(1e-9, _seconds(call, 1, device)))) for call in calls]
+    numbers = [max(1, round(BLOCK / max(1e-9, seconds_of(call, device)))) for call in calls]
     seconds: list[list[float]] = [[] for _ in calls]
     for _ in range(rounds):
         draw.shuffle(order)
         for each in order:
-            seconds[each].append(_seconds(calls[each], numbers[each], device))
+            seconds[each].append(seconds_of(calls[each], device, numbers[each]))
     return tuple(map(tuple, seconds))
-
-
-def _seconds(call: Callable[[], object], number: int, device: str) -> float:
-    """Seconds of one call: the mean over this number of calls."""
-    start = time.perf_counter()
-    for _ in range(number):
-        call()
-    if device.startswith("cuda"):
-        torch.cuda.synchronize(device)
-    return (time.perf_counter() - start) / number
 
 
 def _line(x: Floats, y: Floats) -> tuple[Floats, Floats]:

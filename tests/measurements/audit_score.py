@@ -21,8 +21,8 @@ from attention_conformance.tests.cli.audit_command import ORACLE
 from attention_conformance.tests.measurements.audit_targets import TARGETS
 from attention_conformance.tests.measurements.pages import table, write_page
 
-FOUND, UNDETERMINED, WRONG, KNOWN = "found", "undetermined", "wrong", "known deviation"
-OUTCOMES = (FOUND, UNDETERMINED, KNOWN, WRONG)
+DETECTED, UNDETERMINED, WRONG, KNOWN = "detected", "undetermined", "wrong", "known deviation"
+OUTCOMES = (DETECTED, UNDETERMINED, KNOWN, WRONG)
 BASIC = {Feature.CORE, Feature.HEADS, Feature.PROJECTIONS, Feature.ALTERNATIVES, Feature.LINEAR_MEMORY}
 CACHES = {Feature.CACHE, Feature.STATIC_CACHE, Feature.RING_CACHE}
 UNPROBED = frozenset({*MODES, *FUNCTIONS.values(), *PARAMETERS, *BASIC, *CACHES})
@@ -58,7 +58,7 @@ class Score:
 
 
 def anonymous(implementation: Implementation) -> Facts:
-    """What the auditor finds of an implementation stripped of its name and claims."""
+    """The findings of the auditor for an implementation without its name and claims."""
     subject, findings = find_subject(implementation.run, "cpu", ORACLE)
     if subject is not None:
         findings = all_findings(subject, findings)
@@ -70,31 +70,26 @@ def scores(implementation: Implementation, facts: Facts) -> Iterator[Score]:
     claims = implementation.claims
     yield _plain("level", str(claims.scope), facts.findings.get("level"))
     yield _plain("heads", "many" if Feature.HEADS in claims else "one", facts.findings.get("heads"))
-    yield _plain("dtypes", "", facts.findings.get("dtypes"), at_least=claims.dtypes)
+    yield _plain("dtypes", ", ".join(claims.dtypes), facts.findings.get("dtypes"), several=True)
     for feature in Feature:
         if feature in claims and feature not in UNPROBED:
-            yield _feature(feature, facts.findings.get(feature))
+            yield _plain(str(feature), "yes", facts.findings.get(feature))
         elif feature in claims and feature in PARAMETERS and claims.scope is Scope.MODULE:
             has = feature in facts.answer("parameters").split(", ")
-            yield Score(str(feature), "yes", FOUND if has else WRONG)
+            yield Score(str(feature), "yes", DETECTED if has else WRONG)
     for key, claimed in claims.conventions.items():
         if all(needed & claims.features for needed in NEEDS[key]):
             yield _convention(implementation, key, claimed, facts)
 
 
-def _plain(claim: str, claimed: str, finding: Finding | None, at_least: tuple[str, ...] = ()) -> Score:
+def _plain(claim: str, claimed: str, finding: Finding | None, several: bool = False) -> Score:
+    """A claimed "yes" is detected by any answer but `ABSENT`, several claims by an answer that has all of them."""
     if finding is None or not finding.determined:
-        return Score(claim, claimed, UNDETERMINED, "" if finding is None else finding.evidence)
-    right = set(at_least) <= set(finding.answer.split(", ")) if at_least else finding.answer == claimed
-    return Score(claim, claimed or ", ".join(at_least), FOUND if right else WRONG, finding.answer)
-
-
-def _feature(feature: Feature, finding: Finding | None) -> Score:
-    if finding is None or not finding.determined:
-        return Score(str(feature), "yes", UNDETERMINED, "not probed" if finding is None else finding.evidence)
-    if finding.answer != ABSENT:
-        return Score(str(feature), "yes", FOUND)
-    return Score(str(feature), "yes", WRONG, f"{finding.answer}: {finding.evidence}")
+        return Score(claim, claimed, UNDETERMINED, "not probed" if finding is None else finding.evidence)
+    right = finding.answer != ABSENT if claimed == "yes" else finding.answer == claimed
+    if right or (several and set(claimed.split(", ")) <= set(finding.answer.split(", "))):
+        return Score(claim, claimed, DETECTED, finding.answer)
+    return Score(claim, claimed, WRONG, f"{finding.answer}: {finding.evidence}")
 
 
 def _convention(implementation: Implementation, key: str, claimed: str, facts: Facts) -> Score:
@@ -104,13 +99,13 @@ def _convention(implementation: Implementation, key: str, claimed: str, facts: F
         return Score(claim, claimed, UNDETERMINED, why or facts.evidence(convention_topic(key)) or "cannot be probed")
     within = key == "causal-with-mask" and claimed == "either"
     if answer == claimed or within:
-        return Score(claim, claimed, FOUND, answer)
+        return Score(claim, claimed, DETECTED, answer)
     known = f"masks.{key}" in {failure.clause for failure in implementation.expected_failures}
     return Score(claim, claimed, KNOWN if known else WRONG, answer)
 
 
 def known_scores(target: object, known: Mapping[str, str]) -> Iterator[Score]:
-    """What is known of a callable, compared with what the auditor finds of it as it is."""
+    """The known facts of a callable, compared with the findings of the auditor."""
     facts = Facts.of(audit(target, ORACLE)[1])
     for topic, answer in known.items():
         yield _plain(topic, answer, facts.findings.get(topic))
@@ -137,13 +132,13 @@ def main() -> int:
     )
     wrong = [(n, score) for n, listed in {**rows, **callables}.items() for score in listed if score.outcome == WRONG]
     for name, score in wrong:
-        print(f"wrong: {name}, {score.claim}: claimed {score.claimed}, found {score.answer}")
+        print(f"wrong: {name}, {score.claim}: claimed {score.claimed}, detected {score.answer}")
     return 1 if wrong else 0
 
 
 def _counted(rows: Mapping[str, list[Score]]) -> str:
     counts = Counter(score.outcome for listed in rows.values() for score in listed)
-    parts = [f"{counts[outcome]} {outcome}" for outcome in (FOUND, UNDETERMINED, KNOWN) if counts[outcome]]
+    parts = [f"{counts[outcome]} {outcome}" for outcome in (DETECTED, UNDETERMINED, KNOWN) if counts[outcome]]
     return f"of {sum(counts.values())} {', '.join(parts)}, {counts[WRONG]} wrong"
 
 

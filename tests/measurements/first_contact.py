@@ -39,10 +39,6 @@ def wrong(query, key, value):
 """
 
 
-class StepError(Exception):
-    """A step that does not end as expected; the message ends with its output."""
-
-
 @dataclass(frozen=True)
 class Step:
     """A command of the user.
@@ -64,30 +60,21 @@ class Step:
     leaves_nothing: bool = False
 
 
-def main() -> int:
+def main() -> None:
     """Prints the seconds of each step, and of all steps so far."""
     parser = argparse.ArgumentParser(f"python -m {__spec__.name}", description=__doc__)
     parser.add_argument("source", choices=STEPS)
     steps, total = STEPS[parser.parse_args().source], 0.0
     print(f"{os.cpu_count()} cores, {os.getloadavg()[0]:.1f} active processes before")
     with TemporaryDirectory() as folder:
-        try:
-            for step in steps(Path(folder)):
-                seconds = seconds_of(step)
-                total += seconds
-                print(f"{seconds:8.1f} s  {total:8.1f} s in all  {step.name}", flush=True)
-        except StepError as error:
-            print(f"ERROR: {error}", file=sys.stderr)
-            return 1
-    return 0
+        for step in steps(Path(folder)):
+            seconds = seconds_of(step)
+            total += seconds
+            print(f"{seconds:8.1f} s  {total:8.1f} s in all  {step.name}", flush=True)
 
 
 def clone_steps(scratch: Path) -> Iterator[Step]:
-    """From a clone to the verdicts.
-
-    Raises:
-        StepError: the README shows no such file or command.
-    """
+    """From a clone to the verdicts."""
     readme, clone = (ROOT / "README.md").read_text(encoding="utf-8"), scratch / "clone"
     source = first_match(rf"```python\n(# {FILE}\n.*?)```", readme)
     check = first_match(rf"\$ (\S+ check {FILE}:.*?)\n", readme)
@@ -126,31 +113,27 @@ def first_match(pattern: str, readme: str) -> str:
     """The first group of a pattern in the README."""
     match = re.search(pattern, readme, re.DOTALL)
     if match is None:
-        raise StepError(f"README.md shows nothing that matches {pattern!r}")
+        sys.exit(f"ERROR: README.md shows nothing that matches {pattern!r}")
     return match[1]
 
 
 def seconds_of(step: Step) -> float:
-    """The seconds of a step.
-
-    Raises:
-        StepError: it did not end as expected.
-    """
+    """The seconds of a step; if it does not end as expected, the program ends with its output and exit status 1."""
     if step.writes:
         (step.folder / FILE).write_text(step.writes, encoding="utf-8")
     since = time.perf_counter()
     try:
         ended = subprocess.run(step.command, cwd=step.folder, capture_output=True, text=True, timeout=TIME_LIMIT)
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise StepError(f"{step.name}: {error}") from None
+        sys.exit(f"ERROR: {step.name}: {error}")
     seconds = time.perf_counter() - since
     if ended.returncode != step.status or step.output not in ended.stdout:
         printed = (ended.stdout + ended.stderr)[-2_000:]
-        raise StepError(f"{step.name}: exit status {ended.returncode}, expected {step.status}\n{printed}")
+        sys.exit(f"ERROR: {step.name}: exit status {ended.returncode}, expected {step.status}\n{printed}")
     if step.leaves_nothing and (left := sorted(path.name for path in step.folder.iterdir())):
-        raise StepError(f"{step.name}: left files behind: {', '.join(left)}")
+        sys.exit(f"ERROR: {step.name}: left files behind: {', '.join(left)}")
     return seconds
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

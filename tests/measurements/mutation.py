@@ -36,8 +36,9 @@ def main() -> int:
     quick = _quick(defects, options.processes)
     problems = list(mutation_score.complaints(defects, quick))
     full = mutation_score.rejudged(defects, quick, options.processes)
-    pairs = [] if options.only else list(mutation_score.pair_outcomes(PAIRS, options.processes))
-    score = _totals(quick, full, pairs, time.perf_counter() - start)
+    pairs = [] if options.only else mutation_score.pairs(PAIRS)
+    of_pairs = zip(pairs, mutation_score.outcomes(pairs, "quick", options.processes), strict=True)
+    score = _totals(quick, full, list(of_pairs), time.perf_counter() - start)
     print("\n".join([*(f"{name}: {value}" for name, value in score.items()), *problems]))
     if options.only:
         return 0
@@ -49,7 +50,7 @@ def main() -> int:
 def _quick(defects: Sequence[Defect], processes: int) -> dict[str, mutation_score.Outcome]:
     """The outcome of each defect in the quick tier, by its id."""
     results = {}
-    for number, each in enumerate(mutation_score.outcomes(defects, "quick", processes), 1):
+    for number, each in enumerate(mutation_score.outcomes([[d] for d in defects], "quick", processes), 1):
         results[each.defect] = each
         print(f"{number}/{len(defects)} {each.defect}: {len(each.clauses)} clauses", file=sys.stderr)
     return results
@@ -58,7 +59,7 @@ def _quick(defects: Sequence[Defect], processes: int) -> dict[str, mutation_scor
 def _totals(
     quick: Mapping[str, mutation_score.Outcome],
     full: Mapping[str, mutation_score.Outcome],
-    pairs: Sequence[tuple[tuple[str, str], mutation_score.Outcome]],
+    pairs: Sequence[tuple[Sequence[Defect], mutation_score.Outcome]],
     seconds: float,
 ) -> dict[str, Any]:
     firsts = sorted(each.first for each in quick.values() if each.first is not None)
@@ -70,12 +71,12 @@ def _totals(
         "seconds": round(seconds),
         "first": {"median": round(firsts[len(firsts) // 2], 2), "most": round(firsts[-1], 1)} if firsts else {},
         "pairs": len(pairs),
-        "pairs named": sum(each.diagnosis in names for names, each in pairs),
+        "pairs named": sum(each.diagnosis in {defect.id for defect in pair} for pair, each in pairs),
     }
 
 
 def _tables(defects: Sequence[Defect], quick: Mapping[str, mutation_score.Outcome]) -> dict[str, Any]:
-    """What the page lists of each defect, clause and option."""
+    """The rows of the page for each defect, clause and option."""
     alone = mutation_score.sole_kills(quick.values())
     chosen = mutation_score.smallest_set(list(quick.values()), TWICE)
     return {

@@ -140,27 +140,19 @@ def both(first: Defect, second: Defect) -> Implementation:
     return Implementation(f"{first.id}+{second.id}", shared, run)
 
 
-def pair_outcomes(count: int, processes: int) -> Iterator[tuple[tuple[str, str], Outcome]]:
-    """The outcome of each pair, by the ids of the two."""
+def outcomes(mistakes: Sequence[Sequence[Defect]], tier: str, processes: int) -> Iterator[Outcome]:
+    """The outcome of each defect, or pair of them, in order; processes keep the reference's answers for the next."""
+    names = [[defect.id for defect in each] for each in mistakes]
     with ProcessPoolExecutor(processes, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        names = [(first.id, second.id) for first, second in pairs(count)]
-        yield from zip(names, pool.map(_outcome_of_pair, names), strict=True)
+        yield from pool.map(_outcome_of, names, [tier] * len(names))
 
 
-def _outcome_of_pair(names: tuple[str, str]) -> Outcome:
+def _outcome_of(names: Sequence[str], tier: str) -> Outcome:
     by_id = {defect.id: defect for defect in catalogue()}
-    return outcome(both(by_id[names[0]], by_id[names[1]]), "quick", WIDEST)
-
-
-def outcomes(defects: Sequence[Defect], tier: str, processes: int) -> Iterator[Outcome]:
-    """The outcome of each defect, in order; processes share the reference's answers among the defects they get."""
-    with ProcessPoolExecutor(processes, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        yield from pool.map(_outcome_of, [defect.id for defect in defects], [tier] * len(defects))
-
-
-def _outcome_of(identifier: str, tier: str) -> Outcome:
-    (defect,) = (d for d in catalogue() if d.id == identifier)
-    return outcome(defect.implementation, tier, dtypes_of(defect))
+    first, *second = (by_id[name] for name in names)
+    if second:
+        return outcome(both(first, *second), tier, WIDEST)
+    return outcome(first.implementation, tier, dtypes_of(first))
 
 
 def complaints(defects: Sequence[Defect], results: Mapping[str, Outcome]) -> Iterator[str]:
@@ -216,5 +208,5 @@ def needed(results: Iterable[Outcome]) -> dict[str, list[str]]:
 def rejudged(defects: Sequence[Defect], results: Mapping[str, Outcome], processes: int) -> dict[str, Outcome]:
     """The outcomes, with the full tier's for those that survived the quick one."""
     survivors = [defect for defect in defects if not results[defect.id].kills]
-    later = {each.defect: replace(each, first=None) for each in outcomes(survivors, "full", processes)}
+    later = {each.defect: replace(each, first=None) for each in outcomes([[d] for d in survivors], "full", processes)}
     return {**results, **{d: each for d, each in later.items() if each.kills}}

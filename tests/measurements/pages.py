@@ -1,4 +1,4 @@
-"""How a measurement writes its page of the documentation: a template in `templates`, and values."""
+"""Pages of the documentation that are made of a template in `templates` and of results."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], numeric: bool = 
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (header, rule, *rows))
 
 
-def write_page(name: str, **values: Any) -> None:
-    """Writes `docs/<name>` from the template of this name, and prints that it was written."""
+def rendered(name: str, **values: Any) -> str:
+    """The page of this name, from the template of this name."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),
         undefined=jinja2.StrictUndefined,
@@ -26,5 +26,10 @@ def write_page(name: str, **values: Any) -> None:
         trim_blocks=True,
         keep_trailing_newline=True,
     )
-    (DOCS / name).write_text(environment.get_template(name).render(values, table=table), encoding="utf-8")
+    return environment.get_template(name).render(values, table=table)
+
+
+def write_page(name: str, **values: Any) -> None:
+    """Writes `docs/<name>`, and prints that it was written."""
+    (DOCS / name).write_text(rendered(name, **values), encoding="utf-8")
     print(f"written: {name}")

@@ -35,7 +35,7 @@ def build(scratch: Path) -> Path:
 
 
 def built(project: Path, scratch: Path, kind: str, pattern: str) -> Path:
-    """What setuptools builds of a project by one of its functions, such as `build_sdist`."""
+    """The file that setuptools builds of a project by one of its functions, such as `build_sdist`."""
     run([sys.executable, "-c", BUILD, kind, str(scratch)], project)
     (file,) = scratch.glob(pattern)
     return file
@@ -70,13 +70,19 @@ class Environment:
         command = [str(self.folder / "bin" / program), *arguments]
         return subprocess.run(command, cwd=at, env=_outside() | variables, capture_output=True, text=True, timeout=240)
 
+    def output(self, program: str, *arguments: str, at: Path, **variables: str) -> str:
+        """The output of one of its programs, which has to succeed."""
+        done = self.run(program, *arguments, at=at, **variables)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
 
 def install(*what: str, folder: Path) -> Environment:
     """Makes an environment at the folder and installs what pip is given into it, without dependencies."""
     run([sys.executable, "-m", "venv", "--without-pip", str(folder)], folder.parent)
     environment = Environment(folder)
     # Folders that a .pth names are searched, but their own .pth files, of the editable clone among them, are not read.
-    (environment.packages / "beside.pth").write_text("\n".join(site.getsitepackages()))
+    (environment.packages / "packages.pth").write_text("\n".join(site.getsitepackages()))
     pip = [sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python"), "install", "--quiet"]
     run([*pip, "--no-deps", "--no-build-isolation", *what], folder)
     return environment

@@ -189,8 +189,7 @@ def _change(old: Verdict, new: Verdict) -> Change | None:
             kind = ChangeKind.MENDED if old.status is Status.EXPECTED_FAILURE else ChangeKind.PASSING
             return _changed(kind, old, new, False)
         case Status.FAIL:
-            assert new.failure is not None
-            return _changed(ChangeKind.FAILING, old, new, True, new.failure.message)
+            return _changed(ChangeKind.FAILING, old, new, True, new.message)
         case Status.EXPECTED_FAILURE if old.status is Status.PASS:
             return _changed(ChangeKind.FAILING, old, new, True, f"{new.reason} {new.link}")
         case Status.EXPECTED_FAILURE:

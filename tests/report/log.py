@@ -6,37 +6,25 @@ import json
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import pydantic_core
 from pydantic import TypeAdapter, ValidationError
 
-from attention_conformance.tests.report.model import (
-    SCHEMA,
-    Closing,
-    DiagnosisRecord,
-    FailureRecord,
-    ObservationRecord,
-    Opening,
-    Run,
-    VerdictsEnd,
-    WeightMap,
-)
+from attention_conformance.tests.report import model
+from attention_conformance.tests.report.model import SCHEMA, Event, Run
 from attention_conformance.tests.report.verdict import Verdict
 
 FILE = "events.jsonl"
-Event: TypeAlias = (
-    Opening | Verdict | VerdictsEnd | DiagnosisRecord | ObservationRecord | FailureRecord | WeightMap | Closing
-)
 KINDS: Mapping[str, type[Event]] = {
-    "opening": Opening,
+    "opening": model.Opening,
     "verdict": Verdict,
-    "verdicts-end": VerdictsEnd,
-    "diagnosis": DiagnosisRecord,
-    "observation": ObservationRecord,
-    "failure": FailureRecord,
-    "weights": WeightMap,
-    "closing": Closing,
+    "verdicts-end": model.VerdictsEnd,
+    "diagnosis": model.DiagnosisRecord,
+    "observation": model.ObservationRecord,
+    "failure": model.FailureRecord,
+    "weights": model.WeightMap,
+    "closing": model.Closing,
 }
 NAMES = {kind: name for name, kind in KINDS.items()}
 LOST = "\N{REPLACEMENT CHARACTER}"
@@ -123,17 +111,17 @@ def assembled(events: list[Event], path: Path) -> Run:
         LogError: the first one is not the opening of a log of this version.
     """
     first, last = (events[0], events[-1]) if events else (None, None)
-    if not isinstance(first, Opening) or first.schema != SCHEMA:
+    if not isinstance(first, model.Opening) or first.schema != SCHEMA:
         raise LogError(f"{path}:1: this is not the opening of a log of {SCHEMA}: run the suite again with --report")
     verdicts = [e for e in events if isinstance(e, Verdict)]
-    judged = any(isinstance(e, VerdictsEnd) and not e.reason for e in events)
-    unclosed = Closing(False, UNEXPLAINED if judged else CUT, len(verdicts), 0.0)
+    judged = any(isinstance(e, model.VerdictsEnd) and not e.reason for e in events)
+    unclosed = model.Closing(False, UNEXPLAINED if judged else CUT, len(verdicts), 0.0)
     return Run(
         opening=first,
         verdicts=verdicts,
-        closing=last if isinstance(last, Closing) else unclosed,
-        diagnoses={e.implementation: e.text for e in events if isinstance(e, DiagnosisRecord)},
-        observed={e.implementation: e.answers for e in events if isinstance(e, ObservationRecord)},
-        failures=[e for e in events if isinstance(e, FailureRecord)],
-        weight_maps={e.implementation: e for e in events if isinstance(e, WeightMap)},
+        closing=last if isinstance(last, model.Closing) else unclosed,
+        diagnoses={e.implementation: e.text for e in events if isinstance(e, model.DiagnosisRecord)},
+        observed={e.implementation: e.answers for e in events if isinstance(e, model.ObservationRecord)},
+        failures=[e for e in events if isinstance(e, model.FailureRecord)],
+        weight_maps={e.implementation: e for e in events if isinstance(e, model.WeightMap)},
     )

@@ -202,6 +202,11 @@ class Closing:
             raise ValueError("a run that is not complete needs a reason, and no other has one")
 
 
+Event: TypeAlias = (
+    Opening | Verdict | VerdictsEnd | DiagnosisRecord | ObservationRecord | FailureRecord | WeightMap | Closing
+)
+
+
 @dataclass(frozen=True)
 class Run:
     """A whole run, as far as it was recorded; the keys of mappings are names of implementations."""

@@ -11,8 +11,8 @@ from importlib.metadata import version
 from pathlib import Path
 
 from attention_conformance.tests.report import views
-from attention_conformance.tests.report.log import FILE, Event, as_written, assembled, encode
-from attention_conformance.tests.report.model import SCHEMA, Closing, Opening, Run, Subject, Suite, VerdictsEnd
+from attention_conformance.tests.report.log import FILE, as_written, assembled, encode
+from attention_conformance.tests.report.model import SCHEMA, Closing, Event, Opening, Run, Subject, Suite, VerdictsEnd
 from attention_conformance.tests.report.verdict import Verdict
 
 SPEC_VERSION = "0.1"

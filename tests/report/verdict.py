@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
 
 
@@ -54,12 +53,12 @@ class FailureKind(StrEnum):
 
 @dataclass(frozen=True)
 class Failure:
-    """What went wrong on the case that shows it most plainly.
+    """The failure on the case that shows it most plainly.
 
     Attributes:
-        part: what differed from the reference's answer to the case, such as `output` or `gradients.key`; empty where
-            the check was another one.
-        summary: what went wrong in words without numbers, where the check has such words.
+        part: what differed from the reference's answer to the case, such as `output` or `gradients.key`; empty for
+            other checks.
+        summary: the mistake in words without numbers, where the check has such words.
     """
 
     message: str
@@ -108,17 +107,10 @@ class Verdict:
         if problem := _contradiction(self):
             raise ValueError(f"{self.clause} of {self.implementation}: {problem}")
 
-    def to_json(self) -> str:
-        """A JSON object from which `from_json` rebuilds an equal verdict."""
-        return json.dumps(asdict(self), allow_nan=False)
-
-    @classmethod
-    def from_json(cls, text: str) -> Verdict:
-        data = json.loads(text)
-        failure = data.pop("failure")
-        if failure is not None:
-            failure = Failure(**{**failure, "kind": FailureKind(failure["kind"])})
-        return cls(**{**data, "status": Status(data["status"])}, failure=failure)
+    @property
+    def message(self) -> str:
+        """The message of the failure, or without one the reason."""
+        return self.reason if self.failure is None else self.failure.message
 
 
 def _contradiction(verdict: Verdict) -> str:
@@ -134,6 +126,6 @@ def _contradiction(verdict: Verdict) -> str:
         "only a failure has one to show": not fails and verdict.failure is not None,
         f"{status} and a reason go together": (status in REASONED) != bool(verdict.reason),
         "an expected failure and a link go together": (status is Status.EXPECTED_FAILURE) != bool(verdict.link),
-        "what is not claimed is not checked": status is Status.NOT_CLAIMED and verdict.checks > 0,
+        "a clause that is not claimed is not checked": status is Status.NOT_CLAIMED and verdict.checks > 0,
     }
     return next((rule for rule, is_broken in broken.items() if is_broken), "")

@@ -1,7 +1,5 @@
 """Attention with a cache of keys and values, for sequences that come in pieces: growing, static or a ring."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Protocol
 

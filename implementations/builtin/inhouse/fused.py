@@ -1,7 +1,5 @@
 """Multi-head attention with one fused projection, over torch's scaled_dot_product_attention."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Routes through attention for heads that are rotated already: torch's kernel, and the equation written out."""
 
-from __future__ import annotations
-
 import math
 
 import torch

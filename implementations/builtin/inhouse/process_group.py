@@ -1,7 +1,5 @@
 """A group of processes that compute together: started at the first call, reused, and waited for with a time limit."""
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import multiprocessing

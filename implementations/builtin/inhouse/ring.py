@@ -9,8 +9,6 @@ Torch's own `context_parallel` does not run on the CPU (2.13, gloo): scaled_dot_
 strategy registered".
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from attention_conformance.implementations.builtin.inhouse.call_options import Options, check
+from attention_conformance.implementations.builtin.inhouse.call_options import check, supported
 from attention_conformance.implementations.builtin.inhouse.online import (
     TILE,
     Operands,
@@ -138,6 +136,10 @@ def merged(output: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor) -> tup
     return output * shares[0] + other * shares[1], whole
 
 
+SUPPORTED = {"is_causal", "scale", "window_size", "softcap", "query_start", "alibi_slopes", "enable_gqa"}
+"""The options of `ring_attention`."""
+
+
 def ring_attention(
     query: Tensor,
     key: Tensor,
@@ -146,13 +148,7 @@ def ring_attention(
     group: dist.ProcessGroup | None = None,
     lengths: Lengths | None = None,
     tile: int = TILE,
-    is_causal: bool = False,
-    scale: float | None = None,
-    window_size: tuple[int, int] = (-1, -1),
-    softcap: float | None = None,
-    query_start: int | None = None,
-    alibi_slopes: Tensor | None = None,
-    enable_gqa: bool = False,
+    **options: Any,
 ) -> tuple[Tensor, Tensor]:
     """softmax(scale * Q K^T + ...) V over sequences of which each process of a group holds consecutive tokens.
 
@@ -166,13 +162,7 @@ def ring_attention(
         group: the processes; None is all of them.
         lengths: so many queries, and so many keys, as each process holds; None exchanges them.
         tile: so many keys at a time.
-        is_causal: as the others that follow, see `Options`.
-        scale: multiplies the scores.
-        window_size: so far a query sees.
-        softcap: bounds the scores.
-        query_start: the position of the first query of all.
-        alibi_slopes: (H,), of all heads.
-        enable_gqa: there may be fewer key heads.
+        options: those of `SUPPORTED`; see `Options`.
 
     Returns:
         The output (B, H, Lq, d_v) and the log-sum-exp of the scores (B, H, Lq) for the queries of this process.
@@ -180,15 +170,7 @@ def ring_attention(
     Raises:
         ValueError: shapes or options that make no sense.
     """
-    call = Options(
-        is_causal=is_causal,
-        scale=scale,
-        window_size=window_size,
-        softcap=softcap,
-        query_start=query_start,
-        alibi_slopes=alibi_slopes,
-        enable_gqa=enable_gqa,
-    )
+    call = supported(options, SUPPORTED)
     check(query.shape, key.shape, value.shape, call)
     lengths = lengths or lengths_of(group, query.shape[-2], key.shape[-2])
     ring = Ring(group, dist.get_rank(group), *lengths)

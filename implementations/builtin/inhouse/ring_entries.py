@@ -1,7 +1,5 @@
 """The ring as an implementation: a problem is cut into slices for processes that are kept from call to call."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

@@ -32,14 +32,8 @@ class Tile(NamedTuple):
             yield self._replace(rows=slice(first, min(first + size, self.rows.stop)))
 
 
-@dataclass(frozen=True, eq=False)
-class Documents:
-    """The documents of a packed sequence.
-
-    Attributes:
-        of_query, of_key: (B or 1, L) their numbers.
-        query, key: (B or 1, L) positions in them.
-    """
+class Documents(NamedTuple):
+    """The documents of a packed sequence: (B or 1, L) their numbers, and positions in them."""
 
     of_query: Tensor
     of_key: Tensor
@@ -47,7 +41,7 @@ class Documents:
     key: Tensor
 
     @classmethod
-    def told_by(cls, options: Options[Tensor], lengths: tuple[int, int]) -> Documents | None:
+    def of(cls, options: Options[Tensor], lengths: tuple[int, int]) -> Documents | None:
         """Those of the options, for so many queries and keys."""
         if options.query_segments is not None and options.key_segments is not None:
             ids = options.query_segments, options.key_segments
@@ -121,7 +115,7 @@ class Masks:
                 raise ValueError(f"attn_mask must be boolean or of floats, not {mask.dtype}")
         if options.key_padding_mask is not None:
             fitting("key_padding_mask", options.key_padding_mask, (shape[0], keys))
-        documents = Documents.told_by(options, (shape[-2], keys))
+        documents = Documents.of(options, (shape[-2], keys))
         return cls(options, shape[-2], keys, query.device, options.query_start or 0, 0, documents, extra_kv)
 
     @property

@@ -1,7 +1,5 @@
 """Attention in tiles: a function whose forward and backward pass need memory linear in the lengths."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

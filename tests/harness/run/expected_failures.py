@@ -154,14 +154,13 @@ def proposed(verdicts: Sequence[Verdict], diagnoses: Mapping[str, str]) -> Itera
     for implementation, clause in dict.fromkeys((v.implementation, v.clause) for v in failing):
         own = [v for v in verdicts if (v.implementation, v.clause) == (implementation, clause)]
         failed = [v for v in own if v in failing]
-        assert failed[0].failure is not None
         yield ""
         yield f"[[{TABLE}]]"
         yield f"clause = {_text(clause)}"
         yield f"candidate = {_text(implementation)}"
         if len(failed) < len([v for v in own if v.status is not Status.NOT_CLAIMED]):
             yield f"dtypes = [{', '.join(_text(v.dtype) for v in failed)}]"
-        yield f"reason = {_text(_reason(clause, failed[0].failure.message, diagnoses.get(implementation, '')))}"
+        yield f"reason = {_text(_reason(clause, failed[0].message, diagnoses.get(implementation, '')))}"
         yield 'link = ""'
     yield ""
     yield f"# end of {FILE}"

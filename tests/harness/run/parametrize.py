@@ -157,10 +157,9 @@ class ClauseChecks(Sequence[Any]):
 
     def explain(self, check: ClauseCheck, verdict: Verdict) -> str:
         """The statement, the message, and for the first failure of a run its smallest case with the numbers."""
-        assert verdict.failure is not None
         text = [
             f"{check.clause} ({check.level}): {check.statement}",
-            f"{verdict.implementation} in {check.dtype}: {verdict.failure.message}",
+            f"{verdict.implementation} in {check.dtype}: {verdict.message}",
             f"{verdict.failed} of {verdict.checks} checks fail",
         ]
         if not self.reduced:

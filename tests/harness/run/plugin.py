@@ -33,6 +33,7 @@ from attention_conformance.tests.harness.run.run_records import subject_of, suit
 from attention_conformance.tests.harness.run.selection import UsageError, hushed, left_out, selection_of, settings_of
 from attention_conformance.tests.harness.run.session import KEY, PROPERTY, USAGE_ERROR, SuiteSession
 from attention_conformance.tests.harness.run.smoke import smoke
+from attention_conformance.tests.report.log import decode, encode
 from attention_conformance.tests.report.recorder import Recorder
 from attention_conformance.tests.report.verdict import Status, Verdict
 from attention_conformance.tests.report.views import ERRORS
@@ -53,7 +54,7 @@ class ClauseItem(pytest.Function):
     def runtest(self) -> None:
         planned, settings = self.planned, self.config.stash[KEY].settings
         verdict = judged(planned.clause, planned.test, settings.judge(planned.implementation, planned.dtype))
-        self.user_properties.append((PROPERTY, verdict.to_json()))
+        self.user_properties.append((PROPERTY, encode(verdict)))
         conclude(verdict)
 
     def repr_failure(  # type: ignore[override]  # as pytest.Function has it, one argument less than Node
@@ -85,9 +86,8 @@ def conclude(verdict: Verdict) -> None:
         case Status.ERROR:
             raise DoesNotConformError(f"{verdict.clause}: {verdict.reason}")
         case Status.FAIL:
-            assert verdict.failure is not None
             if verdict.level != Level.MUST:
-                pytest.xfail(f"{verdict.level}: {verdict.failure.message}")
+                pytest.xfail(f"{verdict.level}: {verdict.message}")
             raise DoesNotConformError(_explained(verdict))
 
 
@@ -239,7 +239,7 @@ class Collector:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         verdicts = [value for name, value in report.user_properties if name == PROPERTY]
         if report.when == "call" and verdicts:
-            self.state.recorder.add(Verdict.from_json(str(verdicts[0])))
+            self.state.recorder.add(decode(str(verdicts[0])))
         elif report.when == "call" and report.failed and _is_chapter(report.nodeid):
             self.state.crashed = True
 
@@ -351,9 +351,8 @@ def _failed_reports(config: pytest.Config) -> dict[tuple[str, str, str], pytest.
     terminal = config.pluginmanager.get_plugin("terminalreporter")
     reports = {}
     for report in [] if terminal is None else terminal.stats.get("failed", []):
-        for name, value in report.user_properties:
-            if name == PROPERTY:
-                verdict = Verdict.from_json(str(value))
+        for verdict in (decode(str(value)) for name, value in report.user_properties if name == PROPERTY):
+            if isinstance(verdict, Verdict):
                 reports[verdict.clause, verdict.implementation, verdict.dtype] = report
     return reports
 

@@ -12,18 +12,8 @@ from markupsafe import Markup
 
 from attention_conformance.spec.clauses import load
 from attention_conformance.spec.conventions import Conventions
-from attention_conformance.tests.report.counts import (
-    BROKEN,
-    LEGEND,
-    MEANINGS,
-    ClauseCount,
-    Conformance,
-    Outcome,
-    Row,
-    chapters_of,
-    counts,
-    outcome,
-)
+from attention_conformance.tests.report import counts
+from attention_conformance.tests.report.counts import ClauseCount, Conformance, Outcome, Row
 from attention_conformance.tests.report.grades import grade
 from attention_conformance.tests.report.model import Run
 from attention_conformance.tests.report.verdict import Verdict
@@ -53,9 +43,9 @@ def text(run: Run) -> str:
     )
     environment.filters |= {"one_line": one_line, "code": code, "slug": slug, "bounds": in_bounds, "web": web}
     environment.filters |= {"named": named, "reasons": reasons}
-    environment.globals |= {"Outcome": Outcome, "Conformance": Conformance, "Depth": Depth, "outcome": outcome}
+    environment.globals |= {"Outcome": Outcome, "Conformance": Conformance, "Depth": Depth, "outcome": counts.outcome}
     environment.globals |= {"prose": prose, "equation": equation}
-    matrix = counts(run)
+    matrix = counts.counts(run)
     failing = failing_clauses(run, matrix)
     judged = {each.clause for row in matrix for each in row.total.clauses}
     style = inline((ASSETS / "page.css").read_text(encoding="utf-8"), "style")
@@ -64,7 +54,7 @@ def text(run: Run) -> str:
         run=run,
         part=selected(run),
         matrix=matrix,
-        columns=chapters_of(run),
+        columns=counts.chapters_of(run),
         failing=failing,
         opened_of=_opened(matrix, failing).get,
         clauses=[clause for name, clause in load().items() if name in judged],
@@ -72,9 +62,9 @@ def text(run: Run) -> str:
         conformances={each: sum(row.conformance is each for row in matrix) for each in Conformance},
         few=FEW,
         signs=SIGNS,
-        legend=LEGEND,
-        meanings=MEANINGS,
-        broken=BROKEN,
+        legend=counts.LEGEND,
+        meanings=counts.MEANINGS,
+        broken=counts.BROKEN,
         grades={row.subject.name: grade(row.verdicts) for row in matrix},
         defaults=dict(Conventions().items()),
         maps={n: pictures.weights(each, len(matrix) > FEW) for n, each in run.weight_maps.items() if each.expected},

@@ -84,8 +84,7 @@ def _case(run: Run, verdict: Verdict) -> ElementTree.Element:
         case Outcome.FAILS:
             case.append(_result("failure", *_failed(run, verdict)))
         case Outcome.ADVICE:
-            message = failure_text(run, verdict).message
-            case.append(_result("skipped", f"advice ({verdict.level}) not followed: {message}"))
+            case.append(_result("skipped", f"advice ({verdict.level}) not followed: {verdict.message}"))
     return case
 
 

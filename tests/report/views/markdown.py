@@ -9,14 +9,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from attention_conformance.spec.clauses import load
-from attention_conformance.tests.report.counts import (
-    LEGEND,
-    Outcome,
-    Row,
-    chapters_of,
-    counts,
-    outcome,
-)
+from attention_conformance.tests.report.counts import LEGEND, Outcome, Row, chapters_of, counts, outcome
 from attention_conformance.tests.report.model import Run, key_of
 from attention_conformance.tests.report.verdict import Verdict
 from attention_conformance.tests.report.views.terminal import SHORT
@@ -143,8 +136,7 @@ def _folded(rows: Sequence[Row]) -> Iterator[Block]:
 
 def _advice(verdicts: Sequence[Verdict]) -> str:
     first = verdicts[0]
-    assert first.failure is not None
-    return f"- {code(first.clause)} ({first.level}) in {code(dtypes_of(verdicts))}: {code(first.failure.message, 300)}"
+    return f"- {code(first.clause)} ({first.level}) in {code(dtypes_of(verdicts))}: {code(first.message, 300)}"
 
 
 def _known(verdicts: Sequence[Verdict]) -> str:

@@ -34,8 +34,7 @@ def _lines(run: Run, row: Row, verdict: str) -> Iterator[str]:
 
 def _clause(verdicts: tuple[Verdict, ...]) -> str:
     first = verdicts[0]
-    message = first.reason if first.failure is None else first.failure.message
-    cells = (first.clause, dtypes_of(verdicts), first.level, message)
+    cells = (first.clause, dtypes_of(verdicts), first.level, first.message)
     return f"<tr>{''.join(f'<td>{_safe(cell)}</td>' for cell in cells)}</tr>"
 
 

@@ -54,15 +54,9 @@ def _details(row: Row, diagnosis: str) -> Iterator[str]:
 
 def _line(kind: Outcome, verdicts: Sequence[Verdict]) -> str:
     first = verdicts[0]
-    match kind:
-        case Outcome.KNOWN:
-            word, text = "known deviation", f"{first.reason} {first.link}"
-        case Outcome.ERROR:
-            word, text = "ERROR", first.reason
-        case _:
-            assert first.failure is not None
-            word, text = "FAIL" if kind is Outcome.FAILS else f"advice ({first.level})", first.failure.message
-    return f"{word}  {first.clause} [{dtypes_of(verdicts)}]: {text}"
+    words = {Outcome.KNOWN: "known deviation", Outcome.ERROR: "ERROR", Outcome.FAILS: "FAIL"}
+    text = f"{first.reason} {first.link}" if kind is Outcome.KNOWN else first.message
+    return f"{words.get(kind, f'advice ({first.level})')}  {first.clause} [{dtypes_of(verdicts)}]: {text}"
 
 
 def observed(answers: Mapping[str, Mapping[str, str]]) -> Iterator[str]:

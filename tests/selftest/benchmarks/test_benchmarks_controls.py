@@ -20,6 +20,7 @@ from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.spec.problem import Problem
 from attention_conformance.tests.benchmarks.benchmark_run import WITH_RATIO, Measurement, Rates, Speed
 from attention_conformance.tests.benchmarks.contenders import contenders
+from attention_conformance.tests.benchmarks.floor import threads
 from attention_conformance.tests.benchmarks.measure import Conditions, measure
 from attention_conformance.tests.benchmarks.paired_timing import Effort
 from attention_conformance.tests.benchmarks.plan import KNOWN
@@ -30,6 +31,7 @@ sdpa: Any = F.scaled_dot_product_attention
 SDPA, MHA = KNOWN["torch.sdpa"], KNOWN["torch.mha"]
 SMALL = Workload("small", Case(Sizes(2, 4, 64, 64, 16, 16), causal=True), "torch.sdpa")
 FLOAT32 = Timed(SMALL, FORWARD, "float32")
+(TINY_MODULE,) = (each for each in REPRESENTATIVE if each.name == "tiny.module.forward.float32")
 
 
 def _measured(
@@ -65,13 +67,6 @@ def test_a_right_implementation_is_timed_and_its_answers_are_checked() -> None:
     assert not measurement.adapter
 
 
-def test_zeros_are_wrong() -> None:
-    measurement = _measured(_changed(lambda output, _: torch.zeros_like(output)))
-    assert measurement.verdict is Speed.WRONG
-    assert "expected" in measurement.reason
-    assert measurement.speed is None
-
-
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("level", ["op", "module"])
 def test_zeros_are_wrong_in_every_dtype_of_every_level(level: str, dtype: str) -> None:
@@ -84,7 +79,9 @@ def test_zeros_are_wrong_in_every_dtype_of_every_level(level: str, dtype: str) -
         return replace(result, output=np.zeros_like(result.output))
 
     timed = timed._replace(passes=FORWARD, dtype=dtype)
-    assert _measured(_with_run(right, zeros), timed, right, seconds=0.01, fewest=2).verdict is Speed.WRONG
+    measurement = _measured(_with_run(right, zeros), timed, right, seconds=0.01, fewest=2)
+    assert (measurement.verdict, measurement.speed) == (Speed.WRONG, None)
+    assert "expected" in measurement.reason
 
 
 @pytest.mark.parametrize("key", [lambda query: query.shape, lambda query: query.data_ptr()], ids=["shape", "address"])
@@ -100,9 +97,18 @@ def test_a_cached_answer_is_wrong(key: Callable[[torch.Tensor], object]) -> None
     assert _measured(_op(cached)).verdict is Speed.WRONG
 
 
-def test_later_calls_are_checked_too() -> None:
-    measurement = _measured(_changed(lambda output, call: output if call < 20 else output * 1.01))
-    assert measurement.verdict is Speed.WRONG
+@pytest.mark.parametrize(
+    ("first", "change", "verdict"),
+    [
+        (20, lambda output: output * 1.01, Speed.WRONG),
+        (12, lambda output: output / torch.zeros(3), Speed.ERROR),  # a shape that does not fit raises
+    ],
+)
+def test_later_calls_are_checked_too(
+    first: int, change: Callable[[torch.Tensor], torch.Tensor], verdict: Speed
+) -> None:
+    later = _changed(lambda output, call: output if call < first else change(output))
+    assert _measured(later).verdict is verdict
 
 
 def _with_slopes(change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
@@ -143,7 +149,7 @@ def test_wrong_gradients_are_wrong(name: str, change: Callable[[torch.Tensor], t
 
 
 def test_wrong_gradients_of_a_module_are_wrong() -> None:
-    timed = next(t for t in REPRESENTATIVE if t.name == "tiny.module.forward.float32")._replace(passes=BOTH)
+    timed = TINY_MODULE._replace(passes=BOTH)
     assert _measured(MHA, timed, MHA).verdict is Speed.BASELINE
 
     def stale(problem: Problem, device: str) -> Result:
@@ -193,24 +199,17 @@ def test_every_exception_of_a_candidate_is_an_error_with_its_name(error: BaseExc
     assert measurement.reason.startswith("candidate raised")
 
 
-def test_an_exception_in_a_later_call_is_an_error() -> None:
-    def fail(output: torch.Tensor, call: int) -> torch.Tensor:
-        return output if call < 12 else output / torch.zeros(3)
-
-    assert _measured(_changed(fail)).verdict is Speed.ERROR
-
-
 def test_a_changed_number_of_threads_is_an_error() -> None:
-    threads = torch.get_num_threads()
+    before = torch.get_num_threads()
 
     def attention(*inputs: torch.Tensor, **options: Any) -> Any:
-        torch.set_num_threads(threads + 1)
+        torch.set_num_threads(before + 1)
         return sdpa(*inputs, **options)
 
     measurement = _measured(_op(attention))
     assert measurement.verdict is Speed.ERROR
     assert "threads" in measurement.reason
-    assert torch.get_num_threads() == threads
+    assert torch.get_num_threads() == before
 
 
 def test_an_unclaimed_workload_is_unsupported_with_the_reason() -> None:
@@ -251,8 +250,7 @@ def test_no_two_calls_of_a_run_have_the_same_inputs() -> None:
 
 
 def test_a_module_keeps_its_parameters_while_its_inputs_change() -> None:
-    timed = next(t for t in REPRESENTATIVE if t.name == "tiny.module.forward.float32")
-    first, second = (problem_for(timed.workload, "float32", seed=seed) for seed in (0, 1))
+    first, second = (problem_for(TINY_MODULE.workload, "float32", seed=seed) for seed in (0, 1))
     assert not np.array_equal(first.query, second.query)
     assert all(np.array_equal(first.parameters[name], second.parameters[name]) for name in first.parameters)
     assert native(MHA, first, "cpu").direct
@@ -261,7 +259,5 @@ def test_a_module_keeps_its_parameters_while_its_inputs_change() -> None:
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+    with threads(1):
+        yield

@@ -18,8 +18,6 @@ from attention_conformance.tests.benchmarks.workloads import _CHOSEN, IMPLEMENTA
 from attention_conformance.tests.selftest.benchmarks.benchmark_data import invented
 from attention_conformance.tests.selftest.sessions import ROOT, SETTINGS
 
-pytest_plugins = ["pytester"]
-
 BENCHMARKS = (*SETTINGS, str(ROOT / "tests" / "benchmarks"))
 SHORT = ("--seconds", "0.05", "--workload", "tiny.op.forward.float32")
 CANDIDATES = """

@@ -1,4 +1,4 @@
-"""What pages show a reader: files to write, commands to type, and what they print."""
+"""The steps of a page for its reader: files to write, commands to type, and their output."""
 
 from __future__ import annotations
 
@@ -26,18 +26,11 @@ class Block:
 
 @dataclass(frozen=True)
 class File:
-    """A file that the page shows, by its first line."""
+    """A file that the page shows, named by its first line; an excerpt if it is a part of a file of the repository."""
 
     name: str
     text: str
-
-
-@dataclass(frozen=True)
-class Excerpt:
-    """A part of a file of the repository that the page shows."""
-
-    name: str
-    text: str
+    excerpt: bool = False
 
 
 @dataclass(frozen=True)
@@ -56,14 +49,14 @@ def blocks(page: Path) -> Iterator[Block]:
         yield Block(match[1].strip(), match[2], text.count("\n", 0, match.start()) + 2)
 
 
-def steps(page: Path) -> list[File | Excerpt | Command]:
-    """What a reader does who follows the page from top to bottom."""
-    result: list[File | Excerpt | Command] = []
+def steps(page: Path) -> list[File | Command]:
+    """The files and commands of a page, from top to bottom."""
+    result: list[File | Command] = []
     for block in blocks(page):
         if block.language == "console":
             result.extend(_commands(block))
         elif name := NAME.match(block.text):
-            result.append(Excerpt(name[1], name[2]) if "/" in name[1] else File(name[1], block.text))
+            result.append(File(name[1], name[2], excerpt=True) if "/" in name[1] else File(name[1], block.text))
     return result
 
 

@@ -7,9 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
-from html.parser import HTMLParser
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path, PurePosixPath
 from urllib.parse import unquote, urldefrag
@@ -18,7 +16,7 @@ import pytest
 
 from attention_conformance.implementations.defects import catalogue
 from attention_conformance.spec.clauses import load
-from attention_conformance.tests.selftest.report.browser import Browser, Scheme, Visit, browser, pictured
+from attention_conformance.tests.selftest.report.browser import Browser, Elements, Scheme, browser, pictured, visiting
 from attention_conformance.tests.selftest.sessions import ROOT
 from docs.linking import chapter_page, with_links_moved, with_names_linked
 from docs.mathml import displayed
@@ -40,55 +38,30 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-class Links(HTMLParser):
-    """The anchors of a page, and what it refers to."""
-
-    def __init__(self, page: Path) -> None:
-        super().__init__()
-        self.ids: set[str] = set()
-        self.hrefs: list[str] = []
-        self.sources: list[str] = []
-        self.feed(page.read_text(encoding="utf-8"))
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        given = dict(attrs)
-        self.ids.add(given.get("id") or "")
-        if tag == "a":
-            self.hrefs.append(given.get("href") or "#")
-        elif tag == "link" and given.get("rel") == "stylesheet":
-            self.sources.append(given.get("href") or "")
-        elif "src" in given:
-            self.sources.append(given["src"] or "")
-
-
 @pytest.fixture(scope="module")
-def pages(site: Path) -> dict[Path, Links]:
-    return {page.resolve(): Links(page) for page in site.rglob("*.html")}
+def pages(site: Path) -> dict[Path, Elements]:
+    return {page.resolve(): Elements(page.read_text(encoding="utf-8")) for page in site.rglob("*.html")}
 
 
-def test_every_link_between_pages_leads_somewhere(pages: dict[Path, Links]) -> None:
-    dead = [
-        f"{page.name}: {href}"
-        for page, links in pages.items()
-        for href in links.hrefs
-        if not re.match("https?:", href) and not leads(page, href, pages)
-    ]
-    assert not dead
+def test_every_link_between_pages_leads_somewhere(pages: dict[Path, Elements]) -> None:
+    for page, elements in pages.items():
+        for link in elements.links:
+            assert re.match("https?:", link) or leads(page, link, pages), f"{page.name}: {link}"
 
 
-def leads(page: Path, href: str, pages: dict[Path, Links]) -> bool:
-    path, anchor = urldefrag(unquote(href))
+def leads(page: Path, link: str, pages: dict[Path, Elements]) -> bool:
+    path, anchor = urldefrag(unquote(link))
     target = (page.parent / path).resolve() if path else page
     return not anchor or anchor in pages[target].ids if target in pages else target.is_file()
 
 
-def test_nothing_is_loaded_from_elsewhere(pages: dict[Path, Links]) -> None:
-    for page, links in pages.items():
-        for source in links.sources:
+def test_nothing_is_loaded_from_elsewhere(pages: dict[Path, Elements]) -> None:
+    for page, elements in pages.items():
+        for source in elements.sources:
             assert not re.match("(https?:)?//", source), f"{page.name}: {source}"
 
 
-def test_every_clause_and_every_equation_has_an_address(site: Path, pages: dict[Path, Links]) -> None:
+def test_every_clause_and_every_equation_has_an_address(site: Path, pages: dict[Path, Elements]) -> None:
     for clause in load().values():
         page = (site / "spec" / f"{clause.chapter}.html").resolve()
         assert clause.id.replace(".", "-") in pages[page].ids
@@ -97,7 +70,7 @@ def test_every_clause_and_every_equation_has_an_address(site: Path, pages: dict[
 
 
 class Quiet(SimpleHTTPRequestHandler):
-    """Serves files without a word."""
+    """Serves files, and logs nothing."""
 
     def log_message(self, format: str, *arguments: object) -> None:
         """Nothing is logged."""
@@ -111,36 +84,19 @@ def address(site: Path) -> Iterator[str]:
         server.shutdown()
 
 
-@contextmanager
-def opened(browser: Browser, address: str, name: str, width: int, scheme: Scheme = "light") -> Iterator[Visit]:
-    page = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
-    visit = Visit(page)
-    visit.listen(f"{address}{name}.html")
-    try:
-        page.goto(f"{address}{name}.html")
-        yield visit
-    finally:
-        page.close()
-
-
-def complaints(visit: Visit, address: str) -> list[str]:
-    """Those of a visit, but for requests for other files of the same pages."""
-    return [each for each in visit.complaints() if not each.startswith(f"request: {address}")]
-
-
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [360, 1280])
 @pytest.mark.parametrize("name", LOOKED_AT)
 def test_nothing_to_complain_of(
     browser: Browser, address: str, name: str, width: int, scheme: Scheme, pytestconfig: pytest.Config
 ) -> None:
-    with opened(browser, address, name, width, scheme) as visit:
+    with visiting(browser, f"{address}{name}.html", width, scheme) as visit:
         pictured(visit, pytestconfig, f"docs-{name.replace('/', '-')}-{width}-{scheme}")
-        assert complaints(visit, address) == []
+        assert [each for each in visit.complaints() if not each.startswith(f"request: {address}")] == []
 
 
 def test_equations_are_seen(browser: Browser, address: str) -> None:
-    with opened(browser, address, "spec/gradients", 360) as visit:
+    with visiting(browser, f"{address}spec/gradients.html", 360) as visit:
         boxes = [each.bounding_box() for each in visit.page.locator(".equation math").all()]
         assert len(boxes) == len(DISPLAYED.findall((ROOT / "spec/chapters/gradients.md").read_text()))
         assert all(box and box["height"] > 10 and box["width"] > 20 for box in boxes)
@@ -149,11 +105,10 @@ def test_equations_are_seen(browser: Browser, address: str) -> None:
 
 
 def test_the_search_needs_no_server(browser: Browser, site: Path) -> None:
-    with opened(browser, f"{site.as_uri()}/", "search", 360) as visit:
-        visit.page.goto(f"{site.as_uri()}/search.html?q=causal.square")
-        found = visit.page.locator("ul.search li").get_by_text("causal.square").first
-        found.wait_for()
-        found.click()
+    with visiting(browser, f"{site.as_uri()}/search.html?q=causal.square", 360) as visit:
+        result = visit.page.locator("ul.search li").get_by_text("causal.square").first
+        result.wait_for()
+        result.click()
         assert "causal.html" in visit.page.url
         assert [each for each in visit.noted if not each.startswith(f"request: {site.as_uri()}/")] == []
 
@@ -199,7 +154,7 @@ def test_links_between_files_follow_them() -> None:
     assert with_links_moved("[a](../../docs/a.md)", PurePosixPath("spec/chapters/b.md"), places) == "[a](../a.md)"
 
 
-def test_a_chapter_says_what_breaks_its_clauses() -> None:
+def test_a_chapter_names_the_defects_that_break_its_clauses() -> None:
     text = "# Chapter 8: causal\n\n## causal.square\n\n- level: MUST\n- equation: 8.1\n\nOf chapter 7.\n"
     page = chapter_page(text, catalogue())
     assert "{.facts}\n- level: MUST" in page

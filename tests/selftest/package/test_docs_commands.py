@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from attention_conformance.tests.measurements import wheels
-from attention_conformance.tests.selftest.package.page_commands import Command, Excerpt, File, agree, blocks, steps
+from attention_conformance.tests.selftest.package.page_commands import Command, File, agree, blocks, steps
 from attention_conformance.tests.selftest.sessions import ROOT
 
 NAME = "attention_conformance"
@@ -42,19 +42,20 @@ def of(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
-SHOWN = [page for page in PAGES if any(isinstance(step, Command) for step in steps(page))]
+COMMANDS = {page: [step.text for step in steps(page) if isinstance(step, Command)] for page in PAGES}
+SHOWN = {command for listed in COMMANDS.values() for command in listed}
 
 
-@pytest.mark.parametrize("page", SHOWN, ids=of)
+@pytest.mark.parametrize("page", [page for page in PAGES if COMMANDS[page]], ids=of)
 def test_commands_do_what_the_page_shows(page: Path, tmp_path: Path) -> None:
-    needs_clone = any(isinstance(step, Command) and step.text.startswith(CLONE) for step in steps(page))
+    needs_clone = any(command.startswith(CLONE) for command in COMMANDS[page])
     folder = cloned(tmp_path / NAME) if needs_clone else tmp_path
     (folder / ".venv").symlink_to(sys.prefix)
     for step in steps(page):
-        if isinstance(step, File):
-            (folder / step.name).write_text(step.text, encoding="utf-8")
-        elif isinstance(step, Excerpt):
+        if isinstance(step, File) and step.excerpt:
             assert step.text in (ROOT / step.name).read_text(encoding="utf-8"), f"{step.name} has changed"
+        elif isinstance(step, File):
+            (folder / step.name).write_text(step.text, encoding="utf-8")
         elif step.text in HEAVY:
             assert_makes(step.text)
         else:
@@ -103,8 +104,7 @@ def assert_makes(command: str) -> None:
 
 
 def test_nothing_is_left_out_that_is_not_shown() -> None:
-    shown = {step.text for page in PAGES for step in steps(page) if isinstance(step, Command)}
-    assert set(HEAVY) <= shown
+    assert set(HEAVY) <= SHOWN
 
 
 @pytest.mark.parametrize("page", PAGES, ids=of)
@@ -118,10 +118,9 @@ def test_commands_stand_in_blocks_that_are_run(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=of)
 def test_commands_within_sentences_leave_a_name_open_or_are_run(page: Path) -> None:
-    shown = {step.text for page in PAGES for step in steps(page) if isinstance(step, Command)}
     prose = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
     for command in re.findall(r"`((?:attention-conformance|pytest|python|pip|\.venv/\S+) [^`]+)`", prose):
-        assert command in shown or re.search(r"\b[A-Z]{3,}\b|--help$", command), f"{of(page)}: {command} is never run"
+        assert command in SHOWN or re.search(r"\b[A-Z]{3,}\b|--help$", command), f"{of(page)}: {command} is never run"
 
 
 def test_targets_of_make_exist() -> None:

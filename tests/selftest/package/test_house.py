@@ -1,4 +1,4 @@
-"""The house: rooms import only rooms below them, files are short, names are unique, and every room says what it is."""
+"""The house: rooms import only rooms below them, files are short, names are unique, and every room has a purpose."""
 
 from __future__ import annotations
 
@@ -39,15 +39,12 @@ FURTHER_LIMITS = {
 }
 """The implementations never see what is expected of them; the report holds plain records."""
 LONGEST = 400
-KNOWN_LENGTHS = {"tests/selftest/implementations/test_sources.py"}
-"""Files that are still too long."""
 TOPICS = {name.replace("-", "_") for name in chapters()}
 SAME_NAME = {"__init__", "__main__", "conftest", *TOPICS, *(f"test_{topic}" for topic in TOPICS)}
 """Several rooms have a file of this name: those that Python and pytest know, and one a chapter, with its topic."""
 SAME_TOPIC = {
     "cached": "the adapter of caches, and the in-house cache",
     "encodings": "encodings of positions, right and wrong",
-    "extensions": "the extensions of a case, and the bounds of their answers",
     "transforms": "transforms of a function, and the mistakes of their own",
 }
 KNOWN_NAMES = {
@@ -72,22 +69,20 @@ def room_of(module: str) -> str:
     return next((room for room in ROOMS if f"{module}.".startswith(f"{room}.")), "")
 
 
-def imported(path: Path) -> Iterator[str]:
-    """The modules and names of this package that a file imports, wherever in it."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+def imports(source: str) -> Iterator[str]:
+    """The modules and names that a file imports, wherever in it."""
+    for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ImportFrom):
-            names = [f"{node.module}.{alias.name}" for alias in node.names]
+            yield from (f"{'.' * node.level}{node.module}.{alias.name}" for alias in node.names)
         elif isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        else:
-            continue
-        yield from (name.removeprefix(f"{NAME}.") for name in names if name.startswith(f"{NAME}."))
+            yield from (alias.name for alias in node.names)
 
 
 def upward(path: Path) -> Iterator[str]:
     """The rooms that a file imports though its own does not allow it."""
     own = room_of(module_of(path))
-    for name in imported(path):
+    for name in imports(path.read_text(encoding="utf-8")):
+        name = name.removeprefix(f"{NAME}.")
         room = room_of(name)
         limited = not name.startswith(FURTHER_LIMITS.get(own, ("",)))
         if own and room and (ROOMS.index(room) > ROOMS.index(own) or limited):
@@ -107,13 +102,12 @@ def test_every_file_lies_in_a_room() -> None:
 
 def test_no_import_is_relative() -> None:
     for path in files():
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            assert not (isinstance(node, ast.ImportFrom) and node.level), f"{path}:{node.lineno} is relative"
+        assert [name for name in imports(path.read_text(encoding="utf-8")) if name.startswith(".")] == [], path
 
 
 def test_no_file_is_long() -> None:
     long = {path.relative_to(ROOT).as_posix() for path in files() if path.read_bytes().count(b"\n") > LONGEST}
-    assert long <= KNOWN_LENGTHS
+    assert not long
 
 
 @pytest.mark.parametrize("room", ROOMS)

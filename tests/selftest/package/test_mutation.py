@@ -8,17 +8,8 @@ import pytest
 
 from attention_conformance.implementations.defects import catalogue
 from attention_conformance.tests.harness.judge.clause_tests import clause_tests
-from attention_conformance.tests.measurements.mutation_score import (
-    Kill,
-    Outcome,
-    both,
-    complaints,
-    needed,
-    outcome,
-    pairs,
-    smallest_set,
-    sole_kills,
-)
+from attention_conformance.tests.measurements import mutation_score
+from attention_conformance.tests.measurements.mutation_score import Kill, Outcome
 
 (DEFECT,) = (defect for defect in catalogue() if defect.id == "next-position-seen")
 CLAUSES = tuple(clause_tests())
@@ -31,11 +22,11 @@ def result(name: str, *clauses: str, margin: float = 1e6, failed: int = 2) -> Ou
 
 def complained(each: Outcome) -> list[str]:
     everywhere = result("another", *CLAUSES)
-    return list(complaints([DEFECT], {DEFECT.id: each, "another": everywhere}))
+    return list(mutation_score.complaints([DEFECT], {DEFECT.id: each, "another": everywhere}))
 
 
 def test_a_defect_is_judged_and_named() -> None:
-    each = outcome(DEFECT.implementation, "quick")
+    each = mutation_score.outcome(DEFECT.implementation, "quick")
     assert set(DEFECT.clauses) <= set(each.clauses)
     assert each.diagnosis == DEFECT.id
     assert "causal=True" in each.needs
@@ -62,25 +53,25 @@ def test_complaints_of_a_defect(each: Outcome, complaint: str) -> None:
 
 def test_complaints_of_clauses() -> None:
     weak = result(DEFECT.id, *CLAUSES[1:], margin=9.0)
-    lines = list(complaints([DEFECT], {DEFECT.id: weak}))
+    lines = list(mutation_score.complaints([DEFECT], {DEFECT.id: weak}))
     assert f"{CLAUSES[0]}: no defect breaks it" in lines
     assert f"{CLAUSES[1]}: no defect breaks it by more than 10 times the bound" in lines
 
 
 def test_clauses_that_nothing_replaces() -> None:
     first, second = result("first", "masks.bool"), result("second", "masks.bool", "causal.square")
-    assert sole_kills([first, second]) == {"masks.bool": 1}
-    assert smallest_set([first, second], 1) == ["masks.bool"]
-    assert set(smallest_set([first, second], 2)) == {"masks.bool", "causal.square"}
+    assert mutation_score.sole_kills([first, second]) == {"masks.bool": 1}
+    assert mutation_score.smallest_set([first, second], 1) == ["masks.bool"]
+    assert set(mutation_score.smallest_set([first, second], 2)) == {"masks.bool", "causal.square"}
 
 
 def test_options_that_nothing_replaces() -> None:
     each = replace(result("first", "masks.bool"), needs=frozenset({"mask=bool"}))
-    assert needed([each, result("second", "causal.square")]) == {"mask=bool": ["first"]}
+    assert mutation_score.needed([each, result("second", "causal.square")]) == {"mask=bool": ["first"]}
 
 
 def test_pairs_have_two_different_mistakes_and_fail() -> None:
-    drawn = pairs(5)
-    assert drawn == pairs(5)
+    drawn = mutation_score.pairs(5)
+    assert drawn == mutation_score.pairs(5)
     assert all(not set(first.replaced) & set(second.replaced) for first, second in drawn)
-    assert outcome(both(*drawn[0]), "quick").kills
+    assert mutation_score.outcome(mutation_score.both(*drawn[0]), "quick").kills

@@ -1,11 +1,15 @@
-"""The number of checks for each profile of claims: a test that makes fewer checks than before is detected here."""
+"""The number of checks for each profile of claims: a test that makes fewer than before is detected; stages of a run."""
 
 from __future__ import annotations
+
+import subprocess
+import sys
 
 import pytest
 
 from attention_conformance.implementations.builtin import BUILTIN
 from attention_conformance.tests.harness.run.runner import run
+from attention_conformance.tests.selftest.sessions import ROOT
 
 PINS = {
     "torch.sdpa.math": (4725, 4500),
@@ -36,3 +40,10 @@ def test_clauses_of_one_profile_are_all_checked_in_all_dtypes() -> None:
         ("numerics.working-precision", "float64"),
         ("numerics.half-range", "float16"),
     ]
+
+
+def test_every_stage_of_the_profile_of_time_exists() -> None:
+    """In a process of its own: the clocks stay in."""
+    program = "from attention_conformance.tests.measurements.suite_profile import Stages, watched; watched(Stages())"
+    process = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=100)
+    assert process.returncode == 0, process.stderr

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 import shutil
 import sys
@@ -13,25 +12,18 @@ from pathlib import Path
 
 import pytest
 
-from attention_conformance.tests.measurements.wheels import (
-    PARTS,
-    ROOT,
-    Environment,
-    build,
-    built,
-    content,
-    contents,
-    copied,
-    install,
-)
+from attention_conformance.tests.measurements import wheels
+from attention_conformance.tests.measurements.wheels import PARTS, ROOT, Environment
+from attention_conformance.tests.selftest.discovery.making import write
+from attention_conformance.tests.selftest.package.test_house import imports
 
 SUITE = "attention_conformance/"
 LEFT = ("tests/selftest/", "tests/measurements/")
 """Parts of the clone that only its own development needs."""
 OPTIONAL = {"jax", "vl_convert"}
-"""What is used where it is there: for candidates written in it, and for the page of benchmarks, which a clone makes."""
+"""Used where installed: for candidates written in it, and for the page of benchmarks, which a clone makes."""
 NEEDED_BY = {"markupsafe": "jinja2", "pydantic_core": "pydantic"}
-"""What comes with what is asked for."""
+"""Packages that come with a required one."""
 CANDIDATES = """
 from tests.scaling import factor
 from torch.nn.functional import scaled_dot_product_attention
@@ -53,25 +45,24 @@ ONE = ("--clause", "scores.dot-product", "--dtype", "float64")
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The clone's wheel."""
-    return build(tmp_path_factory.mktemp("wheel"))
+    return wheels.build(tmp_path_factory.mktemp("wheel"))
 
 
 @pytest.fixture(scope="module")
 def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
     """An environment that has it."""
-    return install(str(wheel), folder=tmp_path_factory.mktemp("environments") / "other")
+    return wheels.install(str(wheel), folder=tmp_path_factory.mktemp("environments") / "other")
 
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
     """Somebody's project: with tests of its own, a configuration and a plugin whose options are named as ours."""
-    (tmp_path / "tests").mkdir()
-    (tmp_path / "tests" / "__init__.py").write_text("")
-    (tmp_path / "tests" / "scaling.py").write_text("def factor():\n    return 2\n")
-    (tmp_path / "tests" / "test_own.py").write_text("def test_own(request):\n    assert request.config.option.report\n")
-    (tmp_path / "conftest.py").write_text(CONFLICTING)
-    (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --report\n")
-    (tmp_path / "mine.py").write_text(CANDIDATES)
+    write(tmp_path, "tests/__init__.py", "")
+    write(tmp_path, "tests/scaling.py", "def factor():\n    return 2\n")
+    write(tmp_path, "tests/test_own.py", "def test_own(request):\n    assert request.config.option.report\n")
+    write(tmp_path, "conftest.py", CONFLICTING)
+    write(tmp_path, "pytest.ini", "[pytest]\naddopts = --report\n")
+    write(tmp_path, "mine.py", CANDIDATES)
     return tmp_path
 
 
@@ -90,29 +81,29 @@ def test_the_wheel_has_every_file_that_runs(wheel: Path) -> None:
     running = {
         str(file) for file in files if not str(file).startswith(LEFT) and not any(map(left_by_tools, file.parts))
     }
-    packed = {name.removeprefix(SUITE) for name in contents(wheel) if name.startswith(SUITE)}
+    packed = {name.removeprefix(SUITE) for name in wheels.contents(wheel) if name.startswith(SUITE)}
     assert packed == running | {"__init__.py", "__main__.py", "conftest.py", "py.typed", "pyproject.toml"}
 
 
 def test_every_data_file_is_of_a_known_kind(wheel: Path) -> None:
-    kinds = {Path(name).suffix for name in contents(wheel) if name.startswith(SUITE)}
+    kinds = {Path(name).suffix for name in wheels.contents(wheel) if name.startswith(SUITE)}
     assert kinds == {".py", ".typed", ".toml", ".md", ".json", ".css", ".js", ".html"}
 
 
 def test_a_wheel_of_the_source_distribution_is_the_same(wheel: Path, tmp_path: Path) -> None:
-    archive = built(copied(tmp_path / "clone"), tmp_path, "build_sdist", "*.tar.gz")
+    archive = wheels.built(wheels.copied(tmp_path / "clone"), tmp_path, "build_sdist", "*.tar.gz")
     with tarfile.open(archive) as source:
         source.extractall(tmp_path, filter="data")
     unpacked = tmp_path / archive.name.removesuffix(".tar.gz")
     (tmp_path / "again").mkdir()
-    again = built(unpacked, tmp_path / "again", "build_wheel", "*.whl")
-    assert contents(again) == contents(wheel)
+    again = wheels.built(unpacked, tmp_path / "again", "build_wheel", "*.whl")
+    assert wheels.contents(again) == wheels.contents(wheel)
     assert again.name == wheel.name
 
 
 def test_one_name_is_installed(environment: Environment) -> None:
-    found = {path.name for path in environment.packages.iterdir()} - {"beside.pth", "__pycache__"}
-    assert {name.partition("-")[0] for name in found} == {"attention_conformance"}
+    installed = {path.name for path in environment.packages.iterdir()} - {"packages.pth", "__pycache__"}
+    assert {name.partition("-")[0] for name in installed} == {"attention_conformance"}
 
 
 def test_nothing_generic_can_be_imported(environment: Environment, tmp_path: Path) -> None:
@@ -121,13 +112,11 @@ def test_nothing_generic_can_be_imported(environment: Environment, tmp_path: Pat
 
 
 def test_other_projects_are_left_alone(environment: Environment, project: Path) -> None:
-    told = environment.run("python", "-m", "pytest", "--help", at=project)
-    assert "--candidate=CANDIDATE" in told.stdout
-    assert "--implementation" not in told.stdout
-    assert "--list-clauses" not in told.stdout
-    ran = environment.run("python", "-m", "pytest", "--report", at=project)
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert "1 passed" in ran.stdout
+    help_text = environment.output("python", "-m", "pytest", "--help", at=project)
+    assert "--candidate=CANDIDATE" in help_text
+    assert "--implementation" not in help_text
+    assert "--list-clauses" not in help_text
+    assert "1 passed" in environment.output("python", "-m", "pytest", "--report", at=project)
 
 
 def test_it_judges_from_an_empty_folder(
@@ -135,9 +124,8 @@ def test_it_judges_from_an_empty_folder(
 ) -> None:
     empty = tmp_path_factory.mktemp("empty")
     before = everything(environment.packages), everything(project)
-    done = environment.run("attention-conformance", "check", f"{project / 'mine.py'}:attention", *ONE, at=empty)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "1 passed" in done.stdout
+    output = environment.output("attention-conformance", "check", f"{project / 'mine.py'}:attention", *ONE, at=empty)
+    assert "1 passed" in output
     assert before == (everything(environment.packages), everything(project))
     assert list(empty.iterdir()) == []
 
@@ -154,16 +142,16 @@ def test_it_judges_within_a_project(environment: Environment, project: Path) -> 
 
 def test_processes_of_an_implementation_find_the_suite(environment: Environment, tmp_path: Path) -> None:
     ring = ("--implementation", "inhouse.ring.2", "--clause", "scores.dot-product", "--dtype", "float32")
-    done = environment.run("python", "-m", "attention_conformance", "check", *ring, at=tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
+    environment.output("python", "-m", "attention_conformance", "check", *ring, at=tmp_path)
 
 
 def test_everything_that_runs_is_installed_with_it(wheel: Path) -> None:
     needed = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     required = {re.split(r"[^a-z0-9-]", need)[0] for need in needed}
-    names = {name for file in contents(wheel) if file.endswith(".py") for name in imported(wheel, file)}
+    sources = [wheels.content(wheel, file) for file in wheels.contents(wheel) if file.endswith(".py")]
+    names = {name.partition(".")[0] for source in sources for name in imports(source)}
     foreign = names - set(sys.stdlib_module_names) - {*PARTS, "attention_conformance"}
-    owners = {name: {NEEDED_BY.get(name, plain(o)) for o in found} for name, found in packages_distributions().items()}
+    owners = {name: {NEEDED_BY.get(name, plain(o)) for o in each} for name, each in packages_distributions().items()}
     assert {name for name in foreign if not required & owners.get(name, {name})} == OPTIONAL
 
 
@@ -172,25 +160,12 @@ def plain(distribution: str) -> str:
     return re.sub(r"[-_.]+", "-", distribution).lower()
 
 
-def imported(wheel: Path, file: str) -> set[str]:
-    """The first parts of the names that a module of the wheel imports, wherever in it."""
-    found: set[str] = set()
-    for node in ast.walk(ast.parse(content(wheel, file))):
-        if isinstance(node, ast.Import):
-            found |= {alias.name.partition(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and not node.level:
-            found.add(str(node.module).partition(".")[0])
-    return found
-
-
 def test_it_audits(environment: Environment, project: Path) -> None:
     target = (str(project / "mine.py:attention"), "--write", "adapter.py")
-    done = environment.run("attention-conformance", "audit", *target, at=project)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "query, key, value" in done.stdout
-    assert "judge it with: attention-conformance check adapter.py:adapter" in done.stdout
-    judged = environment.run("attention-conformance", "check", "adapter.py:adapter", *ONE, at=project)
-    assert judged.returncode == 0, judged.stdout + judged.stderr
+    output = environment.output("attention-conformance", "audit", *target, at=project)
+    assert "query, key, value" in output
+    assert "judge it with: attention-conformance check adapter.py:adapter" in output
+    environment.output("attention-conformance", "check", "adapter.py:adapter", *ONE, at=project)
 
 
 @pytest.fixture
@@ -200,16 +175,14 @@ def example(tmp_path: Path) -> Path:
 
 
 def test_the_example_project_passes_its_own_tests(environment: Environment, example: Path) -> None:
-    done = environment.run("python", "-m", "pytest", "-p", "no:cacheprovider", "-k", "float32 or axes", at=example)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "warning" not in done.stdout
+    output = environment.output("python", "-m", "pytest", "-p", "no:cacheprovider", "-k", "float32 or axes", at=example)
+    assert "warning" not in output
     listed = environment.run("python", "-m", "pytest", "--collect-only", "-q", at=example).stdout
     assert "tests/test_attention.py::test_clauses[masks.bool-float32]" in listed
 
 
 def test_the_example_project_passes_its_own_check_of_types(environment: Environment, example: Path) -> None:
-    done = environment.run("python", "-m", "mypy", at=example)
-    assert done.returncode == 0, done.stdout + done.stderr
+    environment.output("python", "-m", "mypy", at=example)
     tests = example / "tests" / "test_attention.py"
     tests.write_text(tests.read_text().replace("(adapter)", "(adapter, tier=5)"))
     wrong = environment.run("python", "-m", "mypy", at=example)
@@ -217,9 +190,8 @@ def test_the_example_project_passes_its_own_check_of_types(environment: Environm
 
 
 def test_the_example_project_is_judged_by_the_command(environment: Environment, example: Path) -> None:
-    done = environment.run("attention-conformance", "check", "tests.adapter:adapter", *ONE, at=example)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "my.attention" in done.stdout
+    output = environment.output("attention-conformance", "check", "tests.adapter:adapter", *ONE, at=example)
+    assert "my.attention" in output
 
 
 def test_a_script_judges_from_any_folder(environment: Environment, tmp_path: Path) -> None:

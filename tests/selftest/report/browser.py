@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -13,7 +14,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, ConsoleMessage, Dialog, Page, Request, sync_playwright
 
-__all__ = ["Browser", "Scheme", "Visit", "browser", "executable", "pictured", "visiting"]
+__all__ = ["Browser", "Elements", "Scheme", "Visit", "browser", "executable", "pictured", "visiting"]
 
 Scheme: TypeAlias = Literal["light", "dark"]
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
@@ -49,6 +50,24 @@ OVERLAPS = """() => [...document.querySelectorAll("svg")].flatMap((svg) => {
 })"""
 
 
+class Elements(HTMLParser):
+    """All ids of a page, the targets of its links, and the files that it loads."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.ids: list[str] = []
+        self.links: list[str] = []
+        self.sources: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        attributes = {name: value or "" for name, value in attrs}
+        self.ids += [attributes["id"]] if "id" in attributes else []
+        self.links += [attributes["href"]] if "href" in attributes and tag != "link" else []
+        stylesheet = tag == "link" and attributes.get("rel") == "stylesheet"
+        self.sources += [attributes[name] for name in ("href" if stylesheet else "src",) if name in attributes]
+
+
 @dataclass
 class Visit:
     """A page that is open, and what was noted since."""
@@ -57,14 +76,14 @@ class Visit:
     noted: list[str] = field(default_factory=list)
 
     def complaints(self) -> list[str]:
-        """What was noted, and what can be seen now: overflow, small or overlapping letters, rules of accessibility."""
+        """The notes, and the visible flaws: overflow, small or overlapping letters, rules of accessibility."""
         seen = [*self.page.evaluate(OVERFLOW), *self.page.evaluate(SMALL, LEGIBLE), *self.page.evaluate(OVERLAPS)]
         broken = Axe().run(self.page).response["violations"]
         rules = [f"{each['id']}: {each['help']} ({each['nodes'][0]['html'][:200]})" for each in broken]
         return [*self.noted, *seen, *rules]
 
     def refuses_scripts(self) -> bool:
-        """Whether a script that is put into the page now is not run, and the page's security policy says why."""
+        """Whether a script that is put into the page now is not run, and the page's security policy states why."""
         script = "Object.assign(document.createElement('script'), {text: 'window.slipped = 1'})"
         self.page.evaluate(f"() => document.body.append({script})")
         ran = self.page.evaluate("window.slipped") is not None
@@ -110,15 +129,16 @@ def browser() -> Iterator[Browser]:
 
 @contextmanager
 def visiting(
-    browser: Browser, file: Path, width: int = 1280, scheme: Scheme = "light", ready: str = "body"
+    browser: Browser, file: Path | str, width: int = 1280, scheme: Scheme = "light", ready: str = "body"
 ) -> Iterator[Visit]:
-    """The page in a window of this width, once the selector `ready` matches."""
+    """The page of a file or an address in a window of this width, once the selector `ready` matches."""
+    address = file if isinstance(file, str) else file.as_uri()
     page = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
     page.set_default_timeout(TIME_LIMIT)
     visit = Visit(page)
-    visit.listen(file.as_uri())
+    visit.listen(address)
     try:
-        page.goto(file.as_uri())
+        page.goto(address)
         page.wait_for_selector(ready, state="attached")
         yield visit
     finally:
@@ -126,6 +146,6 @@ def visiting(
 
 
 def pictured(visit: Visit, config: pytest.Config, name: str) -> None:
-    """Takes a picture of the whole page where `--screenshots` asks for it."""
+    """Takes a picture of the whole page if `--screenshots` names a folder."""
     if folder := config.getoption("screenshots", None):
         visit.page.screenshot(path=Path(folder) / f"{name}.png", full_page=True)

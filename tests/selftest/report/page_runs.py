@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from attention_conformance.spec.clauses import load
+from attention_conformance.spec.clauses import Clause, load
 from attention_conformance.spec.conventions import Conventions
 from attention_conformance.spec.features import Feature
-from attention_conformance.spec.problem import DTYPES, Array
+from attention_conformance.spec.problem import Array
 from attention_conformance.tests.report.counts import claimed
-from attention_conformance.tests.report.model import Closing, FailureRecord, Grid, Run, Subject, WeightMap
+from attention_conformance.tests.report.model import FailureRecord, Grid, Run, Subject, WeightMap
 from attention_conformance.tests.report.verdict import Status, Verdict
 from attention_conformance.tests.selftest.report import run_builders
 from attention_conformance.tests.selftest.report.run_builders import failed, passed, run, unclaimed, unjudged
@@ -38,18 +38,18 @@ CLAUSES = (
 def invented(complete: bool = True, names: Sequence[str] = (RIGHT, KNOWN, WRONG, BAD)) -> Run:
     """A run of a few implementations with every outcome that a clause can have."""
     verdicts = [_verdict(name, clause, dtype) for name in names for clause in CLAUSES for dtype in DTYPES_OF_RUN]
-    plain = run(
+    maps = {name: _map(name) for name in names}
+    maps |= {name: replace(_map(name), source=BROKEN, got=None) for name in names if name == KNOWN}
+    return run(
         *verdicts,
         subjects=[_subject(name) for name in names],
+        reason="" if complete else f"it was stopped {MARKUP}",
         diagnoses={name: f"matches `scale-of-the-values`: {_odd(name)}" for name in names if name in (WRONG, BAD)},
         failures=[_failure(v) for v in verdicts if v.status is Status.FAIL],
         environment=ENVIRONMENT,
+        observed={BAD: {f"empty row {MARKUP}": BROKEN, "corner of the triangle": REVERSED}},
+        weight_maps=maps,
     )
-    maps = {name: _map(name) for name in names}
-    maps |= {name: replace(_map(name), source=BROKEN, got=None) for name in names if name == KNOWN}
-    closing = Closing(complete, "" if complete else f"it was stopped {MARKUP}", len(verdicts), 12.0)
-    observed = {BAD: {f"empty row {MARKUP}": BROKEN, "corner of the triangle": REVERSED}}
-    return replace(plain, closing=closing, observed=observed, weight_maps=maps)
 
 
 def _odd(name: str) -> str:
@@ -128,45 +128,37 @@ def _failure(verdict: Verdict, heads: int = 2) -> FailureRecord:
 
 
 def full(subjects: Sequence[Subject]) -> Run:
-    """As many verdicts as a run over these has: of every clause that they claim. Two of them fail half of it.
-
-    About as many are known deviations, or not claimed, as of the built-in implementations.
-    """
+    """As many verdicts as a run over these has: of every clause that they claim. Two of them fail half of it."""
     chance = random.Random(1)
     failing = {subject.name for subject in subjects[-2:]}
-    drawn = [v for subject in subjects for v in _of_all(subject, chance)]
-    verdicts = [_failed(v) if v.implementation in failing and chance.random() < 0.5 else v for v in drawn]
-    plain = run(
+    verdicts = [
+        _drawn(subject.name, clause, dtype, chance, 0.5 if subject.name in failing else 0.0)
+        for subject in subjects
+        for clause in load().values()
+        for dtype in subject.dtypes
+        if claimed(clause, subject)
+    ]
+    return run(
         *verdicts,
         subjects=subjects,
         diagnoses=dict.fromkeys(failing, "matches `no-scale`: " + "words " * 20),
         failures=[_failure(v, heads=1) for v in verdicts if v.status is Status.FAIL],
         environment=ENVIRONMENT,
+        observed={subject.name: {f"topic {n}": "answer " * 8 for n in range(13)} for subject in subjects},
+        weight_maps={subject.name: _map(subject.name) for subject in subjects},
     )
-    observed = {subject.name: {f"topic {n}": "answer " * 8 for n in range(13)} for subject in subjects}
-    return replace(plain, observed=observed, weight_maps={subject.name: _map(subject.name) for subject in subjects})
 
 
-def _failed(verdict: Verdict) -> Verdict:
-    message = "output of sample 0 head 1 query 2 component 0 is 1.5, expected 2.5"
-    wrong = failed(verdict.implementation, verdict.clause, verdict.dtype, message, verdict.level)
-    return replace(wrong, checks=5, failed=3, worst=2e9)
-
-
-def _of_all(subject: Subject, chance: random.Random) -> Iterator[Verdict]:
-    for clause in load().values():
-        if claimed(clause, subject):
-            drawn = chance.random()
-            for dtype in DTYPES:
-                if dtype in subject.dtypes:
-                    plain = passed(subject.name, clause.id, dtype, worst=chance.random())
-                    yield _drawn(replace(plain, level=clause.level, checks=chance.randint(1, 90)), drawn)
-
-
-def _drawn(plain: Verdict, drawn: float) -> Verdict:
+def _drawn(name: str, clause: Clause, dtype: str, chance: random.Random, failing: float) -> Verdict:
+    """About as many are known deviations, or not claimed, as of the built-in implementations."""
+    if chance.random() < failing:
+        message = "output of sample 0 head 1 query 2 component 0 is 1.5, expected 2.5"
+        return replace(failed(name, clause.id, dtype, message, clause.level), checks=5, failed=3, worst=2e9)
+    drawn = random.Random(f"{name} {clause.id}").random()  # the same in every dtype
     if drawn < 0.09:
-        return unclaimed(plain.implementation, plain.clause, plain.dtype, "its kernel takes no mask here")
+        return unclaimed(name, clause.id, dtype, "its kernel takes no mask here")
     if drawn < 0.11:
         reason = "the fused kernel masks the future before it multiplies by the scale: scale 0 gives NaN"
-        return replace(_failed(plain), status=Status.EXPECTED_FAILURE, reason=reason, link=LINK)
-    return plain
+        return replace(run_builders.known(name, clause.id, dtype, reason, LINK), level=clause.level)
+    plain = passed(name, clause.id, dtype, worst=chance.random())
+    return replace(plain, level=clause.level, checks=chance.randint(1, 90))

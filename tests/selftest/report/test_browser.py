@@ -10,8 +10,6 @@ from attention_conformance.tests.selftest.report.browser import Browser, browser
 
 __all__ = ["browser"]
 
-pytest_plugins = ["pytester"]
-
 CLEAN = "<h1>A page</h1><p>Nothing to complain of.</p>"
 WORDS = '<text x="10" y="{y}" font-size="12">label</text>'
 

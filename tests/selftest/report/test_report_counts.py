@@ -1,4 +1,4 @@
-"""Counts of a run: every view shows the same numbers for each implementation and chapter, and says what they mean."""
+"""Counts of a run: every view shows the same numbers for each implementation and chapter, and states what they mean."""
 
 from __future__ import annotations
 
@@ -11,14 +11,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from attention_conformance.tests.report.counts import (
-    LEGEND,
-    Conformance,
-    Outcome,
-    chapters_of,
-    conformance,
-    counts,
-)
+from attention_conformance.tests.report.counts import LEGEND, Conformance, Outcome, chapters_of, conformance, counts
 from attention_conformance.tests.report.model import Run
 from attention_conformance.tests.report.verdict import Verdict
 from attention_conformance.tests.report.views import badge, html, json_view, junit, markdown

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import replace
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
@@ -20,6 +19,7 @@ from attention_conformance.tests.report.views.html import slug, text
 from attention_conformance.tests.selftest.report.browser import (
     OVERFLOW,
     Browser,
+    Elements,
     Scheme,
     Visit,
     browser,
@@ -300,22 +300,6 @@ def test_a_failure_has_all_that_explains_it(open_page: Visit) -> None:
     assert "Erratum (E)" in (scores.text_content() or "")
 
 
-class Elements(HTMLParser):
-    """All ids and all targets of links within the page."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.ids: list[str] = []
-        self.targets: set[str] = set()
-        self.feed(page)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        attributes = dict(attrs)
-        self.ids += [attributes["id"] or ""] if "id" in attributes else []
-        if (attributes.get("href") or "").startswith("#"):
-            self.targets.add((attributes["href"] or "")[1:])
-
-
 def test_a_full_run_is_small_and_its_links_lead_somewhere(
     tmp_path: Path, browser: Browser, pytestconfig: pytest.Config
 ) -> None:
@@ -325,7 +309,7 @@ def test_a_full_run_is_small_and_its_links_lead_somewhere(
     assert len(run.verdicts) > 10_000
     assert file.stat().st_size < LARGEST
     assert len(set(elements.ids)) == len(elements.ids)
-    assert elements.targets <= set(elements.ids)
+    assert {link[1:] for link in elements.links if link.startswith("#")} <= set(elements.ids)
     for width in (360, 1280):
         with visiting(browser, file, width, ready=READY) as visit:
             pictured(visit, pytestconfig, f"report-full-{width}")
