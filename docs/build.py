@@ -26,7 +26,7 @@ LABELS = {
     "<pre>": '<pre tabindex="0">',
     '<div class="table-wrapper ': '<div tabindex="0" class="table-wrapper ',
 }
-"""What the theme omits for readers with a keyboard or a screen reader."""
+"""Attributes that the theme omits for readers with a keyboard or a screen reader."""
 STRICT = ("-W", "--keep-going", "-n", "-q")
 
 

@@ -118,7 +118,7 @@ def pytest_benchmark_update_json(config: pytest.Config, output_json: dict[str, A
 
 
 def pytest_benchmark_generate_machine_info(config: pytest.Config) -> dict[str, Any]:
-    """What identifies a machine: pytest-benchmark's own record also has the clock rate of the moment."""
+    """The identity of a machine: pytest-benchmark's own record also has the clock rate of the moment."""
     return asdict(machine(config.getoption("device")))
 
 

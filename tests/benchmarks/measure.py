@@ -42,7 +42,7 @@ class ContenderError(Exception):
 
 @dataclass(frozen=True)
 class Conditions:
-    """What is the same for all measurements of a run.
+    """The conditions of all measurements of a run.
 
     Attributes:
         device: as torch spells it.

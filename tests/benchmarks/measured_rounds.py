@@ -33,7 +33,7 @@ class MeasuredRounds:
 
 
 def extra_info(measurement: Measurement) -> dict[str, Any]:
-    """What pytest-benchmark has no field for: all but the seconds."""
+    """All fields but the seconds: pytest-benchmark has none for them."""
     fields: dict[str, Any] = json.loads(json.dumps(asdict(measurement)))
     return {name: value for name, value in fields.items() if not name.endswith("seconds")}
 

@@ -76,7 +76,7 @@ def _totals(
 
 
 def _tables(defects: Sequence[Defect], quick: Mapping[str, mutation_score.Outcome]) -> dict[str, Any]:
-    """What the page lists of each defect, clause and option."""
+    """The rows of the page for each defect, clause and option."""
     alone = mutation_score.sole_kills(quick.values())
     chosen = mutation_score.smallest_set(list(quick.values()), TWICE)
     return {

@@ -1,4 +1,4 @@
-"""Counts of a run: every view shows the same numbers for each implementation and chapter, and says what they mean."""
+"""Counts of a run: every view shows the same numbers for each implementation and chapter, and states what they mean."""
 
 from __future__ import annotations
 
