@@ -297,7 +297,7 @@ def _ranked(implementation: Implementation, observed: Sequence[Observation], cla
     failing = [each for each in observed if each.failing]
     others = [each for each in observed if not each.failing]
     end = time.perf_counter() + BUDGET
-    few = _evenly(failing, FEW) + others[:2]
+    few = failing[:: max(1, -(-len(failing) // FEW))] + others[:2]  # evenly over the order of the specification
     listed = list(hypotheses(implementation.claims.scope, implementation.claims.conventions))
     far = {each.name: each.defect is not None and each.defect.clauses[0] not in clauses for each in listed}
     listed.sort(key=lambda each: far[each.name])
@@ -311,12 +311,6 @@ def _ranked(implementation: Implementation, observed: Sequence[Observation], cla
 
 def _rank(score: Score) -> tuple[float, ...]:
     return -(score.explains + score.agrees), score.hypothesis.defect is not None, score.error
-
-
-def _evenly(failing: Sequence[Observation], count: int) -> list[Observation]:
-    """Some of them, evenly over the order of the specification."""
-    step = max(1, -(-len(failing) // count))
-    return list(failing[::step])
 
 
 def _scored(hypothesis: Hypothesis, observed: Sequence[Observation], hopeless: int = MANY) -> Score:

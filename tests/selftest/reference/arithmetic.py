@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import mpmath
 
 Number: TypeAlias = Any
-"""A float, a complex or an mpmath number: the loops ask no more of it than arithmetic and its real part."""
+"""A float, a complex or an mpmath number: the loops need no more of it than arithmetic and its real part."""
 
 
 @dataclass(frozen=True)
