@@ -163,10 +163,10 @@ def sparse_blocks(seen: MaskMod, call: FlexCall) -> flex.BlockMask:
 def arguments(call: FlexCall, blocks: Callable[[MaskMod, FlexCall], flex.BlockMask]) -> dict[str, Any]:
     """What flex_attention is called with in addition to query, key and value; only what is needed appears."""
     masks, mods = tuple(mask_mods(call)), tuple(score_mods(call))
-    found: dict[str, Any] = {"scale": call.options.scale, "enable_gqa": call.options.enable_gqa}
+    added: dict[str, Any] = {"scale": call.options.scale, "enable_gqa": call.options.enable_gqa}
     if masks:
-        found["block_mask"] = blocks(seen_by_all(masks), call)
-    return found | ({"score_mod": one_after_another(mods)} if mods else {})
+        added["block_mask"] = blocks(seen_by_all(masks), call)
+    return added | ({"score_mod": one_after_another(mods)} if mods else {})
 
 
 def with_sinks(output: Tensor, log_sum_exp: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor]:

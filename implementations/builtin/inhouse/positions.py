@@ -14,6 +14,7 @@ from attention_conformance.implementations.builtin.inhouse.call_options import s
 from attention_conformance.implementations.builtin.inhouse.head_attention import softmax
 from attention_conformance.implementations.builtin.inhouse.online import wide
 from attention_conformance.implementations.builtin.inhouse.tile_masks import INFINITY, Masks
+from attention_conformance.implementations.builtin.inhouse.tiled import rotated
 from attention_conformance.implementations.builtin.sdpa import SDPA_FEATURES
 from attention_conformance.spec.conventions import AlibiRule, Conventions, RotaryPairing, SinusoidOrder
 from attention_conformance.spec.features import Feature, Scope
@@ -36,20 +37,6 @@ def alibi_slopes(num_heads: int, rule: AlibiRule = AlibiRule.INTERLEAVED) -> Arr
         return (2.0 ** (-8.0 / num_heads * np.arange(1, num_heads + 1))).astype(np.float32)
     between = alibi_slopes(2 * below)[::2]
     return np.concatenate([alibi_slopes(below), between[: num_heads - below]])
-
-
-def rotated(rows: Tensor, places: Tensor, base: float, pairing: RotaryPairing = RotaryPairing.HALVES) -> Tensor:
-    """(B, H, L, d) with each pair of components rotated by the angle of its position (L,), worked out in float64."""
-    count = rows.shape[-1] // 2
-    shape = (2, count) if pairing is RotaryPairing.HALVES else (count, 2)
-    pairs = rows.unflatten(-1, shape)
-    axis = -2 if pairing is RotaryPairing.HALVES else -1
-    first, second = pairs.unbind(axis)
-    frequencies = base ** (-torch.arange(count, dtype=torch.float64, device=rows.device) / count)
-    angles = places[:, None] * frequencies
-    cosines, sines = angles.cos().to(rows.dtype), angles.sin().to(rows.dtype)
-    moved = first * cosines - second * sines, first * sines + second * cosines
-    return torch.stack(moved, axis).flatten(-2)
 
 
 SUPPORTED = {
@@ -80,11 +67,11 @@ def attention(
     q, k, v = (x.to(wide(dtype)) for x in (query, key, value))
     if call.rotary_base is not None:
         places = ((q, "query"), (k, "key"))
-        q, k = (rotated(x, masks.positions(role)[0], call.rotary_base, pairing) for x, role in places)
+        q, k = (rotated(x, masks.positions(role), call.rotary_base, pairing) for x, role in places)
     scores = q @ k.mT * (query.shape[-1] ** -0.5 if call.scale is None else call.scale)
-    seen, added = masks.seen(masks.whole), masks.added(masks.whole, scores.dtype)
+    visible, added = masks.visible(masks.whole), masks.added(masks.whole, scores.dtype)
     scores = scores if added is None else scores + added
-    scores = scores if seen is None else scores.masked_fill(~seen, -INFINITY)
+    scores = scores if visible is None else scores.masked_fill(~visible, -INFINITY)
     empty = (scores == -INFINITY).all(-1)
     log_sum_exp = torch.where(empty, -INFINITY, scores.masked_fill(empty[..., None], 0.0).logsumexp(-1))
     weights = softmax(scores, None)

@@ -124,12 +124,12 @@ def serve(
     if Path("/sys/class/net/lo").exists():
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # no host name has to be known
     with contextlib.suppress(EOFError, OSError):
-        found: tuple[str, Any] = ANSWERED, None
+        message: tuple[str, Any] = ANSWERED, None
         try:
             dist.init_process_group("gloo", meeting, timedelta(seconds=timeout), count, rank)
             while True:
-                connection.send(found)
-                found = ANSWERED, answer(connection.recv())
+                connection.send(message)
+                message = ANSWERED, answer(connection.recv())
         except (EOFError, BrokenPipeError):
             raise
         except Exception as error:

@@ -1,7 +1,7 @@
 """Attention for sequences that outgrow one device: each process holds a slice, and slices of keys go round.
 
 Process r holds the r-th slice of queries, keys and values. In as many steps as there are processes it meets every slice
-of keys and values, which its neighbour hands on to it, and merges what it finds through the log-sum-exp. On the way
+of keys and values, which its neighbour hands on to it, and merges the answers through the log-sum-exp. On the way
 back the gradients of keys and values travel with them, and arrive home in the last step.
 
 Torch's own `context_parallel` does not run on the CPU (2.13, gloo): scaled_dot_product_attention within it raises
@@ -38,9 +38,9 @@ Lengths: TypeAlias = tuple[Sequence[int], Sequence[int]]
 def lengths_of(group: dist.ProcessGroup | None, queries: int, keys: int) -> Lengths:
     """So many queries and keys as each process of the group holds; all of them call this together."""
     held = torch.tensor([queries, keys])
-    found = [torch.empty_like(held) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(found, held, group)
-    of_queries, of_keys = torch.stack(found).T.tolist()
+    counts = [torch.empty_like(held) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(counts, held, group)
+    of_queries, of_keys = torch.stack(counts).T.tolist()
     return of_queries, of_keys
 
 
@@ -123,8 +123,8 @@ class RingAttention(torch.autograd.Function):
         d_query, held = torch.zeros_like(query), [key, value, torch.zeros_like(key), torch.zeros_like(value)]
         for step in range(ring.size):
             given = Operands(query, held[0], held[1])
-            found = retrace(replace(ctx.plan, masks=ring.block(ctx.plan.masks, step)), given, lse, d_output, centre)
-            d_query, held = d_query + found.query, [*held[:2], held[2] + found.key, held[3] + found.value]
+            gradients = retrace(replace(ctx.plan, masks=ring.block(ctx.plan.masks, step)), given, lse, d_output, centre)
+            d_query, held = d_query + gradients.query, [*held[:2], held[2] + gradients.key, held[3] + gradients.value]
             held = ring.hand_on(held if step + 1 < ring.size else held[2:], step)()
         return None, None, d_query, *held[-2:]
 

@@ -147,5 +147,5 @@ class TestCachedAttention:
         for numbers in ((0.0, 1.0), (2.0,), (3.0, 4.0, 5.0, 6.0), (7.0,)):
             rows = torch.tensor(numbers)[None, None, :, None]
             ring.append(rows, -rows)
-        key, value, positions = ring.kept()
+        key, value, positions = ring.stored()
         assert positions.tolist() == key.flatten().tolist() == (-value).flatten().tolist() == [5, 6, 7]
