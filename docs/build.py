@@ -1,7 +1,5 @@
 """Builds the documentation: `python -m docs.build site` collects the pages, and Sphinx makes HTML of them."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import shutil

@@ -1,7 +1,5 @@
 """Hooks: the options of benchmarks, a test for each workload and implementation, and the file of the run."""
 
-from __future__ import annotations
-
 import json
 import warnings
 from dataclasses import asdict

@@ -1,7 +1,5 @@
 """Measures one implementation on one workload in pairs with its baseline, from the first call to the verdict."""
 
-from __future__ import annotations
-
 import time
 import warnings
 from collections.abc import Iterator

@@ -4,8 +4,6 @@ A round is measured in a pair with the baseline, and the number of rounds follow
 pytest-benchmark cannot run the rounds by itself.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import asdict

@@ -1,7 +1,5 @@
 """The plan of a benchmark run, by the options of the command line."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches

@@ -1,7 +1,5 @@
 """Measures the auditor on implementations whose claims are known, but hidden from it: `make audit-score`."""
 
-from __future__ import annotations
-
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping

@@ -4,8 +4,6 @@
 defect survives or a clause is idle.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math

@@ -1,7 +1,5 @@
 """Wheels: the project built and installed as elsewhere, in environments of their own."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import site

@@ -7,9 +7,10 @@ from collections import Counter
 import pytest
 import torch._dynamo
 
+from attention_conformance.tests.selftest.discovery.making import make
 from attention_conformance.tests.selftest.sessions import sessions
 
-__all__ = ["sessions"]
+__all__ = ["make", "sessions"]
 
 OWN = "tests/selftest/"
 LOADED = (torch._dynamo,)

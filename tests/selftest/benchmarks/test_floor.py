@@ -1,7 +1,5 @@
 """The floor counts the work of the equations; only impossible times are rejected."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import replace
 from statistics import median

@@ -16,17 +16,7 @@ from attention_conformance.spec.cases import Case, Sizes
 from attention_conformance.spec.conventions import CausalWithMask, EmptyRow, Polarity
 from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.spec.inputs import build
-from attention_conformance.tests.selftest.discovery.making import (
-    MASKS,
-    WRAP,
-    Make,
-    assert_conforms,
-    make,
-    refused,
-    write,
-)
-
-__all__ = ["make"]  # the fixture
+from attention_conformance.tests.selftest.discovery.making import MASKS, WRAP, Make, assert_conforms, refused, write
 
 GRADIENTS = {Feature.GRADIENTS, Feature.MASK_GRADIENT}
 EXTRAS = ALWAYS | {Feature.WEIGHTS, Feature.LOG_SUM_EXP}

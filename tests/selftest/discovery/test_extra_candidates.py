@@ -11,9 +11,7 @@ from attention_conformance.spec.conventions import ReturnedWeights
 from attention_conformance.spec.features import Feature
 from attention_conformance.tests.harness.run.runner import run
 from attention_conformance.tests.report.verdict import Status
-from attention_conformance.tests.selftest.discovery.making import Make, make
-
-__all__ = ["make"]  # the fixture
+from attention_conformance.tests.selftest.discovery.making import Make
 
 EVERY = {
     "window_size": Feature.WINDOW,

@@ -14,9 +14,7 @@ from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Padding
 from attention_conformance.spec.conventions import Polarity
 from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.tests.harness.judge.judge import Judge
-from attention_conformance.tests.selftest.discovery.making import MASKS, WRAP, Make, assert_conforms, make, refused
-
-__all__ = ["make"]  # the fixture
+from attention_conformance.tests.selftest.discovery.making import MASKS, WRAP, Make, assert_conforms, refused
 
 SELF = """
 class f(nn.Module):

@@ -1,7 +1,5 @@
 """The house: rooms import only rooms below them, files are short, names are unique, and every room has a purpose."""
 
-from __future__ import annotations
-
 import ast
 from collections import Counter
 from collections.abc import Iterator

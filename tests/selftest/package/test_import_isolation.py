@@ -1,7 +1,5 @@
 """A candidate's project may have packages named as the suite's folders are: it gets its own."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

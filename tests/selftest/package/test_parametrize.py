@@ -1,7 +1,5 @@
 """`parametrize_with_clauses` in a project that has its own options, markers, warnings and package `tests`."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The worked experiment on head gates: its predictions are those of the loss's own derivatives."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

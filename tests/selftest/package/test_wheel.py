@@ -1,7 +1,5 @@
 """The wheel: everything that runs is in it, it disturbs no other project, and its command judges from any folder."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import sys

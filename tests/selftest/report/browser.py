@@ -1,7 +1,5 @@
 """Browser: shows a page in headless Chromium, and lists its flaws."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Runs for the tests of the report's page: every outcome, text with markup, and as many verdicts as a full run has."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from dataclasses import replace

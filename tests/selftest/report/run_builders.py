@@ -1,7 +1,5 @@
 """Reports for the tests of views: runs put together by hand, and text that tries to break out of them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Badges: their words and colours, and that they can be read."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Counts of a run: every view shows the same numbers for each implementation and chapter, and states what they mean."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """The difference of two reports: it lists what got worse, ignores what was not selected, and hides nothing."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import replace

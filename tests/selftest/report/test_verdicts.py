@@ -1,7 +1,5 @@
 """Verdicts: records that contradict themselves cannot be built, and what is built survives its JSON."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from typing import Any
