@@ -1,7 +1,5 @@
 """Closed-form gradients of every input and parameter (chapter gradients), in float64."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from math import prod
 

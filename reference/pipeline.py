@@ -1,7 +1,5 @@
 """The pipeline: attention as a record of named stages. `Pipeline()` is the specification."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property

@@ -1,7 +1,5 @@
 """Stages: the steps of the equation beyond the core, and the transposes by which gradients go back through them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 

@@ -1,7 +1,5 @@
 """Visibility: which keys each query may see, what is added to its scores, and who answers for an empty row."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar

@@ -1,7 +1,5 @@
 """Caches: what is fed a sequence piece by piece becomes a `run`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, replace

@@ -1,7 +1,5 @@
 """JAX adapters: a function of JAX arrays becomes an implementation, in one line. JAX is an extra: `pip install jax`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass

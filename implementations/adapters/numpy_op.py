@@ -1,7 +1,5 @@
 """NumPy adapters: a function of NumPy arrays becomes an implementation, in one line."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass

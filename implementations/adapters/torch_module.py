@@ -1,7 +1,5 @@
 """Module adapters: a torch module with projections inside becomes an implementation in a few lines."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import KW_ONLY, dataclass, field, replace

@@ -1,7 +1,5 @@
 """PyTorch adapters: a function of tensors query, key and value becomes an implementation in a few lines."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import KW_ONLY, dataclass, field

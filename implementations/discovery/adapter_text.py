@@ -1,7 +1,5 @@
 """Adapter files: an adapter's text with its target and its claims, and the evidence for each of them in comments."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterator, Sequence

@@ -5,8 +5,6 @@ time: an axis that stands for itself (batch, head, query, component of the value
 that is summed over (key, component of query and key) changes them all.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace

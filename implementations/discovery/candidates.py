@@ -1,7 +1,5 @@
 """Candidates: targets of the command line that need no adapter, made into implementations."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

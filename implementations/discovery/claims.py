@@ -3,8 +3,6 @@
 A feature that has an effect is claimed, even if it is not the specified effect: the suite then reports what is wrong.
 """
 
-from __future__ import annotations
-
 from attention_conformance.implementations.discovery.findings import ABSENT, LOST, Facts
 from attention_conformance.implementations.discovery.probe_interface import PARAMETERS
 from attention_conformance.spec.conventions import Conventions, values_of

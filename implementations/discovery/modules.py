@@ -1,7 +1,5 @@
 """Modules: how a class like torch.nn.MultiheadAttention, or a part of it, is built and called, and what it claims."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext

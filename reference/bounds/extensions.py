@@ -1,7 +1,5 @@
 """Rounding bounds of the stages of the extensions; the derivation is in `bounds.md` next to this file."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from attention_conformance.reference.arrays import Floats

@@ -1,7 +1,5 @@
 """Rounding bounds of the gradients; the derivation is in `bounds.md` next to this file."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 

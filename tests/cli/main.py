@@ -1,7 +1,5 @@
 """The command line of `attention-conformance`: its commands, and the part of the suite that runs each."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 import traceback

@@ -3,8 +3,6 @@
 Where pytest does not run on the suite, the plugin adds nothing and does nothing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """Fixtures of the suite's own tests, and lines at the end on those that were not run: a row of dots shows none."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

@@ -1,7 +1,5 @@
 """Diagnosis: which known mistake, or which convention, explains the failures of a candidate; if none, their pattern."""
 
-from __future__ import annotations
-
 import math
 import string
 import time

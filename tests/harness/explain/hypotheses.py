@@ -1,7 +1,5 @@
 """Hypotheses: what a failing candidate may be doing, each as a function that answers a problem."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """Scripts: a counterexample as a program of a few lines, which needs NumPy and the candidate, but not this suite."""
 
-from __future__ import annotations
-
 import functools
 import sys
 import warnings

@@ -1,7 +1,5 @@
 """Influence: which keys a candidate's rows really used, detected by moving one value row at a time."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

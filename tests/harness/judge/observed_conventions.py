@@ -1,7 +1,5 @@
 """Observed conventions: which answer an implementation gives where the field disagrees, whatever it claims."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias

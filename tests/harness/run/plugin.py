@@ -1,7 +1,5 @@
 """The pytest side: options, one test item for each clause, implementation and dtype, and the report of the run."""
 
-from __future__ import annotations
-
 import gc
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Post-run: what follows when all verdicts are known: diagnoses, smaller cases, and observed conventions."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 

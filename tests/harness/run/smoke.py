@@ -1,7 +1,5 @@
 """Smoke: a few small problems before a run, which detect an adapter that passes its inputs in a wrong form."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from itertools import permutations

@@ -1,7 +1,5 @@
 """Candidates: what functions claim by their parameters and a few calls, and what is refused how."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

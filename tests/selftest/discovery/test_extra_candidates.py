@@ -1,7 +1,5 @@
 """Candidates beyond the core: what names, constructors and a few calls claim, and that no right one is accused."""
 
-from __future__ import annotations
-
 import pytest
 
 from attention_conformance.implementations.api.contract import Implementation

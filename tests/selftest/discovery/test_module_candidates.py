@@ -1,7 +1,5 @@
 """Module classes as candidates: how they are built, filled and called, and what they claim."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """Statistics of dropout: exact false alarms and power for the share of kept weights, and detected repetitions."""
 
-from __future__ import annotations
-
 from math import lgamma, log
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Influence: the message of a failure names the keys that a row may see, and those that it saw."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """No clause runs a case that the claims exclude, whatever it makes of a case that they allow."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cache, partial

@@ -1,7 +1,5 @@
 """The command line: what is checked, how failures read, and that no candidate gets out of its verdict."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

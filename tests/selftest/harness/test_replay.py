@@ -1,7 +1,5 @@
 """Replay and scripts: each failure can be shown again, with the suite and without, and both are run here."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Sequences in pieces: the adapters, how cases are fitted to them, and the in-house cache."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

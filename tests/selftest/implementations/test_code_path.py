@@ -1,7 +1,5 @@
 """Variants that are named after a code path of torch: they take it, and leaving it is an error."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

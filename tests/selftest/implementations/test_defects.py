@@ -1,7 +1,5 @@
 """Defect implementations fail on the right clause, and every clause is one that something fails."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

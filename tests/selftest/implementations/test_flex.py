@@ -1,7 +1,5 @@
 """flex_attention: its options together, the few kernels that are compiled, and one of them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """The fused module: a drop-in for torch's, and by whatever route the same answer."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any

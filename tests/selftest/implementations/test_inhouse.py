@@ -1,7 +1,5 @@
 """The in-house implementations: they answer as the reference does, and refuse what has no meaning."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

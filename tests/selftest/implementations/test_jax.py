@@ -1,7 +1,5 @@
 """JAX functions as candidates: options are detected, every dtype is judged with gradients, wrong ones fail."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Modes: what is claimed by them, and transforms that answer the given problem and no other."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

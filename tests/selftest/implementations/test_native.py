@@ -1,7 +1,5 @@
 """Native calls: what is timed answers as what is judged, without the adapter's own work."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Attention in NumPy: one answer whatever the tiles are, and float32 where it says so."""
 
-from __future__ import annotations
-
 import tracemalloc
 from dataclasses import replace
 from functools import partial

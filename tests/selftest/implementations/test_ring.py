@@ -1,7 +1,5 @@
 """The ring: equal to one process within the bounds, however the sequence is cut, and no wait without end."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """The corrected code of the five sources: their interfaces, worked examples, errors and repaired defects."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

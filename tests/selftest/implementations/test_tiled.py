@@ -1,7 +1,5 @@
 """The tiled implementation: one answer whatever the tiles are, and memory linear in the lengths."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """How the reference is compared with the loops, or with any other answer: in units of its own bounds."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The kinds of numbers in which the second derivation is evaluated."""
 
-from __future__ import annotations
-
 import cmath
 import math
 from collections.abc import Callable, Iterable

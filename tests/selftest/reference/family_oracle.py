@@ -1,7 +1,5 @@
 """The second derivation beyond the core: positions, rotations, groups, extra keys and biases, one by one."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

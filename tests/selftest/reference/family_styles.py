@@ -1,7 +1,5 @@
 """The attention family in torch, in many right styles and a few wrong ones."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias

@@ -1,7 +1,5 @@
 """A second derivation of attention: loops straight from the equations, sharing no code with `reference`."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

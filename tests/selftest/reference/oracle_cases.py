@@ -1,7 +1,5 @@
 """The cases on which the reference is compared with the loops: listed ones, and those that Hypothesis draws."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import product
 

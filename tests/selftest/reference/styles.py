@@ -1,7 +1,5 @@
 """Attention in many styles: other orders of summation, other bases, other places for the roundings; and a few wrong."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial

@@ -1,7 +1,5 @@
 """The bounds let every correct style of computing through, and no wrong answer."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product

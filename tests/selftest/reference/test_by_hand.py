@@ -1,7 +1,5 @@
 """Answers worked out by hand, each against the reference and the loops."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from math import exp, log, pi, sqrt, tanh
 from typing import Any

@@ -1,7 +1,5 @@
 """The reference of the plain functions against mpmath and hand-computed values, and how functions are claimed."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import mpmath

@@ -1,7 +1,5 @@
 """The reference of the attention family against attention in torch, with gradients of automatic differentiation."""
 
-from __future__ import annotations
-
 import pytest
 
 from attention_conformance.implementations.api.contract import Implementation

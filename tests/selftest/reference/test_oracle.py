@@ -1,7 +1,5 @@
 """The reference against the loops, fifty digits and complex steps, and what holds for every answer."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Positions of queries and keys, worked out by hand."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

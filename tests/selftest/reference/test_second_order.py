@@ -1,7 +1,5 @@
 """Second derivatives of the reference: against differences of its gradients, by symmetry, and against torch."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 

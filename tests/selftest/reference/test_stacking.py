@@ -1,7 +1,5 @@
 """Stacking: what is solved for several dtypes at once is, bit for bit, what is solved for each."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Right implementations in unusual styles: other orders of summation, other bases, other places for the roundings."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Set
 from typing import Any
 

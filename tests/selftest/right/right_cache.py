@@ -1,7 +1,5 @@
 """Right caches in unusual styles: pages, rolling, keys kept as they come, buffers read whole, tokens one by one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 

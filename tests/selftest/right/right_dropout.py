@@ -1,7 +1,5 @@
 """Right dropout in unusual styles: other places for the factor, other generators, other ways back."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

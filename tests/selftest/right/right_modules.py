@@ -1,7 +1,5 @@
 """Right implementations of head gates, and right modules that keep, save and differentiate in ways of their own."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

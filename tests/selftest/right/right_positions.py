@@ -1,7 +1,5 @@
 """Right implementations of positions, each by another formula, angles in float32 among them."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Right implementations of groups, windows and softcaps in unusual styles."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Right weights and log-sum-exps in unusual styles: other bases, made anew from one another, in parts, kept wide."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Right implementations of sinks and extra keys, each by another formula."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

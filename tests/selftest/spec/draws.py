@@ -1,7 +1,5 @@
 """What the bounds are tried on: cases drawn at random, by number, and a few chosen ones."""
 
-from __future__ import annotations
-
 from typing import Any, TypeVar
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Building: the numbers of a case have the properties that its options promise, in every dtype."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import product

@@ -1,7 +1,5 @@
 """Cases: written down as JSON and read back, and combined so that all pairs of options meet."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import replace

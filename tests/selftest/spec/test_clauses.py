@@ -1,7 +1,5 @@
 """The parser of the chapters, and what the specification's own chapters keep to."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import FrozenInstanceError, fields
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """The extra arrays of a case: drawn where an option needs them, informative, and independent of all others."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Fitting: the nearest case that claims allow, and the reason where there is none."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
