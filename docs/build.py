@@ -1,7 +1,5 @@
 """Builds the documentation: `python -m docs.build site` collects the pages, and Sphinx makes HTML of them."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import shutil
@@ -26,7 +24,7 @@ LABELS = {
     "<pre>": '<pre tabindex="0">',
     '<div class="table-wrapper ': '<div tabindex="0" class="table-wrapper ',
 }
-"""What the theme omits for readers with a keyboard or a screen reader."""
+"""Attributes that the theme omits for readers with a keyboard or a screen reader."""
 STRICT = ("-W", "--keep-going", "-n", "-q")
 
 

@@ -1,7 +1,5 @@
 """Links that pages need not write: from the names of clauses, defects and chapters to their explanations."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import PurePosixPath

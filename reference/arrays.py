@@ -1,7 +1,5 @@
 """The kinds of arrays that the reference works on."""
 
-from __future__ import annotations
-
 from typing import TypeAlias
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Encodings: the plain functions next to attention, sinusoids and ALiBi slopes, with the bounds of correct answers."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from attention_conformance.reference.arrays import Floats

@@ -85,9 +85,9 @@ def solve(
         parts = {"output": Expected(trace.output, bounds.output, _mean_of_values(problem, trace))}
         parts |= _returned(problem, trace, bounds, working, conventions, returned)
         if problem.cotangent is not None:
-            found = gradients(problem, trace)
+            by_name = gradients(problem, trace)
             errors = gradient_bounds(problem, trace, bounds, working)
-            parts |= {f"gradients.{name}": Expected(found[name], errors[name]) for name in found}
+            parts |= {f"gradients.{name}": Expected(by_name[name], errors[name]) for name in by_name}
     return Solution(parts, trace)
 
 
@@ -100,15 +100,15 @@ def _returned(
     names: Collection[str],
 ) -> dict[str, Expected]:
     """Those that are named of weights, their mean over the heads, and the log-sum-exp, as the conventions have them."""
-    found: dict[str, Expected] = {}
+    parts: dict[str, Expected] = {}
     if "weights" in names or "averaged_weights" in names:
         weights = _weights(problem, trace, bounds, precision, conventions)
-        found["weights"] = weights
+        parts["weights"] = weights
         if "averaged_weights" in names:
-            found["averaged_weights"] = _averaged(problem, trace, weights, precision)
+            parts["averaged_weights"] = _averaged(problem, trace, weights, precision)
     if "log_sum_exp" in names:
-        found["log_sum_exp"] = _log_sum_exp(trace, bounds, precision, conventions)
-    return found
+        parts["log_sum_exp"] = _log_sum_exp(trace, bounds, precision, conventions)
+    return parts
 
 
 def _weights(
@@ -145,17 +145,17 @@ def _mean_of_values(problem: Problem, trace: Trace) -> Floats | None:
     """
     allowed = trace.seen.allowed
     unequal = (allowed & (trace.scores < trace.top)).any(EACH)
-    telling = unequal & (trace.value != trace.value[..., :1, :]).any(EACH)
-    if not telling.any():
+    differing = unequal & (trace.value != trace.value[..., :1, :]).any(EACH)
+    if not differing.any():
         return None
     equal = allowed * (1.0 / np.maximum(allowed.sum(-1, keepdims=True), 1))
     heads = mix(equal if trace.kept is None else equal * trace.kept, trace.value)
     heads = heads if trace.gates is None else heads * trace.gates[..., None, None]
     output = heads if problem.scope is Scope.OP else Pipeline().project_out(problem.widened(), heads)
-    telling = telling & (output != trace.output).any(EACH[-output.ndim :])  # equal where all weights are dropped
-    if telling.all():
+    differing = differing & (output != trace.output).any(EACH[-output.ndim :])  # equal where all weights are dropped
+    if differing.all():
         return output
-    return np.where(telling[..., *[None] * len(EACH)], output, np.nan) if telling.any() else None
+    return np.where(differing[..., *[None] * len(EACH)], output, np.nan) if differing.any() else None
 
 
 def sample_rows(problem: Problem, rows: Indices, conventions: Conventions = Conventions()) -> Problem:

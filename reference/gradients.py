@@ -1,7 +1,5 @@
 """Closed-form gradients of every input and parameter (chapter gradients), in float64."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from math import prod
 
@@ -79,7 +77,7 @@ def to_inputs(trace: Trace, step: Backward) -> Inputs:
     key, value = (gather(rows[..., : given[-2], :], given[-3], trace.order) for rows in (step.key, step.value))
     if trace.rotated is None:
         return Inputs(step.query, key, value)
-    return Inputs(trace.rotated.query.turned_back(step.query), trace.rotated.key.turned_back(key), value)
+    return Inputs(trace.rotated.query.rotated_back(step.query), trace.rotated.key.rotated_back(key), value)
 
 
 def cotangent_of_heads(problem: Problem) -> Floats:
@@ -99,13 +97,13 @@ def gradients(problem: Problem, trace: Trace) -> dict[str, Floats]:
     step = backward(trace, cotangent)
     inputs = to_inputs(trace, step)
     if problem.scope is Scope.OP:
-        found = {"query": inputs.query, "key": inputs.key, "value": inputs.value}
+        by_name = {"query": inputs.query, "key": inputs.key, "value": inputs.value}
     else:
-        found = _module_gradients(problem, trace, inputs)
+        by_name = _module_gradients(problem, trace, inputs)
     if problem.attn_mask is not None and problem.attn_mask.dtype.kind != "b":
-        found["attn_mask"] = unbroadcast(given_keys(problem, step.scores), problem.attn_mask.shape)
-    found |= _further_gradients(problem, trace, step, cotangent)
-    return {name: found[name] for name in problem.needs}
+        by_name["attn_mask"] = unbroadcast(given_keys(problem, step.scores), problem.attn_mask.shape)
+    by_name |= _extension_gradients(problem, trace, step, cotangent)
+    return {name: by_name[name] for name in problem.needs}
 
 
 def given_keys(problem: Problem, columns: Floats) -> Floats:
@@ -113,19 +111,19 @@ def given_keys(problem: Problem, columns: Floats) -> Floats:
     return columns[..., : problem.key.shape[-2]]
 
 
-def _further_gradients(problem: Problem, trace: Trace, step: Backward, cotangent: Floats) -> dict[str, Floats]:
+def _extension_gradients(problem: Problem, trace: Trace, step: Backward, cotangent: Floats) -> dict[str, Floats]:
     """Of sinks, relative biases, gates, and the learned extra key and value (bias_kv)."""
-    found: dict[str, Floats] = {}
+    by_name: dict[str, Floats] = {}
     if "sinks" in problem.extras:
-        found["sinks"] = step.scores[..., -1].sum((-3, -1))
+        by_name["sinks"] = step.scores[..., -1].sum((-3, -1))
     if "relative_bias" in problem.extras:
-        found["relative_bias"] = by_distance(problem, trace, given_keys(problem, step.scores))
+        by_name["relative_bias"] = by_distance(problem, trace, given_keys(problem, step.scores))
     if trace.gates is not None:
-        found["head_gates"] = (cotangent * trace.mixed).sum((-4, -2, -1))
+        by_name["head_gates"] = (cotangent * trace.mixed).sum((-4, -2, -1))
     if "bias_k" in problem.parameters:
         for name, rows in (("bias_k", step.key), ("bias_v", step.value)):
-            found[name] = of_further_key(problem, trace, rows)
-    return found
+            by_name[name] = of_extra_key(problem, trace, rows)
+    return by_name
 
 
 def by_distance(problem: Problem, trace: Trace, scores: Floats) -> Floats:
@@ -138,7 +136,7 @@ def by_distance(problem: Problem, trace: Trace, scores: Floats) -> Floats:
     return np.asarray(sums, dtype=np.float64).reshape(*heads.shape[:-3], width)
 
 
-def of_further_key(problem: Problem, trace: Trace, rows: Floats) -> Floats:
+def of_extra_key(problem: Problem, trace: Trace, rows: Floats) -> Floats:
     """(Hk * d,): the rows (B, H, Lk, d) at the learned extra key, summed over samples and groups."""
     at = problem.key.shape[-2]
     return np.asarray(gather(rows[..., at : at + 1, :], problem.num_kv_heads, trace.order).sum(0)).reshape(-1)
@@ -153,25 +151,25 @@ def unbroadcast(array: Floats, shape: tuple[int, ...]) -> Floats:
 
 def _module_gradients(problem: Problem, trace: Trace, step: Inputs) -> dict[str, Floats]:
     wide = problem.widened()
-    found: dict[str, Floats] = {}
+    by_name: dict[str, Floats] = {}
     roles = {"query": ("q", step.query), "key": ("k", step.key), "value": ("v", step.value)}
     for name, (role, gradient) in roles.items():
         projected, inputs = merge_heads(gradient), getattr(wide, name)
-        found[name] = projected @ wide.parameters[f"w_{role}"].T
-        found[f"w_{role}"] = np.einsum("blx,bly->xy", inputs, projected)
-        found[f"b_{role}"] = projected.sum((0, 1))
+        by_name[name] = projected @ wide.parameters[f"w_{role}"].T
+        by_name[f"w_{role}"] = np.einsum("blx,bly->xy", inputs, projected)
+        by_name[f"b_{role}"] = projected.sum((0, 1))
     if "w_o" in wide.parameters:
         cotangent = np.asarray(wide.cotangent, dtype=np.float64)
-        found["w_o"] = np.einsum("blx,bly->xy", merge_heads(trace.heads), cotangent)
-        found["b_o"] = cotangent.sum((0, 1))
-    return shared(problem, found)
+        by_name["w_o"] = np.einsum("blx,bly->xy", merge_heads(trace.heads), cotangent)
+        by_name["b_o"] = cotangent.sum((0, 1))
+    return shared(problem, by_name)
 
 
-def shared(problem: Problem, found: dict[str, Floats]) -> dict[str, Floats]:
+def shared(problem: Problem, by_name: dict[str, Floats]) -> dict[str, Floats]:
     """The gradients with those of an input that plays several roles added up under its first name."""
     first: dict[int, str] = {}
     for name in ("query", "key", "value"):
         original = first.setdefault(id(getattr(problem, name)), name)
         if original != name:
-            found[original] = found[original] + found.pop(name)
-    return found
+            by_name[original] = by_name[original] + by_name.pop(name)
+    return by_name

@@ -1,7 +1,5 @@
 """The pipeline: attention as a record of named stages. `Pipeline()` is the specification."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -207,13 +205,13 @@ class Pipeline:
         """(B, H, Lk, d_k) and (B, H, Lk, d_v): rotated, repeated, and with extra keys."""
         given = seen.allowed[..., : problem.key.shape[-2]]
         key = inputs.key if rotated is None else rotated.key.rotated(inputs.key)
-        found = []
+        extended = []
         for rows, name in ((key, "bias_k"), (inputs.value, "bias_v")):
             shared = _contained(self.repeat_kv(rows, problem.num_heads, conventions.group_order), given)
             for extra in self._extra_rows(problem, conventions, name, shared):
                 shared = append(shared, extra)
-            found.append(shared)
-        return found[0], found[1]
+            extended.append(shared)
+        return extended[0], extended[1]
 
     def _extra_rows(self, problem: Problem, conventions: Conventions, name: str, rows: Floats) -> Iterator[Floats]:
         """(H, d) for each extra key and the sink."""

@@ -1,7 +1,5 @@
 """Positions: where queries and keys stand, on which causal flag, window, biases and rotations depend."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 

@@ -117,13 +117,13 @@ class _Differentiation:
         back = cotangent if self.problem.scope is Scope.OP else self._into_heads(cotangent)
         d_weights = back @ heads["value"].mT
         d_scores = (weights * (d_weights + (weights * d_weights).over_keys().times(self.sign))).times(self._seen)
-        found = {
+        by_role = {
             "query": (d_scores @ heads["key"]).times(self._scale),
             "key": (d_scores.mT @ heads["query"]).times(self._scale),
             "value": weights.mT @ back,
         }
         op = self.problem.scope is Scope.OP
-        along = {name: each.along for name, each in found.items()} if op else self._of_inputs(found)
+        along = {name: each.along for name, each in by_role.items()} if op else self._of_inputs(by_role)
         if self.problem.attn_mask is not None and self.problem.attn_mask.dtype.kind == "f":
             along["attn_mask"] = unbroadcast(d_scores.along, self.problem.attn_mask.shape)
         if "w_o" in self.problem.parameters:
@@ -172,9 +172,9 @@ class _Differentiation:
         back = cotangent @ self._dual("w_o").mT if "w_o" in self.problem.parameters else cotangent
         return back.split(self.problem.num_heads)
 
-    def _of_inputs(self, found: Mapping[str, Dual]) -> dict[str, Floats]:
+    def _of_inputs(self, by_role: Mapping[str, Dual]) -> dict[str, Floats]:
         along: dict[str, Floats] = {}
-        for name, heads in found.items():
+        for name, heads in by_role.items():
             projected = heads.merged()
             along[name] = (projected @ self._dual(f"w_{name[0]}").mT).along
             along[f"w_{name[0]}"] = _over_tokens(self._input(name), projected).along

@@ -4,8 +4,6 @@ The float arrays of the problems, which differ by their rounding alone, are put 
 Whatever the reference does counts its axes from the last, and so the same code solves one problem or a stack.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np

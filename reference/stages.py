@@ -1,7 +1,5 @@
 """Stages: the steps of the equation beyond the core, and the transposes by which gradients go back through them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -56,7 +54,7 @@ class Rotation:
         """(B, H, L, d) -> the same, each pair rotated by its angle."""
         return self._rotated(rows, np.cos(self.angles), np.sin(self.angles))
 
-    def turned_back(self, rows: Floats) -> Floats:
+    def rotated_back(self, rows: Floats) -> Floats:
         """The transpose of `rotated`, which is its inverse."""
         return self._rotated(rows, np.cos(self.angles), -np.sin(self.angles))
 
@@ -84,8 +82,8 @@ class Rotation:
 
 def rotation(places: Integers, width: int, base: float, pairing: RotaryPairing) -> Rotation:
     """Angle of pair c of a token at position m: m * base ** (-2 c / d) (Su et al. 2021, eq. 15)."""
-    found = frequencies(width, base)
-    return Rotation(places[:, None, :, None] * found, found, pairing)
+    per_position = frequencies(width, base)
+    return Rotation(places[:, None, :, None] * per_position, per_position, pairing)
 
 
 def frequencies(width: int, base: float) -> Floats:

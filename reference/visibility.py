@@ -1,7 +1,5 @@
 """Visibility: which keys each query may see, what is added to its scores, and who answers for an empty row."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -125,8 +123,8 @@ def _added(problem: Problem, allowed: Booleans, places: Positions) -> Added | No
         parts.append((-slopes * np.abs(places.ahead)[:, None], 2.0 * np.abs(slopes) * farthest))
     if "relative_bias" in problem.extras:
         table = problem.extras["relative_bias"].astype(np.float64)
-        found = np.moveaxis(table[..., places.clipped(problem.extension.relative_bias)], -4, -3)
-        parts.append((found, np.abs(found)))
+        bias = np.moveaxis(table[..., places.clipped(problem.extension.relative_bias)], -4, -3)
+        parts.append((bias, np.abs(bias)))
     if not parts:
         return None
     total, size = (sum(part) for part in zip(*parts, strict=True))
@@ -141,13 +139,13 @@ def _extended(problem: Problem, seen: Visibility) -> Visibility:
     columns = problem.extension.extra_keys + (sinks is not None)
     if not columns:
         return seen
-    allowed = _beside(seen.allowed, columns, True)
+    allowed = _with_columns(seen.allowed, columns, True)
     none = {answer: np.zeros_like(rows) for answer, rows in seen.answers.items()}
     if seen.added is None and sinks is None:
         return Visibility(allowed, None, none)
     zeros = np.zeros(seen.allowed.shape)
     added = seen.added or Added(zeros, zeros, 1, np.zeros((*allowed.shape[:-1], 1)))
-    total, size = (_beside(each, columns, 0.0) for each in (added.total, added.size))
+    total, size = (_with_columns(each, columns, 0.0) for each in (added.total, added.size))
     if sinks is not None:
         given = sinks.astype(np.float64)[..., None]
         shape = np.broadcast_shapes(total.shape, (*given.shape, 1))
@@ -157,7 +155,7 @@ def _extended(problem: Problem, seen: Visibility) -> Visibility:
     return Visibility(allowed, replace(added, total=total, size=size), none, sunk=sinks is not None)
 
 
-def _beside(array: NDArray[Scalar], columns: int, filling: Scalar | float) -> NDArray[Scalar]:
+def _with_columns(array: NDArray[Scalar], columns: int, filling: Scalar | float) -> NDArray[Scalar]:
     """The array with so many columns after its own."""
     return np.concatenate([array, np.full((*array.shape[:-1], columns), filling, array.dtype)], axis=-1)
 

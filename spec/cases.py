@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, fields, replace
+from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass, replace
 from enum import StrEnum
 from functools import cache
-from typing import Any, get_type_hints
+from types import NoneType
+from typing import Any, cast, get_args, get_type_hints
 
 from attention_conformance.spec.features import NOTHING, Extension, Scope
 
@@ -239,9 +240,9 @@ class Case:
         Raises:
             ValueError: the text is no such object; the message names the field.
         """
-        case = built(cls, json.loads(text), "case")
-        assert isinstance(case, cls)
-        return case
+        built = from_data(cls, json.loads(text), "case")
+        assert isinstance(built, cls)
+        return built
 
     def __str__(self) -> str:
         default = Case()
@@ -267,11 +268,11 @@ def _hints(kind: type[Any]) -> dict[str, Any]:
     return get_type_hints(kind)
 
 
-def built(kind: type[Any], data: object, where: str) -> Any:
-    """The record of a kind whose fields are those of `data`, as JSON has them; `where` names it in messages.
+def from_data(kind: type[Any], data: object, where: str) -> Any:
+    """A dataclass from the plain values of its fields, each of which is checked.
 
     Raises:
-        ValueError: `data` is no such object; the message names the field.
+        ValueError: there is an unknown field, one is missing, or has a value of another type; the message names it.
     """
     if not isinstance(data, Mapping):
         raise ValueError(f"{where} must be an object, not {data!r}")
@@ -286,19 +287,23 @@ def built(kind: type[Any], data: object, where: str) -> Any:
 
 
 def _value(hint: Any, value: object, where: str) -> Any:
-    if hint == ModuleForm | None:
-        return None if value is None else built(ModuleForm, value, where)
-    if hint in (Sizes, Extension):
-        return built(hint, value, where)
+    if NoneType in get_args(hint):
+        if value is None:
+            return None
+        (hint,) = (each for each in get_args(hint) if each is not NoneType)
+    if is_dataclass(hint):
+        return from_data(cast(type[Any], hint), value, where)
     if hint == tuple[int, ...]:
         return _lengths(value, where)
+    if hint == Mapping[str, str]:
+        if not isinstance(value, dict) or not all(isinstance(each, str) for each in value.values()):
+            raise ValueError(f"{where} cannot be {value!r}")
+        return value
     if isinstance(hint, type) and issubclass(hint, StrEnum):
         if value not in list(hint):
             raise ValueError(f"{where} cannot be {value!r}; choose from: {', '.join(hint)}")
         return hint(str(value))
-    none = type(None)
-    plain: Any = {float: (int, float), float | None: (int, float, none), int: int, int | None: (int, none), bool: bool}
-    accepted = plain[hint]
+    accepted = (int, float) if hint is float else hint
     if not isinstance(value, accepted) or (isinstance(value, bool) and hint is not bool):
         raise ValueError(f"{where} cannot be {value!r}")
     return value

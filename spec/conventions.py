@@ -173,6 +173,11 @@ def _fields_of(key: str) -> list[str]:
     return found
 
 
+def values_of(key: str) -> type[StrEnum]:
+    """The answers that a convention knows."""
+    return type(getattr(Conventions(), _fields_of(key)[0]))
+
+
 def _choice(key: str, kind: type[StrEnum], value: str) -> StrEnum:
     try:
         return kind(value)

@@ -4,8 +4,6 @@ The library takes longer for the pairs than a candidate for its answers, so they
 `python -m attention_conformance.spec.covering` writes.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, replace

@@ -1,7 +1,5 @@
 """Extra arrays: what the extension of a case needs in addition to query, key, value and masks."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from attention_conformance.spec.cases import Case, Sizes

@@ -1,7 +1,5 @@
 """Features: what an implementation may claim, and the options of a case that need a claim."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum

@@ -1,7 +1,5 @@
 """Building: the numbers of a case, drawn from its seed and rounded to a dtype."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import lru_cache
 from typing import TypeAlias

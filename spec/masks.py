@@ -1,7 +1,5 @@
 """Masking: the masks of a case, and which keys each query may see under all of them."""
 
-from __future__ import annotations
-
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np

@@ -1,10 +1,8 @@
 """Caches: what is fed a sequence piece by piece becomes a `run`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from itertools import accumulate
 from typing import Any, TypeAlias
@@ -60,7 +58,8 @@ class Stream:
         return self.convert(rows)
 
 
-def cached(start: Callable[[Stream], Feed], *, arrays: bool = False) -> Cached:
+@dataclass(frozen=True, eq=False)
+class Cached:
     """A `run` for an implementation that keeps keys and values between calls.
 
     A problem with `chunks` is fed in pieces of these lengths, any other one at once. There are no gradients. For a
@@ -76,19 +75,14 @@ def cached(start: Callable[[Stream], Feed], *, arrays: bool = False) -> Cached:
 
         run = cached(start)
 
-    Args:
+    Attributes:
         start: called once for each sequence; what it returns is called with each piece of query, key and value.
         arrays: whether it works on NumPy arrays, not on tensors.
     """
-    return Cached(start, arrays)
-
-
-@dataclass(frozen=True, eq=False)
-class Cached:
-    """The `run` that `cached` makes, see there."""
 
     start: Callable[[Stream], Feed]
-    arrays: bool
+    _: KW_ONLY
+    arrays: bool = False
 
     def __call__(self, problem: Problem, device: str) -> Result:
         """Answers the problem."""
@@ -122,6 +116,10 @@ class Cached:
         return np.concatenate(outputs, -2) if self.arrays else to_array(torch.cat(outputs, -2))
 
 
+cached = Cached
+"""The name by which adapters call it."""
+
+
 def _cut(problem: Problem, given: Any) -> list[tuple[Any, ...]]:
     return [tuple(given[name][..., piece, :] for name in INPUTS) for piece in pieces(problem)]
 
@@ -131,18 +129,13 @@ def _fed(start: Callable[[Stream], Feed], stream: Stream, cut: list[tuple[Any, .
     return [feed(*piece) for piece in cut]
 
 
-def chunked(run: Run) -> Chunked:
+@dataclass(frozen=True, eq=False)
+class Chunked:
     """A `run` that is fed piece by piece, made of one for an op that takes `query_start`.
 
     Each piece is passed with all keys and values up to its end, as by a caller that stores them itself. There are no
     masks, and only the outputs are returned.
     """
-    return Chunked(run)
-
-
-@dataclass(frozen=True, eq=False)
-class Chunked:
-    """The `run` that `chunked` makes, see there."""
 
     run: Run
 
@@ -156,6 +149,10 @@ class Chunked:
     def native(self, problem: Problem, device: str) -> Native:
         """The call of the op for a sequence at once; pieces have none."""
         return indirect(self, problem, device) if problem.extension.chunks else natively(self.run, problem, device)
+
+
+chunked = Chunked
+"""The name by which adapters call it."""
 
 
 def pieces(problem: Problem) -> list[slice]:

@@ -1,7 +1,5 @@
 """Code paths: the proof that torch computed a result by the kernel that an implementation is named after."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

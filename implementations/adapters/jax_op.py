@@ -1,10 +1,8 @@
 """JAX adapters: a function of JAX arrays becomes an implementation, in one line. JAX is an extra: `pip install jax`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import numpy as np
@@ -16,26 +14,20 @@ from attention_conformance.spec.conventions import Polarity
 from attention_conformance.spec.problem import Array, Problem
 
 
-def jax_op(
-    function: Callable[..., Any], *, extras: tuple[str, ...] = (), polarity: Polarity = Polarity.MAY_ATTEND
-) -> JaxOp:
+@dataclass(frozen=True, eq=False)
+class JaxOp:
     """A `run` for a function of JAX arrays, float64 included; gradients are those of `jax.vjp`.
 
-    Args:
+    Attributes:
         function: called as function(query, key, value, attn_mask=..., is_causal=..., scale=...).
         extras: what it returns after the output, by the names of `Result`.
         polarity: what True means in its boolean masks.
     """
-    return JaxOp(function, extras, polarity)
-
-
-@dataclass(frozen=True, eq=False)
-class JaxOp:
-    """The `run` that `jax_op` makes, see there."""
 
     function: Callable[..., Any]
-    extras: tuple[str, ...]
-    polarity: Polarity
+    _: KW_ONLY
+    extras: tuple[str, ...] = ()
+    polarity: Polarity = Polarity.MAY_ATTEND
 
     def __call__(self, problem: Problem, device: str) -> Result:
         """Answers the problem."""
@@ -57,6 +49,10 @@ class JaxOp:
             (gradients,) = backward(given["cotangent"].astype(output.dtype))
             checked = {name: _checked(gradient) for name, gradient in gradients.items()}
             return result_of(answer, self.extras, _checked, gradients=checked)
+
+
+jax_op = JaxOp
+"""The name by which adapters call it."""
 
 
 @contextmanager

@@ -1,7 +1,5 @@
 """Modes: runs of a function or module of torch in another state, or under a transform."""
 
-from __future__ import annotations
-
 import copy
 import io
 import pickle

@@ -3,8 +3,6 @@
 What is timed goes this way. It is the same function or module as the adapter's `run` calls, on the same numbers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass

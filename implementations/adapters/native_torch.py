@@ -1,7 +1,5 @@
 """Native calls of torch: the forward pass, and the backward pass where there is a cotangent, of ready tensors."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any

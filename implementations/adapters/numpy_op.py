@@ -1,10 +1,8 @@
 """NumPy adapters: a function of NumPy arrays becomes an implementation, in one line."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 import numpy as np
 
@@ -17,32 +15,22 @@ from attention_conformance.spec.conventions import Polarity
 from attention_conformance.spec.problem import Array, Problem
 
 
-def numpy_op(
-    function: Callable[..., Array | tuple[Array, ...]],
-    *,
-    extras: tuple[str, ...] = (),
-    polarity: Polarity = Polarity.MAY_ATTEND,
-    read_only: bool = False,
-) -> NumpyOp:
+@dataclass(frozen=True, eq=False)
+class NumpyOp:
     """A `run` for a function of NumPy arrays, see `torch_op`; it has no gradients.
 
-    Args:
+    Attributes:
         function: called as function(query, key, value, attn_mask=..., is_causal=..., scale=...).
         extras: what it returns after the output, by the names of `Result`.
         polarity: what True means in its boolean masks.
         read_only: whether it gets arrays that it cannot write into.
     """
-    return NumpyOp(function, extras, polarity, read_only)
-
-
-@dataclass(frozen=True, eq=False)
-class NumpyOp:
-    """The `run` that `numpy_op` makes, see there."""
 
     function: Callable[..., Array | tuple[Array, ...]]
-    extras: tuple[str, ...]
-    polarity: Polarity
-    read_only: bool
+    _: KW_ONLY
+    extras: tuple[str, ...] = ()
+    polarity: Polarity = Polarity.MAY_ATTEND
+    read_only: bool = False
 
     def __call__(self, problem: Problem, device: str) -> Result:
         """Answers the problem."""
@@ -63,6 +51,10 @@ class NumpyOp:
 
     def _given(self, problem: Problem) -> dict[str, Array]:
         return {n: _read_only(a) if self.read_only else a for n, a in problem.arrays().items()}
+
+
+numpy_op = NumpyOp
+"""The name by which adapters call it."""
 
 
 @contextmanager

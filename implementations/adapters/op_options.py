@@ -1,7 +1,5 @@
 """The options of an op: a problem as the keyword arguments of a call; only what the problem has appears."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any

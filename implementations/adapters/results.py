@@ -1,7 +1,5 @@
 """The `Result` of what a function or module returned: the output alone, or a tuple of the output and extras."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Tensors: NumPy arrays to torch and back without a copy, bfloat16 included."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Mapping, Sequence
 

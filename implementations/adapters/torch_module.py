@@ -1,10 +1,8 @@
 """Module adapters: a torch module with projections inside becomes an implementation in a few lines."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 
 import numpy as np
 import torch
@@ -46,18 +44,11 @@ def linears(**layers: str) -> dict[str, str]:
     return {f"{layer}.{part}": f"{part[0]}_{role}" for role, layer in layers.items() for part in ("weight", "bias")}
 
 
-def torch_module(
-    build: Callable[[Problem], nn.Module],
-    call: Callable[[nn.Module, Tensors, Problem], torch.Tensor | tuple[torch.Tensor, ...]],
-    places: Places | Callable[[nn.Module], Places],
-    *,
-    extras: Sequence[str] = (),
-    context: Callable[[], AbstractContextManager[object]] = nullcontext,
-    twice: bool = False,
-) -> TorchModule:
+@dataclass(frozen=True, eq=False)
+class TorchModule:
     """A `run` for a module.
 
-    Args:
+    Attributes:
         build: makes the module for a problem's widths and dropout; dtype, device and mode are set here.
         call: calls it with the problem's tensors by name (`query`, `attn_mask`, ...); its first answer is the
             output, (B, Lq, width).
@@ -66,21 +57,16 @@ def torch_module(
         context: entered around each forward call.
         twice: gradients are differentiated again, see `second_products`.
     """
-    return TorchModule(build, call, places, tuple(extras), context, twice)
-
-
-@dataclass(frozen=True, eq=False)
-class TorchModule:
-    """The `run` that `torch_module` makes, see there; `modules` holds them by shape, `timed` that of `native`."""
 
     build: Callable[[Problem], nn.Module]
     call: Callable[[nn.Module, Tensors, Problem], torch.Tensor | tuple[torch.Tensor, ...]]
     places: Places | Callable[[nn.Module], Places]
-    extras: tuple[str, ...]
-    context: Callable[[], AbstractContextManager[object]]
-    twice: bool
-    modules: dict[tuple[object, ...], nn.Module] = field(default_factory=dict)
-    timed: dict[tuple[object, ...], nn.Module] = field(default_factory=dict)
+    _: KW_ONLY
+    extras: Sequence[str] = ()
+    context: Callable[[], AbstractContextManager[object]] = nullcontext
+    twice: bool = False
+    modules: dict[tuple[object, ...], nn.Module] = field(default_factory=dict, init=False)
+    timed: dict[tuple[object, ...], nn.Module] = field(default_factory=dict, init=False)
 
     def __call__(self, problem: Problem, device: str) -> Result:
         """Answers the problem, with one module a shape, kept from call to call as a user would keep it."""
@@ -119,6 +105,10 @@ class TorchModule:
             module = self.timed[key] = built(self.build, problem, device)
             load(module, places_in(module, self.places), given)
         return module
+
+
+torch_module = TorchModule
+"""The name by which adapters call it."""
 
 
 def _key(problem: Problem, device: str) -> tuple[object, ...]:

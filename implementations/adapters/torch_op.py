@@ -1,10 +1,8 @@
 """PyTorch adapters: a function of tensors query, key and value becomes an implementation in a few lines."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 import torch
@@ -31,21 +29,14 @@ Answer = torch.Tensor | tuple[torch.Tensor, ...]
 """The output, or a tuple of output and extras in the order that `extras` names."""
 
 
-def torch_op(
-    function: Callable[..., Answer],
-    *,
-    extras: tuple[str, ...] = (),
-    polarity: Polarity = Polarity.MAY_ATTEND,
-    context: Callable[[], AbstractContextManager[Any]] = nullcontext,
-    reused: bool = False,
-    twice: bool = False,
-) -> TorchOp:
+@dataclass(frozen=True, eq=False)
+class TorchOp:
     """A `run` for a function with the parameters of torch's scaled_dot_product_attention, or some of them.
 
     Only the options that a problem has are passed: attn_mask, key_padding_mask, is_causal=True, scale, and what
     `extra_options` names.
 
-    Args:
+    Attributes:
         function: called as function(query, key, value, attn_mask=..., is_causal=..., scale=...).
         extras: what it returns after the output, by the names of `Result`.
         polarity: what True means in its boolean masks.
@@ -53,20 +44,15 @@ def torch_op(
         reused: the tensors of the last call of the same shapes are filled anew and passed again, not new ones.
         twice: gradients are differentiated again, see `second_products`.
     """
-    return TorchOp(function, extras, polarity, context, reused, twice)
-
-
-@dataclass(frozen=True, eq=False)
-class TorchOp:
-    """The `run` that `torch_op` makes, see there."""
 
     function: Callable[..., Answer]
-    extras: tuple[str, ...]
-    polarity: Polarity
-    context: Callable[[], AbstractContextManager[Any]]
-    reused: bool
-    twice: bool
-    arena: Tensors = field(default_factory=dict)
+    _: KW_ONLY
+    extras: tuple[str, ...] = ()
+    polarity: Polarity = Polarity.MAY_ATTEND
+    context: Callable[[], AbstractContextManager[Any]] = nullcontext
+    reused: bool = False
+    twice: bool = False
+    arena: Tensors = field(default_factory=dict, init=False)
 
     def __call__(self, problem: Problem, device: str) -> Result:
         """Answers the problem."""
@@ -89,6 +75,10 @@ class TorchOp:
         forward = bound(self.function, *(given[n] for n in INPUTS), **op_options(problem, given, self.polarity))
         leaves = {name: given[name] for name in problem.needs}
         return native_call(forward, problem, given, leaves, self.context, self.extras)
+
+
+torch_op = TorchOp
+"""The name by which adapters call it."""
 
 
 def _gradients(problem: Problem, given: Tensors, output: torch.Tensor, twice: bool) -> dict[str, Array]:

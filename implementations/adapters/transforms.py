@@ -1,7 +1,5 @@
 """Transforms: other ways for torch to go through one call of a function or module, to the same answer."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import Any, TypeAlias

@@ -1,7 +1,5 @@
 """Fitting: the case nearest to a given one that an implementation's claims allow."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import lru_cache
 

@@ -1,7 +1,5 @@
 """Global state: what a call may read of the process and has to leave as it is, and how it is restored."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager

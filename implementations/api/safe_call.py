@@ -1,7 +1,5 @@
 """Calls into a candidate: each gives a usable answer, or a `CandidateError` that states why there is none."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The built-in implementations, in the order of the summary."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from attention_conformance.implementations.api.contract import Implementation

@@ -1,7 +1,5 @@
 """Compositions: attention as it is written down in a few lines, to compare others with. They take part when named."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

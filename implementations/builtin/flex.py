@@ -1,7 +1,5 @@
 """torch.nn.attention.flex_attention: masks and biases as functions of the position of a score."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -16,6 +14,8 @@ from torch.nn.attention import flex_attention as flex
 
 from attention_conformance.implementations.adapters.torch_op import torch_op
 from attention_conformance.implementations.api.contract import Claims, Implementation, Unsupported
+from attention_conformance.implementations.builtin.inhouse.call_options import Options
+from attention_conformance.implementations.builtin.inhouse.tile_masks import Documents
 from attention_conformance.implementations.builtin.sdpa import SDPA_FEATURES
 from attention_conformance.spec.cases import Case, MaskKind, Padding, Sizes
 from attention_conformance.spec.features import Feature, Packing, Scope
@@ -52,26 +52,12 @@ compiled anew, and so they are left to the other variant."""
 
 @dataclass(frozen=True)
 class FlexCall:
-    """The options of one call, by the names of `extra_options`, and the three inputs."""
+    """One call: the three inputs, and its options."""
 
     query: Tensor
     key: Tensor
     value: Tensor
-    attn_mask: Tensor | None = None
-    key_padding_mask: Tensor | None = None
-    is_causal: bool = False
-    scale: float | None = None
-    enable_gqa: bool = False
-    window_size: tuple[int, int] = (-1, -1)
-    softcap: float | None = None
-    query_start: int = 0
-    alibi_slopes: Tensor | None = None
-    relative_bias: Tensor | None = None
-    sinks: Tensor | None = None
-    query_segments: Tensor | None = None
-    key_segments: Tensor | None = None
-    cu_seqlens_q: Tensor | None = None
-    cu_seqlens_k: Tensor | None = None
+    options: Options[Tensor]
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -80,23 +66,18 @@ class FlexCall:
         return batch, heads, queries, self.key.shape[-2]
 
     @cached_property
-    def documents(self) -> tuple[Tensor, Tensor] | None:
-        """(B, Lq) and (B, Lk), the document of each token; None where there is but one."""
-        if self.query_segments is not None and self.key_segments is not None:
-            return self.query_segments, self.key_segments
-        if self.cu_seqlens_q is None or self.cu_seqlens_k is None:
-            return None
-        ends = self.cu_seqlens_q, self.cu_seqlens_k
-        of_query, of_key = (torch.repeat_interleave(torch.arange(len(e) - 1, device=e.device), e.diff()) for e in ends)
-        return of_query.expand(self.shape[0], -1), of_key.expand(self.shape[0], -1)
+    def documents(self) -> Documents | None:
+        """With a row for each sample; None where there is but one document."""
+        documents = Documents.of(self.options, self.shape[2:])
+        return documents and Documents(*(x.expand(self.shape[0], -1) for x in documents))
 
     @cached_property
     def ahead(self) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
         """(sample, query, key) -> how far the key stands after the query, in their document."""
-        start = self.query_start
+        start = self.options.query_start or 0
         if self.documents is None:
             return lambda b, i, j: j - i - start
-        at_query, at_key = map(_within, self.documents)
+        at_query, at_key = self.documents.query, self.documents.key
         return lambda b, i, j: at_key[b, j] - at_query[b, i] - start
 
     def wide(self, array: Tensor) -> Tensor:
@@ -104,44 +85,41 @@ class FlexCall:
         return array if array.dtype is torch.float64 else array.float()
 
 
-def _within(of: Tensor) -> Tensor:
-    """(B, L): how many tokens of the same document come before each."""
-    return (of[:, :, None] == of[:, None, :]).tril(-1).sum(-1)
-
-
 def mask_mods(call: FlexCall) -> Iterator[MaskMod]:
     """One for each mask of the call."""
-    ahead, (left, right) = call.ahead, call.window_size
-    if call.attn_mask is not None and call.attn_mask.dtype is torch.bool:
-        kept = call.attn_mask.expand(call.shape).contiguous()
+    ahead, options = call.ahead, call.options
+    left, right = options.window_size
+    if options.attn_mask is not None and options.attn_mask.dtype is torch.bool:
+        kept = options.attn_mask.expand(call.shape).contiguous()
         yield lambda b, h, i, j: kept[b, h, i, j]
-    if call.key_padding_mask is not None:
-        real = call.key_padding_mask
+    if options.key_padding_mask is not None:
+        real = options.key_padding_mask
         yield lambda b, h, i, j: real[b, j]
-    if call.is_causal:
+    if options.is_causal:
         yield lambda b, h, i, j: ahead(b, i, j) <= 0
     if left >= 0:
         yield lambda b, h, i, j: ahead(b, i, j) >= -left
     if right >= 0:
         yield lambda b, h, i, j: ahead(b, i, j) <= right
     if call.documents is not None:
-        of_query, of_key = call.documents
+        of_query, of_key = call.documents.of_query, call.documents.of_key
         yield lambda b, h, i, j: of_query[b, i] == of_key[b, j]
 
 
 def score_mods(call: FlexCall) -> Iterator[ScoreMod]:
     """What is done to the scaled scores, in this order."""
-    ahead, cap = call.ahead, call.softcap
+    ahead, options = call.ahead, call.options
+    cap = options.softcap
     if cap is not None:
         yield lambda s, b, h, i, j: cap * torch.tanh(s / cap)
-    if call.alibi_slopes is not None:
-        slopes = call.wide(call.alibi_slopes)
+    if options.alibi_slopes is not None:
+        slopes = call.wide(options.alibi_slopes)
         yield lambda s, b, h, i, j: s - slopes[h] * ahead(b, i, j).abs()
-    if call.relative_bias is not None:
-        table, most = call.wide(call.relative_bias), call.relative_bias.shape[-1] // 2
+    if options.relative_bias is not None:
+        table, most = call.wide(options.relative_bias), options.relative_bias.shape[-1] // 2
         yield lambda s, b, h, i, j: s + table[h, ahead(b, i, j).clamp(-most, most) + most]
-    if call.attn_mask is not None and call.attn_mask.dtype is not torch.bool:
-        added = call.attn_mask.expand(call.shape).contiguous()
+    if options.attn_mask is not None and options.attn_mask.dtype is not torch.bool:
+        added = options.attn_mask.expand(call.shape).contiguous()
         yield lambda s, b, h, i, j: s + added[b, h, i, j]
 
 
@@ -185,10 +163,10 @@ def sparse_blocks(seen: MaskMod, call: FlexCall) -> flex.BlockMask:
 def arguments(call: FlexCall, blocks: Callable[[MaskMod, FlexCall], flex.BlockMask]) -> dict[str, Any]:
     """What flex_attention is called with in addition to query, key and value; only what is needed appears."""
     masks, mods = tuple(mask_mods(call)), tuple(score_mods(call))
-    found: dict[str, Any] = {"scale": call.scale, "enable_gqa": call.enable_gqa}
+    added: dict[str, Any] = {"scale": call.options.scale, "enable_gqa": call.options.enable_gqa}
     if masks:
-        found["block_mask"] = blocks(seen_by_all(masks), call)
-    return found | ({"score_mod": one_after_another(mods)} if mods else {})
+        added["block_mask"] = blocks(seen_by_all(masks), call)
+    return added | ({"score_mod": one_after_another(mods)} if mods else {})
 
 
 def with_sinks(output: Tensor, log_sum_exp: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor]:
@@ -200,10 +178,10 @@ def with_sinks(output: Tensor, log_sum_exp: Tensor, sinks: Tensor) -> tuple[Tens
 
 def attention(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
     """Output and log-sum-exp."""
-    call = FlexCall(query, key, value, **options)
+    call = FlexCall(query, key, value, Options(**options))
     request = flex.AuxRequest(lse=True)
     output, aux = flex.flex_attention(query, key, value, **arguments(call, one_block), return_aux=request)
-    return (output, aux.lse) if call.sinks is None else with_sinks(output, aux.lse, call.sinks)
+    return (output, aux.lse) if call.options.sinks is None else with_sinks(output, aux.lse, call.options.sinks)
 
 
 @contextmanager
@@ -225,7 +203,7 @@ def _compiled() -> Callable[..., Tensor]:
 
 def compiled_attention(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     """The output alone: on the CPU the compiled kernel has no log-sum-exp."""
-    return _compiled()(query, key, value, **arguments(FlexCall(query, key, value, **options), sparse_blocks))
+    return _compiled()(query, key, value, **arguments(FlexCall(query, key, value, Options(**options)), sparse_blocks))
 
 
 @contextmanager

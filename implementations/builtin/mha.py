@@ -1,7 +1,5 @@
 """torch.nn.MultiheadAttention: every path through it that computes differently is a variant of its own."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial

@@ -1,7 +1,5 @@
 """torch.nn.functional.scaled_dot_product_attention and its CPU kernels, each a variant of its own."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace

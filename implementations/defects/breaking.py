@@ -1,7 +1,5 @@
 """Decorators that put a mistake into the catalogue: of the operator, a layer, a cache or a function."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Mistakes of chapter 8: the causal flag, alone and together with masks."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

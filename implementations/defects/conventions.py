@@ -1,7 +1,5 @@
 """Mistakes of chapter 27: two answers to one call, depending on something that the caller does not control."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Mistakes of chapter 6: queries from one sequence, keys and values from another."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """How a defect is written down: the mistake, the clauses it breaks, what hides it, and how it is repaired."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum

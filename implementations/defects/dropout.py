@@ -1,6 +1,4 @@
-"""Mistakes of chapter 17 in what dropout does to the weights, and in its gradients."""
-
-from __future__ import annotations
+"""Mistakes of chapter 17 in what dropout does to the weights, in its gradients, and in what is returned."""
 
 from functools import partial
 from typing import Any
@@ -8,9 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attention_conformance.implementations.builtin.stepwise.steps import Steps, drop, softmax
+from attention_conformance.implementations.builtin.stepwise.steps import Steps, drop, mix, softmax
 from attention_conformance.implementations.defects.breaking import GRADIENT, breaks, omitting
 from attention_conformance.implementations.defects.gradients import distorted
+from attention_conformance.spec.conventions import Conventions, ReturnedWeights
 from attention_conformance.spec.features import Feature
 
 DROPOUT = frozenset({Feature.DROPOUT})
@@ -135,3 +134,52 @@ def dropped_weights_in_the_derivative(
         return distorted(scores, derivative, lambda _: dropped.clone())
 
     return (Steps(softmax=weights) if dropout_p else Steps())(query, key, value, **options)
+
+
+AFTER = Conventions(returned_weights=ReturnedWeights.AFTER_DROPOUT)
+
+
+def _all_of(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Output, weights before and after dropout, and log-sum-exp."""
+    recorded: list[Tensor] = []
+
+    def mixed(weights: Tensor, rows: Tensor) -> Tensor:
+        recorded.append(weights.to(query.dtype))
+        return mix(weights, rows)
+
+    output, weights, lse = Steps(mix=mixed).answer(query, key, value, **options)
+    return output, weights, recorded[0], lse
+
+
+@breaks_dropout("dropout.returned-weights", extras=("weights",), holds=("dropout.factors", "softmax.weights"))
+def weights_returned_after_dropout(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, ...]:
+    output, _, dropped, _ = _all_of(query, key, value, **options)
+    return output, dropped
+
+
+@breaks_dropout(
+    "dropout.returned-weights", extras=("weights",), conventions=AFTER, holds=("dropout.factors", "softmax.weights")
+)
+def weights_returned_before_dropout(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, ...]:
+    return Steps().answer(query, key, value, **options)[:2]
+
+
+@breaks_dropout(
+    "dropout.averaged-weights", extras=("averaged_weights",), holds=("dropout.factors", "softmax.averaged-weights")
+)
+def average_taken_after_dropout(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, ...]:
+    output, _, dropped, _ = _all_of(query, key, value, **options)
+    return output, dropped.mean(1)
+
+
+@breaks_dropout("dropout.returned-weights", extras=("weights",), holds=("dropout.factors", "softmax.weights"))
+def dropped_weights_returned_negative(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, ...]:
+    output, weights, dropped, _ = _all_of(query, key, value, **options)
+    return output, torch.where(dropped == 0, -weights, weights)
+
+
+@breaks_dropout("dropout.log-sum-exp", extras=("log_sum_exp",), holds=("dropout.factors", "softmax.log-sum-exp"))
+def log_sum_exp_without_dropped_keys(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, ...]:
+    output, weights, dropped, lse = _all_of(query, key, value, **options)
+    left = torch.where(dropped == 0, 0.0, weights).sum(-1)
+    return output, lse + left.log()

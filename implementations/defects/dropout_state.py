@@ -1,7 +1,5 @@
 """Mistakes of chapter 17 in when dropout acts, in what it shares, and in the generator that it draws from."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

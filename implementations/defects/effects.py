@@ -1,7 +1,5 @@
 """Mistakes of chapter 13, and of the relations of chapter 12 between calls: traces, memory, paths that differ."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Mistakes of chapters 7 and 8: queries that may attend to nothing."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Mistakes of chapter 21: the functions that attention is used with: sinusoids and the slopes of ALiBi."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import numpy as np

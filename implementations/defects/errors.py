@@ -1,7 +1,5 @@
 """Mistakes of chapter 14: nonsense that is answered."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch.nn.functional as F

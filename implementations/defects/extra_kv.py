@@ -1,7 +1,5 @@
 """Mistakes of chapter 22: the learned key and value of a layer, alone and together with the zero key."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Mistakes of chapter 11: right answers with wrong gradients."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

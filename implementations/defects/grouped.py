@@ -1,7 +1,5 @@
 """Mistakes of chapter 16: which key head a query head uses, and what comes back to it."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

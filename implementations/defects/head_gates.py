@@ -1,7 +1,5 @@
 """Mistakes of chapter 25: gates of heads, their gradients, and what is left when one is closed."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Mistakes of chapter 4: which numbers belong to which head."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,6 +1,4 @@
-"""Mistakes of chapter 7: boolean and float masks, what they mean and what a masked score becomes."""
-
-from __future__ import annotations
+"""Mistakes of chapter 7: what a mask means, which of its axes is which, padding, lengths, and several masks."""
 
 from functools import partial
 from typing import Any
@@ -8,9 +6,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attention_conformance.implementations.builtin.stepwise.steps import INFINITY, Steps, add_mask, mix
-from attention_conformance.implementations.defects.breaking import LEAK, NAN, breaks
-from attention_conformance.spec.features import Feature
+from attention_conformance.implementations.adapters.torch_op import torch_op
+from attention_conformance.implementations.api.contract import Claims, Result
+from attention_conformance.implementations.builtin.stepwise import steps as correct
+from attention_conformance.implementations.builtin.stepwise.steps import INFINITY, OP_FEATURES, Steps, add_mask, mix
+from attention_conformance.implementations.defects.breaking import LEAK, NAN, breaks, breaks_run, omitting
+from attention_conformance.spec.features import Feature, Scope
+from attention_conformance.spec.problem import Problem
 
 
 def is_bool(mask: Tensor) -> bool:
@@ -127,3 +129,145 @@ def nan_plus_minus_infinity(query: Tensor, key: Tensor, value: Tensor, **options
         return mix(weights, value.where((weights != 0).any(-2)[..., None], 0.0))
 
     return Steps(add_mask=added, mix=selected)(query, key, value, **options)
+
+
+leaks = partial(breaks, severity=LEAK)
+
+
+@leaks("masks.broadcast", "relations.batch", step="add_mask", holds=("masks.segments",))
+def mask_of_the_first_sample(scores: Tensor, mask: Tensor) -> Tensor:
+    return correct.add_mask(scores, mask[:1] if mask.ndim == 4 else mask)
+
+
+@breaks("masks.broadcast", step="add_mask", holds=("masks.segments", "masks.key-padding"))
+def mask_of_the_first_head(scores: Tensor, mask: Tensor) -> Tensor:
+    return correct.add_mask(scores, mask[:, :1] if mask.ndim == 4 else mask)
+
+
+@leaks("masks.broadcast", step="add_mask", holds=("masks.segments", "masks.key-padding"), raises=True)
+def samples_of_the_mask_on_the_head_axis(scores: Tensor, mask: Tensor) -> Tensor:
+    return correct.add_mask(scores, mask.squeeze(1) if mask.ndim == 4 else mask)
+
+
+@leaks("masks.broadcast", step="add_mask", holds=("masks.segments", "masks.key-padding"))
+def mask_repeated_in_turn(scores: Tensor, mask: Tensor) -> Tensor:
+    if mask.ndim == 4 and mask.shape[1] == 1:
+        whole = mask.expand(scores.shape[0], -1, -1, -1)
+        mask = whole.repeat(scores.shape[1], 1, 1, 1).view(*scores.shape[:2], *whole.shape[2:])
+    return correct.add_mask(scores, mask)
+
+
+@leaks("masks.bool", "shapes.coincident", step="add_mask", holds=("masks.key-padding", "causal.square"))
+def square_mask_transposed(scores: Tensor, mask: Tensor) -> Tensor:
+    square = mask.ndim > 1 and mask.shape[-1] == mask.shape[-2]
+    return correct.add_mask(scores, mask.mT if square else mask)
+
+
+@leaks("masks.segments", "masks.broadcast", step="add_mask", holds=("masks.bool",))
+def flat_mask_taken_for_causal(scores: Tensor, mask: Tensor) -> Tensor:
+    return correct.add_causal(scores) if mask.ndim == 2 else correct.add_mask(scores, mask)
+
+
+@breaks("masks.rank", holds=("masks.broadcast",))
+def heads_taken_for_samples(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    mask = options.get("attn_mask")
+    if mask is not None and mask.ndim == 3:
+        options["attn_mask"] = mask[:1, None]
+    return Steps()(query, key, value, **options)
+
+
+@leaks("masks.key-padding", step="add_padding", holds=("masks.bool",), raises=True)
+def padding_along_the_heads(scores: Tensor, padding: Tensor) -> Tensor:
+    return scores.masked_fill(~padding[:, None], -INFINITY)
+
+
+@leaks("masks.key-padding", step="add_padding", holds=("masks.bool", "masks.broadcast"), raises=True)
+def padding_on_the_queries(scores: Tensor, padding: Tensor) -> Tensor:
+    return scores.masked_fill(~padding[:, None, :, None], -INFINITY)
+
+
+@breaks("masks.key-padding", step="add_padding", holds=("masks.bool", "masks.empty-row-bool"), severity=NAN)
+def padding_on_queries_and_keys(scores: Tensor, padding: Tensor) -> Tensor:
+    masked_scores = correct.add_padding(scores, padding)
+    if scores.shape[-2] == scores.shape[-1]:
+        masked_scores = masked_scores.masked_fill(~padding[:, None, :, None], -INFINITY)
+    return masked_scores
+
+
+@leaks("masks.key-padding", step="add_padding", holds=("masks.bool", "masks.neutral"))
+def padding_inverted(scores: Tensor, padding: Tensor) -> Tensor:
+    return correct.add_padding(scores, ~padding)
+
+
+@breaks("masks.key-padding", step="add_padding", holds=("masks.bool", "causal.with-padding"))
+def padding_ends_the_sequence(scores: Tensor, padding: Tensor) -> Tensor:
+    return correct.add_padding(scores, padding.int().cumprod(-1).bool())
+
+
+@leaks("masks.padding-fill-value", step="add_padding", holds=("masks.key-padding", "masks.fill-value"))
+def padding_filled_with_a_number(scores: Tensor, padding: Tensor) -> Tensor:
+    real = padding[:, None, None, :]
+    return torch.where(real, scores, torch.where(real.any(-1, keepdim=True), -1e4, -INFINITY))
+
+
+@leaks("masks.intersect", holds=("masks.bool", "masks.key-padding"))
+def padding_instead_of_mask(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    return Steps()(query, key, value, **omitting("attn_mask", options, "key_padding_mask"))
+
+
+@leaks("masks.intersect", holds=("masks.bool", "masks.key-padding"))
+def either_mask_is_enough(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    mask, padding = options.get("attn_mask"), options.get("key_padding_mask")
+    if mask is not None and padding is not None:
+        hidden = ~mask if mask.dtype is torch.bool else mask == -INFINITY
+        joint = ~hidden | padding[:, None, None, :]
+        options["attn_mask"] = joint if mask.dtype is torch.bool else torch.where(joint, mask.clamp(min=-99.0), mask)
+        options.pop("key_padding_mask")
+    return Steps()(query, key, value, **options)
+
+
+def _without_lengths(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    return Steps()(query, key, value, **options)
+
+
+attend = torch_op(_without_lengths)
+breaks_lengths = partial(
+    breaks_run, claims=Claims(Scope.OP, (OP_FEATURES | {Feature.VALID_LENS}) - {Feature.GRADIENTS})
+)
+
+
+def masked(problem: Problem, counts: Tensor) -> Problem:
+    """The problem with a mask for the leading keys that the counts, which broadcast to (B, H, Lq, 1), leave."""
+    return problem.with_arrays({"attn_mask": (torch.arange(problem.key.shape[-2]) < counts).numpy()})
+
+
+@breaks_lengths("masks.valid-lens", holds=("masks.bool", "masks.key-padding"), severity=LEAK)
+def lengths_tiled(problem: Problem, device: str) -> Result:
+    """Item b * H + h of the joined axis gets the length of sample (b * H + h) % B."""
+    lengths = problem.valid_lens
+    if lengths is not None:
+        batch, heads = problem.query.shape[:2]
+        of_items = torch.tensor(lengths).repeat(heads, *(1,) * (lengths.ndim - 1)).unflatten(0, (batch, heads))
+        problem = masked(problem, of_items.reshape(batch, heads, -1, 1))
+    return attend(problem, device)
+
+
+@breaks_lengths("masks.valid-lens", "masks.no-influence", holds=("masks.bool", "masks.key-padding"), severity=LEAK)
+def lengths_ignored(problem: Problem, device: str) -> Result:
+    return attend(problem, device)
+
+
+@breaks_lengths("masks.valid-lens", holds=("masks.bool", "masks.key-padding"), severity=LEAK)
+def lengths_of_the_first_query(problem: Problem, device: str) -> Result:
+    if problem.valid_lens is not None:
+        lengths = torch.tensor(problem.valid_lens).reshape(problem.query.shape[0], -1)[:, :1]
+        problem = masked(problem, lengths[:, None, None])
+    return attend(problem, device)
+
+
+@breaks_lengths("masks.valid-lens", holds=("masks.bool", "masks.empty-row-padding"), severity=LEAK)
+def lengths_inclusive(problem: Problem, device: str) -> Result:
+    if problem.valid_lens is not None:
+        lengths = torch.tensor(problem.valid_lens).reshape(problem.query.shape[0], 1, -1, 1)
+        problem = masked(problem, lengths + (lengths > 0).int())
+    return attend(problem, device)

@@ -1,7 +1,5 @@
 """Mistakes of chapter 26: modes, saving, copying, inputs without a batch, and a single head."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Mapping
 from functools import partial

@@ -1,7 +1,5 @@
 """Mistakes of chapter 10: digits that are lost, and numbers that should have stayed NaN."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,6 +1,4 @@
-"""Mistakes of chapter 24: documents that see each other, or are separated wrongly."""
-
-from __future__ import annotations
+"""Mistakes of chapter 24: documents that see each other, are separated wrongly, or whose lengths are misread."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,6 +15,7 @@ from attention_conformance.implementations.builtin.stepwise.steps import (
     CallOptions,
     Positions,
     Steps,
+    positions,
 )
 from attention_conformance.implementations.defects.breaking import GRADIENT, LEAK, NAN, breaks
 from attention_conformance.spec.features import Feature
@@ -181,3 +180,38 @@ def earlier_documents_seen(scores: Tensor, same_document: Tensor) -> Tensor:
     first = same_document.int().argmax(-1, keepdim=True)
     earlier = torch.arange(scores.shape[-1]) < first
     return scores.masked_fill(~(same_document | earlier)[:, None], -INFINITY)
+
+
+LENGTHS = ("cu_seqlens_q", "cu_seqlens_k")
+breaks_lengths = partial(breaks_packed, step="positions")
+
+
+@breaks_lengths("packed.lengths", holds=("packed.segments", "packed.one-document"), severity=LEAK)
+def ends_taken_as_inclusive(query: Tensor, key: Tensor, call: CallOptions) -> Positions:
+    def later(ends: Tensor) -> Tensor:
+        return torch.cat([ends[:1], (ends[1:-1] + 1).clamp(max=int(ends[-1])), ends[-1:]])
+
+    return placed(query, key, call, later, *LENGTHS)
+
+
+@breaks_lengths("packed.lengths", "packed.empty-document", holds=("packed.segments", "packed.causal"))
+def last_document_dropped(query: Tensor, key: Tensor, call: CallOptions) -> Positions:
+    of_query, of_key, same_document = positions(query, key, call)
+    if call.cu_seqlens_q is None:
+        return of_query, of_key, same_document
+    last = torch.arange(query.shape[-2]) >= call.cu_seqlens_q[-2]
+    return of_query, of_key, same_document & ~last[:, None]
+
+
+@breaks_lengths("packed.empty-document", holds=("packed.lengths", "packed.empty-segment"), severity=LEAK)
+def empty_documents_dropped(query: Tensor, key: Tensor, call: CallOptions) -> Positions:
+    return placed(query, key, call, torch.unique, *LENGTHS)
+
+
+@breaks_lengths("packed.lengths", holds=("packed.segments", "packed.empty-segment"))
+def keys_cut_at_the_longest_queries(query: Tensor, key: Tensor, call: CallOptions) -> Positions:
+    of_query, of_key, same_document = positions(query, key, call)
+    if call.cu_seqlens_q is None or call.cu_seqlens_k is None:
+        return of_query, of_key, same_document
+    longest = int(call.cu_seqlens_q.diff().max())
+    return of_query, of_key, same_document & (of_key < longest)[:, None, :]

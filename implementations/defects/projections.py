@@ -1,7 +1,5 @@
 """Mistakes of chapter 5: the matrices and biases around the heads."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Mistakes of chapter 2 in what is returned in addition to the output: weights, averaged weights, log-sum-exp."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Mistakes of chapter 18 in weights and log-sum-exps: which base, which heads, which rows, which memory."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Mistakes of chapter 1: the product of query and key, and its scale."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

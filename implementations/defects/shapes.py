@@ -1,7 +1,5 @@
 """Mistakes of chapter 9: extents, layouts, tiles, and options together."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Mistakes of chapter 22: sinks."""
 
-from __future__ import annotations
-
 import math
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Mistakes of chapter 20: the formula of the cap, its place among the steps, and its slope."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Mistakes of chapter 2: the softmax, its maximum and its sums."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import torch

@@ -1,7 +1,5 @@
 """Mistakes of chapter 15: right answers that take more memory than they need."""
 
-from __future__ import annotations
-
 from collections import deque
 from functools import partial
 from typing import Any

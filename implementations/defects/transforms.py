@@ -1,7 +1,5 @@
 """Mistakes of chapter 26: mixed precision, vmap, compilers, exports, inference, and gradients of gradients."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Unpack

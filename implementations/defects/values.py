@@ -1,7 +1,5 @@
 """Mistakes of chapter 3, the sum of the values, and of the relations of chapter 12 that follow from it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Mistakes of chapter 22: the key and value of zeros."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Adapters: how a target is run, and the text of the adapter that runs it in the same way."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace

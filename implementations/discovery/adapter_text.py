@@ -1,7 +1,5 @@
 """Adapter files: an adapter's text with its target and its claims, and the evidence for each of them in comments."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -80,7 +78,8 @@ def _target_lines(target: str, folder: Path) -> Iterator[str]:
     alias = "_outer" if inner else "target"
     path = Path(parsed.place).resolve()
     same_folder = parsed.is_file and path.parent == folder.resolve() and path.stem.isidentifier()
-    installed = not parsed.is_file and not _in_current_folder(parsed.place)
+    module = Path.cwd() / parsed.place.replace(".", "/")
+    installed = not (parsed.is_file or module.is_dir() or module.with_suffix(".py").exists())
     if same_folder or installed:
         yield f"from {path.stem if same_folder else parsed.place} import {outer} as {alias}"
         yield from [f"target = {'.'.join(['_outer', *inner])}"] if inner else []
@@ -89,11 +88,6 @@ def _target_lines(target: str, folder: Path) -> Iterator[str]:
         yield f'target: Any = load_target(str(Path(__file__).parent / "{place}") + ":{parsed.name}")'
     else:
         yield f'target: Any = load_target("{target}")  # from the folder that holds it'
-
-
-def _in_current_folder(module: str) -> bool:
-    place = Path.cwd() / module.replace(".", "/")
-    return place.is_dir() or place.with_suffix(".py").exists()
 
 
 def _implementation(name: str, adapter: Adapter, facts: Facts, fitted: bool) -> Iterator[str]:
@@ -108,18 +102,18 @@ def _implementation(name: str, adapter: Adapter, facts: Facts, fitted: bool) -> 
             yield _commented(f"                Feature.{feature.name},", _evidence(feature, facts))
     yield "            }"
     yield "        ),"
-    if found := settings(facts):
+    if claimed := settings(facts):
         yield "        Conventions("
-        conventions = Conventions().claiming(found)
-        for key in found:
+        conventions = Conventions().claiming(claimed)
+        for key in claimed:
             field = key.replace("-", "_")
             value = getattr(conventions, field)
             line = f"            {field}={type(value).__name__}.{value.name},"
             yield _commented(line, facts.evidence(convention_topic(key)))
         yield "        ),"
-    if (found_dtypes := dtypes(facts)) != tuple(DTYPES):
-        listed = ", ".join(f'"{dtype}"' for dtype in found_dtypes)
-        yield _commented(f"        dtypes=({listed}{',' if len(found_dtypes) == 1 else ''}),", facts.evidence("dtypes"))
+    if (own_dtypes := dtypes(facts)) != tuple(DTYPES):
+        listed = ", ".join(f'"{dtype}"' for dtype in own_dtypes)
+        yield _commented(f"        dtypes=({listed}{',' if len(own_dtypes) == 1 else ''}),", facts.evidence("dtypes"))
     yield from ["        fit=fit,"] if fitted else []
     yield "    ),"
     yield f"    {adapter.expression},"

@@ -64,7 +64,7 @@ PROBES: Mapping[str, Probe] = {
     "views": probe_results.views,
     "empty-sizes": probe_results.empty_sizes,
 }
-"""Every probe, in an order in which each can read what those before it have found."""
+"""Every probe, in an order in which each can read what those before it have detected."""
 WIDTHS = (Feature.VALUE_WIDTH, Feature.MODEL_WIDTH, Feature.INPUT_WIDTHS)
 
 

@@ -1,11 +1,9 @@
-"""Calls: the framework, layout and argument order of a function, found by what changes in its output.
+"""Calls: the framework, layout and argument order of a function, detected by what changes in its output.
 
 All axes are given the same extent, so that no layout raises an error. Then one slice of one argument is negated at a
 time: an axis that stands for itself (batch, head, query, component of the value) changes one slice of the output, one
 that is summed over (key, component of query and key) changes them all.
 """
-
-from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -87,7 +85,7 @@ def find_call(function: Callable[..., Any], device: str) -> FunctionCall:
             for framework in KINDS:
                 call = FunctionCall(framework, inputs, keyword, heads, extent, always)
                 try:
-                    return _found(Attempt(function, call, rank, device))
+                    return _observed_call(Attempt(function, call, rank, device))
                 except TargetError as error:
                     why = why or str(error)
     raise TargetError(f"no way to call it was found: {why}")
@@ -161,7 +159,7 @@ class Attempt:
         return jax.numpy.asarray(array.astype(np.float32))
 
 
-def _found(attempt: Attempt) -> FunctionCall:
+def _observed_call(attempt: Attempt) -> FunctionCall:
     rng = np.random.default_rng(2)
     arrays = [rng.standard_normal((attempt.call.extent,) * attempt.rank) for _ in INPUTS]
     plain = attempt.output(arrays)

@@ -1,7 +1,5 @@
 """Candidates: targets of the command line that need no adapter, made into implementations."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -34,7 +32,8 @@ def candidate(target: str, settings: Mapping[str, str], device: str = "cpu") -> 
     loaded = load_target(target)
     name = Target.parse(target).parts[-1]
     try:
-        _check_device(device)
+        if error_line := safe_call(lambda: torch.zeros(1, device=device)).error:
+            raise TargetError(f"device {device!r} cannot be used: {error_line}")
         return wrapped(name, loaded, settings, device)
     except TargetError as error:
         raise TargetError(f"{target}: {error}") from error
@@ -65,11 +64,6 @@ def _distinct(parts: tuple[str, ...], others: Sequence[tuple[str, ...]]) -> str:
         if sum(other[-length:] == parts[-length:] for other in others) == 1:
             return ".".join(parts[-length:])
     return ".".join(parts)
-
-
-def _check_device(device: str) -> None:
-    if error := safe_call(lambda: torch.zeros(1, device=device)).error:
-        raise TargetError(f"device {device!r} cannot be used: {error}")
 
 
 def wrapped(name: str, target: object, settings: Mapping[str, str], device: str) -> Implementation:

@@ -3,13 +3,9 @@
 A feature that has an effect is claimed, even if it is not the specified effect: the suite then reports what is wrong.
 """
 
-from __future__ import annotations
-
-from enum import StrEnum
-
 from attention_conformance.implementations.discovery.findings import ABSENT, LOST, Facts
 from attention_conformance.implementations.discovery.probe_interface import PARAMETERS
-from attention_conformance.spec.conventions import Conventions
+from attention_conformance.spec.conventions import Conventions, values_of
 from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.spec.problem import DTYPES
 
@@ -18,16 +14,16 @@ NOT_OFFERED = (ABSENT, LOST, "always", "one")
 
 
 def scope(facts: Facts) -> Scope:
-    """The level that was found."""
+    """The level that was detected."""
     return Scope(facts.answer("level"))
 
 
 def features(facts: Facts) -> frozenset[Feature]:
     """What is offered, rightly or not."""
-    found = {f for f in Feature if f in facts.findings and facts.findings[f].answer not in NOT_OFFERED}
+    offered = {f for f in Feature if f in facts.findings and facts.findings[f].answer not in NOT_OFFERED}
     if scope(facts) is Scope.MODULE:
-        found |= {f for f in PARAMETERS if f in facts.answer("parameters").split(", ")} | {Feature.PROJECTIONS}
-    return frozenset(found | {Feature.CORE})
+        offered |= {f for f in PARAMETERS if f in facts.answer("parameters").split(", ")} | {Feature.PROJECTIONS}
+    return frozenset(offered | {Feature.CORE})
 
 
 def convention_topic(key: str) -> str:
@@ -36,14 +32,13 @@ def convention_topic(key: str) -> str:
 
 
 def convention(key: str, facts: Facts) -> str:
-    """The value of a convention that was found, or nothing."""
-    values: type[StrEnum] = type(getattr(Conventions(), key.replace("-", "_")))
+    """The value of a convention that was detected, or nothing."""
     answer = facts.answer(convention_topic(key))
-    return answer if answer in list(values) else ""
+    return answer if answer in list(values_of(key)) else ""
 
 
 def settings(facts: Facts) -> dict[str, str]:
-    """The conventions that were found and are not the specification's defaults, by their keys."""
+    """The conventions that were detected and are not the specification's defaults, by their keys."""
     defaults = Conventions().items()
     return {key: value for key, default in defaults if (value := convention(key, facts)) not in ("", default)}
 

@@ -1,7 +1,5 @@
 """Constructors: how a module class is built, read from its parameters."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Extra options: what a candidate may take beyond the core, and a problem that shows each of them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np

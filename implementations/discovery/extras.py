@@ -1,7 +1,5 @@
 """Extras: what a callable returns in addition to its output, recognized by its shape."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import permutations

@@ -1,7 +1,5 @@
 """The text of an adapter that calls a function in its own way. Probes run this very text."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 

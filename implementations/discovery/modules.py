@@ -1,7 +1,5 @@
 """Modules: how a class like torch.nn.MultiheadAttention, or a part of it, is built and called, and what it claims."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -23,7 +21,7 @@ from attention_conformance.implementations.adapters.native import WITHOUT_WEIGHT
 from attention_conformance.implementations.adapters.op_options import extra_options
 from attention_conformance.implementations.adapters.tensors import Tensors
 from attention_conformance.implementations.adapters.torch_module import TorchModule, torch_module
-from attention_conformance.implementations.api.contract import Claims, Implementation, Unsupported
+from attention_conformance.implementations.api.contract import Claims, Implementation
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.claim_checks import (
     BIASED,
@@ -121,18 +119,13 @@ class ModuleCall:
         options = dict(mask_options(given, problem, self.polarity))
         if not self.float_padding and "key_padding_mask" in options:
             options["key_padding_mask"] = polarised(given["key_padding_mask"], self.polarity)
-        if problem.causal and not self.takes_mask_with_flag:
+        if problem.causal and not (self.flag_with_mask and "bool_mask" in self.options):
             options.pop("attn_mask")
         if "attn_mask" in options:
             options["attn_mask"] = self._formed(options["attn_mask"], given, problem)
         extra = extra_options(problem, given).items()
         options |= {name: option for name, option in extra if name in self.options}
         return options | ({} if problem.scale is None else {"scale": problem.scale})
-
-    @property
-    def takes_mask_with_flag(self) -> bool:
-        """Whether its causal flag comes with a mask."""
-        return self.flag_with_mask and "bool_mask" in self.options
 
     def _formed(self, mask: torch.Tensor, given: Tensors, problem: Problem) -> torch.Tensor:
         """The mask as `mask_options` gives it, (B * H, Lq, Lk) or (Lq, Lk), in the form that the module takes."""
@@ -177,11 +170,6 @@ def module_run(
     return torch_module(build, Chosen(call, tuple(named)), find_places, extras=tuple(named.values()), context=context)
 
 
-def one_shared_mask(case: Case) -> Case | Unsupported:
-    """The fit of a module that takes one mask (Lq, Lk) for all samples and heads."""
-    return one_mask(replace(case, mask_shape=MaskShape.SHARED))
-
-
 @dataclass(frozen=True)
 class ModulePlan:
     """How a module class is built and called.
@@ -218,7 +206,10 @@ def plan_module(kind: type[nn.Module], conventions: Conventions, device: str) ->
     with torch.random.fork_rng(devices=[]):
         module = built(make)
         check_parameters(module, (WIDTH,) * 3)
-        features = _features(module, call) | _width_features(make) | make.features
+        features = _features(module, call) | make.features
+        if make.widths:
+            check_parameters(built(make, kdim=KEY_WIDTH, vdim=VALUE_WIDTH), (WIDTH, KEY_WIDTH, VALUE_WIDTH))
+            features |= {Feature.INPUT_WIDTHS}
         call = replace(call, length_first=_length_first(module, call.inputs))
     check = ClaimCheck(
         call, partial(module_run, make), Claims(Scope.MODULE, features, conventions, fit=one_mask), device
@@ -232,18 +223,12 @@ def plan_module(kind: type[nn.Module], conventions: Conventions, device: str) ->
     both = replace(BIASED, mask_shape=MaskShape.SHARED, padding=Padding.RIGHT)
     call = _unless_only(call, replace(call, float_padding=False), check, both, {"key_padding_mask", "float_mask"})
     if call.form is MaskForm.SHARED:
-        check = replace(check, claims=replace(check.claims, fit=one_shared_mask))
+        shared = replace(check.claims, fit=lambda case: one_mask(replace(case, mask_shape=MaskShape.SHARED)))
+        check = replace(check, claims=shared)
     check = replace(check, function=call)
     answer = parts(check.run(PLAIN))
     extras = find_extras(answer, EXTENTS)
     return ModulePlan(make, call, evaluating, extras, check, tuple(ignored_parts(answer, extras)))
-
-
-def _width_features(make: Constructor) -> set[Feature]:
-    if not make.widths:
-        return set()
-    check_parameters(built(make, kdim=KEY_WIDTH, vdim=VALUE_WIDTH), (WIDTH, KEY_WIDTH, VALUE_WIDTH))
-    return {Feature.INPUT_WIDTHS}
 
 
 def _call(kind: type[nn.Module], polarity: Polarity) -> ModuleCall:

@@ -1,7 +1,5 @@
 """Parameters: which weights and biases a module holds, read from their names."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from torch import nn

@@ -1,7 +1,5 @@
 """Probes of the interface: the level, heads, inputs and parameters at which an implementation answers."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product

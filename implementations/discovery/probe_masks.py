@@ -1,7 +1,5 @@
 """Probes of masks: what each kind of mask does to the keys that a query uses, observed in the weights."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 

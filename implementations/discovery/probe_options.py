@@ -1,7 +1,5 @@
 """Probes of extra options: windows, caps, positions, sinks and documents, each compared with the known answers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 

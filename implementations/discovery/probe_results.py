@@ -1,7 +1,5 @@
 """Probes of results: extra results, training, and unusual inputs such as NaN, views and empty arrays."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Probes of plain attention: what it computes, by what its scores are multiplied, and in which precision."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The vocabulary of callables: the parameter names that the suite knows, and what each of them means."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum

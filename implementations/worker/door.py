@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import IO, Any
 
 from attention_conformance.implementations.api.contract import PathError
 from attention_conformance.implementations.api.safe_call import CandidateError, LostError
@@ -80,7 +80,7 @@ class Door:
         assert self.process.stderr is not None
         os.set_blocking(self.process.stdin.fileno(), False)
         os.set_blocking(self.process.stdout.fileno(), False)
-        self.output = Output(self.process.stderr.fileno())
+        self.output = Output(self.process.stderr)
         return self._request(Message({**self.hello, "request": "hello"}), max(STARTING, self.deadline))
 
     def request(self, message: Message, work: float = 0.0) -> Message:
@@ -207,19 +207,18 @@ def shortened(text: object) -> str:
 class Output:
     """What the candidate prints, read by a thread so that it never waits for a reader."""
 
-    def __init__(self, stream: int) -> None:
+    def __init__(self, stream: IO[bytes]) -> None:
         self.kept = b""
         self.total = 0
-        self._stream = os.dup(stream)
+        self._stream = stream
         self._thread = threading.Thread(target=self._drain, daemon=True)
         self._thread.start()
 
     def _drain(self) -> None:
-        with contextlib.suppress(OSError):
-            while piece := os.read(self._stream, PIECE):
+        with self._stream:
+            while piece := os.read(self._stream.fileno(), PIECE):
                 self.total += len(piece)
                 self.kept = (self.kept + piece)[-KEPT:]
-        os.close(self._stream)
 
     def last_lines(self) -> str:
         """The last lines, as one."""

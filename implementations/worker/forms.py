@@ -11,7 +11,7 @@ import numpy as np
 from attention_conformance.implementations.api.contract import Claims, ExpectedFailure, Result, any_case
 from attention_conformance.implementations.api.safe_call import RETURNED
 from attention_conformance.implementations.worker.wire import Message
-from attention_conformance.spec.cases import Layout, Sharing, built
+from attention_conformance.spec.cases import Layout, Sharing, from_data
 from attention_conformance.spec.conventions import Conventions
 from attention_conformance.spec.features import Extension, Feature, Scope
 from attention_conformance.spec.problem import HELD, Array, Problem
@@ -56,7 +56,7 @@ def problem_of(message: Message) -> Problem:
         sharing=sharing,
         layout=Layout(given["layout"]),
         needs=tuple(given["needs"]),
-        extension=built(Extension, given["extension"], "extension"),
+        extension=from_data(Extension, given["extension"], "extension"),
         parameters={name: arrays[name] for name in given["parameters"]},
         extras={name: arrays[name] for name in given["extras"]},
         **optional,

@@ -1,7 +1,5 @@
 """The memory of a call: by how much the process grows at its peak, and by how much afterwards."""
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import mmap

@@ -128,12 +128,12 @@ def input_bounds(problem: Problem, trace: Trace, precision: Precision) -> Inputs
     given = trace.inputs
     if problem.scope is Scope.OP:
         return Inputs(np.zeros_like(given.query), np.zeros_like(given.key), np.zeros_like(given.value))
-    found = []
+    bounds = []
     for name, role, rows in (("query", "q", given.query), ("key", "k", given.key), ("value", "v", given.value)):
         inputs, weight = np.abs(_wide(getattr(problem, name))), problem.parameters[f"w_{role}"]
         bound = projection_bound(inputs, weight, problem.parameters.get(f"b_{role}"), precision)
-        found.append(finite(split_heads(bound, rows.shape[-3])))
-    return Inputs(*found)
+        bounds.append(finite(split_heads(bound, rows.shape[-3])))
+    return Inputs(*bounds)
 
 
 def projection_bound(sizes: Floats, weight: Array, bias: Array | None, precision: Precision) -> Floats:
@@ -219,13 +219,13 @@ def _far_shift(p: Floats, log_p: Floats, scores: Floats) -> SoftmaxShift:
 
 def _interleaved(first: Booleans, one: SoftmaxShift, other: SoftmaxShift) -> SoftmaxShift:
     """The shifts of a stack of which some problems are in `one`, the others in `other`."""
-    found = []
+    interleaved = []
     for field in fields(SoftmaxShift):
-        mine, others = getattr(one, field.name), getattr(other, field.name)
-        both = np.empty((len(first), *mine.shape[1:]))
-        both[first], both[~first] = mine, others
-        found.append(both)
-    return SoftmaxShift(*found)
+        own, others = getattr(one, field.name), getattr(other, field.name)
+        both = np.empty((len(first), *own.shape[1:]))
+        both[first], both[~first] = own, others
+        interleaved.append(both)
+    return SoftmaxShift(*interleaved)
 
 
 def _log_weights(trace: Trace) -> Floats:

@@ -1,7 +1,5 @@
 """Rounding bounds of the stages of the extensions; the derivation is in `bounds.md` next to this file."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from attention_conformance.reference.arrays import Floats
@@ -39,7 +37,7 @@ def multiplied_bounds(trace: Trace, inputs: Inputs, precision: Precision) -> tup
 
 
 def _followed(rows: Floats, extra: int) -> Floats:
-    """(B, H, L, d) -> (B, H, L + further, d): zeros, because extra keys and values are exact."""
+    """(B, H, L, d) -> (B, H, L + extra, d): zeros, because extra keys and values are exact."""
     return np.concatenate([rows, np.zeros((*rows.shape[:-2], extra, rows.shape[-1]))], axis=-2)
 
 

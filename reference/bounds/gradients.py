@@ -1,7 +1,5 @@
 """Rounding bounds of the gradients; the derivation is in `bounds.md` next to this file."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -23,7 +21,7 @@ from attention_conformance.reference.gradients import (
     by_distance,
     cotangent_of_heads,
     given_keys,
-    of_further_key,
+    of_extra_key,
     shared,
     slope,
     to_inputs,
@@ -60,15 +58,15 @@ def gradient_bounds(problem: Problem, trace: Trace, forward: ForwardBounds, prec
     errors = _errors(trace, step, forward, _ungated_bound(trace, cotangent, e_cotangent, precision), precision)
     gradients, inputs = to_inputs(trace, step), _input_errors(trace, step, errors, precision)
     if problem.scope is Scope.OP:
-        found = {"query": inputs.query, "key": inputs.key, "value": inputs.value}
+        by_name = {"query": inputs.query, "key": inputs.key, "value": inputs.value}
     else:
-        found = _module_bounds(problem, trace, gradients, forward, inputs, precision)
+        by_name = _module_bounds(problem, trace, gradients, forward, inputs, precision)
     if problem.attn_mask is not None and problem.attn_mask.dtype.kind != "b":
-        found["attn_mask"] = _mask_bound(problem, step, errors, precision)
-    found |= _further_bounds(problem, trace, step, errors, precision)
+        by_name["attn_mask"] = _mask_bound(problem, step, errors, precision)
+    by_name |= _extension_bounds(problem, trace, step, errors, precision)
     if trace.gates is not None:
-        found["head_gates"] = _gates_bound(trace, forward, cotangent, e_cotangent, precision)
-    return {name: found[name] + precision.before(found[name].ndim - 1).floor for name in problem.needs}
+        by_name["head_gates"] = _gates_bound(trace, forward, cotangent, e_cotangent, precision)
+    return {name: by_name[name] + precision.before(by_name[name].ndim - 1).floor for name in problem.needs}
 
 
 def _ungated_bound(trace: Trace, cotangent: Floats, error: Floats, precision: Precision) -> Floats:
@@ -92,11 +90,11 @@ def _input_errors(trace: Trace, step: Backward, errors: _Errors, precision: Prec
     return Inputs(query, key, value)
 
 
-def _further_bounds(
+def _extension_bounds(
     problem: Problem, trace: Trace, step: Backward, errors: _Errors, precision: Precision
 ) -> dict[str, Floats]:
     """Of sinks, relative biases, and the learned extra key and value (bias_kv): sums, each term within its bound."""
-    found: dict[str, Floats] = {}
+    by_name: dict[str, Floats] = {}
 
     def summed(of: Callable[[Floats], Floats], rows: Floats, error: Floats, terms: int) -> Floats:
         inherited, sizes = of(error), of(np.abs(rows))
@@ -107,17 +105,17 @@ def _further_bounds(
 
     scores, samples = (step.scores, errors.scores), problem.batch * trace.query.shape[-2]
     if "sinks" in problem.extras:
-        found["sinks"] = summed(lambda rows: rows[..., -1].sum((-3, -1)), *scores, samples)
+        by_name["sinks"] = summed(lambda rows: rows[..., -1].sum((-3, -1)), *scores, samples)
     if "relative_bias" in problem.extras:
         terms = samples * problem.key.shape[-2]
-        found["relative_bias"] = summed(
+        by_name["relative_bias"] = summed(
             lambda rows: by_distance(problem, trace, given_keys(problem, rows)), *scores, terms
         )
     if "bias_k" in problem.parameters:
         terms = samples * trace.query.shape[-3]
         for name, rows, error in (("bias_k", step.key, errors.key), ("bias_v", step.value, errors.value)):
-            found[name] = summed(lambda each: of_further_key(problem, trace, each), rows, error, terms)
-    return found
+            by_name[name] = summed(lambda each: of_extra_key(problem, trace, each), rows, error, terms)
+    return by_name
 
 
 def _gates_bound(trace: Trace, forward: ForwardBounds, cotangent: Floats, e_g: Floats, precision: Precision) -> Floats:
@@ -262,19 +260,19 @@ def _mask_bound(problem: Problem, step: Backward, errors: _Errors, precision: Pr
 def _module_bounds(
     problem: Problem, trace: Trace, step: Inputs, forward: ForwardBounds, errors: Inputs, precision: Precision
 ) -> dict[str, Floats]:
-    wide, found = problem.widened(), dict[str, Floats]()
+    wide, by_name = problem.widened(), dict[str, Floats]()
     roles = {"query": (step.query, errors.query), "key": (step.key, errors.key), "value": (step.value, errors.value)}
     for name, (gradient, error) in roles.items():
         # An input in several roles may get them in one product with all their weights side by side.
         terms = sum(wide.parameters[f"w_{r[0]}"].shape[1] for r in roles if getattr(wide, r) is getattr(wide, name))
-        found |= _projection_gradient_bounds(wide, name, merge_heads(gradient), merge_heads(error), terms, precision)
+        by_name |= _projection_gradient_bounds(wide, name, merge_heads(gradient), merge_heads(error), terms, precision)
     if "w_o" in wide.parameters:
         g = np.abs(_tokens(np.asarray(wide.cotangent, dtype=np.float64)))
         mixed, error = np.abs(_tokens(merge_heads(trace.heads))), _tokens(merge_heads(forward.heads))
         rounding = precision.growth(g.shape[0]) + STORED * precision.storage
-        found["w_o"] = product_bound(mixed.T, error.T, g, np.zeros_like(g), rounding)
-        found["b_o"] = rounding * g.sum(0)
-    return shared(problem, found)
+        by_name["w_o"] = product_bound(mixed.T, error.T, g, np.zeros_like(g), rounding)
+        by_name["b_o"] = rounding * g.sum(0)
+    return shared(problem, by_name)
 
 
 def _projection_gradient_bounds(

@@ -56,7 +56,7 @@ class AnswerCheck:
         return AnswerCheck(max(self.worst, other.worst), elements, message, about, inconclusive)
 
     def __str__(self) -> str:
-        """What was checked and what was not."""
+        """The checks, and the parts that were not checked."""
         return f"{self.about}; bounds too wide for {', '.join(self.inconclusive)}" if self.inconclusive else self.about
 
 

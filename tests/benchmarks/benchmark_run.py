@@ -1,7 +1,5 @@
 """A benchmark run as values that survive JSON: measuring writes them, the table and the page read them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field

@@ -4,8 +4,6 @@ The ratios to the baseline are compared, which each run has measured in its own 
 is slower for both. Seconds of two runs are not compared.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """Hooks: the options of benchmarks, a test for each workload and implementation, and the file of the run."""
 
-from __future__ import annotations
-
 import json
 import warnings
 from dataclasses import asdict
@@ -119,7 +117,7 @@ def pytest_benchmark_update_json(config: pytest.Config, output_json: dict[str, A
 
 
 def pytest_benchmark_generate_machine_info(config: pytest.Config) -> dict[str, Any]:
-    """What identifies a machine: pytest-benchmark's own record also has the clock rate of the moment."""
+    """The identity of a machine: pytest-benchmark's own record also has the clock rate of the moment."""
     return asdict(machine(config.getoption("device")))
 
 

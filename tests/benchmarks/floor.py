@@ -1,7 +1,5 @@
 """The floor: how fast this machine multiplies and moves bytes, and so the least seconds of a call."""
 
-from __future__ import annotations
-
 import os
 import platform
 import time

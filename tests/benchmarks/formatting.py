@@ -1,7 +1,5 @@
 """The figures of a measurement in table and page, as numbers and as text with units."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from statistics import median, quantiles

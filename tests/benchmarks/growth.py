@@ -1,7 +1,5 @@
 """How time and memory grow with a size, as a fitted power with an interval."""
 
-from __future__ import annotations
-
 import random
 import time
 from collections.abc import Callable, Sequence

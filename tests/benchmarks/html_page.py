@@ -1,7 +1,5 @@
 """The HTML page of a benchmark run: one file that needs no network."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from pathlib import Path

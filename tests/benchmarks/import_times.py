@@ -1,7 +1,5 @@
 """Seconds to import the library of an implementation, in a process of its own."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from statistics import median

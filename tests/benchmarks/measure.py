@@ -1,7 +1,5 @@
 """Measures one implementation on one workload in pairs with its baseline, from the first call to the verdict."""
 
-from __future__ import annotations
-
 import time
 import warnings
 from collections.abc import Iterator
@@ -42,7 +40,7 @@ class ContenderError(Exception):
 
 @dataclass(frozen=True)
 class Conditions:
-    """What is the same for all measurements of a run.
+    """The conditions of all measurements of a run.
 
     Attributes:
         device: as torch spells it.

@@ -4,8 +4,6 @@ A round is measured in a pair with the baseline, and the number of rounds follow
 pytest-benchmark cannot run the rounds by itself.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -33,7 +31,7 @@ class MeasuredRounds:
 
 
 def extra_info(measurement: Measurement) -> dict[str, Any]:
-    """What pytest-benchmark has no field for: all but the seconds."""
+    """All fields but the seconds: pytest-benchmark has none for them."""
     fields: dict[str, Any] = json.loads(json.dumps(asdict(measurement)))
     return {name: value for name, value in fields.items() if not name.endswith("seconds")}
 

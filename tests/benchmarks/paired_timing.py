@@ -10,8 +10,6 @@ A run continues until both intervals are narrow or the time is over. The stoppin
 and not on their position: a run that stopped at the first significant difference would report one too often.
 """
 
-from __future__ import annotations
-
 import gc
 import time
 from collections.abc import Callable, Iterator, Sequence

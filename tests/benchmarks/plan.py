@@ -1,6 +1,4 @@
-"""What a benchmark run times, by the options of the command line."""
-
-from __future__ import annotations
+"""The plan of a benchmark run, by the options of the command line."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +11,7 @@ from attention_conformance.tests.benchmarks.paired_timing import Effort
 from attention_conformance.tests.benchmarks.workloads import IMPLEMENTATIONS, REPRESENTATIVE, Timed, timed
 from attention_conformance.tests.harness.judge.clause_tests import Selection
 from attention_conformance.tests.harness.judge.settings import RunSettings
-from attention_conformance.tests.harness.run.selection import UsageError
+from attention_conformance.tests.harness.run.selection import UsageError, require_known
 
 KNOWN = {each.name: each for each in (*BUILTIN, *NAMED, *ON_REQUEST)}
 
@@ -37,7 +35,7 @@ class BenchmarkOptions:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is timed: each implementation on each workload of its level."""
+    """Each implementation on each workload of its level."""
 
     implementations: tuple[Implementation, ...]
     timed: tuple[Timed, ...]
@@ -86,16 +84,13 @@ def _timed(patterns: Sequence[str], dtypes: Sequence[str]) -> tuple[Timed, ...]:
     chosen = timed() if patterns else REPRESENTATIVE
     if dtypes:
         chosen = tuple(dict.fromkeys(Timed(each.workload, each.passes, d) for each in chosen for d in dtypes))
-    for pattern in patterns:
-        if not any(_matches(each, pattern) for each in chosen):
-            names = list(dict.fromkeys(each.workload.name for each in chosen))
-            near = get_close_matches(pattern, names, 3, 0.4) or names[:3]
-            raise UsageError(f"--workload {pattern!r} selects nothing; there are for example: {', '.join(near)}")
-    return tuple(each for each in chosen if not patterns or any(_matches(each, pattern) for pattern in patterns))
+    names = dict.fromkeys(name for each in chosen for name in (each.workload.name, each.name))
+    require_known("--workload", patterns, list(names))
+    return tuple(each for each in chosen if not patterns or _named(each, patterns))
 
 
-def _matches(each: Timed, pattern: str) -> bool:
-    return fnmatchcase(each.workload.name, pattern) or fnmatchcase(each.name, pattern)
+def _named(each: Timed, patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for name in (each.workload.name, each.name) for pattern in patterns)
 
 
 def _baseline(name: str, implementations: Sequence[Implementation]) -> Implementation | None:

@@ -1,7 +1,5 @@
 """Plots of a run as Vega-Lite specifications; the page adds colours, and selects the data that is shown."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from itertools import groupby

@@ -1,7 +1,5 @@
 """The operations and bytes that the equations need for a problem, however it is computed."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from math import prod
 

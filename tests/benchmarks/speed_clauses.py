@@ -1,7 +1,5 @@
 """The clauses of chapter speed that are checked by measurements, each from the figures of a run."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from attention_conformance.implementations.api.contract import Implementation, Unsupported

@@ -1,7 +1,5 @@
 """A benchmark run while it is measured; it is stored after each step."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass, field, replace
 from functools import cache

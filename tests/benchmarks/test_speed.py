@@ -1,7 +1,5 @@
 """Speed: each workload, timed on each implementation in pairs with its baseline; see `tests/benchmarks/conftest.py`."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The terminal table of a run: one block for each workload, one line for each implementation."""
 
-from __future__ import annotations
-
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """Attention problems of well-known models, by name."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Starts the suite for the command: its folder, and a call of pytest that nothing around it changes."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Iterator, Sequence

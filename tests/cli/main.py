@@ -1,7 +1,5 @@
 """The command line of `attention-conformance`: its commands, and the part of the suite that runs each."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 import traceback
@@ -76,7 +74,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def read(words: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     """The parsed command line, and the part of it for pytest. One that cannot be read ends the program."""
-    own, rest = _split(list(words))
+    at = list(words).index("--") if "--" in words else len(words)
+    own, rest = list(words[:at]), list(words[at + 1 :])
     parser, below = _parsers()
     if own and own[0] not in COMMANDS and not own[0].startswith("-"):
         parser.error(f"there is no command {own[0]!r}{_suggestion(own[0], COMMANDS)}")
@@ -85,12 +84,6 @@ def read(words: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
         suggestion = _suggestion(unknown[0], COMMANDS[given.command].takes)
         below[given.command].error(f"cannot read {unknown[0]!r}{suggestion}")
     return given, rest
-
-
-def _split(words: list[str]) -> tuple[list[str], list[str]]:
-    """The words before and after a lone `--`; pytest gets the rest."""
-    at = words.index("--") if "--" in words else len(words)
-    return words[:at], words[at + 1 :]
 
 
 def _suggestion(word: str, names: Iterable[str]) -> str:

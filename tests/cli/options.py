@@ -3,9 +3,7 @@
 Where pytest does not run on the suite, the plugin adds nothing and does nothing.
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import pytest
 
@@ -24,9 +22,10 @@ def pytest_load_initial_conftests(
 ) -> Iterator[None]:
     """Reports an option that pytest misreads, or one that is mistyped, with what to write instead."""
     declared = hasattr(early_config.known_args_namespace, "conformance_report")
-    if declared and not settings_found(early_config) and (option := _separated(args)):
+    separated = next((word for word in args if word in PATHS), "")
+    if declared and not settings_found(early_config) and separated:
         raise pytest.UsageError(
-            f"pytest reads the path after {option!r} as the place of the tests: join them, {option}=PATH"
+            f"pytest reads the path after {separated!r} as the place of the tests: join them, {separated}=PATH"
         )
     yield
     if declared:
@@ -34,8 +33,3 @@ def pytest_load_initial_conftests(
         for word in unknown:
             if near := nearest(word):
                 raise pytest.UsageError(f"there is no option {word.partition('=')[0]}; did you mean {near}?")
-
-
-def _separated(arguments: Sequence[str]) -> str:
-    """The first option whose path is a word of its own; empty if there is none."""
-    return next((word for word in arguments if word in PATHS), "")

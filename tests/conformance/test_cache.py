@@ -1,7 +1,5 @@
 """Chapter 23, cache: a sequence that is fed piece by piece gets the answer of one call."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import accumulate

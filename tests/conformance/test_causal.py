@@ -1,7 +1,5 @@
 """Chapter 8, causal: no query sees a later key, in either alignment, alone and with other masks."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from operator import itemgetter
 

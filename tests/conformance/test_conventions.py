@@ -1,7 +1,5 @@
 """Chapter 27, conventions: where nothing is claimed any answer will do, and two answers will not."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from attention_conformance.tests.harness.judge.clause_tests import group

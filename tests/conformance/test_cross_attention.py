@@ -1,7 +1,5 @@
 """Chapter 6, cross-attention: queries from one sequence, keys and values from another."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 

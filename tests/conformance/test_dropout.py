@@ -1,7 +1,5 @@
 """Chapter 17, dropout: which weights are dropped, what becomes of the others, and when nothing is dropped."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from itertools import product

@@ -1,7 +1,5 @@
 """Chapter 13, effects: a call answers, and leaves the world as it was."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

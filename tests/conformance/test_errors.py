@@ -1,7 +1,5 @@
 """Chapter 14, errors: what makes no sense is refused, not answered."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Chapter 11, gradients: of every input and parameter, against the closed forms."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

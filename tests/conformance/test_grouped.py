@@ -1,7 +1,5 @@
 """Chapter 16, grouped: fewer heads of keys and values than of queries."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from attention_conformance.spec.cases import Case, Layout, MaskKind, MaskShape, Padding, Sizes

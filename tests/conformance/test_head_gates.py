@@ -1,7 +1,5 @@
 """Chapter 25, head gates: a factor for the output of each head, and what its gradient shows of the head."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """Chapter 4, heads: how they are split and merged, and that they are independent of each other."""
 
-from __future__ import annotations
-
 from attention_conformance.spec.cases import Case, Scores, Sizes
 from attention_conformance.spec.features import Scope
 from attention_conformance.spec.problem import Array, Problem

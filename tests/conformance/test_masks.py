@@ -1,7 +1,5 @@
 """Chapter 7, masks: which keys a query may see, what is added to its scores, and rows that see nothing."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import product
 

@@ -1,7 +1,5 @@
 """Chapter 26, modules: what the other chapters check, in other states and under transforms."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Chapter 10, numerics: how exact an answer has to be, and what may not disturb it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

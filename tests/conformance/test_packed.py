@@ -1,7 +1,5 @@
 """Chapter 24, packed: several documents in one sequence, each independent of the others."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial

@@ -1,7 +1,5 @@
 """Chapter 21, positions: sinusoids, rotary embeddings, ALiBi and its slopes, relative biases."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Chapter 5, projections: the learned maps in front of the heads and behind them."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from attention_conformance.reference.expected import Expected, solve

@@ -1,7 +1,5 @@
 """Chapter 12, relations: changes that must not matter, or matter in a known way. No reference is needed for most."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Chapter 18, returned: weights and log-sum-exps that can be relied on."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

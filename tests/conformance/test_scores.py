@@ -1,7 +1,5 @@
 """Chapter 1, scores: the scaled dot products, and what is added to them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from math import sqrt
 from statistics import NormalDist

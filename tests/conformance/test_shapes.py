@@ -1,7 +1,5 @@
 """Chapter 9, shapes: every extent, every memory layout, and all options together."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product

@@ -1,7 +1,5 @@
 """Chapter 22, sinks: learned logits, and extra keys that every query sees, zeros and learned ones."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 

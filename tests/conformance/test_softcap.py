@@ -1,7 +1,5 @@
 """Chapter 20, softcap: scores below a bound, after the scale and before all that is added."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from attention_conformance.reference.expected import Expected

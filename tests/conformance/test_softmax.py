@@ -1,7 +1,5 @@
 """Chapter 2, softmax: normalisation over the keys, stable for any finite scores, and the parts that are returned."""
 
-from __future__ import annotations
-
 from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Padding, Pattern, Scores, Sizes, Values
 from attention_conformance.spec.inputs import LEAD
 from attention_conformance.tests.harness.judge.clause_tests import row, table

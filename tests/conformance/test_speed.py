@@ -1,7 +1,5 @@
 """Chapter 15, speed: the memory of a call. Clauses on time are checked in tests/benchmarks."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import replace
 from itertools import product

@@ -1,7 +1,5 @@
 """Chapter 3, values: the output is the weighted sum of the value rows."""
 
-from __future__ import annotations
-
 from attention_conformance.spec.cases import Case, Scores
 from attention_conformance.tests.harness.judge.clause_tests import row, table
 

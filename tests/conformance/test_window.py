@@ -1,7 +1,5 @@
 """Chapter 19, window: how far a query sees to the left and to the right, alone and with other masks."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

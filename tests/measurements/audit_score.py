@@ -1,7 +1,5 @@
 """Measures the auditor on implementations whose claims are known, but hidden from it: `make audit-score`."""
 
-from __future__ import annotations
-
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -21,7 +19,7 @@ from attention_conformance.tests.cli.audit_command import ORACLE
 from attention_conformance.tests.measurements.audit_targets import TARGETS
 from attention_conformance.tests.measurements.pages import table, write_page
 
-DETECTED, UNDETERMINED, WRONG, KNOWN = "found", "undetermined", "wrong", "known deviation"
+DETECTED, UNDETERMINED, WRONG, KNOWN = "detected", "undetermined", "wrong", "known deviation"
 OUTCOMES = (DETECTED, UNDETERMINED, KNOWN, WRONG)
 BASIC = {Feature.CORE, Feature.HEADS, Feature.PROJECTIONS, Feature.ALTERNATIVES, Feature.LINEAR_MEMORY}
 CACHES = {Feature.CACHE, Feature.STATIC_CACHE, Feature.RING_CACHE}
@@ -132,7 +130,7 @@ def main() -> int:
     )
     wrong = [(n, score) for n, listed in {**rows, **callables}.items() for score in listed if score.outcome == WRONG]
     for name, score in wrong:
-        print(f"wrong: {name}, {score.claim}: claimed {score.claimed}, found {score.answer}")
+        print(f"wrong: {name}, {score.claim}: claimed {score.claimed}, detected {score.answer}")
     return 1 if wrong else 0
 
 

@@ -1,7 +1,5 @@
 """Callables for the auditor: attention in other layouts, polarities and orders of arguments; their conventions."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 

@@ -4,8 +4,6 @@
 docs/benchmark-calibration.md.
 """
 
-from __future__ import annotations
-
 import argparse
 import time
 from collections.abc import Iterator, Sequence

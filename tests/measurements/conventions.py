@@ -1,7 +1,5 @@
 """Observes the conventions of the built-in implementations: `make conventions` writes docs/conventions.md."""
 
-from __future__ import annotations
-
 import sys
 
 import torch

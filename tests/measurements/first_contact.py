@@ -6,8 +6,6 @@ wheel, installs it into an empty environment, and runs the command in an empty f
 status is 1 if a step does not end as expected.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import re

@@ -4,8 +4,6 @@
 defect survives or a clause is idle.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math
@@ -76,7 +74,7 @@ def _totals(
 
 
 def _tables(defects: Sequence[Defect], quick: Mapping[str, mutation_score.Outcome]) -> dict[str, Any]:
-    """What the page lists of each defect, clause and option."""
+    """The rows of the page for each defect, clause and option."""
     alone = mutation_score.sole_kills(quick.values())
     chosen = mutation_score.smallest_set(list(quick.values()), TWICE)
     return {

@@ -1,7 +1,5 @@
 """Mutation: every defect of the catalogue against every clause, and the conclusions for defects, clauses and cases."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Pages of the documentation that are made of a template in `templates` and of results."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any

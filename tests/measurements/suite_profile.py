@@ -3,8 +3,6 @@
 `make profile-suite` runs the tier on a candidate in this process, which must be a fresh one.
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """Wheels: the project built and installed as elsewhere, in environments of their own."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import site
@@ -35,7 +33,7 @@ def build(scratch: Path) -> Path:
 
 
 def built(project: Path, scratch: Path, kind: str, pattern: str) -> Path:
-    """What setuptools builds of a project by one of its functions, such as `build_sdist`."""
+    """The file that setuptools builds of a project by one of its functions, such as `build_sdist`."""
     run([sys.executable, "-c", BUILD, kind, str(scratch)], project)
     (file,) = scratch.glob(pattern)
     return file
@@ -82,7 +80,7 @@ def install(*what: str, folder: Path) -> Environment:
     run([sys.executable, "-m", "venv", "--without-pip", str(folder)], folder.parent)
     environment = Environment(folder)
     # Folders that a .pth names are searched, but their own .pth files, of the editable clone among them, are not read.
-    (environment.packages / "beside.pth").write_text("\n".join(site.getsitepackages()))
+    (environment.packages / "packages.pth").write_text("\n".join(site.getsitepackages()))
     pip = [sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python"), "install", "--quiet"]
     run([*pip, "--no-deps", "--no-build-isolation", *what], folder)
     return environment

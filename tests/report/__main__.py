@@ -1,7 +1,5 @@
 """`python -m attention_conformance.tests.report DIR`: makes the views of a report again from its event log."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from pathlib import Path

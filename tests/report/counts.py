@@ -4,8 +4,6 @@ A clause counts once, by its worst dtype. Only clauses that were judged are coun
 judged, are known deviations, or are advice that is not followed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum, StrEnum

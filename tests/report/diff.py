@@ -4,8 +4,6 @@ OLD and NEW are folders of --report, or the event logs in them. Only verdicts th
 Exit status: 0 nothing got worse, 1 something did or the new run is not complete, 4 a report cannot be read or compared.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Set

@@ -1,7 +1,5 @@
 """Grades: how precise an implementation's outputs are, dtype by dtype, beyond being right."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

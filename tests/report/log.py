@@ -1,7 +1,5 @@
 """The event log: one JSON object a line, each written at once, the last of which states whether the run is complete."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from functools import cache

@@ -1,7 +1,5 @@
 """The recorder: writes down each record of a run at once, and makes the views when the run has ended."""
 
-from __future__ import annotations
-
 import platform
 import time
 from collections.abc import Mapping, Sequence

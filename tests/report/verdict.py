@@ -1,7 +1,5 @@
 """Verdicts: the result of one clause, implementation and dtype. Impossible records cannot be built."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from enum import StrEnum

@@ -1,7 +1,5 @@
 """Wording that several views share: numbers, selections, failures, and text of candidates as one safe line."""
 
-from __future__ import annotations
-
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,15 +1,14 @@
 """Fixtures of the suite's own tests, and lines at the end on those that were not run: a row of dots shows none."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest
 import torch._dynamo
 
+from attention_conformance.tests.selftest.discovery.making import make
 from attention_conformance.tests.selftest.sessions import sessions
 
-__all__ = ["sessions"]
+__all__ = ["make", "sessions"]
 
 OWN = "tests/selftest/"
 LOADED = (torch._dynamo,)

@@ -1,7 +1,5 @@
 """Sessions: pytest runs of the suite inside a test, on candidates of the test's own."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

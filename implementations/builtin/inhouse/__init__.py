@@ -1,7 +1,5 @@
 """Attention of this project's own: right by the specification's defaults, and plain enough for an example."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 from functools import partial

@@ -1,7 +1,5 @@
 """Attention with a cache of keys and values, for sequences that come in pieces: growing, static or a ring."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -11,7 +9,7 @@ from torch import Tensor
 
 from attention_conformance.implementations.adapters.cached import Stream, cached
 from attention_conformance.implementations.api.contract import Claims, Implementation
-from attention_conformance.implementations.builtin.inhouse.positions import rotated
+from attention_conformance.implementations.builtin.inhouse.tiled import rotated
 from attention_conformance.implementations.builtin.sdpa import SDPA_FEATURES
 from attention_conformance.spec.features import Feature, Scope
 
@@ -20,13 +18,13 @@ Rows = tuple[Tensor, Tensor, Tensor]
 
 
 class Storage(Protocol):
-    """Where keys and values of earlier pieces are kept."""
+    """Where keys and values of earlier pieces are stored."""
 
     length: int
-    """How many tokens came so far, kept or not: the position of the next one."""
+    """How many tokens came so far, stored or not: the position of the next one."""
 
-    def kept(self) -> Rows:
-        """What is kept, in any order."""
+    def stored(self) -> Rows:
+        """What is stored, in any order."""
 
     def append(self, key: Tensor, value: Tensor) -> None:
         """Keeps those of the next tokens."""
@@ -39,7 +37,7 @@ class Growing:
         self.length = 0
         self._rows: tuple[Tensor, Tensor] | None = None
 
-    def kept(self) -> Rows:
+    def stored(self) -> Rows:
         assert self._rows is not None
         return *self._rows, torch.arange(self.length, device=self._rows[0].device)
 
@@ -62,7 +60,7 @@ class Static:
         self.length, self.room = 0, key.shape[2]
         self._key, self._value = key, value
 
-    def kept(self) -> Rows:
+    def stored(self) -> Rows:
         used = slice(0, self.length)
         return self._key[:, :, used], self._value[:, :, used], torch.arange(self.length, device=self._key.device)
 
@@ -77,7 +75,7 @@ class Static:
 class Ring(Static):
     """Storage that keeps the last tokens only: position j goes to slot j % room, over the one that was there."""
 
-    def kept(self) -> Rows:
+    def stored(self) -> Rows:
         first = max(0, self.length - self.room)
         positions = torch.arange(first, self.length, device=self._key.device)
         slots = positions % self.room
@@ -131,18 +129,18 @@ class CachedAttention:
         places = first + torch.arange(key.shape[2], device=key.device)
         standing = first + self.query_start + torch.arange(query.shape[2], device=query.device)
         if self.rotary_base is not None:
-            query, key = rotated(query, standing, self.rotary_base), rotated(key, places, self.rotary_base)
+            query, key = (rotated(x, at[None], self.rotary_base) for x, at in ((query, standing), (key, places)))
         if not first:
             self.storage.append(key, value)
             return self._attended(query, standing, (key, value, places))
         if isinstance(self.storage, Ring):
             # A ring forgets what the first queries of a piece still need: read before it is written to.
-            kept = self.storage.kept()
-            rows = (torch.cat([kept[0], key], 2), torch.cat([kept[1], value], 2), torch.cat([kept[2], places]))
+            earlier = self.storage.stored()
+            rows = (torch.cat([earlier[0], key], 2), torch.cat([earlier[1], value], 2), torch.cat([earlier[2], places]))
             self.storage.append(key, value)
             return self._attended(query, standing, rows)
         self.storage.append(key, value)
-        return self._attended(query, standing, self.storage.kept())
+        return self._attended(query, standing, self.storage.stored())
 
     def _attended(self, query: Tensor, standing: Tensor, rows: Rows) -> Tensor:
         key, value, places = rows

@@ -1,7 +1,6 @@
 """The options of a call, by the names in which the suite passes them, and what heads they go with."""
 
-from __future__ import annotations
-
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from typing import Any, Generic, TypeAlias, TypeVar
 
@@ -80,3 +79,14 @@ def check(query: Shape, key: Shape, value: Shape, call: Options[Any]) -> None:
         raise ValueError(f"key heads must be as many as query heads, or with enable_gqa divide them: got {shapes}")
     if call.rotary_base is not None and query[-1] % 2:
         raise ValueError(f"rotary embedding rotates pairs: it needs an even width, not {query[-1]}")
+
+
+def supported(options: Mapping[str, Any], names: Set[str]) -> Options[Any]:
+    """The options of a function that has some of them only.
+
+    Raises:
+        ValueError: it does not support one.
+    """
+    if odd := sorted(options.keys() - names):
+        raise ValueError(f"{odd[0]} is not supported, only: {', '.join(sorted(names))}")
+    return Options(**options)

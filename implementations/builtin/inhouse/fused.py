@@ -1,7 +1,5 @@
 """Multi-head attention with one fused projection, over torch's scaled_dot_product_attention."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -239,11 +237,11 @@ class FusedAttention(nn.Module):
         rows = [key], [value]
         shape = (len(key), self.num_kv_heads, 1, key.shape[-1])
         if self.bias_k is not None and self.bias_v is not None:
-            for learned, found in zip((self.bias_k, self.bias_v), rows, strict=True):
-                found.append(learned.view(1, *shape[1:]).expand(shape))
+            for learned, joined in zip((self.bias_k, self.bias_v), rows, strict=True):
+                joined.append(learned.view(1, *shape[1:]).expand(shape))
         if self.add_zero_attn:
-            for found in rows:
-                found.append(found[0].new_zeros(shape))
+            for joined in rows:
+                joined.append(joined[0].new_zeros(shape))
         return rows
 
 

@@ -1,7 +1,5 @@
 """Routes through attention for heads that are rotated already: torch's kernel, and the equation written out."""
 
-from __future__ import annotations
-
 import math
 
 import torch
@@ -24,23 +22,23 @@ def fused(query: Tensor, key: Tensor, value: Tensor, masks: Masks, kernel: Kerne
     if _merely_causal(masks):
         key, value = key[:, :, : masks.queries], value[:, :, : masks.queries]  # no query sees the others
         return attended(query, key, value, None, call.dropout_p, True, call.scale, kernel)
-    seen, added = _joined(masks, query.dtype)
-    key, value = contained(key, value, seen)
-    mask, empty = _one_mask(seen, added)
+    visible, added = _joined(masks, query.dtype)
+    key, value = contained(key, value, visible)
+    mask, empty = _one_mask(visible, added)
     heads = attended(query, key, value, mask, call.dropout_p, False, call.scale, kernel)
     return heads if empty is None else heads.masked_fill(empty, 0.0)
 
 
 def explicit(query: Tensor, key: Tensor, value: Tensor, masks: Masks) -> tuple[Tensor, Tensor]:
     """The same with the weights (B, H, Lq, Lk) before dropout; half types are worked on in float32."""
-    dtype, seen = query.dtype, _joined(masks, query.dtype)[0]
-    q, k, v = (x.to(wide(dtype)) for x in (query, *contained(key, value, seen)))
+    dtype, visible = query.dtype, _joined(masks, query.dtype)[0]
+    q, k, v = (x.to(wide(dtype)) for x in (query, *contained(key, value, visible)))
     plan, given = Plan.of(masks, q), Operands(q, k, v)
     scores = torch.cat([block(plan, given, tile).scores for tile in (masks.whole, *masks.beyond)], -1)
     weights = softmax(scores, masks.options.sinks)
     dropped = torch.dropout(weights, masks.options.dropout_p, train=True) if masks.options.dropout_p else weights
     # Documents share no keys, but a sequence: what is NaN for one of them is hidden from another.
-    heads = product(dropped, shared(v, q.shape[1]), None if masks.documents is None else seen)
+    heads = product(dropped, shared(v, q.shape[1]), None if masks.documents is None else visible)
     return heads.to(dtype), weights.to(dtype)
 
 
@@ -54,11 +52,11 @@ def softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
     return scores.masked_fill(empty, 0.0).softmax(-1).masked_fill(empty, 0.0)
 
 
-def contained(key: Tensor, value: Tensor, seen: Tensor | None) -> tuple[Tensor, Tensor]:
+def contained(key: Tensor, value: Tensor, visible: Tensor | None) -> tuple[Tensor, Tensor]:
     """Keys and values (B, Hk, Lk, d) with zeros where no query may look: a weight of 0 times NaN is NaN."""
-    if seen is None:
+    if visible is None:
         return key, value
-    looked = seen.any(-2) if seen.shape[-2] > 1 else seen[..., 0, :]
+    looked = visible.any(-2) if visible.shape[-2] > 1 else visible[..., 0, :]
     if looked.shape[1] not in (1, key.shape[1]):
         looked = looked.unflatten(1, (key.shape[1], -1)).any(2)
     hidden = ~looked
@@ -94,21 +92,21 @@ def _merely_causal(masks: Masks) -> bool:
 
 
 def _joined(masks: Masks, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
-    """What is seen and what is added, (B or 1, H or 1, Lq, Lk), with the columns of the extra keys."""
-    seen, added = masks.seen(masks.whole), masks.added(masks.whole, dtype)
+    """What is visible and what is added, (B or 1, H or 1, Lq, Lk), with the columns of the extra keys."""
+    visible, added = masks.visible(masks.whole), masks.added(masks.whole, dtype)
     if masks.extra_kv:
-        seen = None if seen is None else F.pad(seen, (0, masks.extra_kv), value=True)
+        visible = None if visible is None else F.pad(visible, (0, masks.extra_kv), value=True)
         added = None if added is None else F.pad(added, (0, masks.extra_kv))
-    return seen, added
+    return visible, added
 
 
-def _one_mask(seen: Tensor | None, added: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+def _one_mask(visible: Tensor | None, added: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
     """Both as one mask, and the rows (B or 1, H or 1, Lq, 1) that see nothing, in which nothing is masked."""
-    if seen is None:
+    if visible is None:
         return added, None
-    found = ~seen.any(-1, keepdim=True)
-    empty = None if readable(found) and not found.any() else found
+    empty_rows = ~visible.any(-1, keepdim=True)
+    empty = None if readable(empty_rows) and not empty_rows.any() else empty_rows
     if added is None:
-        return seen if empty is None else seen | empty, empty
-    added = added.masked_fill(~seen, -INFINITY)
+        return visible if empty is None else visible | empty, empty
+    added = added.masked_fill(~visible, -INFINITY)
     return added if empty is None else added.masked_fill(empty, 0.0), empty

@@ -1,7 +1,5 @@
 """Kernels: ways to softmax(scale * Q K^T + mask) V for whole heads, and which of them suits which shapes."""
 
-from __future__ import annotations
-
 from enum import StrEnum
 
 import torch

@@ -117,25 +117,25 @@ def _start(call: Options[Array], mixed: Array, steady: bool) -> State:
 
 def _extend(state: State, sight: Sight, given: tuple[Array, Array, Array], tile: Tile, steady: bool) -> None:
     """Takes in the keys of one more tile, for so many samples and heads at a time as the cache holds."""
-    seen, added = sight.seen(tile), sight.added(tile)
-    if seen is not None and not seen.any():
+    visible, added = sight.visible(tile), sight.added(tile)
+    if visible is not None and not visible.any():
         return
-    seen = None if seen is None or seen.all() else seen
+    visible = None if visible is None or visible.all() else visible
     for samples, heads, keyed in _blocks(*(x.shape for x in given[:2])):
         query, (key, value) = given[0][samples, heads], (x[samples, keyed] for x in given[1:])
-        mine, more = (None if x is None else _share(x, samples, heads) for x in (seen, added))
-        scores = _scores(sight.options.softcap, query, key, mine, more)
+        visible_part, added_part = (None if x is None else _share(x, samples, heads) for x in (visible, added))
+        scores = _scores(sight.options.softcap, query, key, visible_part, added_part)
         top, whole, mixed = state.part(samples, heads)
         if not steady:
             higher = np.maximum(top, scores.max(-1, keepdims=True))
             scores -= _or_zero(higher)
-            kept = np.exp(top - _or_zero(higher))
-            whole *= kept
-            mixed *= kept
+            rescale = np.exp(top - _or_zero(higher))
+            whole *= rescale
+            mixed *= rescale
             top[...] = higher
         np.exp(scores, out=scores)
         whole += scores.sum(-1, keepdims=True)
-        mixed += product(scores, value, mine)
+        mixed += product(scores, value, visible_part)
 
 
 def _blocks(query: tuple[int, ...], key: tuple[int, ...]) -> Iterator[tuple[slice, slice, slice]]:
@@ -153,7 +153,7 @@ def _share(mask: Array, samples: slice, heads: slice) -> Array:
     return mask[samples if mask.shape[0] > 1 else slice(None), heads if mask.shape[1] > 1 else slice(None)]
 
 
-def _scores(softcap: float | None, query: Array, key: Array, seen: Array | None, added: Array | None) -> Array:
+def _scores(softcap: float | None, query: Array, key: Array, visible: Array | None, added: Array | None) -> Array:
     """(B, H, rows, keys), minus infinity where a query may not see a key."""
     scores = _grouped(query, key.swapaxes(-1, -2))
     if softcap is not None:
@@ -162,32 +162,32 @@ def _scores(softcap: float | None, query: Array, key: Array, seen: Array | None,
         scores *= SINGLE.type(softcap)
     if added is not None:
         scores += added
-    if seen is not None:
-        np.copyto(scores, SINGLE.type(-np.inf), where=~seen)
+    if visible is not None:
+        np.copyto(scores, SINGLE.type(-np.inf), where=~visible)
     return scores
 
 
 def _weights(sight: Sight, query: Array, key: Array, lse: Array, sizes: tuple[int, int]) -> Array:
     """The weights of all tiles, made from the log-sum-exp."""
-    found = np.zeros((*query.shape[:-1], key.shape[-2] + sight.options.add_zero_attn), SINGLE)
+    weights = np.zeros((*query.shape[:-1], key.shape[-2] + sight.options.add_zero_attn), SINGLE)
     base = _or_zero(lse)[..., None]
     for rows in _slices(query.shape[-2], sizes[0]):
         for keys in _slices(key.shape[-2], sizes[1]):
-            seen, added = sight.seen((rows, keys)), sight.added((rows, keys))
-            scores = _scores(sight.options.softcap, query[:, :, rows], key[:, :, keys], seen, added)
-            found[:, :, rows, keys] = np.exp(scores - base[:, :, rows])
+            visible, added = sight.visible((rows, keys)), sight.added((rows, keys))
+            scores = _scores(sight.options.softcap, query[:, :, rows], key[:, :, keys], visible, added)
+            weights[:, :, rows, keys] = np.exp(scores - base[:, :, rows])
     if sight.options.add_zero_attn:
-        found[..., -1:] = np.exp(-base)
-    return found
+        weights[..., -1:] = np.exp(-base)
+    return weights
 
 
-def product(weights: Array, rows: Array, seen: Array | None) -> Array:
-    """(B, H, Lq, Lk), (B, Hk, Lk, d) -> (B, H, Lq, d), where nothing comes from what is not seen: 0 * NaN is NaN."""
+def product(weights: Array, rows: Array, visible: Array | None) -> Array:
+    """(B, H, Lq, Lk), (B, Hk, Lk, d) -> (B, H, Lq, d), where nothing comes from what is hidden: 0 * NaN is NaN."""
     mixed = _grouped(weights, rows)
-    if seen is None or np.isfinite(mixed).all():
+    if visible is None or np.isfinite(mixed).all():
         return mixed
     shared = np.repeat(rows, weights.shape[1] // rows.shape[1], axis=1)[:, :, None]
-    return np.asarray((weights[..., None] * np.where(seen[..., None], shared, SINGLE.type(0))).sum(-2))
+    return np.asarray((weights[..., None] * np.where(visible[..., None], shared, SINGLE.type(0))).sum(-2))
 
 
 def _grouped(left: Array, right: Array) -> Array:

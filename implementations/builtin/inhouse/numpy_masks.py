@@ -53,10 +53,10 @@ class Sight:
         )
         return cls(options, query + (options.query_start or 0), key, *documents)
 
-    def seen(self, tile: Tile) -> Array | None:
+    def visible(self, tile: Tile) -> Array | None:
         """(B or 1, H or 1, rows, keys), True = may attend; None is all of them."""
-        kept = [*self._by_mask(tile), *self._by_place(tile)]
-        return reduce(and_, kept) if kept else None
+        conditions = [*self._by_mask(tile), *self._by_place(tile)]
+        return reduce(and_, conditions) if conditions else None
 
     def _by_mask(self, tile: Tile) -> Iterator[Array]:
         mask, padding = self.options.attn_mask, self.options.key_padding_mask
@@ -117,14 +117,14 @@ def cut(mask: Array, tile: Tile) -> Array:
 
 def _documents(options: Options[Array], shape: tuple[int, ...]) -> tuple[Array | None, Array | None]:
     """(B or 1, Lq) and (B or 1, Lk): the document of each token."""
-    found = options.query_segments, options.key_segments
+    documents = options.query_segments, options.key_segments
     if options.cu_seqlens_q is not None and options.cu_seqlens_k is not None:
         first, second = (_counted(ends) for ends in (options.cu_seqlens_q, options.cu_seqlens_k))
-        found = first, second
-    lengths = tuple(length if ids is None else ids.shape[-1] for ids, length in zip(found, shape[-2:], strict=True))
+        documents = first, second
+    lengths = tuple(length if ids is None else ids.shape[-1] for ids, length in zip(documents, shape[-2:], strict=True))
     if lengths != shape[-2:]:
         raise ValueError(f"the documents do not fit {shape[-2]} queries and {shape[-1]} keys")
-    return found
+    return documents
 
 
 def _counted(ends: Array) -> Array:

@@ -57,12 +57,12 @@ class Block:
     """The scores of a tile, and what they were made of.
 
     Attributes:
-        seen: see `Masks.seen`.
+        visible: see `Masks.visible`.
         key, value: (B, H, keys, d), shared by the heads of a group.
         slope: of the softcap, shaped like the scores.
     """
 
-    seen: Tensor | None
+    visible: Tensor | None
     key: Tensor
     value: Tensor
     scores: Tensor
@@ -77,10 +77,10 @@ def block(plan: Plan, given: Operands, tile: Tile) -> Block:
     if plan.softcap is not None:
         tanh = torch.tanh(scores / plan.softcap)
         scores, slope = plan.softcap * tanh, 1.0 - tanh.square()
-    added, seen = plan.masks.added(tile, scores.dtype), plan.masks.seen(tile)
+    added, visible = plan.masks.added(tile, scores.dtype), plan.masks.visible(tile)
     scores = scores if added is None else scores + added
-    scores = scores if seen is None else scores.masked_fill(~seen, -INFINITY)
-    return Block(seen, key, value, scores, slope)
+    scores = scores if visible is None else scores.masked_fill(~visible, -INFINITY)
+    return Block(visible, key, value, scores, slope)
 
 
 class State(NamedTuple):
@@ -99,14 +99,14 @@ def attend(plan: Plan, given: Operands) -> tuple[Tensor, Tensor]:
     top, whole = _start(plan, given)
     state = State(torch.zeros_like(top) if steady else top, whole, top.new_zeros(*query.shape[:-1], value.shape[-1]))
     for tile in plan.masks.tiles(plan.size, ROWS):
-        seen, added = plan.masks.seen(tile), plan.masks.added(tile, top.dtype)
-        seen = None if seen is None or seen.all() else seen
+        visible, added = plan.masks.visible(tile), plan.masks.added(tile, top.dtype)
+        visible = None if visible is None or visible.all() else visible
         factors = None if plan.dropout is None else _factors(plan.dropout, top, tile)
         for samples, heads, keyed in _blocks(query, key, tile):
-            mine = tuple(None if x is None else _share(x, samples, heads) for x in (seen, added, factors))
+            masks = tuple(None if x is None else _share(x, samples, heads) for x in (visible, added, factors))
             part = State(*(x[samples, heads, tile.rows] for x in state))
             rows, keys = query[samples, heads, tile.rows], (samples, keyed, tile.keys)
-            _extend(plan, part, (rows, key[keys], value[keys]), mine, steady)
+            _extend(plan, part, (rows, key[keys], value[keys]), masks, steady)
     top, whole, mixed = state
     return mixed.div_(torch.where(whole == 0, 1.0, whole)), (or_zero(top) + whole.log())[..., 0]
 
@@ -132,22 +132,22 @@ def _extend(
     plan: Plan, state: State, given: tuple[Tensor, Tensor, Tensor], masks: tuple[Tensor | None, ...], steady: bool
 ) -> None:
     """Takes in the keys of a tile for some samples and heads."""
-    (query, key, value), (seen, added, factors), (top, whole, mixed) = given, masks, state
+    (query, key, value), (visible, added, factors), (top, whole, mixed) = given, masks, state
     scores = _scores(plan, query, key)
     if steady:
-        weights = scores.exp_() if seen is None else scores.exp_().masked_fill_(~seen, 0.0)
+        weights = scores.exp_() if visible is None else scores.exp_().masked_fill_(~visible, 0.0)
     else:
         scores = scores.to(top.dtype) if added is None else scores + added
-        scores = scores if seen is None else scores.masked_fill_(~seen, -INFINITY)
+        scores = scores if visible is None else scores.masked_fill_(~visible, -INFINITY)
         higher = torch.maximum(top, scores.amax(-1, keepdim=True))
         base = or_zero(higher)
-        kept = (top - base).exp_()
-        whole.mul_(kept)
-        mixed.mul_(kept)
+        rescale = (top - base).exp_()
+        whole.mul_(rescale)
+        mixed.mul_(rescale)
         top.copy_(higher)
         weights = scores.sub_(base).exp_()
     whole.add_(weights.sum(-1, keepdim=True, dtype=top.dtype))
-    mixed.add_(_mixed(weights if factors is None else weights * factors, value, seen))
+    mixed.add_(_mixed(weights if factors is None else weights * factors, value, visible))
 
 
 def _scores(plan: Plan, query: Tensor, key: Tensor) -> Tensor:
@@ -162,15 +162,15 @@ def _scores(plan: Plan, query: Tensor, key: Tensor) -> Tensor:
     return scores if plan.softcap is None else plan.softcap * torch.tanh(scores.to(wide(q.dtype)) / plan.softcap)
 
 
-def _mixed(weights: Tensor, value: Tensor, seen: Tensor | None) -> Tensor:
+def _mixed(weights: Tensor, value: Tensor, visible: Tensor | None) -> Tensor:
     """(B, H, rows, d_v); see `product`."""
     batch, keyed, keys, width = value.shape
     rows = weights.shape[1] // max(1, keyed) * weights.shape[2]
     folded = value.reshape(batch * keyed, keys, width).contiguous()
     mixed = torch.bmm(weights.to(value.dtype).view(batch * keyed, rows, keys), folded).view(*weights.shape[:3], width)
-    if seen is None or bool(mixed.isfinite().all()):
+    if visible is None or bool(mixed.isfinite().all()):
         return mixed
-    return product(weights, shared(value.to(weights.dtype), weights.shape[1]), seen)
+    return product(weights, shared(value.to(weights.dtype), weights.shape[1]), visible)
 
 
 def _blocks(query: Tensor, key: Tensor, tile: Tile) -> Iterator[tuple[slice, slice, slice]]:
@@ -210,7 +210,7 @@ def retrace(plan: Plan, given: Operands, lse: Tensor, cotangent: Tensor, centre:
         cotangent: (B, H, Lq, d_v), d loss / d output.
         centre: (B, H, Lq, 1), the sum of the weights times their gradients over all keys.
     """
-    found = Operands(*(None if x is None else torch.zeros_like(x, dtype=cotangent.dtype) for x in given))  # type: ignore[arg-type]  # what is given is there
+    gradients = Operands(*(None if x is None else torch.zeros_like(x, dtype=cotangent.dtype) for x in given))  # type: ignore[arg-type]  # what is given is there
     base = or_zero(lse)[..., None]
     for tile in plan.masks.tiles(min(plan.size, BACK)):
         part, d_output = block(plan, given, tile), cotangent[:, :, tile.rows]
@@ -220,43 +220,43 @@ def retrace(plan: Plan, given: Operands, lse: Tensor, cotangent: Tensor, centre:
             factors = _factors(plan.dropout, weights, tile)
             dropped, d_weights = weights * factors, d_weights * factors
         d_scores = weights * (d_weights - centre[:, :, tile.rows])
-        d_scores = d_scores if part.seen is None else d_scores.masked_fill(~part.seen, 0.0)
-        _add_gradients(plan, given, found, tile, part, d_scores)
-        _gather(found.value, tile, dropped.mT @ d_output)
-    if found.sinks is not None and given.sinks is not None:
+        d_scores = d_scores if part.visible is None else d_scores.masked_fill(~part.visible, 0.0)
+        _add_gradients(plan, given, gradients, tile, part, d_scores)
+        _gather(gradients.value, tile, dropped.mT @ d_output)
+    if gradients.sinks is not None and given.sinks is not None:
         shares = (given.sinks[:, None, None] - base).exp()
-        found.sinks.sub_((shares * centre).sum((0, 2, 3)))
-    return found
+        gradients.sinks.sub_((shares * centre).sum((0, 2, 3)))
+    return gradients
 
 
-def _add_gradients(plan: Plan, given: Operands, found: Operands, tile: Tile, part: Block, d_scores: Tensor) -> None:
+def _add_gradients(plan: Plan, given: Operands, gradients: Operands, tile: Tile, part: Block, d_scores: Tensor) -> None:
     if not tile.extra_kv:
-        _add_biases(plan, found, tile, d_scores)
+        _add_biases(plan, gradients, tile, d_scores)
     d_products = (d_scores if part.slope is None else d_scores * part.slope) * plan.scale
-    found.query[:, :, tile.rows] += product(d_products, part.key, part.seen)
-    _gather(found.key, tile, d_products.mT @ given.query[:, :, tile.rows])
+    gradients.query[:, :, tile.rows] += product(d_products, part.key, part.visible)
+    _gather(gradients.key, tile, d_products.mT @ given.query[:, :, tile.rows])
 
 
-def _add_biases(plan: Plan, found: Operands, tile: Tile, d_scores: Tensor) -> None:
+def _add_biases(plan: Plan, gradients: Operands, tile: Tile, d_scores: Tensor) -> None:
     """What flows to the float mask and to the table of relative biases."""
-    if found.attn_mask is not None:
-        into = cut(found.attn_mask, tile)
+    if gradients.attn_mask is not None:
+        into = cut(gradients.attn_mask, tile)
         into += d_scores.sum_to_size(into.shape)
-    if found.relative_bias is not None:
+    if gradients.relative_bias is not None:
         entries = plan.masks.entries(tile)
         by_entry = d_scores.sum_to_size(len(entries), *d_scores.shape[1:]).transpose(0, 1)
-        found.relative_bias.index_add_(1, entries.flatten(), by_entry.flatten(1))
+        gradients.relative_bias.index_add_(1, entries.flatten(), by_entry.flatten(1))
 
 
 def _factors(dropout: Dropout, weights: Tensor, tile: Tile) -> Tensor:
     return dropout.factors(tile, weights.device, weights.dtype)
 
 
-def product(weights: Tensor, rows: Tensor, seen: Tensor | None) -> Tensor:
-    """(B, H, Lq, Lk), (B, H, Lk, d) -> (B, H, Lq, d), where nothing comes from what is not seen: 0 * NaN is NaN."""
-    if seen is None or bool(rows.isfinite().all()):
+def product(weights: Tensor, rows: Tensor, visible: Tensor | None) -> Tensor:
+    """(B, H, Lq, Lk), (B, H, Lk, d) -> (B, H, Lq, d), where nothing comes from what is hidden: 0 * NaN is NaN."""
+    if visible is None or bool(rows.isfinite().all()):
         return weights @ rows
-    return (weights[..., None] * torch.where(seen[..., None], rows[:, :, None], 0.0)).sum(-2)
+    return (weights[..., None] * torch.where(visible[..., None], rows[:, :, None], 0.0)).sum(-2)
 
 
 def shared(rows: Tensor, heads: int) -> Tensor:

@@ -1,9 +1,8 @@
 """Attention that knows positions: sinusoids, rotary embeddings, ALiBi and its slopes, relative biases."""
 
-from __future__ import annotations
-
 import math
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,6 +10,11 @@ from torch import Tensor
 
 from attention_conformance.implementations.adapters.torch_op import torch_op
 from attention_conformance.implementations.api.contract import Claims, Implementation
+from attention_conformance.implementations.builtin.inhouse.call_options import supported
+from attention_conformance.implementations.builtin.inhouse.head_attention import softmax
+from attention_conformance.implementations.builtin.inhouse.online import wide
+from attention_conformance.implementations.builtin.inhouse.tile_masks import INFINITY, Masks
+from attention_conformance.implementations.builtin.inhouse.tiled import rotated
 from attention_conformance.implementations.builtin.sdpa import SDPA_FEATURES
 from attention_conformance.spec.conventions import AlibiRule, Conventions, RotaryPairing, SinusoidOrder
 from attention_conformance.spec.features import Feature, Scope
@@ -35,92 +39,43 @@ def alibi_slopes(num_heads: int, rule: AlibiRule = AlibiRule.INTERLEAVED) -> Arr
     return np.concatenate([alibi_slopes(below), between[: num_heads - below]])
 
 
-def rotated(rows: Tensor, places: Tensor, base: float, pairing: RotaryPairing = RotaryPairing.HALVES) -> Tensor:
-    """(B, H, L, d) with each pair of components rotated by the angle of its position (L,), worked out in float64."""
-    count = rows.shape[-1] // 2
-    shape = (2, count) if pairing is RotaryPairing.HALVES else (count, 2)
-    pairs = rows.unflatten(-1, shape)
-    axis = -2 if pairing is RotaryPairing.HALVES else -1
-    first, second = pairs.unbind(axis)
-    frequencies = base ** (-torch.arange(count, dtype=torch.float64, device=rows.device) / count)
-    angles = places[:, None] * frequencies
-    cosines, sines = angles.cos().to(rows.dtype), angles.sin().to(rows.dtype)
-    moved = first * cosines - second * sines, first * sines + second * cosines
-    return torch.stack(moved, axis).flatten(-2)
+SUPPORTED = {
+    *("attn_mask", "key_padding_mask", "is_causal", "scale"),
+    *("rotary_base", "alibi_slopes", "relative_bias", "query_start"),
+}
+"""The options of `attention`."""
 
 
 def attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    is_causal: bool = False,
-    scale: float | None = None,
-    key_padding_mask: Tensor | None = None,
-    rotary_base: float | None = None,
-    alibi_slopes: Tensor | None = None,
-    relative_bias: Tensor | None = None,
-    query_start: int | None = None,
-    pairing: RotaryPairing = RotaryPairing.HALVES,
+    query: Tensor, key: Tensor, value: Tensor, *, pairing: RotaryPairing = RotaryPairing.HALVES, **options: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
     """softmax(scale * Q K^T + biases) V for every sample and head; half types are worked on in float32.
 
     Args:
-        query: (B, H, Lq, d_k); its first row stands at position `query_start` of the key sequence, 0 by default.
+        query: (B, H, Lq, d_k).
         key: (B, H, Lk, d_k).
         value: (B, H, Lk, d_v).
-        attn_mask: broadcasts to (B, H, Lq, Lk); True = may attend, or numbers that are added to the scores.
-        is_causal: no query sees a later key.
-        scale: multiplies the scores; None is 1 / sqrt(d_k).
-        key_padding_mask: (B, Lk), True = may attend.
-        rotary_base: of the angles by which query and key are rotated; None does not rotate them.
-        alibi_slopes: (H,), multiples of the distance that are taken off the scores.
-        relative_bias: (H, 2 R + 1), added by distance, the outermost entries to all that are farther than R.
-        query_start: the position of the first query.
         pairing: which components of query and key are rotated together.
+        options: those of `SUPPORTED`; see `Options`.
 
     Returns:
         The output (B, H, Lq, d_v), the weights (B, H, Lq, Lk) and the log-sum-exp (B, H, Lq). A query that may attend
         to no key gets zeros.
     """
-    dtype, wide = query.dtype, torch.float32 if query.dtype.itemsize < 4 else query.dtype
-    q, k, v = (x.to(wide) for x in (query, key, value))
-    places = torch.arange(query.shape[-2], device=query.device) + (query_start or 0)
-    key_places = torch.arange(key.shape[-2], device=query.device)
-    ahead = key_places - places[:, None]
-    if rotary_base is not None:
-        q, k = (rotated(x, at, rotary_base, pairing) for x, at in ((q, places), (k, key_places)))
-    scores = q @ k.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
-    if alibi_slopes is not None:
-        scores = scores - alibi_slopes.to(wide)[:, None, None] * ahead.abs()
-    if relative_bias is not None:
-        most = relative_bias.shape[-1] // 2
-        scores = scores + relative_bias.to(wide)[:, ahead.clamp(-most, most) + most]
-    seen = _visible(scores, ahead, attn_mask, is_causal, key_padding_mask)
-    if attn_mask is not None and attn_mask.dtype is not torch.bool:
-        scores = scores + attn_mask
-    weights, log_sum_exp = _softmax(scores, seen)
+    call, dtype = supported(options, SUPPORTED), query.dtype
+    masks = Masks.of(call, query, key)
+    q, k, v = (x.to(wide(dtype)) for x in (query, key, value))
+    if call.rotary_base is not None:
+        places = ((q, "query"), (k, "key"))
+        q, k = (rotated(x, masks.positions(role), call.rotary_base, pairing) for x, role in places)
+    scores = q @ k.mT * (query.shape[-1] ** -0.5 if call.scale is None else call.scale)
+    visible, added = masks.visible(masks.whole), masks.added(masks.whole, scores.dtype)
+    scores = scores if added is None else scores + added
+    scores = scores if visible is None else scores.masked_fill(~visible, -INFINITY)
+    empty = (scores == -INFINITY).all(-1)
+    log_sum_exp = torch.where(empty, -INFINITY, scores.masked_fill(empty[..., None], 0.0).logsumexp(-1))
+    weights = softmax(scores, None)
     return (weights @ v).to(dtype), weights.to(dtype), log_sum_exp.to(dtype)
-
-
-def _visible(
-    scores: Tensor, ahead: Tensor, attn_mask: Tensor | None, is_causal: bool, key_padding_mask: Tensor | None
-) -> Tensor:
-    """(B, H, Lq, Lk): the keys that all masks leave."""
-    seen = torch.ones_like(scores, dtype=torch.bool)
-    if attn_mask is not None:
-        seen = seen & (attn_mask if attn_mask.dtype is torch.bool else attn_mask != -torch.inf)
-    if key_padding_mask is not None:
-        seen = seen & key_padding_mask[:, None, None, :]
-    return seen & (ahead <= 0) if is_causal else seen
-
-
-def _softmax(scores: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
-    """The weights, zeros in a row that sees nothing, and (B, H, Lq), the log-sum-exp."""
-    empty = ~seen.any(-1, keepdim=True)
-    safe = torch.where(empty, 0.0, scores.masked_fill(~seen, -torch.inf))
-    log_sum_exp = torch.where(empty[..., 0], -torch.inf, safe.logsumexp(-1))
-    return torch.where(empty, 0.0, safe.softmax(-1)), log_sum_exp
 
 
 _FUNCTIONS = {Feature.SINUSOIDS, Feature.ALIBI_SLOPES}

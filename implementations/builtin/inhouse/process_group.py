@@ -1,7 +1,5 @@
 """A group of processes that compute together: started at the first call, reused, and waited for with a time limit."""
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import multiprocessing
@@ -126,12 +124,12 @@ def serve(
     if Path("/sys/class/net/lo").exists():
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # no host name has to be known
     with contextlib.suppress(EOFError, OSError):
-        found: tuple[str, Any] = ANSWERED, None
+        message: tuple[str, Any] = ANSWERED, None
         try:
             dist.init_process_group("gloo", meeting, timedelta(seconds=timeout), count, rank)
             while True:
-                connection.send(found)
-                found = ANSWERED, answer(connection.recv())
+                connection.send(message)
+                message = ANSWERED, answer(connection.recv())
         except (EOFError, BrokenPipeError):
             raise
         except Exception as error:

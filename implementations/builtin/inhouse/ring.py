@@ -1,15 +1,13 @@
 """Attention for sequences that outgrow one device: each process holds a slice, and slices of keys go round.
 
 Process r holds the r-th slice of queries, keys and values. In as many steps as there are processes it meets every slice
-of keys and values, which its neighbour hands on to it, and merges what it finds through the log-sum-exp. On the way
+of keys and values, which its neighbour hands on to it, and merges the answers through the log-sum-exp. On the way
 back the gradients of keys and values travel with them, and arrive home in the last step.
 
 Torch's own `context_parallel` does not run on the CPU (2.13, gloo): scaled_dot_product_attention within it raises
 "NotImplementedError: Operator aten._scaled_dot_product_flash_attention_for_cpu.default does not have a sharding
 strategy registered".
 """
-
-from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
@@ -21,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from attention_conformance.implementations.builtin.inhouse.call_options import Options, check
+from attention_conformance.implementations.builtin.inhouse.call_options import check, supported
 from attention_conformance.implementations.builtin.inhouse.online import (
     TILE,
     Operands,
@@ -40,9 +38,9 @@ Lengths: TypeAlias = tuple[Sequence[int], Sequence[int]]
 def lengths_of(group: dist.ProcessGroup | None, queries: int, keys: int) -> Lengths:
     """So many queries and keys as each process of the group holds; all of them call this together."""
     held = torch.tensor([queries, keys])
-    found = [torch.empty_like(held) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(found, held, group)
-    of_queries, of_keys = torch.stack(found).T.tolist()
+    counts = [torch.empty_like(held) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(counts, held, group)
+    of_queries, of_keys = torch.stack(counts).T.tolist()
     return of_queries, of_keys
 
 
@@ -125,8 +123,8 @@ class RingAttention(torch.autograd.Function):
         d_query, held = torch.zeros_like(query), [key, value, torch.zeros_like(key), torch.zeros_like(value)]
         for step in range(ring.size):
             given = Operands(query, held[0], held[1])
-            found = retrace(replace(ctx.plan, masks=ring.block(ctx.plan.masks, step)), given, lse, d_output, centre)
-            d_query, held = d_query + found.query, [*held[:2], held[2] + found.key, held[3] + found.value]
+            gradients = retrace(replace(ctx.plan, masks=ring.block(ctx.plan.masks, step)), given, lse, d_output, centre)
+            d_query, held = d_query + gradients.query, [*held[:2], held[2] + gradients.key, held[3] + gradients.value]
             held = ring.hand_on(held if step + 1 < ring.size else held[2:], step)()
         return None, None, d_query, *held[-2:]
 
@@ -138,6 +136,10 @@ def merged(output: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor) -> tup
     return output * shares[0] + other * shares[1], whole
 
 
+SUPPORTED = {"is_causal", "scale", "window_size", "softcap", "query_start", "alibi_slopes", "enable_gqa"}
+"""The options of `ring_attention`."""
+
+
 def ring_attention(
     query: Tensor,
     key: Tensor,
@@ -146,13 +148,7 @@ def ring_attention(
     group: dist.ProcessGroup | None = None,
     lengths: Lengths | None = None,
     tile: int = TILE,
-    is_causal: bool = False,
-    scale: float | None = None,
-    window_size: tuple[int, int] = (-1, -1),
-    softcap: float | None = None,
-    query_start: int | None = None,
-    alibi_slopes: Tensor | None = None,
-    enable_gqa: bool = False,
+    **options: Any,
 ) -> tuple[Tensor, Tensor]:
     """softmax(scale * Q K^T + ...) V over sequences of which each process of a group holds consecutive tokens.
 
@@ -166,13 +162,7 @@ def ring_attention(
         group: the processes; None is all of them.
         lengths: so many queries, and so many keys, as each process holds; None exchanges them.
         tile: so many keys at a time.
-        is_causal: as the others that follow, see `Options`.
-        scale: multiplies the scores.
-        window_size: so far a query sees.
-        softcap: bounds the scores.
-        query_start: the position of the first query of all.
-        alibi_slopes: (H,), of all heads.
-        enable_gqa: there may be fewer key heads.
+        options: those of `SUPPORTED`; see `Options`.
 
     Returns:
         The output (B, H, Lq, d_v) and the log-sum-exp of the scores (B, H, Lq) for the queries of this process.
@@ -180,15 +170,7 @@ def ring_attention(
     Raises:
         ValueError: shapes or options that make no sense.
     """
-    call = Options(
-        is_causal=is_causal,
-        scale=scale,
-        window_size=window_size,
-        softcap=softcap,
-        query_start=query_start,
-        alibi_slopes=alibi_slopes,
-        enable_gqa=enable_gqa,
-    )
+    call = supported(options, SUPPORTED)
     check(query.shape, key.shape, value.shape, call)
     lengths = lengths or lengths_of(group, query.shape[-2], key.shape[-2])
     ring = Ring(group, dist.get_rank(group), *lengths)

@@ -1,7 +1,5 @@
 """The ring as an implementation: a problem is cut into slices for processes that are kept from call to call."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -28,11 +26,11 @@ def answered(request: Request) -> dict[str, Array]:
     given = {name: to_tensor(array).requires_grad_(name in needs) for name, array in arrays.items()}
     with torch.set_grad_enabled(bool(needs)):
         output, lse = ring_attention(given["query"], given["key"], given["value"], **options)
-    found = {"output": to_array(output), "log_sum_exp": to_array(lse)}
+    results = {"output": to_array(output), "log_sum_exp": to_array(lse)}
     if needs:
         gradients = torch.autograd.grad(output, [given[name] for name in needs], given["cotangent"])
-        found |= {name: to_array(gradient) for name, gradient in zip(needs, gradients, strict=True)}
-    return found
+        results |= {name: to_array(gradient) for name, gradient in zip(needs, gradients, strict=True)}
+    return results
 
 
 def in_ring(count: int) -> Callable[[Problem, str], Result]:
@@ -50,9 +48,9 @@ def in_ring(count: int) -> Callable[[Problem, str], Result]:
         ]
         options["lengths"] = tuple([held[name].shape[2] for held in slices] for name in ("query", "key"))
         answers = processes.together([(held, options, needs) for held in slices])
-        found = {name: np.concatenate([answer[name] for answer in answers], axis=2) for name in answers[0]}
-        gradients = {name: found[name] for name in needs}
-        return Result(found["output"], log_sum_exp=found["log_sum_exp"], gradients=gradients)
+        results = {name: np.concatenate([answer[name] for answer in answers], axis=2) for name in answers[0]}
+        gradients = {name: results[name] for name in needs}
+        return Result(results["output"], log_sum_exp=results["log_sum_exp"], gradients=gradients)
 
     return run
 

@@ -1,7 +1,5 @@
 """Dropout by counting: which weights are dropped follows from a seed and their places, whatever the tiles are."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

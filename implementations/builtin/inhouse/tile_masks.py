@@ -32,14 +32,8 @@ class Tile(NamedTuple):
             yield self._replace(rows=slice(first, min(first + size, self.rows.stop)))
 
 
-@dataclass(frozen=True, eq=False)
-class Documents:
-    """The documents of a packed sequence.
-
-    Attributes:
-        of_query, of_key: (B or 1, L) their numbers.
-        query, key: (B or 1, L) positions in them.
-    """
+class Documents(NamedTuple):
+    """The documents of a packed sequence: (B or 1, L) their numbers, and positions in them."""
 
     of_query: Tensor
     of_key: Tensor
@@ -47,22 +41,22 @@ class Documents:
     key: Tensor
 
     @classmethod
-    def told_by(cls, options: Options[Tensor], lengths: tuple[int, int]) -> Documents | None:
+    def of(cls, options: Options[Tensor], lengths: tuple[int, int]) -> Documents | None:
         """Those of the options, for so many queries and keys."""
         if options.query_segments is not None and options.key_segments is not None:
             ids = options.query_segments, options.key_segments
-            found = Documents(*ids, within(ids[0]), within(ids[1]))
+            documents = Documents(*ids, within(ids[0]), within(ids[1]))
         elif options.cu_seqlens_q is not None and options.cu_seqlens_k is not None:
             (of_query, query), (of_key, key) = (
                 _counted(ends, length)
                 for ends, length in zip((options.cu_seqlens_q, options.cu_seqlens_k), lengths, strict=True)
             )
-            found = Documents(of_query, of_key, query, key)
+            documents = Documents(of_query, of_key, query, key)
         else:
             return None
-        if (found.of_query.shape[-1], found.of_key.shape[-1]) != lengths:
+        if (documents.of_query.shape[-1], documents.of_key.shape[-1]) != lengths:
             raise ValueError(f"the documents do not fit {lengths[0]} queries and {lengths[1]} keys")
-        return found
+        return documents
 
 
 def within(ids: Tensor) -> Tensor:
@@ -89,7 +83,7 @@ def _counted(ends: Tensor, length: int) -> tuple[Tensor, Tensor]:
 class Masks:
     """All masks of a call, for queries and keys that count from `first_query` and `first_key` where they are a part.
 
-    Extra keys, beyond the first `keys`, are seen by every query, and nothing is added to their scores.
+    Extra keys, beyond the first `keys`, are visible to every query, and nothing is added to their scores.
 
     Attributes:
         queries, keys: how many there are.
@@ -121,7 +115,7 @@ class Masks:
                 raise ValueError(f"attn_mask must be boolean or of floats, not {mask.dtype}")
         if options.key_padding_mask is not None:
             fitting("key_padding_mask", options.key_padding_mask, (shape[0], keys))
-        documents = Documents.told_by(options, (shape[-2], keys))
+        documents = Documents.of(options, (shape[-2], keys))
         return cls(options, shape[-2], keys, query.device, options.query_start or 0, 0, documents, extra_kv)
 
     @property
@@ -168,10 +162,10 @@ class Masks:
             return first + (self.documents.query if role == "query" else self.documents.key)
         return torch.arange(first, first + count, device=self.device)[None]
 
-    def seen(self, tile: Tile) -> Tensor | None:
+    def visible(self, tile: Tile) -> Tensor | None:
         """(B or 1, H or 1, rows, keys), True = may attend; None is all of them."""
-        kept = [] if tile.extra_kv else [*self._by_mask(tile), *self._by_place(tile)]
-        return reduce(and_, kept) if kept else None
+        conditions = [] if tile.extra_kv else [*self._by_mask(tile), *self._by_place(tile)]
+        return reduce(and_, conditions) if conditions else None
 
     def _by_mask(self, tile: Tile) -> Iterator[Tensor]:
         mask, padding = self.options.attn_mask, self.options.key_padding_mask

@@ -1,7 +1,5 @@
 """Attention in tiles: a function whose forward and backward pass need memory linear in the lengths."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -21,6 +19,7 @@ from attention_conformance.implementations.builtin.inhouse.online import (
 )
 from attention_conformance.implementations.builtin.inhouse.seeded_dropout import Dropout, drawn_seed
 from attention_conformance.implementations.builtin.inhouse.tile_masks import Masks
+from attention_conformance.spec.conventions import RotaryPairing
 
 
 class TiledAttention(torch.autograd.Function):
@@ -41,12 +40,12 @@ class TiledAttention(torch.autograd.Function):
         *given, output, lse = ctx.saved_tensors
         _, *needed = ctx.needs_input_grad
         names = zip(Operands._fields[3:5], needed[3:5], strict=True)
-        spared: dict[str, Any] = {name: None for name, wanted in names if not wanted}
+        spared: dict[str, Any] = {name: None for name, is_needed in names if not is_needed}
         rows = (x.to(d_output.dtype) for x in given[:3])
         operands = Operands(*rows, *given[3:])._replace(**spared)
         centre = (d_output * output).sum(-1, keepdim=True) - d_lse[..., None]
-        found = retrace(ctx.plan, operands, lse, d_output, centre)
-        rounded = (None if x is None or y is None else y.to(x.dtype) for x, y in zip(given, found, strict=True))
+        gradients = retrace(ctx.plan, operands, lse, d_output, centre)
+        rounded = (None if x is None or y is None else y.to(x.dtype) for x, y in zip(given, gradients, strict=True))
         return None, *rounded
 
 
@@ -100,10 +99,12 @@ def in_tiles(query: Tensor, key: Tensor, value: Tensor, masks: Masks, tile: int 
     return answer
 
 
-def rotated(rows: Tensor, places: Tensor, base: float) -> Tensor:
-    """Rotary embedding of (B, H, L, d) at positions (B or 1, L), component c paired with c + d / 2."""
+def rotated(rows: Tensor, places: Tensor, base: float, pairing: RotaryPairing = RotaryPairing.HALVES) -> Tensor:
+    """(B, H, L, d) with each pair of components rotated by the angle of its position (B or 1, L), in float64."""
     half, dtype = rows.shape[-1] // 2, wide(rows.dtype)
+    shape, axis = ((2, half), -2) if pairing is RotaryPairing.HALVES else ((half, 2), -1)
     angles = places[:, None, :, None] * base ** (-torch.arange(half, dtype=torch.float64, device=rows.device) / half)
     cosines, sines = angles.cos().to(dtype), angles.sin().to(dtype)
-    first, second = rows.to(dtype).split(half, -1)
-    return torch.cat([first * cosines - second * sines, first * sines + second * cosines], -1).to(rows.dtype)
+    first, second = rows.to(dtype).unflatten(-1, shape).unbind(axis)
+    pairs = torch.stack([first * cosines - second * sines, first * sines + second * cosines], axis)
+    return pairs.flatten(-2).to(rows.dtype)

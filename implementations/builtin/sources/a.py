@@ -9,8 +9,6 @@ The source lacks, and so does this module: an output projection (its text says t
 are merged, its code only concatenates them), a mask, dropout, returned weights, a second input sequence.
 """
 
-from __future__ import annotations
-
 import math
 
 from torch import Tensor, nn

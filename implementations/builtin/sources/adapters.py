@@ -1,7 +1,5 @@
 """The sources as implementations: each module is called through its own interface, and claims what it has."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial

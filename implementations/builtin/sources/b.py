@@ -16,8 +16,6 @@ its code neither), a mask (its text describes the causal one), positional encodi
 attention (text only), dropout, returned weights.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

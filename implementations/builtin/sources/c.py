@@ -12,8 +12,6 @@ The source lacks, and so does this module: the last linear map that its text ann
 (its code ends there), a mask, dropout, a second input sequence.
 """
 
-from __future__ import annotations
-
 import math
 
 from torch import Tensor, nn

@@ -15,8 +15,6 @@ The source lacks, and so does this module: masks other than valid lengths, and w
 picture of the weights (``attention_weights`` gives the numbers) and a measure of the importance of a head.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

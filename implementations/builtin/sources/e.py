@@ -19,8 +19,6 @@ it hides positions 2 and 3.
 The source lacks, and so does this module: dropout, returned weights.
 """
 
-from __future__ import annotations
-
 import math
 
 from torch import Tensor, nn

@@ -1,7 +1,5 @@
 """Head splitting and the checks of sizes that the sources share. Every error names the offending sizes."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 

@@ -1,7 +1,5 @@
 """Softmax over the positions that a mask keeps."""
 
-from __future__ import annotations
-
 import math
 
 from torch import Tensor

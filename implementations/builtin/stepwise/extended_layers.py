@@ -1,7 +1,5 @@
 """Layers with more than `Layer` has: fewer key heads, dropout, gates, extra keys, inputs without a batch axis."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

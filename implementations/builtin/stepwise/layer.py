@@ -1,7 +1,5 @@
 """Multi-head attention as a layer: right as it is, and wrong in one place if a subclass replaces a step."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 

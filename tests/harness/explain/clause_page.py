@@ -1,7 +1,5 @@
 """The page of one clause: all that the project knows of it, as text for a terminal."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Iterator, Sequence
 

@@ -1,7 +1,5 @@
 """Diagnosis: which known mistake, or which convention, explains the failures of a candidate; if none, their pattern."""
 
-from __future__ import annotations
-
 import math
 import string
 import time
@@ -298,7 +296,7 @@ def _ranked(implementation: Implementation, observed: Sequence[Observation], cla
     failing = [each for each in observed if each.failing]
     others = [each for each in observed if not each.failing]
     end = time.perf_counter() + BUDGET
-    few = _evenly(failing, FEW) + others[:2]
+    few = failing[:: max(1, -(-len(failing) // FEW))] + others[:2]  # evenly over the order of the specification
     listed = list(hypotheses(implementation.claims.scope, implementation.claims.conventions))
     far = {each.name: each.defect is not None and each.defect.clauses[0] not in clauses for each in listed}
     listed.sort(key=lambda each: far[each.name])
@@ -312,12 +310,6 @@ def _ranked(implementation: Implementation, observed: Sequence[Observation], cla
 
 def _rank(score: Score) -> tuple[float, ...]:
     return -(score.explains + score.agrees), score.hypothesis.defect is not None, score.error
-
-
-def _evenly(failing: Sequence[Observation], count: int) -> list[Observation]:
-    """Some of them, evenly over the order of the specification."""
-    step = max(1, -(-len(failing) // count))
-    return list(failing[::step])
 
 
 def _scored(hypothesis: Hypothesis, observed: Sequence[Observation], hopeless: int = MANY) -> Score:

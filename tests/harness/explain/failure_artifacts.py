@@ -1,7 +1,5 @@
 """Failure artifacts: the smallest case, the script and the file to replay of each failure, made at the end of a run."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,10 +1,7 @@
 """Hypotheses: what a failing candidate may be doing, each as a function that answers a problem."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from enum import StrEnum
 
 import numpy as np
 
@@ -13,30 +10,14 @@ from attention_conformance.implementations.defects import Defect, catalogue
 from attention_conformance.reference.expected import solve
 from attention_conformance.reference.pipeline import Pipeline
 from attention_conformance.spec.cases import Sharing
-from attention_conformance.spec.conventions import (
-    Alignment,
-    Conventions,
-    EmptyRow,
-    GroupOrder,
-    LogBase,
-    ReturnedWeights,
-    RotaryPairing,
-    SoftmaxPrecision,
-    WindowCount,
-)
+from attention_conformance.spec.conventions import Conventions, values_of
 from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.spec.problem import DTYPES, Problem
 
-CONVENTIONS: Mapping[str, type[StrEnum]] = {
-    "causal-alignment": Alignment,
-    "empty-row": EmptyRow,
-    "softmax-precision": SoftmaxPrecision,
-    "group-order": GroupOrder,
-    "window-count": WindowCount,
-    "rotary-pairing": RotaryPairing,
-    "returned-weights": ReturnedWeights,
-    "log-sum-exp-base": LogBase,
-}
+CONVENTIONS = (
+    *("causal-alignment", "empty-row", "softmax-precision", "group-order", "window-count", "rotary-pairing"),
+    *("returned-weights", "log-sum-exp-base"),
+)
 """Conventions of which each answer is tried."""
 VALID = Feature.VALID_LENS
 
@@ -89,7 +70,7 @@ def _lifted(defect: Defect, problem: Problem) -> Result:
 
 
 def _of_conventions(claimed: Conventions) -> Iterator[Hypothesis]:
-    for key, value in ((key, str(value)) for key, kind in CONVENTIONS.items() for value in kind):
+    for key, value in ((name, str(value)) for name in CONVENTIONS for value in values_of(name)):
         conventions, repair = claimed.claiming({key: value}), "if this is intended, it is no mistake: add --convention"
         if conventions != claimed:
             yield Hypothesis(f"{key}={value}", f"{repair} {key}={value}", _answering(conventions))

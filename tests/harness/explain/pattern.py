@@ -65,7 +65,9 @@ def _of_elements(failing: Sequence[Observation]) -> Iterator[str]:
     for axis, name in enumerate(AXES):
         extended = [mask for mask in masks if mask.shape[axis] > 1]
         for rule, holds in rules.items():
-            if len(extended) > 1 and all(_all(mask, axis, holds) for mask in extended):
+            wrong_indices = ({*map(int, np.nonzero(mask)[axis])} for mask in extended)
+            pairs = zip(extended, wrong_indices, strict=True)
+            if len(extended) > 1 and all(holds(i, mask.shape[axis]) for mask, indices in pairs for i in indices):
                 yield rule.format(PLURAL[name] if "after" in rule else name)
                 break
 
@@ -75,10 +77,6 @@ def _wrong(each: Observation) -> NDArray[np.bool_] | None:
         return None
     ratios = error_ratios(each.got.output.astype(np.float64), each.expected["output"])
     return np.asarray(~(ratios <= 1.0))
-
-
-def _all(mask: NDArray[np.bool_], axis: int, holds: Callable[[int, int], bool]) -> bool:
-    return all(holds(int(index), mask.shape[axis]) for index in np.unique(np.nonzero(mask)[axis]))
 
 
 def options(case: Case) -> frozenset[str]:

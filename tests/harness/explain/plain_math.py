@@ -1,7 +1,5 @@
 """Plain mathematics: the specification's LaTeX as one line of characters, for terminals."""
 
-from __future__ import annotations
-
 import re
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator, Sequence

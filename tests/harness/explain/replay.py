@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
 
 from attention_conformance.implementations.api.contract import Implementation
 from attention_conformance.implementations.builtin import BUILTIN, NAMED, ON_REQUEST
 from attention_conformance.implementations.discovery.loading import Target, TargetError
 from attention_conformance.implementations.worker.remote import isolated_candidate
-from attention_conformance.spec.cases import Case
+from attention_conformance.spec.cases import Case, from_data
 from attention_conformance.spec.clauses import load
 from attention_conformance.spec.problem import DTYPES
 from attention_conformance.tests.harness.explain.reduction import Counterexample, Recipe, lines, outcome
@@ -78,45 +77,20 @@ class FailureFile:
         if not isinstance(data, dict) or data.get("format") != FORMAT:
             given = data.get("format") if isinstance(data, dict) else None
             raise ReplayError(f"format is {given!r}, expected {FORMAT!r}: this is no failure file of this version")
-        return cls(**dict(_read({name: value for name, value in data.items() if name != "format"})))
-
-
-def _read(data: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    names = [f.name for f in fields(FailureFile)]
-    for name in names:
-        if name not in data:
-            raise ReplayError(f"it lacks the field {name!r}")
-    for name, value in data.items():
-        if name not in names:
-            raise ReplayError(f"it has a field {name!r}, which is unknown")
-        yield name, _value(name, value)
-
-
-def _value(name: str, value: Any) -> Any:
-    match name:
-        case "case":
-            try:
-                return Case.from_json(json.dumps(value))
-            except ValueError as error:
-                raise ReplayError(str(error)) from None
-        case "conventions":
-            good = isinstance(value, dict) and all(isinstance(v, str) for v in value.values())
-        case "decimals":
-            good = value is None or _is_count(value)
-        case "cotangent":
-            good = value is None or (isinstance(value, list) and all(map(_is_count, value)))
-            value = value if value is None or not good else tuple(value)
-        case _:
-            good = isinstance(value, str)
-    known = {"clause": list(load()), "dtype": list(DTYPES), "tier": list(TIERS)}.get(name)
-    if not good or (known is not None and value not in known):
-        choices = f"; choose from: {', '.join(known)}" if known is not None and len(known) < 9 else ""
-        raise ReplayError(f"{name} cannot be {value!r}{choices}")
-    return value
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+        try:
+            failure: FailureFile = from_data(cls, {name: data[name] for name in data if name != "format"}, "failure")
+        except ValueError as error:
+            raise ReplayError(str(error)) from None
+        for name in (f.name for f in fields(cls) if f.name not in data):
+            raise ReplayError(f"failure lacks the field {name!r}")
+        for name, known in {"clause": load(), "dtype": DTYPES, "tier": TIERS}.items():
+            if getattr(failure, name) not in known:
+                choices = f"; choose from: {', '.join(known)}" if len(known) < 9 else ""
+                raise ReplayError(f"failure.{name} cannot be {getattr(failure, name)!r}{choices}")
+        for name, numbers in {"decimals": (failure.decimals or 0,), "cotangent": failure.cotangent or ()}.items():
+            if any(number < 0 for number in numbers):
+                raise ReplayError(f"failure.{name} cannot be negative")
+        return failure
 
 
 def read(path: Path) -> FailureFile:

@@ -1,7 +1,5 @@
 """Scripts: a counterexample as a program of a few lines, which needs NumPy and the candidate, but not this suite."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Which test checks which clause, as a row of a table or as a function, and which tests the claims call for."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

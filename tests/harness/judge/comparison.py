@@ -1,7 +1,5 @@
 """Comparison: a candidate's array with the reference, element by element, in units of the rounding bound."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import TypeAlias

@@ -1,7 +1,5 @@
 """Which weights a call has dropped, read from its output, and whether chance alone explains the choice."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import log

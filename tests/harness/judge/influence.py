@@ -1,13 +1,12 @@
 """Influence: which keys a candidate's rows really used, detected by moving one value row at a time."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from attention_conformance.implementations.api.contract import Result
+from attention_conformance.implementations.discovery.probe import spans
 from attention_conformance.reference.visibility import allowed_keys
 from attention_conformance.spec.cases import Poison, Sharing
 from attention_conformance.spec.conventions import Conventions
@@ -50,32 +49,16 @@ def _measured(problem: Problem, run: Callable[[Problem], Result]) -> NDArray[np.
 
 
 def _message(saw: NDArray[np.bool_], allowed: NDArray[np.bool_], scope: Scope) -> str:
-    beyond = saw & ~allowed
-    if beyond.any():
-        sample, head, query, _ = (int(i) for i in np.argwhere(beyond)[0])
-        keys = spans(np.flatnonzero(beyond[sample, head, query]))
-        return (
-            f"{_who(sample, head, query, scope)} may see {_keys(allowed[sample, head, query])}, yours also saw {keys}"
-        )
-    blind = allowed.any(-1) & ~saw.any(-1)
-    if blind.any():
-        sample, head, query = (int(i) for i in np.argwhere(blind)[0])
-        return f"{_who(sample, head, query, scope)} may see {_keys(allowed[sample, head, query])}, yours saw none"
-    return ""
+    beyond, blind = saw & ~allowed, allowed.any(-1) & ~saw.any(-1)
+    if not beyond.any() and not blind.any():
+        return ""
+    sample, head, query = (int(i) for i in np.argwhere(beyond.any(-1) if beyond.any() else blind)[0])
+    row = f"query {query} of head {head}" if scope is Scope.OP else f"query {query}"
+    also = f"also saw {keys_in(beyond[sample, head, query])}" if beyond.any() else "saw none"
+    return f"{row} (sample {sample}) may see {keys_in(allowed[sample, head, query])}, yours {also}"
 
 
-def _who(sample: int, head: int, query: int, scope: Scope) -> str:
-    return (
-        f"query {query} of head {head} (sample {sample})" if scope is Scope.OP else f"query {query} (sample {sample})"
-    )
-
-
-def _keys(row: NDArray[np.bool_]) -> str:
-    return spans(np.flatnonzero(row)) if row.any() else "no key"
-
-
-def spans(keys: NDArray[np.intp]) -> str:
-    """[0, 1, 2, 5] as "keys 0..2, 5"."""
-    runs = np.split(keys, np.flatnonzero(np.diff(keys) != 1) + 1)
-    texts = [str(run[0]) if len(run) == 1 else f"{run[0]}..{run[-1]}" for run in runs]
-    return ("key " if len(keys) == 1 else "keys ") + ", ".join(texts)
+def keys_in(row: NDArray[np.bool_]) -> str:
+    """The keys of a row that are True, such as "keys 0..2, 5"."""
+    keys = np.flatnonzero(row)
+    return f"{'key' if len(keys) == 1 else 'keys'} {spans(keys)}" if len(keys) else "no key"

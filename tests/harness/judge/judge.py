@@ -125,13 +125,13 @@ class Judge:
         run = self.implementation.run
         return run.door.exhausted if isinstance(run, Remote) else ""
 
-    def cases(self, *wanted: Case) -> Iterator[Case]:
-        """The wanted cases as near as the claims allow, each once; why a case is left out is noted.
+    def cases(self, *proposed: Case) -> Iterator[Case]:
+        """The proposed cases as near as the claims allow, each once; why a case is left out is noted.
 
         Every second case of the default widths gets d_v = d_k: some kernels support nothing else.
         """
         done: set[Case] = set()
-        for number, case in enumerate(wanted):
+        for number, case in enumerate(proposed):
             ordinary = (case.sizes.d_k, case.sizes.d_v) == (Sizes.d_k, Sizes.d_v)
             fitted = fit(case.sized(d_v=case.sizes.d_k) if ordinary and number % 2 else case, self.claims)
             if isinstance(fitted, Unsupported):

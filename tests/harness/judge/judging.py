@@ -1,7 +1,5 @@
 """Judging: runs one test, and makes the verdict that follows from its checks."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Merging: the answers over two parts of the keys joined through their log-sum-exps, with the bounds of the result."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias

@@ -1,10 +1,7 @@
 """Observed conventions: which answer an implementation gives where the field disagrees, whatever it claims."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 from typing import TypeAlias
 
 import ml_dtypes
@@ -15,7 +12,7 @@ from attention_conformance.implementations.api.safe_call import CandidateError
 from attention_conformance.reference.expected import Expected, solve
 from attention_conformance.reference.visibility import allowed_keys
 from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Padding, Pattern
-from attention_conformance.spec.conventions import Alignment, Conventions, EmptyRow, SoftmaxPrecision
+from attention_conformance.spec.conventions import Conventions, values_of
 from attention_conformance.spec.features import Feature
 from attention_conformance.spec.inputs import build
 from attention_conformance.spec.problem import DTYPES, Problem
@@ -122,17 +119,17 @@ def _observed(implementation: Implementation, point: Disagreement, dtypes: tuple
     return "; ".join(f"{answer} ({', '.join(paths[:3])})" for answer, paths in paths_of.items())
 
 
-def _values_of(key: str, values: type[StrEnum]) -> Meanings:
+def _answers_of(key: str) -> Meanings:
     """The answers under each value of a convention."""
 
     def meanings(problem: Problem, claimed: Conventions) -> Iterator[Meaning]:
-        for value in values:
+        for value in values_of(key):
             yield str(value), problem, claimed.claiming({key: str(value)})
 
     return meanings
 
 
-_of_empty_rows = _values_of("empty-row", EmptyRow)
+_of_empty_rows = _answers_of("empty-row")
 
 
 def _of_flag_and_mask(problem: Problem, claimed: Conventions) -> Iterator[Meaning]:
@@ -225,7 +222,7 @@ LEAST_NUMBER = Disagreement(
 ALIGNMENT = Disagreement(
     "corner of the causal triangle",
     tuple(Case(causal=True).sized(query_length=q, key_length=k) for q, k in ((3, 7), (5, 33))),
-    _values_of("causal-alignment", Alignment),
+    _answers_of("causal-alignment"),
 )
 FLAG_AND_MASK = Disagreement(
     "causal flag with a mask",
@@ -249,7 +246,7 @@ NO_KEY = Disagreement(
 PRECISION = Disagreement(
     "softmax of float64",
     (Case(score_std=3.0), Case(score_std=3.0).sized(key_length=33)),
-    _values_of("softmax-precision", SoftmaxPrecision),
+    _answers_of("softmax-precision"),
     dtypes=("float64",),
 )
 

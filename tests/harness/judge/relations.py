@@ -1,7 +1,5 @@
 """Relations: what a problem looks like after a change that must not matter, or must matter in a known way."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TypeAlias

@@ -1,7 +1,5 @@
 """The record of how a run was started: what its judges use, and what a command has to repeat."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial

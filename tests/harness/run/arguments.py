@@ -1,7 +1,5 @@
 """Arguments: what callers of `check` and `parametrize_with_clauses` give, checked and brought into one form."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import date

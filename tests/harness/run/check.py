@@ -1,7 +1,5 @@
 """`check`: an implementation judged in this process, for notebooks and scripts, and the report that it returns."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial

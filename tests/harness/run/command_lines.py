@@ -1,7 +1,5 @@
 """Command lines that run a clause or a recorded failure again, in the form in which this run was started."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 from collections.abc import Mapping, Sequence

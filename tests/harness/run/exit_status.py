@@ -1,7 +1,5 @@
 """The exit statuses of a run, of `pytest` in a clone and of the installed command alike."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from enum import IntEnum
 

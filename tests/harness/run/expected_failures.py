@@ -1,7 +1,5 @@
 """Expected failures: the file that lists the clauses a candidate breaks, with the reason and a public link."""
 
-from __future__ import annotations
-
 import json
 import re
 import tomllib

@@ -1,7 +1,5 @@
 """Next steps: the last lines of a run that does not conform, or is not complete: what to do next."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path

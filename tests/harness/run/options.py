@@ -1,7 +1,5 @@
 """The options of the suite: pytest and the installed command take the same ones."""
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Mapping
 from difflib import get_close_matches

@@ -5,7 +5,7 @@ What judges is imported when pytest collects the test, not when the decorator is
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, overload
 import pytest
 
 if TYPE_CHECKING:
-    from attention_conformance.implementations.api.contract import ExpectedFailure
     from attention_conformance.spec.clauses import Clause
     from attention_conformance.spec.conventions import Conventions
     from attention_conformance.tests.harness.run.arguments import Arguments, Names, Target
@@ -56,7 +55,7 @@ def parametrize_with_clauses(
         device: the torch device that the implementation computes on.
         conventions: by key, such as {"empty-row": "nan"}.
     """
-    return pytest.mark.parametrize(ARGUMENT, ClauseChecks(target, clauses, dtypes, tier, device, conventions))
+    return pytest.mark.parametrize(ARGUMENT, ClauseChecks((target, clauses, dtypes, tier, device, conventions)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,15 +105,11 @@ class ClauseChecks(Sequence[Any]):
     """The parameters of a test, a `pytest.param` each; the target is loaded when they are first looked at.
 
     Attributes:
+        arguments: of `parametrize_with_clauses`, in its order.
         reduced: whether a failure of this run has been reduced to its smallest case, which takes seconds.
     """
 
-    target: Target
-    clauses: Names
-    dtypes: Names
-    tier: str
-    device: str
-    conventions: Mapping[str, str] | Conventions
+    arguments: tuple[Target, Names, Names, str, str, Mapping[str, str] | Conventions]
     reduced: bool = False
 
     @overload
@@ -135,22 +130,18 @@ class ClauseChecks(Sequence[Any]):
         from attention_conformance.tests.harness.run.arguments import arguments
 
         try:
-            return arguments(self.target, self.clauses, self.dtypes, self.tier, self.device, self.conventions)
+            return arguments(*self.arguments)
         except (TypeError, ValueError) as error:
             raise pytest.Collector.CollectError(f"parametrize_with_clauses: {error}") from error
 
     @cached_property
     def _parameters(self) -> list[Any]:
-        return list(self._made())
+        return [self._parameter(each.clause, each.dtype) for each in self.given.selection.plan()]
 
-    def _made(self) -> Iterator[Any]:
-        for each in self.given.selection.plan():
-            known = each.implementation.expected_failures
-            entries = (entry for entry in known if entry.shows(each.clause.id, each.dtype, self.device))
-            yield self._parameter(each.clause, each.dtype, next(entries, None))
-
-    def _parameter(self, clause: Clause, dtype: str, expected: ExpectedFailure | None) -> Any:
-        marks = [] if expected is None else [_strict(expected)]
+    def _parameter(self, clause: Clause, dtype: str) -> Any:
+        entries, device = self.given.implementation.expected_failures, self.given.settings.device
+        reasons = [f"{each.reason} {each.link}" for each in entries if each.shows(clause.id, dtype, device)]
+        marks = [pytest.mark.xfail(strict=True, raises=pytest.fail.Exception, reason=why) for why in reasons[:1]]
         check = ClauseCheck(clause.id, dtype, str(clause.level), clause.statement, self)
         return pytest.param(check, id=f"{clause.id}-{dtype}", marks=marks)
 
@@ -182,8 +173,3 @@ class ClauseChecks(Sequence[Any]):
 
         artifacts = next(explained([self.given.implementation], [verdict], self.given.settings, {}))
         return [] if artifacts.counterexample is None else list(lines(artifacts.counterexample))
-
-
-def _strict(expected: ExpectedFailure) -> pytest.MarkDecorator:
-    reason = f"{expected.reason} {expected.link}"
-    return pytest.mark.xfail(strict=True, raises=pytest.fail.Exception, reason=reason)

@@ -1,7 +1,5 @@
 """The pytest side: options, one test item for each clause, implementation and dtype, and the report of the run."""
 
-from __future__ import annotations
-
 import gc
 import sys
 from collections.abc import Iterator
@@ -305,8 +303,8 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     planned = state.recorder.planned or 0
     only_others = planned == 0 and int(exitstatus) == ExitStatus.CONFORMS  # tests that are no clauses, which all passed
     if state.recorder.events and not config.option.collectonly and not only_others:
-        unchecked = _unchecked(state)
         verdicts = state.recorder.verdicts
+        unchecked = post_run.unchecked_claims(state.selection, verdicts)
         session.exitstatus = exit_status(int(exitstatus), state.crashed, verdicts, planned, bool(unchecked))
     try:
         with hushed():
@@ -316,10 +314,6 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     if state.recorder.failed_views:
         session.exitstatus = ExitStatus.SUITE_ERROR
     _silence_the_idle(config)
-
-
-def _unchecked(state: SuiteSession) -> list[str]:
-    return post_run.unchecked_claims(state.selection, state.recorder.verdicts)
 
 
 def _explain(config: pytest.Config, status: int) -> None:
@@ -386,7 +380,7 @@ def _summarise(terminalreporter: pytest.TerminalReporter, state: SuiteSession) -
         terminalreporter.write_line(line, **colours(line))
     for line in observed(run.observed) if settings.candidates else ():
         terminalreporter.write_line(line)
-    for line in _unchecked(state):
+    for line in post_run.unchecked_claims(state.selection, state.recorder.verdicts):
         terminalreporter.write_line(f"ERROR  {line}", red=True)
     for name, reason in left_out().items() if settings.all_builtin else ():
         terminalreporter.write_line(f"not checked: {name}, {reason}")

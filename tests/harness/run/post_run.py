@@ -1,7 +1,5 @@
 """Post-run: what follows when all verdicts are known: diagnoses, smaller cases, and observed conventions."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -97,13 +95,10 @@ def unchecked_claims(selection: Selection, verdicts: Sequence[Verdict]) -> list[
     unchecked = []
     for implementation in selection.implementations:
         own = [v for v in verdicts if v.implementation == implementation.name]
-        if _called_clauses(implementation) - {v.clause for v in own}:
+        called = {name for name in clause_tests() if not claimed(load()[name], implementation.claims)}
+        if called - {v.clause for v in own}:
             continue  # only a part of the tests was run
         checked: set[Feature] = {feature for v in own if v.checks for feature in load()[v.clause].features}
         lost = sorted(testable & implementation.claims.features - checked)
         unchecked += [f"{implementation.name} claims {feature}, and nothing was checked of it" for feature in lost]
     return unchecked
-
-
-def _called_clauses(implementation: Implementation) -> set[str]:
-    return {clause for clause in clause_tests() if not claimed(load()[clause], implementation.claims)}

@@ -1,7 +1,5 @@
 """Progress on a terminal: one line, written over, with how much is done, how much failed, and the time left."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Queries: options that print something about the suite, or run one recorded failure again, and judge nothing else."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path

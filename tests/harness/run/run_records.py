@@ -1,7 +1,5 @@
 """The records of a run in addition to its verdicts: suite, implementations, failures and weights as numbers."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import replace

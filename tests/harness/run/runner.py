@@ -1,7 +1,5 @@
 """Runs conformance tests on an implementation in this process, without pytest."""
 
-from __future__ import annotations
-
 from attention_conformance.implementations.api.contract import Implementation
 from attention_conformance.tests.harness.judge.clause_tests import Selection
 from attention_conformance.tests.harness.judge.judging import judged

@@ -1,7 +1,5 @@
 """The options of the command line, and the implementations, clauses and dtypes that they select."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from datetime import date

@@ -1,7 +1,5 @@
 """The state of a pytest session of the suite: what its hooks share."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import pytest

@@ -1,7 +1,5 @@
 """Smoke: a few small problems before a run, which detect an adapter that passes its inputs in a wrong form."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from itertools import permutations
@@ -77,27 +75,27 @@ def _same(judge: Judge, part: str, got: Array | None, expected: Expected) -> boo
 
 def _of_output(judge: Judge, problem: Problem, result: Result) -> Iterator[str]:
     expected = solve(problem, judge.conventions).parts["output"]
-    shape, wanted = result.output.shape, expected.value.shape
+    shape, axes = result.output.shape, _axes("output", expected.value.ndim)
     if rotated := _rotated(judge, "output", result.output, expected):
-        yield f"adapter: the output comes as {rotated}: turn its axes to {_axes('output', len(wanted))}"
+        yield f"adapter: the output comes as {rotated}: turn its axes to ({', '.join(axes)})"
     elif swapped := _swapped(judge):
         yield swapped
-    elif shape != wanted:
-        yield f"adapter: the output has shape {shape}, expected {wanted}: return it as {_axes('output', len(wanted))}"
+    elif shape != expected.value.shape:
+        remedy = f"return it as ({', '.join(axes)})"
+        yield f"adapter: the output has shape {shape}, expected {expected.value.shape}: {remedy}"
 
 
-def _axes(part: str, rank: int) -> str:
-    return f"({', '.join(LETTERS[part] if rank == 4 else ('B', 'Lq', 'width'))})"
+def _axes(part: str, rank: int) -> tuple[str, ...]:
+    return LETTERS[part] if rank == 4 else ("B", "Lq", "width")
 
 
 def _rotated(judge: Judge, part: str, got: Array, expected: Expected) -> str:
     """The order in which the axes of a right answer came; empty if it is not right in any."""
     rank = expected.value.ndim
-    letters = LETTERS[part] if rank == 4 else ("B", "Lq", "width")
     for order in permutations(range(rank)):
         other = order != tuple(range(rank)) and got.ndim == rank
         if other and _same(judge, part, np.transpose(got, np.argsort(order)), expected):
-            return f"({', '.join(letters[axis] for axis in order)})"
+            return f"({', '.join(_axes(part, rank)[axis] for axis in order)})"
     return ""
 
 
@@ -150,7 +148,7 @@ def _of_weights(judge: Judge, problem: Problem, result: Result) -> Iterator[str]
     elif _same(judge, "averaged_weights", got, parts["averaged_weights"]):
         yield "adapter: the weights are averaged over the heads: claim averaged-weights, or return those of each head"
     elif rotated := _rotated(judge, "weights", got, parts["weights"]):
-        yield f"adapter: the weights come as {rotated}: turn their axes to {_axes('weights', 4)}"
+        yield f"adapter: the weights come as {rotated}: turn their axes to ({', '.join(LETTERS['weights'])})"
 
 
 def _inverted(judge: Judge, cases: tuple[Case, ...], name: str) -> bool:

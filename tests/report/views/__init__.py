@@ -1,7 +1,5 @@
 """Views: every file of a report, made from its run alone. A new view is a module, and a line in `VIEWS`."""
 
-from __future__ import annotations
-
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path

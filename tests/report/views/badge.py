@@ -1,7 +1,5 @@
 """The badge: one line for a README, as an endpoint of shields.io and as a picture of its own."""
 
-from __future__ import annotations
-
 import json
 
 from attention_conformance.tests.report.counts import Conformance, Row, counts

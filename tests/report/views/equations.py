@@ -1,7 +1,5 @@
 """Equations: those of the specification by their numbers, and the text of clauses, as HTML with MathML."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from functools import cache

@@ -1,7 +1,5 @@
 """The view for readers: report.html, one file that needs no network, and no script to be read."""
 
-from __future__ import annotations
-
 import unicodedata
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Styles and scripts inside a page, and the hashes by which its security policy allows them and no others."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 

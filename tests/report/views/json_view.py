@@ -1,7 +1,5 @@
 """The view for programs: report.json, which follows `SCHEMA_FILE`."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The view for CI systems: junit.xml, a test suite for each implementation, a test case for each clause and dtype."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from xml.etree import ElementTree

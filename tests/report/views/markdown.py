@@ -1,7 +1,5 @@
 """The view for a pull request: report.md, short enough for a comment on GitHub."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence

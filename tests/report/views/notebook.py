@@ -1,7 +1,5 @@
 """The view for notebooks: the verdict and the failing clauses as a small piece of HTML, without styles or scripts."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from html import escape
 

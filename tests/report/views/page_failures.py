@@ -1,7 +1,5 @@
 """The clauses that do not hold, and how much of each the page shows: with all of all, it would be too large."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum

@@ -1,7 +1,5 @@
 """Pictures: arrays as tables of numbers on coloured ground, each small enough to be read."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace

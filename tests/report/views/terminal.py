@@ -1,7 +1,5 @@
 """The view for terminals: implementations by chapters, clauses that do not hold, and observed behaviour."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 
 from attention_conformance.tests.report.counts import LEGEND, Outcome, Row, chapters_of, counts

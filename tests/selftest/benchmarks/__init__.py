@@ -1,1 +1,1 @@
-"""Timing, and what is said about it."""
+"""Tests of the benchmarks: timing, statistics, tables and pages."""

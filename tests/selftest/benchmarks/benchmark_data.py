@@ -1,7 +1,5 @@
 """Invented benchmark runs with every verdict, for the tests of table and page; no figure here was measured."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Comparison of two runs: regressions are named with intervals, and different machines only on request."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

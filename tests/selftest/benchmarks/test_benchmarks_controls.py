@@ -1,7 +1,5 @@
 """Controls of the benchmarks: implementations that only seem fast, or are slow, have to be detected."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """The benchmark page: in a browser at two widths, light and dark; and what it does with bad input."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Paired timing: the statistics of times whose true ratio is known."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from math import log
 

@@ -1,7 +1,5 @@
 """Benchmark runs: what the command line selects, what is stored, and which messages a user reads."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The terminal table of a benchmark run: it has all results, also the bad ones."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Fitted powers: too fast growth is detected under every claim, and right growth never is."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial

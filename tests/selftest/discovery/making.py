@@ -1,7 +1,5 @@
 """Making candidates out of text: what the tests of functions and of module classes share."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -34,7 +34,7 @@ from attention_conformance.spec.cases import Sharing
 from attention_conformance.spec.conventions import Alignment, Conventions, GroupOrder
 from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.tests.cli.audit_command import ORACLE
-from attention_conformance.tests.measurements.audit_score import WRONG, anonymous, known_scores, scores
+from attention_conformance.tests.measurements.audit_score import DETECTED, WRONG, anonymous, known_scores, scores
 from attention_conformance.tests.measurements.audit_targets import TARGETS, wrong_axis, wrong_scale
 
 BUILT_IN = {each.name: each for each in (*BUILTIN, *NAMED)}
@@ -47,7 +47,7 @@ QUICK = [name for name in TARGETS if not name.startswith(LONG)] + ["torch.nn.Mul
 def test_that_known_conventions_of_a_callable_are_found(name: str) -> None:
     listed = list(known_scores(*TARGETS[name]))
     assert listed
-    assert [score for score in listed if score.outcome != "found"] == []
+    assert [score for score in listed if score.outcome != DETECTED] == []
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_that_no_claim_of_an_anonymous_implementation_is_found_to_be_otherwise(n
     implementation = BUILT_IN[name]
     listed = list(scores(implementation, anonymous(implementation)))
     assert [score for score in listed if score.outcome == WRONG] == []
-    assert sum(score.outcome == "found" for score in listed) > len(listed) / 2
+    assert sum(score.outcome == DETECTED for score in listed) > len(listed) / 2
 
 
 def test_that_false_claims_are_found_to_be_otherwise() -> None:

@@ -1,7 +1,5 @@
 """Candidates: what functions claim by their parameters and a few calls, and what is refused how."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,17 +15,7 @@ from attention_conformance.spec.cases import Case, Sizes
 from attention_conformance.spec.conventions import CausalWithMask, EmptyRow, Polarity
 from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.spec.inputs import build
-from attention_conformance.tests.selftest.discovery.making import (
-    MASKS,
-    WRAP,
-    Make,
-    assert_conforms,
-    make,
-    refused,
-    write,
-)
-
-__all__ = ["make"]  # the fixture
+from attention_conformance.tests.selftest.discovery.making import MASKS, WRAP, Make, assert_conforms, refused, write
 
 LOAD = partial(candidate, settings={})
 GRADIENTS = {Feature.GRADIENTS, Feature.MASK_GRADIENT}

@@ -1,7 +1,5 @@
 """Candidates beyond the core: what names, constructors and a few calls claim, and that no right one is accused."""
 
-from __future__ import annotations
-
 import pytest
 
 from attention_conformance.implementations.api.contract import Implementation
@@ -11,9 +9,7 @@ from attention_conformance.spec.conventions import ReturnedWeights
 from attention_conformance.spec.features import Feature
 from attention_conformance.tests.harness.run.runner import run
 from attention_conformance.tests.report.verdict import Status
-from attention_conformance.tests.selftest.discovery.making import Make, make
-
-__all__ = ["make"]  # the fixture
+from attention_conformance.tests.selftest.discovery.making import Make
 
 EVERY = {
     "window_size": Feature.WINDOW,

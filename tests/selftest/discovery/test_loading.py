@@ -1,7 +1,5 @@
 """Loading: what a target names, and the one line that every way of getting it wrong gives."""
 
-from __future__ import annotations
-
 import pickle
 import sys
 from pathlib import Path

@@ -1,15 +1,10 @@
 """Module classes as candidates: how they are built, filled and called, and what they claim."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 import torch
 from torch import nn
 
 from attention_conformance.implementations.adapters.torch_module import Packed
-from attention_conformance.implementations.api.contract import Implementation
 from attention_conformance.implementations.discovery.candidates import candidate
 from attention_conformance.implementations.discovery.modules import ALWAYS
 from attention_conformance.implementations.discovery.parameters import ACCEPTED, LAYERS, find_places, place_of
@@ -17,9 +12,7 @@ from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Padding
 from attention_conformance.spec.conventions import Polarity
 from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.tests.harness.judge.judge import Judge
-from attention_conformance.tests.selftest.discovery.making import MASKS, WRAP, Make, assert_conforms, make, refused
-
-__all__ = ["make"]  # the fixture
+from attention_conformance.tests.selftest.discovery.making import MASKS, WRAP, Make, assert_conforms, refused
 
 SELF = """
 class f(nn.Module):
@@ -280,14 +273,6 @@ class TestRefusals:
     def test_a_first_call_that_fails(self, make: Make) -> None:
         text = plain("self.qkv = nn.Linear(12 * num_heads // 3, 36 * embed_dim // 12)")
         assert refused(make, text).startswith("it cannot be called, though it has to work in float32 at least: ")
-
-
-def test_an_instance_of_a_candidate_class_is_none(make: Make, tmp_path: Path) -> None:
-    assert refused(make, SELF + "\ng = f(12, 3)", "g") == f"it is an instance of f: give the class, {WRAP}"
-
-
-def test_every_candidate_is_an_implementation(make: Make) -> None:
-    assert isinstance(make(CROSS), Implementation)
 
 
 BOOLEANS_ONLY = """

@@ -1,7 +1,5 @@
 """Comparison: shapes, dtypes, NaN and infinity first, then every element in units of its bound."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """The diagnosis names mistakes and conventions of which it does not know the code, and accuses nobody else."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Statistics of dropout: exact false alarms and power for the share of kept weights, and detected repetitions."""
 
-from __future__ import annotations
-
 from math import lgamma, log
 
 import numpy as np
@@ -38,7 +36,7 @@ def test_a_right_rate_is_seldom_accused_and_a_wrong_one_detected(rate: float) ->
     assert 0.0 < np.exp(_logs(1.0 - rate)[~accepted]).sum() < CHANCE
     for wrong in (rate - 0.1, rate + 0.1):
         if 0.0 < wrong < 1.0:
-            assert np.exp(_logs(1.0 - wrong)[accepted]).sum() < 1e-17
+            assert np.exp(_logs(1.0 - wrong)[accepted]).sum() < CHANCE
     for near in (rate - 0.01, rate + 0.01):
         assert np.exp(_logs(1.0 - near)[accepted]).sum() > 0.99
 

@@ -1,7 +1,5 @@
 """Next steps after every exit that is not 0, and the line of progress on a terminal."""
 
-from __future__ import annotations
-
 import os
 import pty
 import re

@@ -1,7 +1,5 @@
 """Expected failures: what a file may hold, what it excuses, and that a proposal with its links is such a file."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from datetime import date

@@ -1,7 +1,5 @@
 """Explaining: every formula of the specification as plain characters, and a clause with all that is known of it."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """Influence: the message of a failure names the keys that a row may see, and those that it saw."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -21,7 +19,7 @@ from attention_conformance.spec.conventions import Conventions
 from attention_conformance.spec.features import Scope
 from attention_conformance.spec.inputs import build
 from attention_conformance.spec.problem import Problem
-from attention_conformance.tests.harness.judge.influence import LONGEST, spans, wrong_keys
+from attention_conformance.tests.harness.judge.influence import LONGEST, keys_in, wrong_keys
 from attention_conformance.tests.harness.run.runner import run
 
 CAUSAL = Case(causal=True).sized(query_length=7)
@@ -54,9 +52,8 @@ def test_a_key_too_few_is_named() -> None:
 
 
 def test_several_keys_are_named_by_their_spans() -> None:
-    assert spans(np.array([0, 1, 2, 5])) == "keys 0..2, 5"
-    assert spans(np.array([4])) == "key 4"
-    assert spans(np.array([1, 3])) == "keys 1, 3"
+    names = {(0, 1, 2, 5): "keys 0..2, 5", (4,): "key 4", (1, 3): "keys 1, 3", (): "no key"}
+    assert {keys: keys_in(np.isin(np.arange(6), keys)) for keys in names} == names
     blind = Steps(add_mask=lambda scores, mask: scores)
     assert "yours also saw key" in message_of(Case(mask=MaskKind.BOOL), blind)
 

@@ -1,7 +1,5 @@
 """The peak of a call is that of its arrays, with any allocator; memory that stays after calls is detected."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable
 from functools import partial

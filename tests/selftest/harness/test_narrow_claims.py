@@ -1,7 +1,5 @@
 """No clause runs a case that the claims exclude, whatever it makes of a case that they allow."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
@@ -80,15 +78,15 @@ def zeros(problem: Problem) -> Result:
 @cache
 def clauses_of() -> dict[str, list[ClauseTest]]:
     """The clauses to run, by implementation: together they are all clauses."""
-    found: dict[str, list[ClauseTest]] = {}
+    assigned: dict[str, list[ClauseTest]] = {}
     left = {name for name, test in clause_tests().items() if DTYPE in test.dtypes}
     for each in sorted(BUILTIN, key=lambda each: each.name not in FIRST):
         own = {name for name in clause_tests() if not claimed(load()[name], each.claims)}
         run = own if each.name in FIRST else own & left
-        found[each.name] = [test for name, test in clause_tests().items() if name in run and DTYPE in test.dtypes]
+        assigned[each.name] = [test for name, test in clause_tests().items() if name in run and DTYPE in test.dtypes]
         left -= own
     assert not left
-    return {name: tests for name, tests in found.items() if tests}
+    return {name: tests for name, tests in assigned.items() if tests}
 
 
 def spied(implementation: Implementation, spy: Spy) -> Implementation:
@@ -107,7 +105,7 @@ def spied(implementation: Implementation, spy: Spy) -> Implementation:
     )
 
 
-def seen_problem(plain: Callable[[Judge, Case], Problem], excluded: list[str], judge: Judge, case: Case) -> Problem:
+def observed_problem(plain: Callable[[Judge, Case], Problem], excluded: list[str], judge: Judge, case: Case) -> Problem:
     if fit(case, judge.claims) != case:
         excluded.append(str(case))
     return plain(judge, case)
@@ -120,12 +118,12 @@ def test_no_clause_runs_a_case_that_the_claims_exclude(
 ) -> None:
     spy = Spy(allowed)
     candidate = spied(next(each for each in BUILTIN if each.name == name), spy)
-    spying = partial(seen_problem, Judge.problem, spy.excluded)
+    spying = partial(observed_problem, Judge.problem, spy.excluded)
     monkeypatch.setattr(Judge, "problem", lambda judge, case: spying(judge, case))
-    found = {}
+    violations = {}
     for test in clauses_of()[name]:
         test(Judge(candidate, DTYPE))
         if spy.excluded and not test.clause.startswith(REFUSALS):
-            found[test.clause] = spy.excluded[0]
+            violations[test.clause] = spy.excluded[0]
         spy.excluded.clear()
-    assert not found
+    assert not violations

@@ -1,7 +1,5 @@
 """Observed conventions: answers are named by what they are, claimed or not; where they differ, each has its paths."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """The command line: what is checked, how failures read, and that no candidate gets out of its verdict."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -38,16 +36,13 @@ def test_only_claimed_clauses_become_tests(sessions: Sessions) -> None:
     assert not [line for line in result.outlines if "::" in line]
 
 
-def test_selection_by_dtype_and_patterns(sessions: Sessions) -> None:
-    result = sessions.run("--implementation", "torch.sdpa*", "--clause", "causal.square", "--dtype", "float16")
+@pytest.mark.parametrize(
+    ("name", "dtype", "count"), [("torch.sdpa*", "float16", 3), ("torch.sdpa.math", "*float16", 2)]
+)
+def test_selection_by_patterns_of_names_and_dtypes(sessions: Sessions, name: str, dtype: str, count: int) -> None:
+    result = sessions.run("--implementation", name, "--clause", "causal.square", "--dtype", dtype)
     assert result.ret == 0
-    assert result.parseoutcomes() == {"passed": 3}
-
-
-def test_a_pattern_of_dtypes_selects_all_that_it_names(sessions: Sessions) -> None:
-    result = sessions.run("--implementation", "torch.sdpa.math", "--clause", "causal.square", "--dtype", "*float16")
-    assert result.ret == 0
-    assert result.parseoutcomes() == {"passed": 2}
+    assert result.parseoutcomes() == {"passed": count}
 
 
 def test_clauses_are_listed_a_line_each(sessions: Sessions) -> None:

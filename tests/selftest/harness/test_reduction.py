@@ -1,7 +1,5 @@
 """Reduction: the smallest case fails the same part in the same way, in little time."""
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Callable

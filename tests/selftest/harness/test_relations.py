@@ -1,7 +1,5 @@
 """Relations compare two calls within their bounds: the bits need not be equal."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

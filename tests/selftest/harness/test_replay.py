@@ -1,7 +1,5 @@
 """Replay and scripts: each failure can be shown again, with the suite and without, and both are run here."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -215,10 +213,12 @@ def test_a_case_that_holds_is_reported(sessions: Sessions, tmp_path: Path) -> No
         ({"case": {"sizes": {"batch": "two"}}}, "case.sizes.batch cannot be 'two'"),
         ({"case": 3}, "case must be an object"),
         ({"cotangent": [0, "1"]}, "cotangent cannot be [0, '1']"),
-        ({"decimals": -1}, "decimals cannot be -1"),
+        ({"decimals": -1}, "decimals cannot be negative"),
+        ({"decimals": True}, "decimals cannot be True"),
+        ({"cotangent": [0, -1]}, "cotangent cannot be negative"),
         ({"conventions": []}, "conventions cannot be []"),
         ({"conventions": {"empty": "nan"}, "target": "FILE:right"}, "conventions: no convention is named 'empty'"),
-        ({"extra": 1}, "it has a field 'extra'"),
+        ({"extra": 1}, "failure has no field 'extra'"),
         ({"implementation": "torch.spda"}, "implementation 'torch.spda' is not built in"),
         ({"target": "nowhere.py:f"}, "target 'nowhere.py:f' cannot be used: there is no file 'nowhere.py'"),
         ({"device": "cuda:99"}, "device 'cuda:99' "),
@@ -253,5 +253,5 @@ def test_a_lacking_field_is_named() -> None:
     data = json.loads(FILE.to_json())
     for name in data:
         if name != "format":
-            with pytest.raises(ReplayError, match=f"it lacks the field '{name}'"):
+            with pytest.raises(ReplayError, match=f"failure lacks the field '{name}'"):
                 FailureFile.from_json(json.dumps({n: v for n, v in data.items() if n != name}))

@@ -1,7 +1,5 @@
 """The random search of the full tier: it checks what is claimed, and shrinks a failing case."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

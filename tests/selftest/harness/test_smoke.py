@@ -1,7 +1,5 @@
 """The smoke step: mistakes of an adapter are named; answers that are wrong in another way are left to the clauses."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

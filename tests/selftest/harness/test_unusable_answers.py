@@ -1,7 +1,5 @@
 """Whatever a candidate returns, it fails with a reason, and no report is lost: in every step of a run."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What a process of the tests of the ring does: a module of its own, so that a new process can import it."""
 
-from __future__ import annotations
-
 import os
 import time
 from typing import Any

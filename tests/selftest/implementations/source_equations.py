@@ -1,7 +1,5 @@
 """What the code of the sources is compared with: the reference's answer to the same numbers, with its bounds."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import TypeVar

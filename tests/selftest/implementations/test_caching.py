@@ -1,7 +1,5 @@
 """Sequences in pieces: the adapters, how cases are fitted to them, and the in-house cache."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -29,11 +27,11 @@ def in_pieces(*chunks: int, room: int = 0) -> Case:
 
 def summed(stream: Stream) -> Feed:
     """Answers the sum of all values so far."""
-    kept = []
+    values: list[Array] = []
 
     def feed(query: Array, key: Array, value: Array) -> Array:
-        kept.append(value)
-        return np.broadcast_to(sum(v.sum(-2, keepdims=True) for v in kept), (*query.shape[:-1], value.shape[-1]))
+        values.append(value)
+        return np.broadcast_to(sum(v.sum(-2, keepdims=True) for v in values), (*query.shape[:-1], value.shape[-1]))
 
     return feed
 
@@ -76,27 +74,27 @@ class TestAdapters:
         assert _storage(in_pieces(3, 4), dtype).shape == (2, 3, 0, 4)
 
     def test_a_piece_comes_with_all_keys_up_to_its_end(self) -> None:
-        asked: list[tuple[tuple[int, ...], int | None]] = []
+        pieces_given: list[tuple[tuple[int, ...], int | None]] = []
 
         def run(problem: Problem, device: str) -> Result:
-            asked.append((problem.key.shape, problem.extension.query_start))
+            pieces_given.append((problem.key.shape, problem.extension.query_start))
             return Result(problem.query)
 
         problem = build(in_pieces(5, 2), "bfloat16")
         output = chunked(run)(problem, "cpu").output
-        assert asked == [((2, 3, 5, 4), 0), ((2, 3, 7, 4), 5)]
+        assert pieces_given == [((2, 3, 5, 4), 0), ((2, 3, 7, 4), 5)]
         np.testing.assert_array_equal(output, problem.query)
 
 
 def _storage(case: Case, dtype: str) -> torch.Tensor:
-    found: list[torch.Tensor] = []
+    stores: list[torch.Tensor] = []
 
     def start(stream: Stream) -> Feed:
-        found.append(stream.storage(4))
+        stores.append(stream.storage(4))
         return CacheSteps().open(stream)
 
     cached(start)(build(case, dtype), "cpu")
-    return found[0]
+    return stores[0]
 
 
 class TestFitting:
@@ -104,9 +102,9 @@ class TestFitting:
         ("length", "chunks"), [(7, (3, 4)), (6, (2, 4)), (5, (1, 4)), (3, (1, 2)), (1, (1,)), (9, (3, 6))]
     )
     def test_pieces_follow_the_length(self, length: int, chunks: tuple[int, ...]) -> None:
-        found = fit(in_pieces(3, 4).sized(key_length=length), OP)
-        assert isinstance(found, Case)
-        assert (found.extension.chunks, found.sizes.query_length) == (chunks, length)
+        fitted = fit(in_pieces(3, 4).sized(key_length=length), OP)
+        assert isinstance(fitted, Case)
+        assert (fitted.extension.chunks, fitted.sizes.query_length) == (chunks, length)
 
     def test_no_mask_but_the_causal_flag(self) -> None:
         for case in (replace(in_pieces(3, 4), causal=False), replace(in_pieces(3, 4), mask=MaskKind.BOOL)):
@@ -147,5 +145,5 @@ class TestCachedAttention:
         for numbers in ((0.0, 1.0), (2.0,), (3.0, 4.0, 5.0, 6.0), (7.0,)):
             rows = torch.tensor(numbers)[None, None, :, None]
             ring.append(rows, -rows)
-        key, value, positions = ring.kept()
+        key, value, positions = ring.stored()
         assert positions.tolist() == key.flatten().tolist() == (-value).flatten().tolist() == [5, 6, 7]

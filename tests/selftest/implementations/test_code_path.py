@@ -1,7 +1,5 @@
 """Variants that are named after a code path of torch: they take it, and leaving it is an error."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -22,6 +20,7 @@ from attention_conformance.tests.harness.run.runner import run
 from attention_conformance.tests.report.verdict import Status
 
 (FAST_PATH,) = (each for each in TORCH_MODULES if each.name == "torch.mha.fast-path")
+(FLASH,) = (each for each in TORCH_OPS if each.name == "torch.sdpa.flash")
 ON_PATH = [each for each in (*TORCH_MODULES, *TORCH_OPS) if isinstance(each.run, OnPath)]
 CASES = (Case(), Case(mask=MaskKind.BOOL), Case(causal=True), Case(padding=Padding.RIGHT), Case().sized(num_heads=4))
 
@@ -72,17 +71,15 @@ def test_a_variant_that_leaves_its_path_is_an_error() -> None:
 
 
 def test_a_kernel_of_another_name_is_an_error() -> None:
-    (flash,) = (each for each in TORCH_OPS if each.name == "torch.sdpa.flash")
-    assert isinstance(flash.run, OnPath)
-    run_of_other = replace(flash.run, run=torch_op(lambda q, k, v, **options: F.softmax(q @ k.mT, -1) @ v))
-    (verdict,) = run(replace(flash, run=run_of_other), ("softmax.over-keys",), ("float32",))
+    assert isinstance(FLASH.run, OnPath)
+    run_of_other = replace(FLASH.run, run=torch_op(lambda q, k, v, **options: F.softmax(q @ k.mT, -1) @ v))
+    (verdict,) = run(replace(FLASH, run=run_of_other), ("softmax.over-keys",), ("float32",))
     assert verdict.status is Status.ERROR
 
 
 def test_empty_tensors_need_no_kernel() -> None:
-    (flash,) = (each for each in TORCH_OPS if each.name == "torch.sdpa.flash")
     empty = build(Case(sizes=Sizes(batch=0, d_v=Sizes.d_k)), "float32").forward_only()
-    assert flash.run(empty, "cpu").output.shape == (0, Sizes.num_heads, Sizes.query_length, Sizes.d_k)
+    assert FLASH.run(empty, "cpu").output.shape == (0, Sizes.num_heads, Sizes.query_length, Sizes.d_k)
 
 
 def test_empty_rows_of_the_fast_path_are_nan() -> None:

@@ -1,7 +1,5 @@
 """Defect implementations fail on the right clause, and every clause is one that something fails."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path
@@ -19,11 +17,11 @@ from attention_conformance.tests.report.verdict import Status
 @pytest.mark.parametrize("defect", catalogue(), ids=str)
 def test_fails_on_the_right_clauses(defect: Defect) -> None:
     verdicts = run(defect.implementation, defect.clauses + defect.holds, (defect.dtype,))
-    found = {verdict.clause: verdict for verdict in verdicts}
-    assert set(found) == {*defect.clauses, *defect.holds}
-    assert {clause for clause, verdict in found.items() if verdict.status is Status.FAIL} == set(defect.clauses)
+    by_clause = {verdict.clause: verdict for verdict in verdicts}
+    assert set(by_clause) == {*defect.clauses, *defect.holds}
+    assert {clause for clause, verdict in by_clause.items() if verdict.status is Status.FAIL} == set(defect.clauses)
     for clause in defect.clauses:
-        failure = found[clause].failure
+        failure = by_clause[clause].failure
         assert failure is not None
         assert defect.raises or "raised " not in failure.message, failure.message
 

@@ -1,7 +1,5 @@
 """flex_attention: its options together, the few kernels that are compiled, and one of them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -15,10 +13,9 @@ from attention_conformance.implementations.builtin.flex import COMPILED, EAGER, 
 from attention_conformance.spec.cases import Case, MaskKind, Padding, Sizes
 from attention_conformance.spec.features import Packing
 from attention_conformance.spec.problem import DTYPES
-from attention_conformance.tests.harness.judge.judge import Judge
 from attention_conformance.tests.harness.run.runner import run
 from attention_conformance.tests.report.verdict import Status
-from attention_conformance.tests.selftest.reference.test_family import judged
+from attention_conformance.tests.selftest.reference.test_family import assert_agrees
 
 EVERYTHING = Case(sizes=Sizes(num_heads=6, num_kv_heads=3), mask=MaskKind.INFINITE, padding=Padding.LEFT, causal=True)
 CASES = {
@@ -33,7 +30,7 @@ CASES = {
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", CASES)
 def test_options_go_together(name: str, dtype: str) -> None:
-    assert judged(Judge(EAGER, dtype), CASES[name], "output", "log_sum_exp").checks == 2
+    assert assert_agrees(EAGER, dtype, CASES[name], "output", "log_sum_exp").checks == 2
 
 
 def test_the_way_it_is_called_is_put_back() -> None:

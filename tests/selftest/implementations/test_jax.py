@@ -1,6 +1,4 @@
-"""JAX functions as candidates: found out by asking, judged in every dtype with gradients, wrong ones caught."""
-
-from __future__ import annotations
+"""JAX functions as candidates: options are detected, every dtype is judged with gradients, wrong ones fail."""
 
 from pathlib import Path
 
@@ -46,7 +44,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def made(file: Path, name: str) -> Implementation:
+def written(file: Path, name: str) -> Implementation:
     return candidate(f"{file}:{name}", {})
 
 
@@ -56,26 +54,26 @@ def failures(judge: Judge, case: Case) -> list[str]:
     return [failure.message for failure in judge.tally.failures]
 
 
-def test_what_a_function_offers_is_found(file: Path) -> None:
-    found = made(file, "attention")
-    assert found.about.startswith("a function of JAX arrays")
-    assert found.claims.dtypes == tuple(DTYPES)
-    wanted = {Feature.GRADIENTS, Feature.BOOL_MASK, Feature.FLOAT_MASK, Feature.MASK_GRADIENT, Feature.CAUSAL}
-    assert wanted <= found.claims.features
+def test_the_options_of_a_function_are_detected(file: Path) -> None:
+    implementation = written(file, "attention")
+    assert implementation.about.startswith("a function of JAX arrays")
+    assert implementation.claims.dtypes == tuple(DTYPES)
+    expected = {Feature.GRADIENTS, Feature.BOOL_MASK, Feature.FLOAT_MASK, Feature.MASK_GRADIENT, Feature.CAUSAL}
+    assert expected <= implementation.claims.features
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_right_one_conforms(file: Path, dtype: str) -> None:
-    assert failures(Judge(made(file, "attention"), dtype), SMALL) == []
+    assert failures(Judge(written(file, "attention"), dtype), SMALL) == []
 
 
 def test_one_that_takes_nothing_but_arrays_of_jax(file: Path) -> None:
-    assert failures(Judge(made(file, "strict"), "float64"), Case()) == []
+    assert failures(Judge(written(file, "strict"), "float64"), Case()) == []
 
 
-def test_float32_inside_is_found_out(file: Path) -> None:
-    assert failures(Judge(made(file, "narrow"), "float64"), Case())
+def test_float32_inside_is_detected(file: Path) -> None:
+    assert failures(Judge(written(file, "narrow"), "float64"), Case())
 
 
-def test_gradients_that_are_cut_are_found_out(file: Path) -> None:
-    assert any("gradients." in message for message in failures(Judge(made(file, "constant"), "float64"), Case()))
+def test_gradients_that_are_cut_are_detected(file: Path) -> None:
+    assert any("gradients." in message for message in failures(Judge(written(file, "constant"), "float64"), Case()))

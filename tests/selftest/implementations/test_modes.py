@@ -1,6 +1,4 @@
-"""Modes: what is claimed by them, and transforms that ask the question they were given and no other."""
-
-from __future__ import annotations
+"""Modes: what is claimed by them, and transforms that answer the given problem and no other."""
 
 from typing import Any
 
@@ -60,26 +58,26 @@ def test_the_answer_is_that_of_the_plain_call(transform: Transform) -> None:
 
 def test_shared_inputs_stay_shared() -> None:
     x = torch.randn(2, 3, 4, 5)
-    seen: list[bool] = []
+    shared: list[bool] = []
 
-    def asked(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        seen.append(query is key is value)
+    def attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        shared.append(query is key is value)
         return query
 
     for transform in (vmapped, unbatched, exported):
-        transform(asked, x, x, x)
-    assert all(seen)
-    assert len(seen) >= 4
+        transform(attention, x, x, x)
+    assert all(shared)
+    assert len(shared) >= 4
 
 
 def test_lanes_have_several_samples() -> None:
     shapes: list[torch.Size] = []
 
-    def asked(query: Tensor, key: Tensor, value: Tensor, **masks: Tensor) -> Tensor:
+    def attention(query: Tensor, key: Tensor, value: Tensor, **masks: Tensor) -> Tensor:
         shapes.append(query.shape)
         return query
 
-    vmapped(asked, *(torch.randn(6, 3, 4, 5) for _ in range(3)), key_padding_mask=torch.ones(6, 4).bool())
+    vmapped(attention, *(torch.randn(6, 3, 4, 5) for _ in range(3)), key_padding_mask=torch.ones(6, 4).bool())
     assert shapes == [torch.Size([3, 3, 4, 5])]
 
 
@@ -95,21 +93,21 @@ def test_examples_are_other_numbers() -> None:
 
 def test_autocast_answers_in_the_dtype_of_the_inputs() -> None:
     x = torch.randn(1, 1, 3, 4)
-    seen: list[torch.dtype] = []
+    dtypes: list[torch.dtype] = []
 
     def product(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        seen.append((query @ key.mT).dtype)
+        dtypes.append((query @ key.mT).dtype)
         return query @ key.mT
 
     assert in_autocast(product, x, x, x).dtype is torch.float32
-    assert seen == [torch.bfloat16]
+    assert dtypes == [torch.bfloat16]
 
 
 def test_several_runs_give_several_answers() -> None:
     problem = build(Case(padding=Padding.LEFT), "float32").forward_only()
-    found = together({"plainly": PLAIN, "once more": PLAIN})(problem, "cpu")
-    assert list(found.others) == ["once more"]
-    assert np.array_equal(found.output, found.others["once more"].output)
+    result = together({"plainly": PLAIN, "once more": PLAIN})(problem, "cpu")
+    assert list(result.others) == ["once more"]
+    assert np.array_equal(result.output, result.others["once more"].output)
 
 
 def test_scrambling_changes_every_number() -> None:

@@ -1,7 +1,5 @@
 """Native calls: what is timed answers as what is judged, without the adapter's own work."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -39,9 +37,9 @@ def _parts(implementation: Implementation, case: Case) -> dict[str, float]:
 @pytest.mark.parametrize("implementation", BUILTIN, ids=lambda i: i.name)
 def test_a_native_call_gives_the_answer_that_is_judged(implementation: Implementation) -> None:
     fitted = [fit(case, implementation.claims) for case in CASES]
-    asked = [case for case in fitted if not isinstance(case, Unsupported)]
-    assert asked
-    for case in asked:
+    allowed = [case for case in fitted if not isinstance(case, Unsupported)]
+    assert allowed
+    for case in allowed:
         assert max(_parts(implementation, case).values()) <= 1.0
 
 
@@ -66,25 +64,25 @@ def test_parameters_that_stay_are_loaded_once_and_others_get_a_module_of_their_o
     before = first.result(first.call()).output
     moved = problem.with_arrays({"query": problem.query * 2})
     assert isinstance(mha.run, TorchModule)
-    (kept,) = mha.run.timed.values()
+    (module,) = mha.run.timed.values()
     native(mha, moved.fresh(), "cpu")
-    assert [*mha.run.timed.values()] == [kept]
+    assert [*mha.run.timed.values()] == [module]
     native(mha, problem.with_arrays({"w_q": problem.parameters["w_q"] * 2}).fresh(), "cpu")
-    assert kept not in mha.run.timed.values()
+    assert module not in mha.run.timed.values()
     assert np.array_equal(first.result(first.call()).output, before)
 
 
 def test_a_candidate_is_called_without_the_suite_between(tmp_path: Path) -> None:
-    file = tmp_path / "mine.py"
+    file = tmp_path / "written.py"
     file.write_text(
         "def attention(query, key, value, attn_mask=None, causal=False):\n"
         "    import torch\n"
         "    return torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask, is_causal=causal)\n"
     )
-    mine = candidate(f"{file}:attention", {})
+    written = candidate(f"{file}:attention", {})
     case = Case(causal=True).sized(d_v=4)
-    assert max(_parts(mine, case).values()) <= 1.0
-    call = native(mine, build(case, "float32").forward_only().fresh(), "cpu")
+    assert max(_parts(written, case).values()) <= 1.0
+    call = native(written, build(case, "float32").forward_only().fresh(), "cpu")
     assert call.direct
     assert isinstance(call.call(), torch.Tensor)
 

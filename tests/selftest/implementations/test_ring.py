@@ -1,7 +1,5 @@
 """The ring: equal to one process within the bounds, however the sequence is cut, and no wait without end."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -25,7 +23,7 @@ from attention_conformance.tests.harness.judge.comparison import compare
 from attention_conformance.tests.harness.judge.judge import Judge
 from attention_conformance.tests.selftest.implementations.ring_worker import rows, work
 from attention_conformance.tests.selftest.reference.agreement import op
-from attention_conformance.tests.selftest.reference.test_family import judged
+from attention_conformance.tests.selftest.reference.test_family import assert_agrees
 
 ROOT = Path(__file__).parents[3]
 CASES = {
@@ -46,23 +44,21 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("ring", [RING_2, RING_4], ids=lambda ring: ring.name)
 def test_agrees(ring: Implementation, name: str, dtype: str) -> None:
-    judge = Judge(ring, dtype)
-    tally = judged(judge, CASES[name], *judge.parts())
-    assert tally.checks + tally.inconclusive > 3
+    assert_agrees(ring, dtype, CASES[name])
 
 
 @pytest.fixture
 def processes() -> Iterator[Callable[..., Processes]]:
     """Starts so many processes, which are ended after the test."""
-    made = []
+    groups = []
 
     def start(count: int, timeout: float = 60.0) -> Processes:
-        made.append(Processes(count, work, timeout))
-        made[-1].together(["hello"] * count)
-        return made[-1]
+        groups.append(Processes(count, work, timeout))
+        groups[-1].together(["hello"] * count)
+        return groups[-1]
 
     yield start
-    for each in made:
+    for each in groups:
         each.stop()
 
 

@@ -1,7 +1,5 @@
 """The corrected code of the five sources: their interfaces, worked examples, errors and repaired defects."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any
@@ -27,7 +25,13 @@ from attention_conformance.tests.selftest.reference.agreement import op
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 
 
-def assert_finite_gradients(module: nn.Module) -> None:
+def assert_gradients_without_empty_rows(module: nn.Module, queries: Tensor, keys: Tensor, row: int) -> None:
+    """Neither a query of the first sample nor the whole second one has a gradient; all parameters have."""
+    assert queries.grad is not None
+    assert keys.grad is not None
+    assert (queries.grad[0, row] == 0).all()
+    assert (queries.grad[1] == 0).all()
+    assert (keys.grad[1] == 0).all()
     for parameter in module.parameters():
         assert parameter.grad is not None
         assert torch.isfinite(parameter.grad).all()
@@ -146,10 +150,6 @@ class TestConstructors:
 
 
 class TestSourceA:
-    def test_equals_the_equation(self) -> None:
-        module, x = seeded(a.MultiHeadSelfAttention(5, 12, 9, num_heads=3)), normal(2, 7, 5)
-        assert_within(module(x), expected_of(module, x, x, x)["output"])
-
     def test_eight_heads_are_the_default(self) -> None:
         assert a.MultiHeadSelfAttention(5, 16, 24)(torch.ones(2, 3, 5)).shape == (2, 3, 24)
         with pytest.raises(ValueError, match=r"num_heads \(8\)"):
@@ -157,10 +157,6 @@ class TestSourceA:
 
 
 class TestSourceB:
-    def test_equals_the_equation(self) -> None:
-        module, x = seeded(b.Self_Attention(2, 4, 5)), normal(4, 3, 2)
-        assert_within(module(x), expected_of(module, x, x, x)["output"])
-
     def test_columns_equal_the_equation(self) -> None:
         module, x = seeded(b.Self_Attention(5, 4, 3)), normal(5, 7)
         for linear in (module.q, module.k, module.v):
@@ -206,12 +202,6 @@ class TestSourceB:
 
 
 class TestSourceC:
-    def test_worked_example(self) -> None:
-        x = normal(1, 3, 4)  # three tokens
-        output, weights = seeded(c.MultiHeadAttention(4, 2, 4))(x)
-        assert output.shape == x.shape
-        assert weights.shape == (2, 1, 3, 3)
-
     def test_equals_the_equation(self) -> None:
         module, x = seeded(c.MultiHeadAttention(5, 3, 12)), normal(2, 7, 5)
         output, weights = module(x)
@@ -221,13 +211,7 @@ class TestSourceC:
 
 
 class TestSourceD:
-    def test_worked_example(self) -> None:
-        x, y, valid_lens = torch.ones(2, 4, 100), torch.ones(2, 6, 100), torch.tensor([3, 2])
-        module = d.MultiHeadAttention(100, 5, dropout=0.5).eval()
-        assert module(x, y, y, valid_lens).shape == (2, 4, 100)
-        assert module.attention_weights(x, y, valid_lens).shape == (10, 4, 6)
-
-    def test_worked_example_with_inputs_that_tell(self) -> None:
+    def test_worked_example_depends_on_the_valid_lengths(self) -> None:
         module, x, y = seeded(d.MultiHeadAttention(100, 5)), normal(2, 4, 100), normal(2, 6, 100, seed=1)
         valid_lens = torch.tensor([3, 2])
         keep = (torch.arange(6) < valid_lens[:, None])[:, None, None, :]
@@ -254,12 +238,7 @@ class TestSourceD:
         assert (output[1] == 0).all()
         assert (module.attention_weights(x, y, valid_lens)[3:] == 0).all()
         output.backward(normal(*output.shape, seed=2))
-        assert x.grad is not None
-        assert y.grad is not None
-        assert (x.grad[0, 1] == 0).all()
-        assert (x.grad[1] == 0).all()
-        assert (y.grad[1] == 0).all()
-        assert_finite_gradients(module)
+        assert_gradients_without_empty_rows(module, x, y, 1)
 
     def test_keys_beyond_the_valid_length_have_no_influence(self) -> None:
         module, x, y = seeded(d.MultiHeadAttention(12, 3)), normal(2, 4, 12), normal(2, 6, 12, seed=1)
@@ -359,12 +338,7 @@ class TestSourceE:
         assert torch.equal(output[1], bias.expand(5, -1))
         assert torch.equal(output[0, 3], bias)
         output.backward(normal(*output.shape, seed=2, dtype=dtype))
-        assert x1.grad is not None
-        assert x2.grad is not None
-        assert (x1.grad[0, 3] == 0).all()
-        assert (x1.grad[1] == 0).all()
-        assert (x2.grad[1] == 0).all()
-        assert_finite_gradients(module)
+        assert_gradients_without_empty_rows(module, x1, x2, 3)
 
     @pytest.mark.parametrize("dtype", DTYPES, ids=str)
     def test_masked_keys_have_no_influence(self, dtype: torch.dtype) -> None:

@@ -1,7 +1,5 @@
 """The tiled implementation: one answer whatever the tiles are, and memory linear in the lengths."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -29,8 +27,8 @@ from attention_conformance.spec.cases import Case, MaskKind, Sizes
 from attention_conformance.spec.inputs import build
 from attention_conformance.spec.problem import DTYPES
 from attention_conformance.tests.harness.judge.comparison import compare
-from attention_conformance.tests.harness.judge.judge import Judge, part_of
-from attention_conformance.tests.selftest.reference.test_family import CASES_FOR_TILES, judged
+from attention_conformance.tests.harness.judge.judge import part_of
+from attention_conformance.tests.selftest.reference.test_family import CASES_FOR_TILES, assert_agrees
 
 (ENTRY,) = (each for each in INHOUSE if each.name == "inhouse.tiled")
 
@@ -42,8 +40,7 @@ def in_tiles_of(size: int) -> Implementation:
 @pytest.mark.parametrize(("size", "dtype"), [(1, "float64"), (64, "float64"), *((3, dtype) for dtype in DTYPES)])
 @pytest.mark.parametrize("name", CASES_FOR_TILES)
 def test_agrees(name: str, size: int, dtype: str) -> None:
-    tally = judged(Judge(in_tiles_of(size), dtype), CASES_FOR_TILES[name], "output", "log_sum_exp", "gradients")
-    assert tally.checks + tally.inconclusive > 3
+    assert_agrees(in_tiles_of(size), dtype, CASES_FOR_TILES[name], "output", "log_sum_exp", "gradients")
 
 
 @pytest.fixture
@@ -81,14 +78,15 @@ class TestDropout:
         factors = Dropout(0.25, 17, shape).factors(
             Tile(slice(0, 200), slice(0, 300)), torch.device("cpu"), torch.float64
         )
-        kept = (factors > 0).double()
+        remaining = (factors > 0).double()
         assert set(factors.unique().tolist()) == {0.0, 1.0 / 0.75}
         for axis in range(4):
-            shares = kept.mean([other for other in range(4) if other != axis])
-            score_std = (0.25 * 0.75 * shape[axis] / kept.numel()) ** 0.5
-            assert ((shares - 0.75).abs() < 6.0 * score_std).all()
-            neighbours = (kept.narrow(axis, 1, shape[axis] - 1) - 0.75) * (kept.narrow(axis, 0, shape[axis] - 1) - 0.75)
-            assert abs(neighbours.mean()) < 6.0 * 0.25 * 0.75 / neighbours.numel() ** 0.5
+            rates = remaining.mean([other for other in range(4) if other != axis])
+            deviation = (0.25 * 0.75 * shape[axis] / remaining.numel()) ** 0.5
+            assert ((rates - 0.75).abs() < 6.0 * deviation).all()
+            last = shape[axis] - 1
+            products = (remaining.narrow(axis, 1, last) - 0.75) * (remaining.narrow(axis, 0, last) - 0.75)
+            assert abs(products.mean()) < 6.0 * 0.25 * 0.75 / products.numel() ** 0.5
 
     def test_a_tile_is_a_part_of_the_whole(self) -> None:
         dropout, device = Dropout(0.5, 3, (2, 3, 5, 7)), torch.device("cpu")
@@ -110,7 +108,7 @@ class TestDropout:
 
 
 class Largest(TorchDispatchMode):
-    """The number of elements of the largest tensor that is made."""
+    """The number of elements of the largest new tensor."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -118,8 +116,8 @@ class Largest(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         answer = func(*args, **(kwargs or {}))
-        made = [x.numel() for x in tree_leaves(answer) if isinstance(x, Tensor)]
-        self.elements = max(self.elements, *made, 0)
+        sizes = [x.numel() for x in tree_leaves(answer) if isinstance(x, Tensor)]
+        self.elements = max(self.elements, *sizes, 0)
         return answer
 
 
@@ -137,15 +135,15 @@ class TestMemory:
 
     def test_no_weights_are_kept(self, rows: Callable[..., Tensor]) -> None:
         query, key = rows(1, 2, 100, 8), rows(1, 1, 100, 8)
-        kept: list[int] = []
+        saved: list[int] = []
 
         def count(tensor: Tensor) -> Tensor:
-            kept.append(tensor.numel())
+            saved.append(tensor.numel())
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(count, lambda x: x):
             tiled_attention(query, key, key, **OPTIONS)
-        assert sum(kept) == 2 * query.numel() + 2 * key.numel() + 2 * 100
+        assert sum(saved) == 2 * query.numel() + 2 * key.numel() + 2 * 100
 
 
 class TestMasks:
@@ -197,28 +195,28 @@ class TestSteady:
         x = rows(2, 3, 20, 8).detach().to(dtype)
         quick = tiled_attention(x, x, x, is_causal=True, tile=8)
         monkeypatch.setattr(online, "HIGHEST", -1.0)
-        for found, wanted in zip(quick, tiled_attention(x, x, x, is_causal=True, tile=8), strict=True):
-            torch.testing.assert_close(found, wanted)
+        for result, expected in zip(quick, tiled_attention(x, x, x, is_causal=True, tile=8), strict=True):
+            torch.testing.assert_close(result, expected)
 
 
 def test_blocks_cover_each_head_once(monkeypatch: pytest.MonkeyPatch) -> None:
     query, key, tile = torch.zeros(4, 6, 5, 2), torch.zeros(4, 3, 7, 2), Tile(slice(0, 5), slice(0, 7))
     for scores in (1, 2 * 5 * 7, 2 * 5 * 7 * 2, 2 * 5 * 7 * 6, 10**6):
         monkeypatch.setattr(online, "SCORES", scores)
-        seen = torch.zeros(4, 6)
+        counts = torch.zeros(4, 6)
         for samples, heads, keyed in _blocks(query, key, tile):
-            seen[samples, heads] += 1
+            counts[samples, heads] += 1
             assert (keyed.start * 2, keyed.stop * 2) == (heads.start, heads.stop)
-        assert (seen == 1).all()
+        assert (counts == 1).all()
 
 
 def test_the_log_sum_exp_has_a_gradient(rows: Callable[..., Tensor]) -> None:
     query, key = rows(2, 2, 5, 4), rows(2, 2, 7, 4)
     scores = query @ key.mT / 2
-    wanted = torch.autograd.grad(scores.logsumexp(-1).square().sum(), (query, key))
+    expected = torch.autograd.grad(scores.logsumexp(-1).square().sum(), (query, key))
     _, lse = tiled_attention(query, key, key, tile=3)
-    found = torch.autograd.grad(lse.square().sum(), (query, key))
-    torch.testing.assert_close(found, wanted)
+    result = torch.autograd.grad(lse.square().sum(), (query, key))
+    torch.testing.assert_close(result, expected)
 
 
 @pytest.mark.parametrize(

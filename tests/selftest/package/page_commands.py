@@ -1,7 +1,5 @@
 """The steps of a page for its reader: files to write, commands to type, and their output."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Checkouts: a clone works under any name of its folder, and two of them side by side each run their own code."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

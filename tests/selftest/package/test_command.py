@@ -1,7 +1,5 @@
 """The installed command: what it passes on, what it suggests, and that the documentation's examples call it rightly."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

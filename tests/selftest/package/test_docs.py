@@ -1,7 +1,5 @@
 """The documentation: it is built without a warning, every link of it leads somewhere, and a browser shows it."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

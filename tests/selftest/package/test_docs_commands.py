@@ -1,7 +1,5 @@
 """Every command that README and documentation show is run as they show it."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

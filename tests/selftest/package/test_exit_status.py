@@ -1,7 +1,5 @@
 """Each exit status through the real command, and the table of them in the documentation."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A candidate's project may have packages named as the suite's folders are: it gets its own."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -53,9 +51,9 @@ def test_an_adapter_gets_the_suites_contract_and_its_own_helpers(tmp_path: Path)
     write(tmp_path, "tests/__init__.py", "OWNER = 'project'\n")
     names = "from attention_conformance.implementations.api.contract import Claims\n"
     names += "from attention_conformance.spec.cases import Case\nfrom tests import OWNER\n"
-    write(tmp_path, "adapter.py", f"{names}\nfound = (Claims, Case, OWNER)\n")
+    write(tmp_path, "adapter.py", f"{names}\nnames = (Claims, Case, OWNER)\n")
     with forgotten(*NAMES):
-        assert load_target(f"{tmp_path / 'adapter.py'}:found") == (Claims, Case, "project")
+        assert load_target(f"{tmp_path / 'adapter.py'}:names") == (Claims, Case, "project")
 
 
 def test_a_package_without_init_file(tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
 """Mistakes of newcomers on the command line: each is answered by one line with the remedy, and by exit status 4."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

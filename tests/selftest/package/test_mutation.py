@@ -1,7 +1,5 @@
 """The mutation score counts kills, and reports what is wrong with defects and clauses."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,12 +1,12 @@
 """`parametrize_with_clauses` in a project that has its own options, markers, warnings and package `tests`."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from attention_conformance.tests.selftest.discovery.making import write
 
 ADAPTER = """
 from dataclasses import replace
@@ -56,10 +56,9 @@ def pytest_addoption(parser):
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
     """Somebody's project."""
-    files = {"adapters.py": ADAPTER, "test_attention.py": TESTS, "__init__.py": "", "../conftest.py": CONFTEST}
-    (tmp_path / "tests").mkdir()
-    for name, text in {**files, "../pyproject.toml": PROJECT}.items():
-        (tmp_path / "tests" / name).write_text(text, encoding="utf-8")
+    tests = {"tests/adapters.py": ADAPTER, "tests/test_attention.py": TESTS, "tests/__init__.py": ""}
+    for name, text in {**tests, "conftest.py": CONFTEST, "pyproject.toml": PROJECT}.items():
+        write(tmp_path, name, text)
     return tmp_path
 
 

@@ -1,7 +1,5 @@
 """The number of checks for each profile of claims: a test that makes fewer than before is detected; stages of a run."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """The public names, `check` and `parametrize_with_clauses`: what users of the package hold in their hands."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import inspect

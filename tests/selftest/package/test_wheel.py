@@ -1,7 +1,5 @@
 """The wheel: everything that runs is in it, it disturbs no other project, and its command judges from any folder."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import sys
@@ -102,7 +100,7 @@ def test_a_wheel_of_the_source_distribution_is_the_same(wheel: Path, tmp_path: P
 
 
 def test_one_name_is_installed(environment: Environment) -> None:
-    installed = {path.name for path in environment.packages.iterdir()} - {"beside.pth", "__pycache__"}
+    installed = {path.name for path in environment.packages.iterdir()} - {"packages.pth", "__pycache__"}
     assert {name.partition("-")[0] for name in installed} == {"attention_conformance"}
 
 

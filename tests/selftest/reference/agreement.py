@@ -1,7 +1,5 @@
 """How the reference is compared with the loops, or with any other answer: in units of its own bounds."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -12,9 +10,10 @@ from attention_conformance.reference.bounds.precision import precision
 from attention_conformance.reference.expected import Expected, Solution, solve
 from attention_conformance.spec.conventions import Conventions
 from attention_conformance.spec.features import Scope
-from attention_conformance.spec.problem import Array, Problem
+from attention_conformance.spec.problem import Problem
 from attention_conformance.tests.harness.judge.comparison import error_ratios
 from attention_conformance.tests.selftest.reference.arithmetic import COMPLEX, DOUBLE, Arithmetic
+from attention_conformance.tests.selftest.reference.family_styles import factors_of
 from attention_conformance.tests.selftest.reference.oracle import attention, loss
 
 PARTS = ("output", "weights", "log_sum_exp")
@@ -44,13 +43,13 @@ def floats(nested: Any) -> Any:
 def assert_answers_agree(
     problem: Problem,
     conventions: Conventions = Conventions(),
-    dropout_mask: Array | None = None,
     arithmetic: Arithmetic = DOUBLE,
     limit: float = 1.0,
 ) -> Solution:
     """The reference's forward pass is that of the loops; returns the former."""
-    solution = solve(problem.forward_only(), conventions, dropout_mask, SHARP)
-    loops = attention(problem, conventions, arithmetic, dropout_mask)
+    factors = factors_of(problem)
+    solution = solve(problem.forward_only(), conventions, factors, SHARP)
+    loops = attention(problem, conventions, arithmetic, factors)
     for name in PARTS:
         assert ratio(floats(getattr(loops, name)), solution.parts[name]) <= limit, name
     weights = np.reshape(floats(loops.weights), solution.parts["weights"].value.shape)
@@ -58,27 +57,22 @@ def assert_answers_agree(
     return solution
 
 
-def assert_gradients_agree(
-    problem: Problem, conventions: Conventions = Conventions(), dropout_mask: Array | None = None
-) -> None:
+def assert_gradients_agree(problem: Problem, conventions: Conventions) -> None:
     """The closed-form gradients are the complex-step derivatives of the loops."""
-    parts = solve(problem, conventions, dropout_mask, SHARP).parts
+    parts = solve(problem, conventions, factors_of(problem), SHARP).parts
     assert problem.needs
     for name in problem.needs:
         expected = parts[f"gradients.{name}"]
         assert expected.value.shape == problem.arrays()[name].shape
-        assert ratio(complex_step(problem, name, conventions, dropout_mask), expected) <= 1.0, name
+        assert ratio(complex_step(problem, name, conventions), expected) <= 1.0, name
 
 
-def complex_step(
-    problem: Problem, name: str, conventions: Conventions, dropout_mask: Array | None
-) -> NDArray[np.float64]:
+def complex_step(problem: Problem, name: str, conventions: Conventions) -> NDArray[np.float64]:
     """The derivative by each element: the loss's imaginary part where that element has a tiny one."""
-    array = problem.arrays()[name].astype(np.complex128)
+    factors, array = factors_of(problem), problem.arrays()[name].astype(np.complex128)
     derivatives = np.zeros(array.shape)
     for place in np.ndindex(*array.shape):
         moved = array.copy()
         moved[place] += 1j * STEP
-        value = loss(problem.with_arrays({name: moved}), conventions, COMPLEX, dropout_mask)
-        derivatives[place] = value.imag / STEP
+        derivatives[place] = loss(problem.with_arrays({name: moved}), conventions, COMPLEX, factors).imag / STEP
     return derivatives

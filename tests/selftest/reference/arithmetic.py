@@ -1,7 +1,5 @@
 """The kinds of numbers in which the second derivation is evaluated."""
 
-from __future__ import annotations
-
 import cmath
 import math
 from collections.abc import Callable, Iterable
@@ -11,7 +9,7 @@ from typing import Any, TypeAlias
 import mpmath
 
 Number: TypeAlias = Any
-"""A float, a complex or an mpmath number: the loops ask no more of it than arithmetic and its real part."""
+"""A float, a complex or an mpmath number: the loops need no more of it than arithmetic and its real part."""
 
 
 @dataclass(frozen=True)

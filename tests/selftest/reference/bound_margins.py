@@ -4,8 +4,6 @@
 is not met.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -32,8 +30,7 @@ from attention_conformance.tests.selftest.reference import family_styles, styles
 from attention_conformance.tests.selftest.reference.agreement import ratio
 from attention_conformance.tests.selftest.reference.family_styles import factors_of
 from attention_conformance.tests.selftest.reference.styles import LOST_DIGITS
-from attention_conformance.tests.selftest.spec.draws import POINTED, drawn_case
-from attention_conformance.tests.selftest.spec.family_draws import drawn_family_case
+from attention_conformance.tests.selftest.spec.draws import POINTED, drawn_case, drawn_family_case
 
 CORE_CASES, FAMILY_CASES = 500, 200
 """Cases for each implementation and dtype; a style of the family gets those that have its option."""

@@ -1,9 +1,8 @@
-"""The second derivation beyond the core: positions, rotations, groups, further keys and biases, one by one."""
-
-from __future__ import annotations
+"""The second derivation beyond the core: positions, rotations, groups, extra keys and biases, one by one."""
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 from attention_conformance.spec.conventions import Alignment, Conventions, GroupOrder, RotaryPairing, WindowCount
@@ -12,10 +11,20 @@ from attention_conformance.spec.problem import Array, Problem
 from attention_conformance.tests.selftest.reference.arithmetic import Arithmetic, Number
 
 
+@dataclass(frozen=True)
+class Task:
+    """What is solved, with which conventions and numbers; `factors` [b, h, i, j] of the weights under dropout."""
+
+    problem: Problem
+    conventions: Conventions
+    arithmetic: Arithmetic
+    factors: Array | None
+
+
 @lru_cache(maxsize=1024)
 def document(problem: Problem, role: str, b: int, token: int) -> int:
     """The document that a query or key (`role`) of a sample is part of; 0 where there is only one."""
-    segments, lengths = (problem.extras.get(f"{role}_{told}") for told in ("segments", "lengths"))
+    segments, lengths = (problem.extras.get(f"{role}_{form}") for form in ("segments", "lengths"))
     if segments is not None:
         return int(segments[b, token])
     if lengths is None:
@@ -24,9 +33,9 @@ def document(problem: Problem, role: str, b: int, token: int) -> int:
     return next(n for n, end in enumerate(ends) if token < end)
 
 
-def _members(problem: Problem, role: str, b: int, wanted: int) -> int:
+def _members(problem: Problem, role: str, b: int, number: int) -> int:
     length = (problem.query if role == "query" else problem.key).shape[-2]
-    return sum(document(problem, role, b, token) == wanted for token in range(length))
+    return sum(document(problem, role, b, token) == number for token in range(length))
 
 
 @lru_cache(maxsize=1024)
@@ -45,18 +54,18 @@ def position(problem: Problem, conventions: Conventions, role: str, b: int, toke
 
 def displaced(problem: Problem, conventions: Conventions, b: int, i: int, j: int) -> bool:
     """Whether causal flag, window or documents hide key j from query i."""
-    asked = problem.extension
+    extension = problem.extension
     if document(problem, "query", b, i) != document(problem, "key", b, j):
         return True
     query, key = position(problem, conventions, "query", b, i), position(problem, conventions, "key", b, j)
     if problem.causal and key > query:
         return True
-    if asked.window_right is not None and key > query + asked.window_right:
+    if extension.window_right is not None and key > query + extension.window_right:
         return True
-    if asked.window_left is None:
+    if extension.window_left is None:
         return False
     including = conventions.window_count is WindowCount.INCLUDING
-    return key < query - asked.window_left + (1 if including else 0)
+    return key < query - extension.window_left + (1 if including else 0)
 
 
 def key_head(problem: Problem, conventions: Conventions, h: int) -> int:
@@ -73,51 +82,47 @@ def kv_heads(problem: Problem) -> int:
     return int(problem.parameters["w_k"].shape[1]) // width
 
 
-def rotated(
-    problem: Problem, conventions: Conventions, arithmetic: Arithmetic, row: Sequence[Number], at: int
-) -> list[Number]:
+def rotated(task: Task, row: Sequence[Number], at: int) -> list[Number]:
     """A query's or key's row after its rotary embedding: z_c -> z_c e^(i m theta_c) for each pair z_c = x + i y."""
-    base, width, number = problem.extension.rotary_base, len(row), arithmetic.number
+    arithmetic, base, width = task.arithmetic, task.problem.extension.rotary_base, len(row)
+    components = list(row)
     if base is None:
-        return list(row)
-    found = list(row)
+        return components
     for c in range(width // 2):
-        halves = conventions.rotary_pairing is RotaryPairing.HALVES
+        halves = task.conventions.rotary_pairing is RotaryPairing.HALVES
         first, second = (c, c + width // 2) if halves else (2 * c, 2 * c + 1)
-        angle = at * number(base) ** (number(-2 * c) / width)
+        angle = at * arithmetic.number(base) ** (arithmetic.number(-2 * c) / width)
         cosine, sine = arithmetic.cos(angle), arithmetic.sin(angle)
-        found[first] = arithmetic.total([row[first] * cosine, -row[second] * sine])
-        found[second] = arithmetic.total([row[first] * sine, row[second] * cosine])
-    return found
+        components[first] = arithmetic.total([row[first] * cosine, -row[second] * sine])
+        components[second] = arithmetic.total([row[first] * sine, row[second] * cosine])
+    return components
 
 
-def further_rows(problem: Problem, arithmetic: Arithmetic, name: str, head: int, width: int) -> list[list[Number]]:
+def extra_rows(task: Task, name: str, head: int, width: int) -> list[list[Number]]:
     """The rows that follow a key head's own: the learned one (`bias_k` or `bias_v`), then one of zeros."""
-    found = []
-    learned: Array | None = problem.parameters.get(name)
+    number, rows = task.arithmetic.number, []
+    learned: Array | None = task.problem.parameters.get(name)
     if learned is not None:
-        found.append([arithmetic.number(x) for x in learned[head * width : (head + 1) * width]])
-    if problem.extension.zero_attn:
-        found.append([arithmetic.number(0)] * width)
-    return found
+        rows.append([number(x) for x in learned[head * width : (head + 1) * width]])
+    if task.problem.extension.zero_attn:
+        rows.append([number(0)] * width)
+    return rows
 
 
-def capped(problem: Problem, arithmetic: Arithmetic, score: Number) -> Number:
+def capped(task: Task, score: Number) -> Number:
     """softcap * tanh(score / softcap)."""
-    limit = problem.extension.softcap
-    return score if limit is None else limit * arithmetic.tanh(score / limit)
+    limit = task.problem.extension.softcap
+    return score if limit is None else limit * task.arithmetic.tanh(score / limit)
 
 
-def position_biases(
-    problem: Problem, conventions: Conventions, arithmetic: Arithmetic, place: tuple[int, int, int, int]
-) -> list[Number]:
+def position_biases(task: Task, place: tuple[int, int, int, int]) -> list[Number]:
     """What ALiBi and relative biases add to one score."""
-    b, h, i, j = place
-    ahead = position(problem, conventions, "key", b, j) - position(problem, conventions, "query", b, i)
-    found, most = [], problem.extension.relative_bias
+    (b, h, i, j), problem, number = place, task.problem, task.arithmetic.number
+    query, key = (position(problem, task.conventions, *at) for at in (("query", b, i), ("key", b, j)))
+    ahead, most, biases = key - query, problem.extension.relative_bias, []
     if "alibi_slopes" in problem.extras:
-        found.append(-arithmetic.number(problem.extras["alibi_slopes"][h]) * abs(ahead))
+        biases.append(-number(problem.extras["alibi_slopes"][h]) * abs(ahead))
     if "relative_bias" in problem.extras:
         entry = most + int(math.copysign(min(abs(ahead), most), ahead))
-        found.append(arithmetic.number(problem.extras["relative_bias"][h, entry]))
-    return found
+        biases.append(number(problem.extras["relative_bias"][h, entry]))
+    return biases

@@ -1,7 +1,5 @@
 """The attention family in torch, in many right styles and a few wrong ones."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
@@ -28,19 +26,14 @@ Answer: TypeAlias = tuple[Tensor, Tensor, Tensor]
 FAMILY = OP_FEATURES | EXTENSIONS | {Feature.CUMULATIVE_LENGTHS, Feature.WEIGHTS, Feature.LOG_SUM_EXP}
 
 
-def single_angles(rows: Tensor, positions: Tensor, base: float) -> Tensor:
-    """Frequencies as exponentials of logarithms, all in float32, as libraries have them."""
-    half = rows.shape[-1] // 2
-    steps = torch.arange(half, dtype=torch.float32) * (-2.0 / rows.shape[-1])
-    frequencies = torch.exp(steps * torch.tensor(base, dtype=torch.float32).log())
-    angles = positions.to(torch.float32)[:, None, :, None] * frequencies
-    return _rotated(rows, angles)
+def single_angles(positions: Tensor, count: int, base: float) -> Tensor:
+    """(B, L, count) in float32, the frequencies as exponentials of logarithms, as libraries have them."""
+    steps = torch.arange(count, dtype=torch.float32) / -count
+    return positions[..., None].float() * torch.exp(steps * torch.tensor(base, dtype=torch.float32).log())
 
 
-def _rotated(rows: Tensor, angles: Tensor) -> Tensor:
-    cosines, sines = angles.cos().to(rows.dtype), angles.sin().to(rows.dtype)
-    first, second = rows.chunk(2, -1)
-    return torch.cat([first * cosines - second * sines, second * cosines + first * sines], -1)
+def by_single_angles(rows: Tensor, positions: Tensor, base: float) -> Tensor:
+    return right.rotate_by(rows, single_angles(positions, rows.shape[-1] // 2, base))
 
 
 def cap_by_exponentials(scores: Tensor, softcap: float) -> Tensor:
@@ -59,8 +52,8 @@ def rescaled_for_sinks(steps: Steps) -> Callable[..., Answer]:
         output, weights, lse = steps.answer(q, k, v, **options)
         if sinks is not None:
             sink = sinks.to(wide)[:, None]
-            share = torch.sigmoid(lse - sink)[..., None]
-            output, weights = (x.to(dtype) * share.to(dtype) for x in (output, weights))
+            of_keys = torch.sigmoid(lse - sink)[..., None]
+            output, weights = (x.to(dtype) * of_keys.to(dtype) for x in (output, weights))
             lse = torch.logaddexp(lse, sink)
         return output.to(dtype), weights.to(dtype), lse.to(dtype)
 
@@ -88,17 +81,22 @@ def lifted_by_key_position(steps: Steps) -> Callable[..., Answer]:
     return attention
 
 
-def gated_weights(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Answer:
+def gated_weights(steps: Steps) -> Callable[..., Answer]:
     """The gates multiply the weights, as the masks of heads in BERT do."""
-    gates = options.pop("head_gates", None)
-    if gates is None:
-        return Steps(wide=False).answer(query, key, value, **options)
-    mix = lambda weights, v: (weights * gates[:, None, None]) @ v  # noqa: E731
-    return Steps(wide=False, mix=mix).answer(query, key, value, **options)
+
+    def attention(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Answer:
+        gates: Tensor | None = options.pop("head_gates", None)
+
+        def mix(weights: Tensor, v: Tensor) -> Tensor:
+            return (weights if gates is None else weights * gates.to(v.dtype)[:, None, None]) @ v
+
+        return replace(steps, mix=mix).answer(query, key, value, **options)
+
+    return attention
 
 
 def group_by_group(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Answer:
-    """The query heads of a group laid one after another as the queries of one head, where nothing asks for more."""
+    """The query heads of a group laid one after another as the queries of one head, where no other option is given."""
     grouped = options.pop("enable_gqa", False)
     if not grouped or set(options) - {"scale", "softcap"}:
         return Steps().answer(query, key, value, **options)
@@ -130,14 +128,14 @@ EAGER = Steps(wide=False)
 RIGHT: Mapping[str, Style] = {
     "steps": Style(Steps().answer),
     "eager": Style(EAGER.answer),
-    "float32 angles": Style(Steps(rotate=single_angles).answer, "rotary_base"),
-    "eager, float32 angles": Style(Steps(wide=False, rotate=single_angles).answer, "rotary_base"),
+    "float32 angles": Style(Steps(rotate=by_single_angles).answer, "rotary_base"),
+    "eager, float32 angles": Style(Steps(wide=False, rotate=by_single_angles).answer, "rotary_base"),
     "cap by exponentials": Style(Steps(cap=cap_by_exponentials).answer, "softcap"),
     "eager, cap by exponentials": Style(Steps(wide=False, cap=cap_by_exponentials).answer, "softcap"),
     "rescaled for sinks": Style(rescaled_for_sinks(Steps()), "sinks"),
     "lifted by key position": Style(lifted_by_key_position(Steps()), "alibi"),
     "eager, lifted by key position": Style(lifted_by_key_position(EAGER), "alibi"),
-    "gated weights": Style(gated_weights, "head_gates"),
+    "gated weights": Style(gated_weights(EAGER), "head_gates"),
     "group by group": Style(group_by_group, "groups"),
 }
 
@@ -151,7 +149,7 @@ def half_angles(rows: Tensor, positions: Tensor, base: float) -> Tensor:
     """Positions, frequencies and angles in float16."""
     half = rows.shape[-1] // 2
     frequencies = (base ** (-torch.arange(half, dtype=torch.float64) / half)).to(torch.float16)
-    return _rotated(rows, positions.to(torch.float16)[:, None, :, None] * frequencies)
+    return right.rotate_by(rows, positions.to(torch.float16)[..., None] * frequencies)
 
 
 def two_terms(scores: Tensor, softcap: float) -> Tensor:
@@ -161,7 +159,7 @@ def two_terms(scores: Tensor, softcap: float) -> Tensor:
 
 @dataclass(frozen=True)
 class Wrong:
-    """A wrong step, the case on which it has to show, and whether half types are too coarse to tell."""
+    """A wrong step, the case on which it has to show, and whether half types are too coarse to show it."""
 
     replaced: Mapping[str, Callable[..., Any]]
     case: Case
@@ -181,55 +179,52 @@ FEW = Case(sizes=Sizes(key_length=5))
 CAPPED = replace(FEW, score_std=6.0).extended(softcap=4.0)
 FAR = Case(sizes=Sizes(key_length=7, d_k=8)).extended(rotary_base=10.0, query_start=2000)
 DROPPED = FEW.extended(dropout=0.3, dropout_seed=3)
+ALIBI, RELATIVE = FEW.extended(alibi=True), FEW.extended(relative_bias=2)
+SINKS, GATES = FEW.extended(sinks=True), FEW.extended(head_gates=True)
+
+
+def lowered(step: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The step with its parameters one precision lower."""
+    return lambda x, parameters, *rest: step(x, lower(parameters), *rest)
+
+
 WRONG: Mapping[str, Wrong] = {
     "angles in float16, position 2000": Wrong({"rotate": half_angles}, FAR),
     "no rotation": Wrong({"rotate": lambda rows, positions, base: rows}, FEW.extended(rotary_base=100.0)),
     "no cap": Wrong({"cap": lambda scores, limit: scores}, CAPPED),
     "cap by two terms": Wrong({"cap": two_terms}, CAPPED),
     "cap one precision lower": Wrong({"cap": lambda scores, limit: lower(right.cap(scores, limit))}, CAPPED, True),
-    "no ALiBi": Wrong({"add_alibi": lambda scores, slopes, ahead: scores}, FEW.extended(alibi=True)),
-    "slopes one precision lower": Wrong(
-        {"add_alibi": lambda scores, slopes, ahead: right.add_alibi(scores, lower(slopes), ahead)},
-        FEW.extended(alibi=True),
-        True,
-    ),
-    "no relative bias": Wrong({"add_relative": lambda scores, table, ahead: scores}, FEW.extended(relative_bias=2)),
-    "relative bias one precision lower": Wrong(
-        {"add_relative": lambda scores, table, ahead: right.add_relative(scores, lower(table), ahead)},
-        FEW.extended(relative_bias=2),
-        True,
-    ),
-    "no sink": Wrong({"add_sinks": lambda scores, sinks: scores}, FEW.extended(sinks=True)),
-    "sinks one precision lower": Wrong(
-        {"add_sinks": lambda scores, sinks: right.add_sinks(scores, lower(sinks))}, FEW.extended(sinks=True), True
-    ),
-    "no gate": Wrong({"gate": lambda heads, gates: heads}, FEW.extended(head_gates=True)),
-    "gates one precision lower": Wrong(
-        {"gate": lambda heads, gates: right.gate(heads, lower(gates))}, FEW.extended(head_gates=True), True
-    ),
+    "no ALiBi": Wrong({"add_alibi": lambda scores, slopes, ahead: scores}, ALIBI),
+    "slopes one precision lower": Wrong({"add_alibi": lowered(right.add_alibi)}, ALIBI, True),
+    "no relative bias": Wrong({"add_relative": lambda scores, table, ahead: scores}, RELATIVE),
+    "relative bias one precision lower": Wrong({"add_relative": lowered(right.add_relative)}, RELATIVE, True),
+    "no sink": Wrong({"add_sinks": lambda scores, sinks: scores}, SINKS),
+    "sinks one precision lower": Wrong({"add_sinks": lowered(right.add_sinks)}, SINKS, True),
+    "no gate": Wrong({"gate": lambda heads, gates: heads}, GATES),
+    "gates one precision lower": Wrong({"gate": lowered(right.gate)}, GATES, True),
     "no dropout": Wrong({"drop": lambda weights, rate: weights}, DROPPED),
     "dropped weights one precision lower": Wrong(
         {"drop": lambda weights, rate: lower(right.drop(weights, rate))}, DROPPED, True
     ),
 }
-"""Each in a way that only sharp bounds can tell, or not at all."""
+"""Each in a way that only sharp bounds can detect, or nothing can."""
 
 
 def factors_of(problem: Problem) -> NDArray[np.float64] | None:
-    """What the styles' dropout multiplies the weights by: (B, H, Lq, Lk), further keys and the sink included."""
-    asked = problem.extension
-    if not asked.dropout:
+    """What the styles' dropout multiplies the weights by: (B, H, Lq, Lk), extra keys and the sink included."""
+    extension = problem.extension
+    if not extension.dropout:
         return None
     rows = (len(problem.query), problem.num_heads, problem.query.shape[-2])
     with seeded(problem):
-        ones = torch.ones(*rows, problem.key.shape[-2] + asked.extra_keys, dtype=torch.float64)
-        kept = torch.dropout(ones, asked.dropout, train=True).numpy() > 0.0
+        ones = torch.ones(*rows, problem.key.shape[-2] + extension.extra_keys, dtype=torch.float64)
+        factors = torch.dropout(ones, extension.dropout, train=True).numpy()
     sinks = np.ones((*rows, int("sinks" in problem.extras)))
-    return np.concatenate([kept / (1.0 - asked.dropout), sinks], -1)
+    return np.concatenate([factors, sinks], -1)
 
 
 def composed(steps: Steps) -> Callable[[Problem, str], Result]:
-    """A module of projections, learned further keys and an output projection around these steps."""
+    """A module of projections, learned extra keys and an output projection around these steps."""
 
     def run(problem: Problem, device: str) -> Result:
         given = tensors(problem, device)
@@ -240,17 +235,17 @@ def composed(steps: Steps) -> Callable[[Problem, str], Result]:
             shared, row = right.repeat_kv(rows, num_heads), next(learned)
             if row is None:
                 return shared
-            further = right.repeat_kv(row.to(rows.dtype).view(1, rows.shape[1], 1, -1), num_heads)
-            return torch.cat([shared, further.expand(len(rows), -1, -1, -1)], 2)
+            extra = right.repeat_kv(row.to(rows.dtype).view(1, rows.shape[1], 1, -1), num_heads)
+            return torch.cat([shared, extra.expand(len(rows), -1, -1, -1)], 2)
 
         options: dict[str, Any] = {n: given[n] for n in ("attn_mask", "key_padding_mask") if n in given}
         options |= {"is_causal": problem.causal, "scale": problem.scale, **extra_options(problem, given)}
         with seeded(problem):
             answer = replace(steps, repeat_kv=repeat_kv).answer(query, key, value, **options)
         output = answer[0].transpose(1, 2).flatten(2) @ given["w_o"] + given["b_o"]
-        found = gradients_of(output, {n: given[n] for n in problem.needs}, given["cotangent"])
+        gradients = gradients_of(output, {n: given[n] for n in problem.needs}, given["cotangent"])
         weights, lse = (to_array(t) for t in answer[1:])
-        return Result(to_array(output), weights=weights, log_sum_exp=lse, gradients=found)
+        return Result(to_array(output), weights=weights, log_sum_exp=lse, gradients=gradients)
 
     return run
 

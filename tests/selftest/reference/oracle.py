@@ -1,7 +1,5 @@
 """A second derivation of attention: loops straight from the equations, sharing no code with `reference`."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,9 +10,10 @@ from attention_conformance.spec.features import Scope
 from attention_conformance.spec.problem import Array, Problem
 from attention_conformance.tests.selftest.reference.arithmetic import DOUBLE, Arithmetic, Number
 from attention_conformance.tests.selftest.reference.family_oracle import (
+    Task,
     capped,
     displaced,
-    further_rows,
+    extra_rows,
     key_head,
     kv_heads,
     position,
@@ -45,35 +44,25 @@ class Row:
     log_sum_exp: Number
 
 
-@dataclass(frozen=True)
-class Asked:
-    """A problem, the answers where the field disagrees, the numbers, and [b, h, i, j] factors of dropped weights."""
-
-    problem: Problem
-    conventions: Conventions
-    arithmetic: Arithmetic
-    kept: Array | None
-
-
 def attention(
     problem: Problem,
     conventions: Conventions = Conventions(),
     arithmetic: Arithmetic = DOUBLE,
-    kept: Array | None = None,
+    factors: Array | None = None,
 ) -> Answer:
     """softmax(cap(scale * Q K^T) + biases + mask) V for every sample, head and query, times the gate of the head.
 
     At the module level with its projections.
     """
-    asked = Asked(problem, conventions, arithmetic, kept)
+    task = Task(problem, conventions, arithmetic, factors)
     query, key, value = (heads_of(problem, name, arithmetic) for name in ("query", "key", "value"))
-    query, key = (_rotated(asked, name, heads) for name, heads in (("query", query), ("key", key)))
-    key, value = (_extended(asked, name, heads) for name, heads in (("bias_k", key), ("bias_v", value)))
+    query, key = (_rotated(task, name, heads) for name, heads in (("query", query), ("key", key)))
+    key, value = (_extended(task, name, heads) for name, heads in (("bias_k", key), ("bias_v", value)))
     rows = [
-        [[_row(asked, (b, h, i), row, key[b], value[b]) for i, row in enumerate(head)] for h, head in enumerate(sample)]
+        [[_row(task, (b, h, i), row, key[b], value[b]) for i, row in enumerate(head)] for h, head in enumerate(sample)]
         for b, sample in enumerate(query)
     ]
-    heads = [[[_gated(asked, h, row.output) for row in head] for h, head in enumerate(sample)] for sample in rows]
+    heads = [[[_gated(task, h, row.output) for row in head] for h, head in enumerate(sample)] for sample in rows]
     return Answer(
         output=heads if problem.scope is Scope.OP else _joined(problem, arithmetic, heads),
         weights=[[[row.weights for row in head] for head in sample] for sample in rows],
@@ -85,11 +74,11 @@ def loss(
     problem: Problem,
     conventions: Conventions = Conventions(),
     arithmetic: Arithmetic = DOUBLE,
-    kept: Array | None = None,
+    factors: Array | None = None,
 ) -> Number:
     """The sum of output times cotangent, whose derivatives the gradients are."""
     assert problem.cotangent is not None
-    output = _flat(attention(problem, conventions, arithmetic, kept).output)
+    output = _flat(attention(problem, conventions, arithmetic, factors).output)
     cotangent = _flat(problem.cotangent.tolist())
     return arithmetic.total(o * arithmetic.number(c) for o, c in zip(output, cotangent, strict=True))
 
@@ -122,31 +111,24 @@ def _projected(
     return arithmetic.total(terms if bias is None else [*terms, number(bias[column])])
 
 
-def _rotated(asked: Asked, name: str, heads: Heads) -> Heads:
+def _rotated(task: Task, name: str, heads: Heads) -> Heads:
     """Queries or keys after their rotary embedding, if there is one."""
-    if asked.problem.extension.rotary_base is None:
+    if task.problem.extension.rotary_base is None:
         return heads
-    places = [
-        [position(asked.problem, asked.conventions, name, b, token) for token in range(len(sample[0]))]
-        for b, sample in enumerate(heads)
-    ]
-
-    def turn(row: Vector, at: int) -> list[Number]:
-        return rotated(asked.problem, asked.conventions, asked.arithmetic, row, at)
-
+    problem, conventions = task.problem, task.conventions
     return [
-        [[turn(row, at) for row, at in zip(head, places[b], strict=True)] for head in sample]
+        [
+            [rotated(task, row, position(problem, conventions, name, b, token)) for token, row in enumerate(head)]
+            for head in sample
+        ]
         for b, sample in enumerate(heads)
     ]
 
 
-def _extended(asked: Asked, name: str, heads: Heads) -> Heads:
+def _extended(task: Task, name: str, heads: Heads) -> Heads:
     """Keys or values followed by those that every query sees."""
-    width = _width(asked.problem, "key" if name == "bias_k" else "value")
-    return [
-        [[*head, *further_rows(asked.problem, asked.arithmetic, name, g, width)] for g, head in enumerate(sample)]
-        for sample in heads
-    ]
+    width = _width(task.problem, "key" if name == "bias_k" else "value")
+    return [[[*head, *extra_rows(task, name, g, width)] for g, head in enumerate(sample)] for sample in heads]
 
 
 def _width(problem: Problem, name: str) -> int:
@@ -156,10 +138,10 @@ def _width(problem: Problem, name: str) -> int:
     return int(problem.parameters[f"w_{name[0]}"].shape[1]) // kv_heads(problem)
 
 
-def _gated(asked: Asked, h: int, output: Vector) -> list[Number]:
+def _gated(task: Task, h: int, output: Vector) -> list[Number]:
     """A head's output times its gate."""
-    gates = asked.problem.extras.get("head_gates")
-    return list(output) if gates is None else [x * asked.arithmetic.number(gates[h]) for x in output]
+    gates = task.problem.extras.get("head_gates")
+    return list(output) if gates is None else [x * task.arithmetic.number(gates[h]) for x in output]
 
 
 def _joined(problem: Problem, arithmetic: Arithmetic, heads: Heads) -> list[list[list[Number]]]:
@@ -175,69 +157,69 @@ def _joined(problem: Problem, arithmetic: Arithmetic, heads: Heads) -> list[list
 
 
 def _row(
-    asked: Asked, place: tuple[int, int, int], query: Vector, key: Sequence[Sequence[Vector]], value: Sequence[Any]
+    task: Task, place: tuple[int, int, int], query: Vector, key: Sequence[Sequence[Vector]], value: Sequence[Any]
 ) -> Row:
-    problem, number, h = asked.problem, asked.arithmetic.number, place[1]
-    head = key_head(problem, asked.conventions, h)
+    problem, number, h = task.problem, task.arithmetic.number, place[1]
+    head = key_head(problem, task.conventions, h)
     keys, values, given = key[head], value[head], problem.key.shape[-2]
-    seen = [j for j in range(len(keys)) if j >= given or not hiding(problem, asked.conventions, *place, j)]
+    seen = [j for j in range(len(keys)) if j >= given or not hiding(problem, task.conventions, *place, j)]
     sink = problem.extras.get("sinks")
     if not seen and sink is None:
-        answer = empty_answer(problem, asked.conventions, *place)
-        return _empty_row(answer, asked.arithmetic, values, _width(problem, "value"))
-    scores = {j: _score(asked, (*place, j), query, keys[j]) for j in seen}
+        answer = empty_answer(problem, task.conventions, *place)
+        return _empty_row(answer, task.arithmetic, values, _width(problem, "value"))
+    scores = {j: _score(task, (*place, j), query, keys[j]) for j in seen}
     logits = [*scores.values()] if sink is None else [*scores.values(), number(sink[h])]
     top = max(z.real for z in logits)
-    whole = asked.arithmetic.total(asked.arithmetic.exp(z - top) for z in logits)
-    weights = [asked.arithmetic.exp(scores[j] - top) / whole if j in scores else number(0) for j in range(len(keys))]
-    dropped = [w if asked.kept is None else w * number(asked.kept[(*place, j)]) for j, w in enumerate(weights)]
-    output = [asked.arithmetic.total(dropped[j] * values[j][c] for j in seen) for c in range(_width(problem, "value"))]
-    after = asked.conventions.returned_weights is ReturnedWeights.AFTER_DROPOUT
-    return Row(output, dropped if after else weights, _logarithm(asked, top + asked.arithmetic.log(whole)))
+    whole = task.arithmetic.total(task.arithmetic.exp(z - top) for z in logits)
+    weights = [task.arithmetic.exp(scores[j] - top) / whole if j in scores else number(0) for j in range(len(keys))]
+    dropped = [w if task.factors is None else w * number(task.factors[(*place, j)]) for j, w in enumerate(weights)]
+    output = [task.arithmetic.total(dropped[j] * values[j][c] for j in seen) for c in range(_width(problem, "value"))]
+    after = task.conventions.returned_weights is ReturnedWeights.AFTER_DROPOUT
+    return Row(output, dropped if after else weights, _logarithm(task, top + task.arithmetic.log(whole)))
 
 
-def _logarithm(asked: Asked, natural: Number) -> Number:
+def _logarithm(task: Task, natural: Number) -> Number:
     """In the base that is claimed."""
-    if asked.conventions.log_sum_exp_base is LogBase.E:
+    if task.conventions.log_sum_exp_base is LogBase.E:
         return natural
-    return natural / asked.arithmetic.log(asked.arithmetic.number(2))
+    return natural / task.arithmetic.log(task.arithmetic.number(2))
 
 
-def _score(asked: Asked, place: tuple[int, int, int, int], query: Vector, key: Vector) -> Number:
+def _score(task: Task, place: tuple[int, int, int, int], query: Vector, key: Vector) -> Number:
     """Scaled, capped, and what is added for keys that are given."""
-    problem, number = asked.problem, asked.arithmetic.number
+    problem, number = task.problem, task.arithmetic.number
     scale = number(len(query)) ** -0.5 if problem.scale is None else number(problem.scale)
-    product = scale * asked.arithmetic.total(q * k for q, k in zip(query, key, strict=True))
-    score, mask = capped(problem, asked.arithmetic, product), problem.attn_mask
+    product = scale * task.arithmetic.total(q * k for q, k in zip(query, key, strict=True))
+    score, mask = capped(task, product), problem.attn_mask
     if place[-1] >= problem.key.shape[-2]:
         return score
-    added = position_biases(problem, asked.conventions, asked.arithmetic, place)
+    added = position_biases(task, place)
     if mask is not None and mask.dtype.kind != "b":
         added.append(number(broadcast_at(mask, *place)))
-    return asked.arithmetic.total([score, *added])
+    return task.arithmetic.total([score, *added])
 
 
 def broadcast_at(mask: Array, *place: int) -> Any:
     """What broadcasting puts at (b, h, i, j): axes aligned from the last one, those of length 1 repeated."""
-    found: Any = mask
+    element: Any = mask
     for extent, index in zip(mask.shape, place[4 - mask.ndim :], strict=True):
-        found = found[0 if extent == 1 else index]
-    return found
+        element = element[0 if extent == 1 else index]
+    return element
 
 
 def hiding(problem: Problem, conventions: Conventions, b: int, h: int, i: int, j: int) -> list[str]:
     """Which of attn_mask, padding and what follows from positions ("causal") hide key j from query i."""
-    found, mask, lengths = [], problem.attn_mask, problem.valid_lens
+    kinds, mask, lengths = [], problem.attn_mask, problem.valid_lens
     if mask is not None:
         element = broadcast_at(mask, b, h, i, j)
         if element.real == -math.inf if mask.dtype.kind != "b" else not element:
-            found.append("bool" if mask.dtype.kind == "b" else "float")
+            kinds.append("bool" if mask.dtype.kind == "b" else "float")
     padded = problem.key_padding_mask is not None and not problem.key_padding_mask[b, j]
     if padded or (lengths is not None and j >= (lengths[b] if lengths.ndim == 1 else lengths[b, i])):
-        found.append("padding")
+        kinds.append("padding")
     if displaced(problem, conventions, b, i, j):
-        found.append("causal")
-    return found
+        kinds.append("causal")
+    return kinds
 
 
 def empty_answer(problem: Problem, conventions: Conventions, b: int, h: int, i: int) -> EmptyRow:

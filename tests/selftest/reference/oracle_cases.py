@@ -1,7 +1,5 @@
 """The cases on which the reference is compared with the loops: listed ones, and those that Hypothesis draws."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import product
 
@@ -156,13 +154,17 @@ FAMILY_MODULES = [
     replace(EVERYTHING, module=NARROW).extended(bias_kv=True),
     Case(sizes=LONG, module=NARROW_SELF, causal=True).extended(packing=Packing.SEGMENTS, alibi=True),
 ]
-FAMILY = [*PLACED, *SCORED, *EXTENDED, *GROUPED, EVERYTHING, *FAMILY_MODULES]
 DIGITS = [*CORE_DIGITS, *SCORED, *EXTENDED, EVERYTHING, *FAMILY_MODULES]
 DROPPED = [
-    Case(sizes=FEW),
-    Case(sizes=GROUPS, mask=MaskKind.BOOL).extended(head_gates=True, sinks=True),
-    Case(sizes=FEW, module=NARROW).extended(bias_kv=True, zero_attn=True),
+    case.extended(dropout=rate, dropout_seed=1)
+    for rate in (0.3, 0.9)
+    for case in (
+        Case(sizes=FEW),
+        Case(sizes=GROUPS, mask=MaskKind.BOOL).extended(head_gates=True, sinks=True),
+        Case(sizes=FEW, module=NARROW).extended(bias_kv=True, zero_attn=True),
+    )
 ]
+FAMILY = [*PLACED, *SCORED, *EXTENDED, *GROUPED, EVERYTHING, *FAMILY_MODULES, *DROPPED]
 EMPTIED = [
     Case(mask=MaskKind.BOOL, pattern=Pattern.EMPTY_ROW),
     Case(mask=MaskKind.INFINITE, pattern=Pattern.EMPTY_ROW, mask_shape=MaskShape.SHARED),
@@ -215,6 +217,8 @@ DRAWN_FAMILY = st.builds(
         query_start=st.none() | st.integers(0, 50),
         relative_bias=st.integers(0, 4),
         packing=...,
+        dropout=st.sampled_from((0.0, 0.0, 0.5)),
+        dropout_seed=st.integers(0, 1000),
         **dict.fromkeys(("alibi", "sinks", "zero_attn", "head_gates", "bias_kv"), st.booleans()),
     ),
 )

@@ -1,7 +1,5 @@
 """Attention in many styles: other orders of summation, other bases, other places for the roundings; and a few wrong."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -21,6 +19,7 @@ from attention_conformance.implementations.builtin.stepwise.steps import (
     accumulator,
     add_mask,
     factor,
+    log_sum_exp,
     score,
     softmax,
 )
@@ -32,6 +31,7 @@ Style: TypeAlias = Callable[..., Tensor]
 """Called as style(query, key, value, attn_mask=..., scale=...)."""
 
 LOG2_E = 1.4426950408889634
+PLAIN = Steps()
 LOWER: Mapping[torch.dtype, torch.dtype] = {
     torch.float64: torch.float32,
     torch.float32: torch.bfloat16,
@@ -54,12 +54,17 @@ def output_of(style: Style, problem: Problem) -> Array:
     return torch_op(style)(with_one_mask(problem).forward_only(), "cpu").output
 
 
+def scores_of(query: Tensor, key: Tensor, options: dict[str, Any], steps: Steps = PLAIN) -> Tensor:
+    """(B, H, Lq, Lk), as the softmax is given them."""
+    unmixed = replace(steps, softmax=lambda scores: scores, mix=lambda scores, v: scores)
+    return unmixed(query, key, key, **options)
+
+
 def one_float_mask(query: Tensor, key: Tensor, options: dict[str, Any]) -> Tensor:
-    """The masks among the options of a call as one float mask (B, H, Lq, Lk)."""
+    """The masks and biases among the options of a call as one float mask (B, H, Lq, Lk)."""
     zeros = torch.zeros(*query.shape[:-1], key.shape[-2], dtype=query.dtype)
-    steps = Steps(score=lambda q, k, by: zeros, softmax=lambda scores: scores, mix=lambda scores, v: scores)
-    masks = {name: option for name, option in options.items() if name != "scale"}
-    return steps(query, key, key, **masks)
+    added = {name: option for name, option in options.items() if name != "scale"}
+    return scores_of(query, key, added, Steps(score=lambda q, k, by: zeros))
 
 
 def or_zero(x: Tensor) -> Tensor:
@@ -197,22 +202,30 @@ def online(tile: int, stored: bool = False) -> Style:
     return attention
 
 
-def merged(parts: int) -> Style:
+def merged(parts: int) -> Callable[..., tuple[Tensor, ...]]:
     """The keys in parts, each answered alone and rounded, merged by their log-sum-exps."""
 
-    def attention(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    def attention(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, ...]:
         wide, dtype = accumulator(query.dtype), query.dtype
         q, k, v = (x.to(wide) for x in (query, key, value))
         mask, scale = one_float_mask(query, key, options).to(wide), factor(query, options.get("scale"))
+        slices = [slice(first, None, parts) for first in range(parts)]
         answers = [
             Steps().answer(q, k[..., part, :], v[..., part, :], attn_mask=mask[..., part], scale=scale)
-            for part in (slice(first, None, parts) for first in range(parts))
+            for part in slices
         ]
-        shares = softmax(torch.stack([lse for _, _, lse in answers], -1)).to(dtype)
+        logs, weights = torch.stack([lse for _, _, lse in answers], -1), torch.zeros_like(mask, dtype=dtype)
+        shares = softmax(logs).to(dtype)
         mixed = [output.to(dtype) * shares[..., n, None] for n, (output, _, _) in enumerate(answers)]
-        return sum(mixed[1:], start=mixed[0])
+        for n, part in enumerate(slices):
+            weights[..., part] = answers[n][1].to(dtype) * shares[..., n, None]
+        return sum(mixed[1:], start=mixed[0]), weights, log_sum_exp(logs).to(dtype)
 
     return attention
+
+
+def without_extras(answer: Callable[..., tuple[Tensor, ...]]) -> Style:
+    return lambda *rows, **options: answer(*rows, **options)[0]
 
 
 CORRECT: Mapping[str, Style] = {
@@ -224,8 +237,8 @@ CORRECT: Mapping[str, Style] = {
     "log-softmax": Steps(wide=False, softmax=exp_of_log_softmax),
     "base 2": BASE_TWO,
     "divided last": DIVIDED_LAST,
-    "merged 2": merged(2),
-    "merged 5": merged(5),
+    "merged 2": without_extras(merged(2)),
+    "merged 5": without_extras(merged(5)),
     "online 1": online(1),
     "online 7": online(7),
     "online 64": online(64),

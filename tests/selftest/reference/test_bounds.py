@@ -1,7 +1,5 @@
 """The bounds let every correct style of computing through, and no wrong answer."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
@@ -41,8 +39,7 @@ from attention_conformance.tests.selftest.reference.bound_margins import (
     wrong_family_ratio,
 )
 from attention_conformance.tests.selftest.reference.oracle_cases import CROSS, SELF
-from attention_conformance.tests.selftest.spec.draws import GENTLE, ORDINARY, POINTED, drawn_case
-from attention_conformance.tests.selftest.spec.family_draws import drawn_family_case
+from attention_conformance.tests.selftest.spec.draws import GENTLE, ORDINARY, POINTED, drawn_case, drawn_family_case
 
 LONG = [drawn_case(number) for number in range(40)]
 BRIEF = [drawn_case(number, longest=17) for number in range(40)]

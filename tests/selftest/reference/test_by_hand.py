@@ -1,7 +1,5 @@
 """Answers worked out by hand, each against the reference and the loops."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from math import exp, log, pi, sqrt, tanh
 from typing import Any
@@ -257,6 +255,6 @@ def test_a_gradient_of_a_sink_is_what_it_takes() -> None:
     problem = extended([[[[0.0]]]], [[[[0.0]]]], [[[[3.0]]]], {"sinks": [0.0]}, sinks=True)
     extension = replace(problem, cotangent=np.ones((1, 1, 1, 1)), needs=("sinks", "value"))
     parts = solve(extension).parts
-    wanted = {"sinks": [-0.75], "value": [[[[0.5]]]]}
-    for name, numbers in wanted.items():
+    by_hand = {"sinks": [-0.75], "value": [[[[0.5]]]]}
+    for name, numbers in by_hand.items():
         assert ratio(np.asarray(numbers), parts[f"gradients.{name}"]) <= 1.0

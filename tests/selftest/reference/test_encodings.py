@@ -1,7 +1,5 @@
 """The reference of the plain functions against mpmath and hand-computed values, and how functions are claimed."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import mpmath
@@ -24,13 +22,13 @@ EXACT = 2.0**-50
 
 @pytest.mark.parametrize("width", [2, 6, 16])
 def test_sinusoids_to_fifty_digits(width: int) -> None:
-    found = sinusoids(40, width, INTERLEAVED, "float64").value
+    values = sinusoids(40, width, INTERLEAVED, "float64").value
     with mpmath.workdps(50):
         for position in (0, 1, 7, 39):
             for pair in range(width // 2):
                 angle = position / mpmath.mpf(10000) ** (mpmath.mpf(2 * pair) / width)
-                assert abs(found[position, 2 * pair] - mpmath.sin(angle)) < 40 * EXACT
-                assert abs(found[position, 2 * pair + 1] - mpmath.cos(angle)) < 40 * EXACT
+                assert abs(values[position, 2 * pair] - mpmath.sin(angle)) < 40 * EXACT
+                assert abs(values[position, 2 * pair + 1] - mpmath.cos(angle)) < 40 * EXACT
 
 
 def test_orders_of_sinusoids_have_the_same_columns() -> None:
@@ -39,7 +37,7 @@ def test_orders_of_sinusoids_have_the_same_columns() -> None:
         assert np.array_equal(np.concatenate([one[:, ::2], one[:, 1::2]], axis=1), other)
 
 
-def test_bound_of_sinusoids_tells_positions_of_half_types() -> None:
+def test_bound_of_sinusoids_separates_positions_of_half_types() -> None:
     """A position that is off by one half is far beyond the bound, at the end of a long table too."""
     expected = sinusoids(2500, 8, INTERLEAVED, "float16")
     assert (expected.bound < 0.01).all()
@@ -57,16 +55,16 @@ def test_slopes_of_six_heads() -> None:
 
 
 def test_slopes_of_twelve_heads_in_one_sequence() -> None:
-    found = alibi_slopes(12, AlibiRule.GEOMETRIC, "float64").value
+    values = alibi_slopes(12, AlibiRule.GEOMETRIC, "float64").value
     with mpmath.workdps(50):
-        for head, slope in enumerate(found, start=1):
+        for head, slope in enumerate(values, start=1):
             exact = mpmath.mpf(2) ** (mpmath.mpf(-8 * head) / 12)
             assert abs(slope - exact) <= 4 * EXACT * exact
 
 
 def implementation(features: set[Feature], **functions: object) -> Implementation:
     claims = Claims(Scope.OP, frozenset(features | {Feature.CORE}))
-    return Implementation("mine", claims, torch_op(Steps()), functions=functions)  # type: ignore[arg-type]  # on purpose
+    return Implementation("functions", claims, torch_op(Steps()), functions=functions)  # type: ignore[arg-type]  # on purpose
 
 
 def test_functions_and_features_go_together() -> None:
@@ -87,7 +85,7 @@ def test_functions_and_features_go_together() -> None:
         (lambda length, width: [][0], "raised IndexError"),
     ],
 )
-def test_other_answers_than_arrays_of_floats_are_told(answer: object, context: str) -> None:
+def test_other_answers_than_arrays_of_floats_are_reported(answer: object, context: str) -> None:
     judge = Judge(implementation({Feature.SINUSOIDS}, sinusoids=answer), "float64")
     with pytest.raises(CandidateError, match=context):
         judge.call("sinusoids", 3, 4)

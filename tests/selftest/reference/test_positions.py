@@ -1,7 +1,5 @@
 """Positions of queries and keys, worked out by hand."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -36,9 +34,9 @@ def _problem(queries: int, keys: int, extension: Extension, batch: int, extras: 
     return Problem(Scope.OP, query, key, key, 1, extension=extension, extras=arrays)
 
 
-def assert_placed(found: Positions, query: ArrayLike, key: ArrayLike) -> None:
-    assert np.array_equal(found.query, query)
-    assert np.array_equal(found.key, key)
+def assert_placed(places: Positions, query: ArrayLike, key: ArrayLike) -> None:
+    assert np.array_equal(places.query, query)
+    assert np.array_equal(places.key, key)
 
 
 def test_both_count_from_the_start() -> None:
@@ -56,36 +54,36 @@ def test_a_given_start_is_not_overruled_by_the_alignment(conventions: Convention
         assert_placed(placed(2, 3, conventions, Extension(query_start=start)), [[start, start + 1]], [[0, 1, 2]])
 
 
-def test_documents_told_by_lengths_count_from_their_own_start() -> None:
-    found = placed(5, 6, query_lengths=[2, 0, 3], key_lengths=[1, 2, 3])
-    assert_placed(found, [[0, 1, 0, 1, 2]], [[0, 0, 1, 0, 1, 2]])
-    assert np.array_equal(found.query_document, [[0, 0, 2, 2, 2]])
-    assert np.array_equal(found.together[0, 0], [True, False, False, False, False, False])
-    assert np.array_equal(found.together[0, 2], [False, False, False, True, True, True])
+def test_documents_given_by_lengths_count_from_their_own_start() -> None:
+    places = placed(5, 6, query_lengths=[2, 0, 3], key_lengths=[1, 2, 3])
+    assert_placed(places, [[0, 1, 0, 1, 2]], [[0, 0, 1, 0, 1, 2]])
+    assert np.array_equal(places.query_document, [[0, 0, 2, 2, 2]])
+    assert np.array_equal(places.together[0, 0], [True, False, False, False, False, False])
+    assert np.array_equal(places.together[0, 2], [False, False, False, True, True, True])
 
 
 def test_bottom_right_holds_in_each_document() -> None:
-    found = placed(5, 6, BOTTOM_RIGHT, query_lengths=[2, 1, 2], key_lengths=[1, 4, 1])
-    assert np.array_equal(found.query, [[-1, 0, 3, -1, 0]])
+    places = placed(5, 6, BOTTOM_RIGHT, query_lengths=[2, 1, 2], key_lengths=[1, 4, 1])
+    assert np.array_equal(places.query, [[-1, 0, 3, -1, 0]])
     emptied = placed(3, 3, BOTTOM_RIGHT, query_lengths=[2, 1], key_lengths=[0, 3])
     assert np.array_equal(emptied.query, [[-2, -1, 2]])
 
 
 def test_segments_may_lie_between_one_another_and_differ_by_sample() -> None:
-    found = placed(
+    places = placed(
         4, 4, batch=2, query_segments=[[5, 3, 5, 3], [0, 0, 0, 0]], key_segments=[[3, 5, 5, 3], [0, 0, 1, 1]]
     )
-    assert_placed(found, [[0, 0, 1, 1], [0, 1, 2, 3]], [[0, 0, 1, 1], [0, 1, 0, 1]])
-    assert np.array_equal(found.together[0, 0], [False, True, True, False])
-    assert np.array_equal(found.together[1, 3], [True, True, False, False])
+    assert_placed(places, [[0, 0, 1, 1], [0, 1, 2, 3]], [[0, 0, 1, 1], [0, 1, 0, 1]])
+    assert np.array_equal(places.together[0, 0], [False, True, True, False])
+    assert np.array_equal(places.together[1, 3], [True, True, False, False])
 
 
 def test_distances_are_of_key_from_query() -> None:
-    found = placed(2, 4, extension=Extension(query_start=1))
-    assert np.array_equal(found.ahead[0], [[-1, 0, 1, 2], [-2, -1, 0, 1]])
-    assert np.array_equal(found.clipped(1)[0], [[0, 1, 2, 2], [0, 0, 1, 2]])
-    assert np.array_equal(found.clipped(9)[0], [[8, 9, 10, 11], [7, 8, 9, 10]])
-    assert np.array_equal(found.farthest[0], [[1, 1, 2, 3], [2, 2, 2, 3]])
+    places = placed(2, 4, extension=Extension(query_start=1))
+    assert np.array_equal(places.ahead[0], [[-1, 0, 1, 2], [-2, -1, 0, 1]])
+    assert np.array_equal(places.clipped(1)[0], [[0, 1, 2, 2], [0, 0, 1, 2]])
+    assert np.array_equal(places.clipped(9)[0], [[8, 9, 10, 11], [7, 8, 9, 10]])
+    assert np.array_equal(places.farthest[0], [[1, 1, 2, 3], [2, 2, 2, 3]])
     assert np.array_equal(placed(3, 2, BOTTOM_RIGHT).farthest[0], [[1, 2], [0, 1], [1, 1]])
 
 
@@ -106,9 +104,9 @@ def test_segments_agree_with_counting(
     conventions = Conventions(causal_alignment=alignment)
     extras = {"query_segments": [query], "key_segments": [key]}
     problem = _problem(len(query), len(key), Extension(query_start=start), 1, extras)
-    found = positions(problem, conventions)
-    for role, wanted, length in (("query", found.query, len(query)), ("key", found.key, len(key))):
-        assert wanted[0].tolist() == [position(problem, conventions, role, 0, token) for token in range(length)]
+    places = positions(problem, conventions)
+    for role, numbers, length in (("query", places.query, len(query)), ("key", places.key, len(key))):
+        assert numbers[0].tolist() == [position(problem, conventions, role, 0, token) for token in range(length)]
     of_key = [document(problem, "key", 0, j) for j in range(len(key))]
     together = [[document(problem, "query", 0, i) == of for of in of_key] for i in range(len(query))]
-    assert found.together[0].tolist() == together
+    assert places.together[0].tolist() == together

@@ -1,7 +1,5 @@
 """Second derivatives of the reference: against differences of its gradients, by symmetry, and against torch."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -14,16 +12,15 @@ from attention_conformance.implementations.api.contract import Claims, Implement
 from attention_conformance.implementations.builtin.stepwise.steps import OP_FEATURES, Steps
 from attention_conformance.reference.expected import solve
 from attention_conformance.reference.second_order import second_order
-from attention_conformance.spec.cases import Case, MaskKind, MaskShape, ModuleForm, Padding, Pattern, Sharing, Sizes
+from attention_conformance.spec.cases import Case, MaskKind, MaskShape, ModuleForm, Padding, Pattern, Sharing
 from attention_conformance.spec.conventions import Conventions, EmptyRow
 from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.spec.inputs import build
 from attention_conformance.spec.problem import Array, Problem
-from attention_conformance.tests.harness.judge.comparison import error_ratios
+from attention_conformance.tests.selftest.reference.agreement import ratio
+from attention_conformance.tests.selftest.reference.oracle_cases import NARROW, NARROW_KEY_VALUE, NARROW_SELF, SMALL
 
-SMALL = Sizes(batch=2, num_heads=2, query_length=3, key_length=4, d_k=3, d_v=2)
 SQUARE = replace(SMALL, query_length=4)
-APART = ModuleForm(Sharing.NONE, 5, 3, 4, 3, bias=True, output_projection=True, output_bias=True)
 CASES = {
     "plain": Case(sizes=SMALL),
     "one query": Case(sizes=replace(SMALL, query_length=1), score_std=6.0),
@@ -32,11 +29,9 @@ CASES = {
     "float mask": Case(sizes=SMALL, mask=MaskKind.FLOAT, mask_shape=MaskShape.SHARED),
     "empty row": Case(sizes=SMALL, mask=MaskKind.BOOL, pattern=Pattern.EMPTY_ROW),
     "padding": Case(sizes=SMALL, padding=Padding.EMPTY_SAMPLE),
-    "module": Case(sizes=SMALL, module=APART, mask=MaskKind.FLOAT),
-    "shared keys and values": Case(sizes=SMALL, module=replace(APART, sharing=Sharing.KEY_VALUE, value_dim=3)),
-    "self-attention": Case(
-        sizes=SQUARE, causal=True, module=replace(APART, sharing=Sharing.SELF, query_dim=4, key_dim=4, value_dim=4)
-    ),
+    "module": Case(sizes=SMALL, module=NARROW, mask=MaskKind.FLOAT),
+    "shared keys and values": Case(sizes=SMALL, module=NARROW_KEY_VALUE),
+    "self-attention": Case(sizes=SQUARE, causal=True, module=NARROW_SELF),
     "without output projection": Case(sizes=SMALL, module=ModuleForm(Sharing.NONE, 5, 3, 4, 4)),
 }
 STEP = 1.0 / 256.0
@@ -52,25 +47,25 @@ def _gradients(problem: Problem, at: float) -> dict[str, Array]:
 
 def _differences(problem: Problem, step: float) -> dict[str, Array]:
     """Central differences whose error falls with the sixth power of the step."""
-    found = {at: _gradients(problem, at * step) for at in (-3, -2, -1, 1, 2, 3)}
+    by_step = {at: _gradients(problem, at * step) for at in (-3, -2, -1, 1, 2, 3)}
     factors = {1: 45.0, 2: -9.0, 3: 1.0}
     return {
-        name: np.sum([f * (found[at][name] - found[-at][name]) for at, f in factors.items()], 0) / (60.0 * step)
-        for name in found[1]
+        name: np.sum([f * (by_step[at][name] - by_step[-at][name]) for at, f in factors.items()], 0) / (60.0 * step)
+        for name in by_step[1]
     }
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_is_the_difference_of_gradients(name: str) -> None:
-    """Half the step tells how far the differences are off, 64 times over; their factors sum to less than 2."""
+    """Half the step shows how far the differences are off, 64 times over; their factors sum to less than 2."""
     problem = build(CASES[name], "float64")
-    coarse, fine, found = _differences(problem, 2.0 * STEP), _differences(problem, STEP), second_order(problem)
-    assert set(found) == {f"gradients.{name}" for name in problem.needs} == set(fine)
-    truncation = max(np.abs(coarse[part] - fine[part]).max() for part in found)
-    rounding = 2.0 * max(part.bound.max() for name, part in solve(problem).parts.items() if name in found) / STEP
-    for part, expected in found.items():
+    coarse, fine, exact = _differences(problem, 2.0 * STEP), _differences(problem, STEP), second_order(problem)
+    assert set(exact) == {f"gradients.{name}" for name in problem.needs} == set(fine)
+    truncation = max(np.abs(coarse[part] - fine[part]).max() for part in exact)
+    rounding = 2.0 * max(part.bound.max() for name, part in solve(problem).parts.items() if name in exact) / STEP
+    for part, expected in exact.items():
         assert np.abs(fine[part] - expected.value).max() <= truncation + rounding, part
-    assert truncation + rounding < 1e-3 * max(np.abs(part.value).max() for part in found.values())
+    assert truncation + rounding < 1e-3 * max(np.abs(part.value).max() for part in exact.values())
 
 
 def _inner(left: Mapping[str, Array], right: Mapping[str, Array]) -> float:
@@ -95,9 +90,9 @@ def test_the_matrix_is_symmetric(name: str) -> None:
 
 def test_nothing_moves_in_rows_of_a_constant_answer() -> None:
     problem = build(CASES["empty row"], "float64")
-    found = second_order(problem, Conventions().claiming({"empty-row": EmptyRow.UNIFORM}))
-    assert not found["gradients.query"].value[:, :, 1].any()
-    assert found["gradients.value"].value.any()
+    exact = second_order(problem, Conventions().claiming({"empty-row": EmptyRow.UNIFORM}))
+    assert not exact["gradients.query"].value[:, :, 1].any()
+    assert exact["gradients.value"].value.any()
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
@@ -106,7 +101,6 @@ def test_torch_is_within_the_bounds(name: str, dtype: str) -> None:
     modes = op_modes(Steps(), Feature.DOUBLE_BACKWARD)
     steps = Implementation("steps", Claims(Scope.OP, OP_FEATURES | set(modes)), torch_op(Steps()), modes=modes)
     problem = build(CASES[name], dtype)
-    found = steps.modes[Feature.DOUBLE_BACKWARD](problem.fresh(), "cpu").gradients
+    gradients = steps.modes[Feature.DOUBLE_BACKWARD](problem.fresh(), "cpu").gradients
     for part, expected in second_order(problem).items():
-        ratios = error_ratios(found[part.removeprefix("gradients.")].astype(np.float64), expected)
-        assert ratios.max() < 1.0, part
+        assert ratio(gradients[part.removeprefix("gradients.")], expected) < 1.0, part

@@ -1,7 +1,5 @@
 """Stacking: what is solved for several dtypes at once is, bit for bit, what is solved for each."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -27,7 +25,7 @@ from attention_conformance.spec.problem import DTYPES
 CASES = {
     "plain": Case(),
     "every stage": Case(causal=True).extended(sinks=True, head_gates=True, alibi=True, relative_bias=2, softcap=3.0),
-    "grouped and turned": Case(sizes=Sizes(num_heads=6, num_kv_heads=3)).extended(rotary_base=100.0, zero_attn=True),
+    "grouped and rotated": Case(sizes=Sizes(num_heads=6, num_kv_heads=3)).extended(rotary_base=100.0, zero_attn=True),
     "some bounds near and some far": Case(score_std=5.0, mask=MaskKind.FLOAT),
     "mask of few axes": Case(mask=MaskKind.INFINITE, mask_shape=MaskShape.KEYS_ONLY, mask_offset=-1000.0),
     "empty rows": Case(padding=Padding.EMPTY_SAMPLE, causal=True),
@@ -48,14 +46,14 @@ NAMED = {
 def test_a_stack_is_solved_like_each_problem_alone(case: Case, conventions: Conventions) -> None:
     assert stackable(case)
     problems = [build(case, dtype) for dtype in DTYPES]
-    for problem, found in zip(problems, solve_each(problems, conventions), strict=True):
+    for problem, stacked in zip(problems, solve_each(problems, conventions), strict=True):
         alone = solve(problem, conventions).parts
-        assert found.keys() == alone.keys()
+        assert stacked.keys() == alone.keys()
         for name, part in alone.items():
-            for one, other in ((part.value, found[name].value), (part.bound, found[name].bound)):
+            for one, other in ((part.value, stacked[name].value), (part.bound, stacked[name].bound)):
                 assert one.shape == other.shape, name
                 assert np.array_equal(one, other, equal_nan=True), (problem.dtype, name)
-            decoys = part.decoy, found[name].decoy
+            decoys = part.decoy, stacked[name].decoy
             assert [d is None for d in decoys] in ([True, True], [False, False]), (problem.dtype, name)
             assert decoys[0] is None or np.array_equal(*decoys, equal_nan=True)  # type: ignore[arg-type]
 

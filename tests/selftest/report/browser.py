@@ -1,7 +1,5 @@
 """Browser: shows a page in headless Chromium, and lists its flaws."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -76,14 +74,14 @@ class Visit:
     noted: list[str] = field(default_factory=list)
 
     def complaints(self) -> list[str]:
-        """What was noted, and what can be seen now: overflow, small or overlapping letters, rules of accessibility."""
+        """The notes, and the visible flaws: overflow, small or overlapping letters, rules of accessibility."""
         seen = [*self.page.evaluate(OVERFLOW), *self.page.evaluate(SMALL, LEGIBLE), *self.page.evaluate(OVERLAPS)]
         broken = Axe().run(self.page).response["violations"]
         rules = [f"{each['id']}: {each['help']} ({each['nodes'][0]['html'][:200]})" for each in broken]
         return [*self.noted, *seen, *rules]
 
     def refuses_scripts(self) -> bool:
-        """Whether a script that is put into the page now is not run, and the page's security policy says why."""
+        """Whether a script that is put into the page now is not run, and the page's security policy states why."""
         script = "Object.assign(document.createElement('script'), {text: 'window.slipped = 1'})"
         self.page.evaluate(f"() => document.body.append({script})")
         ran = self.page.evaluate("window.slipped") is not None
@@ -146,6 +144,6 @@ def visiting(
 
 
 def pictured(visit: Visit, config: pytest.Config, name: str) -> None:
-    """Takes a picture of the whole page where `--screenshots` asks for it."""
+    """Takes a picture of the whole page if `--screenshots` names a folder."""
     if folder := config.getoption("screenshots", None):
         visit.page.screenshot(path=Path(folder) / f"{name}.png", full_page=True)

@@ -1,7 +1,5 @@
 """Runs for the tests of the report's page: every outcome, text with markup, and as many verdicts as a full run has."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,7 +11,7 @@ from attention_conformance.spec.conventions import Conventions
 from attention_conformance.spec.features import Feature
 from attention_conformance.spec.problem import Array
 from attention_conformance.tests.report.counts import claimed
-from attention_conformance.tests.report.model import Closing, FailureRecord, Grid, Run, Subject, WeightMap
+from attention_conformance.tests.report.model import FailureRecord, Grid, Run, Subject, WeightMap
 from attention_conformance.tests.report.verdict import Status, Verdict
 from attention_conformance.tests.selftest.report import run_builders
 from attention_conformance.tests.selftest.report.run_builders import failed, passed, run, unclaimed, unjudged
@@ -38,18 +36,18 @@ CLAUSES = (
 def invented(complete: bool = True, names: Sequence[str] = (RIGHT, KNOWN, WRONG, BAD)) -> Run:
     """A run of a few implementations with every outcome that a clause can have."""
     verdicts = [_verdict(name, clause, dtype) for name in names for clause in CLAUSES for dtype in DTYPES_OF_RUN]
-    plain = run(
+    maps = {name: _map(name) for name in names}
+    maps |= {name: replace(_map(name), source=BROKEN, got=None) for name in names if name == KNOWN}
+    return run(
         *verdicts,
         subjects=[_subject(name) for name in names],
+        reason="" if complete else f"it was stopped {MARKUP}",
         diagnoses={name: f"matches `scale-of-the-values`: {_odd(name)}" for name in names if name in (WRONG, BAD)},
         failures=[_failure(v) for v in verdicts if v.status is Status.FAIL],
         environment=ENVIRONMENT,
+        observed={BAD: {f"empty row {MARKUP}": BROKEN, "corner of the triangle": REVERSED}},
+        weight_maps=maps,
     )
-    maps = {name: _map(name) for name in names}
-    maps |= {name: replace(_map(name), source=BROKEN, got=None) for name in names if name == KNOWN}
-    closing = Closing(complete, "" if complete else f"it was stopped {MARKUP}", len(verdicts), 12.0)
-    observed = {BAD: {f"empty row {MARKUP}": BROKEN, "corner of the triangle": REVERSED}}
-    return replace(plain, closing=closing, observed=observed, weight_maps=maps)
 
 
 def _odd(name: str) -> str:
@@ -138,15 +136,15 @@ def full(subjects: Sequence[Subject]) -> Run:
         for dtype in subject.dtypes
         if claimed(clause, subject)
     ]
-    plain = run(
+    return run(
         *verdicts,
         subjects=subjects,
         diagnoses=dict.fromkeys(failing, "matches `no-scale`: " + "words " * 20),
         failures=[_failure(v, heads=1) for v in verdicts if v.status is Status.FAIL],
         environment=ENVIRONMENT,
+        observed={subject.name: {f"topic {n}": "answer " * 8 for n in range(13)} for subject in subjects},
+        weight_maps={subject.name: _map(subject.name) for subject in subjects},
     )
-    observed = {subject.name: {f"topic {n}": "answer " * 8 for n in range(13)} for subject in subjects}
-    return replace(plain, observed=observed, weight_maps={subject.name: _map(subject.name) for subject in subjects})
 
 
 def _drawn(name: str, clause: Clause, dtype: str, chance: random.Random, failing: float) -> Verdict:

@@ -1,10 +1,9 @@
 """Reports for the tests of views: runs put together by hand, and text that tries to break out of them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from attention_conformance.spec.cases import Case
 from attention_conformance.tests.report import model
@@ -16,7 +15,7 @@ HOSTILE = (
     "</details><script>alert(1)</script> ]]> & | `` ``` `x` **b** [l](https://evil.example) @octocat #1 :smile:\n"
     "# heading\r\n- item\x00\x1b[31m\x0b\u202e\ud800\ufffe www.evil.example <!-- $x$ GH-7"
 )
-"""What must not come to life in any view."""
+"""Markup that must not come to life in any view."""
 SUITE = model.Suite("0.1.0", "0.1", "quick", "cpu", (), 553, 553)
 FEATURES = ("core", "cross", "heads", "bool-mask", "float-mask", "causal", "scale", "gradients", "key-value")
 
@@ -54,24 +53,23 @@ def run(
     *verdicts: Verdict,
     subjects: Sequence[model.Subject] = (),
     reason: str = "",
-    failures: Sequence[model.FailureRecord] = (),
-    diagnoses: Mapping[str, str] | None = None,
     suite: model.Suite = SUITE,
     environment: Mapping[str, str] | None = None,
+    **records: Any,
 ) -> model.Run:
-    """A run of these verdicts; `reason` makes it one that is not complete."""
+    """A run of these verdicts and other records; `reason` makes it one that is not complete."""
     named = subjects or [subject(name) for name in dict.fromkeys(v.implementation for v in verdicts)]
     opening = model.Opening(
         model.SCHEMA, "2026-01-02T03:04:05+00:00", suite, environment or {"torch": "2.9"}, tuple(named)
     )
-    return model.Run(
-        opening, verdicts, model.Closing(not reason, reason, len(verdicts), 1.5), diagnoses or {}, {}, failures
-    )
+    return model.Run(opening, verdicts, model.Closing(not reason, reason, len(verdicts), 1.5), **records)
 
 
-def write_log(folder: Path, run: model.Run) -> None:
-    """Writes the event log of a run into a folder."""
+def write_log(folder: Path, run: model.Run) -> Path:
+    """Writes the event log of a run into a folder, and returns the folder."""
+    folder.mkdir(exist_ok=True)
     diagnoses = (model.DiagnosisRecord(name, text) for name, text in run.diagnoses.items())
     end = model.VerdictsEnd(len(run.verdicts), run.closing.reason)
     events: list[model.Event] = [run.opening, *run.verdicts, end, *diagnoses, *run.failures, run.closing]
     (folder / FILE).write_text("".join(f"{encode(event)}\n" for event in events), encoding="utf-8")
+    return folder

@@ -1,7 +1,5 @@
 """The browser's checks: each flaw of a page is reported, and a clean page has none."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

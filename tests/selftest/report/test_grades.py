@@ -1,7 +1,5 @@
 """Grades: medians over what passes, and the letters for them."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The report: it follows its schema, holds every verdict, and marks runs that are not complete."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """Badges: their words and colours, and that they can be read."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -82,9 +80,9 @@ def test_badges_as_a_browser_draws_them(browser: Browser, tmp_path: Path, pytest
     with visiting(browser, page, width=360) as visit:
         natural = visit.page.evaluate(
             """() => [...document.querySelectorAll("text")].map((each) => {
-              const wanted = each.textLength.baseVal.value;
+              const length = each.textLength.baseVal.value;
               each.removeAttribute("textLength");
-              return each.getComputedTextLength() / wanted;
+              return each.getComputedTextLength() / length;
             })"""
         )
         assert len(natural) == 2 * len(data)

@@ -1,6 +1,4 @@
-"""Counts of a run: every view shows the same numbers for each implementation and chapter, and says what they mean."""
-
-from __future__ import annotations
+"""Counts of a run: every view shows the same numbers for each implementation and chapter, and states what they mean."""
 
 import json
 import re

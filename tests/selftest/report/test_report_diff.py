@@ -1,7 +1,5 @@
 """The difference of two reports: it lists what got worse, ignores what was not selected, and hides nothing."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,7 +19,6 @@ from attention_conformance.tests.report.diff import (
     text,
 )
 from attention_conformance.tests.report.log import FILE
-from attention_conformance.tests.report.model import Run
 from attention_conformance.tests.report.verdict import Verdict
 from attention_conformance.tests.selftest.report.run_builders import (
     FEATURES,
@@ -233,25 +230,19 @@ def test_a_comment_stays_short() -> None:
     assert len([line for line in text(diff) if line.startswith("  mine")]) == 2_000
 
 
-def written(folder: Path, recorded: Run) -> Path:
-    folder.mkdir()
-    write_log(folder, recorded)
-    return folder
-
-
 def test_the_exit_status_is_one_if_something_got_worse(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    good, bad = written(tmp_path / "good", run(ANCHOR, PASS)), written(tmp_path / "bad", run(ANCHOR, FAIL))
+    good, bad = write_log(tmp_path / "good", run(ANCHOR, PASS)), write_log(tmp_path / "bad", run(ANCHOR, FAIL))
     assert diff(good, good) == 0
     assert diff(bad, good) == 0
     assert diff(good, bad) == 1
     assert diff(good / FILE, bad / FILE, "markdown") == 1
     assert "## Attention conformance: worse: 1 change\n" in capsys.readouterr().out
-    cut = written(tmp_path / "cut", run(ANCHOR, PASS, reason="the run was interrupted"))
+    cut = write_log(tmp_path / "cut", run(ANCHOR, PASS, reason="the run was interrupted"))
     assert diff(good, cut) == 1
 
 
 def test_programs_get_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    good, bad = written(tmp_path / "good", run(ANCHOR, PASS)), written(tmp_path / "bad", run(ANCHOR, FAIL))
+    good, bad = write_log(tmp_path / "good", run(ANCHOR, PASS)), write_log(tmp_path / "bad", run(ANCHOR, FAIL))
     assert diff(good, bad, "json") == 1
     data = json.loads(capsys.readouterr().out)
     assert (data["schema"], data["worse"], data["compared"]) == ("attention-conformance/diff/2", True, 2)
@@ -267,12 +258,13 @@ def test_programs_get_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         (lambda folder: folder / "nowhere", "cannot be read (No such file or directory): give the folder of --report"),
         (lambda folder: (folder / FILE).write_text("{}\n") and folder, ":1: event is 'None'"),
         (lambda folder: (folder / FILE).write_text("") or folder, "this is not the opening of a log of"),
+        (lambda folder: write_log(folder, run(passed("other", "scores.dot-product"))), "no verdict in common"),
     ],
 )
-def test_an_unreadable_report_is_named_in_one_line(
+def test_a_report_that_cannot_be_used_is_named_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: Callable[[Path], Path], context: str
 ) -> None:
-    good, other = written(tmp_path / "good", run(ANCHOR)), written(tmp_path / "other", run(ANCHOR))
+    good, other = write_log(tmp_path / "good", run(ANCHOR)), write_log(tmp_path / "other", run(ANCHOR))
     (other / "report.json").write_text("{}")
     damaged = damage(other)
     for old, new in ((good, damaged), (damaged, good)):
@@ -280,12 +272,3 @@ def test_an_unreadable_report_is_named_in_one_line(
         (line,) = capsys.readouterr().err.splitlines()
         assert line.startswith("ERROR: ")
         assert context in line
-
-
-def test_reports_with_nothing_in_common_are_named_in_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    one = written(tmp_path / "one", run(ANCHOR))
-    other = written(tmp_path / "other", run(passed("other", "scores.dot-product")))
-    assert diff(one, other) == 4
-    assert len(capsys.readouterr().err.splitlines()) == 1

@@ -1,7 +1,5 @@
 """The page of a report: in a browser at two widths, light and dark, without scripts, and with text that is markup."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Pictures, equations and failures of the page, without a browser."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

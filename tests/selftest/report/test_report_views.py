@@ -1,7 +1,5 @@
 """The views for pull requests and CI systems: their content, what they leave out, and that no text breaks them."""
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from collections.abc import Mapping

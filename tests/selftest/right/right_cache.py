@@ -1,7 +1,5 @@
 """Right caches in unusual styles: pages, rolling, keys kept as they come, buffers read whole, tokens one by one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -41,8 +39,8 @@ def rolled(store: Rows, new: Rows, stream: Stream) -> Rows:
 
 def newest_first(store: Rows, new: Rows, after: Rows) -> Rows:
     """Keys in the opposite order, each with its position."""
-    seen = visible(store, new, after)
-    return seen.select(torch.arange(len(seen.positions)).flip(0))
+    rows = visible(store, new, after)
+    return rows.select(torch.arange(len(rows.positions)).flip(0))
 
 
 def paged(stream: Stream) -> Feed:
@@ -85,15 +83,15 @@ def buffer_read_whole(stream: Stream) -> Feed:
     return CacheSteps(steps=Steps(mix=selected), visible=everything).open(stream)
 
 
-def turned_when_read(stream: Stream) -> Feed:
-    """Keys are kept as they come, and all of them turned anew for each piece, by positions before 0."""
+def rotated_when_read(stream: Stream) -> Feed:
+    """Keys are kept as they come, and all of them are rotated anew for each piece, by positions before 0."""
     base = stream.options.get("rotary_base")
 
     def rotated(store: Rows, new: Rows, after: Rows) -> Rows:
-        seen = visible(store, new, after)
-        return (
-            seen if base is None else Rows(rotate_key(seen.key, seen.positions - FAR, base), seen.value, seen.positions)
-        )
+        rows = visible(store, new, after)
+        if base is None:
+            return rows
+        return replace(rows, key=rotate_key(rows.key, rows.positions - FAR, base))
 
     return CacheSteps(
         rotate_query=lambda query, positions, base: rotate_query(query, positions - FAR, base),
@@ -105,10 +103,10 @@ def turned_when_read(stream: Stream) -> Feed:
 def token_by_token(stream: Stream) -> Feed:
     """NumPy: each query by itself, its keys from a list, in float32 for half types."""
     kept: list[tuple[Array, Array]] = []
-    asked = stream.options
-    left, right = asked.get("window_size", (-1, -1))
-    scale = asked.get("scale", stream.d_k**-0.5)
-    base, slopes = asked.get("rotary_base"), asked.get("alibi_slopes")
+    options = stream.options
+    left, right = options.get("window_size", (-1, -1))
+    scale = options.get("scale", stream.d_k**-0.5)
+    base, slopes = options.get("rotary_base"), options.get("alibi_slopes")
 
     def feed(query: Array, key: Array, value: Array) -> Array:
         dtype = np.dtype(np.float32) if query.dtype.itemsize < 4 else query.dtype
@@ -118,8 +116,8 @@ def token_by_token(stream: Stream) -> Feed:
             kept.append((np.repeat(row, groups, 1), np.repeat(value[:, :, j].astype(dtype), groups, 1)))
         output = np.zeros((*query.shape[:-1], value.shape[-1]), dtype)
         for i in range(query.shape[2]):
-            place = first + asked.get("query_start", 0) + i
-            seen = [j for j in range(len(kept)) if _visible(j - place, left, right, "is_causal" in asked)]
+            place = first + options.get("query_start", 0) + i
+            seen = [j for j in range(len(kept)) if _visible(j - place, left, right, "is_causal" in options)]
             if seen:
                 row = _rotated(query[:, :, i].astype(dtype), place, base)
                 scores = np.stack([(row * kept[j][0]).sum(-1) * dtype.type(scale) for j in seen], -1)
@@ -148,7 +146,7 @@ def _rotated(rows: Array, place: int, base: float | None) -> Array:
 
 
 def counting_its_own(start: Callable[[Stream], Feed]) -> Callable[[Stream], Feed]:
-    """The same under the other convention: a window of w is one of w - 1 besides the query's own position."""
+    """The same under the other convention: a window of w is one of w - 1 in addition to the query's own position."""
 
     def started(stream: Stream) -> Feed:
         left, right = stream.options.get("window_size", (-1, -1))
@@ -168,7 +166,7 @@ _STARTS: dict[str, tuple[Callable[[Stream], Feed], frozenset[Feature]]] = {
     "newest-first": (CacheSteps(visible=newest_first).open, CACHE_FEATURES),
     "paged": (paged, GROWING | {Feature.STATIC_CACHE}),
     "buffer-read-whole": (buffer_read_whole, CACHE_FEATURES),
-    "turned-when-read": (turned_when_read, CACHE_FEATURES),
+    "rotated-when-read": (rotated_when_read, CACHE_FEATURES),
 }
 RIGHT = (
     *(_made(name, cached(start), features, Conventions()) for name, (start, features) in _STARTS.items()),

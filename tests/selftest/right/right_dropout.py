@@ -1,7 +1,5 @@
 """Right dropout in unusual styles: other places for the factor, other generators, other ways back."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -10,10 +8,9 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from attention_conformance.implementations.adapters.numpy_op import numpy_op
-from attention_conformance.implementations.adapters.torch_module import linears, torch_module
 from attention_conformance.implementations.api.contract import Claims, Implementation
 from attention_conformance.implementations.builtin.stepwise.extended_layers import DroppingLayer
-from attention_conformance.implementations.builtin.stepwise.layer import FREE_WIDTHS, ROLES, call_layer
+from attention_conformance.implementations.builtin.stepwise.layer import call_layer
 from attention_conformance.implementations.builtin.stepwise.steps import (
     Steps,
     accumulator,
@@ -25,7 +22,7 @@ from attention_conformance.spec.conventions import Conventions, ReturnedWeights
 from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.spec.problem import Array
 from attention_conformance.tests.selftest.reference.styles import written_out
-from attention_conformance.tests.selftest.right.right import BOTH, op
+from attention_conformance.tests.selftest.right.right import BOTH, module, op
 
 AFTER = Conventions(returned_weights=ReturnedWeights.AFTER_DROPOUT)
 
@@ -75,8 +72,8 @@ class _DrawnTwice(torch.autograd.Function):
 
 
 def drawn_twice(weights: Tensor, rate: float) -> Tensor:
-    found: Tensor = _DrawnTwice.apply(weights, rate)  # type: ignore[no-untyped-call]
-    return found
+    dropped: Tensor = _DrawnTwice.apply(weights, rate)  # type: ignore[no-untyped-call]
+    return dropped
 
 
 def factor_on_the_output(query: Tensor, key: Tensor, value: Tensor, dropout_p: float = 0.0, **options: Any) -> Any:
@@ -99,8 +96,8 @@ def factor_on_the_values(query: Tensor, key: Tensor, value: Tensor, dropout_p: f
     def chosen(weights: Tensor, rate: float) -> Tensor:
         return weights.where(torch.rand(weights.shape) >= rate, 0.0)
 
-    found = Steps(drop=chosen).answer(query.to(wide), key.to(wide), rows, dropout_p=dropout_p, **options)
-    return tuple(each.to(query.dtype) for each in found)
+    answer = Steps(drop=chosen).answer(query.to(wide), key.to(wide), rows, dropout_p=dropout_p, **options)
+    return tuple(each.to(query.dtype) for each in answer)
 
 
 def recomputed(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Any:
@@ -114,14 +111,14 @@ def recomputed(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Any
 
 
 def returned_after(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, ...]:
-    seen: list[Tensor] = []
+    dropped: list[Tensor] = []
 
     def mixed(weights: Tensor, rows: Tensor) -> Tensor:
-        seen.append(weights.to(query.dtype))
+        dropped.append(weights.to(query.dtype))
         return mix(weights, rows)
 
     output, _, lse = Steps(mix=mixed).answer(query, key, value, **options)
-    return output, seen[0], lse, seen[0].mean(1)
+    return output, dropped[0], lse, dropped[0].mean(1)
 
 
 def in_numpy(query: Array, key: Array, value: Array, dropout_p: float = 0.0, **options: Any) -> tuple[Array, Array]:
@@ -143,7 +140,6 @@ def in_numpy(query: Array, key: Array, value: Array, dropout_p: float = 0.0, **o
 FEATURES = {Feature.DROPOUT, Feature.GROUPED}
 FUNCTIONS = (factor_on_the_output, factor_on_the_values, recomputed)
 DROPS = (drop, by_select, in_eight_bits, queries_last, by_counter, drawn_twice)
-LAYER = torch_module(DroppingLayer, call_layer, linears(**{role: role for role in ROLES}))
 NUMPY = frozenset({Feature.CORE, Feature.HEADS, Feature.CROSS, Feature.KEY_VALUE, Feature.VALUE_WIDTH, Feature.SCALE})
 RIGHT: tuple[Implementation, ...] = (
     *(op(each.__name__, Steps(drop=each).answer, FEATURES, extras=BOTH) for each in DROPS),
@@ -155,5 +151,5 @@ RIGHT: tuple[Implementation, ...] = (
         Claims(Scope.OP, NUMPY | {Feature.BOOL_MASK, Feature.FLOAT_MASK, Feature.DROPOUT, Feature.WEIGHTS}),
         numpy_op(in_numpy, extras=("weights",)),
     ),
-    Implementation("layer", Claims(Scope.MODULE, MODES | FREE_WIDTHS), LAYER),
+    module("layer", DroppingLayer, call_layer, MODES),
 )

@@ -1,8 +1,6 @@
 """Right implementations of head gates, and right modules that keep, save and differentiate in ways of their own."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -10,20 +8,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attention_conformance.implementations.adapters.modes import module_modes, op_modes
-from attention_conformance.implementations.adapters.torch_module import torch_module
-from attention_conformance.implementations.adapters.torch_op import torch_op
-from attention_conformance.implementations.api.contract import Claims, Implementation
+from attention_conformance.implementations.api.contract import Implementation
 from attention_conformance.implementations.builtin.stepwise.extended_layers import (
     GATED_FEATURES,
     UnbatchedLayer,
     call_gated,
 )
-from attention_conformance.implementations.builtin.stepwise.layer import FREE_WIDTHS, LAYER_PLACES, Layer
-from attention_conformance.implementations.builtin.stepwise.steps import INFINITY, OP_FEATURES, Steps
+from attention_conformance.implementations.builtin.stepwise.layer import LAYER_PLACES, Layer
+from attention_conformance.implementations.builtin.stepwise.steps import INFINITY, Steps
 from attention_conformance.implementations.defects.head_gates import GATES
 from attention_conformance.implementations.defects.modules import MODES
-from attention_conformance.spec.features import Feature, Scope
-from attention_conformance.tests.selftest.right.right import op
+from attention_conformance.spec.features import Feature
+from attention_conformance.tests.selftest.reference.family_styles import gated_weights
+from attention_conformance.tests.selftest.right.right import BOTH, module, op
 
 GATED = GATES | {Feature.GROUPED}
 
@@ -33,15 +30,6 @@ def values_gated(query: Tensor, key: Tensor, value: Tensor, head_gates: Tensor |
 
     def mix(weights: Tensor, v: Tensor) -> Tensor:
         return weights @ (v if head_gates is None else v * head_gates.to(v.dtype)[:, None, None])
-
-    return Steps(mix=mix)(query, key, value, **o)
-
-
-def mixing_gated(query: Tensor, key: Tensor, value: Tensor, head_gates: Tensor | None = None, **o: Any) -> Tensor:
-    """The gates multiply the weights after the softmax."""
-
-    def mix(weights: Tensor, v: Tensor) -> Tensor:
-        return (weights if head_gates is None else weights * head_gates.to(v.dtype)[:, None, None]) @ v
 
     return Steps(mix=mix)(query, key, value, **o)
 
@@ -139,8 +127,8 @@ class _Softmax(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
         (weights,) = ctx.saved_tensors
         weighted = weights * gradients[0]
-        found: Tensor = weighted - weights * weighted.sum(-1, keepdim=True)
-        return found
+        gradient: Tensor = weighted - weights * weighted.sum(-1, keepdim=True)
+        return gradient
 
 
 def gradient_of_its_own(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
@@ -149,30 +137,24 @@ def gradient_of_its_own(query: Tensor, key: Tensor, value: Tensor, **options: An
     return steps(query, key, value, **options)
 
 
-def _layer(name: str, kind: type[Layer], *modes: Feature) -> Implementation:
-    claims = Claims(Scope.MODULE, MODES | FREE_WIDTHS | set(modes))
-    runs = module_modes(kind, call_gated, LAYER_PLACES, *modes)
-    return Implementation(f"module.{name}", claims, torch_module(kind, call_gated, LAYER_PLACES), modes=runs)
-
-
-def _op(name: str, function: Callable[..., Tensor], *modes: Feature) -> Implementation:
-    runs = op_modes(function, *modes)
-    return Implementation(f"op.{name}", Claims(Scope.OP, OP_FEATURES | set(modes)), torch_op(function), modes=runs)
-
-
 RIGHT_GATES = (
     op("gates.values", values_gated, GATED),
-    op("gates.mixing", mixing_gated, GATED),
+    op("gates.mixing", gated_weights(Steps()), GATED, extras=BOTH),
     op("gates.skipped", closed_heads_skipped, GATED),
-    Implementation(
-        "gates.rows",
-        Claims(Scope.MODULE, GATED_FEATURES | FREE_WIDTHS),
-        torch_module(RowsGated, call_gated, LAYER_PLACES),
-    ),
+    module("gates.rows", RowsGated, call_gated, GATED_FEATURES),
 )
+
+
+def _in_modes(name: str, kind: type[Layer], *modes: Feature) -> Implementation:
+    runs = module_modes(kind, call_gated, LAYER_PLACES, *modes)
+    return module(f"module.{name}", kind, call_gated, MODES | set(modes), modes=runs)
+
+
 STATES = (Feature.SAVED, Feature.COPIED, Feature.NO_GRAD)
+DIFFERENTIATED = (Feature.DOUBLE_BACKWARD, Feature.VMAP, Feature.AUTOCAST)
+DIFFERENTIATED_RUNS = op_modes(gradient_of_its_own, *DIFFERENTIATED)
 RIGHT_MODULES = (
-    _layer("kept-while-it-holds", MatrixKeptWhileItHolds, *STATES, Feature.UNBATCHED, Feature.DOUBLE_BACKWARD),
-    _layer("saved-as-one", SavedAsOne, *STATES, Feature.AUTOCAST, Feature.VMAP, Feature.EXPORTED),
-    _op("gradient-of-its-own", gradient_of_its_own, Feature.DOUBLE_BACKWARD, Feature.VMAP, Feature.AUTOCAST),
+    _in_modes("kept-while-it-holds", MatrixKeptWhileItHolds, *STATES, Feature.UNBATCHED, Feature.DOUBLE_BACKWARD),
+    _in_modes("saved-as-one", SavedAsOne, *STATES, Feature.AUTOCAST, Feature.VMAP, Feature.EXPORTED),
+    op("op.gradient-of-its-own", gradient_of_its_own, set(DIFFERENTIATED), modes=DIFFERENTIATED_RUNS),
 )

@@ -1,7 +1,5 @@
 """Right implementations of packed documents in unusual styles: one after another, by one mask, by moved positions."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Right implementations of positions, each by another formula, angles in float32 among them."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -9,29 +7,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attention_conformance.implementations.adapters.torch_op import torch_op
-from attention_conformance.implementations.api.contract import Claims, Implementation
-from attention_conformance.implementations.builtin.stepwise.steps import OP_FEATURES, Steps
+from attention_conformance.implementations.builtin.stepwise.steps import Steps, rotate_by
 from attention_conformance.spec.conventions import Conventions, RotaryPairing
-from attention_conformance.spec.features import Feature, Scope
+from attention_conformance.spec.features import Feature
 from attention_conformance.spec.problem import Array
+from attention_conformance.tests.selftest.reference.family_styles import single_angles
+from attention_conformance.tests.selftest.reference.styles import one_float_mask
 from attention_conformance.tests.selftest.right.right import op
 
 ROTARY = {Feature.ROTARY, Feature.QUERY_START, Feature.GROUPED}
 BIASES = {Feature.ALIBI, Feature.RELATIVE_BIAS, Feature.QUERY_START, Feature.SOFTCAP}
-FUNCTIONS = {Feature.SINUSOIDS, Feature.ALIBI_SLOPES}
 INTERLEAVED = Conventions(rotary_pairing=RotaryPairing.INTERLEAVED)
-
-
-def single_angles(positions: Tensor, count: int, base: float) -> Tensor:
-    """(B, 1, L, count) in float32, the frequencies by the exponential of a logarithm."""
-    exponents = torch.arange(0, 2 * count, 2, dtype=torch.float32) / (2 * count)
-    return positions[:, None, :, None].float() * torch.exp(exponents * -math.log(base))
 
 
 def as_complex_numbers(rows: Tensor, positions: Tensor, base: float) -> Tensor:
     """Neighbouring components are the parts of a complex number, rotated by multiplication with one of length 1."""
-    angles = single_angles(positions, rows.shape[-1] // 2, base)
+    angles = single_angles(positions, rows.shape[-1] // 2, base)[:, None]
     turns = torch.polar(torch.ones_like(angles), angles)
     pairs = torch.view_as_complex(rows.unflatten(-1, (-1, 2)).contiguous())
     return torch.view_as_real(pairs * turns).flatten(-2).to(rows.dtype)
@@ -39,7 +30,7 @@ def as_complex_numbers(rows: Tensor, positions: Tensor, base: float) -> Tensor:
 
 def by_exchanged_halves(rows: Tensor, positions: Tensor, base: float) -> Tensor:
     """rows * cos + (second half negated, first half) * sin, in the dtype of the rows."""
-    angles = single_angles(positions, rows.shape[-1] // 2, base).repeat(1, 1, 1, 2)
+    angles = single_angles(positions, rows.shape[-1] // 2, base)[:, None].repeat(1, 1, 1, 2)
     first, second = rows.chunk(2, -1)
     cosines, sines = angles.cos().to(rows.dtype), angles.sin().to(rows.dtype)
     return rows * cosines + torch.cat([-second, first], -1) * sines
@@ -48,7 +39,7 @@ def by_exchanged_halves(rows: Tensor, positions: Tensor, base: float) -> Tensor:
 def by_matrices(rows: Tensor, positions: Tensor, base: float) -> Tensor:
     """A d by d matrix for each position."""
     count = rows.shape[-1] // 2
-    angles = single_angles(positions, count, base)[:, 0].double()
+    angles = single_angles(positions, count, base).double()
     cosines, sines = torch.diag_embed(angles.cos()), torch.diag_embed(angles.sin())
     matrices = torch.cat([torch.cat([cosines, -sines], -1), torch.cat([sines, cosines], -1)], -2)
     return torch.einsum("blij,bhlj->bhli", matrices.to(rows.dtype), rows)
@@ -58,10 +49,7 @@ def by_power_of_the_base(rows: Tensor, positions: Tensor, base: float) -> Tensor
     """Position over base to the power of a fraction, all in float32, rotated in the halves."""
     count = rows.shape[-1] // 2
     powers = torch.tensor(base, dtype=torch.float32) ** (torch.arange(count, dtype=torch.float32) / count)
-    angles = positions[:, None, :, None].float() / powers
-    first, second = rows.chunk(2, -1)
-    cosines, sines = angles.cos().to(rows.dtype), angles.sin().to(rows.dtype)
-    return torch.cat([cosines * first - sines * second, cosines * second + sines * first], -1)
+    return rotate_by(rows, positions[..., None].float() / powers)
 
 
 def alibi_from_two_sides(scores: Tensor, slopes: Tensor, ahead: Tensor) -> Tensor:
@@ -79,13 +67,11 @@ def one_hot_table(scores: Tensor, table: Tensor, ahead: Tensor) -> Tensor:
 
 def biases_first(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     """Biases of position put into one float mask, in the working dtype, that is added where a mask is."""
-    biases = {name: options.pop(name) for name in ("alibi_slopes", "relative_bias") if name in options}
+    biases: dict[str, Any] = {name: options.pop(name) for name in ("alibi_slopes", "relative_bias") if name in options}
     if not biases:
         return Steps()(query, key, value, **options)
     start = {"query_start": options["query_start"]} if "query_start" in options else {}
-    zeros = torch.zeros_like(query[..., :1]).expand(*query.shape[:-1], key.shape[-2])
-    as_scores = Steps(score=lambda q, k, by: zeros, softmax=lambda scores: scores, mix=lambda scores, v: scores)
-    mask = as_scores(query, key, key, **biases, **start)
+    mask = one_float_mask(query, key, {**biases, **start})
     given = options.pop("attn_mask", None)
     if given is not None:
         mask = mask.masked_fill(~given, -torch.inf) if given.dtype is torch.bool else mask + given
@@ -119,10 +105,10 @@ RIGHT_POSITIONS = (
     op("two-sides", Steps(add_alibi=alibi_from_two_sides, add_relative=one_hot_table), BIASES),
     op("eager.one-hot", Steps(wide=False, add_relative=one_hot_table), BIASES),
     op("biases-first", biases_first, BIASES - {Feature.SOFTCAP}),
-    Implementation(
+    op(
         "functions",
-        Claims(Scope.OP, OP_FEATURES | FUNCTIONS),
-        torch_op(Steps()),
+        Steps(),
+        {Feature.SINUSOIDS, Feature.ALIBI_SLOPES},
         functions={"sinusoids": sinusoids_of_tutorials, "alibi_slopes": slopes_by_multiplication},
     ),
 )

@@ -1,7 +1,5 @@
 """Right implementations of groups, windows and softcaps in unusual styles."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -12,13 +10,9 @@ from torch import Tensor, nn
 from attention_conformance.implementations.adapters.mha_interface import MHA_FEATURES, inputs_of
 from attention_conformance.implementations.adapters.op_options import extra_options
 from attention_conformance.implementations.adapters.tensors import Tensors
-from attention_conformance.implementations.adapters.torch_module import linears, torch_module
-from attention_conformance.implementations.adapters.torch_op import torch_op
-from attention_conformance.implementations.api.contract import Claims, Implementation
+from attention_conformance.implementations.api.contract import Implementation
 from attention_conformance.implementations.builtin.stepwise.extended_layers import GroupedLayer
-from attention_conformance.implementations.builtin.stepwise.layer import FREE_WIDTHS, ROLES
 from attention_conformance.implementations.builtin.stepwise.steps import (
-    OP_FEATURES,
     CallOptions,
     Steps,
     add_bottom_right,
@@ -34,10 +28,11 @@ from attention_conformance.implementations.defects.grouped import GROUPED, TILED
 from attention_conformance.implementations.defects.softcap import SOFTCAP
 from attention_conformance.implementations.defects.window import INCLUDING, STARTED, Window
 from attention_conformance.spec.conventions import Alignment, Conventions, EmptyRow, SoftmaxPrecision
-from attention_conformance.spec.features import Feature, Scope
+from attention_conformance.spec.features import Feature
 from attention_conformance.spec.problem import Problem
+from attention_conformance.tests.selftest.reference.family_styles import cap_by_exponentials
 from attention_conformance.tests.selftest.reference.styles import plain_softmax, written_out
-from attention_conformance.tests.selftest.right.right import BOTH, op
+from attention_conformance.tests.selftest.right.right import BOTH, module, op
 
 MASKS = frozenset({Feature.BOOL_MASK, Feature.FLOAT_MASK, Feature.MASK_GRADIENT, Feature.KEY_PADDING})
 STEEP = 20.0
@@ -129,10 +124,6 @@ def tanh_by_expm1(scores: Tensor, softcap: float) -> Tensor:
     return softcap * (e / (e + 2))
 
 
-def tanh_by_logistic(scores: Tensor, softcap: float) -> Tensor:
-    return 2 * softcap * torch.sigmoid(2 / softcap * scores) - softcap
-
-
 def cap_in_single(scores: Tensor, softcap: float) -> Tensor:
     return cap(scores.float(), softcap).to(scores.dtype)
 
@@ -158,8 +149,8 @@ class SavedCap(torch.autograd.Function):
 
 
 def saved_cap(scores: Tensor, softcap: float) -> Tensor:
-    found: Tensor = SavedCap.apply(scores, softcap)  # type: ignore[no-untyped-call]
-    return found
+    capped: Tensor = SavedCap.apply(scores, softcap)  # type: ignore[no-untyped-call]
+    return capped
 
 
 def cap_within_the_scale(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
@@ -170,17 +161,13 @@ def cap_within_the_scale(query: Tensor, key: Tensor, value: Tensor, **options: A
     return steps(query, key, value, scale=by, **options)
 
 
-def call_layer(module: nn.Module, given: Tensors, problem: Problem) -> Any:
+def call_layer(layer: nn.Module, given: Tensors, problem: Problem) -> Any:
     masks = {name: given[name] for name in ("attn_mask", "key_padding_mask") if name in given}
-    return module(*inputs_of(given), **masks, is_causal=problem.causal, **extra_options(problem, given))
+    return layer(*inputs_of(given), **masks, is_causal=problem.causal, **extra_options(problem, given))
 
 
 def _op(name: str, steps: Steps, features: frozenset[Feature], **conventions: Any) -> Implementation:
     return op(name, steps.answer, features, extras=BOTH, conventions=Conventions(**conventions))
-
-
-def _without_masks(name: str, function: Callable[..., Tensor]) -> Implementation:
-    return Implementation(name, Claims(Scope.OP, (OP_FEATURES | STARTED) - MASKS), torch_op(function))
 
 
 def _empty(answer: EmptyRow) -> dict[str, Any]:
@@ -190,26 +177,21 @@ def _empty(answer: EmptyRow) -> dict[str, Any]:
 FROM_THE_END = Steps(positions=bottom_right_places, add_causal=add_bottom_right)
 BOTTOM_RIGHT: dict[str, Any] = {"causal_alignment": Alignment.BOTTOM_RIGHT}
 NAN, MEAN = ({**BOTTOM_RIGHT, **_empty(answer)} for answer in (EmptyRow.NAN, EmptyRow.UNIFORM))
-LAYER = Implementation(
-    "layer",
-    Claims(Scope.MODULE, MHA_FEATURES | FREE_WIDTHS | GROUPED | STARTED | SOFTCAP),
-    torch_module(GroupedLayer, call_layer, linears(**{role: role for role in ROLES})),
-)
 SINGLE = Steps(cap=cap_in_single, softmax=softmax_in_single)
 RIGHT: tuple[Implementation, ...] = (
     _op("groups.one-product", Steps(repeat_kv=unshared, score=one_product, mix=one_mixture), GROUPED),
     _op("groups.einsum", Steps(repeat_kv=unshared, score=grouped_einsum, mix=grouped_mixture), GROUPED),
     _op("groups.expanded", Steps(wide=False, repeat_kv=expanded, softmax=written_out), GROUPED),
     _op("groups.tiled", Steps(repeat_kv=repeat_kv_tiled), GROUPED, group_order=TILED.group_order),
-    LAYER,
-    _without_masks("window.row-by-row", windows_cut_out(1)),
-    _without_masks("window.tiles", windows_cut_out(4)),
+    module("layer", GroupedLayer, call_layer, MHA_FEATURES | GROUPED | STARTED | SOFTCAP),
+    op("window.row-by-row", windows_cut_out(1), STARTED, without=MASKS),
+    op("window.tiles", windows_cut_out(4), STARTED, without=MASKS),
     _op("window.additive", Steps(wide=False, add_window=additive_window), STARTED),
     _op("window.including", Steps(add_window=including_window), STARTED, window_count=INCLUDING.window_count),
     _op("window.from-the-end", replace(FROM_THE_END, softmax=plain_softmax), STARTED, **NAN),
     _op("window.mean-of-nothing", replace(FROM_THE_END, softmax=softmax_of_finite), STARTED, **MEAN),
     _op("softcap.expm1", Steps(cap=tanh_by_expm1), SOFTCAP),
-    _op("softcap.logistic", Steps(cap=tanh_by_logistic), SOFTCAP),
+    _op("softcap.logistic", Steps(cap=cap_by_exponentials), SOFTCAP),
     _op("softcap.saved", Steps(cap=saved_cap), SOFTCAP),
     _op("softcap.eager", Steps(wide=False, softmax=written_out), SOFTCAP),
     op("softcap.within-the-scale", cap_within_the_scale, SOFTCAP),

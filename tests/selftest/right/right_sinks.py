@@ -1,25 +1,21 @@
-"""Right implementations of sinks and further keys, each by another formula."""
-
-from __future__ import annotations
+"""Right implementations of sinks and extra keys, each by another formula."""
 
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from attention_conformance.implementations.adapters.torch_module import torch_module
-from attention_conformance.implementations.api.contract import Claims, Implementation
 from attention_conformance.implementations.builtin.stepwise.extended_layers import (
     KEYED_FEATURES,
     KEYED_PLACES,
     KeyedLayer,
     call_keyed,
 )
-from attention_conformance.implementations.builtin.stepwise.layer import FREE_WIDTHS
-from attention_conformance.implementations.builtin.stepwise.steps import Steps, accumulator
-from attention_conformance.spec.features import Feature, Scope
+from attention_conformance.implementations.builtin.stepwise.steps import Steps, accumulator, repeat_kv
+from attention_conformance.spec.features import Feature
 from attention_conformance.tests.selftest.reference.family_styles import rescaled_for_sinks
-from attention_conformance.tests.selftest.right.right import BOTH, op
+from attention_conformance.tests.selftest.reference.styles import scores_of
+from attention_conformance.tests.selftest.right.right import BOTH, module, op
 
 SINKS = {Feature.SINKS, Feature.SOFTCAP, Feature.GROUPED, Feature.WINDOW}
 ZERO = {Feature.ZERO_ATTN, Feature.WINDOW, Feature.ALIBI}
@@ -30,11 +26,9 @@ def by_starting_state(query: Tensor, key: Tensor, value: Tensor, **options: Any)
     sinks = options.pop("sinks", None)
     if sinks is None:
         return Steps().answer(query, key, value, **options)
-    found: list[Tensor] = []
-    wide = [x.to(accumulator(query.dtype)) for x in (query, key, value)]
-    Steps(softmax=lambda scores: found.append(scores) or scores).answer(*wide, **options)  # type: ignore[func-returns-value]
-    v = wide[2].repeat_interleave(query.shape[1] // value.shape[1], 1)
-    return tuple(x.to(query.dtype) for x in _key_by_key(found[0], v, sinks))
+    q, k, v = (x.to(accumulator(query.dtype)) for x in (query, key, value))
+    answer = _key_by_key(scores_of(q, k, options), repeat_kv(v, q.shape[1]), sinks)
+    return tuple(x.to(query.dtype) for x in answer)
 
 
 def _key_by_key(scores: Tensor, value: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -42,8 +36,8 @@ def _key_by_key(scores: Tensor, value: Tensor, sinks: Tensor) -> tuple[Tensor, T
     whole, mixed = torch.ones_like(top), torch.zeros_like(scores[..., :1]) * value[:, :, :1]
     for s, v in zip(scores.split(1, -1), value.split(1, -2), strict=True):
         higher = torch.maximum(top, s).detach()
-        e, kept = (s - higher).exp(), (top - higher).exp()
-        whole, mixed, top = whole * kept + e, mixed * kept + e @ v, higher
+        e, earlier = (s - higher).exp(), (top - higher).exp()
+        whole, mixed, top = whole * earlier + e, mixed * earlier + e @ v, higher
     return mixed / whole, (scores - top).exp() / whole, (top + whole.log())[..., 0]
 
 
@@ -57,7 +51,7 @@ def zero_key_as_sink(query: Tensor, key: Tensor, value: Tensor, **options: Any) 
 
 
 class RolledLayer(KeyedLayer):
-    """Further keys come first, masks are lengthened at their start, and the weights are put in order at the end."""
+    """Extra keys come first, masks are lengthened at their start, and the weights are put in order at the end."""
 
     def followed(self, rows: Tensor, name: str, zero: bool) -> Tensor:
         longer = super().followed(rows, name, zero)
@@ -71,16 +65,11 @@ class RolledLayer(KeyedLayer):
         return output, weights.roll(key.shape[-2] - weights.shape[-1], -1)
 
 
-def _layer(name: str, kind: type[KeyedLayer]) -> Implementation:
-    claims = Claims(Scope.MODULE, KEYED_FEATURES | FREE_WIDTHS | {Feature.WEIGHTS})
-    return Implementation(name, claims, torch_module(kind, call_keyed, KEYED_PLACES, extras=("weights",)))
-
-
 RIGHT_SINKS = (
     op("steps", Steps().answer, SINKS | ZERO, extras=BOTH),
     op("logistic", rescaled_for_sinks(Steps()), SINKS, extras=BOTH),
     op("starting-state", by_starting_state, SINKS, extras=BOTH),
     op("zero-key-as-sink", zero_key_as_sink, ZERO, extras=BOTH),
-    _layer("keyed", KeyedLayer),
-    _layer("rolled", RolledLayer),
+    module("keyed", KeyedLayer, call_keyed, KEYED_FEATURES, places=KEYED_PLACES, extras=("weights",)),
+    module("rolled", RolledLayer, call_keyed, KEYED_FEATURES, places=KEYED_PLACES, extras=("weights",)),
 )

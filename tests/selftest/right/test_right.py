@@ -1,7 +1,5 @@
 """Right implementations pass everything that they claim, however unusual their style is."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Cases: written down as JSON and read back, and combined so that all pairs of options meet."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -126,9 +124,9 @@ def little(case: Case) -> bool:
 @pytest.mark.parametrize("allowed", [anything, little])
 @pytest.mark.parametrize("conventions", CONVENTIONS, ids=str)
 def test_every_pair_of_options_that_can_meet_does(conventions: Conventions, allowed: Callable[[Case], bool]) -> None:
-    found = combinations(allowed, conventions)
+    cases = combinations(allowed, conventions)
     names = [name for name in FACTORS if name != "num_kv_heads"]
-    met = {(a, level(case, a), b, level(case, b)) for case in found for a, b in subsets(names, 2)}
+    met = {(a, level(case, a), b, level(case, b)) for case in cases for a, b in subsets(names, 2)}
     for a, b in subsets(names, 2):
         for x, y in product(*([x for x in FACTORS[n] if allowed(combined({n: x}))] for n in (a, b))):
             pair = combined({a: x, b: y})
@@ -140,24 +138,24 @@ def test_the_stored_pairs_are_those_of_the_library() -> None:
 
 
 def test_grouped_heads_meet_every_option() -> None:
-    found = [c for c in combinations(anything, Conventions()) if c.sizes.num_kv_heads]
+    cases = [c for c in combinations(anything, Conventions()) if c.sizes.num_kv_heads]
     for name in FACTORS.keys() - {"num_kv_heads", "sizes"}:
-        assert {level(case, name) for case in found} == set(FACTORS[name]), name
+        assert {level(case, name) for case in cases} == set(FACTORS[name]), name
 
 
 @pytest.mark.parametrize("conventions", CONVENTIONS, ids=str)
 def test_combinations_are_few_and_leave_no_row_empty(conventions: Conventions) -> None:
-    found = combinations(anything, conventions)
-    assert len(found) == len(set(found)) < 100
-    for case in found:
+    cases = combinations(anything, conventions)
+    assert len(cases) == len(set(cases)) < 100
+    for case in cases:
         assert mended(case, conventions) == case
         assert allowed_keys(build(case, "float64"), conventions).any(-1).all(), case
 
 
 def test_combinations_keep_to_what_is_allowed() -> None:
-    found = combinations(several_heads_without_causal, Conventions())
-    assert all(several_heads_without_causal(case) for case in found)
-    assert found == combinations(several_heads_without_causal, Conventions())
+    cases = combinations(several_heads_without_causal, Conventions())
+    assert all(several_heads_without_causal(case) for case in cases)
+    assert cases == combinations(several_heads_without_causal, Conventions())
 
 
 def test_triples_are_more() -> None:

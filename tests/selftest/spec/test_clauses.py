@@ -1,7 +1,5 @@
 """The parser of the chapters, and what the specification's own chapters keep to."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import FrozenInstanceError, fields
 from itertools import pairwise
@@ -247,5 +245,5 @@ def test_references_to_equations_have_a_target() -> None:
     text = own_text()
     tags = set(re.findall(r"\\tag\{(.*?)\}", text))
     prose = re.sub(r"(?m)^- sources: .*$", "", text)
-    found = set(re.findall(r"(?<![\w.])\d+\.\d+(?![\w])", prose))
-    assert found == tags
+    references = set(re.findall(r"(?<![\w.])\d+\.\d+(?![\w])", prose))
+    assert references == tags

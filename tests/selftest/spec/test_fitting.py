@@ -1,7 +1,5 @@
 """Fitting: the nearest case that claims allow, and the reason where there is none."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -36,9 +34,9 @@ def without(claims: Claims, *features: Feature) -> Claims:
 
 
 def fitted(case: Case, claims: Claims) -> Case:
-    found = fit(case, claims)
-    assert isinstance(found, Case)
-    return found
+    nearest = fit(case, claims)
+    assert isinstance(nearest, Case)
+    return nearest
 
 
 def form_of(case: Case, claims: Claims) -> ModuleForm:
@@ -95,11 +93,11 @@ def test_inputs_are_shared_as_claimed(missing: tuple[Feature, ...], sharing: Sha
 
 @pytest.mark.parametrize("sharing", list(Sharing))
 def test_inputs_that_a_case_shares_stay_shared(sharing: Sharing) -> None:
-    found = fitted(replace(Case(), module=replace(form_of(Case(), MODULE), sharing=sharing)), MODULE)
-    assert found.module is not None
-    assert found.module.sharing is sharing
-    assert (found.sizes.query_length == found.sizes.key_length) is (sharing is Sharing.SELF)
-    assert fitted(found.sized(key_length=9), MODULE).module == found.module
+    nearest = fitted(replace(Case(), module=replace(form_of(Case(), MODULE), sharing=sharing)), MODULE)
+    assert nearest.module is not None
+    assert nearest.module.sharing is sharing
+    assert (nearest.sizes.query_length == nearest.sizes.key_length) is (sharing is Sharing.SELF)
+    assert fitted(nearest.sized(key_length=9), MODULE).module == nearest.module
 
 
 def test_widths_follow_the_claims() -> None:
@@ -128,14 +126,14 @@ def test_tied_widths_bear_no_chosen_scores() -> None:
 @pytest.mark.parametrize("implementation", BUILTIN, ids=lambda i: i.name)
 def test_what_fits_can_be_built_and_fits_again(implementation: Implementation) -> None:
     claims = implementation.claims
-    wanted = combinations(lambda case: isinstance(fit(case, claims), Case), claims.conventions)
-    found = [case for w in wanted if isinstance(case := fit(w, claims), Case)]
-    assert found
-    for case in found:
+    drawn = combinations(lambda case: isinstance(fit(case, claims), Case), claims.conventions)
+    cases = [case for each in drawn if isinstance(case := fit(each, claims), Case)]
+    assert cases
+    for case in cases:
         problem = build(case, "float32")
         assert problem.scope is claims.scope
         assert fit(case, claims) == case
-    assert {case.causal for case in found} == {False, Feature.CAUSAL in claims}
+    assert {case.causal for case in cases} == {False, Feature.CAUSAL in claims}
 
 
 def test_conventions_do_not_change_the_fit() -> None:

@@ -44,7 +44,7 @@ def test_fields_and_arrays_of_every_dtype_are_read_back() -> None:
 
 def test_the_library_of_the_format_reads_a_message() -> None:
     blob = encode(Message(FIELDS, ARRAYS))[LENGTH:]
-    tensors = dict(deserialize(blob))
+    tensors = dict(deserialize(blob))  # type: ignore[no-untyped-call]  # the library has no types
     assert set(tensors) == set(ARRAYS)
     for name, entry in tensors.items():
         assert (entry["dtype"], list(entry["shape"]), bytes(entry["data"])) == (name, [2, 1, 3], ARRAYS[name].tobytes())

@@ -1,6 +1,4 @@
-"""The further arrays of a case: there where they are asked for, telling, and drawn apart from everything else."""
-
-from __future__ import annotations
+"""The extra arrays of a case: drawn where an option needs them, informative, and independent of all others."""
 
 from dataclasses import replace
 
@@ -13,7 +11,7 @@ from attention_conformance.spec.features import Packing
 from attention_conformance.spec.inputs import build
 from attention_conformance.spec.problem import DTYPES
 
-ASKED = {
+NEEDED = {
     "sinks": Case().extended(sinks=True),
     "alibi_slopes": Case().extended(alibi=True),
     "relative_bias": Case().extended(relative_bias=4),
@@ -29,54 +27,54 @@ LENGTHS = ((3, 3), (5, 7), (9, 9), (9, 4), (31, 64))
 def documents(packing: Packing, query_length: int, key_length: int, batch: int = 3) -> list[list[list[int]]]:
     """For each sample the counts of each document's queries, then of its keys."""
     case = Case().sized(batch=batch, query_length=query_length, key_length=key_length).extended(packing=packing)
-    found = extra_arrays(case)
+    arrays = extra_arrays(case)
     if case.extension.has_lengths:
-        return [[found["query_lengths"].tolist(), found["key_lengths"].tolist()]] * batch
-    ids = [found["query_segments"], found["key_segments"]]
+        return [[arrays["query_lengths"].tolist(), arrays["key_lengths"].tolist()]] * batch
+    ids = [arrays["query_segments"], arrays["key_segments"]]
     return [[np.bincount(array[b], minlength=3).tolist() for array in ids] for b in range(batch)]
 
 
-def test_nothing_is_drawn_that_is_not_asked_for() -> None:
+def test_nothing_is_drawn_without_an_option() -> None:
     assert extra_arrays(Case()) == {}
     assert extra_parameters(Case()) == {}
 
 
-@pytest.mark.parametrize("name", ASKED)
-def test_what_is_asked_for_is_there(name: str) -> None:
-    found = extra_arrays(ASKED[name])
-    assert set(found) == {name}
-    assert found[name].shape == SHAPES[name]
+@pytest.mark.parametrize("name", NEEDED)
+def test_an_option_has_its_array(name: str) -> None:
+    arrays = extra_arrays(NEEDED[name])
+    assert set(arrays) == {name}
+    assert arrays[name].shape == SHAPES[name]
     # No two alike, and none that a wrong sum or product would leave as it is.
-    assert len(np.unique(found[name])) == found[name].size
-    assert not np.isin(found[name], (0.0, 1.0)).any()
+    assert len(np.unique(arrays[name])) == arrays[name].size
+    assert not np.isin(arrays[name], (0.0, 1.0)).any()
 
 
 def test_slopes_are_positive_and_gates_of_both_signs() -> None:
-    assert (extra_arrays(ASKED["alibi_slopes"])["alibi_slopes"] > 0.0).all()
-    assert set(np.sign(extra_arrays(ASKED["head_gates"])["head_gates"])) == {-1.0, 1.0}
+    assert (extra_arrays(NEEDED["alibi_slopes"])["alibi_slopes"] > 0.0).all()
+    assert set(np.sign(extra_arrays(NEEDED["head_gates"])["head_gates"])) == {-1.0, 1.0}
 
 
-def test_further_keys_are_as_wide_as_the_key_heads() -> None:
+def test_extra_keys_are_as_wide_as_the_key_heads() -> None:
     sizes = Sizes(num_heads=6, num_kv_heads=2, d_k=4, d_v=3)
-    found = extra_parameters(Case(sizes=sizes).extended(bias_kv=True))
-    assert {name: array.shape for name, array in found.items()} == {"bias_k": (8,), "bias_v": (6,)}
+    arrays = extra_parameters(Case(sizes=sizes).extended(bias_kv=True))
+    assert {name: array.shape for name, array in arrays.items()} == {"bias_k": (8,), "bias_v": (6,)}
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_an_option_changes_nothing_else(dtype: str) -> None:
     plain = Case(module=FORM)
-    asked = plain.extended(sinks=True, head_gates=True, relative_bias=1, bias_kv=True, alibi=True)
-    before, after = build(plain, dtype).arrays(), build(asked, dtype).arrays()
+    extended = plain.extended(sinks=True, head_gates=True, relative_bias=1, bias_kv=True, alibi=True)
+    before, after = build(plain, dtype).arrays(), build(extended, dtype).arrays()
     assert set(after) - set(before) == {"sinks", "head_gates", "relative_bias", "alibi_slopes", "bias_k", "bias_v"}
     assert all(np.array_equal(array, after[name]) for name, array in before.items())
 
 
 def test_another_seed_draws_other_numbers() -> None:
-    for name, case in ASKED.items():
+    for name, case in NEEDED.items():
         assert not np.isin(extra_arrays(case)[name], extra_arrays(replace(case, seed=1))[name]).any()
 
 
-def test_gradients_are_asked_of_what_is_learned() -> None:
+def test_learned_arrays_need_gradients() -> None:
     everything = {"sinks": True, "head_gates": True, "relative_bias": 1, "alibi": True}
     case = Case().extended(packing=Packing.SEGMENTS, **everything)
     assert set(build(case, "float64").needs) == {"query", "key", "value", "sinks", "head_gates", "relative_bias"}
