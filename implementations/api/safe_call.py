@@ -17,6 +17,10 @@ RETURNED = ("weights", "averaged_weights", "log_sum_exp")
 """The parts of a `Result` that may be None."""
 
 
+LONGEST = 1000
+"""Characters of an exception's message that are read."""
+
+
 class CandidateError(Exception):
     """The candidate raised, or returned something that cannot be compared; the message is one line.
 
@@ -135,7 +139,7 @@ def _parts(result: Result) -> Iterator[tuple[str, object]]:
 
 def _first_line(error: BaseException) -> str:
     try:
-        lines = str(error).strip().splitlines()
+        lines = str(error)[:LONGEST].strip().splitlines()
     except Exception:  # an exception of the candidate's own, which may be as broken as the candidate
         lines = []
     return lines[0] if lines else ""

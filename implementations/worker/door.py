@@ -81,7 +81,11 @@ class Door:
         os.set_blocking(self.process.stdin.fileno(), False)
         os.set_blocking(self.process.stdout.fileno(), False)
         self.output = Output(self.process.stderr)
-        return self._request(Message({**self.hello, "request": "hello"}), max(STARTING, self.deadline))
+        try:
+            return self._request(Message({**self.hello, "request": "hello"}), max(STARTING, self.deadline))
+        except (CandidateError, TargetError):
+            self.end()
+            raise
 
     def request(self, message: Message, work: float = 0.0) -> Message:
         """The answer to a request, by a worker that is started again if it was lost.
@@ -108,7 +112,7 @@ class Door:
             self._write(encode(Message({**message.fields, "number": self.number}, message.arrays)), end)
             answer = self._read(end)
         except TimeoutError:
-            raise self._lost(f"gave no answer within {seconds:.3g} s", late=True) from None
+            raise self._lost(f"gave no answer within {seconds:.2g} s", late=True) from None
         except (EOFError, OSError):
             raise self._lost(self._death()) from None
         except WireError as error:

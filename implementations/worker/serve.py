@@ -72,7 +72,10 @@ class Worker:
         given = self.given = request.fields
         load_target(given["target"])
         self.before = global_state()
-        loaded = candidate(given["target"], given["conventions"], given["device"])
+        try:
+            loaded = candidate(given["target"], given["conventions"], given["device"])
+        except KeyboardInterrupt:
+            raise TargetError(f"{given['target']}: it raised KeyboardInterrupt when it was first called") from None
         self.implementation = loaded
         return Message(
             {

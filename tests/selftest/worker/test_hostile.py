@@ -25,10 +25,10 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 calls = 0
 
 def judged():
-    # Detection makes fewer calls than this.
+    # Detection makes 13 calls.
     global calls
     calls += 1
-    return calls > 150
+    return calls > 14
 """
 BODY = "def attention(query, key, value):\n    {}\n    return sdpa(query, key, value)\n"
 DYING = {
@@ -46,8 +46,7 @@ DYING = {
     "another program": ("if judged(): os.execv('/bin/true', ['true'])", "ended its process with exit status 0"),
     "closed streams": ("if judged(): os.closerange(0, 99)", "its process"),
     "writing to every stream": (
-        "if judged(): [os.write(n, b'x' * 99) for n in range(3, 30) if os.path.exists(f'/proc/self/fd/{n}') "
-        "and not os.get_inheritable(n) and os.fstat(n).st_mode & 0o010000]",
+        "for n in range(3, 30) if judged() else ():\n        try: os.write(n, b'x' * 99)\n        except OSError: pass",
         "sent what is no answer",
     ),
 }
@@ -60,7 +59,7 @@ LATE = {
     "sleep": "if judged(): time.sleep(1000)",
 }
 RAISING = {
-    "KeyboardInterrupt": ("raise KeyboardInterrupt", "raised KeyboardInterrupt"),
+    "KeyboardInterrupt": ("if judged(): raise KeyboardInterrupt", "raised KeyboardInterrupt"),
     "SystemExit": ("if judged(): sys.exit(0)", "raised SystemExit: 0"),
     "GeneratorExit": ("if judged(): raise GeneratorExit", "raised GeneratorExit"),
     "MemoryError": ("if judged(): raise MemoryError('none left')", "raised MemoryError: none left"),
