@@ -19,6 +19,7 @@ ROOMS = (
     "implementations.adapters",
     "implementations.builtin",
     "implementations.discovery",
+    "implementations.worker",
     "implementations.defects",
     "tests.report",
     "tests.harness.judge",
