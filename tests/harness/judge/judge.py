@@ -32,7 +32,7 @@ from attention_conformance.spec.conventions import Conventions
 from attention_conformance.spec.features import Feature
 from attention_conformance.spec.inputs import build
 from attention_conformance.spec.problem import Array, Problem
-from attention_conformance.tests.harness.judge.comparison import Comparison, compare
+from attention_conformance.tests.harness.judge.comparison import Comparison, compare, no_answer
 from attention_conformance.tests.harness.judge.influence import wrong_keys
 from attention_conformance.tests.harness.judge.tally import Counts, Tally
 from attention_conformance.tests.report.verdict import Failure, FailureKind
@@ -388,16 +388,6 @@ class Judge:
         else:
             message = f"{what} was accepted, with an answer of shape {result.output.shape}"
             self.assert_that(case, False, message, kind=FailureKind.ACCEPTED)
-
-
-def no_answer(error: CandidateError) -> Comparison:
-    """The outcome of a comparison for which the candidate gave no usable answer."""
-    if isinstance(error, LostError):
-        kind = FailureKind.TIMED_OUT if error.late else FailureKind.DIED
-        return Comparison(np.inf, f"the candidate {error}", kind=kind, summary=str(kind))
-    if error.exception:
-        return Comparison(np.inf, str(error), kind=FailureKind.RAISED, summary=f"raised {error.exception}")
-    return Comparison(np.inf, str(error), kind=FailureKind.WRONG_TYPE)
 
 
 def _selected(got: Array | None, of: Callable[[Array], Array]) -> Array | None:
