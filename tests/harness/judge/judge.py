@@ -22,8 +22,8 @@ from attention_conformance.implementations.api.safe_call import (
     function_answer,
     guarded,
 )
-from attention_conformance.implementations.worker.observer import LocalObserver, Observer
-from attention_conformance.implementations.worker.remote import Remote
+from attention_conformance.implementations.worker.observer import Observer
+from attention_conformance.implementations.worker.remote import observer_of
 from attention_conformance.reference.bounds.precision import unit_roundoff
 from attention_conformance.reference.expected import Expected, Solution, solve
 from attention_conformance.reference.stacking import solve_each, stackable
@@ -119,12 +119,6 @@ class Judge:
     def conventions(self) -> Conventions:
         return self.claims.conventions
 
-    @property
-    def lost(self) -> str:
-        """Why the candidate is not run any more; empty if it is."""
-        run = self.implementation.run
-        return run.door.exhausted if isinstance(run, Remote) else ""
-
     def cases(self, *proposed: Case) -> Iterator[Case]:
         """The proposed cases as near as the claims allow, each once; why a case is left out is noted.
 
@@ -201,8 +195,7 @@ class Judge:
     @property
     def observer(self) -> Observer:
         """What observes the process in which the candidate's calls are made."""
-        run = self.implementation.run
-        return run if isinstance(run, Remote) else LocalObserver(self.implementation)
+        return observer_of(self.implementation)
 
     def call(self, name: str, *arguments: int) -> Array:
         """What a plain function of the candidate returns."""
