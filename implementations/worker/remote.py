@@ -33,7 +33,7 @@ from attention_conformance.spec.problem import Array, Problem
 
 
 def isolated_candidate(
-    target: str, settings: Mapping[str, str], device: str = "cpu", deadline: float = CALL
+    target: str, settings: Mapping[str, str], device: str = "cpu", deadline: float = CALL, memory: int | None = None
 ) -> Implementation:
     """The candidate that a target names, in a process of its own. One that does not survive its start fails the core.
 
@@ -43,7 +43,9 @@ def isolated_candidate(
     """
     Conventions().claiming(settings)
     name = Target.parse(target).parts[-1]
-    door = Door({"target": target, "conventions": dict(settings), "device": device}, deadline=deadline)
+    door = Door(
+        {"target": target, "conventions": dict(settings), "device": device, "memory": memory}, deadline=deadline
+    )
     try:
         return remote_implementation(door)
     except CandidateError:

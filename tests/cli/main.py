@@ -25,6 +25,7 @@ CHECK_OPTIONS = (
     "--tier",
     "--report",
     "--deadline",
+    "--memory",
     "--in-process",
     *EXPECTED,
     "--implementation",

@@ -25,6 +25,7 @@ class RunSettings:
         propose: whether entries for such a file are printed.
         isolated: whether each candidate is called in a process of its own.
         deadline: seconds for a small call there.
+        memory: bytes that each may allocate there; None: half of what is free.
     """
 
     candidates: tuple[str, ...] = ()
@@ -39,6 +40,7 @@ class RunSettings:
     propose: bool = False
     isolated: bool = True
     deadline: float = CALL
+    memory: int | None = None
 
     @property
     def all_builtin(self) -> bool:
@@ -48,7 +50,13 @@ class RunSettings:
     def loader(self) -> Callable[[str], Implementation]:
         """What makes an implementation of a target; see `discovery.candidates.candidate` for what it raises."""
         if self.isolated:
-            return partial(isolated_candidate, settings=self.conventions, device=self.device, deadline=self.deadline)
+            return partial(
+                isolated_candidate,
+                settings=self.conventions,
+                device=self.device,
+                deadline=self.deadline,
+                memory=self.memory,
+            )
         return partial(candidate, settings=self.conventions, device=self.device)
 
     def judge(self, implementation: Implementation, dtype: str) -> Judge:
