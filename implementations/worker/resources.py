@@ -73,7 +73,7 @@ def limit_memory(size: int | None) -> int | None:
         size = max(LEAST, int(free * SHARE))
     if size is None or sys.platform != "linux":
         return None
-    import resource  # noqa: PLC0415 -- not on every system
+    import resource  # not on every system
 
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     size = size if hard == resource.RLIM_INFINITY else min(size, hard)

@@ -78,7 +78,7 @@ def test_sizes_are_read(text: str, size: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "8", "-8G", "much", "8X", "255M", "8G8"])
 def test_what_is_no_size_is_refused(text: str) -> None:
-    with pytest.raises(argparse.ArgumentTypeError, match="no size of memory|less than a worker"):
+    with pytest.raises(argparse.ArgumentTypeError, match=r"no size of memory|less than a worker"):
         OPTIONS["--memory"]["type"](text)
 
 
