@@ -204,6 +204,12 @@ class Judge:
         run = self.implementation.run
         return run if isinstance(run, Remote) else LocalObserver(self.implementation)
 
+    def observes(self, request: str) -> bool:
+        """Whether an observation, by the name of its request, can be made; why it cannot is noted."""
+        if reason := self.observer.lacks(request, self.device):
+            self.unsupported.append(reason)
+        return not reason
+
     def call(self, name: str, *arguments: int) -> Array:
         """What a plain function of the candidate returns."""
         with kept_global_state():
