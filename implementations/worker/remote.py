@@ -91,13 +91,18 @@ def remote_implementation(door: Door) -> Implementation:
     """
     answer = door.start().fields
     try:
-        return _implementation(door, Hello.of(answer))
+        return implementation_of(door, Hello.of(answer))
     except ValueError as error:
         door.end()
         raise TargetError(f"its hello cannot be used: {shortened(error)}") from error
 
 
-def _implementation(door: Door, hello: Hello) -> Implementation:
+def implementation_of(door: Door, hello: Hello) -> Implementation:
+    """The candidate behind a door, as its worker states it.
+
+    Raises:
+        ValueError: its claims do not go together.
+    """
     requests, claims = frozenset(hello.requests), hello.claims
     remote = partial(Remote, door, requests=requests)
     return Implementation(

@@ -130,9 +130,8 @@ def _candidates(settings: RunSettings) -> Selection:
         with hushed():
             commanded = tuple(map(settings.commanded, settings.commands))
             loaded = (*candidates(settings.candidates, settings.loader()), *commanded)
-        _require_different(loaded)
         expected, notes = expecting(loaded, targets, settings.expected, date.today())
-        return Selection(expected, settings.clauses, settings.dtypes, notes)
+        selection = Selection(expected, settings.clauses, settings.dtypes, notes)
     except KeyboardInterrupt:
         named = ", ".join((*settings.candidates, *settings.commands))
         raise pytest.exit.Exception(f"interrupted while {named} was called for the first time", 2) from None
@@ -140,9 +139,16 @@ def _candidates(settings: RunSettings) -> Selection:
         raise UsageError(str(error)) from error
     except ValueError as error:
         raise UsageError(f"--convention: {error}") from error
+    require_different(loaded)
+    return selection
 
 
-def _require_different(loaded: Sequence[Implementation]) -> None:
+def require_different(loaded: Sequence[Implementation]) -> None:
+    """Checks that candidates have different names.
+
+    Raises:
+        UsageError: two have the same.
+    """
     names = [each.name for each in loaded]
     if again := [name for number, name in enumerate(names) if name in names[:number]]:
         raise UsageError(f"two candidates have the name {again[0]!r}: let each worker give a name of its own")
