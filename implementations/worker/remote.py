@@ -28,6 +28,7 @@ from attention_conformance.implementations.worker.elsewhere import worker_comman
 from attention_conformance.implementations.worker.forms import problem_message, result_of
 from attention_conformance.implementations.worker.hello import REQUESTS, Hello
 from attention_conformance.implementations.worker.limits import CALL
+from attention_conformance.implementations.worker.observer import LocalObserver, Observer
 from attention_conformance.implementations.worker.wire import Message
 from attention_conformance.spec.cases import Case
 from attention_conformance.spec.conventions import Conventions
@@ -213,6 +214,18 @@ class Remote:
     def _request(self, request: str, problem: Problem, device: str, **more: Any) -> Message:
         message = problem_message(problem, request=request, device=device, **self.way, **more)
         return self.door.request(message, work(problem))
+
+
+def observer_of(implementation: Implementation) -> Observer:
+    """What observes the process in which an implementation is called."""
+    run = implementation.run
+    return run if isinstance(run, Remote) else LocalObserver(implementation)
+
+
+def loss_of(implementation: Implementation) -> str:
+    """Why an implementation is not called any more; empty if it is."""
+    run = implementation.run
+    return run.door.exhausted if isinstance(run, Remote) else ""
 
 
 def work(problem: Problem) -> float:
