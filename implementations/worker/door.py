@@ -7,7 +7,6 @@ import os
 import selectors
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -30,9 +29,6 @@ from attention_conformance.implementations.worker.limits import (
 from attention_conformance.implementations.worker.resources import NEAR, NO_ALLOCATION, ended_process
 from attention_conformance.implementations.worker.wire import LENGTH, Message, WireError, decode, encode, length_of
 
-PYTHON = (sys.executable, "-m", "attention_conformance.implementations.worker.serve")
-"""The command of our own worker, in this environment."""
-
 
 @dataclass
 class Door:
@@ -47,7 +43,7 @@ class Door:
     """
 
     hello: Mapping[str, Any]
-    command: Sequence[str] = PYTHON
+    command: Sequence[str]
     deadline: float = CALL
     deaths: list[str] = field(default_factory=list)
     number: int = 0
@@ -66,19 +62,12 @@ class Door:
         """Starts the worker and says hello.
 
         Raises:
-            TargetError: the candidate cannot be used.
+            TargetError: the candidate cannot be used, or there is no such program.
             LostError: it has died, or has not answered in time.
         """
         self.end()
         self.memory = self.hello.get("memory")
-        self.process = subprocess.Popen(
-            self.command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-            bufsize=0,
-        )
+        self.process = self._started()
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         assert self.process.stderr is not None
@@ -93,6 +82,15 @@ class Door:
         except (CandidateError, TargetError):
             self.end()
             raise
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        pipe = subprocess.PIPE
+        try:
+            return subprocess.Popen(
+                self.command, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True, bufsize=0
+            )
+        except OSError as error:
+            raise TargetError(f"{self.command[0]!r} cannot be started ({error.strerror})") from None
 
     def request(self, message: Message, work: float = 0.0) -> Message:
         """The answer to a request, by a worker that is started again if it was lost.
@@ -125,7 +123,9 @@ class Door:
         except WireError as error:
             raise self._lost(f"sent what is no answer: {error}") from None
         if answer.fields.get("number") != self.number:
-            raise self._lost(f"answered request {answer.fields.get('number')!r}, and was asked {self.number}")
+            raise self._lost(
+                f"answered with number {answer.fields.get('number')!r} to the request with number {self.number}"
+            )
         if answer.fields.get("out_of_memory"):
             # It may hold what it has left behind for ever: what comes later gets a new process.
             raise self._lost(shortened(answer.fields.get("error", "")), out_of_memory=True)

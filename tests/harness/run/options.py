@@ -33,6 +33,11 @@ def _memory(text: str) -> int:
 
 OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "--candidate": _several("TARGET", "judge only this: FILE.py:NAME or package.module:NAME"),
+    "--command": {
+        **_several("COMMAND", "judge only the worker that this starts, such as 'node attention.mjs'"),
+        "dest": "commands",
+    },
+    "--python": {"metavar": "PYTHON", "help": "load targets in its environment, such as ENV/bin/python"},
     "--convention": _several("KEY=VALUE", "the answer that the candidates claim where the field disagrees"),
     "--implementation": _several("PATTERN", "judge only these built-in implementations, such as 'torch.*'"),
     "--clause": _several("PATTERN", "check only these clauses, such as 'masks.*'"),
