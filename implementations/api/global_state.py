@@ -1,11 +1,14 @@
 """Global state: what a call may read of the process and has to leave as it is, and how it is restored."""
 
 import random
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
 import torch
+
+from attention_conformance.implementations.api.process_state import process_state
 
 TINY, ONE = 1e-310, 1.0
 """A subnormal float64 number, and a factor that is applied anew each time: the product is 0 where such are flushed."""
@@ -26,6 +29,7 @@ def global_state() -> dict[str, object]:
         "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
         "precision of float32 products": torch.get_float32_matmul_precision(),
         "flushing of subnormal numbers": _flushes(),
+        **process_state(),
     }
 
 
@@ -54,6 +58,20 @@ def kept_global_state() -> Iterator[None]:
             torch.set_float32_matmul_precision(precision)
         if _flushes() != flushes:
             torch.set_flush_denormal(flushes)
+
+
+@contextmanager
+def loading() -> Iterator[None]:
+    """What is loaded keeps its default dtype, threads and precision, but not what the suite's own arithmetic needs."""
+    errors, gradients, device = np.geterr(), torch.is_grad_enabled(), torch.get_default_device()
+    try:
+        with warnings.catch_warnings():
+            yield
+    finally:
+        np.seterr(**errors)
+        torch.set_grad_enabled(gradients)
+        if torch.get_default_device() != device:
+            torch.set_default_device(device)
 
 
 def start_generators(seed: int) -> None:
