@@ -130,7 +130,7 @@ _MODULES = (
 )
 """Where the names are defined. They are searched in this order: what takes long to import comes last."""
 _OF_PYTEST = ("ClauseCheck", "parametrize_with_clauses")
-"""Names whose module imports pytest, which the environment of a candidate need not have, and nothing that takes long."""
+"""Names whose module imports pytest, which an environment of candidates need not have, and nothing that takes long."""
 
 
 def __getattr__(name: str) -> object:
