@@ -176,6 +176,12 @@ def observer_of(implementation: Implementation) -> Observer:
     return run if isinstance(run, Remote) else LocalObserver(implementation)
 
 
+def printed_by(implementation: Implementation) -> str:
+    """What a candidate has printed since the last time, if it runs in a process of its own."""
+    output = implementation.run.door.output if isinstance(implementation.run, Remote) else None
+    return "" if output is None else output.taken()
+
+
 def loss_of(implementation: Implementation) -> str:
     """Why an implementation is not called any more; empty if it is."""
     run = implementation.run
