@@ -197,6 +197,12 @@ class Judge:
         """What observes the process in which the candidate's calls are made."""
         return observer_of(self.implementation)
 
+    def observes(self, request: str) -> bool:
+        """Whether an observation, by the name of its request, can be made; why it cannot is noted."""
+        if reason := self.observer.lacks(request, self.device):
+            self.unsupported.append(reason)
+        return not reason
+
     def call(self, name: str, *arguments: int) -> Array:
         """What a plain function of the candidate returns."""
         with kept_global_state():

@@ -127,9 +127,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def _targets(settings: RunSettings, selection: Selection) -> dict[str, str]:
     """The targets of candidates by the names of their implementations, so that they can be found from any folder."""
-    names = [i.name for i in selection.implementations] if settings.candidates else []
     targets = map(absolute, distinct(settings.candidates).values())
-    return dict(zip(names, targets, strict=bool(names)))
+    names = (i.name for i in selection.implementations)  # what commands start comes last, and has no target
+    return dict(zip(names, targets, strict=False))
 
 
 def pytest_cmdline_main(config: pytest.Config) -> int | None:
@@ -217,7 +217,7 @@ def _begin(config: pytest.Config) -> None:
             clear(state.settings.report)
     except OSError as error:
         raise pytest.UsageError(f"--report: {error.filename} cannot be written ({error.strerror})") from None
-    if first and state.settings.candidates and not config.option.collectonly:
+    if first and state.settings.has_candidates and not config.option.collectonly:
         _smoke(state, config.pluginmanager.get_plugin("terminalreporter"))
 
 
@@ -327,7 +327,7 @@ def _explain(config: pytest.Config, status: int) -> None:
         _explain_failures(config)
     if status not in (ExitStatus.CONFORMS, ExitStatus.FAILS) or settings.clauses or not recorder.verdicts:
         return
-    if settings.candidates or settings.report:
+    if settings.has_candidates or settings.report:
         post_run.record_observations(recorder, state.selection.implementations, settings, settings.report is not None)
 
 
@@ -380,7 +380,7 @@ def _summarise(terminalreporter: pytest.TerminalReporter, state: SuiteSession) -
     settings, run = state.settings, state.recorder.run
     for line in summary(run):
         terminalreporter.write_line(line, **colours(line))
-    for line in observed(run.observed) if settings.candidates else ():
+    for line in observed(run.observed) if settings.has_candidates else ():
         terminalreporter.write_line(line)
     for line in post_run.unchecked_claims(state.selection, state.recorder.verdicts):
         terminalreporter.write_line(f"ERROR  {line}", red=True)
