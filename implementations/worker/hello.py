@@ -44,7 +44,11 @@ class ClaimsForm:
 
 @dataclass(frozen=True)
 class Hello:
-    """What a worker states of itself and of its candidate; docs/protocol.md has the fields."""
+    """What a worker states of itself and of its candidate; docs/protocol.md has the fields.
+
+    Attributes:
+        memory: bytes that the candidate may allocate, if the worker has limited them.
+    """
 
     protocol: int
     name: str
@@ -55,6 +59,7 @@ class Hello:
     requests: tuple[str, ...] = ()
     alternatives: tuple[str, ...] = ()
     expected_failures: tuple[ExpectedFailure, ...] = ()
+    memory: int | None = None
 
     @classmethod
     def of(cls, fields: Mapping[str, Any]) -> Hello:

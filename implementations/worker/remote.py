@@ -37,7 +37,12 @@ from attention_conformance.spec.problem import Array, Problem
 
 
 def isolated_candidate(
-    target: str, settings: Mapping[str, str], device: str = "cpu", deadline: float = CALL, python: str = ""
+    target: str,
+    settings: Mapping[str, str],
+    device: str = "cpu",
+    deadline: float = CALL,
+    python: str = "",
+    memory: int | None = None,
 ) -> Implementation:
     """The candidate that a target names, in a process of its own. One that does not survive its start fails the core.
 
@@ -47,6 +52,7 @@ def isolated_candidate(
         device: where it computes.
         deadline: seconds for a small call.
         python: the interpreter of another environment, which needs NumPy; empty: this one.
+        memory: bytes that it may allocate; None: half of what is free.
 
     Raises:
         TargetError: the target cannot be used; the message is one line that begins with the target.
@@ -54,7 +60,8 @@ def isolated_candidate(
     """
     Conventions().claiming(settings)
     name = Target.parse(target).parts[-1]
-    door = Door({"target": target, "conventions": dict(settings), "device": device}, worker_command(python), deadline)
+    hello = {"target": target, "conventions": dict(settings), "device": device, "memory": memory}
+    door = Door(hello, worker_command(python), deadline)
     try:
         return remote_implementation(door)
     except CandidateError:
@@ -220,6 +227,12 @@ def observer_of(implementation: Implementation) -> Observer:
     """What observes the process in which an implementation is called."""
     run = implementation.run
     return run if isinstance(run, Remote) else LocalObserver(implementation)
+
+
+def printed_by(implementation: Implementation) -> str:
+    """What a candidate has printed since the last time, if it runs in a process of its own."""
+    output = implementation.run.door.output if isinstance(implementation.run, Remote) else None
+    return "" if output is None else output.taken()
 
 
 def loss_of(implementation: Implementation) -> str:

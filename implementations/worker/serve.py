@@ -30,6 +30,7 @@ from attention_conformance.implementations.worker.forms import (
 )
 from attention_conformance.implementations.worker.hello import PROTOCOL, REQUESTS
 from attention_conformance.implementations.worker.observer import LocalObserver
+from attention_conformance.implementations.worker.resources import is_out_of_memory, limit_memory
 from attention_conformance.implementations.worker.wire import Message, WireError, read, write
 from attention_conformance.spec.cases import Case
 from attention_conformance.spec.features import Feature
@@ -56,7 +57,10 @@ class Worker:
             with kept_global_state():
                 return OPERATIONS[request.fields["request"]](self, request)
         except CandidateError as error:
-            return Message({"error": str(error), "exception": error.exception})
+            lacking = {"out_of_memory": True} if is_out_of_memory(error.__cause__) else {}
+            return Message({"error": str(error), "exception": error.exception, **lacking})
+        except MemoryError:
+            return Message({"error": "left too little memory to answer", "exception": "", "out_of_memory": True})
         except KeyboardInterrupt:
             return Message({"error": "raised KeyboardInterrupt", "exception": "KeyboardInterrupt"})
         except PathError as error:
@@ -69,6 +73,7 @@ class Worker:
     def hello(self, request: Message) -> Message:
         """Loads the candidate, and says what it claims."""
         given = self.given = request.fields
+        memory = limit_memory(given.get("memory"))
         load_target(given["target"])
         self.before = global_state()
         try:
@@ -79,6 +84,7 @@ class Worker:
         return Message(
             {
                 "protocol": PROTOCOL,
+                "memory": memory,
                 "name": loaded.name,
                 "about": loaded.about,
                 "language": "Python",

@@ -27,6 +27,7 @@ CHECK_OPTIONS = (
     "--tier",
     "--report",
     "--deadline",
+    "--memory",
     "--in-process",
     *EXPECTED,
     "--implementation",

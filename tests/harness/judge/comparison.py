@@ -160,7 +160,8 @@ def _is_inconclusive(expected: Expected) -> bool:
 def no_answer(error: CandidateError) -> Comparison:
     """The outcome of a comparison for which the candidate gave no usable answer."""
     if isinstance(error, LostError):
-        kind = FailureKind.TIMED_OUT if error.late else FailureKind.DIED
+        lost = FailureKind.OUT_OF_MEMORY if error.out_of_memory else FailureKind.DIED
+        kind = FailureKind.TIMED_OUT if error.late else lost
         return Comparison(np.inf, f"the candidate {error}", kind=kind, summary=str(kind))
     if error.exception:
         return Comparison(np.inf, str(error), kind=FailureKind.RAISED, summary=f"raised {error.exception}")

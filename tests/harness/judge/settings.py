@@ -27,6 +27,7 @@ class RunSettings:
         propose: whether entries for such a file are printed.
         isolated: whether each candidate is called in a process of its own.
         deadline: seconds for a small call there.
+        memory: bytes that each may allocate there; None: half of what is free.
     """
 
     candidates: tuple[str, ...] = ()
@@ -43,6 +44,7 @@ class RunSettings:
     propose: bool = False
     isolated: bool = True
     deadline: float = CALL
+    memory: int | None = None
 
     @property
     def all_builtin(self) -> bool:
@@ -63,6 +65,7 @@ class RunSettings:
                 device=self.device,
                 deadline=self.deadline,
                 python=self.python,
+                memory=self.memory,
             )
         return partial(candidate, settings=self.conventions, device=self.device)
 

@@ -54,6 +54,7 @@ def settings_of(config: pytest.Config) -> RunSettings:
         propose=config.getoption("propose_expected_failures"),
         isolated=not config.getoption("in_process"),
         deadline=config.getoption("deadline") or CALL,
+        memory=config.getoption("memory"),
     )
 
 
