@@ -69,7 +69,11 @@ def isolated_candidate(
 
 
 def commanded_candidate(
-    command: str, settings: Mapping[str, str], device: str = "cpu", deadline: float = CALL
+    command: str,
+    settings: Mapping[str, str],
+    device: str = "cpu",
+    deadline: float = CALL,
+    memory: int | None = None,
 ) -> Implementation:
     """The candidate that a command line starts, which speaks the protocol over its standard input and output.
 
@@ -82,7 +86,7 @@ def commanded_candidate(
         words = shlex.split(command)
         if not words:
             raise TargetError("it is empty: give a program and its arguments")
-        given = {"target": "", "conventions": dict(settings), "device": device}
+        given = {"target": "", "conventions": dict(settings), "device": device, "memory": memory}
         loaded = remote_implementation(Door(given, words, deadline))
     except (CandidateError, ValueError) as error:
         raise TargetError(f"--command {shortened(command)!r}: {shortened(error)}") from error

@@ -29,7 +29,7 @@ def output() -> Array:
 
 def messages() -> Iterator[tuple[str, Message]]:
     """The names of the files, and what they hold."""
-    hello = {"request": "hello", "number": 1, "target": "", "conventions": {}, "device": "cpu"}
+    hello = {"request": "hello", "number": 1, "target": "", "conventions": {}, "device": "cpu", "memory": None}
     yield "1-hello", Message(hello)
     yield "1-answer", Message({"number": 1, "protocol": PROTOCOL, "name": "example", "claims": CLAIMS})
     yield "2-run", problem_message(problem(), request="run", device="cpu", number=2)
