@@ -239,6 +239,12 @@ def printed_by(implementation: Implementation) -> str:
     return "" if output is None else output.taken()
 
 
+def end_process(implementation: Implementation) -> None:
+    """Ends the process of an implementation, if it has one of its own; the next call starts another."""
+    if isinstance(implementation.run, Remote):
+        implementation.run.door.end()
+
+
 def loss_of(implementation: Implementation) -> str:
     """Why an implementation is not called any more; empty if it is."""
     run = implementation.run
