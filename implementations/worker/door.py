@@ -23,6 +23,7 @@ from attention_conformance.implementations.worker.limits import (
     LINES,
     LONGEST,
     PIECE,
+    SHOWN,
     SLOWEST,
     STARTING,
 )
@@ -240,6 +241,7 @@ class Output:
     def __init__(self, stream: IO[bytes]) -> None:
         self.kept = b""
         self.total = 0
+        self._taken = 0
         self._stream = stream
         self._thread = threading.Thread(target=self._drain, daemon=True)
         self._thread.start()
@@ -249,6 +251,13 @@ class Output:
             while piece := os.read(self._stream.fileno(), PIECE):
                 self.total += len(piece)
                 self.kept = (self.kept + piece)[-KEPT:]
+
+    def taken(self) -> str:
+        """What was printed since the last time, without control characters; of much, the end."""
+        new, self._taken = self.total - self._taken, self.total
+        kept = self.kept[-min(new, SHOWN) :] if new else b""
+        text = "".join(c if c.isprintable() or c == "\n" else " " for c in kept.decode(errors="replace"))
+        return text if new <= SHOWN else f"({new - SHOWN} bytes before this are not shown)\n{text}"
 
     def last_lines(self) -> str:
         """The last lines, as one."""

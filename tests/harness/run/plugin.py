@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from attention_conformance.implementations.discovery.candidates import distinct
-from attention_conformance.implementations.worker.remote import Remote
+from attention_conformance.implementations.worker.remote import Remote, printed_by
 from attention_conformance.spec.cases import Case
 from attention_conformance.spec.clauses import Level, load
 from attention_conformance.tests import conformance
@@ -53,6 +53,8 @@ class ClauseItem(pytest.Function):
     def runtest(self) -> None:
         planned, settings = self.planned, self.config.stash[KEY].settings
         verdict = judged(planned.clause, planned.test, settings.judge(planned.implementation, planned.dtype))
+        if printed := printed_by(planned.implementation):
+            self.add_report_section("call", "stdout", printed)
         self.user_properties.append((PROPERTY, encode(verdict)))
         conclude(verdict)
 
