@@ -65,7 +65,7 @@ def test_an_interrupted_run_is_no_verdict(sessions: Sessions, tmp_path: Path) ->
 
 
 def test_an_error_of_the_suite_comes_with_how_to_report_it(sessions: Sessions, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("attention_conformance.tests.harness.run.plugin.decode", lambda text: 1 / 0)
+    monkeypatch.setattr("attention_conformance.tests.harness.run.collector.decode", lambda text: 1 / 0)
     result = sessions.judge("halved", *ONE)
     assert result.ret == pytest.ExitCode.INTERNAL_ERROR
     assert re.fullmatch(

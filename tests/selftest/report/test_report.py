@@ -197,7 +197,7 @@ def test_a_folder_that_cannot_be_written_is_reported_in_one_line(sessions: Sessi
     result = sessions.judge("right", "--clause", "causal.square", "--report", str(tmp_path / "taken"))
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     message = [line for line in result.errlines if line.strip()]
-    assert message == [f"ERROR: --report: {tmp_path / 'taken'} cannot be written (File exists)"]
+    assert message == [f"ERROR: --report: {tmp_path / 'taken'} cannot be written (File exists): give another folder"]
 
 
 def test_a_view_that_fails_costs_neither_the_others_nor_the_summary(
