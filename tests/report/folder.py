@@ -2,9 +2,9 @@
 
 import fcntl
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 LOCK = ".lock"
 """Holds the number of the process that writes. What protects the folder is a lock of the system, which ends with it."""
@@ -14,18 +14,18 @@ class FolderError(Exception):
     """A folder that this run cannot use; the message is one line with the remedy."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Claim:
-    """A folder that no other process claims, until this one ends or releases it."""
+    """A folder that no other process claims, until this one ends or releases it. `file`: the open file of the lock."""
 
     folder: Path
-    file: IO[str]
+    file: int
 
     def release(self) -> None:
-        """Leaves the folder to others."""
-        if not self.file.closed:
+        """Leaves the folder to others; once."""
+        with suppress(OSError):
             (self.folder / LOCK).unlink(missing_ok=True)
-            self.file.close()
+        os.close(self.file)
 
 
 def claim(folder: Path) -> Claim:
@@ -36,15 +36,9 @@ def claim(folder: Path) -> Claim:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        while True:
-            file = (folder / LOCK).open("a+", encoding="utf-8")
-            _lock(file, folder)
-            if _is_there(file, folder / LOCK):
-                break
-            file.close()  # the run that held it has removed it meanwhile
-        file.truncate(0)
-        file.write(str(os.getpid()))
-        file.flush()
+        file = _locked(folder)
+        os.ftruncate(file, 0)
+        os.write(file, str(os.getpid()).encode())
     except OSError as error:
         raise FolderError(f"{unwritten(error, folder)}: give another folder") from None
     return Claim(folder, file)
@@ -55,19 +49,23 @@ def unwritten(error: OSError, place: Path) -> str:
     return f"{error.filename or place} cannot be written ({error.strerror})"
 
 
-def _lock(file: IO[str], folder: Path) -> None:
-    try:
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError):
-        file.seek(0)
-        process = file.read(20).strip() or "unknown"
-        file.close()
-        remedy = "wait until it has ended, or give another folder"
-        raise FolderError(f"another run (process {process}) writes into {folder}: {remedy}") from None
+def _locked(folder: Path) -> int:
+    while True:
+        file = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):
+            process = os.read(file, 20).decode(errors="replace").strip() or "unknown"
+            os.close(file)
+            remedy = "wait until it has ended, or give another folder"
+            raise FolderError(f"another run (process {process}) writes into {folder}: {remedy}") from None
+        if _is_there(file, folder / LOCK):
+            return file
+        os.close(file)  # the run that held it has removed it meanwhile
 
 
-def _is_there(file: IO[str], path: Path) -> bool:
+def _is_there(file: int, path: Path) -> bool:
     try:
-        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+        return os.path.samestat(os.fstat(file), path.stat())
     except FileNotFoundError:
         return False

@@ -57,7 +57,7 @@ def test_nothing_checked(sessions: Sessions) -> None:
 
 
 def test_an_interrupted_run_is_no_verdict(sessions: Sessions, tmp_path: Path) -> None:
-    result = sessions.apart("--candidate", f"{sessions.file}:stops", *ONE, "--report", str(tmp_path))
+    result = sessions.apart("--candidate", f"{sessions.file}:stops", "--in-process", *ONE, "--report", str(tmp_path))
     assert result.returncode == pytest.ExitCode.INTERRUPTED
     last = result.stdout.splitlines()[-1]
     assert last.startswith("next: the run is not complete")

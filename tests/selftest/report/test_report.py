@@ -182,7 +182,7 @@ def test_a_session_that_stops_at_the_first_failure_is_not_complete(sessions: Ses
 def test_a_process_that_dies_leaves_what_was_done(
     sessions: Sessions, tmp_path: Path, processes: tuple[str, ...]
 ) -> None:
-    arguments = ("--candidate", f"{sessions.file}:dies", "--dtype", "float64", "--clause", "causal.*")
+    arguments = ("--candidate", f"{sessions.file}:dies", "--dtype", "float64", "--clause", "causal.*", "--in-process")
     result = sessions.apart(*arguments, "--report", str(tmp_path), *processes)
     assert result.returncode != 0
     completion = read(tmp_path)["completion"]
