@@ -8,7 +8,7 @@ from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass, replac
 from enum import StrEnum
 from functools import cache
 from types import NoneType
-from typing import Any, cast, get_args, get_type_hints
+from typing import Any, cast, get_args, get_origin, get_type_hints
 
 from attention_conformance.spec.features import NOTHING, Extension, Scope
 
@@ -280,7 +280,8 @@ def from_data(kind: type[Any], data: object, where: str) -> Any:
     unknown = sorted(set(data) - set(hints))
     if unknown:
         raise ValueError(f"{where} has no field {unknown[0]!r}; it has: {', '.join(hints)}")
-    missing = [f.name for f in fields(kind) if f.default is MISSING and f.name not in data]
+    required = (f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING)
+    missing = [name for name in required if name not in data]
     if missing:
         raise ValueError(f"{where} lacks the field {missing[0]!r}")
     return kind(**{name: _value(hints[name], value, f"{where}.{name}") for name, value in data.items()})
@@ -295,6 +296,8 @@ def _value(hint: Any, value: object, where: str) -> Any:
         return from_data(cast(type[Any], hint), value, where)
     if hint == tuple[int, ...]:
         return _lengths(value, where)
+    if get_origin(hint) is tuple:
+        return _several(get_args(hint)[0], value, where)
     if hint == Mapping[str, str]:
         if not isinstance(value, dict) or not all(isinstance(each, str) for each in value.values()):
             raise ValueError(f"{where} cannot be {value!r}")
@@ -307,6 +310,12 @@ def _value(hint: Any, value: object, where: str) -> Any:
     if not isinstance(value, accepted) or (isinstance(value, bool) and hint is not bool):
         raise ValueError(f"{where} cannot be {value!r}")
     return value
+
+
+def _several(hint: Any, value: object, where: str) -> tuple[Any, ...]:
+    if not isinstance(value, list):
+        raise ValueError(f"{where} cannot be {value!r}")
+    return tuple(_value(hint, each, f"{where}[{number}]") for number, each in enumerate(value))
 
 
 def _lengths(value: object, where: str) -> tuple[int, ...]:

@@ -38,11 +38,13 @@ class LostError(CandidateError):
 
     Attributes:
         late: whether it gave no answer in time.
+        out_of_memory: whether it had too little memory.
     """
 
-    def __init__(self, message: str, late: bool = False) -> None:
+    def __init__(self, message: str, late: bool = False, out_of_memory: bool = False) -> None:
         super().__init__(message)
         self.late = late
+        self.out_of_memory = out_of_memory
 
 
 def guarded(call: Callable[[], Answer]) -> Answer:

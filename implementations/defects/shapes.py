@@ -102,6 +102,21 @@ def last_component_of_an_odd_width_lost(query: Tensor, key: Tensor, value: Tenso
     return Steps()(query * read, key, value, **options)
 
 
+@breaks("shapes.head-width", holds=("scores.dot-product", "shapes.tile-edges", "shapes.combinations"))
+def last_tile_forgotten_in_wide_heads(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    length = key.shape[-2]
+    whole = length - length % 64 if query.shape[-1] == 128 and length > 64 and "attn_mask" not in options else length
+    return Steps()(query, key[..., :whole, :], value[..., :whole, :], **options)
+
+
+@breaks("shapes.large", holds=("heads.independent", "shapes.coincident", "shapes.combinations"))
+def last_heads_share_a_key(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    heads = torch.arange(key.shape[1])
+    return Steps()(
+        query, key[:, heads - heads % 4 if len(heads) % 4 == 0 and len(heads) > 4 else heads], value, **options
+    )
+
+
 @breaks("shapes.combinations", holds=("scores.scale-explicit", "causal.square"))
 def scale_dropped_with_flag(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     return Steps()(query, key, value, **omitting("scale", options, "is_causal"))

@@ -7,7 +7,6 @@ import os
 import selectors
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -24,13 +23,12 @@ from attention_conformance.implementations.worker.limits import (
     LINES,
     LONGEST,
     PIECE,
+    SHOWN,
     SLOWEST,
     STARTING,
 )
+from attention_conformance.implementations.worker.resources import NEAR, NO_ALLOCATION, ended_process
 from attention_conformance.implementations.worker.wire import LENGTH, Message, WireError, decode, encode, length_of
-
-PYTHON = (sys.executable, "-m", "attention_conformance.implementations.worker.serve")
-"""The command of our own worker, in this environment."""
 
 
 @dataclass
@@ -42,15 +40,17 @@ class Door:
         command: what speaks the protocol over its standard input and output.
         deadline: seconds for a small call.
         deaths: why each process of the worker was lost.
+        memory: bytes that the candidate may allocate, as the worker has limited itself; None: it has not.
     """
 
     hello: Mapping[str, Any]
-    command: Sequence[str] = PYTHON
+    command: Sequence[str]
     deadline: float = CALL
     deaths: list[str] = field(default_factory=list)
     number: int = 0
     process: subprocess.Popen[bytes] | None = None
     output: Output | None = None
+    memory: int | None = None
 
     @property
     def exhausted(self) -> str:
@@ -63,18 +63,12 @@ class Door:
         """Starts the worker and says hello.
 
         Raises:
-            TargetError: the candidate cannot be used.
+            TargetError: the candidate cannot be used, or there is no such program.
             LostError: it has died, or has not answered in time.
         """
         self.end()
-        self.process = subprocess.Popen(
-            self.command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-            bufsize=0,
-        )
+        self.memory = self.hello.get("memory")
+        self.process = self._started()
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         assert self.process.stderr is not None
@@ -82,10 +76,22 @@ class Door:
         os.set_blocking(self.process.stdout.fileno(), False)
         self.output = Output(self.process.stderr)
         try:
-            return self._request(Message({**self.hello, "request": "hello"}), max(STARTING, self.deadline))
+            answer = self._request(Message({**self.hello, "request": "hello"}), max(STARTING, self.deadline))
+            limit = answer.fields.get("memory")
+            self.memory = limit if isinstance(limit, int) else self.memory
+            return answer
         except (CandidateError, TargetError):
             self.end()
             raise
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        pipe = subprocess.PIPE
+        try:
+            return subprocess.Popen(
+                self.command, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True, bufsize=0
+            )
+        except OSError as error:
+            raise TargetError(f"{self.command[0]!r} cannot be started ({error.strerror})") from None
 
     def request(self, message: Message, work: float = 0.0) -> Message:
         """The answer to a request, by a worker that is started again if it was lost.
@@ -114,11 +120,16 @@ class Door:
         except TimeoutError:
             raise self._lost(f"gave no answer within {seconds:.2g} s", late=True) from None
         except (EOFError, OSError):
-            raise self._lost(self._death()) from None
+            raise self._died() from None
         except WireError as error:
             raise self._lost(f"sent what is no answer: {error}") from None
         if answer.fields.get("number") != self.number:
-            raise self._lost(f"answered request {answer.fields.get('number')!r}, and was asked {self.number}")
+            raise self._lost(
+                f"answered with number {answer.fields.get('number')!r} to the request with number {self.number}"
+            )
+        if answer.fields.get("out_of_memory"):
+            # It may hold what it has left behind for ever: what comes later gets a new process.
+            raise self._lost(shortened(answer.fields.get("error", "")), out_of_memory=True)
         return checked(answer)
 
     def _write(self, data: bytes, end: float) -> None:
@@ -150,23 +161,39 @@ class Door:
                 missing -= len(pieces[-1])
         return b"".join(pieces)
 
-    def _lost(self, how: str, late: bool = False) -> LostError:
+    def _lost(self, how: str, late: bool = False, out_of_memory: bool = False) -> LostError:
         last = "" if self.output is None else self.output.last_lines()
         self.end()
+        if out_of_memory and self.memory is not None:
+            how = f"{how}; it may take {self.memory / 2**30:.3g} GiB (--memory)"
         self.deaths.append(how)
-        return LostError(f"{how}; its last output: {last}" if last else how, late)
+        return LostError(f"{how}; its last output: {last}" if last else how, late, out_of_memory)
 
-    def _death(self) -> str:
+    def _died(self) -> LostError:
         assert self.process is not None
-        try:
-            code = self.process.wait(5.0)
-        except subprocess.TimeoutExpired:
-            return "closed its connection"
+        assert self.output is not None
+        if (ended := self._ended()) is None:
+            return self._lost("closed its connection")
+        code, peak = ended
         if code >= 0:
-            return f"ended its process with exit status {code}"
-        with contextlib.suppress(ValueError):
-            return f"died of {signal.Signals(-code).name} ({signal.strsignal(-code)})"
-        return f"died of signal {-code}"
+            how = f"ended its process with exit status {code}"
+        elif -code in {each.value for each in signal.Signals}:
+            how = f"died of {signal.Signals(-code).name} ({signal.strsignal(-code)})"
+        else:
+            how = f"died of signal {-code}"
+        killed = code in (-signal.SIGKILL, -signal.SIGABRT)
+        refused = any(words in self.output.last_lines() for words in NO_ALLOCATION)
+        return self._lost(how, out_of_memory=killed and (refused or peak > NEAR * (self.memory or float("inf"))))
+
+    def _ended(self) -> tuple[int, int] | None:
+        """Exit status and peak of resident bytes, waited for a few seconds."""
+        assert self.process is not None
+        end = time.monotonic() + 5.0
+        while (ended := ended_process(self.process.pid)) is None and time.monotonic() < end:
+            time.sleep(0.01)
+        if ended is not None:
+            self.process.returncode = ended[0]
+        return ended
 
     def end(self) -> None:
         """Ends the worker, and the processes of its session."""
@@ -214,6 +241,7 @@ class Output:
     def __init__(self, stream: IO[bytes]) -> None:
         self.kept = b""
         self.total = 0
+        self._taken = 0
         self._stream = stream
         self._thread = threading.Thread(target=self._drain, daemon=True)
         self._thread.start()
@@ -223,6 +251,13 @@ class Output:
             while piece := os.read(self._stream.fileno(), PIECE):
                 self.total += len(piece)
                 self.kept = (self.kept + piece)[-KEPT:]
+
+    def taken(self) -> str:
+        """What was printed since the last time, without control characters; of much, the end."""
+        new, self._taken = self.total - self._taken, self.total
+        kept = self.kept[-min(new, SHOWN) :] if new else b""
+        text = "".join(c if c.isprintable() or c == "\n" else " " for c in kept.decode(errors="replace"))
+        return text if new <= SHOWN else f"({new - SHOWN} bytes before this are not shown)\n{text}"
 
     def last_lines(self) -> str:
         """The last lines, as one."""

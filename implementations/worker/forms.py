@@ -8,12 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from attention_conformance.implementations.api.contract import Claims, ExpectedFailure, Result, any_case
+from attention_conformance.implementations.api.contract import Claims, ExpectedFailure, Result
 from attention_conformance.implementations.api.safe_call import RETURNED
 from attention_conformance.implementations.worker.wire import Message
 from attention_conformance.spec.cases import Layout, Sharing, from_data
-from attention_conformance.spec.conventions import Conventions
-from attention_conformance.spec.features import Extension, Feature, Scope
+from attention_conformance.spec.features import Extension, Scope
 from attention_conformance.spec.problem import HELD, Array, Problem
 
 PLAIN = ("num_heads", "causal", "scale")
@@ -104,11 +103,12 @@ def _arrays(result: Result) -> Iterator[tuple[str, Array]]:
 
 def result_of(answer: Mapping[str, Any], arrays: Mapping[str, Array]) -> Result:
     """The result of an answer."""
+    others = answer.get("others", {})
     return Result(
         output=arrays["output"],
         gradients=_below("gradients.", arrays),
-        disturbed=tuple(answer["disturbed"]),
-        others={name: result_of(part, _below(f"others.{name}.", arrays)) for name, part in answer["others"].items()},
+        disturbed=tuple(answer.get("disturbed", ())),
+        others={name: result_of(part, _below(f"others.{name}.", arrays)) for name, part in others.items()},
         **{part: arrays[part] for part in RETURNED if part in arrays},
     )
 
@@ -118,29 +118,13 @@ def _below(prefix: str, arrays: Mapping[str, Array]) -> dict[str, Array]:
 
 
 def claims_fields(claims: Claims) -> dict[str, Any]:
-    """Claims as plain values; of `fit` only whether every case fits."""
+    """Claims as plain values, without `fit`."""
     return {
         "scope": claims.scope,
         "features": sorted(claims.features),
         "conventions": dict(claims.conventions.items()),
         "dtypes": list(claims.dtypes),
-        "fits_all": claims.fit is any_case,
     }
-
-
-def claims_of(given: Mapping[str, Any], fit: Any) -> Claims:
-    """The claims that `claims_fields` wrote.
-
-    Raises:
-        ValueError: a feature, convention or dtype that does not exist.
-    """
-    return Claims(
-        Scope(given["scope"]),
-        frozenset(map(Feature, given["features"])),
-        Conventions().claiming(given["conventions"]),
-        tuple(given["dtypes"]),
-        fit,
-    )
 
 
 def expected_failure_fields(entry: ExpectedFailure) -> dict[str, Any]:

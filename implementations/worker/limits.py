@@ -10,6 +10,8 @@ DEATHS = 3
 """The deaths after which a worker is not started again."""
 KEPT = 2**20
 """Bytes of the candidate's own output that are kept, from the end."""
+SHOWN = 2000
+"""Bytes of it that are shown with a failure."""
 LINES = 3
 """Lines of that output in a message."""
 LONGEST = 300

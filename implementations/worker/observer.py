@@ -20,11 +20,19 @@ RANDOM = "random state"
 """How the names of random states begin; these differ at every look, the other states do not."""
 
 
+MEMORY = ("peak", "left_behind")
+"""The observations of memory."""
+
+
 class Observer(Protocol):
     """The observations that clauses make, in the process of the candidate.
 
     Each of them raises `CandidateError` where the candidate has no usable answer.
     """
+
+    def lacks(self, request: str, device: str) -> str:
+        """Why an observation, by the name of its request, cannot be made there; empty if it can."""
+        ...
 
     def changed_state(self, problem: Problem, device: str, seed: int) -> tuple[Result, tuple[str, ...]]:
         """The answer, with every generator started at a seed, and the global states that the call has changed."""
@@ -57,6 +65,9 @@ class LocalObserver:
 
     implementation: Implementation
     before: dict[str, object] = field(default_factory=dict)
+
+    def lacks(self, request: str, device: str) -> str:
+        return memory.absent() if request in MEMORY and not device.startswith("cuda") else ""
 
     def changed_state(self, problem: Problem, device: str, seed: int) -> tuple[Result, tuple[str, ...]]:
         # A candidate that seeds a generator by a number of its own must not find it as it would leave it.

@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
 
 from attention_conformance.implementations.api.contract import (
+    FUNCTIONS,
+    MODES,
     Claims,
-    ExpectedFailure,
     Implementation,
     Result,
     Unsupported,
     any_case,
 )
 from attention_conformance.implementations.api.safe_call import CandidateError
-from attention_conformance.implementations.discovery.loading import Target
+from attention_conformance.implementations.discovery.loading import Target, TargetError
 from attention_conformance.implementations.discovery.recorded_call import RecordedCall
 from attention_conformance.implementations.worker.door import Door, shortened
-from attention_conformance.implementations.worker.forms import claims_of, problem_message, result_of
+from attention_conformance.implementations.worker.elsewhere import worker_command
+from attention_conformance.implementations.worker.forms import problem_message, result_of
+from attention_conformance.implementations.worker.hello import REQUESTS, Hello
 from attention_conformance.implementations.worker.limits import CALL
+from attention_conformance.implementations.worker.observer import LocalObserver, Observer
 from attention_conformance.implementations.worker.wire import Message
 from attention_conformance.spec.cases import Case
 from attention_conformance.spec.conventions import Conventions
@@ -32,9 +37,22 @@ from attention_conformance.spec.problem import Array, Problem
 
 
 def isolated_candidate(
-    target: str, settings: Mapping[str, str], device: str = "cpu", deadline: float = CALL
+    target: str,
+    settings: Mapping[str, str],
+    device: str = "cpu",
+    deadline: float = CALL,
+    python: str = "",
+    memory: int | None = None,
 ) -> Implementation:
     """The candidate that a target names, in a process of its own. One that does not survive its start fails the core.
+
+    Args:
+        target: FILE.py:NAME or package.module:NAME.
+        settings: conventions by name, as `Conventions.claiming` takes them.
+        device: where it computes.
+        deadline: seconds for a small call.
+        python: the interpreter of another environment, which needs NumPy; empty: this one.
+        memory: bytes that it may allocate; None: half of what is free.
 
     Raises:
         TargetError: the target cannot be used; the message is one line that begins with the target.
@@ -42,46 +60,76 @@ def isolated_candidate(
     """
     Conventions().claiming(settings)
     name = Target.parse(target).parts[-1]
-    door = Door({"target": target, "conventions": dict(settings), "device": device}, deadline=deadline)
+    hello = {"target": target, "conventions": dict(settings), "device": device, "memory": memory}
+    door = Door(hello, worker_command(python), deadline)
     try:
         return remote_implementation(door)
     except CandidateError:
         return Implementation(name, Claims(Scope.OP, frozenset({Feature.CORE})), Remote(door, {}))
 
 
+def commanded_candidate(
+    command: str, settings: Mapping[str, str], device: str = "cpu", deadline: float = CALL
+) -> Implementation:
+    """The candidate that a command line starts, which speaks the protocol over its standard input and output.
+
+    Raises:
+        TargetError: it cannot be started, or says nothing usable of itself; the message begins with the command.
+        ValueError: a setting that does not exist.
+    """
+    Conventions().claiming(settings)
+    try:
+        words = shlex.split(command)
+        if not words:
+            raise TargetError("it is empty: give a program and its arguments")
+        given = {"target": "", "conventions": dict(settings), "device": device}
+        loaded = remote_implementation(Door(given, words, deadline))
+    except (CandidateError, ValueError) as error:
+        raise TargetError(f"--command {shortened(command)!r}: {shortened(error)}") from error
+    conventions = loaded.claims.conventions.claiming(settings)
+    return replace(loaded, claims=replace(loaded.claims, conventions=conventions))
+
+
 def remote_implementation(door: Door) -> Implementation:
     """The candidate behind a door that has not been opened.
 
     Raises:
-        TargetError: it cannot be used.
+        TargetError: it, or what it states of itself, cannot be used.
         LostError: its process died, or did not answer in time.
-        CandidateError: what it says of itself cannot be used.
     """
-    hello = door.start().fields
+    answer = door.start().fields
     try:
-        return _implementation(door, hello)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise CandidateError(f"its hello cannot be used: {shortened(error)}") from error
+        return implementation_of(door, Hello.of(answer))
+    except ValueError as error:
+        door.end()
+        raise TargetError(f"its hello cannot be used: {shortened(error)}") from error
 
 
-def _implementation(door: Door, hello: Mapping[str, Any]) -> Implementation:
-    claimed = hello["claims"]
-    modes = {Feature(mode): Remote(door, {"mode": mode}) for mode in hello["modes"]}
+def implementation_of(door: Door, hello: Hello) -> Implementation:
+    """The candidate behind a door, as its worker states it.
+
+    Raises:
+        ValueError: its claims do not go together.
+    """
+    requests, claims = frozenset(hello.requests), hello.claims
+    remote = partial(Remote, door, requests=requests)
     return Implementation(
-        name=shortened(hello["name"]),
-        claims=claims_of(claimed, any_case if claimed["fits_all"] else fitting(door)),
-        run=Remote(door, {}),
-        about=shortened(hello["about"]),
-        expected_failures=tuple(ExpectedFailure(**_entry(each)) for each in hello["expected_failures"]),
-        construct=partial(_construct, door) if hello["constructs"] else None,
-        alternatives={name: Remote(door, {"alternative": name}) for name in hello["alternatives"]},
-        functions={name: partial(_call, door, name) for name in hello["functions"]},
-        modes=modes,
+        name=shortened(hello.name),
+        claims=Claims(
+            claims.scope,
+            frozenset(claims.features),
+            Conventions().claiming(claims.conventions),
+            claims.dtypes,
+            fitting(door) if "fit" in requests else any_case,
+        ),
+        run=remote(way={}),
+        about=shortened(hello.about),
+        expected_failures=hello.expected_failures,
+        construct=partial(_construct, door) if "construct" in requests else None,
+        alternatives={name: remote(way={"alternative": name}) for name in hello.alternatives},
+        functions={name: partial(_call, door, name) for name, f in FUNCTIONS.items() if f in claims.features},
+        modes={mode: remote(way={"mode": mode}) for mode in sorted(MODES.intersection(claims.features))},
     )
-
-
-def _entry(given: Mapping[str, Any]) -> dict[str, Any]:
-    return {**given, "dtypes": tuple(given["dtypes"])}
 
 
 def fitting(door: Door) -> Callable[[Case], Case | Unsupported]:
@@ -111,10 +159,12 @@ class Remote:
 
     Attributes:
         way: the alternative or the mode, if it is one.
+        requests: those that may be left unanswered, and are not.
     """
 
     door: Door
     way: Mapping[str, str]
+    requests: frozenset[str] = frozenset(REQUESTS)
 
     def __call__(self, problem: Problem, device: str) -> Result:
         """The answer to a problem; arrays that the call has changed are changed here too."""
@@ -125,6 +175,10 @@ class Remote:
             if name.startswith("changed.") and owner is not None and owner.flags.writeable:
                 np.copyto(owner, array)
         return _result(answer)
+
+    def lacks(self, request: str, device: str) -> str:
+        """See `Observer`."""
+        return "" if request in self.requests else f"its worker does not answer the request {request!r}"
 
     def changed_state(self, problem: Problem, device: str, seed: int) -> tuple[Result, tuple[str, ...]]:
         """See `Observer`."""
@@ -167,6 +221,24 @@ class Remote:
     def _request(self, request: str, problem: Problem, device: str, **more: Any) -> Message:
         message = problem_message(problem, request=request, device=device, **self.way, **more)
         return self.door.request(message, work(problem))
+
+
+def observer_of(implementation: Implementation) -> Observer:
+    """What observes the process in which an implementation is called."""
+    run = implementation.run
+    return run if isinstance(run, Remote) else LocalObserver(implementation)
+
+
+def printed_by(implementation: Implementation) -> str:
+    """What a candidate has printed since the last time, if it runs in a process of its own."""
+    output = implementation.run.door.output if isinstance(implementation.run, Remote) else None
+    return "" if output is None else output.taken()
+
+
+def loss_of(implementation: Implementation) -> str:
+    """Why an implementation is not called any more; empty if it is."""
+    run = implementation.run
+    return run.door.exhausted if isinstance(run, Remote) else ""
 
 
 def work(problem: Problem) -> float:

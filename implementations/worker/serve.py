@@ -11,14 +11,14 @@ import os
 import platform
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, BinaryIO
 
 import numpy as np
 import torch
 
-from attention_conformance.implementations.api.contract import Implementation, PathError, Result, Unsupported
+from attention_conformance.implementations.api.contract import Implementation, PathError, Result, Unsupported, any_case
 from attention_conformance.implementations.api.global_state import global_state, kept_global_state, start_generators
 from attention_conformance.implementations.api.safe_call import CandidateError, answer, function_answer, guarded
 from attention_conformance.implementations.discovery.candidates import candidate
@@ -30,14 +30,14 @@ from attention_conformance.implementations.worker.forms import (
     problem_of,
     result_message,
 )
+from attention_conformance.implementations.worker.hello import PROTOCOL, REQUESTS
 from attention_conformance.implementations.worker.observer import LocalObserver
+from attention_conformance.implementations.worker.resources import is_out_of_memory, limit_memory
 from attention_conformance.implementations.worker.wire import Message, WireError, read, write
 from attention_conformance.spec.cases import Case
 from attention_conformance.spec.features import Feature
 from attention_conformance.spec.problem import Problem
 
-PROTOCOL = 1
-"""The version of the protocol."""
 DIE_WITH_PARENT = 1
 """PR_SET_PDEATHSIG of Linux's prctl."""
 
@@ -57,7 +57,10 @@ class Worker:
             with kept_global_state():
                 return OPERATIONS[request.fields["request"]](self, request)
         except CandidateError as error:
-            return Message({"error": str(error), "exception": error.exception})
+            lacking = {"out_of_memory": True} if is_out_of_memory(error.__cause__) else {}
+            return Message({"error": str(error), "exception": error.exception, **lacking})
+        except MemoryError:
+            return Message({"error": "left too little memory to answer", "exception": "", "out_of_memory": True})
         except KeyboardInterrupt:
             return Message({"error": "raised KeyboardInterrupt", "exception": "KeyboardInterrupt"})
         except PathError as error:
@@ -70,6 +73,7 @@ class Worker:
     def hello(self, request: Message) -> Message:
         """Loads the candidate, and says what it claims."""
         given = self.given = request.fields
+        memory = limit_memory(given.get("memory"))
         load_target(given["target"])
         self.before = global_state()
         try:
@@ -80,18 +84,28 @@ class Worker:
         return Message(
             {
                 "protocol": PROTOCOL,
+                "memory": memory,
                 "name": loaded.name,
                 "about": loaded.about,
                 "language": "Python",
                 "versions": {"Python": platform.python_version(), "numpy": np.__version__, "torch": torch.__version__},
                 "claims": claims_fields(loaded.claims),
+                "requests": list(self._requests(given["device"])),
                 "alternatives": list(loaded.alternatives),
-                "functions": list(loaded.functions),
-                "modes": list(loaded.modes),
-                "constructs": loaded.construct is not None,
                 "expected_failures": [expected_failure_fields(each) for each in loaded.expected_failures],
             }
         )
+
+    def _requests(self, device: str) -> Iterator[str]:
+        """Those that are answered, of the requests that need not be."""
+        observer = LocalObserver(self._own)
+        left_out = {
+            "fit": self._own.claims.fit is any_case,
+            "construct": self._own.construct is None,
+            "recorded_call": torch is None,
+            "program_fails": torch is None,
+        }
+        yield from (each for each in REQUESTS if not left_out.get(each) and not observer.lacks(each, device))
 
     def fit(self, request: Message) -> Message:
         """The nearest case that it supports."""

@@ -57,9 +57,9 @@ def encode(message: Message) -> bytes:
     """The bytes of a message, its length first.
 
     Raises:
-        WireError: an array's dtype is none of the format's.
+        WireError: an array's dtype is none of the format's, or a field holds NaN or infinity, which JSON lacks.
     """
-    header: dict[str, Any] = {"__metadata__": {name: json.dumps(value) for name, value in message.fields.items()}}
+    header: dict[str, Any] = {"__metadata__": {name: _text(name, value) for name, value in message.fields.items()}}
     blocks, start = [], 0
     for name, array in message.arrays.items():
         if array.dtype not in NAMES:
@@ -72,6 +72,13 @@ def encode(message: Message) -> bytes:
     text += b" " * (-len(text) % LENGTH)
     body = b"".join((_length(len(text)), text, *blocks))
     return _length(len(body)) + body
+
+
+def _text(name: str, value: object) -> str:
+    try:
+        return json.dumps(value, allow_nan=False)
+    except ValueError:
+        raise WireError(f"the field {name} holds NaN or infinity, which JSON lacks: {value!r}"[:200]) from None
 
 
 def write(stream: BinaryIO, message: Message) -> None:
@@ -122,8 +129,12 @@ def _decoded(body: bytes) -> Message:
     size = int.from_bytes(body[:LENGTH], "little")
     header = json.loads(body[LENGTH : LENGTH + size])
     data = memoryview(body)[LENGTH + size :]
-    fields = {name: json.loads(text) for name, text in header.pop("__metadata__", {}).items()}
+    fields = {name: json.loads(text, parse_constant=_refused) for name, text in header.pop("__metadata__", {}).items()}
     return Message(fields, {name: _array(data, **entry) for name, entry in header.items()})
+
+
+def _refused(constant: str) -> None:
+    raise ValueError(f"a field holds {constant}, which JSON lacks")
 
 
 def _array(data: memoryview, dtype: str, shape: list[int], data_offsets: list[int]) -> Array:

@@ -18,6 +18,8 @@ ABOUT = "Reports whether an attention implementation is right, and which mistake
 TARGET = {"metavar": "TARGET", "help": "FILE.py:NAME or package.module:NAME"}
 EXPECTED = ("--expected-failures", "--propose-expected-failures")
 CHECK_OPTIONS = (
+    "--command",
+    "--python",
     "--convention",
     "--clause",
     "--dtype",
@@ -25,6 +27,7 @@ CHECK_OPTIONS = (
     "--tier",
     "--report",
     "--deadline",
+    "--memory",
     "--in-process",
     *EXPECTED,
     "--implementation",

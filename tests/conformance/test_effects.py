@@ -93,7 +93,7 @@ def test_stateless(judge: Judge) -> None:
 
 @clause("effects.global-state")
 def test_global_state(judge: Judge) -> None:
-    for case in judge.cases(*VARIED[:4]):
+    for case in judge.cases(*VARIED[:4]) if judge.observes("changed_state") else ():
         for problem in judge.problems(case):
             try:
                 _, changed = judge.observer.changed_state(problem, judge.device, case.seed)
@@ -107,7 +107,7 @@ def test_global_state(judge: Judge) -> None:
 def test_fresh_output(judge: Judge) -> None:
     single = Case(seed=104).sized(query_length=1, key_length=1)
     others = (Case(seed=101), Case(seed=102).sized(key_length=1), Case(seed=103, mask=MaskKind.BOOL))
-    for case in judge.cases(*others, single, single):
+    for case in judge.cases(*others, single, single) if judge.observes("overwritten") else ():
         passed = judge.problem(case).forward_only().fresh()
         seeds = (case.seed + later for later in (1000, 2000, 3000))
         later = [judge.problem(replace(case, seed=seed)).forward_only() for seed in seeds]

@@ -80,11 +80,20 @@ MANY_OF_BOTH = Case(seed=12).sized(batch=2, num_heads=2, query_length=131, key_l
 KINDS = (MaskKind.BOOL, MaskKind.FLOAT)
 MOST = 80_000
 """Scores in a large case: more cost more than they show."""
+MODEL_WIDTHS = (64, 80, 96, 128, 192, 256)
+"""Head widths of published models, for which kernels have code of their own; here with more keys than a tile has."""
+MODEL_HEADS = (8, 12, 16, 32, 40)
+"""Numbers of heads of published models."""
 WIDTHS = (1, 2, 3, 5, 7, 8, 15, 24, 33, 64, 65, 80, 96, 128, 129, 257)
 
 CLAUSES = table(
     row("shapes.coincident", *(replace(case, sizes=sizes) for sizes in COINCIDENT for case in ONE_OF_EACH_MASK)),
-    row("shapes.head-width", *(Case(seed=d).sized(batch=1, num_heads=2, d_k=d, d_v=d) for d in WIDTHS)),
+    row(
+        "shapes.head-width",
+        *(Case(seed=d).sized(batch=1, num_heads=2, d_k=d, d_v=d) for d in WIDTHS),
+        *(Case(seed=d).sized(batch=1, num_heads=1, query_length=3, key_length=67, d_k=d, d_v=d) for d in MODEL_WIDTHS),
+        Case(seed=9, causal=True).sized(batch=1, num_heads=1, query_length=66, key_length=66, d_k=128, d_v=128),
+    ),
     row(
         "shapes.empty", *(Case().sized(batch=0), Case().sized(query_length=0), Case(mask=MaskKind.BOOL).sized(batch=0))
     ),
@@ -133,6 +142,8 @@ def test_large(judge: Judge) -> None:
         s = case.sizes
         if s.batch * s.num_heads * s.query_length * s.key_length <= MOST:
             judge.assert_conforms(case, *(_parts(judge, case) if widest else ()))
+    for case in judge.cases(*(Case(seed=n).sized(batch=1, num_heads=n, d_k=8, d_v=8) for n in MODEL_HEADS)):
+        judge.assert_conforms(case)
     for case in judge.cases(*(_extended() if widest else ())):
         judge.assert_conforms(case, *judge.parts())
 

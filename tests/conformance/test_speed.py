@@ -5,7 +5,7 @@ from dataclasses import replace
 from itertools import product
 
 from attention_conformance.implementations.api.safe_call import CandidateError
-from attention_conformance.implementations.worker.memory import absent, result_bytes
+from attention_conformance.implementations.worker.memory import result_bytes
 from attention_conformance.spec.cases import Case
 from attention_conformance.spec.problem import Problem
 from attention_conformance.tests.harness.judge.clause_tests import clause, group
@@ -109,7 +109,7 @@ def _numbers(problem: Problem, case: Case) -> int:
 
 @clause("speed.memory-returned", dtypes=IN_ONE)
 def test_memory_returned(judge: Judge) -> None:
-    for case in _measurable(judge, (RETURNED,)):
+    for case in _measurable(judge, (RETURNED,), "left_behind"):
         for problem in judge.problems(case):
             limit = CALLS * result_bytes(problem) // 2
             try:
@@ -122,13 +122,9 @@ def test_memory_returned(judge: Judge) -> None:
             judge.assert_that(case, left <= limit, f"{CALLS} calls left {left / 1e6:.3g} MB behind after {results}")
 
 
-def _measurable(judge: Judge, cases: Iterable[Case]) -> Iterable[Case]:
+def _measurable(judge: Judge, cases: Iterable[Case], request: str = "peak") -> Iterable[Case]:
     """The cases that the claims allow; none, with a note, where memory cannot be measured."""
-    missing = "" if judge.device.startswith("cuda") else absent()
-    if missing:
-        judge.unsupported.append(missing)
-        return []
-    return judge.cases(*cases)
+    return judge.cases(*cases) if judge.observes(request) else []
 
 
 def _problem(judge: Judge, case: Case) -> Problem:

@@ -45,6 +45,8 @@ class FailureKind(StrEnum):
     """The candidate's process ended."""
     TIMED_OUT = "timed out"
     """The candidate gave no answer before its deadline."""
+    OUT_OF_MEMORY = "out of memory"
+    """The candidate needed more memory than it may take."""
     WRONG_TYPE = "wrong type"
     """The candidate returned something other than arrays of real numbers."""
     ACCEPTED = "accepted"
@@ -55,8 +57,8 @@ class FailureKind(StrEnum):
     """Another property of the answers does not hold."""
 
 
-LOSSES = (FailureKind.DIED, FailureKind.TIMED_OUT)
-"""Failures that cost the candidate's process."""
+LOSSES = (FailureKind.DIED, FailureKind.TIMED_OUT, FailureKind.OUT_OF_MEMORY)
+"""Failures that cost the candidate's process: of its own doing, or as it is ended."""
 
 
 @dataclass(frozen=True)

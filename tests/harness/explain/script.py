@@ -37,8 +37,11 @@ def script(counterexample: Counterexample, judge: Judge, target: str, settings: 
     Raises:
         NoScriptError: there is no such program; the message has the reason.
     """
+    run = judge.implementation.run
     if not target:
-        raise NoScriptError("it is no candidate, but built in")
+        raise NoScriptError("a command starts it" if isinstance(run, Remote) else "it is no candidate, but built in")
+    if isinstance(run, Remote) and (reason := run.lacks("recorded_call", judge.device)):
+        raise NoScriptError(reason)
     if judge.claims.scope is not Scope.OP:
         raise NoScriptError("a module takes more lines")
     failing = counterexample.outcome

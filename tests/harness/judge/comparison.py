@@ -7,6 +7,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from attention_conformance.implementations.api.safe_call import CandidateError, LostError
 from attention_conformance.reference.expected import Expected
 from attention_conformance.spec.problem import DTYPES, Array
 from attention_conformance.tests.report.verdict import FailureKind
@@ -154,3 +155,14 @@ def _is_inconclusive(expected: Expected) -> bool:
     if (np.abs(value) <= bound).all():
         return True
     return decoy is not None and bool((np.abs(decoy - value) <= bound).all())
+
+
+def no_answer(error: CandidateError) -> Comparison:
+    """The outcome of a comparison for which the candidate gave no usable answer."""
+    if isinstance(error, LostError):
+        lost = FailureKind.OUT_OF_MEMORY if error.out_of_memory else FailureKind.DIED
+        kind = FailureKind.TIMED_OUT if error.late else lost
+        return Comparison(np.inf, f"the candidate {error}", kind=kind, summary=str(kind))
+    if error.exception:
+        return Comparison(np.inf, str(error), kind=FailureKind.RAISED, summary=f"raised {error.exception}")
+    return Comparison(np.inf, str(error), kind=FailureKind.WRONG_TYPE)

@@ -22,8 +22,8 @@ from attention_conformance.implementations.api.safe_call import (
     function_answer,
     guarded,
 )
-from attention_conformance.implementations.worker.observer import LocalObserver, Observer
-from attention_conformance.implementations.worker.remote import Remote
+from attention_conformance.implementations.worker.observer import Observer
+from attention_conformance.implementations.worker.remote import observer_of
 from attention_conformance.reference.bounds.precision import unit_roundoff
 from attention_conformance.reference.expected import Expected, Solution, solve
 from attention_conformance.reference.stacking import solve_each, stackable
@@ -32,7 +32,7 @@ from attention_conformance.spec.conventions import Conventions
 from attention_conformance.spec.features import Feature
 from attention_conformance.spec.inputs import build
 from attention_conformance.spec.problem import Array, Problem
-from attention_conformance.tests.harness.judge.comparison import Comparison, compare
+from attention_conformance.tests.harness.judge.comparison import Comparison, compare, no_answer
 from attention_conformance.tests.harness.judge.influence import wrong_keys
 from attention_conformance.tests.harness.judge.tally import Counts, Tally
 from attention_conformance.tests.report.verdict import Failure, FailureKind
@@ -119,12 +119,6 @@ class Judge:
     def conventions(self) -> Conventions:
         return self.claims.conventions
 
-    @property
-    def lost(self) -> str:
-        """Why the candidate is not run any more; empty if it is."""
-        run = self.implementation.run
-        return run.door.exhausted if isinstance(run, Remote) else ""
-
     def cases(self, *proposed: Case) -> Iterator[Case]:
         """The proposed cases as near as the claims allow, each once; why a case is left out is noted.
 
@@ -201,8 +195,13 @@ class Judge:
     @property
     def observer(self) -> Observer:
         """What observes the process in which the candidate's calls are made."""
-        run = self.implementation.run
-        return run if isinstance(run, Remote) else LocalObserver(self.implementation)
+        return observer_of(self.implementation)
+
+    def observes(self, request: str) -> bool:
+        """Whether an observation, by the name of its request, can be made; why it cannot is noted."""
+        if reason := self.observer.lacks(request, self.device):
+            self.unsupported.append(reason)
+        return not reason
 
     def call(self, name: str, *arguments: int) -> Array:
         """What a plain function of the candidate returns."""
@@ -388,16 +387,6 @@ class Judge:
         else:
             message = f"{what} was accepted, with an answer of shape {result.output.shape}"
             self.assert_that(case, False, message, kind=FailureKind.ACCEPTED)
-
-
-def no_answer(error: CandidateError) -> Comparison:
-    """The outcome of a comparison for which the candidate gave no usable answer."""
-    if isinstance(error, LostError):
-        kind = FailureKind.TIMED_OUT if error.late else FailureKind.DIED
-        return Comparison(np.inf, f"the candidate {error}", kind=kind, summary=str(kind))
-    if error.exception:
-        return Comparison(np.inf, str(error), kind=FailureKind.RAISED, summary=f"raised {error.exception}")
-    return Comparison(np.inf, str(error), kind=FailureKind.WRONG_TYPE)
 
 
 def _selected(got: Array | None, of: Callable[[Array], Array]) -> Array | None:

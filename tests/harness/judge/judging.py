@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from attention_conformance.implementations.api.contract import ExpectedFailure, PathError
 from attention_conformance.implementations.api.safe_call import CandidateError
+from attention_conformance.implementations.worker.remote import loss_of
 from attention_conformance.spec.cases import Case
 from attention_conformance.spec.clauses import Clause
 from attention_conformance.tests.harness.judge.clause_tests import ClauseTest
@@ -21,7 +22,7 @@ HALVES = ("bfloat16", "float16")
 def judged(clause: Clause, test: ClauseTest, judge: Judge) -> Verdict:
     """Runs the test; an exception of the suite itself is not caught."""
     start = time.perf_counter()
-    if lost := judge.lost:
+    if lost := loss_of(judge.implementation):
         return not_finished(clause, judge, lost)
     dtypes = tuple(d for d in test.dtypes if d in judge.claims.dtypes)
     left_path = ""

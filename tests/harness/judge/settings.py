@@ -8,7 +8,7 @@ from pathlib import Path
 from attention_conformance.implementations.api.contract import Implementation
 from attention_conformance.implementations.discovery.candidates import candidate
 from attention_conformance.implementations.worker.limits import CALL
-from attention_conformance.implementations.worker.remote import isolated_candidate
+from attention_conformance.implementations.worker.remote import commanded_candidate, isolated_candidate
 from attention_conformance.tests.harness.judge.judge import TIERS, Judge
 
 
@@ -18,6 +18,8 @@ class RunSettings:
 
     Attributes:
         candidates: targets such as FILE.py:NAME.
+        commands: command lines that start candidates, each a worker of its own.
+        python: the interpreter of the environment in which targets are loaded; empty: this one.
         implementations, clauses: patterns of names.
         conventions: what the candidates claim, by key.
         report: the folder of the report, if there is one.
@@ -25,9 +27,12 @@ class RunSettings:
         propose: whether entries for such a file are printed.
         isolated: whether each candidate is called in a process of its own.
         deadline: seconds for a small call there.
+        memory: bytes that each may allocate there; None: half of what is free.
     """
 
     candidates: tuple[str, ...] = ()
+    commands: tuple[str, ...] = ()
+    python: str = ""
     implementations: tuple[str, ...] = ()
     clauses: tuple[str, ...] = ()
     dtypes: tuple[str, ...] = ()
@@ -39,17 +44,34 @@ class RunSettings:
     propose: bool = False
     isolated: bool = True
     deadline: float = CALL
+    memory: int | None = None
 
     @property
     def all_builtin(self) -> bool:
         """Whether every built-in implementation is selected."""
-        return not self.candidates and not self.implementations
+        return not self.has_candidates and not self.implementations
+
+    @property
+    def has_candidates(self) -> bool:
+        """Whether candidates are judged, and nothing that is built in."""
+        return bool(self.candidates or self.commands)
 
     def loader(self) -> Callable[[str], Implementation]:
         """What makes an implementation of a target; see `discovery.candidates.candidate` for what it raises."""
         if self.isolated:
-            return partial(isolated_candidate, settings=self.conventions, device=self.device, deadline=self.deadline)
+            return partial(
+                isolated_candidate,
+                settings=self.conventions,
+                device=self.device,
+                deadline=self.deadline,
+                python=self.python,
+                memory=self.memory,
+            )
         return partial(candidate, settings=self.conventions, device=self.device)
+
+    def commanded(self, command: str) -> Implementation:
+        """The candidate that a command line starts; see `commanded_candidate` for what is raised."""
+        return commanded_candidate(command, self.conventions, self.device, self.deadline)
 
     def judge(self, implementation: Implementation, dtype: str) -> Judge:
         """A new judge of an implementation."""

@@ -17,8 +17,11 @@ MAIN = PACKAGE / "__main__.py"
 
 def again(settings: RunSettings, targets: Mapping[str, str], implementation: str, clause: str, dtype: str) -> str:
     """The command that runs one clause again: on one candidate, where there are several."""
-    own = [targets[implementation]] if len(settings.candidates) > 1 else settings.candidates
-    return checking(own, implementation, options_of(settings, clause, dtype), installed_command())
+    rest = options_of(settings, clause, dtype)
+    if settings.commands and implementation not in targets:
+        return checking((), "", rest, installed_command(), settings.commands)
+    own = [targets[implementation]] if len(settings.candidates) > 1 or settings.commands else settings.candidates
+    return checking(own, implementation, rest, installed_command())
 
 
 def options_of(settings: RunSettings, clause: str, dtype: str) -> list[str]:
@@ -27,19 +30,23 @@ def options_of(settings: RunSettings, clause: str, dtype: str) -> list[str]:
     expected = [] if settings.expected is None else ["--expected-failures", str(settings.expected)]
     tier = [] if settings.tier == "quick" else ["--tier", settings.tier]
     device = [] if settings.device == "cpu" else ["--device", settings.device]
-    return [*conventions, *expected, "--clause", clause, "--dtype", dtype, *tier, *device]
+    python = ["--python", settings.python] if settings.python else []
+    return [*python, *conventions, *expected, "--clause", clause, "--dtype", dtype, *tier, *device]
 
 
-def checking(targets: Sequence[str], implementation: str, rest: Sequence[str], command: str) -> str:
+def checking(
+    targets: Sequence[str], implementation: str, rest: Sequence[str], command: str, commands: Sequence[str] = ()
+) -> str:
     """The command that checks candidates, or else a built-in implementation, with some more options.
 
-    `command` is the installed one; pytest where it is empty.
+    `command` is the installed one; pytest where it is empty. `commands` start further candidates.
     """
+    started = [word for each in commands for word in ("--command", each)]
     if command:
-        named = list(targets) or ["--implementation", implementation]
+        named = [*targets, *started] or ["--implementation", implementation]
         return f"{command} check {join([*named, *rest])}"
-    named = [word for target in targets for word in ("--candidate", target)] or ["--implementation", implementation]
-    return f"{_pytest()} {join([*named, *rest])}"
+    named = [word for target in targets for word in ("--candidate", target)] + started
+    return f"{_pytest()} {join([*(named or ['--implementation', implementation]), *rest])}"
 
 
 def replaying(path: Path) -> str:

@@ -95,6 +95,8 @@ def _require_known(place: str, kind: str, names: Mapping[str, Any] | Sequence[An
 
 def next_to(target: str) -> Path:
     """Where the file of a candidate is looked for: in the folder of its own file, or else in the current one."""
+    if not target:
+        return Path(FILE)
     parsed = Target.parse(target)
     return (Path(parsed.place).parent if parsed.is_file else Path()) / FILE
 
@@ -106,7 +108,7 @@ def expecting(
 
     Args:
         candidates: to be judged.
-        targets: theirs, in the same order.
+        targets: theirs, in the same order; empty for what a command starts.
         named: the file for all of them; None looks in the folder of each.
         today: the day on which entries have expired or not.
 

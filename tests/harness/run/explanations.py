@@ -22,7 +22,7 @@ def explain(config: pytest.Config, status: int) -> None:
         _explain_failures(config)
     if status not in (ExitStatus.CONFORMS, ExitStatus.FAILS) or settings.clauses or not recorder.verdicts:
         return
-    if settings.candidates or settings.report:
+    if settings.has_candidates or settings.report:
         post_run.record_observations(recorder, state.selection.implementations, settings, settings.report is not None)
 
 

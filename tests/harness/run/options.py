@@ -1,6 +1,7 @@
 """The options of the suite: pytest and the installed command take the same ones."""
 
 import tomllib
+from argparse import ArgumentTypeError
 from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from attention_conformance.implementations.worker.limits import CALL
+from attention_conformance.implementations.worker.resources import size_of
 
 NAME = "attention-conformance"
 """Of the project, and of the plugin where it is installed."""
@@ -22,8 +24,20 @@ def _flag(about: str) -> dict[str, Any]:
     return {"action": "store_true", "help": about}
 
 
+def _memory(text: str) -> int:
+    try:
+        return size_of(text)
+    except ValueError as error:
+        raise ArgumentTypeError(str(error)) from error
+
+
 OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "--candidate": _several("TARGET", "judge only this: FILE.py:NAME or package.module:NAME"),
+    "--command": {
+        **_several("COMMAND", "judge only the worker that this starts, such as 'node attention.mjs'"),
+        "dest": "commands",
+    },
+    "--python": {"metavar": "PYTHON", "help": "load targets in its environment, such as ENV/bin/python"},
     "--convention": _several("KEY=VALUE", "the answer that the candidates claim where the field disagrees"),
     "--implementation": _several("PATTERN", "judge only these built-in implementations, such as 'torch.*'"),
     "--clause": _several("PATTERN", "check only these clauses, such as 'masks.*'"),
@@ -32,6 +46,11 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "--tier": {"default": "quick", "help": "how much is checked: quick (default), full or exhaustive"},
     "--in-process": _flag("call the candidates in the judge's own process, for a debugger: nothing is isolated"),
     "--deadline": {"type": float, "metavar": "SECONDS", "help": f"for a small call of a candidate (default: {CALL:g})"},
+    "--memory": {
+        "type": _memory,
+        "metavar": "LIMIT",
+        "help": "what a candidate may allocate, such as 8G (default: half of what is free)",
+    },
     "--report": {"dest": "conformance_report", "metavar": "DIR", "help": "write report.json into DIR"},
     "--expected-failures": {
         "metavar": "FILE",

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from attention_conformance.implementations.discovery.candidates import distinct
-from attention_conformance.implementations.worker.remote import Remote
+from attention_conformance.implementations.worker.remote import Remote, printed_by
 from attention_conformance.spec.cases import Case
 from attention_conformance.spec.clauses import Level, load
 from attention_conformance.tests import conformance
@@ -62,6 +62,8 @@ class ClauseItem(pytest.Function):
     def runtest(self) -> None:
         planned, settings = self.planned, self.config.stash[KEY].settings
         verdict = judged(planned.clause, planned.test, settings.judge(planned.implementation, planned.dtype))
+        if printed := printed_by(planned.implementation):
+            self.add_report_section("call", "stdout", printed)
         self.user_properties.append((PROPERTY, encode(verdict)))
         conclude(verdict)
 
@@ -154,9 +156,9 @@ def _selection(settings: RunSettings, recorder: Recorder) -> Selection:
 
 def _targets(settings: RunSettings, selection: Selection) -> dict[str, str]:
     """The targets of candidates by the names of their implementations, so that they can be found from any folder."""
-    names = [i.name for i in selection.implementations] if settings.candidates else []
     targets = map(absolute, distinct(settings.candidates).values())
-    return dict(zip(names, targets, strict=bool(names)))
+    names = (i.name for i in selection.implementations)  # what commands start comes last, and has no target
+    return dict(zip(names, targets, strict=False))
 
 
 def pytest_cmdline_main(config: pytest.Config) -> int | None:
@@ -244,7 +246,7 @@ def _begin(config: pytest.Config) -> None:
         raise pytest.UsageError(f"--report: {error}") from None
     except OSError as error:
         raise pytest.UsageError(f"--report: {unwritten(error, Path())}") from None
-    if first and state.settings.candidates and not config.option.collectonly:
+    if first and state.settings.has_candidates and not config.option.collectonly:
         _smoke(state, config.pluginmanager.get_plugin("terminalreporter"))
 
 
@@ -340,7 +342,7 @@ def _summarise(terminalreporter: pytest.TerminalReporter, state: SuiteSession) -
     settings, run = state.settings, state.recorder.run
     for line in summary(run):
         terminalreporter.write_line(line, **colours(line))
-    for line in observed(run.observed) if settings.candidates else ():
+    for line in observed(run.observed) if settings.has_candidates else ():
         terminalreporter.write_line(line)
     for line in post_run.unchecked_claims(state.selection, state.recorder.verdicts):
         terminalreporter.write_line(f"ERROR  {line}", red=True)

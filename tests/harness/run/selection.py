@@ -15,6 +15,7 @@ from attention_conformance.implementations.api.contract import Implementation
 from attention_conformance.implementations.builtin import ABSENT, BUILTIN, NAMED, ON_REQUEST
 from attention_conformance.implementations.discovery.candidates import candidates, distinct
 from attention_conformance.implementations.discovery.loading import TargetError
+from attention_conformance.implementations.worker.elsewhere import unusable
 from attention_conformance.implementations.worker.limits import CALL
 from attention_conformance.spec.clauses import load
 from attention_conformance.spec.problem import DTYPES
@@ -40,6 +41,8 @@ def settings_of(config: pytest.Config) -> RunSettings:
 
     return RunSettings(
         candidates=several("candidate"),
+        commands=tuple(dict.fromkeys(several("commands"))),
+        python=config.getoption("python") or "",
         implementations=several("implementation"),
         clauses=several("clause"),
         dtypes=expanded_dtypes(several("dtype")),
@@ -51,6 +54,7 @@ def settings_of(config: pytest.Config) -> RunSettings:
         propose=config.getoption("propose_expected_failures"),
         isolated=not config.getoption("in_process"),
         deadline=config.getoption("deadline") or CALL,
+        memory=config.getoption("memory"),
     )
 
 
@@ -79,12 +83,25 @@ def selection_of(settings: RunSettings) -> Selection:
     require_device("--device", settings.device)
     if settings.deadline <= 0:
         raise UsageError(f"--deadline {settings.deadline:g} is no time: give a positive number of seconds")
-    if settings.candidates:
+    _require_places(settings)
+    if settings.has_candidates:
         return _candidates(settings)
     for option, given in _of_candidates(settings).items():
         if given:
-            raise UsageError(f"{option} describes a candidate: give --candidate TARGET too")
+            raise UsageError(f"{option} describes a candidate: give --candidate TARGET or --command too")
     return Selection(_builtin(settings.implementations), settings.clauses, settings.dtypes)
+
+
+def _require_places(settings: RunSettings) -> None:
+    """Checks that candidates can be started where they are to be."""
+    if settings.commands and not settings.isolated:
+        raise UsageError("--command starts a process, and --in-process none: give one of them")
+    if not settings.python:
+        return
+    if not settings.candidates or not settings.isolated:
+        raise UsageError("--python is where targets are loaded: give --candidate TARGET too, without --in-process")
+    if reason := unusable(settings.python):
+        raise UsageError(f"--python {settings.python!r}: {reason}; it needs Python 3.11 and NumPy, and nothing of ours")
 
 
 def _of_candidates(settings: RunSettings) -> dict[str, bool]:
@@ -110,18 +127,32 @@ def hushed() -> Iterator[None]:
 
 def _candidates(settings: RunSettings) -> Selection:
     try:
-        targets = list(distinct(settings.candidates).values())
+        targets = [*distinct(settings.candidates).values(), *("" for _ in settings.commands)]
         with hushed():
-            loaded = candidates(settings.candidates, settings.loader())
+            commanded = tuple(map(settings.commanded, settings.commands))
+            loaded = (*candidates(settings.candidates, settings.loader()), *commanded)
         expected, notes = expecting(loaded, targets, settings.expected, date.today())
-        return Selection(expected, settings.clauses, settings.dtypes, notes)
+        selection = Selection(expected, settings.clauses, settings.dtypes, notes)
     except KeyboardInterrupt:
-        named = ", ".join(settings.candidates)
+        named = ", ".join((*settings.candidates, *settings.commands))
         raise pytest.exit.Exception(f"interrupted while {named} was called for the first time", 2) from None
     except (TargetError, ExpectingError) as error:
         raise UsageError(str(error)) from error
     except ValueError as error:
         raise UsageError(f"--convention: {error}") from error
+    require_different(loaded)
+    return selection
+
+
+def require_different(loaded: Sequence[Implementation]) -> None:
+    """Checks that candidates have different names.
+
+    Raises:
+        UsageError: two have the same.
+    """
+    names = [each.name for each in loaded]
+    if again := [name for number, name in enumerate(names) if name in names[:number]]:
+        raise UsageError(f"two candidates have the name {again[0]!r}: let each worker give a name of its own")
 
 
 def _builtin(patterns: Sequence[str]) -> tuple[Implementation, ...]:

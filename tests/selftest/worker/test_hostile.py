@@ -12,7 +12,8 @@ import pytest
 from attention_conformance.implementations.api.contract import Implementation
 from attention_conformance.implementations.worker import door
 from attention_conformance.implementations.worker.limits import DEATHS, KEPT, LONGEST
-from attention_conformance.implementations.worker.remote import Remote, isolated_candidate
+from attention_conformance.implementations.worker.remote import Remote, isolated_candidate, printed_by
+from attention_conformance.implementations.worker.wire import Message
 from attention_conformance.tests.harness.run.runner import run
 from attention_conformance.tests.report.verdict import FailureKind, Status, Verdict
 
@@ -145,6 +146,17 @@ def test_what_a_right_candidate_does_besides_harms_nobody(tmp_path: Path, body: 
     assert all(each.status is Status.PASS for each in verdicts(made(tmp_path, BODY.format(body))))
     assert (Path.cwd(), dict(os.environ)) == (folder, environment)
     assert not processes("sleep 300")
+
+
+def test_what_it_prints_is_shown_once_and_without_control_characters(tmp_path: Path) -> None:
+    implementation = made(tmp_path, BODY.format("print('a\\x1b[31mb' if calls else 'x' * 5000); judged()"))
+    printed_by(implementation)
+    assert not printed_by(implementation)
+    list(run(implementation, CLAUSES[:1], ("float32",)))
+    assert isinstance(implementation.run, Remote)
+    implementation.run.door.request(Message({"request": "seed", "seed": 1}))
+    assert printed_by(implementation).splitlines() == ["a [31mb"] * 3
+    implementation.run.door.end()
 
 
 def test_output_is_kept_from_its_end(tmp_path: Path) -> None:

@@ -1,0 +1,94 @@
+"""The memory that a candidate's process may take, and how a process that had too little of it looks."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+SHARE = 0.5
+"""How much of the free memory a candidate gets, unless the user says otherwise: the judge and others need some too."""
+LEAST = 2**28
+"""Bytes that a worker needs before it has a candidate."""
+NEAR = 0.8
+"""The share of its limit from which on a process that was killed had too little memory."""
+NO_ALLOCATION = ("std::bad_alloc", "can't allocate memory", "Cannot allocate memory", "out of memory")
+"""What C++, torch and the C library write where an allocation fails: there is no other sign of it."""
+
+
+def size_of(text: str) -> int:
+    """The bytes of a size such as 8G, 500M or 1.5G.
+
+    Raises:
+        ValueError: the text is no size, or one in which no worker can start.
+    """
+    given = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
+    if given is None:
+        raise ValueError(f"{text!r} is no size of memory: give a number and a unit, such as 8G or 500M")
+    size = int(float(given[1]) * UNITS[given[2].upper()])
+    if size < LEAST:
+        raise ValueError(f"{text} is less than a worker takes to start: give at least {LEAST // 2**20}M")
+    return size
+
+
+def free_memory() -> int | None:
+    """Bytes that this process could still take: of the machine, and of its control groups; None where unknown."""
+    return min(_free(), default=None)
+
+
+def _free() -> Iterator[int]:
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+        yield int(lines["MemAvailable"].split()[0]) * 1024
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if not controllers:
+                yield from _left(Path("/sys/fs/cgroup") / path[1:], "memory.max", "memory.current")
+            elif "memory" in controllers.split(","):
+                own = Path("/sys/fs/cgroup/memory") / path[1:]
+                yield from _left(own, "memory.limit_in_bytes", "memory.usage_in_bytes")
+
+
+def _left(group: Path, limit: str, used: str) -> Iterator[int]:
+    """What is left of the limits of a control group and of those above it; "max" is no limit."""
+    for folder in (group, *group.parents):
+        with contextlib.suppress(OSError, ValueError):
+            yield max(0, int((folder / limit).read_text()) - int((folder / used).read_text()))
+
+
+def limit_memory(size: int | None) -> int | None:
+    """Limits what this process may allocate, in bytes; None: half of what is free.
+
+    The address space is not limited: torch and drivers reserve much more of it than they use.
+
+    Returns:
+        The limit; None where the system has none.
+    """
+    if size is None and (free := free_memory()) is not None:
+        size = max(LEAST, int(free * SHARE))
+    if size is None or sys.platform != "linux":
+        return None
+    import resource  # not on every system
+
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    size = size if hard == resource.RLIM_INFINITY else min(size, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (size, size))
+    return size
+
+
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Whether an exception says that there was too little memory; torch and JAX have no type for it on the CPU."""
+    if isinstance(error, MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error)[:2000] for words in NO_ALLOCATION)
+
+
+def ended_process(pid: int) -> tuple[int, int] | None:
+    """Exit status, negative for a signal, and peak of resident bytes of a child that has ended; None: it has not."""
+    ended, status, usage = os.wait4(pid, os.WNOHANG)
+    return (os.waitstatus_to_exitcode(status), usage.ru_maxrss * 1024) if ended else None
