@@ -119,7 +119,6 @@ _MODULES = (
     "attention_conformance.spec.conventions",
     "attention_conformance.spec.features",
     "attention_conformance.spec.cases",
-    "attention_conformance.tests.harness.run.parametrize",
     "attention_conformance.spec.problem",
     "attention_conformance.implementations.api.contract",
     "attention_conformance.implementations.adapters.numpy_op",
@@ -130,11 +129,14 @@ _MODULES = (
     "attention_conformance.tests.harness.run.check",
 )
 """Where the names are defined. They are searched in this order: what takes long to import comes last."""
+_OF_PYTEST = ("ClauseCheck", "parametrize_with_clauses")
+"""Names whose module imports pytest, which an environment of candidates need not have, and nothing that takes long."""
 
 
 def __getattr__(name: str) -> object:
     if name in __all__:
-        for module in map(import_module, _MODULES):
+        modules = ("attention_conformance.tests.harness.run.parametrize",) if name in _OF_PYTEST else _MODULES
+        for module in map(import_module, modules):
             if hasattr(module, name):
                 return globals().setdefault(name, getattr(module, name))
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

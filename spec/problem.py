@@ -6,12 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
 from attention_conformance.spec.cases import Layout, Sharing
 from attention_conformance.spec.features import NOTHING, Extension, Scope
+from attention_conformance.spec.optional import optional
+
+ml_dtypes = optional("ml_dtypes")
 
 Array: TypeAlias = NDArray[Any]
 """An array of any dtype: which one is data here, bfloat16 included."""
@@ -19,10 +21,10 @@ Array: TypeAlias = NDArray[Any]
 DTYPES: Mapping[str, np.dtype[np.generic]] = {
     "float64": np.dtype(np.float64),
     "float32": np.dtype(np.float32),
-    "bfloat16": np.dtype(ml_dtypes.bfloat16),
+    **({"bfloat16": np.dtype(ml_dtypes.bfloat16)} if ml_dtypes else {}),
     "float16": np.dtype(np.float16),
 }
-"""The dtypes in which implementations are checked, by name, widest first."""
+"""The dtypes in which implementations are checked, by name, widest first; without ml_dtypes there is no bfloat16."""
 
 
 HELD = ("query", "key", "value", "attn_mask", "key_padding_mask", "valid_lens", "cotangent")

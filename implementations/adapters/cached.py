@@ -12,10 +12,9 @@ import torch
 
 from attention_conformance.implementations.adapters.native import Native, indirect, natively
 from attention_conformance.implementations.adapters.op_options import INPUTS, extra_options
+from attention_conformance.implementations.adapters.results import array_forms, differing
 from attention_conformance.implementations.adapters.tensors import (
     TORCH_DTYPES,
-    array_forms,
-    differing,
     forms,
     tensors,
     to_array,

@@ -8,8 +8,7 @@ import numpy as np
 
 from attention_conformance.implementations.adapters.native import Native, bound
 from attention_conformance.implementations.adapters.op_options import INPUTS, op_options, seeded
-from attention_conformance.implementations.adapters.results import result_of
-from attention_conformance.implementations.adapters.tensors import array_forms, differing
+from attention_conformance.implementations.adapters.results import array_forms, differing, result_of
 from attention_conformance.implementations.api.contract import Result
 from attention_conformance.spec.conventions import Polarity
 from attention_conformance.spec.problem import Array, Problem

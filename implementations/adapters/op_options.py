@@ -1,18 +1,18 @@
 """The options of an op: a problem as the keyword arguments of a call; only what the problem has appears."""
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
-import torch
 
-from attention_conformance.implementations.adapters.tensors import to_tensor
 from attention_conformance.implementations.api.global_state import seed_torch
 from attention_conformance.spec.conventions import Polarity
 from attention_conformance.spec.features import CASE_OPTIONS
+from attention_conformance.spec.optional import optional
 from attention_conformance.spec.problem import Array, Problem
 
+torch = optional("torch")
 INPUTS = ("query", "key", "value")
 LENGTHS = {"query_lengths": "cu_seqlens_q", "key_lengths": "cu_seqlens_k"}
 
@@ -60,7 +60,7 @@ def extra_options(problem: Problem, given: Mapping[str, Any]) -> dict[str, Any]:
 def _cumulative(problem: Problem, given: Mapping[str, Any], name: str) -> Any:
     """[0, n_1, n_1 + n_2, ...], of the kind of the given lengths."""
     ends: Array = np.concatenate([[0], np.cumsum(problem.extras[name])]).astype(np.int32)
-    return to_tensor(ends, str(given[name].device)) if isinstance(given[name], torch.Tensor) else ends
+    return torch.from_numpy(ends).to(given[name].device) if torch and isinstance(given[name], torch.Tensor) else ends
 
 
 @contextmanager
@@ -73,13 +73,19 @@ def seeded(problem: Problem) -> Iterator[None]:
     if not extension.dropout or extension.dropout_seed < 0:
         yield
         return
-    # Where no accelerator is in use, a look at its generators takes longer than the call.
-    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
     numbers = np.random.get_state()
-    with torch.random.fork_rng(devices):
-        seed_torch(extension.dropout_seed)
+    with _torch_seeded(extension.dropout_seed) if torch else nullcontext():
         np.random.seed(extension.dropout_seed)
         try:
             yield
         finally:
             np.random.set_state(numbers)
+
+
+@contextmanager
+def _torch_seeded(seed: int) -> Iterator[None]:
+    # Where no accelerator is in use, a look at its generators takes longer than the call.
+    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
+    with torch.random.fork_rng(devices):
+        seed_torch(seed)
+        yield

@@ -1,7 +1,9 @@
 """The `Result` of what a function or module returned: the output alone, or a tuple of the output and extras."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from attention_conformance.implementations.api.contract import Result
 from attention_conformance.spec.problem import Array
@@ -30,3 +32,14 @@ def result_of(
     output, *rest = answer if isinstance(answer, tuple) else (answer,)
     named: dict[str, Any] = {name: to_array(extra) for name, extra in zip(extras, rest, strict=not fewer)}
     return Result(to_array(output), **named, **fields)
+
+
+def array_forms(given: Mapping[str, Array]) -> dict[str, object]:
+    """What a call could change of arrays without touching a number, and how NumPy treats errors."""
+    found: dict[str, object] = {name: (array.shape, array.strides) for name, array in given.items()}
+    return found | {"error handling of numpy": np.geterr()}
+
+
+def differing(before: Mapping[str, object], after: Mapping[str, object]) -> tuple[str, ...]:
+    """The names whose forms are not the same any more."""
+    return tuple(name for name, form in before.items() if after[name] != form)

@@ -64,17 +64,6 @@ def forms(given: Mapping[str, torch.Tensor]) -> dict[str, object]:
     return found | {"gradient mode": torch.is_grad_enabled()}
 
 
-def array_forms(given: Mapping[str, Array]) -> dict[str, object]:
-    """What a call could change of arrays without touching a number, and how NumPy treats errors."""
-    found: dict[str, object] = {name: (array.shape, array.strides) for name, array in given.items()}
-    return found | {"error handling of numpy": np.geterr()}
-
-
-def differing(before: Mapping[str, object], after: Mapping[str, object]) -> tuple[str, ...]:
-    """The names whose forms are not the same any more."""
-    return tuple(name for name, form in before.items() if after[name] != form)
-
-
 def gradients_of(output: torch.Tensor, leaves: Mapping[str, torch.Tensor], cotangent: torch.Tensor) -> dict[str, Array]:
     """D sum(output * cotangent) / d leaf by name; zeros for a leaf that the output does not depend on."""
     return zeros_for_none(leaves, torch.autograd.grad(output, list(leaves.values()), cotangent, allow_unused=True))

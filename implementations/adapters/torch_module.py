@@ -11,11 +11,10 @@ from torch import nn
 from attention_conformance.implementations.adapters.native import Native, bound, indirect
 from attention_conformance.implementations.adapters.native_torch import native_call
 from attention_conformance.implementations.adapters.op_options import seeded
-from attention_conformance.implementations.adapters.results import output_of, result_of
+from attention_conformance.implementations.adapters.results import differing, output_of, result_of
 from attention_conformance.implementations.adapters.tensors import (
     TORCH_DTYPES,
     Tensors,
-    differing,
     forms,
     gradients_of,
     second_products,

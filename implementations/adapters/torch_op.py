@@ -10,10 +10,9 @@ import torch
 from attention_conformance.implementations.adapters.native import Native, bound, indirect
 from attention_conformance.implementations.adapters.native_torch import native_call
 from attention_conformance.implementations.adapters.op_options import INPUTS, op_options, seeded
-from attention_conformance.implementations.adapters.results import output_of, result_of
+from attention_conformance.implementations.adapters.results import differing, output_of, result_of
 from attention_conformance.implementations.adapters.tensors import (
     Tensors,
-    differing,
     forms,
     gradients_of,
     second_products,

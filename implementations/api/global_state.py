@@ -2,10 +2,13 @@
 
 import random
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import numpy as np
-import torch
+
+from attention_conformance.spec.optional import optional
+
+torch = optional("torch")
 
 TINY, ONE = 1e-310, 1.0
 """A subnormal float64 number, and a factor that is applied anew each time: the product is 0 where such are flushed."""
@@ -14,18 +17,24 @@ TINY, ONE = 1e-310, 1.0
 def global_state() -> dict[str, object]:
     """What a call could disturb, by names for messages."""
     return {
-        "random state of torch": torch.get_rng_state().numpy().tobytes(),
+        **(_of_torch() if torch else {}),
         "random state of numpy": np.random.get_state(legacy=True)[1].tobytes(),  # type: ignore[index]
         "random state of Python": random.getstate(),
+        "error handling of numpy": tuple(sorted(np.geterr().items())),
+        "flushing of subnormal numbers": _flushes(),
+    }
+
+
+def _of_torch() -> dict[str, object]:
+    return {
+        "random state of torch": torch.get_rng_state().numpy().tobytes(),
         "gradient mode": torch.is_grad_enabled(),
         "default dtype": torch.get_default_dtype(),
         "default device": torch.get_default_device(),
         "number of threads": torch.get_num_threads(),
-        "error handling of numpy": tuple(sorted(np.geterr().items())),
         "anomaly mode": torch.is_anomaly_enabled(),
         "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
         "precision of float32 products": torch.get_float32_matmul_precision(),
-        "flushing of subnormal numbers": _flushes(),
     }
 
 
@@ -39,12 +48,21 @@ def kept_global_state() -> Iterator[None]:
 
     The random states are left as they are: nothing but the candidate draws from them.
     """
-    errors, gradients, dtype = np.geterr(), torch.is_grad_enabled(), torch.get_default_dtype()
+    errors = np.geterr()
+    with _kept_by_torch() if torch else nullcontext():
+        try:
+            yield
+        finally:
+            np.seterr(**errors)
+
+
+@contextmanager
+def _kept_by_torch() -> Iterator[None]:
+    gradients, dtype = torch.is_grad_enabled(), torch.get_default_dtype()
     device, precision, flushes = torch.get_default_device(), torch.get_float32_matmul_precision(), _flushes()
     try:
         yield
     finally:
-        np.seterr(**errors)
         torch.set_grad_enabled(gradients)
         if torch.get_default_dtype() is not dtype:
             torch.set_default_dtype(dtype)
@@ -58,7 +76,8 @@ def kept_global_state() -> Iterator[None]:
 
 def start_generators(seed: int) -> None:
     """Starts the generators of torch, NumPy and Python at a seed."""
-    seed_torch(seed)
+    if torch:
+        seed_torch(seed)
     np.random.seed(seed)
     random.seed(seed)
 
@@ -67,7 +86,7 @@ def start_generators(seed: int) -> None:
 def random_states_from(seed: int) -> Iterator[None]:
     """Starts every generator of random numbers at a seed, and puts them all back."""
     numbers, choices = np.random.get_state(), random.getstate()
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]) if torch else nullcontext():
         start_generators(seed)
         yield
     np.random.set_state(numbers)

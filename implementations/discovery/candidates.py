@@ -4,16 +4,12 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-import torch
-from torch import nn
-
 from attention_conformance.implementations.api.contract import Implementation
 from attention_conformance.implementations.api.safe_call import safe_call
-from attention_conformance.implementations.discovery.functions import function_candidate
 from attention_conformance.implementations.discovery.loading import Target, TargetError, load_target
-from attention_conformance.implementations.discovery.modules import module_candidate
-from attention_conformance.implementations.discovery.signatures import ADAPTER, check_kind
+from attention_conformance.spec.optional import optional
 
+torch = optional("torch")
 __all__ = ["TargetError", "candidate", "candidates", "distinct", "wrapped"]
 
 
@@ -32,7 +28,7 @@ def candidate(target: str, settings: Mapping[str, str], device: str = "cpu") -> 
     loaded = load_target(target)
     name = Target.parse(target).parts[-1]
     try:
-        if error_line := safe_call(lambda: torch.zeros(1, device=device)).error:
+        if torch and (error_line := safe_call(lambda: torch.zeros(1, device=device)).error):
             raise TargetError(f"device {device!r} cannot be used: {error_line}")
         return wrapped(name, loaded, settings, device)
     except TargetError as error:
@@ -76,8 +72,18 @@ def wrapped(name: str, target: object, settings: Mapping[str, str], device: str)
     if isinstance(target, Implementation):
         conventions = target.claims.conventions.claiming(settings)
         return replace(target, claims=replace(target.claims, conventions=conventions))
+    if not torch:
+        raise TargetError(
+            "functions and modules are tried with torch, which is not installed here: give an Implementation, "
+            "such as attention_conformance.numpy_op makes"
+        )
+    # These import torch.
+    from attention_conformance.implementations.discovery.functions import function_candidate
+    from attention_conformance.implementations.discovery.modules import module_candidate
+    from attention_conformance.implementations.discovery.signatures import ADAPTER, check_kind
+
     check_kind(target, f", {ADAPTER}")
-    if isinstance(target, type) and issubclass(target, nn.Module):
+    if isinstance(target, type) and issubclass(target, torch.nn.Module):
         return module_candidate(name, target, settings, device)
     assert callable(target)
     return function_candidate(name, target, settings, device)

@@ -10,10 +10,11 @@ from functools import cache
 from math import prod
 from pathlib import Path
 
-import torch
-
 from attention_conformance.spec.features import Scope
+from attention_conformance.spec.optional import optional
 from attention_conformance.spec.problem import Problem
+
+torch = optional("torch")
 
 STATUS, FORGET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 """Files of Linux: the status of this process, and the one that resets its peak."""

@@ -69,7 +69,11 @@ def isolated_candidate(
 
 
 def commanded_candidate(
-    command: str, settings: Mapping[str, str], device: str = "cpu", deadline: float = CALL
+    command: str,
+    settings: Mapping[str, str],
+    device: str = "cpu",
+    deadline: float = CALL,
+    memory: int | None = None,
 ) -> Implementation:
     """The candidate that a command line starts, which speaks the protocol over its standard input and output.
 
@@ -82,7 +86,7 @@ def commanded_candidate(
         words = shlex.split(command)
         if not words:
             raise TargetError("it is empty: give a program and its arguments")
-        given = {"target": "", "conventions": dict(settings), "device": device}
+        given = {"target": "", "conventions": dict(settings), "device": device, "memory": memory}
         loaded = remote_implementation(Door(given, words, deadline))
     except (CandidateError, ValueError) as error:
         raise TargetError(f"--command {shortened(command)!r}: {shortened(error)}") from error
@@ -233,6 +237,12 @@ def printed_by(implementation: Implementation) -> str:
     """What a candidate has printed since the last time, if it runs in a process of its own."""
     output = implementation.run.door.output if isinstance(implementation.run, Remote) else None
     return "" if output is None else output.taken()
+
+
+def end_process(implementation: Implementation) -> None:
+    """Ends the process of an implementation, if it has one of its own; the next call starts another."""
+    if isinstance(implementation.run, Remote):
+        implementation.run.door.end()
 
 
 def loss_of(implementation: Implementation) -> str:

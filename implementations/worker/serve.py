@@ -16,14 +16,12 @@ from dataclasses import replace
 from typing import Any, BinaryIO
 
 import numpy as np
-import torch
 
 from attention_conformance.implementations.api.contract import Implementation, PathError, Result, Unsupported, any_case
 from attention_conformance.implementations.api.global_state import global_state, kept_global_state, start_generators
 from attention_conformance.implementations.api.safe_call import CandidateError, answer, function_answer, guarded
 from attention_conformance.implementations.discovery.candidates import candidate
 from attention_conformance.implementations.discovery.loading import TargetError, load_target
-from attention_conformance.implementations.discovery.recorded_call import program_fails, recorded_call
 from attention_conformance.implementations.worker.forms import (
     claims_fields,
     expected_failure_fields,
@@ -36,8 +34,10 @@ from attention_conformance.implementations.worker.resources import is_out_of_mem
 from attention_conformance.implementations.worker.wire import Message, WireError, read, write
 from attention_conformance.spec.cases import Case
 from attention_conformance.spec.features import Feature
+from attention_conformance.spec.optional import optional
 from attention_conformance.spec.problem import Problem
 
+torch = optional("torch")
 DIE_WITH_PARENT = 1
 """PR_SET_PDEATHSIG of Linux's prctl."""
 
@@ -88,7 +88,10 @@ class Worker:
                 "name": loaded.name,
                 "about": loaded.about,
                 "language": "Python",
-                "versions": {"Python": platform.python_version(), "numpy": np.__version__, "torch": torch.__version__},
+                "versions": {
+                    "Python": platform.python_version(),
+                    **{each.__name__: str(each.__version__) for each in (np, torch) if each},
+                },
                 "claims": claims_fields(loaded.claims),
                 "requests": list(self._requests(given["device"])),
                 "alternatives": list(loaded.alternatives),
@@ -102,8 +105,8 @@ class Worker:
         left_out = {
             "fit": self._own.claims.fit is any_case,
             "construct": self._own.construct is None,
-            "recorded_call": torch is None,
-            "program_fails": torch is None,
+            "recorded_call": not torch,
+            "program_fails": not torch,
         }
         yield from (each for each in REQUESTS if not left_out.get(each) and not observer.lacks(each, device))
 
@@ -168,6 +171,8 @@ class Worker:
 
     def recorded_call(self, request: Message) -> Message:
         """See `discovery.recorded_call`."""
+        from attention_conformance.implementations.discovery.recorded_call import recorded_call  # it needs torch
+
         target, settings = self.given["target"], self.given["conventions"]
         call = recorded_call(target, settings, problem_of(request), request.fields["device"])
         texts = {name: given for name, given in call.options.items() if isinstance(given, str)}
@@ -178,6 +183,8 @@ class Worker:
 
     def program_fails(self, request: Message) -> Message:
         """Whether a program of the judge, which calls the candidate, ends with a failure."""
+        from attention_conformance.implementations.discovery.recorded_call import program_fails
+
         return Message({"fails": program_fails(request.fields["program"])})
 
     def seed(self, request: Message) -> Message:
@@ -247,7 +254,8 @@ def _own_streams() -> tuple[BinaryIO, BinaryIO]:
 
 def _prepare() -> None:
     """One thread, as calls are small; and no process that outlives the judge."""
-    torch.set_num_threads(1)
+    if torch:
+        torch.set_num_threads(1)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGKILL)
 

@@ -11,18 +11,19 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any, BinaryIO
 
-import ml_dtypes
 import numpy as np
 
+from attention_conformance.spec.optional import optional
 from attention_conformance.spec.problem import Array
 
+ml_dtypes = optional("ml_dtypes")
+OF_ML_DTYPES = {"BF16": "bfloat16", "F8_E5M2": "float8_e5m2", "F8_E4M3": "float8_e4m3fn"}
+"""The dtypes that NumPy lacks; without ml_dtypes no message has them."""
 DTYPES: Mapping[str, np.dtype[np.generic]] = {
     "F64": np.dtype(np.float64),
     "F32": np.dtype(np.float32),
-    "BF16": np.dtype(ml_dtypes.bfloat16),
     "F16": np.dtype(np.float16),
-    "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
-    "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
+    **({name: np.dtype(getattr(ml_dtypes, each)) for name, each in OF_ML_DTYPES.items()} if ml_dtypes else {}),
     "I64": np.dtype(np.int64),
     "I32": np.dtype(np.int32),
     "I16": np.dtype(np.int16),

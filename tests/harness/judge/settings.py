@@ -71,7 +71,7 @@ class RunSettings:
 
     def commanded(self, command: str) -> Implementation:
         """The candidate that a command line starts; see `commanded_candidate` for what is raised."""
-        return commanded_candidate(command, self.conventions, self.device, self.deadline)
+        return commanded_candidate(command, self.conventions, self.device, self.deadline, self.memory)
 
     def judge(self, implementation: Implementation, dtype: str) -> Judge:
         """A new judge of an implementation."""

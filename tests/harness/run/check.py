@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from attention_conformance.implementations.worker.remote import end_process
 from attention_conformance.spec.cases import Case
 from attention_conformance.spec.clauses import load
 from attention_conformance.spec.conventions import Conventions
@@ -139,6 +140,7 @@ def check(
         recorder.planned = len(recorder.verdicts)
         recorder.judged()
         artifacts = tuple(_explain(given, recorder))
+        end_process(given.implementation)
     recorder.close()
     unchecked = tuple(unchecked_claims(given.selection, recorder.verdicts))
     return Report(
