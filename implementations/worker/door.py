@@ -12,13 +12,16 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import IO, Any
+from uuid import uuid4
 
 from attention_conformance.implementations.api.contract import PathError
 from attention_conformance.implementations.api.safe_call import CandidateError, LostError
 from attention_conformance.implementations.discovery.loading import TargetError
+from attention_conformance.implementations.worker.leftovers import MARK, Leftover, end_leftovers
 from attention_conformance.implementations.worker.limits import (
     CALL,
     DEATHS,
+    ENDING,
     KEPT,
     LINES,
     LONGEST,
@@ -41,6 +44,7 @@ class Door:
         deadline: seconds for a small call.
         deaths: why each process of the worker was lost.
         memory: bytes that the candidate may allocate, as the worker has limited itself; None: it has not.
+        mark: what all processes that stem from the worker have in their environment.
     """
 
     hello: Mapping[str, Any]
@@ -51,6 +55,7 @@ class Door:
     process: subprocess.Popen[bytes] | None = None
     output: Output | None = None
     memory: int | None = None
+    mark: str = field(default_factory=lambda: uuid4().hex)
 
     @property
     def exhausted(self) -> str:
@@ -86,9 +91,17 @@ class Door:
 
     def _started(self) -> subprocess.Popen[bytes]:
         pipe = subprocess.PIPE
+        # That a test runs is none of the candidate's business.
+        given = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
         try:
             return subprocess.Popen(
-                self.command, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True, bufsize=0
+                self.command,
+                stdin=pipe,
+                stdout=pipe,
+                stderr=pipe,
+                start_new_session=True,
+                bufsize=0,
+                env={**given, MARK: self.mark},
             )
         except OSError as error:
             raise TargetError(f"{self.command[0]!r} cannot be started ({error.strerror})") from None
@@ -195,18 +208,30 @@ class Door:
             self.process.returncode = ended[0]
         return ended
 
-    def end(self) -> None:
-        """Ends the worker, and the processes of its session."""
+    def close(self) -> list[Leftover]:
+        """Lets the worker end by itself, and ends and returns the processes that it has left."""
         if self.process is None:
-            return
-        with contextlib.suppress(OSError):
-            os.killpg(self.process.pid, signal.SIGKILL)
+            return []
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(ENDING)
+        return self.end()
+
+    def end(self) -> list[Leftover]:
+        """Ends the worker, and the processes that stem from it, which are returned."""
+        if self.process is None:
+            return []
         self.process.kill()
         self.process.wait()
+        left = end_leftovers(self.mark, self.process.pid)
+        with contextlib.suppress(OSError):
+            os.killpg(self.process.pid, signal.SIGKILL)
         for stream in (self.process.stdin, self.process.stdout):
             if stream is not None:
                 stream.close()
         self.process = self.output = None
+        return left
 
 
 def _left(end: float) -> float:

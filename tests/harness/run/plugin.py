@@ -350,6 +350,8 @@ def _summarise(terminalreporter: pytest.TerminalReporter, state: SuiteSession) -
         terminalreporter.write_line(f"not checked: {name}, {reason}")
     for line in state.selection.notes:
         terminalreporter.write_line(line)
+    for line in post_run.leftovers(state.selection.implementations):
+        terminalreporter.write_line(line)
     for line in proposed(state.recorder.verdicts, run.diagnoses) if settings.propose else ():
         terminalreporter.write_line(line)
     if state.recorder.unwritten:

@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from attention_conformance.implementations.api.contract import Implementation
+from attention_conformance.implementations.worker.door import shortened
+from attention_conformance.implementations.worker.remote import Remote
 from attention_conformance.spec.clauses import load
 from attention_conformance.spec.features import Feature
 from attention_conformance.tests.harness.explain.diagnosis import diagnose, failing_checks
@@ -17,6 +19,16 @@ from attention_conformance.tests.harness.run.run_records import failure_record, 
 from attention_conformance.tests.report.model import DiagnosisRecord, ObservationRecord
 from attention_conformance.tests.report.recorder import Recorder
 from attention_conformance.tests.report.verdict import LOSSES, Verdict
+
+
+def leftovers(implementations: Sequence[Implementation]) -> Iterator[str]:
+    """Ends the processes of candidates; a line for each candidate that has left others running."""
+    for implementation in implementations:
+        if isinstance(implementation.run, Remote) and (left := implementation.run.door.close()):
+            commands = ", ".join(shortened(each.command) for each in left[:3])
+            processes = "1 process" if len(left) == 1 else f"{len(left)} processes"
+            ended = "it was ended" if len(left) == 1 else "they were ended"
+            yield f"{implementation.name} left {processes} running: {commands}; {ended}"
 
 
 def record_diagnoses(

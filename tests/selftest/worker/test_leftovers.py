@@ -1,0 +1,59 @@
+"""Processes that a candidate leaves are ended and named, also those that have taken a session of their own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from attention_conformance.implementations.worker.remote import Remote, isolated_candidate
+from attention_conformance.tests.harness.run.post_run import leftovers
+from attention_conformance.tests.harness.run.runner import run
+from attention_conformance.tests.report.verdict import Status
+from attention_conformance.tests.selftest.worker.test_hostile import processes
+
+TEXT = """
+import os, subprocess, time
+from torch.nn.functional import scaled_dot_product_attention as sdpa
+
+calls = 0
+
+def attention(query, key, value):
+    global calls
+    calls += 1
+    if calls == 15:
+        {}
+    return sdpa(query, key, value)
+"""
+LEAVING = {
+    "of its session": "subprocess.Popen(['sleep', '{0}'])",
+    "of a session of its own": "subprocess.Popen(['sleep', '{0}'], start_new_session=True)",
+    "of a session of its own, without environment": (
+        "(os.environ.clear(), subprocess.Popen(['/bin/sh', '-c', 'sleep {0} & sleep {0}']))"
+    ),
+    "twice forked": "(os.fork() or (os.setsid(), os.fork() and os._exit(0), os.execvp('sleep', ['sleep', '{0}'])))",
+}
+
+
+@pytest.mark.parametrize("number", range(len(LEAVING)), ids=LEAVING)
+def test_what_is_left_is_ended_and_named(tmp_path: Path, number: int) -> None:
+    seconds = str(4321 + number)
+    file = tmp_path / "leaving.py"
+    file.write_text(TEXT.format(list(LEAVING.values())[number].format(seconds)))
+    implementation = isolated_candidate(f"{file}:attention", {}, deadline=30.0)
+    assert isinstance(implementation.run, Remote)
+    (verdict,) = run(implementation, ("shapes.coincident",), ("float32",))
+    assert verdict.status is Status.PASS
+    assert processes(f"sleep {seconds}")
+    (line,) = leftovers([implementation])
+    assert line.startswith("attention left ")
+    assert f"sleep {seconds}" in line
+    assert not processes(f"sleep {seconds}")
+
+
+def test_who_leaves_nothing_is_not_named(tmp_path: Path) -> None:
+    file = tmp_path / "tidy.py"
+    file.write_text(TEXT.format("subprocess.run(['true'])"))
+    implementation = isolated_candidate(f"{file}:attention", {}, deadline=30.0)
+    assert all(verdict.status is Status.PASS for verdict in run(implementation, ("shapes.coincident",), ("float32",)))
+    assert not list(leftovers([implementation]))
