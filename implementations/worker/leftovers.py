@@ -1,4 +1,4 @@
-"""Processes that a candidate has left: on Linux they are recognised by a mark in their environment, or by their session."""
+"""Processes that a candidate has left: on Linux a mark in their environment shows them, or their session."""
 
 from __future__ import annotations
 
