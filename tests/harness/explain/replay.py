@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 
-from attention_conformance.implementations.api.contract import Implementation
+from attention_conformance.implementations.api.contract import Implementation, Unsupported
 from attention_conformance.implementations.builtin import BUILTIN, NAMED, ON_REQUEST
 from attention_conformance.implementations.discovery.loading import Target, TargetError
 from attention_conformance.implementations.worker.remote import isolated_candidate
@@ -15,9 +15,11 @@ from attention_conformance.spec.cases import Case, from_data
 from attention_conformance.spec.clauses import load
 from attention_conformance.spec.problem import DTYPES
 from attention_conformance.tests.harness.explain.reduction import Counterexample, Recipe, lines, outcome
+from attention_conformance.tests.harness.explain.replay_limits import MOST_DECIMALS, foreign, text_of, unusable
 from attention_conformance.tests.harness.judge.clause_tests import clause_tests
 from attention_conformance.tests.harness.judge.judge import TIERS, Judge
 from attention_conformance.tests.harness.judge.judging import judged
+from attention_conformance.tests.report.wording import one_line
 
 FORMAT = "attention-conformance/failure/1"
 
@@ -72,7 +74,7 @@ class FailureFile:
         """
         try:
             data = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ReplayError(f"it is no JSON ({error})") from None
         if not isinstance(data, dict) or data.get("format") != FORMAT:
             given = data.get("format") if isinstance(data, dict) else None
@@ -90,6 +92,10 @@ class FailureFile:
         for name, numbers in {"decimals": (failure.decimals or 0,), "cotangent": failure.cotangent or ()}.items():
             if any(number < 0 for number in numbers):
                 raise ReplayError(f"failure.{name} cannot be negative")
+        if (failure.decimals or 0) > MOST_DECIMALS:
+            raise ReplayError(f"failure.decimals is {failure.decimals}, more than {MOST_DECIMALS}")
+        if why := unusable(failure.case):
+            raise ReplayError(why)
         return failure
 
 
@@ -100,11 +106,15 @@ def read(path: Path) -> FailureFile:
         ReplayError: there is no such file, or it holds none.
     """
     try:
-        return FailureFile.from_json(path.read_text())
+        return FailureFile.from_json(text_of(path))
     except OSError as error:
         raise ReplayError(f"it cannot be read ({error.strerror})") from None
     except UnicodeDecodeError:
         raise ReplayError("it is no text") from None
+    except ReplayError:
+        raise
+    except ValueError as error:
+        raise ReplayError(str(error)) from None
 
 
 def subject(failure: FailureFile) -> Implementation:
@@ -133,12 +143,17 @@ def replay(failure: FailureFile) -> tuple[bool, list[str]]:
     Raises:
         ReplayError: the implementation cannot be loaded, or the case cannot be run.
     """
-    judge = Judge(subject(failure), failure.dtype, failure.device, TIERS[failure.tier])
-    who = f"{failure.clause} of {failure.implementation} in {failure.dtype}"
+    implementation = subject(failure)
+    if why := foreign(failure.case, load()[failure.clause], implementation.claims):
+        raise ReplayError(why)
+    judge = Judge(implementation, failure.dtype, failure.device, TIERS[failure.tier])
+    who = one_line(f"{failure.clause} of {failure.implementation} in {failure.dtype}")
     if failure.kind:
         counterexample = again(failure, judge)
         if counterexample.outcome.fails:
             return False, list(lines(counterexample, f"{who} still fails"))
+        if counterexample.outcome.comparison.inconclusive:
+            raise ReplayError("the numbers of the case compare nothing: every answer to it would be within its bounds")
     message = _in_its_clause(failure, judge)
     if not message:
         return True, [f"{who} holds now: {failure.case}"]
@@ -156,10 +171,25 @@ def again(failure: FailureFile, judge: Judge) -> Counterexample:
 
 
 def _in_its_clause(failure: FailureFile, judge: Judge) -> str:
-    """The message of the clause's own test for the case, if it fails it."""
-    judged(load()[failure.clause], clause_tests()[failure.clause], judge)
+    """The message of the clause's own test for the case, if it fails it.
+
+    Raises:
+        ReplayError: the test has no such case. Only the quick tier draws none at random.
+    """
+    claims, seen = judge.claims, set[str]()
+
+    def recorded(case: Case) -> Case | Unsupported:
+        fitted = claims.fit(case)
+        seen.update(each.to_json() for each in (case, fitted) if isinstance(each, Case))
+        return fitted
+
+    watched = replace(judge, implementation=replace(judge.implementation, claims=replace(claims, fit=recorded)))
+    judged(load()[failure.clause], clause_tests()[failure.clause], watched)
     text = failure.case.to_json()
-    return next((each.message for each in judge.tally.failures if each.case == text), "")
+    message = next((each.message for each in watched.tally.failures if each.case == text), "")
+    if not message and not failure.kind and not judge.tier.examples and text not in seen:
+        raise ReplayError(f"{failure.clause} has no such case: {failure.case}")
+    return message
 
 
 def absolute(target: str) -> str:

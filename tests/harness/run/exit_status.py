@@ -35,7 +35,9 @@ def exit_status(from_pytest: int, crashed: bool, verdicts: Sequence[Verdict], pl
     """
     if crashed:
         return ExitStatus.SUITE_ERROR
-    if from_pytest != ExitStatus.CONFORMS:
+    failing = any(v.status not in (Status.PASS, Status.NOT_CLAIMED, Status.EXPECTED_FAILURE) for v in verdicts)
+    lacking = len(verdicts) < planned and not failing
+    if from_pytest != ExitStatus.CONFORMS and not (lacking and from_pytest == ExitStatus.FAILS):
         return from_pytest
     if len(verdicts) < planned:
         return ExitStatus.INTERRUPTED

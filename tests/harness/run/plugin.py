@@ -2,9 +2,8 @@
 
 import gc
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +15,17 @@ from attention_conformance.implementations.worker.remote import Remote, printed_
 from attention_conformance.spec.cases import Case
 from attention_conformance.spec.clauses import Level, load
 from attention_conformance.tests import conformance
-from attention_conformance.tests.harness.explain.failure_artifacts import clear, write
+from attention_conformance.tests.harness.explain.failure_artifacts import clear
 from attention_conformance.tests.harness.explain.replay import absolute
 from attention_conformance.tests.harness.judge.clause_tests import PlannedCheck, Selection
 from attention_conformance.tests.harness.judge.judging import judged
 from attention_conformance.tests.harness.judge.settings import RunSettings
-from attention_conformance.tests.harness.run import options, post_run
+from attention_conformance.tests.harness.run import interrupts, options, post_run
+from attention_conformance.tests.harness.run.collector import Collector
 from attention_conformance.tests.harness.run.command_lines import again
 from attention_conformance.tests.harness.run.exit_status import ExitStatus, exit_status
 from attention_conformance.tests.harness.run.expected_failures import proposed
+from attention_conformance.tests.harness.run.explanations import explain
 from attention_conformance.tests.harness.run.next_steps import next_steps
 from attention_conformance.tests.harness.run.progress import Progress, colours
 from attention_conformance.tests.harness.run.queries import answered
@@ -32,11 +33,19 @@ from attention_conformance.tests.harness.run.run_records import subject_of, suit
 from attention_conformance.tests.harness.run.selection import UsageError, hushed, left_out, selection_of, settings_of
 from attention_conformance.tests.harness.run.session import KEY, PROPERTY, USAGE_ERROR, SuiteSession
 from attention_conformance.tests.harness.run.smoke import smoke
-from attention_conformance.tests.report.log import decode, encode
+from attention_conformance.tests.report.folder import FolderError, unwritten
+from attention_conformance.tests.report.log import UNEXPLAINED, encode
 from attention_conformance.tests.report.recorder import Recorder
 from attention_conformance.tests.report.verdict import Status, Verdict
 from attention_conformance.tests.report.views import ERRORS
 from attention_conformance.tests.report.views.terminal import observed, summary
+
+STOPPED: Mapping[int, str] = {
+    ExitStatus.INTERRUPTED: "the run was interrupted",
+    ExitStatus.SUITE_ERROR: "the suite itself failed",
+    ExitStatus.UNUSABLE: "the run could not start",
+}
+"""Why a run is not complete, by the exit status of pytest."""
 
 
 class DoesNotConformError(Exception):
@@ -110,19 +119,39 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
 
 def pytest_configure(config: pytest.Config) -> None:
     gc.freeze()  # what imports brought stays, and would be looked through once
+    worker = hasattr(config, "workerinput")
     try:
         settings = settings_of(config)
-        selection = selection_of(settings)
     except UsageError as error:
         raise pytest.UsageError(str(error)) from None
-    worker = hasattr(config, "workerinput")
+    started = suite_of(settings.tier, settings.device, settings.clauses, settings.dtypes)
+    recorder = Recorder([], started, None if worker else settings.report)
     if worker:
         torch.set_num_threads(1)  # the processes share the cores: threads that wait for one another take them from all
-    started = suite_of(settings.tier, settings.device, settings.clauses, settings.dtypes)
-    folder, targets = None if worker else settings.report, _targets(settings, selection)
-    subjects = [subject_of(i, targets.get(i.name, "")) for i in selection.implementations]
-    recorder = Recorder(subjects, started, folder)
+    else:
+        interrupts.end_with_report(config)
+        config.add_cleanup(recorder.close)
+    if not worker and not settings.isolated:
+        interrupts.no_silent_exit(config)
+    selection = _selection(settings, recorder)
+    targets = _targets(settings, selection)
+    recorder.subjects = [subject_of(i, targets.get(i.name, "")) for i in selection.implementations]
     config.stash[KEY] = SuiteSession(settings, selection, recorder)
+
+
+def _selection(settings: RunSettings, recorder: Recorder) -> Selection:
+    """What is selected. The folder of the report is claimed before any candidate is imported, which may end all."""
+    try:
+        recorder.claim()
+        return selection_of(settings)
+    except FolderError as error:
+        raise pytest.UsageError(f"--report: {error}") from None
+    except UsageError as error:
+        recorder.close(f"the run could not start: {error}")
+        raise pytest.UsageError(str(error)) from None
+    except pytest.exit.Exception as error:
+        recorder.close(f"the run was {error}")
+        raise
 
 
 def _targets(settings: RunSettings, selection: Selection) -> dict[str, str]:
@@ -193,9 +222,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     state = session.config.stash[KEY]
     items = [item for item in session.items if isinstance(item, ClauseItem)]
     state.recorder.planned = len(items)
-    if hasattr(session.config, "workeroutput"):
-        session.config.workeroutput["planned"] = len(items)
-    elif items or state.has_chapters:
+    if not hasattr(session.config, "workeroutput") and (items or state.has_chapters):
         _begin(session.config)
         _show_progress(session, len(items))
 
@@ -215,8 +242,10 @@ def _begin(config: pytest.Config) -> None:
         state.recorder.begin()
         if state.settings.report is not None:
             clear(state.settings.report)
+    except FolderError as error:
+        raise pytest.UsageError(f"--report: {error}") from None
     except OSError as error:
-        raise pytest.UsageError(f"--report: {error.filename} cannot be written ({error.strerror})") from None
+        raise pytest.UsageError(f"--report: {unwritten(error, Path())}") from None
     if first and state.settings.has_candidates and not config.option.collectonly:
         _smoke(state, config.pluginmanager.get_plugin("terminalreporter"))
 
@@ -231,40 +260,6 @@ def _smoke(state: SuiteSession, terminal: pytest.TerminalReporter | None) -> Non
         for line in mistakes:
             if terminal is not None:
                 terminal.write_line(f"{implementation.name}: {line}")
-
-
-@dataclass(eq=False)
-class Collector:
-    """Receives the reports of a session, its workers' too."""
-
-    state: SuiteSession
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        verdicts = [value for name, value in report.user_properties if name == PROPERTY]
-        if report.when == "call" and verdicts:
-            self.state.recorder.add(decode(str(verdicts[0])))
-        elif report.when == "call" and report.failed and _is_chapter(report.nodeid):
-            self.state.crashed = True
-
-    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        if report.failed and _is_chapter(report.nodeid):
-            self.state.crashed = True
-
-    @pytest.hookimpl(optionalhook=True)
-    def pytest_xdist_node_collection_finished(self, node: Any) -> None:
-        _begin(node.config)
-
-    @pytest.hookimpl(optionalhook=True)
-    def pytest_testnodedown(self, node: Any, error: object) -> None:
-        output = getattr(node, "workeroutput", {})
-        if USAGE_ERROR in output:
-            raise pytest.UsageError(output[USAGE_ERROR])
-        if self.state.recorder.planned is None and not error:
-            self.state.recorder.planned = output["planned"]
-
-
-def _is_chapter(nodeid: str) -> bool:
-    return "tests/conformance/" in nodeid
 
 
 @dataclass(eq=False)
@@ -291,15 +286,15 @@ class LastLines:
 
 def pytest_sessionstart(session: pytest.Session) -> None:
     config = session.config
-    config.pluginmanager.register(Collector(config.stash[KEY]), "conformance-collector")
+    config.pluginmanager.register(Collector(config.stash[KEY], _begin), "conformance-collector")
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(LastLines(config.stash[KEY]), "conformance-last-lines")
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     config, state = session.config, session.config.stash[KEY]
-    stopped = {2: "the run was interrupted", 3: "the suite itself failed", 4: "the run could not start"}
-    state.recorder.judged(stopped.get(int(exitstatus), ""))
+    cut = STOPPED.get(int(exitstatus), "")
+    state.recorder.judged(cut)
     if hasattr(config, "workerinput"):
         return
     planned = state.recorder.planned or 0
@@ -310,54 +305,21 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         session.exitstatus = exit_status(int(exitstatus), state.crashed, verdicts, planned, bool(unchecked))
     try:
         with hushed():
-            _explain(config, int(exitstatus))
+            explain(config, int(exitstatus))
+    except KeyboardInterrupt:
+        cut = cut or UNEXPLAINED
+        session.exitstatus = ExitStatus.INTERRUPTED
+    except Exception:
+        cut = cut or STOPPED[ExitStatus.SUITE_ERROR]
+        raise
     finally:
-        state.recorder.close()
-    if state.recorder.failed_views:
+        with interrupts.held():
+            state.recorder.close(cut)
+    if state.recorder.unwritten:
+        session.exitstatus = ExitStatus.INTERRUPTED
+    elif state.recorder.failed_views:
         session.exitstatus = ExitStatus.SUITE_ERROR
     _silence_the_idle(config)
-
-
-def _explain(config: pytest.Config, status: int) -> None:
-    """Diagnoses, artifacts of failures and observations, as far as the exit status and the options call for them."""
-    state = config.stash[KEY]
-    settings, recorder = state.settings, state.recorder
-    if status == ExitStatus.FAILS:
-        post_run.record_diagnoses(recorder, state.selection.implementations, settings.device, state.adapter_mistakes)
-        _explain_failures(config)
-    if status not in (ExitStatus.CONFORMS, ExitStatus.FAILS) or settings.clauses or not recorder.verdicts:
-        return
-    if settings.has_candidates or settings.report:
-        post_run.record_observations(recorder, state.selection.implementations, settings, settings.report is not None)
-
-
-def _explain_failures(config: pytest.Config) -> None:
-    """Adds to the failures that the terminal is about to show; done here, where all verdicts are known."""
-    state, reports = config.stash[KEY], _failed_reports(config)
-    reduced = set[str]()
-    command = partial(again, state.settings, state.recorder.targets)
-    for artifacts in post_run.record_failures(state.recorder, state.selection.implementations, state.settings, command):
-        verdict = artifacts.verdict
-        first = verdict.implementation not in reduced
-        if artifacts.counterexample is not None:
-            reduced.add(verdict.implementation)
-        if state.settings.report is not None:
-            write(artifacts, state.settings.report)
-        report = reports.get((verdict.clause, verdict.implementation, verdict.dtype))
-        if report is not None:
-            text = (f"  {line}" for line in post_run.failure_lines(artifacts, state.settings, first))
-            report.longrepr = "\n".join([str(report.longrepr), *text])
-
-
-def _failed_reports(config: pytest.Config) -> dict[tuple[str, str, str], pytest.TestReport]:
-    """The reports of failed items that the terminal holds, by clause, implementation and dtype."""
-    terminal = config.pluginmanager.get_plugin("terminalreporter")
-    reports = {}
-    for report in [] if terminal is None else terminal.stats.get("failed", []):
-        for verdict in (decode(str(value)) for name, value in report.user_properties if name == PROPERTY):
-            if isinstance(verdict, Verdict):
-                reports[verdict.clause, verdict.implementation, verdict.dtype] = report
-    return reports
 
 
 def _silence_the_idle(config: pytest.Config) -> None:
@@ -390,6 +352,8 @@ def _summarise(terminalreporter: pytest.TerminalReporter, state: SuiteSession) -
         terminalreporter.write_line(line)
     for line in proposed(state.recorder.verdicts, run.diagnoses) if settings.propose else ():
         terminalreporter.write_line(line)
+    if state.recorder.unwritten:
+        terminalreporter.write_line(f"ERROR  the report: {state.recorder.unwritten}", red=True)
     failed_views = state.recorder.failed_views
     for name, reason in failed_views.items():
         terminalreporter.write_line(f"ERROR  {name} could not be made: {reason}", red=True)

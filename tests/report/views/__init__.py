@@ -2,6 +2,7 @@
 
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from attention_conformance.tests.report.model import Run
@@ -33,22 +34,33 @@ def write(run: Run, folder: Path, views: Mapping[str, Callable[[Run], str]] = VI
 
     Returns:
         Why a view could not be made, in one line, by its file name.
+
+    Raises:
+        OSError: one could not be written; all others that could be are.
     """
     failed, tracebacks = {}, []
+    unwritten = list[OSError]()
     for name, view in views.items():
         try:
-            _put(folder / name, view(run))
+            text = view(run).encode("utf-8")
         except Exception as error:  # an error of the suite, which must not cost the rest of the report
             failed[name] = one_line(f"{type(error).__name__}: {error}")
             tracebacks.append(f"{name}\n{traceback.format_exc()}")
+            continue
+        try:
+            _put(folder / name, text)
+        except OSError as error:
+            unwritten.append(error)
     if tracebacks:
-        _put(folder / ERRORS, "\n".join(tracebacks).encode("utf-8", "replace").decode())
+        _put(folder / ERRORS, "\n".join(tracebacks).encode("utf-8", "replace"))
+    for first in unwritten[:1]:
+        raise first
     return failed
 
 
 def write_unfinished(run: Run, folder: Path) -> None:
     """Writes the view that a program may read while the run goes on."""
-    _put(folder / "report.json", json_view.text(run))
+    _put(folder / "report.json", json_view.text(run).encode("utf-8"))
 
 
 def clear(folder: Path) -> None:
@@ -57,8 +69,17 @@ def clear(folder: Path) -> None:
         (folder / name).unlink(missing_ok=True)
 
 
-def _put(path: Path, text: str) -> None:
-    """Writes a file whole, next to its place, and then moves it there."""
+def _put(path: Path, text: bytes) -> None:
+    """Writes a file whole, next to its place, and then moves it there.
+
+    Raises:
+        OSError: it cannot be written; it names the file.
+    """
     unfinished = path.with_name(f"{path.name}.part")
-    unfinished.write_text(text, encoding="utf-8")
-    unfinished.replace(path)
+    try:
+        unfinished.write_bytes(text)
+        unfinished.replace(path)
+    except OSError as error:
+        with suppress(OSError):
+            unfinished.unlink(missing_ok=True)
+        raise OSError(error.errno, error.strerror, str(path)) from None

@@ -57,7 +57,7 @@ def test_nothing_checked(sessions: Sessions) -> None:
 
 
 def test_an_interrupted_run_is_no_verdict(sessions: Sessions, tmp_path: Path) -> None:
-    result = sessions.apart("--candidate", f"{sessions.file}:stops", *ONE, "--report", str(tmp_path))
+    result = sessions.apart("--candidate", f"{sessions.file}:stops", "--in-process", *ONE, "--report", str(tmp_path))
     assert result.returncode == pytest.ExitCode.INTERRUPTED
     last = result.stdout.splitlines()[-1]
     assert last.startswith("next: the run is not complete")
@@ -65,7 +65,7 @@ def test_an_interrupted_run_is_no_verdict(sessions: Sessions, tmp_path: Path) ->
 
 
 def test_an_error_of_the_suite_comes_with_how_to_report_it(sessions: Sessions, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("attention_conformance.tests.harness.run.plugin.decode", lambda text: 1 / 0)
+    monkeypatch.setattr("attention_conformance.tests.harness.run.collector.decode", lambda text: 1 / 0)
     result = sessions.judge("halved", *ONE)
     assert result.ret == pytest.ExitCode.INTERNAL_ERROR
     assert re.fullmatch(

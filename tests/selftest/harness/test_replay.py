@@ -1,6 +1,7 @@
 """Replay and scripts: each failure can be shown again, with the suite and without, and both are run here."""
 
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from attention_conformance.spec.cases import Case
+from attention_conformance.tests.conformance.test_causal import SQUARE
 from attention_conformance.tests.harness.explain.replay import FailureFile, ReplayError
 from attention_conformance.tests.harness.explain.script import MOST_LINES
 from attention_conformance.tests.selftest.discovery.making import START
@@ -32,7 +33,7 @@ WRONG = {
     "raises": ("return", "assert query.shape[-2] < 2 or not is_causal, 'no'\n    return", "causal.square"),
 }
 """What is changed of RIGHT, and a clause that then fails."""
-FILE = FailureFile("torch.sdpa.math", "causal.square", "float64", Case(causal=True), "output of sample 0 is 1")
+FILE = FailureFile("torch.sdpa.math", "causal.square", "float64", SQUARE, "output of sample 0 is 1")
 
 
 def alone(script: Path, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -223,6 +224,24 @@ def test_a_case_that_holds_is_reported(sessions: Sessions, tmp_path: Path) -> No
         ({"target": "nowhere.py:f"}, "target 'nowhere.py:f' cannot be used: there is no file 'nowhere.py'"),
         ({"device": "cuda:99"}, "device 'cuda:99' "),
         ({"part": "outputs", "kind": "number"}, "case and part do not go together"),
+        ({"decimals": 99}, "decimals is 99, more than 30"),
+        ({"case": {"score_std": math.nan}}, "case.score_std is nan: no numbers can be compared with it"),
+        ({"case": {"score_std": 10**400}}, "case.score_std is inf: no numbers can be compared with it"),
+        ({"case": {"score_std": -1}}, "case.score_std"),
+        ({"case": {"extension": {"softcap": math.inf}}}, "case.extension.softcap is inf"),
+        ({"case": {"sizes": {"num_heads": 0}}}, "case.sizes.num_heads is 0, and has to be 1 at least"),
+        ({"case": {"sizes": {"query_length": -3}}}, "case.sizes.query_length is -3, and has to be 0 at least"),
+        ({"case": {"sizes": {"num_kv_heads": 2}}}, "case.sizes.num_kv_heads is 2, which does not divide 3 heads"),
+        ({"case": {"sizes": {"key_length": 10**9}}}, "elements, more than the 8388608 that a replay computes"),
+        ({"case": {"sizes": {"d_k": 10**9}}}, "elements, more than the 8388608 that a replay computes"),
+        ({"case": {"extension": {"cache_length": 10**9}}}, "elements, more than the 8388608"),
+        ({"case": {"extension": {"relative_bias": 10**9}}}, "elements, more than the 8388608"),
+        ({"case": {"causal": True, "seed": 77}}, "causal.square has no such case: B=2 H=3 Lq=5 Lk=7"),
+        ({"case": {"score_std": 1e300}, "part": "output", "kind": "value"}, "compare nothing"),
+        ({"clause": "projections.query"}, "clause projections.query is a clause of the module level"),
+        ({"clause": "softmax.weights"}, "the implementation does not claim weights"),
+        ({"case": {"extension": {"alibi": True}}}, "the implementation cannot be given the case: does not claim alibi"),
+        ({"case": json.loads(SQUARE.as_self_attention().to_json())}, "the case is one of the module level"),
         ({"cotangent": [9], "part": "gradients.key", "kind": "number"}, "case and part do not go together"),
     ],
 )
@@ -237,7 +256,14 @@ def test_malformed_files_are_refused_in_one_line(
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(None, "cannot be read"), ("{", "it is no JSON"), ("[]", "format is None"), ("\xff", "no text")],
+    [
+        (None, "cannot be read"),
+        ("[" * 100_000, "it is no JSON"),
+        (" " * 2**21, "it has more than 1048576 bytes, the most of a failure file"),
+        ("{", "it is no JSON"),
+        ("[]", "format is None"),
+        ("\xff", "no text"),
+    ],
 )
 def test_other_files_are_refused_in_one_line(
     sessions: Sessions, tmp_path: Path, content: str | None, message: str

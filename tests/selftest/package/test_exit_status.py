@@ -40,7 +40,7 @@ def test_the_command_ends_with(
 ) -> None:
     file = tmp_path / "candidates.py"
     file.write_text(CANDIDATES + added)
-    command = [sys.executable, "-m", "attention_conformance", "check", f"{file}:{name}", *arguments]
+    command = [sys.executable, "-m", "attention_conformance", "check", f"{file}:{name}", "--in-process", *arguments]
     result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
     assert result.returncode == status, result.stdout + result.stderr
     if status is ExitStatus.SUITE_ERROR:

@@ -182,7 +182,7 @@ def test_a_session_that_stops_at_the_first_failure_is_not_complete(sessions: Ses
 def test_a_process_that_dies_leaves_what_was_done(
     sessions: Sessions, tmp_path: Path, processes: tuple[str, ...]
 ) -> None:
-    arguments = ("--candidate", f"{sessions.file}:dies", "--dtype", "float64", "--clause", "causal.*")
+    arguments = ("--candidate", f"{sessions.file}:dies", "--dtype", "float64", "--clause", "causal.*", "--in-process")
     result = sessions.apart(*arguments, "--report", str(tmp_path), *processes)
     assert result.returncode != 0
     completion = read(tmp_path)["completion"]
@@ -197,7 +197,7 @@ def test_a_folder_that_cannot_be_written_is_reported_in_one_line(sessions: Sessi
     result = sessions.judge("right", "--clause", "causal.square", "--report", str(tmp_path / "taken"))
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     message = [line for line in result.errlines if line.strip()]
-    assert message == [f"ERROR: --report: {tmp_path / 'taken'} cannot be written (File exists)"]
+    assert message == [f"ERROR: --report: {tmp_path / 'taken'} cannot be written (File exists): give another folder"]
 
 
 def test_a_view_that_fails_costs_neither_the_others_nor_the_summary(

@@ -1,0 +1,77 @@
+"""Candidates that die, where the suite runs on several processes: the run ends, with the verdicts of one process."""
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attention_conformance.tests.harness.run.exit_status import ExitStatus
+from attention_conformance.tests.selftest.sessions import Sessions
+
+SDPA = "from torch.nn.functional import scaled_dot_product_attention as sdpa\n"
+DYING = f"""import os, sys, torch
+{SDPA}
+def attention(query, key, value, is_causal=False):
+    if is_causal and query.shape[-2] > 6 and (OFTEN or query.shape[-2] == 17 and query.dtype is torch.float64):
+        print("goodbye", file=sys.stderr)
+        DIES
+    return sdpa(query, key, value, is_causal=is_causal)
+"""
+ABORTING = DYING.replace("DIES", "os.abort()")
+OFTEN, ONCE = ABORTING.replace("OFTEN", "True"), ABORTING.replace("OFTEN", "False")
+LEAVING = DYING.replace("OFTEN", "True").replace("DIES", "os._exit(0)")
+CHOSEN = ("--clause", "causal.square", "--clause", "scores.*", "--dtype", "float64", "--dtype", "float32")
+
+
+def judged(
+    sessions: Sessions, folder: Path, text: str, *options: str
+) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
+    """A run in a process of its own, and its report."""
+    folder.mkdir()
+    file = folder / "dying.py"
+    file.write_text(text)
+    arguments = ("--candidate", f"{file}:attention", *CHOSEN, "--report", str(folder), *options)
+    result = sessions.apart(*arguments)
+    return result, json.loads((folder / "report.json").read_text())
+
+
+@pytest.mark.parametrize(("text", "same"), [(ONCE, True), (OFTEN, False)], ids=["once", "often"])
+def test_deaths_end_with_the_same_verdicts_on_two_processes(
+    sessions: Sessions, tmp_path: Path, text: str, same: bool
+) -> None:
+    """A candidate that is lost too often is given up by each process for itself, so that one may have judged more."""
+    verdicts = []
+    for processes in ("0", "2"):
+        result, report = judged(sessions, tmp_path / processes, text, "-n", processes)
+        assert result.returncode == ExitStatus.FAILS, result.stdout + result.stderr
+        assert report["completion"]["complete"] is True
+        (entry,) = report["implementations"]
+        assert entry["verdict"] == "fails"
+        verdicts.append({(v["clause"], v["dtype"]): (v["status"], v["failure"]) for v in entry["verdicts"]})
+        failure = verdicts[-1]["causal.square", "float64"][1]
+        assert failure["kind"] == "died"
+        assert "died of SIGABRT (Aborted); its last output: goodbye" in failure["message"]
+    assert verdicts[0].keys() == verdicts[1].keys()
+    assert verdicts[0] == verdicts[1] or not same
+
+
+@pytest.mark.parametrize("processes", ["0", "2"])
+def test_what_ends_the_judges_process_ends_no_run_well(sessions: Sessions, tmp_path: Path, processes: str) -> None:
+    result, report = judged(sessions, tmp_path / "run", LEAVING, "-n", processes, "--in-process")
+    assert result.returncode == ExitStatus.INTERRUPTED, result.stdout + result.stderr
+    assert report["completion"]["complete"] is False
+    assert "conforms" not in {entry["verdict"] for entry in report["implementations"]}
+    output = result.stdout + result.stderr
+    assert (
+        "by os._exit(0): without --in-process that is its failure" in output
+        if processes == "0"
+        else "crashed" in output
+    )
+
+
+def test_what_leaves_as_it_is_imported_ends_no_run_well(sessions: Sessions, tmp_path: Path) -> None:
+    result, report = judged(sessions, tmp_path / "run", "import os\nos._exit(0)\n", "--in-process")
+    assert result.returncode == ExitStatus.INTERRUPTED
+    assert report["completion"] == {"complete": False, "reason": "the run has not ended", "verdicts": 0}
