@@ -1,11 +1,13 @@
 """Global state: what a call may read of the process and has to leave as it is, and how it is restored."""
 
 import random
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 
 import numpy as np
 
+from attention_conformance.implementations.api.process_state import process_state
 from attention_conformance.spec.optional import optional
 
 torch = optional("torch")
@@ -22,6 +24,7 @@ def global_state() -> dict[str, object]:
         "random state of Python": random.getstate(),
         "error handling of numpy": tuple(sorted(np.geterr().items())),
         "flushing of subnormal numbers": _flushes(),
+        **process_state(),
     }
 
 
@@ -72,6 +75,22 @@ def _kept_by_torch() -> Iterator[None]:
             torch.set_float32_matmul_precision(precision)
         if _flushes() != flushes:
             torch.set_flush_denormal(flushes)
+
+
+@contextmanager
+def loading() -> Iterator[None]:
+    """What is loaded keeps its default dtype, threads and precision, but not what the suite's own arithmetic needs."""
+    errors, gradients = np.geterr(), torch and torch.is_grad_enabled()
+    device = torch and torch.get_default_device()
+    try:
+        with warnings.catch_warnings():
+            yield
+    finally:
+        np.seterr(**errors)
+        if torch:
+            torch.set_grad_enabled(gradients)
+            if torch.get_default_device() != device:
+                torch.set_default_device(device)
 
 
 def start_generators(seed: int) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 from attention_conformance.implementations.adapters.native import native
 from attention_conformance.implementations.api.contract import Implementation, Result
 from attention_conformance.implementations.api.global_state import global_state, kept_global_state, random_states_from
+from attention_conformance.implementations.api.process_state import warning_filters
 from attention_conformance.implementations.api.safe_call import answer, restored
 from attention_conformance.implementations.worker import memory
 from attention_conformance.spec.problem import Problem
@@ -73,11 +74,27 @@ class LocalObserver:
         # A candidate that seeds a generator by a number of its own must not find it as it would leave it.
         with kept_global_state(), random_states_from(seed):
             before = global_state()
-            result = answer(self.implementation.run, problem.fresh(), device)
+            result, filters = self._watched(problem, device)
             after = global_state()
+            if filters:
+                # An import that waited for its first use adds filters, too, but only once.
+                _, filters = self._watched(problem, device)
         before |= {name: state for name, state in self.before.items() if not name.startswith(RANDOM)}
         changed = (name for name in before if before[name] != after[name] or name in result.disturbed)
-        return result, tuple(changed)
+        return result, (*changed, *(["warning filters"] if filters else []))
+
+    def _watched(self, problem: Problem, device: str) -> tuple[Result, bool]:
+        """The answer, and whether the call has changed the warning filters, which are put back after each call."""
+        filters: list[tuple[object, ...]] = []
+
+        def run(given: Problem, where: str) -> Result:
+            filters.append(warning_filters())
+            result = self.implementation.run(given, where)
+            filters.append(warning_filters())
+            return result
+
+        result = answer(run, problem.fresh(), device)
+        return result, filters[0] != filters[-1]
 
     def seeded(self, seed: int) -> AbstractContextManager[None]:
         return random_states_from(seed)

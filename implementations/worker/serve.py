@@ -12,13 +12,19 @@ import platform
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, BinaryIO
 
 import numpy as np
 
 from attention_conformance.implementations.api.contract import Implementation, PathError, Result, Unsupported, any_case
-from attention_conformance.implementations.api.global_state import global_state, kept_global_state, start_generators
+from attention_conformance.implementations.api.global_state import (
+    global_state,
+    kept_global_state,
+    loading,
+    start_generators,
+)
 from attention_conformance.implementations.api.safe_call import CandidateError, answer, function_answer, guarded
 from attention_conformance.implementations.discovery.candidates import candidate
 from attention_conformance.implementations.discovery.loading import TargetError, load_target
@@ -54,7 +60,8 @@ class Worker:
     def answer(self, request: Message) -> Message:
         """The answer to a request; one that the candidate has no answer for says why."""
         try:
-            with kept_global_state():
+            # What the candidate sets as it is imported is its own, and there before and after each call.
+            with nullcontext() if request.fields["request"] == "hello" else kept_global_state():
                 return OPERATIONS[request.fields["request"]](self, request)
         except CandidateError as error:
             lacking = {"out_of_memory": True} if is_out_of_memory(error.__cause__) else {}
@@ -74,10 +81,12 @@ class Worker:
         """Loads the candidate, and says what it claims."""
         given = self.given = request.fields
         memory = limit_memory(given.get("memory"))
-        load_target(given["target"])
+        with loading():
+            load_target(given["target"])
         self.before = global_state()
         try:
-            loaded = candidate(given["target"], given["conventions"], given["device"])
+            with kept_global_state():
+                loaded = candidate(given["target"], given["conventions"], given["device"])
         except KeyboardInterrupt:
             raise TargetError(f"{given['target']}: it raised KeyboardInterrupt when it was first called") from None
         self.implementation = loaded
