@@ -17,8 +17,14 @@ RETURNED = ("weights", "averaged_weights", "log_sum_exp")
 """The parts of a `Result` that may be None."""
 
 
-LONGEST = 1000
-"""Characters of an exception's message that are read."""
+LONGEST, LONGEST_NAME = 1000, 100
+"""Characters of an exception's message, and of a name of a type, that are read."""
+
+
+def plain(text: str, most: int = LONGEST) -> str:
+    """A text of a candidate on one line, without control characters and halves of characters, and not too long."""
+    line = "".join(c if c.isprintable() else " " for c in text[:most])
+    return line if len(text) <= most else f"{line}... ({len(text)} characters)"
 
 
 class CandidateError(Exception):
@@ -29,8 +35,8 @@ class CandidateError(Exception):
     """
 
     def __init__(self, message: str, exception: str = "") -> None:
-        super().__init__(message)
-        self.exception = exception
+        super().__init__(plain(message))
+        self.exception = plain(exception, LONGEST_NAME)
 
 
 class LostError(CandidateError):
@@ -61,7 +67,7 @@ def guarded(call: Callable[[], Answer]) -> Answer:
         raise
     except BaseException as error:
         # SystemExit, or pytest's own skip and exit, must not let a candidate out of its verdict.
-        kind = type(error).__name__
+        kind = plain(type(error).__name__, LONGEST_NAME)
         raise CandidateError(f"raised {kind}: {_first_line(error) or 'no message'}", kind) from error
 
 
@@ -93,7 +99,8 @@ def safe_call(call: Callable[[], Answer]) -> CallOutcome[Answer]:
 def error_line(error: BaseException) -> str:
     """An exception in one line: its type and the first line of its message, if it has one."""
     line = _first_line(error)
-    return f"{type(error).__name__}: {line}" if line else type(error).__name__
+    kind = plain(type(error).__name__, LONGEST_NAME)
+    return f"{kind}: {plain(line)}" if line else kind
 
 
 def answer(run: Callable[[Problem, str], object], problem: Problem, device: str) -> Result:

@@ -88,6 +88,7 @@ class Subject:
 
     Attributes:
         target: as `--candidate` takes it; empty for a built-in one.
+        isolated: whether it runs in a process of its own; None for a built-in one, which is part of the suite.
         conventions: by key, in the spelling of the command line.
     """
 
@@ -98,6 +99,7 @@ class Subject:
     dtypes: tuple[str, ...]
     conventions: Mapping[str, str]
     target: str = ""
+    isolated: bool | None = None
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,13 @@ def selected(run: Run) -> str:
     return " ".join(options)
 
 
+def isolation(subject: Subject) -> str:
+    """Where a candidate ran; empty for a built-in implementation."""
+    if subject.isolated is None:
+        return ""
+    return "in a process of its own" if subject.isolated else "in the judge's process: nothing was isolated"
+
+
 def dtypes_of(verdicts: Sequence[Verdict]) -> str:
     """Such as "float64, float32"."""
     return ", ".join(v.dtype for v in verdicts)

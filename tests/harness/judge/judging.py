@@ -7,13 +7,14 @@ from contextlib import suppress
 from dataclasses import replace
 
 from attention_conformance.implementations.api.contract import ExpectedFailure, PathError
-from attention_conformance.implementations.api.safe_call import CandidateError
+from attention_conformance.implementations.api.safe_call import LONGEST, CandidateError
 from attention_conformance.implementations.worker.remote import loss_of
 from attention_conformance.spec.cases import Case
 from attention_conformance.spec.clauses import Clause
 from attention_conformance.tests.harness.judge.clause_tests import ClauseTest
 from attention_conformance.tests.harness.judge.judge import FailureLimitError, Judge
 from attention_conformance.tests.report.verdict import Failure, Status, Verdict
+from attention_conformance.tests.report.wording import one_line
 
 HALVES = ("bfloat16", "float16")
 """Dtypes whose bounds may be too wide where an answer is a small difference of large numbers."""
@@ -65,7 +66,7 @@ def verdict(clause: Clause, judge: Judge, seconds: float, left_path: str = "") -
         rms=_finite(tally.rms),
         seconds=round(seconds, 4),
         failure=judge.explained(plainest(tally.failures)) if failed else None,
-        reason=reason,
+        reason=one_line(reason, LONGEST),
         link=expected.link if expected is not None and failed else "",
     )
 

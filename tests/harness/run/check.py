@@ -158,7 +158,7 @@ def check(
 def _recorder(given: Arguments) -> Recorder:
     settings = given.settings
     suite = suite_of(settings.tier, settings.device, settings.clauses, settings.dtypes)
-    recorder = Recorder([subject_of(given.implementation, "".join(settings.candidates))], suite)
+    recorder = Recorder([subject_of(given.implementation, "".join(settings.candidates), True)], suite)
     recorder.begin()
     return recorder
 

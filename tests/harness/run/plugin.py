@@ -135,7 +135,9 @@ def pytest_configure(config: pytest.Config) -> None:
         interrupts.no_silent_exit(config)
     selection = _selection(settings, recorder)
     targets = _targets(settings, selection)
-    recorder.subjects = [subject_of(i, targets.get(i.name, "")) for i in selection.implementations]
+    recorder.subjects = [
+        subject_of(i, targets.get(i.name, ""), settings.has_candidates) for i in selection.implementations
+    ]
     config.stash[KEY] = SuiteSession(settings, selection, recorder)
 
 

@@ -11,6 +11,7 @@ from attention_conformance.implementations.api.contract import Implementation, R
 from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.defects import SCORE
+from attention_conformance.implementations.worker.remote import Remote
 from attention_conformance.reference.expected import solve
 from attention_conformance.spec.cases import Case
 from attention_conformance.spec.features import Feature, Scope
@@ -116,8 +117,14 @@ def _from_outside(problem: Problem, run: Callable[[Problem], Result]) -> Array:
     return np.stack(columns, axis=-1)
 
 
-def subject_of(implementation: Implementation, target: str = "") -> Subject:
-    """An implementation's claims as plain values. `target`: as `--candidate` takes it; empty for a built-in one."""
+def subject_of(implementation: Implementation, target: str = "", candidate: bool = False) -> Subject:
+    """An implementation's claims as plain values.
+
+    Args:
+        implementation: what is run.
+        target: as `--candidate` takes it; empty for a built-in one, and for a candidate that is none of a command line.
+        candidate: whether it is one, and not a part of the suite.
+    """
     claims = implementation.claims
     return Subject(
         name=implementation.name,
@@ -127,6 +134,7 @@ def subject_of(implementation: Implementation, target: str = "") -> Subject:
         dtypes=claims.dtypes,
         conventions=dict(claims.conventions.items()),
         target=target,
+        isolated=isinstance(implementation.run, Remote) if candidate or target else None,
     )
 
 

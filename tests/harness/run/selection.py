@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import replace
 from datetime import date
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
@@ -23,6 +24,10 @@ from attention_conformance.tests.harness.judge.clause_tests import Selection
 from attention_conformance.tests.harness.judge.judge import TIERS
 from attention_conformance.tests.harness.judge.settings import RunSettings
 from attention_conformance.tests.harness.run.expected_failures import ExpectingError, expecting
+from attention_conformance.tests.report.wording import one_line
+
+LONGEST_NAME = 100
+"""Characters of a candidate's name that are recorded."""
 
 
 class UsageError(ValueError):
@@ -130,7 +135,8 @@ def _candidates(settings: RunSettings) -> Selection:
         targets = [*distinct(settings.candidates).values(), *("" for _ in settings.commands)]
         with hushed():
             commanded = tuple(map(settings.commanded, settings.commands))
-            loaded = (*candidates(settings.candidates, settings.loader()), *commanded)
+            given = (*candidates(settings.candidates, settings.loader()), *commanded)
+        loaded = tuple(replace(each, name=one_line(each.name, LONGEST_NAME) or "nameless") for each in given)
         expected, notes = expecting(loaded, targets, settings.expected, date.today())
         selection = Selection(expected, settings.clauses, settings.dtypes, notes)
     except KeyboardInterrupt:

@@ -19,7 +19,7 @@ from attention_conformance.tests.report.views import pictures
 from attention_conformance.tests.report.views.equations import equation, prose
 from attention_conformance.tests.report.views.inline import fingerprint, inline
 from attention_conformance.tests.report.views.page_failures import Depth, FailingClause, failing_clauses
-from attention_conformance.tests.report.wording import UNREADABLE, dtypes_of, in_bounds, one_line, selected
+from attention_conformance.tests.report.wording import UNREADABLE, dtypes_of, in_bounds, isolation, one_line, selected
 
 ASSETS = Path(__file__).parent / "assets"
 FEW = 3
@@ -40,7 +40,7 @@ def text(run: Run) -> str:
         loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters |= {"one_line": one_line, "code": code, "slug": slug, "bounds": in_bounds, "web": web}
-    environment.filters |= {"named": named, "reasons": reasons}
+    environment.filters |= {"named": named, "reasons": reasons, "isolation": isolation}
     environment.globals |= {"Outcome": Outcome, "Conformance": Conformance, "Depth": Depth, "outcome": counts.outcome}
     environment.globals |= {"prose": prose, "equation": equation}
     matrix = counts.counts(run)

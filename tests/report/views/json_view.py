@@ -32,6 +32,7 @@ def _entry(row: Row, run: Run) -> dict[str, Any]:
     return {
         "name": subject.name,
         "description": subject.about,
+        "isolated": subject.isolated,
         "claims": {**extent, "conventions": dict(subject.conventions)},
         "verdict": row.conformance,
         "counts": _numbers(row.total),

@@ -11,7 +11,7 @@ from attention_conformance.tests.report.counts import LEGEND, Outcome, Row, chap
 from attention_conformance.tests.report.model import Run, key_of
 from attention_conformance.tests.report.verdict import Verdict
 from attention_conformance.tests.report.views.terminal import SHORT
-from attention_conformance.tests.report.wording import dtypes_of, failure_text, one_line, selected
+from attention_conformance.tests.report.wording import dtypes_of, failure_text, isolation, one_line, selected
 
 MOST = 60_000
 """Characters; a comment on GitHub holds 65,536."""
@@ -90,6 +90,9 @@ def _table(run: Run, rows: Sequence[Row]) -> Iterator[Block]:
         yield Block(HEAD, "row of the table", f"| {in_table(code(row.subject.name, 80))} | {cells} |\n")
     if judged:
         yield Block(FRAME, "", f"\nCells: {LEGEND}\n")
+    for row in judged:
+        if where := isolation(row.subject):
+            yield Block(HEAD, "note on a process", f"\n{code(row.subject.name, 80)} ran {where}.\n")
 
 
 def _failures(run: Run, rows: Sequence[Row]) -> Iterator[Block]:

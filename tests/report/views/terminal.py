@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from attention_conformance.tests.report.counts import LEGEND, Outcome, Row, chapters_of, counts
 from attention_conformance.tests.report.model import Run
 from attention_conformance.tests.report.verdict import Verdict
-from attention_conformance.tests.report.wording import dtypes_of, in_bounds
+from attention_conformance.tests.report.wording import dtypes_of, in_bounds, isolation
 
 SHORT = {"cross-attention": "cross", "projections": "project", "relations": "relate", "gradients": "grads"}
 MOST_LINES = 12
@@ -33,6 +33,8 @@ def summary(run: Run) -> Iterator[str]:
         yield f"{row.subject.name:{width}}  {cells}  {totals}  {row.conformance}{row.notes}"
     yield from ("", f"cells: {LEGEND}", "worst: the largest error in units of its rounding bound")
     for row in judged:
+        if row.subject.isolated is False:
+            yield f"{row.subject.name} ran {isolation(row.subject)}"
         yield from _details(row, run.diagnoses.get(row.subject.name, ""))
 
 
