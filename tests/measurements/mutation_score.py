@@ -20,8 +20,9 @@ from attention_conformance.spec.problem import DTYPES
 from attention_conformance.tests.harness.explain.diagnosis import FailingCheck, diagnose
 from attention_conformance.tests.harness.explain.pattern import options
 from attention_conformance.tests.harness.judge.clause_tests import Selection, clause_tests
-from attention_conformance.tests.harness.judge.judge import TIERS, FailureLimitError, Judge
+from attention_conformance.tests.harness.judge.judge import FailureLimitError, Judge
 from attention_conformance.tests.harness.judge.judging import plainest, status
+from attention_conformance.tests.harness.judge.tiers import TIERS
 from attention_conformance.tests.report.verdict import Status
 
 FAILURE_LIMIT = 10

@@ -17,8 +17,9 @@ from attention_conformance.spec.problem import DTYPES
 from attention_conformance.tests.harness.explain.reduction import Counterexample, Recipe, lines, outcome
 from attention_conformance.tests.harness.explain.replay_limits import MOST_DECIMALS, foreign, text_of, unusable
 from attention_conformance.tests.harness.judge.clause_tests import clause_tests
-from attention_conformance.tests.harness.judge.judge import TIERS, Judge
+from attention_conformance.tests.harness.judge.judge import Judge
 from attention_conformance.tests.harness.judge.judging import judged
+from attention_conformance.tests.harness.judge.tiers import TIERS
 from attention_conformance.tests.report.wording import one_line
 
 FORMAT = "attention-conformance/failure/1"

@@ -35,6 +35,7 @@ from attention_conformance.spec.problem import Array, Problem
 from attention_conformance.tests.harness.judge.comparison import Comparison, compare, no_answer
 from attention_conformance.tests.harness.judge.influence import wrong_keys
 from attention_conformance.tests.harness.judge.tally import Counts, Tally
+from attention_conformance.tests.harness.judge.tiers import TIERS, Tier
 from attention_conformance.tests.report.verdict import Failure, FailureKind
 
 RETURNED_AS = {
@@ -47,23 +48,6 @@ RETURNED_AS = {
 
 class FailureLimitError(Exception):
     """The judge has reached its failure limit."""
-
-
-@dataclass(frozen=True)
-class Tier:
-    """How much is checked: `examples` of random search, the strength of the covering array, long sequences."""
-
-    name: str
-    strength: int
-    examples: int
-    long: bool
-
-
-TIERS = {
-    "quick": Tier("quick", strength=2, examples=0, long=False),
-    "full": Tier("full", strength=2, examples=200, long=False),
-    "exhaustive": Tier("exhaustive", strength=3, examples=1000, long=True),
-}
 
 
 np.empty(2**25 - 2**16, np.uint8)

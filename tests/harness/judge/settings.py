@@ -9,7 +9,8 @@ from attention_conformance.implementations.api.contract import Implementation
 from attention_conformance.implementations.discovery.candidates import candidate
 from attention_conformance.implementations.worker.limits import CALL
 from attention_conformance.implementations.worker.remote import commanded_candidate, isolated_candidate
-from attention_conformance.tests.harness.judge.judge import TIERS, Judge
+from attention_conformance.tests.harness.judge.judge import Judge
+from attention_conformance.tests.harness.judge.tiers import TIERS
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from attention_conformance.spec.clauses import load
 from attention_conformance.spec.conventions import Conventions
 from attention_conformance.spec.problem import DTYPES
 from attention_conformance.tests.harness.judge.clause_tests import Selection
-from attention_conformance.tests.harness.judge.judge import TIERS
 from attention_conformance.tests.harness.judge.settings import RunSettings
+from attention_conformance.tests.harness.judge.tiers import TIERS
 from attention_conformance.tests.harness.run.expected_failures import expecting
 from attention_conformance.tests.harness.run.selection import (
     expanded_dtypes,
