@@ -10,7 +10,7 @@ from pathlib import Path
 from attention_conformance.implementations.api.contract import Implementation, Unsupported
 from attention_conformance.implementations.builtin import BUILTIN, NAMED, ON_REQUEST
 from attention_conformance.implementations.discovery.loading import Target, TargetError
-from attention_conformance.implementations.worker.remote import isolated_candidate
+from attention_conformance.implementations.worker.remote import end_process, isolated_candidate
 from attention_conformance.spec.cases import Case, from_data
 from attention_conformance.spec.clauses import load
 from attention_conformance.spec.problem import DTYPES
@@ -145,9 +145,15 @@ def replay(failure: FailureFile) -> tuple[bool, list[str]]:
         ReplayError: the implementation cannot be loaded, or the case cannot be run.
     """
     implementation = subject(failure)
-    if why := foreign(failure.case, load()[failure.clause], implementation.claims):
-        raise ReplayError(why)
-    judge = Judge(implementation, failure.dtype, failure.device, TIERS[failure.tier])
+    try:
+        if why := foreign(failure.case, load()[failure.clause], implementation.claims):
+            raise ReplayError(why)
+        return _replayed(failure, Judge(implementation, failure.dtype, failure.device, TIERS[failure.tier]))
+    finally:
+        end_process(implementation)
+
+
+def _replayed(failure: FailureFile, judge: Judge) -> tuple[bool, list[str]]:
     who = one_line(f"{failure.clause} of {failure.implementation} in {failure.dtype}")
     if failure.kind:
         counterexample = again(failure, judge)
