@@ -69,7 +69,7 @@ RAISING = {
 HARMLESS = {
     "prints much": "print('x' * 3 * 10**6); print('y', file=sys.stderr)",
     "reads its input": "sys.stdin.read()",
-    "closes its output": "sys.stdout.close(); os.close(1)",
+    "closes its output": "if calls == 0: sys.stdout.close(); os.close(1)\n    judged()",
     "changes the folder": "os.chdir('/')",
     "changes the environment": "os.environ.clear()",
     "leaves a process": "if calls == 0: os.system('sleep 300 &')\n    judged()",
