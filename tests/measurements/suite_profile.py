@@ -61,7 +61,7 @@ def watched(stages: Stages) -> None:
     from attention_conformance.tests.harness.judge import judge
     from attention_conformance.tests.harness.run import plugin, post_run
 
-    stages.watch("candidate", judge, "answer", "restored", "function_answer")
+    stages.watch("candidate", judge, "answer", "function_answer")
     stages.watch("observing", post_run, "record_observations")
     stages.watch("clauses", plugin.ClauseItem, "runtest")
     stages.watch("collection", plugin.ClauseModule, "collect")

@@ -63,7 +63,7 @@ def _numbers(data: Any, name: str) -> Iterator[tuple[str, float]]:
         for key, value in data.items():
             yield from _numbers(value, f"{name}.{key}")
     elif isinstance(data, int | float):
-        yield name, data if abs(data) < MOST_NUMBER else math.inf
+        yield name, math.inf if abs(data) >= MOST_NUMBER else data
 
 
 def _elements(case: Case) -> Iterator[int]:

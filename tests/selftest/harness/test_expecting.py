@@ -127,7 +127,10 @@ def test_nothing_is_proposed_where_nothing_fails(sessions: Sessions) -> None:
 
 def test_a_file_is_for_candidates(sessions: Sessions) -> None:
     error_line = sessions.refused("--implementation", "torch.sdpa.math", "--propose-expected-failures")
-    assert error_line == "ERROR: --propose-expected-failures describes a candidate: give --candidate TARGET too"
+    assert (
+        error_line
+        == "ERROR: --propose-expected-failures describes a candidate: give --candidate TARGET or --command too"
+    )
 
 
 def test_a_proposal_excuses_what_fails_once_its_links_are_filled_in(sessions: Sessions) -> None:

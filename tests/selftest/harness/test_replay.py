@@ -174,7 +174,7 @@ def test_two_processes_explain_as_one(sessions: Sessions, tmp_path: Path) -> Non
     sessions.run(*chosen, "--report", str(tmp_path / "one"))
     result = sessions.apart(*chosen, "--report", str(tmp_path / "two"), "-n", "2")
     assert "smallest failing case: " in result.stdout
-    assert "no script: an Implementation cannot be called without this suite" in result.stdout
+    assert ": an Implementation cannot be called without this suite" in result.stdout
     scripts = [
         {path.name: path.read_text() for path in (tmp_path / folder / "failures").iterdir()}
         for folder in ("one", "two")

@@ -102,9 +102,16 @@ def test_what_a_candidate_prints_does_not_hide_the_summary(sessions: Sessions, f
 
 def test_a_first_call_that_is_interrupted_is_named(sessions: Sessions, folder: Path) -> None:
     target = f"{folder / 'mine.py'}:stopped"
-    result = sessions.apart("--candidate", target, *CLAUSE)
+    result = sessions.apart("--candidate", target, *CLAUSE, "--in-process")
     assert result.returncode == pytest.ExitCode.INTERRUPTED
     assert f"interrupted while {target} was called for the first time" in result.stdout + result.stderr
+
+
+def test_a_first_call_that_raises_an_interrupt_in_its_own_process_is_refused(sessions: Sessions, folder: Path) -> None:
+    target = f"{folder / 'mine.py'}:stopped"
+    result = sessions.apart("--candidate", target, *CLAUSE)
+    assert result.returncode == pytest.ExitCode.USAGE_ERROR
+    assert f"ERROR: {target}: it raised KeyboardInterrupt when it was first called" in result.stderr
 
 
 def test_the_command_of_a_failure_names_one_of_several_candidates(sessions: Sessions) -> None:

@@ -1,7 +1,6 @@
 """The folder of a report: claimed before a candidate is imported, by one run at a time, and never green by accident."""
 
 import json
-import resource
 import signal
 import subprocess
 import sys
@@ -159,11 +158,10 @@ def test_a_full_disk_ends_the_log_and_is_named(tmp_path: Path) -> None:
 def test_a_run_on_a_full_disk_is_not_complete(sessions: Sessions, tmp_path: Path, limit: int, name: str) -> None:
     """A limit on the size of files stands for the disk: the log has 15 kB here, report.json 20, the page 43."""
     chosen = ("--clause", "scores.*", "--clause", "softmax.*", "--report", str(tmp_path / "report"))
-    result = check(
-        f"{sessions.file}:right",
-        *chosen,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
-    )
+    limited = f"import os, resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit})); "
+    command = [sys.executable, "-m", "attention_conformance", "check", f"{sessions.file}:right", *chosen]
+    start = [sys.executable, "-c", f"{limited}os.execv(sys.argv[1], sys.argv[1:])", *command]
+    result = subprocess.run(start, capture_output=True, text=True, timeout=120, check=False)
     assert result.returncode == ExitStatus.INTERRUPTED, result.stdout + result.stderr
     named = f"{tmp_path / 'report' / name} cannot be written (File too large)"
     assert named in result.stdout
