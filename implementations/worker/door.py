@@ -121,7 +121,10 @@ class Door:
         if self.exhausted:
             raise LostError(self.exhausted)
         if self.process is None:
-            self.start()
+            try:
+                self.start()
+            except TargetError as error:
+                raise self._lost(f"could not be started again: {error}") from error
         return self._request(message, self.deadline + work / SLOWEST)
 
     def _request(self, message: Message, seconds: float) -> Message:

@@ -20,7 +20,7 @@ PLAIN = ("num_heads", "causal", "scale")
 
 
 def problem_message(problem: Problem, **request: Any) -> Message:
-    """A problem, with the memory layout of each array, and further fields of the request."""
+    """A problem, with the memory layout of each array, and more fields of the request."""
     arrays = problem.arrays()
     plain = {name: getattr(problem, name) for name in PLAIN}
     return Message(
@@ -86,7 +86,7 @@ def _laid_out(array: Array, memory: tuple[list[int], int] | None) -> Array:
 
 
 def result_message(result: Result, **answer: Any) -> Message:
-    """A result, with further fields of the answer."""
+    """A result, with more fields of the answer."""
     others = {name: result_message(other) for name, other in result.others.items()}
     arrays = dict(_arrays(result))
     for name, other in others.items():

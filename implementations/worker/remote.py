@@ -144,7 +144,8 @@ def fitting(door: Door) -> Callable[[Case], Case | Unsupported]:
         answer = door.request(Message({"request": "fit", "case": case.to_json()})).fields
         if "unsupported" in answer:
             return Unsupported(shortened(answer["unsupported"]))
-        return Case.from_json(answer["case"])
+        with _read():
+            return Case.from_json(answer["case"])
 
     return fit
 
@@ -154,7 +155,9 @@ def _construct(door: Door, num_heads: int, width: int) -> None:
 
 
 def _call(door: Door, name: str, *arguments: int) -> Array:
-    return door.request(Message({"request": "call", "function": name, "arguments": arguments})).arrays["returned"]
+    answer = door.request(Message({"request": "call", "function": name, "arguments": arguments}))
+    with _read():
+        return answer.arrays["returned"]
 
 
 @dataclass(frozen=True)
@@ -174,11 +177,12 @@ class Remote:
         """The answer to a problem; arrays that the call has changed are changed here too."""
         answer = self._request("run", problem, device)
         held = problem.arrays()
-        for name, array in answer.arrays.items():
-            owner = held.get(name.removeprefix("changed."))
-            if name.startswith("changed.") and owner is not None and owner.flags.writeable:
-                np.copyto(owner, array)
-        return _result(answer)
+        with _read():
+            for name, array in answer.arrays.items():
+                owner = held.get(name.removeprefix("changed."))
+                if name.startswith("changed.") and owner is not None and owner.flags.writeable:
+                    np.copyto(owner, array)
+            return result_of(answer.fields, answer.arrays)
 
     def lacks(self, request: str, device: str) -> str:
         """See `Observer`."""
@@ -187,7 +191,8 @@ class Remote:
     def changed_state(self, problem: Problem, device: str, seed: int) -> tuple[Result, tuple[str, ...]]:
         """See `Observer`."""
         answer = self._request("changed_state", problem, device, seed=seed)
-        return _result(answer), tuple(map(shortened, answer.fields["changed"]))
+        with _read():
+            return result_of(answer.fields, answer.arrays), tuple(map(shortened, answer.fields["changed"]))
 
     @contextmanager
     def seeded(self, seed: int) -> Iterator[None]:
@@ -200,19 +205,23 @@ class Remote:
         for each in later:
             self._request("keep", each, device)
         answer = self._request("overwritten", problem, device).fields
-        return bool(answer["overwritten"]), tuple(map(shortened, answer["shared"]))
+        with _read():
+            return bool(answer["overwritten"]), tuple(map(shortened, answer["shared"]))
 
     def recorded_call(self, problem: Problem, device: str) -> RecordedCall:
         """See `discovery.recorded_call`."""
         answer = self._request("recorded_call", problem, device)
         given, arrays = answer.fields, answer.arrays
-        options = {name: given["options"].get(name, arrays.get(f"options.{name}")) for name in given["order"]}
-        parts = {int(name.removeprefix("parts.")): a for name, a in arrays.items() if name.startswith("parts.")}
-        return RecordedCall(given["tensors"], options, given["several"], parts)
+        with _read():
+            options = {name: given["options"].get(name, arrays.get(f"options.{name}")) for name in given["order"]}
+            parts = {int(name.removeprefix("parts.")): a for name, a in arrays.items() if name.startswith("parts.")}
+            return RecordedCall(given["tensors"], options, given["several"], parts)
 
     def program_fails(self, text: str) -> bool:
         """See `discovery.recorded_call`."""
-        return bool(self.door.request(Message({"request": "program_fails", "program": text})).fields["fails"])
+        answer = self.door.request(Message({"request": "program_fails", "program": text})).fields
+        with _read():
+            return bool(answer["fails"])
 
     def peak(self, problem: Problem, device: str, results: int) -> int | None:
         """See `Observer`."""
@@ -258,13 +267,16 @@ def work(problem: Problem) -> float:
     return 4.0 * longest * sum(array.size for array in arrays)
 
 
-def _result(answer: Message) -> Result:
+@contextmanager
+def _read() -> Iterator[None]:
+    """What is read of an answer within it may be anything: a worker can be another program."""
     try:
-        return result_of(answer.fields, answer.arrays)
-    except (KeyError, TypeError, ValueError) as error:
+        yield
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CandidateError(f"its answer cannot be used: {type(error).__name__} {shortened(error)}") from error
 
 
 def _bytes(answer: Message) -> int | None:
-    counted = answer.fields["bytes"]
-    return None if counted is None else int(counted)
+    with _read():
+        counted = answer.fields["bytes"]
+        return None if counted is None else int(counted)

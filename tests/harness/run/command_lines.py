@@ -39,7 +39,7 @@ def checking(
 ) -> str:
     """The command that checks candidates, or else a built-in implementation, with some more options.
 
-    `command` is the installed one; pytest where it is empty. `commands` start further candidates.
+    `command` is the installed one; pytest where it is empty. `commands` start more candidates.
     """
     started = [word for each in commands for word in ("--command", each)]
     if command:
