@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import sys
 from collections.abc import Iterator
@@ -86,9 +85,3 @@ def is_out_of_memory(error: BaseException | None) -> bool:
     if isinstance(error, MemoryError):
         return True
     return isinstance(error, RuntimeError) and any(words in str(error)[:2000] for words in NO_ALLOCATION)
-
-
-def ended_process(pid: int) -> tuple[int, int] | None:
-    """Exit status, negative for a signal, and peak of resident bytes of a child that has ended; None: it has not."""
-    ended, status, usage = os.wait4(pid, os.WNOHANG)
-    return (os.waitstatus_to_exitcode(status), usage.ru_maxrss * 1024) if ended else None
