@@ -30,7 +30,7 @@ from attention_conformance.implementations.worker.limits import (
     SLOWEST,
     STARTING,
 )
-from attention_conformance.implementations.worker.resources import NEAR, NO_ALLOCATION, ended_process
+from attention_conformance.implementations.worker.resources import NO_ALLOCATION, ended_process, own_peak, was_full
 from attention_conformance.implementations.worker.wire import LENGTH, Message, WireError, decode, encode, length_of
 
 
@@ -44,6 +44,7 @@ class Door:
         deadline: seconds for a small call.
         deaths: why each process of the worker was lost.
         memory: bytes that the candidate may allocate, as the worker has limited itself; None: it has not.
+        inherited: the most resident bytes of this process when the worker was started.
         mark: what all processes that stem from the worker have in their environment.
     """
 
@@ -55,6 +56,7 @@ class Door:
     process: subprocess.Popen[bytes] | None = None
     output: Output | None = None
     memory: int | None = None
+    inherited: int = 0
     mark: str = field(default_factory=lambda: uuid4().hex)
 
     @property
@@ -74,6 +76,7 @@ class Door:
         self.end()
         self.memory = self.hello.get("memory")
         self.process = self._started()
+        self.inherited = own_peak()
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         assert self.process.stderr is not None
@@ -199,7 +202,7 @@ class Door:
             how = f"died of signal {-code}"
         killed = code in (-signal.SIGKILL, -signal.SIGABRT)
         refused = any(words in self.output.last_lines() for words in NO_ALLOCATION)
-        return self._lost(how, out_of_memory=killed and (refused or peak > NEAR * (self.memory or float("inf"))))
+        return self._lost(how, out_of_memory=killed and (refused or was_full(peak, self.inherited, self.memory)))
 
     def _ended(self) -> tuple[int, int] | None:
         """Exit status and peak of resident bytes, waited for a few seconds."""
