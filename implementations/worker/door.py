@@ -33,7 +33,7 @@ from attention_conformance.implementations.worker.limits import (
 )
 from attention_conformance.implementations.worker.nursery import forked
 from attention_conformance.implementations.worker.process import Process, started
-from attention_conformance.implementations.worker.resources import NEAR, NO_ALLOCATION
+from attention_conformance.implementations.worker.resources import NO_ALLOCATION, was_full
 from attention_conformance.implementations.worker.wire import LENGTH, Message, WireError, decode, encode, length_of
 
 
@@ -190,8 +190,9 @@ class Door:
         else:
             how = f"died of signal {-code}"
         killed = code in (-signal.SIGKILL, -signal.SIGABRT)
+        full = was_full(peak, self.process.inherited, self.memory)
         refused = any(words in self.output.last_lines() for words in NO_ALLOCATION)
-        return self._lost(how, out_of_memory=killed and (refused or peak > NEAR * (self.memory or float("inf"))))
+        return self._lost(how, out_of_memory=killed and (full or refused))
 
     def close(self) -> list[Leftover]:
         """Lets the worker end by itself, and ends and returns the processes that it has left."""

@@ -5,6 +5,7 @@ It runs on Linux only, and never any code of a candidate.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import gc
@@ -118,6 +119,7 @@ def _nursery(judge: int, environment: tuple[tuple[str, str], ...]) -> Nursery:
             env={**dict(environment), **placeholder},
         )
     process.returncode = 0  # it ends with this process, and is not waited for
+    atexit.register(own.close)
     return Nursery(own)
 
 
@@ -138,7 +140,8 @@ def main(channel: socket.socket) -> None:
         else:
             channel.close()
             _begin(request, files)
-            return serve.main()
+            serve.main()
+            return
         with contextlib.suppress(OSError):
             channel.send(json.dumps(answer).encode())
 

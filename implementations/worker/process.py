@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO
 
+from attention_conformance.implementations.worker.resources import own_peak
+
 Ended = tuple[int, int]
 """Exit status, negative for a signal, and peak of resident bytes."""
 PAUSE = 0.002
@@ -23,6 +25,7 @@ class Process:
     Attributes:
         number: its process id, and that of its session.
         poll: how it has ended; None while it runs. Not called again once it has answered.
+        inherited: resident bytes that it had at its start, which the peak therefore is at least.
     """
 
     number: int
@@ -30,6 +33,7 @@ class Process:
     stdout: IO[bytes]
     stderr: IO[bytes]
     poll: Callable[[], Ended | None]
+    inherited: int = 0
     result: Ended | None = None
 
     def ended(self, seconds: float = 0.0) -> Ended | None:
@@ -71,4 +75,4 @@ def started(command: Sequence[str], environment: Mapping[str, str]) -> Process:
         child.returncode = os.waitstatus_to_exitcode(status)
         return child.returncode, usage.ru_maxrss * 1024
 
-    return Process(child.pid, child.stdin, child.stdout, child.stderr, poll)
+    return Process(child.pid, child.stdin, child.stdout, child.stderr, poll, own_peak())

@@ -248,6 +248,12 @@ def printed_by(implementation: Implementation) -> str:
     return "" if output is None else output.taken()
 
 
+def started_by(implementation: Implementation) -> str:
+    """The command line that starts an implementation; empty where it is none of `commanded_candidate`."""
+    run = implementation.run
+    return shlex.join(run.door.command) if isinstance(run, Remote) and not run.door.hello["target"] else ""
+
+
 def end_process(implementation: Implementation) -> None:
     """Ends the process of an implementation, if it has one of its own; the next call starts another."""
     if isinstance(implementation.run, Remote):

@@ -113,6 +113,8 @@ def check(
     tier: str = "quick",
     device: str = "cpu",
     conventions: Mapping[str, str] | Conventions = NO_CONVENTIONS,
+    deadline: float | None = None,
+    memory: str | int | None = None,
 ) -> Report:
     """Judges an implementation, and explains its failures. What the implementation prints meanwhile is dropped.
 
@@ -127,12 +129,14 @@ def check(
         tier: how much is checked: "quick", "full" or "exhaustive".
         device: the torch device that the implementation computes on.
         conventions: by key, such as {"empty-row": "nan"}, as the option --convention takes them.
+        deadline: seconds for a small call of a target that is given as a string; None: 60.
+        memory: what such a target may allocate, such as "8G" or a number of bytes; None: half of what is free.
 
     Raises:
         TypeError: an argument is of a type that cannot be used.
         ValueError: a name that selects nothing, a device that is not there, a target that cannot be used.
     """
-    given = arguments(target, clauses, dtypes, tier, device, conventions)
+    given = arguments(target, clauses, dtypes, tier, device, conventions, deadline, memory)
     recorder = _recorder(given)
     with hushed():
         for each in given.selection.plan():

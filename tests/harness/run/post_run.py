@@ -88,7 +88,7 @@ def failure_lines(artifacts: Explained, settings: RunSettings, with_numbers: boo
         yield f"not reduced: {artifacts.without}"
     if settings.report is not None:
         path = settings.report / FOLDER / artifacts.file.name
-        yield f"replay: {replaying(path.with_name(f'{path.name}.json'))}"
+        yield f"replay: {replaying(path.with_name(f'{path.name}.json'), settings, artifacts.file.command)}"
         yield f"script: python {path}.py" if artifacts.script else f"no script: {artifacts.without}"
     elif with_numbers and artifacts.script:
         yield from (
