@@ -13,7 +13,10 @@ class Package:
         self._name = name
 
     def __bool__(self) -> bool:
-        return self._name in sys.modules or importlib.util.find_spec(self._name) is not None
+        try:
+            return self._name in sys.modules or importlib.util.find_spec(self._name) is not None
+        except ImportError:
+            return False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(importlib.import_module(self._name), name)
