@@ -17,7 +17,7 @@ from attention_conformance.implementations.api.contract import PathError
 from attention_conformance.implementations.api.safe_call import CandidateError, LostError
 from attention_conformance.implementations.discovery.loading import TargetError
 from attention_conformance.implementations.worker.elsewhere import worker_command
-from attention_conformance.implementations.worker.leftovers import MARK, Leftover, end_leftovers
+from attention_conformance.implementations.worker.leftovers import MARK, Leftover, descendants, end_leftovers
 from attention_conformance.implementations.worker.limits import (
     CALL,
     DEATHS,
@@ -47,6 +47,7 @@ class Door:
         deadline: seconds for a small call.
         deaths: why each process of the worker was lost.
         memory: bytes that the candidate may allocate, as the worker has limited itself; None: it has not.
+        left: the processes that each process of the worker has left running.
         mark: what all processes that stem from the worker have in their environment.
     """
 
@@ -54,6 +55,7 @@ class Door:
     command: Sequence[str]
     deadline: float = CALL
     deaths: list[str] = field(default_factory=list)
+    left: list[Leftover] = field(default_factory=list)
     number: int = 0
     process: Process | None = None
     output: Output | None = None
@@ -183,41 +185,47 @@ class Door:
         if (ended := self.process.ended(ENDED)) is None:
             return self._lost("closed its connection")
         code, peak = ended
-        if code >= 0:
-            how = f"ended its process with exit status {code}"
-        elif -code in {each.value for each in signal.Signals}:
-            how = f"died of {signal.Signals(-code).name} ({signal.strsignal(-code)})"
-        else:
-            how = f"died of signal {-code}"
+        how = how_ended(code)
         killed = code in (-signal.SIGKILL, -signal.SIGABRT)
         full = was_full(peak, self.process.inherited, self.memory)
         refused = any(words in self.output.last_lines() for words in NO_ALLOCATION)
         return self._lost(how, out_of_memory=killed and (full or refused))
 
-    def close(self) -> list[Leftover]:
-        """Lets the worker end by itself, and ends and returns the processes that it has left."""
+    def close(self) -> str:
+        """Lets the worker end by itself, and states how it ended if that was not well; then see `end`."""
         if self.process is None:
-            return []
+            return ""
+        known = descendants(self.process.number)
         self.process.stdin.close()
-        self.process.ended(ENDING)
-        return self.end()
+        how = how_ended(ended[0]) if (ended := self.process.ended(ENDING)) and ended[0] else ""
+        self.end(known)
+        return how
 
-    def end(self) -> list[Leftover]:
-        """Ends the worker, and the processes that stem from it, which are returned."""
+    def end(self, known: frozenset[tuple[int, int]] = frozenset()) -> None:
+        """Ends the worker, and the processes that stem from it, or are known to."""
         if self.process is None:
-            return []
+            return
+        self.process.stop()  # so that it starts no more of them, and stays their parent
+        self.left += end_leftovers(self.mark, self.process.number, known)
         self.process.kill()
-        left = end_leftovers(self.mark, self.process.number)
         with contextlib.suppress(OSError):
             os.killpg(self.process.number, signal.SIGKILL)
         self.process.stdin.close()
         self.process.stdout.close()
         self.process = self.output = None
-        return left
 
 
 def _left(end: float) -> float:
     return max(0.0, end - time.monotonic())
+
+
+def how_ended(code: int) -> str:
+    """How a process ended, by its exit status, which is negative for a signal."""
+    if code >= 0:
+        return f"ended its process with exit status {code}"
+    if -code in {each.value for each in signal.Signals}:
+        return f"died of {signal.Signals(-code).name} ({signal.strsignal(-code)})"
+    return f"died of signal {-code}"
 
 
 def checked(answer: Message) -> Message:

@@ -22,6 +22,7 @@ REQUESTS = (
     "overwritten",
     "peak",
     "left_behind",
+    "threads",
     "recorded_call",
     "program_fails",
 )

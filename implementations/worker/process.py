@@ -47,6 +47,11 @@ class Process:
                 time.sleep(PAUSE)
         return self.result
 
+    def stop(self) -> None:
+        """Lets it run no further."""
+        if self.ended() is None:
+            os.kill(self.number, signal.SIGSTOP)
+
     def kill(self) -> None:
         """Ends it, and waits until it has ended."""
         if self.ended() is None:

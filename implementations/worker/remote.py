@@ -260,6 +260,19 @@ def end_process(implementation: Implementation) -> None:
         implementation.run.door.end()
 
 
+def threads_of(implementation: Implementation) -> tuple[str, ...]:
+    """The names of the threads that a candidate has left running in its process, as far as its worker states them."""
+    run = implementation.run
+    if not isinstance(run, Remote) or "threads" not in run.requests or run.door.process is None:
+        return ()
+    try:
+        answer = run.door.request(Message({"request": "threads"}))
+        with _read():
+            return tuple(map(shortened, answer.fields["threads"]))
+    except CandidateError:
+        return ()
+
+
 def loss_of(implementation: Implementation) -> str:
     """Why an implementation is not called any more; empty if it is."""
     run = implementation.run

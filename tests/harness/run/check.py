@@ -1,6 +1,7 @@
 """`check`: an implementation judged in this process, for notebooks and scripts, and the report that it returns."""
 
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -25,6 +26,7 @@ from attention_conformance.tests.harness.run.run_records import subject_of, suit
 from attention_conformance.tests.harness.run.selection import hushed
 from attention_conformance.tests.report import views
 from attention_conformance.tests.report.counts import Conformance, conformance
+from attention_conformance.tests.report.folder import claim
 from attention_conformance.tests.report.log import FILE, encode
 from attention_conformance.tests.report.model import Run
 from attention_conformance.tests.report.recorder import Recorder
@@ -92,16 +94,18 @@ class Report:
             The page of the report.
 
         Raises:
-            OSError: the folder cannot be written.
+            FolderError: the folder cannot be made, or another run writes into it.
+            OSError: a file cannot be written.
         """
         place = Path(folder)
-        place.mkdir(parents=True, exist_ok=True)
-        clear(place)
-        log = "".join(f"{encode(event)}\n" for event in self._recorder.events)
-        (place / FILE).write_text(log, encoding="utf-8")
-        for made in self._explained:
-            write(made, place)
-        views.write(self.run, place)
+        with closing(claim(place)):
+            views.clear(place)
+            clear(place)
+            log = "".join(f"{encode(event)}\n" for event in self._recorder.events)
+            (place / FILE).write_text(log, encoding="utf-8")
+            for made in self._explained:
+                write(made, place)
+            views.write(self.run, place)
         return place / "report.html"
 
 
