@@ -19,7 +19,7 @@ class Package:
             return False
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(importlib.import_module(self._name), name)
+        return getattr(sys.modules.get(self._name) or importlib.import_module(self._name), name)
 
 
 def optional(name: str) -> Any:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import selectors
+import select
 import signal
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import IO, Any
 from uuid import uuid4
@@ -19,6 +19,7 @@ from attention_conformance.implementations.discovery.loading import TargetError
 from attention_conformance.implementations.worker.elsewhere import worker_command
 from attention_conformance.implementations.worker.leftovers import MARK, Leftover, descendants, end_leftovers
 from attention_conformance.implementations.worker.limits import (
+    AHEAD,
     CALL,
     DEATHS,
     ENDED,
@@ -47,6 +48,9 @@ class Door:
         deadline: seconds for a small call.
         deaths: why each process of the worker was lost.
         memory: bytes that the candidate may allocate, as the worker has limited itself; None: it has not.
+        number: of the last request.
+        unanswered: the numbers of the requests whose answers were not read yet.
+        early: answers that were read and not yet called for.
         left: the processes that each process of the worker has left running.
         mark: what all processes that stem from the worker have in their environment.
     """
@@ -57,6 +61,8 @@ class Door:
     deaths: list[str] = field(default_factory=list)
     left: list[Leftover] = field(default_factory=list)
     number: int = 0
+    unanswered: list[int] = field(default_factory=list)
+    early: dict[int, Message] = field(default_factory=dict)
     process: Process | None = None
     output: Output | None = None
     memory: int | None = None
@@ -123,52 +129,84 @@ class Door:
                 raise self._lost(f"could not be started again: {error}") from error
         return self._request(message, self.deadline + work / SLOWEST)
 
-    def _request(self, message: Message, seconds: float) -> Message:
-        self.number += 1
-        end = time.monotonic() + seconds
+    def begin(self, message: Message, work: float = 0.0) -> Callable[[], Message]:
+        """Sends a request ahead, and returns what waits for the answer; see `request`.
+
+        A request that is large is only sent then: the worker may be writing a large answer, which has to be read first.
+        """
+        seconds, process = self.deadline + work / SLOWEST, self.process
+        data = self._numbered(message)
+        if process is None or self.exhausted or len(data) > AHEAD:
+            return lambda: self.request(message, work)
+        number = self.number
         try:
-            self._write(encode(Message({**message.fields, "number": self.number}, message.arrays)), end)
-            answer = self._read(end)
+            self._write(data, time.monotonic() + seconds)
+        except (OSError, TimeoutError):
+            # Its process is lost: the request before this one will find out, or this one as it is sent again.
+            return lambda: self.request(message, work)
+        self.unanswered.append(number)
+
+        def answer() -> Message:
+            if self.process is not process:  # it was lost before it came to this request
+                return self.request(message, work)
+            return self._answer(number, seconds)
+
+        return answer
+
+    def _request(self, message: Message, seconds: float) -> Message:
+        data = self._numbered(message)
+        with self._losses(seconds):
+            self._write(data, time.monotonic() + seconds)
+        self.unanswered.append(self.number)
+        return self._answer(self.number, seconds)
+
+    def _numbered(self, message: Message) -> bytes:
+        self.number += 1
+        return encode(Message({**message.fields, "number": self.number}, message.arrays))
+
+    def _write(self, data: bytes, end: float) -> None:
+        assert self.process is not None
+        view = memoryview(data)
+        while view:
+            _wait(self.process.stdin, select.POLLOUT, end)
+            view = view[os.write(self.process.stdin.fileno(), view[:PIECE]) :]
+
+    def _answer(self, number: int, seconds: float) -> Message:
+        """The answer with a number. Those before it belong to requests that were sent ahead."""
+        end = time.monotonic() + seconds
+        while number in self.unanswered:
+            with self._losses(seconds):
+                received = decode(self._bytes(length_of(self._bytes(LENGTH, end)), end))
+            stated, expected = received.fields.get("number"), self.unanswered.pop(0)
+            if stated != expected:
+                raise self._lost(f"answered with number {stated!r} to the request with number {expected}")
+            self.early[expected] = received
+        answer = self.early.pop(number)
+        if answer.fields.get("out_of_memory"):
+            # It may hold what it has left behind for ever: what comes later gets a new process.
+            raise self._lost(shortened(answer.fields.get("error", "")), out_of_memory=True)
+        return checked(answer)
+
+    @contextlib.contextmanager
+    def _losses(self, seconds: float) -> Iterator[None]:
+        try:
+            yield
         except TimeoutError:
             raise self._lost(f"gave no answer within {seconds:.2g} s", late=True) from None
         except (EOFError, OSError):
             raise self._died() from None
         except WireError as error:
             raise self._lost(f"sent what is no answer: {error}") from None
-        if answer.fields.get("number") != self.number:
-            raise self._lost(
-                f"answered with number {answer.fields.get('number')!r} to the request with number {self.number}"
-            )
-        if answer.fields.get("out_of_memory"):
-            # It may hold what it has left behind for ever: what comes later gets a new process.
-            raise self._lost(shortened(answer.fields.get("error", "")), out_of_memory=True)
-        return checked(answer)
-
-    def _write(self, data: bytes, end: float) -> None:
-        assert self.process is not None
-        view = memoryview(data)
-        with selectors.DefaultSelector() as ready:
-            ready.register(self.process.stdin, selectors.EVENT_WRITE)
-            while view:
-                if not ready.select(_left(end)):
-                    raise TimeoutError
-                view = view[os.write(self.process.stdin.fileno(), view[:PIECE]) :]
-
-    def _read(self, end: float) -> Message:
-        return decode(self._bytes(length_of(self._bytes(LENGTH, end)), end))
 
     def _bytes(self, count: int, end: float) -> bytes:
         assert self.process is not None
         pieces, missing = [], count
-        with selectors.DefaultSelector() as ready:
-            ready.register(self.process.stdout, selectors.EVENT_READ)
-            while missing:
-                if not ready.select(_left(end)):
-                    raise TimeoutError
-                pieces.append(os.read(self.process.stdout.fileno(), missing))
-                if not pieces[-1]:
-                    raise EOFError
-                missing -= len(pieces[-1])
+        while missing:
+            _wait(self.process.stdout, select.POLLIN, end)
+            pieces.append(os.read(self.process.stdout.fileno(), missing))
+            if not pieces[-1]:
+                raise EOFError
+            missing -= len(pieces[-1])
         return b"".join(pieces)
 
     def _lost(self, how: str, late: bool = False, out_of_memory: bool = False) -> LostError:
@@ -213,10 +251,20 @@ class Door:
         self.process.stdin.close()
         self.process.stdout.close()
         self.process = self.output = None
+        self.unanswered.clear()
+        self.early.clear()
 
 
-def _left(end: float) -> float:
-    return max(0.0, end - time.monotonic())
+def _wait(stream: IO[bytes], event: int, end: float) -> None:
+    """Waits until a stream is ready.
+
+    Raises:
+        TimeoutError: it is not in time.
+    """
+    ready = select.poll()
+    ready.register(stream.fileno(), event)
+    if not ready.poll(max(0.0, end - time.monotonic()) * 1000):
+        raise TimeoutError
 
 
 def how_ended(code: int) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, fields
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,8 @@ from attention_conformance.spec.problem import HELD, Array, Problem
 
 PLAIN = ("num_heads", "causal", "scale")
 """The fields of a problem that stand in a message as they are."""
+DEFAULTS = {each.name: each.default for each in fields(Extension)}
+"""The options of a problem that is not extended."""
 
 
 def problem_message(problem: Problem, **request: Any) -> Message:
@@ -31,13 +33,17 @@ def problem_message(problem: Problem, **request: Any) -> Message:
             "needs": problem.needs,
             "sharing": problem.sharing,
             "layout": problem.layout,
-            "extension": asdict(problem.extension),
+            "extension": _in_use(problem.extension),
             "parameters": list(problem.parameters),
             "extras": list(problem.extras),
             "strides": {name: form for name, array in arrays.items() if (form := _memory(array)) is not None},
         },
         arrays,
     )
+
+
+def _in_use(extension: Extension) -> dict[str, Any]:
+    return {name: given for name, default in DEFAULTS.items() if (given := getattr(extension, name)) != default}
 
 
 def problem_of(message: Message) -> Problem:
@@ -55,7 +61,7 @@ def problem_of(message: Message) -> Problem:
         sharing=sharing,
         layout=Layout(given["layout"]),
         needs=tuple(given["needs"]),
-        extension=from_data(Extension, given["extension"], "extension"),
+        extension=from_data(Extension, given["extension"], "extension") if given["extension"] else Extension(),
         parameters={name: arrays[name] for name in given["parameters"]},
         extras={name: arrays[name] for name in given["extras"]},
         **optional,

@@ -26,3 +26,5 @@ PIECE = 2**16
 """Bytes that are read or written at once."""
 SLOWEST = 1e6
 """Multiply-adds a second of the slowest candidate that is waited for: plain Python does ten times as many."""
+AHEAD = 2**15
+"""Bytes of the largest request that is sent before the last answer was read: a pipe holds twice as much on Linux."""

@@ -175,7 +175,14 @@ class Remote:
 
     def __call__(self, problem: Problem, device: str) -> Result:
         """The answer to a problem; arrays that the call has changed are changed here too."""
-        answer = self._request("run", problem, device)
+        return self._result(problem, self._request("run", problem, device))
+
+    def begin(self, problem: Problem, device: str) -> Callable[[], Result]:
+        """The same in two steps: what is done before the result is called for takes no time of the candidate's."""
+        answer = self.door.begin(self._message("run", problem, device), work(problem))
+        return lambda: self._result(problem, answer())
+
+    def _result(self, problem: Problem, answer: Message) -> Result:
         held = problem.arrays()
         with _read():
             for name, array in answer.arrays.items():
@@ -232,8 +239,10 @@ class Remote:
         return _bytes(self._request("left_behind", problem, device, times=times, suspicious=suspicious))
 
     def _request(self, request: str, problem: Problem, device: str, **more: Any) -> Message:
-        message = problem_message(problem, request=request, device=device, **self.way, **more)
-        return self.door.request(message, work(problem))
+        return self.door.request(self._message(request, problem, device, **more), work(problem))
+
+    def _message(self, request: str, problem: Problem, device: str, **more: Any) -> Message:
+        return problem_message(problem, request=request, device=device, **self.way, **more)
 
 
 def observer_of(implementation: Implementation) -> Observer:

@@ -69,7 +69,7 @@ def encode(message: Message) -> bytes:
         end = start + len(blocks[-1])
         header[name] = {"dtype": NAMES[array.dtype], "shape": array.shape, "data_offsets": [start, end]}
         start = end
-    text = json.dumps(header).encode()
+    text = ENCODER.encode(header).encode()
     text += b" " * (-len(text) % LENGTH)
     body = b"".join((_length(len(text)), text, *blocks))
     return _length(len(body)) + body
@@ -77,7 +77,7 @@ def encode(message: Message) -> bytes:
 
 def _text(name: str, value: object) -> str:
     try:
-        return json.dumps(value, allow_nan=False)
+        return ENCODER.encode(value)
     except ValueError:
         raise WireError(f"the field {name} holds NaN or infinity, which JSON lacks: {value!r}"[:200]) from None
 
@@ -128,14 +128,18 @@ def decode(body: bytes) -> Message:
 
 def _decoded(body: bytes) -> Message:
     size = int.from_bytes(body[:LENGTH], "little")
-    header = json.loads(body[LENGTH : LENGTH + size])
+    header = DECODER.decode(str(body[LENGTH : LENGTH + size], "utf-8"))
     data = memoryview(body)[LENGTH + size :]
-    fields = {name: json.loads(text, parse_constant=_refused) for name, text in header.pop("__metadata__", {}).items()}
+    fields = {name: DECODER.decode(text) for name, text in header.pop("__metadata__", {}).items()}
     return Message(fields, {name: _array(data, **entry) for name, entry in header.items()})
 
 
 def _refused(constant: str) -> None:
     raise ValueError(f"a field holds {constant}, which JSON lacks")
+
+
+ENCODER, DECODER = json.JSONEncoder(allow_nan=False), json.JSONDecoder(parse_constant=_refused)
+"""Made once: it takes longer than a small message."""
 
 
 def _array(data: memoryview, dtype: str, shape: list[int], data_offsets: list[int]) -> Array:

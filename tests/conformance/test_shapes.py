@@ -142,10 +142,10 @@ def test_large(judge: Judge) -> None:
         s = case.sizes
         if s.batch * s.num_heads * s.query_length * s.key_length <= MOST:
             judge.assert_conforms(case, *(_parts(judge, case) if widest else ()))
-    for case in judge.cases(*(Case(seed=n).sized(batch=1, num_heads=n, d_k=8, d_v=8) for n in MODEL_HEADS)):
-        judge.assert_conforms(case)
-    for case in judge.cases(*(_extended() if widest else ())):
-        judge.assert_conforms(case, *judge.parts())
+    judge.assert_all_conform(
+        judge.cases(*(Case(seed=n).sized(batch=1, num_heads=n, d_k=8, d_v=8) for n in MODEL_HEADS))
+    )
+    judge.assert_all_conform(judge.cases(*(_extended() if widest else ())), *judge.parts())
 
 
 def _parts(judge: Judge, case: Case) -> tuple[str, ...]:
@@ -165,18 +165,16 @@ def _extended() -> Iterator[Case]:
 
 @clause("shapes.combinations")
 def test_combinations(judge: Judge) -> None:
-    for case in judge.cases(*claimed_combinations(judge, judge.tier.strength)):
-        judge.assert_conforms(case, *judge.parts())
+    judge.assert_all_conform(judge.cases(*claimed_combinations(judge, judge.tier.strength)), *judge.parts())
     search(judge, judge.tier.examples)
 
 
 @clause("shapes.views")
 def test_views(judge: Judge) -> None:
-    for case in judge.cases(*(Case(layout=layout, mask=MaskKind.FLOAT) for layout in Layout)):
-        judge.assert_conforms(case, *judge.parts())
+    masked = (Case(layout=layout, mask=MaskKind.FLOAT) for layout in Layout)
+    judge.assert_all_conform(judge.cases(*masked), *judge.parts())
     for kind in (MaskKind.NONE, MaskKind.BOOL, MaskKind.FLOAT):
-        for case in judge.cases(*(Case(layout=layout, mask=kind, seed=5) for layout in Layout)):
-            judge.assert_conforms(case)
+        judge.assert_all_conform(judge.cases(*(Case(layout=layout, mask=kind, seed=5) for layout in Layout)))
     equal = Sizes(batch=2, num_heads=3, query_length=7, key_length=7, d_k=4, d_v=4)
     for case in judge.cases(Case(equal, seed=6), Case(equal, seed=7, mask=MaskKind.BOOL)):
         for name in judge.problem(case).arrays():

@@ -50,10 +50,12 @@ class Row:
         claimed = judge.parts() if self.feature in judge.claims else ()
         parts = [part for part in self.parts if part.partition(".")[0] in claimed]
         rules = (each(judge.conventions) if callable(each) else (each,) for each in self.cases)
-        for case in judge.cases(*(case for cases in rules for case in cases)) if parts else ():
-            judge.assert_conforms(case, *parts, exactly=self.exactly, context=self._context(case, judge.conventions))
+        if parts:
+            cases = judge.cases(*(case for cases in rules for case in cases))
+            context = partial(self._context, judge.conventions)
+            judge.assert_all_conform(cases, *parts, exactly=self.exactly, context=context)
 
-    def _context(self, case: Case, claimed: Conventions) -> str:
+    def _context(self, claimed: Conventions, case: Case) -> str:
         return self.context.format(case=case, claimed=claimed) if isinstance(self.context, str) else self.context(case)
 
 

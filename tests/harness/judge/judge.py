@@ -23,7 +23,7 @@ from attention_conformance.implementations.api.safe_call import (
     guarded,
 )
 from attention_conformance.implementations.worker.observer import Observer
-from attention_conformance.implementations.worker.remote import observer_of
+from attention_conformance.implementations.worker.remote import Remote, observer_of
 from attention_conformance.reference.bounds.precision import unit_roundoff
 from attention_conformance.reference.expected import Expected, Solution, solve
 from attention_conformance.reference.stacking import solve_each, stackable
@@ -176,6 +176,17 @@ class Judge:
         with kept_global_state():
             return answer(self.implementation.run, problem, self.device)
 
+    def begin(self, problem: Problem) -> Callable[[], Result]:
+        """Sends a fresh copy of the problem to a candidate in another process, and returns what gives its answer.
+
+        In this process nothing is called before the answer is.
+        """
+        fresh, run = problem.fresh(), self.implementation.run
+        if not isinstance(run, Remote):
+            return lambda: self.run_with(fresh)
+        finish = run.begin(fresh, self.device)
+        return lambda: answer(lambda *_: finish(), fresh, self.device)
+
     @property
     def observer(self) -> Observer:
         """What observes the process in which the candidate's calls are made."""
@@ -245,21 +256,46 @@ class Judge:
         Part `gradients` stands for all gradients that are claimed. They are computed only when named, so that the
         answer without gradients is judged too.
         """
+        self._begun(case, parts, exactly, context)()
+
+    def assert_all_conform(
+        self,
+        cases: Iterable[Case],
+        *parts: str,
+        exactly: bool = False,
+        context: Callable[[Case], str] = lambda case: "",
+    ) -> None:
+        """`assert_conforms` for each case in turn; each is sent to the candidate before the last one is compared."""
+        begun: list[Callable[[], None]] = []
+        for case in cases:
+            begun.append(self._begun(case, parts, exactly, context(case)))
+            if len(begun) > 1:
+                begun.pop(0)()
+        for compare_last in begun:
+            compare_last()
+
+    def _begun(self, case: Case, parts: tuple[str, ...], exactly: bool, context: str) -> Callable[[], None]:
+        """Starts the call for a case, and returns what compares its answer."""
         wanted = parts or ("output",)
         problem = self.problem(case)
         if not any(part.startswith("gradients") for part in wanted):
             problem = problem.forward_only()
-        try:
-            result = self.run(problem)
-        except CandidateError as error:
-            self.record_error(case, error, part=next(self.expanded(reversed(wanted), problem), "output"))
-            return
-        expected = self.expected(case, gradients=problem.cotangent is not None)
-        for part in self.expanded(wanted, problem):
-            reference = expected[part]
-            if exactly:
-                reference = Expected(reference.value, np.zeros_like(reference.bound))
-            self.record(case, compare(part, part_of(result, part), reference, self.dtype), context, part)
+        run = self.begin(problem)
+
+        def check() -> None:
+            expected = self.expected(case, gradients=problem.cotangent is not None)
+            try:
+                result = run()
+            except CandidateError as error:
+                self.record_error(case, error, part=next(self.expanded(reversed(wanted), problem), "output"))
+                return
+            for part in self.expanded(wanted, problem):
+                reference = expected[part]
+                if exactly:
+                    reference = Expected(reference.value, np.zeros_like(reference.bound))
+                self.record(case, compare(part, part_of(result, part), reference, self.dtype), context, part)
+
+        return check
 
     def explained(self, failure: Failure) -> Failure:
         """The failure, with the keys that a query wrongly saw or missed, where they can be detected.
