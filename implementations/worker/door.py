@@ -32,7 +32,7 @@ from attention_conformance.implementations.worker.limits import (
     SLOWEST,
     STARTING,
 )
-from attention_conformance.implementations.worker.nursery import forked
+from attention_conformance.implementations.worker.nursery import environment, forked
 from attention_conformance.implementations.worker.process import Process, started
 from attention_conformance.implementations.worker.resources import NO_ALLOCATION, was_full
 from attention_conformance.implementations.worker.wire import LENGTH, Message, WireError, decode, encode, length_of
@@ -98,13 +98,11 @@ class Door:
             raise
 
     def _started(self) -> Process:
-        # That a test runs is none of the candidate's business.
-        given = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
-        environment = {**given, MARK: self.mark}
-        if self.command == worker_command() and (process := forked(environment)) is not None:
+        given = {**environment(), MARK: self.mark}
+        if self.command == worker_command() and (process := forked(given)) is not None:
             return process
         try:
-            return started(self.command, environment)
+            return started(self.command, given)
         except OSError as error:
             raise TargetError(f"{self.command[0]!r} cannot be started ({error.strerror})") from None
 

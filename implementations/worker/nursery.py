@@ -24,8 +24,6 @@ from types import ModuleType
 from typing import Any
 from uuid import uuid4
 
-import numpy as np
-
 from attention_conformance.implementations.worker.leftovers import MARK
 from attention_conformance.implementations.worker.process import Ended, Process
 
@@ -89,17 +87,32 @@ class Nursery:
         return json.loads(answer)
 
 
-def forked(environment: Mapping[str, str]) -> Process | None:
+def environment() -> dict[str, str]:
+    """What a worker gets of the environment of this process: that a test runs is none of the candidate's business."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
+
+
+def warm_up() -> None:
+    """Starts the nursery, which takes seconds, so that it has its imports when the first worker is needed."""
+    if sys.platform == "linux":
+        _own_nursery(environment())
+
+
+def forked(given: Mapping[str, str]) -> Process | None:
     """A worker with this environment, forked by the nursery, which is started if need be; None where there is none."""
     if sys.platform != "linux":
         return None
-    early = {name: value for name, value in environment.items() if name not in (*LATE, MARK)}
     for _ in range(2):
         try:
-            return _nursery(os.getpid(), tuple(sorted(early.items()))).fork(environment)
+            return _own_nursery(given).fork(given)
         except NurseryError:
             _nursery.cache_clear()  # a candidate may have killed it
     return None
+
+
+def _own_nursery(given: Mapping[str, str]) -> Nursery:
+    early = {name: value for name, value in given.items() if name not in (*LATE, MARK)}
+    return _nursery(os.getpid(), tuple(sorted(early.items())))
 
 
 @cache
@@ -173,6 +186,8 @@ def _begin(request: Mapping[str, Any], files: list[int]) -> None:
     _show_mark(os.environ[MARK], request["environment"][MARK])
     os.environ.clear()
     os.environ.update(request["environment"])
+    import numpy as np
+
     np.random.seed()  # as Python's own generator does after a fork
 
 

@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from attention_conformance.implementations.worker.nursery import warm_up
+
 FOLDER = Path(__file__).parents[2]
 """Where `spec`, `reference`, `implementations` and `tests` are: in site-packages, or in the clone."""
 PLAIN = "-q --import-mode=importlib --strict-markers --strict-config -p no:logging -rN"
@@ -14,8 +16,11 @@ PLAIN = "-q --import-mode=importlib --strict-markers --strict-config -p no:loggi
 PREFIX = "PYTEST_"
 
 
-def judge(options: Sequence[str]) -> int:
-    """Checks the clauses, and returns the exit status."""
+def judge(options: Sequence[str], isolated: bool = False) -> int:
+    """Checks the clauses, and returns the exit status. `isolated`: a worker will be needed, which imports meanwhile."""
+    with alone():
+        if isolated:
+            warm_up()
     return _pytest([*options, str(FOLDER / "tests" / "conformance")])
 
 

@@ -119,7 +119,8 @@ def _passed(given: argparse.Namespace, options: Iterable[str]) -> Iterator[str]:
 
 def _check(given: argparse.Namespace, rest: list[str]) -> int:
     candidates = [f"--candidate={target}" for target in given.target]
-    return launch.judge([*candidates, *_passed(given, CHECK_OPTIONS), *rest])
+    isolated = bool(candidates) and not given.in_process and not given.python
+    return launch.judge([*candidates, *_passed(given, CHECK_OPTIONS), *rest], isolated)
 
 
 def _replay(given: argparse.Namespace, rest: list[str]) -> int:
