@@ -81,6 +81,7 @@ def _explained(judge: Judge, verdict: Verdict, settings: RunSettings, target: st
         message=failure.message,
         target=target,
         conventions=settings.conventions,
+        premises=settings.amendments.premises,
         device=settings.device,
         tier=settings.tier,
         part=failure.part,
@@ -95,7 +96,7 @@ def _explained(judge: Judge, verdict: Verdict, settings: RunSettings, target: st
             verdict,
             file,
             counterexample,
-            script(counterexample, judge, target, settings.conventions, verdict.clause),
+            script(counterexample, judge, target, settings.conventions, verdict.clause, settings.amendments.premises),
             "",
         )
     except NoScriptError as error:

@@ -35,7 +35,7 @@ class FailureFile:
 
     Attributes:
         target: of the candidate, as `--candidate` takes it; empty for a built-in implementation.
-        conventions: as `--convention` takes them.
+        conventions, premises: as `--convention` and `--premise` take them.
         decimals, cotangent: see `Recipe`.
         part: what differed from the reference; empty where the check was another one.
         kind: how a reduced case fails, see `FailureKind`; empty if nothing was reduced, and the whole clause is run.
@@ -48,6 +48,7 @@ class FailureFile:
     message: str
     target: str = ""
     conventions: Mapping[str, str] = field(default_factory=dict)
+    premises: tuple[str, ...] = ()
     device: str = "cpu"
     tier: str = "quick"
     decimals: int | None = None
@@ -130,12 +131,12 @@ def subject(failure: FailureFile) -> Implementation:
                 return implementation
         raise ReplayError(f"implementation {failure.implementation!r} is not built in")
     try:
-        return isolated_candidate(failure.target, failure.conventions, failure.device)
+        return isolated_candidate(failure.target, failure.conventions, failure.device, premises=failure.premises)
     except TargetError as error:
         reason = str(error).removeprefix(f"{failure.target}: ")
         raise ReplayError(f"target {failure.target!r} cannot be used: {reason}") from None
     except ValueError as error:
-        raise ReplayError(f"conventions: {error}") from None
+        raise ReplayError(f"{'premises' if 'premise' in str(error) else 'conventions'}: {error}") from None
 
 
 def replay(failure: FailureFile) -> tuple[bool, list[str]]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from attention_conformance.implementations.api.amended import Amendments
 from attention_conformance.implementations.worker.remote import end_process
 from attention_conformance.spec.cases import Case
 from attention_conformance.spec.clauses import load
@@ -12,7 +13,7 @@ from attention_conformance.spec.conventions import Conventions
 from attention_conformance.tests.harness.explain.failure_artifacts import Explained, clear, write
 from attention_conformance.tests.harness.judge.judging import judged
 from attention_conformance.tests.harness.judge.settings import RunSettings
-from attention_conformance.tests.harness.run.arguments import Arguments, Names, Target, arguments
+from attention_conformance.tests.harness.run.arguments import Arguments, Names, Target, arguments, names
 from attention_conformance.tests.harness.run.command_lines import INSTALLED, checking, options_of
 from attention_conformance.tests.harness.run.parametrize import NO_CONVENTIONS
 from attention_conformance.tests.harness.run.post_run import (
@@ -113,6 +114,9 @@ def check(
     tier: str = "quick",
     device: str = "cpu",
     conventions: Mapping[str, str] | Conventions = NO_CONVENTIONS,
+    premises: Names = (),
+    claim: Names = (),
+    without: Names = (),
 ) -> Report:
     """Judges an implementation, and explains its failures. What the implementation prints meanwhile is dropped.
 
@@ -127,12 +131,16 @@ def check(
         tier: how much is checked: "quick", "full" or "exhaustive".
         device: the torch device that the implementation computes on.
         conventions: by key, such as {"empty-row": "nan"}, as the option --convention takes them.
+        premises: what it always does, such as "causal" or "softcap=30", as the option --premise takes them.
+        claim: features that are claimed in addition, such as "float-mask".
+        without: features that are not claimed.
 
     Raises:
         TypeError: an argument is of a type that cannot be used.
         ValueError: a name that selects nothing, a device that is not there, a target that cannot be used.
     """
-    given = arguments(target, clauses, dtypes, tier, device, conventions)
+    amendments = Amendments(names("claim", claim), names("without", without), names("premises", premises))
+    given = arguments(target, clauses, dtypes, tier, device, conventions, amendments)
     recorder = _recorder(given)
     with hushed():
         for each in given.selection.plan():

@@ -27,11 +27,12 @@ def again(settings: RunSettings, targets: Mapping[str, str], implementation: str
 def options_of(settings: RunSettings, clause: str, dtype: str) -> list[str]:
     """The options that run one clause in one dtype as the run did."""
     conventions = [w for key, value in settings.conventions.items() for w in ("--convention", f"{key}={value}")]
+    claims = settings.amendments.options()
     expected = [] if settings.expected is None else ["--expected-failures", str(settings.expected)]
     tier = [] if settings.tier == "quick" else ["--tier", settings.tier]
     device = [] if settings.device == "cpu" else ["--device", settings.device]
     python = ["--python", settings.python] if settings.python else []
-    return [*python, *conventions, *expected, "--clause", clause, "--dtype", dtype, *tier, *device]
+    return [*python, *conventions, *claims, *expected, "--clause", clause, "--dtype", dtype, *tier, *device]
 
 
 def checking(
