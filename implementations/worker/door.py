@@ -17,7 +17,7 @@ from uuid import uuid4
 from attention_conformance.implementations.api.contract import PathError
 from attention_conformance.implementations.api.safe_call import CandidateError, LostError
 from attention_conformance.implementations.discovery.loading import TargetError
-from attention_conformance.implementations.worker.leftovers import MARK, Leftover, end_leftovers
+from attention_conformance.implementations.worker.leftovers import MARK, Leftover, descendants, end_leftovers
 from attention_conformance.implementations.worker.limits import (
     CALL,
     DEATHS,
@@ -30,7 +30,7 @@ from attention_conformance.implementations.worker.limits import (
     SLOWEST,
     STARTING,
 )
-from attention_conformance.implementations.worker.resources import NEAR, NO_ALLOCATION, ended_process
+from attention_conformance.implementations.worker.resources import NO_ALLOCATION, ended_process, own_peak, was_full
 from attention_conformance.implementations.worker.wire import LENGTH, Message, WireError, decode, encode, length_of
 
 
@@ -44,6 +44,8 @@ class Door:
         deadline: seconds for a small call.
         deaths: why each process of the worker was lost.
         memory: bytes that the candidate may allocate, as the worker has limited itself; None: it has not.
+        left: the processes that each process of the worker has left running.
+        inherited: the most resident bytes of this process when the worker was started.
         mark: what all processes that stem from the worker have in their environment.
     """
 
@@ -51,10 +53,12 @@ class Door:
     command: Sequence[str]
     deadline: float = CALL
     deaths: list[str] = field(default_factory=list)
+    left: list[Leftover] = field(default_factory=list)
     number: int = 0
     process: subprocess.Popen[bytes] | None = None
     output: Output | None = None
     memory: int | None = None
+    inherited: int = 0
     mark: str = field(default_factory=lambda: uuid4().hex)
 
     @property
@@ -74,6 +78,7 @@ class Door:
         self.end()
         self.memory = self.hello.get("memory")
         self.process = self._started()
+        self.inherited = own_peak()
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         assert self.process.stderr is not None
@@ -191,54 +196,59 @@ class Door:
         if (ended := self._ended()) is None:
             return self._lost("closed its connection")
         code, peak = ended
-        if code >= 0:
-            how = f"ended its process with exit status {code}"
-        elif -code in {each.value for each in signal.Signals}:
-            how = f"died of {signal.Signals(-code).name} ({signal.strsignal(-code)})"
-        else:
-            how = f"died of signal {-code}"
+        how = how_ended(code)
         killed = code in (-signal.SIGKILL, -signal.SIGABRT)
         refused = any(words in self.output.last_lines() for words in NO_ALLOCATION)
-        return self._lost(how, out_of_memory=killed and (refused or peak > NEAR * (self.memory or float("inf"))))
+        return self._lost(how, out_of_memory=killed and (refused or was_full(peak, self.inherited, self.memory)))
 
-    def _ended(self) -> tuple[int, int] | None:
-        """Exit status and peak of resident bytes, waited for a few seconds."""
+    def _ended(self, seconds: float = 5.0) -> tuple[int, int] | None:
+        """Exit status and peak of resident bytes, waited for so long."""
         assert self.process is not None
-        end = time.monotonic() + 5.0
+        end = time.monotonic() + seconds
         while (ended := ended_process(self.process.pid)) is None and time.monotonic() < end:
             time.sleep(0.01)
         if ended is not None:
             self.process.returncode = ended[0]
         return ended
 
-    def close(self) -> list[Leftover]:
-        """Lets the worker end by itself, and ends and returns the processes that it has left."""
+    def close(self) -> str:
+        """Lets the worker end by itself, and states how it ended if that was not well; then see `end`."""
         if self.process is None:
-            return []
+            return ""
         assert self.process.stdin is not None
+        known = descendants(self.process.pid)
         self.process.stdin.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(ENDING)
-        return self.end()
+        how = how_ended(ended[0]) if (ended := self._ended(ENDING)) and ended[0] else ""
+        self.end(known)
+        return how
 
-    def end(self) -> list[Leftover]:
-        """Ends the worker, and the processes that stem from it, which are returned."""
+    def end(self, known: frozenset[tuple[int, int]] = frozenset()) -> None:
+        """Ends the worker, and the processes that stem from it, or are known to."""
         if self.process is None:
-            return []
+            return
+        self.process.send_signal(signal.SIGSTOP)  # so that it starts no more of them, and stays their parent
+        self.left += end_leftovers(self.mark, self.process.pid, known)
         self.process.kill()
         self.process.wait()
-        left = end_leftovers(self.mark, self.process.pid)
         with contextlib.suppress(OSError):
             os.killpg(self.process.pid, signal.SIGKILL)
         for stream in (self.process.stdin, self.process.stdout):
             if stream is not None:
                 stream.close()
         self.process = self.output = None
-        return left
 
 
 def _left(end: float) -> float:
     return max(0.0, end - time.monotonic())
+
+
+def how_ended(code: int) -> str:
+    """How a process ended, by its exit status, which is negative for a signal."""
+    if code >= 0:
+        return f"ended its process with exit status {code}"
+    if -code in {each.value for each in signal.Signals}:
+        return f"died of {signal.Signals(-code).name} ({signal.strsignal(-code)})"
+    return f"died of signal {-code}"
 
 
 def checked(answer: Message) -> Message:

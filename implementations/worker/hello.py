@@ -23,6 +23,7 @@ REQUESTS = (
     "overwritten",
     "peak",
     "left_behind",
+    "threads",
     "recorded_call",
     "program_fails",
 )

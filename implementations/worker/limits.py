@@ -6,6 +6,8 @@ STARTING = 120.0
 """Seconds that a worker has at least for its start, and for the import of its candidate."""
 CALL = 60.0
 """Seconds that a small call has, unless the user says otherwise."""
+LATEST = 86_400.0
+"""Seconds that the user may give it at most."""
 ENDING = 2.0
 """Seconds that a worker has to end by itself once the run is over."""
 DEATHS = 3

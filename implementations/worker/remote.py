@@ -255,10 +255,29 @@ def printed_by(implementation: Implementation) -> str:
     return "" if output is None else output.taken()
 
 
+def started_by(implementation: Implementation) -> str:
+    """The command line that starts an implementation; empty where it is none of `commanded_candidate`."""
+    run = implementation.run
+    return shlex.join(run.door.command) if isinstance(run, Remote) and not run.door.hello["target"] else ""
+
+
 def end_process(implementation: Implementation) -> None:
     """Ends the process of an implementation, if it has one of its own; the next call starts another."""
     if isinstance(implementation.run, Remote):
         implementation.run.door.end()
+
+
+def threads_of(implementation: Implementation) -> tuple[str, ...]:
+    """The names of the threads that a candidate has left running in its process, as far as its worker states them."""
+    run = implementation.run
+    if not isinstance(run, Remote) or "threads" not in run.requests or run.door.process is None:
+        return ()
+    try:
+        answer = run.door.request(Message({"request": "threads"}))
+        with _read():
+            return tuple(map(shortened, answer.fields["threads"]))
+    except CandidateError:
+        return ()
 
 
 def loss_of(implementation: Implementation) -> str:

@@ -11,6 +11,7 @@ import os
 import platform
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
@@ -25,7 +26,14 @@ from attention_conformance.implementations.api.global_state import (
     loading,
     start_generators,
 )
-from attention_conformance.implementations.api.safe_call import CandidateError, answer, function_answer, guarded
+from attention_conformance.implementations.api.safe_call import (
+    LONGEST_NAME,
+    CandidateError,
+    answer,
+    function_answer,
+    guarded,
+    plain,
+)
 from attention_conformance.implementations.discovery.candidates import candidate
 from attention_conformance.implementations.discovery.loading import TargetError, load_target
 from attention_conformance.implementations.worker.forms import (
@@ -46,6 +54,8 @@ from attention_conformance.spec.problem import Problem
 torch = optional("torch")
 DIE_WITH_PARENT = 1
 """PR_SET_PDEATHSIG of Linux's prctl."""
+ADOPT = 36
+"""PR_SET_CHILD_SUBREAPER: a process whose parent has ended is a child of the worker from then on."""
 
 
 class Worker:
@@ -56,6 +66,7 @@ class Worker:
         self.given: Mapping[str, Any] = {}
         self.before: dict[str, object] = {}
         self.later: list[Problem] = []
+        self.own_threads = threading.enumerate()
 
     def answer(self, request: Message) -> Message:
         """The answer to a request; one that the candidate has no answer for says why."""
@@ -197,6 +208,11 @@ class Worker:
 
         return Message({"fails": program_fails(request.fields["program"])})
 
+    def threads(self, request: Message) -> Message:
+        """The threads that the candidate has started, and that still run."""
+        running = [each.name for each in threading.enumerate() if each not in self.own_threads]
+        return Message({"threads": [plain(name, LONGEST_NAME) for name in running]})
+
     def seed(self, request: Message) -> Message:
         """Starts every generator at a seed."""
         start_generators(request.fields["seed"])
@@ -238,6 +254,7 @@ OPERATIONS: Mapping[str, Callable[[Worker, Message], Message]] = {
     "overwritten": Worker.overwritten,
     "peak": Worker.peak,
     "left_behind": Worker.left_behind,
+    "threads": Worker.threads,
 }
 """The requests by name."""
 
@@ -268,6 +285,7 @@ def _prepare() -> None:
         torch.set_num_threads(1)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(ADOPT, 1)
 
 
 if __name__ == "__main__":

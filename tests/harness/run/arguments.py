@@ -9,7 +9,8 @@ from attention_conformance.implementations.api.amended import AS_CLAIMED, Amendm
 from attention_conformance.implementations.api.contract import Implementation
 from attention_conformance.implementations.discovery.candidates import wrapped
 from attention_conformance.implementations.discovery.loading import TargetError
-from attention_conformance.implementations.worker.remote import isolated_candidate
+from attention_conformance.implementations.worker.limits import CALL
+from attention_conformance.implementations.worker.resources import size_of
 from attention_conformance.spec.clauses import load
 from attention_conformance.spec.conventions import Conventions
 from attention_conformance.spec.problem import DTYPES
@@ -20,6 +21,7 @@ from attention_conformance.tests.harness.run.expected_failures import expecting
 from attention_conformance.tests.harness.run.selection import (
     expanded_dtypes,
     hushed,
+    require_deadline,
     require_device,
     require_known,
 )
@@ -56,6 +58,8 @@ def arguments(
     tier: str,
     device: str,
     conventions: Mapping[str, str] | Conventions,
+    deadline: float | None = None,
+    memory: str | int | None = None,
     amendments: Amendments = AS_CLAIMED,
 ) -> Arguments:
     """The arguments, checked; the target is loaded, and called a few times where it is no adapter.
@@ -69,18 +73,30 @@ def arguments(
     require_known("dtypes", in_dtypes, list(DTYPES))
     require_known("tier", names("tier", tier), list(TIERS))
     require_device("device", device)
-    claimed = {key: str(value) for key, value in conventions.items()}
-    implementation, notes = _implementation(target, claimed, device, amendments)
+    _require_limits(target, deadline, memory)
     settings = RunSettings(
         candidates=(target,) if isinstance(target, str) else (),
         clauses=patterns,
         dtypes=expanded_dtypes(in_dtypes),
-        conventions=claimed,
+        conventions={key: str(value) for key, value in conventions.items()},
         amendments=amendments,
         device=device,
         tier=tier,
+        deadline=CALL if deadline is None else deadline,
+        memory=None if memory is None else size_of(str(memory)),
     )
+    implementation, notes = _implementation(target, settings)
     return Arguments(implementation, settings, notes)
+
+
+def _require_limits(target: Target, deadline: float | None, memory: str | int | None) -> None:
+    if deadline is not None:
+        require_deadline("deadline", deadline)
+    if not isinstance(target, str) and (deadline, memory) != (None, None):
+        raise ValueError(
+            "deadline and memory limit a process of its own, and an object is called in this one: "
+            "give the target as FILE.py:NAME or package.module:NAME"
+        )
 
 
 def names(argument: str, given: Names) -> tuple[str, ...]:
@@ -96,12 +112,10 @@ def names(argument: str, given: Names) -> tuple[str, ...]:
     return several
 
 
-def _implementation(
-    target: Target, settings: Mapping[str, str], device: str, amendments: Amendments
-) -> tuple[Implementation, tuple[str, ...]]:
+def _implementation(target: Target, settings: RunSettings) -> tuple[Implementation, tuple[str, ...]]:
     with hushed():
         if isinstance(target, str):
-            loaded = amendments.of(isolated_candidate(target, settings, device, premises=amendments.premises))
+            loaded = settings.amendments.of(settings.loader()(target))
             (implementation,), notes = expecting((loaded,), (target,), None, date.today())
             return implementation, notes
         if not isinstance(target, Implementation) and not callable(target):
@@ -111,6 +125,7 @@ def _implementation(
             )
         name = getattr(target, "__name__", type(target).__name__)
         try:
-            return amendments.of(wrapped(name, target, settings, device, amendments.premises)), ()
+            loaded = wrapped(name, target, settings.conventions, settings.device, settings.amendments.premises)
+            return settings.amendments.of(loaded), ()
         except TargetError as error:
             raise TargetError(f"{name}: {error}") from error

@@ -31,7 +31,7 @@ from attention_conformance.tests.harness.run.progress import Progress, colours
 from attention_conformance.tests.harness.run.queries import answered
 from attention_conformance.tests.harness.run.run_records import subject_of, suite_of
 from attention_conformance.tests.harness.run.selection import UsageError, hushed, left_out, selection_of, settings_of
-from attention_conformance.tests.harness.run.session import KEY, PROPERTY, USAGE_ERROR, SuiteSession
+from attention_conformance.tests.harness.run.session import KEY, LEFTOVERS, PROPERTY, USAGE_ERROR, SuiteSession
 from attention_conformance.tests.harness.run.smoke import smoke
 from attention_conformance.tests.report.folder import FolderError, unwritten
 from attention_conformance.tests.report.log import UNEXPLAINED, encode
@@ -297,7 +297,8 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     config, state = session.config, session.config.stash[KEY]
     cut = STOPPED.get(int(exitstatus), "")
     state.recorder.judged(cut)
-    if hasattr(config, "workerinput"):
+    if hasattr(config, "workeroutput"):
+        config.workeroutput[LEFTOVERS] = list(post_run.leftovers(state.selection.implementations))
         return
     planned = state.recorder.planned or 0
     only_others = planned == 0 and int(exitstatus) == ExitStatus.CONFORMS  # tests that are no clauses, which all passed
@@ -352,7 +353,7 @@ def _summarise(terminalreporter: pytest.TerminalReporter, state: SuiteSession) -
         terminalreporter.write_line(f"not checked: {name}, {reason}")
     for line in state.selection.notes:
         terminalreporter.write_line(line)
-    for line in post_run.leftovers(state.selection.implementations):
+    for line in dict.fromkeys([*state.leftovers, *post_run.leftovers(state.selection.implementations)]):
         terminalreporter.write_line(line)
     for line in proposed(state.recorder.verdicts, run.diagnoses) if settings.propose else ():
         terminalreporter.write_line(line)

@@ -18,7 +18,7 @@ from attention_conformance.implementations.builtin import ABSENT, BUILTIN, NAMED
 from attention_conformance.implementations.discovery.candidates import candidates, distinct
 from attention_conformance.implementations.discovery.loading import TargetError
 from attention_conformance.implementations.worker.elsewhere import unusable
-from attention_conformance.implementations.worker.limits import CALL
+from attention_conformance.implementations.worker.limits import CALL, LATEST
 from attention_conformance.spec.clauses import load
 from attention_conformance.spec.problem import DTYPES
 from attention_conformance.tests.harness.judge.clause_tests import Selection
@@ -60,7 +60,7 @@ def settings_of(config: pytest.Config) -> RunSettings:
         expected=path_of(config, "expected_failures"),
         propose=config.getoption("propose_expected_failures"),
         isolated=not config.getoption("in_process"),
-        deadline=config.getoption("deadline") or CALL,
+        deadline=CALL if config.getoption("deadline") is None else config.getoption("deadline"),
         memory=config.getoption("memory"),
     )
 
@@ -88,9 +88,7 @@ def selection_of(settings: RunSettings) -> Selection:
     require_known("--clause", settings.clauses, list(load()))
     require_known("--dtype", settings.dtypes, list(DTYPES))
     require_device("--device", settings.device)
-    if settings.deadline <= 0:
-        raise UsageError(f"--deadline {settings.deadline:g} is no time: give a positive number of seconds")
-    _require_places(settings)
+    require_process(settings)
     if settings.has_candidates:
         return _candidates(settings)
     for option, given in _of_candidates(settings).items():
@@ -99,8 +97,13 @@ def selection_of(settings: RunSettings) -> Selection:
     return Selection(_builtin(settings.implementations), settings.clauses, settings.dtypes)
 
 
-def _require_places(settings: RunSettings) -> None:
-    """Checks that candidates can be started where they are to be."""
+def require_process(settings: RunSettings) -> None:
+    """Checks that candidates can be started where they are to be, and how long they may take.
+
+    Raises:
+        UsageError: they cannot, or the time is none.
+    """
+    require_deadline("--deadline", settings.deadline)
     if settings.commands and not settings.isolated:
         raise UsageError("--command starts a process, and --in-process none: give one of them")
     if not settings.python:
@@ -199,6 +202,16 @@ def require_known(argument: str, patterns: Sequence[str], names: Sequence[str]) 
         if not any(fnmatchcase(name, pattern) for name in names):
             near = get_close_matches(pattern, names, 3, 0.4) or list(names)[:3]
             raise UsageError(f"{argument} {pattern!r} selects nothing; there are for example: {', '.join(near)}")
+
+
+def require_deadline(argument: str, seconds: float) -> None:
+    """Checks that a deadline is a time that the system can wait for.
+
+    Raises:
+        UsageError: it is not.
+    """
+    if not 0 < seconds <= LATEST:
+        raise UsageError(f"{argument} {seconds:g} is no time: give seconds, more than 0 and at most {LATEST:g}")
 
 
 def require_device(argument: str, device: str) -> None:

@@ -31,6 +31,10 @@ LEAVING = {
     "of a session of its own, without environment": (
         "(os.environ.clear(), subprocess.Popen(['/bin/sh', '-c', 'sleep {0} & sleep {0}']))"
     ),
+    "of a session of its own, without environment, twice forked": (
+        "(os.environ.clear(), os.fork() or (os.setsid(), os.fork() and os._exit(0),"
+        " os.execve('/bin/sleep', ['sleep', '{0}'], {{}})))"
+    ),
     "twice forked": "(os.fork() or (os.setsid(), os.fork() and os._exit(0), os.execvp('sleep', ['sleep', '{0}'])))",
 }
 
@@ -49,6 +53,25 @@ def test_what_is_left_is_ended_and_named(tmp_path: Path, number: int) -> None:
     assert line.startswith("attention left ")
     assert f"sleep {seconds}" in line
     assert not processes(f"sleep {seconds}")
+
+
+@pytest.mark.parametrize(
+    ("leaving", "line"),
+    [
+        (
+            "threading.Thread(target=time.sleep, args=(300,), name='\\x1bmine').start()",
+            "attention left 1 thread running:  mine; ended",
+        ),
+        ("atexit.register(ctypes.string_at, 0)", "attention died of SIGSEGV (Segmentation fault), after its last call"),
+    ],
+)
+def test_threads_and_a_bad_end_are_named(tmp_path: Path, leaving: str, line: str) -> None:
+    file = tmp_path / "leaving.py"
+    file.write_text("import atexit, ctypes, threading\n" + TEXT.format(leaving))
+    implementation = isolated_candidate(f"{file}:attention", {}, deadline=30.0)
+    assert all(verdict.status is Status.PASS for verdict in run(implementation, ("shapes.coincident",), ("float32",)))
+    (named,) = leftovers([implementation])
+    assert named.startswith(line)
 
 
 def test_who_leaves_nothing_is_not_named(tmp_path: Path) -> None:
