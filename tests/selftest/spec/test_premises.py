@@ -7,7 +7,7 @@ import pytest
 from attention_conformance.implementations.api.amended import Amendments
 from attention_conformance.implementations.api.contract import Claims, Implementation, Unsupported
 from attention_conformance.implementations.api.fitting import fit
-from attention_conformance.implementations.builtin import BUILTIN
+from attention_conformance.implementations.builtin.catalogue import BUILTIN
 from attention_conformance.spec.cases import Case
 from attention_conformance.spec.clauses import load
 from attention_conformance.spec.features import Feature, Scope
