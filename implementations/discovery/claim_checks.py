@@ -119,19 +119,20 @@ def parts(outcome: CallOutcome[Any]) -> tuple[Any, ...]:
     return outcome.value if isinstance(outcome.value, tuple) else (outcome.value,)
 
 
-def _output(outcome: CallOutcome[Any]) -> Floats:
+def output_of(outcome: CallOutcome[Any]) -> Floats:
+    """The output of an answer, in float64."""
     output = parts(outcome)[0]
     return np.asarray(output.detach().double().cpu() if isinstance(output, torch.Tensor) else output, np.float64)
 
 
 def near_outputs(first: CallOutcome[Any], second: CallOutcome[Any], dtype: str) -> bool:
     """Whether two outputs are the same to half of the digits of the dtype: equal but for rounding."""
-    return near(_output(first), _output(second), dtype)
+    return near(output_of(first), output_of(second), dtype)
 
 
 def equal_outputs(first: CallOutcome[Any], second: CallOutcome[Any]) -> bool:
     """Whether two outputs hold the same numbers."""
-    return bool(np.array_equal(_output(first), _output(second), equal_nan=True))
+    return bool(np.array_equal(output_of(first), output_of(second), equal_nan=True))
 
 
 def check_answer(outcome: CallOutcome[Any], is_kind: Callable[[object], bool], expected: str) -> None:

@@ -17,6 +17,7 @@ from attention_conformance.implementations.adapters.numpy_op import numpy_op
 from attention_conformance.implementations.adapters.torch_op import torch_op
 from attention_conformance.implementations.api.contract import Claims, Implementation, any_case
 from attention_conformance.implementations.api.safe_call import CallOutcome
+from attention_conformance.implementations.discovery.always import with_premises
 from attention_conformance.implementations.discovery.claim_checks import (
     BIASED,
     CAUSAL,
@@ -58,6 +59,7 @@ from attention_conformance.implementations.discovery.vocabulary import KWARGS_OF
 from attention_conformance.spec.cases import Pattern
 from attention_conformance.spec.conventions import CausalWithMask, Conventions
 from attention_conformance.spec.features import Feature, Scope
+from attention_conformance.spec.premises import NO_PREMISES, Premises
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,11 @@ ALWAYS = EVERYWHERE | {Feature.CROSS, Feature.KEY_VALUE, Feature.VALUE_WIDTH}
 
 
 def function_candidate(
-    name: str, function: Callable[..., object], settings: Mapping[str, str], device: str
+    name: str,
+    function: Callable[..., object],
+    settings: Mapping[str, str],
+    device: str,
+    premises: Premises = NO_PREMISES,
 ) -> Implementation:
     """Wraps a function with the parameters of torch's scaled_dot_product_attention, or a subset of them.
 
@@ -124,12 +130,13 @@ def function_candidate(
     check, kind, plain = _suited(RenamedCall(function, options), claims, device)
     check_answer(plain, kind.is_kind, "a tensor" if kind is TORCH else "an array")
     check, ignored = _without_ignored(check, options)
+    check, always = with_premises(check, premises)
     check, refuted = option_claims(check, options.named.features)
     extras = tuple(e for e in find_extras(parts(plain), EXTENTS) if e.name != "averaged_weights")
     if "returned-weights" not in settings:
         check = with_returned_weights(check, extras)
     claims, notes = core_claims(check, kind.exact_dtype)
-    notes = (*ignored_parts(parts(plain), extras), *notes, *options.notes, *ignored, *refuted)
+    notes = (*always, *ignored_parts(parts(plain), extras), *notes, *options.notes, *ignored, *refuted)
     return _implementation(name, check, kind, claims, extras, "; ".join([f"a function of {kind.arrays}", *notes]))
 
 

@@ -1,4 +1,4 @@
-"""Processes that a candidate has left: on Linux a mark in their environment shows them, or their session."""
+"""Processes that a candidate has left: on Linux a mark in their environment shows them, their session or parents."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,11 +25,29 @@ class Leftover:
     command: str
 
 
-def end_leftovers(mark: str, session: int) -> list[Leftover]:
-    """Ends the processes with a mark or of a session, and returns them; elsewhere than on Linux there are none."""
+@dataclass(frozen=True)
+class _Process:
+    number: int
+    state: str
+    parent: int
+    session: int
+    started: int
+    """In ticks of the system's clock: another process of the same number has started at another one."""
+
+
+def descendants(worker: int) -> frozenset[tuple[int, int]]:
+    """The processes that stem from a worker which is running, by number and start; elsewhere than on Linux none."""
+    return _family({each.number: each for each in _processes()}, worker)
+
+
+def end_leftovers(mark: str, worker: int, known: frozenset[tuple[int, int]] = frozenset()) -> list[Leftover]:
+    """Ends the processes that stem from a worker, and returns them; elsewhere than on Linux there are none.
+
+    They have its mark, are of its session, stem from it by their parents while it lives, or are `known` descendants.
+    """
     ended: dict[int, Leftover] = {}
     for _ in range(ROUNDS):
-        running = list(_running(mark, session))
+        running = list(_running(mark, worker, known))
         for each in running:
             ended[each.number] = each
             with contextlib.suppress(OSError):
@@ -40,20 +58,32 @@ def end_leftovers(mark: str, session: int) -> list[Leftover]:
     return list(ended.values())
 
 
-def _running(mark: str, session: int) -> Iterator[Leftover]:
-    for folder in PROCESSES.glob("[0-9]*"):
+def _running(mark: str, worker: int, known: frozenset[tuple[int, int]]) -> Iterator[Leftover]:
+    processes = {each.number: each for each in _processes()}
+    known |= _family(processes, worker)
+    for each in processes.values():
         # A process may end while it is looked at, or be another user's.
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            state, of_session = _state(folder)
+        with contextlib.suppress(OSError):
+            folder = PROCESSES / str(each.number)
             marked = f"{MARK}={mark}".encode() in (folder / "environ").read_bytes().split(b"\0")
-            if state not in "ZX" and (marked or of_session == session) and int(folder.name) != os.getpid():
-                yield Leftover(int(folder.name), _command(folder))
+            theirs = marked or each.session == worker or (each.number, each.started) in known
+            if theirs and each.state not in "ZX" and each.number not in (worker, os.getpid()):
+                yield Leftover(each.number, _command(folder))
 
 
-def _state(folder: Path) -> tuple[str, int]:
-    """The state of a process, and its session; the name before them is in parentheses, and may hold any character."""
-    fields = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()
-    return fields[0], int(fields[3])
+def _family(processes: Mapping[int, _Process], worker: int) -> frozenset[tuple[int, int]]:
+    family = {worker}
+    while new := {each.number for each in processes.values() if each.parent in family} - family:
+        family |= new
+    return frozenset((number, processes[number].started) for number in family - {worker})
+
+
+def _processes() -> Iterator[_Process]:
+    """All; in what is read of one, its name is in parentheses, and may hold any text."""
+    for folder in PROCESSES.glob("[0-9]*"):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            fields = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()
+            yield _Process(int(folder.name), fields[0], int(fields[1]), int(fields[3]), int(fields[19]))
 
 
 def _command(folder: Path) -> str:

@@ -11,6 +11,7 @@ import os
 import platform
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
@@ -20,12 +21,20 @@ import numpy as np
 
 from attention_conformance.implementations.api.contract import Implementation, PathError, Result, Unsupported, any_case
 from attention_conformance.implementations.api.global_state import (
+    compute_on_one_thread,
     global_state,
     kept_global_state,
     loading,
     start_generators,
 )
-from attention_conformance.implementations.api.safe_call import CandidateError, answer, function_answer, guarded
+from attention_conformance.implementations.api.safe_call import (
+    LONGEST_NAME,
+    CandidateError,
+    answer,
+    function_answer,
+    guarded,
+    plain,
+)
 from attention_conformance.implementations.discovery.candidates import candidate
 from attention_conformance.implementations.discovery.loading import TargetError, load_target
 from attention_conformance.implementations.worker.forms import (
@@ -46,6 +55,8 @@ from attention_conformance.spec.problem import Problem
 torch = optional("torch")
 DIE_WITH_PARENT = 1
 """PR_SET_PDEATHSIG of Linux's prctl."""
+ADOPT = 36
+"""PR_SET_CHILD_SUBREAPER: a process whose parent has ended is a child of the worker from then on."""
 
 
 class Worker:
@@ -56,6 +67,7 @@ class Worker:
         self.given: Mapping[str, Any] = {}
         self.before: dict[str, object] = {}
         self.later: list[Problem] = []
+        self.own_threads = threading.enumerate()
 
     def answer(self, request: Message) -> Message:
         """The answer to a request; one that the candidate has no answer for says why."""
@@ -86,7 +98,7 @@ class Worker:
         self.before = global_state()
         try:
             with kept_global_state():
-                loaded = candidate(given["target"], given["conventions"], given["device"])
+                loaded = candidate(given["target"], given["conventions"], given["device"], given.get("premises", ()))
         except KeyboardInterrupt:
             raise TargetError(f"{given['target']}: it raised KeyboardInterrupt when it was first called") from None
         self.implementation = loaded
@@ -99,7 +111,8 @@ class Worker:
                 "language": "Python",
                 "versions": {
                     "Python": platform.python_version(),
-                    **{each.__name__: str(each.__version__) for each in (np, torch) if each},
+                    "numpy": np.__version__,
+                    **({"torch": str(torch.__version__)} if torch else {}),
                 },
                 "claims": claims_fields(loaded.claims),
                 "requests": list(self._requests(given["device"])),
@@ -180,10 +193,11 @@ class Worker:
 
     def recorded_call(self, request: Message) -> Message:
         """See `discovery.recorded_call`."""
-        from attention_conformance.implementations.discovery.recorded_call import recorded_call  # it needs torch
+        from attention_conformance.implementations.discovery.recorded_call import recorded_call
 
         target, settings = self.given["target"], self.given["conventions"]
-        call = recorded_call(target, settings, problem_of(request), request.fields["device"])
+        premises = self.given.get("premises", ())
+        call = recorded_call(target, settings, problem_of(request), request.fields["device"], premises)
         texts = {name: given for name, given in call.options.items() if isinstance(given, str)}
         arrays = {f"options.{name}": given for name, given in call.options.items() if not isinstance(given, str)}
         parts = {f"parts.{position}": array for position, array in call.parts.items()}
@@ -195,6 +209,11 @@ class Worker:
         from attention_conformance.implementations.discovery.recorded_call import program_fails
 
         return Message({"fails": program_fails(request.fields["program"])})
+
+    def threads(self, request: Message) -> Message:
+        """The threads that the candidate has started, and that still run."""
+        running = [each.name for each in threading.enumerate() if each not in self.own_threads]
+        return Message({"threads": [plain(name, LONGEST_NAME) for name in running]})
 
     def seed(self, request: Message) -> Message:
         """Starts every generator at a seed."""
@@ -237,6 +256,7 @@ OPERATIONS: Mapping[str, Callable[[Worker, Message], Message]] = {
     "overwritten": Worker.overwritten,
     "peak": Worker.peak,
     "left_behind": Worker.left_behind,
+    "threads": Worker.threads,
 }
 """The requests by name."""
 
@@ -262,11 +282,11 @@ def _own_streams() -> tuple[BinaryIO, BinaryIO]:
 
 
 def _prepare() -> None:
-    """One thread, as calls are small; and no process that outlives the judge."""
-    if torch:
-        torch.set_num_threads(1)
+    """One thread, and no process that outlives the judge."""
+    compute_on_one_thread()
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(ADOPT, 1)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from attention_conformance.reference.bounds.precision import STATE_ROUNDINGS, Pr
 from attention_conformance.reference.gradients import Backward, backward, cotangent_of_heads
 from attention_conformance.reference.pipeline import Trace
 from attention_conformance.reference.stages import repeat_kv
-from attention_conformance.spec.features import NOTHING, Scope
+from attention_conformance.spec.features import Scope
 from attention_conformance.spec.problem import DTYPES, Problem
 
 FALSE_ALARM = 1e-9
@@ -30,6 +30,8 @@ RESULT = 2.0
 """Roundings of each element of a result: before and after its division or scaling."""
 UNIFORM = 1.0 / 3.0
 """A rounding error is uniform between its limits, which makes it sub-Gaussian with this part of their square."""
+BIASES = ("alibi_slopes", "relative_bias")
+"""Arrays that are added to the scores and have roundings of their own."""
 FORMS = 2.0
 """Ways in which D may be formed, from the weights or from the output, each with roundings of its own."""
 
@@ -92,10 +94,11 @@ def aligned_bounds(
 
 def _applies(problem: Problem, trace: Trace, forward: ForwardBounds) -> bool:
     """Half types at the op level, no option that changes more than which keys are visible, and moderate scores."""
-    extension = replace(problem.extension, window_left=None, window_right=None, packing=NOTHING.packing)
     half = isinstance(forward.precision.storage, float) and problem.dtype in ("bfloat16", "float16")
-    plain = problem.scope is Scope.OP and extension == NOTHING and trace.kept is None
-    return half and plain and trace.weights.size > 0 and float(forward.scores.max()) <= NEAR and _finite(trace)
+    unchanged = all(each is None for each in (trace.kept, trace.rotated, trace.softcap, trace.gates))
+    plain = unchanged and trace.key.shape[-2] == problem.key.shape[-2] and not {*problem.extras} & {*BIASES}
+    moderate = trace.weights.size > 0 and float(forward.scores.max()) <= NEAR
+    return half and problem.scope is Scope.OP and plain and moderate and _finite(trace)
 
 
 def _finite(trace: Trace) -> bool:

@@ -17,18 +17,15 @@ from attention_conformance.tests.harness.run.options import NAME, OPTIONS
 ABOUT = "Reports whether an attention implementation is right, and which mistake it makes if not."
 TARGET = {"metavar": "TARGET", "help": "FILE.py:NAME or package.module:NAME"}
 EXPECTED = ("--expected-failures", "--propose-expected-failures")
+PROCESS_OPTIONS = ("--command", "--python", "--deadline", "--memory", "--in-process")
 CHECK_OPTIONS = (
-    "--command",
-    "--python",
+    *PROCESS_OPTIONS,
     "--convention",
     "--clause",
     "--dtype",
     "--device",
     "--tier",
     "--report",
-    "--deadline",
-    "--memory",
-    "--in-process",
     *EXPECTED,
     "--implementation",
 )
@@ -116,7 +113,7 @@ def _passed(given: argparse.Namespace, options: Iterable[str]) -> Iterator[str]:
         value = getattr(given, OPTIONS.get(option, {}).get("dest", option.strip("-").replace("-", "_")))
         if value is True:
             yield option
-        elif value:
+        elif value or type(value) is float:  # a number may be 0
             yield from (f"{option}={each}" for each in (value if isinstance(value, list) else [value]))
 
 
@@ -126,7 +123,7 @@ def _check(given: argparse.Namespace, rest: list[str]) -> int:
 
 
 def _replay(given: argparse.Namespace, rest: list[str]) -> int:
-    return launch.judge([f"--replay={given.file}", *rest])
+    return launch.judge([f"--replay={given.file}", *_passed(given, PROCESS_OPTIONS), *rest])
 
 
 def _list(given: argparse.Namespace, rest: list[str]) -> int:
@@ -187,6 +184,6 @@ COMMANDS: Mapping[str, Command] = {
         {"clause": {"nargs": "+", "metavar": "CLAUSE"}},
     ),
     "list": Command("list clauses, implementations or defects, a line each", _list, (), {"what": {"choices": KINDS}}),
-    "replay": Command("run a recorded failure again", _replay, (), {"file": {"metavar": "FAILURE.json"}}),
+    "replay": Command("run a recorded failure again", _replay, PROCESS_OPTIONS, {"file": {"metavar": "FAILURE.json"}}),
     "report-diff": Command("list the verdicts that differ between two reports", _report_diff, (), DIFF_ARGUMENTS),
 }

@@ -10,6 +10,7 @@ from enum import Enum, StrEnum
 from itertools import product
 
 from attention_conformance.spec.clauses import Clause, Level, chapters, load
+from attention_conformance.spec.premises import NO_PREMISES
 from attention_conformance.spec.problem import DTYPES
 from attention_conformance.tests.report.model import Run, Subject
 from attention_conformance.tests.report.verdict import Status, Verdict
@@ -264,7 +265,10 @@ def _cell(chapter: str, total: Counts, subject: Subject) -> Counts:
 
 def claimed(clause: Clause, subject: Subject) -> bool:
     """Whether the clause is checked of this implementation."""
-    return clause.features <= set(subject.features) and clause.scope in (None, subject.scope) and not clause.measured
+    premises = NO_PREMISES.assuming(subject.premises)
+    offered = {*subject.features, *premises.features}
+    fits = clause.scope in (None, subject.scope) and not clause.presumes & premises.names
+    return clause.features <= offered and fits and not clause.measured
 
 
 def _chapter(clause: str) -> str:

@@ -246,6 +246,7 @@ def _settings(run: Run) -> dict[str, str]:
         **run.opening.environment,
     }
     for subject in run.opening.subjects:
+        settings |= {f"premises of {subject.name}": ", ".join(subject.premises)} if subject.premises else {}
         settings |= {f"convention {name} of {subject.name}": value for name, value in subject.conventions.items()}
     return settings
 

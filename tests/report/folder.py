@@ -16,12 +16,12 @@ class FolderError(Exception):
 
 @dataclass(frozen=True)
 class Claim:
-    """A folder that no other process claims, until this one ends or releases it. `file`: the open file of the lock."""
+    """A folder that no other process claims, until this one ends or closes it. `file`: the open file of the lock."""
 
     folder: Path
     file: int
 
-    def release(self) -> None:
+    def close(self) -> None:
         """Leaves the folder to others; once."""
         with suppress(OSError):
             (self.folder / LOCK).unlink(missing_ok=True)

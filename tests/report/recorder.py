@@ -117,7 +117,7 @@ class Recorder:
         elif self.claimed is not None:
             self._write(self._nothing(cut or "nothing was run"))
         if self.claimed is not None:
-            self.claimed.release()
+            self.claimed.close()
 
     def _end(self, cut: str) -> None:
         end = next((e for e in self.events if isinstance(e, VerdictsEnd)), VerdictsEnd(len(self.verdicts), CUT))

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from attention_conformance.implementations.api.contract import Implementation
+from attention_conformance.implementations.worker.remote import started_by
 from attention_conformance.spec.cases import Case
 from attention_conformance.spec.clauses import Level, load
 from attention_conformance.spec.problem import DTYPES
@@ -80,7 +81,10 @@ def _explained(judge: Judge, verdict: Verdict, settings: RunSettings, target: st
         case=Case.from_json(failure.case),
         message=failure.message,
         target=target,
+        command=started_by(judge.implementation),
+        python=settings.python if target else "",
         conventions=settings.conventions,
+        premises=settings.amendments.premises,
         device=settings.device,
         tier=settings.tier,
         part=failure.part,
@@ -95,7 +99,7 @@ def _explained(judge: Judge, verdict: Verdict, settings: RunSettings, target: st
             verdict,
             file,
             counterexample,
-            script(counterexample, judge, target, settings.conventions, verdict.clause),
+            script(counterexample, judge, target, settings.conventions, verdict.clause, settings.amendments.premises),
             "",
         )
     except NoScriptError as error:

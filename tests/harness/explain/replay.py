@@ -6,11 +6,12 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
+from shlex import join
 
+from attention_conformance.implementations.api.amended import Amendments
 from attention_conformance.implementations.api.contract import Implementation, Unsupported
-from attention_conformance.implementations.builtin import BUILTIN, NAMED, ON_REQUEST
 from attention_conformance.implementations.discovery.loading import Target, TargetError
-from attention_conformance.implementations.worker.remote import end_process, isolated_candidate
+from attention_conformance.implementations.worker.remote import end_process
 from attention_conformance.spec.cases import Case, from_data
 from attention_conformance.spec.clauses import load
 from attention_conformance.spec.problem import DTYPES
@@ -19,10 +20,11 @@ from attention_conformance.tests.harness.explain.replay_limits import MOST_DECIM
 from attention_conformance.tests.harness.judge.clause_tests import clause_tests
 from attention_conformance.tests.harness.judge.judge import Judge
 from attention_conformance.tests.harness.judge.judging import judged
+from attention_conformance.tests.harness.judge.settings import RunSettings
 from attention_conformance.tests.harness.judge.tiers import TIERS
 from attention_conformance.tests.report.wording import one_line
 
-FORMAT = "attention-conformance/failure/1"
+FORMAT = "attention-conformance/failure/2"
 
 
 class ReplayError(ValueError):
@@ -34,8 +36,9 @@ class FailureFile:
     """What a failure file holds.
 
     Attributes:
-        target: of the candidate, as `--candidate` takes it; empty for a built-in implementation.
-        conventions: as `--convention` takes them.
+        target: of the candidate, as `--candidate` takes it; empty for a built-in implementation, and for a command.
+        command, python: as `--command` and `--python` take them. A replay starts neither of its own accord.
+        conventions, premises: as `--convention` and `--premise` take them.
         decimals, cotangent: see `Recipe`.
         part: what differed from the reference; empty where the check was another one.
         kind: how a reduced case fails, see `FailureKind`; empty if nothing was reduced, and the whole clause is run.
@@ -47,7 +50,10 @@ class FailureFile:
     case: Case
     message: str
     target: str = ""
+    command: str = ""
+    python: str = ""
     conventions: Mapping[str, str] = field(default_factory=dict)
+    premises: tuple[str, ...] = ()
     device: str = "cpu"
     tier: str = "quick"
     decimals: int | None = None
@@ -118,33 +124,49 @@ def read(path: Path) -> FailureFile:
         raise ReplayError(str(error)) from None
 
 
-def subject(failure: FailureFile) -> Implementation:
-    """The implementation that the failure is of.
+def subject(failure: FailureFile, given: RunSettings) -> Implementation:
+    """The implementation that the failure is of. A program is started only if the caller has given it, too.
 
     Raises:
         ReplayError: it cannot be loaded.
     """
-    if not failure.target:
+    for option, program, given_too in (
+        ("--command", failure.command, bool(given.commands)),
+        ("--python", failure.python, bool(given.python)),
+    ):
+        if program and not given_too:
+            raise ReplayError(f"it needs a program, which is started only if you give it: {join([option, program])}")
+    if given.commands and (not failure.command or len(given.commands) > 1):
+        raise ReplayError("--command: give it once, and only for a failure of a command")
+    stated = Amendments(premises=failure.premises)
+    settings = replace(given, conventions=failure.conventions, device=failure.device, amendments=stated)
+    if not failure.target and not failure.command:
+        # Here, as they import torch, for which the judge of a candidate does not wait.
+        from attention_conformance.implementations.builtin.catalogue import BUILTIN, NAMED, ON_REQUEST
+
         for implementation in (*BUILTIN, *ON_REQUEST, *NAMED):
             if implementation.name == failure.implementation:
                 return implementation
         raise ReplayError(f"implementation {failure.implementation!r} is not built in")
     try:
-        return isolated_candidate(failure.target, failure.conventions, failure.device)
+        loaded = settings.loader()(failure.target) if failure.target else settings.commanded(given.commands[0])
+        return settings.amendments.of(loaded)
     except TargetError as error:
+        if failure.command:
+            raise ReplayError(str(error)) from None
         reason = str(error).removeprefix(f"{failure.target}: ")
         raise ReplayError(f"target {failure.target!r} cannot be used: {reason}") from None
     except ValueError as error:
-        raise ReplayError(f"conventions: {error}") from None
+        raise ReplayError(f"{'premises' if 'premise' in str(error) else 'conventions'}: {error}") from None
 
 
-def replay(failure: FailureFile) -> tuple[bool, list[str]]:
-    """Whether the check holds now, and the lines to print.
+def replay(failure: FailureFile, given: RunSettings) -> tuple[bool, list[str]]:
+    """Whether the check holds now, and the lines to print. `given` states how the candidate is started.
 
     Raises:
         ReplayError: the implementation cannot be loaded, or the case cannot be run.
     """
-    implementation = subject(failure)
+    implementation = subject(failure, given)
     try:
         if why := foreign(failure.case, load()[failure.clause], implementation.claims):
             raise ReplayError(why)

@@ -5,10 +5,12 @@ from dataclasses import dataclass
 from datetime import date
 from typing import Any, TypeAlias
 
+from attention_conformance.implementations.api.amended import AS_CLAIMED, Amendments
 from attention_conformance.implementations.api.contract import Implementation
 from attention_conformance.implementations.discovery.candidates import wrapped
 from attention_conformance.implementations.discovery.loading import TargetError
-from attention_conformance.implementations.worker.remote import isolated_candidate
+from attention_conformance.implementations.worker.limits import CALL
+from attention_conformance.implementations.worker.resources import size_of
 from attention_conformance.spec.clauses import load
 from attention_conformance.spec.conventions import Conventions
 from attention_conformance.spec.problem import DTYPES
@@ -19,6 +21,7 @@ from attention_conformance.tests.harness.run.expected_failures import expecting
 from attention_conformance.tests.harness.run.selection import (
     expanded_dtypes,
     hushed,
+    require_deadline,
     require_device,
     require_known,
 )
@@ -49,7 +52,15 @@ class Arguments:
 
 
 def arguments(
-    target: Target, clauses: Names, dtypes: Names, tier: str, device: str, conventions: Mapping[str, str] | Conventions
+    target: Target,
+    clauses: Names,
+    dtypes: Names,
+    tier: str,
+    device: str,
+    conventions: Mapping[str, str] | Conventions,
+    deadline: float | None = None,
+    memory: str | int | None = None,
+    amendments: Amendments = AS_CLAIMED,
 ) -> Arguments:
     """The arguments, checked; the target is loaded, and called a few times where it is no adapter.
 
@@ -57,36 +68,54 @@ def arguments(
         TypeError: an argument is of a type that cannot be used.
         ValueError: a name that selects nothing, a device that is not there, a target that cannot be used.
     """
-    patterns, names = _names("clauses", clauses), _names("dtypes", dtypes)
+    patterns, in_dtypes = names("clauses", clauses), names("dtypes", dtypes)
     require_known("clauses", patterns, list(load()))
-    require_known("dtypes", names, list(DTYPES))
-    require_known("tier", _names("tier", tier), list(TIERS))
+    require_known("dtypes", in_dtypes, list(DTYPES))
+    require_known("tier", names("tier", tier), list(TIERS))
     require_device("device", device)
-    claimed = {key: str(value) for key, value in conventions.items()}
-    implementation, notes = _implementation(target, claimed, device)
+    _require_limits(target, deadline, memory)
     settings = RunSettings(
         candidates=(target,) if isinstance(target, str) else (),
         clauses=patterns,
-        dtypes=expanded_dtypes(names),
-        conventions=claimed,
+        dtypes=expanded_dtypes(in_dtypes),
+        conventions={key: str(value) for key, value in conventions.items()},
+        amendments=amendments,
         device=device,
         tier=tier,
+        deadline=CALL if deadline is None else deadline,
+        memory=None if memory is None else size_of(str(memory)),
     )
+    implementation, notes = _implementation(target, settings)
     return Arguments(implementation, settings, notes)
 
 
-def _names(argument: str, given: Names) -> tuple[str, ...]:
-    names = (given,) if isinstance(given, str) else tuple(given)
-    for name in names:
+def _require_limits(target: Target, deadline: float | None, memory: str | int | None) -> None:
+    if deadline is not None:
+        require_deadline("deadline", deadline)
+    if not isinstance(target, str) and (deadline, memory) != (None, None):
+        raise ValueError(
+            "deadline and memory limit a process of its own, and an object is called in this one: "
+            "give the target as FILE.py:NAME or package.module:NAME"
+        )
+
+
+def names(argument: str, given: Names) -> tuple[str, ...]:
+    """One name or several, as a tuple.
+
+    Raises:
+        TypeError: one is no string.
+    """
+    several = (given,) if isinstance(given, str) else tuple(given)
+    for name in several:
         if not isinstance(name, str):
             raise TypeError(f"{argument}: {name!r} is of type {type(name).__name__}; give strings")
-    return names
+    return several
 
 
-def _implementation(target: Target, settings: Mapping[str, str], device: str) -> tuple[Implementation, tuple[str, ...]]:
+def _implementation(target: Target, settings: RunSettings) -> tuple[Implementation, tuple[str, ...]]:
     with hushed():
         if isinstance(target, str):
-            loaded = isolated_candidate(target, settings, device)
+            loaded = settings.amendments.of(settings.loader()(target))
             (implementation,), notes = expecting((loaded,), (target,), None, date.today())
             return implementation, notes
         if not isinstance(target, Implementation) and not callable(target):
@@ -96,6 +125,7 @@ def _implementation(target: Target, settings: Mapping[str, str], device: str) ->
             )
         name = getattr(target, "__name__", type(target).__name__)
         try:
-            return wrapped(name, target, settings, device), ()
+            loaded = wrapped(name, target, settings.conventions, settings.device, settings.amendments.premises)
+            return settings.amendments.of(loaded), ()
         except TargetError as error:
             raise TargetError(f"{name}: {error}") from error

@@ -1,10 +1,12 @@
 """`check`: an implementation judged in this process, for notebooks and scripts, and the report that it returns."""
 
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from attention_conformance.implementations.api.amended import Amendments
 from attention_conformance.implementations.worker.remote import end_process
 from attention_conformance.spec.cases import Case
 from attention_conformance.spec.clauses import load
@@ -12,7 +14,7 @@ from attention_conformance.spec.conventions import Conventions
 from attention_conformance.tests.harness.explain.failure_artifacts import Explained, clear, write
 from attention_conformance.tests.harness.judge.judging import judged
 from attention_conformance.tests.harness.judge.settings import RunSettings
-from attention_conformance.tests.harness.run.arguments import Arguments, Names, Target, arguments
+from attention_conformance.tests.harness.run.arguments import Arguments, Names, Target, arguments, names
 from attention_conformance.tests.harness.run.command_lines import INSTALLED, checking, options_of
 from attention_conformance.tests.harness.run.parametrize import NO_CONVENTIONS
 from attention_conformance.tests.harness.run.post_run import (
@@ -25,6 +27,7 @@ from attention_conformance.tests.harness.run.run_records import subject_of, suit
 from attention_conformance.tests.harness.run.selection import hushed
 from attention_conformance.tests.report import views
 from attention_conformance.tests.report.counts import Conformance, conformance
+from attention_conformance.tests.report.folder import claim
 from attention_conformance.tests.report.log import FILE, encode
 from attention_conformance.tests.report.model import Run
 from attention_conformance.tests.report.recorder import Recorder
@@ -92,16 +95,18 @@ class Report:
             The page of the report.
 
         Raises:
-            OSError: the folder cannot be written.
+            FolderError: the folder cannot be made, or another run writes into it.
+            OSError: a file cannot be written.
         """
         place = Path(folder)
-        place.mkdir(parents=True, exist_ok=True)
-        clear(place)
-        log = "".join(f"{encode(event)}\n" for event in self._recorder.events)
-        (place / FILE).write_text(log, encoding="utf-8")
-        for made in self._explained:
-            write(made, place)
-        views.write(self.run, place)
+        with closing(claim(place)):
+            views.clear(place)
+            clear(place)
+            log = "".join(f"{encode(event)}\n" for event in self._recorder.events)
+            (place / FILE).write_text(log, encoding="utf-8")
+            for made in self._explained:
+                write(made, place)
+            views.write(self.run, place)
         return place / "report.html"
 
 
@@ -113,6 +118,11 @@ def check(
     tier: str = "quick",
     device: str = "cpu",
     conventions: Mapping[str, str] | Conventions = NO_CONVENTIONS,
+    deadline: float | None = None,
+    memory: str | int | None = None,
+    premises: Names = (),
+    claim: Names = (),
+    without: Names = (),
 ) -> Report:
     """Judges an implementation, and explains its failures. What the implementation prints meanwhile is dropped.
 
@@ -127,12 +137,18 @@ def check(
         tier: how much is checked: "quick", "full" or "exhaustive".
         device: the torch device that the implementation computes on.
         conventions: by key, such as {"empty-row": "nan"}, as the option --convention takes them.
+        deadline: seconds for a small call of a target that is given as a string; None: 60.
+        memory: what such a target may allocate, such as "8G" or a number of bytes; None: half of what is free.
+        premises: what it always does, such as "causal" or "softcap=30", as the option --premise takes them.
+        claim: features that are claimed in addition, such as "float-mask".
+        without: features that are not claimed.
 
     Raises:
         TypeError: an argument is of a type that cannot be used.
         ValueError: a name that selects nothing, a device that is not there, a target that cannot be used.
     """
-    given = arguments(target, clauses, dtypes, tier, device, conventions)
+    amendments = Amendments(names("claim", claim), names("without", without), names("premises", premises))
+    given = arguments(target, clauses, dtypes, tier, device, conventions, deadline, memory, amendments)
     recorder = _recorder(given)
     with hushed():
         for each in given.selection.plan():

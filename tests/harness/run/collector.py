@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from attention_conformance.tests.harness.run.exit_status import ExitStatus
-from attention_conformance.tests.harness.run.session import PROPERTY, USAGE_ERROR, SuiteSession
+from attention_conformance.tests.harness.run.session import LEFTOVERS, PROPERTY, USAGE_ERROR, SuiteSession
 from attention_conformance.tests.report.log import decode
 
 
@@ -44,6 +44,7 @@ class Collector:
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
         output = getattr(node, "workeroutput", {})
+        self.state.leftovers += output.get(LEFTOVERS, ())
         if USAGE_ERROR in output:
             raise pytest.UsageError(output[USAGE_ERROR])
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from shlex import join
 
+from attention_conformance.implementations.worker.limits import CALL
 from attention_conformance.tests.harness.judge.settings import RunSettings
 
 INSTALLED = "attention-conformance"
@@ -27,11 +28,22 @@ def again(settings: RunSettings, targets: Mapping[str, str], implementation: str
 def options_of(settings: RunSettings, clause: str, dtype: str) -> list[str]:
     """The options that run one clause in one dtype as the run did."""
     conventions = [w for key, value in settings.conventions.items() for w in ("--convention", f"{key}={value}")]
+    claims = settings.amendments.options()
     expected = [] if settings.expected is None else ["--expected-failures", str(settings.expected)]
     tier = [] if settings.tier == "quick" else ["--tier", settings.tier]
     device = [] if settings.device == "cpu" else ["--device", settings.device]
-    python = ["--python", settings.python] if settings.python else []
-    return [*python, *conventions, *expected, "--clause", clause, "--dtype", dtype, *tier, *device]
+    process = process_options(settings)
+    return [*process, *conventions, *claims, *expected, "--clause", clause, "--dtype", dtype, *tier, *device]
+
+
+def process_options(settings: RunSettings) -> list[str]:
+    """The options of the process of a candidate that were given."""
+    given = {
+        "--python": settings.python,
+        "--deadline": "" if settings.deadline == CALL else f"{settings.deadline:g}",
+        "--memory": "" if settings.memory is None else str(settings.memory),
+    }
+    return [word for option, value in given.items() if value for word in (option, value)]
 
 
 def checking(
@@ -49,10 +61,10 @@ def checking(
     return f"{_pytest()} {join([*(named or ['--implementation', implementation]), *rest])}"
 
 
-def replaying(path: Path) -> str:
-    """The command that runs the case of a failure file again."""
-    file = join([str(path)])
-    return f"{command} replay {file}" if (command := installed_command()) else f"{_pytest()} --replay {file}"
+def replaying(path: Path, settings: RunSettings, started_by: str = "") -> str:
+    """The command that runs the case of a failure file again; `started_by` is what starts a candidate of --command."""
+    words = join([str(path), *(["--command", started_by] if started_by else []), *process_options(settings)])
+    return f"{command} replay {words}" if (command := installed_command()) else f"{_pytest()} --replay {words}"
 
 
 def explaining(clause: str) -> str:

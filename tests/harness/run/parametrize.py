@@ -36,6 +36,8 @@ def parametrize_with_clauses(
     tier: str = "quick",
     device: str = "cpu",
     conventions: Mapping[str, str] | Conventions = NO_CONVENTIONS,
+    deadline: float | None = None,
+    memory: str | int | None = None,
 ) -> pytest.MarkDecorator:
     """A decorator by which a test runs once for each clause and dtype that an implementation claims.
 
@@ -54,8 +56,11 @@ def parametrize_with_clauses(
         tier: how much is checked: "quick", "full" or "exhaustive".
         device: the torch device that the implementation computes on.
         conventions: by key, such as {"empty-row": "nan"}.
+        deadline: seconds for a small call of a target that is given as a string; None: 60.
+        memory: what such a target may allocate, such as "8G" or a number of bytes; None: half of what is free.
     """
-    return pytest.mark.parametrize(ARGUMENT, ClauseChecks((target, clauses, dtypes, tier, device, conventions)))
+    given = (target, clauses, dtypes, tier, device, conventions, deadline, memory)
+    return pytest.mark.parametrize(ARGUMENT, ClauseChecks(given))
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,7 +115,7 @@ class ClauseChecks(Sequence[Any]):
         reduced: whether a failure of this run has been reduced to its smallest case, which takes seconds.
     """
 
-    arguments: tuple[Target, Names, Names, str, str, Mapping[str, str] | Conventions]
+    arguments: tuple[Target, Names, Names, str, str, Mapping[str, str] | Conventions, float | None, str | int | None]
     reduced: bool = False
 
     @overload

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from attention_conformance.implementations.discovery.candidates import distinct
 from attention_conformance.implementations.worker.remote import Remote, printed_by
@@ -31,7 +30,7 @@ from attention_conformance.tests.harness.run.progress import Progress, colours
 from attention_conformance.tests.harness.run.queries import answered
 from attention_conformance.tests.harness.run.run_records import subject_of, suite_of
 from attention_conformance.tests.harness.run.selection import UsageError, hushed, left_out, selection_of, settings_of
-from attention_conformance.tests.harness.run.session import KEY, PROPERTY, USAGE_ERROR, SuiteSession
+from attention_conformance.tests.harness.run.session import KEY, LEFTOVERS, PROPERTY, USAGE_ERROR, SuiteSession
 from attention_conformance.tests.harness.run.smoke import smoke
 from attention_conformance.tests.report.folder import FolderError, unwritten
 from attention_conformance.tests.report.log import UNEXPLAINED, encode
@@ -126,9 +125,7 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(str(error)) from None
     started = suite_of(settings.tier, settings.device, settings.clauses, settings.dtypes)
     recorder = Recorder([], started, None if worker else settings.report)
-    if worker:
-        torch.set_num_threads(1)  # the processes share the cores: threads that wait for one another take them from all
-    else:
+    if not worker:
         interrupts.end_with_report(config)
         config.add_cleanup(recorder.close)
     if not worker and not settings.isolated:
@@ -297,7 +294,8 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     config, state = session.config, session.config.stash[KEY]
     cut = STOPPED.get(int(exitstatus), "")
     state.recorder.judged(cut)
-    if hasattr(config, "workerinput"):
+    if hasattr(config, "workeroutput"):
+        config.workeroutput[LEFTOVERS] = list(post_run.leftovers(state.selection.implementations))
         return
     planned = state.recorder.planned or 0
     only_others = planned == 0 and int(exitstatus) == ExitStatus.CONFORMS  # tests that are no clauses, which all passed
@@ -352,7 +350,7 @@ def _summarise(terminalreporter: pytest.TerminalReporter, state: SuiteSession) -
         terminalreporter.write_line(f"not checked: {name}, {reason}")
     for line in state.selection.notes:
         terminalreporter.write_line(line)
-    for line in post_run.leftovers(state.selection.implementations):
+    for line in dict.fromkeys([*state.leftovers, *post_run.leftovers(state.selection.implementations)]):
         terminalreporter.write_line(line)
     for line in proposed(state.recorder.verdicts, run.diagnoses) if settings.propose else ():
         terminalreporter.write_line(line)

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from attention_conformance.implementations.api.contract import Claims, Implementation
 from attention_conformance.implementations.worker.door import shortened
-from attention_conformance.implementations.worker.remote import Remote
+from attention_conformance.implementations.worker.remote import Remote, threads_of
 from attention_conformance.spec.clauses import load
 from attention_conformance.spec.features import Feature
 from attention_conformance.tests.harness.explain.diagnosis import diagnose, failing_checks
@@ -22,13 +22,21 @@ from attention_conformance.tests.report.verdict import LOSSES, Status, Verdict
 
 
 def leftovers(implementations: Sequence[Implementation]) -> Iterator[str]:
-    """Ends the processes of candidates; a line for each candidate that has left others running."""
+    """Ends the processes of candidates; a line for each candidate that has left others or threads, or ends badly."""
     for implementation in implementations:
-        if isinstance(implementation.run, Remote) and (left := implementation.run.door.close()):
-            commands = ", ".join(shortened(each.command) for each in left[:3])
-            processes = "1 process" if len(left) == 1 else f"{len(left)} processes"
-            ended = "it was ended" if len(left) == 1 else "they were ended"
-            yield f"{implementation.name} left {processes} running: {commands}; {ended}"
+        if isinstance(implementation.run, Remote):
+            threads, how = threads_of(implementation), implementation.run.door.close()
+            processes = [shortened(each.command) for each in implementation.run.door.left]
+            for kind, left in (("process", processes), ("thread", threads)):
+                if left:
+                    yield f"{implementation.name} left {_counted(left, kind)} running: {', '.join(left[:3])}; ended"
+            if how:
+                yield f"{implementation.name} {how}, after its last call: no clause is about that"
+
+
+def _counted(left: Sequence[str], kind: str) -> str:
+    plural = "es" if kind.endswith("s") else "s"
+    return f"1 {kind}" if len(left) == 1 else f"{len(left)} {kind}{plural}"
 
 
 def record_diagnoses(
@@ -88,7 +96,7 @@ def failure_lines(artifacts: Explained, settings: RunSettings, with_numbers: boo
         yield f"not reduced: {artifacts.without}"
     if settings.report is not None:
         path = settings.report / FOLDER / artifacts.file.name
-        yield f"replay: {replaying(path.with_name(f'{path.name}.json'))}"
+        yield f"replay: {replaying(path.with_name(f'{path.name}.json'), settings, artifacts.file.command)}"
         yield f"script: python {path}.py" if artifacts.script else f"no script: {artifacts.without}"
     elif with_numbers and artifacts.script:
         yield from (

@@ -1,15 +1,16 @@
 """Queries: options that print something about the suite, or run one recorded failure again, and judge nothing else."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
 
-from attention_conformance.implementations.builtin import BUILTIN, ON_REQUEST
 from attention_conformance.implementations.defects import catalogue
 from attention_conformance.spec.clauses import load
 from attention_conformance.tests.harness.explain.replay import ReplayError, read, replay
+from attention_conformance.tests.harness.judge.settings import RunSettings
 from attention_conformance.tests.harness.run.command_lines import explaining
 from attention_conformance.tests.harness.run.exit_status import ExitStatus
 from attention_conformance.tests.harness.run.selection import (
@@ -18,6 +19,7 @@ from attention_conformance.tests.harness.run.selection import (
     path_of,
     require_device,
     require_known,
+    require_process,
     selection_of,
     settings_of,
 )
@@ -30,7 +32,7 @@ def answered(config: pytest.Config) -> int | None:
         UsageError: an option cannot be used.
     """
     if (path := path_of(config, "replay")) is not None:
-        return _replayed(path)
+        return _replayed(path, settings_of(config))
     queries = {
         "explain": _explained,
         "list_clauses": _clauses,
@@ -45,7 +47,8 @@ def answered(config: pytest.Config) -> int | None:
 
 
 def _explained(config: pytest.Config) -> Iterator[str]:
-    # It reads equations, for which a run has no time.
+    # They read equations and import torch, for which a run has no time.
+    from attention_conformance.implementations.builtin.catalogue import BUILTIN, ON_REQUEST
     from attention_conformance.tests.harness.explain.clause_page import explanation
 
     patterns = config.getoption("explain")
@@ -75,11 +78,12 @@ def _defects(config: pytest.Config) -> Iterator[str]:
         yield f"{defect.id:40} {defect.clauses[0]:28} {defect.severity:10} {defect.text.does}"
 
 
-def _replayed(path: Path) -> int:
+def _replayed(path: Path, given: RunSettings) -> int:
     try:
         failure = read(path)
         require_device("--device", failure.device)
-        holds, text = replay(failure)
+        require_process(replace(given, candidates=(failure.target,) if failure.target else ()))
+        holds, text = replay(failure, given)
     except (ReplayError, UsageError) as error:
         raise UsageError(f"--replay {path}: {error}") from None
     print("\n".join(text))

@@ -10,15 +10,16 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
-import torch
 
+from attention_conformance.implementations.api.amended import Amendments
 from attention_conformance.implementations.api.contract import Implementation
-from attention_conformance.implementations.builtin import ABSENT, BUILTIN, NAMED, ON_REQUEST
+from attention_conformance.implementations.api.global_state import compute_on_one_thread
 from attention_conformance.implementations.discovery.candidates import candidates, distinct
 from attention_conformance.implementations.discovery.loading import TargetError
 from attention_conformance.implementations.worker.elsewhere import unusable
-from attention_conformance.implementations.worker.limits import CALL
+from attention_conformance.implementations.worker.limits import CALL, LATEST
 from attention_conformance.spec.clauses import load
+from attention_conformance.spec.optional import optional
 from attention_conformance.spec.problem import DTYPES
 from attention_conformance.tests.harness.judge.clause_tests import Selection
 from attention_conformance.tests.harness.judge.settings import RunSettings
@@ -28,6 +29,8 @@ from attention_conformance.tests.report.wording import one_line
 
 LONGEST_NAME = 100
 """Characters of a candidate's name that are recorded."""
+
+torch = optional("torch")
 
 
 class UsageError(ValueError):
@@ -52,13 +55,14 @@ def settings_of(config: pytest.Config) -> RunSettings:
         clauses=several("clause"),
         dtypes=expanded_dtypes(several("dtype")),
         conventions=dict(map(_convention, several("convention"))),
+        amendments=Amendments(several("claim"), several("without"), several("premise")),
         device=config.getoption("device"),
         tier=config.getoption("tier"),
         report=path_of(config, "conformance_report"),
         expected=path_of(config, "expected_failures"),
         propose=config.getoption("propose_expected_failures"),
         isolated=not config.getoption("in_process"),
-        deadline=config.getoption("deadline") or CALL,
+        deadline=CALL if config.getoption("deadline") is None else config.getoption("deadline"),
         memory=config.getoption("memory"),
     )
 
@@ -86,9 +90,9 @@ def selection_of(settings: RunSettings) -> Selection:
     require_known("--clause", settings.clauses, list(load()))
     require_known("--dtype", settings.dtypes, list(DTYPES))
     require_device("--device", settings.device)
-    if settings.deadline <= 0:
-        raise UsageError(f"--deadline {settings.deadline:g} is no time: give a positive number of seconds")
-    _require_places(settings)
+    require_process(settings)
+    if not settings.has_candidates or not settings.isolated:
+        compute_on_one_thread()
     if settings.has_candidates:
         return _candidates(settings)
     for option, given in _of_candidates(settings).items():
@@ -97,8 +101,13 @@ def selection_of(settings: RunSettings) -> Selection:
     return Selection(_builtin(settings.implementations), settings.clauses, settings.dtypes)
 
 
-def _require_places(settings: RunSettings) -> None:
-    """Checks that candidates can be started where they are to be."""
+def require_process(settings: RunSettings) -> None:
+    """Checks that candidates can be started where they are to be, and how long they may take.
+
+    Raises:
+        UsageError: they cannot, or the time is none.
+    """
+    require_deadline("--deadline", settings.deadline)
     if settings.commands and not settings.isolated:
         raise UsageError("--command starts a process, and --in-process none: give one of them")
     if not settings.python:
@@ -112,6 +121,9 @@ def _require_places(settings: RunSettings) -> None:
 def _of_candidates(settings: RunSettings) -> dict[str, bool]:
     return {
         "--convention": bool(settings.conventions),
+        "--premise": bool(settings.amendments.premises),
+        "--claim": bool(settings.amendments.claim),
+        "--without": bool(settings.amendments.without),
         "--expected-failures": settings.expected is not None,
         "--propose-expected-failures": settings.propose,
     }
@@ -119,6 +131,8 @@ def _of_candidates(settings: RunSettings) -> dict[str, bool]:
 
 def left_out() -> dict[str, str]:
     """The built-in implementations that no pattern selects, and why."""
+    from attention_conformance.implementations.builtin.catalogue import ABSENT, ON_REQUEST
+
     costly = {i.name: f"costly: --implementation {i.name} checks it" for i in ON_REQUEST}
     return costly | {name: f"cannot run here: {reason}" for name, reason in ABSENT.items()}
 
@@ -136,7 +150,10 @@ def _candidates(settings: RunSettings) -> Selection:
         with hushed():
             commanded = tuple(map(settings.commanded, settings.commands))
             given = (*candidates(settings.candidates, settings.loader()), *commanded)
-        loaded = tuple(replace(each, name=one_line(each.name, LONGEST_NAME) or "nameless") for each in given)
+        loaded = tuple(
+            settings.amendments.of(replace(each, name=one_line(each.name, LONGEST_NAME) or "nameless"))
+            for each in given
+        )
         expected, notes = expecting(loaded, targets, settings.expected, date.today())
         selection = Selection(expected, settings.clauses, settings.dtypes, notes)
     except KeyboardInterrupt:
@@ -145,7 +162,7 @@ def _candidates(settings: RunSettings) -> Selection:
     except (TargetError, ExpectingError) as error:
         raise UsageError(str(error)) from error
     except ValueError as error:
-        raise UsageError(f"--convention: {error}") from error
+        raise UsageError(f"--convention, --premise, --claim or --without: {error}") from error
     require_different(loaded)
     return selection
 
@@ -163,6 +180,9 @@ def require_different(loaded: Sequence[Implementation]) -> None:
 
 def _builtin(patterns: Sequence[str]) -> tuple[Implementation, ...]:
     """Those that a pattern matches; of the costly ones and the compositions, those that are named in full."""
+    # Here, as they import torch, for which the judge of a candidate does not wait.
+    from attention_conformance.implementations.builtin.catalogue import ABSENT, BUILTIN, NAMED, ON_REQUEST
+
     for name, reason in ABSENT.items():
         if name in patterns:
             raise UsageError(f"--implementation {name!r} cannot run here: {reason}")
@@ -193,12 +213,24 @@ def require_known(argument: str, patterns: Sequence[str], names: Sequence[str]) 
             raise UsageError(f"{argument} {pattern!r} selects nothing; there are for example: {', '.join(near)}")
 
 
+def require_deadline(argument: str, seconds: float) -> None:
+    """Checks that a deadline is a time that the system can wait for.
+
+    Raises:
+        UsageError: it is not.
+    """
+    if not 0 < seconds <= LATEST:
+        raise UsageError(f"{argument} {seconds:g} is no time: give seconds, more than 0 and at most {LATEST:g}")
+
+
 def require_device(argument: str, device: str) -> None:
     """Checks that torch can compute on a device.
 
     Raises:
         UsageError: it cannot; the message says why.
     """
+    if device == "cpu":
+        return
     try:
         torch.zeros(1, device=device)
     except (RuntimeError, AssertionError) as error:

@@ -13,6 +13,9 @@ PROPERTY = "verdict"
 USAGE_ERROR = "usage_error"
 """Under which a process of several hands over why it cannot collect."""
 
+LEFTOVERS = "leftovers"
+"""Under which a process of several hands over what candidates have left running in it."""
+
 
 @dataclass
 class SuiteSession:
@@ -21,6 +24,7 @@ class SuiteSession:
     Attributes:
         has_chapters: whether pytest collects a chapter of the specification.
         crashed: whether the code of the suite raised an exception where a verdict was due.
+        leftovers: what candidates have left running, a line each; those of other processes of the suite too.
         adapter_mistakes: what the adapter of a candidate does wrongly, by the name of its implementation.
     """
 
@@ -29,6 +33,7 @@ class SuiteSession:
     recorder: Recorder
     has_chapters: bool = False
     crashed: bool = False
+    leftovers: list[str] = field(default_factory=list)
     adapter_mistakes: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 

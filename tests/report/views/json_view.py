@@ -33,7 +33,7 @@ def _entry(row: Row, run: Run) -> dict[str, Any]:
         "name": subject.name,
         "description": subject.about,
         "isolated": subject.isolated,
-        "claims": {**extent, "conventions": dict(subject.conventions)},
+        "claims": {**extent, "conventions": dict(subject.conventions), "premises": list(subject.premises)},
         "verdict": row.conformance,
         "counts": _numbers(row.total),
         "chapters": {cell.chapter: _numbers(cell) for cell in row.cells if cell.clauses},

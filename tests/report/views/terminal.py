@@ -35,6 +35,9 @@ def summary(run: Run) -> Iterator[str]:
     for row in judged:
         if row.subject.isolated is False:
             yield f"{row.subject.name} ran {isolation(row.subject)}"
+        if row.subject.premises:
+            always = ", ".join(row.subject.premises)
+            yield f"{row.subject.name} is judged as one that always is: {always}"
         yield from _details(row, run.diagnoses.get(row.subject.name, ""))
 
 

@@ -3,6 +3,7 @@
 import os
 import pty
 import re
+import shlex
 import subprocess
 import sys
 from contextlib import suppress
@@ -11,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from attention_conformance.tests.harness.judge.settings import RunSettings
 from attention_conformance.tests.harness.run import command_lines
 from attention_conformance.tests.harness.run.progress import Progress, colours, duration
 from attention_conformance.tests.selftest.sessions import ROOT, SUITE, Sessions
@@ -96,7 +98,13 @@ def test_the_installed_command_names_itself(monkeypatch: pytest.MonkeyPatch, pro
     candidate = command_lines.checking(["a b.py:f"], "f", ["--clause", "c"], started)
     assert candidate == f"{started} check 'a b.py:f' --clause c"
     assert command_lines.checking([], "torch.sdpa", [], started) == f"{started} check --implementation torch.sdpa"
-    assert command_lines.replaying(Path("x/y.json")) == f"{started} replay x/y.json"
+    assert command_lines.replaying(Path("x/y.json"), RunSettings()) == f"{started} replay x/y.json"
+    limited = RunSettings(python="ENV/bin/python", deadline=2.5, memory=2**30)
+    limits = "--python ENV/bin/python --deadline 2.5 --memory 1073741824"
+    assert command_lines.replaying(Path("y.json"), limited) == f"{started} replay y.json {limits}"
+    worker = command_lines.replaying(Path("y.json"), RunSettings(commands=("node 'a b'",)), "node 'a b'")
+    assert shlex.split(worker.removeprefix(started)) == ["replay", "y.json", "--command", "node 'a b'"]
+    assert command_lines.options_of(limited, "c", "float32") == [*limits.split(), "--clause", "c", "--dtype", "float32"]
     assert command_lines.explaining("causal.square") == f"{started} explain causal.square"
 
 

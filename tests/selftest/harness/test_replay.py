@@ -206,7 +206,7 @@ def test_a_case_that_holds_is_reported(sessions: Sessions, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"format": "other/1"}, "format is 'other/1', expected 'attention-conformance/failure/1'"),
+        ({"format": "other/1"}, "format is 'other/1', expected 'attention-conformance/failure/2'"),
         ({"clause": "causal.sqare"}, "clause cannot be 'causal.sqare'"),
         ({"clause": None}, "clause cannot be None"),
         ({"dtype": "float31"}, "dtype cannot be 'float31'; choose from: float64, "),

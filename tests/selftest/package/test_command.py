@@ -54,6 +54,9 @@ def passed(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
             "--candidate=a.py:f", "--expected-failures=f.toml", "--propose-expected-failures",
         ]),
         ("replay x.json", ["--replay=x.json"]),
+        ("replay x.json --command 'node a.mjs' --deadline 0 --memory 1G", [
+            "--replay=x.json", "--command=node a.mjs", "--deadline=0.0", "--memory=1073741824",
+        ]),
         ("list defects", ["--list-defects"]),
         ("explain a.b c.d", ["--explain=a.b", "--explain=c.d"]),
         ("audit a.py:f --write w.py --force", ["audit", "a.py:f", "w.py", "True", "cpu", "30.0"]),

@@ -27,6 +27,8 @@ from attention_conformance import (
     parametrize_with_clauses,
     torch_op,
 )
+from attention_conformance.implementations.worker.remote import Remote, end_process
+from attention_conformance.tests.harness.run.arguments import arguments
 from attention_conformance.tests.report.views import VIEWS
 
 SOME = ("scores.dot-product", "masks.bool", "causal.square")
@@ -122,6 +124,15 @@ def test_a_report_is_written_whole(tmp_path: Path) -> None:
     assert f"attention-conformance check {file}:late" in page.read_text(encoding="utf-8")
 
 
+def test_a_target_has_limits(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("def mine(query, key, value):\n    return query @ key.mT @ value\n")
+    loaded = arguments(f"{file}:mine", (), (), "quick", "cpu", {}, 2.5, "4G").implementation
+    assert isinstance(loaded.run, Remote)
+    assert (loaded.run.door.deadline, loaded.run.door.memory) == (2.5, 2**32)
+    end_process(loaded)
+
+
 def test_expected_failures_change_the_verdict() -> None:
     known = ExpectedFailure("causal.square", "sees one more", "https://example.org/1")
     assert check(adapter(known), clauses="causal.square").verdict is Conformance.CONFORMS
@@ -152,6 +163,13 @@ def test_conventions_are_taken_as_on_the_command_line() -> None:
         (ValueError, {"conventions": {"empty": "nan"}}, "no convention is named 'empty'; did you mean 'empty-row'"),
         (ValueError, {"target": "late.py"}, "target 'late.py' has no colon: write FILE.py:NAME"),
         (ValueError, {"target": torch.nn.Linear(1, 1)}, "Linear: it is an instance of Linear: give the class"),
+        (
+            ValueError,
+            {"target": "a.py:f", "deadline": 0},
+            "deadline 0 is no time: give seconds, more than 0 and at most",
+        ),
+        (ValueError, {"target": "a.py:f", "memory": "8X"}, "'8X' is no size of memory"),
+        (ValueError, {"memory": "8G"}, "an object is called in this one: give the target as FILE.py:NAME"),
         (TypeError, {"target": 5}, "target: 5 is of type int; give FILE.py:NAME"),
         (TypeError, {"dtypes": [torch.float32]}, "dtypes: torch.float32 is of type dtype; give strings"),
     ],

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.nn.functional import scaled_dot_product_attention
 
+import attention_conformance
 from attention_conformance.tests.harness.run.exit_status import ExitStatus
 from attention_conformance.tests.report.folder import FolderError, claim
 from attention_conformance.tests.report.log import FILE, replay
@@ -114,6 +116,15 @@ def test_a_second_run_in_one_folder_is_refused(sessions: Sessions, tmp_path: Pat
         assert (tmp_path / "report.json").read_text() == "of the first run"
 
 
+def test_a_report_of_a_script_is_not_written_over_a_run(tmp_path: Path) -> None:
+    report = attention_conformance.check(scaled_dot_product_attention, clauses="scores.dot-product", dtypes="float64")
+    with held(tmp_path), pytest.raises(FolderError, match=r"^another run \(process \d+\) writes into "):
+        report.write(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} <= {".lock"}
+    assert report.write(tmp_path) == tmp_path / "report.html"
+    assert {path.name for path in tmp_path.iterdir()} == {*VIEWS, FILE}
+
+
 def test_the_folder_of_a_run_that_died_is_taken_over(sessions: Sessions, tmp_path: Path) -> None:
     with held(tmp_path) as process:
         process.kill()
@@ -125,7 +136,7 @@ def test_the_folder_of_a_run_that_died_is_taken_over(sessions: Sessions, tmp_pat
 
 def test_a_folder_is_free_again(tmp_path: Path) -> None:
     for _ in range(2):
-        claim(tmp_path).release()
+        claim(tmp_path).close()
     assert not list(tmp_path.iterdir())
 
 

@@ -10,6 +10,8 @@ import pytest
 from attention_conformance.implementations.discovery.loading import TargetError
 from attention_conformance.implementations.worker.elsewhere import unusable
 from attention_conformance.implementations.worker.remote import Remote, isolated_candidate
+from attention_conformance.tests.conformance.test_causal import SQUARE
+from attention_conformance.tests.harness.explain.replay import FailureFile, ReplayError, replay
 from attention_conformance.tests.harness.judge.settings import RunSettings
 from attention_conformance.tests.harness.run.runner import run
 from attention_conformance.tests.harness.run.selection import UsageError, selection_of
@@ -73,6 +75,17 @@ def test_a_candidate_is_judged_there(python: str, tmp_path: Path, offset: str, c
     finally:
         loaded.run.door.end()
     assert found == {**dict.fromkeys(CLAUSES, Status.PASS), "causal.square": causal}
+
+
+def test_a_failure_is_replayed_there(python: str, tmp_path: Path) -> None:
+    case = SQUARE.sized(d_v=4)
+    failure = FailureFile("ours", "causal.square", "float64", case, "", f"{target(tmp_path)}:ours", python=python)
+    assert replay(failure, RunSettings(python=python)) == (
+        True,
+        [f"causal.square of ours in float64 holds now: {case}"],
+    )
+    with pytest.raises(ReplayError, match=f"is started only if you give it: --python {python}$"):
+        replay(failure, RunSettings())
 
 
 def test_what_needs_torch_is_refused_there(python: str, tmp_path: Path) -> None:

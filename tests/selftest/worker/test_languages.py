@@ -12,11 +12,13 @@ from typing import Any
 
 import pytest
 
-from attention_conformance.implementations.builtin import BUILTIN
+from attention_conformance.implementations.builtin.catalogue import BUILTIN
 from attention_conformance.implementations.discovery.loading import TargetError
 from attention_conformance.implementations.worker.door import Door
 from attention_conformance.implementations.worker.hello import Hello
 from attention_conformance.implementations.worker.remote import commanded_candidate, implementation_of
+from attention_conformance.tests.harness.explain.replay import ReplayError, read, replay
+from attention_conformance.tests.harness.judge.settings import RunSettings
 from attention_conformance.tests.harness.run.exit_status import ExitStatus
 from attention_conformance.tests.harness.run.selection import UsageError, require_different
 from attention_conformance.tests.selftest.sessions import ROOT
@@ -97,6 +99,13 @@ def test_a_wrong_worker_is_caught_and_its_mistake_named(
     assert f"matches `{defect}`" in done.stdout
     assert clause in {v["clause"] for v in verdicts(tmp_path) if v["status"] == "fail"}
     assert f"--command '{commands[example]} --wrong' --clause" in done.stdout
+    file = next((tmp_path / "report" / "failures").glob(f"{clause}--*--float64.json"))
+    assert f"{file.relative_to(tmp_path)} --command '{commands[example]} --wrong'" in done.stdout
+    failure = read(file)
+    with pytest.raises(ReplayError, match=r"is started only if you give it: --command '.* --wrong'$"):
+        replay(failure, RunSettings())
+    assert replay(failure, RunSettings(commands=(failure.command,)))[0] is False
+    assert replay(failure, RunSettings(commands=(commands[example],)))[0] is True
 
 
 @pytest.mark.parametrize(

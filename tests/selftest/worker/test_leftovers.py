@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,10 @@ LEAVING = {
     "of a session of its own, without environment": (
         "(os.environ.clear(), subprocess.Popen(['/bin/sh', '-c', 'sleep {0} & sleep {0}']))"
     ),
+    "of a session of its own, without environment, twice forked": (
+        "(os.environ.clear(), os.fork() or (os.setsid(), os.fork() and os._exit(0),"
+        " os.execve('/bin/sleep', ['sleep', '{0}'], {{}})))"
+    ),
     "twice forked": "(os.fork() or (os.setsid(), os.fork() and os._exit(0), os.execvp('sleep', ['sleep', '{0}'])))",
 }
 
@@ -44,11 +49,32 @@ def test_what_is_left_is_ended_and_named(tmp_path: Path, number: int) -> None:
     assert isinstance(implementation.run, Remote)
     (verdict,) = run(implementation, ("shapes.coincident",), ("float32",))
     assert verdict.status is Status.PASS
-    assert processes(f"sleep {seconds}")
+    end = time.monotonic() + 30.0
+    while not processes(f"sleep {seconds}") and time.monotonic() < end:
+        time.sleep(0.1)  # it may still be on its way
     (line,) = leftovers([implementation])
     assert line.startswith("attention left ")
     assert f"sleep {seconds}" in line
     assert not processes(f"sleep {seconds}")
+
+
+@pytest.mark.parametrize(
+    ("leaving", "line"),
+    [
+        (
+            "threading.Thread(target=time.sleep, args=(300,), name='\\x1bmine').start()",
+            "attention left 1 thread running:  mine; ended",
+        ),
+        ("atexit.register(ctypes.string_at, 0)", "attention died of SIGSEGV (Segmentation fault), after its last call"),
+    ],
+)
+def test_threads_and_a_bad_end_are_named(tmp_path: Path, leaving: str, line: str) -> None:
+    file = tmp_path / "leaving.py"
+    file.write_text("import atexit, ctypes, threading\n" + TEXT.format(leaving))
+    implementation = isolated_candidate(f"{file}:attention", {}, deadline=30.0)
+    assert all(verdict.status is Status.PASS for verdict in run(implementation, ("shapes.coincident",), ("float32",)))
+    (named,) = leftovers([implementation])
+    assert named.startswith(line)
 
 
 def test_who_leaves_nothing_is_not_named(tmp_path: Path) -> None:

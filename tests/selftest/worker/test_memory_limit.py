@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from attention_conformance.implementations.worker.remote import Remote, isolated_candidate
-from attention_conformance.implementations.worker.resources import LEAST, free_memory, size_of
+from attention_conformance.implementations.worker.resources import LEAST, free_memory, own_peak, size_of, was_full
 from attention_conformance.tests.harness.run.options import OPTIONS
 from attention_conformance.tests.harness.run.runner import run
 from attention_conformance.tests.report.verdict import FailureKind, Status
@@ -34,7 +35,6 @@ GREEDY = {
     "a tensor": "torch.ones(2**31)",
     "a list": "kept.extend([None] * 2**28)",
     "a leak of each call": "kept.append(np.ones(2**25))",
-    "killed when it is full": "kept.append(b'x' * (700 << 20)); os.kill(os.getpid(), signal.SIGKILL)",
 }
 OTHERS = {
     "killed": ("os.kill(os.getpid(), signal.SIGKILL)", FailureKind.DIED),
@@ -66,6 +66,22 @@ def test_too_much_memory_is_a_failure_of_its_own(tmp_path: Path, body: str) -> N
 @pytest.mark.parametrize(("body", "kind"), OTHERS.values(), ids=OTHERS)
 def test_other_ends_are_none_for_want_of_memory(tmp_path: Path, body: str, kind: FailureKind) -> None:
     assert failure_of(tmp_path, body)[0] is kind
+
+
+def test_a_kill_is_none_for_want_of_memory_because_the_judge_is_large(tmp_path: Path) -> None:
+    held = np.ones(LIMIT // 8)
+    assert failure_of(tmp_path, OTHERS["killed"][0])[0] is FailureKind.DIED
+    assert own_peak() > held.nbytes == LIMIT
+
+
+@pytest.mark.parametrize(
+    ("peak", "inherited", "limit", "full"),
+    [(90, 50, 100, True), (70, 50, 100, False), (90, 90, 100, False), (190, 190, 100, False), (90, 50, None, False)],
+)
+def test_a_killed_process_was_full_if_its_own_peak_is_near_the_limit(
+    peak: int, inherited: int, limit: int | None, full: bool
+) -> None:
+    assert was_full(peak, inherited, limit) is full
 
 
 @pytest.mark.parametrize(
