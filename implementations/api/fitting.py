@@ -24,8 +24,9 @@ FREE_WIDTHS = (13, 11, 17)
 
 
 def fit(case: Case, claims: Claims) -> Case | Unsupported:
-    """The case with the sizes, widths and module form that the claims allow, or why there is none."""
-    missing = [f for f in _required(case) if f not in claims]
+    """The case under the premises, with sizes, widths and module form that the claims allow, or why there is none."""
+    case = claims.premises.under(case)
+    missing = [f for f in _required(case) if f not in claims and not claims.premises.implies(f)]
     if missing:
         return Unsupported(f"does not claim {missing[0]}")
     s = case.sizes
