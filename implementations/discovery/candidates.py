@@ -6,11 +6,13 @@ from dataclasses import replace
 
 from attention_conformance.implementations.api.contract import Implementation
 from attention_conformance.implementations.api.safe_call import safe_call
+from attention_conformance.implementations.discovery.functions import function_candidate
 from attention_conformance.implementations.discovery.loading import Target, TargetError, load_target
+from attention_conformance.implementations.discovery.signatures import ADAPTER, check_kind
 from attention_conformance.spec.optional import optional
 
 torch = optional("torch")
-__all__ = ["TargetError", "candidate", "candidates", "distinct", "wrapped"]
+__all__ = ["TargetError", "candidate", "candidates", "distinct", "named", "wrapped"]
 
 
 def candidate(target: str, settings: Mapping[str, str], device: str = "cpu") -> Implementation:
@@ -25,8 +27,12 @@ def candidate(target: str, settings: Mapping[str, str], device: str = "cpu") -> 
         TargetError: the target cannot be used; the message is one line that begins with the target.
         ValueError: a setting that does not exist.
     """
-    loaded = load_target(target)
-    name = Target.parse(target).parts[-1]
+    return named(target, load_target(target), settings, device)
+
+
+def named(target: str, loaded: object, settings: Mapping[str, str], device: str) -> Implementation:
+    """What a target names, wrapped; see `candidate`."""
+    name = Target.parse(target).name.rpartition(".")[2]
     try:
         if torch and (error_line := safe_call(lambda: torch.zeros(1, device=device)).error):
             raise TargetError(f"device {device!r} cannot be used: {error_line}")
@@ -72,18 +78,10 @@ def wrapped(name: str, target: object, settings: Mapping[str, str], device: str)
     if isinstance(target, Implementation):
         conventions = target.claims.conventions.claiming(settings)
         return replace(target, claims=replace(target.claims, conventions=conventions))
-    if not torch:
-        raise TargetError(
-            "functions and modules are tried with torch, which is not installed here: give an Implementation, "
-            "such as attention_conformance.numpy_op makes"
-        )
-    # These import torch.
-    from attention_conformance.implementations.discovery.functions import function_candidate
-    from attention_conformance.implementations.discovery.modules import module_candidate
-    from attention_conformance.implementations.discovery.signatures import ADAPTER, check_kind
-
     check_kind(target, f", {ADAPTER}")
-    if isinstance(target, type) and issubclass(target, torch.nn.Module):
+    if isinstance(target, type):
+        from attention_conformance.implementations.discovery.modules import module_candidate  # it imports torch
+
         return module_candidate(name, target, settings, device)
     assert callable(target)
     return function_candidate(name, target, settings, device)

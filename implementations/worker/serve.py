@@ -30,12 +30,13 @@ from attention_conformance.implementations.api.safe_call import (
     LONGEST_NAME,
     CandidateError,
     answer,
+    error_line,
     function_answer,
     guarded,
     plain,
 )
-from attention_conformance.implementations.discovery.candidates import candidate
-from attention_conformance.implementations.discovery.loading import TargetError, load_target
+from attention_conformance.implementations.discovery.candidates import named
+from attention_conformance.implementations.discovery.loading import Target, TargetError, load_target
 from attention_conformance.implementations.worker.forms import (
     claims_fields,
     expected_failure_fields,
@@ -45,7 +46,7 @@ from attention_conformance.implementations.worker.forms import (
 from attention_conformance.implementations.worker.hello import PROTOCOL, REQUESTS
 from attention_conformance.implementations.worker.observer import LocalObserver
 from attention_conformance.implementations.worker.resources import is_out_of_memory, limit_memory
-from attention_conformance.implementations.worker.wire import Message, WireError, read, write
+from attention_conformance.implementations.worker.wire import Message, WireError, encode, read
 from attention_conformance.spec.cases import Case
 from attention_conformance.spec.features import Feature
 from attention_conformance.spec.optional import optional
@@ -90,14 +91,16 @@ class Worker:
 
     def hello(self, request: Message) -> Message:
         """Loads the candidate, and says what it claims."""
-        given = self.given = request.fields
+        given = request.fields
+        # The candidate may change the current folder as it is imported.
+        self.given = {**given, "target": Target.parse(given["target"]).absolute}
         memory = limit_memory(given.get("memory"))
         with loading():
-            load_target(given["target"])
+            target = load_target(given["target"])
         self.before = global_state()
         try:
             with kept_global_state():
-                loaded = candidate(given["target"], given["conventions"], given["device"])
+                loaded = named(given["target"], target, given["conventions"], given["device"])
         except KeyboardInterrupt:
             raise TargetError(f"{given['target']}: it raised KeyboardInterrupt when it was first called") from None
         self.implementation = loaded
@@ -264,8 +267,17 @@ def main() -> None:
     _prepare()
     worker = Worker()
     while (request := read(requests)) is not None:
-        answer = worker.answer(request)
-        write(answers, Message({**answer.fields, "number": request.fields["number"]}, answer.arrays))
+        answers.write(encoded(worker.answer(request), request.fields["number"]))
+        answers.flush()
+
+
+def encoded(answer: Message, number: int) -> bytes:
+    """The bytes of an answer; of an error, where no message can hold the answer."""
+    try:
+        return encode(Message({**answer.fields, "number": number}, answer.arrays))
+    except (WireError, MemoryError) as error:
+        lines = {"error": f"returned what no message can hold: {error_line(error)}", "exception": ""}
+        return encode(Message({**lines, "number": number}))
 
 
 def _own_streams() -> tuple[BinaryIO, BinaryIO]:

@@ -10,7 +10,7 @@ from shlex import join
 
 from attention_conformance.implementations.api.contract import Implementation, Unsupported
 from attention_conformance.implementations.builtin import BUILTIN, NAMED, ON_REQUEST
-from attention_conformance.implementations.discovery.loading import Target, TargetError
+from attention_conformance.implementations.discovery.loading import TargetError
 from attention_conformance.implementations.worker.remote import end_process
 from attention_conformance.spec.cases import Case, from_data
 from attention_conformance.spec.clauses import load
@@ -213,9 +213,3 @@ def _in_its_clause(failure: FailureFile, judge: Judge) -> str:
     if not message and not failure.kind and not judge.tier.examples and text not in seen:
         raise ReplayError(f"{failure.clause} has no such case: {failure.case}")
     return message
-
-
-def absolute(target: str) -> str:
-    """The target, so that it can be found from any folder."""
-    parsed = Target.parse(target)
-    return f"{Path(parsed.place).resolve()}:{parsed.name}" if parsed.is_file else target
