@@ -1,5 +1,6 @@
 """Global state: what a call may read of the process and has to leave as it is, and how it is restored."""
 
+import os
 import random
 import warnings
 from collections.abc import Iterator
@@ -8,7 +9,7 @@ from contextlib import contextmanager, nullcontext
 import numpy as np
 
 from attention_conformance.implementations.api.process_state import process_state
-from attention_conformance.spec.optional import optional
+from attention_conformance.spec.optional import imported, optional
 
 torch = optional("torch")
 
@@ -19,7 +20,7 @@ TINY, ONE = 1e-310, 1.0
 def global_state() -> dict[str, object]:
     """What a call could disturb, by names for messages."""
     return {
-        **(_of_torch() if torch else {}),
+        **(_of_torch() if imported("torch") else {}),
         "random state of numpy": np.random.get_state(legacy=True)[1].tobytes(),  # type: ignore[index]
         "random state of Python": random.getstate(),
         "error handling of numpy": tuple(sorted(np.geterr().items())),
@@ -52,7 +53,7 @@ def kept_global_state() -> Iterator[None]:
     The random states are left as they are: nothing but the candidate draws from them.
     """
     errors = np.geterr()
-    with _kept_by_torch() if torch else nullcontext():
+    with _kept_by_torch() if imported("torch") else nullcontext():
         try:
             yield
         finally:
@@ -93,9 +94,15 @@ def loading() -> Iterator[None]:
                 torch.set_default_device(device)
 
 
+def compute_on_one_thread() -> None:
+    """Small cases take less time so, by far where the cores are busy; a number that the user has set stays."""
+    if torch and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)
+
+
 def start_generators(seed: int) -> None:
     """Starts the generators of torch, NumPy and Python at a seed."""
-    if torch:
+    if imported("torch"):
         seed_torch(seed)
     np.random.seed(seed)
     random.seed(seed)
@@ -105,7 +112,7 @@ def start_generators(seed: int) -> None:
 def random_states_from(seed: int) -> Iterator[None]:
     """Starts every generator of random numbers at a seed, and puts them all back."""
     numbers, choices = np.random.get_state(), random.getstate()
-    with torch.random.fork_rng(devices=[]) if torch else nullcontext():
+    with torch.random.fork_rng(devices=[]) if imported("torch") else nullcontext():
         start_generators(seed)
         yield
     np.random.set_state(numbers)

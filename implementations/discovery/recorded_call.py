@@ -12,15 +12,15 @@ from io import StringIO
 from typing import Any
 
 import numpy as np
-import torch
 
-from attention_conformance.implementations.adapters.tensors import to_array
 from attention_conformance.implementations.api.contract import Implementation
 from attention_conformance.implementations.api.global_state import kept_global_state
 from attention_conformance.implementations.api.safe_call import CandidateError, guarded, safe_call
-from attention_conformance.implementations.discovery.functions import function_candidate
 from attention_conformance.implementations.discovery.loading import load_target
+from attention_conformance.spec.optional import optional
 from attention_conformance.spec.problem import Array, Problem
+
+torch = optional("torch")
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,6 +62,8 @@ Calls = list[tuple[tuple[Any, ...], Mapping[str, Any], Any]]
 @lru_cache(maxsize=16)
 def _observed(target: str, settings: tuple[tuple[str, str], ...], device: str) -> tuple[Calls, Implementation]:
     """The record of the last call, and the function as an implementation that keeps it."""
+    from attention_conformance.implementations.discovery.functions import function_candidate  # it imports torch
+
     function: Any = load_target(target)
     if isinstance(function, Implementation):
         raise CandidateError("an Implementation cannot be called without this suite")
@@ -78,12 +80,12 @@ def _observed(target: str, settings: tuple[tuple[str, str], ...], device: str) -
 
 
 def _given(value: object) -> Array | None:
-    if isinstance(value, torch.Tensor):
-        return to_array(value)
-    return value if isinstance(value, np.ndarray) else None
+    return _array(value) if isinstance(value, torch.Tensor | np.ndarray) else None
 
 
 def _array(part: object) -> Array | None:
+    from attention_conformance.implementations.adapters.tensors import to_array  # it imports torch
+
     convert: Callable[[Any], Array] = to_array if isinstance(part, torch.Tensor) else np.asarray
     return safe_call(lambda: convert(part)).value
 

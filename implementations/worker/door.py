@@ -6,7 +6,6 @@ import contextlib
 import os
 import selectors
 import signal
-import subprocess
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -17,10 +16,12 @@ from uuid import uuid4
 from attention_conformance.implementations.api.contract import PathError
 from attention_conformance.implementations.api.safe_call import CandidateError, LostError
 from attention_conformance.implementations.discovery.loading import TargetError
+from attention_conformance.implementations.worker.elsewhere import worker_command
 from attention_conformance.implementations.worker.leftovers import MARK, Leftover, descendants, end_leftovers
 from attention_conformance.implementations.worker.limits import (
     CALL,
     DEATHS,
+    ENDED,
     ENDING,
     KEPT,
     LINES,
@@ -30,7 +31,9 @@ from attention_conformance.implementations.worker.limits import (
     SLOWEST,
     STARTING,
 )
-from attention_conformance.implementations.worker.resources import NO_ALLOCATION, ended_process, own_peak, was_full
+from attention_conformance.implementations.worker.nursery import forked
+from attention_conformance.implementations.worker.process import Process, started
+from attention_conformance.implementations.worker.resources import NO_ALLOCATION, was_full
 from attention_conformance.implementations.worker.wire import LENGTH, Message, WireError, decode, encode, length_of
 
 
@@ -45,7 +48,6 @@ class Door:
         deaths: why each process of the worker was lost.
         memory: bytes that the candidate may allocate, as the worker has limited itself; None: it has not.
         left: the processes that each process of the worker has left running.
-        inherited: the most resident bytes of this process when the worker was started.
         mark: what all processes that stem from the worker have in their environment.
     """
 
@@ -55,10 +57,9 @@ class Door:
     deaths: list[str] = field(default_factory=list)
     left: list[Leftover] = field(default_factory=list)
     number: int = 0
-    process: subprocess.Popen[bytes] | None = None
+    process: Process | None = None
     output: Output | None = None
     memory: int | None = None
-    inherited: int = 0
     mark: str = field(default_factory=lambda: uuid4().hex)
 
     @property
@@ -78,10 +79,6 @@ class Door:
         self.end()
         self.memory = self.hello.get("memory")
         self.process = self._started()
-        self.inherited = own_peak()
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        assert self.process.stderr is not None
         os.set_blocking(self.process.stdin.fileno(), False)
         os.set_blocking(self.process.stdout.fileno(), False)
         self.output = Output(self.process.stderr)
@@ -94,20 +91,14 @@ class Door:
             self.end()
             raise
 
-    def _started(self) -> subprocess.Popen[bytes]:
-        pipe = subprocess.PIPE
+    def _started(self) -> Process:
         # That a test runs is none of the candidate's business.
         given = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
+        environment = {**given, MARK: self.mark}
+        if self.command == worker_command() and (process := forked(environment)) is not None:
+            return process
         try:
-            return subprocess.Popen(
-                self.command,
-                stdin=pipe,
-                stdout=pipe,
-                stderr=pipe,
-                start_new_session=True,
-                bufsize=0,
-                env={**given, MARK: self.mark},
-            )
+            return started(self.command, environment)
         except OSError as error:
             raise TargetError(f"{self.command[0]!r} cannot be started ({error.strerror})") from None
 
@@ -155,7 +146,6 @@ class Door:
 
     def _write(self, data: bytes, end: float) -> None:
         assert self.process is not None
-        assert self.process.stdin is not None
         view = memoryview(data)
         with selectors.DefaultSelector() as ready:
             ready.register(self.process.stdin, selectors.EVENT_WRITE)
@@ -169,7 +159,6 @@ class Door:
 
     def _bytes(self, count: int, end: float) -> bytes:
         assert self.process is not None
-        assert self.process.stdout is not None
         pieces, missing = [], count
         with selectors.DefaultSelector() as ready:
             ready.register(self.process.stdout, selectors.EVENT_READ)
@@ -193,32 +182,22 @@ class Door:
     def _died(self) -> LostError:
         assert self.process is not None
         assert self.output is not None
-        if (ended := self._ended()) is None:
+        if (ended := self.process.ended(ENDED)) is None:
             return self._lost("closed its connection")
         code, peak = ended
         how = how_ended(code)
         killed = code in (-signal.SIGKILL, -signal.SIGABRT)
+        full = was_full(peak, self.process.inherited, self.memory)
         refused = any(words in self.output.last_lines() for words in NO_ALLOCATION)
-        return self._lost(how, out_of_memory=killed and (refused or was_full(peak, self.inherited, self.memory)))
-
-    def _ended(self, seconds: float = 5.0) -> tuple[int, int] | None:
-        """Exit status and peak of resident bytes, waited for so long."""
-        assert self.process is not None
-        end = time.monotonic() + seconds
-        while (ended := ended_process(self.process.pid)) is None and time.monotonic() < end:
-            time.sleep(0.01)
-        if ended is not None:
-            self.process.returncode = ended[0]
-        return ended
+        return self._lost(how, out_of_memory=killed and (full or refused))
 
     def close(self) -> str:
         """Lets the worker end by itself, and states how it ended if that was not well; then see `end`."""
         if self.process is None:
             return ""
-        assert self.process.stdin is not None
-        known = descendants(self.process.pid)
+        known = descendants(self.process.number)
         self.process.stdin.close()
-        how = how_ended(ended[0]) if (ended := self._ended(ENDING)) and ended[0] else ""
+        how = how_ended(ended[0]) if (ended := self.process.ended(ENDING)) and ended[0] else ""
         self.end(known)
         return how
 
@@ -226,15 +205,13 @@ class Door:
         """Ends the worker, and the processes that stem from it, or are known to."""
         if self.process is None:
             return
-        self.process.send_signal(signal.SIGSTOP)  # so that it starts no more of them, and stays their parent
-        self.left += end_leftovers(self.mark, self.process.pid, known)
+        self.process.stop()  # so that it starts no more of them, and stays their parent
+        self.left += end_leftovers(self.mark, self.process.number, known)
         self.process.kill()
-        self.process.wait()
         with contextlib.suppress(OSError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        for stream in (self.process.stdin, self.process.stdout):
-            if stream is not None:
-                stream.close()
+            os.killpg(self.process.number, signal.SIGKILL)
+        self.process.stdin.close()
+        self.process.stdout.close()
         self.process = self.output = None
 
 

@@ -8,6 +8,8 @@ CALL = 60.0
 """Seconds that a small call has, unless the user says otherwise."""
 LATEST = 86_400.0
 """Seconds that the user may give it at most."""
+ENDED = 5.0
+"""Seconds within which a process whose streams are closed has ended."""
 ENDING = 2.0
 """Seconds that a worker has to end by itself once the run is over."""
 DEATHS = 3

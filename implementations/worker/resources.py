@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import sys
 from collections.abc import Iterator
@@ -106,9 +105,3 @@ def was_full(peak: int, inherited: int, limit: int | None) -> bool:
         limit: bytes that the process may allocate, if there is a limit.
     """
     return limit is not None and peak > max(NEAR * limit, inherited)
-
-
-def ended_process(pid: int) -> tuple[int, int] | None:
-    """Exit status, negative for a signal, and peak of resident bytes of a child that has ended; None: it has not."""
-    ended, status, usage = os.wait4(pid, os.WNOHANG)
-    return (os.waitstatus_to_exitcode(status), usage.ru_maxrss * 1024) if ended else None

@@ -21,6 +21,7 @@ import numpy as np
 
 from attention_conformance.implementations.api.contract import Implementation, PathError, Result, Unsupported, any_case
 from attention_conformance.implementations.api.global_state import (
+    compute_on_one_thread,
     global_state,
     kept_global_state,
     loading,
@@ -113,7 +114,8 @@ class Worker:
                 "language": "Python",
                 "versions": {
                     "Python": platform.python_version(),
-                    **{each.__name__: str(each.__version__) for each in (np, torch) if each},
+                    "numpy": np.__version__,
+                    **({"torch": str(torch.__version__)} if torch else {}),
                 },
                 "claims": claims_fields(loaded.claims),
                 "requests": list(self._requests(given["device"])),
@@ -194,7 +196,7 @@ class Worker:
 
     def recorded_call(self, request: Message) -> Message:
         """See `discovery.recorded_call`."""
-        from attention_conformance.implementations.discovery.recorded_call import recorded_call  # it needs torch
+        from attention_conformance.implementations.discovery.recorded_call import recorded_call
 
         target, settings = self.given["target"], self.given["conventions"]
         call = recorded_call(target, settings, problem_of(request), request.fields["device"])
@@ -291,9 +293,8 @@ def _own_streams() -> tuple[BinaryIO, BinaryIO]:
 
 
 def _prepare() -> None:
-    """One thread, as calls are small; and no process that outlives the judge."""
-    if torch:
-        torch.set_num_threads(1)
+    """One thread, and no process that outlives the judge."""
+    compute_on_one_thread()
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGKILL)
         ctypes.CDLL(None).prctl(ADOPT, 1)

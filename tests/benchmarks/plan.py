@@ -6,7 +6,7 @@ from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
 from attention_conformance.implementations.api.contract import Implementation
-from attention_conformance.implementations.builtin import BUILTIN, NAMED, ON_REQUEST
+from attention_conformance.implementations.builtin.catalogue import BUILTIN, NAMED, ON_REQUEST
 from attention_conformance.tests.benchmarks.paired_timing import Effort
 from attention_conformance.tests.benchmarks.workloads import IMPLEMENTATIONS, REPRESENTATIVE, Timed, timed
 from attention_conformance.tests.harness.judge.clause_tests import Selection

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from attention_conformance.implementations.api.contract import Implementation, Unsupported
-from attention_conformance.implementations.builtin import BUILTIN
+from attention_conformance.implementations.builtin.catalogue import BUILTIN
 from attention_conformance.implementations.builtin.compositions import COMPOSITIONS
 from attention_conformance.tests.benchmarks.benchmark_run import WITH_SPEED, ClauseResult, Interval, Measurement, Run
 from attention_conformance.tests.benchmarks.growth import head_exponent, holds

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from attention_conformance.implementations.api.contract import FUNCTIONS, MODES, Implementation
-from attention_conformance.implementations.builtin import BUILTIN, NAMED
+from attention_conformance.implementations.builtin.catalogue import BUILTIN, NAMED
 from attention_conformance.implementations.discovery.audit import all_findings, audit
 from attention_conformance.implementations.discovery.claims import convention, convention_topic, features
 from attention_conformance.implementations.discovery.findings import ABSENT, Facts, Finding

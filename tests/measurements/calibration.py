@@ -15,7 +15,7 @@ import torch
 
 from attention_conformance.implementations.adapters.native import Native, natively
 from attention_conformance.implementations.api.contract import Implementation
-from attention_conformance.implementations.builtin import BUILTIN
+from attention_conformance.implementations.builtin.catalogue import BUILTIN
 from attention_conformance.spec.problem import Problem
 from attention_conformance.tests.benchmarks.benchmark_run import WITH_RATIO, Measurement, Rates, Speed
 from attention_conformance.tests.benchmarks.floor import machine, rates

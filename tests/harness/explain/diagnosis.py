@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
-import torch
 
 from attention_conformance.implementations.api.contract import Implementation, PathError, Result, Unsupported
 from attention_conformance.implementations.api.fitting import fit
@@ -19,6 +18,7 @@ from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Padding,
 from attention_conformance.spec.clauses import Level, load
 from attention_conformance.spec.features import Packing
 from attention_conformance.spec.inputs import build
+from attention_conformance.spec.optional import imported
 from attention_conformance.spec.problem import DTYPES, Problem
 from attention_conformance.tests.harness.explain.hypotheses import Hypothesis, hypotheses
 from attention_conformance.tests.harness.explain.pattern import pattern
@@ -283,12 +283,15 @@ class Score:
 @contextmanager
 def _one_thread() -> Iterator[None]:
     """Thousands of tiny calls: threads that wait for one another take longer than the work."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+    torch = imported("torch")
+    threads = torch and torch.get_num_threads()
+    if torch:
+        torch.set_num_threads(1)
     try:
         yield
     finally:
-        torch.set_num_threads(threads)
+        if torch:
+            torch.set_num_threads(threads)
 
 
 def _ranked(implementation: Implementation, observed: Sequence[Observation], clauses: Set[str]) -> list[Score]:

@@ -9,7 +9,6 @@ from pathlib import Path
 from shlex import join
 
 from attention_conformance.implementations.api.contract import Implementation, Unsupported
-from attention_conformance.implementations.builtin import BUILTIN, NAMED, ON_REQUEST
 from attention_conformance.implementations.discovery.loading import TargetError
 from attention_conformance.implementations.worker.remote import end_process
 from attention_conformance.spec.cases import Case, from_data
@@ -139,6 +138,9 @@ def subject(failure: FailureFile, given: RunSettings) -> Implementation:
         raise ReplayError("--command: give it once, and only for a failure of a command")
     settings = replace(given, conventions=failure.conventions, device=failure.device)
     if not failure.target and not failure.command:
+        # Here, as they import torch, for which the judge of a candidate does not wait.
+        from attention_conformance.implementations.builtin.catalogue import BUILTIN, NAMED, ON_REQUEST
+
         for implementation in (*BUILTIN, *ON_REQUEST, *NAMED):
             if implementation.name == failure.implementation:
                 return implementation

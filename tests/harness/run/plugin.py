@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from attention_conformance.implementations.discovery.candidates import distinct
 from attention_conformance.implementations.discovery.loading import Target
@@ -126,9 +125,7 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(str(error)) from None
     started = suite_of(settings.tier, settings.device, settings.clauses, settings.dtypes)
     recorder = Recorder([], started, None if worker else settings.report)
-    if worker:
-        torch.set_num_threads(1)  # the processes share the cores: threads that wait for one another take them from all
-    else:
+    if not worker:
         interrupts.end_with_report(config)
         config.add_cleanup(recorder.close)
     if not worker and not settings.isolated:

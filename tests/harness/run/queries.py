@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from attention_conformance.implementations.builtin import BUILTIN, ON_REQUEST
 from attention_conformance.implementations.defects import catalogue
 from attention_conformance.spec.clauses import load
 from attention_conformance.tests.harness.explain.replay import ReplayError, read, replay
@@ -48,7 +47,8 @@ def answered(config: pytest.Config) -> int | None:
 
 
 def _explained(config: pytest.Config) -> Iterator[str]:
-    # It reads equations, for which a run has no time.
+    # They read equations and import torch, for which a run has no time.
+    from attention_conformance.implementations.builtin.catalogue import BUILTIN, ON_REQUEST
     from attention_conformance.tests.harness.explain.clause_page import explanation
 
     patterns = config.getoption("explain")

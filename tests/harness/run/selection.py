@@ -10,15 +10,15 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
-import torch
 
 from attention_conformance.implementations.api.contract import Implementation
-from attention_conformance.implementations.builtin import ABSENT, BUILTIN, NAMED, ON_REQUEST
+from attention_conformance.implementations.api.global_state import compute_on_one_thread
 from attention_conformance.implementations.discovery.candidates import candidates, distinct
 from attention_conformance.implementations.discovery.loading import TargetError
 from attention_conformance.implementations.worker.elsewhere import unusable
 from attention_conformance.implementations.worker.limits import CALL, LATEST
 from attention_conformance.spec.clauses import load
+from attention_conformance.spec.optional import optional
 from attention_conformance.spec.problem import DTYPES
 from attention_conformance.tests.harness.judge.clause_tests import Selection
 from attention_conformance.tests.harness.judge.settings import RunSettings
@@ -28,6 +28,8 @@ from attention_conformance.tests.report.wording import one_line
 
 LONGEST_NAME = 100
 """Characters of a candidate's name that are recorded."""
+
+torch = optional("torch")
 
 
 class UsageError(ValueError):
@@ -87,6 +89,8 @@ def selection_of(settings: RunSettings) -> Selection:
     require_known("--dtype", settings.dtypes, list(DTYPES))
     require_device("--device", settings.device)
     require_process(settings)
+    if not settings.has_candidates or not settings.isolated:
+        compute_on_one_thread()
     if settings.has_candidates:
         return _candidates(settings)
     for option, given in _of_candidates(settings).items():
@@ -122,6 +126,8 @@ def _of_candidates(settings: RunSettings) -> dict[str, bool]:
 
 def left_out() -> dict[str, str]:
     """The built-in implementations that no pattern selects, and why."""
+    from attention_conformance.implementations.builtin.catalogue import ABSENT, ON_REQUEST
+
     costly = {i.name: f"costly: --implementation {i.name} checks it" for i in ON_REQUEST}
     return costly | {name: f"cannot run here: {reason}" for name, reason in ABSENT.items()}
 
@@ -166,6 +172,9 @@ def require_different(loaded: Sequence[Implementation]) -> None:
 
 def _builtin(patterns: Sequence[str]) -> tuple[Implementation, ...]:
     """Those that a pattern matches; of the costly ones and the compositions, those that are named in full."""
+    # Here, as they import torch, for which the judge of a candidate does not wait.
+    from attention_conformance.implementations.builtin.catalogue import ABSENT, BUILTIN, NAMED, ON_REQUEST
+
     for name, reason in ABSENT.items():
         if name in patterns:
             raise UsageError(f"--implementation {name!r} cannot run here: {reason}")
@@ -212,6 +221,8 @@ def require_device(argument: str, device: str) -> None:
     Raises:
         UsageError: it cannot; the message says why.
     """
+    if device == "cpu":
+        return
     try:
         torch.zeros(1, device=device)
     except (RuntimeError, AssertionError) as error:

@@ -12,7 +12,7 @@ import torch
 
 from attention_conformance.implementations.adapters.torch_op import torch_op
 from attention_conformance.implementations.api.contract import Implementation, Unsupported
-from attention_conformance.implementations.builtin import BUILTIN
+from attention_conformance.implementations.builtin.catalogue import BUILTIN
 from attention_conformance.implementations.builtin.compositions import COMPOSITIONS
 from attention_conformance.implementations.defects import catalogue
 from attention_conformance.implementations.worker.memory import absent

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from attention_conformance.implementations.adapters.torch_op import torch_op
 from attention_conformance.implementations.api.contract import Claims, Implementation, Result
-from attention_conformance.implementations.builtin import BUILTIN, NAMED
+from attention_conformance.implementations.builtin.catalogue import BUILTIN, NAMED
 from attention_conformance.implementations.builtin.compositions import eager
 from attention_conformance.implementations.defects import catalogue
 from attention_conformance.implementations.discovery.audit import all_findings, audit, findings_of, in_own_terms

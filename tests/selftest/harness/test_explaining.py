@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from attention_conformance.implementations.builtin import BUILTIN, ON_REQUEST
+from attention_conformance.implementations.builtin.catalogue import BUILTIN, ON_REQUEST
 from attention_conformance.implementations.defects import catalogue
 from attention_conformance.spec.clauses import CHAPTERS, load
 from attention_conformance.tests.harness.explain.clause_page import WIDTH, explanation

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from attention_conformance.implementations.builtin import BUILTIN
+from attention_conformance.implementations.builtin.catalogue import BUILTIN
 from attention_conformance.implementations.worker import memory
 from attention_conformance.implementations.worker.memory import absent, held, left_behind, peak, settle
 from attention_conformance.tests.benchmarks import import_times

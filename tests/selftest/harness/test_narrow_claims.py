@@ -10,7 +10,7 @@ import pytest
 
 from attention_conformance.implementations.api.contract import Implementation, Result, Unsupported
 from attention_conformance.implementations.api.fitting import fit
-from attention_conformance.implementations.builtin import BUILTIN
+from attention_conformance.implementations.builtin.catalogue import BUILTIN
 from attention_conformance.implementations.worker.memory import output_shape
 from attention_conformance.spec.cases import Case, Layout, MaskKind, MaskShape
 from attention_conformance.spec.clauses import load

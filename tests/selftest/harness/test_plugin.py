@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from attention_conformance.implementations.builtin import ABSENT, BUILTIN, ON_REQUEST
+from attention_conformance.implementations.builtin.catalogue import ABSENT, BUILTIN, ON_REQUEST
 from attention_conformance.implementations.defects import catalogue
 from attention_conformance.spec.clauses import load
 from attention_conformance.tests.harness.run.exit_status import ExitStatus

@@ -8,7 +8,7 @@ from torch.nn.attention import flex_attention as flex
 
 from attention_conformance.implementations.api.contract import Unsupported
 from attention_conformance.implementations.api.fitting import fit
-from attention_conformance.implementations.builtin import ABSENT, ON_REQUEST
+from attention_conformance.implementations.builtin.catalogue import ABSENT, ON_REQUEST
 from attention_conformance.implementations.builtin.flex import COMPILED, EAGER, missing, uncompiled
 from attention_conformance.spec.cases import Case, MaskKind, Padding, Sizes
 from attention_conformance.spec.features import Packing

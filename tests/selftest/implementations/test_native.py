@@ -10,7 +10,7 @@ from attention_conformance.implementations.adapters.native import indirect, nati
 from attention_conformance.implementations.adapters.torch_module import TorchModule
 from attention_conformance.implementations.api.contract import Implementation, Unsupported
 from attention_conformance.implementations.api.fitting import fit
-from attention_conformance.implementations.builtin import BUILTIN
+from attention_conformance.implementations.builtin.catalogue import BUILTIN
 from attention_conformance.implementations.discovery.candidates import candidate
 from attention_conformance.spec.cases import Case, Padding
 from attention_conformance.spec.inputs import build

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from attention_conformance.implementations.builtin import BUILTIN
+from attention_conformance.implementations.builtin.catalogue import BUILTIN
 from attention_conformance.tests.harness.run.runner import run
 from attention_conformance.tests.selftest.sessions import ROOT
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Locator
 
-from attention_conformance.implementations.builtin import BUILTIN
+from attention_conformance.implementations.builtin.catalogue import BUILTIN
 from attention_conformance.spec.clauses import load
 from attention_conformance.tests.harness.run.run_records import subject_of
 from attention_conformance.tests.report.model import Closing, Run

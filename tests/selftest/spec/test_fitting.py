@@ -6,7 +6,7 @@ import pytest
 
 from attention_conformance.implementations.api.contract import Claims, Implementation, Unsupported
 from attention_conformance.implementations.api.fitting import fit
-from attention_conformance.implementations.builtin import BUILTIN
+from attention_conformance.implementations.builtin.catalogue import BUILTIN
 from attention_conformance.spec.cases import (
     Case,
     Embedding,

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from attention_conformance.implementations.builtin import BUILTIN
+from attention_conformance.implementations.builtin.catalogue import BUILTIN
 from attention_conformance.implementations.discovery.loading import TargetError
 from attention_conformance.implementations.worker.door import Door
 from attention_conformance.implementations.worker.hello import Hello

@@ -1,0 +1,31 @@
+"""The built-in implementations, in the order of the summary."""
+
+from collections.abc import Mapping
+
+from attention_conformance.implementations.api.contract import Implementation
+from attention_conformance.implementations.builtin.compositions import COMPOSITIONS
+from attention_conformance.implementations.builtin.flex import COMPILED, EAGER, missing
+from attention_conformance.implementations.builtin.inhouse import INHOUSE
+from attention_conformance.implementations.builtin.inhouse.cached import CACHED
+from attention_conformance.implementations.builtin.inhouse.positions import POSITIONS
+from attention_conformance.implementations.builtin.inhouse.ring_entries import RING_2, RING_4
+from attention_conformance.implementations.builtin.mha import MHA_INDUCTOR, TORCH_MODULES
+from attention_conformance.implementations.builtin.sdpa import SDPA_INDUCTOR, TORCH_OPS
+from attention_conformance.implementations.builtin.sources.adapters import SOURCES
+
+BUILTIN: tuple[Implementation, ...] = (
+    *SOURCES,
+    *TORCH_OPS,
+    EAGER,
+    *TORCH_MODULES,
+    *INHOUSE,
+    *POSITIONS,
+    *CACHED,
+    RING_2,
+)
+ON_REQUEST: tuple[Implementation, ...] = (RING_4,) if missing() else (COMPILED, SDPA_INDUCTOR, MHA_INDUCTOR, RING_4)
+"""Costly ones, that take part where --implementation names them in full."""
+NAMED = COMPOSITIONS
+"""Plain ones to compare with, that take part where --implementation names them in full."""
+ABSENT: Mapping[str, str] = {i.name: missing() for i in (COMPILED, SDPA_INDUCTOR, MHA_INDUCTOR)} if missing() else {}
+"""Those that cannot run here, and why."""

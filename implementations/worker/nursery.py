@@ -1,0 +1,187 @@
+"""The nursery: a process that has imported what every worker needs, and forks one for each start, within milliseconds.
+
+It runs on Linux only, and never any code of a candidate.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import gc
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from uuid import uuid4
+
+import numpy as np
+
+from attention_conformance.implementations.worker.leftovers import MARK
+from attention_conformance.implementations.worker.process import Ended, Process
+
+MODULE = "attention_conformance.implementations.worker.nursery"
+LONGEST = 2**17
+"""Bytes of a message; each is one datagram."""
+LATE = ("HOME", "USERPROFILE", "PWD", "OLDPWD")
+"""Variables of the environment that no import reads: a nursery serves whatever they are."""
+ENVIRONMENT = slice(47, 49)
+"""Where /proc/self/stat, after the name, has the first address of the environment and the one behind it."""
+
+
+class NurseryError(Exception):
+    """The nursery has ended."""
+
+
+@dataclass
+class Nursery:
+    """The side of the judge."""
+
+    channel: socket.socket
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def fork(self, environment: Mapping[str, str]) -> Process:
+        """A new worker with this environment, in the current folder.
+
+        Raises:
+            NurseryError: the nursery has ended.
+        """
+        pipes = [os.pipe() for _ in range(3)]
+        (stdin, to_worker), (from_worker, stdout), (errors, stderr) = pipes
+        given = {"environment": dict(environment), "folder": os.getcwd()}
+        try:
+            number = self._answer(given, [stdin, stdout, stderr])
+        except NurseryError:
+            for end in (to_worker, from_worker, errors):
+                os.close(end)
+            raise
+        finally:
+            for end in (stdin, stdout, stderr):
+                os.close(end)
+        streams = os.fdopen(to_worker, "wb", 0), os.fdopen(from_worker, "rb", 0), os.fdopen(errors, "rb", 0)
+        return Process(number, *streams, lambda: self._ended(number))
+
+    def _ended(self, number: int) -> Ended | None:
+        try:
+            ended = self._answer({"ended": number})
+        except NurseryError:
+            return -signal.SIGKILL, 0  # its workers end with it
+        return None if ended is None else (ended[0], ended[1])
+
+    def _answer(self, request: Mapping[str, Any], files: list[int] | None = None) -> Any:
+        try:
+            with self.lock:
+                socket.send_fds(self.channel, [json.dumps(request).encode()], files or [])
+                answer = self.channel.recv(LONGEST)
+        except OSError as error:
+            raise NurseryError from error
+        if not answer:
+            raise NurseryError
+        return json.loads(answer)
+
+
+def forked(environment: Mapping[str, str]) -> Process | None:
+    """A worker with this environment, forked by the nursery, which is started if need be; None where there is none."""
+    if sys.platform != "linux":
+        return None
+    early = {name: value for name, value in environment.items() if name not in (*LATE, MARK)}
+    for _ in range(2):
+        try:
+            return _nursery(os.getpid(), tuple(sorted(early.items()))).fork(environment)
+        except NurseryError:
+            _nursery.cache_clear()  # a candidate may have killed it
+    return None
+
+
+@cache
+def _nursery(judge: int, environment: tuple[tuple[str, str], ...]) -> Nursery:
+    """The nursery of a process for an environment."""
+    own, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with other:
+        command = [sys.executable, "-m", MODULE, str(other.fileno())]
+        nothing, placeholder = subprocess.DEVNULL, {MARK: uuid4().hex}
+        process = subprocess.Popen(
+            command,
+            stdin=nothing,
+            stdout=nothing,
+            stderr=nothing,
+            pass_fds=[other.fileno()],
+            start_new_session=True,
+            env={**dict(environment), **placeholder},
+        )
+    process.returncode = 0  # it ends with this process, and is not waited for
+    atexit.register(own.close)
+    return Nursery(own)
+
+
+def main(channel: socket.socket) -> None:
+    """Forks workers until the judge has ended. Each of them leaves this function, and goes on as the worker does."""
+    serve = _with_imports()
+    while True:
+        text, files, _, _ = socket.recv_fds(channel, LONGEST, 3)
+        if not text:
+            os._exit(0)
+        request = json.loads(text)
+        if "ended" in request:
+            answer: object = _ended(request["ended"])
+        elif number := os.fork():
+            answer = number
+            for each in files:
+                os.close(each)
+        else:
+            channel.close()
+            _begin(request, files)
+            serve.main()
+            return
+        with contextlib.suppress(OSError):
+            channel.send(json.dumps(answer).encode())
+
+
+def _with_imports() -> ModuleType:
+    """The worker's module, with all that it imports once it has a candidate."""
+    from attention_conformance.implementations.worker import serve
+
+    if serve.torch:
+        from attention_conformance.implementations.discovery import functions, modules  # noqa: F401
+    gc.collect()
+    gc.freeze()  # otherwise a collection in each worker would copy the pages of all that was imported
+    return serve
+
+
+def _ended(number: int) -> Ended | None:
+    ended, status, usage = os.wait4(number, os.WNOHANG)
+    return (os.waitstatus_to_exitcode(status), usage.ru_maxrss * 1024) if ended else None
+
+
+def _begin(request: Mapping[str, Any], files: list[int]) -> None:
+    """Makes the forked process one that has been started anew: session, streams, folder, environment, numbers."""
+    os.setsid()
+    for number, each in enumerate(files):
+        os.dup2(each, number)
+        os.close(each)
+    os.chdir(request["folder"])
+    sys.path[0] = request["folder"]
+    _show_mark(os.environ[MARK], request["environment"][MARK])
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    np.random.seed()  # as Python's own generator does after a fork
+
+
+def _show_mark(placeholder: str, mark: str) -> None:
+    """Writes the mark where the system shows the environment: processes that only fork inherit that text."""
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    start, end = map(int, fields[ENVIRONMENT])
+    ctypes.memmove(start + ctypes.string_at(start, end - start).index(placeholder.encode()), mark.encode(), len(mark))
+
+
+if __name__ == "__main__":
+    main(socket.socket(fileno=int(sys.argv[1])))
