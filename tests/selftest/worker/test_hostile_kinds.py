@@ -184,8 +184,8 @@ attention = Implementation("hostile", Claims(Scope.OP, CORE), torch_op(lambda q,
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One loss is as good as three."""
-    monkeypatch.setattr(door, "DEATHS", 1)
+    """Two losses are as good as three: one as it is imported, and one in its first clause."""
+    monkeypatch.setattr(door, "DEATHS", 2)
 
 
 @pytest.fixture(scope="module")
@@ -244,12 +244,10 @@ def test_who_hangs(python: str, right: Implementation, tmp_path: Path, module: s
 
 @pytest.mark.parametrize(("module", "call", "words"), REFUSED.values(), ids=REFUSED)
 def test_who_is_refused(python: str, right: Implementation, tmp_path: Path, module: str, call: str, words: str) -> None:
-    hostile = made(tmp_path, python, module, call)
-    found = verdict(right, hostile)
+    found = verdict(right, made(tmp_path, python, module, call))
     assert found.failure is not None
+    assert found.failure.kind is not FailureKind.DIED
     assert words in found.failure.message
-    assert isinstance(hostile.run, Remote)
-    assert not hostile.run.door.deaths
 
 
 @pytest.mark.parametrize(("module", "call"), HARMLESS.values(), ids=HARMLESS)
@@ -268,16 +266,16 @@ def test_who_refuses_all_but_one_case(python: str, right: Implementation, tmp_pa
 
 @pytest.mark.parametrize("made", ANSWERS.values(), ids=ANSWERS)
 def test_what_is_no_array_of_real_numbers_is_refused(made: Callable[[torch.Tensor], object]) -> None:
-    def attention(*inputs: torch.Tensor) -> Any:
-        return made(scaled_dot_product_attention(*inputs))
+    def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
+        return made(scaled_dot_product_attention(q, k, v))
 
     with pytest.raises(CandidateError):
         answer(torch_op(attention), PROBLEM.forward_only(), "cpu")
 
 
 def test_a_sign_that_is_a_mark_of_the_tensor_is_read() -> None:
-    def attention(*inputs: torch.Tensor) -> torch.Tensor:
-        right = scaled_dot_product_attention(*inputs)
+    def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        right = scaled_dot_product_attention(q, k, v)
         marked = torch.complex(right, -right).conj().imag
         assert marked.is_neg()
         return marked
