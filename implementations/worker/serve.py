@@ -20,6 +20,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from attention_conformance.implementations.api.contract import Implementation, PathError, Result, Unsupported, any_case
+from attention_conformance.implementations.api.fitting import own_fit
 from attention_conformance.implementations.api.global_state import (
     compute_on_one_thread,
     global_state,
@@ -138,11 +139,9 @@ class Worker:
     def fit(self, request: Message) -> Message:
         """The nearest case that it supports."""
         case = Case.from_json(request.fields["case"])
-        fitted = guarded(lambda: self._own.claims.fit(case))
+        fitted = own_fit(self._own.claims, case)
         if isinstance(fitted, Unsupported):
-            return Message({"unsupported": str(fitted.reason)})
-        if not isinstance(fitted, Case):
-            raise CandidateError(f"fit returned {type(fitted).__name__}, not a Case or Unsupported")
+            return Message({"unsupported": plain(str(fitted.reason))})
         return Message({"case": fitted.to_json()})
 
     def run(self, request: Message) -> Message:

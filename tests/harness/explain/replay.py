@@ -11,11 +11,12 @@ from shlex import join
 from attention_conformance.implementations.api.contract import Implementation, Unsupported
 from attention_conformance.implementations.discovery.loading import TargetError
 from attention_conformance.implementations.worker.remote import end_process
+from attention_conformance.spec.case_limits import unusable
 from attention_conformance.spec.cases import Case, from_data
 from attention_conformance.spec.clauses import load
 from attention_conformance.spec.problem import DTYPES
 from attention_conformance.tests.harness.explain.reduction import Counterexample, Recipe, lines, outcome
-from attention_conformance.tests.harness.explain.replay_limits import MOST_DECIMALS, foreign, text_of, unusable
+from attention_conformance.tests.harness.explain.replay_limits import MOST_DECIMALS, foreign, text_of
 from attention_conformance.tests.harness.judge.clause_tests import clause_tests
 from attention_conformance.tests.harness.judge.judge import Judge
 from attention_conformance.tests.harness.judge.judging import judged

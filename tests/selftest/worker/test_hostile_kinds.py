@@ -13,13 +13,17 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from attention_conformance.implementations.adapters.torch_op import torch_op
-from attention_conformance.implementations.api.contract import Implementation
+from attention_conformance.implementations.api.contract import Claims, Implementation
 from attention_conformance.implementations.api.safe_call import CandidateError, answer
 from attention_conformance.implementations.worker import door
 from attention_conformance.implementations.worker.remote import Remote, end_process, isolated_candidate
 from attention_conformance.spec.cases import Case
+from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.spec.inputs import build
+from attention_conformance.tests.harness.explain.diagnosis import diagnose, failing_checks
+from attention_conformance.tests.harness.run.run_records import weight_map
 from attention_conformance.tests.harness.run.runner import run
+from attention_conformance.tests.harness.run.smoke import smoke
 from attention_conformance.tests.report.verdict import FailureKind, Status, Verdict
 from attention_conformance.tests.selftest.worker.test_elsewhere import BLOCKING
 from attention_conformance.tests.selftest.worker.test_hostile import processes
@@ -124,6 +128,11 @@ REFUSED = {
     "long numbers": ("", "return attend(query, key, value).astype(np.longdouble)", "which no message can hold"),
     "a million times the memory": ("", "return np.broadcast_to(np.float32(0), (10**7, 10**6))", "MemoryError"),
     "a fit that exits": ("claims = {'fit': lambda case: sys.exit(0)}", "", "raised SystemExit: 0"),
+    "a fit of a million queries": (
+        "claims = {'fit': lambda case: case.sized(query_length=10**6)}",
+        "",
+        "fit returned a case that cannot be run: the case has an array of",
+    ),
     "a fit that returns a word": ("claims = {'fit': lambda case: 'yes'}", "", "fit returned str"),
 }
 HARMLESS = {
@@ -262,6 +271,17 @@ def test_who_refuses_all_but_one_case(python: str, right: Implementation, tmp_pa
     assert found.status is Status.NOT_CLAIMED
     assert found.reason.isprintable()
     assert len(found.reason) < 400
+
+
+def test_a_fit_that_fails_is_a_failure_of_its_clause_alone() -> None:
+    claims = Claims(Scope.OP, frozenset({Feature.CORE}), fit=lambda case: sys.exit(0))
+    implementation = Implementation("hostile", claims, torch_op(PLAIN))
+    (found,) = run(implementation, (CLAUSE,), ("float32",))
+    assert found.failure is not None
+    assert found.failure.message == "raised SystemExit: 0"
+    assert smoke(implementation, "cpu") == ()
+    diagnose(implementation, failing_checks([found]), "cpu", ["float32"])
+    assert weight_map(implementation, "cpu").source == "its fit failed: raised SystemExit: 0"
 
 
 @pytest.mark.parametrize("made", ANSWERS.values(), ids=ANSWERS)
