@@ -53,6 +53,7 @@ if TYPE_CHECKING:
         WindowCount,
     )
     from attention_conformance.spec.features import Extension, Feature, Packing, Scope
+    from attention_conformance.spec.premises import Premises
     from attention_conformance.spec.problem import DTYPES, Array, Problem
     from attention_conformance.tests.harness.run.check import ClauseFailure, Conformance, Report, check
     from attention_conformance.tests.harness.run.parametrize import ClauseCheck, parametrize_with_clauses
@@ -88,6 +89,7 @@ __all__ = [
     "Pattern",
     "Poison",
     "Polarity",
+    "Premises",
     "Problem",
     "Report",
     "Result",
@@ -119,6 +121,7 @@ _MODULES = (
     "attention_conformance.spec.conventions",
     "attention_conformance.spec.features",
     "attention_conformance.spec.cases",
+    "attention_conformance.spec.premises",
     "attention_conformance.spec.problem",
     "attention_conformance.implementations.api.contract",
     "attention_conformance.implementations.adapters.numpy_op",

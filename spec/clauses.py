@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import TypeVar
 
 from attention_conformance.spec.features import Feature, Scope
+from attention_conformance.spec.premises import Premise
 
 CHAPTERS = Path(__file__).parent / "chapters"
 
@@ -22,7 +23,7 @@ _FAMILY = ("grouped", "dropout", "returned", "window", "softcap", "positions", "
 _LAST = ("head-gates", "modules", "conventions")
 _NUMBERS = {name: number for number, name in enumerate(_FIRST + _THEN + _FAMILY + _LAST, start=1)}
 _REQUIRED = ("level", "features", "sources")
-_FIELDS = (*_REQUIRED, "scope", "equation", "status")
+_FIELDS = (*_REQUIRED, "scope", "equation", "status", "presumes")
 _PAPERS = (
     "Vaswani 2017",
     "Higham 2002",
@@ -71,6 +72,8 @@ class Clause:
     """The paragraphs after the statement, equations and errata left out."""
     errata: tuple[str, ...]
     """What sources state wrongly, and what holds instead."""
+    presumes: frozenset[Premise]
+    """The premises without which alone it holds."""
     measured: bool
     """Checked by the benchmarks; not part of a verdict of conformance."""
     file: str
@@ -217,6 +220,7 @@ def _clause(chapter: str, heading: _Line, body: list[_Line], tags: frozenset[str
         statement=_statement(heading, paragraphs, level),
         notes=tuple(item.text for item in paragraphs[1:] if not item.text.startswith(("$$", "Erratum"))),
         errata=tuple(_erratum(item) for item in paragraphs if item.text.startswith("Erratum")),
+        presumes=_presumed(values.get("presumes")),
         measured=_measured(values.get("status")),
         file=heading.file,
         line=heading.number,
@@ -256,6 +260,14 @@ def _choice(line: _Line, kind: type[_Choice]) -> _Choice:
 
 def _scope(line: _Line | None) -> Scope | None:
     return None if line is None or line.text == "any" else _choice(line, Scope)
+
+
+def _presumed(line: _Line | None) -> frozenset[Premise]:
+    rule = "what a clause presumes is 'no PREMISE', or several of these with commas"
+    items = [] if line is None else line.split(",")
+    return frozenset(
+        _choice(replace(item, text=item.matching("no .+", rule).removeprefix("no ")), Premise) for item in items
+    )
 
 
 def _equation(line: _Line | None, tags: frozenset[str]) -> str | None:

@@ -22,12 +22,14 @@ class JaxOp:
         function: called as function(query, key, value, attn_mask=..., is_causal=..., scale=...).
         extras: what it returns after the output, by the names of `Result`.
         polarity: what True means in its boolean masks.
+        implied: options that it is not given, because it always does what they state, such as `is_causal`.
     """
 
     function: Callable[..., Any]
     _: KW_ONLY
     extras: tuple[str, ...] = ()
     polarity: Polarity = Polarity.MAY_ATTEND
+    implied: tuple[str, ...] = ()
 
     def __call__(self, problem: Problem, device: str) -> Result:
         """Answers the problem."""
@@ -38,7 +40,7 @@ class JaxOp:
 
             def call(leaves: Mapping[str, Any]) -> tuple[Any, Any]:
                 arrays = {**given, **leaves}
-                options = op_options(problem, arrays, self.polarity)
+                options = op_options(problem, arrays, self.polarity, self.implied)
                 answer = self.function(*(arrays[n] for n in INPUTS), **options)
                 return output_of(answer), answer
 

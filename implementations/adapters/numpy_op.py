@@ -1,8 +1,9 @@
 """NumPy adapters: a function of NumPy arrays becomes an implementation, in one line."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass
+from typing import Any
 
 import numpy as np
 
@@ -22,6 +23,7 @@ class NumpyOp:
         function: called as function(query, key, value, attn_mask=..., is_causal=..., scale=...).
         extras: what it returns after the output, by the names of `Result`.
         polarity: what True means in its boolean masks.
+        implied: options that it is not given, because it always does what they state, such as `is_causal`.
         read_only: whether it gets arrays that it cannot write into.
     """
 
@@ -29,6 +31,7 @@ class NumpyOp:
     _: KW_ONLY
     extras: tuple[str, ...] = ()
     polarity: Polarity = Polarity.MAY_ATTEND
+    implied: tuple[str, ...] = ()
     read_only: bool = False
 
     def __call__(self, problem: Problem, device: str) -> Result:
@@ -36,20 +39,23 @@ class NumpyOp:
         given = self._given(problem)
         with _quiet(problem):
             before = array_forms(given)
-            answer = self.function(*(given[n] for n in INPUTS), **op_options(problem, given, self.polarity))
+            answer = self.function(*(given[n] for n in INPUTS), **self._options(problem, given))
             disturbed = differing(before, array_forms(given))
         return result_of(answer, self.extras, _checked, disturbed=disturbed)
 
     def native(self, problem: Problem, device: str) -> Native:
         """The function's own call."""
         given = self._given(problem)
-        forward = bound(self.function, *(given[n] for n in INPUTS), **op_options(problem, given, self.polarity))
+        forward = bound(self.function, *(given[n] for n in INPUTS), **self._options(problem, given))
         return Native(
             forward, lambda answer: result_of(answer, self.extras, _checked, fewer=True), given, lambda: _quiet(problem)
         )
 
     def _given(self, problem: Problem) -> dict[str, Array]:
         return {n: _read_only(a) if self.read_only else a for n, a in problem.arrays().items()}
+
+    def _options(self, problem: Problem, given: Mapping[str, Array]) -> dict[str, Any]:
+        return op_options(problem, given, self.polarity, self.implied)
 
 
 numpy_op = NumpyOp

@@ -1,6 +1,6 @@
 """The options of an op: a problem as the keyword arguments of a call; only what the problem has appears."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -17,13 +17,16 @@ INPUTS = ("query", "key", "value")
 LENGTHS = {"query_lengths": "cu_seqlens_q", "key_lengths": "cu_seqlens_k"}
 
 
-def op_options(problem: Problem, given: Mapping[str, Any], polarity: Polarity) -> dict[str, Any]:
+def op_options(
+    problem: Problem, given: Mapping[str, Any], polarity: Polarity, implied: Sequence[str] = ()
+) -> dict[str, Any]:
     """attn_mask, key_padding_mask, is_causal=True, scale, and what `extra_options` names.
 
     Args:
         problem: the problem.
         given: its arrays or tensors by name.
         polarity: what True means in the boolean masks of the op.
+        implied: options that are left out, because the op always does what they state.
     """
     options: dict[str, Any] = {}
     for name in ("attn_mask", "key_padding_mask"):
@@ -34,7 +37,7 @@ def op_options(problem: Problem, given: Mapping[str, Any], polarity: Polarity) -
         options["is_causal"] = True
     if problem.scale is not None:
         options["scale"] = problem.scale
-    return options | extra_options(problem, given)
+    return {name: value for name, value in (options | extra_options(problem, given)).items() if name not in implied}
 
 
 def extra_options(problem: Problem, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -39,6 +39,7 @@ class TorchOp:
         function: called as function(query, key, value, attn_mask=..., is_causal=..., scale=...).
         extras: what it returns after the output, by the names of `Result`.
         polarity: what True means in its boolean masks.
+        implied: options that it is not given, because it always does what they state, such as `is_causal`.
         context: entered around each forward call, to choose a kernel for instance.
         reused: the tensors of the last call of the same shapes are filled anew and passed again, not new ones.
         twice: gradients are differentiated again, see `second_products`.
@@ -48,6 +49,7 @@ class TorchOp:
     _: KW_ONLY
     extras: tuple[str, ...] = ()
     polarity: Polarity = Polarity.MAY_ATTEND
+    implied: tuple[str, ...] = ()
     context: Callable[[], AbstractContextManager[Any]] = nullcontext
     reused: bool = False
     twice: bool = False
@@ -61,7 +63,7 @@ class TorchOp:
         with seeded(problem):
             with self.context(), torch.set_grad_enabled(problem.cotangent is not None):
                 before = forms(given)
-                answer = self.function(*(given[n] for n in INPUTS), **op_options(problem, given, self.polarity))
+                answer = self.function(*(given[n] for n in INPUTS), **self._options(problem, given))
                 disturbed = differing(before, forms(given))
             gradients = {} if problem.cotangent is None else _gradients(problem, given, output_of(answer), self.twice)
             return result_of(answer, self.extras, to_array, gradients=gradients, disturbed=disturbed)
@@ -71,9 +73,12 @@ class TorchOp:
         if self.twice:
             return indirect(self, problem, device)
         given = tensors(problem, device)
-        forward = bound(self.function, *(given[n] for n in INPUTS), **op_options(problem, given, self.polarity))
+        forward = bound(self.function, *(given[n] for n in INPUTS), **self._options(problem, given))
         leaves = {name: given[name] for name in problem.needs}
         return native_call(forward, problem, given, leaves, self.context, self.extras)
+
+    def _options(self, problem: Problem, given: Tensors) -> dict[str, Any]:
+        return op_options(problem, given, self.polarity, self.implied)
 
 
 torch_op = TorchOp

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from attention_conformance.spec.cases import Case
 from attention_conformance.spec.conventions import Conventions
 from attention_conformance.spec.features import Feature, Scope
+from attention_conformance.spec.premises import NO_PREMISES, Premises
 from attention_conformance.spec.problem import DTYPES, Array, Problem
 
 MODES = frozenset(
@@ -53,6 +54,7 @@ class Claims:
         dtypes: names of `spec.problem.DTYPES`.
         fit: the nearest case that it supports, or why there is none (head widths that are multiples of 8 only, an
             output width tied to another, ...). It is called after the features have been applied.
+        premises: what it always does. Problems state it (`causal`, `scale`, the extension), whatever it does with that.
     """
 
     scope: Scope
@@ -60,9 +62,10 @@ class Claims:
     conventions: Conventions = Conventions()
     dtypes: tuple[str, ...] = tuple(DTYPES)
     fit: Callable[[Case], Case | Unsupported] = any_case
+    premises: Premises = NO_PREMISES
 
     def __contains__(self, feature: Feature) -> bool:
-        return feature in self.features
+        return feature in self.features or feature in self.premises.features
 
 
 @dataclass(frozen=True, eq=False)

@@ -22,18 +22,19 @@ from attention_conformance.spec.conventions import WindowCount
 from attention_conformance.spec.features import CASE_OPTIONS, Feature, Scope
 
 MOST_FITTED = 2**26
-"""Elements of an array of a case that a `fit` returns: those that pad to a multiple have some times more than before."""
+"""Elements of an array of a case that a `fit` returns: padded ones have some times more than before."""
 FREE_WIDTHS = (13, 11, 17)
 """Input widths of query, key and value where they are free: coprime to each other and to the heads' widths."""
 
 
 def fit(case: Case, claims: Claims) -> Case | Unsupported:
-    """The case with the sizes, widths and module form that the claims allow, or why there is none.
+    """The case under the premises, with sizes, widths and module form that the claims allow, or why there is none.
 
     Raises:
         CandidateError: the `fit` of the claims raised, or returned something unusable.
     """
-    missing = [f for f in _required(case) if f not in claims]
+    case = claims.premises.under(case)
+    missing = [f for f in _required(case) if f not in claims and not claims.premises.implies(f)]
     if missing:
         return Unsupported(f"does not claim {missing[0]}")
     s = case.sizes

@@ -22,6 +22,7 @@ from attention_conformance.implementations.discovery.signatures import Options, 
 from attention_conformance.implementations.discovery.vocabulary import OPTIONS, MaskForm
 from attention_conformance.spec.cases import MaskShape
 from attention_conformance.spec.conventions import Conventions, Polarity
+from attention_conformance.spec.premises import NO_PREMISES, Premises
 
 ROOM = "attention_conformance.implementations"
 MODULE_IMPORTS = (
@@ -65,6 +66,11 @@ class Adapter:
     one_width: bool = False
     functions: Mapping[str, Any] = field(default_factory=dict)
 
+    def run_under(self, premises: Premises) -> str:
+        """The expression for one that always does something, which is then no option of a call."""
+        is_op = premises.causal and "_op(" in self.expression
+        return f'{self.expression.removesuffix(")")}, implied=("is_causal",))' if is_op else self.expression
+
 
 def find_adapter(target: object, device: str, oracle: Oracle, caution: str = "") -> Adapter:
     """How the target is run.
@@ -101,9 +107,10 @@ def _of_implementation(target: Implementation) -> Adapter:
 
 
 def _of_module(kind: type[nn.Module], device: str, oracle: Oracle) -> Adapter:
-    subclass, plan = _planned(kind, device, oracle)
+    subclass, planned = _planned(kind, device, oracle)
+    plan, _ = planned.under(NO_PREMISES)
     call, name = plan.call, "Resized" if subclass else "target"
-    stated = Options(call.options.spelled, call.options.always)
+    stated = Options(call.options.spelled, call.options.always, implied=call.options.implied)
     text = "\n".join(
         [
             *([subclass, "", ""] if subclass else []),

@@ -6,7 +6,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from attention_conformance.implementations.discovery.adapter import Adapter
-from attention_conformance.implementations.discovery.claims import convention_topic, dtypes, features, scope, settings
+from attention_conformance.implementations.discovery.claims import (
+    convention_topic,
+    dtypes,
+    features,
+    premises,
+    scope,
+    settings,
+)
 from attention_conformance.implementations.discovery.findings import Facts, Finding
 from attention_conformance.implementations.discovery.loading import Target
 from attention_conformance.implementations.discovery.probe_interface import PARAMETERS
@@ -26,7 +33,7 @@ IMPORTS = (
     "from attention_conformance.implementations.discovery.loading import load_target",
     "from attention_conformance.implementations.adapters.mha_interface import one_mask",
     "from attention_conformance import Case, Claims, Conventions, Feature, Implementation",
-    "from attention_conformance import MaskShape, Scope, Unsupported",
+    "from attention_conformance import MaskShape, Premises, Scope, Unsupported",
     f"from attention_conformance import {ENUMS}",
 )
 """What an adapter may need."""
@@ -115,8 +122,10 @@ def _implementation(name: str, adapter: Adapter, facts: Facts, fitted: bool) -> 
         listed = ", ".join(f'"{dtype}"' for dtype in own_dtypes)
         yield _commented(f"        dtypes=({listed}{',' if len(own_dtypes) == 1 else ''}),", facts.evidence("dtypes"))
     yield from ["        fit=fit,"] if fitted else []
+    if premises(facts).causal:
+        yield _commented("        premises=Premises(causal=True),", facts.evidence("causal"))
     yield "    ),"
-    yield f"    {adapter.expression},"
+    yield f"    {adapter.run_under(premises(facts))},"
     yield from [f"    construct={adapter.construct},"] if adapter.construct else []
     yield ")"
 

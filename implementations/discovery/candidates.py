@@ -10,33 +10,39 @@ from attention_conformance.implementations.discovery.functions import function_c
 from attention_conformance.implementations.discovery.loading import Target, TargetError, load_target
 from attention_conformance.implementations.discovery.signatures import ADAPTER, check_kind
 from attention_conformance.spec.optional import optional
+from attention_conformance.spec.premises import Premises
 
 torch = optional("torch")
 __all__ = ["TargetError", "candidate", "candidates", "distinct", "named", "wrapped"]
 
 
-def candidate(target: str, settings: Mapping[str, str], device: str = "cpu") -> Implementation:
+def candidate(
+    target: str, settings: Mapping[str, str], device: str = "cpu", premises: Sequence[str] = ()
+) -> Implementation:
     """Loads a target and wraps it: an Implementation, a module class, or a function of query, key and value.
 
     Args:
         target: FILE.py:NAME or package.module:NAME.
         settings: conventions by name, as `Conventions.claiming` takes them.
         device: where it runs; a few small calls are made there to see what it offers.
+        premises: what it always does, in addition to what these calls show, as `Premises.assuming` takes them.
 
     Raises:
         TargetError: the target cannot be used; the message is one line that begins with the target.
         ValueError: a setting that does not exist.
     """
-    return named(target, load_target(target), settings, device)
+    return named(target, load_target(target), settings, device, premises)
 
 
-def named(target: str, loaded: object, settings: Mapping[str, str], device: str) -> Implementation:
+def named(
+    target: str, loaded: object, settings: Mapping[str, str], device: str, premises: Sequence[str] = ()
+) -> Implementation:
     """What a target names, wrapped; see `candidate`."""
     name = Target.parse(target).name.rpartition(".")[2]
     try:
         if torch and (error_line := safe_call(lambda: torch.zeros(1, device=device)).error):
             raise TargetError(f"device {device!r} cannot be used: {error_line}")
-        return wrapped(name, loaded, settings, device)
+        return wrapped(name, loaded, settings, device, premises)
     except TargetError as error:
         raise TargetError(f"{target}: {error}") from error
 
@@ -68,7 +74,9 @@ def _distinct(parts: tuple[str, ...], others: Sequence[tuple[str, ...]]) -> str:
     return ".".join(parts)
 
 
-def wrapped(name: str, target: object, settings: Mapping[str, str], device: str) -> Implementation:
+def wrapped(
+    name: str, target: object, settings: Mapping[str, str], device: str, premises: Sequence[str] = ()
+) -> Implementation:
     """An object as an implementation: one that is an Implementation, a module class, or a function.
 
     Raises:
@@ -77,11 +85,12 @@ def wrapped(name: str, target: object, settings: Mapping[str, str], device: str)
     """
     if isinstance(target, Implementation):
         conventions = target.claims.conventions.claiming(settings)
-        return replace(target, claims=replace(target.claims, conventions=conventions))
+        always = target.claims.premises.assuming(premises)
+        return replace(target, claims=replace(target.claims, conventions=conventions, premises=always))
     check_kind(target, f", {ADAPTER}")
     if isinstance(target, type):
         from attention_conformance.implementations.discovery.modules import module_candidate  # it imports torch
 
-        return module_candidate(name, target, settings, device)
+        return module_candidate(name, target, settings, device, Premises().assuming(premises))
     assert callable(target)
-    return function_candidate(name, target, settings, device)
+    return function_candidate(name, target, settings, device, Premises().assuming(premises))

@@ -7,9 +7,11 @@ from attention_conformance.implementations.discovery.findings import ABSENT, LOS
 from attention_conformance.implementations.discovery.probe_interface import PARAMETERS
 from attention_conformance.spec.conventions import Conventions, values_of
 from attention_conformance.spec.features import Feature, Scope
+from attention_conformance.spec.premises import NO_PREMISES, Premises
 from attention_conformance.spec.problem import DTYPES
 
-NOT_OFFERED = (ABSENT, LOST, "always", "one")
+ALWAYS = "always"
+NOT_OFFERED = (ABSENT, LOST, ALWAYS, "one")
 """Answers to features that are not offered: a causal flag that is always set, heads where there is one."""
 
 
@@ -24,6 +26,11 @@ def features(facts: Facts) -> frozenset[Feature]:
     if scope(facts) is Scope.MODULE:
         offered |= {f for f in PARAMETERS if f in facts.answer("parameters").split(", ")} | {Feature.PROJECTIONS}
     return frozenset(offered | {Feature.CORE})
+
+
+def premises(facts: Facts) -> Premises:
+    """What it always does."""
+    return NO_PREMISES.assuming(["causal"] if facts.answer("causal") == ALWAYS else [])
 
 
 def convention_topic(key: str) -> str:

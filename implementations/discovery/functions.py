@@ -15,6 +15,7 @@ from attention_conformance.implementations.adapters.jax_op import is_jax, jax_op
 from attention_conformance.implementations.adapters.numpy_op import numpy_op
 from attention_conformance.implementations.api.contract import Claims, Implementation, any_case
 from attention_conformance.implementations.api.safe_call import CallOutcome
+from attention_conformance.implementations.discovery.always import with_premises
 from attention_conformance.implementations.discovery.claim_checks import (
     BIASED,
     CAUSAL,
@@ -23,6 +24,7 @@ from attention_conformance.implementations.discovery.claim_checks import (
     MASKED,
     NO_EFFECT,
     PLAIN,
+    PROBED,
     AdapterRun,
     ClaimCheck,
     check_answer,
@@ -56,6 +58,7 @@ from attention_conformance.spec.cases import Pattern
 from attention_conformance.spec.conventions import CausalWithMask, Conventions
 from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.spec.optional import optional
+from attention_conformance.spec.premises import NO_PREMISES, Premises
 
 torch = optional("torch")
 
@@ -78,9 +81,9 @@ class ArrayKind:
     alternatives: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     exact_dtype: bool = True
 
-    def check(self, function: Callable[..., object], claims: Claims, device: str) -> ClaimCheck:
+    def check(self, function: Callable[..., object], claims: Claims, device: str, dtype: str) -> ClaimCheck:
         """A way to call the function."""
-        return ClaimCheck(function, partial(self.maker, polarity=claims.conventions.bool_mask), claims, device)
+        return ClaimCheck(function, partial(self.maker, polarity=claims.conventions.bool_mask), claims, device, dtype)
 
 
 NUMPY = ArrayKind(
@@ -116,7 +119,11 @@ ALWAYS = EVERYWHERE | {Feature.CROSS, Feature.KEY_VALUE, Feature.VALUE_WIDTH}
 
 
 def function_candidate(
-    name: str, function: Callable[..., object], settings: Mapping[str, str], device: str
+    name: str,
+    function: Callable[..., object],
+    settings: Mapping[str, str],
+    device: str,
+    premises: Premises = NO_PREMISES,
 ) -> Implementation:
     """Wraps a function with the parameters of torch's scaled_dot_product_attention, or a subset of them.
 
@@ -134,12 +141,13 @@ def function_candidate(
     check, kind, plain = _suited(RenamedCall(function, options), claims, device)
     check_answer(plain, kind.is_kind, "an array" if kind in (NUMPY, JAX) else "a tensor")
     check, ignored = _without_ignored(check, options)
+    check, always = with_premises(check, premises)
     check, refuted = option_claims(check, options.named.features)
     extras = tuple(e for e in find_extras(parts(plain), EXTENTS) if e.name != "averaged_weights")
     if "returned-weights" not in settings:
         check = with_returned_weights(check, extras)
     claims, notes = core_claims(check, kind.exact_dtype)
-    notes = (*ignored_parts(parts(plain), extras), *notes, *options.notes, *ignored, *refuted)
+    notes = (*always, *ignored_parts(parts(plain), extras), *notes, *options.notes, *ignored, *refuted)
     return _implementation(name, check, kind, claims, extras, "; ".join([f"a function of {kind.arrays}", *notes]))
 
 
@@ -181,7 +189,7 @@ def _reads_booleans_only(check: ClaimCheck, options: Options) -> bool:
     if options.spelled.get("float_mask") not in ("mask", "attention_mask") or plain.error:
         return False
     zeros = check.run(replace(BIASED, pattern=Pattern.ALL))
-    return bool(zeros.error) or not near_outputs(zeros, plain)
+    return bool(zeros.error) or not near_outputs(zeros, plain, check.dtype)
 
 
 def _implementation(
@@ -209,26 +217,40 @@ def _options(signature: inspect.Signature) -> Options:
 
 
 def _suited(function: RenamedCall, claims: Claims, device: str) -> tuple[ClaimCheck, ArrayKind, CallOutcome[Any]]:
+    """The arrays that it takes, in the first dtype in which it answers; an error is that in the first of all."""
+    refused: TargetError | None = None
+    for dtype in PROBED:
+        try:
+            return _suited_in(dtype, function, claims, device)
+        except TargetError as error:
+            refused = refused or error
+    assert refused is not None
+    raise refused
+
+
+def _suited_in(
+    dtype: str, function: RenamedCall, claims: Claims, device: str
+) -> tuple[ClaimCheck, ArrayKind, CallOutcome[Any]]:
     """Tensors or NumPy arrays: those with which more of its calls answer in kind; else perhaps arrays of JAX.
 
     NumPy functions take tensors for arrays up to a point, and then raise or change the type; they never have
     gradients.
     """
     forward = replace(claims, features=claims.features - {Feature.GRADIENTS, Feature.MASK_GRADIENT})
-    arrays = NUMPY.check(function, forward, device)
+    arrays = NUMPY.check(function, forward, device, dtype)
     masks = [(Feature.BOOL_MASK, MASKED), (Feature.FLOAT_MASK, BIASED)]
     cases = [PLAIN, *(case for feature, case in masks if feature in claims)]
     of_arrays = [arrays.run(case) for case in cases]
     if not torch:
         return arrays, NUMPY, _plain_answer({NUMPY.arrays: of_arrays[0]})
     kind = tensors_kind()
-    tensors = kind.check(function, claims, device)
+    tensors = kind.check(function, claims, device, dtype)
     of_tensors = [tensors.run(case) for case in cases]
     tensor_answers, array_answers = _in_kind(of_tensors, kind), _in_kind(of_arrays, NUMPY)
     if array_answers >= max(1, tensor_answers + (not no_gradients(tensors))):
         return arrays, NUMPY, of_arrays[0]
     if not tensor_answers and "jax" in sys.modules:
-        jax = JAX.check(function, claims, device)
+        jax = JAX.check(function, claims, device, dtype)
         if _in_kind([plain := jax.run(PLAIN)], JAX):
             return jax, JAX, plain
     return tensors, kind, _plain_answer({kind.arrays: of_tensors[0], NUMPY.arrays: of_arrays[0]})

@@ -1,5 +1,7 @@
 """Modules: how a class like torch.nn.MultiheadAttention, or a part of it, is built and called, and what it claims."""
 
+from __future__ import annotations
+
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -23,6 +25,7 @@ from attention_conformance.implementations.adapters.tensors import Tensors
 from attention_conformance.implementations.adapters.torch_module import TorchModule, torch_module
 from attention_conformance.implementations.api.contract import Claims, Implementation
 from attention_conformance.implementations.api.safe_call import safe_call
+from attention_conformance.implementations.discovery.always import with_premises
 from attention_conformance.implementations.discovery.claim_checks import (
     BIASED,
     CAUSAL,
@@ -69,6 +72,7 @@ from attention_conformance.implementations.discovery.vocabulary import (
 from attention_conformance.spec.cases import Case, MaskShape, Padding
 from attention_conformance.spec.conventions import Conventions, Polarity
 from attention_conformance.spec.features import Feature, Scope
+from attention_conformance.spec.premises import NO_PREMISES, Premises
 from attention_conformance.spec.problem import Problem
 
 KEY_WIDTH, VALUE_WIDTH = 10, 11
@@ -116,6 +120,8 @@ class ModuleCall:
         return (lambda: _batch_first(call())) if self.length_first else call
 
     def _options(self, given: Tensors, problem: Problem) -> dict[str, Any]:
+        if problem.causal and "is_causal" in self.options.implied:
+            problem = problem.but(causal=False)
         options = dict(mask_options(given, problem, self.polarity))
         if not self.float_padding and "key_padding_mask" in options:
             options["key_padding_mask"] = polarised(given["key_padding_mask"], self.polarity)
@@ -188,6 +194,13 @@ class ModulePlan:
     check: ClaimCheck
     notes: tuple[str, ...]
 
+    def under(self, given: Premises) -> tuple[ModulePlan, list[str]]:
+        """The plan with the premises that are given or seen, and a note on each."""
+        check, notes = with_premises(self.check, given)
+        call = check.function
+        assert isinstance(call, ModuleCall)
+        return replace(self, call=call, check=check), notes
+
     def run(self, call: ModuleCall | None = None, make: Constructor | None = None, **keywords: Any) -> TorchModule:
         """A `run`, by default in its own mode; another call or constructor than its own has no extras by default."""
         own = {extra.position: extra.name for extra in self.extras} if call is None and make is None else {}
@@ -213,7 +226,7 @@ def plan_module(kind: type[nn.Module], conventions: Conventions, device: str) ->
         call = replace(call, length_first=_length_first(module, call.inputs))
     check = ClaimCheck(
         call, partial(module_run, make), Claims(Scope.MODULE, features, conventions, fit=one_mask), device
-    )
+    ).in_first_dtype()
     first, second = check.run(PLAIN), check.run(PLAIN)
     check_answer(first, lambda answer: isinstance(answer, torch.Tensor), "a tensor")
     evaluating = not second.error and not equal_outputs(first, second)
@@ -311,7 +324,9 @@ def _unless_only(call: ModuleCall, other: ModuleCall, check: ClaimCheck, case: C
 DROPPING = {Feature.DROPOUT, Feature.EVALUATION}
 
 
-def module_candidate(name: str, kind: type[nn.Module], settings: Mapping[str, str], device: str) -> Implementation:
+def module_candidate(
+    name: str, kind: type[nn.Module], settings: Mapping[str, str], device: str, premises: Premises = NO_PREMISES
+) -> Implementation:
     """Wraps a module class; what its constructor and forward do not take is not claimed.
 
     True in its boolean masks means masked out, as in torch.nn.MultiheadAttention, unless the settings state otherwise.
@@ -322,6 +337,7 @@ def module_candidate(name: str, kind: type[nn.Module], settings: Mapping[str, st
     """
     conventions = Conventions(bool_mask=Polarity.MASKED_OUT).claiming(settings)
     plan = plan_module(kind, conventions, device)
+    plan, always = plan.under(premises)
     check, option_notes = _option_claims(plan)
     if "returned-weights" not in settings:
         check = with_returned_weights(check, plan.extras)
@@ -331,7 +347,7 @@ def module_candidate(name: str, kind: type[nn.Module], settings: Mapping[str, st
     claims = replace(claims, features=features if alternatives else features - {Feature.ALTERNATIVES})
     mode = ["in eval mode, because it answers at random in training mode"] if plan.evaluating else []
     layout = "(L, B, E)" if plan.call.length_first else "(B, L, E)"
-    every_note = [*plan.call.options.notes, *mode, *plan.notes, *notes, *option_notes]
+    every_note = [*always, *plan.call.options.notes, *mode, *plan.notes, *notes, *option_notes]
     about = "; ".join([f"a module class, {layout}", *every_note])
     return Implementation(name, claims, plan.run(), about, construct=plan.make.construct, alternatives=alternatives)
 

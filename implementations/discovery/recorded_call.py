@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from functools import lru_cache, wraps
@@ -18,6 +18,7 @@ from attention_conformance.implementations.api.global_state import kept_global_s
 from attention_conformance.implementations.api.safe_call import CandidateError, guarded, safe_call
 from attention_conformance.implementations.discovery.loading import load_target
 from attention_conformance.spec.optional import optional
+from attention_conformance.spec.premises import Premises
 from attention_conformance.spec.problem import Array, Problem
 
 torch = optional("torch")
@@ -40,13 +41,15 @@ class RecordedCall:
     parts: Mapping[int, Array]
 
 
-def recorded_call(target: str, settings: Mapping[str, str], problem: Problem, device: str) -> RecordedCall:
+def recorded_call(
+    target: str, settings: Mapping[str, str], problem: Problem, device: str, premises: Sequence[str] = ()
+) -> RecordedCall:
     """The call that the suite makes for a problem.
 
     Raises:
         CandidateError: the target is no function, or its calls cannot be observed; the message has the reason.
     """
-    last, implementation = guarded(lambda: _observed(target, tuple(settings.items()), device))
+    last, implementation = guarded(lambda: _observed(target, tuple(settings.items()), device, tuple(premises)))
     safe_call(lambda: implementation.run(problem.fresh(), device))
     inputs, options, answer = last[-1]
     parts = dict(enumerate(answer)) if isinstance(answer, tuple) else {}
@@ -60,7 +63,9 @@ Calls = list[tuple[tuple[Any, ...], Mapping[str, Any], Any]]
 
 
 @lru_cache(maxsize=16)
-def _observed(target: str, settings: tuple[tuple[str, str], ...], device: str) -> tuple[Calls, Implementation]:
+def _observed(
+    target: str, settings: tuple[tuple[str, str], ...], device: str, premises: tuple[str, ...]
+) -> tuple[Calls, Implementation]:
     """The record of the last call, and the function as an implementation that keeps it."""
     from attention_conformance.implementations.discovery.functions import function_candidate  # it imports torch
 
@@ -76,7 +81,7 @@ def _observed(target: str, settings: tuple[tuple[str, str], ...], device: str) -
         last[:] = [(inputs, options, answer)]
         return answer
 
-    return last, function_candidate("candidate", observed, dict(settings), device)
+    return last, function_candidate("candidate", observed, dict(settings), device, Premises().assuming(premises))
 
 
 def _given(value: object) -> Array | None:

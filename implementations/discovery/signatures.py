@@ -21,6 +21,7 @@ from attention_conformance.implementations.discovery.vocabulary import (
 )
 from attention_conformance.spec.features import Feature
 from attention_conformance.spec.optional import optional
+from attention_conformance.spec.premises import Premises
 
 torch = optional("torch")
 
@@ -125,6 +126,7 @@ class Options:
         defaults: the values of options that are not given, by its own names.
         swallowed: the options that only a **kwargs takes.
         misspelled: its parameters that the suite does not know, and the known names that they resemble.
+        implied: the options that it is not given, because it always does what they state.
     """
 
     spelled: Mapping[str, str]
@@ -132,6 +134,7 @@ class Options:
     defaults: Mapping[str, object] = field(default_factory=dict)
     swallowed: frozenset[str] = frozenset()
     misspelled: Mapping[str, str] = field(default_factory=dict)
+    implied: frozenset[str] = frozenset()
 
     def __contains__(self, option: str) -> bool:
         return option in self.spelled
@@ -164,6 +167,11 @@ class Options:
             for name, known in self.misspelled.items()
         ]
 
+    def implying(self, premises: Premises) -> Options:
+        """The same without the options that premises make needless."""
+        implied = (name for name, entry in OPTIONS.items() if any(map(premises.implies, entry.features)))
+        return replace(self, implied=frozenset(implied))
+
     def for_both(self, option: str) -> bool:
         """Whether its own name for an option means queries and keys alike."""
         return option == "query_segments" and self.spelled.get(option) == "segment_ids"
@@ -175,7 +183,7 @@ class Options:
             option = name
             if name == "attn_mask":
                 option = "bool_mask" if "bool" in str(argument.dtype) else "float_mask"
-            if option in self.spelled or option not in DISPENSABLE:
+            if option not in self.implied and (option in self.spelled or option not in DISPENSABLE):
                 given[self.spelled.get(option, name)] = argument
         return given
 

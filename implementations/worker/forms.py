@@ -124,6 +124,7 @@ def claims_fields(claims: Claims) -> dict[str, Any]:
         "features": sorted(claims.features),
         "conventions": dict(claims.conventions.items()),
         "dtypes": list(claims.dtypes),
+        **({"premises": list(settings)} if (settings := claims.premises.settings()) else {}),
     }
 
 

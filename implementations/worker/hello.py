@@ -10,6 +10,7 @@ from attention_conformance.implementations.api.contract import ExpectedFailure
 from attention_conformance.spec.cases import from_data
 from attention_conformance.spec.conventions import Conventions
 from attention_conformance.spec.features import Feature, Scope
+from attention_conformance.spec.premises import Premises
 from attention_conformance.spec.problem import DTYPES
 
 PROTOCOL = 1
@@ -41,6 +42,7 @@ class ClaimsForm:
     features: tuple[Feature, ...]
     dtypes: tuple[str, ...]
     conventions: Mapping[str, str] = field(default_factory=dict)
+    premises: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,7 @@ class Hello:
         try:
             hello: Hello = from_data(cls, given, "hello")
             Conventions().claiming(hello.claims.conventions)
+            Premises().assuming(hello.claims.premises)
         except ValueError as error:
             raise HelloError(str(error)) from None
         _require("requests", hello.requests, REQUESTS)

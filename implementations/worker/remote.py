@@ -33,6 +33,7 @@ from attention_conformance.implementations.worker.wire import Message
 from attention_conformance.spec.cases import Case
 from attention_conformance.spec.conventions import Conventions
 from attention_conformance.spec.features import Feature, Scope
+from attention_conformance.spec.premises import Premises
 from attention_conformance.spec.problem import Array, Problem
 
 
@@ -43,6 +44,7 @@ def isolated_candidate(
     deadline: float = CALL,
     python: str = "",
     memory: int | None = None,
+    premises: Sequence[str] = (),
 ) -> Implementation:
     """The candidate that a target names, in a process of its own. One that does not survive its start fails the core.
 
@@ -53,14 +55,18 @@ def isolated_candidate(
         deadline: seconds for a small call.
         python: the interpreter of another environment, which needs NumPy; empty: this one.
         memory: bytes that it may allocate; None: half of what is free.
+        premises: what it always does, in addition to what a few calls show, as `Premises.assuming` takes them.
 
     Raises:
         TargetError: the target cannot be used; the message is one line that begins with the target.
         ValueError: a setting that does not exist.
     """
     Conventions().claiming(settings)
+    Premises().assuming(premises)
     name = Target.parse(target).parts[-1]
-    hello = {"target": target, "conventions": dict(settings), "device": device, "memory": memory}
+    hello: dict[str, Any] = {"target": target, "conventions": dict(settings), "device": device, "memory": memory}
+    if premises:
+        hello["premises"] = list(premises)
     door = Door(hello, worker_command(python), deadline)
     try:
         return remote_implementation(door)
@@ -125,6 +131,7 @@ def implementation_of(door: Door, hello: Hello) -> Implementation:
             Conventions().claiming(claims.conventions),
             claims.dtypes,
             fitting(door) if "fit" in requests else any_case,
+            Premises().assuming(claims.premises),
         ),
         run=remote(way={}),
         about=shortened(hello.about),

@@ -102,7 +102,9 @@ class Worker:
         self.before = global_state()
         try:
             with kept_global_state():
-                loaded = named(given["target"], target, given["conventions"], given["device"])
+                loaded = named(
+                    given["target"], target, given["conventions"], given["device"], given.get("premises", ())
+                )
         except KeyboardInterrupt:
             raise TargetError(f"{given['target']}: it raised KeyboardInterrupt when it was first called") from None
         self.implementation = loaded
@@ -198,7 +200,8 @@ class Worker:
         from attention_conformance.implementations.discovery.recorded_call import recorded_call
 
         target, settings = self.given["target"], self.given["conventions"]
-        call = recorded_call(target, settings, problem_of(request), request.fields["device"])
+        premises = self.given.get("premises", ())
+        call = recorded_call(target, settings, problem_of(request), request.fields["device"], premises)
         texts = {name: given for name, given in call.options.items() if isinstance(given, str)}
         arrays = {f"options.{name}": given for name, given in call.options.items() if not isinstance(given, str)}
         parts = {f"parts.{position}": array for position, array in call.parts.items()}

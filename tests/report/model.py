@@ -90,6 +90,7 @@ class Subject:
         target: as `--candidate` takes it; empty for a built-in one.
         isolated: whether it runs in a process of its own; None for a built-in one, which is part of the suite.
         conventions: by key, in the spelling of the command line.
+        premises: what it always does, in that spelling.
     """
 
     name: str
@@ -100,6 +101,7 @@ class Subject:
     conventions: Mapping[str, str]
     target: str = ""
     isolated: bool | None = None
+    premises: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,8 @@ def explanation(clause: Clause, implementations: Sequence[Implementation]) -> It
 def _scope(clause: Clause) -> str:
     scope = "any implementation" if clause.scope is None else f"an implementation of the {clause.scope} level"
     measured = ". It is measured by the benchmarks, and is no part of a verdict" if clause.measured else ""
-    return f"{scope} that claims {' and '.join(sorted(clause.features))}{measured}"
+    presumed = f", unless it is always {' or '.join(sorted(clause.presumes))}" if clause.presumes else ""
+    return f"{scope} that claims {' and '.join(sorted(clause.features))}{presumed}{measured}"
 
 
 def _defects(clause: Clause) -> Iterator[str]:

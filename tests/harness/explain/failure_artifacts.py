@@ -84,6 +84,7 @@ def _explained(judge: Judge, verdict: Verdict, settings: RunSettings, target: st
         command=started_by(judge.implementation),
         python=settings.python if target else "",
         conventions=settings.conventions,
+        premises=settings.amendments.premises,
         device=settings.device,
         tier=settings.tier,
         part=failure.part,
@@ -98,7 +99,7 @@ def _explained(judge: Judge, verdict: Verdict, settings: RunSettings, target: st
             verdict,
             file,
             counterexample,
-            script(counterexample, judge, target, settings.conventions, verdict.clause),
+            script(counterexample, judge, target, settings.conventions, verdict.clause, settings.amendments.premises),
             "",
         )
     except NoScriptError as error:

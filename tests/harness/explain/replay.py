@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from shlex import join
 
+from attention_conformance.implementations.api.amended import Amendments
 from attention_conformance.implementations.api.contract import Implementation, Unsupported
 from attention_conformance.implementations.discovery.loading import TargetError
 from attention_conformance.implementations.worker.remote import end_process
@@ -38,7 +39,7 @@ class FailureFile:
     Attributes:
         target: of the candidate, as `--candidate` takes it; empty for a built-in implementation, and for a command.
         command, python: as `--command` and `--python` take them. A replay starts neither of its own accord.
-        conventions: as `--convention` takes them.
+        conventions, premises: as `--convention` and `--premise` take them.
         decimals, cotangent: see `Recipe`.
         part: what differed from the reference; empty where the check was another one.
         kind: how a reduced case fails, see `FailureKind`; empty if nothing was reduced, and the whole clause is run.
@@ -53,6 +54,7 @@ class FailureFile:
     command: str = ""
     python: str = ""
     conventions: Mapping[str, str] = field(default_factory=dict)
+    premises: tuple[str, ...] = ()
     device: str = "cpu"
     tier: str = "quick"
     decimals: int | None = None
@@ -129,15 +131,16 @@ def subject(failure: FailureFile, given: RunSettings) -> Implementation:
     Raises:
         ReplayError: it cannot be loaded.
     """
-    for option, program, stated in (
+    for option, program, given_too in (
         ("--command", failure.command, bool(given.commands)),
         ("--python", failure.python, bool(given.python)),
     ):
-        if program and not stated:
+        if program and not given_too:
             raise ReplayError(f"it needs a program, which is started only if you give it: {join([option, program])}")
     if given.commands and (not failure.command or len(given.commands) > 1):
         raise ReplayError("--command: give it once, and only for a failure of a command")
-    settings = replace(given, conventions=failure.conventions, device=failure.device)
+    stated = Amendments(premises=failure.premises)
+    settings = replace(given, conventions=failure.conventions, device=failure.device, amendments=stated)
     if not failure.target and not failure.command:
         # Here, as they import torch, for which the judge of a candidate does not wait.
         from attention_conformance.implementations.builtin.catalogue import BUILTIN, NAMED, ON_REQUEST
@@ -147,14 +150,15 @@ def subject(failure: FailureFile, given: RunSettings) -> Implementation:
                 return implementation
         raise ReplayError(f"implementation {failure.implementation!r} is not built in")
     try:
-        return settings.loader()(failure.target) if failure.target else settings.commanded(given.commands[0])
+        loaded = settings.loader()(failure.target) if failure.target else settings.commanded(given.commands[0])
+        return settings.amendments.of(loaded)
     except TargetError as error:
         if failure.command:
             raise ReplayError(str(error)) from None
         reason = str(error).removeprefix(f"{failure.target}: ")
         raise ReplayError(f"target {failure.target!r} cannot be used: {reason}") from None
     except ValueError as error:
-        raise ReplayError(f"conventions: {error}") from None
+        raise ReplayError(f"{'premises' if 'premise' in str(error) else 'conventions'}: {error}") from None
 
 
 def replay(failure: FailureFile, given: RunSettings) -> tuple[bool, list[str]]:

@@ -1,6 +1,6 @@
 """Scripts: a counterexample as a program of a few lines, which needs NumPy and the candidate, but not this suite."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,14 @@ class NoScriptError(Exception):
     """There is no script; the message has the reason."""
 
 
-def script(counterexample: Counterexample, judge: Judge, target: str, settings: Mapping[str, str], clause: str) -> str:
+def script(
+    counterexample: Counterexample,
+    judge: Judge,
+    target: str,
+    settings: Mapping[str, str],
+    clause: str,
+    premises: Sequence[str] = (),
+) -> str:
     """The program: it prints expected and got, and its exit status is 1 if the candidate still fails.
 
     Raises:
@@ -52,7 +59,7 @@ def script(counterexample: Counterexample, judge: Judge, target: str, settings: 
     drawn = not fits(failing)
     if drawn:
         failing = _drawn(failing, judge)
-    call = _recorded(target, settings, judge, failing.problem)
+    call = _recorded(target, settings, judge, failing.problem, premises)
     text = "\n".join(_lines(failing, judge, call, target, clause, drawn)) + "\n"
     if text.count("\n") > MOST_LINES:
         raise NoScriptError(f"it would take more than {MOST_LINES} lines")
@@ -82,13 +89,15 @@ def _draw(name: str, array: Array) -> str:
     return f"rng.standard_normal({array.shape})"
 
 
-def _recorded(target: str, settings: Mapping[str, str], judge: Judge, problem: Problem) -> RecordedCall:
+def _recorded(
+    target: str, settings: Mapping[str, str], judge: Judge, problem: Problem, premises: Sequence[str]
+) -> RecordedCall:
     """How the suite calls the function on the problem."""
     run = judge.implementation.run
     try:
         if isinstance(run, Remote):
             return run.recorded_call(problem, judge.device)
-        return recorded_call(target, settings, problem, judge.device)
+        return recorded_call(target, settings, problem, judge.device, premises)
     except CandidateError as error:  # such as scripted functions, which hide their signature from a wrapper
         raise NoScriptError(f"its calls cannot be observed: {error}") from None
 

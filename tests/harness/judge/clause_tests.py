@@ -142,8 +142,10 @@ def claimed(clause: Clause, claims: Claims) -> str:
     """Empty if the claims call for the clause; otherwise why they do not."""
     if clause.scope is not None and clause.scope is not claims.scope:
         return f"is a clause of the {clause.scope} level"
-    missing = sorted(feature for feature in clause.features if feature not in claims)
-    return f"does not claim {missing[0]}" if missing else ""
+    if missing := sorted(feature for feature in clause.features if feature not in claims):
+        return f"does not claim {missing[0]}"
+    contradicted = sorted(clause.presumes & claims.premises.names)
+    return f"has the premise {contradicted[0]}, without which alone it holds" if contradicted else ""
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from attention_conformance.implementations.api.amended import AS_CLAIMED, Amendments
 from attention_conformance.implementations.api.contract import Implementation
 from attention_conformance.implementations.discovery.candidates import candidate
 from attention_conformance.implementations.worker.limits import CALL
@@ -24,6 +25,7 @@ class RunSettings:
         implementations, clauses: patterns of names.
         conventions: what the candidates claim, by key.
         report: the folder of the report, if there is one.
+        amendments: what they claim in addition, or not.
         expected: the file of expected failures; None looks in the folder of each candidate.
         propose: whether entries for such a file are printed.
         isolated: whether each candidate is called in a process of its own.
@@ -38,6 +40,7 @@ class RunSettings:
     clauses: tuple[str, ...] = ()
     dtypes: tuple[str, ...] = ()
     conventions: Mapping[str, str] = field(default_factory=dict)
+    amendments: Amendments = AS_CLAIMED
     device: str = "cpu"
     tier: str = "quick"
     report: Path | None = None
@@ -67,8 +70,9 @@ class RunSettings:
                 deadline=self.deadline,
                 python=self.python,
                 memory=self.memory,
+                premises=self.amendments.premises,
             )
-        return partial(candidate, settings=self.conventions, device=self.device)
+        return partial(candidate, settings=self.conventions, device=self.device, premises=self.amendments.premises)
 
     def commanded(self, command: str) -> Implementation:
         """The candidate that a command line starts; see `commanded_candidate` for what is raised."""
@@ -76,4 +80,4 @@ class RunSettings:
 
     def judge(self, implementation: Implementation, dtype: str) -> Judge:
         """A new judge of an implementation."""
-        return Judge(implementation, dtype, self.device, TIERS[self.tier])
+        return Judge(implementation, dtype, self.device, TIERS[self.tier], selected=self.dtypes)

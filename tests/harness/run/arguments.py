@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from datetime import date
 from typing import Any, TypeAlias
 
+from attention_conformance.implementations.api.amended import AS_CLAIMED, Amendments
 from attention_conformance.implementations.api.contract import Implementation
 from attention_conformance.implementations.discovery.candidates import wrapped
 from attention_conformance.implementations.discovery.loading import TargetError
@@ -59,6 +60,7 @@ def arguments(
     conventions: Mapping[str, str] | Conventions,
     deadline: float | None = None,
     memory: str | int | None = None,
+    amendments: Amendments = AS_CLAIMED,
 ) -> Arguments:
     """The arguments, checked; the target is loaded, and called a few times where it is no adapter.
 
@@ -66,17 +68,18 @@ def arguments(
         TypeError: an argument is of a type that cannot be used.
         ValueError: a name that selects nothing, a device that is not there, a target that cannot be used.
     """
-    patterns, names = _names("clauses", clauses), _names("dtypes", dtypes)
+    patterns, in_dtypes = names("clauses", clauses), names("dtypes", dtypes)
     require_known("clauses", patterns, list(load()))
-    require_known("dtypes", names, list(DTYPES))
-    require_known("tier", _names("tier", tier), list(TIERS))
+    require_known("dtypes", in_dtypes, list(DTYPES))
+    require_known("tier", names("tier", tier), list(TIERS))
     require_device("device", device)
     _require_limits(target, deadline, memory)
     settings = RunSettings(
         candidates=(target,) if isinstance(target, str) else (),
         clauses=patterns,
-        dtypes=expanded_dtypes(names),
+        dtypes=expanded_dtypes(in_dtypes),
         conventions={key: str(value) for key, value in conventions.items()},
+        amendments=amendments,
         device=device,
         tier=tier,
         deadline=CALL if deadline is None else deadline,
@@ -96,18 +99,23 @@ def _require_limits(target: Target, deadline: float | None, memory: str | int | 
         )
 
 
-def _names(argument: str, given: Names) -> tuple[str, ...]:
-    names = (given,) if isinstance(given, str) else tuple(given)
-    for name in names:
+def names(argument: str, given: Names) -> tuple[str, ...]:
+    """One name or several, as a tuple.
+
+    Raises:
+        TypeError: one is no string.
+    """
+    several = (given,) if isinstance(given, str) else tuple(given)
+    for name in several:
         if not isinstance(name, str):
             raise TypeError(f"{argument}: {name!r} is of type {type(name).__name__}; give strings")
-    return names
+    return several
 
 
 def _implementation(target: Target, settings: RunSettings) -> tuple[Implementation, tuple[str, ...]]:
     with hushed():
         if isinstance(target, str):
-            loaded = settings.loader()(target)
+            loaded = settings.amendments.of(settings.loader()(target))
             (implementation,), notes = expecting((loaded,), (target,), None, date.today())
             return implementation, notes
         if not isinstance(target, Implementation) and not callable(target):
@@ -117,6 +125,7 @@ def _implementation(target: Target, settings: RunSettings) -> tuple[Implementati
             )
         name = getattr(target, "__name__", type(target).__name__)
         try:
-            return wrapped(name, target, settings.conventions, settings.device), ()
+            loaded = wrapped(name, target, settings.conventions, settings.device, settings.amendments.premises)
+            return settings.amendments.of(loaded), ()
         except TargetError as error:
             raise TargetError(f"{name}: {error}") from error

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from attention_conformance.implementations.api.amended import Amendments
 from attention_conformance.implementations.worker.remote import end_process
 from attention_conformance.spec.cases import Case
 from attention_conformance.spec.clauses import load
@@ -13,7 +14,7 @@ from attention_conformance.spec.conventions import Conventions
 from attention_conformance.tests.harness.explain.failure_artifacts import Explained, clear, write
 from attention_conformance.tests.harness.judge.judging import judged
 from attention_conformance.tests.harness.judge.settings import RunSettings
-from attention_conformance.tests.harness.run.arguments import Arguments, Names, Target, arguments
+from attention_conformance.tests.harness.run.arguments import Arguments, Names, Target, arguments, names
 from attention_conformance.tests.harness.run.command_lines import INSTALLED, checking, options_of
 from attention_conformance.tests.harness.run.parametrize import NO_CONVENTIONS
 from attention_conformance.tests.harness.run.post_run import (
@@ -119,6 +120,9 @@ def check(
     conventions: Mapping[str, str] | Conventions = NO_CONVENTIONS,
     deadline: float | None = None,
     memory: str | int | None = None,
+    premises: Names = (),
+    claim: Names = (),
+    without: Names = (),
 ) -> Report:
     """Judges an implementation, and explains its failures. What the implementation prints meanwhile is dropped.
 
@@ -135,12 +139,16 @@ def check(
         conventions: by key, such as {"empty-row": "nan"}, as the option --convention takes them.
         deadline: seconds for a small call of a target that is given as a string; None: 60.
         memory: what such a target may allocate, such as "8G" or a number of bytes; None: half of what is free.
+        premises: what it always does, such as "causal" or "softcap=30", as the option --premise takes them.
+        claim: features that are claimed in addition, such as "float-mask".
+        without: features that are not claimed.
 
     Raises:
         TypeError: an argument is of a type that cannot be used.
         ValueError: a name that selects nothing, a device that is not there, a target that cannot be used.
     """
-    given = arguments(target, clauses, dtypes, tier, device, conventions, deadline, memory)
+    amendments = Amendments(names("claim", claim), names("without", without), names("premises", premises))
+    given = arguments(target, clauses, dtypes, tier, device, conventions, deadline, memory, amendments)
     recorder = _recorder(given)
     with hushed():
         for each in given.selection.plan():

@@ -28,11 +28,12 @@ def again(settings: RunSettings, targets: Mapping[str, str], implementation: str
 def options_of(settings: RunSettings, clause: str, dtype: str) -> list[str]:
     """The options that run one clause in one dtype as the run did."""
     conventions = [w for key, value in settings.conventions.items() for w in ("--convention", f"{key}={value}")]
+    claims = settings.amendments.options()
     expected = [] if settings.expected is None else ["--expected-failures", str(settings.expected)]
     tier = [] if settings.tier == "quick" else ["--tier", settings.tier]
     device = [] if settings.device == "cpu" else ["--device", settings.device]
     process = process_options(settings)
-    return [*process, *conventions, *expected, "--clause", clause, "--dtype", dtype, *tier, *device]
+    return [*process, *conventions, *claims, *expected, "--clause", clause, "--dtype", dtype, *tier, *device]
 
 
 def process_options(settings: RunSettings) -> list[str]:

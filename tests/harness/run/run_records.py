@@ -133,6 +133,7 @@ def subject_of(implementation: Implementation, target: str = "", candidate: bool
         features=tuple(sorted(claims.features)),
         dtypes=claims.dtypes,
         conventions=dict(claims.conventions.items()),
+        premises=claims.premises.settings(),
         target=target,
         isolated=isinstance(implementation.run, Remote) if candidate or target else None,
     )

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from attention_conformance.implementations.api.amended import Amendments
 from attention_conformance.implementations.api.contract import Implementation
 from attention_conformance.implementations.api.global_state import compute_on_one_thread
 from attention_conformance.implementations.discovery.candidates import candidates, distinct
@@ -54,6 +55,7 @@ def settings_of(config: pytest.Config) -> RunSettings:
         clauses=several("clause"),
         dtypes=expanded_dtypes(several("dtype")),
         conventions=dict(map(_convention, several("convention"))),
+        amendments=Amendments(several("claim"), several("without"), several("premise")),
         device=config.getoption("device"),
         tier=config.getoption("tier"),
         report=path_of(config, "conformance_report"),
@@ -119,6 +121,9 @@ def require_process(settings: RunSettings) -> None:
 def _of_candidates(settings: RunSettings) -> dict[str, bool]:
     return {
         "--convention": bool(settings.conventions),
+        "--premise": bool(settings.amendments.premises),
+        "--claim": bool(settings.amendments.claim),
+        "--without": bool(settings.amendments.without),
         "--expected-failures": settings.expected is not None,
         "--propose-expected-failures": settings.propose,
     }
@@ -145,7 +150,10 @@ def _candidates(settings: RunSettings) -> Selection:
         with hushed():
             commanded = tuple(map(settings.commanded, settings.commands))
             given = (*candidates(settings.candidates, settings.loader()), *commanded)
-        loaded = tuple(replace(each, name=one_line(each.name, LONGEST_NAME) or "nameless") for each in given)
+        loaded = tuple(
+            settings.amendments.of(replace(each, name=one_line(each.name, LONGEST_NAME) or "nameless"))
+            for each in given
+        )
         expected, notes = expecting(loaded, targets, settings.expected, date.today())
         selection = Selection(expected, settings.clauses, settings.dtypes, notes)
     except KeyboardInterrupt:
@@ -154,7 +162,7 @@ def _candidates(settings: RunSettings) -> Selection:
     except (TargetError, ExpectingError) as error:
         raise UsageError(str(error)) from error
     except ValueError as error:
-        raise UsageError(f"--convention: {error}") from error
+        raise UsageError(f"--convention, --premise, --claim or --without: {error}") from error
     require_different(loaded)
     return selection
 

@@ -33,7 +33,7 @@ def _entry(row: Row, run: Run) -> dict[str, Any]:
         "name": subject.name,
         "description": subject.about,
         "isolated": subject.isolated,
-        "claims": {**extent, "conventions": dict(subject.conventions)},
+        "claims": {**extent, "conventions": dict(subject.conventions), "premises": list(subject.premises)},
         "verdict": row.conformance,
         "counts": _numbers(row.total),
         "chapters": {cell.chapter: _numbers(cell) for cell in row.cells if cell.clauses},
@@ -44,6 +44,6 @@ def _entry(row: Row, run: Run) -> dict[str, Any]:
 
 
 def _numbers(counted: Counts) -> dict[str, int]:
-    """How many clauses were judged, hold, and do not hold, by the names of their outcomes."""
-    outcomes = (Outcome.HOLDS, *BROKEN)
+    """How many clauses were judged, hold, do not hold, and are not provable, by the names of their outcomes."""
+    outcomes = (Outcome.HOLDS, *BROKEN, Outcome.UNPROVED)
     return {"judged": counted.judged, **{kind.word: counted.number(kind) for kind in outcomes}}

@@ -19,6 +19,7 @@ from attention_conformance.spec.clauses import (
 )
 from attention_conformance.spec.conventions import Conventions
 from attention_conformance.spec.features import Feature, Scope
+from attention_conformance.spec.premises import Premise
 
 CHAPTER = r"""# Chapter 1: scores
 
@@ -50,6 +51,7 @@ Erratum (A, C): they say nothing.
 - features: scale
 - sources: torch SDPA
 - status: measured
+- presumes: no causal, no window
 
 It MAY hold.
 """
@@ -81,15 +83,17 @@ def test_a_clause_has_all_fields_of_its_section(tmp_path: Path) -> None:
         statement="It MUST hold.",
         notes=("More about it.",),
         errata=("Erratum (B): the source says this, and the truth is that.", "Erratum (A, C): they say nothing."),
+        presumes=frozenset(),
         measured=False,
         file="scores.md",
         line=5,
     )
 
 
-def test_optional_fields_have_defaults(tmp_path: Path) -> None:
+def test_a_clause_without_optional_fields_and_one_with_others(tmp_path: Path) -> None:
     clause = load(written(tmp_path, scores=CHAPTER))["scores.two"]
     assert (clause.scope, clause.equation, clause.errata, clause.measured) == (None, None, (), True)
+    assert clause.presumes == {Premise.CAUSAL, Premise.WINDOW}
 
 
 def test_scope_any_is_both_scopes(tmp_path: Path) -> None:
@@ -142,11 +146,13 @@ MALFORMED = {
     "unknown source letter": ("sources: A;", "sources: F;", "11: unknown source 'F'"),
     "unknown source name": ("torch SDPA", "torch", "29: unknown source 'torch'"),
     "source run into another": ("sources: A;", "sources: AB;", "11: unknown source 'AB'"),
+    "presumption of something": ("no causal", "causal", "31: what a clause presumes is 'no PREMISE'"),
+    "unknown premise": ("no window", "no widow", "31: unknown premise 'widow'"),
     "unknown status": ("status: measured", "status: draft", "30: unknown status 'draft'"),
     "no statement": ("It MAY hold.\n", "", "25: clause 'scores.two' lacks a statement"),
     "equation for a statement": ("It MUST\nhold.\n\n", "", "5: clause 'scores.one' lacks a statement"),
     "statement without its level": ("It MUST\nhold", "It is\nso", "13: the statement of 'scores.one' lacks"),
-    "level inside a word": ("It MAY", "It MAYBE", "32: the statement of 'scores.two' lacks"),
+    "level inside a word": ("It MAY", "It MAYBE", "33: the statement of 'scores.two' lacks"),
     "duplicate tag": ("More about it.", "$$ t \\tag{1.1} $$", "21: duplicate equation tag '1.1'"),
     "tag of another chapter": ("More about it.", "$$ t \\tag{2.1} $$", "21: equation tag '2.1' is not"),
     "tag without a number": ("More about it.", "$$ t \\tag{1.a} $$", "21: equation tag '1.a' is not"),

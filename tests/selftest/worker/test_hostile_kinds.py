@@ -128,8 +128,8 @@ REFUSED = {
     "long numbers": ("", "return attend(query, key, value).astype(np.longdouble)", "which no message can hold"),
     "a million times the memory": ("", "return np.broadcast_to(np.float32(0), (10**7, 10**6))", "MemoryError"),
     "a fit that exits": ("claims = {'fit': lambda case: sys.exit(0)}", "", "raised SystemExit: 0"),
-    "a fit of a million queries": (
-        "claims = {'fit': lambda case: case.sized(query_length=10**6)}",
+    "a fit of a billion queries": (
+        "claims = {'fit': lambda case: case.sized(query_length=10**9)}",
         "",
         "fit returned a case that cannot be run: the case has an array of",
     ),

@@ -1,0 +1,115 @@
+"""What a candidate always does: premises that a few calls show, without knowledge of the right answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attention_conformance.implementations.api.contract import Unsupported
+from attention_conformance.implementations.api.fitting import fit
+from attention_conformance.implementations.api.safe_call import safe_call
+from attention_conformance.implementations.discovery.claim_checks import MASKED, PLAIN, ClaimCheck, output_of
+from attention_conformance.implementations.discovery.probe import HALF, Floats
+from attention_conformance.spec.cases import Case, Sharing
+from attention_conformance.spec.conventions import Alignment, CausalWithMask
+from attention_conformance.spec.features import Feature
+from attention_conformance.spec.inputs import build
+from attention_conformance.spec.premises import NO_PREMISES, Premises
+from attention_conformance.spec.problem import Problem
+
+Booleans: TypeAlias = NDArray[np.bool_]
+MASKS = {Feature.BOOL_MASK, Feature.FLOAT_MASK, Feature.MASK_GRADIENT, Feature.KEY_PADDING, Feature.VALID_LENS}
+FARTHER = 7
+SAME = {"bfloat16": 2.0**-7, "float16": 2.0**-10}
+"""In half types a row is the same if it differs by a spacing at most: half of the digits would hide a key of many."""
+LONGER = PLAIN.sized(query_length=9, key_length=9 + FARTHER)
+"""More keys than queries: it shows which corner a causal mask starts from."""
+
+
+def with_premises(check: ClaimCheck, given: Premises) -> tuple[ClaimCheck, list[str]]:
+    """The check with the premises that are given or seen, and a note on each.
+
+    What a candidate has a flag for is no premise: if that is ignored, it is a mistake.
+    """
+    premises = given
+    if not given.causal and Feature.CAUSAL not in check.claims and _reach(check, PLAIN) is not None:
+        premises = replace(premises, causal=True)
+    if premises == NO_PREMISES:
+        return check, []
+    claims = replace(check.claims, premises=premises)
+    claims = replace(claims, features=claims.features - {Feature.CAUSAL} if premises.causal else claims.features)
+    check, notes = _implying(replace(check, claims=claims)), [f"always {', '.join(premises.settings())}"]
+    return _causal_with_others(check, notes) if premises.causal else (check, notes)
+
+
+def _implying(check: ClaimCheck) -> ClaimCheck:
+    """The check of a call that is not given what its premises imply."""
+    call: Any = check.function  # a call with `Options`, of a function or of a module
+    return replace(check, function=replace(call, options=call.options.implying(check.claims.premises)))
+
+
+def _causal_with_others(check: ClaimCheck, notes: list[str]) -> tuple[ClaimCheck, list[str]]:
+    """Which corner it starts from, and whether masks leave it in force."""
+    conventions = replace(check.claims.conventions, causal_with_mask=CausalWithMask.INTERSECT)
+    if Feature.CROSS in check.claims and _reach(check, LONGER) == FARTHER:
+        conventions = replace(conventions, causal_alignment=Alignment.BOTTOM_RIGHT)
+        notes = [*notes, f"its causal mask starts {Alignment.BOTTOM_RIGHT}"]
+    check = replace(check, claims=replace(check.claims, conventions=conventions))
+    if Feature.BOOL_MASK in check.claims and any(_sees_later(check, MASKED)):
+        return check.without(MASKS), [*notes, "masks not claimed: with one it is not causal any more"]
+    return check, notes
+
+
+def _reach(check: ClaimCheck, case: Case) -> int | None:
+    """How many keys ahead of its own number each query sees, of one that sees no later ones; else None."""
+    reaches = set()
+    for key, changed in _changes(check, case):
+        rows = np.flatnonzero(changed)
+        if not len(rows) or rows[0] == 0 or not changed[rows[0] :].all():
+            return None
+        reaches.add(key - int(rows[0]))
+    return next(iter(reaches)) if len(reaches) == 1 else None
+
+
+def _sees_later(check: ClaimCheck, case: Case) -> Iterator[bool]:
+    """Whether a query sees a key after it, for several keys."""
+    yield from (bool(changed[:key].any()) for key, changed in _changes(check, case))
+
+
+def _changes(check: ClaimCheck, case: Case) -> Iterator[tuple[int, Booleans]]:
+    """A key, and the queries (Lq,) whose answers another one in its place changes; nothing where it has no answer."""
+    fitted = fit(case, check.claims)
+    if isinstance(fitted, Unsupported):
+        return
+    problem = build(fitted, check.dtype).forward_only()
+    plain = _rows(check, problem)
+    first = fitted.sizes.key_length - fitted.sizes.query_length
+    for key in (first + 2, first + 5, first + 6) if plain is not None else ():
+        other = _rows(check, _with_other_token(problem, key))
+        if plain is not None and other is not None and other.shape == plain.shape:
+            differs = np.abs(other - plain) > SAME.get(check.dtype, HALF) * (1.0 + np.abs(plain))
+            yield key, differs.any((*range(plain.ndim - 2), -1))
+
+
+def _rows(check: ClaimCheck, problem: Problem) -> Floats | None:
+    """The output as (..., Lq, width), if it is finite."""
+    answer = check.answer(problem)
+    if answer.error:
+        return None
+    output = safe_call(lambda: output_of(answer)).value
+    if output is None or output.ndim < 2 or output.shape[-2] != problem.query.shape[-2]:
+        return None
+    return output if np.isfinite(output).all() else None
+
+
+def _with_other_token(problem: Problem, key: int) -> Problem:
+    """The problem with another key and value in one place; another token, where these are the query."""
+    names = ("query",) if problem.sharing is Sharing.SELF else ("key", "value")
+    arrays = {name: array.copy() for name, array in problem.arrays().items() if name in names}
+    for array in arrays.values():
+        array[..., key, :] = 1.0 - 2.0 * array[..., key, :]
+    return problem.with_arrays(arrays)

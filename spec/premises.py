@@ -1,0 +1,188 @@
+"""Premises: what an implementation always does, whether it is given as an option or not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from enum import StrEnum
+from typing import Any
+
+from attention_conformance.spec.cases import Case
+from attention_conformance.spec.features import Feature
+
+
+class Premise(StrEnum):
+    """One thing that an implementation always does."""
+
+    CAUSAL = "causal"
+    """No query sees a later key."""
+    WINDOW = "window"
+    """LEFT:RIGHT: no query sees farther; an empty side has no limit."""
+    SOFTCAP = "softcap"
+    """Scores are kept below this bound by a hyperbolic tangent."""
+    ROTARY = "rotary"
+    """Query and key are rotated, with this base."""
+    RELATIVE_BIAS = "relative-bias"
+    """A table of biases is added to the scores; the largest distance with an entry of its own."""
+    SCALE = "scale"
+    """Scores are multiplied by this number, not by 1/sqrt(d_k)."""
+    LENGTH = "length"
+    """Every sequence has this length."""
+    BLOCK = "block"
+    """Every length is a multiple of this one."""
+    FLOAT32 = "float32"
+    """No input is computed in more than float32."""
+
+
+@dataclass(frozen=True)
+class Premises:
+    """What an implementation always does; the default is nothing. Every case is run, and solved, under its premises.
+
+    Attributes:
+        causal, float32: see `Premise`.
+        window_left, window_right, softcap, rotary_base, relative_bias: as in `Extension`.
+        scale: multiplies the scores; None is 1/sqrt(d_k).
+        length, block: tokens; 0: free.
+    """
+
+    causal: bool = False
+    window_left: int | None = None
+    window_right: int | None = None
+    softcap: float | None = None
+    rotary_base: float | None = None
+    relative_bias: int = 0
+    scale: float | None = None
+    length: int = 0
+    block: int = 0
+    float32: bool = False
+
+    @property
+    def _settings(self) -> dict[Premise, Any]:
+        sides = (self.window_left, self.window_right)
+        return {
+            Premise.CAUSAL: self.causal or None,
+            Premise.WINDOW: None if sides == (None, None) else sides,
+            Premise.SOFTCAP: self.softcap,
+            Premise.ROTARY: self.rotary_base,
+            Premise.RELATIVE_BIAS: self.relative_bias or None,
+            Premise.SCALE: self.scale,
+            Premise.LENGTH: self.length or None,
+            Premise.BLOCK: self.block or None,
+            Premise.FLOAT32: self.float32 or None,
+        }
+
+    @property
+    def names(self) -> frozenset[Premise]:
+        """The premises that hold."""
+        return frozenset(name for name, value in self._settings.items() if value is not None)
+
+    @property
+    def features(self) -> frozenset[Feature]:
+        """What holds of a feature's every case without an option of the caller: of a flag that is always set."""
+        return frozenset({Feature.CAUSAL}) if self.causal else frozenset()
+
+    def settings(self) -> tuple[str, ...]:
+        """The premises as the option --premise takes them: `causal`, `softcap=30`, `window=8:`."""
+        return tuple(_text(name, value) for name, value in self._settings.items() if value is not None)
+
+    def assuming(self, settings: Iterable[str]) -> Premises:
+        """These premises and more.
+
+        Raises:
+            ValueError: a premise that does not exist, or a value that it cannot have.
+        """
+        changes: dict[str, Any] = {}
+        for setting in settings:
+            changes |= _parsed(setting)
+        return replace(self, **changes)
+
+    def under(self, case: Case) -> Case:
+        """The case that is run where this one is to be: the same, with what is always done."""
+        if self == NO_PREMISES:
+            return case
+        option = {name: getattr(self, name) for name in _EXTENSION if getattr(self, name)}
+        if Premise.WINDOW in self.names:
+            option |= {"window_left": self.window_left, "window_right": self.window_right}
+        changed = replace(case, causal=case.causal or self.causal)
+        if self.scale is not None:
+            changed = replace(changed, scale=self.scale)
+        return self._sized(changed.extended(**option) if option else changed)
+
+    def _sized(self, case: Case) -> Case:
+        s = case.sizes
+        if self.length:
+            return case.sized(query_length=self.length, key_length=self.length)
+        if self.block:
+            lengths = {n: -(-getattr(s, n) // self.block) * self.block for n in ("query_length", "key_length")}
+            return case.sized(**lengths)
+        return case
+
+    def implies(self, feature: Feature) -> bool:
+        """Whether a case may have this feature because of a premise, and not as an option of the caller."""
+        return feature in {_OPTION[name] for name in self.names if name in _OPTION}
+
+
+NO_PREMISES = Premises()
+_EXTENSION = ("softcap", "rotary_base", "relative_bias")
+_OPTION = {
+    Premise.CAUSAL: Feature.CAUSAL,
+    Premise.WINDOW: Feature.WINDOW,
+    Premise.SOFTCAP: Feature.SOFTCAP,
+    Premise.ROTARY: Feature.ROTARY,
+    Premise.RELATIVE_BIAS: Feature.RELATIVE_BIAS,
+    Premise.SCALE: Feature.SCALE,
+}
+_VALUES = {
+    Premise.SOFTCAP: ("softcap", float),
+    Premise.ROTARY: ("rotary_base", float),
+    Premise.RELATIVE_BIAS: ("relative_bias", int),
+    Premise.SCALE: ("scale", float),
+    Premise.LENGTH: ("length", int),
+    Premise.BLOCK: ("block", int),
+}
+"""Premises with a number: their fields."""
+FREE = {Premise.SCALE}
+"""Premises whose number may be zero or negative."""
+
+
+def _text(name: Premise, value: Any) -> str:
+    if value is True:
+        return str(name)
+    if name is Premise.WINDOW:
+        return f"{name}={':'.join('' if side is None else str(side) for side in value)}"
+    return f"{name}={value:g}"
+
+
+def _parsed(setting: str) -> dict[str, Any]:
+    key, _, value = setting.partition("=")
+    if key not in list(Premise):
+        near = get_close_matches(key, list(Premise), 1)
+        meant = f"did you mean '{near[0]}'? There are" if near else "there are"
+        raise ValueError(f"no premise is named {key!r}; {meant}: {', '.join(Premise)}")
+    name = Premise(key)
+    if name in (Premise.CAUSAL, Premise.FLOAT32):
+        if value:
+            raise ValueError(f"premise {name} takes no value, not {value!r}")
+        return {name.value: True}
+    try:
+        return _window(value) if name is Premise.WINDOW else _number(name, value)
+    except ValueError:
+        example = "8:0, or 8: without a limit to the right" if name is Premise.WINDOW else "a positive number"
+        raise ValueError(f"premise {name} cannot be {value!r}: give {example}") from None
+
+
+def _window(value: str) -> dict[str, Any]:
+    left, colon, right = value.partition(":")
+    sides = [int(side) if side else None for side in (left, right)]
+    if not colon or sides == [None, None] or any(side is not None and side < 0 for side in sides):
+        raise ValueError
+    return {"window_left": sides[0], "window_right": sides[1]}
+
+
+def _number(name: Premise, value: str) -> dict[str, Any]:
+    field, kind = _VALUES[name]
+    number = kind(value)
+    if not (number > 0 or name in FREE) or number in (float("inf"), float("-inf")):
+        raise ValueError
+    return {field: number}

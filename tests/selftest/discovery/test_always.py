@@ -1,0 +1,99 @@
+"""Candidates that are always causal: recognised and judged as such, and a wrong one is still wrong."""
+
+import pytest
+
+from attention_conformance.implementations.api.contract import Implementation
+from attention_conformance.spec.conventions import Alignment
+from attention_conformance.spec.features import Feature
+from attention_conformance.spec.premises import NO_PREMISES, Premises
+from attention_conformance.tests.selftest.discovery.making import Make, assert_conforms, make
+
+__all__ = ["make"]
+
+CAUSAL = Premises(causal=True)
+FUNCTIONS = {
+    "torch": "def f(q, k, v): return attend(q, k, v, causal=True)[0]",
+    "with a mask": "def f(q, k, v, attn_mask=None): return attend(q, k, v, attn_mask, causal=True)[0]",
+    "numpy": """
+def f(q, k, v):
+    s = q @ np.swapaxes(k, -1, -2) / np.sqrt(q.shape[-1]).astype(q.dtype)
+    s = np.where(np.tri(*s.shape[-2:], dtype=bool), s, -np.inf)
+    e = np.exp(s - s.max(-1, keepdims=True, initial=-1e9))
+    return e / e.sum(-1, keepdims=True) @ v
+""",
+    "jax": """
+import jax, jax.numpy as jnp
+def f(q, k, v):
+    s = jnp.einsum("bhqd,bhkd->bhqk", q, k) / math.sqrt(q.shape[-1])
+    return jax.nn.softmax(jnp.where(jnp.tri(*s.shape[-2:], dtype=bool), s, -jnp.inf), -1) @ v
+""",
+}
+MODULE = """
+class f(nn.Module):
+    def __init__(self, embed_dim, num_heads):
+        super().__init__()
+        self.heads, self.qkv = num_heads, nn.Linear(embed_dim, 3 * embed_dim)
+        self.proj = nn.Linear(embed_dim, embed_dim)
+    def forward(self, x):
+        q, k, v = (split(each, self.heads) for each in self.qkv(x).chunk(3, -1))
+        return self.proj(attend(q, k, v, causal=True)[0].transpose(1, 2).flatten(2))
+"""
+
+
+def premises(made: Implementation) -> Premises:
+    return made.claims.premises
+
+
+@pytest.mark.parametrize("text", [*FUNCTIONS.values(), MODULE], ids=[*FUNCTIONS, "module"])
+def test_it_is_recognised_and_conforms(make: Make, text: str) -> None:
+    made = make(text)
+    assert premises(made) == CAUSAL
+    assert "always causal" in made.about
+    assert Feature.CAUSAL not in made.claims.features
+    assert_conforms(made)
+
+
+def test_the_corner_is_recognised_too(make: Make) -> None:
+    made = make("""
+def f(q, k, v):
+    later = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).triu(1 + k.shape[-2] - q.shape[-2])
+    return attend(q, k, v, ~later)[0].nan_to_num(0.0)
+""")
+    assert premises(made) == CAUSAL
+    assert made.claims.conventions.causal_alignment is Alignment.BOTTOM_RIGHT
+
+
+@pytest.mark.parametrize("diagonal", [0, 2])
+def test_one_that_sees_a_key_too_many_or_too_few_is_wrong(make: Make, diagonal: int) -> None:
+    made = make(f"""
+def f(q, k, v):
+    return attend(q, k, v, ~torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).triu({diagonal}))[0].nan_to_num(0.0)
+""")
+    assert premises(made) == CAUSAL
+    with pytest.raises(AssertionError, match="elements differ"):
+        assert_conforms(made)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "def f(q, k, v): return attend(q, k, v)[0]",
+        "def f(q, k, v, is_causal=False): return attend(q, k, v, causal=True)[0]",
+        "def f(q, k, v): return attend(q, k, v, causal=True)[0].flip(-2)",
+        "def f(q, k, v): return torch.full_like(v, torch.nan)",
+    ],
+    ids=["not causal", "a flag is ignored", "other rows", "no numbers"],
+)
+def test_nothing_else_is_taken_for_it(make: Make, text: str) -> None:
+    assert premises(make(text)) == NO_PREMISES
+
+
+def test_masks_that_lift_it_are_not_claimed(make: Make) -> None:
+    made = make("""
+def f(q, k, v, mask=None):
+    return attend(q, k, v, mask, causal=mask is None)[0]
+""")
+    assert premises(made) == CAUSAL
+    assert Feature.BOOL_MASK not in made.claims.features
+    assert "masks not claimed: with one it is not causal any more" in made.about
+    assert_conforms(made)
