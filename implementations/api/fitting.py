@@ -21,7 +21,7 @@ from attention_conformance.spec.cases import (
 from attention_conformance.spec.conventions import WindowCount
 from attention_conformance.spec.features import CASE_OPTIONS, Feature, Scope
 
-MOST_FITTED = 2**26
+MOST_FITTED = 2**30
 """Elements of an array of a case that a `fit` returns: padded ones have some times more than before."""
 FREE_WIDTHS = (13, 11, 17)
 """Input widths of query, key and value where they are free: coprime to each other and to the heads' widths."""

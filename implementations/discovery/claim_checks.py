@@ -47,7 +47,7 @@ OPTION_CASES = {
 }
 """A case for each claim beyond the core; whether the answer is right is for the suite to find out."""
 NOT_REPEATED = "it answers fewer key heads, and repeats them in no known order"
-PROBED = ("float32", "float64", "bfloat16", "float16")
+PROBED = tuple(dtype for dtype in ("float32", "float64", "bfloat16", "float16") if dtype in DTYPES)
 """The dtypes in which a candidate is probed: the first in which it answers."""
 NO_EFFECT = "its **kwargs takes it, and nothing changes"
 
