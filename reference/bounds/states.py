@@ -57,4 +57,5 @@ def rises(scores: Floats) -> Floats:
         return np.zeros((*scores.shape[:-1], 1))
     orders = (scores, scores[..., ::-1])
     tops = (np.maximum.accumulate(each, axis=-1) for each in orders)
-    return np.max([(top[..., 1:] > top[..., :-1]).sum(-1, keepdims=True) for top in tops], axis=0).astype(np.float64)
+    counts = [(top[..., 1:] > top[..., :-1]).sum(-1, keepdims=True) for top in tops]
+    return np.asarray(np.maximum(*counts), dtype=np.float64)

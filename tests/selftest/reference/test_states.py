@@ -34,7 +34,8 @@ def rising(step: float) -> Problem:
     query, key = np.zeros((1, 1, 1, 4)), rng.standard_normal((1, 1, KEYS, 4))
     value = rng.standard_normal((1, 1, KEYS, 1))
     query[..., 0], key[..., 0] = 2.0, step * np.arange(KEYS)
-    return Problem(Scope.OP, *(x.astype(np.float32) for x in (query, key, value)), num_heads=1)
+    rows = [x.astype(np.float32) for x in (query, key, value)]
+    return Problem(Scope.OP, rows[0], rows[1], rows[2], num_heads=1)
 
 
 @pytest.mark.parametrize(
