@@ -87,10 +87,13 @@ def wrapped(
     # These import torch.
     from attention_conformance.implementations.discovery.functions import function_candidate
     from attention_conformance.implementations.discovery.modules import module_candidate
+    from attention_conformance.implementations.discovery.op_modules import as_function
     from attention_conformance.implementations.discovery.signatures import ADAPTER, check_kind
 
     check_kind(target, f", {ADAPTER}")
     if isinstance(target, type) and issubclass(target, torch.nn.Module):
+        if function := as_function(target):
+            return function_candidate(name, function, settings, device, Premises().assuming(premises))
         return module_candidate(name, target, settings, device, Premises().assuming(premises))
     assert callable(target)
     return function_candidate(name, target, settings, device, Premises().assuming(premises))
