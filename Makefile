@@ -50,6 +50,7 @@ bench-calibration: $(READY)
 
 bounds: $(READY)
 	$(RUN) -m attention_conformance.tests.selftest.reference.bound_margins
+	$(RUN) -m attention_conformance.tests.selftest.reference.half_margins
 
 mutation: $(READY)
 	$(RUN) -m attention_conformance.tests.measurements.mutation

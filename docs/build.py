@@ -32,7 +32,8 @@ def page_names() -> dict[PurePosixPath, str]:
     """The files of the repository that become pages, and the name of each page."""
     names = {f"docs/{each.name}": each.name for each in sorted((ROOT / "docs").glob("*.md"))}
     names |= {f"spec/chapters/{each.name}": f"spec/{each.name}" for each in sorted(ROOT.glob("spec/chapters/*.md"))}
-    names |= {"reference/bounds/bounds.md": "rounding.md", "CHANGELOG.md": "changelog.md"}
+    names |= {"reference/bounds/bounds.md": "rounding.md", "reference/bounds/aligned.md": "aligned.md"}
+    names |= {"CHANGELOG.md": "changelog.md"}
     return {PurePosixPath(file): page for file, page in names.items()}
 
 

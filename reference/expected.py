@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attention_conformance.reference.arrays import Floats
+from attention_conformance.reference.bounds.aligned import Aligned, aligned_bounds
 from attention_conformance.reference.bounds.attention import ForwardBounds, finite, forward_bounds
 from attention_conformance.reference.bounds.extensions import dropped_bound
 from attention_conformance.reference.bounds.gradients import gradient_bounds
@@ -38,6 +39,8 @@ class Expected:
     bound: Floats
     decoy: Floats | None = None
     """A wrong answer near the right one that the bound has to separate from it: the mean of the visible values."""
+    aligned: tuple[Aligned, ...] = ()
+    """How far the error of the whole array may point in some directions."""
 
     def __post_init__(self) -> None:
         if (self.bound < 0.0).any():
@@ -88,6 +91,8 @@ def solve(
             by_name = gradients(problem, trace)
             errors = gradient_bounds(problem, trace, bounds, working)
             parts |= {f"gradients.{name}": Expected(by_name[name], errors[name]) for name in by_name}
+        aligned = aligned_bounds(problem, trace, bounds, {name: part.value for name, part in parts.items()})
+        parts |= {name: replace(parts[name], aligned=several) for name, several in aligned.items()}
     return Solution(parts, trace)
 
 

@@ -24,6 +24,8 @@ from attention_conformance.spec.problem import Problem
 Booleans: TypeAlias = NDArray[np.bool_]
 MASKS = {Feature.BOOL_MASK, Feature.FLOAT_MASK, Feature.MASK_GRADIENT, Feature.KEY_PADDING, Feature.VALID_LENS}
 FARTHER = 7
+SAME = {"bfloat16": 2.0**-7, "float16": 2.0**-10}
+"""In half types a row is the same if it differs by a spacing at most: half of the digits would hide a key of many."""
 LONGER = PLAIN.sized(query_length=9, key_length=9 + FARTHER)
 """More keys than queries: it shows which corner a causal mask starts from."""
 
@@ -86,13 +88,13 @@ def changes(check: ClaimCheck, case: Case, each_sample: bool = False) -> Iterato
     fitted = fit(case, check.claims)
     if isinstance(fitted, Unsupported):
         return
-    problem = build(fitted, "float32").forward_only()
+    problem = build(fitted, check.dtype).forward_only()
     plain = rows(check, problem)
     first = fitted.sizes.key_length - fitted.sizes.query_length
     for key in (first + 2, first + 5, first + 6) if plain is not None else ():
         other = rows(check, _with_other_token(problem, key))
         if plain is not None and other is not None and other.shape == plain.shape:
-            differs = np.abs(other - plain) > HALF * (1.0 + np.abs(plain))
+            differs = np.abs(other - plain) > SAME.get(check.dtype, HALF) * (1.0 + np.abs(plain))
             yield key, differs.any((*range(int(each_sample), plain.ndim - 2), -1))
 
 

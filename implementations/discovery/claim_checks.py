@@ -17,7 +17,7 @@ from attention_conformance.implementations.api.safe_call import CallOutcome, saf
 from attention_conformance.implementations.discovery.extra_options import CAUSAL_ONLY, DROPOUT, EXTRA_OPTIONS
 from attention_conformance.implementations.discovery.extras import Extra
 from attention_conformance.implementations.discovery.loading import TargetError
-from attention_conformance.implementations.discovery.probe import HALF, NO_ANSWER, Floats, Recorder, near
+from attention_conformance.implementations.discovery.probe import COARSE, HALF, NO_ANSWER, Floats, Recorder, near
 from attention_conformance.spec.cases import Case, MaskKind, Sizes
 from attention_conformance.spec.conventions import ReturnedWeights
 from attention_conformance.spec.features import NOTHING, Feature, Packing
@@ -45,6 +45,8 @@ OPTION_CASES = {
 }
 """A case for each claim beyond the core; whether the answer is right is for the suite to find out."""
 NOT_REPEATED = "it answers fewer key heads, and repeats them in no known order"
+PROBED = ("float32", "float64", "bfloat16", "float16")
+"""The dtypes in which a candidate is probed: the first in which it answers."""
 NO_EFFECT = "its **kwargs takes it, and nothing changes"
 
 
@@ -56,23 +58,30 @@ class ClaimCheck:
         function: what is called.
         adapt: makes a `run` of it, such as `torch_op`.
         claims: cases are fitted to them.
+        dtype: in which it is probed.
     """
 
     function: Callable[..., object]
     adapt: Callable[[Callable[..., Any]], AdapterRun]
     claims: Claims
     device: str = "cpu"
+    dtype: str = PROBED[0]
 
     def without(self, features: Set[Feature]) -> ClaimCheck:
         """The same with fewer claims."""
         return replace(self, claims=replace(self.claims, features=self.claims.features - features))
 
-    def run(self, case: Case, dtype: str = "float32", gradients: bool = False) -> CallOutcome[Any]:
+    def in_first_dtype(self) -> ClaimCheck:
+        """The same, probed in the first dtype in which it answers the plain case, if there is one."""
+        attempts = (replace(self, dtype=dtype) for dtype in PROBED)
+        return next((each for each in attempts if not each.run(PLAIN).error), self)
+
+    def run(self, case: Case, dtype: str = "", gradients: bool = False) -> CallOutcome[Any]:
         """What the candidate returns for a case, as near as the claims allow it. Whether it is right is not judged."""
         fitted = fit(case, self.claims)
         if isinstance(fitted, Unsupported):
             return CallOutcome(error=fitted.reason)
-        problem = build(fitted, dtype)
+        problem = build(fitted, dtype or self.dtype)
         return self.answer(problem if gradients else problem.forward_only())
 
     def answer(self, problem: Problem) -> CallOutcome[Any]:
@@ -91,7 +100,7 @@ class ClaimCheck:
         fitted = fit(case, self.claims)
         if isinstance(fitted, Unsupported):
             return False
-        problem = build(fitted, "float32").forward_only()
+        problem = build(fitted, self.dtype).forward_only()
         core = replace(problem, attn_mask=None, causal=False, scale=None)
         without = core if case.extension == NOTHING else replace(problem, extension=NOTHING, extras={})
         first, second = self.answer(problem), self.answer(without)
@@ -101,7 +110,7 @@ class ClaimCheck:
         """Whether another `run` answers the plain case without an exception."""
         fitted = fit(PLAIN, self.claims)
         assert not isinstance(fitted, Unsupported)
-        problem = build(fitted, "float32").forward_only()
+        problem = build(fitted, self.dtype).forward_only()
         return not safe_call(lambda: run(problem.fresh(), self.device)).error
 
 
@@ -113,12 +122,12 @@ def parts(outcome: CallOutcome[Any]) -> tuple[Any, ...]:
 def output_of(outcome: CallOutcome[Any]) -> Floats:
     """The output of an answer, in float64."""
     output = parts(outcome)[0]
-    return np.asarray(output.detach().cpu() if isinstance(output, torch.Tensor) else output, np.float64)
+    return np.asarray(output.detach().double().cpu() if isinstance(output, torch.Tensor) else output, np.float64)
 
 
-def near_outputs(first: CallOutcome[Any], second: CallOutcome[Any]) -> bool:
-    """Whether two outputs are the same to half of their digits: equal but for rounding."""
-    return near(output_of(first), output_of(second))
+def near_outputs(first: CallOutcome[Any], second: CallOutcome[Any], dtype: str) -> bool:
+    """Whether two outputs are the same to half of the digits of the dtype: equal but for rounding."""
+    return near(output_of(first), output_of(second), dtype)
 
 
 def equal_outputs(first: CallOutcome[Any], second: CallOutcome[Any]) -> bool:
@@ -133,7 +142,7 @@ def check_answer(outcome: CallOutcome[Any], is_kind: Callable[[object], bool], e
         TargetError: the answer is something else, or there is none.
     """
     if outcome.error:
-        raise TargetError(f"it cannot be called, though it has to work in float32 at least: {outcome.error}")
+        raise TargetError(f"it cannot be called, in any of {', '.join(PROBED)}: {outcome.error}")
     answer = outcome.value
     if not parts(outcome) or not is_kind(parts(outcome)[0]):
         described = "None" if answer is None else f"an object of type {type(answer).__name__}"
@@ -178,14 +187,14 @@ def _not_repeated(check: ClaimCheck) -> str:
     """Empty if fewer key heads are answered as if each was repeated for its query heads, consecutively or in turn."""
     fitted = fit(OPTION_CASES[Feature.GROUPED], check.claims)
     assert not isinstance(fitted, Unsupported)
-    problem = build(fitted, "float32").forward_only()
+    problem = build(fitted, check.dtype).forward_only()
     grouped, count = check.answer(problem), problem.num_kv_heads
     if parts(grouped)[0].shape != (*problem.query.shape[:-1], problem.value.shape[-1]):
         return "its answer has another shape"
     groups = problem.num_heads // count
     orders = [np.repeat(np.arange(count), groups), np.tile(np.arange(count), groups)]
     repeated = [check.answer(replace(problem, key=problem.key[:, o], value=problem.value[:, o])) for o in orders]
-    return "" if any(not each.error and near_outputs(grouped, each) for each in repeated) else NOT_REPEATED
+    return "" if any(not each.error and near_outputs(grouped, each, check.dtype) for each in repeated) else NOT_REPEATED
 
 
 def drops_output(check: ClaimCheck) -> bool:
@@ -200,7 +209,7 @@ def with_returned_weights(check: ClaimCheck, extras: Iterable[Extra]) -> ClaimCh
     if not positions or Feature.DROPOUT not in check.claims:
         return check
     sums = parts(check.run(OPTION_CASES[Feature.DROPOUT]))[positions[0]].sum(-1)
-    before = bool((abs(sums - 1.0) < HALF).all())
+    before = bool((abs(sums - 1.0) < COARSE.get(check.dtype, HALF)).all())
     observed = ReturnedWeights.BEFORE_DROPOUT if before else ReturnedWeights.AFTER_DROPOUT
     conventions = replace(check.claims.conventions, returned_weights=observed)
     return replace(check, claims=replace(check.claims, conventions=conventions))
@@ -230,7 +239,7 @@ def _dtypes(check: ClaimCheck, exact_dtype: bool) -> tuple[tuple[str, ...], list
     errors = {dtype: check.run(PLAIN, dtype).error for dtype in DTYPES}
     for case in (MASKED, BIASED) if not all(errors.values()) else ():
         masked = {dtype: check.run(case, dtype).error for dtype in DTYPES}
-        if not masked["float32"]:
+        if not masked[check.dtype]:
             errors = {dtype: error or masked[dtype] for dtype, error in errors.items()}
     for dtype in ("bfloat16", "float16"):
         if exact_dtype and not errors[dtype]:

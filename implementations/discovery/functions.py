@@ -26,6 +26,7 @@ from attention_conformance.implementations.discovery.claim_checks import (
     MASKED,
     NO_EFFECT,
     PLAIN,
+    PROBED,
     AdapterRun,
     ClaimCheck,
     check_answer,
@@ -80,9 +81,9 @@ class ArrayKind:
     alternatives: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     exact_dtype: bool = True
 
-    def check(self, function: Callable[..., object], claims: Claims, device: str) -> ClaimCheck:
+    def check(self, function: Callable[..., object], claims: Claims, device: str, dtype: str) -> ClaimCheck:
         """A way to call the function."""
-        return ClaimCheck(function, partial(self.maker, polarity=claims.conventions.bool_mask), claims, device)
+        return ClaimCheck(function, partial(self.maker, polarity=claims.conventions.bool_mask), claims, device, dtype)
 
 
 TORCH = ArrayKind(
@@ -180,7 +181,7 @@ def _reads_booleans_only(check: ClaimCheck, options: Options) -> bool:
     if options.spelled.get("float_mask") not in ("mask", "attention_mask") or plain.error:
         return False
     zeros = check.run(replace(BIASED, pattern=Pattern.ALL))
-    return bool(zeros.error) or not near_outputs(zeros, plain)
+    return bool(zeros.error) or not near_outputs(zeros, plain, check.dtype)
 
 
 def _implementation(
@@ -208,13 +209,27 @@ def _options(signature: inspect.Signature) -> Options:
 
 
 def _suited(function: RenamedCall, claims: Claims, device: str) -> tuple[ClaimCheck, ArrayKind, CallOutcome[Any]]:
+    """The arrays that it takes, in the first dtype in which it answers; an error is that in the first of all."""
+    refused: TargetError | None = None
+    for dtype in PROBED:
+        try:
+            return _suited_in(dtype, function, claims, device)
+        except TargetError as error:
+            refused = refused or error
+    assert refused is not None
+    raise refused
+
+
+def _suited_in(
+    dtype: str, function: RenamedCall, claims: Claims, device: str
+) -> tuple[ClaimCheck, ArrayKind, CallOutcome[Any]]:
     """Tensors or NumPy arrays: those with which more of its calls answer in kind; else perhaps arrays of JAX.
 
     NumPy functions take tensors for arrays up to a point, and then raise or change the type; they never have
     gradients.
     """
     forward = replace(claims, features=claims.features - {Feature.GRADIENTS, Feature.MASK_GRADIENT})
-    tensors, arrays = TORCH.check(function, claims, device), NUMPY.check(function, forward, device)
+    tensors, arrays = TORCH.check(function, claims, device, dtype), NUMPY.check(function, forward, device, dtype)
     masks = [(Feature.BOOL_MASK, MASKED), (Feature.FLOAT_MASK, BIASED)]
     cases = [PLAIN, *(case for feature, case in masks if feature in claims)]
     of_tensors, of_arrays = ([check.run(case) for case in cases] for check in (tensors, arrays))
@@ -222,7 +237,7 @@ def _suited(function: RenamedCall, claims: Claims, device: str) -> tuple[ClaimCh
     if array_answers >= max(1, tensor_answers + (not no_gradients(tensors))):
         return arrays, NUMPY, of_arrays[0]
     if not tensor_answers and "jax" in sys.modules:
-        jax = JAX.check(function, claims, device)
+        jax = JAX.check(function, claims, device, dtype)
         if _in_kind([plain := jax.run(PLAIN)], JAX):
             return jax, JAX, plain
     return tensors, TORCH, _plain_answer(of_tensors[0], of_arrays[0])

@@ -74,7 +74,7 @@ def _has_effect(check: ClaimCheck, case: Case) -> bool:
     fitted = fit(case, check.claims)
     if isinstance(fitted, Unsupported):
         return False
-    problem = build(fitted, "float32")
+    problem = build(fitted, check.dtype)
     seen: Booleans = np.asarray(np.broadcast_to(np.asarray(problem.attn_mask), (2, 3, 16, 16)).any(1))
     compared = list(_compared(check, fitted, seen, problem.sharing is Sharing.SELF))
     return bool(compared) and all(compared)
@@ -116,7 +116,7 @@ def empty_rows_as_seen(check: ClaimCheck, masked: Case, notes: list[str]) -> tup
 
 
 def _empty_row(check: ClaimCheck, fitted: Case) -> EmptyRow | None:
-    problem = build(fitted, "float32").forward_only()
+    problem = build(fitted, check.dtype).forward_only()
     outcome = check.answer(problem)
     if outcome.error or (got := output_of(outcome)).shape[-2:-1] != (fitted.sizes.query_length,):
         return None

@@ -243,7 +243,7 @@ def plan_module(kind: type[nn.Module], conventions: Conventions, device: str, ob
         call = replace(call, length_first=length_first(module, call.inputs), tap=tap_of(module, call.inputs, WIDTH))
     check = ClaimCheck(
         call, partial(module_run, make), Claims(Scope.MODULE, features, conventions, fit=one_mask), device
-    )
+    ).in_first_dtype()
     first, second = check.run(PLAIN), check.run(PLAIN)
     check_answer(first, lambda answer: isinstance(answer, torch.Tensor), "a tensor")
     evaluating = not second.error and not equal_outputs(first, second)

@@ -11,8 +11,8 @@ from attention_conformance.implementations.worker.memory import output_shape
 from attention_conformance.reference.expected import Expected, sample_rows
 from attention_conformance.spec.cases import Case, Layout, MaskKind, MaskShape, Padding, Sizes
 from attention_conformance.spec.conventions import Alignment, EmptyRow
-from attention_conformance.spec.features import Packing
-from attention_conformance.spec.problem import DTYPES, lay_out
+from attention_conformance.spec.features import Feature, Packing
+from attention_conformance.spec.problem import lay_out
 from attention_conformance.tests.harness.judge.clause_tests import clause, row, table
 from attention_conformance.tests.harness.judge.judge import Judge
 from attention_conformance.tests.harness.judge.search import claimed_combinations, search
@@ -77,6 +77,8 @@ EXTENSIONS: tuple[dict[str, Any], ...] = (
 """Options beyond the core, each checked with many keys, and with many queries and keys."""
 MANY_KEYS = Case(seed=11).sized(batch=1, num_heads=2, query_length=3, key_length=1031)
 MANY_OF_BOTH = Case(seed=12).sized(batch=2, num_heads=2, query_length=131, key_length=131)
+DECODING = Case(seed=13).sized(batch=1, num_heads=4, query_length=1, key_length=2053, d_k=16, d_v=16)
+"""One query over many keys: the step of a decoder."""
 KINDS = (MaskKind.BOOL, MaskKind.FLOAT)
 MOST = 80_000
 """Scores in a large case: more cost more than they show."""
@@ -135,7 +137,7 @@ def _assert_sampled_rows(judge: Judge, case: Case) -> None:
 
 @clause("shapes.large")
 def test_large(judge: Judge) -> None:
-    widest = judge.dtype == next(name for name in DTYPES if name in judge.claims.dtypes)
+    widest = judge.dtype == judge.dtypes[0]
     large = [replace(masked, sizes=sizes, seed=n) for n, sizes in enumerate(LARGE) for masked in MASKS]
     # In narrower types every third case: gradients and masks are read by the same code, and only tiles may differ.
     for case in judge.cases(*(large if widest else large[::3])):
@@ -144,6 +146,8 @@ def test_large(judge: Judge) -> None:
             judge.assert_conforms(case, *(_parts(judge, case) if widest else ()))
     for case in judge.cases(*(Case(seed=n).sized(batch=1, num_heads=n, d_k=8, d_v=8) for n in MODEL_HEADS)):
         judge.assert_conforms(case)
+    for case in judge.cases(*([DECODING] if Feature.CROSS in judge.claims else [])):
+        judge.assert_conforms(case, *(_parts(judge, case) if widest else ()))
     for case in judge.cases(*(_extended() if widest else ())):
         judge.assert_conforms(case, *judge.parts())
 

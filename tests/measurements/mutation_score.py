@@ -95,7 +95,7 @@ def outcome(implementation: Implementation, tier: str, dtypes: tuple[str, ...] =
     errors: list[str] = []
     start, first = time.perf_counter(), None
     for check in Selection((implementation,), dtypes=dtypes).plan():
-        judge = Judge(implementation, check.dtype, tier=TIERS[tier], failure_limit=FAILURE_LIMIT)
+        judge = Judge(implementation, check.dtype, tier=TIERS[tier], failure_limit=FAILURE_LIMIT, selected=dtypes)
         with suppress(FailureLimitError):
             check.test(judge)
         result, reason = status(judge, None)

@@ -15,7 +15,10 @@ from attention_conformance.spec.problem import DTYPES
 from attention_conformance.tests.report.model import Run, Subject
 from attention_conformance.tests.report.verdict import Status, Verdict
 
-LEGEND = "5: all 5 judged clauses of the chapter hold, in every dtype; 4/5: 4 of 5 hold; -: not claimed; ·: not checked"
+LEGEND = (
+    "5: all 5 judged clauses of the chapter hold, in every dtype; 4/5: 4 of 5 hold; "
+    "-: not claimed; ~: not provable; ·: not checked"
+)
 """The meaning of a cell of the matrix, in every view."""
 
 
@@ -30,6 +33,7 @@ class Outcome(Enum):
     ADVICE = "a", "!", "advice", "advice not followed", "advice not followed"
     KNOWN = "k", "≈", "known deviation", "known deviation", "known deviations"
     HOLDS = "h", "✓", "holds", "holds", "hold"
+    UNPROVED = "p", "~", "not provable", "not provable in its dtypes", "not provable in its dtypes"
     UNCLAIMED = "u", "-", "not claimed", "not claimed", "not claimed"
     NOT_CHECKED = "n", "·", "not checked", "not checked", "not checked"
 
@@ -50,6 +54,7 @@ MEANINGS = {
     Outcome.KNOWN: "fails, as a public report states",
     Outcome.ADVICE: "a SHOULD or MAY does not hold",
     Outcome.ERROR: "the suite could not judge",
+    Outcome.UNPROVED: "the rounding bounds of its half types are too wide to prove anything: not judged",
     Outcome.UNCLAIMED: "the feature is not claimed, or cannot be checked here: not judged",
     Outcome.NOT_CHECKED: "left out of this run, or not reached",
 }
@@ -81,6 +86,8 @@ def outcome(verdict: Verdict) -> Outcome:
             return Outcome.ERROR
         case Status.PASS:
             return Outcome.HOLDS
+        case Status.NOT_PROVABLE:
+            return Outcome.UNPROVED
         case Status.NOT_CLAIMED:
             return Outcome.UNCLAIMED
 
@@ -151,7 +158,7 @@ class Counts:
 
     @property
     def judged(self) -> int:
-        return len(self.clauses) - self.number(Outcome.UNCLAIMED)
+        return len(self.clauses) - self.number(Outcome.UNCLAIMED) - self.number(Outcome.UNPROVED)
 
     @property
     def holds(self) -> int:
@@ -180,7 +187,7 @@ class Counts:
             return self.outcome.word
         clauses = "clause holds" if self.judged == 1 else "clauses hold"
         so_far = "" if self.complete else " so far"
-        return f"{self.holds} of {self.judged} {clauses}{so_far}{self.exceptions(*BROKEN)}"
+        return f"{self.holds} of {self.judged} {clauses}{so_far}{self.exceptions(*BROKEN, Outcome.UNPROVED)}"
 
 
 @dataclass(frozen=True)
@@ -200,7 +207,7 @@ class Row:
     @property
     def notes(self) -> str:
         """Outcomes that do not change the verdict, such as ", 1 known deviation"."""
-        return self.total.exceptions(Outcome.KNOWN, Outcome.ADVICE)
+        return self.total.exceptions(Outcome.KNOWN, Outcome.ADVICE, Outcome.UNPROVED)
 
     @property
     def checks(self) -> int:
@@ -216,6 +223,11 @@ class Row:
         for clause, kind in product(self.total.clauses, kinds):
             if several := tuple(v for v in clause.verdicts if outcome(v) is kind):
                 yield several
+
+    @property
+    def unproved(self) -> Iterator[tuple[Verdict, ...]]:
+        """The verdicts on each clause of which nothing can be proved in any dtype."""
+        yield from (tuple(clause.verdicts) for clause in self.total.clauses if clause.outcome is Outcome.UNPROVED)
 
 
 def chapters_of(run: Run) -> list[str]:

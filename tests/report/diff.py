@@ -34,6 +34,7 @@ class ChangeKind(StrEnum):
 
     FAILING = "newly failing"
     UNJUDGED = "no longer judged"
+    UNPROVED = "no longer provable"
     UNCLAIMED = "no longer claimed"
     GONE = "implementations gone"
     PASSING = "newly passing"
@@ -192,6 +193,8 @@ def _change(old: Verdict, new: Verdict) -> Change | None:
             return _changed(ChangeKind.FAILING, old, new, True, f"{new.reason} {new.link}")
         case Status.EXPECTED_FAILURE:
             return _changed(ChangeKind.KNOWN, old, new, False, f"{new.reason} {new.link}")
+        case Status.NOT_PROVABLE:
+            return _changed(ChangeKind.UNPROVED, old, new, old.status is Status.PASS, new.reason)
         case Status.NOT_CLAIMED:
             return _changed(ChangeKind.UNCLAIMED, old, new, old.status is Status.PASS, new.reason)
         case Status.ERROR if old.status is Status.EXPECTED_FAILURE and new.checks:

@@ -14,6 +14,8 @@ class Status(StrEnum):
     """At least one check did not hold."""
     NOT_CLAIMED = "not claimed"
     """A feature of the clause is not claimed, or the implementation supports no case of it."""
+    NOT_PROVABLE = "not provable"
+    """Every comparison holds, with a bound so wide in this half type that zeros would pass as well: nothing follows."""
     EXPECTED_FAILURE = "expected failure"
     """It failed, as a public report states."""
     NOT_FINISHED = "not finished"
@@ -22,7 +24,7 @@ class Status(StrEnum):
     """The suite could not judge: no check that counts, or an expected failure that passed."""
 
 
-REASONED = (Status.NOT_CLAIMED, Status.EXPECTED_FAILURE, Status.NOT_FINISHED, Status.ERROR)
+REASONED = (Status.NOT_CLAIMED, Status.NOT_PROVABLE, Status.EXPECTED_FAILURE, Status.NOT_FINISHED, Status.ERROR)
 """Outcomes that need a reason in words."""
 
 
@@ -94,7 +96,7 @@ class Verdict:
         worst: the largest error in units of its bound; None where nothing was compared by a bound.
         rms: the root mean square of the errors of its outputs, each relative to the root mean square of what is
             expected, in unit roundoffs of the dtype; None where no finite output was compared by a bound.
-        reason: why it is not claimed, an expected failure or an error.
+        reason: why it is not claimed, not provable, an expected failure or an error.
         link: the public report of an expected failure.
     """
 
@@ -137,5 +139,7 @@ def _contradiction(verdict: Verdict) -> str:
         f"{status} and a reason go together": (status in REASONED) != bool(verdict.reason),
         "an expected failure and a link go together": (status is Status.EXPECTED_FAILURE) != bool(verdict.link),
         "a clause that is not claimed is not checked": status is Status.NOT_CLAIMED and verdict.checks > 0,
+        "a clause is not provable by comparisons that do not count": status is Status.NOT_PROVABLE
+        and (verdict.checks > 0 or verdict.inconclusive == 0),
     }
     return next((rule for rule, is_broken in broken.items() if is_broken), "")

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import TypeAlias
 
 import numpy as np
@@ -68,7 +69,10 @@ def compare(part: str, got: Array | None, expected: Expected, dtype: str) -> Com
     relative = _relative(*finite) if part == "output" else None
     if worst > 1.0:
         return Comparison(worst, _excess(part, values, expected, ratios), False, relative, FailureKind.VALUE)
-    return Comparison(worst, "", _is_inconclusive(finite[1]), relative)
+    drift = max((each.ratio(values - expected.value) for each in expected.aligned), default=0.0)
+    if drift > 1.0:
+        return Comparison(drift, _drift(part, values, expected), False, relative, FailureKind.VALUE)
+    return Comparison(max(worst, drift), "", _is_inconclusive(finite[1]), relative)
 
 
 def _failure(kind: FailureKind, message: str) -> Comparison:
@@ -138,6 +142,16 @@ def _excess(part: str, values: Floats, expected: Expected, ratios: Floats) -> st
     )
 
 
+def _drift(part: str, values: Floats, expected: Expected) -> str:
+    """Of an array whose elements are all within their bounds, and whose errors point in one direction."""
+    error = values - expected.value
+    ratio, along = max(((each.ratio(error), each) for each in expected.aligned), key=itemgetter(0))
+    return (
+        f"{part} is off by {along.share(error):+.2g} times {along.name}, all elements together "
+        f"({ratio:.3g} x the bound {along.limit:.2g}); each alone is within its own bound"
+    )
+
+
 def element(part: str, index: tuple[int, ...]) -> str:
     """An element in the specification's words: "output of sample 0 head 1 query 3 component 2"."""
     pattern = AXES.get(part, {}).get(len(index))
@@ -149,12 +163,17 @@ def _first(wrong: NDArray[np.bool_]) -> tuple[int, ...]:
 
 
 def _is_inconclusive(expected: Expected) -> bool:
-    value, bound, decoy = expected.value, expected.bound, expected.decoy
+    value, decoy = expected.value, expected.decoy
     if not value.any():
         return False
-    if (np.abs(value) <= bound).all():
+    if _would_pass(np.zeros_like(value), expected):
         return True
-    return decoy is not None and bool((np.abs(decoy - value) <= bound).all())
+    return decoy is not None and _would_pass(decoy, expected)
+
+
+def _would_pass(wrong: Floats, expected: Expected) -> bool:
+    error = wrong - expected.value
+    return bool((np.abs(error) <= expected.bound).all()) and all(each.ratio(error) <= 1.0 for each in expected.aligned)
 
 
 def no_answer(error: CandidateError) -> Comparison:

@@ -31,7 +31,7 @@ from attention_conformance.spec.cases import Case, Sizes
 from attention_conformance.spec.conventions import Conventions
 from attention_conformance.spec.features import Feature
 from attention_conformance.spec.inputs import build
-from attention_conformance.spec.problem import Array, Problem
+from attention_conformance.spec.problem import DTYPES, Array, Problem
 from attention_conformance.tests.harness.judge.comparison import Comparison, compare, no_answer
 from attention_conformance.tests.harness.judge.influence import wrong_keys
 from attention_conformance.tests.harness.judge.tally import Counts, Tally
@@ -76,6 +76,7 @@ class Judge:
     Attributes:
         counts: the checks so far. Whatever `dataclasses.replace` makes of a judge counts here too.
         dtypes_together: the dtypes in which the same cases are run, so that the reference solves each case for all.
+        selected: the dtypes that the run is limited to; empty for all.
         failure_limit: the failed check after which `FailureLimitError` ends the test; None for no limit.
     """
 
@@ -86,6 +87,7 @@ class Judge:
     counts: Counts = field(default_factory=Counts)
     failure_limit: int | None = None
     dtypes_together: tuple[str, ...] = ()
+    selected: tuple[str, ...] = ()
 
     @property
     def tally(self) -> Tally:
@@ -98,6 +100,11 @@ class Judge:
     @property
     def claims(self) -> Claims:
         return self.implementation.claims
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        """The claimed dtypes of the run, the widest first."""
+        return tuple(d for d in DTYPES if d in self.claims.dtypes and d in (self.selected or DTYPES))
 
     @property
     def conventions(self) -> Conventions:

@@ -25,7 +25,7 @@ def judged(clause: Clause, test: ClauseTest, judge: Judge) -> Verdict:
     start = time.perf_counter()
     if lost := loss_of(judge.implementation):
         return not_finished(clause, judge, lost)
-    dtypes = tuple(d for d in test.dtypes if d in judge.claims.dtypes)
+    dtypes = tuple(d for d in judge.dtypes if d in test.dtypes)
     left_path = ""
     try:
         test(replace(judge, dtypes_together=dtypes))
@@ -87,8 +87,8 @@ def status(judge: Judge, expected: ExpectedFailure | None) -> tuple[Status, str]
 
 
 def _without_checks(judge: Judge) -> tuple[Status, str]:
-    if judge.tally.inconclusive and judge.dtype in HALVES and set(judge.claims.dtypes) - set(HALVES):
-        return Status.NOT_CLAIMED, f"every bound in {judge.dtype} is too wide to prove anything; wider dtypes decide"
+    if judge.tally.inconclusive and judge.dtype in HALVES:
+        return Status.NOT_PROVABLE, f"every bound in {judge.dtype} is too wide to prove anything"
     if judge.tally.inconclusive:
         return Status.ERROR, "every bound is too wide to prove anything"
     if judge.unsupported:

@@ -80,4 +80,4 @@ class RunSettings:
 
     def judge(self, implementation: Implementation, dtype: str) -> Judge:
         """A new judge of an implementation."""
-        return Judge(implementation, dtype, self.device, TIERS[self.tier])
+        return Judge(implementation, dtype, self.device, TIERS[self.tier], selected=self.dtypes)

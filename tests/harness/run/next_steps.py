@@ -40,6 +40,8 @@ def _reason(selection: Selection, recorder: Recorder) -> str:
             return f"because {clause.id if other_scope else implementation.name} {why}"
     for v in (v for v in recorder.verdicts if v.status is Status.NOT_CLAIMED):
         return f"because {v.implementation} supports no case of {v.clause} ({v.reason})"
+    for v in (v for v in recorder.verdicts if v.status is Status.NOT_PROVABLE):
+        return f"because {v.clause} is not provable in {v.dtype} ({v.reason})"
     return "as no claim calls for it"
 
 

@@ -86,7 +86,8 @@ class ClauseCheck:
             pytest.fail.Exception: the clause is a MUST, and does not hold. No traceback is shown: the message has the
                 statement, and the case that shows the failure.
             ClauseUndeterminedError: the clause could not be judged.
-            pytest.skip.Exception: no case of it can be run with the implementation's sizes and masks.
+            pytest.skip.Exception: no case of it can be run with the implementation's sizes and masks, or none
+                can prove anything in this half type.
             pytest.xfail.Exception: the clause is a SHOULD or a MAY, and does not hold.
         """
         __tracebackhide__ = True
@@ -94,7 +95,7 @@ class ClauseCheck:
 
         verdict = self._checks.judge(self)
         match verdict.status:
-            case Status.NOT_CLAIMED:
+            case Status.NOT_CLAIMED | Status.NOT_PROVABLE:
                 pytest.skip(verdict.reason)
             case Status.ERROR | Status.NOT_FINISHED:
                 raise ClauseUndeterminedError(f"{self.clause} in {self.dtype}: {verdict.reason}")

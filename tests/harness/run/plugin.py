@@ -88,7 +88,7 @@ def conclude(verdict: Verdict) -> None:
         DoesNotConformError: a MUST does not hold, or the suite could not judge.
     """
     match verdict.status:
-        case Status.NOT_CLAIMED:
+        case Status.NOT_CLAIMED | Status.NOT_PROVABLE:
             pytest.skip(verdict.reason)
         case Status.EXPECTED_FAILURE:
             pytest.xfail(f"{verdict.reason} {verdict.link}")

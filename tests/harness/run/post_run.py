@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from attention_conformance.implementations.api.contract import Implementation
+from attention_conformance.implementations.api.contract import Claims, Implementation
 from attention_conformance.implementations.worker.door import shortened
 from attention_conformance.implementations.worker.remote import Remote, threads_of
 from attention_conformance.spec.clauses import load
@@ -18,7 +18,7 @@ from attention_conformance.tests.harness.run.command_lines import replaying
 from attention_conformance.tests.harness.run.run_records import failure_record, weight_map
 from attention_conformance.tests.report.model import DiagnosisRecord, ObservationRecord
 from attention_conformance.tests.report.recorder import Recorder
-from attention_conformance.tests.report.verdict import LOSSES, Verdict
+from attention_conformance.tests.report.verdict import LOSSES, Status, Verdict
 
 
 def leftovers(implementations: Sequence[Implementation]) -> Iterator[str]:
@@ -111,14 +111,20 @@ def unchecked_claims(selection: Selection, verdicts: Sequence[Verdict]) -> list[
     """Claimed features without a counted check; only a run of all clauses can find them."""
     if selection.clauses or selection.dtypes or not verdicts:
         return []
-    testable = {feature for clause in clause_tests() for feature in load()[clause].features}
     unchecked = []
     for implementation in selection.implementations:
         own = [v for v in verdicts if v.implementation == implementation.name]
         called = {name for name in clause_tests() if not claimed(load()[name], implementation.claims)}
         if called - {v.clause for v in own}:
             continue  # only a part of the tests was run
-        checked: set[Feature] = {feature for v in own if v.checks for feature in load()[v.clause].features}
-        lost = sorted(testable & implementation.claims.features - checked)
+        settled = (v.clause for v in own if v.checks or v.status is Status.NOT_PROVABLE)
+        checked: set[Feature] = {feature for clause in settled for feature in load()[clause].features}
+        lost = sorted(_testable(implementation.claims) - checked)
         unchecked += [f"{implementation.name} claims {feature}, and nothing was checked of it" for feature in lost]
     return unchecked
+
+
+def _testable(claims: Claims) -> frozenset[Feature]:
+    """The claimed features that have a test in one of the claimed dtypes."""
+    tests = (test for test in clause_tests().values() if set(test.dtypes) & set(claims.dtypes))
+    return claims.features & {feature for test in tests for feature in load()[test.clause].features}

@@ -44,6 +44,6 @@ def _entry(row: Row, run: Run) -> dict[str, Any]:
 
 
 def _numbers(counted: Counts) -> dict[str, int]:
-    """How many clauses were judged, hold, and do not hold, by the names of their outcomes."""
-    outcomes = (Outcome.HOLDS, *BROKEN)
+    """How many clauses were judged, hold, do not hold, and are not provable, by the names of their outcomes."""
+    outcomes = (Outcome.HOLDS, *BROKEN, Outcome.UNPROVED)
     return {"judged": counted.judged, **{kind.word: counted.number(kind) for kind in outcomes}}

@@ -75,6 +75,8 @@ def _case(run: Run, verdict: Verdict) -> ElementTree.Element:
     match outcome(verdict):
         case Outcome.UNCLAIMED:
             case.append(_result("skipped", f"not claimed: {verdict.reason}"))
+        case Outcome.UNPROVED:
+            case.append(_result("skipped", f"not provable: {verdict.reason}"))
         case Outcome.KNOWN:
             case.append(_result("skipped", f"known deviation: {verdict.reason} {verdict.link}"))
         case Outcome.ERROR:

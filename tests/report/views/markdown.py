@@ -128,9 +128,13 @@ def _script(run: Run, verdict: Verdict) -> str:
 
 
 def _folded(rows: Sequence[Row]) -> Iterator[Block]:
-    kinds = (("advice not followed", Outcome.ADVICE, _advice), ("known deviations", Outcome.KNOWN, _known))
+    kinds = (
+        ("advice not followed", Outcome.ADVICE, _advice),
+        ("known deviations", Outcome.KNOWN, _known),
+        ("not provable in its dtypes", Outcome.UNPROVED, _unproved),
+    )
     for row, (noun, kind, line_of) in product(rows, kinds):
-        if lines := list(map(line_of, row.together(kind))):
+        if lines := list(map(line_of, row.unproved if kind is Outcome.UNPROVED else row.together(kind))):
             title = f"{prose(one_line(row.subject.name, 80))}: {noun} ({len(lines)})"
             yield Block(FOLDED, f"list of {noun}", _details(title, "\n".join(lines) + "\n"))
 
@@ -144,6 +148,10 @@ def _known(verdicts: Sequence[Verdict]) -> str:
     first = verdicts[0]
     link = f"<{first.link}>" if LINK.fullmatch(first.link) else code(first.link)
     return f"- {code(first.clause)} in {code(dtypes_of(verdicts))}: {code(first.reason, 300)} {link}"
+
+
+def _unproved(verdicts: Sequence[Verdict]) -> str:
+    return f"- {code(verdicts[0].clause)} in {code(dtypes_of(verdicts))}: {code(verdicts[0].reason, 300)}"
 
 
 def _details(title: str, body: str) -> str:

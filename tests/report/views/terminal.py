@@ -43,7 +43,7 @@ def summary(run: Run) -> Iterator[str]:
 
 def _details(row: Row, diagnosis: str) -> Iterator[str]:
     notes = [note for note in row.subject.about.split("; ") if "not claimed" in note]
-    listed = {kind: list(row.together(kind)) for kind in LISTED}
+    listed = {**{kind: list(row.together(kind)) for kind in LISTED}, Outcome.UNPROVED: list(row.unproved)}
     if notes or any(listed.values()):
         yield from ("", f"{row.subject.name}:")
     yield from (f"  {note}" for note in notes)
@@ -57,7 +57,12 @@ def _details(row: Row, diagnosis: str) -> Iterator[str]:
 
 def _line(kind: Outcome, verdicts: Sequence[Verdict]) -> str:
     first = verdicts[0]
-    words = {Outcome.KNOWN: "known deviation", Outcome.ERROR: "ERROR", Outcome.FAILS: "FAIL"}
+    words = {
+        Outcome.KNOWN: "known deviation",
+        Outcome.ERROR: "ERROR",
+        Outcome.FAILS: "FAIL",
+        Outcome.UNPROVED: "not provable",
+    }
     text = f"{first.reason} {first.link}" if kind is Outcome.KNOWN else first.message
     return f"{words.get(kind, f'advice ({first.level})')}  {first.clause} [{dtypes_of(verdicts)}]: {text}"
 

@@ -208,6 +208,15 @@ class TestAnswers:
         assert result.claims.dtypes == ("float64", "float32", "bfloat16")
         assert result.about == "a function of torch tensors; float16 not claimed: RuntimeError: not in half"
 
+    @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+    def test_half_types_only(self, make: Make, dtype: str) -> None:
+        text = (
+            f"def f(q, k, v, is_causal=False):\n    if q.dtype is not torch.{dtype}: raise RuntimeError('one dtype')\n"
+        )
+        result = make(text + "    return F.scaled_dot_product_attention(q, k, v, is_causal=is_causal)")
+        assert result.claims.dtypes == (dtype,)
+        assert result.claims.features == ALWAYS | {Feature.CAUSAL}
+
     def test_tied_widths_and_no_empty_sizes(self, make: Make) -> None:
         text = "def f(q, k, v):\n    if v.shape != k.shape or not k.numel(): raise ValueError('no')\n"
         result = make(text + "    return attend(q, k, v)[0]")

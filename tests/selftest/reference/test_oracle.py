@@ -161,7 +161,8 @@ def test_sampled_rows_are_those_of_the_full_answer(case: Case, conventions: Conv
     sampled = solve(sample_rows(problem, rows, conventions), conventions).parts
     for name in PARTS:
         axis = 2 if name != "output" or case.module is None else 1
-        expected = Expected(*(np.take(array, rows, axis) for array in (full[name].value, full[name].bound)))
+        value, bound = (np.take(array, rows, axis) for array in (full[name].value, full[name].bound))
+        expected = Expected(value, bound)
         assert ratio(sampled[name].value, expected) <= 1.0
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from attention_conformance.tests.report.counts import LEGEND, Conformance, Outcome, chapters_of, conformance, counts
 from attention_conformance.tests.report.model import Run
-from attention_conformance.tests.report.verdict import Verdict
+from attention_conformance.tests.report.verdict import Status, Verdict
 from attention_conformance.tests.report.views import badge, html, json_view, junit, markdown
 from attention_conformance.tests.report.views.terminal import lines
 from attention_conformance.tests.selftest.report.run_builders import (
@@ -90,7 +90,9 @@ def test_programs_get_the_same_cells() -> None:
         {"scores": "1/2", "values": "1/2", "masks": "0/0", "causal": "1/3"},
         {"scores": "2/2", "masks": "0/0", "causal": "1/2"},
     ]
-    assert mine["counts"] == {"judged": 7, "holds": 3, "fails": 1, "error": 1, "known deviation": 1, "advice": 1}
+    assert mine["counts"] == {"judged": 7, "holds": 3, "fails": 1, "error": 1, "known deviation": 1, "advice": 1} | {
+        "not provable": 0
+    }
 
 
 def test_every_view_has_the_same_sentence_for_an_implementation() -> None:
@@ -123,7 +125,7 @@ def test_every_view_has_the_same_legend() -> None:
 
 def test_a_clause_counts_once_by_the_worst_of_its_dtypes() -> None:
     (mine, theirs) = counts(BOTH)
-    assert [mine.total.number(kind) for kind in Outcome] == [1, 1, 1, 1, 3, 1, 0]
+    assert [mine.total.number(kind) for kind in Outcome] == [1, 1, 1, 1, 3, 0, 1, 0]
     assert {cell.chapter: (cell.outcome, cell.text) for cell in mine.cells} == {
         "scores": (Outcome.FAILS, "1/2"),
         "values": (Outcome.ERROR, "1/2"),
@@ -155,6 +157,22 @@ def test_the_verdict_on_an_implementation(verdicts: list[Verdict], verdict: Conf
     assert conformance(verdicts, complete=True) is verdict
     decided = verdict in (Conformance.FAILS, Conformance.ERROR)
     assert conformance(verdicts, complete=False) is (verdict if decided else Conformance.UNDECIDED)
+
+
+def test_a_clause_that_no_dtype_proves_is_listed_in_every_view() -> None:
+    unproved = Verdict(
+        "causal.any-scale", "SHOULD", "a", "bfloat16", Status.NOT_PROVABLE, inconclusive=3, reason="too wide"
+    )
+    elsewhere = replace(unproved, clause="causal.square")  # proved in float64
+    shown = run(passed("a", "causal.square"), elsewhere, unproved)
+    text = list(lines(shown))
+    assert text[1].endswith("conforms, 1 not provable in its dtypes")
+    assert [line for line in text if "too wide" in line] == ["  not provable  causal.any-scale [bfloat16]: too wide"]
+    assert "1 of 1 clause holds, 1 not provable in its dtypes" in markdown.text(shown)
+    assert "a: not provable in its dtypes (1)" in markdown.text(shown)
+    assert json.loads(json_view.text(shown))["implementations"][0]["counts"]["not provable"] == 1
+    assert "not provable: too wide" in junit.text(shown)
+    assert "bfloat16: too wide" in html.text(shown)
 
 
 def test_nothing_conforms_in_a_view_of_an_incomplete_run() -> None:

@@ -155,7 +155,7 @@ TOO_WIDE = Comparison(0.5, inconclusive=True)
         (_judge(KNOWN), Comparison(0.0), Status.ERROR, "passes, but is expected to fail (it is known): remove the"),
         (_judge(), None, Status.ERROR, "nothing was checked"),
         (_judge(), TOO_WIDE, Status.ERROR, "too wide"),
-        (_judge(dtype="float16"), TOO_WIDE, Status.NOT_CLAIMED, "wider dtypes decide"),
+        (_judge(dtype="float16"), TOO_WIDE, Status.NOT_PROVABLE, "every bound in float16 is too wide"),
     ],
 )
 def test_outcomes_that_need_a_reason(judge: Judge, outcome: Comparison | None, status: Status, reason: str) -> None:

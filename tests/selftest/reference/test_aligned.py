@@ -1,0 +1,73 @@
+"""Aligned bounds: right styles stay within them in half types, and mistakes that all elements share do not."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from attention_conformance.reference.expected import Expected, solve
+from attention_conformance.spec.cases import Case, Scores, Values
+from attention_conformance.spec.inputs import build
+from attention_conformance.spec.problem import Array
+from attention_conformance.tests.harness.judge.comparison import compare
+from attention_conformance.tests.selftest.reference.half_margins import PARTS, answers_of
+from attention_conformance.tests.selftest.reference.half_styles import RIGHT, Style
+
+SQUARE = Case(seed=3).sized(batch=2, num_heads=2, query_length=131, key_length=131, d_k=8, d_v=8)
+FEW = Case(seed=5, score_std=2.0).sized(batch=1, num_heads=2, query_length=7, key_length=33, d_k=16, d_v=16)
+EQUAL = replace(FEW, scores=Scores.EQUAL)
+CONSTANT = replace(FEW, values=Values.CONSTANT)
+HALVES = ("bfloat16", "float16")
+
+
+def expected(case: Case, dtype: str) -> Mapping[str, Expected]:
+    return solve(build(case, dtype), returned=()).parts
+
+
+def ratios(answers: Mapping[str, Array], parts: Mapping[str, Expected]) -> list[float]:
+    errors = {part: answers[part].astype(np.float64) - parts[part].value for part in PARTS}
+    return [each.ratio(errors[part]) for part in PARTS for each in parts[part].aligned]
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("case", [FEW, EQUAL, CONSTANT, SQUARE], ids=["few", "equal", "constant", "square"])
+def test_right_styles_stay_within_the_bounds(case: Case, dtype: str) -> None:
+    parts, problem = expected(case, dtype), build(case, dtype)
+    for name, style in RIGHT.items():
+        own = ratios(answers_of(style, problem), parts)
+        assert max(own, default=0.0) < 0.5, name
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_a_wrong_scale_moves_everything_in_one_direction(dtype: str) -> None:
+    parts, problem = expected(SQUARE, dtype), build(SQUARE, dtype)
+    output = answers_of(Style(factor=1.02), problem)["output"]
+    outcome = compare("output", output, parts["output"], dtype)
+    assert outcome.worst > 1.0
+    if dtype == "bfloat16":
+        assert "output is off by +0.0" in outcome.message
+        assert "each alone is within its own bound" in outcome.message
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_an_answer_of_the_wrong_size(part: str) -> None:
+    right, dtype = expected(SQUARE, "bfloat16")[part], build(SQUARE, "bfloat16").query.dtype
+    outcome = compare(part, (0.95 * right.value).astype(dtype), right, "bfloat16")
+    assert "-0.05 times its size" in outcome.message
+
+
+def test_equal_scores_are_one_rounding_and_not_many() -> None:
+    """All weights round alike then: the bound does not fall with their number."""
+    limits = []
+    for length in (16, 256):
+        (size,) = expected(EQUAL.sized(key_length=length, num_heads=1), "bfloat16")["output"].aligned
+        limits.append(size.limit)
+    assert limits[1] > 0.5 * limits[0]
+
+
+def test_where_there_are_none() -> None:
+    for case in (replace(FEW, score_std=100.0), FEW.extended(softcap=2.0), FEW.extended(sinks=True)):
+        assert not any(part.aligned for part in expected(case, "bfloat16").values())
+    assert not any(part.aligned for part in expected(FEW, "float32").values())
+    assert any(part.aligned for part in expected(FEW.extended(window_left=3), "bfloat16").values())
