@@ -94,7 +94,7 @@ def as_seen(call: ModuleCall, check: ClaimCheck) -> tuple[ClaimCheck, list[str]]
         return check.without(MASKS), [f"masks not claimed: {error}"]
     notes = []
     plain, zeros = check.run(PLAIN), check.run(shaped(replace(BIASED, pattern=Pattern.ALL), call.form))
-    if zeros.error or not near_outputs(plain, zeros):
+    if zeros.error or not near_outputs(plain, zeros, check.dtype):
         check = check.without({Feature.FLOAT_MASK, Feature.MASK_GRADIENT})
         notes.append(f"float-mask not claimed: {zeros.error or 'zeros in it mask keys, so that it is boolean'}")
     return empty_rows_as_seen(check, shaped(MASKED, call.form), notes)
@@ -126,4 +126,4 @@ def _empty_row(check: ClaimCheck, fitted: Case) -> EmptyRow | None:
     scoring = [name for name in ("w_q", "b_q") if name in problem.parameters] or ["query"]
     alike = problem.but(attn_mask=None, causal=False)
     equal = rows(check, alike.with_arrays({name: problem.arrays()[name] * 0 for name in scoring}))
-    return EmptyRow.UNIFORM if equal is not None and near(row, equal[..., 1, :]) else None
+    return EmptyRow.UNIFORM if equal is not None and near(row, equal[..., 1, :], check.dtype) else None
