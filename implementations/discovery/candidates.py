@@ -89,8 +89,12 @@ def wrapped(
         return replace(target, claims=replace(target.claims, conventions=conventions, premises=always))
     check_kind(target, f", {ADAPTER}")
     if isinstance(target, type):
-        from attention_conformance.implementations.discovery.modules import module_candidate  # it imports torch
+        # These import torch.
+        from attention_conformance.implementations.discovery.modules import module_candidate
+        from attention_conformance.implementations.discovery.op_modules import as_function
 
+        if function := as_function(target):
+            return function_candidate(name, function, settings, device, Premises().assuming(premises))
         return module_candidate(name, target, settings, device, Premises().assuming(premises))
     assert callable(target)
     return function_candidate(name, target, settings, device, Premises().assuming(premises))

@@ -44,6 +44,7 @@ from attention_conformance.implementations.discovery.extras import (
     ignored_parts,
 )
 from attention_conformance.implementations.discovery.loading import TargetError
+from attention_conformance.implementations.discovery.module_masks import empty_rows_as_seen
 from attention_conformance.implementations.discovery.signatures import (
     ADAPTER,
     Options,
@@ -141,6 +142,8 @@ def function_candidate(
     check, kind, plain = _suited(RenamedCall(function, options), claims, device)
     check_answer(plain, kind.is_kind, "an array" if kind in (NUMPY, JAX) else "a tensor")
     check, ignored = _without_ignored(check, options)
+    if options.spelled.get("bool_mask") in ("mask", "attention_mask") and not any("row" in key for key in settings):
+        check, ignored = empty_rows_as_seen(check, MASKED, ignored)
     check, always = with_premises(check, premises)
     check, refuted = option_claims(check, options.named.features)
     extras = tuple(e for e in find_extras(parts(plain), EXTENTS) if e.name != "averaged_weights")
