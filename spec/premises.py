@@ -31,8 +31,6 @@ class Premise(StrEnum):
     """Every sequence has this length."""
     BLOCK = "block"
     """Every length is a multiple of this one."""
-    FLOAT32 = "float32"
-    """No input is computed in more than float32."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +38,7 @@ class Premises:
     """What an implementation always does; the default is nothing. Every case is run, and solved, under its premises.
 
     Attributes:
-        causal, float32: see `Premise`.
+        causal: no query sees a later key.
         window_left, window_right, softcap, rotary_base, relative_bias: as in `Extension`.
         scale: multiplies the scores; None is 1/sqrt(d_k).
         length, block: tokens; 0: free.
@@ -55,7 +53,6 @@ class Premises:
     scale: float | None = None
     length: int = 0
     block: int = 0
-    float32: bool = False
 
     @property
     def _settings(self) -> dict[Premise, Any]:
@@ -69,7 +66,6 @@ class Premises:
             Premise.SCALE: self.scale,
             Premise.LENGTH: self.length or None,
             Premise.BLOCK: self.block or None,
-            Premise.FLOAT32: self.float32 or None,
         }
 
     @property
@@ -161,7 +157,7 @@ def _parsed(setting: str) -> dict[str, Any]:
         meant = f"did you mean '{near[0]}'? There are" if near else "there are"
         raise ValueError(f"no premise is named {key!r}; {meant}: {', '.join(Premise)}")
     name = Premise(key)
-    if name in (Premise.CAUSAL, Premise.FLOAT32):
+    if name is Premise.CAUSAL:
         if value:
             raise ValueError(f"premise {name} takes no value, not {value!r}")
         return {name.value: True}

@@ -41,7 +41,7 @@ def to_array(tensor: torch.Tensor) -> Array:
     """
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"a tensor was expected, got {type(tensor).__name__}")
-    held = tensor.detach().cpu()
+    held = tensor.detach().cpu().resolve_conj().resolve_neg()  # a sign may be a mere mark of the tensor
     if held.dtype is torch.bfloat16:
         bits: Array = held.view(torch.uint16).numpy()
         return bits.view(ml_dtypes.bfloat16)

@@ -4,6 +4,8 @@ from dataclasses import replace
 from functools import lru_cache
 
 from attention_conformance.implementations.api.contract import Claims, Unsupported
+from attention_conformance.implementations.api.safe_call import CandidateError, guarded
+from attention_conformance.spec.case_limits import unusable
 from attention_conformance.spec.cases import (
     Case,
     Embedding,
@@ -19,12 +21,18 @@ from attention_conformance.spec.cases import (
 from attention_conformance.spec.conventions import WindowCount
 from attention_conformance.spec.features import CASE_OPTIONS, Feature, Scope
 
+MOST_FITTED = 2**30
+"""Elements of an array of a case that a `fit` returns: padded ones have some times more than before."""
 FREE_WIDTHS = (13, 11, 17)
 """Input widths of query, key and value where they are free: coprime to each other and to the heads' widths."""
 
 
 def fit(case: Case, claims: Claims) -> Case | Unsupported:
-    """The case under the premises, with sizes, widths and module form that the claims allow, or why there is none."""
+    """The case under the premises, with sizes, widths and module form that the claims allow, or why there is none.
+
+    Raises:
+        CandidateError: the `fit` of the claims raised, or returned something unusable.
+    """
     case = claims.premises.under(case)
     missing = [f for f in _required(case) if f not in claims and not claims.premises.implies(f)]
     if missing:
@@ -42,11 +50,33 @@ def fit(case: Case, claims: Claims) -> Case | Unsupported:
             return Unsupported(wrong)
         fitted = _in_pieces(fitted)
     if claims.scope is Scope.OP:
-        return claims.fit(fitted if fitted.module is None else replace(fitted, module=None))
-    nearest = claims.fit(replace(fitted, module=_form(fitted, claims)))
+        return own_fit(claims, fitted if fitted.module is None else replace(fitted, module=None))
+    nearest = own_fit(claims, replace(fitted, module=_form(fitted, claims)))
     if isinstance(nearest, Case) and nearest.sizes != fitted.sizes:
-        nearest = claims.fit(replace(nearest, module=_form(nearest, claims)))  # other heads have other widths
+        nearest = own_fit(claims, replace(nearest, module=_form(nearest, claims)))  # other heads have other widths
     return nearest if isinstance(nearest, Unsupported) else _selectable(nearest)
+
+
+def fit_to_explain(case: Case, claims: Claims) -> Case | Unsupported:
+    """The same, where no clause is judged: what a `fit` that fails would support is nothing."""
+    try:
+        return fit(case, claims)
+    except CandidateError as error:
+        return Unsupported(f"its fit failed: {error}")
+
+
+def own_fit(claims: Claims, case: Case) -> Case | Unsupported:
+    """What the `fit` of the claims returns.
+
+    Raises:
+        CandidateError: it raised, or returned something else.
+    """
+    fitted: object = guarded(lambda: claims.fit(case))
+    if not isinstance(fitted, Case | Unsupported):
+        raise CandidateError(f"fit returned {type(fitted).__name__}, not a Case or Unsupported")
+    if isinstance(fitted, Case) and fitted != case and (why := unusable(fitted, MOST_FITTED)):
+        raise CandidateError(f"fit returned a case that cannot be run: {why}")
+    return fitted
 
 
 @lru_cache(maxsize=4096)

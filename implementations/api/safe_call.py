@@ -67,7 +67,7 @@ def guarded(call: Callable[[], Answer]) -> Answer:
         raise
     except BaseException as error:
         # SystemExit, or pytest's own skip and exit, must not let a candidate out of its verdict.
-        kind = plain(type(error).__name__, LONGEST_NAME)
+        kind = kind_of(error)
         raise CandidateError(f"raised {kind}: {_first_line(error) or 'no message'}", kind) from error
 
 
@@ -96,10 +96,15 @@ def safe_call(call: Callable[[], Answer]) -> CallOutcome[Answer]:
         return CallOutcome(error=error_line(error.__cause__ or error))
 
 
+def kind_of(error: BaseException) -> str:
+    """The name of its class, which the class itself cannot change."""
+    return plain(type.__dict__["__name__"].__get__(type(error)), LONGEST_NAME)
+
+
 def error_line(error: BaseException) -> str:
     """An exception in one line: its type and the first line of its message, if it has one."""
     line = _first_line(error)
-    kind = plain(type(error).__name__, LONGEST_NAME)
+    kind = kind_of(error)
     return f"{kind}: {plain(line)}" if line else kind
 
 
@@ -149,6 +154,8 @@ def _parts(result: Result) -> Iterator[tuple[str, object]]:
 def _first_line(error: BaseException) -> str:
     try:
         lines = str(error)[:LONGEST].strip().splitlines()
-    except Exception:  # an exception of the candidate's own, which may be as broken as the candidate
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # an exception of the candidate's own, which may be as broken as the candidate
         lines = []
     return lines[0] if lines else ""

@@ -15,11 +15,12 @@ from attention_conformance.implementations.discovery.constructors import resized
 from attention_conformance.implementations.discovery.findings import MASKED_OUT, MAY_ATTEND, Finding
 from attention_conformance.implementations.discovery.keywords import Function, Keywords, find_keywords
 from attention_conformance.implementations.discovery.loading import TargetError
+from attention_conformance.implementations.discovery.module_masks import SHAPES
 from attention_conformance.implementations.discovery.modules import ModulePlan, plan_module
 from attention_conformance.implementations.discovery.probe import Oracle, Run
 from attention_conformance.implementations.discovery.probe_interface import find_subject
 from attention_conformance.implementations.discovery.signatures import Options, check_kind
-from attention_conformance.implementations.discovery.vocabulary import OPTIONS, MaskForm
+from attention_conformance.implementations.discovery.vocabulary import OPTIONS
 from attention_conformance.spec.cases import MaskShape
 from attention_conformance.spec.conventions import Conventions, Polarity
 from attention_conformance.spec.premises import NO_PREMISES, Premises
@@ -127,7 +128,7 @@ def _of_module(kind: type[nn.Module], device: str, oracle: Oracle) -> Adapter:
         text,
         expression,
         tuple(_module_findings(plan, bool(subclass))),
-        MaskShape.SHARED if call.form is MaskForm.SHARED else MaskShape.FULL,
+        SHAPES.get(call.form, MaskShape.FULL),
         # A class that takes the width of one head never gets a total that the heads do not divide.
         construct="" if "//" in subclass else "make.construct",
         one_mask=call.flag_with_mask and "is_causal" in call.options,

@@ -67,35 +67,38 @@ def _causal_with_others(check: ClaimCheck, notes: list[str]) -> tuple[ClaimCheck
 def _reach(check: ClaimCheck, case: Case) -> int | None:
     """How many keys ahead of its own number each query sees, of one that sees no later ones; else None."""
     reaches = set()
-    for key, changed in _changes(check, case):
-        rows = np.flatnonzero(changed)
-        if not len(rows) or rows[0] == 0 or not changed[rows[0] :].all():
+    for key, changed in changes(check, case):
+        reached = np.flatnonzero(changed)
+        if not len(reached) or reached[0] == 0 or not changed[reached[0] :].all():
             return None
-        reaches.add(key - int(rows[0]))
+        reaches.add(key - int(reached[0]))
     return next(iter(reaches)) if len(reaches) == 1 else None
 
 
 def _sees_later(check: ClaimCheck, case: Case) -> Iterator[bool]:
     """Whether a query sees a key after it, for several keys."""
-    yield from (bool(changed[:key].any()) for key, changed in _changes(check, case))
+    yield from (bool(changed[:key].any()) for key, changed in changes(check, case))
 
 
-def _changes(check: ClaimCheck, case: Case) -> Iterator[tuple[int, Booleans]]:
-    """A key, and the queries (Lq,) whose answers another one in its place changes; nothing where it has no answer."""
+def changes(check: ClaimCheck, case: Case, each_sample: bool = False) -> Iterator[tuple[int, Booleans]]:
+    """A key, and the queries (Lq,) whose answers another one in its place changes; nothing where it has no answer.
+
+    `each_sample`: the queries of each sample, (B, Lq).
+    """
     fitted = fit(case, check.claims)
     if isinstance(fitted, Unsupported):
         return
     problem = build(fitted, check.dtype).forward_only()
-    plain = _rows(check, problem)
+    plain = rows(check, problem)
     first = fitted.sizes.key_length - fitted.sizes.query_length
     for key in (first + 2, first + 5, first + 6) if plain is not None else ():
-        other = _rows(check, _with_other_token(problem, key))
+        other = rows(check, _with_other_token(problem, key))
         if plain is not None and other is not None and other.shape == plain.shape:
             differs = np.abs(other - plain) > SAME.get(check.dtype, HALF) * (1.0 + np.abs(plain))
-            yield key, differs.any((*range(plain.ndim - 2), -1))
+            yield key, differs.any((*range(int(each_sample), plain.ndim - 2), -1))
 
 
-def _rows(check: ClaimCheck, problem: Problem) -> Floats | None:
+def rows(check: ClaimCheck, problem: Problem) -> Floats | None:
     """The output as (..., Lq, width), if it is finite."""
     answer = check.answer(problem)
     if answer.error:

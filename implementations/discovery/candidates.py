@@ -6,12 +6,14 @@ from dataclasses import replace
 
 from attention_conformance.implementations.api.contract import Implementation
 from attention_conformance.implementations.api.safe_call import safe_call
+from attention_conformance.implementations.discovery.functions import function_candidate
 from attention_conformance.implementations.discovery.loading import Target, TargetError, load_target
+from attention_conformance.implementations.discovery.signatures import ADAPTER, check_kind
 from attention_conformance.spec.optional import optional
 from attention_conformance.spec.premises import Premises
 
 torch = optional("torch")
-__all__ = ["TargetError", "candidate", "candidates", "distinct", "wrapped"]
+__all__ = ["TargetError", "candidate", "candidates", "distinct", "named", "wrapped"]
 
 
 def candidate(
@@ -29,8 +31,14 @@ def candidate(
         TargetError: the target cannot be used; the message is one line that begins with the target.
         ValueError: a setting that does not exist.
     """
-    loaded = load_target(target)
-    name = Target.parse(target).parts[-1]
+    return named(target, load_target(target), settings, device, premises)
+
+
+def named(
+    target: str, loaded: object, settings: Mapping[str, str], device: str, premises: Sequence[str] = ()
+) -> Implementation:
+    """What a target names, wrapped; see `candidate`."""
+    name = Target.parse(target).name.rpartition(".")[2]
     try:
         if torch and (error_line := safe_call(lambda: torch.zeros(1, device=device)).error):
             raise TargetError(f"device {device!r} cannot be used: {error_line}")
@@ -79,18 +87,14 @@ def wrapped(
         conventions = target.claims.conventions.claiming(settings)
         always = target.claims.premises.assuming(premises)
         return replace(target, claims=replace(target.claims, conventions=conventions, premises=always))
-    if not torch:
-        raise TargetError(
-            "functions and modules are tried with torch, which is not installed here: give an Implementation, "
-            "such as attention_conformance.numpy_op makes"
-        )
-    # These import torch.
-    from attention_conformance.implementations.discovery.functions import function_candidate
-    from attention_conformance.implementations.discovery.modules import module_candidate
-    from attention_conformance.implementations.discovery.signatures import ADAPTER, check_kind
-
     check_kind(target, f", {ADAPTER}")
-    if isinstance(target, type) and issubclass(target, torch.nn.Module):
+    if isinstance(target, type):
+        # These import torch.
+        from attention_conformance.implementations.discovery.modules import module_candidate
+        from attention_conformance.implementations.discovery.op_modules import as_function
+
+        if function := as_function(target):
+            return function_candidate(name, function, settings, device, Premises().assuming(premises))
         return module_candidate(name, target, settings, device, Premises().assuming(premises))
     assert callable(target)
     return function_candidate(name, target, settings, device, Premises().assuming(premises))

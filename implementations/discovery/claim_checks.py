@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import torch
 
 from attention_conformance.implementations.adapters.jax_op import is_jax
 from attention_conformance.implementations.api.contract import Claims, Result, Unsupported
@@ -22,7 +21,10 @@ from attention_conformance.spec.cases import Case, MaskKind, Sizes
 from attention_conformance.spec.conventions import ReturnedWeights
 from attention_conformance.spec.features import NOTHING, Feature, Packing
 from attention_conformance.spec.inputs import build
+from attention_conformance.spec.optional import optional
 from attention_conformance.spec.problem import DTYPES, Problem
+
+torch = optional("torch")
 
 AdapterRun = Callable[..., Result]
 
@@ -45,7 +47,7 @@ OPTION_CASES = {
 }
 """A case for each claim beyond the core; whether the answer is right is for the suite to find out."""
 NOT_REPEATED = "it answers fewer key heads, and repeats them in no known order"
-PROBED = ("float32", "float64", "bfloat16", "float16")
+PROBED = tuple(dtype for dtype in ("float32", "float64", "bfloat16", "float16") if dtype in DTYPES)
 """The dtypes in which a candidate is probed: the first in which it answers."""
 NO_EFFECT = "its **kwargs takes it, and nothing changes"
 
@@ -122,7 +124,8 @@ def parts(outcome: CallOutcome[Any]) -> tuple[Any, ...]:
 def output_of(outcome: CallOutcome[Any]) -> Floats:
     """The output of an answer, in float64."""
     output = parts(outcome)[0]
-    return np.asarray(output.detach().double().cpu() if isinstance(output, torch.Tensor) else output, np.float64)
+    of_torch = torch and isinstance(output, torch.Tensor)
+    return np.asarray(output.detach().double().cpu() if of_torch else output, np.float64)
 
 
 def near_outputs(first: CallOutcome[Any], second: CallOutcome[Any], dtype: str) -> bool:
@@ -242,7 +245,7 @@ def _dtypes(check: ClaimCheck, exact_dtype: bool) -> tuple[tuple[str, ...], list
         if not masked[check.dtype]:
             errors = {dtype: error or masked[dtype] for dtype, error in errors.items()}
     for dtype in ("bfloat16", "float16"):
-        if exact_dtype and not errors[dtype]:
+        if exact_dtype and errors.get(dtype) == "":
             output = parts(check.run(PLAIN, dtype))[0]
             errors[dtype] = "" if output.dtype == DTYPES[dtype] else f"it answers in {output.dtype}"
     notes = [f"{dtype} not claimed: {error}" for dtype, error in errors.items() if error]

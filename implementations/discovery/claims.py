@@ -3,14 +3,13 @@
 A feature that has an effect is claimed, even if it is not the specified effect: the suite then reports what is wrong.
 """
 
-from attention_conformance.implementations.discovery.findings import ABSENT, LOST, Facts
+from attention_conformance.implementations.discovery.findings import ABSENT, ALWAYS, LOST, Facts
 from attention_conformance.implementations.discovery.probe_interface import PARAMETERS
 from attention_conformance.spec.conventions import Conventions, values_of
 from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.spec.premises import NO_PREMISES, Premises
 from attention_conformance.spec.problem import DTYPES
 
-ALWAYS = "always"
 NOT_OFFERED = (ABSENT, LOST, ALWAYS, "one")
 """Answers to features that are not offered: a causal flag that is always set, heads where there is one."""
 

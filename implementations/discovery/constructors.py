@@ -8,9 +8,18 @@ from typing import Any
 from torch import nn
 
 from attention_conformance.implementations.api.safe_call import safe_call
+from attention_conformance.implementations.discovery.bare import bare
+from attention_conformance.implementations.discovery.constructor_names import (
+    Size,
+    settings_of,
+    settings_parameter,
+    size_of,
+    value_of,
+)
 from attention_conformance.implementations.discovery.loading import TargetError
 from attention_conformance.implementations.discovery.signatures import (
     ADAPTER,
+    is_variadic,
     own_names,
     positional,
     required,
@@ -23,7 +32,10 @@ from attention_conformance.spec.features import Feature
 WIDTH, HEADS = 12, 3
 """Sizes of the instances that are built to look at their parameters."""
 CONSTRUCTOR_OPTIONS: Mapping[str, Option] = {
-    "num_kv_heads": Option(("num_kv_heads", "num_key_value_heads", "n_kv_heads", "kv_heads"), (Feature.GROUPED,)),
+    "num_kv_heads": Option(
+        ("num_kv_heads", "num_key_value_heads", "n_kv_heads", "kv_heads", "n_kv_head", "num_kv_groups"),
+        (Feature.GROUPED,),
+    ),
     "dropout": Option(
         ("attn_dropout", "attention_dropout", "attn_drop", "dropout", "dropout_p", "dropout_rate"),
         (Feature.DROPOUT, Feature.EVALUATION),
@@ -46,6 +58,9 @@ class Constructor:
         widths: whether it takes kdim and vdim.
         rates: its parameters that are rates of dropout.
         spelled: its own name for each of `CONSTRUCTOR_OPTIONS` that it takes.
+        sizes: what each of its parameters counts, where these have other names or another order.
+        settings: its parameter that is an object of settings, which has the sizes.
+        left_out: what is taken out of the module, see `bare`.
     """
 
     kind: Callable[..., nn.Module]
@@ -54,13 +69,24 @@ class Constructor:
     widths: bool = False
     rates: tuple[str, ...] = ()
     spelled: Mapping[str, str] = field(default_factory=dict)
+    sizes: Mapping[str, Size] = field(default_factory=dict)
+    settings: str = ""
+    left_out: tuple[str, ...] = ()
 
     def __call__(self, embed_dim: int, num_heads: int, **options: Any) -> nn.Module:
         """A module of these sizes; `options` are kdim, vdim and what `CONSTRUCTOR_OPTIONS` names."""
+        return bare(self._whole(embed_dim, num_heads, **options), self.left_out)
+
+    def _whole(self, embed_dim: int, num_heads: int, **options: Any) -> nn.Module:
         given = {self.spelled.get(name, name): value for name, value in options.items()}
         if "num_kv_heads" in self.spelled:
             given.setdefault(self.spelled["num_kv_heads"], num_heads)
         given = {**self.options, **given}
+        if self.settings:
+            return self.kind(**{self.settings: settings_of(self.kind, self.settings, embed_dim, num_heads)}, **given)
+        if self.sizes:
+            sizes = {name: value_of(size, embed_dim, num_heads) for name, size in self.sizes.items()}
+            return self.kind(**{**sizes, **given})
         if self.named:
             return self.kind(embed_dim=embed_dim, num_heads=num_heads, **given)
         return self.kind(embed_dim, num_heads, **given)
@@ -85,7 +111,14 @@ def constructor(kind: type[nn.Module]) -> Constructor:
     parameters = dict(signature.parameters)
     if takes_any(signature, inspect.Parameter.VAR_KEYWORD) and issubclass(kind, nn.MultiheadAttention):
         parameters = {**inspect.signature(nn.MultiheadAttention).parameters, **parameters}
+    if name := settings_parameter(signature):
+        flags = {p.name: False for p in parameters.values() if required(p) and p.name != name}
+        return Constructor(kind, settings=name, options=flags)
     named = {"embed_dim", "num_heads"} <= set(parameters)
+    known_sizes = {} if named else _known_sizes(signature)
+    if known_sizes:
+        own = own_names(CONSTRUCTOR_OPTIONS, set(parameters))
+        return Constructor(kind, sizes=known_sizes, rates=_rates(parameters), spelled=own)
     sizes = [] if named else positional(signature)[:2]
     if not named:
         _check_sizes(kind, signature, sizes)
@@ -97,8 +130,30 @@ def constructor(kind: type[nn.Module]) -> Constructor:
     for parameter in signature.parameters.values():
         if required(parameter) and parameter.name not in known:
             raise TargetError(f"its constructor needs {parameter.name!r} too: give it a default, {ADAPTER}")
-    rates = tuple(p.name for p in parameters.values() if "drop" in p.name and isinstance(p.default, float))
-    return Constructor(kind, named, options, {"kdim", "vdim"} <= set(parameters), rates, spelled)
+    return Constructor(kind, named, options, {"kdim", "vdim"} <= set(parameters), _rates(parameters), spelled)
+
+
+def _rates(parameters: Mapping[str, inspect.Parameter]) -> tuple[str, ...]:
+    return tuple(p.name for p in parameters.values() if "drop" in p.name and isinstance(p.default, float))
+
+
+def _known_sizes(signature: inspect.Signature) -> dict[str, Size]:
+    """What each parameter counts, if all that have to be given are known, and width and heads are among them.
+
+    In the order of the suite, embed_dim and num_heads, unknown names do no harm: that is the usual case.
+    """
+    parameters = [p for p in signature.parameters.values() if not is_variadic(p)]
+    sizes = {p.name: size for p in parameters if (size := size_of(p.name))}
+    options = {name for option in CONSTRUCTOR_OPTIONS.values() for name in option.parameters}
+    unknown = [p.name for p in parameters if required(p) and p.name not in {*sizes, *options}]
+    usual = [sizes.get(p.name) for p in parameters[:2]] == [Size.WIDTH, Size.HEADS]
+    simple = usual and not any(required(p) or sizes.get(p.name) is Size.HEAD_WIDTH for p in parameters[2:])
+    if unknown or simple or not {Size.WIDTH, Size.HEADS} <= set(sizes.values()):
+        return {}
+    kept = {p.name for p in parameters if required(p)} | {
+        n for n, s in sizes.items() if s not in (Size.LENGTH, Size.FLAG)
+    }
+    return {name: size for name, size in sizes.items() if name in kept and (size is Size.RATE or name not in options)}
 
 
 def _check_sizes(kind: type[nn.Module], signature: inspect.Signature, sizes: list[inspect.Parameter]) -> None:

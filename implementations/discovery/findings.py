@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from attention_conformance.spec.conventions import Polarity
 
 OFFERED, ABSENT, IGNORED = "offered", "not offered", "ignored"
+ALWAYS = "always"
+"""What is done whatever a call states."""
 UNDETERMINED, LOST = "undetermined", "no answer"
 UNKNOWN, NOT_RETURNED = "no such parameter", "not returned with the output"
 REASONS = (UNKNOWN, IGNORED, NOT_RETURNED)

@@ -6,15 +6,13 @@ import inspect
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
-import torch
 
 from attention_conformance.implementations.adapters.jax_op import is_jax, jax_op
 from attention_conformance.implementations.adapters.numpy_op import numpy_op
-from attention_conformance.implementations.adapters.torch_op import torch_op
 from attention_conformance.implementations.api.contract import Claims, Implementation, any_case
 from attention_conformance.implementations.api.safe_call import CallOutcome
 from attention_conformance.implementations.discovery.always import with_premises
@@ -46,6 +44,7 @@ from attention_conformance.implementations.discovery.extras import (
     ignored_parts,
 )
 from attention_conformance.implementations.discovery.loading import TargetError
+from attention_conformance.implementations.discovery.module_masks import empty_rows_as_seen
 from attention_conformance.implementations.discovery.signatures import (
     ADAPTER,
     Options,
@@ -59,7 +58,10 @@ from attention_conformance.implementations.discovery.vocabulary import KWARGS_OF
 from attention_conformance.spec.cases import Pattern
 from attention_conformance.spec.conventions import CausalWithMask, Conventions
 from attention_conformance.spec.features import Feature, Scope
+from attention_conformance.spec.optional import optional
 from attention_conformance.spec.premises import NO_PREMISES, Premises
+
+torch = optional("torch")
 
 
 @dataclass(frozen=True)
@@ -85,13 +87,6 @@ class ArrayKind:
         return ClaimCheck(function, partial(self.maker, polarity=claims.conventions.bool_mask), claims, device, dtype)
 
 
-TORCH = ArrayKind(
-    "torch tensors",
-    torch_op,
-    lambda answer: isinstance(answer, torch.Tensor),
-    {"in inference mode": {"context": torch.inference_mode}, "in tensors that were used before": {"reused": True}},
-    exact_dtype=False,
-)
 NUMPY = ArrayKind(
     "NumPy arrays",
     numpy_op,
@@ -99,6 +94,23 @@ NUMPY = ArrayKind(
     {"with read-only arrays": {"read_only": True}},
 )
 JAX = ArrayKind("JAX arrays", jax_op, is_jax)
+
+
+@cache
+def tensors_kind() -> ArrayKind:
+    """Torch's, where it is installed."""
+    import torch
+
+    from attention_conformance.implementations.adapters.torch_op import torch_op
+
+    return ArrayKind(
+        "torch tensors",
+        torch_op,
+        lambda answer: isinstance(answer, torch.Tensor),
+        {"in inference mode": {"context": torch.inference_mode}, "in tensors that were used before": {"reused": True}},
+        exact_dtype=False,
+    )
+
 
 ARRAYS_LACK = "'numpy.ndarray' object has no attribute"
 """The error of a function that does not work on NumPy arrays; its error for tensors is more useful."""
@@ -128,8 +140,10 @@ def function_candidate(
     fits = one_set_of_ids if options.for_both("query_segments") else any_case
     claims = Claims(Scope.OP, ALWAYS | options.features | {Feature.GROUPED}, conventions, fit=fits)
     check, kind, plain = _suited(RenamedCall(function, options), claims, device)
-    check_answer(plain, kind.is_kind, "a tensor" if kind is TORCH else "an array")
+    check_answer(plain, kind.is_kind, "an array" if kind in (NUMPY, JAX) else "a tensor")
     check, ignored = _without_ignored(check, options)
+    if options.spelled.get("bool_mask") in ("mask", "attention_mask") and not any("row" in key for key in settings):
+        check, ignored = empty_rows_as_seen(check, MASKED, ignored)
     check, always = with_premises(check, premises)
     check, refuted = option_claims(check, options.named.features)
     extras = tuple(e for e in find_extras(parts(plain), EXTENTS) if e.name != "averaged_weights")
@@ -226,28 +240,35 @@ def _suited_in(
     gradients.
     """
     forward = replace(claims, features=claims.features - {Feature.GRADIENTS, Feature.MASK_GRADIENT})
-    tensors, arrays = TORCH.check(function, claims, device, dtype), NUMPY.check(function, forward, device, dtype)
+    arrays = NUMPY.check(function, forward, device, dtype)
     masks = [(Feature.BOOL_MASK, MASKED), (Feature.FLOAT_MASK, BIASED)]
     cases = [PLAIN, *(case for feature, case in masks if feature in claims)]
-    of_tensors, of_arrays = ([check.run(case) for case in cases] for check in (tensors, arrays))
-    tensor_answers, array_answers = _in_kind(of_tensors, TORCH), _in_kind(of_arrays, NUMPY)
+    of_arrays = [arrays.run(case) for case in cases]
+    if not torch:
+        return arrays, NUMPY, _plain_answer({NUMPY.arrays: of_arrays[0]})
+    kind = tensors_kind()
+    tensors = kind.check(function, claims, device, dtype)
+    of_tensors = [tensors.run(case) for case in cases]
+    tensor_answers, array_answers = _in_kind(of_tensors, kind), _in_kind(of_arrays, NUMPY)
     if array_answers >= max(1, tensor_answers + (not no_gradients(tensors))):
         return arrays, NUMPY, of_arrays[0]
     if not tensor_answers and "jax" in sys.modules:
         jax = JAX.check(function, claims, device, dtype)
         if _in_kind([plain := jax.run(PLAIN)], JAX):
             return jax, JAX, plain
-    return tensors, TORCH, _plain_answer(of_tensors[0], of_arrays[0])
+    return tensors, kind, _plain_answer({kind.arrays: of_tensors[0], NUMPY.arrays: of_arrays[0]})
 
 
-def _plain_answer(of_tensors: CallOutcome[Any], of_arrays: CallOutcome[Any]) -> CallOutcome[Any]:
-    if of_tensors.error and of_arrays.error:
-        both = {of_tensors.error: TORCH.arrays, of_arrays.error: NUMPY.arrays}
-        line = of_tensors.error
-        if len(both) == 2 and ARRAYS_LACK not in of_arrays.error:
-            line = "; ".join(f"{error} ({arrays})" for error, arrays in both.items())
-        raise TargetError(f"it cannot be called with query, key and value of shape (B, H, L, d): {line}")
-    return of_arrays if of_tensors.error else of_tensors
+def _plain_answer(outcomes: Mapping[str, CallOutcome[Any]]) -> CallOutcome[Any]:
+    """The first that is no error, by the names of their arrays."""
+    answers = [each for each in outcomes.values() if not each.error]
+    if answers:
+        return answers[0]
+    arrays = {each.error: name for name, each in outcomes.items()}
+    line, *others = arrays
+    if others and ARRAYS_LACK not in others[0]:
+        line = "; ".join(f"{error} ({name})" for error, name in arrays.items())
+    raise TargetError(f"it cannot be called with query, key and value of shape (B, H, L, d): {line}")
 
 
 def _in_kind(outcomes: list[CallOutcome[Any]], kind: ArrayKind) -> int:

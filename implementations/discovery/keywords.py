@@ -10,7 +10,7 @@ from typing import Any
 from attention_conformance.implementations.discovery import probe_masks, probe_scores
 from attention_conformance.implementations.discovery.calls import EXTENTS, FunctionCall
 from attention_conformance.implementations.discovery.extras import Extra, find_extras
-from attention_conformance.implementations.discovery.findings import ABSENT, MASKED_OUT, MAY_ATTEND, Facts
+from attention_conformance.implementations.discovery.findings import ABSENT, ALWAYS, MASKED_OUT, MAY_ATTEND, Facts
 from attention_conformance.implementations.discovery.probe import (
     BATCH,
     HEADS,
@@ -207,6 +207,6 @@ def _with_unknown(function: Function, keywords: Keywords, shape: MaskShape, name
             subject = function.subject(named)
             causal = option == "is_causal"
             finding = probe_masks.causal_flag(subject) if causal else next(probe_scores.scale(subject, NO_FACTS))
-            if finding.determined and finding.answer not in (ABSENT, "always"):
+            if finding.determined and finding.answer not in (ABSENT, ALWAYS):
                 return named, shape
     return keywords, shape

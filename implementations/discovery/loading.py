@@ -70,6 +70,11 @@ class Target:
         return self.place.endswith(".py") or bool({"/", "\\"} & {*self.place}) or Path(self.place).is_file()
 
     @property
+    def absolute(self) -> str:
+        """The target, so that it can be found from any folder."""
+        return f"{Path(self.place).resolve() if self.is_file else self.place}:{self.name}"
+
+    @property
     def parts(self) -> tuple[str, ...]:
         """Folders and file without suffix, or packages and module, then the name: equal for one target."""
         place = Path(self.place).resolve().with_suffix("").parts if self.is_file else self.place.split(".")

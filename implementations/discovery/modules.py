@@ -24,14 +24,13 @@ from attention_conformance.implementations.adapters.op_options import extra_opti
 from attention_conformance.implementations.adapters.tensors import Tensors
 from attention_conformance.implementations.adapters.torch_module import TorchModule, torch_module
 from attention_conformance.implementations.api.contract import Claims, Implementation
-from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.always import with_premises
+from attention_conformance.implementations.discovery.bare import around, tap_of, tapped
 from attention_conformance.implementations.discovery.claim_checks import (
     BIASED,
     CAUSAL,
     EVERYWHERE,
     EXTENTS,
-    MASKED,
     PLAIN,
     ClaimCheck,
     check_answer,
@@ -50,9 +49,10 @@ from attention_conformance.implementations.discovery.extras import (
     find_extras,
     ignored_parts,
 )
+from attention_conformance.implementations.discovery.layout import length_first
 from attention_conformance.implementations.discovery.loading import TargetError
+from attention_conformance.implementations.discovery.module_masks import SHAPES, as_seen, shaped, with_mask_form
 from attention_conformance.implementations.discovery.parameters import check_parameters, find_places, named_parameters
-from attention_conformance.implementations.discovery.probe import HALF
 from attention_conformance.implementations.discovery.signatures import (
     ADAPTER,
     Options,
@@ -64,6 +64,7 @@ from attention_conformance.implementations.discovery.signatures import (
     takes_any,
 )
 from attention_conformance.implementations.discovery.vocabulary import (
+    INPUTS,
     KNOWN_NAMES,
     KWARGS_OF_FORWARD,
     WEIGHTS_RETURNED,
@@ -90,6 +91,7 @@ class ModuleCall:
 
     Attributes:
         inputs: 3, query, key and value, or 1, the input of self-attention.
+        order: in which the three come.
         options: the other parameters of its forward.
         polarity: what True means in its boolean masks.
         length_first: whether its layout is (L, B, E), not (B, L, E).
@@ -97,9 +99,11 @@ class ModuleCall:
         flag_with_mask: whether its causal flag describes a mask that is passed with it, as in nn.MultiheadAttention.
         float_padding: whether a padding mask together with a float mask is one of floats, as in nn.MultiheadAttention.
         always: given in every call, such as that it shall return the weights.
+        tap: the layer whose output is taken, where the module adds its input to that.
     """
 
     inputs: int = 3
+    order: tuple[str, ...] = INPUTS
     options: Options = NO_OPTIONS
     polarity: Polarity = Polarity.MASKED_OUT
     length_first: bool = False
@@ -107,6 +111,7 @@ class ModuleCall:
     flag_with_mask: bool = True
     float_padding: bool = True
     always: Mapping[str, object] = field(default_factory=dict)
+    tap: str = ""
 
     def __call__(self, module: nn.Module, given: Tensors, problem: Problem) -> Any:
         """The module's answer to the problem's tensors, with the output as (B, Lq, width)."""
@@ -115,8 +120,11 @@ class ModuleCall:
     def bound_call(self, module: nn.Module, given: Tensors, problem: Problem) -> Callable[[], Any]:
         """The same, with layout, masks and options converted."""
         arranged = {x: x.transpose(0, 1) if self.length_first else x for x in dict.fromkeys(inputs_of(given))}
-        inputs = [arranged[x] for x in inputs_of(given)][: self.inputs]
+        by_role = dict(zip(INPUTS, (arranged[x] for x in inputs_of(given)), strict=True))
+        inputs = [by_role[name] for name in self.order[: self.inputs]]
         call = partial(module, *inputs, **self.options.renamed(self._options(given, problem)), **self.always)
+        if self.tap:
+            call = partial(tapped, module, self.tap, call)
         return (lambda: _batch_first(call())) if self.length_first else call
 
     def _options(self, given: Tensors, problem: Problem) -> dict[str, Any]:
@@ -140,6 +148,8 @@ class ModuleCall:
         if self.form is MaskForm.FULL:
             heads = (problem.query.shape[0], problem.num_heads)
             return mask.view(*heads, *mask.shape[1:]) if mask.ndim == 3 else mask[None, None]
+        if self.form is MaskForm.SAMPLE and mask.ndim == 3:
+            return mask.view(-1, problem.num_heads, *mask.shape[1:])[:, 0]
         same = self.form is MaskForm.SHARED or (self.form is MaskForm.EITHER and given["attn_mask"].ndim == 2)
         return polarised(given["attn_mask"], self.polarity) if same else mask
 
@@ -196,7 +206,7 @@ class ModulePlan:
 
     def under(self, given: Premises) -> tuple[ModulePlan, list[str]]:
         """The plan with the premises that are given or seen, and a note on each."""
-        check, notes = with_premises(self.check, given)
+        check, notes = with_premises(replace(self.check, function=self.call), given)
         call = check.function
         assert isinstance(call, ModuleCall)
         return replace(self, call=call, check=check), notes
@@ -209,21 +219,28 @@ class ModulePlan:
         )
 
 
-def plan_module(kind: type[nn.Module], conventions: Conventions, device: str) -> ModulePlan:
+def plan_module(kind: type[nn.Module], conventions: Conventions, device: str, observed: bool = False) -> ModulePlan:
     """How the class is built and called.
+
+    Args:
+        kind: the class.
+        conventions: what it claims.
+        device: where it runs.
+        observed: whether it claims what is seen of masks whose names promise nothing.
 
     Raises:
         TargetError: it cannot be built, filled with weights or called.
     """
     make, call = constructor(kind), _call(kind, conventions.bool_mask)
     with torch.random.fork_rng(devices=[]):
+        make = replace(make, left_out=around(built(make)))
         module = built(make)
         check_parameters(module, (WIDTH,) * 3)
         features = _features(module, call) | make.features
         if make.widths:
             check_parameters(built(make, kdim=KEY_WIDTH, vdim=VALUE_WIDTH), (WIDTH, KEY_WIDTH, VALUE_WIDTH))
             features |= {Feature.INPUT_WIDTHS}
-        call = replace(call, length_first=_length_first(module, call.inputs))
+        call = replace(call, length_first=length_first(module, call.inputs), tap=tap_of(module, call.inputs, WIDTH))
     check = ClaimCheck(
         call, partial(module_run, make), Claims(Scope.MODULE, features, conventions, fit=one_mask), device
     ).in_first_dtype()
@@ -231,17 +248,18 @@ def plan_module(kind: type[nn.Module], conventions: Conventions, device: str) ->
     check_answer(first, lambda answer: isinstance(answer, torch.Tensor), "a tensor")
     evaluating = not second.error and not equal_outputs(first, second)
     check = replace(check, adapt=partial(module_run, make, evaluating=evaluating))
-    call = _with_mask_form(call, check)
+    call = with_mask_form(call, check, observed)
     call = _unless_only(call, replace(call, flag_with_mask=False), check, CAUSAL, {"is_causal"})
     both = replace(BIASED, mask_shape=MaskShape.SHARED, padding=Padding.RIGHT)
     call = _unless_only(call, replace(call, float_padding=False), check, both, {"key_padding_mask", "float_mask"})
-    if call.form is MaskForm.SHARED:
-        shared = replace(check.claims, fit=lambda case: one_mask(replace(case, mask_shape=MaskShape.SHARED)))
-        check = replace(check, claims=shared)
-    check = replace(check, function=call)
+    if call.form in SHAPES:
+        check = replace(check, claims=replace(check.claims, fit=lambda case: one_mask(shaped(case, call.form))))
+    meaning = replace(check.claims.conventions, bool_mask=call.polarity)
+    check = replace(check, function=call, claims=replace(check.claims, conventions=meaning))
+    check, seen = as_seen(call, check) if observed else (check, [])
     answer = parts(check.run(PLAIN))
     extras = find_extras(answer, EXTENTS)
-    return ModulePlan(make, call, evaluating, extras, check, tuple(ignored_parts(answer, extras)))
+    return ModulePlan(make, call, evaluating, extras, check, (*ignored_parts(answer, extras), *seen))
 
 
 def _call(kind: type[nn.Module], polarity: Polarity) -> ModuleCall:
@@ -255,14 +273,14 @@ def _call(kind: type[nn.Module], polarity: Polarity) -> ModuleCall:
     whole = inspect.signature(kind.forward)
     signature = whole.replace(parameters=list(whole.parameters.values())[1:])
     inputs = _inputs(signature)
-    check_order(inputs)
+    order = _order(inputs)
     kwargs = {**KWARGS_OF_FORWARD, **{name: name for name in ("key_padding_mask", *WEIGHTS_RETURNED)}}
     options = read_options(signature, inputs, kwargs)
     count = 3 if takes_any(signature, inspect.Parameter.VAR_POSITIONAL) else len(inputs)
     if count not in (1, 3):
         names = ", ".join(p.name for p in inputs)
         raise TargetError(f"its forward takes ({names}): let it take query, key, value or x, {ADAPTER}")
-    return ModuleCall(count, options, polarity, always=options.weights_returned)
+    return ModuleCall(count, order, options, polarity, always=options.weights_returned)
 
 
 def _inputs(signature: inspect.Signature) -> list[inspect.Parameter]:
@@ -271,46 +289,19 @@ def _inputs(signature: inspect.Signature) -> list[inspect.Parameter]:
     return [p for p in others if required(p) or role(p.name)][:3]
 
 
+def _order(inputs: list[inspect.Parameter]) -> tuple[str, ...]:
+    """As their names state; query, key and value where these state nothing."""
+    named = tuple(role(p.name) or "" for p in inputs)
+    if set(named) == set(INPUTS):
+        return named
+    check_order(inputs)
+    return INPUTS
+
+
 def _features(module: nn.Module, call: ModuleCall) -> frozenset[Feature]:
     features = ALWAYS | call.options.features
     features |= {feature for name, feature in BY_PARAMETER.items() if name in named_parameters(module)}
     return features | {Feature.CROSS, Feature.KEY_VALUE} if call.inputs == 3 else features
-
-
-def _length_first(module: nn.Module, inputs: int) -> bool:
-    """Whether its layout is (L, B, E): as its attribute states, or else as no sample depends on another."""
-    if isinstance(batch_first := getattr(module, "batch_first", None), bool):
-        return not batch_first
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(3, 5, WIDTH, generator=generator)
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=generator) / WIDTH**0.5)
-        module.eval()
-        outcome = safe_call(lambda: not _independent(module, x, inputs, 0) and _independent(module, x, inputs, 1))
-    return bool(outcome.value)  # where it raises, a later call reports the error
-
-
-def _independent(module: nn.Module, x: torch.Tensor, inputs: int, axis: int) -> bool:
-    """Whether the last slice along the axis stays when the first changes; a causal token would depend on it."""
-    changed = x.clone()
-    changed.select(axis, 0).add_(1.0)
-    answers = (module(*(given,) * inputs) for given in (x, changed))
-    before, after = (answer[0] if isinstance(answer, tuple) else answer for answer in answers)
-    return torch.allclose(before.select(axis, -1), after.select(axis, -1), rtol=0.0, atol=HALF)
-
-
-def _with_mask_form(call: ModuleCall, check: ClaimCheck) -> ModuleCall:
-    """With the first form of an attention mask that raises no error; the first of all if every one does."""
-    case = MASKED if "bool_mask" in call.options else BIASED
-    if not {"bool_mask", "float_mask"} & set(call.options.spelled):
-        return call
-    for form in (MaskForm.FLAT, MaskForm.FULL, MaskForm.SHARED):
-        formed = replace(call, form=form)
-        shaped = replace(case, mask_shape=MaskShape.SHARED) if form is MaskForm.SHARED else case
-        if not replace(check, function=formed).run(shaped).error:
-            return formed
-    return call
 
 
 def _unless_only(call: ModuleCall, other: ModuleCall, check: ClaimCheck, case: Case, options: set[str]) -> ModuleCall:
@@ -336,7 +327,7 @@ def module_candidate(
         ValueError: a setting that does not exist.
     """
     conventions = Conventions(bool_mask=Polarity.MASKED_OUT).claiming(settings)
-    plan = plan_module(kind, conventions, device)
+    plan = plan_module(kind, conventions, device, observed=not settings)
     plan, always = plan.under(premises)
     check, option_notes = _option_claims(plan)
     if "returned-weights" not in settings:
@@ -345,9 +336,11 @@ def module_candidate(
     alternatives = {other: run for other, run in _alternatives(plan) if check.succeeds(run)}
     features = claims.features.union(EXTRA_FEATURES[extra.name] for extra in plan.extras)
     claims = replace(claims, features=features if alternatives else features - {Feature.ALTERNATIVES})
+    outside = [*plan.make.left_out, *(["the input that it adds"] if plan.call.tap else [])]
+    around_it = [f"judged without {', '.join(outside)}"] if outside else []
     mode = ["in eval mode, because it answers at random in training mode"] if plan.evaluating else []
     layout = "(L, B, E)" if plan.call.length_first else "(B, L, E)"
-    every_note = [*always, *plan.call.options.notes, *mode, *plan.notes, *notes, *option_notes]
+    every_note = [*always, *around_it, *plan.call.options.notes, *mode, *plan.notes, *notes, *option_notes]
     about = "; ".join([f"a module class, {layout}", *every_note])
     return Implementation(name, claims, plan.run(), about, construct=plan.make.construct, alternatives=alternatives)
 

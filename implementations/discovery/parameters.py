@@ -9,16 +9,25 @@ from attention_conformance.implementations.adapters.torch_module import Packed
 from attention_conformance.implementations.discovery.loading import TargetError
 from attention_conformance.implementations.discovery.signatures import ADAPTER
 
-_PATTERNS = ("{}", "{}_proj", "proj_{}", "w_{}", "w{}", "to_{}", "fc_{}", "linear_{}", "{}_linear")
+_PATTERNS = (
+    *("{}", "{}_proj", "proj_{}", "w_{}", "w{}", "w_{}s", "to_{}", "to{}", "fc_{}", "linear_{}", "{}_linear"),
+    *("{}s_linear", "{}_projection", "{}_net", "{}_layer"),
+)
 _WORDS = {
     "q": ("q", "query", "queries"),
     "k": ("k", "key", "keys"),
     "v": ("v", "value", "values"),
     "kv": ("kv",),
     "qkv": ("qkv",),
-    "o": ("o", "out", "output"),
+    "o": ("o", "out", "output", "concat"),
 }
-_PECULIAR = {"qkv": ("c_attn", "in_proj", "query_key_value"), "o": ("proj", "c_proj", "dense", "unifyheads")}
+_PECULIAR = {
+    "qkv": ("c_attn", "in_proj", "query_key_value"),
+    "o": (
+        *("proj", "c_proj", "dense", "unifyheads", "fc", "fc_out", "w_concat", "combine", "linear"),
+        *("final_linear", "output_linear"),
+    ),
+}
 
 LAYERS: Mapping[str, str] = {
     spelling: roles

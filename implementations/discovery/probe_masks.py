@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from attention_conformance.implementations.discovery.findings import (
     ABSENT,
+    ALWAYS,
     IGNORED,
     MASKED_OUT,
     MAY_ATTEND,
@@ -194,13 +195,17 @@ def triangle(queries: int, keys: int, corner: str) -> Booleans:
 
 def causal_flag(subject: Subject) -> Finding:
     """The causal flag, with as many queries as keys."""
+    plain = subject.weights(SQUARE)
+    if not plain.error and plain.shows(triangle(KEYS, KEYS, "top-left")):
+        used = plain.keys_of((0, 0, 2))
+        return Finding("causal", ALWAYS, f"Lq {KEYS}, Lk {KEYS}: without a flag, query 2 used keys {used}")
     observed = subject.weights(SQUARE.given(causal=True))
     if observed.error:
         return Finding.refused("causal", observed.error)
     evidence = f"Lq {KEYS}, Lk {KEYS}: query 2 used keys {observed.keys_of((0, 0, 2))}"
     triangular = observed.shows(triangle(KEYS, KEYS, "top-left"))
     if unchanged(subject, observed, SQUARE):
-        return Finding("causal", "always" if triangular else ABSENT, f"{IGNORED}: {evidence}")
+        return Finding("causal", ABSENT, f"{IGNORED}: {evidence}")
     return Finding.offered("causal", triangular, evidence)
 
 
@@ -210,13 +215,13 @@ def causal(subject: Subject, facts: Facts) -> Iterator[Finding]:
     yield finding
     if finding.answer != ABSENT:
         tied = Finding.undetermined("causal-alignment", "Lq is always Lk")
-        yield tied if subject.self_attention else _alignment(subject)
+        yield tied if subject.self_attention else _alignment(subject, flag=finding.answer != ALWAYS)
 
 
-def _alignment(subject: Subject) -> Finding:
+def _alignment(subject: Subject, flag: bool) -> Finding:
     evidence, fits = [], set(CORNERS)
     for queries, keys in ((3, 5), (5, 3)):
-        observed = subject.weights(Setup(query_length=queries, key_length=keys).given(causal=True))
+        observed = subject.weights(Setup(query_length=queries, key_length=keys).given(causal=flag))
         if observed.error:
             evidence.append(f"Lq {queries}, Lk {keys}: {observed.error}")
             continue

@@ -72,6 +72,8 @@ def _observed(
     function: Any = load_target(target)
     if isinstance(function, Implementation):
         raise CandidateError("an Implementation cannot be called without this suite")
+    if isinstance(function, type):
+        raise CandidateError("it is a class, which the suite builds anew for each width")
     last: Calls = []
 
     @wraps(function)

@@ -8,8 +8,6 @@ from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from typing import Any
 
-from torch import nn
-
 from attention_conformance.implementations.discovery.loading import TargetError
 from attention_conformance.implementations.discovery.vocabulary import (
     DISPENSABLE,
@@ -22,7 +20,10 @@ from attention_conformance.implementations.discovery.vocabulary import (
     Option,
 )
 from attention_conformance.spec.features import Feature
+from attention_conformance.spec.optional import optional
 from attention_conformance.spec.premises import Premises
+
+torch = optional("torch")
 
 ADAPTER = "or let the auditor write an adapter (docs/adapter.md)"
 SIMILARITY = 0.8
@@ -83,9 +84,11 @@ def role(name: str) -> str | None:
 def check_kind(target: object, remedy: str = "") -> None:
     """Refuses, with a TargetError, what is neither a function nor a module class."""
     usable = f"give a function of query, key and value or a module class{remedy}"
-    if isinstance(target, nn.Module):
+    if torch and isinstance(target, torch.nn.Module):
         raise TargetError(f"it is an instance of {type(target).__name__}: give the class{remedy}")
-    if isinstance(target, type) and not issubclass(target, nn.Module):
+    if isinstance(target, type) and not torch:
+        raise TargetError(f"it is a class, and modules need torch, which is not installed here: {usable}")
+    if isinstance(target, type) and not issubclass(target, torch.nn.Module):
         raise TargetError(f"it is a class, but no torch.nn.Module: {usable}")
     if not callable(target):
         raise TargetError(f"it is an object of type {type(target).__name__}: {usable}")

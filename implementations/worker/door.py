@@ -38,6 +38,10 @@ from attention_conformance.implementations.worker.resources import NO_ALLOCATION
 from attention_conformance.implementations.worker.wire import LENGTH, Message, WireError, decode, encode, length_of
 
 
+class OrphanedError(LostError):
+    """The candidate's process has ended with its parent, as all others do: it is unknown which of them is to blame."""
+
+
 @dataclass
 class Door:
     """A worker process, and the requests to it.
@@ -120,6 +124,13 @@ class Door:
         """
         if self.exhausted:
             raise LostError(self.exhausted)
+        try:
+            return self._answer(message, work)
+        except OrphanedError:
+            self.deaths.pop()
+            return self._answer(message, work)
+
+    def _answer(self, message: Message, work: float) -> Message:
         if self.process is None:
             try:
                 self.start()
@@ -225,7 +236,9 @@ class Door:
         killed = code in (-signal.SIGKILL, -signal.SIGABRT)
         full = was_full(peak, self.process.inherited, self.memory)
         refused = any(words in self.output.last_lines() for words in NO_ALLOCATION)
-        return self._lost(how, out_of_memory=killed and (full or refused))
+        orphaned = self.process.orphaned
+        lost = self._lost(how, out_of_memory=killed and (full or refused))
+        return OrphanedError(str(lost)) if orphaned else lost
 
     def close(self) -> str:
         """Lets the worker end by itself, and states how it ended if that was not well; then see `end`."""

@@ -11,7 +11,6 @@ import ctypes
 import gc
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -25,7 +24,7 @@ from typing import Any
 from uuid import uuid4
 
 from attention_conformance.implementations.worker.leftovers import MARK
-from attention_conformance.implementations.worker.process import Ended, Process
+from attention_conformance.implementations.worker.process import Ended, ParentError, Process
 
 MODULE = "attention_conformance.implementations.worker.nursery"
 LONGEST = 2**17
@@ -36,7 +35,7 @@ ENVIRONMENT = slice(47, 49)
 """Where /proc/self/stat, after the name, has the first address of the environment and the one behind it."""
 
 
-class NurseryError(Exception):
+class NurseryError(ParentError):
     """The nursery has ended."""
 
 
@@ -69,10 +68,7 @@ class Nursery:
         return Process(number, *streams, lambda: self._ended(number))
 
     def _ended(self, number: int) -> Ended | None:
-        try:
-            ended = self._answer({"ended": number})
-        except NurseryError:
-            return -signal.SIGKILL, 0  # its workers end with it
+        ended = self._answer({"ended": number})
         return None if ended is None else (ended[0], ended[1])
 
     def _answer(self, request: Mapping[str, Any], files: list[int] | None = None) -> Any:

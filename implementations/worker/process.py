@@ -18,13 +18,18 @@ PAUSE = 0.002
 """Seconds between two looks at a process that is about to end."""
 
 
+class ParentError(Exception):
+    """The parent of a process has ended, and the process with it."""
+
+
 @dataclass
 class Process:
     """A process that may have ended.
 
     Attributes:
         number: its process id, and that of its session.
-        poll: how it has ended; None while it runs. Not called again once it has answered.
+        poll: how it has ended; None while it runs; may raise `ParentError`. Not called again once it has answered.
+        orphaned: whether it has ended because its parent did.
         inherited: resident bytes that it had at its start, which the peak therefore is at least.
     """
 
@@ -35,12 +40,16 @@ class Process:
     poll: Callable[[], Ended | None]
     inherited: int = 0
     result: Ended | None = None
+    orphaned: bool = False
 
     def ended(self, seconds: float = 0.0) -> Ended | None:
         """How it has ended, waited for so long; None: it is running."""
         end = time.monotonic() + seconds
         while self.result is None:
-            self.result = self.poll()
+            try:
+                self.result = self.poll()
+            except ParentError:
+                self.result, self.orphaned = (-signal.SIGKILL, 0), True
             if self.result is None and time.monotonic() >= end:
                 return None
             if self.result is None:

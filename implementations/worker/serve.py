@@ -20,6 +20,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from attention_conformance.implementations.api.contract import Implementation, PathError, Result, Unsupported, any_case
+from attention_conformance.implementations.api.fitting import own_fit
 from attention_conformance.implementations.api.global_state import (
     compute_on_one_thread,
     global_state,
@@ -31,12 +32,13 @@ from attention_conformance.implementations.api.safe_call import (
     LONGEST_NAME,
     CandidateError,
     answer,
+    error_line,
     function_answer,
     guarded,
     plain,
 )
-from attention_conformance.implementations.discovery.candidates import candidate
-from attention_conformance.implementations.discovery.loading import TargetError, load_target
+from attention_conformance.implementations.discovery.candidates import named
+from attention_conformance.implementations.discovery.loading import Target, TargetError, load_target
 from attention_conformance.implementations.worker.forms import (
     claims_fields,
     expected_failure_fields,
@@ -46,7 +48,7 @@ from attention_conformance.implementations.worker.forms import (
 from attention_conformance.implementations.worker.hello import PROTOCOL, REQUESTS
 from attention_conformance.implementations.worker.observer import LocalObserver
 from attention_conformance.implementations.worker.resources import is_out_of_memory, limit_memory
-from attention_conformance.implementations.worker.wire import Message, WireError, read, write
+from attention_conformance.implementations.worker.wire import Message, WireError, encode, read
 from attention_conformance.spec.cases import Case
 from attention_conformance.spec.features import Feature
 from attention_conformance.spec.optional import optional
@@ -91,14 +93,18 @@ class Worker:
 
     def hello(self, request: Message) -> Message:
         """Loads the candidate, and says what it claims."""
-        given = self.given = request.fields
+        given = request.fields
+        # The candidate may change the current folder as it is imported.
+        self.given = {**given, "target": Target.parse(given["target"]).absolute}
         memory = limit_memory(given.get("memory"))
         with loading():
-            load_target(given["target"])
+            target = load_target(given["target"])
         self.before = global_state()
         try:
             with kept_global_state():
-                loaded = candidate(given["target"], given["conventions"], given["device"], given.get("premises", ()))
+                loaded = named(
+                    given["target"], target, given["conventions"], given["device"], given.get("premises", ())
+                )
         except KeyboardInterrupt:
             raise TargetError(f"{given['target']}: it raised KeyboardInterrupt when it was first called") from None
         self.implementation = loaded
@@ -135,11 +141,9 @@ class Worker:
     def fit(self, request: Message) -> Message:
         """The nearest case that it supports."""
         case = Case.from_json(request.fields["case"])
-        fitted = guarded(lambda: self._own.claims.fit(case))
+        fitted = own_fit(self._own.claims, case)
         if isinstance(fitted, Unsupported):
-            return Message({"unsupported": str(fitted.reason)})
-        if not isinstance(fitted, Case):
-            raise CandidateError(f"fit returned {type(fitted).__name__}, not a Case or Unsupported")
+            return Message({"unsupported": plain(str(fitted.reason))})
         return Message({"case": fitted.to_json()})
 
     def run(self, request: Message) -> Message:
@@ -267,8 +271,17 @@ def main() -> None:
     _prepare()
     worker = Worker()
     while (request := read(requests)) is not None:
-        answer = worker.answer(request)
-        write(answers, Message({**answer.fields, "number": request.fields["number"]}, answer.arrays))
+        answers.write(encoded(worker.answer(request), request.fields["number"]))
+        answers.flush()
+
+
+def encoded(answer: Message, number: int) -> bytes:
+    """The bytes of an answer; of an error, where no message can hold the answer."""
+    try:
+        return encode(Message({**answer.fields, "number": number}, answer.arrays))
+    except (WireError, MemoryError) as error:
+        lines = {"error": f"returned what no message can hold: {error_line(error)}", "exception": ""}
+        return encode(Message({**lines, "number": number}))
 
 
 def _own_streams() -> tuple[BinaryIO, BinaryIO]:

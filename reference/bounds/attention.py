@@ -18,6 +18,7 @@ from attention_conformance.reference.bounds.extensions import (
     weight_roundings,
 )
 from attention_conformance.reference.bounds.precision import Precision, gamma
+from attention_conformance.reference.bounds.states import mixture_error, state_error
 from attention_conformance.reference.pipeline import Inputs, Trace, merge_heads, split_heads
 from attention_conformance.reference.visibility import Added
 from attention_conformance.spec.conventions import EmptyRow
@@ -257,7 +258,7 @@ def local_error(trace: Trace, precision: Precision) -> Floats:
     state = precision.accumulator * (3.0 * np.abs(lse) + np.abs(top) + 4.0 * lifted + np.maximum(lse - top, 0.0))
     state = state + _sink_error(trace, precision)
     late = np.expm1(np.minimum(precision.softmax * np.abs(s - lse) + state, LARGEST))
-    late += precision.weight_error(s.shape[-1])
+    late += precision.weight_error(s.shape[-1]) + state_error(trace, precision)
     return late + gamma(SINK_STEPS * precision.widest) if trace.seen.sunk else late
 
 
@@ -276,7 +277,8 @@ def _log_sum_exp_bound(trace: Trace, shift: SoftmaxShift, precision: Precision) 
     size, u = np.abs(lse) + moved + lifted, precision.widest
     rounding = u * (2.0 * size + np.abs(lse - top) + moved)
     rounding = rounding + precision.accumulator * (3.0 * size + np.abs(top) + lifted)
-    local = gamma(precision.weight_error(trace.weights.shape[-1])) + _sink_error(trace, precision)
+    local = gamma(precision.weight_error(trace.weights.shape[-1])) + state_error(trace, precision)
+    local = local + _sink_error(trace, precision)
     return np.asarray(moved + local + rounding + precision.floor)[..., 0]
 
 
@@ -298,6 +300,7 @@ def _mixed_bound(trace: Trace, shift: SoftmaxShift, local: Floats, value: Floats
         inherited = np.minimum(largest @ value, most * value.max(-2, keepdims=True, initial=0.0))
     worst = local.max(-1, keepdims=True, initial=0.0)
     rounded = np.minimum((largest * local) @ v, worst * (np.abs(o) + farthest + inherited))
+    rounded = rounded + mixture_error(trace, precision) * (largest @ v)
     lost = precision.floor * (shown @ v + allowed.sum(-1, keepdims=True) * np.abs(o) + 1.0)
     error = moved + inherited + rounded + lost
     return _of_empty_rows(trace, error + 2.0 * precision.storage * (np.abs(o) + error), value, precision)

@@ -21,6 +21,9 @@ PROCESS_OPTIONS = ("--command", "--python", "--deadline", "--memory", "--in-proc
 CHECK_OPTIONS = (
     *PROCESS_OPTIONS,
     "--convention",
+    "--premise",
+    "--claim",
+    "--without",
     "--clause",
     "--dtype",
     "--device",

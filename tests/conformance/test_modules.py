@@ -85,14 +85,14 @@ def _answers(judge: Judge, mode: Feature, case: Case, problem: Problem, context:
     return [(context, result), *((f"{context}, {how}", other) for how, other in result.others.items())]
 
 
-@clause("modules.evaluation", dtypes=STATES)
+@clause("modules.evaluation", dtypes=STATES, anywhere=True)
 def test_evaluation(judge: Judge) -> None:
     for kind, case in _each(judge, {kind: _twice(case.extended(evaluation=True)) for kind, case in KINDS.items()}):
         parts = judge.parts() if kind == NO_MASK else ("output",)
         judge.assert_conforms(case, *parts, context=f"in evaluation mode, {kind}")
 
 
-@clause("modules.training-and-evaluation", dtypes=STATES)
+@clause("modules.training-and-evaluation", dtypes=STATES, anywhere=True)
 def test_training_and_evaluation(judge: Judge) -> None:
     other = replace(PLAIN, seed=309)
     for first, second in zip(judge.cases(PLAIN, MASKED), judge.cases(other, replace(MASKED, seed=310)), strict=True):
@@ -105,13 +105,13 @@ def test_training_and_evaluation(judge: Judge) -> None:
         judge.assert_conforms(first, *judge.parts(), context="training after evaluation")
 
 
-@clause("modules.saved", dtypes=STATES)
+@clause("modules.saved", dtypes=STATES, anywhere=True)
 def test_saved(judge: Judge) -> None:
     for case in judge.cases(PLAIN, MASKED):
         _assert_mode(judge, Feature.SAVED, case, "saved and loaded", gradients=True)
 
 
-@clause("modules.strided-parameters", dtypes=STATES)
+@clause("modules.strided-parameters", dtypes=STATES, anywhere=True)
 def test_strided_parameters(judge: Judge) -> None:
     layouts = (Layout.TRANSPOSED, Layout.SLICED, Layout.OFFSET)
     for case in judge.cases(*(replace(PLAIN, seed=311, layout=layout) for layout in layouts)):
@@ -120,13 +120,13 @@ def test_strided_parameters(judge: Judge) -> None:
         )
 
 
-@clause("modules.copied", dtypes=STATES)
+@clause("modules.copied", dtypes=STATES, anywhere=True)
 def test_copied(judge: Judge) -> None:
     for case in judge.cases(PLAIN, MASKED):
         _assert_mode(judge, Feature.COPIED, case, "a copy", gradients=True)
 
 
-@clause("modules.unbatched", dtypes=STATES)
+@clause("modules.unbatched", dtypes=STATES, anywhere=True)
 def test_unbatched(judge: Judge) -> None:
     kinds = {kind: _twice(case) for kind, case in {**KINDS, **LANES}.items()}
     alike = {"as many tokens as heads": (PLAIN.sized(batch=3, query_length=3, key_length=3),)}
@@ -153,13 +153,13 @@ def _assert_half_precision(judge: Judge, case: Case, context: str, gradients: bo
         _compare(judge, case, result, expected, judge.expanded(("output", "gradients"), halves), how)
 
 
-@clause("modules.vmap", dtypes=STATES)
+@clause("modules.vmap", dtypes=STATES, anywhere=True)
 def test_vmap(judge: Judge) -> None:
     for kind, case in _each(judge, {kind: (case.sized(batch=6),) for kind, case in {**KINDS, **LANES}.items()}):
         _assert_mode(judge, Feature.VMAP, case, f"under vmap, {kind}", gradients=kind == NO_MASK)
 
 
-@clause("modules.compiled", dtypes=ONE)
+@clause("modules.compiled", dtypes=ONE, anywhere=True)
 def test_compiled(judge: Judge) -> None:
     kinds = {NO_MASK: PLAIN, "with a boolean mask": MASKED}
     for kind, case in _each(
@@ -169,7 +169,7 @@ def test_compiled(judge: Judge) -> None:
         _assert_mode(judge, Feature.COMPILED, case, f"compiled, {kind}{new}", gradients=kind == NO_MASK)
 
 
-@clause("modules.recompiled", dtypes=ONE)
+@clause("modules.recompiled", dtypes=ONE, anywhere=True)
 def test_recompiled(judge: Judge) -> None:
     scales = (0.3, 0.9, 1.7) if Feature.SCALE in judge.claims else (None, None, None)
     another = "compiled for another call, "
@@ -186,13 +186,13 @@ def test_recompiled(judge: Judge) -> None:
         _assert_mode(judge, Feature.COMPILED, case, context)
 
 
-@clause("modules.exported", dtypes=ONE)
+@clause("modules.exported", dtypes=ONE, anywhere=True)
 def test_exported(judge: Judge) -> None:
     for kind, case in _each(judge, {k: (c,) for k, c in {**KINDS, ALL_SHARE: LANES[ALL_SHARE]}.items()}):
         _assert_mode(judge, Feature.EXPORTED, case, f"exported, {kind}")
 
 
-@clause("modules.no-grad", dtypes=STATES)
+@clause("modules.no-grad", dtypes=STATES, anywhere=True)
 def test_no_grad(judge: Judge) -> None:
     kinds = {**KINDS, "with one head": PLAIN.sized(num_heads=1), **EVEN_HEADS}
     for kind, case in _each(judge, {kind: _twice(case) for kind, case in kinds.items()}):

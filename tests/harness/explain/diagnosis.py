@@ -11,7 +11,7 @@ from functools import partial
 import numpy as np
 
 from attention_conformance.implementations.api.contract import Implementation, PathError, Result, Unsupported
-from attention_conformance.implementations.api.fitting import fit
+from attention_conformance.implementations.api.fitting import fit_to_explain
 from attention_conformance.implementations.api.safe_call import CandidateError, answer, restored
 from attention_conformance.reference.expected import Expected, solve
 from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Padding, Pattern, Scores
@@ -225,7 +225,7 @@ def _observations(
     for case, dtype in widest[:MANY]:
         yield _observed(implementation, case, dtype, tuple(parts[case, dtype]), device)
     for probe in PROBES:
-        fitted = fit(probe, implementation.claims)
+        fitted = fit_to_explain(probe, implementation.claims)
         if not isinstance(fitted, Unsupported) and (fitted, dtypes[0]) not in parts:
             yield _observed(implementation, fitted, dtypes[0], ("output",), device)
 
@@ -247,7 +247,7 @@ def _observed(
 
 def _fails(implementation: Implementation, failing: Observation, device: str, case: Case) -> bool:
     """Whether the parts that fail in one case fail in another one, too."""
-    fitted = fit(case, implementation.claims)
+    fitted = fit_to_explain(case, implementation.claims)
     if isinstance(fitted, Unsupported):
         return True
     return _observed(implementation, fitted, failing.problem.dtype, failing.parts, device).failing
@@ -359,7 +359,7 @@ def _failure_summaries(
     for planned in Selection((implementation,), dtypes=(dtype,)).plan():
         if planned.clause.chapter in chapters:
             judge = Judge(implementation, dtype, device)
-            with suppress(PathError):
+            with suppress(PathError, CandidateError):
                 planned.test(judge)
             summaries |= {(planned.clause.id, each.summary or each.message) for each in judge.tally.failures}
     return summaries

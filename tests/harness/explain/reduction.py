@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 
 from attention_conformance.implementations.api.contract import PathError, Unsupported
-from attention_conformance.implementations.api.fitting import fit
+from attention_conformance.implementations.api.fitting import fit_to_explain
 from attention_conformance.implementations.api.safe_call import CandidateError
 from attention_conformance.reference.expected import Expected
 from attention_conformance.reference.visibility import allowed_keys
@@ -201,7 +201,7 @@ class Reduction:
 
     def fitted(self, case: Case) -> Iterator[Case]:
         """The case as the claims allow it, if they do."""
-        nearest = fit(case, self.judge.claims)
+        nearest = fit_to_explain(case, self.judge.claims)
         if not isinstance(nearest, Unsupported):
             yield nearest
 

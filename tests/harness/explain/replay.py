@@ -10,13 +10,14 @@ from shlex import join
 
 from attention_conformance.implementations.api.amended import Amendments
 from attention_conformance.implementations.api.contract import Implementation, Unsupported
-from attention_conformance.implementations.discovery.loading import Target, TargetError
+from attention_conformance.implementations.discovery.loading import TargetError
 from attention_conformance.implementations.worker.remote import end_process
+from attention_conformance.spec.case_limits import unusable
 from attention_conformance.spec.cases import Case, from_data
 from attention_conformance.spec.clauses import load
 from attention_conformance.spec.problem import DTYPES
 from attention_conformance.tests.harness.explain.reduction import Counterexample, Recipe, lines, outcome
-from attention_conformance.tests.harness.explain.replay_limits import MOST_DECIMALS, foreign, text_of, unusable
+from attention_conformance.tests.harness.explain.replay_limits import MOST_DECIMALS, foreign, text_of
 from attention_conformance.tests.harness.judge.clause_tests import clause_tests
 from attention_conformance.tests.harness.judge.judge import Judge
 from attention_conformance.tests.harness.judge.judging import judged
@@ -219,9 +220,3 @@ def _in_its_clause(failure: FailureFile, judge: Judge) -> str:
     if not message and not failure.kind and not judge.tier.examples and text not in seen:
         raise ReplayError(f"{failure.clause} has no such case: {failure.case}")
     return message
-
-
-def absolute(target: str) -> str:
-    """The target, so that it can be found from any folder."""
-    parsed = Target.parse(target)
-    return f"{Path(parsed.place).resolve()}:{parsed.name}" if parsed.is_file else target

@@ -1,25 +1,16 @@
-"""What a file to replay may hold: numbers that can be compared, of sizes that are soon computed."""
+"""What a file to replay may hold: few bytes, and a case that its clause and its implementation may have."""
 
-import math
-from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from attention_conformance.implementations.api.contract import Claims, Unsupported
-from attention_conformance.implementations.api.fitting import fit
+from attention_conformance.implementations.api.fitting import fit_to_explain
 from attention_conformance.spec.cases import Case
 from attention_conformance.spec.clauses import Clause
 from attention_conformance.tests.harness.judge.clause_tests import claimed
 
 MOST_BYTES = 2**20
 """Of a failure file."""
-MOST_ELEMENTS = 2**23
-"""Of the scores, of an input or of a parameter: 64 MiB each in float64. The suite's own cases have fewer."""
 MOST_DECIMALS = 30
-MOST_NUMBER = 2.0**1000
-ZERO = ("batch", "query_length", "key_length", "num_kv_heads")
-"""Extents that may be 0: of arrays without elements, and the default of the last."""
 
 
 def text_of(path: Path) -> str:
@@ -37,54 +28,11 @@ def text_of(path: Path) -> str:
     return data.decode("utf-8")
 
 
-def unusable(case: Case) -> str:
-    """Why the numbers of a case cannot be compared or built; empty if they can."""
-    for name, number in _numbers(asdict(case), "case"):
-        if not math.isfinite(number):
-            return f"{name} is {number}: no numbers can be compared with it"
-    for extent, number in asdict(case.sizes).items():
-        least = 0 if extent in ZERO else 1
-        if number < least:
-            return f"case.sizes.{extent} is {number}, and has to be {least} at least"
-    if case.sizes.num_heads % case.sizes.kv_heads:
-        return (
-            f"case.sizes.num_kv_heads is {case.sizes.num_kv_heads}, which does not divide {case.sizes.num_heads} heads"
-        )
-    if case.score_std < 0 or case.extension.relative_bias < 0 or min(case.extension.chunks, default=1) < 1:
-        return "case.score_std, case.extension.relative_bias and the lengths of chunks cannot be negative"
-    most = max(_elements(case))
-    if most > MOST_ELEMENTS:
-        return f"the case has an array of {most} elements, more than the {MOST_ELEMENTS} that a replay computes"
-    return ""
-
-
-def _numbers(data: Any, name: str) -> Iterator[tuple[str, float]]:
-    if isinstance(data, dict):
-        for key, value in data.items():
-            yield from _numbers(value, f"{name}.{key}")
-    elif isinstance(data, int | float):
-        yield name, math.inf if abs(data) >= MOST_NUMBER else data
-
-
-def _elements(case: Case) -> Iterator[int]:
-    """Of every array that the case makes, about."""
-    s, e, form = case.sizes, case.extension, case.module
-    heads = max(s.batch, 1) * s.num_heads
-    rows = max(s.query_length, s.key_length, e.cache_length, abs(e.query_start or 0), sum(e.chunks), 1)
-    yield heads * max(s.query_length, 1) * max(s.key_length, e.cache_length, 1)
-    yield heads * rows * max(s.d_k, s.d_v)
-    yield s.num_heads * e.relative_bias
-    if form is not None:
-        widest = max(form.query_dim, form.key_dim, form.value_dim, form.out_dim, 1)
-        yield widest * max(s.batch, 1) * rows
-        yield widest * s.num_heads * max(s.d_k, s.d_v)
-
-
 def foreign(case: Case, clause: Clause, claims: Claims) -> str:
     """Why the clause of an implementation with these claims has no such case; empty if it may have it."""
     if why := claimed(clause, claims):
         return f"clause {clause.id} {why}" if clause.scope not in (None, claims.scope) else f"the implementation {why}"
     if case.scope is not claims.scope:
         return f"the case is one of the {case.scope} level, and the implementation is of the {claims.scope} level"
-    fitted = fit(case, claims)
+    fitted = fit_to_explain(case, claims)
     return f"the implementation cannot be given the case: {fitted.reason}" if isinstance(fitted, Unsupported) else ""

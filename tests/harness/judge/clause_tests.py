@@ -23,11 +23,17 @@ Rule: TypeAlias = Callable[[Conventions], Iterable[Case]]
 
 @dataclass(frozen=True)
 class ClauseTest:
-    """What checks one clause, in the dtypes in which it can prove anything."""
+    """What checks one clause, in the dtypes in which it can prove anything.
+
+    Attributes:
+        anywhere: whether other dtypes would do as well, and are left out to save time: where none of `dtypes` is
+            claimed, the widest claimed one takes their place.
+    """
 
     clause: str
     dtypes: tuple[str, ...]
     run: Callable[[Judge], None]
+    anywhere: bool = False
 
     def __call__(self, judge: Judge) -> None:
         self.run(judge)
@@ -104,13 +110,15 @@ def _check(rows: Sequence[Row], judge: Judge) -> None:
         each.check(judge)
 
 
-def clause(identifier: str, dtypes: tuple[str, ...] = tuple(DTYPES)) -> Callable[[Callable[[Judge], None]], ClauseTest]:
-    """Makes a function the test of a clause, in the dtypes in which it can prove anything.
+def clause(
+    identifier: str, dtypes: tuple[str, ...] = tuple(DTYPES), anywhere: bool = False
+) -> Callable[[Callable[[Judge], None]], ClauseTest]:
+    """Makes a function the test of a clause, in the dtypes in which it can prove anything; see `ClauseTest`.
 
     Raises:
         KeyError: the specification has no such clause.
     """
-    return partial(ClauseTest, load()[identifier].id, dtypes)
+    return partial(ClauseTest, load()[identifier].id, dtypes, anywhere=anywhere)
 
 
 def group(
@@ -148,6 +156,12 @@ def claimed(clause: Clause, claims: Claims) -> str:
         return f"does not claim {missing[0]}"
     contradicted = sorted(clause.presumes & claims.premises.names)
     return f"has the premise {contradicted[0]}, without which alone it holds" if contradicted else ""
+
+
+def dtypes_of(test: ClauseTest, claims: Claims) -> tuple[str, ...]:
+    """The claimed dtypes in which a clause is checked, the widest first."""
+    own = tuple(dtype for dtype in test.dtypes if dtype in claims.dtypes)
+    return own or (tuple(dtype for dtype in DTYPES if dtype in claims.dtypes)[:1] if test.anywhere else ())
 
 
 @dataclass(frozen=True, eq=False)
@@ -194,5 +208,5 @@ class Selection:
 
     def dtypes_of(self, implementation: Implementation, test: ClauseTest) -> tuple[str, ...]:
         """The dtypes in which a clause is checked for an implementation, widest first."""
-        selected = self.dtypes or tuple(DTYPES)
-        return tuple(d for d in test.dtypes if d in selected and d in implementation.claims.dtypes)
+        selected, own = self.dtypes or tuple(DTYPES), dtypes_of(test, implementation.claims)
+        return tuple(d for d in own if d in selected)

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from attention_conformance.implementations.discovery.candidates import distinct
+from attention_conformance.implementations.discovery.loading import Target
 from attention_conformance.implementations.worker.remote import Remote, printed_by
 from attention_conformance.spec.cases import Case
 from attention_conformance.spec.clauses import Level, load
 from attention_conformance.tests import conformance
 from attention_conformance.tests.harness.explain.failure_artifacts import clear
-from attention_conformance.tests.harness.explain.replay import absolute
 from attention_conformance.tests.harness.judge.clause_tests import PlannedCheck, Selection
 from attention_conformance.tests.harness.judge.judging import judged
 from attention_conformance.tests.harness.judge.settings import RunSettings
@@ -155,7 +155,7 @@ def _selection(settings: RunSettings, recorder: Recorder) -> Selection:
 
 def _targets(settings: RunSettings, selection: Selection) -> dict[str, str]:
     """The targets of candidates by the names of their implementations, so that they can be found from any folder."""
-    targets = map(absolute, distinct(settings.candidates).values())
+    targets = (Target.parse(each).absolute for each in distinct(settings.candidates).values())
     names = (i.name for i in selection.implementations)  # what commands start comes last, and has no target
     return dict(zip(names, targets, strict=False))
 

@@ -11,7 +11,7 @@ from attention_conformance.spec.features import Feature
 from attention_conformance.tests.harness.explain.diagnosis import diagnose, failing_checks
 from attention_conformance.tests.harness.explain.failure_artifacts import FOLDER, Explained, explained
 from attention_conformance.tests.harness.explain.reduction import lines
-from attention_conformance.tests.harness.judge.clause_tests import Selection, claimed, clause_tests
+from attention_conformance.tests.harness.judge.clause_tests import Selection, claimed, clause_tests, dtypes_of
 from attention_conformance.tests.harness.judge.observed_conventions import DISAGREEMENTS, observations
 from attention_conformance.tests.harness.judge.settings import RunSettings
 from attention_conformance.tests.harness.run.command_lines import replaying
@@ -126,5 +126,5 @@ def unchecked_claims(selection: Selection, verdicts: Sequence[Verdict]) -> list[
 
 def _testable(claims: Claims) -> frozenset[Feature]:
     """The claimed features that have a test in one of the claimed dtypes."""
-    tests = (test for test in clause_tests().values() if set(test.dtypes) & set(claims.dtypes))
+    tests = (test for test in clause_tests().values() if dtypes_of(test, claims))
     return claims.features & {feature for test in tests for feature in load()[test.clause].features}

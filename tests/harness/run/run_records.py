@@ -8,7 +8,7 @@ import numpy as np
 
 from attention_conformance import __version__
 from attention_conformance.implementations.api.contract import Implementation, Result, Unsupported
-from attention_conformance.implementations.api.fitting import fit
+from attention_conformance.implementations.api.fitting import fit_to_explain
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.defects import SCORE
 from attention_conformance.implementations.worker.remote import Remote
@@ -74,7 +74,7 @@ def weight_map(implementation: Implementation, device: str) -> WeightMap:
     """The weights of every head on one small case, causal if that is claimed."""
     claims = implementation.claims
     dtype = claims.dtypes[0] if claims.dtypes else "float32"
-    case = fit(replace(SAMPLE, causal=Feature.CAUSAL in claims), claims)
+    case = fit_to_explain(replace(SAMPLE, causal=Feature.CAUSAL in claims), claims)
     if isinstance(case, Unsupported):
         return WeightMap(implementation.name, dtype, str(SAMPLE), case.reason)
     judge = Judge(implementation, dtype, device)

@@ -7,7 +7,7 @@ from itertools import permutations
 import numpy as np
 
 from attention_conformance.implementations.api.contract import Implementation, PathError, Result, Unsupported
-from attention_conformance.implementations.api.fitting import fit
+from attention_conformance.implementations.api.fitting import fit_to_explain
 from attention_conformance.implementations.api.safe_call import CandidateError
 from attention_conformance.reference.expected import Expected, solve
 from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Padding, Sharing
@@ -54,7 +54,7 @@ def _meaning(judge: Judge) -> str:
 
 
 def _result_of(judge: Judge, case: Case) -> tuple[Problem | None, Result | None]:
-    fitted = fit(case, judge.claims)
+    fitted = fit_to_explain(case, judge.claims)
     if isinstance(fitted, Unsupported):
         return None, None
     problem = build(fitted, judge.dtype).forward_only()

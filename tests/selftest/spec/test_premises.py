@@ -19,7 +19,7 @@ EVERY = ("causal", "window=8:", "softcap=30", "rotary=10000", "relative-bias=4",
 CORE = Claims(Scope.OP, frozenset({Feature.CORE, Feature.HEADS, Feature.CROSS, Feature.KEY_VALUE, Feature.VALUE_WIDTH}))
 
 
-@pytest.mark.parametrize("setting", [*EVERY, "float32", "window=:3", "window=2:0"])
+@pytest.mark.parametrize("setting", [*EVERY, "window=:3", "window=2:0"])
 def test_what_is_written_is_read_back(setting: str) -> None:
     premises = NO_PREMISES.assuming([setting])
     assert premises.settings() == (setting,)

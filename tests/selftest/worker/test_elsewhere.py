@@ -9,7 +9,8 @@ import pytest
 
 from attention_conformance.implementations.discovery.loading import TargetError
 from attention_conformance.implementations.worker.elsewhere import unusable
-from attention_conformance.implementations.worker.remote import Remote, isolated_candidate
+from attention_conformance.implementations.worker.remote import Remote, end_process, isolated_candidate
+from attention_conformance.spec.features import Feature
 from attention_conformance.tests.conformance.test_causal import SQUARE
 from attention_conformance.tests.harness.explain.replay import FailureFile, ReplayError, replay
 from attention_conformance.tests.harness.judge.settings import RunSettings
@@ -41,6 +42,14 @@ def attention(query, key, value, is_causal=False):
         scores = np.where(np.tri(*scores.shape[-2:], OFFSET, dtype=bool), scores, -np.inf)
     weights = np.exp(scores - scores.max(-1, keepdims=True))
     return weights / weights.sum(-1, keepdims=True) @ value
+
+
+class Tensors:
+    pass
+
+
+def of_tensors(query, key, value):
+    import torch
 
 
 CORE = frozenset({Feature.CORE, Feature.HEADS, Feature.CROSS, Feature.KEY_VALUE, Feature.CAUSAL})
@@ -88,9 +97,30 @@ def test_a_failure_is_replayed_there(python: str, tmp_path: Path) -> None:
         replay(failure, RunSettings())
 
 
-def test_what_needs_torch_is_refused_there(python: str, tmp_path: Path) -> None:
-    with pytest.raises(TargetError, match=r"torch, which is not installed here: give an Implementation"):
-        isolated_candidate(f"{target(tmp_path)}:attention", {}, python=python)
+@pytest.mark.parametrize(("offset", "causal"), [("0", Status.PASS), ("1", Status.FAIL)])
+def test_a_function_of_arrays_is_detected_there(python: str, tmp_path: Path, offset: str, causal: Status) -> None:
+    loaded = isolated_candidate(f"{target(tmp_path, offset)}:attention", {}, python=python)
+    try:
+        assert loaded.about.startswith("a function of NumPy arrays")
+        assert Feature.CAUSAL in loaded.claims
+        assert Feature.GRADIENTS not in loaded.claims
+        (verdict,) = run(loaded, ("causal.square",), ("float64",))
+    finally:
+        end_process(loaded)
+    assert verdict.status is causal
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("Tensors", "it is a class, and modules need torch, which is not installed here: give a function of query"),
+        ("of_tensors", "it cannot be called with query, key and value of shape (B, H, L, d): ModuleNotFoundError"),
+    ],
+)
+def test_what_needs_torch_is_refused_there(python: str, tmp_path: Path, name: str, words: str) -> None:
+    with pytest.raises(TargetError) as caught:
+        isolated_candidate(f"{target(tmp_path)}:{name}", {}, python=python)
+    assert words in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,9 @@ import pytest
 from attention_conformance.implementations.worker.leftovers import MARK
 from attention_conformance.implementations.worker.nursery import forked
 from attention_conformance.implementations.worker.process import Process
+from attention_conformance.implementations.worker.remote import Remote, end_process, isolated_candidate
+from attention_conformance.tests.harness.run.runner import run
+from attention_conformance.tests.report.verdict import Status
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux only")
 MARKS = "0123456789abcdef" * 2, "fedcba9876543210" * 2
@@ -90,3 +93,16 @@ def test_the_judge_of_a_candidate_does_not_import_torch(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", JUDGE], cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert "4 passed" in done.stdout
     assert done.returncode == 7
+
+
+def test_who_loses_its_parent_is_not_accused(tmp_path: Path) -> None:
+    file = tmp_path / "right.py"
+    file.write_text("from torch.nn.functional import scaled_dot_product_attention as attention\n")
+    right = isolated_candidate(f"{file}:attention", {})
+    assert isinstance(right.run, Remote)
+    assert right.run.door.process is not None
+    os.kill(parent_of(right.run.door.process), signal.SIGKILL)
+    (verdict,) = run(right, ("shapes.coincident",), ("float32",))
+    end_process(right)
+    assert verdict.status is Status.PASS
+    assert not right.run.door.deaths

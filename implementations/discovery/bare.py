@@ -1,0 +1,66 @@
+"""What stands around attention in a module, and is taken out before it is judged: norms, and biases in part."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from copy import deepcopy
+from typing import Any
+
+import torch
+from torch import nn
+
+from attention_conformance.implementations.api.safe_call import safe_call
+from attention_conformance.implementations.discovery.parameters import find_places
+
+
+def around(module: nn.Module) -> tuple[str, ...]:
+    """The paths of norms, and of the biases of query, key and value where not all three have one."""
+    return (*_norms(module), *_some_biases(module))
+
+
+def _norms(module: nn.Module) -> Iterator[str]:
+    for path, part in module.named_modules():
+        words = type(part).__name__.lower()
+        if path and ("layernorm" in words or "rmsnorm" in words):
+            yield path
+
+
+def _some_biases(module: nn.Module) -> Iterator[str]:
+    held = {place: path for path, place in find_places(module).items() if place in ("b_q", "b_k", "b_v")}
+    if len(held) in (1, 2):
+        yield from held.values()
+
+
+def tap_of(module: nn.Module, inputs: int, width: int) -> str:
+    """The layer whose output is that of the attention, where the module adds its input to it; else nothing."""
+    layer = next((path for path, place in find_places(module).items() if place == "w_o"), "").rpartition(".")[0]
+    copied, x = deepcopy(module).eval(), torch.linspace(-1.0, 1.0, 12 * width).view(3, 4, width)
+    with torch.no_grad():
+        for parameter in copied.parameters():
+            parameter.zero_()
+        answer = safe_call(lambda: copied(*(x,) * inputs)).value
+    output = answer[0] if isinstance(answer, tuple) and answer else answer
+    return layer if isinstance(output, torch.Tensor) and output.shape == x.shape and torch.equal(output, x) else ""
+
+
+def tapped(module: nn.Module, layer: str, call: Callable[[], Any]) -> Any:
+    """The answer to a call, with the output of a layer in place of the module's."""
+    kept: list[torch.Tensor] = []
+    handle = module.get_submodule(layer).register_forward_hook(lambda _, given, output: kept.append(output.clone()))
+    try:
+        answer = call()
+    finally:
+        handle.remove()
+    return (kept[-1], *answer[1:]) if isinstance(answer, tuple) else kept[-1]
+
+
+def bare(module: nn.Module, left_out: Iterable[str]) -> nn.Module:
+    """The module with identities for norms, and without biases, at these paths."""
+    for path in left_out:
+        owner, _, name = path.rpartition(".")
+        parent = module.get_submodule(owner)
+        if isinstance(getattr(parent, name), nn.Module):
+            setattr(parent, name, nn.Identity())
+        else:
+            parent.register_parameter(name, None)
+    return module

@@ -1,0 +1,128 @@
+"""The names that constructors give to sizes, and objects of settings that are filled by such names."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from enum import StrEnum
+from typing import Any, get_type_hints
+
+from attention_conformance.implementations.api.safe_call import safe_call
+from attention_conformance.implementations.discovery.vocabulary import HEAD_COUNTS
+
+LONGEST = 2048
+"""Tokens that a module is built for, where it is built for a number of them."""
+
+
+class Size(StrEnum):
+    """What a parameter of a constructor counts."""
+
+    WIDTH = "width of the inputs"
+    HEADS = "heads"
+    HEAD_WIDTH = "width of a head"
+    LENGTH = "tokens"
+    RATE = "rate of dropout"
+    BIAS = "whether there are biases"
+    FLAG = "whether something is done besides"
+
+
+NAMES: Mapping[Size, tuple[str, ...]] = {
+    Size.WIDTH: (
+        *("embed_dim", "embedding_dim", "emb_dim", "embed_size", "emb_size", "emb", "n_embd", "d_embed", "d_model"),
+        *("model_dim", "model_dimension", "d_hidden", "dim", "hidden_dim", "hidden_size", "n_state", "n_feat", "d_in"),
+        *("d_out", "in_features", "in_dim", "input_dim", "output_dim", "out_dim", "width", "num_hiddens"),
+    ),
+    Size.HEADS: (
+        *HEAD_COUNTS,
+        *(
+            "num_attention_heads",
+            "number_of_heads",
+            "head_num",
+            "heads_count",
+            "nb_heads",
+            "heads_num",
+            "nhead",
+            "n_attention_heads",
+        ),
+    ),
+    Size.HEAD_WIDTH: ("head_dim", "dim_head", "d_head", "head_width", "dim_per_head", "d_k", "d_v", "d_q", "d_keys"),
+    Size.LENGTH: (
+        *("context_length", "context_size", "block_size", "ctx_len", "n_ctx", "seq_len", "seq_length", "window"),
+        *("max_len", "max_length", "max_seq_len", "max_seq_length", "max_position_embeddings", "max_sequence_length"),
+    ),
+    Size.BIAS: ("bias", "qkv_bias", "use_bias", "attention_bias"),
+}
+BY_NAME = {name: size for size, names in NAMES.items() for name in names}
+FLAGS = ("log_", "use_", "return_", "store_", "save_", "output_att", "vis", "verbose")
+"""How the names of flags begin; a flag is given only where it has to be."""
+NESTED = ("transformer", "model", "attention", "attn", "text_config")
+"""Settings that are objects of settings themselves."""
+
+
+def size_of(name: str) -> Size | None:
+    """What the parameter or setting of this name counts, if that is known."""
+    lower = name.lower()
+    if "drop" in lower:
+        return Size.RATE
+    return Size.FLAG if lower.startswith(FLAGS) else BY_NAME.get(lower)
+
+
+def value_of(size: Size, width: int, heads: int) -> object:
+    """What it is where all heads together are as wide as the inputs."""
+    return {
+        Size.WIDTH: width,
+        Size.HEADS: heads,
+        Size.HEAD_WIDTH: width // max(1, heads),
+        Size.LENGTH: LONGEST,
+        Size.RATE: 0.0,
+        Size.BIAS: True,
+        Size.FLAG: False,
+    }[size]
+
+
+class Settings:
+    """An object of settings: it has every one whose name is known, as an attribute and by key."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        self._sizes = (width, heads)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in NESTED:
+            return self
+        if name.startswith("_") or (size := size_of(name)) is None:
+            raise AttributeError(f"the setting {name!r} is not known")
+        return value_of(size, *self._sizes)
+
+    def __getitem__(self, name: str) -> Any:
+        try:
+            return getattr(self, name)
+        except AttributeError as error:
+            raise KeyError(str(error)) from None
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """As of a dictionary."""
+        return getattr(self, name, default)
+
+
+def settings_parameter(signature: inspect.Signature) -> str:
+    """The one parameter that is an object of settings; nothing where there is none."""
+    needed = [
+        p.name
+        for p in signature.parameters.values()
+        if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) and size_of(p.name) is not Size.FLAG
+    ]
+    words = {"config", "cfg", "conf", "args", "configuration", "params", "hparams"}
+    return needed[0] if len(needed) == 1 and words & set(needed[0].lower().split("_")) else ""
+
+
+def settings_of(kind: Any, name: str, width: int, heads: int) -> object:
+    """The object for a class: of the dataclass that its constructor names, or one that has whatever is known."""
+    hints: Mapping[str, Any] = safe_call(lambda: get_type_hints(kind.__init__)).value or {}
+    hint = hints.get(name)
+    if not (isinstance(hint, type) and is_dataclass(hint)):
+        return Settings(width, heads)
+    named = {each.name: size for each in fields(hint) if (size := size_of(each.name)) and each.init}
+    given = {name: value_of(size, width, heads) for name, size in named.items() if size is not Size.BIAS}
+    lacking = [f.name for f in fields(hint) if f.default is MISSING and f.default_factory is MISSING]
+    return hint(**given, **{n: value_of(named[n], width, heads) for n in lacking if n in named and n not in given})

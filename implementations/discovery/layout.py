@@ -1,0 +1,31 @@
+"""Layouts of modules: which axis is that of the samples."""
+
+import torch
+from torch import nn
+
+from attention_conformance.implementations.api.safe_call import safe_call
+from attention_conformance.implementations.discovery.constructors import WIDTH
+from attention_conformance.implementations.discovery.probe import HALF
+
+
+def length_first(module: nn.Module, inputs: int) -> bool:
+    """Whether its layout is (L, B, E): as its attribute states, or else as no sample depends on another."""
+    if isinstance(batch_first := getattr(module, "batch_first", None), bool):
+        return not batch_first
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(3, 5, WIDTH, generator=generator)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) / WIDTH**0.5)
+        module.eval()
+        outcome = safe_call(lambda: not _independent(module, x, inputs, 0) and _independent(module, x, inputs, 1))
+    return bool(outcome.value)  # where it raises, a later call reports the error
+
+
+def _independent(module: nn.Module, x: torch.Tensor, inputs: int, axis: int) -> bool:
+    """Whether the last slice along the axis stays when the first changes; a causal token would depend on it."""
+    changed = x.clone()
+    changed.select(axis, 0).add_(1.0)
+    answers = (module(*(given,) * inputs) for given in (x, changed))
+    before, after = (answer[0] if isinstance(answer, tuple) else answer for answer in answers)
+    return torch.allclose(before.select(axis, -1), after.select(axis, -1), rtol=0.0, atol=HALF)

@@ -1,0 +1,61 @@
+"""Sums whose roundings do not even out: equal terms round alike, and so may each rescaling of a running state."""
+
+import numpy as np
+
+from attention_conformance.reference.arrays import Booleans, Floats
+from attention_conformance.reference.bounds.precision import Precision, gamma
+from attention_conformance.reference.pipeline import Trace
+
+RESCALED = 2.0
+"""Roundings where a running maximum rises: those of the factor, and of the product with it."""
+
+
+def state_error(trace: Trace, precision: Precision) -> Floats:
+    """(B, H, Lq, 1): relative, of the sum of exponentials in addition to `weight_error`.
+
+    The largest scores give terms of 1, whose sums are exact.
+    """
+    allowed, keys = trace.seen.allowed, trace.scores.shape[-1]
+    scores = np.where(allowed, trace.scores, -np.inf)
+    equal = repeats(scores, allowed & (scores < trace.top))
+    return biased_growth(precision, keys, equal) + gamma(RESCALED * rises(scores) * precision.accumulator)
+
+
+def mixture_error(trace: Trace, precision: Precision) -> Floats:
+    """(B, H, Lq, d_v): the same of the sums of weights times values; terms are equal where both factors are."""
+    keys, values = trace.scores.shape[-1], trace.value.swapaxes(-1, -2)
+    by_score = repeats(trace.scores, trace.seen.allowed)
+    by_value = repeats(values, np.ones_like(values, dtype=np.bool_)).swapaxes(-1, -2)
+    return biased_growth(precision, keys, np.minimum(by_score, by_value))
+
+
+def biased_growth(precision: Precision, keys: int, equal: Floats) -> Floats:
+    """What `growth` lacks where terms are equal: groups of them add up, and only the groups are independent."""
+    terms, independent = 3.0 * keys, precision.growth(3 * keys)
+    grouped = gamma(np.minimum(terms, 4.0 * np.sqrt(3.0 * np.maximum(equal, keys))) * precision.accumulator)
+    return np.asarray(np.maximum(grouped - independent, 0.0))
+
+
+def repeats(terms: Floats, counted: Booleans) -> Floats:
+    """(..., 1): the sum of the squares of how often each number occurs among those that are counted."""
+    length = terms.shape[-1]
+    ordered = np.sort(np.where(counted, terms, np.nan), axis=-1)  # NaN comes last, and equals nothing
+    total, run = np.zeros(terms.shape[:-1]), np.zeros(terms.shape[:-1])
+    if length == 0 or not (ordered[..., 1:] == ordered[..., :-1]).any():
+        return np.asarray(counted.sum(-1, keepdims=True), dtype=np.float64)
+    for column in range(length):
+        same = ordered[..., column] == ordered[..., column - 1] if column else np.zeros(run.shape, dtype=np.bool_)
+        run = np.where(same, run + 1.0, 1.0)
+        # A run of c numbers adds 1 + 3 + 5 + ..., c in all, which is c squared.
+        total += np.where(np.isnan(ordered[..., column]), 0.0, 2.0 * run - 1.0)
+    return total[..., None]
+
+
+def rises(scores: Floats) -> Floats:
+    """(..., 1): how often a running maximum rises, from the first key or from the last."""
+    if scores.shape[-1] == 0:
+        return np.zeros((*scores.shape[:-1], 1))
+    orders = (scores, scores[..., ::-1])
+    tops = (np.maximum.accumulate(each, axis=-1) for each in orders)
+    counts = [(top[..., 1:] > top[..., :-1]).sum(-1, keepdims=True) for top in tops]
+    return np.asarray(np.maximum(*counts), dtype=np.float64)

@@ -1,0 +1,135 @@
+"""Module classes in the shapes in which people publish them: each is judged, and a right one conforms."""
+
+import pytest
+
+from attention_conformance.spec.conventions import EmptyRow, Polarity
+from attention_conformance.spec.features import Feature, Scope
+from attention_conformance.tests.selftest.discovery.making import Make, assert_conforms, make
+
+__all__ = ["make"]
+
+START = """
+from dataclasses import dataclass
+
+@dataclass
+class Sizes:
+    n_embd: int
+    n_head: int = 2
+    vocabulary: int = 7
+
+def heads_of(x, h):
+    return x.unflatten(-1, (h, -1)).transpose(1, 2)
+
+def joined(x):
+    return x.transpose(1, 2).flatten(2)
+"""
+SETTINGS = """
+class f(nn.Module):
+    def __init__(self, config{annotation}):
+        super().__init__()
+        assert config.n_embd % config.n_head == 0
+        self.h = config.n_head
+        self.qkv, self.proj = nn.Linear(config.n_embd, 3 * config.n_embd), nn.Linear(config.n_embd, config.n_embd)
+    def forward(self, x):
+        q, k, v = (heads_of(each, self.h) for each in self.qkv(x).chunk(3, -1))
+        return self.proj(joined(attend(q, k, v)[0]))
+"""
+CROSS = """
+class f(nn.Module):
+    def __init__(self, {sizes}):
+        super().__init__()
+        self.h = {heads}
+        self.toqueries, self.tovalues = nn.Linear({width}, {width}), nn.Linear({width}, {width})
+        self.tokeys, self.fc_out = nn.Linear({width}, {width}, bias={bias}), nn.Linear({width}, {width})
+        self.norm = nn.LayerNorm({width})
+    def forward(self, {inputs}):
+        given = query
+        query = {before}
+        q, k, v = (heads_of(each, self.h) for each in (self.toqueries(query), self.tokeys(keys), self.tovalues(values)))
+        s = q @ k.mT / math.sqrt(q.shape[-1])
+        s = s if mask is None else s.masked_fill({masked}, {fill})
+        x = self.fc_out(joined(s.softmax(-1) @ v))
+        return {after}
+"""
+USUAL = {
+    "sizes": "d_model, h, dropout=0.1",
+    "heads": "h",
+    "width": "d_model",
+    "bias": "True",
+    "inputs": "query, keys, values, mask=None",
+    "before": "query",
+    "masked": "mask == 0",
+    "fill": "-torch.inf",
+    "after": "x",
+}
+SHAPES: dict[str, dict[str, str]] = {
+    "heads first": {"sizes": "h, d_model, dropout=0.1"},
+    "by keyword only": {"sizes": "*, h, d_model"},
+    "widths of heads": {"sizes": "n_head, d_model, d_k, d_v", "heads": "n_head"},
+    "a length": {"sizes": "d_in, d_out, context_length, dropout, num_heads", "heads": "num_heads", "width": "d_out"},
+    "a flag that is needed": {"sizes": "d_model, h, log_weights"},
+    "values, keys, query": {"inputs": "values, keys, query, mask=None"},
+    "no bias of the key": {"bias": "False"},
+    "masks without a head axis": {"masked": "mask.unsqueeze(1) == 0"},
+    "True means masked out": {"masked": "mask"},
+    "a finite number for masked scores": {"fill": "-1e9"},
+    "the input is added": {"after": "self.norm(x + given)"},
+    "the input is added in place": {"after": "self.norm(x.add_(given))"},
+}
+
+
+@pytest.mark.parametrize("annotation", ["", ": Sizes"])
+def test_sizes_in_an_object_of_settings(make: Make, annotation: str) -> None:
+    made = make(START + SETTINGS.format(annotation=annotation))
+    assert made.claims.scope is Scope.MODULE
+    assert_conforms(made)
+
+
+@pytest.mark.parametrize("changes", SHAPES.values(), ids=SHAPES)
+def test_shapes(make: Make, changes: dict[str, str]) -> None:
+    made = make(START + CROSS.format(**{**USUAL, **changes}))
+    assert Feature.BOOL_MASK in made.claims
+    assert Feature.FLOAT_MASK not in made.claims
+    assert_conforms(made)
+
+
+@pytest.mark.parametrize(
+    ("changes", "polarity", "answer"),
+    [
+        ({}, Polarity.MAY_ATTEND, EmptyRow.NAN),
+        ({"masked": "mask"}, Polarity.MASKED_OUT, EmptyRow.NAN),
+        ({"fill": "-1e9"}, Polarity.MAY_ATTEND, EmptyRow.UNIFORM),
+    ],
+)
+def test_what_a_mask_means_is_claimed_as_it_is_seen(
+    make: Make, changes: dict[str, str], polarity: Polarity, answer: EmptyRow
+) -> None:
+    conventions = make(START + CROSS.format(**{**USUAL, **changes})).claims.conventions
+    assert (conventions.bool_mask, conventions.empty_row_bool) == (polarity, answer)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"masked": "mask.flip(-1) == 0"}, {"after": "x + 0.01 * given"}, {"width": "(d_model)"}]
+)
+def test_a_wrong_one_is_still_wrong(make: Make, wrong: dict[str, str]) -> None:
+    text = START + CROSS.format(**{**USUAL, **wrong})
+    if "width" in wrong:
+        text = text.replace("math.sqrt(q.shape[-1])", "math.sqrt(k.shape[-2])")
+    made = make(text)
+    with pytest.raises(AssertionError, match=r"elements differ|expected"):
+        assert_conforms(made)
+
+
+def test_a_class_without_parameters_is_a_function(make: Make) -> None:
+    made = make("""
+class f(nn.Module):
+    def __init__(self, temperature, attn_dropout=0.1):
+        super().__init__()
+        self.temperature, self.dropout = temperature, nn.Dropout(attn_dropout)
+    def forward(self, q, k, v, mask=None):
+        s = q / self.temperature @ k.mT
+        return self.dropout((s if mask is None else s.masked_fill(mask == 0, -1e9)).softmax(-1)) @ v
+""")
+    assert made.claims.scope is Scope.OP
+    assert made.claims.conventions.empty_row_bool is EmptyRow.UNIFORM
+    assert_conforms(made)
