@@ -125,12 +125,12 @@ class Door:
         if self.exhausted:
             raise LostError(self.exhausted)
         try:
-            return self._answer(message, work)
+            return self._restarted(message, work)
         except OrphanedError:
             self.deaths.pop()
-            return self._answer(message, work)
+            return self._restarted(message, work)
 
-    def _answer(self, message: Message, work: float) -> Message:
+    def _restarted(self, message: Message, work: float) -> Message:
         if self.process is None:
             try:
                 self.start()
@@ -158,7 +158,11 @@ class Door:
         def answer() -> Message:
             if self.process is not process:  # it was lost before it came to this request
                 return self.request(message, work)
-            return self._answer(number, seconds)
+            try:
+                return self._answer(number, seconds)
+            except OrphanedError:
+                self.deaths.pop()
+                return self.request(message, work)
 
         return answer
 

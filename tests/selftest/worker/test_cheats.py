@@ -10,6 +10,7 @@ from attention_conformance.implementations.worker.remote import Remote, isolated
 from attention_conformance.tests.harness.run.runner import run
 from attention_conformance.tests.report.verdict import Status
 from attention_conformance.tests.selftest.sessions import ROOT
+from attention_conformance.tests.selftest.worker.detection_calls import detection_calls
 
 TEXT = """
 import gc, inspect, os, sys, threading
@@ -49,8 +50,8 @@ def wrong(query, key, value):
 def attention(query, key, value):
     global calls
     calls += 1
-    # Detection makes 13 calls; a candidate that it refuses would be no cheat.
-    if calls <= 14:
+    # A candidate that detection refuses would be no cheat.
+    if calls <= DETECTION:
         return right(query, key, value)
     {}
     return wrong(query, key, value)
@@ -121,7 +122,7 @@ CLAUSES = ("scores.dot-product", "softmax.over-keys", "values.weighted-sum", "ma
 
 def statuses(tmp_path: Path, body: str) -> list[Status]:
     file = tmp_path / "cheat.py"
-    file.write_text(TEXT.format(body))
+    file.write_text(f"DETECTION = {detection_calls()}\n" + TEXT.format(body))
     implementation = isolated_candidate(f"{file}:attention", {}, deadline=30.0)
     assert isinstance(implementation.run, Remote)
     try:

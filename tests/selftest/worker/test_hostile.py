@@ -16,6 +16,7 @@ from attention_conformance.implementations.worker.remote import Remote, isolated
 from attention_conformance.implementations.worker.wire import Message
 from attention_conformance.tests.harness.run.runner import run
 from attention_conformance.tests.report.verdict import FailureKind, Status, Verdict
+from attention_conformance.tests.selftest.worker.detection_calls import detection_calls
 
 START = """
 import ctypes, os, signal, sys, threading, time
@@ -26,10 +27,9 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 calls = 0
 
 def judged():
-    # Detection makes 13 calls.
     global calls
     calls += 1
-    return calls > 14
+    return calls > DETECTION
 """
 BODY = "def attention(query, key, value):\n    {}\n    return sdpa(query, key, value)\n"
 DYING = {
@@ -86,7 +86,7 @@ def briefly(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def made(tmp_path: Path, text: str, deadline: float = 10.0) -> Implementation:
     file = tmp_path / "hostile.py"
-    file.write_text(START + text)
+    file.write_text(f"DETECTION = {detection_calls()}\n" + START + text)
     return isolated_candidate(f"{file}:attention", {}, deadline=deadline)
 
 

@@ -11,6 +11,7 @@ from attention_conformance.implementations.worker.remote import Remote, isolated
 from attention_conformance.tests.harness.run.post_run import leftovers
 from attention_conformance.tests.harness.run.runner import run
 from attention_conformance.tests.report.verdict import Status
+from attention_conformance.tests.selftest.worker.detection_calls import detection_calls
 from attention_conformance.tests.selftest.worker.test_hostile import processes
 
 TEXT = """
@@ -22,7 +23,7 @@ calls = 0
 def attention(query, key, value):
     global calls
     calls += 1
-    if calls == 15:
+    if calls == DETECTION + 1:
         {}
     return sdpa(query, key, value)
 """
@@ -44,7 +45,7 @@ LEAVING = {
 def test_what_is_left_is_ended_and_named(tmp_path: Path, number: int) -> None:
     seconds = str(4321 + number)
     file = tmp_path / "leaving.py"
-    file.write_text(TEXT.format(list(LEAVING.values())[number].format(seconds)))
+    file.write_text(f"DETECTION = {detection_calls()}\n" + TEXT.format(list(LEAVING.values())[number].format(seconds)))
     implementation = isolated_candidate(f"{file}:attention", {}, deadline=30.0)
     assert isinstance(implementation.run, Remote)
     (verdict,) = run(implementation, ("shapes.coincident",), ("float32",))
@@ -70,7 +71,7 @@ def test_what_is_left_is_ended_and_named(tmp_path: Path, number: int) -> None:
 )
 def test_threads_and_a_bad_end_are_named(tmp_path: Path, leaving: str, line: str) -> None:
     file = tmp_path / "leaving.py"
-    file.write_text("import atexit, ctypes, threading\n" + TEXT.format(leaving))
+    file.write_text("import atexit, ctypes, threading\n" + f"DETECTION = {detection_calls()}\n" + TEXT.format(leaving))
     implementation = isolated_candidate(f"{file}:attention", {}, deadline=30.0)
     assert all(verdict.status is Status.PASS for verdict in run(implementation, ("shapes.coincident",), ("float32",)))
     (named,) = leftovers([implementation])
@@ -79,7 +80,7 @@ def test_threads_and_a_bad_end_are_named(tmp_path: Path, leaving: str, line: str
 
 def test_who_leaves_nothing_is_not_named(tmp_path: Path) -> None:
     file = tmp_path / "tidy.py"
-    file.write_text(TEXT.format("subprocess.run(['true'])"))
+    file.write_text(f"DETECTION = {detection_calls()}\n" + TEXT.format("subprocess.run(['true'])"))
     implementation = isolated_candidate(f"{file}:attention", {}, deadline=30.0)
     assert all(verdict.status is Status.PASS for verdict in run(implementation, ("shapes.coincident",), ("float32",)))
     assert not list(leftovers([implementation]))

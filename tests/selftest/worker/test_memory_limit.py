@@ -13,6 +13,7 @@ from attention_conformance.implementations.worker.resources import LEAST, free_m
 from attention_conformance.tests.harness.run.options import OPTIONS
 from attention_conformance.tests.harness.run.runner import run
 from attention_conformance.tests.report.verdict import FailureKind, Status
+from attention_conformance.tests.selftest.worker.detection_calls import detection_calls
 
 LIMIT = 2**30
 TEXT = """
@@ -26,7 +27,7 @@ calls, kept = 0, []
 def attention(query, key, value):
     global calls
     calls += 1
-    if calls > 14:
+    if calls > DETECTION:
         {}
     return sdpa(query, key, value)
 """
@@ -44,7 +45,7 @@ OTHERS = {
 
 def failure_of(tmp_path: Path, body: str) -> tuple[FailureKind, str]:
     file = tmp_path / "greedy.py"
-    file.write_text(TEXT.format(body))
+    file.write_text(f"DETECTION = {detection_calls()}\n" + TEXT.format(body))
     implementation = isolated_candidate(f"{file}:attention", {}, deadline=30.0, memory=LIMIT)
     assert isinstance(implementation.run, Remote)
     try:
