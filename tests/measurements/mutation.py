@@ -20,6 +20,8 @@ PAIRS = 40
 """Implementations with two mistakes."""
 TWICE = 2
 """Kills of each defect that the smallest set of clauses keeps."""
+HALVES = ("bfloat16", "float16")
+"""Dtypes that many kernels have alone; the score of candidates that claim nothing else is given next to the first."""
 FEW = 5
 """Defects that are stored by name for a clause or an option; the others are counted."""
 
@@ -36,7 +38,8 @@ def main() -> int:
     full = mutation_score.rejudged(defects, quick, options.processes)
     pairs = [] if options.only else mutation_score.pairs(PAIRS)
     of_pairs = zip(pairs, mutation_score.outcomes(pairs, "quick", options.processes), strict=True)
-    score = _totals(quick, full, list(of_pairs), time.perf_counter() - start)
+    alone = {dtype: mutation_score.killed_alone(defects, dtype, options.processes) for dtype in HALVES}
+    score = _totals(quick, full, list(of_pairs), time.perf_counter() - start) | _alone(alone)
     print("\n".join([*(f"{name}: {value}" for name, value in score.items()), *problems]))
     if options.only:
         return 0
@@ -70,6 +73,15 @@ def _totals(
         "first": {"median": round(firsts[len(firsts) // 2], 2), "most": round(firsts[-1], 1)} if firsts else {},
         "pairs": len(pairs),
         "pairs named": sum(each.diagnosis in {defect.id for defect in pair} for pair, each in pairs),
+    }
+
+
+def _alone(killed: Mapping[str, Mapping[str, bool]]) -> dict[str, Any]:
+    """For each half type: the kills where nothing else is claimed, of how many defects, and those that survive."""
+    return {
+        f"killed in {dtype} alone": f"{sum(kills.values())} of {len(kills)}"
+        + "".join(f", {name} survives" for name, dead in kills.items() if not dead)
+        for dtype, kills in killed.items()
     }
 
 

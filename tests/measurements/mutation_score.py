@@ -19,7 +19,7 @@ from attention_conformance.spec.cases import Case
 from attention_conformance.spec.problem import DTYPES
 from attention_conformance.tests.harness.explain.diagnosis import FailingCheck, diagnose
 from attention_conformance.tests.harness.explain.pattern import options
-from attention_conformance.tests.harness.judge.clause_tests import Selection, clause_tests
+from attention_conformance.tests.harness.judge.clause_tests import PlannedCheck, Selection, clause_tests
 from attention_conformance.tests.harness.judge.judge import FailureLimitError, Judge
 from attention_conformance.tests.harness.judge.judging import plainest, status
 from attention_conformance.tests.harness.judge.tiers import TIERS
@@ -152,6 +152,30 @@ def _outcome_of(names: Sequence[str], tier: str) -> Outcome:
     if second:
         return outcome(both(first, *second), tier, WIDEST)
     return outcome(first.implementation, tier, dtypes_of(first))
+
+
+def killed_alone(defects: Sequence[Defect], dtype: str, processes: int) -> dict[str, bool]:
+    """Whether each defect is killed where its implementation claims this dtype alone; those that change values.
+
+    Mistakes of cost change none, and those of precision may be none in a half type.
+    """
+    harmless = (Severity.COST, Severity.PRECISION)
+    names = [d.id for d in defects if dtype in d.implementation.claims.dtypes and d.severity not in harmless]
+    with ProcessPoolExecutor(processes, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        return dict(zip(names, pool.map(_killed_alone, names, [dtype] * len(names)), strict=True))
+
+
+def _killed_alone(name: str, dtype: str) -> bool:
+    implementation = next(defect.implementation for defect in catalogue() if defect.id == name)
+    alone = replace(implementation, claims=replace(implementation.claims, dtypes=(dtype,)))
+    return any(_fails(alone, check, dtype) for check in Selection((alone,), dtypes=(dtype,)).plan())
+
+
+def _fails(implementation: Implementation, check: PlannedCheck, dtype: str) -> bool:
+    judge = Judge(implementation, dtype, tier=TIERS["quick"], failure_limit=1, selected=(dtype,))
+    with suppress(FailureLimitError):
+        check.test(judge)
+    return status(judge, None)[0] is Status.FAIL
 
 
 def complaints(defects: Sequence[Defect], results: Mapping[str, Outcome]) -> Iterator[str]:

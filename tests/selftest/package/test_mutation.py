@@ -73,3 +73,8 @@ def test_pairs_have_two_different_mistakes_and_fail() -> None:
     assert drawn == mutation_score.pairs(5)
     assert all(not set(first.replaced) & set(second.replaced) for first, second in drawn)
     assert mutation_score.outcome(mutation_score.both(*drawn[0]), "quick").kills
+
+
+def test_a_kill_where_one_half_type_is_all_that_is_claimed() -> None:
+    chosen = [defect for defect in catalogue() if defect.id in ("no-scale", "softmax-in-float32")]
+    assert mutation_score.killed_alone(chosen, "bfloat16", 1) == {"no-scale": True}  # the other is of precision
