@@ -96,6 +96,11 @@ class Constructor:
         return self(width, num_heads)
 
     @property
+    def constructs(self) -> Callable[[int, int], object] | None:
+        """`construct`; None where the width of a head is given, which a total that does not divide has none of."""
+        return None if Size.HEAD_WIDTH in self.sizes.values() or self.settings else self.construct
+
+    @property
     def features(self) -> frozenset[Feature]:
         """What its parameters claim."""
         return frozenset(feature for option in self.spelled for feature in CONSTRUCTOR_OPTIONS[option].features)

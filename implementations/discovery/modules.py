@@ -342,7 +342,7 @@ def module_candidate(
     layout = "(L, B, E)" if plan.call.length_first else "(B, L, E)"
     every_note = [*always, *around_it, *plan.call.options.notes, *mode, *plan.notes, *notes, *option_notes]
     about = "; ".join([f"a module class, {layout}", *every_note])
-    return Implementation(name, claims, plan.run(), about, construct=plan.make.construct, alternatives=alternatives)
+    return Implementation(name, claims, plan.run(), about, construct=plan.make.constructs, alternatives=alternatives)
 
 
 def _option_claims(plan: ModulePlan) -> tuple[ClaimCheck, list[str]]:

@@ -1,17 +1,18 @@
 """Next steps: the last lines of a run that does not conform, or is not complete: what to do next."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import product
 from pathlib import Path
 
 from attention_conformance import __version__
 from attention_conformance.spec.clauses import load
+from attention_conformance.spec.features import Feature
 from attention_conformance.tests.harness.judge.clause_tests import Selection, claimed
 from attention_conformance.tests.harness.judge.settings import RunSettings
 from attention_conformance.tests.harness.run.command_lines import again, explaining
 from attention_conformance.tests.harness.run.exit_status import ExitStatus
 from attention_conformance.tests.report.recorder import Recorder, environment
-from attention_conformance.tests.report.verdict import Status
+from attention_conformance.tests.report.verdict import Status, Verdict
 
 
 def next_steps(status: int, settings: RunSettings, selection: Selection, recorder: Recorder) -> list[str]:
@@ -59,8 +60,16 @@ def _after_failures(settings: RunSettings, recorder: Recorder) -> Iterator[str]:
     for first in failing[:1]:
         yield f"{explaining(first.clause)}  explains the first failing clause"
         yield f"{again(settings, recorder.targets, first.implementation, first.clause, first.dtype)}  runs it alone"
+    for feature in _of_all(failing) if settings.has_candidates else ():
+        yield f"--without {feature}  leaves out what fails, if {failing[0].implementation} is not meant to offer it"
     if settings.report is not None:
         yield f"{_page(settings.report)}  shows every failure"
+
+
+def _of_all(failing: Sequence[Verdict]) -> list[Feature]:
+    """The feature that every failing clause of the first implementation needs, if there is one beyond the core."""
+    own = [load()[v.clause].features for v in failing if v.implementation == failing[0].implementation]
+    return sorted(frozenset.intersection(*own) - {Feature.CORE})[:1] if own else []
 
 
 def _page(report: Path) -> Path:

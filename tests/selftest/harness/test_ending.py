@@ -49,6 +49,12 @@ def test_an_error_is_no_failure_of_the_candidate(sessions: Sessions) -> None:
     assert end(sessions.judge("mended", *ONE))[0].startswith("next: an ERROR is no failure of the candidate")
 
 
+def test_a_claim_that_is_wrong_comes_with_the_option_that_drops_it(sessions: Sessions) -> None:
+    lines = end(sessions.judge("halved", *ONE))
+    dropped = [line.strip() for line in lines if "--without" in line]
+    assert dropped == ["--without causal  leaves out what fails, if halved is not meant to offer it"]
+
+
 def test_nothing_checked(sessions: Sessions) -> None:
     result = sessions.judge("right", "--clause", "projections.query")
     assert result.ret == pytest.ExitCode.NO_TESTS_COLLECTED
