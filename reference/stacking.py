@@ -5,6 +5,7 @@ Whatever the reference does counts its axes from the last, and so the same code 
 """
 
 from collections.abc import Collection, Mapping, Sequence
+from functools import lru_cache
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from attention_conformance.reference.bounds.precision import precisions
 from attention_conformance.reference.expected import RETURNED, Expected, solve
 from attention_conformance.spec.cases import Case
 from attention_conformance.spec.conventions import Conventions
+from attention_conformance.spec.inputs import build
 from attention_conformance.spec.problem import Array, Problem
 
 LARGE = 4_000
@@ -23,6 +25,20 @@ def stackable(case: Case) -> bool:
     """Whether it pays to solve the case in several dtypes at once; a module has weights, which stand in the way."""
     s = case.sizes
     return case.module is None and s.batch * s.num_heads * s.query_length * s.key_length <= LARGE
+
+
+@lru_cache(maxsize=1024)
+def expected_answers(
+    case: Case, dtypes: tuple[str, ...], conventions: Conventions, gradients: bool, returned: tuple[str, ...]
+) -> Mapping[str, Mapping[str, Expected]]:
+    """The answers to a case by dtype, shared by all implementations that claim the same conventions.
+
+    Their traces are not kept: they take several times the memory.
+    """
+    problems = [build(case, dtype) for dtype in dtypes]
+    if not gradients:
+        problems = [problem.forward_only() for problem in problems]
+    return dict(zip(dtypes, solve_each(problems, conventions, returned), strict=True))
 
 
 def solve_each(

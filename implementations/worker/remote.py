@@ -20,7 +20,8 @@ from attention_conformance.implementations.api.contract import (
     Unsupported,
     any_case,
 )
-from attention_conformance.implementations.api.safe_call import CandidateError
+from attention_conformance.implementations.api.global_state import kept_global_state
+from attention_conformance.implementations.api.safe_call import CandidateError, answer
 from attention_conformance.implementations.discovery.loading import Target, TargetError
 from attention_conformance.implementations.discovery.recorded_call import RecordedCall
 from attention_conformance.implementations.worker.door import Door, shortened
@@ -250,6 +251,23 @@ class Remote:
 
     def _message(self, request: str, problem: Problem, device: str, **more: Any) -> Message:
         return problem_message(problem, request=request, device=device, **self.way, **more)
+
+
+def begun(implementation: Implementation, problem: Problem, device: str) -> Callable[[], Result]:
+    """Sends a problem to a candidate in another process, and returns what gives its answer; see `safe_call.answer`.
+
+    In this process nothing is called before the answer is.
+    """
+    run = implementation.run
+    if isinstance(run, Remote):
+        finish = run.begin(problem, device)
+        return lambda: answer(lambda *_: finish(), problem, device)
+    return lambda: _answered_here(implementation, problem, device)
+
+
+def _answered_here(implementation: Implementation, problem: Problem, device: str) -> Result:
+    with kept_global_state():
+        return answer(implementation.run, problem, device)
 
 
 def observer_of(implementation: Implementation) -> Observer:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 
 import numpy as np
 
@@ -23,17 +22,16 @@ from attention_conformance.implementations.api.safe_call import (
     guarded,
 )
 from attention_conformance.implementations.worker.observer import Observer
-from attention_conformance.implementations.worker.remote import Remote, observer_of
+from attention_conformance.implementations.worker.remote import begun, observer_of
 from attention_conformance.reference.bounds.precision import unit_roundoff
 from attention_conformance.reference.expected import Expected, Solution, solve
-from attention_conformance.reference.stacking import solve_each, stackable
+from attention_conformance.reference.stacking import expected_answers, stackable
 from attention_conformance.spec.cases import Case, Sizes
 from attention_conformance.spec.conventions import Conventions
 from attention_conformance.spec.features import Feature
 from attention_conformance.spec.inputs import build
 from attention_conformance.spec.problem import DTYPES, Array, Problem
 from attention_conformance.tests.harness.judge.comparison import Comparison, compare, no_answer
-from attention_conformance.tests.harness.judge.influence import wrong_keys
 from attention_conformance.tests.harness.judge.tally import Counts, Tally
 from attention_conformance.tests.harness.judge.tiers import TIERS, Tier
 from attention_conformance.tests.report.verdict import Failure, FailureKind
@@ -53,20 +51,6 @@ class FailureLimitError(Exception):
 np.empty(2**25 - 2**16, np.uint8)
 """Freed at once, it makes the GNU C library keep what is freed later, up to twice as much: otherwise each array of a
 large case gets fresh pages, which take longer than what is computed in them."""
-
-
-@lru_cache(maxsize=1024)
-def _expected(
-    case: Case, dtypes: tuple[str, ...], conventions: Conventions, gradients: bool, returned: tuple[str, ...]
-) -> Mapping[str, Mapping[str, Expected]]:
-    """The reference's answers to a case by dtype, shared by all implementations that claim the same conventions.
-
-    Their traces are not kept: they take several times the memory.
-    """
-    problems = [build(case, dtype) for dtype in dtypes]
-    if not gradients:
-        problems = [problem.forward_only() for problem in problems]
-    return dict(zip(dtypes, solve_each(problems, conventions, returned), strict=True))
 
 
 @dataclass(frozen=True)
@@ -168,7 +152,7 @@ class Judge:
         """What the reference answers, part by part: the claimed parts, and the parts in `also`."""
         dtypes = self.dtypes_together if self.dtype in self.dtypes_together and stackable(case) else (self.dtype,)
         returned = tuple(dict.fromkeys(self.returned + also))
-        return _expected(case, dtypes, self.conventions, gradients, returned)[self.dtype]
+        return expected_answers(case, dtypes, self.conventions, gradients, returned)[self.dtype]
 
     def run(self, problem: Problem) -> Result:
         """The candidate's answer to a fresh copy of the problem.
@@ -182,17 +166,6 @@ class Judge:
         """The candidate's answer to these very arrays, which it may keep or change."""
         with kept_global_state():
             return answer(self.implementation.run, problem, self.device)
-
-    def begin(self, problem: Problem) -> Callable[[], Result]:
-        """Sends a fresh copy of the problem to a candidate in another process, and returns what gives its answer.
-
-        In this process nothing is called before the answer is.
-        """
-        fresh, run = problem.fresh(), self.implementation.run
-        if not isinstance(run, Remote):
-            return lambda: self.run_with(fresh)
-        finish = run.begin(fresh, self.device)
-        return lambda: answer(lambda *_: finish(), fresh, self.device)
 
     @property
     def observer(self) -> Observer:
@@ -273,13 +246,13 @@ class Judge:
         context: Callable[[Case], str] = lambda case: "",
     ) -> None:
         """`assert_conforms` for each case in turn; each is sent to the candidate before the last one is compared."""
-        begun: list[Callable[[], None]] = []
+        waiting: list[Callable[[], None]] = []
         for case in cases:
-            begun.append(self._begun(case, parts, exactly, context(case)))
-            if len(begun) > 1:
-                begun.pop(0)()
-        for compare_last in begun:
-            compare_last()
+            waiting.append(self._begun(case, parts, exactly, context(case)))
+            if len(waiting) > 1:
+                waiting.pop(0)()
+        for check in waiting:
+            check()
 
     def _begun(self, case: Case, parts: tuple[str, ...], exactly: bool, context: str) -> Callable[[], None]:
         """Starts the call for a case, and returns what compares its answer."""
@@ -287,7 +260,7 @@ class Judge:
         problem = self.problem(case)
         if not any(part.startswith("gradients") for part in wanted):
             problem = problem.forward_only()
-        run = self.begin(problem)
+        run = begun(self.implementation, problem.fresh(), self.device)
 
         def check() -> None:
             expected = self.expected(case, gradients=problem.cotangent is not None)
@@ -303,17 +276,6 @@ class Judge:
                 self.record(case, compare(part, part_of(result, part), reference, self.dtype), context, part)
 
         return check
-
-    def explained(self, failure: Failure) -> Failure:
-        """The failure, with the keys that a query wrongly saw or missed, where they can be detected.
-
-        It takes a call for each key, and is therefore done for the one failure that is shown.
-        """
-        if not failure.part or failure.summary or failure.kind is FailureKind.WRONG_TYPE:
-            return failure
-        case = Case.from_json(failure.case)
-        context = wrong_keys(self.problem(case), self.conventions, self.run, case.poison)
-        return replace(failure, message=f"{context}: {failure.message}") if context else failure
 
     def assert_conforms_or_refuses(self, case: Case, context: str = "") -> None:
         """Output within the bounds, or an exception; one check either way."""

@@ -12,8 +12,9 @@ from attention_conformance.implementations.worker.remote import loss_of
 from attention_conformance.spec.cases import Case
 from attention_conformance.spec.clauses import Clause
 from attention_conformance.tests.harness.judge.clause_tests import ClauseTest
+from attention_conformance.tests.harness.judge.influence import wrong_keys
 from attention_conformance.tests.harness.judge.judge import FailureLimitError, Judge
-from attention_conformance.tests.report.verdict import Failure, Status, Verdict
+from attention_conformance.tests.report.verdict import Failure, FailureKind, Status, Verdict
 from attention_conformance.tests.report.wording import one_line
 
 HALVES = ("bfloat16", "float16")
@@ -65,10 +66,22 @@ def verdict(clause: Clause, judge: Judge, seconds: float, left_path: str = "") -
         worst=_finite(tally.worst),
         rms=_finite(tally.rms),
         seconds=round(seconds, 4),
-        failure=judge.explained(plainest(tally.failures)) if failed else None,
+        failure=explained(judge, plainest(tally.failures)) if failed else None,
         reason=one_line(reason, LONGEST),
         link=expected.link if expected is not None and failed else "",
     )
+
+
+def explained(judge: Judge, failure: Failure) -> Failure:
+    """The failure, with the keys that a query wrongly saw or missed, where they can be detected.
+
+    It takes a call for each key, and is therefore done for the one failure that is shown.
+    """
+    if not failure.part or failure.summary or failure.kind is FailureKind.WRONG_TYPE:
+        return failure
+    case = Case.from_json(failure.case)
+    context = wrong_keys(judge.problem(case), judge.conventions, judge.run, case.poison)
+    return replace(failure, message=f"{context}: {failure.message}") if context else failure
 
 
 def _finite(number: float | None) -> float | None:

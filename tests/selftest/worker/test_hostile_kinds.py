@@ -93,7 +93,6 @@ DYING = {
     ),
     "a fork that answers, too": ("", "os.fork()", "to the request with number"),
     "removes built-in functions": ("import builtins", "builtins.len = builtins.isinstance = None", "exit status 1"),
-    "writes JSON of its own": ("import json", "json.dumps = lambda *args, **more: 'x'", "sent what is no answer"),
     "a fit that aborts": ("claims = {'fit': lambda case: os.abort()}", "", "died of SIGABRT"),
     "an attribute that exits": (
         "class Exits(Odd):\n    def __getattr__(self, name): os._exit(3)\ninstead = Exits()",
@@ -158,6 +157,7 @@ HARMLESS = {
     "an abort at its end": ("atexit.register(os.abort)", ""),
     "a destructor that exits": ("class Exits:\n    def __del__(self): os._exit(9)\nkept = Exits()", ""),
     "a nameless object": ("instead = Odd()", ""),
+    "JSON of its own": ("import json", "json.dumps = lambda *args, **more: 'x'"),
     "a closed file limit": ("import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))", ""),
 }
 PLAIN = scaled_dot_product_attention
