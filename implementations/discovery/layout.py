@@ -1,11 +1,17 @@
-"""Layouts of modules: which axis is that of the samples."""
+"""Layouts of modules: which axis is that of the samples, and which parameters there are for which heads."""
+
+from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import nn
 
+from attention_conformance.implementations.api.contract import Claims, Unsupported
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.constructors import WIDTH
+from attention_conformance.implementations.discovery.parameters import find_places
 from attention_conformance.implementations.discovery.probe import HALF
+from attention_conformance.spec.cases import Case
 
 
 def length_first(module: nn.Module, inputs: int) -> bool:
@@ -29,3 +35,18 @@ def _independent(module: nn.Module, x: torch.Tensor, inputs: int, axis: int) -> 
     answers = (module(*(given,) * inputs) for given in (x, changed))
     before, after = (answer[0] if isinstance(answer, tuple) else answer for answer in answers)
     return torch.allclose(before.select(axis, -1), after.select(axis, -1), rtol=0.0, atol=HALF)
+
+
+def fit_of_heads(make: Callable[[int, int], nn.Module], claims: Claims) -> Callable[[Case], Case | Unsupported]:
+    """The fit of the claims, without one head where the module then has other parameters, such as no projection."""
+    with torch.random.fork_rng(devices=[]):
+        one, several = (safe_call(partial(make, WIDTH, heads)).value for heads in (1, 3))
+    if one is not None and several is not None and set(find_places(one)) == set(find_places(several)):
+        return claims.fit
+
+    def fit(case: Case) -> Case | Unsupported:
+        if case.sizes.num_heads == 1:
+            return Unsupported("with one head it has other parameters")
+        return claims.fit(case)
+
+    return fit

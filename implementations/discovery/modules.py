@@ -49,7 +49,7 @@ from attention_conformance.implementations.discovery.extras import (
     find_extras,
     ignored_parts,
 )
-from attention_conformance.implementations.discovery.layout import length_first
+from attention_conformance.implementations.discovery.layout import fit_of_heads, length_first
 from attention_conformance.implementations.discovery.loading import TargetError
 from attention_conformance.implementations.discovery.module_masks import SHAPES, as_seen, shaped, with_mask_form
 from attention_conformance.implementations.discovery.parameters import check_parameters, find_places, named_parameters
@@ -335,6 +335,7 @@ def module_candidate(
     claims, notes = core_claims(check)
     alternatives = {other: run for other, run in _alternatives(plan) if check.succeeds(run)}
     features = claims.features.union(EXTRA_FEATURES[extra.name] for extra in plan.extras)
+    claims = replace(claims, fit=fit_of_heads(plan.make, claims))
     claims = replace(claims, features=features if alternatives else features - {Feature.ALTERNATIVES})
     outside = [*plan.make.left_out, *(["the input that it adds"] if plan.call.tap else [])]
     around_it = [f"judged without {', '.join(outside)}"] if outside else []

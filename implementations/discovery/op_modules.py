@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import cache, update_wrapper
 from typing import Any, cast
 
+import torch
 from torch import nn
 
 from attention_conformance.implementations.api.safe_call import safe_call
@@ -24,7 +25,8 @@ def as_function(kind: type[nn.Module]) -> Callable[..., Any] | None:
     """
     if kind.forward is nn.Module.forward or len(positional(inspect.signature(kind.forward))) < 4:
         return None
-    module = safe_call(lambda: _built(kind, 8)).value
+    with torch.random.fork_rng(devices=[]):
+        module = safe_call(lambda: _built(kind, 8)).value
     if module is None or any(True for _ in module.parameters()):
         return None
     build = cache(lambda width: _built(kind, width))

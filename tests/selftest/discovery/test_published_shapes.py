@@ -2,6 +2,9 @@
 
 import pytest
 
+from attention_conformance.implementations.api.contract import Unsupported
+from attention_conformance.implementations.api.fitting import fit
+from attention_conformance.spec.cases import Case
 from attention_conformance.spec.conventions import EmptyRow, Polarity
 from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.tests.selftest.discovery.making import Make, assert_conforms, make
@@ -132,4 +135,13 @@ class f(nn.Module):
 """)
     assert made.claims.scope is Scope.OP
     assert made.claims.conventions.empty_row_bool is EmptyRow.UNIFORM
+    assert_conforms(made)
+
+
+def test_one_head_is_left_out_where_it_has_other_parameters(make: Make) -> None:
+    text = START + CROSS.format(**USUAL)
+    made = make(text.replace("self.norm =", "if h == 1: self.fc_out = nn.Identity()\n        self.norm ="))
+    one_head = fit(Case().sized(num_heads=1), made.claims)
+    assert isinstance(one_head, Unsupported)
+    assert "with one head it has other parameters" in one_head.reason
     assert_conforms(made)
