@@ -155,17 +155,20 @@ def _outcome_of(names: Sequence[str], tier: str) -> Outcome:
 
 
 def killed_alone(defects: Sequence[Defect], dtype: str, processes: int) -> dict[str, bool]:
-    """Whether each defect is killed where its implementation claims this dtype alone; those that change values.
-
-    Mistakes of cost change none, and those of precision may be none in a half type.
-    """
-    harmless = (Severity.COST, Severity.PRECISION)
-    names = [d.id for d in defects if dtype in d.implementation.claims.dtypes and d.severity not in harmless]
+    """Whether each defect is killed where its implementation claims this dtype alone; those that change values."""
+    names = names_alone(defects, dtype)
     with ProcessPoolExecutor(processes, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        return dict(zip(names, pool.map(_killed_alone, names, [dtype] * len(names)), strict=True))
+        return dict(zip(names, pool.map(is_killed_alone, names, [dtype] * len(names)), strict=True))
 
 
-def _killed_alone(name: str, dtype: str) -> bool:
+def names_alone(defects: Sequence[Defect], dtype: str) -> list[str]:
+    """Those that change values in a dtype: mistakes of cost change none, and those of precision may be none there."""
+    harmless = (Severity.COST, Severity.PRECISION)
+    return [d.id for d in defects if dtype in d.implementation.claims.dtypes and d.severity not in harmless]
+
+
+def is_killed_alone(name: str, dtype: str) -> bool:
+    """Whether a defect is killed where its implementation claims this dtype alone."""
     implementation = next(defect.implementation for defect in catalogue() if defect.id == name)
     alone = replace(implementation, claims=replace(implementation.claims, dtypes=(dtype,)))
     return any(_fails(alone, check, dtype) for check in Selection((alone,), dtypes=(dtype,)).plan())

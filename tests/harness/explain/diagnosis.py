@@ -345,7 +345,8 @@ def _by_clauses(implementation: Implementation, checks: Sequence[FailingCheck], 
     ranked.sort(key=lambda entry: -entry[0])
     if not ranked or not ranked[0][1]:
         summaries = "; ".join(sorted(words for _, words in own)[:3])
-        return Diagnosis("", 0, len(own), math.nan, "", 0, "", f"they are: {summaries}")
+        pattern_of_clauses = f"they are: {summaries}" if own else "none showed when the checks were run again"
+        return Diagnosis("", 0, len(own), math.nan, "", 0, "", pattern_of_clauses)
     (_, explains, best), second = ranked[0], ranked[1] if len(ranked) > 1 else None
     rest = (second[2].name, second[1]) if second and second[1] else ("", 0)
     return Diagnosis(best.name, explains, len(own), 0.0, *rest, best.repair, of_clauses=True)

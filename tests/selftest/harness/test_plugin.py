@@ -59,8 +59,8 @@ def test_a_costly_implementation_is_checked_where_it_is_named(
     sessions: Sessions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     costly = replace(BUILTIN[0], name="costly")
-    monkeypatch.setattr("attention_conformance.tests.harness.run.selection.ON_REQUEST", (costly,))
-    monkeypatch.setattr("attention_conformance.tests.harness.run.selection.ABSENT", {"gone": "there is no g++"})
+    monkeypatch.setattr("attention_conformance.implementations.builtin.catalogue.ON_REQUEST", (costly,))
+    monkeypatch.setattr("attention_conformance.implementations.builtin.catalogue.ABSENT", {"gone": "there is no g++"})
     assert "costly" not in sessions.run("--list-implementations", "--implementation", "*c*").stdout.str()
     assert first_words(sessions.run("--list-implementations", "--implementation", "costly")) == ["costly"]
     whole = sessions.run("--list-implementations").stdout.str()
@@ -102,7 +102,7 @@ def test_defects_are_listed_a_line_each(sessions: Sessions) -> None:
 def test_an_option_that_cannot_be_used_is_refused_in_one_line(
     sessions: Sessions, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], message: str
 ) -> None:
-    monkeypatch.setattr("attention_conformance.tests.harness.run.selection.ABSENT", {"gone": "there is no g++"})
+    monkeypatch.setattr("attention_conformance.implementations.builtin.catalogue.ABSENT", {"gone": "there is no g++"})
     assert message in sessions.refused(*arguments)
 
 

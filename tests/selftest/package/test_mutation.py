@@ -77,4 +77,5 @@ def test_pairs_have_two_different_mistakes_and_fail() -> None:
 
 def test_a_kill_where_one_half_type_is_all_that_is_claimed() -> None:
     chosen = [defect for defect in catalogue() if defect.id in ("no-scale", "softmax-in-float32")]
-    assert mutation_score.killed_alone(chosen, "bfloat16", 1) == {"no-scale": True}  # the other is of precision
+    assert mutation_score.names_alone(chosen, "bfloat16") == ["no-scale"]  # the other is of precision
+    assert mutation_score.is_killed_alone("no-scale", "bfloat16")
