@@ -38,17 +38,15 @@ def biased_growth(precision: Precision, keys: int, equal: Floats) -> Floats:
 
 def repeats(terms: Floats, counted: Booleans) -> Floats:
     """(..., 1): the sum of the squares of how often each number occurs among those that are counted."""
-    length = terms.shape[-1]
     ordered = np.sort(np.where(counted, terms, np.nan), axis=-1)  # NaN comes last, and equals nothing
-    total, run = np.zeros(terms.shape[:-1]), np.zeros(terms.shape[:-1])
-    if length == 0 or not (ordered[..., 1:] == ordered[..., :-1]).any():
+    new = np.ones(ordered.shape, dtype=np.bool_)
+    new[..., 1:] = ordered[..., 1:] != ordered[..., :-1]
+    if new.all():
         return np.asarray(counted.sum(-1, keepdims=True), dtype=np.float64)
-    for column in range(length):
-        same = ordered[..., column] == ordered[..., column - 1] if column else np.zeros(run.shape, dtype=np.bool_)
-        run = np.where(same, run + 1.0, 1.0)
-        # A run of c numbers adds 1 + 3 + 5 + ..., c in all, which is c squared.
-        total += np.where(np.isnan(ordered[..., column]), 0.0, 2.0 * run - 1.0)
-    return total[..., None]
+    place = np.arange(terms.shape[-1])
+    run = place - np.maximum.accumulate(np.where(new, place, 0), axis=-1) + 1
+    # A run of c numbers adds 1 + 3 + 5 + ..., c in all, which is c squared.
+    return np.asarray(np.where(np.isnan(ordered), 0.0, 2.0 * run - 1.0).sum(-1, keepdims=True))
 
 
 def rises(scores: Floats) -> Floats:
