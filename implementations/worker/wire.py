@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from math import prod
 from typing import Any, BinaryIO
 
@@ -38,6 +39,7 @@ DTYPES: Mapping[str, np.dtype[np.generic]] = {
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 LENGTH = 8
 """Bytes of a length, before a message and before the header within it."""
+SCALARS = (str, bool, int, type(None))
 LONGEST = 2**32
 """Bytes of the longest message that is read."""
 
@@ -77,9 +79,15 @@ def encode(message: Message) -> bytes:
 
 def _text(name: str, value: object) -> str:
     try:
-        return ENCODER.encode(value)
+        return _text_of_scalar(value) if isinstance(value, SCALARS) else ENCODER.encode(value)
     except ValueError:
         raise WireError(f"the field {name} holds NaN or infinity, which JSON lacks: {value!r}"[:200]) from None
+
+
+@lru_cache(maxsize=1024, typed=True)
+def _text_of_scalar(value: object) -> str:
+    """Kept, as most fields are the same in each message."""
+    return ENCODER.encode(value)
 
 
 def write(stream: BinaryIO, message: Message) -> None:
