@@ -15,7 +15,7 @@ BENCH  := report/bench.json
 .PHONY: audit-score pruning covering profile-suite docs links format clean report-diff first-contact wheel-check
 
 conformance: $(JUDGES)
-	$(RUN) -m pytest --report report
+	$(RUN) -m pytest --report report -n 2
 
 test: lint types
 	$(RUN) -m pytest tests/selftest tests/conformance -n 2 --durations=5

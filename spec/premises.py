@@ -147,7 +147,8 @@ def _text(name: Premise, value: Any) -> str:
         return str(name)
     if name is Premise.WINDOW:
         return f"{name}={':'.join('' if side is None else str(side) for side in value)}"
-    return f"{name}={value:g}"
+    short = f"{value:g}"
+    return f"{name}={short if float(short) == value else repr(value)}"
 
 
 def _parsed(setting: str) -> dict[str, Any]:
