@@ -24,6 +24,7 @@ from attention_conformance.spec.problem import Problem
 Booleans: TypeAlias = NDArray[np.bool_]
 MASKS = {Feature.BOOL_MASK, Feature.FLOAT_MASK, Feature.MASK_GRADIENT, Feature.KEY_PADDING, Feature.VALID_LENS}
 FARTHER = 7
+"""Keys beyond the queries in `LONGER`."""
 SAME = {"bfloat16": 2.0**-7, "float16": 2.0**-10}
 """In half types a row is the same if it differs by a spacing at most: half of the digits would hide a key of many."""
 LONGER = PLAIN.sized(query_length=9, key_length=9 + FARTHER)

@@ -24,7 +24,7 @@ class Size(StrEnum):
     LENGTH = "tokens"
     RATE = "rate of dropout"
     BIAS = "whether there are biases"
-    FLAG = "whether something is done besides"
+    FLAG = "whether something more is done"
 
 
 NAMES: Mapping[Size, tuple[str, ...]] = {

@@ -16,6 +16,7 @@ import numpy as np
 from attention_conformance.implementations.api.contract import Implementation
 from attention_conformance.implementations.api.global_state import kept_global_state
 from attention_conformance.implementations.api.safe_call import CandidateError, guarded, safe_call
+from attention_conformance.implementations.discovery.functions import function_candidate
 from attention_conformance.implementations.discovery.loading import load_target
 from attention_conformance.spec.optional import optional
 from attention_conformance.spec.premises import Premises
@@ -67,8 +68,6 @@ def _observed(
     target: str, settings: tuple[tuple[str, str], ...], device: str, premises: tuple[str, ...]
 ) -> tuple[Calls, Implementation]:
     """The record of the last call, and the function as an implementation that keeps it."""
-    from attention_conformance.implementations.discovery.functions import function_candidate  # it imports torch
-
     function: Any = load_target(target)
     if isinstance(function, Implementation):
         raise CandidateError("an Implementation cannot be called without this suite")

@@ -61,7 +61,7 @@ def problem_of(message: Message) -> Problem:
         sharing=sharing,
         layout=Layout(given["layout"]),
         needs=tuple(given["needs"]),
-        extension=from_data(Extension, given["extension"], "extension") if given["extension"] else Extension(),
+        extension=from_data(Extension, given["extension"], "extension"),
         parameters={name: arrays[name] for name in given["parameters"]},
         extras={name: arrays[name] for name in given["extras"]},
         **optional,

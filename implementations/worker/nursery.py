@@ -24,13 +24,11 @@ from typing import Any
 from uuid import uuid4
 
 from attention_conformance.implementations.worker.leftovers import MARK
-from attention_conformance.implementations.worker.process import Ended, ParentError, Process
+from attention_conformance.implementations.worker.process import Ended, ParentError, Process, ended_child
 
 MODULE = "attention_conformance.implementations.worker.nursery"
 LONGEST = 2**17
 """Bytes of a message; each is one datagram."""
-LATE = ("HOME", "USERPROFILE", "PWD", "OLDPWD")
-"""Variables of the environment that no import reads: a nursery serves whatever they are."""
 ENVIRONMENT = slice(47, 49)
 """Where /proc/self/stat, after the name, has the first address of the environment and the one behind it."""
 
@@ -51,10 +49,10 @@ class Nursery:
 
         Raises:
             NurseryError: the nursery has ended.
+            FileNotFoundError: the current folder was removed.
         """
-        pipes = [os.pipe() for _ in range(3)]
-        (stdin, to_worker), (from_worker, stdout), (errors, stderr) = pipes
         given = {"environment": dict(environment), "folder": os.getcwd()}
+        (stdin, to_worker), (from_worker, stdout), (errors, stderr) = (os.pipe() for _ in range(3))
         try:
             number = self._answer(given, [stdin, stdout, stderr])
         except NurseryError:
@@ -101,14 +99,16 @@ def forked(given: Mapping[str, str]) -> Process | None:
     for _ in range(2):
         try:
             return _own_nursery(given).fork(given)
+        except FileNotFoundError:
+            return None
         except NurseryError:
             _nursery.cache_clear()  # a candidate may have killed it
     return None
 
 
 def _own_nursery(given: Mapping[str, str]) -> Nursery:
-    early = {name: value for name, value in given.items() if name not in (*LATE, MARK)}
-    return _nursery(os.getpid(), tuple(sorted(early.items())))
+    read_by_imports = {name: value for name, value in given.items() if name != MARK}
+    return _nursery(os.getpid(), tuple(sorted(read_by_imports.items())))
 
 
 @cache
@@ -141,7 +141,7 @@ def main(channel: socket.socket) -> None:
             os._exit(0)
         request = json.loads(text)
         if "ended" in request:
-            answer: object = _ended(request["ended"])
+            answer: object = ended_child(request["ended"])
         elif number := os.fork():
             answer = number
             for each in files:
@@ -160,15 +160,10 @@ def _with_imports() -> ModuleType:
     from attention_conformance.implementations.worker import serve
 
     if serve.torch:
-        from attention_conformance.implementations.discovery import functions, modules  # noqa: F401
+        from attention_conformance.implementations.discovery import modules  # noqa: F401
     gc.collect()
     gc.freeze()  # otherwise a collection in each worker would copy the pages of all that was imported
     return serve
-
-
-def _ended(number: int) -> Ended | None:
-    ended, status, usage = os.wait4(number, os.WNOHANG)
-    return (os.waitstatus_to_exitcode(status), usage.ru_maxrss * 1024) if ended else None
 
 
 def _begin(request: Mapping[str, Any], files: list[int]) -> None:

@@ -57,7 +57,7 @@ class Process:
         return self.result
 
     def stop(self) -> None:
-        """Lets it run no further."""
+        """Suspends it."""
         if self.ended() is None:
             os.kill(self.number, signal.SIGSTOP)
 
@@ -66,6 +66,12 @@ class Process:
         if self.ended() is None:
             os.kill(self.number, signal.SIGKILL)
             self.ended(float("inf"))
+
+
+def ended_child(number: int) -> Ended | None:
+    """How a child of this process has ended; None while it runs. It can be called once after the end."""
+    ended, status, usage = os.wait4(number, os.WNOHANG)
+    return (os.waitstatus_to_exitcode(status), usage.ru_maxrss * 1024) if ended else None
 
 
 def started(command: Sequence[str], environment: Mapping[str, str]) -> Process:
@@ -83,10 +89,8 @@ def started(command: Sequence[str], environment: Mapping[str, str]) -> Process:
     assert child.stderr is not None
 
     def poll() -> Ended | None:
-        number, status, usage = os.wait4(child.pid, os.WNOHANG)
-        if not number:
-            return None
-        child.returncode = os.waitstatus_to_exitcode(status)
-        return child.returncode, usage.ru_maxrss * 1024
+        if (ended := ended_child(child.pid)) is not None:
+            child.returncode = ended[0]
+        return ended
 
     return Process(child.pid, child.stdin, child.stdout, child.stderr, poll, own_peak())

@@ -40,6 +40,7 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 LENGTH = 8
 """Bytes of a length, before a message and before the header within it."""
 SCALARS = (str, bool, int, type(None))
+"""Values whose text is kept; not float, of which 0.0 and -0.0 are equal and have different texts."""
 LONGEST = 2**32
 """Bytes of the longest message that is read."""
 

@@ -15,6 +15,7 @@ from attention_conformance.implementations.worker.remote import end_process
 from attention_conformance.spec.case_limits import unusable
 from attention_conformance.spec.cases import Case, from_data
 from attention_conformance.spec.clauses import load
+from attention_conformance.spec.premises import Premises
 from attention_conformance.spec.problem import DTYPES
 from attention_conformance.tests.harness.explain.reduction import Counterexample, Recipe, lines, outcome
 from attention_conformance.tests.harness.explain.replay_limits import MOST_DECIMALS, foreign, text_of
@@ -139,6 +140,10 @@ def subject(failure: FailureFile, given: RunSettings) -> Implementation:
             raise ReplayError(f"it needs a program, which is started only if you give it: {join([option, program])}")
     if given.commands and (not failure.command or len(given.commands) > 1):
         raise ReplayError("--command: give it once, and only for a failure of a command")
+    try:
+        Premises().assuming(failure.premises)
+    except ValueError as error:
+        raise ReplayError(f"premises: {error}") from None
     stated = Amendments(premises=failure.premises)
     settings = replace(given, conventions=failure.conventions, device=failure.device, amendments=stated)
     if not failure.target and not failure.command:
@@ -158,7 +163,7 @@ def subject(failure: FailureFile, given: RunSettings) -> Implementation:
         reason = str(error).removeprefix(f"{failure.target}: ")
         raise ReplayError(f"target {failure.target!r} cannot be used: {reason}") from None
     except ValueError as error:
-        raise ReplayError(f"{'premises' if 'premise' in str(error) else 'conventions'}: {error}") from None
+        raise ReplayError(f"conventions: {error}") from None
 
 
 def replay(failure: FailureFile, given: RunSettings) -> tuple[bool, list[str]]:

@@ -17,7 +17,6 @@ from attention_conformance.implementations.api.global_state import kept_global_s
 from attention_conformance.implementations.api.safe_call import (
     CandidateError,
     LostError,
-    answer,
     function_answer,
     guarded,
 )
@@ -164,8 +163,7 @@ class Judge:
 
     def run_with(self, problem: Problem) -> Result:
         """The candidate's answer to these very arrays, which it may keep or change."""
-        with kept_global_state():
-            return answer(self.implementation.run, problem, self.device)
+        return begun(self.implementation, problem, self.device)()
 
     @property
     def observer(self) -> Observer:

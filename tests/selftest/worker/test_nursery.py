@@ -82,7 +82,7 @@ def test_a_nursery_that_was_killed_is_replaced(process: Process) -> None:
     first = parent_of(process)
     os.kill(first, signal.SIGKILL)
     assert process.ended(30.0) == (-signal.SIGKILL, 0)
-    other = worker(MARKS[1])
+    other = worker(MARKS[1], HOME="/nowhere")
     assert parent_of(other) != first
     other.kill()
     for stream in (other.stdin, other.stdout, other.stderr):
