@@ -36,7 +36,7 @@ def test_right_styles_stay_within_the_bounds(case: Case, dtype: str) -> None:
     parts, problem = expected(case, dtype), build(case, dtype)
     for name, style in RIGHT.items():
         own = ratios(answers_of(style, problem), parts)
-        assert max(own, default=0.0) < 0.5, name
+        assert max(own) < 0.5, name
 
 
 @pytest.mark.parametrize("dtype", HALVES)
