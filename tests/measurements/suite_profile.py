@@ -58,10 +58,12 @@ def watched(stages: Stages) -> None:
     stages.watch("cases", covering, "combinations")
     stages.watch("cases", problem.Problem, "fresh")
     stages.watch("comparison", comparison, "compare")
+    from attention_conformance.implementations.worker import remote
     from attention_conformance.tests.harness.judge import judge
     from attention_conformance.tests.harness.run import plugin, post_run
 
-    stages.watch("candidate", judge, "answer", "function_answer")
+    stages.watch("candidate", remote, "answer")
+    stages.watch("candidate", judge, "function_answer")
     stages.watch("observing", post_run, "record_observations")
     stages.watch("clauses", plugin.ClauseItem, "runtest")
     stages.watch("collection", plugin.ClauseModule, "collect")
