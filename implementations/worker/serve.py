@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -96,6 +97,8 @@ class Worker:
         given = request.fields
         # The candidate may change the current folder as it is imported.
         self.given = {**given, "target": Target.parse(given["target"]).absolute}
+        if (target_of := Target.parse(self.given["target"])).is_file:
+            sys.path.insert(0, str(Path(target_of.place).parent))  # it may import helpers later, as it is called
         memory = limit_memory(given.get("memory"))
         with loading():
             target = load_target(given["target"])
@@ -268,6 +271,7 @@ OPERATIONS: Mapping[str, Callable[[Worker, Message], Message]] = {
 def main() -> None:
     """Answers requests until there are no more."""
     streams = own_streams()
+    import_from_here()
     compute_on_one_thread()
     die_with_parent()
     served(streams, Worker().answer)
@@ -298,6 +302,11 @@ def own_streams() -> tuple[BinaryIO, BinaryIO]:
     os.close(nothing)
     os.dup2(2, 1)
     return requests, answers
+
+
+def import_from_here() -> None:
+    """What is imported from now on is the candidate's: first from the current folder, as `python -m` does."""
+    sys.path.insert(0, os.getcwd())
 
 
 def die_with_parent() -> None:
