@@ -267,11 +267,17 @@ OPERATIONS: Mapping[str, Callable[[Worker, Message], Message]] = {
 
 def main() -> None:
     """Answers requests until there are no more."""
-    requests, answers = _own_streams()
-    _prepare()
-    worker = Worker()
+    streams = own_streams()
+    compute_on_one_thread()
+    die_with_parent()
+    served(streams, Worker().answer)
+
+
+def served(streams: tuple[BinaryIO, BinaryIO], answer: Callable[[Message], Message]) -> None:
+    """Reads each request from the first stream, and writes the answer to the second."""
+    requests, answers = streams
     while (request := read(requests)) is not None:
-        answers.write(encoded(worker.answer(request), request.fields["number"]))
+        answers.write(encoded(answer(request), request.fields["number"]))
         answers.flush()
 
 
@@ -284,7 +290,7 @@ def encoded(answer: Message, number: int) -> bytes:
         return encode(Message({**lines, "number": number}))
 
 
-def _own_streams() -> tuple[BinaryIO, BinaryIO]:
+def own_streams() -> tuple[BinaryIO, BinaryIO]:
     """The streams of the protocol, after which nothing else reaches them by its usual number."""
     requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     nothing = os.open(os.devnull, os.O_RDONLY)
@@ -294,9 +300,8 @@ def _own_streams() -> tuple[BinaryIO, BinaryIO]:
     return requests, answers
 
 
-def _prepare() -> None:
-    """One thread, and no process that outlives the judge."""
-    compute_on_one_thread()
+def die_with_parent() -> None:
+    """No process outlives the judge: neither this one nor those that it starts."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGKILL)
         ctypes.CDLL(None).prctl(ADOPT, 1)
