@@ -13,14 +13,14 @@ import numpy as np
 
 from attention_conformance.implementations.adapters.jax_op import is_jax, jax_op
 from attention_conformance.implementations.adapters.numpy_op import numpy_op
-from attention_conformance.implementations.api.contract import Claims, Implementation, any_case
+from attention_conformance.implementations.api.contract import Claims, Implementation, Unsupported, any_case
+from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.implementations.api.safe_call import CallOutcome
 from attention_conformance.implementations.discovery.always import with_premises
 from attention_conformance.implementations.discovery.claim_checks import (
     BIASED,
     CAUSAL,
     EVERYWHERE,
-    EXTENTS,
     MASKED,
     NO_EFFECT,
     PLAIN,
@@ -44,7 +44,9 @@ from attention_conformance.implementations.discovery.extras import (
     ignored_parts,
 )
 from attention_conformance.implementations.discovery.loading import TargetError
-from attention_conformance.implementations.discovery.module_masks import empty_rows_as_seen
+from attention_conformance.implementations.discovery.module_masks import empty_rows_as_seen, empty_rows_of_each_kind
+from attention_conformance.implementations.discovery.shipped import ShippedCall, as_shipped, with_cache
+from attention_conformance.implementations.discovery.shipped_others import interfaces
 from attention_conformance.implementations.discovery.signatures import (
     ADAPTER,
     Options,
@@ -135,23 +137,40 @@ def function_candidate(
         TargetError: its parameters or its answer are none of a function of query, key and value.
         ValueError: a setting that does not exist.
     """
-    conventions = Conventions(causal_with_mask=CausalWithMask.EITHER).claiming(settings)
+    shipped = as_shipped(function, interfaces())
+    function, interface = (shipped, shipped.interface) if shipped else (function, None)
+    documented = interface.settings if interface else {}
+    conventions = Conventions(causal_with_mask=CausalWithMask.EITHER).claiming({**documented, **settings})
     options = _options(signature_of(function))
     fits = one_set_of_ids if options.for_both("query_segments") else any_case
     claims = Claims(Scope.OP, ALWAYS | options.features | {Feature.GROUPED}, conventions, fit=fits)
+    if interface:
+        claims = replace(claims, features=claims.features - interface.lacks, fit=interface.fit)
     check, kind, plain = _suited(RenamedCall(function, options), claims, device)
     check_answer(plain, kind.is_kind, "an array" if kind in (NUMPY, JAX) else "a tensor")
     check, ignored = _without_ignored(check, options)
-    if options.spelled.get("bool_mask") in ("mask", "attention_mask") and not any("row" in key for key in settings):
+    if interface and not any("row" in key for key in (*settings, *documented)):
+        check, seen = empty_rows_of_each_kind(check)
+        ignored = [*ignored, *seen]
+    elif options.spelled.get("bool_mask") in ("mask", "attention_mask") and not any("row" in key for key in settings):
         check, ignored = empty_rows_as_seen(check, MASKED, ignored)
     check, always = with_premises(check, premises)
     check, refuted = option_claims(check, options.named.features)
-    extras = tuple(e for e in find_extras(parts(plain), EXTENTS) if e.name != "averaged_weights")
+    extras = tuple(e for e in find_extras(parts(plain), _extents(claims)) if e.name != "averaged_weights")
     if "returned-weights" not in settings:
         check = with_returned_weights(check, extras)
     claims, notes = core_claims(check, kind.exact_dtype)
     notes = (*always, *ignored_parts(parts(plain), extras), *notes, *options.notes, *ignored, *refuted)
-    return _implementation(name, check, kind, claims, extras, "; ".join([f"a function of {kind.arrays}", *notes]))
+    notes = (*(shipped.notes if shipped else ()), *notes)
+    made = _implementation(name, check, kind, claims, extras, "; ".join([f"a function of {kind.arrays}", *notes]))
+    return with_cache(made, shipped) if shipped else made
+
+
+def _extents(claims: Claims) -> dict[str, int]:
+    """Of the axes in the plain case, as near as the claims allow it."""
+    fitted = fit(PLAIN, claims)
+    sizes = PLAIN.sizes if isinstance(fitted, Unsupported) else fitted.sizes
+    return {"B": sizes.batch, "H": sizes.num_heads, "Q": sizes.query_length, "K": sizes.key_length}
 
 
 @dataclass(frozen=True)
@@ -163,11 +182,12 @@ class RenamedCall:
 
     def __call__(self, *inputs: Any, **options: Any) -> object:
         """The function's answer."""
-        return self.function(*inputs, **self.options.renamed(options))
+        return self.bound_call(*inputs, **options)()
 
     def bound_call(self, *inputs: Any, **options: Any) -> Callable[[], Any]:
         """The same call, prepared."""
-        return partial(self.function, *inputs, **self.options.renamed(options))
+        given = self.options.scaled(self.options.renamed(options), inputs[0].shape[-1])
+        return partial(self.function, *inputs, **given)
 
     def with_defaults(self) -> RenamedCall:
         """The same with its defaults given in each call."""
@@ -204,6 +224,9 @@ def _implementation(
     chosen = Chosen(check.function, positions)
     alternatives = {"with its defaults spelled out": make(Chosen(check.function.with_defaults(), positions))}
     alternatives |= {alternative: make(chosen, **keywords) for alternative, keywords in kind.alternatives.items()}
+    if isinstance(shipped := check.function.function, ShippedCall) and shipped.flag and extras:
+        alone = replace(check.function, function=shipped.without_log_sum_exp())
+        alternatives["without its log-sum-exp"] = make(Chosen(alone), extras=())
     claims = replace(claims, features=claims.features.union(EXTRA_FEATURES[extra] for extra in names))
     return Implementation(name, claims, make(chosen), about, alternatives=alternatives)
 
