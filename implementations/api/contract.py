@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from attention_conformance.spec.cases import Case
 from attention_conformance.spec.conventions import Conventions
@@ -34,6 +35,10 @@ class Unsupported:
     reason: str
 
 
+Fit: TypeAlias = Callable[[Case], Case | Unsupported]
+"""See `Claims.fit`."""
+
+
 class PathError(Exception):
     """An implementation that stands for one code path was answered by another; its verdict is an error."""
 
@@ -61,7 +66,7 @@ class Claims:
     features: frozenset[Feature]
     conventions: Conventions = Conventions()
     dtypes: tuple[str, ...] = tuple(DTYPES)
-    fit: Callable[[Case], Case | Unsupported] = any_case
+    fit: Fit = any_case
     premises: Premises = NO_PREMISES
 
     def __contains__(self, feature: Feature) -> bool:

@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from dis import opmap
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -25,6 +26,10 @@ def plain(text: str, most: int = LONGEST) -> str:
     """A text of a candidate on one line, without control characters and halves of characters, and not too long."""
     line = "".join(c if c.isprintable() else " " for c in text[:most])
     return line if len(text) <= most else f"{line}... ({len(text)} characters)"
+
+
+LIBRARIES = {"torch", "numpy", "jax", "jaxlib", "numba", "attention_conformance"}
+"""Packages in which an error is no statement of the candidate."""
 
 
 class CandidateError(Exception):
@@ -79,10 +84,15 @@ def restored(call: Callable[[], Answer]) -> Answer:
 
 @dataclass(frozen=True)
 class CallOutcome(Generic[Answer]):
-    """What one call gave: its value, or its exception in one line."""
+    """What one call gave: its value, or its exception in one line.
+
+    Attributes:
+        refused: whether a statement of the candidate's own raised the exception; see `by_own_statement`.
+    """
 
     value: Answer | None = None
     error: str = ""
+    refused: bool = False
 
 
 def safe_call(call: Callable[[], Answer]) -> CallOutcome[Answer]:
@@ -93,7 +103,18 @@ def safe_call(call: Callable[[], Answer]) -> CallOutcome[Answer]:
     try:
         return CallOutcome(restored(call))
     except (CandidateError, PathError) as error:
-        return CallOutcome(error=error_line(error.__cause__ or error))
+        cause = error.__cause__ or error
+        return CallOutcome(error=error_line(cause), refused=by_own_statement(cause))
+
+
+def by_own_statement(error: BaseException) -> bool:
+    """Whether a `raise` or `assert` of the candidate raised it, and no call that the candidate makes of a library."""
+    place = error.__traceback__
+    while place is not None and place.tb_next is not None:
+        place = place.tb_next
+    if place is None or place.tb_frame.f_code.co_code[place.tb_lasti] != opmap["RAISE_VARARGS"]:
+        return False
+    return str(place.tb_frame.f_globals.get("__name__")).partition(".")[0] not in LIBRARIES
 
 
 def kind_of(error: BaseException) -> str:

@@ -39,6 +39,9 @@ MASKED = replace(PLAIN, mask=MaskKind.BOOL)
 BIASED = replace(PLAIN, mask=MaskKind.FLOAT)
 CAUSAL = replace(PLAIN, causal=True)
 
+OTHER_WIDTHS = (8, 32, 64, 128)
+"""Of values, where those of queries and keys are others."""
+
 OPTION_CASES = {
     Feature.GROUPED: PLAIN.sized(num_heads=6, num_kv_heads=3),
     Feature.DROPOUT: replace(PLAIN, extension=DROPOUT),
@@ -92,7 +95,7 @@ class ClaimCheck:
         outcome = safe_call(lambda: self.adapt(recorder)(problem.fresh(), self.device))
         if recorder.answer is not NO_ANSWER:
             return CallOutcome(recorder.answer)  # an error of the adapter after the call is none of the candidate
-        return CallOutcome(error=outcome.error)
+        return outcome if outcome.error else CallOutcome()
 
     def ignores(self, case: Case) -> bool:
         """Whether it answers with the very numbers of the case without mask, causal flag and scale.
@@ -223,12 +226,12 @@ def core_claims(check: ClaimCheck, exact_dtype: bool = False) -> tuple[Claims, t
 
     Args:
         check: its plain call works.
-        exact_dtype: whether a half type counts only if the output has it: NumPy computes in wider types silently.
+        exact_dtype: whether a dtype counts only if the output has it: NumPy computes in other types silently.
     """
     dtypes, notes = _dtypes(check, exact_dtype)
     refuted = {}
     if Feature.VALUE_WIDTH in check.claims:
-        refuted[Feature.VALUE_WIDTH] = check.run(PLAIN.sized(d_v=8)).error
+        refuted[Feature.VALUE_WIDTH] = _one_width(check)
     if Feature.GRADIENTS in check.claims:
         refuted[Feature.GRADIENTS] = refuted[Feature.MASK_GRADIENT] = no_gradients(check)
     outcomes = (check.run(PLAIN.sized(**{extent: 0})) for extent in ("key_length", "batch"))
@@ -238,13 +241,22 @@ def core_claims(check: ClaimCheck, exact_dtype: bool = False) -> tuple[Claims, t
     return replace(check.without(set(lost)).claims, dtypes=dtypes), tuple(notes)
 
 
+def _one_width(check: ClaimCheck) -> str:
+    """Why values have to be as wide as keys; empty if they need not, or if there is one width alone."""
+    for d_v in OTHER_WIDTHS:
+        fitted = fit(PLAIN.sized(d_v=d_v), check.claims)
+        if not isinstance(fitted, Unsupported) and fitted.sizes.d_v != fitted.sizes.d_k:
+            return check.run(PLAIN.sized(d_v=d_v)).error
+    return ""
+
+
 def _dtypes(check: ClaimCheck, exact_dtype: bool) -> tuple[tuple[str, ...], list[str]]:
     errors = {dtype: check.run(PLAIN, dtype).error for dtype in DTYPES}
     for case in (MASKED, BIASED) if not all(errors.values()) else ():
         masked = {dtype: check.run(case, dtype).error for dtype in DTYPES}
         if not masked[check.dtype]:
             errors = {dtype: error or masked[dtype] for dtype, error in errors.items()}
-    for dtype in ("bfloat16", "float16"):
+    for dtype in DTYPES:
         if exact_dtype and errors.get(dtype) == "":
             output = parts(check.run(PLAIN, dtype))[0]
             errors[dtype] = "" if output.dtype == DTYPES[dtype] else f"it answers in {output.dtype}"

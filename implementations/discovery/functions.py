@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Any
@@ -56,6 +57,7 @@ from attention_conformance.implementations.discovery.signatures import (
     signature_of,
     takes_any,
 )
+from attention_conformance.implementations.discovery.size_limits import claims_to_try, with_size_limits
 from attention_conformance.implementations.discovery.vocabulary import KWARGS_OF_FUNCTION, OPTIONS
 from attention_conformance.spec.cases import Pattern
 from attention_conformance.spec.conventions import CausalWithMask, Conventions
@@ -146,8 +148,9 @@ def function_candidate(
     claims = Claims(Scope.OP, ALWAYS | options.features | {Feature.GROUPED}, conventions, fit=fits)
     if interface:
         claims = replace(claims, features=claims.features - interface.lacks, fit=interface.fit)
-    check, kind, plain = _suited(RenamedCall(function, options), claims, device)
+    check, kind, plain = _suited_in_size(RenamedCall(function, options), claims, device)
     check_answer(plain, kind.is_kind, "an array" if kind in (NUMPY, JAX) else "a tensor")
+    check, limits = with_size_limits(check)
     check, ignored = _without_ignored(check, options)
     if interface and not any("row" in key for key in (*settings, *documented)):
         check, seen = empty_rows_of_each_kind(check)
@@ -160,7 +163,7 @@ def function_candidate(
     if "returned-weights" not in settings:
         check = with_returned_weights(check, extras)
     claims, notes = core_claims(check, kind.exact_dtype)
-    notes = (*always, *ignored_parts(parts(plain), extras), *notes, *options.notes, *ignored, *refuted)
+    notes = (*limits, *always, *ignored_parts(parts(plain), extras), *notes, *options.notes, *ignored, *refuted)
     notes = (*(shipped.notes if shipped else ()), *notes)
     made = _implementation(name, check, kind, claims, extras, "; ".join([f"a function of {kind.arrays}", *notes]))
     return with_cache(made, shipped) if shipped else made
@@ -240,6 +243,19 @@ def _options(signature: inspect.Signature) -> Options:
         names = ", ".join(p.name for p in inputs)
         raise TargetError(f"it takes ({names}) by position: let it take query, key, value, {ADAPTER}")
     return read_options(signature, inputs, KWARGS_OF_FUNCTION)
+
+
+def _suited_in_size(
+    function: RenamedCall, claims: Claims, device: str
+) -> tuple[ClaimCheck, ArrayKind, CallOutcome[Any]]:
+    """See `_suited`; at the first sizes at which it answers."""
+    try:
+        return _suited(function, claims, device)
+    except TargetError:
+        for sized in claims_to_try(claims):
+            with suppress(TargetError):
+                return _suited(function, sized, device)
+        raise
 
 
 def _suited(function: RenamedCall, claims: Claims, device: str) -> tuple[ClaimCheck, ArrayKind, CallOutcome[Any]]:

@@ -1,0 +1,137 @@
+"""The sizes that a function takes, by calls with others: what it refuses by a statement of its own is its limit.
+
+An error from deeper inside is none: there the function has broken, which is for the suite to report.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from attention_conformance.implementations.api.contract import Claims, Fit, Unsupported
+from attention_conformance.implementations.discovery.claim_checks import PLAIN, ClaimCheck
+from attention_conformance.spec.cases import Case, Layout
+from attention_conformance.spec.features import Feature
+
+WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 20, 24, 32, 40, 48, 64, 72, 80, 96, 112, 128, 160, 192, 256, 320, 512)
+"""Head widths that are tried where one was refused."""
+FIRST_WIDTHS, FIRST_BLOCKS = (64, 128, 32, 8), (64, 128, 32, 16, 256)
+"""What kernels take that refuse the plain case, the most usual first."""
+BLOCKS = (2, 4, 8, 16, 32, 64, 128, 256)
+ODD_WIDTHS, ODD_LENGTHS = (5, 12), (5, 18)
+UNEQUAL = (PLAIN.sized(key_length=32), PLAIN.sized(query_length=32))
+"""Fewer queries than keys, and more."""
+
+
+@dataclass(frozen=True)
+class SizeLimits:
+    """The fit of a function that takes some sizes only; see `Claims.fit`.
+
+    Attributes:
+        own: a fit that comes first.
+        widths: the head widths that it takes, ascending; empty: all.
+        fewer, more: whether there may be fewer, or more, queries than keys.
+    """
+
+    own: Fit
+    widths: tuple[int, ...] = ()
+    fewer: bool = True
+    more: bool = True
+
+    def __call__(self, case: Case) -> Case | Unsupported:
+        """The nearest case of these sizes; no width is made smaller, no length larger."""
+        fitted = self.own(case)
+        if isinstance(fitted, Unsupported):
+            return fitted
+        sizes = fitted.sizes
+        if (sizes.query_length < sizes.key_length and not self.fewer) or (
+            sizes.query_length > sizes.key_length and not self.more
+        ):
+            length = min(sizes.query_length, sizes.key_length)  # the other one may be a million
+            fitted = fitted.sized(query_length=length, key_length=length)
+        if not self.widths:
+            return fitted
+        d_k, d_v = self._width(sizes.d_k), self._width(sizes.d_v)
+        if d_k is None or d_v is None:
+            return Unsupported(f"takes head widths {', '.join(map(str, self.widths))} only")
+        return fitted.sized(d_k=d_k, d_v=d_k if sizes.d_v == sizes.d_k else d_v)
+
+    def _width(self, width: int) -> int | None:
+        return next((each for each in self.widths if each >= width), None)
+
+
+def claims_to_try(claims: Claims) -> Iterator[Claims]:
+    """The same claims at sizes that kernels take which refuse those of the plain case."""
+    for block in (0, *FIRST_BLOCKS):
+        for width in (*FIRST_WIDTHS, PLAIN.sizes.d_k):
+            if block or width != PLAIN.sizes.d_k:
+                premises = replace(claims.premises, block=block or claims.premises.block)
+                yield replace(claims, fit=SizeLimits(claims.fit, (width,)), premises=premises)
+
+
+def with_size_limits(check: ClaimCheck) -> tuple[ClaimCheck, list[str]]:
+    """The check with a fit to the sizes that the function does not refuse, and a note on each limit."""
+    if check.run(PLAIN).error:
+        return check, []
+    notes: list[str] = []
+    for limited in (_widths, _lengths, _unequal_lengths, _views):
+        check, note = limited(check)
+        notes += [note] if note else []
+    return check, notes
+
+
+def _widths(check: ClaimCheck) -> tuple[ClaimCheck, str]:
+    given = _limits(check)
+    free = _with(check, replace(given, widths=()))
+    refused = [error for width in ODD_WIDTHS if (error := _refusal(free, PLAIN.sized(d_k=width, d_v=width)))]
+    if not refused and not given.widths:
+        return check, ""
+    taken = tuple(w for w in WIDTHS if not free.run(PLAIN.sized(d_k=w, d_v=w)).error)
+    limits = replace(given, widths=taken or given.widths)
+    return _with(check, limits), f"head widths {', '.join(map(str, limits.widths))} only{_because(refused)}"
+
+
+def _lengths(check: ClaimCheck) -> tuple[ClaimCheck, str]:
+    if check.claims.premises.length or check.claims.premises.block:
+        return check, ""
+    refused = [error for n in ODD_LENGTHS if (error := _refusal(check, PLAIN.sized(query_length=n, key_length=n)))]
+    for block in BLOCKS if refused else ():
+        if not any(check.run(PLAIN.sized(query_length=n, key_length=n)).error for n in (block, 3 * block)):
+            premises = replace(check.claims.premises, block=block)
+            return replace(check, claims=replace(check.claims, premises=premises)), (
+                f"lengths that are multiples of {block} only{_because(refused)}"
+            )
+    return check, ""
+
+
+def _unequal_lengths(check: ClaimCheck) -> tuple[ClaimCheck, str]:
+    fewer, more = (_refusal(check, case) for case in UNEQUAL)
+    if not fewer and not more:
+        return check, ""
+    limits = replace(_limits(check), fewer=not fewer, more=not more)
+    what = "as many queries as keys only" if fewer and more else f"no {'fewer' if fewer else 'more'} queries than keys"
+    return _with(check, limits), f"{what}{_because([fewer or more])}"
+
+
+def _views(check: ClaimCheck) -> tuple[ClaimCheck, str]:
+    refusal = _refusal(check, replace(PLAIN, layout=Layout.TRANSPOSED)) if Feature.VIEWS in check.claims else ""
+    return (check.without({Feature.VIEWS}), f"views not claimed{_because([refusal])}") if refusal else (check, "")
+
+
+def _limits(check: ClaimCheck) -> SizeLimits:
+    given = check.claims.fit
+    return given if isinstance(given, SizeLimits) else SizeLimits(given)
+
+
+def _refusal(check: ClaimCheck, case: Case) -> str:
+    """How it refuses a case by a statement of its own; empty if it does not."""
+    outcome = check.run(case)
+    return outcome.error if outcome.refused else ""
+
+
+def _because(refused: list[str]) -> str:
+    return f": it refuses others ({refused[0]})" if refused else ""
+
+
+def _with(check: ClaimCheck, limits: SizeLimits) -> ClaimCheck:
+    return replace(check, claims=replace(check.claims, fit=limits))
