@@ -16,7 +16,7 @@ from attention_conformance.spec.problem import DTYPES, Problem
 
 CONVENTIONS = (
     *("causal-alignment", "empty-row", "softmax-precision", "group-order", "window-count", "rotary-pairing"),
-    *("returned-weights", "log-sum-exp-base"),
+    *("returned-weights", "log-sum-exp-base", "default-scale"),
 )
 """Conventions of which each answer is tried."""
 VALID = Feature.VALID_LENS
