@@ -28,7 +28,7 @@ from attention_conformance.spec.inputs import build
 from attention_conformance.spec.masks import Booleans
 
 if TYPE_CHECKING:
-    from attention_conformance.implementations.discovery.modules import ModuleCall
+    from attention_conformance.implementations.discovery.forwards import ModuleCall
 
 PUBLISHED = ("attn_mask", "key_padding_mask", "is_causal")
 """Names of a well-known interface: what they promise is judged, not observed."""
