@@ -28,20 +28,20 @@ def attempts(kind: type[nn.Module]) -> Iterator[Constructor]:
     """The ways in which the class may be built, the likelier first.
 
     Raises:
-        TargetError: nothing that its constructor takes could be a width.
+        TargetError: in the end, where its constructor states too little, and none of the attempts was taken.
     """
     refused: TargetError | None = None
+    first: Constructor | None = None
     try:
         first = constructor(kind)
         yield first
-        if first.settings:
-            yield replace(first, lenient=True)
-            return
     except TargetError as error:
         refused = error
-    found = list(islice(_tried(kind), MOST))
-    yield from found
-    if refused and not found:
+    if first is not None and first.settings:
+        yield replace(first, lenient=True)
+    elif first is None or not first.named:
+        yield from (each for each in islice(_tried(kind), MOST) if first is None or each.sizes != first.sizes)
+    if refused is not None:
         raise refused
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from copy import deepcopy
 from typing import Any, TypeAlias
 
 import torch
@@ -35,12 +34,15 @@ def _some_biases(module: nn.Module) -> Iterator[str]:
 
 
 def tap_of(module: nn.Module, layer: str, answer: Callable[[nn.Module, Inputs], torch.Tensor], width: int) -> str:
-    """The layer whose output is that of the attention, if the module adds its input to that; else nothing."""
-    copied, x = deepcopy(module).eval(), torch.linspace(-1.0, 1.0, 12 * width).view(3, 4, width)
+    """The layer whose output is that of the attention, if the module adds its input to that; else nothing.
+
+    Its parameters become 0.
+    """
+    x = torch.linspace(-1.0, 1.0, 12 * width).view(3, 4, width)
     with torch.no_grad():
-        for parameter in copied.parameters():
+        for parameter in module.eval().parameters():
             parameter.zero_()
-        output = safe_call(lambda: answer(copied, (x, x, x))).value
+        output = safe_call(lambda: answer(module, (x, x, x))).value
     return layer if isinstance(output, torch.Tensor) and output.shape == x.shape and torch.equal(output, x) else ""
 
 

@@ -5,7 +5,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from attention_conformance.implementations.adapters.arranged import Arranged
 from attention_conformance.implementations.adapters.torch_module import Place, Places
@@ -18,6 +20,7 @@ from attention_conformance.implementations.discovery.constructor_names import (
     size_of,
     value_of,
 )
+from attention_conformance.implementations.discovery.forwards import ModuleCall
 from attention_conformance.implementations.discovery.loading import TargetError
 from attention_conformance.implementations.discovery.parameters import (
     find_places,
@@ -75,6 +78,7 @@ class Constructor:
         globals: variables of its file that it reads sizes from, and what they count.
         lenient: whether its object of settings has whatever it reads.
         places: what its parameters hold, by path, with a star for the number of a head; empty: what their names state.
+        call: how it is called once, so that it makes its parameters.
     """
 
     kind: Callable[..., nn.Module]
@@ -90,12 +94,17 @@ class Constructor:
     globals: Mapping[str, Size] = field(default_factory=dict)
     lenient: bool = False
     places: Mapping[str, Place] = field(default_factory=dict)
+    call: ModuleCall | None = None
 
     def __call__(self, embed_dim: int, num_heads: int, **options: Any) -> nn.Module:
         """A module of these sizes; `options` are kdim, vdim and what `CONSTRUCTOR_OPTIONS` names."""
         values = {name: value_of(size, embed_dim, num_heads) for name, size in self.globals.items()}
         with with_globals(self.kind, values):
-            return holding(bare(self._whole(embed_dim, num_heads, **options), self.left_out), self.held)
+            module = self._whole(embed_dim, num_heads, **options)
+            if self.call is not None and any(map(is_lazy, module.parameters())):
+                with torch.no_grad():
+                    self.call.plain(module, [torch.zeros(1, 2, embed_dim)] * 3, num_heads)
+            return holding(bare(module, self.left_out), self.held)
 
     def _whole(self, embed_dim: int, num_heads: int, **options: Any) -> nn.Module:
         given = {self.spelled.get(name, name): value for name, value in options.items()}

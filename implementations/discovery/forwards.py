@@ -260,7 +260,7 @@ def forward_calls(kind: type[nn.Module], polarity: Polarity) -> Iterator[ModuleC
     options = read_options(known, inputs, kwargs)
     count = 3 if takes_any(signature, inspect.Parameter.VAR_POSITIONAL) else len(inputs)
     call = ModuleCall(count, _order(inputs), options, polarity, always=options.weights_returned, keywords=keywords)
-    masks = [p.name for p in others if KNOWN_NAMES.get(p.name) == "bool_mask"]
+    masks = [p.name for p in others if KNOWN_NAMES.get(p.name) in ("bool_mask", "float_mask")]
     for tables in product(*(neutrals(name) for name in (*unknown, *masks))):
         yield replace(call, tables=dict(zip((*unknown, *masks), tables, strict=True)))
 
@@ -292,11 +292,11 @@ def _order(inputs: list[inspect.Parameter]) -> tuple[str, ...]:
     return INPUTS
 
 
-def settled(call: ModuleCall, module: nn.Module, width: int, heads: int) -> ModuleCall:
-    """The call with the place of the output in its answer.
+def settled(call: ModuleCall, module: nn.Module, width: int, heads: int, any_error: bool = False) -> ModuleCall:
+    """The call with the place of the output in its answer; unchanged where `any_error` is and it raises.
 
     Raises:
-        TargetError: no part of the answer is as long as the input, or there is none.
+        TargetError: it raises.
     """
     x = torch.randn(2, 5, width)
     with torch.no_grad():
@@ -304,6 +304,8 @@ def settled(call: ModuleCall, module: nn.Module, width: int, heads: int) -> Modu
             module, [x] * call.inputs, {**call.options.renamed({}), **call.always}, heads
         )
         outcome = safe_call(prepared)
+    if outcome.error and any_error:
+        return call  # it may take half types only
     if outcome.error:
         raise TargetError(f"its forward cannot be called: {outcome.error}")
     shapes = [tuple(getattr(part, "shape", ())) for part in parts_of(outcome.value)]

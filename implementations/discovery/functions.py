@@ -135,6 +135,36 @@ def function_candidate(
         TargetError: its parameters or its answer are none of a function of query, key and value.
         ValueError: a setting that does not exist.
     """
+    try:
+        return _usual_candidate(name, function, settings, device, premises)
+    except TargetError as error:
+        if not torch:
+            raise
+        return _laid_out_candidate(name, function, settings, device, premises, error)
+
+
+def _laid_out_candidate(
+    name: str,
+    function: Callable[..., object],
+    settings: Mapping[str, str],
+    device: str,
+    premises: Premises,
+    refused: TargetError,
+) -> Implementation:
+    """The same for a function in another layout, which the suite has refused in its own."""
+    from attention_conformance.implementations.discovery.laid_out import laid_out
+
+    try:
+        adapted = laid_out(function, device)
+        made = _usual_candidate(name, adapted, settings, device, premises)
+    except TargetError:
+        raise refused from None
+    return replace(made, about="; ".join(note for note in (made.about, adapted.about) if note))
+
+
+def _usual_candidate(
+    name: str, function: Callable[..., object], settings: Mapping[str, str], device: str, premises: Premises
+) -> Implementation:
     conventions = Conventions(causal_with_mask=CausalWithMask.EITHER).claiming(settings)
     options = _options(signature_of(function))
     fits = one_set_of_ids if options.for_both("query_segments") else any_case

@@ -43,9 +43,9 @@ from attention_conformance.implementations.discovery.extras import (
     find_extras,
     ignored_parts,
 )
-from attention_conformance.implementations.discovery.forms import found_form
 from attention_conformance.implementations.discovery.forwards import ModuleCall
 from attention_conformance.implementations.discovery.layout import fit_of_heads
+from attention_conformance.implementations.discovery.module_forms import found_form
 from attention_conformance.implementations.discovery.module_masks import SHAPES, as_seen, shaped, with_mask_form
 from attention_conformance.implementations.discovery.vocabulary import (
     MaskForm,
@@ -55,9 +55,6 @@ from attention_conformance.spec.conventions import Conventions, Polarity
 from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.spec.premises import NO_PREMISES, Premises
 from attention_conformance.spec.problem import Problem
-
-KEY_WIDTH, VALUE_WIDTH = 10, 11
-"""Widths of an instance that is built to look at its parameters."""
 
 ALWAYS = EVERYWHERE | {Feature.PROJECTIONS}
 BY_PARAMETER = {"b_q": Feature.BIAS, "w_o": Feature.OUTPUT_PROJECTION, "b_o": Feature.OUTPUT_BIAS}

@@ -315,7 +315,7 @@ def _matched(
             drawn = torch.randn(parameter.shape, generator=generator) * max(1, parameter.shape[-1:].numel()) ** -0.5
             parameter.copy_(filled(parameter, fill) if fill else drawn)
         output = safe_call(lambda: answer(module, (inputs[0], inputs[1], inputs[2]))).value
-    if output is None or output.shape[:2] != inputs[0].shape[:2]:
+    if not isinstance(output, torch.Tensor) or output.shape[:2] != inputs[0].shape[:2]:
         return None
     outputs = [output.double(), output.double() - inputs[0]]  # without the input that it may add
     parameters = {path: parameter.detach().double() for path, parameter in module.named_parameters()}

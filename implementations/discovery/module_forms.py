@@ -8,6 +8,7 @@ from itertools import islice
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from attention_conformance.implementations.discovery.attempts import attempts
 from attention_conformance.implementations.discovery.bare import around, tap_of
@@ -22,8 +23,8 @@ from attention_conformance.spec.conventions import Polarity
 
 KEY_WIDTH, VALUE_WIDTH = 10, 11
 """Widths of an instance that is built to look at its parameters."""
-MOST_CALLS = 24
-"""Ways to call a module that are tried."""
+MOST_CALLS, MOST_FORMS = 24, 12
+"""Ways to call a module, and all in all, that are tried."""
 Form = tuple[Constructor, ModuleCall, Variant | None]
 """How it is built, with its places, how it is called, and the variant of attention as which it then answers."""
 
@@ -34,21 +35,28 @@ def found_form(kind: type[nn.Module], polarity: Polarity) -> Form:
     Raises:
         TargetError: it cannot be built or called, or what its parameters hold is unknown.
     """
-    first: Form | None = None
-    refused: TargetError | None = None
     calls = list(islice(forward_calls(kind, polarity), MOST_CALLS))
-    for make in attempts(kind):
+    first: Form | None = None
+    refused: list[TargetError] = []
+    try:
+        for form in islice(_every_form(attempts(kind), calls, refused), MOST_FORMS):
+            if form[2] is not None:
+                return form
+            first = first or form
+    except TargetError as error:
+        refused.insert(0, error)
+    if first is None:
+        raise refused[0]
+    return first
+
+
+def _every_form(makes: Iterator[Constructor], calls: list[ModuleCall], refused: list[TargetError]) -> Iterator[Form]:
+    """The forms of all ways to build it; errors are appended to `refused`."""
+    for make in makes:
         try:
-            for form in _forms(make, calls):
-                if form[2] is not None:
-                    return form
-                first = first or form
+            yield from _forms(make, calls)
         except TargetError as error:
-            refused = refused or error
-    if first is not None:
-        return first
-    assert refused is not None
-    raise refused
+            refused.append(error)
 
 
 def _forms(make: Constructor, calls: list[ModuleCall]) -> Iterator[Form]:
@@ -58,25 +66,36 @@ def _forms(make: Constructor, calls: list[ModuleCall]) -> Iterator[Form]:
         TargetError: there is none.
     """
     refused: TargetError | None = None
-    make = replace(make, left_out=around(built(make)))
+    done = False
+    lazy = any(map(is_lazy, built(make).parameters()))
     for call in calls:
         try:
+            make = replace(make, call=call if lazy else None, left_out=())
+            make = replace(make, left_out=around(built(make)))
             module = built(make)
             named = _named(make, module)
-            answering = settled(call, module, WIDTH, make.heads)
-            yield _form(make, answering, named)
+            answering = settled(call, module, WIDTH, make.heads, any_error=len(calls) == 1)
+            form = _form(make, answering, named)
         except TargetError as error:
             refused = refused or error
-    if refused is not None:
+        else:
+            done = True
+            yield form
+    if refused is not None and not done:
         raise refused
 
 
 def _named(make: Constructor, module: nn.Module) -> TargetError | None:
-    """Why its parameters are not what their names state in nn.Linear layers; None if they are."""
+    """Why its parameters are not what their names state in nn.Linear layers; None if they are.
+
+    Raises:
+        TargetError: it takes widths of key and value, and cannot be built with them.
+    """
+    wide = built(make, kdim=KEY_WIDTH, vdim=VALUE_WIDTH) if make.widths else None
     try:
         check_parameters(module, (WIDTH,) * 3)
-        if make.widths:
-            check_parameters(built(make, kdim=KEY_WIDTH, vdim=VALUE_WIDTH), (WIDTH, KEY_WIDTH, VALUE_WIDTH))
+        if wide is not None:
+            check_parameters(wide, (WIDTH, KEY_WIDTH, VALUE_WIDTH))
     except TargetError as error:
         return error
     return None
@@ -98,7 +117,7 @@ def _form(make: Constructor, call: ModuleCall, refused: TargetError | None) -> F
     if refused is not None and (reading is None or (reading.variant is None and not _all_named(make))):
         raise refused
     if reading is not None and (refused is not None or not usual):
-        make = replace(make, places=reading.places, held=reading.held)
+        make = replace(make, places=reading.places, held=reading.held, widths=False)
     call = replace(call, tap=tap_of(built(make), _last_layer(make), answer, WIDTH))
     return make, call, None if reading is None else reading.variant
 
