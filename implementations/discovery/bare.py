@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from attention_conformance.implementations.api.safe_call import safe_call
-from attention_conformance.implementations.discovery.parameters import filled, find_places, patterns
+from attention_conformance.implementations.discovery.parameters import filled, find_places, names_of, patterns
 
 Inputs: TypeAlias = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -28,9 +28,10 @@ def _norms(module: nn.Module) -> Iterator[str]:
 
 
 def _some_biases(module: nn.Module) -> Iterator[str]:
-    held = {place: path for path, place in find_places(module).items() if place in ("b_q", "b_k", "b_v")}
+    names = {name: path for path, place in find_places(module).items() for name in names_of(place)}
+    held = {name: names[name] for name in ("b_q", "b_k", "b_v") if name in names}
     if len(held) in (1, 2):
-        yield from held.values()
+        yield from dict.fromkeys(held.values())
 
 
 def tap_of(module: nn.Module, layer: str, answer: Callable[[nn.Module, Inputs], torch.Tensor], width: int) -> str:

@@ -6,7 +6,7 @@ that is summed over (key, component of query and key) changes them all.
 """
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import permutations, product
 from typing import Any
@@ -72,8 +72,8 @@ class FunctionCall:
     widths: tuple[str, ...] = ()
 
 
-def find_call(function: Callable[..., Any], device: str) -> FunctionCall:
-    """How the function is called.
+def find_call(function: Callable[..., Any], device: str, kinds: Iterable[str] = KINDS) -> FunctionCall:
+    """How the function is called, with arrays of one of these kinds.
 
     Raises:
         TargetError: no way was found; the message is that of the first attempt.
@@ -86,7 +86,7 @@ def find_call(function: Callable[..., Any], device: str) -> FunctionCall:
     why, unsure = "", None
     ranks = (3,) if heads else (4, 3, 2)
     alternatives = list(_always(signature, inputs, (heads, *widths)))
-    for always, rank, extent, framework in product(alternatives, ranks, EXTENTS, KINDS):
+    for always, rank, extent, framework in product(alternatives, ranks, EXTENTS, kinds):
         call = FunctionCall(framework, inputs, keyword, heads, extent, always, widths=widths)
         try:
             observed = _observed_call(Attempt(function, call, rank, device))

@@ -147,8 +147,9 @@ def settings_parameter(signature: inspect.Signature) -> str:
         for p in signature.parameters.values()
         if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) and size_of(p.name) is not Size.FLAG
     ]
-    words = {"config", "cfg", "conf", "args", "configuration", "params", "hparams"}
-    return needed[0] if len(needed) == 1 and words & set(needed[0].lower().split("_")) else ""
+    words = {"config", "cfg", "conf", "args", "configuration", "params", "hparams", "settings", "opt", "options"}
+    named = [name for name in needed if words & set(name.lower().split("_"))]
+    return named[0] if len(named) == 1 else ""
 
 
 def settings_of(kind: Any, name: str, width: int, heads: int, lenient: bool = False) -> object:

@@ -91,6 +91,11 @@ class ModuleCall:
         options = {**self.options.renamed(self._options(given, problem)), **self.always}
         return self._prepared(module, inputs, options, problem.num_heads)
 
+    @property
+    def rotates(self) -> bool:
+        """Whether it is given a table of rotations, which pairs the components of a head."""
+        return any(neutral in ROTATIONS for neutral in self.tables.values())
+
     def plain(self, module: nn.Module, inputs: Sequence[torch.Tensor], heads: int) -> torch.Tensor:
         """The output (B, Lq, width) for query, key and value (B, L, width) without masks and options."""
         named = dict(zip(INPUTS, inputs, strict=True))
@@ -105,7 +110,10 @@ class ModuleCall:
     ) -> Callable[[], Any]:
         for name, neutral in self.tables.items():
             if options.get(name) is None:
-                options[name] = neutral.given(inputs[0].transpose(0, 1) if self.length_first else inputs[0], heads)
+                named = dict(zip(self.order, inputs, strict=False))
+                query, key = named.get("query", inputs[0]), named.get("key", inputs[0])
+                first = (query.transpose(0, 1), key.transpose(0, 1)) if self.length_first else (query, key)
+                options[name] = neutral.given(*first, heads)
         if self.keywords:
             options |= dict(zip(self.keywords, inputs, strict=True))
         call: Callable[[], Any] = partial(module, *([] if self.keywords else inputs), **options)
@@ -186,11 +194,12 @@ class Neutral(StrEnum):
     NOT_HIDDEN_SHARED = "a mask of False (Lq, Lk)"
     KEYS_SEEN = "a mask of True (B, 1, 1, Lk)"
 
-    def given(self, x: torch.Tensor, heads: int) -> Any:
-        """It for inputs (B, L, width)."""
+    def given(self, x: torch.Tensor, key: torch.Tensor, heads: int) -> Any:
+        """It for the inputs of query and key, (B, L, width)."""
         batch, length, width = x.shape[0], x.shape[1], max(1, x.shape[2] // heads)
         ones, zeros = x.new_ones(length, width), x.new_zeros(length, width)
-        masks = {"sample": (batch, length, length), "shared": (length, length), "keys": (batch, 1, 1, length)}
+        keys = key.shape[1]
+        masks = {"sample": (batch, length, keys), "shared": (length, keys), "keys": (batch, 1, 1, keys)}
         match self:
             case Neutral.NONE | Neutral.FALSE | Neutral.ZERO:
                 return {"None": None, "False": False, "0": 0}[self]
@@ -212,6 +221,7 @@ class Neutral(StrEnum):
 
 
 TABLES = (Neutral.TURNS, Neutral.PAIRS, Neutral.COSINES_SINES, Neutral.SAMPLE_COSINES_SINES, Neutral.ONES)
+ROTATIONS = (*TABLES, Neutral.HALF_ONES, Neutral.ZEROS, Neutral.HALF_ZEROS)
 MASKS = (Neutral.SEEN, Neutral.NOT_HIDDEN, Neutral.SEEN_SHARED, Neutral.NOT_HIDDEN_SHARED, Neutral.KEYS_SEEN)
 OTHERS = (Neutral.NONE, Neutral.FALSE, Neutral.ZERO)
 TABLE_WORDS = {"freqs", "freq", "cis", "rope", "rotary", "rot", "cos", "sin", "embeddings", "embedding", "emb", "pe"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -145,8 +146,8 @@ def laid_out(function: Callable[..., Any], device: str) -> LaidOut:
     Raises:
         TargetError: no way to call it was found, or none that its answers settle.
     """
-    call = find_call(function, device)
+    kinds = [kind for kind in KINDS if kind != "jax" or "jax" in sys.modules]
+    call = find_call(function, device, kinds)
     if UNSURE in call.evidence:
         raise TargetError(f"how it is called is open: {call.evidence[UNSURE]}")
-    assert call.framework in KINDS
     return LaidOut(function, call)

@@ -18,7 +18,7 @@ from attention_conformance.implementations.adapters.mha_interface import (
 from attention_conformance.implementations.adapters.native import WITHOUT_WEIGHTS
 from attention_conformance.implementations.adapters.tensors import Tensors
 from attention_conformance.implementations.adapters.torch_module import TorchModule, torch_module
-from attention_conformance.implementations.api.contract import Claims, Implementation
+from attention_conformance.implementations.api.contract import Claims, Implementation, Unsupported
 from attention_conformance.implementations.discovery.always import with_premises
 from attention_conformance.implementations.discovery.claim_checks import (
     BIASED,
@@ -154,8 +154,8 @@ def plan_module(kind: type[nn.Module], conventions: Conventions, device: str, ob
     call = _unless_only(call, replace(call, flag_with_mask=False), check, CAUSAL, {"is_causal"})
     both = replace(BIASED, mask_shape=MaskShape.SHARED, padding=Padding.RIGHT)
     call = _unless_only(call, replace(call, float_padding=False), check, both, {"key_padding_mask", "float_mask"})
-    if call.form in SHAPES:
-        check = replace(check, claims=replace(check.claims, fit=lambda case: one_mask(shaped(case, call.form))))
+    if call.form in SHAPES or call.rotates:
+        check = replace(check, claims=replace(check.claims, fit=partial(_fitted, call)))
     meaning = replace(check.claims.conventions, bool_mask=call.polarity)
     check = replace(check, function=call, claims=replace(check.claims, conventions=meaning))
     check, seen = as_seen(call, check) if observed else (check, [])
@@ -164,6 +164,13 @@ def plan_module(kind: type[nn.Module], conventions: Conventions, device: str, ob
     rotary = variant.premises.rotary_base if variant is not None else None
     always = Premises(rotary_base=rotary)
     return ModulePlan(make, call, evaluating, extras, check, (*ignored_parts(answer, extras), *seen), always)
+
+
+def _fitted(call: ModuleCall, case: Case) -> Case | Unsupported:
+    """The nearest case that it supports."""
+    width = case.sizes.d_k + case.sizes.d_k % 2
+    even = case.sized(d_k=width, d_v=width if case.sizes.d_v == case.sizes.d_k else case.sizes.d_v)
+    return one_mask(shaped(even if call.rotates else case, call.form))
 
 
 def _features(make: Constructor, call: ModuleCall) -> frozenset[Feature]:

@@ -144,6 +144,7 @@ def _slot(module: nn.Module, pattern: str, shape: tuple[int, ...], path: str) ->
     plain = part in ("weight", "bias")
     is_bias = part == "bias" or part.endswith("_bias") or part.startswith("b_")
     linear = plain and isinstance(module.get_submodule(owner), nn.Linear)
+    shape = tuple(extent for extent in shape if extent != 1)  # a convolution of width 1 is a linear layer
     return Slot(pattern, shape, pattern.rpartition(".")[0] if plain else pattern, linear, is_bias)
 
 
@@ -238,8 +239,11 @@ def _assignments(found: Sequence[Slot]) -> Iterator[dict[Slot, str]]:
     sure = {role for slot in weights if slot not in doubtful for role in stated[slot]}
     missing = [role for role in "qkvo" if role not in sure]
     biggest = max((prod(slot.shape) for slot in weights), default=0)
-    for roles in _distributed(doubtful, missing, biggest, stated):
-        assigned = {**stated, **roles}
+    given = list(_distributed(doubtful, missing, biggest, stated))
+    packed = next((slot for slot in weights if slot not in doubtful and len(stated[slot]) == 3), None)
+    orders = ["".join(order) for order in permutations(stated[packed])] if packed is not None else [""]
+    for order, roles in product(orders, given):
+        assigned = {**stated, **roles} | ({packed: order} if packed is not None else {})
         owners = {slot.owner: assigned[slot] for slot in weights}
         yield {**assigned, **{slot: owners.get(slot.owner, stated[slot]) for slot in found if slot.is_bias}}
 
@@ -327,8 +331,19 @@ def _matched(
             for variant in several:
                 expected = safe_call(partial(output_of_variant, shown, variant)).value
                 if expected is not None and any(_near(expected, each) for each in outputs):
-                    return replace(reading, variant=variant, held=held)
+                    return _without_some_biases(replace(reading, variant=variant, held=held))
     return None
+
+
+def _without_some_biases(reading: Reading) -> Reading:
+    """Without the biases of query, key and value, held at 0, where only some of the three have one."""
+    biases = {
+        p: names_of(place) for p, place in reading.places.items() if set(names_of(place)) <= {"b_q", "b_k", "b_v"}
+    }
+    if sum(map(len, biases.values())) in (0, 3):
+        return reading
+    places = {path: place for path, place in reading.places.items() if path not in biases}
+    return replace(reading, places=places, held={**reading.held, **dict.fromkeys(biases, "zeros")})
 
 
 def _near(expected: torch.Tensor, output: torch.Tensor) -> bool:
