@@ -14,6 +14,7 @@ from attention_conformance.implementations.adapters.torch_module import Place, P
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.bare import bare, holding, with_globals
 from attention_conformance.implementations.discovery.constructor_names import (
+    LONGEST,
     Size,
     settings_of,
     settings_parameter,
@@ -192,6 +193,7 @@ def constructor(kind: type[nn.Module]) -> Constructor:
         _check_sizes(kind, signature, sizes)
     options: dict[str, object] = {name: True for name in ("bias", "batch_first") if name in parameters}
     options |= switched_off(p for p in signature.parameters.values() if "drop" in p.name)
+    options |= dict.fromkeys(_short_lengths(signature), LONGEST)
     others = set(parameters) - {p.name for p in sizes}
     spelled = own_names(CONSTRUCTOR_OPTIONS, others)
     known = {"embed_dim", "num_heads", "kdim", "vdim", *options, *spelled.values(), *(p.name for p in sizes)}
@@ -218,10 +220,15 @@ def _known_sizes(signature: inspect.Signature) -> dict[str, Size]:
     simple = usual and not any(required(p) or sizes.get(p.name) is Size.HEAD_WIDTH for p in parameters[2:])
     if unknown or simple or not {Size.WIDTH, Size.HEADS} <= set(sizes.values()):
         return {}
-    kept = {p.name for p in parameters if required(p)} | {
-        n for n, s in sizes.items() if s not in (Size.LENGTH, Size.FLAG)
-    }
+    kept = {p.name for p in parameters if required(p)} | set(_short_lengths(signature))
+    kept |= {name for name, size in sizes.items() if size not in (Size.LENGTH, Size.FLAG)}
     return {name: size for name, size in sizes.items() if name in kept and (size is Size.RATE or name not in options)}
+
+
+def _short_lengths(signature: inspect.Signature) -> list[str]:
+    """The parameters that are numbers of tokens, and by default fewer than the suite gives."""
+    numbers = [p for p in signature.parameters.values() if type(p.default) is int and 0 < p.default < LONGEST]
+    return [p.name for p in numbers if size_of(p.name) is Size.LENGTH and p.name != "window"]
 
 
 def _check_sizes(kind: type[nn.Module], signature: inspect.Signature, sizes: list[inspect.Parameter]) -> None:

@@ -60,6 +60,7 @@ class ModuleCall:
         tap: the layer whose output is taken, where the module adds its input to that.
         keywords: its own names for its inputs, where it takes them by keyword only.
         tables: more that it needs, and what is given there so that it changes nothing.
+        numeric: whether its boolean masks are given as numbers, 1 for True.
         part: where in its answer the output is.
         named_parts: whether its answer is no tuple, but a list, a dictionary or an object of fields.
     """
@@ -76,6 +77,7 @@ class ModuleCall:
     tap: str = ""
     keywords: tuple[str, ...] = ()
     tables: Mapping[str, Neutral] = field(default_factory=dict)
+    numeric: bool = False
     part: int = 0
     named_parts: bool = False
 
@@ -133,6 +135,9 @@ class ModuleCall:
             options.pop("attn_mask")
         if "attn_mask" in options:
             options["attn_mask"] = self._formed(options["attn_mask"], given, problem)
+        for name in ("attn_mask", "key_padding_mask"):
+            if self.numeric and name in options and options[name].dtype is torch.bool:
+                options[name] = options[name].to(given["query"].dtype)
         if "valid_lens" in given:
             options["valid_lens"] = given["valid_lens"]
         extra = extra_options(problem, given).items()

@@ -44,7 +44,14 @@ from attention_conformance.implementations.discovery.extras import (
     ignored_parts,
 )
 from attention_conformance.implementations.discovery.loading import TargetError
-from attention_conformance.implementations.discovery.module_masks import empty_rows_as_seen
+from attention_conformance.implementations.discovery.module_masks import (
+    ADDED,
+    SHAPES,
+    empty_rows_as_seen,
+    fit_form,
+    has_effect,
+    shaped,
+)
 from attention_conformance.implementations.discovery.signatures import (
     ADAPTER,
     Options,
@@ -54,9 +61,9 @@ from attention_conformance.implementations.discovery.signatures import (
     signature_of,
     takes_any,
 )
-from attention_conformance.implementations.discovery.vocabulary import KWARGS_OF_FUNCTION, OPTIONS
+from attention_conformance.implementations.discovery.vocabulary import KWARGS_OF_FUNCTION, OPTIONS, MaskForm
 from attention_conformance.spec.cases import Pattern
-from attention_conformance.spec.conventions import CausalWithMask, Conventions
+from attention_conformance.spec.conventions import CausalWithMask, Conventions, Polarity
 from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.spec.optional import optional
 from attention_conformance.spec.premises import NO_PREMISES, Premises
@@ -112,6 +119,8 @@ def tensors_kind() -> ArrayKind:
     )
 
 
+UNPUBLISHED = ("mask", "attention_mask")
+"""Names of masks that state neither their form nor what True means in them."""
 ARRAYS_LACK = "'numpy.ndarray' object has no attribute"
 """The error of a function that does not work on NumPy arrays; its error for tensors is more useful."""
 
@@ -171,8 +180,10 @@ def _usual_candidate(
     claims = Claims(Scope.OP, ALWAYS | options.features | {Feature.GROUPED}, conventions, fit=fits)
     check, kind, plain = _suited(RenamedCall(function, options), claims, device)
     check_answer(plain, kind.is_kind, "an array" if kind in (NUMPY, JAX) else "a tensor")
+    if options.spelled.get("bool_mask") in UNPUBLISHED and "bool-mask" not in settings:
+        check = _with_mask_form(check, kind)
     check, ignored = _without_ignored(check, options)
-    if options.spelled.get("bool_mask") in ("mask", "attention_mask") and not any("row" in key for key in settings):
+    if options.spelled.get("bool_mask") in UNPUBLISHED and not any("row" in key for key in settings):
         check, ignored = empty_rows_as_seen(check, MASKED, ignored)
     check, always = with_premises(check, premises)
     check, refuted = option_claims(check, options.named.features)
@@ -190,18 +201,50 @@ class RenamedCall:
 
     function: Callable[..., object]
     options: Options
+    form: MaskForm = MaskForm.GIVEN
 
     def __call__(self, *inputs: Any, **options: Any) -> object:
         """The function's answer."""
-        return self.function(*inputs, **self.options.renamed(options))
+        return self.bound_call(*inputs, **options)()
 
     def bound_call(self, *inputs: Any, **options: Any) -> Callable[[], Any]:
         """The same call, prepared."""
+        if self.form is not MaskForm.GIVEN and "attn_mask" in options:
+            options["attn_mask"] = self._formed(options["attn_mask"], (*inputs[0].shape[:3], inputs[1].shape[2]))
         return partial(self.function, *inputs, **self.options.renamed(options))
+
+    def _formed(self, mask: Any, shape: tuple[int, ...]) -> Any:
+        whole = mask.expand(shape) if hasattr(mask, "expand") else np.broadcast_to(mask, shape)
+        return whole[:, 0] if self.form is MaskForm.SAMPLE else whole[0, 0]
 
     def with_defaults(self) -> RenamedCall:
         """The same with its defaults given in each call."""
         return replace(self, options=self.options.with_defaults())
+
+
+def _with_mask_form(check: ClaimCheck, kind: ArrayKind) -> ClaimCheck:
+    """The check with the form and the polarity in which a mask of an unpublished name has its effect, if any has."""
+    claimed, call = check.claims.conventions.bool_mask, check.function
+    assert isinstance(call, RenamedCall)
+    for polarity in sorted(Polarity, key=lambda each: each is not claimed):
+        for form in (MaskForm.GIVEN, *SHAPES):
+            conventions = replace(check.claims.conventions, bool_mask=polarity)
+            claims = replace(check.claims, conventions=conventions)
+            claims = replace(claims, fit=partial(fit_form, form=form)) if form in SHAPES else claims
+            formed = kind.check(replace(call, form=form), claims, check.device, check.dtype)
+            if has_effect(formed, shaped(MASKED, form)):
+                return formed
+            added = formed.without({Feature.BOOL_MASK})
+            if polarity is claimed and has_effect(added, shaped(ADDED, form)) and not _masks(formed, form):
+                return added
+    return check
+
+
+def _masks(check: ClaimCheck, form: MaskForm) -> bool:
+    """Whether a boolean mask changes more than added numbers would: it may be a mistake."""
+    case = shaped(MASKED, form)
+    masked, number = check.run(case), check.run(replace(case, pattern=Pattern.ALL))
+    return bool(masked.error or number.error) or not near_outputs(number, check.run(PLAIN), check.dtype)
 
 
 def _without_ignored(check: ClaimCheck, options: Options) -> tuple[ClaimCheck, list[str]]:

@@ -25,6 +25,8 @@ from attention_conformance.implementations.discovery.claim_checks import (
     CAUSAL,
     EVERYWHERE,
     EXTENTS,
+    MASKED,
+    NO_EFFECT,
     PLAIN,
     ClaimCheck,
     check_answer,
@@ -46,10 +48,15 @@ from attention_conformance.implementations.discovery.extras import (
 from attention_conformance.implementations.discovery.forwards import ModuleCall
 from attention_conformance.implementations.discovery.layout import fit_of_heads
 from attention_conformance.implementations.discovery.module_forms import found_form
-from attention_conformance.implementations.discovery.module_masks import SHAPES, as_seen, shaped, with_mask_form
-from attention_conformance.implementations.discovery.vocabulary import (
-    MaskForm,
+from attention_conformance.implementations.discovery.module_masks import (
+    PADDED,
+    SHAPES,
+    as_seen,
+    fit_form,
+    with_mask_form,
 )
+from attention_conformance.implementations.discovery.promises import has_published_interface
+from attention_conformance.implementations.discovery.vocabulary import OPTIONS, MaskForm
 from attention_conformance.spec.cases import Case, MaskShape, Padding
 from attention_conformance.spec.conventions import Conventions, Polarity
 from attention_conformance.spec.features import Feature, Scope
@@ -150,7 +157,7 @@ def plan_module(kind: type[nn.Module], conventions: Conventions, device: str, ob
     check_answer(first, lambda answer: isinstance(answer, torch.Tensor), "a tensor")
     evaluating = not second.error and not equal_outputs(first, second)
     check = replace(check, adapt=partial(module_run, make, evaluating=evaluating))
-    call = with_mask_form(call, check, observed)
+    call, check, masks = with_mask_form(call, check, observed)
     call = _unless_only(call, replace(call, flag_with_mask=False), check, CAUSAL, {"is_causal"})
     both = replace(BIASED, mask_shape=MaskShape.SHARED, padding=Padding.RIGHT)
     call = _unless_only(call, replace(call, float_padding=False), check, both, {"key_padding_mask", "float_mask"})
@@ -158,7 +165,9 @@ def plan_module(kind: type[nn.Module], conventions: Conventions, device: str, ob
         check = replace(check, claims=replace(check.claims, fit=partial(_fitted, call)))
     meaning = replace(check.claims.conventions, bool_mask=call.polarity)
     check = replace(check, function=call, claims=replace(check.claims, conventions=meaning))
-    check, seen = as_seen(call, check) if observed else (check, [])
+    check, seen = as_seen(call, check) if observed and not has_published_interface(kind) else (check, [])
+    check, swallowed = (check, []) if has_published_interface(kind) else _without_swallowed(call, check)
+    seen = [*masks, *seen, *swallowed]
     answer = parts(check.run(PLAIN))
     extras = find_extras(answer, EXTENTS)
     rotary = variant.premises.rotary_base if variant is not None else None
@@ -166,11 +175,21 @@ def plan_module(kind: type[nn.Module], conventions: Conventions, device: str, ob
     return ModulePlan(make, call, evaluating, extras, check, (*ignored_parts(answer, extras), *seen), always)
 
 
+def _without_swallowed(call: ModuleCall, check: ClaimCheck) -> tuple[ClaimCheck, list[str]]:
+    """The check without what only a **kwargs takes, and that changes nothing; and a note on it."""
+    cases = {"bool_mask": MASKED, "float_mask": BIASED, "key_padding_mask": PADDED, "is_causal": CAUSAL}
+    features = {f: cases[o] for o in call.options.swallowed & set(cases) for f in OPTIONS[o].features}
+    lost = {feature for feature, case in features.items() if feature in check.claims and check.ignores(case)}
+    notes = [f"{', '.join(sorted(lost))} not claimed: {NO_EFFECT}"] if lost else []
+    return check.without(lost), notes
+
+
 def _fitted(call: ModuleCall, case: Case) -> Case | Unsupported:
     """The nearest case that it supports."""
     width = case.sizes.d_k + case.sizes.d_k % 2
     even = case.sized(d_k=width, d_v=width if case.sizes.d_v == case.sizes.d_k else case.sizes.d_v)
-    return one_mask(shaped(even if call.rotates else case, call.form))
+    formed = fit_form(even if call.rotates else case, call.form)
+    return formed if isinstance(formed, Unsupported) else one_mask(formed)
 
 
 def _features(make: Constructor, call: ModuleCall) -> frozenset[Feature]:
