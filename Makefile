@@ -12,7 +12,7 @@ TYPED  := $(VENV)/typing/attention_conformance
 BENCH  := report/bench.json
 
 .PHONY: conformance test bench bench-compare bench-calibration lint types bounds mutation conventions
-.PHONY: audit-score pruning covering profile-suite docs links format clean report-diff first-contact wheel-check
+.PHONY: audit-score covering profile-suite docs links format clean report-diff first-contact wheel-check
 
 conformance: $(JUDGES)
 	$(RUN) -m pytest --report report -n 2
@@ -60,9 +60,6 @@ audit-score: $(READY)
 
 conventions: $(READY)
 	$(RUN) -m attention_conformance.tests.measurements.conventions
-
-pruning: $(READY)
-	$(RUN) -m attention_conformance.tests.measurements.pruning
 
 covering: $(READY)
 	$(RUN) -m attention_conformance.spec.covering

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -14,7 +14,15 @@ from attention_conformance.spec.problem import Array, Problem
 
 torch = optional("torch")
 INPUTS = ("query", "key", "value")
+T = TypeVar("T")
 LENGTHS = {"query_lengths": "cu_seqlens_q", "key_lengths": "cu_seqlens_k"}
+
+
+def inputs_of(given: Mapping[str, T]) -> tuple[T, T, T]:
+    """Query, key and value; a shared input is one and the same array."""
+    query = given["query"]
+    key = given.get("key", query)
+    return query, key, given.get("value", key)
 
 
 def op_options(

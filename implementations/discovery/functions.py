@@ -13,14 +13,14 @@ import numpy as np
 
 from attention_conformance.implementations.adapters.jax_op import is_jax, jax_op
 from attention_conformance.implementations.adapters.numpy_op import numpy_op
-from attention_conformance.implementations.api.contract import Claims, Implementation, any_case
+from attention_conformance.implementations.api.contract import Claims, Implementation, Unsupported, any_case
+from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.implementations.api.safe_call import CallOutcome
 from attention_conformance.implementations.discovery.always import with_premises
 from attention_conformance.implementations.discovery.claim_checks import (
     BIASED,
     CAUSAL,
     EVERYWHERE,
-    EXTENTS,
     MASKED,
     NO_EFFECT,
     PLAIN,
@@ -48,10 +48,13 @@ from attention_conformance.implementations.discovery.module_masks import (
     ADDED,
     SHAPES,
     empty_rows_as_seen,
+    empty_rows_of_each_kind,
     fit_form,
     has_effect,
     shaped,
 )
+from attention_conformance.implementations.discovery.shipped import ShippedCall, as_shipped, with_cache
+from attention_conformance.implementations.discovery.shipped_others import interfaces
 from attention_conformance.implementations.discovery.signatures import (
     ADAPTER,
     Options,
@@ -147,7 +150,7 @@ def function_candidate(
     try:
         return _usual_candidate(name, function, settings, device, premises)
     except TargetError as error:
-        if not torch:
+        if not torch or as_shipped(function, interfaces()):
             raise
         return _laid_out_candidate(name, function, settings, device, premises, error)
 
@@ -174,25 +177,42 @@ def _laid_out_candidate(
 def _usual_candidate(
     name: str, function: Callable[..., object], settings: Mapping[str, str], device: str, premises: Premises
 ) -> Implementation:
-    conventions = Conventions(causal_with_mask=CausalWithMask.EITHER).claiming(settings)
+    shipped = as_shipped(function, interfaces())
+    function, interface = (shipped, shipped.interface) if shipped else (function, None)
+    documented = interface.settings if interface else {}
+    conventions = Conventions(causal_with_mask=CausalWithMask.EITHER).claiming({**documented, **settings})
     options = _options(signature_of(function))
     fits = one_set_of_ids if options.for_both("query_segments") else any_case
     claims = Claims(Scope.OP, ALWAYS | options.features | {Feature.GROUPED}, conventions, fit=fits)
+    if interface:
+        claims = replace(claims, features=claims.features - interface.lacks, fit=interface.fit)
     check, kind, plain = _suited(RenamedCall(function, options), claims, device)
     check_answer(plain, kind.is_kind, "an array" if kind in (NUMPY, JAX) else "a tensor")
-    if options.spelled.get("bool_mask") in UNPUBLISHED and "bool-mask" not in settings:
+    if not interface and options.spelled.get("bool_mask") in UNPUBLISHED and "bool-mask" not in settings:
         check = _with_mask_form(check, kind)
     check, ignored = _without_ignored(check, options)
-    if options.spelled.get("bool_mask") in UNPUBLISHED and not any("row" in key for key in settings):
+    if interface and not any("row" in key for key in (*settings, *documented)):
+        check, seen = empty_rows_of_each_kind(check)
+        ignored = [*ignored, *seen]
+    elif options.spelled.get("bool_mask") in UNPUBLISHED and not any("row" in key for key in settings):
         check, ignored = empty_rows_as_seen(check, MASKED, ignored)
     check, always = with_premises(check, premises)
     check, refuted = option_claims(check, options.named.features)
-    extras = tuple(e for e in find_extras(parts(plain), EXTENTS) if e.name != "averaged_weights")
+    extras = tuple(e for e in find_extras(parts(plain), _extents(claims)) if e.name != "averaged_weights")
     if "returned-weights" not in settings:
         check = with_returned_weights(check, extras)
     claims, notes = core_claims(check, kind.exact_dtype)
     notes = (*always, *ignored_parts(parts(plain), extras), *notes, *options.notes, *ignored, *refuted)
-    return _implementation(name, check, kind, claims, extras, "; ".join([f"a function of {kind.arrays}", *notes]))
+    notes = (*(shipped.notes if shipped else ()), *notes)
+    made = _implementation(name, check, kind, claims, extras, "; ".join([f"a function of {kind.arrays}", *notes]))
+    return with_cache(made, shipped) if shipped else made
+
+
+def _extents(claims: Claims) -> dict[str, int]:
+    """Of the axes in the plain case, as near as the claims allow it."""
+    fitted = fit(PLAIN, claims)
+    sizes = PLAIN.sizes if isinstance(fitted, Unsupported) else fitted.sizes
+    return {"B": sizes.batch, "H": sizes.num_heads, "Q": sizes.query_length, "K": sizes.key_length}
 
 
 @dataclass(frozen=True)
@@ -211,7 +231,8 @@ class RenamedCall:
         """The same call, prepared."""
         if self.form is not MaskForm.GIVEN and "attn_mask" in options:
             options["attn_mask"] = self._formed(options["attn_mask"], (*inputs[0].shape[:3], inputs[1].shape[2]))
-        return partial(self.function, *inputs, **self.options.renamed(options))
+        given = self.options.scaled(self.options.renamed(options), inputs[0].shape[-1])
+        return partial(self.function, *inputs, **given)
 
     def _formed(self, mask: Any, shape: tuple[int, ...]) -> Any:
         whole = mask.expand(shape) if hasattr(mask, "expand") else np.broadcast_to(mask, shape)
@@ -277,6 +298,9 @@ def _implementation(
     chosen = Chosen(check.function, positions)
     alternatives = {"with its defaults spelled out": make(Chosen(check.function.with_defaults(), positions))}
     alternatives |= {alternative: make(chosen, **keywords) for alternative, keywords in kind.alternatives.items()}
+    if isinstance(shipped := check.function.function, ShippedCall) and shipped.flag and extras:
+        alone = replace(check.function, function=shipped.without_log_sum_exp())
+        alternatives["without its log-sum-exp"] = make(Chosen(alone), extras=())
     claims = replace(claims, features=claims.features.union(EXTRA_FEATURES[extra] for extra in names))
     return Implementation(name, claims, make(chosen), about, alternatives=alternatives)
 

@@ -23,7 +23,7 @@ from attention_conformance.implementations.discovery.probe import Floats, near
 from attention_conformance.implementations.discovery.vocabulary import MaskForm
 from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Padding, Pattern, Sharing
 from attention_conformance.spec.conventions import EmptyRow, Polarity
-from attention_conformance.spec.features import Feature
+from attention_conformance.spec.features import NOTHING, Feature
 from attention_conformance.spec.inputs import build
 from attention_conformance.spec.masks import Booleans, visible
 
@@ -166,16 +166,37 @@ def empty_rows_as_seen(check: ClaimCheck, masked: Case, notes: list[str]) -> tup
     return replace(check, claims=claims), [*notes, f"a row without keys gets {answer}"]
 
 
-def _empty_row(check: ClaimCheck, fitted: Case) -> EmptyRow | None:
+EMPTIED = {
+    "empty-row-bool": (replace(MASKED, pattern=Pattern.EMPTY_ROW), 1),
+    "empty-row-float": (replace(PLAIN, mask=MaskKind.INFINITE, pattern=Pattern.EMPTY_ROW), 1),
+    "empty-row-causal": (PLAIN.sized(key_length=5).extended(window_left=2, window_right=2), -1),
+}
+"""A case with a row without keys for each convention on them, and the number of that row."""
+
+
+def empty_rows_of_each_kind(check: ClaimCheck) -> tuple[ClaimCheck, list[str]]:
+    """The check with the claims of what rows without keys get, each kind for itself, where it is no row of zeros."""
+    notes = []
+    for key, (case, row) in EMPTIED.items():
+        fitted = fit(case, check.claims)
+        answer = None if isinstance(fitted, Unsupported) else _empty_row(check, fitted, row)
+        if answer is not None:
+            conventions = check.claims.conventions.claiming({key: str(answer)})
+            check = replace(check, claims=replace(check.claims, conventions=conventions))
+            notes.append(f"{key}={answer}")
+    return check, [f"as observed: {', '.join(notes)}"] if notes else []
+
+
+def _empty_row(check: ClaimCheck, fitted: Case, number: int = 1) -> EmptyRow | None:
     problem = build(fitted, check.dtype).forward_only()
     outcome = check.answer(problem)
     if outcome.error or (got := output_of(outcome)).shape[-2:-1] != (fitted.sizes.query_length,):
         return None
-    sample, at = (got.shape[0] - 1, 0) if fitted.padding is Padding.EMPTY_SAMPLE else (slice(None), 1)
+    sample, at = (got.shape[0] - 1, 0) if fitted.padding is Padding.EMPTY_SAMPLE else (slice(None), number)
     row: Floats = got[sample, ..., at, :]
     if np.isnan(row).all():
         return EmptyRow.NAN
     scoring = [name for name in ("w_q", "b_q") if name in problem.parameters] or ["query"]
-    alike = problem.but(attn_mask=None, key_padding_mask=None, causal=False)
+    alike = problem.but(attn_mask=None, key_padding_mask=None, causal=False, extension=NOTHING)
     equal = rows(check, alike.with_arrays({name: problem.arrays()[name] * 0 for name in scoring}))
     return EmptyRow.UNIFORM if equal is not None and near(row, equal[sample, ..., at, :], check.dtype) else None

@@ -187,6 +187,12 @@ class Options:
                 given[self.spelled.get(option, name)] = argument
         return given
 
+    def scaled(self, given: Mapping[str, Any], width: int) -> dict[str, Any]:
+        """What is given, with 1/sqrt(width) for a scale that every call needs, where there is no other."""
+        name = self.spelled.get("scale", "")
+        needed = name in self.always and given.get(name) is None and width > 0
+        return {**given, name: width**-0.5} if needed else dict(given)
+
 
 def own_names(options: Mapping[str, Option], names: Set[str]) -> dict[str, str]:
     """The options that take one of these names, and the preferred one of its names for each."""

@@ -40,7 +40,7 @@ OPTIONS: Mapping[str, Option] = {
     "key_padding_mask": Option(("key_padding_mask",), (Feature.KEY_PADDING,)),
     "valid_lens": Option(("valid_lens", "valid_len", "valid_lengths"), (Feature.VALID_LENS,)),
     "is_causal": Option(("is_causal", "causal"), (Feature.CAUSAL,), neutral=False),
-    "scale": Option(("scale",), (Feature.SCALE,)),
+    "scale": Option(("scale", "softmax_scale", "sm_scale", "scaling"), (Feature.SCALE,)),
     "need_weights": Option(("need_weights",), neutral=False),
     "average_attn_weights": Option(("average_attn_weights",)),
     "enable_gqa": Option(("enable_gqa",), (Feature.GROUPED,), neutral=False),

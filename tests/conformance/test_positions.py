@@ -8,6 +8,7 @@ from attention_conformance.implementations.api.safe_call import CandidateError
 from attention_conformance.reference.encodings import alibi_slopes, sinusoids
 from attention_conformance.reference.expected import Expected
 from attention_conformance.reference.pipeline import Pipeline
+from attention_conformance.reference.positions import positions
 from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Padding, Sizes
 from attention_conformance.spec.problem import Array, Problem
 from attention_conformance.tests.harness.judge.clause_tests import clause, group, row, table
@@ -137,21 +138,23 @@ def test_sinusoids_length(judge: Judge) -> None:
 def test_rotary_norm(judge: Judge) -> None:
     for case in judge.cases(SQUARE.extended(rotary_base=50.0), SQUARE.sized(d_k=6).extended(rotary_base=10000.0)):
         last = min(case.sizes.query_length, case.sizes.key_length) - 1
-        for position in sorted({min(1, last), last}):
-            _assert_as_if_not_rotated(judge, case, position)
+        for query in sorted({min(1, last), last}):
+            _assert_as_if_not_rotated(judge, case, query)
 
 
-def _assert_as_if_not_rotated(judge: Judge, case: Case, position: int) -> None:
+def _assert_as_if_not_rotated(judge: Judge, case: Case, query: int) -> None:
     """All keys are 0, and rotation leaves them 0, except the one at the query's own position."""
+    whole = judge.problem(case).forward_only()
+    position = int(positions(whole, judge.conventions).query[0, query])
 
     def alone(rows: Array) -> Array:
         return np.where(np.arange(rows.shape[-2])[:, None] == position, rows, 0)
 
-    problem = changed(judge.problem(case).forward_only(), key=alone)
+    problem = changed(whole, key=alone)
     not_rotated = replace(problem, extension=replace(problem.extension, rotary_base=None))
     value, bound = Pipeline().run(not_rotated, judge.conventions).output, judge.solve(problem).parts["output"].bound
-    context = f"only key {position} is not 0, and query {position} stands at its position"
-    judge.assert_answers(case, problem, Expected(value, bound), context, of=taking(np.array([position]), -2))
+    context = f"only key {position} is not 0, and query {query} stands at its position"
+    judge.assert_answers(case, problem, Expected(value, bound), context, of=taking(np.array([query]), -2))
 
 
 @clause("positions.rotary-shift")

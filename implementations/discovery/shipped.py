@@ -1,0 +1,198 @@
+"""The interfaces of shipped kernels: functions recognized by the names of their parameters, and how they are called.
+
+Such a function becomes one of query, key and value in heads, (B, H, L, d), which takes the options that its signature
+promises under the names of the suite. Conventions that its interface documents are claimed, unless a setting claims
+others.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, TypeAlias
+
+from attention_conformance.implementations.api.contract import Implementation, Result, Unsupported, any_case
+from attention_conformance.implementations.api.safe_call import safe_call
+from attention_conformance.spec.cases import Case
+from attention_conformance.spec.features import Feature
+from attention_conformance.spec.optional import optional
+from attention_conformance.spec.problem import Problem
+
+torch = optional("torch")
+
+RETURNING = ("return_softmax_lse", "return_attn_probs", "return_lse", "return_residual")
+"""Flags by which functions return their log-sum-exps."""
+SQUARE = (2, 16, 16, 16)
+"""A shape in which the axes of heads and of tokens have one extent, so that either order is taken."""
+
+
+@dataclass(frozen=True)
+class Shipped:
+    """One function of an interface.
+
+    Attributes:
+        function: as it is shipped.
+        names: of its parameters.
+        own: its own names for the suite's options, as far as it has them.
+    """
+
+    function: Callable[..., Any]
+    names: frozenset[str]
+    own: Mapping[str, str]
+
+    def keywords(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """The options that are given, under its own names; and the flag by which it returns its log-sum-exps."""
+        return {self.own[name]: value for name, value in options.items() if name in self.own}
+
+
+Call: TypeAlias = Callable[[Shipped, Any, Any, Any, dict[str, Any]], Any]
+"""Calls a function with query, key, value (B, H, L, d) and the suite's options; gives its output in the same axes, or a
+tuple of it and of weights (B, H, Lq, Lk) or log-sum-exps (B, H, Lq)."""
+
+
+@dataclass(frozen=True)
+class Interface:
+    """What functions of one interface have in common.
+
+    Attributes:
+        name: of the function that documents it.
+        named: the parameters by which it is recognized.
+        call: see `Call`.
+        options: its own names for the suite's options; those without a parameter of that name are not claimed.
+        settings: the conventions that it documents, by key.
+        fit: see `Claims`.
+        lacks: what it cannot offer, whatever its parameters are.
+        either_order: whether functions with these names exist in (B, H, L, d), too, so that a call has to decide.
+        start: what feeds a sequence through its cache piece by piece, see `Cached`; None where it has none.
+    """
+
+    name: str
+    named: frozenset[str]
+    call: Call
+    options: Mapping[str, str]
+    settings: Mapping[str, str] = field(default_factory=dict)
+    fit: Callable[[Case], Case | Unsupported] = any_case
+    lacks: frozenset[Feature] = frozenset()
+    either_order: bool = False
+    start: Callable[[Shipped], Callable[[Any], Any]] | None = None
+
+
+@dataclass(frozen=True)
+class ShippedCall:
+    """A function of an interface as one of query, key and value (B, H, L, d).
+
+    Attributes:
+        returning: whether it is made to return its log-sum-exps, where it has a flag for them.
+    """
+
+    interface: Interface
+    shipped: Shipped
+    returning: bool = True
+
+    @property
+    def flag(self) -> str:
+        """The name of the flag by which it returns its log-sum-exps; empty where it has none."""
+        return next((name for name in RETURNING if name in self.shipped.names), "")
+
+    @property
+    def __signature__(self) -> inspect.Signature:  # what inspect.signature reads
+        kind, options = inspect.Parameter.POSITIONAL_OR_KEYWORD, ["enable_gqa", *self.shipped.own]
+        inputs = [inspect.Parameter(name, kind) for name in ("query", "key", "value")]
+        return inspect.Signature([*inputs, *(inspect.Parameter(name, kind, default=None) for name in options)])
+
+    def __call__(self, query: Any, key: Any, value: Any, **options: Any) -> Any:
+        """The function's answer."""
+        given = {name: option for name, option in options.items() if option is not None and name != "enable_gqa"}
+        shipped = self.shipped
+        if self.returning and self.flag:
+            given[self.flag], own = True, {**shipped.own, self.flag: self.flag}
+            shipped = replace(shipped, own=own)
+        return self.interface.call(shipped, query, key, value, given)
+
+    def without_log_sum_exp(self) -> ShippedCall:
+        """The same where only the output is returned."""
+        return replace(self, returning=False)
+
+    @property
+    def notes(self) -> list[str]:
+        """How it is called."""
+        documented = ", ".join(f"{key}={value}" for key, value in self.interface.settings.items())
+        return [f"called as {self.interface.name}" + (f", with {documented}" if documented else "")]
+
+
+def as_shipped(function: Callable[..., Any], interfaces: Iterable[Interface]) -> ShippedCall | None:
+    """The function by the interface whose parameters it has; None where there is no such interface."""
+    parameters = safe_call(lambda: inspect.signature(function).parameters).value
+    names = frozenset(parameters or ())
+    for interface in interfaces:
+        if interface.named <= names:
+            own = {option: name for option, name in interface.options.items() if name in names}
+            if interface.either_order and _heads_first(function):
+                return None
+            return ShippedCall(interface, Shipped(function, names, own))
+    return None
+
+
+def _heads_first(function: Callable[..., Any]) -> bool:
+    """Whether it works on (B, H, L, d): whether another key changes only the slice of the output at its own place."""
+    assert torch
+    generator = torch.Generator().manual_seed(5)
+    query, key, value = (torch.randn(SQUARE, generator=generator) for _ in range(3))
+    other = key.clone()
+    other[:, 0] *= -1.0
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        outcomes = [safe_call(partial(function, *(x.to(dtype) for x in (query, each, value)))) for each in (key, other)]
+        outputs = [first(outcome.value)[0] for outcome in outcomes]
+        if all(isinstance(output, torch.Tensor) and output.shape == SQUARE for output in outputs):
+            changed = torch.ne(*outputs).any(dim=0).any(dim=-1).any(dim=-1)
+            return bool(changed[0]) and not bool(changed[1:].any())
+    return False
+
+
+@dataclass(frozen=True, eq=False)
+class WithCache:
+    """A `run` of a function that has a cache, too: problems that come in pieces are fed through it."""
+
+    whole: Callable[[Problem, str], Result]
+    fed: Callable[[Problem, str], Result]
+
+    def __call__(self, problem: Problem, device: str) -> Result:
+        """Answers the problem."""
+        return (self.fed if problem.extension.chunks else self.whole)(problem, device)
+
+
+def with_cache(made: Implementation, call: ShippedCall) -> Implementation:
+    """The implementation with the claims of its interface's cache, if there is one."""
+    if call.interface.start is None or Feature.CAUSAL not in made.claims:
+        return made
+    from attention_conformance.implementations.adapters.cached import cached
+
+    features = made.claims.features | {Feature.CACHE, Feature.STATIC_CACHE}
+    run = WithCache(made.run, cached(call.interface.start(call.shipped)))
+    return replace(made, run=run, claims=replace(made.claims, features=features))
+
+
+def tokens_first(x: Any) -> Any:
+    """(B, H, L, d) as (B, L, H, d), contiguous where it was so before, as callers of such a function have it."""
+    swapped = x.swapaxes(1, 2)
+    return swapped.contiguous() if torch and isinstance(x, torch.Tensor) and x.is_contiguous() else swapped
+
+
+def written_back(given: Iterable[Any], passed: Iterable[Any]) -> None:
+    """Writes into the caller's tensors what a function has written into the copies that it was passed."""
+    with torch.no_grad():
+        for own, copy in zip(given, passed, strict=True):
+            if own.data_ptr() != copy.data_ptr() and not torch.equal(own.swapaxes(1, 2), copy):
+                own.data.copy_(copy.swapaxes(1, 2))
+
+
+def first(answer: Any) -> tuple[Any, tuple[Any, ...]]:
+    """The output, and what is returned after it."""
+    return (answer[0], tuple(answer[1:])) if isinstance(answer, tuple | list) else (answer, ())
+
+
+def joined(output: Any, *extras: Any) -> Any:
+    """The output alone, or a tuple that begins with it."""
+    return (output, *extras) if extras else output

@@ -1,0 +1,163 @@
+"""The functions of FlashAttention, and of the packages that have taken over their signatures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attention_conformance.implementations.discovery.shipped import (
+    Interface,
+    Shipped,
+    first,
+    joined,
+    tokens_first,
+    written_back,
+)
+from attention_conformance.spec.features import Feature
+
+OPTIONS = {
+    "is_causal": "causal",
+    "scale": "softmax_scale",
+    "dropout_p": "dropout_p",
+    "window_size": "window_size",
+    "softcap": "softcap",
+    "alibi_slopes": "alibi_slopes",
+}
+SETTINGS = {"causal-alignment": "bottom-right", "empty-row": "zeros"}
+"""The last query stands at the last key; rows without keys get zeros."""
+DOCUMENTS = {"cu_seqlens_q": "cu_seqlens_q", "cu_seqlens_k": "cu_seqlens_k"}
+ROOM = 8
+"""Positions that a cache begins with where it grows; they are doubled when they are full."""
+
+
+def batched(shipped: Shipped, query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]) -> Any:
+    """(B, L, H, d) each."""
+    given = (query, key, value)
+    passed = [tokens_first(x) for x in given]
+    output, extras = first(shipped.function(*passed, **_keywords(shipped, options)))
+    written_back(given, passed)
+    return joined(output.swapaxes(1, 2), *extras[:1])
+
+
+def kv_packed(shipped: Shipped, query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]) -> Any:
+    """(B, Lq, H, d), and (B, Lk, 2, H, d) for key and value."""
+    pair = torch.stack([x.swapaxes(1, 2) for x in (key, value)], 2)
+    output, extras = first(shipped.function(tokens_first(query), pair, **_keywords(shipped, options)))
+    return joined(output.swapaxes(1, 2), *extras[:1])
+
+
+def qkv_packed(shipped: Shipped, query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]) -> Any:
+    """(B, L, 3, H, d) for all three."""
+    packed = torch.stack([x.swapaxes(1, 2) for x in (query, key, value)], 2)
+    output, extras = first(shipped.function(packed, **_keywords(shipped, options)))
+    return joined(output.swapaxes(1, 2), *extras[:1])
+
+
+def packed(shipped: Shipped, query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]) -> Any:
+    """(total, H, d) each, one document after another; where a problem has none, each sample is one."""
+    batch, _, queries, _ = query.shape
+    places = {
+        "cu_seqlens_q": _ends(options.get("cu_seqlens_q"), query),
+        "cu_seqlens_k": _ends(options.get("cu_seqlens_k"), key),
+    }
+    longest = {f"max_seqlen_{name[-1]}": int(ends.diff().max()) for name, ends in places.items()}
+    keywords = {**_keywords(shipped, options), **places, **longest}
+    output, extras = first(shipped.function(*(x.swapaxes(1, 2).flatten(0, 1) for x in (query, key, value)), **keywords))
+    logs = (log.unflatten(1, (batch, queries)).swapaxes(0, 1) for log in extras[:1])
+    return joined(output.unflatten(0, (batch, queries)).swapaxes(1, 2), *logs)
+
+
+def whole_cache(shipped: Shipped, query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]) -> Any:
+    """The keys and values as a cache that is full, and no new ones."""
+    return batched(shipped, query, key, value, options)
+
+
+def feeding(shipped: Shipped) -> Callable[[Any], Any]:
+    """What feeds a sequence through its cache: the function writes new keys and values behind those that are held."""
+
+    def start(stream: Any) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+        keywords, held = _keywords(shipped, {n: o for n, o in stream.options.items() if n in shipped.own}), 0
+        sized = replace(stream, room=stream.room or ROOM)
+        stored = [sized.storage(width).swapaxes(1, 2).contiguous() for width in (stream.d_k, stream.d_v)]
+
+        def feed(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+            nonlocal stored, held
+            while stored[0].shape[1] < held + key.shape[-2]:
+                stored = [torch.cat([rows, torch.full_like(rows, torch.nan)], 1) for rows in stored]
+            lengths = torch.full((stream.batch,), held, dtype=torch.int32, device=query.device)
+            new = {"k": tokens_first(key), "v": tokens_first(value), "cache_seqlens": lengths}
+            output, _ = first(shipped.function(tokens_first(query), *stored, **new, **keywords))
+            held += key.shape[-2]
+            fed: Tensor = output.swapaxes(1, 2)
+            return fed
+
+        return feed
+
+    return start
+
+
+def _keywords(shipped: Shipped, options: dict[str, Any]) -> dict[str, Any]:
+    """With slopes in float32 at least, as they are documented."""
+    given = shipped.keywords({name: option for name, option in options.items() if name not in DOCUMENTS})
+    slopes = given.get("alibi_slopes")
+    return (
+        given
+        if slopes is None
+        else {**given, "alibi_slopes": slopes if slopes.dtype is torch.float64 else slopes.float()}
+    )
+
+
+def _ends(of_sample: Tensor | None, x: Tensor) -> Tensor:
+    """Cumulative lengths of the documents of all samples, (documents + 1,) int32."""
+    batch, _, length, _ = x.shape
+    begin = torch.tensor([0, length], dtype=torch.int32, device=x.device) if of_sample is None else of_sample
+    starts = torch.arange(batch, dtype=torch.int32, device=x.device)[:, None] * length + begin[None, 1:]
+    return torch.cat([begin[:1], starts.flatten()]).to(torch.int32)
+
+
+FLASH = (
+    Interface(
+        "flash_attn_varlen_func",
+        frozenset({"q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k"}),
+        packed,
+        OPTIONS | DOCUMENTS,
+        SETTINGS,
+    ),
+    Interface(
+        "flash_attn_with_kvcache",
+        frozenset({"q", "k_cache", "v_cache", "cache_seqlens", "softmax_scale", "causal"}),
+        whole_cache,
+        OPTIONS,
+        SETTINGS,
+        start=feeding,
+    ),
+    Interface(
+        "flash_attn_qkvpacked_func",
+        frozenset({"qkv", "softmax_scale", "causal"}),
+        qkv_packed,
+        OPTIONS,
+        SETTINGS,
+        lacks=frozenset({Feature.CROSS, Feature.GROUPED, Feature.VALUE_WIDTH}),
+    ),
+    Interface(
+        "flash_attn_kvpacked_func",
+        frozenset({"q", "kv", "softmax_scale", "causal"}),
+        kv_packed,
+        OPTIONS,
+        SETTINGS,
+        lacks=frozenset({Feature.VALUE_WIDTH}),
+    ),
+    Interface(
+        "flash_attn_func",
+        frozenset({"q", "k", "v", "softmax_scale", "causal", "window_size"}),
+        batched,
+        OPTIONS,
+        SETTINGS,
+        either_order=True,
+    ),
+)
+"""Those with more parameters first."""

@@ -1,0 +1,168 @@
+"""Interfaces of shipped kernels: their functions are judged as they are, right ones conform, wrong ones are caught."""
+
+from collections.abc import Callable
+from functools import cache
+
+import pytest
+import torch
+from torch.nn.attention.flex_attention import flex_attention
+
+from attention_conformance.implementations.api.contract import Implementation, Unsupported
+from attention_conformance.implementations.api.fitting import fit
+from attention_conformance.implementations.discovery.candidates import wrapped
+from attention_conformance.spec.cases import Case
+from attention_conformance.spec.conventions import Alignment, EmptyRow, LogBase, SoftmaxPrecision
+from attention_conformance.spec.features import Feature
+from attention_conformance.tests.harness.run.runner import run
+from attention_conformance.tests.report.verdict import Status
+from attention_conformance.tests.selftest.discovery.making import MASKS
+from attention_conformance.tests.selftest.discovery.shipped_bodies import (
+    Function,
+    Sequence,
+    composed,
+    flash,
+    flashinfer,
+)
+
+OF_SCORES = {Feature.CAUSAL, Feature.SCALE, Feature.WINDOW, Feature.SOFTCAP, Feature.LOG_SUM_EXP}
+OF_FLASH = OF_SCORES | {Feature.ALIBI, Feature.DROPOUT, Feature.GRADIENTS}
+PROMISED = {
+    "flash_attn_func": OF_FLASH | {Feature.CROSS, Feature.GROUPED},
+    "flash_attn_kvpacked_func": OF_FLASH | {Feature.CROSS, Feature.GROUPED},
+    "flash_attn_qkvpacked_func": OF_FLASH,
+    "flash_attn_varlen_func": OF_FLASH | {Feature.CROSS, Feature.GROUPED, Feature.CUMULATIVE_LENGTHS},
+    "flash_attn_with_kvcache": OF_SCORES | {Feature.ALIBI, Feature.GROUPED, Feature.CACHE, Feature.STATIC_CACHE},
+    "single_prefill_with_kv_cache": OF_SCORES | {Feature.ROTARY, Feature.GROUPED, Feature.BOOL_MASK},
+    "single_decode_with_kv_cache": OF_SCORES - {Feature.CAUSAL} | {Feature.ROTARY, Feature.GROUPED},
+    "memory_efficient_attention": {Feature.FLOAT_MASK, Feature.MASK_GRADIENT, Feature.SCALE, Feature.DROPOUT},
+    "eager_attention_forward": {Feature.FLOAT_MASK, Feature.WEIGHTS, Feature.SCALE, Feature.GROUPED, Feature.DROPOUT},
+    "attention": {Feature.CAUSAL, Feature.SCALE, Feature.SOFTCAP, Feature.WEIGHTS, Feature.BOOL_MASK, Feature.GROUPED},
+}
+"""What the signatures promise, at least."""
+WRONG = (
+    ("flash_attn_func", "corner", "causal.alignment"),
+    ("flash_attn_func", "groups", "grouped.order"),
+    ("flash_attn_func", "softcap", "softcap.formula"),
+    ("flash_attn_kvpacked_func", "value", "scores.dot-product"),
+    ("flash_attn_qkvpacked_func", "causal", "causal.square"),
+    ("flash_attn_varlen_func", "documents", "packed.lengths"),
+    ("flash_attn_varlen_func", "slopes", "positions.alibi"),
+    ("flash_attn_with_kvcache", "cache", "cache.decode"),
+    ("flash_attn_with_kvcache", "window", "window.extent"),
+    ("single_prefill_with_kv_cache", "mask", "masks.bool"),
+    ("single_prefill_with_kv_cache", "rotary", "shapes.combinations"),
+    ("single_decode_with_kv_cache", "log", "softmax.log-sum-exp"),
+    ("memory_efficient_attention", "mask", "masks.float"),
+    ("eager_attention_forward", "gain", "softmax.rows-sum-to-one"),
+    ("attention", "causal", "causal.square"),
+)
+CHEAP = ("scores.*", "masks.*", "causal.*", "window.extent", "softcap.formula", "grouped.*", "returned.base", "cache.*")
+
+
+@cache
+def functions(wrong: str = "", only_half: bool = False) -> dict[str, Function]:
+    sequence = Sequence(wrong, only_half)
+    return {**flash(sequence), **flashinfer(sequence), **composed(wrong)}
+
+
+def presented(name: str, wrong: str = "", only_half: bool = False, **settings: str) -> Implementation:
+    given = {key.replace("_", "-"): value for key, value in settings.items()}
+    return wrapped(name, functions(wrong, only_half)[name], given, "cpu")
+
+
+def failing(implementation: Implementation, clauses: tuple[str, ...], dtype: str) -> set[str]:
+    verdicts = run(implementation, clauses, (dtype,))
+    assert any(verdict.checks for verdict in verdicts)
+    return {v.clause for v in verdicts if v.status in (Status.FAIL, Status.ERROR)}
+
+
+@pytest.mark.parametrize("name", PROMISED)
+def test_what_the_signature_promises_is_claimed_and_holds(name: str) -> None:
+    made = presented(name)
+    assert PROMISED[name] <= made.claims.features
+    assert "called as" in made.about
+    assert not failing(made, CHEAP, "float32")
+
+
+@pytest.mark.parametrize(("name", "wrong", "clause"), WRONG)
+def test_a_wrong_one_is_caught(name: str, wrong: str, clause: str) -> None:
+    assert failing(presented(name, wrong), (clause,), "float32") == {clause}
+
+
+@pytest.mark.parametrize("name", ["flash_attn_func", "flash_attn_varlen_func", "single_prefill_with_kv_cache"])
+def test_functions_of_half_types_alone(name: str) -> None:
+    made = presented(name, only_half=True)
+    assert made.claims.dtypes == ("bfloat16", "float16")
+    assert PROMISED[name] <= made.claims.features
+    assert not failing(made, ("scores.*", "causal.*"), "bfloat16")
+    assert failing(presented(name, "scale", only_half=True), ("shapes.large",), "bfloat16")
+
+
+def test_documented_conventions_are_claimed_and_a_setting_goes_before() -> None:
+    conventions = presented("flash_attn_func").claims.conventions
+    assert (conventions.causal_alignment, conventions.empty_row_causal) == (Alignment.BOTTOM_RIGHT, EmptyRow.ZEROS)
+    assert presented("single_prefill_with_kv_cache").claims.conventions.log_sum_exp_base is LogBase.TWO
+    eager = presented("eager_attention_forward").claims.conventions
+    assert (eager.softmax_precision, eager.empty_row_float) == (SoftmaxPrecision.FLOAT32, EmptyRow.NAN)
+    assert presented("memory_efficient_attention").claims.conventions.empty_row_float is EmptyRow.NAN
+    other = presented("flash_attn_func", causal_alignment="top-left").claims.conventions
+    assert other.causal_alignment is Alignment.TOP_LEFT
+
+
+def test_the_same_names_with_heads_first() -> None:
+    """Many kernels have taken over the names and not the layout."""
+
+    def attention(
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        causal: bool = False,
+        window_size: tuple[int, int] = (-1, -1),
+        softmax_scale: float | None = None,
+    ) -> torch.Tensor:
+        assert window_size == (-1, -1)
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=softmax_scale)
+
+    made = wrapped("attention", attention, {}, "cpu")
+    assert "called as" not in made.about
+    assert {Feature.CAUSAL, Feature.SCALE} <= made.claims.features
+    assert not failing(made, ("scores.*", "causal.square", "causal.alignment"), "float64")
+
+
+@pytest.mark.parametrize("name", ["sm_scale", "scaling", "softmax_scale"])
+def test_a_scale_that_has_to_be_given(name: str) -> None:
+    space: dict[str, Callable[..., torch.Tensor]] = {}
+    exec(f"def attention(q, k, v, causal, {name}): return (q @ k.mT * {name}).softmax(-1) @ v", space)
+    made = wrapped("attention", space["attention"], {}, "cpu")
+    assert Feature.SCALE in made.claims
+    assert not failing(made, ("scores.*",), "float64")
+
+
+def test_what_a_function_writes_into_its_inputs_is_seen() -> None:
+    def writing(
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        softmax_scale: float | None = None,
+        causal: bool = False,
+        window_size: tuple[int, int] = (-1, -1),
+    ) -> torch.Tensor:
+        output: torch.Tensor = functions()["flash_attn_func"](q, k, v, 0.0, softmax_scale, causal, window_size)
+        with torch.no_grad():
+            q.mul_(2.0)
+        return output
+
+    assert failing(wrapped("writing", writing, {}, "cpu"), ("effects.inputs",), "float64")
+
+
+def test_the_step_of_a_decoder_has_one_query() -> None:
+    fitted = fit(Case(), presented("single_decode_with_kv_cache").claims)
+    assert not isinstance(fitted, Unsupported)
+    assert fitted.sizes.query_length == 1
+
+
+def test_flex_attention_as_it_is() -> None:
+    made = wrapped("flex_attention", flex_attention, {}, "cpu")
+    promised = MASKS - {Feature.MASK_GRADIENT} | OF_SCORES | {Feature.SEGMENTS, Feature.ALIBI, Feature.GROUPED}
+    assert promised <= made.claims.features
+    assert not failing(made, ("causal.square", "window.extent", "softcap.formula"), "float64")
