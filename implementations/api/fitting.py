@@ -34,7 +34,7 @@ def fit(case: Case, claims: Claims) -> Case | Unsupported:
         CandidateError: the `fit` of the claims raised, or returned something unusable.
     """
     case = claims.premises.under(case)
-    missing = [f for f in _required(case) if f not in claims and not claims.premises.implies(f)]
+    missing = [f for f in required(case) if f not in claims and not claims.premises.implies(f)]
     if missing:
         return Unsupported(f"does not claim {missing[0]}")
     s = case.sizes
@@ -80,7 +80,8 @@ def own_fit(claims: Claims, case: Case) -> Case | Unsupported:
 
 
 @lru_cache(maxsize=4096)
-def _required(case: Case) -> tuple[Feature, ...]:
+def required(case: Case) -> tuple[Feature, ...]:
+    """What a case needs to be claimed, beyond the core."""
     needed = {
         Feature.SCALE: case.scale is not None,
         Feature.BOOL_MASK: case.mask is MaskKind.BOOL,

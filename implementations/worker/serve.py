@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -96,6 +97,8 @@ class Worker:
         given = request.fields
         # The candidate may change the current folder as it is imported.
         self.given = {**given, "target": Target.parse(given["target"]).absolute}
+        if (target_of := Target.parse(self.given["target"])).is_file:
+            sys.path.insert(0, str(Path(target_of.place).parent))  # it may import helpers later, as it is called
         memory = limit_memory(given.get("memory"))
         with loading():
             target = load_target(given["target"])
@@ -181,6 +184,12 @@ class Worker:
         written, shared = self._observer(request).overwritten(problem_of(request), later, request.fields["device"])
         return Message({"overwritten": written, "shared": list(shared)})
 
+    def in_turn(self, request: Message) -> Message:
+        """See `Observer`; the later problem came before, by a request of its own."""
+        (later,), self.later = self.later, []
+        result = self._observer(request).in_turn(problem_of(request), later, request.fields["device"])
+        return Message({}) if result is None else result_message(result)
+
     def peak(self, request: Message) -> Message:
         """See `Observer`."""
         given = request.fields
@@ -258,6 +267,7 @@ OPERATIONS: Mapping[str, Callable[[Worker, Message], Message]] = {
     "seed": Worker.seed,
     "keep": Worker.keep,
     "overwritten": Worker.overwritten,
+    "in_turn": Worker.in_turn,
     "peak": Worker.peak,
     "left_behind": Worker.left_behind,
     "threads": Worker.threads,
@@ -267,11 +277,18 @@ OPERATIONS: Mapping[str, Callable[[Worker, Message], Message]] = {
 
 def main() -> None:
     """Answers requests until there are no more."""
-    requests, answers = _own_streams()
-    _prepare()
-    worker = Worker()
+    streams = own_streams()
+    import_from_here()
+    compute_on_one_thread()
+    die_with_parent()
+    served(streams, Worker().answer)
+
+
+def served(streams: tuple[BinaryIO, BinaryIO], answer: Callable[[Message], Message]) -> None:
+    """Reads each request from the first stream, and writes the answer to the second."""
+    requests, answers = streams
     while (request := read(requests)) is not None:
-        answers.write(encoded(worker.answer(request), request.fields["number"]))
+        answers.write(encoded(answer(request), request.fields["number"]))
         answers.flush()
 
 
@@ -284,7 +301,7 @@ def encoded(answer: Message, number: int) -> bytes:
         return encode(Message({**lines, "number": number}))
 
 
-def _own_streams() -> tuple[BinaryIO, BinaryIO]:
+def own_streams() -> tuple[BinaryIO, BinaryIO]:
     """The streams of the protocol, after which nothing else reaches them by its usual number."""
     requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     nothing = os.open(os.devnull, os.O_RDONLY)
@@ -294,9 +311,13 @@ def _own_streams() -> tuple[BinaryIO, BinaryIO]:
     return requests, answers
 
 
-def _prepare() -> None:
-    """One thread, and no process that outlives the judge."""
-    compute_on_one_thread()
+def import_from_here() -> None:
+    """What is imported from now on is the candidate's: first from the current folder, as `python -m` does."""
+    sys.path.insert(0, os.getcwd())
+
+
+def die_with_parent() -> None:
+    """No process outlives the judge: neither this one nor those that it starts."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGKILL)
         ctypes.CDLL(None).prctl(ADOPT, 1)

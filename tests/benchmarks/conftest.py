@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from pytest_benchmark.logger import PytestBenchmarkWarning
 
+from attention_conformance.implementations.worker.remote import end_process
+from attention_conformance.tests.benchmarks.apart import timing_processes
 from attention_conformance.tests.benchmarks.benchmark_run import KEY
 from attention_conformance.tests.benchmarks.floor import machine
 from attention_conformance.tests.benchmarks.measured_rounds import MeasuredRounds, name_parameters
@@ -40,7 +42,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config.option, "workload"):
         return  # this folder is not an argument of pytest: the options were read without the ones above
-    config.option.in_process = True  # times of one process are compared, in pairs
     if config.getoption("numprocesses", None) or hasattr(config, "workerinput"):
         raise pytest.UsageError("-n: benchmarks need the machine for themselves; leave it out")
     if "--benchmark-disable" not in config.invocation_params.args:
@@ -55,10 +56,14 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         return
     options = BenchmarkOptions(*(config.getoption(name) for name in ("workload", "baseline", "seconds", "whole")))
     try:
-        plan = plan_of(config.stash[SUITE].settings, config.stash[SUITE].selection, options)
+        settings = config.stash[SUITE].settings
+        plan = plan_of(settings, config.stash[SUITE].selection, options)
+        apart = timing_processes(settings, options, plan)
     except UsageError as error:
         raise pytest.UsageError(str(error)) from None
-    config.stash[BENCH] = SpeedSession(plan, _file(config))
+    for each in plan.implementations:
+        end_process(each)  # it has said what it claims, and is timed in another process
+    config.stash[BENCH] = SpeedSession(plan, _file(config), apart)
 
 
 def _file(config: pytest.Config) -> Path | None:

@@ -59,7 +59,7 @@ def measure(
     timed: Timed, implementation: Implementation, baseline: Implementation, conditions: Conditions
 ) -> Measurement:
     """Times the implementation on a workload, checks its answers, and gives the verdict."""
-    empty = _empty(timed, implementation, baseline, conditions.device)
+    empty = no_measurement(timed, implementation, baseline, conditions.device)
     own, other = (suited(timed.workload, i.claims, timed.passes, timed.dtype) for i in (implementation, baseline))
     if isinstance(own, Unsupported):
         return replace(empty, verdict=Speed.UNSUPPORTED, reason=own.reason)
@@ -73,7 +73,8 @@ def measure(
         return replace(empty, verdict=Speed.ERROR, reason=str(error))
 
 
-def _empty(timed: Timed, implementation: Implementation, baseline: Implementation, device: str) -> Measurement:
+def no_measurement(timed: Timed, implementation: Implementation, baseline: Implementation, device: str) -> Measurement:
+    """An error without a reason, in place of a measurement."""
     workload = timed.workload
     setting = (workload.name, workload.level, timed.passes, timed.dtype, device)
     return Measurement(*setting, implementation.name, baseline.name, workload.sizes, Speed.ERROR)

@@ -1,13 +1,21 @@
 """The clauses of chapter speed that are checked by measurements, each from the figures of a run."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 
 from attention_conformance.implementations.api.contract import Implementation, Unsupported
 from attention_conformance.implementations.builtin.catalogue import BUILTIN
 from attention_conformance.implementations.builtin.compositions import COMPOSITIONS
-from attention_conformance.tests.benchmarks.benchmark_run import WITH_SPEED, ClauseResult, Interval, Measurement, Run
-from attention_conformance.tests.benchmarks.growth import head_exponent, holds
+from attention_conformance.tests.benchmarks.benchmark_run import (
+    WITH_SPEED,
+    ClauseResult,
+    Growth,
+    Interval,
+    Measurement,
+    Run,
+)
+from attention_conformance.tests.benchmarks.growth import growths, head_exponent, holds
 from attention_conformance.tests.benchmarks.import_times import library
+from attention_conformance.tests.benchmarks.workloads import FORWARD
 
 PLAIN: Mapping[tuple[str, str], str] = {
     ("op", "torch"): "compose.eager",
@@ -36,6 +44,16 @@ def head_count(implementation: Implementation, dtype: str, device: str = "cpu") 
     own, of_plain = (head_exponent(each, dtype, device) for each in (implementation, plain))
     if not isinstance(own, Unsupported) and not isinstance(of_plain, Unsupported):
         yield compared_heads(implementation.name, plain.name, dtype, own, of_plain)
+
+
+def growth_figures(
+    implementation: Implementation, dtype: str, device: str
+) -> tuple[str, tuple[Growth, ...], tuple[ClauseResult, ...]]:
+    """The growths with the length, and the result of speed.head-count; or first why they cannot be measured."""
+    grown = growths(implementation, FORWARD, dtype, device)
+    if isinstance(grown, Unsupported):
+        return grown.reason, (), ()
+    return "", grown, tuple(head_count(implementation, dtype, device))
 
 
 def compared_heads(name: str, plain: str, dtype: str, own: Interval, of_plain: Interval) -> ClauseResult:
@@ -77,9 +95,8 @@ CHECKS: Mapping[str, Callable[..., Iterator[ClauseResult]]] = {
 """The function that checks a clause, by clause id."""
 
 
-def clause_results(run: Run, implementations: Sequence[Implementation]) -> tuple[ClauseResult, ...]:
-    """The results that follow from the figures of a run; `head_count` measures more."""
-    libraries = {each.name: library(each) for each in implementations}
+def clause_results(run: Run, libraries: Mapping[str, str]) -> tuple[ClauseResult, ...]:
+    """The results that follow from the figures of a run; `head_count` measures more. `libraries`: see `baseline`."""
     return (*time_growth(run), *baseline(run, libraries))
 
 

@@ -1,41 +1,34 @@
-"""Diagnosis: which known mistake, or which convention, explains the failures of a candidate; if none, their pattern."""
+"""Diagnosis: which known mistake, or which convention, explains the failures of a candidate, and when it fails."""
 
-import math
-import string
-import time
-from collections.abc import Callable, Collection, Iterator, Sequence, Set
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
-import numpy as np
-
-from attention_conformance.implementations.api.contract import Implementation, PathError, Result, Unsupported
+from attention_conformance.implementations.api.contract import Implementation, PathError, Unsupported
 from attention_conformance.implementations.api.fitting import fit_to_explain
-from attention_conformance.implementations.api.safe_call import CandidateError, answer, restored
-from attention_conformance.reference.expected import Expected, solve
+from attention_conformance.implementations.api.safe_call import CandidateError
 from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Padding, Pattern, Scores
 from attention_conformance.spec.clauses import Level, load
 from attention_conformance.spec.features import Packing
-from attention_conformance.spec.inputs import build
 from attention_conformance.spec.optional import imported
-from attention_conformance.spec.problem import DTYPES, Problem
-from attention_conformance.tests.harness.explain.hypotheses import Hypothesis, hypotheses
-from attention_conformance.tests.harness.explain.pattern import pattern
+from attention_conformance.spec.problem import DTYPES
+from attention_conformance.tests.harness.explain.conditions import Condition, conditions
+from attention_conformance.tests.harness.explain.hypotheses import hypotheses
+from attention_conformance.tests.harness.explain.naming import Explanation, explanation, scored
+from attention_conformance.tests.harness.explain.narrowing import narrower
+from attention_conformance.tests.harness.explain.observation import Observation, Prober, observed
+from attention_conformance.tests.harness.explain.places import places, wider
 from attention_conformance.tests.harness.judge.clause_tests import Selection
-from attention_conformance.tests.harness.judge.comparison import error_ratios
-from attention_conformance.tests.harness.judge.judge import Judge, part_of
+from attention_conformance.tests.harness.judge.judge import Judge
 from attention_conformance.tests.report.verdict import LOSSES, Status, Verdict
 
-BUDGET = 6.0
-"""Seconds after which no further hypothesis is tried."""
-FEW, MANY = 6, 40
-"""Failing cases with which every hypothesis is tried, and those with which the best ones are."""
-HOPELESS = 2
-"""Failing cases after which a hypothesis is given up that explains none of them."""
-WITHOUT_DIGITS = str.maketrans("", "", string.digits)
-KEPT = 12
-"""Hypotheses that are tried with all cases."""
+MANY = 40
+"""Failing cases that are observed."""
+MADE = 3
+"""Failing cases, at least: where fewer were observed, the same with other numbers are."""
+CALLS = 200
+"""Of the candidate, for cases that are made to see when it fails: a count, so that no clock changes a name."""
 PROBES = (
     Case(seed=201),
     Case(seed=202, score_std=4.0).sized(batch=3, num_heads=2, query_length=6, key_length=6, d_k=4, d_v=4),
@@ -84,82 +77,52 @@ class FailingCheck:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """The best explanation, or none.
+    """The explanation of all failures, or what is known of them.
 
     Attributes:
-        name: the id of a defect or a convention; empty if nothing known explains the failures.
-        explains, of: how many failing cases it explains, out of how many that were compared; where nothing could be
+        name: the id of a defect, a convention or a cause; empty if nothing known explains the failures.
+        second: others that are made at the same time.
+        explains, of: how many failing cases are explained, out of how many that were compared; where nothing could be
             compared, kinds of failures.
-        error: the largest difference between its answers and the candidate's, in bounds, where it explains.
-        next_name, next_explains: the second best.
+        agrees: how many passing cases the explanation agrees with.
         repair: what to do.
-        pattern: what the failures have in common, where no name was found.
+        when: when it fails, and which elements are wrong then, in words.
+        of_clauses: whether kinds of failures were compared, as no answers could be.
+        everywhere: whether every case that was compared fails.
+        rest: what all failing cases have that are not explained, and no others; empty if there is nothing.
+        explanation: that of the name, where answers were compared.
     """
 
     name: str
     explains: int
     of: int
-    error: float
-    next_name: str
-    next_explains: int
-    repair: str
-    pattern: str = ""
+    agrees: int = 0
+    second: tuple[str, ...] = ()
+    repair: str = ""
+    when: tuple[str, ...] = ()
     of_clauses: bool = False
+    everywhere: bool = False
+    rest: str = ""
+    explanation: Explanation | None = field(default=None, compare=False)
+
+    @property
+    def pattern(self) -> str:
+        """When it fails, in one clause of a sentence."""
+        if self.of_clauses:
+            return f"they are: {'; '.join(self.when)}" if self.when else "none showed when the checks were run again"
+        if self.everywhere:
+            return "every case that was compared fails"
+        return f"it fails only {', and only '.join(self.when)}" if self.when else "no pattern was found in the failures"
 
     def __str__(self) -> str:
         if not self.name:
             return f"no known mistake explains the failures; {self.pattern}"
-        rest = f"; the next best, {self.next_name}, explains {self.next_explains}" if self.next_name else ""
         if self.of_clauses:
-            of = f"{self.explains} of {self.of} kinds of failures"
-            return f"fails as `{self.name}` does, in {of}{rest}: {self.repair}"
-        details = f"difference {self.error:.2g} of the limit for equal answers{rest}"
-        word = "matches" if 2 * self.explains >= self.of else "is partly explained by"
-        more = f"; {self.pattern}" if self.pattern else ""
-        return f"{word} `{self.name}` on {self.explains} of {self.of} failing cases ({details}): {self.repair}{more}"
-
-
-@dataclass(frozen=True, eq=False)
-class Observation:
-    """What the candidate answered to one case.
-
-    Attributes:
-        got: None if it raised.
-        raised: the exception in words, numbers left out.
-        errors: its distance from the reference, in bounds, part by part.
-    """
-
-    case: Case
-    problem: Problem
-    parts: tuple[str, ...]
-    got: Result | None
-    expected: dict[str, Expected]
-    errors: dict[str, float]
-    failing: bool
-    raised: str = ""
-
-    def distance(self, other: Result | None, raised: str = "") -> float:
-        """How far another answer is from the candidate's, in units of what would count as the same.
-
-        It counts as the same if it is as near as two right answers may be, or shares at least half of the digits by
-        which the candidate is away from the reference; and never if the reference is nearly as near.
-        """
-        if self.got is None or other is None:
-            return 0.0 if self.got is other and self.raised == raised else math.inf
-        return max(self._distance(part, self.got, other) for part in self.parts)
-
-    def _distance(self, part: str, got: Result, other: Result) -> float:
-        own, theirs = part_of(got, part), part_of(other, part)
-        if own is None or theirs is None or own.shape != theirs.shape:
-            return 0.0 if own is theirs else math.inf
-        wide, bound = own.astype(np.float64), self.expected[part].bound
-        error = self.errors[part]
-        limit = 2.0 if error <= 1.0 else min(max(2.0, math.sqrt(error)), error / 2.0)
-        if wide.shape != bound.shape:
-            return 0.0 if np.array_equal(wide, theirs.astype(np.float64), equal_nan=True) else math.inf
-        ratios = error_ratios(wide, Expected(theirs.astype(np.float64), bound))
-        worst = float(np.nan_to_num(ratios, nan=math.inf).max(initial=0.0))
-        return worst / limit
+            return f"fails as `{self.name}` does, in {self.explains} of {self.of} kinds of failures: {self.repair}"
+        names = f"`{self.name}`" + "".join(f" and `{name}`" for name in self.second)
+        agreed = f" and {self.agrees} passing ones" if self.agrees else ""
+        when = (f"; {self.pattern}" if self.when else "") + (f"; the others all have {self.rest}" if self.rest else "")
+        return f"matches {names} on {self.explains} of {self.of} failing cases{agreed}{when}: {self.repair}"
 
 
 def failing_checks(verdicts: Sequence[Verdict]) -> list[FailingCheck]:
@@ -175,36 +138,103 @@ def diagnose(
     checks: Sequence[FailingCheck],
     device: str = "cpu",
     dtypes: Collection[str] | None = None,
+    unknown: Collection[str] = (),
 ) -> Diagnosis | None:
     """Explains the failures of an implementation; None if there are none.
 
-    `dtypes` are those in which it was checked; None: all that it claims.
+    `dtypes` are those in which it was checked; None: all that it claims. `unknown` are ids of defects that are not
+    considered: a measurement hides them.
     """
     if not checks:
         return None
     compared = [each for each in checks if each.part]
     if not compared:
-        return _by_clauses(implementation, checks, device)
-    observed = list(_observations(implementation, compared, device))
+        return _by_clauses(implementation, checks, device, unknown)
     with _one_thread():
-        ranked = _ranked(implementation, observed, {each.clause for each in checks})
-    failing = [each for each in observed if each.failing]
-    fails = partial(_fails, implementation, failing[0], device) if failing else (lambda _: False)
-    checked = implementation.claims.dtypes if dtypes is None else dtypes
-    common = pattern(failing, observed, failing_alone(checked, compared), fails)
-    if not ranked or ranked[0].explains == 0:
-        return Diagnosis("", 0, len(failing), math.nan, "", 0, "", common)
-    best, second = ranked[0], next((score for score in ranked[1:] if score.explains), None)
+        return _of_cases(implementation, compared, checks, device, dtypes, unknown)
+
+
+def _of_cases(
+    implementation: Implementation,
+    compared: Sequence[FailingCheck],
+    checks: Sequence[FailingCheck],
+    device: str,
+    dtypes: Collection[str] | None,
+    unknown: Collection[str],
+) -> Diagnosis:
+    alone = failing_alone(implementation.claims.dtypes if dtypes is None else dtypes, compared)
+    in_dtypes = (f"in {', '.join(alone)}",) if alone else ()
+    seen = list(_observations(implementation, compared, device))
+    failing, passing = ([each for each in seen if each.failing is kind] for kind in (True, False))
+    if not failing:
+        return Diagnosis("", 0, 0, when=in_dtypes)
+    claimed = implementation.claims.conventions
+    left = [each.without_empty_rows(claimed) for each in failing]
+    empty = [each for each, rest in zip(failing, left, strict=True) if not rest.failing]
+    if 0 < len(empty) < len(failing):
+        passing = [each.without_empty_rows(claimed) for each in passing]
+        failing, whole = [rest for rest in left if rest.failing], False
+    else:
+        empty, whole = [], True
+    triggers = _Triggers(implementation, failing, device, whole)
+    failing += triggers.repeated(MADE - len(failing))
+    listed = [h for h in hypotheses(implementation.claims.scope, claimed) if h.name not in unknown]
+    clauses = {each.clause for each in checks}
+    found = explanation(listed, failing, passing, clauses, claimed, lambda: triggers.found)
+    if found is not None:
+        own = {id(each) for h in found.hypotheses for each in scored(h, empty, (), claimed).explained}
+        found = replace(found, explains=found.explains + len(own))
+        others = [each for each in empty if id(each) not in own]
+        rows = explanation(listed, others, passing, set(), claimed, list) if len(others) > 1 else None
+        return _named(found, rows, len(failing) + len(empty), in_dtypes)
+    if dtype := narrower(implementation, failing, device):
+        repair = f"Compute in the dtype of the inputs, or claim softmax-precision={dtype} if that is where it happens."
+        return Diagnosis(f"computed in {dtype}", len(failing), len(failing), repair=repair, when=in_dtypes)
+    where = [*places(wider(failing, triggers.prober))]
+    found_when = [each.words for each in triggers.found if not any(f"in {each.extent} from" in p for p in where)]
+    when = [*in_dtypes, *found_when, *where]
+    everywhere = not passing and not when
+    return Diagnosis("", 0, len(failing), when=tuple(when), everywhere=everywhere)
+
+
+def _named(found: Explanation, rows: Explanation | None, of: int, in_dtypes: tuple[str, ...]) -> Diagnosis:
+    """The name of an explanation, and of another one for rows without any key."""
+    several = [*found.hypotheses, *(rows.hypotheses[:1] if rows is not None else ())]
+    name, *second = [each.name for each in several]
     return Diagnosis(
-        best.hypothesis.name,
-        best.explains,
-        len(failing),
-        best.error,
-        second.hypothesis.name if second else "",
-        second.explains if second else 0,
-        best.hypothesis.repair,
-        common if 2 * best.explains < len(failing) else "",
+        name,
+        found.explains + (rows.explains if rows is not None else 0),
+        of,
+        found.agrees,
+        tuple(second),
+        " ".join(each.repair for each in several),
+        (*in_dtypes, *(each.words for each in found.conditions)),
+        rest=found.rest,
+        explanation=found,
     )
+
+
+class _Triggers:
+    """When a candidate fails, found once, when it is needed."""
+
+    def __init__(
+        self, implementation: Implementation, failing: Sequence[Observation], device: str, whole: bool
+    ) -> None:
+        first = failing[0]
+        parts = tuple(dict.fromkeys(part for each in failing for part in each.parts))
+        self.failing = failing
+        self.prober = Prober(implementation, first.problem.dtype, parts, device, CALLS, {}, whole)
+
+    @cached_property
+    def found(self) -> list[Condition]:
+        """The conditions that every failing case fulfils."""
+        return conditions(self.failing, self.prober)
+
+    def repeated(self, number: int) -> list[Observation]:
+        """So many more failing cases at most: the first one with other numbers."""
+        case = self.failing[0].case
+        more = (self.prober.observe(replace(case, seed=seed)) for seed in range(1001, 1001 + max(number, 0)))
+        return [each for each in more if each is not None and each.failing]
 
 
 def failing_alone(checked: Collection[str], compared: Sequence[FailingCheck]) -> tuple[str, ...]:
@@ -223,61 +253,12 @@ def _observations(
         parts.setdefault((each.case, each.dtype), set()).add(each.part)
     widest = [key for key in parts if key[1] == dtypes[0]] or list(parts)
     for case, dtype in widest[:MANY]:
-        yield _observed(implementation, case, dtype, tuple(parts[case, dtype]), device)
+        yield observed(implementation, case, dtype, tuple(parts[case, dtype]), device)
+    wanted = tuple(dict.fromkeys(part for names in parts.values() for part in names)) or ("output",)
     for probe in PROBES:
         fitted = fit_to_explain(probe, implementation.claims)
         if not isinstance(fitted, Unsupported) and (fitted, dtypes[0]) not in parts:
-            yield _observed(implementation, fitted, dtypes[0], ("output",), device)
-
-
-def _observed(
-    implementation: Implementation, case: Case, dtype: str, parts: tuple[str, ...], device: str
-) -> Observation:
-    problem = build(case, dtype)
-    gradients = any(part.startswith("gradients.") for part in parts)
-    # A mask that another case lacks has no gradient there.
-    names = tuple(name for name in problem.needs if f"gradients.{name}" in parts)
-    problem = replace(problem, needs=names) if gradients else problem.forward_only()
-    expected = dict(solve(problem, implementation.claims.conventions).parts)
-    parts = tuple(part for part in dict.fromkeys(("output", *parts)) if part in expected)
-    got, raised = answered(lambda: answer(implementation.run, problem.fresh(), device))
-    errors = {part: _error(got, part, expected[part]) for part in parts}
-    return Observation(case, problem, parts, got, expected, errors, max(errors.values()) > 1.0, raised)
-
-
-def _fails(implementation: Implementation, failing: Observation, device: str, case: Case) -> bool:
-    """Whether the parts that fail in one case fail in another one, too."""
-    fitted = fit_to_explain(case, implementation.claims)
-    if isinstance(fitted, Unsupported):
-        return True
-    return _observed(implementation, fitted, failing.problem.dtype, failing.parts, device).failing
-
-
-def answered(call: Callable[[], Result]) -> tuple[Result | None, str]:
-    """The answer, or None and the exception in words without numbers."""
-    try:
-        return restored(call), ""
-    except (CandidateError, PathError) as error:
-        return None, str(error).translate(WITHOUT_DIGITS)
-
-
-def _error(got: Result | None, part: str, expected: Expected) -> float:
-    array = None if got is None else part_of(got, part)
-    if array is None or array.shape != expected.value.shape:
-        return math.inf
-    ratios = error_ratios(array.astype(np.float64), expected)
-    finite = ratios[np.isfinite(ratios)]
-    return float(finite.max(initial=0.0)) if finite.size == ratios.size else max(2.0, float(finite.max(initial=0.0)))
-
-
-@dataclass(frozen=True)
-class Score:
-    """How well a hypothesis does."""
-
-    hypothesis: Hypothesis
-    explains: int
-    agrees: int
-    error: float
+            yield observed(implementation, fitted, dtypes[0], wanted, device)
 
 
 @contextmanager
@@ -294,43 +275,9 @@ def _one_thread() -> Iterator[None]:
             torch.set_num_threads(threads)
 
 
-def _ranked(implementation: Implementation, observed: Sequence[Observation], clauses: Set[str]) -> list[Score]:
-    """Hypotheses that explain something, the best first; among equals, in the order in which they are listed."""
-    failing = [each for each in observed if each.failing]
-    others = [each for each in observed if not each.failing]
-    end = time.perf_counter() + BUDGET
-    few = failing[:: max(1, -(-len(failing) // FEW))] + others[:2]  # evenly over the order of the specification
-    listed = list(hypotheses(implementation.claims.scope, implementation.claims.conventions))
-    far = {each.name: each.defect is not None and each.defect.clauses[0] not in clauses for each in listed}
-    listed.sort(key=lambda each: far[each.name])
-    first = []
-    for hypothesis in listed:
-        if time.perf_counter() < end:
-            first.append(_scored(hypothesis, few, 1 if far[hypothesis.name] else HOPELESS))
-    best = sorted((score for score in first if score.explains), key=_rank)[:KEPT]
-    return sorted((_scored(score.hypothesis, observed) for score in best), key=_rank)
-
-
-def _rank(score: Score) -> tuple[float, ...]:
-    return -(score.explains + score.agrees), score.hypothesis.defect is not None, score.error
-
-
-def _scored(hypothesis: Hypothesis, observed: Sequence[Observation], hopeless: int = MANY) -> Score:
-    """How a hypothesis does; it is given up when so many cases have passed of which it explains none."""
-    explains, agrees, error = 0, 0, 0.0
-    for number, each in enumerate(observed):
-        if number == hopeless and not explains:
-            break
-        if not hypothesis.applies_to(each.problem):
-            continue
-        distance = each.distance(*answered(lambda each=each: hypothesis.answer(each.problem)))  # type: ignore[misc]
-        if distance <= 1.0:
-            explains, agrees = explains + each.failing, agrees + (not each.failing)
-            error = max(error, distance)
-    return Score(hypothesis, explains, agrees, error)
-
-
-def _by_clauses(implementation: Implementation, checks: Sequence[FailingCheck], device: str) -> Diagnosis | None:
+def _by_clauses(
+    implementation: Implementation, checks: Sequence[FailingCheck], device: str, unknown: Collection[str]
+) -> Diagnosis | None:
     """For failures that are no comparisons: the mistake that breaks the same clauses in the same words."""
     failed = {each.clause for each in checks}
     chapters = {load()[clause].chapter for clause in failed}
@@ -339,17 +286,14 @@ def _by_clauses(implementation: Implementation, checks: Sequence[FailingCheck], 
     ranked = []
     for hypothesis in hypotheses(implementation.claims.scope, implementation.claims.conventions):
         defect = hypothesis.defect
-        if defect is not None and failed & set(defect.clauses):
+        if defect is not None and failed & set(defect.clauses) and defect.id not in unknown:
             theirs = _failure_summaries(defect.implementation, chapters, dtype, device)
             ranked.append((len(own & theirs) / max(1, len(own | theirs)), len(own & theirs), hypothesis))
     ranked.sort(key=lambda entry: -entry[0])
     if not ranked or not ranked[0][1]:
-        summaries = "; ".join(sorted(words for _, words in own)[:3])
-        pattern_of_clauses = f"they are: {summaries}" if own else "none showed when the checks were run again"
-        return Diagnosis("", 0, len(own), math.nan, "", 0, "", pattern_of_clauses)
-    (_, explains, best), second = ranked[0], ranked[1] if len(ranked) > 1 else None
-    rest = (second[2].name, second[1]) if second and second[1] else ("", 0)
-    return Diagnosis(best.name, explains, len(own), 0.0, *rest, best.repair, of_clauses=True)
+        return Diagnosis("", 0, len(own), when=tuple(sorted({words for _, words in own})[:3]), of_clauses=True)
+    _, explains, best = ranked[0]
+    return Diagnosis(best.name, explains, len(own), repair=best.repair, of_clauses=True)
 
 
 def _failure_summaries(

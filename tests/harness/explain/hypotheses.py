@@ -1,54 +1,33 @@
 """Hypotheses: what a failing candidate may be doing, each as a function that answers a problem."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from attention_conformance.implementations.api.contract import Result
 from attention_conformance.implementations.defects import Defect, catalogue
-from attention_conformance.reference.expected import solve
 from attention_conformance.reference.pipeline import Pipeline
 from attention_conformance.spec.cases import Sharing
 from attention_conformance.spec.conventions import Conventions, values_of
-from attention_conformance.spec.features import Feature, Scope
+from attention_conformance.spec.features import Scope
 from attention_conformance.spec.problem import DTYPES, Problem
+from attention_conformance.tests.harness.explain.causes import Hypothesis, answering, causes
 
 CONVENTIONS = (
     *("causal-alignment", "empty-row", "softmax-precision", "group-order", "window-count", "rotary-pairing"),
     *("returned-weights", "log-sum-exp-base", "default-scale"),
 )
 """Conventions of which each answer is tried."""
-VALID = Feature.VALID_LENS
-
-
-@dataclass(frozen=True)
-class Hypothesis:
-    """One explanation.
-
-    Attributes:
-        name: the id of a defect, or a convention as the command line spells it.
-        repair: what to do, one sentence.
-        answer: the answer of an implementation for which the hypothesis is true; it may raise.
-        defect: the catalogue's entry; None for a convention.
-    """
-
-    name: str
-    repair: str
-    answer: Callable[[Problem], Result]
-    defect: Defect | None = None
-
-    def applies_to(self, problem: Problem) -> bool:
-        """Whether it gets the whole problem: most functions get no valid lengths."""
-        return problem.valid_lens is None or self.defect is None or VALID in self.defect.implementation.claims
 
 
 def hypotheses(scope: Scope, claimed: Conventions) -> Iterator[Hypothesis]:
-    """Conventions other than the claimed ones, and every defect that can answer at this level."""
+    """Conventions other than the claimed ones, every defect that can answer at this level, and other causes."""
     yield from _of_conventions(claimed)
     for defect in catalogue():
         if answer := _answer_of(defect, scope):
             yield Hypothesis(defect.id, defect.text.repair, answer, defect)
+    yield from causes(claimed)
 
 
 def _answer_of(defect: Defect, scope: Scope) -> Callable[[Problem], Result] | None:
@@ -71,22 +50,12 @@ def _lifted(defect: Defect, problem: Problem) -> Result:
 
 def _of_conventions(claimed: Conventions) -> Iterator[Hypothesis]:
     for key, value in ((name, str(value)) for name in CONVENTIONS for value in values_of(name)):
-        conventions, repair = claimed.claiming({key: value}), "if this is intended, it is no mistake: add --convention"
+        conventions, repair = claimed.claiming({key: value}), "If this is intended, it is no mistake: add --convention"
         if conventions != claimed:
-            yield Hypothesis(f"{key}={value}", f"{repair} {key}={value}", _answering(conventions))
+            yield Hypothesis(f"{key}={value}", f"{repair} {key}={value}.", answering(conventions), rank=0)
     name = f"bool-mask={next(p for p in type(claimed.bool_mask) if p is not claimed.bool_mask)}"
-    repair = f"if True means this in its masks, add --convention {name}; otherwise invert its boolean masks"
-    yield Hypothesis(name, repair, lambda problem: _answering(claimed)(_inverted(problem)))
-
-
-def _answering(conventions: Conventions) -> Callable[[Problem], Result]:
-    def answer(problem: Problem) -> Result:
-        parts = {name: part.value for name, part in solve(problem, conventions).parts.items()}
-        gradients = {n.removeprefix("gradients."): value for n, value in parts.items() if n.startswith("gradients.")}
-        weights, averaged = parts["weights"], parts["averaged_weights"]
-        return Result(parts["output"], weights, averaged, parts["log_sum_exp"], gradients)
-
-    return answer
+    repair = f"If True means this in its masks, add --convention {name}; otherwise invert its boolean masks."
+    yield Hypothesis(name, repair, lambda problem: answering(claimed)(_inverted(problem)), rank=0)
 
 
 def _inverted(problem: Problem) -> Problem:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from attention_conformance.implementations.api.global_state import compute_on_one_thread
 from attention_conformance.implementations.discovery.candidates import distinct
 from attention_conformance.implementations.discovery.loading import Target
 from attention_conformance.implementations.worker.remote import Remote, printed_by
@@ -221,6 +222,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     state = session.config.stash[KEY]
     items = [item for item in session.items if isinstance(item, ClauseItem)]
     state.recorder.planned = len(items)
+    if items and not (state.settings.has_candidates and state.settings.isolated):
+        compute_on_one_thread()
     if not hasattr(session.config, "workeroutput") and (items or state.has_chapters):
         _begin(session.config)
         _show_progress(session, len(items))

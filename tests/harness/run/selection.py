@@ -13,7 +13,6 @@ import pytest
 
 from attention_conformance.implementations.api.amended import Amendments
 from attention_conformance.implementations.api.contract import Implementation
-from attention_conformance.implementations.api.global_state import compute_on_one_thread
 from attention_conformance.implementations.discovery.candidates import candidates, distinct
 from attention_conformance.implementations.discovery.loading import TargetError
 from attention_conformance.implementations.worker.elsewhere import unusable
@@ -91,8 +90,6 @@ def selection_of(settings: RunSettings) -> Selection:
     require_known("--dtype", settings.dtypes, list(DTYPES))
     require_device("--device", settings.device)
     require_process(settings)
-    if not settings.has_candidates or not settings.isolated:
-        compute_on_one_thread()
     if settings.has_candidates:
         return _candidates(settings)
     for option, given in _of_candidates(settings).items():

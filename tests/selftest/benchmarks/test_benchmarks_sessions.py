@@ -10,15 +10,21 @@ from typing import Any
 import pytest
 
 from attention_conformance.spec.features import Feature
+from attention_conformance.tests.benchmarks.apart import timing_processes
 from attention_conformance.tests.benchmarks.benchmark_run import WITH_RATIO, Measurement, Rates, Speed, run_of, store
-from attention_conformance.tests.benchmarks.plan import KNOWN
+from attention_conformance.tests.benchmarks.paired_timing import Effort
+from attention_conformance.tests.benchmarks.plan import KNOWN, BenchmarkOptions, Plan
 from attention_conformance.tests.benchmarks.workloads import _CHOSEN, IMPLEMENTATIONS, REPRESENTATIVE, WORKLOADS, timed
+from attention_conformance.tests.harness.judge.settings import RunSettings
+from attention_conformance.tests.harness.run.selection import UsageError
 from attention_conformance.tests.selftest.benchmarks.benchmark_data import invented
 from attention_conformance.tests.selftest.sessions import ROOT, SETTINGS
 
 BENCHMARKS = (*SETTINGS, str(ROOT / "tests" / "benchmarks"))
 SHORT = ("--seconds", "0.05", "--workload", "tiny.op.forward.float32")
 CANDIDATES = """
+import os
+
 import torch
 import torch.nn.functional as F
 
@@ -35,6 +41,12 @@ def zeros(query, key, value):
 def breaks(query, key, value):
     if len(query) == 64:
         raise KeyboardInterrupt
+    return F.scaled_dot_product_attention(query, key, value)
+
+
+def dies(query, key, value):
+    if len(query) == 64:
+        os._exit(0)
     return F.scaled_dot_product_attention(query, key, value)
 """
 
@@ -141,9 +153,29 @@ def test_a_wrong_answer_in_a_timed_size_fails(pytester: pytest.Pytester, candida
     ran.stdout.fnmatch_lines(["*wrong: output of *expected*"])
 
 
+def test_a_candidate_that_dies_or_interrupts_loses_its_own_figures(pytester: pytest.Pytester, candidates: Path) -> None:
+    kept = pytester.path / "bench.json"
+    targets = (f"--candidate={candidates}:{name}" for name in ("dies", "breaks", "right"))
+    ran = pytester.runpytest(*BENCHMARKS, *SHORT, *targets, "--benchmark-json", str(kept))
+    assert ran.ret == 1
+    run = run_of(kept)
+    died, interrupted, right = run.measurements
+    assert (died.verdict, died.reason) == (Speed.ERROR, "dies ended its process with exit status 0")
+    assert (interrupted.verdict, interrupted.reason) == (Speed.ERROR, "breaks raised KeyboardInterrupt")
+    assert right.verdict in WITH_RATIO
+    assert run.complete
+
+
+@pytest.mark.parametrize("option", ["--command", "--python"])
+def test_what_another_interpreter_runs_is_not_timed(option: str) -> None:
+    settings = RunSettings(commands=("true",)) if option == "--command" else RunSettings(("c.py:f",), python="python")
+    with pytest.raises(UsageError, match=f"^{option}: benchmarks time what this interpreter imports"):
+        timing_processes(settings, BenchmarkOptions(), Plan((), (), "cpu", Effort(), None, False))
+
+
 def test_an_interrupted_run_is_incomplete(pytester: pytest.Pytester, candidates: Path) -> None:
     kept = pytester.path / "bench.json"
-    target = ("--candidate", f"{candidates}:breaks", "--benchmark-json", str(kept))
+    target = ("--in-process", "--candidate", f"{candidates}:breaks", "--benchmark-json", str(kept))
     ran = pytester.runpytest_subprocess(*BENCHMARKS, *SHORT, *target)
     assert ran.ret == 2
     assert not run_of(kept).complete

@@ -11,8 +11,8 @@ from attention_conformance.implementations.adapters.torch_op import torch_op
 from attention_conformance.implementations.api.contract import Claims, Implementation
 from attention_conformance.implementations.builtin.stepwise.steps import OP_FEATURES, Steps
 from attention_conformance.implementations.defects import catalogue
-from attention_conformance.spec.cases import Case
-from attention_conformance.spec.features import Scope
+from attention_conformance.spec.cases import Case, MaskKind
+from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.tests.harness.explain.diagnosis import (
     Diagnosis,
     FailingCheck,
@@ -21,6 +21,8 @@ from attention_conformance.tests.harness.explain.diagnosis import (
     failing_checks,
 )
 from attention_conformance.tests.harness.run.runner import run
+
+CORE = frozenset({Feature.CORE, Feature.HEADS, Feature.CROSS, Feature.KEY_VALUE, Feature.VALUE_WIDTH})
 
 
 def diagnosis_of(function: Callable[..., Tensor]) -> Diagnosis | None:
@@ -107,7 +109,7 @@ def test_where_nothing_known_matches_the_pattern_is_named() -> None:
 
     diagnosis = diagnosed(peculiar)
     assert not diagnosis.name
-    assert "it fails only with a mask, and only in heads after the first" in str(diagnosis)
+    assert "it fails only with a mask, and only in heads from 1 on (counted from 0)" in str(diagnosis)
 
 
 def test_a_dtype_that_was_not_checked_proves_nothing() -> None:
@@ -126,4 +128,66 @@ def test_a_wrong_gradient_of_the_mask_is_compared_with_cases_that_have_no_mask()
 
     diagnosis = diagnosed(peculiar)
     assert not diagnosis.name
-    assert diagnosis.pattern == "no pattern was found in the failures"
+    assert diagnosis.pattern == "it fails only with a mask"
+
+
+def judged_op(function: Callable[..., Tensor], *cases: Case) -> Diagnosis:
+    implementation = Implementation("candidate", Claims(Scope.OP, OP_FEATURES), torch_op(function))
+    checks = [FailingCheck("shapes.large", case, "float64", "output") for case in cases]
+    diagnosis = diagnose(implementation, checks, dtypes=("float64",))
+    assert diagnosis is not None
+    return diagnosis
+
+
+LONG = Case().sized(key_length=70)
+
+
+def test_a_limit_is_found_between_two_lengths() -> None:
+    def cut(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+        if key.shape[-2] > 41 and not options:
+            return 1.5 * Steps()(query, key, value) - 0.5
+        return Steps()(query, key, value, **options)
+
+    assert judged_op(cut, LONG).when == ("with more than 41 keys",)
+
+
+def test_a_mistake_under_a_condition_is_named_with_it() -> None:
+    def unscaled_when_masked(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+        return Steps()(query, key, value, **({"scale": 1.0, **options} if "attn_mask" in options else options))
+
+    diagnosis = judged_op(unscaled_when_masked, Case(mask=MaskKind.BOOL), Case(mask=MaskKind.FLOAT))
+    assert diagnosis.name == "no-scale"
+    assert diagnosis.when == ("with a mask",)
+
+
+def test_a_second_call_with_the_same_sizes() -> None:
+    first: dict[tuple[int, ...], Tensor] = {}
+
+    def remembers(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+        return Steps()(query, first.setdefault((*query.shape, *key.shape), key), value, **options)
+
+    remembers(*(torch.ones(extents) for extents in ((2, 3, 5, 4), (2, 3, 70, 4), (2, 3, 70, 3))))
+    assert judged_op(remembers, LONG).when == ("from the second call with the same sizes on",)
+
+
+def test_a_number_in_the_denominator_is_measured() -> None:
+    def adds(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        scores = query @ key.mT / query.shape[-1] ** 0.5
+        exponentials = torch.exp(scores - scores.amax(-1, keepdim=True))
+        output: Tensor = exponentials @ value / (exponentials.sum(-1, keepdim=True) + 0.003)
+        return output
+
+    implementation = Implementation("candidate", Claims(Scope.OP, CORE), torch_op(adds))
+    diagnosis = diagnose(implementation, [FailingCheck("softmax.sum-to-one", LONG, "float64", "output")])
+    assert diagnosis is not None
+    assert diagnosis.name == "0.003 added to the sum of the exponentials"
+
+
+def test_roundings_to_a_narrower_dtype_are_seen() -> None:
+    def narrow(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return Steps()(*(x.bfloat16() for x in (query, key, value))).to(query.dtype)
+
+    implementation = Implementation("candidate", Claims(Scope.OP, CORE), torch_op(narrow))
+    diagnosis = diagnose(implementation, [FailingCheck("scores.dot-product", Case(), "float32", "output")])
+    assert diagnosis is not None
+    assert diagnosis.name == "computed in bfloat16"

@@ -1,0 +1,160 @@
+"""Causes: mistakes that are described by a rule rather than by an entry of the catalogue, each a way to answer."""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, replace
+from functools import partial
+
+import numpy as np
+
+from attention_conformance.implementations.api.contract import Result
+from attention_conformance.implementations.defects import Defect
+from attention_conformance.reference.arrays import Floats
+from attention_conformance.reference.expected import Solution, solve
+from attention_conformance.spec.conventions import Conventions
+from attention_conformance.spec.features import NOTHING, Feature, Scope
+from attention_conformance.spec.problem import Problem
+from attention_conformance.tests.harness.explain.observation import Observation
+
+VALID = Feature.VALID_LENS
+DIGITS = 1e-6
+"""How well a factor that is measured on one case has to agree between its elements, relative to itself, in float64."""
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """One explanation.
+
+    Attributes:
+        name: the id of a defect, a convention as the command line spells it, or a cause in words.
+        repair: what to do, one sentence.
+        answer: the answer of an implementation for which the hypothesis is true; it may raise.
+        defect: the catalogue's entry; None for a convention or a cause.
+        rank: which of two that explain the same is named: conventions, then the catalogue, then causes.
+    """
+
+    name: str
+    repair: str
+    answer: Callable[[Problem], Result]
+    defect: Defect | None = None
+    rank: int = 1
+
+    def applies_to(self, problem: Problem) -> bool:
+        """Whether it gets the whole problem: most functions get no valid lengths."""
+        return problem.valid_lens is None or self.defect is None or VALID in self.defect.implementation.claims
+
+
+def answering(conventions: Conventions) -> Callable[[Problem], Result]:
+    """What an implementation answers that is right under these conventions."""
+
+    def answer(problem: Problem) -> Result:
+        parts = {name: part.value for name, part in solve(problem, conventions).parts.items()}
+        gradients = {n.removeprefix("gradients."): value for n, value in parts.items() if n.startswith("gradients.")}
+        weights, averaged = parts["weights"], parts["averaged_weights"]
+        return Result(parts["output"], weights, averaged, parts["log_sum_exp"], gradients)
+
+    return answer
+
+
+def causes(claimed: Conventions) -> Iterator[Hypothesis]:
+    """Options that are ignored, and scales by another extent."""
+    right = answering(claimed)
+
+    def changed(name: str, repair: str, change: Callable[[Problem], Problem]) -> Hypothesis:
+        return Hypothesis(name, repair, lambda problem: right(change(problem)), rank=2)
+
+    yield changed("causal flag ignored", "Apply the causal flag.", lambda p: p.but(causal=False))
+    yield changed("mask ignored", "Apply the attention mask.", lambda p: p.but(attn_mask=None))
+    without_padding: Callable[[Problem], Problem] = lambda p: p.but(key_padding_mask=None, valid_lens=None)  # noqa: E731
+    yield changed("padding ignored", "Apply the padding mask.", without_padding)
+    for option in ("softcap", "alibi", "relative_bias", "sinks", "rotary_base", "query_start", "head_gates"):
+        yield changed(f"{option} ignored", f"Apply {option}.", lambda p, option=option: _without(p, option))  # type: ignore[misc]
+    window: Callable[[Problem], Problem] = lambda p: _without(p, "window_left", "window_right")  # noqa: E731
+    yield changed("window ignored", "Apply the window.", window)
+    for name, extent in EXTENTS.items():
+        yield changed(
+            f"scores divided by the root of {name}",
+            "Divide the scores by the root of the width of a head, d_k, unless the caller gives a scale.",
+            lambda p, extent=extent: p if p.scale is not None else p.but(scale=max(extent(p), 1) ** -0.5),  # type: ignore[misc]
+        )
+    for first, second in (("query", "key"), ("key", "value"), ("query", "value")):
+        yield changed(
+            f"{first} and {second} exchanged",
+            "Take query, key and value in this order.",
+            lambda p, first=first, second=second: _exchanged(p, first, second),  # type: ignore[misc]
+        )
+
+
+EXTENTS: dict[str, Callable[[Problem], int]] = {
+    "the number of keys": lambda problem: int(problem.key.shape[-2]),
+    "the number of queries": lambda problem: int(problem.query.shape[-2]),
+    "the number of heads": lambda problem: problem.num_heads,
+}
+
+
+def _without(problem: Problem, *options: str) -> Problem:
+    known = {field.name for field in fields(NOTHING)}
+    plain = {option: getattr(NOTHING, option) for option in options if option in known}
+    return problem.but(extension=replace(problem.extension, **plain))
+
+
+def _exchanged(problem: Problem, first: str, second: str) -> Problem:
+    if problem.scope is not Scope.OP:
+        raise ValueError("a module has other inputs")
+    arrays = problem.arrays()
+    return problem.with_arrays({first: arrays[second], second: arrays[first]})
+
+
+def fitted_causes(each: Observation, claimed: Conventions) -> Iterator[Hypothesis]:
+    """Causes with one number, which is measured on this failing observation, and has to hold in the others."""
+    if each.got is None or each.problem.scope is not Scope.OP or each.errors.get("output", 0.0) <= 1.0:
+        return
+    if not isinstance(each.got.output, np.ndarray) or each.got.output.shape != each.expected["output"].value.shape:
+        return
+    solution = solve(each.problem.forward_only(), claimed)
+    with np.errstate(all="ignore"):
+        quotient = each.got.output.astype(np.float64) / solution.parts["output"].value
+    if (factor := _constant(quotient, each)) is not None:
+        same = np.asarray(factor)
+        repair = "Return the weighted sum as it is."
+        yield Hypothesis(f"output multiplied by {factor:.6g}", repair, _scaled(claimed, lambda _: same), rank=2)
+    for name, sums in SUMS.items():
+        with np.errstate(all="ignore"):
+            epsilon = _constant(sums(solution)[..., None] * (1.0 / quotient - 1.0), each)
+        if epsilon is not None:
+            name = f"{epsilon:.3g} added to the sum of the exponentials{name}"
+            answer = _scaled(claimed, partial(_share, sums, epsilon))
+            yield Hypothesis(name, "Divide by the sum of the exponentials alone.", answer, rank=2)
+
+
+def _share(sums: Callable[[Solution], Floats], epsilon: float, solution: Solution) -> Floats:
+    """What is left of an output (B, H, Lq) where its denominator is larger by epsilon."""
+    return sums(solution) / (sums(solution) + epsilon)
+
+
+def _scaled(claimed: Conventions, factor: Callable[[Solution], Floats]) -> Callable[[Problem], Result]:
+    """Right answers, multiplied by a factor for each query, (B, H, Lq) or a single one; the output alone."""
+
+    def answer(problem: Problem) -> Result:
+        solution = solve(problem.forward_only(), claimed)
+        return Result(solution.parts["output"].value * factor(solution)[..., None])
+
+    return answer
+
+
+SUMS: dict[str, Callable[[Solution], Floats]] = {
+    "": lambda solution: np.exp(solution.trace.log_sum_exp - solution.trace.top[..., 0]),
+    " without the maximum": lambda solution: np.exp(solution.trace.log_sum_exp),
+}
+"""The denominators (B, H, Lq): with the row maximum subtracted, and without."""
+
+
+def _constant(values: Floats, each: Observation) -> float | None:
+    """The one number that all elements are, as far as their digits go; None where they differ."""
+    finite = values[np.isfinite(values)]
+    if finite.size < 2 or finite.size < values.size // 2:
+        return None
+    middle = float(np.median(finite))
+    spread = DIGITS if each.problem.dtype == "float64" else math.sqrt(DIGITS)
+    steady = np.abs(finite - middle) <= spread * abs(middle)
+    return middle if middle not in (0.0, 1.0) and bool(np.mean(steady) > 0.9) else None

@@ -1,0 +1,306 @@
+"""Naming: the hypothesis, or the two, that explain failing cases and agree with passing ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence, Set
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import numpy as np
+
+from attention_conformance.implementations.adapters.torch_op import torch_op
+from attention_conformance.implementations.api.fitting import required
+from attention_conformance.implementations.defects import Defect
+from attention_conformance.implementations.defects.breaking import in_steps
+from attention_conformance.reference.expected import solve
+from attention_conformance.spec.cases import Case, MaskKind, Padding
+from attention_conformance.spec.clauses import load
+from attention_conformance.spec.conventions import Conventions
+from attention_conformance.spec.features import CASE_OPTIONS, Feature
+from attention_conformance.spec.inputs import build
+from attention_conformance.tests.harness.explain.causes import Hypothesis, fitted_causes
+from attention_conformance.tests.harness.explain.conditions import Condition
+from attention_conformance.tests.harness.explain.observation import Observation, answered
+from attention_conformance.tests.harness.explain.pattern import options
+from attention_conformance.tests.harness.judge.comparison import error_ratios
+
+FIRST = 3
+"""Failing cases with which every hypothesis is tried."""
+KEPT = 16
+"""Hypotheses that are tried with all cases."""
+CASES = 2
+"""A hypothesis that explains fewer cases is no explanation."""
+MOST = 0.75
+"""The share of failing cases that one hypothesis has to explain, and that two have to explain together."""
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What explains the failures.
+
+    Attributes:
+        hypotheses: one, or two mistakes at once.
+        explains: how many failing cases.
+        agrees: how many passing cases.
+        conditions: those without which the mistake is not made.
+        rest: an option of all failing cases that are not explained, and of no other; empty if there is none.
+    """
+
+    hypotheses: tuple[Hypothesis, ...]
+    explains: int
+    agrees: int
+    conditions: tuple[Condition, ...] = ()
+    rest: str = ""
+
+
+@dataclass(frozen=True)
+class Score:
+    """How a hypothesis does.
+
+    Attributes:
+        explained: the failing cases in which its answers are the candidate's.
+        agreeing: the passing ones.
+        contradicting: the passing ones in which it would have failed.
+        error: the largest difference from the candidate's answers, where it explains.
+    """
+
+    hypothesis: Hypothesis
+    explained: tuple[Observation, ...]
+    agreeing: tuple[Observation, ...] = ()
+    contradicting: tuple[Observation, ...] = field(default=())
+    error: float = 0.0
+
+    @property
+    def rank(self) -> tuple[float, ...]:
+        return -len(self.explained) - len(self.agreeing), len(self.contradicting), self.hypothesis.rank, self.error
+
+
+def explanation(
+    listed: Sequence[Hypothesis],
+    failing: Sequence[Observation],
+    passing: Sequence[Observation],
+    clauses: Set[str],
+    claimed: Conventions,
+    conditions: Callable[[], Sequence[Condition]],
+) -> Explanation | None:
+    """What explains the failures, if anything that was observed does not speak against it.
+
+    Args:
+        listed: the hypotheses.
+        failing: what was observed to fail.
+        passing: what was observed to pass.
+        clauses: those that fail: mistakes that are known to break them are tried first.
+        claimed: the conventions of the candidate.
+        conditions: finds when the candidate fails; called only if it is needed.
+    """
+    scores = _scores(listed, failing, passing, clauses, claimed)
+    search = _Search(scores, listed, failing, passing, claimed)
+    if found := search.best(()):
+        return found
+    useful = any(score.explained and _given(score) for score in scores)
+    return search.best(tuple(conditions())) if useful else None
+
+
+@dataclass(frozen=True)
+class _Search:
+    """The search among the best hypotheses, with the arguments of `explanation`."""
+
+    scores: Sequence[Score]
+    listed: Sequence[Hypothesis]
+    failing: Sequence[Observation]
+    passing: Sequence[Observation]
+    claimed: Conventions
+
+    def best(self, when: tuple[Condition, ...]) -> Explanation | None:
+        """One that explains everything, or two; else one that explains most, under these conditions."""
+        sound = [score for score in self.scores if self._sound(score, when)]
+        one = self._simplest(sound)
+        if one is not None and len(one.explained) == len(self.failing):
+            return self._of((one.hypothesis,), one, when)
+        if two := self._apart(sound, when) or self._at_once(sound, when):
+            return two
+        if one is not None and (len(one.explained) >= MOST * len(self.failing) or self._separated(one)):
+            return self._of((one.hypothesis,), one, when, self._separated(one))
+        return None
+
+    def _of(
+        self, hypotheses: tuple[Hypothesis, ...], score: Score, when: tuple[Condition, ...], rest: str = ""
+    ) -> Explanation:
+        agrees = len(self.passing) if when else len(score.agreeing)
+        return Explanation(hypotheses, len(score.explained), agrees, when, rest)
+
+    def _sound(self, score: Score, when: tuple[Condition, ...]) -> bool:
+        """Whether no passing case that fulfils the conditions speaks against it."""
+        against = [each for each in score.contradicting if not when or _all_hold(when, each)]
+        return not against and _by_answers(score) and _given(score)
+
+    def _simplest(self, sound: Sequence[Score]) -> Score | None:
+        """The best; a cause instead of a defect that explains the same, and differs in cases that were not given."""
+        if not sound or sound[0].hypothesis.rank != 1:
+            return next(iter(sound), None)
+        best = sound[0]
+        alike = [s for s in sound[1:] if s.hypothesis.rank == 2 and len(s.explained) == len(best.explained)]
+        return next((s for s in alike if _differ(best.hypothesis, s.hypothesis)), best)
+
+    def _separated(self, score: Score) -> str:
+        """What distinguishes the cases that it does not explain, if it explains half and there is such an option."""
+        known = {id(each) for each in score.explained}
+        rest = [options(each.case) for each in self.failing if id(each) not in known]
+        if not rest or 2 * len(score.explained) < len(self.failing):
+            return ""
+        explained = frozenset[str]().union(*(options(each.case) for each in score.explained))
+        own = [sorted(each - explained) for each in rest]
+        fields = [{option.partition("=")[0] for option in each} for each in own]
+        shared = min(set.intersection(*fields), default="")
+        values = {option for each in own for option in each if option.partition("=")[0] == shared}
+        return " or ".join(sorted(values)) if shared else ""
+
+    def _apart(self, sound: Sequence[Score], when: tuple[Condition, ...]) -> Explanation | None:
+        """Two mistakes that show in different cases."""
+        for first in sound[:FIRST]:
+            known = {id(each) for each in first.explained}
+            rest = [each for each in self.failing if id(each) not in known]
+            for second in _scores(self.listed, rest, self.passing, set(), self.claimed) if len(rest) >= CASES else ():
+                if self._sound(second, when) and len(second.explained) == len(rest):
+                    both = replace(first, explained=tuple(self.failing))
+                    return self._of((first.hypothesis, second.hypothesis), both, when)
+        return None
+
+    def _at_once(self, sound: Sequence[Score], when: tuple[Condition, ...]) -> Explanation | None:
+        """Two mistakes in different steps of one computation, the first of which explains some failing cases alone."""
+        stepped = (s for s in sound if s.hypothesis.defect is not None and s.hypothesis.defect.replaced)
+        first = next(stepped, None)
+        if first is None or first.hypothesis.defect is None:
+            return None
+        one, known = first.hypothesis.defect, {id(each) for each in first.explained}
+        rest = sorted((e for e in self.failing if id(e) not in known), key=lambda e: e.problem.query.size)
+        for second in self.listed:
+            two = second.defect
+            if two is not None and two.replaced and not {*one.replaced} & {*two.replaced}:
+                both = _both(one, two)
+                if scored(both, rest[:1], (), self.claimed).explained:
+                    score = scored(both, self.failing, self.passing, self.claimed)
+                    if len(score.explained) == len(self.failing) and self._sound(score, when):
+                        return self._of((first.hypothesis, second), score, when)
+        return None
+
+
+def _both(one: Defect, two: Defect) -> Hypothesis:
+    run = torch_op(in_steps({**one.replaced, **two.replaced}), extras=("weights", "log_sum_exp"))
+    return Hypothesis(two.id, two.text.repair, lambda problem: run(problem.fresh(), "cpu"))
+
+
+def _differ(one: Hypothesis, two: Hypothesis) -> bool:
+    """Whether they answer differently in any of the ordinary cases with all options, which may not be claimed."""
+    for case in EXAMPLES:
+        problem = build(case, "float64").forward_only()
+        first, second = (answered(partial(h.answer, problem))[0] for h in (one, two))
+        if first is not None and second is not None and not np.allclose(first.output, second.output, equal_nan=True):
+            return True
+    return False
+
+
+EXAMPLES = (
+    Case(mask=MaskKind.BOOL, causal=True),
+    Case(mask=MaskKind.FLOAT, causal=True),
+    Case(scale=0.3, causal=True),
+    Case(padding=Padding.RIGHT, causal=True),
+    Case(mask=MaskKind.BOOL, padding=Padding.LEFT),
+)
+"""Options together, for hypotheses that differ only there."""
+
+
+def _all_hold(found: Sequence[Condition], each: Observation) -> bool:
+    return all(condition.holds(each.case) for condition in found)
+
+
+def _by_answers(score: Score) -> bool:
+    """Whether answers are explained, and not exceptions alone: many mistakes raise the same one."""
+    raises = score.hypothesis.defect is not None and score.hypothesis.defect.raises
+    return len([each for each in score.explained if raises or each.got is not None]) >= CASES
+
+
+def _given(score: Score) -> bool:
+    """Whether a case that is explained has the options that the mistake is about."""
+    if score.hypothesis.defect is None:
+        return True
+    about = load()[score.hypothesis.defect.clauses[0]].features & VISIBLE
+    given = [frozenset(required(each.case)) for each in score.explained]
+    return any(about - MASKS <= each and bool(about & MASKS) <= bool(each & MASKS) for each in given)
+
+
+MASKS = frozenset({Feature.BOOL_MASK, Feature.FLOAT_MASK})
+VISIBLE = MASKS | {option.feature for option in CASE_OPTIONS}
+VISIBLE |= {Feature.SCALE, Feature.CAUSAL, Feature.GROUPED, Feature.CACHE, Feature.KEY_PADDING, Feature.VALID_LENS}
+"""Features that the cases of a clause about them need."""
+
+
+def _scores(
+    listed: Sequence[Hypothesis],
+    failing: Sequence[Observation],
+    passing: Sequence[Observation],
+    clauses: Set[str],
+    claimed: Conventions,
+) -> list[Score]:
+    """The best hypotheses with all cases; those that break a failing clause are tried first, with more cases."""
+    small = sorted(failing, key=lambda each: each.problem.query.size + each.problem.key.size)
+    few = small[:: max(1, -(-len(small) // FIRST))]
+    near = [h for h in listed if h.defect is None or clauses & {*h.defect.clauses}]
+    near += [h for each in few[:1] for h in fitted_causes(each, claimed)]
+    far = [h for h in listed if h.defect is not None and not clauses & {*h.defect.clauses}]
+    scores: list[Score] = []
+    for hypotheses, cases in ((near, few), (far, few[:2])):
+        first = [scored(h, cases, (), claimed) for h in hypotheses]
+        best = sorted((score for score in first if score.explained), key=lambda score: score.rank)[:KEPT]
+        scores += [scored(score.hypothesis, failing, passing, claimed) for score in best]
+        scores.sort(key=lambda score: score.rank)
+        if any(
+            len(s.explained) == len(failing) and not s.contradicting and _by_answers(s) and _given(s) for s in scores
+        ):
+            break
+    return scores
+
+
+def scored(
+    hypothesis: Hypothesis, failing: Sequence[Observation], passing: Sequence[Observation], claimed: Conventions
+) -> Score:
+    """How a hypothesis does in these cases."""
+    explained: list[Observation] = []
+    agreeing: list[Observation] = []
+    contradicting: list[Observation] = []
+    error = 0.0
+    for each in failing:
+        if hypothesis.applies_to(each.problem):
+            distance = each.distance(*answered(lambda each=each: hypothesis.answer(each.problem)))  # type: ignore[misc]
+            if distance <= 1.0:
+                explained.append(each)
+                error = max(error, distance)
+    for each in passing:
+        agrees = _agrees(hypothesis, each, claimed)
+        if agrees is not None:
+            (agreeing if agrees else contradicting).append(each)
+    return Score(hypothesis, tuple(explained), tuple(agreeing), tuple(contradicting), error)
+
+
+def _agrees(hypothesis: Hypothesis, each: Observation, claimed: Conventions) -> bool | None:
+    """Whether it is right where the candidate is; None where it has no answer, or another right one."""
+    if not hypothesis.applies_to(each.problem):
+        return None
+    other, _ = answered(lambda: hypothesis.answer(each.problem))
+    if other is None:
+        return None
+    if each.distance(other) <= 1.0:
+        return True
+    if any(each.got is not None and _lacks(other, part) for part in each.parts):
+        return None
+    own = hypothesis.defect.implementation.claims.conventions if hypothesis.defect else claimed
+    if own != claimed:
+        expected = solve(each.problem, own).parts["output"]
+        if other.output.shape == expected.value.shape and (error_ratios(other.output, expected) <= 1.0).all():
+            return None
+    return False
+
+
+def _lacks(result: object, part: str) -> bool:
+    """Whether an answer has no such part, as an answer without gradients."""
+    return part.startswith("gradients.") and not getattr(result, "gradients", {})

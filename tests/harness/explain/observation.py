@@ -1,0 +1,168 @@
+"""Observations: what a candidate answered to cases, next to the reference, and how near another answer is to it."""
+
+from __future__ import annotations
+
+import math
+import string
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attention_conformance.implementations.api.contract import Implementation, PathError, Result, Unsupported
+from attention_conformance.implementations.api.fitting import fit_to_explain
+from attention_conformance.implementations.api.safe_call import CandidateError, answer, restored
+from attention_conformance.reference.arrays import Floats
+from attention_conformance.reference.expected import Expected, solve
+from attention_conformance.reference.visibility import allowed_keys
+from attention_conformance.spec.cases import Case
+from attention_conformance.spec.conventions import Conventions
+from attention_conformance.spec.features import Scope
+from attention_conformance.spec.inputs import build
+from attention_conformance.spec.problem import Array, Problem
+from attention_conformance.tests.harness.judge.comparison import error_ratios
+from attention_conformance.tests.harness.judge.judge import part_of
+
+Booleans: TypeAlias = NDArray[np.bool_]
+WITHOUT_DIGITS = str.maketrans("", "", string.digits)
+
+
+@dataclass(frozen=True, eq=False)
+class Observation:
+    """What the candidate answered to one case.
+
+    Attributes:
+        got: None if it raised.
+        raised: the exception in words, numbers left out.
+        errors: its distance from the reference, in bounds, part by part.
+        rows: what is compared of the output; None: all of it.
+    """
+
+    case: Case
+    problem: Problem
+    parts: tuple[str, ...]
+    got: Result | None
+    expected: dict[str, Expected]
+    errors: dict[str, float]
+    failing: bool
+    raised: str = ""
+    rows: Booleans | None = None
+
+    def without_empty_rows(self, conventions: Conventions) -> Observation:
+        """The same where rows without any key are left out, with the output alone where there are some."""
+        visible = np.asarray(allowed_keys(self.problem, conventions).any(-1))
+        if visible.size and visible.all():
+            return self
+        rows = visible[..., None] if self.problem.scope is Scope.OP else np.asarray(visible.all(1))[..., None]
+        left = replace(self, parts=("output",), rows=np.broadcast_to(rows, self.expected["output"].value.shape))
+        error = left.error("output") if visible.any() else 0.0
+        return replace(left, errors={"output": error}, failing=error > 1.0)
+
+    def judged(self, part: str, array: Array) -> Array:
+        """The array with zeros in the rows that are left out."""
+        wide = array.astype(np.float64)
+        return wide if self.rows is None or part != "output" else np.where(self.rows, wide, 0.0)
+
+    def error(self, part: str) -> float:
+        """The largest distance from the reference, in bounds; 2 at least where a number is NaN or infinite."""
+        array, expected = None if self.got is None else part_of(self.got, part), self.expected[part]
+        if array is None or array.shape != expected.value.shape:
+            return math.inf
+        reference = Expected(self.judged(part, expected.value), expected.bound)
+        ratios = error_ratios(self.judged(part, array), reference)
+        finite = ratios[np.isfinite(ratios)]
+        worst = float(finite.max(initial=0.0))
+        return worst if finite.size == ratios.size else max(2.0, worst)
+
+    def distance(self, other: Result | None, raised: str = "") -> float:
+        """How far another answer is from the candidate's, in units of what would count as the same.
+
+        It counts as the same if it is as near as two right answers may be, or shares at least half of the digits by
+        which the candidate is away from the reference; and never if the reference is nearly as near.
+        """
+        if self.got is None or other is None:
+            return 0.0 if self.got is other and self.raised == raised else math.inf
+        return max(self._distance(part, self.got, other) for part in self.parts)
+
+    def _distance(self, part: str, got: Result, other: Result) -> float:
+        own, theirs = part_of(got, part), part_of(other, part)
+        if own is None or theirs is None or own.shape != theirs.shape:
+            return 0.0 if own is theirs else math.inf
+        reference = self.expected[part]
+        if own.shape != reference.value.shape:
+            return 0.0 if np.array_equal(own, theirs, equal_nan=True) else math.inf
+        # Where exact zeros are expected, the bound is no measure of the roundings of wrong answers.
+        bound = np.maximum(reference.bound, reference.bound.mean())
+        wide = self.judged(part, own)
+        error = _largest(wide, Expected(self.judged(part, reference.value), bound))
+        if error <= 1.0 < self.errors[part]:
+            error, bound = self.errors[part], reference.bound
+        limit = 2.0 if error <= 1.0 else min(max(2.0, math.sqrt(error)), error / 2.0)
+        return _largest(wide, Expected(self.judged(part, theirs), bound)) / limit
+
+
+def _largest(values: Floats, expected: Expected) -> float:
+    """The largest error in bounds; infinite where only one of both is finite."""
+    return float(np.nan_to_num(error_ratios(values, expected), nan=math.inf).max(initial=0.0))
+
+
+def observed(
+    implementation: Implementation, case: Case, dtype: str, parts: tuple[str, ...], device: str
+) -> Observation:
+    """The answer to a case that the claims allow; the output is compared, and the parts that the case has."""
+    problem = build(case, dtype)
+    # A mask that another case lacks has no gradient there.
+    names = tuple(name for name in problem.needs if f"gradients.{name}" in parts)
+    problem = replace(problem, needs=names) if names else problem.forward_only()
+    expected = dict(solve(problem, implementation.claims.conventions).parts)
+    parts = tuple(part for part in dict.fromkeys(("output", *parts)) if part in expected)
+    got, raised = answered(lambda: answer(implementation.run, problem.fresh(), device))
+    made = Observation(case, problem, parts, got, expected, {}, False, raised)
+    errors = {part: made.error(part) for part in parts}
+    return replace(made, errors=errors, failing=max(errors.values()) > 1.0)
+
+
+@dataclass
+class Prober:
+    """Answers whether the candidate fails cases that are made for the question, a limited number of them.
+
+    Attributes:
+        left: how many calls may still be made.
+        seen: what was observed so far.
+        whole: whether rows without any key are compared, too.
+    """
+
+    implementation: Implementation
+    dtype: str
+    parts: tuple[str, ...]
+    device: str
+    left: int
+    seen: dict[Case, Observation | None]
+    whole: bool = True
+
+    def fails(self, case: Case) -> bool | None:
+        """Whether it fails; None where the claims exclude the case, or no call is left."""
+        seen = self.observe(case)
+        return None if seen is None else seen.failing
+
+    def observe(self, case: Case) -> Observation | None:
+        """The observation of exactly this case, made only once."""
+        if case not in self.seen:
+            fitted = fit_to_explain(case, self.implementation.claims)
+            whole_groups = case.sizes.num_heads % case.sizes.kv_heads == 0
+            if not whole_groups or isinstance(fitted, Unsupported) or fitted.sizes != case.sizes or self.left <= 0:
+                return None
+            self.left -= 1
+            made = observed(self.implementation, fitted, self.dtype, self.parts, self.device)
+            self.seen[case] = made if self.whole else made.without_empty_rows(self.implementation.claims.conventions)
+        return self.seen[case]
+
+
+def answered(call: Callable[[], Result]) -> tuple[Result | None, str]:
+    """The answer, or None and the exception in words without numbers."""
+    try:
+        return restored(call), ""
+    except (CandidateError, PathError) as error:
+        return None, str(error).translate(WITHOUT_DIGITS)

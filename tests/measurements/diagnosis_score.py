@@ -1,0 +1,129 @@
+"""The score of the diagnosis on mistakes that it does not know: a chapter of the catalogue is left out at a time.
+
+`python -m attention_conformance.tests.measurements.diagnosis_score` prints the shares that are named, located and
+misnamed, and with --write makes docs/diagnosis.md of them.
+"""
+
+import argparse
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+import torch
+
+from attention_conformance.implementations.defects import Defect, catalogue
+from attention_conformance.spec.cases import Case
+from attention_conformance.tests.harness.explain.diagnosis import PROBES, Diagnosis, FailingCheck, diagnose
+from attention_conformance.tests.harness.explain.naming import Explanation, scored
+from attention_conformance.tests.harness.explain.observation import Observation, Prober
+from attention_conformance.tests.harness.judge.clause_tests import Selection
+from attention_conformance.tests.harness.judge.judge import FailureLimitError, Judge
+from attention_conformance.tests.harness.judge.judging import plainest
+from attention_conformance.tests.measurements.pages import table, write_page
+
+KINDS = ("named", "located", "misnamed", "unexplained")
+UNSEEN = 5000
+"""Added to the seeds of cases that the diagnosis does not get."""
+DTYPE = "float64"
+
+
+@dataclass(frozen=True)
+class Result:
+    """What the diagnosis made of one defect.
+
+    Attributes:
+        kind: one of `KINDS`; empty where nothing failed that could be compared.
+    """
+
+    defect: str
+    chapter: str
+    kind: str
+    text: str
+
+
+def result_of(defect: Defect, unknown: Sequence[str]) -> Result:
+    """The diagnosis of a defect without the mistakes that are unknown, and whether unseen cases bear it out."""
+    checks = list(_failing(defect))
+    diagnosis = diagnose(defect.implementation, checks, dtypes=(DTYPE,), unknown=unknown)
+    if diagnosis is None or diagnosis.of_clauses:
+        return Result(defect.id, defect.chapter, "", "")
+    return Result(defect.id, defect.chapter, _kind(defect, diagnosis, checks), str(diagnosis))
+
+
+def _failing(defect: Defect) -> Iterator[FailingCheck]:
+    """The plainest failing check of each clause."""
+    for check in Selection((defect.implementation,), dtypes=(DTYPE,)).plan():
+        judge = Judge(defect.implementation, DTYPE, failure_limit=10, selected=(DTYPE,))
+        with suppress(FailureLimitError):
+            check.test(judge)
+        if judge.tally.failures:
+            plain = plainest(judge.tally.failures)
+            yield FailingCheck(check.clause.id, Case.from_json(plain.case), DTYPE, plain.part)
+
+
+def _kind(defect: Defect, diagnosis: Diagnosis, checks: Sequence[FailingCheck]) -> str:
+    if not diagnosis.name:
+        return "located" if diagnosis.when else "unexplained"
+    if diagnosis.explanation is None:
+        return "named" if diagnosis.name.startswith("computed in") else "misnamed"
+    return "named" if _holds(defect, diagnosis.explanation, checks) else "misnamed"
+
+
+def _holds(defect: Defect, explanation: Explanation, checks: Sequence[FailingCheck]) -> bool:
+    """Whether unseen cases agree: each failing one with one of the mistakes, and each passing one with all."""
+    parts = tuple(dict.fromkeys(each.part for each in checks if each.part))
+    prober = Prober(defect.implementation, DTYPE, parts, "cpu", 500, {})
+    cases = [replace(case, seed=case.seed + UNSEEN) for case in (*(each.case for each in checks), *PROBES)]
+    claimed = defect.implementation.claims.conventions
+    seen = [each.without_empty_rows(claimed) for each in map(prober.observe, cases) if each is not None]
+    failing, passing = ([each for each in seen if each.failing is kind] for kind in (True, False))
+    scores = [scored(hypothesis, failing, passing, claimed) for hypothesis in explanation.hypotheses]
+    explained = {id(each) for score in scores for each in score.explained}
+    at_once = len(scores) > 1  # where both show in one case, neither alone is its answer
+    against = any(_fulfils(explanation, each) for score in scores for each in score.contradicting)
+    return not against and (at_once or 4 * len(explained) >= 3 * len(failing))
+
+
+def _fulfils(explanation: Explanation, each: Observation) -> bool:
+    return all(condition.holds(each.case) for condition in explanation.conditions)
+
+
+def results(defects: Sequence[Defect], processes: int) -> Iterator[Result]:
+    """The result of each, its own chapter left out."""
+    with ProcessPoolExecutor(processes, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        yield from pool.map(_result_of, [defect.id for defect in defects])
+
+
+def _result_of(name: str) -> Result:
+    defect = next(defect for defect in catalogue() if defect.id == name)
+    return result_of(defect, [other.id for other in catalogue() if other.chapter == defect.chapter])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--every", type=int, default=8, help="take each so many-th defect of the catalogue (8)")
+    parser.add_argument("--first", type=int, default=0, help="where to begin")
+    parser.add_argument("--write", action="store_true", help="write docs/diagnosis.md")
+    options = parser.parse_args()
+    start, made = time.perf_counter(), []
+    for each in results(catalogue()[options.first :: options.every], options.processes):
+        print(f"{each.kind or '-':12} {each.defect}: {each.text}", file=sys.stderr)
+        made.append(each)
+    counted = [each for each in made if each.kind]
+    totals = Counter(each.kind for each in counted)
+    rows = [(kind, str(totals[kind]), f"{totals[kind] / max(len(counted), 1):.0%}") for kind in KINDS]
+    print(table(("", "defects", "share"), rows, numeric=True))
+    if options.write:
+        misnamed = [(each.defect, each.text) for each in counted if each.kind == "misnamed"]
+        minutes = (time.perf_counter() - start) / 60.0
+        write_page("diagnosis.md", rows=rows, misnamed=misnamed, counted=len(counted), made=len(made), minutes=minutes)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
