@@ -89,6 +89,7 @@ class MaskShape(StrEnum):
     SHARED = "Lq,Lk"
     KEYS = "B,1,1,Lk"
     QUERIES = "B,1,Lq,1"
+    EACH_KEYS = "B,H,1,Lk"
     HEADS_ONLY = "H,Lq,Lk"
     KEYS_ONLY = "Lk"
 
@@ -150,6 +151,10 @@ class Layout(StrEnum):
     """Negative strides."""
     BROADCAST = "broadcast"
     """Key and value of stride 0 along the batch."""
+    FORTRAN = "fortran"
+    """The first axis is the innermost, and the last one has the longest stride."""
+    PACKED = "packed"
+    """Query, key and value of as many tokens are columns of one buffer, as one product for all of them gives."""
 
 
 class Sharing(StrEnum):

@@ -35,15 +35,17 @@ _EXAMPLES = {
     and len(values := tuple(dict.fromkeys((f.default, *(getattr(o.example, f.name) for o in CASE_OPTIONS))))) > 1
 }
 """The fields of an extension, with their defaults and what the examples of options set."""
+STORED_SHAPES, STORED_LAYOUTS = 6, 6
+"""So many shapes of masks and layouts are combined with the other options; the others are checked on their own."""
 FACTORS: Mapping[str, Sequence[Any]] = {
     "sizes": SIZES,
     "score_std": (1.5, 6.0),
     "mask": tuple(MaskKind),
-    "mask_shape": tuple(shape for shape in MaskShape if len(shape.split(",")) in (2, 4)),
+    "mask_shape": tuple(MaskShape)[:STORED_SHAPES],
     "padding": (Padding.NONE, Padding.RIGHT, Padding.LEFT, Padding.HOLES, Padding.LENGTHS, Padding.QUERY_LENGTHS),
     "causal": (False, True),
     "scale": (None, 0.3, 1.7),
-    "layout": tuple(Layout),
+    "layout": tuple(Layout)[:STORED_LAYOUTS],
     "num_kv_heads": (0, 1, 2),
     **_EXAMPLES,
     "window_right": (None, 0, 1),

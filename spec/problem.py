@@ -122,7 +122,8 @@ class Problem:
 
     def fresh(self) -> Problem:
         """A copy in memory of its own, laid out as the problem states: what a candidate is given."""
-        return self.with_arrays({n: lay_out(a, self._layout_of(n)) for n, a in self.arrays().items()})
+        arrays = {n: lay_out(a, self._layout_of(n)) for n, a in self.arrays().items()}
+        return self.with_arrays(arrays if self.layout is not Layout.PACKED else arrays | packed(arrays))
 
     def widened(self) -> Problem:
         """The same numbers in float64: what the reference works on."""
@@ -166,10 +167,28 @@ def lay_out(array: Array, layout: Layout) -> Array:
             return buffer[1:].reshape(array.shape)
         case Layout.REVERSED if array.ndim >= 2:
             return array[..., ::-1, :].copy()[..., ::-1, :]
+        case Layout.FORTRAN:
+            return np.array(array, order="F")
         case Layout.BROADCAST if array.ndim >= 2 and array.shape[0] > 1:
             return np.broadcast_to(array[:1].copy(), array.shape)
         case _:
             return np.array(array, order="C")
+
+
+def packed(arrays: Mapping[str, Array]) -> dict[str, Array]:
+    """Query, key and value, as far as they are given, with those of as many tokens in one buffer (B, L, columns)."""
+    inputs = {name: arrays[name] for name in HELD[:3] if name in arrays}
+    laid: dict[str, Array] = {}
+    for length in {rows.shape[-2] for rows in inputs.values()}:
+        own = {name: rows for name, rows in inputs.items() if rows.shape[-2] == length}
+        tokens = {name: rows.swapaxes(1, 2) if rows.ndim == 4 else rows for name, rows in own.items()}
+        flat = {name: rows.reshape(*rows.shape[:2], -1) for name, rows in tokens.items()}
+        buffer, start = np.concatenate(list(flat.values()), -1), 0
+        for name, rows in tokens.items():
+            stop = start + flat[name].shape[-1]
+            columns = buffer[..., start:stop].reshape(rows.shape)
+            laid[name], start = columns.swapaxes(1, 2) if rows.ndim == 4 else columns, stop
+    return laid
 
 
 def _widen(array: Array) -> Array:

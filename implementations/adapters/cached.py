@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from attention_conformance.implementations.adapters.native import Native, indirect, natively
-from attention_conformance.implementations.adapters.op_options import INPUTS, extra_options
+from attention_conformance.implementations.adapters.op_options import extra_options, inputs_of
 from attention_conformance.implementations.adapters.results import array_forms, differing
 from attention_conformance.implementations.adapters.tensors import (
     TORCH_DTYPES,
@@ -120,7 +120,7 @@ cached = Cached
 
 
 def _cut(problem: Problem, given: Any) -> list[tuple[Any, ...]]:
-    return [tuple(given[name][..., piece, :] for name in INPUTS) for piece in pieces(problem)]
+    return [tuple(rows[..., piece, :] for rows in inputs_of(given)) for piece in pieces(problem)]
 
 
 def _fed(start: Callable[[Stream], Feed], stream: Stream, cut: list[tuple[Any, ...]]) -> list[Any]:

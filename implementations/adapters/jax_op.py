@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from attention_conformance.implementations.adapters.op_options import INPUTS, op_options, seeded
+from attention_conformance.implementations.adapters.op_options import inputs_of, op_options, seeded
 from attention_conformance.implementations.adapters.results import output_of, result_of
 from attention_conformance.implementations.api.contract import Result
 from attention_conformance.spec.conventions import Polarity
@@ -41,7 +41,7 @@ class JaxOp:
             def call(leaves: Mapping[str, Any]) -> tuple[Any, Any]:
                 arrays = {**given, **leaves}
                 options = op_options(problem, arrays, self.polarity, self.implied)
-                answer = self.function(*(arrays[n] for n in INPUTS), **options)
+                answer = self.function(*inputs_of(arrays), **options)
                 return output_of(answer), answer
 
             if problem.cotangent is None:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from attention_conformance.implementations.adapters.op_options import inputs_of as inputs_of
 from attention_conformance.implementations.adapters.tensors import Tensors
 from attention_conformance.implementations.adapters.torch_module import Packed, Places
 from attention_conformance.implementations.api.contract import Unsupported
@@ -37,13 +38,6 @@ PLACES: Places = {
 }
 
 Answer = torch.Tensor | tuple[torch.Tensor, ...]
-
-
-def inputs_of(given: Tensors) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Query, key and value; a shared input is one and the same tensor."""
-    query = given["query"]
-    key = given.get("key", query)
-    return query, key, given.get("value", key)
 
 
 def one_mask(case: Case) -> Case | Unsupported:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from attention_conformance.implementations.adapters.native import Native, bound
-from attention_conformance.implementations.adapters.op_options import INPUTS, op_options, seeded
+from attention_conformance.implementations.adapters.op_options import inputs_of, op_options, seeded
 from attention_conformance.implementations.adapters.results import array_forms, differing, result_of
 from attention_conformance.implementations.api.contract import Result
 from attention_conformance.spec.conventions import Polarity
@@ -39,14 +39,14 @@ class NumpyOp:
         given = self._given(problem)
         with _quiet(problem):
             before = array_forms(given)
-            answer = self.function(*(given[n] for n in INPUTS), **self._options(problem, given))
+            answer = self.function(*inputs_of(given), **self._options(problem, given))
             disturbed = differing(before, array_forms(given))
         return result_of(answer, self.extras, _checked, disturbed=disturbed)
 
     def native(self, problem: Problem, device: str) -> Native:
         """The function's own call."""
         given = self._given(problem)
-        forward = bound(self.function, *(given[n] for n in INPUTS), **self._options(problem, given))
+        forward = bound(self.function, *inputs_of(given), **self._options(problem, given))
         return Native(
             forward, lambda answer: result_of(answer, self.extras, _checked, fewer=True), given, lambda: _quiet(problem)
         )

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -14,13 +14,21 @@ from attention_conformance.spec.problem import Array, Problem
 
 torch = optional("torch")
 INPUTS = ("query", "key", "value")
+T = TypeVar("T")
 LENGTHS = {"query_lengths": "cu_seqlens_q", "key_lengths": "cu_seqlens_k"}
+
+
+def inputs_of(given: Mapping[str, T]) -> tuple[T, T, T]:
+    """Query, key and value; a shared input is one and the same array."""
+    query = given["query"]
+    key = given.get("key", query)
+    return query, key, given.get("value", key)
 
 
 def op_options(
     problem: Problem, given: Mapping[str, Any], polarity: Polarity, implied: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """attn_mask, key_padding_mask, is_causal=True, scale, and what `extra_options` names.
+    """attn_mask, key_padding_mask, valid_lens, is_causal=True, scale, and what `extra_options` names.
 
     Args:
         problem: the problem.
@@ -33,6 +41,8 @@ def op_options(
         if name in given:
             flipped = problem.arrays()[name].dtype.kind == "b" and polarity is Polarity.MASKED_OUT
             options[name] = ~given[name] if flipped else given[name]
+    if "valid_lens" in given:
+        options["valid_lens"] = given["valid_lens"]
     if problem.causal:
         options["is_causal"] = True
     if problem.scale is not None:

@@ -25,12 +25,32 @@ def to_tensor(array: Array, device: str = "cpu") -> torch.Tensor:
     """The array as a tensor that shares its memory and strides on the CPU; negative strides are copied."""
     if any(stride < 0 for stride in array.strides):
         array = array.copy()
+    if start := _start(array):
+        # A tensor made of a view begins with its storage; one of its buffer lies where a user's chunk or slice does.
+        buffer = to_tensor(_owner(array).reshape(-1), device)
+        return buffer.as_strided(array.shape, [stride // array.itemsize for stride in array.strides], start)
     with warnings.catch_warnings():
         # A broadcast array is read-only; torch warns of it, and the suite compares inputs after each call.
         warnings.simplefilter("ignore", UserWarning)
         if array.dtype == ml_dtypes.bfloat16:
             return torch.from_numpy(array.view(np.uint16)).view(torch.bfloat16).to(device)
         return torch.from_numpy(array).to(device)
+
+
+def _start(array: Array) -> int:
+    """The element of its buffer with which an array begins; 0 where there is no buffer of such elements."""
+    owner = _owner(array)
+    if owner is array or owner.dtype != array.dtype or not owner.flags.c_contiguous:
+        return 0
+    start, rest = divmod(array.ctypes.data - owner.ctypes.data, array.itemsize)
+    return 0 if rest or any(stride % array.itemsize for stride in array.strides) else start
+
+
+def _owner(array: Array) -> Array:
+    """The array whose memory this one is a view of, perhaps itself."""
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return array
 
 
 def to_array(tensor: torch.Tensor) -> Array:

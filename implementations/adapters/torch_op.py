@@ -9,7 +9,7 @@ import torch
 
 from attention_conformance.implementations.adapters.native import Native, bound, indirect
 from attention_conformance.implementations.adapters.native_torch import native_call
-from attention_conformance.implementations.adapters.op_options import INPUTS, op_options, seeded
+from attention_conformance.implementations.adapters.op_options import inputs_of, op_options, seeded
 from attention_conformance.implementations.adapters.results import differing, output_of, result_of
 from attention_conformance.implementations.adapters.tensors import (
     Tensors,
@@ -63,7 +63,7 @@ class TorchOp:
         with seeded(problem):
             with self.context(), torch.set_grad_enabled(problem.cotangent is not None):
                 before = forms(given)
-                answer = self.function(*(given[n] for n in INPUTS), **self._options(problem, given))
+                answer = self.function(*inputs_of(given), **self._options(problem, given))
                 disturbed = differing(before, forms(given))
             gradients = {} if problem.cotangent is None else _gradients(problem, given, output_of(answer), self.twice)
             return result_of(answer, self.extras, to_array, gradients=gradients, disturbed=disturbed)
@@ -73,7 +73,7 @@ class TorchOp:
         if self.twice:
             return indirect(self, problem, device)
         given = tensors(problem, device)
-        forward = bound(self.function, *(given[n] for n in INPUTS), **self._options(problem, given))
+        forward = bound(self.function, *inputs_of(given), **self._options(problem, given))
         leaves = {name: given[name] for name in problem.needs}
         return native_call(forward, problem, given, leaves, self.context, self.extras)
 

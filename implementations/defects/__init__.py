@@ -46,8 +46,9 @@ MODULES = (
     "transforms",
     "conventions",
     "published",
+    "conditions",
 )
-"""In the order of the specification's chapters; last, the mistakes of the write-ups that it encodes."""
+"""In the order of the specification's chapters; last, the mistakes of the write-ups that it encodes, and rare ones."""
 
 
 @cache

@@ -78,7 +78,7 @@ def float_mask_dropped_over_many_keys(query: Tensor, key: Tensor, value: Tensor,
     return Steps()(query, key, value, **options)
 
 
-@breaks("shapes.large", step="add_causal", holds=("causal.square", "shapes.tile-edges"), severity=LEAK)
+@breaks("shapes.large", step="add_causal", holds=("causal.square", "shapes.combinations"), severity=LEAK)
 def triangle_of_a_fixed_length(scores: Tensor) -> Tensor:
     late = torch.arange(scores.shape[-2])[:, None] >= 260
     return torch.where(late, scores, correct.add_causal(scores))

@@ -103,7 +103,7 @@ class ClaimCheck:
         if isinstance(fitted, Unsupported):
             return False
         problem = build(fitted, self.dtype).forward_only()
-        core = replace(problem, attn_mask=None, causal=False, scale=None)
+        core = replace(problem, attn_mask=None, key_padding_mask=None, causal=False, scale=None)
         without = core if case.extension == NOTHING else replace(problem, extension=NOTHING, extras={})
         first, second = self.answer(problem), self.answer(without)
         return not first.error and not second.error and equal_outputs(first, second)
@@ -223,7 +223,7 @@ def core_claims(check: ClaimCheck, exact_dtype: bool = False) -> tuple[Claims, t
 
     Args:
         check: its plain call works.
-        exact_dtype: whether a half type counts only if the output has it: NumPy computes in wider types silently.
+        exact_dtype: whether a dtype counts only if the output has it: NumPy computes in wider types silently.
     """
     dtypes, notes = _dtypes(check, exact_dtype)
     refuted = {}
@@ -244,7 +244,7 @@ def _dtypes(check: ClaimCheck, exact_dtype: bool) -> tuple[tuple[str, ...], list
         masked = {dtype: check.run(case, dtype).error for dtype in DTYPES}
         if not masked[check.dtype]:
             errors = {dtype: error or masked[dtype] for dtype, error in errors.items()}
-    for dtype in ("bfloat16", "float16"):
+    for dtype in ("float32", "bfloat16", "float16"):
         if exact_dtype and errors.get(dtype) == "":
             output = parts(check.run(PLAIN, dtype))[0]
             errors[dtype] = "" if output.dtype == DTYPES[dtype] else f"it answers in {output.dtype}"

@@ -171,7 +171,7 @@ def views(subject: Subject, facts: Facts) -> Iterator[Finding]:
     plain = subject.reply(problem)
     errors = {}
     for layout in Layout:
-        if layout not in (Layout.CONTIGUOUS, Layout.BROADCAST):
+        if layout not in (Layout.CONTIGUOUS, Layout.BROADCAST, Layout.FORTRAN):
             reply = subject.reply(replace(problem, layout=layout))
             same = subject.near(reply.output, plain.output)
             errors[str(layout)] = reply.error or ("" if same else "another answer")

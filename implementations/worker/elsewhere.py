@@ -11,6 +11,8 @@ from attention_conformance.implementations.worker.limits import STARTING
 WORKER = "attention_conformance.implementations.worker.serve"
 SUITE = Path(__file__).resolve().parents[2]
 """The folder of the package, which may have any name."""
+SAFE_PATH = "-P"
+"""Files of the current folder, such as a `random.py`, stand in for no module that the suite imports."""
 OLDEST = (3, 11)
 NEEDED = f"import sys; assert sys.version_info >= {OLDEST}, 'it is older than Python %d.%d' % {OLDEST}; import numpy"
 START = f"""
@@ -26,7 +28,12 @@ main()
 
 def worker_command(python: str = "") -> tuple[str, ...]:
     """The command that starts the worker: by this interpreter, or by that of another environment."""
-    return (python, "-c", START) if python else (sys.executable, "-m", WORKER)
+    return (python, SAFE_PATH, "-c", START) if python else module_command(WORKER)
+
+
+def module_command(module: str) -> tuple[str, ...]:
+    """The command that runs a module of the suite by this interpreter."""
+    return sys.executable, SAFE_PATH, "-m", module
 
 
 def unusable(python: str) -> str:

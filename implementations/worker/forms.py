@@ -13,7 +13,7 @@ from attention_conformance.implementations.api.safe_call import RETURNED
 from attention_conformance.implementations.worker.wire import Message
 from attention_conformance.spec.cases import Layout, Sharing, from_data
 from attention_conformance.spec.features import Extension, Scope
-from attention_conformance.spec.problem import HELD, Array, Problem
+from attention_conformance.spec.problem import HELD, Array, Problem, packed
 
 PLAIN = ("num_heads", "causal", "scale")
 """The fields of a problem that stand in a message as they are."""
@@ -53,7 +53,7 @@ def problem_of(message: Message) -> Problem:
     sharing = Sharing(given["sharing"])
     key = arrays["query"] if sharing is Sharing.SELF else arrays["key"]
     optional: dict[str, Any] = {name: arrays[name] for name in HELD[3:] if name in arrays}
-    return Problem(
+    problem = Problem(
         scope=Scope(given["scope"]),
         query=arrays["query"],
         key=key,
@@ -67,6 +67,7 @@ def problem_of(message: Message) -> Problem:
         **optional,
         **{name: given[name] for name in PLAIN},
     )
+    return problem if problem.layout is not Layout.PACKED else problem.with_arrays(packed(problem.arrays()))
 
 
 def _memory(array: Array) -> tuple[list[int], int] | None:

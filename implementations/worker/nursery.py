@@ -23,6 +23,7 @@ from types import ModuleType
 from typing import Any
 from uuid import uuid4
 
+from attention_conformance.implementations.worker.elsewhere import module_command
 from attention_conformance.implementations.worker.leftovers import MARK
 from attention_conformance.implementations.worker.process import Ended, ParentError, Process, ended_child
 
@@ -116,7 +117,7 @@ def _nursery(judge: int, environment: tuple[tuple[str, str], ...]) -> Nursery:
     """The nursery of a process for an environment."""
     own, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with other:
-        command = [sys.executable, "-m", MODULE, str(other.fileno())]
+        command = [*module_command(MODULE), str(other.fileno())]
         nothing, placeholder = subprocess.DEVNULL, {MARK: uuid4().hex}
         process = subprocess.Popen(
             command,
@@ -173,7 +174,6 @@ def _begin(request: Mapping[str, Any], files: list[int]) -> None:
         os.dup2(each, number)
         os.close(each)
     os.chdir(request["folder"])
-    sys.path[0] = request["folder"]
     _show_mark(os.environ[MARK], request["environment"][MARK])
     os.environ.clear()
     os.environ.update(request["environment"])

@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -96,6 +97,8 @@ class Worker:
         given = request.fields
         # The candidate may change the current folder as it is imported.
         self.given = {**given, "target": Target.parse(given["target"]).absolute}
+        if (target_of := Target.parse(self.given["target"])).is_file:
+            sys.path.insert(0, str(Path(target_of.place).parent))  # it may import helpers later, as it is called
         memory = limit_memory(given.get("memory"))
         with loading():
             target = load_target(given["target"])
@@ -181,6 +184,12 @@ class Worker:
         written, shared = self._observer(request).overwritten(problem_of(request), later, request.fields["device"])
         return Message({"overwritten": written, "shared": list(shared)})
 
+    def in_turn(self, request: Message) -> Message:
+        """See `Observer`; the later problem came before, by a request of its own."""
+        (later,), self.later = self.later, []
+        result = self._observer(request).in_turn(problem_of(request), later, request.fields["device"])
+        return Message({}) if result is None else result_message(result)
+
     def peak(self, request: Message) -> Message:
         """See `Observer`."""
         given = request.fields
@@ -258,6 +267,7 @@ OPERATIONS: Mapping[str, Callable[[Worker, Message], Message]] = {
     "seed": Worker.seed,
     "keep": Worker.keep,
     "overwritten": Worker.overwritten,
+    "in_turn": Worker.in_turn,
     "peak": Worker.peak,
     "left_behind": Worker.left_behind,
     "threads": Worker.threads,
@@ -268,6 +278,7 @@ OPERATIONS: Mapping[str, Callable[[Worker, Message], Message]] = {
 def main() -> None:
     """Answers requests until there are no more."""
     streams = own_streams()
+    import_from_here()
     compute_on_one_thread()
     die_with_parent()
     served(streams, Worker().answer)
@@ -298,6 +309,11 @@ def own_streams() -> tuple[BinaryIO, BinaryIO]:
     os.close(nothing)
     os.dup2(2, 1)
     return requests, answers
+
+
+def import_from_here() -> None:
+    """What is imported from now on is the candidate's: first from the current folder, as `python -m` does."""
+    sys.path.insert(0, os.getcwd())
 
 
 def die_with_parent() -> None:

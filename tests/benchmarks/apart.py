@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -16,6 +15,7 @@ from attention_conformance.implementations.api.safe_call import CandidateError
 from attention_conformance.implementations.discovery.candidates import distinct
 from attention_conformance.implementations.discovery.loading import TargetError
 from attention_conformance.implementations.worker.door import Door
+from attention_conformance.implementations.worker.elsewhere import module_command
 from attention_conformance.implementations.worker.wire import Message
 from attention_conformance.tests.benchmarks.benchmark_run import ClauseResult, Growth, Measurement, Rates
 from attention_conformance.tests.benchmarks.measure import ContenderError
@@ -25,7 +25,7 @@ from attention_conformance.tests.benchmarks.workloads import Timed
 from attention_conformance.tests.harness.judge.settings import RunSettings
 from attention_conformance.tests.harness.run.selection import UsageError
 
-COMMAND = (sys.executable, "-m", "attention_conformance.tests.benchmarks.timing_worker")
+COMMAND = module_command("attention_conformance.tests.benchmarks.timing_worker")
 PHASES = 3.0
 """A pair is timed, its memory is measured, and its answers are checked, each within the time of the rounds."""
 

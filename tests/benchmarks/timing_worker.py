@@ -15,7 +15,7 @@ from pydantic import TypeAdapter
 
 from attention_conformance.implementations.api.contract import Implementation
 from attention_conformance.implementations.worker.resources import limit_memory
-from attention_conformance.implementations.worker.serve import die_with_parent, own_streams, served
+from attention_conformance.implementations.worker.serve import die_with_parent, import_from_here, own_streams, served
 from attention_conformance.implementations.worker.wire import Message
 from attention_conformance.tests.benchmarks.benchmark_run import Rates
 from attention_conformance.tests.benchmarks.import_times import library
@@ -77,5 +77,6 @@ OPERATIONS = {"hello": TimingWorker.hello, "pair": TimingWorker.pair, "growth": 
 
 if __name__ == "__main__":
     streams = own_streams()
+    import_from_here()
     die_with_parent()
     served(streams, TimingWorker().answer)

@@ -4,7 +4,7 @@ from dataclasses import replace
 from operator import itemgetter
 
 from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Padding, Pattern, Scores
-from attention_conformance.spec.conventions import CausalWithMask
+from attention_conformance.spec.conventions import Alignment, CausalWithMask
 from attention_conformance.spec.problem import Array
 from attention_conformance.tests.harness.judge.clause_tests import clause, row, table
 from attention_conformance.tests.harness.judge.judge import Judge
@@ -22,6 +22,8 @@ MASKS = (
     (MaskKind.INFINITE, MaskShape.SAMPLE),
 )
 """Masks that are combined with the causal flag."""
+UNLIKE = ((MaskKind.BOOL, 7, 5), (MaskKind.FLOAT, 7, 5), (MaskKind.BOOL, 3, 7), (MaskKind.FLOAT, 3, 7))
+"""Masks, and different numbers of queries and keys: the mask has them, and the flag has to find them."""
 PADDED = replace(SQUARE, padding=Padding.RIGHT)
 
 CLAUSES = table(
@@ -63,8 +65,13 @@ def test_no_future(judge: Judge) -> None:
 
 @clause("causal.with-mask")
 def test_with_mask(judge: Judge) -> None:
-    policy = judge.conventions.causal_with_mask
-    for case in judge.cases(*(replace(SQUARE, mask=kind, mask_shape=shape) for kind, shape in MASKS)):
+    policy, masked = judge.conventions.causal_with_mask, [replace(SQUARE, mask=kind, mask_shape=s) for kind, s in MASKS]
+    if judge.conventions.causal_alignment is Alignment.TOP_LEFT:  # no row is emptied, whichever is longer
+        masked += [
+            replace(SQUARE, mask=kind, scale=0.3, seed=n).sized(query_length=queries, key_length=keys)
+            for n, (kind, queries, keys) in enumerate(UNLIKE)
+        ]
+    for case in judge.cases(*masked):
         if policy is CausalWithMask.ERROR:
             judge.assert_refuses(case, judge.problem(case).forward_only(), "a causal flag combined with a mask")
         elif policy is CausalWithMask.EITHER:

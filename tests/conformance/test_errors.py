@@ -36,6 +36,18 @@ def test_width(judge: Judge) -> None:
         judge.assert_refuses(case, problem, "a query one narrower than the key")
 
 
+@clause("errors.batch")
+def test_batch(judge: Judge) -> None:
+    for case in judge.cases(Case().sized(batch=3)):
+        problem = judge.problem(case).forward_only()
+        if problem.sharing is Sharing.SELF:
+            judge.unsupported.append("query and key are one input")
+            continue
+        for names in (("query",), ("key", "value")):
+            wrong = changed(problem, **dict.fromkeys(names, lambda rows: rows[:-1]))
+            judge.assert_refuses(case, wrong, f"2 samples of {' and '.join(names)}, 3 of the others")
+
+
 @clause("errors.mask-shape")
 def test_mask_shape(judge: Judge) -> None:
     for case in judge.cases(Case(mask=MaskKind.BOOL)):

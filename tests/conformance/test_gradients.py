@@ -1,11 +1,15 @@
 """Chapter 11, gradients: of every input and parameter, against the closed forms."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from attention_conformance.reference.expected import solve
-from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Padding, Pattern, Poison, Scores
+from attention_conformance.implementations.api.safe_call import CandidateError
+from attention_conformance.implementations.worker.observer import LATER
+from attention_conformance.reference.bounds.precision import unit_roundoff
+from attention_conformance.reference.expected import Expected, solve
+from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Padding, Pattern, Poison, Scores, Sharing
 from attention_conformance.spec.conventions import EmptyRow
 from attention_conformance.spec.features import Scope
 from attention_conformance.spec.problem import Array
@@ -23,11 +27,18 @@ ORDINARY = (
     Case(seed=59, score_std=0.5).sized(key_length=4),  # gentle: bfloat16 leaves its gradients some digits
 )
 RANKS = (MaskShape.HEADS_ONLY, MaskShape.KEYS_ONLY)
+INPUTS = ("query", "key", "value")
 
 CLAUSES = table(
     row("gradients.query", *ORDINARY, parts=("gradients.query",)),
     row("gradients.key", *ORDINARY, parts=("gradients.key",)),
     row("gradients.value", *ORDINARY, parts=("gradients.value",)),
+    row(
+        "gradients.any-scale",
+        *(Case(seed=n, scale=scale) for n, scale in ((73, 0.0), (74, -0.7))),
+        parts=("gradients",),
+        context="a scale of {case.scale:g}",
+    ),
     row(
         "gradients.float-mask",
         *(Case(seed=61, mask=MaskKind.FLOAT, mask_shape=shape) for shape in MaskShape if shape not in RANKS),
@@ -35,6 +46,29 @@ CLAUSES = table(
         parts=("gradients.attn_mask",),
     ),
 )
+
+
+@clause("gradients.shared-input")
+def test_shared_input(judge: Judge) -> None:
+    for case in judge.cases(Case(seed=72, mask=MaskKind.BOOL).sized(query_length=5, key_length=5, d_v=4)):
+        problem = judge.problem(case)
+        for sharing, roles in {Sharing.SELF: INPUTS, Sharing.KEY_VALUE: INPUTS[1:]}.items():
+            shared = problem.but(**{name: getattr(problem, roles[0]) for name in roles})
+            parts = judge.solve(shared).parts
+            expected = _summed([parts[f"gradients.{name}"] for name in roles], judge.dtype)
+            given = problem.but(sharing=sharing, needs=roles[:1]).with_arrays({})
+            context = f"one array is {', '.join(roles)}"
+            judge.assert_answers(case, given, expected, context, f"gradients.{roles[0]}")
+
+
+def _summed(parts: Sequence[Expected], dtype: str) -> Expected:
+    """The sum of gradients, each of which was rounded, by additions that round."""
+    bound = np.sum([part.bound for part in parts], axis=0)
+    sizes = np.sum([np.abs(part.value) for part in parts], axis=0) + bound
+    additions = len(parts) - 1
+    return Expected(
+        np.sum([part.value for part in parts], axis=0), bound + 2.0 * additions * unit_roundoff(dtype) * sizes
+    )
 
 
 @clause("gradients.parameters")
@@ -91,6 +125,27 @@ def test_alone(judge: Judge) -> None:
             judge.assert_answers(case, replace(whole, needs=(name,)), expected, context, f"gradients.{name}")
 
 
+@clause("gradients.in-turn")
+def test_in_turn(judge: Judge) -> None:
+    for case in judge.cases(Case(seed=75), Case(seed=76, mask=MaskKind.BOOL)) if judge.observes("in_turn") else ():
+        problem, other = judge.problem(case), judge.problem(replace(case, seed=case.seed + 1000))
+        later = other.with_arrays(problem.parameters)  # the same module
+        try:
+            result = judge.observer.in_turn(problem, later, judge.device)
+        except CandidateError as error:
+            judge.record_error(case, error)
+            continue
+        if result is None:
+            judge.unsupported.append("its forward and backward passes cannot be called apart")
+            continue
+        answers = {"a backward pass after a later call": (result, problem)} | {
+            how: (each, later if how == LATER else problem) for how, each in result.others.items()
+        }
+        for how, (answer, given) in answers.items():
+            expected = judge.solve(given).parts
+            judge.compare(case, answer, expected, judge.expanded(("gradients",), given), how)
+
+
 @clause("gradients.cotangent")
 def test_cotangent(judge: Judge) -> None:
     for case in judge.cases(Case(seed=69), Case(seed=70, scores=Scores.RISING)):
@@ -100,6 +155,9 @@ def test_cotangent(judge: Judge) -> None:
         _assert_gradients(judge, case, ones, "every element of the cotangent is one 1")
         transposed = np.ascontiguousarray(problem.cotangent.swapaxes(-1, -2)).swapaxes(-1, -2)
         _assert_gradients(judge, case, transposed, "the cotangent is a transposed view")
+        sparse = problem.cotangent.copy()
+        sparse[..., :-1, :], sparse[..., 0] = 0, 0
+        _assert_gradients(judge, case, sparse, "the cotangent is 0 but for the last query, and there in component 0")
 
 
 def _assert_gradients(judge: Judge, case: Case, cotangent: Array, context: str) -> None:

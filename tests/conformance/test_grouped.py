@@ -22,6 +22,7 @@ CLAUSES = table(
         "grouped.order",
         *(GROUPS, TRIPLES, GROUPS.sized(query_length=1), Case(ALIKE)),
         TRIPLES.sized(batch=1, query_length=17, key_length=33),
+        TRIPLES.sized(batch=1, num_heads=14),
         context="{case.sizes.num_heads} query heads share {case.sizes.kv_heads} key heads",
     ),
     row("grouped.order", Case(Sizes(num_heads=5, num_kv_heads=5)), context="as many key heads as query heads"),
@@ -45,7 +46,7 @@ CLAUSES = table(
     ),
     row(
         "grouped.layouts",
-        *(replace(GENTLE, layout=layout) for layout in Layout if layout is not Layout.CONTIGUOUS),
+        *(replace(GENTLE, layout=layout) for layout in Layout if layout not in (Layout.CONTIGUOUS, Layout.FORTRAN)),
         context="{case.layout} arrays",
     ),
     row("grouped.weights", *SOME, parts=("weights",)),

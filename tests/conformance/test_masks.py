@@ -3,12 +3,14 @@
 from dataclasses import replace
 from itertools import product
 
+import ml_dtypes
 import numpy as np
 
 from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Padding, Pattern, Poison, Scores, Sizes
+from attention_conformance.spec.problem import DTYPES
 from attention_conformance.tests.harness.judge.clause_tests import clause, row, table
 from attention_conformance.tests.harness.judge.judge import Judge
-from attention_conformance.tests.harness.judge.relations import deep
+from attention_conformance.tests.harness.judge.relations import changed, deep
 
 SAME = Sizes(batch=3, num_heads=3, query_length=3, key_length=3, d_k=3, d_v=3)
 """Extents that let a mask fit along a wrong axis."""
@@ -22,6 +24,7 @@ FREE_SHAPES = tuple(shape for shape in MaskShape if shape not in (MaskShape.QUER
 
 BOOL = Case(mask=MaskKind.BOOL)
 BY_KEY = Case(mask=MaskKind.BOOL, mask_shape=MaskShape.KEYS)
+LEAST = (MaskShape.FULL, MaskShape.SHARED)
 SEGMENTS = Case(mask=MaskKind.BOOL, pattern=Pattern.SEGMENTS, mask_shape=MaskShape.SHARED)
 LARGE = replace(BY_KEY, poison=Poison.LARGE)
 SINGLE_LOW = replace(BY_KEY, pattern=Pattern.SINGLE_KEY, scores=Scores.VERY_NEGATIVE)
@@ -112,6 +115,18 @@ CLAUSES = table(
         context="NaN stands in masked keys and values",
     ),
 )
+
+
+@clause("masks.least-finite")
+def test_least_finite(judge: Judge) -> None:
+    least = ml_dtypes.finfo(DTYPES[judge.dtype]).min  # type: ignore[no-untyped-call]  # its stubs lack one for half types
+    for case in judge.cases(*(Case(seed=12 + n, mask=MaskKind.INFINITE, mask_shape=s) for n, s in enumerate(LEAST))):
+        for whole in judge.problems(case):
+            problem = changed(whole, attn_mask=lambda mask: np.where(np.isneginf(mask), least, mask))
+            expected = judge.expected(case, gradients=problem.cotangent is not None)
+            if (result := judge.answer(case, problem)) is not None:
+                wanted = judge.expanded(("output", *(["gradients"] if problem.needs else [])), problem)
+                judge.compare(case, result, expected, wanted, "masked by the least finite number")
 
 
 @clause("masks.rank")

@@ -8,13 +8,14 @@ from operator import itemgetter
 import numpy as np
 
 from attention_conformance.reference.positions import positions
-from attention_conformance.spec.cases import Case, MaskKind, MaskShape
+from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Padding
 from attention_conformance.spec.conventions import Conventions, WindowCount
 from attention_conformance.spec.features import Packing
 from attention_conformance.spec.problem import Array, Problem
 from attention_conformance.tests.harness.judge.clause_tests import Rule, clause, group, row, table
 from attention_conformance.tests.harness.judge.judge import Judge
 from attention_conformance.tests.harness.judge.relations import Change, changed
+from attention_conformance.tests.harness.judge.search import leaving_keys
 
 SEGMENTS, LENGTHS = (Case().extended(packing=packing) for packing in (Packing.SEGMENTS, Packing.LENGTHS))
 LONG = {"query_length": 9, "key_length": 9}
@@ -75,6 +76,19 @@ def test_ids(judge: Judge) -> None:
             named = _renamed(judge.problem(case).forward_only(), names.__getitem__)
             context = f"the documents are called {', '.join(map(str, names))}"
             judge.assert_answers(case, named, judge.expected(case)["output"], context)
+
+
+@clause("packed.with-masks")
+def test_with_masks(judge: Judge) -> None:
+    longer = SEGMENTS.sized(query_length=7, key_length=11)
+    shapes = {MaskKind.BOOL: MaskShape.FULL, MaskKind.FLOAT: MaskShape.SHARED, MaskKind.INFINITE: MaskShape.HEAD}
+    masked = [replace(longer, mask=kind, mask_shape=shape) for kind, shape in shapes.items()]
+    claimed = judge.conventions
+    if claimed.empty_row_causal is claimed.empty_row_padding:  # a segment may have no key but padding
+        masked += [replace(longer, padding=Padding.LEFT), replace(longer, padding=Padding.HOLES, mask=MaskKind.FLOAT)]
+    for case in judge.cases(*masked):
+        padded = case.padding is not Padding.NONE
+        judge.assert_conforms(case if padded else leaving_keys(judge, case), context="segments and a mask")
 
 
 def _renamed(problem: Problem, change: Change) -> Problem:

@@ -36,6 +36,8 @@ OPTIONS = (
 )
 """Every option that moves weights, one by one."""
 SINGLE_GROUP = GROUPED.sized(num_kv_heads=1)
+OUT_OF_REACH = Case().sized(query_length=9, key_length=4).extended(window_left=1, window_right=1)
+"""The last queries are too far from all keys, however a window counts."""
 NO_KEY = "the log-sum-exp of a row without keys is minus infinity"
 EACH_HEAD = "one for each query head"
 MASKED_GROUPS = replace(GROUPED, mask=MaskKind.BOOL, mask_shape=MaskShape.HEAD)
@@ -58,7 +60,8 @@ CLAUSES = table(
         *(replace(EMPTY, mask=MaskKind.INFINITE), EMPTY.sized(key_length=1), Case(padding=Padding.EMPTY_SAMPLE)),
         Case(mask=MaskKind.BOOL, padding=Padding.EMPTY_SAMPLE),
         *(Case().extended(packing=packing) for packing in (Packing.EMPTY_SEGMENT, Packing.EMPTY_DOCUMENT)),
-        _emptied_by_flag,
+        *(_emptied_by_flag, Case(causal=True, padding=Padding.LEFT).sized(query_length=7)),
+        *(OUT_OF_REACH, OUT_OF_REACH.sized(query_length=5, key_length=7).extended(query_start=9)),
         parts=("log_sum_exp",),
         context=NO_KEY,
     ),

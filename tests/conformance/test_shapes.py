@@ -7,14 +7,16 @@ from typing import Any
 
 import numpy as np
 
+from attention_conformance.implementations.api.safe_call import CandidateError
 from attention_conformance.implementations.worker.memory import output_shape
 from attention_conformance.reference.expected import Expected, sample_rows
-from attention_conformance.spec.cases import Case, Layout, MaskKind, MaskShape, Padding, Sizes
+from attention_conformance.spec.cases import Case, Layout, MaskKind, MaskShape, Padding, Scores, Sizes
 from attention_conformance.spec.conventions import Alignment, EmptyRow
-from attention_conformance.spec.features import Feature, Packing
-from attention_conformance.spec.problem import lay_out
+from attention_conformance.spec.features import Feature, Packing, Scope
+from attention_conformance.spec.problem import Problem, lay_out
 from attention_conformance.tests.harness.judge.clause_tests import clause, row, table
 from attention_conformance.tests.harness.judge.judge import Judge
+from attention_conformance.tests.harness.judge.relations import take_samples
 from attention_conformance.tests.harness.judge.search import claimed_combinations, search
 
 COINCIDENT = (
@@ -35,21 +37,22 @@ ONE_OF_EACH_MASK = (
 )
 EDGES = (15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 257, 513)
 SQUARES = (15, 16, 17, 33, 64, 65, 128, 129, 257)
-LONG = (4097, 8193)
-"""Sequences of the exhaustive tier."""
+LONG = (1061, 4097, 8193)
+"""Sequences of which some rows are checked; all but the first one in the exhaustive tier."""
 LARGE = (
     Sizes(batch=9, num_heads=5, query_length=3, key_length=5, d_k=4, d_v=4),
     Sizes(batch=33, num_heads=2, query_length=2, key_length=3, d_k=2, d_v=2),
     Sizes(batch=2, num_heads=17, query_length=4, key_length=5, d_k=4, d_v=2),
     Sizes(batch=1, num_heads=1, query_length=521, key_length=6, d_k=4, d_v=3),
     Sizes(batch=1, num_heads=2, query_length=3, key_length=1031, d_k=4, d_v=4),
-    Sizes(batch=2, num_heads=1, query_length=131, key_length=131, d_k=8, d_v=8),
-    Sizes(batch=1, num_heads=1, query_length=70, key_length=301, d_k=4, d_v=4),
-    Sizes(batch=1, num_heads=1, query_length=263, key_length=263, d_k=3, d_v=3),
     Sizes(batch=1, num_heads=2, query_length=3, key_length=5, d_k=136, d_v=131),
     Sizes(batch=1, num_heads=2, query_length=5, key_length=4, d_k=67, d_v=193),
+    Sizes(batch=1, num_heads=1, query_length=70, key_length=301, d_k=4, d_v=4),
+    Sizes(batch=1, num_heads=1, query_length=263, key_length=263, d_k=3, d_v=3),
 )
 """Beyond a tile, a launch or a vector in one extent or two."""
+FEW = len(LARGE) - 2
+"""So many of them have few scores, and are checked with every kind of mask; the others with every second one."""
 MASKS = (
     Case(),
     Case(mask=MaskKind.BOOL),
@@ -73,19 +76,26 @@ EXTENSIONS: tuple[dict[str, Any], ...] = (
     {"packing": Packing.SEGMENTS},
     {"packing": Packing.LENGTHS},
     {"query_start": 100},
+    {"query_start": 2**16 + 7},
 )
 """Options beyond the core, each checked with many keys, and with many queries and keys."""
 MANY_KEYS = Case(seed=11).sized(batch=1, num_heads=2, query_length=3, key_length=1031)
 MANY_OF_BOTH = Case(seed=12).sized(batch=2, num_heads=2, query_length=131, key_length=131)
 DECODING = Case(seed=13).sized(batch=1, num_heads=4, query_length=1, key_length=2053, d_k=16, d_v=16)
 """One query over many keys: the step of a decoder."""
+VIEWS = tuple(layout for layout in Layout if layout is not Layout.FORTRAN)
+"""Those that are not refused: a kernel may need its last axis to be the innermost."""
 KINDS = (MaskKind.BOOL, MaskKind.FLOAT)
 MOST = 80_000
 """Scores in a large case: more cost more than they show."""
 MODEL_WIDTHS = (64, 80, 96, 128, 192, 256)
 """Head widths of published models, for which kernels have code of their own; here with more keys than a tile has."""
-MODEL_HEADS = (8, 12, 16, 32, 40)
-"""Numbers of heads of published models."""
+MODEL_HEADS = {8: 256, 12: 64, 16: 96, 32: 80, 40: 128}
+"""Numbers of heads of published models, and their widths, which would make the matrices of a module large."""
+FAR_KEYS = replace(DECODING, scores=Scores.RISING).sized(num_heads=1, key_length=2**16 + 3, d_k=1, d_v=1)
+"""The number of the key that weighs most takes more than 16 bits."""
+MANY_LAUNCHES = Case(seed=15).sized(batch=257, num_heads=256, query_length=1, key_length=2, d_k=1, d_v=1)
+"""More heads of samples than the 65,535 blocks that a launch has along two of its axes."""
 WIDTHS = (1, 2, 3, 5, 7, 8, 15, 24, 33, 64, 65, 80, 96, 128, 129, 257)
 
 CLAUSES = table(
@@ -120,9 +130,9 @@ def test_tile_edges(judge: Judge) -> None:
     tail = (masked.sized(query_length=n, key_length=n) for n in (17, 33, 65, 129))
     for case in judge.cases(*long_keys, *long_both, *tail):
         judge.assert_conforms(case)
-    for case in judge.cases(*(square.sized(batch=1, num_heads=1, query_length=n, key_length=n) for n in LONG)):
-        if judge.tier.long:
-            _assert_sampled_rows(judge, case)
+    lengths = LONG if judge.tier.long else LONG[: judge.dtype == judge.dtypes[0]]
+    for case in judge.cases(*(square.sized(batch=1, num_heads=1, query_length=n, key_length=n) for n in lengths)):
+        _assert_sampled_rows(judge, case)
 
 
 def _assert_sampled_rows(judge: Judge, case: Case) -> None:
@@ -138,17 +148,38 @@ def _assert_sampled_rows(judge: Judge, case: Case) -> None:
 @clause("shapes.large")
 def test_large(judge: Judge) -> None:
     widest = judge.dtype == judge.dtypes[0]
-    large = [replace(masked, sizes=sizes, seed=n) for n, sizes in enumerate(LARGE) for masked in MASKS]
+    masked = ((n, sizes, mask) for n, sizes in enumerate(LARGE) for mask in (MASKS if n < FEW else MASKS[::2]))
+    large = [replace(mask, sizes=sizes, seed=n) for n, sizes, mask in masked]
     # In narrower types every third case: gradients and masks are read by the same code, and only tiles may differ.
     for case in judge.cases(*(large if widest else large[::3])):
         s = case.sizes
         if s.batch * s.num_heads * s.query_length * s.key_length <= MOST:
             judge.assert_conforms(case, *(_parts(judge, case) if widest else ()))
-    many_heads = (Case(seed=n).sized(batch=1, num_heads=n, d_k=8, d_v=8) for n in MODEL_HEADS)
-    judge.assert_all_conform(judge.cases(*many_heads))
-    for case in judge.cases(*([DECODING] if Feature.CROSS in judge.claims else [])):
+    judge.assert_all_conform(judge.cases(*_many_heads(judge.claims.scope)))
+    for case in judge.cases(*([MANY_LAUNCHES] if widest else [])):
+        _assert_sampled_batch(judge, case)
+    decoding = [DECODING, *([FAR_KEYS] if widest else [])] if Feature.CROSS in judge.claims else []
+    judge.assert_all_conform(judge.cases(*decoding[1:]))
+    for case in judge.cases(*decoding[:1]):
         judge.assert_conforms(case, *(_parts(judge, case) if widest else ()))
     judge.assert_all_conform(judge.cases(*(_extended() if widest else ())), *judge.parts())
+
+
+def _many_heads(scope: Scope) -> Iterator[Case]:
+    for heads, width in MODEL_HEADS.items():
+        width = width if scope is Scope.OP else 8
+        yield Case(seed=heads).sized(batch=1, num_heads=heads, query_length=2, key_length=3, d_k=width, d_v=width)
+
+
+def _assert_sampled_batch(judge: Judge, case: Case) -> None:
+    """Samples do not depend on one another: the first and the last speak for many."""
+    problem, ends = judge.problem(case).forward_only(), np.array([0, case.sizes.batch - 1])
+    expected = judge.solve(take_samples(problem, ends)).parts
+    if (result := judge.answer(case, problem)) and judge.fits(case, result, output_shape(problem)):
+        chosen = replace(result, output=result.output[ends])
+        judge.compare(
+            case, chosen, expected, ("output",), f"{case.sizes.batch * case.sizes.num_heads} heads of samples"
+        )
 
 
 def _parts(judge: Judge, case: Case) -> tuple[str, ...]:
@@ -161,7 +192,8 @@ def _parts(judge: Judge, case: Case) -> tuple[str, ...]:
 
 def _extended() -> Iterator[Case]:
     for options, sized in product(EXTENSIONS, (MANY_KEYS, MANY_OF_BOTH)):
-        yield replace(sized, causal="query_start" in options).extended(**options)
+        causal = "query_start" in options or options.get("packing") is Packing.LENGTHS
+        yield replace(sized, causal=causal).extended(**options)
     for sized in (MANY_KEYS, MANY_OF_BOTH):
         yield sized.sized(num_kv_heads=1)
 
@@ -174,11 +206,12 @@ def test_combinations(judge: Judge) -> None:
 
 @clause("shapes.views")
 def test_views(judge: Judge) -> None:
-    masked = (Case(layout=layout, mask=MaskKind.FLOAT) for layout in Layout)
+    masked = (Case(layout=layout, mask=MaskKind.FLOAT) for layout in VIEWS)
     judge.assert_all_conform(judge.cases(*masked), *judge.parts())
     for kind in (MaskKind.NONE, MaskKind.BOOL, MaskKind.FLOAT):
-        judge.assert_all_conform(judge.cases(*(Case(layout=layout, mask=kind, seed=5) for layout in Layout)))
+        judge.assert_all_conform(judge.cases(*(Case(layout=layout, mask=kind, seed=5) for layout in VIEWS)))
     equal = Sizes(batch=2, num_heads=3, query_length=7, key_length=7, d_k=4, d_v=4)
+    judge.assert_all_conform(judge.cases(Case(equal, seed=6, layout=Layout.PACKED)), *judge.parts())
     for case in judge.cases(Case(equal, seed=6), Case(equal, seed=7, mask=MaskKind.BOOL)):
         for name in judge.problem(case).arrays():
             if name in ("query", "key", "value", "attn_mask"):
@@ -190,11 +223,24 @@ def test_views(judge: Judge) -> None:
 def _assert_one_view(judge: Judge, case: Case, name: str) -> None:
     """One array has another memory layout than those of the same shape."""
     expected = judge.expected(case)["output"]
-    for layout in (Layout.TRANSPOSED, Layout.SLICED):
+    for layout in (Layout.TRANSPOSED, Layout.SLICED, Layout.FORTRAN, Layout.OFFSET):
         if judge.allows(replace(case, layout=layout)):
             fresh = judge.problem(case).forward_only().fresh()
             changed = fresh.with_arrays({name: lay_out(fresh.arrays()[name], layout)})
-            judge.assert_answers(case, changed, expected, f"{name} alone is {layout}", as_is=True)
+            _assert_view(
+                judge, case, changed, expected, f"{name} alone is {layout}", may_refuse=layout is Layout.FORTRAN
+            )
+
+
+def _assert_view(
+    judge: Judge, case: Case, problem: Problem, expected: Expected, context: str, may_refuse: bool
+) -> None:
+    try:
+        result = judge.run_with(problem)
+    except CandidateError as error:
+        (judge.record_refusal if may_refuse else judge.record_error)(case, error)
+    else:
+        judge.compare(case, result, {"output": expected}, ("output",), context)
 
 
 def _assert_expanded_mask(judge: Judge, case: Case) -> None:

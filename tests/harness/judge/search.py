@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from attention_conformance.implementations.api.contract import Claims, Unsupported
 from attention_conformance.implementations.api.fitting import fit
+from attention_conformance.reference.visibility import allowed_keys
 from attention_conformance.spec.cases import Case, Sizes
 from attention_conformance.spec.covering import allowed_values, combinations, combined, mended
 from attention_conformance.tests.harness.judge.judge import Judge
@@ -32,6 +33,16 @@ def cases(claims: Claims) -> SearchStrategy[Case]:
 def claimed_combinations(judge: Judge, strength: int = 2) -> tuple[Case, ...]:
     """The cases of the covering array, of the options that are claimed."""
     return combinations(lambda case: not isinstance(fit(case, judge.claims), Unsupported), judge.conventions, strength)
+
+
+SEEDS = 50
+"""So many masks are tried for one that leaves each query a key."""
+
+
+def leaving_keys(judge: Judge, case: Case) -> Case:
+    """The case with a seed by which all masks leave each query a key: two answers would be right otherwise."""
+    seeds = (replace(case, seed=case.seed + n) for n in range(SEEDS))
+    return next(c for c in seeds if allowed_keys(judge.problem(c), judge.conventions).any(-1).all())
 
 
 def search(judge: Judge, examples: int) -> None:

@@ -110,11 +110,20 @@ def test_layouts_have_their_strides(layout: Layout) -> None:
         Layout.SLICED: (2 * plain.strides[0], 2 * plain.strides[1], 2 * plain.strides[2], 4),
         Layout.REVERSED: (*plain.strides[:2], -plain.strides[2], 4),
         Layout.BROADCAST: (0, *plain.strides[1:]),
+        Layout.FORTRAN: (4, 2 * 4, 2 * 3 * 4, 2 * 3 * 5 * 4),
+        Layout.PACKED: plain.strides,  # alone there is nothing to share a buffer with
     }
     assert laid.strides == strides[layout]
     assert (laid.base is not None and laid.__array_interface__["data"][0] == _start(laid) + 4) == (
         layout is Layout.OFFSET
     )
+
+
+def test_packed_inputs_are_columns_of_one_buffer() -> None:
+    problem = build(Case(layout=Layout.PACKED).sized(query_length=7), "float32").fresh()
+    assert [_start(rows) for rows in (problem.query, problem.key)] == [_start(problem.value)] * 2
+    assert problem.query.strides == (7 * 33 * 4, 4 * 4, 33 * 4, 4)  # 4 + 4 + 3 components of three heads
+    assert problem.value.strides == (7 * 33 * 4, 3 * 4, 33 * 4, 4)
 
 
 def _start(array: Array) -> int:

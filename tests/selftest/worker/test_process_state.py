@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from attention_conformance.implementations.worker.remote import Remote, isolated_candidate
+from attention_conformance.implementations.worker.remote import Remote, end_process, isolated_candidate
 from attention_conformance.tests.harness.run.runner import run
 from attention_conformance.tests.report.verdict import FailureKind, Status, Verdict
 
@@ -81,3 +81,27 @@ def test_the_candidate_keeps_its_default_dtype(tmp_path: Path) -> None:
     needed = "assert torch.zeros(1).dtype is torch.float64"
     found = verdict(tmp_path, "torch.set_default_dtype(torch.float64)", needed, "scores.dot-product")
     assert all(each.status is Status.PASS for each in found)
+
+
+BESIDE = """
+from torch.nn.functional import scaled_dot_product_attention as sdpa
+
+def attention(query, key, value):
+    from helpers import scale
+    return sdpa(query, key, value, scale=scale)
+"""
+
+
+def test_files_beside_the_candidate_are_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some have the names of modules that the suite and torch import; one is imported as the candidate is called."""
+    for name in ("locale", "random", "types", "copy"):
+        (tmp_path / f"{name}.py").write_text("raise ImportError('this is not the standard library')")
+    (tmp_path / "helpers.py").write_text("scale = None")
+    (tmp_path / "mine.py").write_text(BESIDE)
+    monkeypatch.setenv("KEPT", "a worker of another environment is started anew")
+    for folder, target in ((tmp_path, "mine.py:attention"), (Path("/"), f"{tmp_path / 'mine.py'}:attention")):
+        monkeypatch.chdir(folder)
+        implementation = isolated_candidate(target, {})
+        verdicts = run(implementation, ("scores.dot-product",), ("float32",))
+        end_process(implementation)
+        assert [each.status for each in verdicts] == [Status.PASS], verdicts[0].message
