@@ -12,6 +12,7 @@ from torch import nn
 
 from attention_conformance.implementations.adapters.tensors import Tensors, tensors, to_array, to_tensor
 from attention_conformance.implementations.adapters.torch_module import (
+    FindPlaces,
     Places,
     answer_of,
     built,
@@ -77,7 +78,7 @@ def op_modes(function: Callable[..., Answer], *wanted: Feature, backend: str = B
 def module_modes(
     build: Callable[[Problem], nn.Module],
     call: Call,
-    places: Places | Callable[[nn.Module], Places],
+    places: Places | FindPlaces,
     *wanted: Feature,
     extras: Sequence[str] = (),
     backend: str = BACKEND,
@@ -115,7 +116,7 @@ class _Modules:
 
     build: Callable[[Problem], nn.Module]
     call: Call
-    places: Places | Callable[[nn.Module], Places]
+    places: Places | FindPlaces
     extras: Sequence[str]
 
     def saved(self, problem: Problem, device: str) -> Result:
@@ -153,7 +154,7 @@ class _Modules:
     def _loaded(self, problem: Problem, device: str) -> nn.Module:
         """A new module with the problem's parameters, after a call with gradients."""
         module = built(self.build, problem, device)
-        load(module, places_in(module, self.places), tensors(problem, device))
+        load(module, places_in(module, self.places, problem), tensors(problem, device))
         return self._used(module, problem, device)
 
     def _used(self, module: nn.Module, problem: Problem, device: str) -> nn.Module:
@@ -170,7 +171,7 @@ class _Modules:
 
     def _answer(self, module: nn.Module, problem: Problem, device: str) -> Result:
         given = tensors(problem.fresh(), device)
-        return answer_of(module, problem, given, self.call, places_in(module, self.places), self.extras)
+        return answer_of(module, problem, given, self.call, places_in(module, self.places, problem), self.extras)
 
 
 def scramble(module: nn.Module) -> None:

@@ -26,6 +26,8 @@ class Native:
         result: converts what a call has returned into a `Result`, outside of timing.
         inputs: the arrays or tensors that the call reads, by the names of the problem's arrays: other numbers may be
             written into query, key, value and cotangent between calls.
+        passes: the forward pass, and the backward pass of what it has returned, which keeps its graph for another one;
+            None where they cannot be called apart.
         direct: False where there is no native form: the call goes through the adapter's `run`, and takes its time.
     """
 
@@ -33,6 +35,7 @@ class Native:
     result: Callable[[Any], Result]
     inputs: Mapping[str, Any]
     around: Callable[[], AbstractContextManager[object]] = nullcontext
+    passes: tuple[Callable[[], Any], Callable[[Any], Any]] | None = None
     direct: bool = True
 
     def call(self) -> object:

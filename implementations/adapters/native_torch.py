@@ -46,15 +46,15 @@ def native_call(
         gradients = named(zeros_for_none(leaves, slopes)) if wanted else {}
         return result_of(answer, extras, to_array, fewer=True, gradients=gradients)
 
-    bare = _with_backward(forward, list(leaves.values()), given["cotangent"]) if wanted else forward
-    return Native(bare, result, given, around)
+    if not wanted:
+        return Native(forward, result, given, around)
+    held = list(leaves.values())
 
+    def backward(answer: Any, keep: bool = True) -> tuple[torch.Tensor | None, ...]:
+        return torch.autograd.grad(output_of(answer), held, given["cotangent"], retain_graph=keep, allow_unused=True)
 
-def _with_backward(
-    forward: Callable[[], Any], leaves: list[torch.Tensor], cotangent: torch.Tensor
-) -> Callable[[], tuple[Any, tuple[torch.Tensor | None, ...]]]:
     def both() -> tuple[Any, tuple[torch.Tensor | None, ...]]:
         answer = forward()
-        return answer, torch.autograd.grad(output_of(answer), leaves, cotangent, allow_unused=True)
+        return answer, backward(answer, keep=False)
 
-    return both
+    return Native(both, result, given, around, (forward, backward))

@@ -28,7 +28,7 @@ def inputs_of(given: Mapping[str, T]) -> tuple[T, T, T]:
 def op_options(
     problem: Problem, given: Mapping[str, Any], polarity: Polarity, implied: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """attn_mask, key_padding_mask, is_causal=True, scale, and what `extra_options` names.
+    """attn_mask, key_padding_mask, valid_lens, is_causal=True, scale, and what `extra_options` names.
 
     Args:
         problem: the problem.
@@ -41,6 +41,8 @@ def op_options(
         if name in given:
             flipped = problem.arrays()[name].dtype.kind == "b" and polarity is Polarity.MASKED_OUT
             options[name] = ~given[name] if flipped else given[name]
+    if "valid_lens" in given:
+        options["valid_lens"] = given["valid_lens"]
     if problem.causal:
         options["is_causal"] = True
     if problem.scale is not None:

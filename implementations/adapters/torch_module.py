@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from attention_conformance.implementations.adapters.arranged import Arranged
 from attention_conformance.implementations.adapters.native import Native, bound, indirect
 from attention_conformance.implementations.adapters.native_torch import native_call
 from attention_conformance.implementations.adapters.op_options import seeded
@@ -34,8 +35,11 @@ class Packed:
     names: tuple[str, ...]
 
 
-Places = Mapping[str, str | Packed]
+Place = str | Packed | Arranged
+Places = Mapping[str, Place]
 """Where a module keeps what: attribute path -> name in `Problem.parameters`, transposed as in nn.Linear."""
+FindPlaces = Callable[[nn.Module, Problem], Places]
+"""Finds the places of a module that is to hold the parameters of a problem."""
 
 
 def linears(**layers: str) -> dict[str, str]:
@@ -59,7 +63,7 @@ class TorchModule:
 
     build: Callable[[Problem], nn.Module]
     call: Callable[[nn.Module, Tensors, Problem], torch.Tensor | tuple[torch.Tensor, ...]]
-    places: Places | Callable[[nn.Module], Places]
+    places: Places | FindPlaces
     _: KW_ONLY
     extras: Sequence[str] = ()
     context: Callable[[], AbstractContextManager[object]] = nullcontext
@@ -73,7 +77,7 @@ class TorchModule:
         if key not in self.modules:
             self.modules[key] = built(self.build, problem, device)
         module = self.modules[key]
-        where = places_in(module, self.places)
+        where = places_in(module, self.places, problem)
         load(module, where, given)
         return answer_of(module, problem, given, self.call, where, self.extras, self.context, self.twice)
 
@@ -83,7 +87,7 @@ class TorchModule:
             return indirect(self, problem, device)
         given = tensors(problem, device)
         module = self._loaded(problem, device, given)
-        where = places_in(module, self.places)
+        where = places_in(module, self.places, problem)
 
         def context() -> AbstractContextManager[object]:
             return _both(_in_its_mode(module, problem), self.context())
@@ -99,10 +103,10 @@ class TorchModule:
         """The module of the last native call where it holds these very parameters, as a user's does; or a new one."""
         key = _key(problem, device)
         module = self.timed.get(key)
-        if module is None or not _holds_all(module, places_in(module, self.places), given):
+        if module is None or not _holds_all(module, places_in(module, self.places, problem), given):
             self.timed.clear()  # one is enough, and it may be large
             module = self.timed[key] = built(self.build, problem, device)
-            load(module, places_in(module, self.places), given)
+            load(module, places_in(module, self.places, problem), given)
         return module
 
 
@@ -167,10 +171,10 @@ def _in_its_mode(module: nn.Module, problem: Problem) -> Iterator[None]:
             module.train(mode)
 
 
-def places_in(module: nn.Module, places: Places | Callable[[nn.Module], Places]) -> Places:
+def places_in(module: nn.Module, places: Places | FindPlaces, problem: Problem) -> Places:
     """The places that this module really has: a layer without bias has none for one."""
     held = dict(module.named_parameters())
-    return {p: place for p, place in (places(module) if callable(places) else places).items() if p in held}
+    return {p: place for p, place in (places(module, problem) if callable(places) else places).items() if p in held}
 
 
 def load(module: nn.Module, places: Places, given: Tensors) -> None:
@@ -186,7 +190,7 @@ def load(module: nn.Module, places: Places, given: Tensors) -> None:
         names = _names(places[path])
         used.update(names)
         with torch.no_grad():
-            parameter.copy_(torch.cat([_as_stored(given, name) for name in names]).view_as(parameter))
+            parameter.copy_(_stored_at(places[path], given).view_as(parameter))
     lost = sorted(n for n in given if n.startswith(("w_", "b_", "bias_")) and n not in used)
     if lost:
         raise ValueError(f"the module has no parameter for {', '.join(lost)}")
@@ -206,7 +210,13 @@ def _moved(module: nn.Module, places: Places, given: Tensors, mode: bool) -> tup
 
 
 def _stored(module: nn.Module, places: Places, given: Tensors) -> Tensors:
-    return {path: torch.cat([_as_stored(given, name) for name in _names(places[path])]) for path in places}
+    return {path: _stored_at(place, given) for path, place in places.items()}
+
+
+def _stored_at(place: Place, given: Tensors) -> torch.Tensor:
+    if isinstance(place, Arranged):
+        return place.stored(given)
+    return torch.cat([_as_stored(given, name) for name in _names(place)])
 
 
 def _holds(module: nn.Module, path: str, stored: torch.Tensor) -> bool:
@@ -218,8 +228,8 @@ def _as_stored(given: Tensors, name: str) -> torch.Tensor:
     return given[name].detach().T if name.startswith("w_") else given[name].detach()
 
 
-def _names(place: str | Packed) -> tuple[str, ...]:
-    return place.names if isinstance(place, Packed) else (place,)
+def _names(place: Place) -> tuple[str, ...]:
+    return (place,) if isinstance(place, str) else place.names
 
 
 def _gradients(
@@ -246,11 +256,15 @@ def _leaves(problem: Problem, module: nn.Module, places: Places, given: Tensors)
 def _of_arrays(problem: Problem, found: dict[str, Array], places: Places, given: Tensors) -> dict[str, Array]:
     """The gradients of leaves as those of the problem's arrays."""
     for path, place in places.items():
-        found |= _unpacked(found.pop(path), _names(place), given)
+        parts = _unpacked(found.pop(path), place, given)
+        found |= {name: found[name] + part if name in found else part for name, part in parts.items()}
     return {name: found[name] for name in problem.needs}
 
 
-def _unpacked(gradient: Array, names: tuple[str, ...], given: Tensors) -> dict[str, Array]:
+def _unpacked(gradient: Array, place: Place, given: Tensors) -> dict[str, Array]:
+    names = _names(place)
+    if isinstance(place, Arranged):
+        return place.unpacked(gradient, {name: tuple(given[name].shape) for name in names})
     ends = np.cumsum([_as_stored(given, name).shape[0] for name in names])[:-1]
     parts = np.split(gradient, ends)
     return {

@@ -23,6 +23,8 @@ from attention_conformance.spec.features import CASE_OPTIONS, Feature, Scope
 
 MOST_FITTED = 2**30
 """Elements of an array of a case that a `fit` returns: padded ones have some times more than before."""
+MOST_GROWN = 2**24
+"""Numbers of a case that has grown by being fitted: one of many tiny samples would fill the memory in blocks of 128."""
 FREE_WIDTHS = (13, 11, 17)
 """Input widths of query, key and value where they are free: coprime to each other and to the heads' widths."""
 
@@ -33,6 +35,20 @@ def fit(case: Case, claims: Claims) -> Case | Unsupported:
     Raises:
         CandidateError: the `fit` of the claims raised, or returned something unusable.
     """
+    fitted = _fitted(case, claims)
+    if isinstance(fitted, Case) and (count := _numbers(fitted)) > max(MOST_GROWN, 2 * _numbers(case)):
+        return Unsupported(f"at the sizes that it takes, a case of {_numbers(case):,} numbers has {count:,}")
+    return fitted
+
+
+def _numbers(case: Case) -> int:
+    """Of scores, queries, keys and values."""
+    s = case.sizes
+    rows = (s.query_length + s.key_length) * (s.d_k + s.d_v)
+    return s.batch * s.num_heads * (s.query_length * s.key_length + rows)
+
+
+def _fitted(case: Case, claims: Claims) -> Case | Unsupported:
     case = claims.premises.under(case)
     missing = [f for f in required(case) if f not in claims and not claims.premises.implies(f)]
     if missing:

@@ -174,3 +174,48 @@ def gradient_of_the_first_role_only(query: Tensor, key: Tensor, value: Tensor, *
 @breaks_gradients("gradients.cotangent", holds=(*FORWARD, "gradients.single-input"))
 def rows_skipped_by_their_first_component(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     return distorted(Steps()(query, key, value, **options), lambda g: g.where(g[..., :1] != 0, 0.0))
+
+
+class Counted(torch.autograd.Function):
+    """Its gradient grows with every backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.passes = 0
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        ctx.passes += 1
+        grown: Tensor = gradient * ctx.passes
+        return grown
+
+
+@breaks_gradients("gradients.in-turn", holds=(*FORWARD, "gradients.cotangent"))
+def buffer_kept_by_the_first_backward_pass(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    counted: Tensor = Counted.apply(Steps()(query, key, value, **options))  # type: ignore[no-untyped-call]
+    return counted
+
+
+_LAST: dict[torch.Size, Tensor] = {}
+
+
+class Mixed(torch.autograd.Function):
+    """The weighted sum, whose way back uses the weights that were stored last."""
+
+    @staticmethod
+    def forward(ctx: Any, weights: Tensor, value: Tensor) -> Tensor:
+        _LAST[weights.shape] = weights
+        ctx.save_for_backward(weights, value)
+        return correct.mix(weights, value)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        weights, value = ctx.saved_tensors
+        return gradient @ value.mT, _LAST[weights.shape].mT @ gradient
+
+
+@breaks_gradients("gradients.in-turn", step="mix", holds=(*FORWARD, "effects.stateless"))
+def weights_of_the_last_forward_pass(weights: Tensor, value: Tensor) -> Tensor:
+    mixed: Tensor = Mixed.apply(weights, value)  # type: ignore[no-untyped-call]
+    return mixed

@@ -27,8 +27,11 @@ from attention_conformance.spec.premises import NO_PREMISES, Premises
 
 ROOM = "attention_conformance.implementations"
 MODULE_IMPORTS = (
+    f"from {ROOM}.adapters.arranged import Arranged",
+    f"from {ROOM}.discovery.constructor_names import Size",
     f"from {ROOM}.discovery.constructors import Constructor",
-    f"from {ROOM}.discovery.modules import ModuleCall, module_run",
+    f"from {ROOM}.discovery.forwards import ModuleCall, Neutral",
+    f"from {ROOM}.discovery.modules import module_run",
     f"from {ROOM}.discovery.signatures import Options",
     f"from {ROOM}.discovery.vocabulary import MaskForm",
     "from attention_conformance import Polarity",
@@ -174,6 +177,8 @@ def source(value: Any, name: str = "") -> str:
 
 def quoted(value: object) -> str:
     """A plain value as the formatter writes it; dictionaries of several entries in lines."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return source(value)
     if isinstance(value, Enum):
         return f"{type(value).__name__}.{value.name}"
     if isinstance(value, Mapping):

@@ -108,7 +108,7 @@ def rows(check: ClaimCheck, problem: Problem) -> Floats | None:
     if answer.error:
         return None
     output = safe_call(lambda: output_of(answer)).value
-    if output is None or output.ndim < 2 or output.shape[-2] != problem.query.shape[-2]:
+    if output is None or output.ndim != problem.query.ndim or output.shape[-2] != problem.query.shape[-2]:
         return None
     return output if np.isfinite(output).all() else None
 

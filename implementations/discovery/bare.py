@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from copy import deepcopy
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
 
 from attention_conformance.implementations.api.safe_call import safe_call
-from attention_conformance.implementations.discovery.parameters import find_places
+from attention_conformance.implementations.discovery.parameters import filled, find_places, names_of, patterns
+
+Inputs: TypeAlias = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def around(module: nn.Module) -> tuple[str, ...]:
@@ -26,20 +28,22 @@ def _norms(module: nn.Module) -> Iterator[str]:
 
 
 def _some_biases(module: nn.Module) -> Iterator[str]:
-    held = {place: path for path, place in find_places(module).items() if place in ("b_q", "b_k", "b_v")}
+    names = {name: path for path, place in find_places(module).items() for name in names_of(place)}
+    held = {name: names[name] for name in ("b_q", "b_k", "b_v") if name in names}
     if len(held) in (1, 2):
-        yield from held.values()
+        yield from dict.fromkeys(held.values())
 
 
-def tap_of(module: nn.Module, inputs: int, width: int) -> str:
-    """The layer whose output is that of the attention, where the module adds its input to it; else nothing."""
-    layer = next((path for path, place in find_places(module).items() if place == "w_o"), "").rpartition(".")[0]
-    copied, x = deepcopy(module).eval(), torch.linspace(-1.0, 1.0, 12 * width).view(3, 4, width)
+def tap_of(module: nn.Module, layer: str, answer: Callable[[nn.Module, Inputs], torch.Tensor], width: int) -> str:
+    """The layer whose output is that of the attention, if the module adds its input to that; else nothing.
+
+    Its parameters become 0.
+    """
+    x = torch.linspace(-1.0, 1.0, 12 * width).view(3, 4, width)
     with torch.no_grad():
-        for parameter in copied.parameters():
+        for parameter in module.eval().parameters():
             parameter.zero_()
-        answer = safe_call(lambda: copied(*(x,) * inputs)).value
-    output = answer[0] if isinstance(answer, tuple) and answer else answer
+        output = safe_call(lambda: answer(module, (x, x, x))).value
     return layer if isinstance(output, torch.Tensor) and output.shape == x.shape and torch.equal(output, x) else ""
 
 
@@ -64,3 +68,27 @@ def bare(module: nn.Module, left_out: Iterable[str]) -> nn.Module:
         else:
             parent.register_parameter(name, None)
     return module
+
+
+def holding(module: nn.Module, held: Mapping[str, str]) -> nn.Module:
+    """The module with buffers of a constant in place of these parameters, whose paths may have a star for a number."""
+    for path, parameter in list(module.named_parameters()):
+        fill = next((held[pattern] for pattern, _ in patterns(path) if pattern in held), "")
+        if fill:
+            owner, _, name = path.rpartition(".")
+            parent = module.get_submodule(owner)
+            delattr(parent, name)
+            parent.register_buffer(name, filled(parameter.detach(), fill).clone())
+    return module
+
+
+@contextmanager
+def with_globals(kind: Any, values: Mapping[str, object]) -> Iterator[None]:
+    """Variables of the file of a class have these values while it is built."""
+    space = getattr(kind.__init__, "__globals__", {}) if values else {}
+    before = {name: space[name] for name in values if name in space}
+    space.update({name: values[name] for name in before})
+    try:
+        yield
+    finally:
+        space.update(before)

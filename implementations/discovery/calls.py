@@ -6,9 +6,9 @@ that is summed over (key, component of query and key) changes them all.
 """
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import permutations
+from itertools import permutations, product
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ import torch
 
 from attention_conformance.implementations.adapters.jax_op import is_jax
 from attention_conformance.implementations.api.safe_call import safe_call
+from attention_conformance.implementations.discovery.constructor_names import Size, size_of
 from attention_conformance.implementations.discovery.loading import TargetError
 from attention_conformance.implementations.discovery.probe import HALF, Floats, first_part, near, spans
 from attention_conformance.implementations.discovery.signatures import (
@@ -52,6 +53,7 @@ class FunctionCall:
         axes, output: of the inputs and of the output, in the letters of (B, H, L, D); N stands for B and H in one, E
             for H and D.
         heads: its parameter for the number of heads, where E stands for both.
+        widths: its parameters for the width of a head.
         extent: of all axes in the calls that showed it.
         always: what it is given in every call, by its own names.
         evidence: what was observed, by topic.
@@ -67,10 +69,11 @@ class FunctionCall:
     axes: str = ""
     output: str = ""
     evidence: Mapping[str, str] = field(default_factory=dict)
+    widths: tuple[str, ...] = ()
 
 
-def find_call(function: Callable[..., Any], device: str) -> FunctionCall:
-    """How the function is called.
+def find_call(function: Callable[..., Any], device: str, kinds: Iterable[str] = KINDS) -> FunctionCall:
+    """How the function is called, with arrays of one of these kinds.
 
     Raises:
         TargetError: no way was found; the message is that of the first attempt.
@@ -78,16 +81,23 @@ def find_call(function: Callable[..., Any], device: str) -> FunctionCall:
     signature = signature_of(function)
     inputs, keyword = _inputs(signature)
     heads = next((name for name in HEAD_COUNTS if name in signature.parameters and name not in inputs), "")
-    always = _always(signature, inputs, heads)
-    why = ""
-    for rank in (3,) if heads else (4, 3, 2):
-        for extent in EXTENTS:
-            for framework in KINDS:
-                call = FunctionCall(framework, inputs, keyword, heads, extent, always)
-                try:
-                    return _observed_call(Attempt(function, call, rank, device))
-                except TargetError as error:
-                    why = why or str(error)
+    needed = [p.name for p in signature.parameters.values() if required(p) and p.name not in (*inputs, heads)]
+    widths = tuple(name for name in needed if size_of(name) is Size.HEAD_WIDTH or name == "d_model")
+    why, unsure = "", None
+    ranks = (3,) if heads else (4, 3, 2)
+    alternatives = list(_always(signature, inputs, (heads, *widths)))
+    for always, rank, extent, framework in product(alternatives, ranks, EXTENTS, kinds):
+        call = FunctionCall(framework, inputs, keyword, heads, extent, always, widths=widths)
+        try:
+            observed = _observed_call(Attempt(function, call, rank, device))
+        except TargetError as error:
+            why = why or str(error)
+            continue
+        if UNSURE not in observed.evidence:
+            return observed
+        unsure = unsure or observed
+    if unsure is not None:
+        return unsure
     raise TargetError(f"no way to call it was found: {why}")
 
 
@@ -104,10 +114,15 @@ def _inputs(signature: inspect.Signature) -> tuple[tuple[str, ...], bool]:
     raise TargetError(f"it takes ({', '.join(first)}): it needs three inputs, query, key and value")
 
 
-def _always(signature: inspect.Signature, inputs: tuple[str, ...], heads: str) -> dict[str, object]:
-    """What has to be given, without the number of heads: no dropout, and None for everything else that is required."""
-    rest = [p for p in signature.parameters.values() if p.name not in (*inputs, heads)]
-    return {p.name: None for p in rest if required(p)} | switched_off(rest)
+def _always(signature: inspect.Signature, inputs: tuple[str, ...], sizes: tuple[str, ...]) -> Iterator[dict[str, Any]]:
+    """What has to be given, without sizes: no dropout, and for everything else that is required None, or else 0."""
+    rest = [p for p in signature.parameters.values() if p.name not in (*inputs, *sizes)]
+    nothing: dict[str, Any] = {p.name: None for p in rest if required(p)}
+    off = switched_off(rest)
+    yield nothing | off
+    if nothing:
+        yield nothing
+        yield {**nothing, **off, **{name: 0.0 for name in nothing if name not in off}}
 
 
 @dataclass(frozen=True)
@@ -138,6 +153,7 @@ class Attempt:
         """
         given = [self._native(array, requires_grad) for array in arrays]
         options = {**self.call.always, **({self.call.heads: 2} if self.call.heads else {})}
+        options |= dict.fromkeys(self.call.widths, self.call.extent // (2 if self.call.heads else 1))
         if self.call.keyword:
             options |= dict(zip(self.call.inputs, given, strict=True))
             given = []

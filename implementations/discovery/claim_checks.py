@@ -106,7 +106,7 @@ class ClaimCheck:
         if isinstance(fitted, Unsupported):
             return False
         problem = build(fitted, self.dtype).forward_only()
-        core = replace(problem, attn_mask=None, causal=False, scale=None)
+        core = replace(problem, attn_mask=None, key_padding_mask=None, causal=False, scale=None)
         without = core if case.extension == NOTHING else replace(problem, extension=NOTHING, extras={})
         first, second = self.answer(problem), self.answer(without)
         return not first.error and not second.error and equal_outputs(first, second)

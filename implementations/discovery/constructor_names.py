@@ -25,13 +25,18 @@ class Size(StrEnum):
     RATE = "rate of dropout"
     BIAS = "whether there are biases"
     FLAG = "whether something more is done"
+    NOTHING = "what is left out"
 
 
 NAMES: Mapping[Size, tuple[str, ...]] = {
     Size.WIDTH: (
         *("embed_dim", "embedding_dim", "emb_dim", "embed_size", "emb_size", "emb", "n_embd", "d_embed", "d_model"),
         *("model_dim", "model_dimension", "d_hidden", "dim", "hidden_dim", "hidden_size", "n_state", "n_feat", "d_in"),
-        *("d_out", "in_features", "in_dim", "input_dim", "output_dim", "out_dim", "width", "num_hiddens"),
+        *("d_out", "in_features", "in_dim", "input_dim", "output_dim", "out_dim", "width", "num_hiddens", "n_embed"),
+        *("embeded_size", "embedding_size", "input_size", "output_size", "dim_in", "dim_out", "d_input", "d_output"),
+        *("query_size", "key_size", "value_size", "channels", "in_channels", "units", "num_units", "dims", "embed"),
+        *("hidden", "out_features", "inner_dim", "attn_dim", "attention_dim", "qkv_dim", "model_size", "feature_dim"),
+        *("query_dim", "key_dim", "value_dim", "features"),
     ),
     Size.HEADS: (
         *HEAD_COUNTS,
@@ -44,6 +49,12 @@ NAMES: Mapping[Size, tuple[str, ...]] = {
             "heads_num",
             "nhead",
             "n_attention_heads",
+            "num_attn_heads",
+            "attention_heads",
+            "attn_heads",
+            "head_count",
+            "head_number",
+            "n_local_heads",
         ),
     ),
     Size.HEAD_WIDTH: ("head_dim", "dim_head", "d_head", "head_width", "dim_per_head", "d_k", "d_v", "d_q", "d_keys"),
@@ -78,19 +89,43 @@ def value_of(size: Size, width: int, heads: int) -> object:
         Size.RATE: 0.0,
         Size.BIAS: True,
         Size.FLAG: False,
+        Size.NOTHING: None,
     }[size]
 
 
-class Settings:
-    """An object of settings: it has every one whose name is known, as an attribute and by key."""
+USUAL: Mapping[str, object] = {
+    **dict.fromkeys(("eps", "norm_eps", "rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon"), 1e-6),
+    **dict.fromkeys(("rope_theta", "rope_base", "rotary_base"), 10000.0),
+    **dict.fromkeys(("max_batch_size", "batch_size"), 8),
+    "device": "cpu",
+    "dtype": None,
+    "_attn_implementation": "eager",
+    "initializer_range": 0.02,
+}
+"""Settings that are no sizes."""
+GROUPS = ("num_kv_heads", "num_key_value_heads", "n_kv_heads", "kv_heads", "n_kv_head", "n_query_groups")
 
-    def __init__(self, width: int, heads: int) -> None:
+
+class Settings:
+    """An object of settings: it has every one whose name is known, as an attribute and by key.
+
+    Where `lenient`, it has all others, too: False.
+    """
+
+    def __init__(self, width: int, heads: int, lenient: bool = False) -> None:
         self._sizes = (width, heads)
+        self._lenient = lenient
 
     def __getattr__(self, name: str) -> Any:
         if name in NESTED:
             return self
-        if name.startswith("_") or (size := size_of(name)) is None:
+        if name in USUAL:
+            return USUAL[name]
+        if name in GROUPS:
+            return self._sizes[1]
+        if (size := size_of(name)) is None:
+            if self._lenient and not name.startswith("_"):
+                return False
             raise AttributeError(f"the setting {name!r} is not known")
         return value_of(size, *self._sizes)
 
@@ -112,17 +147,21 @@ def settings_parameter(signature: inspect.Signature) -> str:
         for p in signature.parameters.values()
         if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) and size_of(p.name) is not Size.FLAG
     ]
-    words = {"config", "cfg", "conf", "args", "configuration", "params", "hparams"}
-    return needed[0] if len(needed) == 1 and words & set(needed[0].lower().split("_")) else ""
+    words = {"config", "cfg", "conf", "args", "configuration", "params", "hparams", "settings", "opt", "options"}
+    named = [name for name in needed if words & set(name.lower().split("_"))]
+    return named[0] if len(named) == 1 else ""
 
 
-def settings_of(kind: Any, name: str, width: int, heads: int) -> object:
+def settings_of(kind: Any, name: str, width: int, heads: int, lenient: bool = False) -> object:
     """The object for a class: of the dataclass that its constructor names, or one that has whatever is known."""
     hints: Mapping[str, Any] = safe_call(lambda: get_type_hints(kind.__init__)).value or {}
     hint = hints.get(name)
     if not (isinstance(hint, type) and is_dataclass(hint)):
-        return Settings(width, heads)
+        return Settings(width, heads, lenient)
     named = {each.name: size for each in fields(hint) if (size := size_of(each.name)) and each.init}
     given = {name: value_of(size, width, heads) for name, size in named.items() if size is not Size.BIAS}
+    given |= {each.name: heads for each in fields(hint) if each.name in GROUPS and each.init}
+    given |= {each.name: USUAL[each.name] for each in fields(hint) if each.name in USUAL and each.default is MISSING}
     lacking = [f.name for f in fields(hint) if f.default is MISSING and f.default_factory is MISSING]
-    return hint(**given, **{n: value_of(named[n], width, heads) for n in lacking if n in named and n not in given})
+    rest = {n: value_of(named[n], width, heads) if n in named else False for n in lacking if n not in given}
+    return hint(**given, **rest)

@@ -2,21 +2,34 @@
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
+from attention_conformance.implementations.adapters.arranged import Arranged
+from attention_conformance.implementations.adapters.torch_module import Place, Places
 from attention_conformance.implementations.api.safe_call import safe_call
-from attention_conformance.implementations.discovery.bare import bare
+from attention_conformance.implementations.discovery.bare import bare, holding, with_globals
 from attention_conformance.implementations.discovery.constructor_names import (
+    LONGEST,
     Size,
     settings_of,
     settings_parameter,
     size_of,
     value_of,
 )
+from attention_conformance.implementations.discovery.forwards import ModuleCall
 from attention_conformance.implementations.discovery.loading import TargetError
+from attention_conformance.implementations.discovery.parameters import (
+    find_places,
+    named_parameters,
+    names_of,
+    patterns,
+)
+from attention_conformance.implementations.discovery.promises import refuses_widths
 from attention_conformance.implementations.discovery.signatures import (
     ADAPTER,
     is_variadic,
@@ -28,6 +41,7 @@ from attention_conformance.implementations.discovery.signatures import (
 )
 from attention_conformance.implementations.discovery.vocabulary import HEAD_COUNTS, Option
 from attention_conformance.spec.features import Feature
+from attention_conformance.spec.problem import Problem
 
 WIDTH, HEADS = 12, 3
 """Sizes of the instances that are built to look at their parameters."""
@@ -61,6 +75,11 @@ class Constructor:
         sizes: what each of its parameters counts, where these have other names or another order.
         settings: its parameter that is an object of settings, which has the sizes.
         left_out: what is taken out of the module, see `bare`.
+        held: its parameters that are kept at a value at which they have no effect, see `readings`.
+        globals: variables of its file that it reads sizes from, and what they count.
+        lenient: whether its object of settings has whatever it reads.
+        places: what its parameters hold, by path, with a star for the number of a head; empty: what their names state.
+        call: how it is called once, so that it makes its parameters.
     """
 
     kind: Callable[..., nn.Module]
@@ -72,10 +91,21 @@ class Constructor:
     sizes: Mapping[str, Size] = field(default_factory=dict)
     settings: str = ""
     left_out: tuple[str, ...] = ()
+    held: Mapping[str, str] = field(default_factory=dict)
+    globals: Mapping[str, Size] = field(default_factory=dict)
+    lenient: bool = False
+    places: Mapping[str, Place] = field(default_factory=dict)
+    call: ModuleCall | None = None
 
     def __call__(self, embed_dim: int, num_heads: int, **options: Any) -> nn.Module:
         """A module of these sizes; `options` are kdim, vdim and what `CONSTRUCTOR_OPTIONS` names."""
-        return bare(self._whole(embed_dim, num_heads, **options), self.left_out)
+        values = {name: value_of(size, embed_dim, num_heads) for name, size in self.globals.items()}
+        with with_globals(self.kind, values):
+            module = self._whole(embed_dim, num_heads, **options)
+            if self.call is not None and any(map(is_lazy, module.parameters())):
+                with torch.no_grad():
+                    self.call.plain(module, [torch.zeros(1, 2, embed_dim)] * 3, num_heads)
+            return holding(bare(module, self.left_out), self.held)
 
     def _whole(self, embed_dim: int, num_heads: int, **options: Any) -> nn.Module:
         given = {self.spelled.get(name, name): value for name, value in options.items()}
@@ -83,7 +113,9 @@ class Constructor:
             given.setdefault(self.spelled["num_kv_heads"], num_heads)
         given = {**self.options, **given}
         if self.settings:
-            return self.kind(**{self.settings: settings_of(self.kind, self.settings, embed_dim, num_heads)}, **given)
+            return self.kind(
+                **{self.settings: settings_of(self.kind, self.settings, embed_dim, num_heads, self.lenient)}, **given
+            )
         if self.sizes:
             sizes = {name: value_of(size, embed_dim, num_heads) for name, size in self.sizes.items()}
             return self.kind(**{**sizes, **given})
@@ -91,14 +123,46 @@ class Constructor:
             return self.kind(embed_dim=embed_dim, num_heads=num_heads, **given)
         return self.kind(embed_dim, num_heads, **given)
 
+    def find_places(self, module: nn.Module, problem: Problem) -> Places:
+        """What each parameter of a module holds that is to hold those of a problem."""
+        if not self.places:
+            return find_places(module)
+        heads, kv_heads = problem.num_heads, problem.num_kv_heads
+        found: dict[str, Place] = {}
+        for path, _ in module.named_parameters():
+            for pattern, head in patterns(path):
+                if (place := self.places.get(pattern)) is not None:
+                    if isinstance(place, Arranged):
+                        place = replace(place, heads=heads, kv_heads=kv_heads, head=head)
+                    found[path] = place
+                    break
+        return found
+
+    def held_names(self, module: nn.Module) -> dict[str, str]:
+        """The paths of the module's parameters, by their names in `Problem.parameters`; one of those of each head."""
+        if not self.places:
+            return named_parameters(module)
+        return {name: path for path, place in self.places.items() for name in names_of(place)}
+
     def construct(self, num_heads: int, width: int) -> nn.Module:
         """A module of these sizes, in the order of `Implementation.construct`."""
         return self(width, num_heads)
 
     @property
+    def one_head(self) -> bool:
+        """Whether it takes no number of heads, and has one."""
+        return bool(self.sizes) and Size.HEADS not in self.sizes.values() and Size.HEADS not in self.globals.values()
+
+    @property
+    def heads(self) -> int:
+        """Of an instance that is built to look at it."""
+        return 1 if self.one_head else HEADS
+
+    @property
     def constructs(self) -> Callable[[int, int], object] | None:
-        """`construct`; None where the width of a head is given, which a total that does not divide has none of."""
-        return None if Size.HEAD_WIDTH in self.sizes.values() or self.settings else self.construct
+        """`construct`; None where no total width is given, or it is not promised that any of them is refused."""
+        totals = not (Size.HEAD_WIDTH in self.sizes.values() or self.settings or self.globals or self.one_head)
+        return self.construct if totals and isinstance(self.kind, type) and refuses_widths(self.kind) else None
 
     @property
     def features(self) -> frozenset[Feature]:
@@ -129,6 +193,7 @@ def constructor(kind: type[nn.Module]) -> Constructor:
         _check_sizes(kind, signature, sizes)
     options: dict[str, object] = {name: True for name in ("bias", "batch_first") if name in parameters}
     options |= switched_off(p for p in signature.parameters.values() if "drop" in p.name)
+    options |= dict.fromkeys(_short_lengths(signature), LONGEST)
     others = set(parameters) - {p.name for p in sizes}
     spelled = own_names(CONSTRUCTOR_OPTIONS, others)
     known = {"embed_dim", "num_heads", "kdim", "vdim", *options, *spelled.values(), *(p.name for p in sizes)}
@@ -155,10 +220,15 @@ def _known_sizes(signature: inspect.Signature) -> dict[str, Size]:
     simple = usual and not any(required(p) or sizes.get(p.name) is Size.HEAD_WIDTH for p in parameters[2:])
     if unknown or simple or not {Size.WIDTH, Size.HEADS} <= set(sizes.values()):
         return {}
-    kept = {p.name for p in parameters if required(p)} | {
-        n for n, s in sizes.items() if s not in (Size.LENGTH, Size.FLAG)
-    }
+    kept = {p.name for p in parameters if required(p)} | set(_short_lengths(signature))
+    kept |= {name for name, size in sizes.items() if size not in (Size.LENGTH, Size.FLAG)}
     return {name: size for name, size in sizes.items() if name in kept and (size is Size.RATE or name not in options)}
+
+
+def _short_lengths(signature: inspect.Signature) -> list[str]:
+    """The parameters that are numbers of tokens, and by default fewer than the suite gives."""
+    numbers = [p for p in signature.parameters.values() if type(p.default) is int and 0 < p.default < LONGEST]
+    return [p.name for p in numbers if size_of(p.name) is Size.LENGTH and p.name != "window"]
 
 
 def _check_sizes(kind: type[nn.Module], signature: inspect.Signature, sizes: list[inspect.Parameter]) -> None:
@@ -180,9 +250,9 @@ def built(make: Constructor, **widths: int) -> nn.Module:
     Raises:
         TargetError: it cannot be built.
     """
-    outcome = safe_call(lambda: make(WIDTH, HEADS, **widths))
+    outcome = safe_call(lambda: make(WIDTH, make.heads, **widths))
     if outcome.value is None:
-        sizes = ", ".join(f"{n}={x}" for n, x in {"embed_dim": WIDTH, "num_heads": HEADS, **widths}.items())
+        sizes = ", ".join(f"{n}={x}" for n, x in {"embed_dim": WIDTH, "num_heads": make.heads, **widths}.items())
         raise TargetError(f"it cannot be built with {sizes}: {outcome.error}")
     return outcome.value
 

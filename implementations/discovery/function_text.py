@@ -46,7 +46,7 @@ def is_plain(call: FunctionCall, keywords: Keywords) -> bool:
     masks = masks and keywords.form is MaskForm.GIVEN and not keywords.masked_out
     padding = keywords.padding in ("", "key_padding_mask") and not keywords.padding_masked_out
     usual = (call.axes, call.output, call.keyword, call.order) == (OP, OP, False, INPUTS)
-    always = call.always or keywords.options.always or (keywords.returns_tuple and not keywords.extras)
+    always = call.always or call.widths or keywords.options.always or (keywords.returns_tuple and not keywords.extras)
     in_order = all(extra.axes == AXES[extra.name] for extra in keywords.extras) and (
         [extra.position for extra in keywords.extras] == list(range(1, len(keywords.extras) + 1))
     )
@@ -130,6 +130,8 @@ def _options(call: FunctionCall, keywords: Keywords) -> Iterator[str]:
         yield f'options.setdefault("{name}", {value!r})'
     if call.heads:
         yield f'options["{call.heads}"] = query.shape[1]'
+    for name in call.widths:
+        yield f'options["{name}"] = query.shape[3]'
     if keywords.mask:
         yield "if attn_mask is not None:"
         yield from (f"    {line}" for line in _mask(call, keywords))

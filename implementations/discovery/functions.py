@@ -45,7 +45,15 @@ from attention_conformance.implementations.discovery.extras import (
     ignored_parts,
 )
 from attention_conformance.implementations.discovery.loading import TargetError
-from attention_conformance.implementations.discovery.module_masks import empty_rows_as_seen, empty_rows_of_each_kind
+from attention_conformance.implementations.discovery.module_masks import (
+    ADDED,
+    SHAPES,
+    empty_rows_as_seen,
+    empty_rows_of_each_kind,
+    fit_form,
+    has_effect,
+    shaped,
+)
 from attention_conformance.implementations.discovery.shipped import ShippedCall, as_shipped, with_cache
 from attention_conformance.implementations.discovery.shipped_others import interfaces
 from attention_conformance.implementations.discovery.signatures import (
@@ -58,9 +66,9 @@ from attention_conformance.implementations.discovery.signatures import (
     takes_any,
 )
 from attention_conformance.implementations.discovery.size_limits import claims_to_try, with_size_limits
-from attention_conformance.implementations.discovery.vocabulary import KWARGS_OF_FUNCTION, OPTIONS
+from attention_conformance.implementations.discovery.vocabulary import KWARGS_OF_FUNCTION, OPTIONS, MaskForm
 from attention_conformance.spec.cases import Pattern
-from attention_conformance.spec.conventions import CausalWithMask, Conventions
+from attention_conformance.spec.conventions import CausalWithMask, Conventions, Polarity
 from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.spec.optional import optional
 from attention_conformance.spec.premises import NO_PREMISES, Premises
@@ -116,6 +124,8 @@ def tensors_kind() -> ArrayKind:
     )
 
 
+UNPUBLISHED = ("mask", "attention_mask")
+"""Names of masks that state neither their form nor what True means in them."""
 ARRAYS_LACK = "'numpy.ndarray' object has no attribute"
 """The error of a function that does not work on NumPy arrays; its error for tensors is more useful."""
 
@@ -139,6 +149,36 @@ def function_candidate(
         TargetError: its parameters or its answer are none of a function of query, key and value.
         ValueError: a setting that does not exist.
     """
+    try:
+        return _usual_candidate(name, function, settings, device, premises)
+    except TargetError as error:
+        if not torch or as_shipped(function, interfaces()):
+            raise
+        return _laid_out_candidate(name, function, settings, device, premises, error)
+
+
+def _laid_out_candidate(
+    name: str,
+    function: Callable[..., object],
+    settings: Mapping[str, str],
+    device: str,
+    premises: Premises,
+    refused: TargetError,
+) -> Implementation:
+    """The same for a function in another layout, which the suite has refused in its own."""
+    from attention_conformance.implementations.discovery.laid_out import laid_out
+
+    try:
+        adapted = laid_out(function, device)
+        made = _usual_candidate(name, adapted, settings, device, premises)
+    except TargetError:
+        raise refused from None
+    return replace(made, about="; ".join(note for note in (made.about, adapted.about) if note))
+
+
+def _usual_candidate(
+    name: str, function: Callable[..., object], settings: Mapping[str, str], device: str, premises: Premises
+) -> Implementation:
     shipped = as_shipped(function, interfaces())
     function, interface = (shipped, shipped.interface) if shipped else (function, None)
     documented = interface.settings if interface else {}
@@ -151,11 +191,13 @@ def function_candidate(
     check, kind, plain = _suited_in_size(RenamedCall(function, options), claims, device)
     check_answer(plain, kind.is_kind, "an array" if kind in (NUMPY, JAX) else "a tensor")
     check, limits = with_size_limits(check)
+    if not interface and options.spelled.get("bool_mask") in UNPUBLISHED and "bool-mask" not in settings:
+        check = _with_mask_form(check, kind)
     check, ignored = _without_ignored(check, options)
     if interface and not any("row" in key for key in (*settings, *documented)):
         check, seen = empty_rows_of_each_kind(check)
         ignored = [*ignored, *seen]
-    elif options.spelled.get("bool_mask") in ("mask", "attention_mask") and not any("row" in key for key in settings):
+    elif options.spelled.get("bool_mask") in UNPUBLISHED and not any("row" in key for key in settings):
         check, ignored = empty_rows_as_seen(check, MASKED, ignored)
     check, always = with_premises(check, premises)
     check, refuted = option_claims(check, options.named.features)
@@ -182,6 +224,7 @@ class RenamedCall:
 
     function: Callable[..., object]
     options: Options
+    form: MaskForm = MaskForm.GIVEN
 
     def __call__(self, *inputs: Any, **options: Any) -> object:
         """The function's answer."""
@@ -189,12 +232,43 @@ class RenamedCall:
 
     def bound_call(self, *inputs: Any, **options: Any) -> Callable[[], Any]:
         """The same call, prepared."""
+        if self.form is not MaskForm.GIVEN and "attn_mask" in options:
+            options["attn_mask"] = self._formed(options["attn_mask"], (*inputs[0].shape[:3], inputs[1].shape[2]))
         given = self.options.scaled(self.options.renamed(options), inputs[0].shape[-1])
         return partial(self.function, *inputs, **given)
+
+    def _formed(self, mask: Any, shape: tuple[int, ...]) -> Any:
+        whole = mask.expand(shape) if hasattr(mask, "expand") else np.broadcast_to(mask, shape)
+        return whole[:, 0] if self.form is MaskForm.SAMPLE else whole[0, 0]
 
     def with_defaults(self) -> RenamedCall:
         """The same with its defaults given in each call."""
         return replace(self, options=self.options.with_defaults())
+
+
+def _with_mask_form(check: ClaimCheck, kind: ArrayKind) -> ClaimCheck:
+    """The check with the form and the polarity in which a mask of an unpublished name has its effect, if any has."""
+    claimed, call = check.claims.conventions.bool_mask, check.function
+    assert isinstance(call, RenamedCall)
+    for polarity in sorted(Polarity, key=lambda each: each is not claimed):
+        for form in (MaskForm.GIVEN, *SHAPES):
+            conventions = replace(check.claims.conventions, bool_mask=polarity)
+            claims = replace(check.claims, conventions=conventions)
+            claims = replace(claims, fit=partial(fit_form, form=form)) if form in SHAPES else claims
+            formed = kind.check(replace(call, form=form), claims, check.device, check.dtype)
+            if has_effect(formed, shaped(MASKED, form)):
+                return formed
+            added = formed.without({Feature.BOOL_MASK})
+            if polarity is claimed and has_effect(added, shaped(ADDED, form)) and not _masks(formed, form):
+                return added
+    return check
+
+
+def _masks(check: ClaimCheck, form: MaskForm) -> bool:
+    """Whether a boolean mask changes more than added numbers would: it may be a mistake."""
+    case = shaped(MASKED, form)
+    masked, number = check.run(case), check.run(replace(case, pattern=Pattern.ALL))
+    return bool(masked.error or number.error) or not near_outputs(number, check.run(PLAIN), check.dtype)
 
 
 def _without_ignored(check: ClaimCheck, options: Options) -> tuple[ClaimCheck, list[str]]:

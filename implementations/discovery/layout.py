@@ -8,13 +8,14 @@ from torch import nn
 
 from attention_conformance.implementations.api.contract import Claims, Unsupported
 from attention_conformance.implementations.api.safe_call import safe_call
-from attention_conformance.implementations.discovery.constructors import WIDTH
-from attention_conformance.implementations.discovery.parameters import find_places
+from attention_conformance.implementations.discovery.bare import Inputs
+from attention_conformance.implementations.discovery.constructors import WIDTH, Constructor
+from attention_conformance.implementations.discovery.parameters import patterns
 from attention_conformance.implementations.discovery.probe import HALF
 from attention_conformance.spec.cases import Case
 
 
-def length_first(module: nn.Module, inputs: int) -> bool:
+def length_first(module: nn.Module, answer: Callable[[nn.Module, Inputs], torch.Tensor]) -> bool:
     """Whether its layout is (L, B, E): as its attribute states, or else as no sample depends on another."""
     if isinstance(batch_first := getattr(module, "batch_first", None), bool):
         return not batch_first
@@ -24,24 +25,25 @@ def length_first(module: nn.Module, inputs: int) -> bool:
         for parameter in module.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=generator) / WIDTH**0.5)
         module.eval()
-        outcome = safe_call(lambda: not _independent(module, x, inputs, 0) and _independent(module, x, inputs, 1))
+        outcome = safe_call(lambda: not _independent(module, x, answer, 0) and _independent(module, x, answer, 1))
     return bool(outcome.value)  # where it raises, a later call reports the error
 
 
-def _independent(module: nn.Module, x: torch.Tensor, inputs: int, axis: int) -> bool:
+def _independent(
+    module: nn.Module, x: torch.Tensor, answer: Callable[[nn.Module, Inputs], torch.Tensor], axis: int
+) -> bool:
     """Whether the last slice along the axis stays when the first changes; a causal token would depend on it."""
     changed = x.clone()
     changed.select(axis, 0).add_(1.0)
-    answers = (module(*(given,) * inputs) for given in (x, changed))
-    before, after = (answer[0] if isinstance(answer, tuple) else answer for answer in answers)
+    before, after = (answer(module, (given, given, given)) for given in (x, changed))
     return torch.allclose(before.select(axis, -1), after.select(axis, -1), rtol=0.0, atol=HALF)
 
 
-def fit_of_heads(make: Callable[[int, int], nn.Module], claims: Claims) -> Callable[[Case], Case | Unsupported]:
+def fit_of_heads(make: Constructor, claims: Claims) -> Callable[[Case], Case | Unsupported]:
     """The fit of the claims, without one head where the module then has other parameters, such as no projection."""
     with torch.random.fork_rng(devices=[]):
         one, several = (safe_call(partial(make, WIDTH, heads)).value for heads in (1, 3))
-    if one is not None and several is not None and set(find_places(one)) == set(find_places(several)):
+    if make.one_head or (one is not None and several is not None and _held(make, one) == _held(make, several)):
         return claims.fit
 
     def fit(case: Case) -> Case | Unsupported:
@@ -50,3 +52,9 @@ def fit_of_heads(make: Callable[[int, int], nn.Module], claims: Claims) -> Calla
         return claims.fit(case)
 
     return fit
+
+
+def _held(make: Constructor, module: nn.Module) -> set[str]:
+    """The paths of its parameters, with a star for the number of a head."""
+    paths = (path for path, _ in module.named_parameters())
+    return {next((p for p, _ in patterns(path) if p in make.places), path) for path in paths}

@@ -21,61 +21,106 @@ from attention_conformance.implementations.discovery.claim_checks import (
 )
 from attention_conformance.implementations.discovery.probe import Floats, near
 from attention_conformance.implementations.discovery.vocabulary import MaskForm
-from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Pattern, Sharing
+from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Padding, Pattern, Sharing
 from attention_conformance.spec.conventions import EmptyRow, Polarity
 from attention_conformance.spec.features import NOTHING, Feature
 from attention_conformance.spec.inputs import build
-from attention_conformance.spec.masks import Booleans
+from attention_conformance.spec.masks import Booleans, visible
 
 if TYPE_CHECKING:
-    from attention_conformance.implementations.discovery.modules import ModuleCall
+    from attention_conformance.implementations.discovery.forwards import ModuleCall
 
 PUBLISHED = ("attn_mask", "key_padding_mask", "is_causal")
 """Names of a well-known interface: what they promise is judged, not observed."""
+ADDED, PADDED = replace(PLAIN, mask=MaskKind.INFINITE), replace(PLAIN, padding=Padding.RIGHT)
+EMPTY = replace(PLAIN, padding=Padding.EMPTY_SAMPLE)
 FORMS = (MaskForm.FLAT, MaskForm.FULL, MaskForm.SAMPLE, MaskForm.SHARED)
 SHAPES = {MaskForm.SAMPLE: MaskShape.SAMPLE, MaskForm.SHARED: MaskShape.SHARED}
 """The axes of masks that are the same for all heads, or for all samples too."""
+COARSER = {
+    MaskForm.SAMPLE: (MaskShape.SAMPLE, MaskShape.SHARED, MaskShape.KEYS, MaskShape.QUERIES, MaskShape.KEYS_ONLY),
+    MaskForm.SHARED: (MaskShape.SHARED, MaskShape.KEYS_ONLY),
+}
+"""The axes that masks of these forms can have."""
 
 
-def with_mask_form(call: ModuleCall, check: ClaimCheck, observed: bool) -> ModuleCall:
-    """With the first form of an attention mask that has the right effect, or else with the first that raises no error.
+def with_mask_form(call: ModuleCall, check: ClaimCheck, observed: bool) -> tuple[ModuleCall, ClaimCheck, list[str]]:
+    """With the first form of a mask that has the right effect, or else with the first that raises no error, and notes.
 
     `observed` states whether the meaning of True is what is seen; it is not where its names promise one.
     """
     spelled = call.options.spelled
     if not {"bool_mask", "float_mask"} & set(spelled):
-        return call
+        return call, check, []
     polarities = list(Polarity) if observed and not is_published(call) else [call.polarity]
     polarities.sort(key=lambda polarity: polarity is not call.polarity)
     tried = [replace(call, form=form, polarity=polarity) for polarity in polarities for form in FORMS]
-    if "bool_mask" in spelled:
-        for each in tried:
-            if _has_effect(replace(check, function=each), shaped(MASKED, each.form)):
-                return each
+    for each in tried if "bool_mask" in spelled else ():
+        if has_effect(replace(check, function=each), shaped(MASKED, each.form)):
+            return each, check, []
+    unstated = observed and not is_published(call) and {"bool_mask", "float_mask"} <= set(spelled)
+    if unstated and (other := _other_kind(call, check, tried)):
+        return other
     case = MASKED if "bool_mask" in spelled else BIASED
-    for each in (replace(call, form=form) for form in FORMS if form is not MaskForm.SAMPLE):
+    last = sorted(FORMS, key=lambda form: form is MaskForm.SAMPLE)
+    for each in (replace(call, form=form) for form in last):
         if not replace(check, function=each).run(shaped(case, each.form)).error:
-            return each
-    return call
+            return each, check, []
+    return call, check, []
+
+
+def _other_kind(
+    call: ModuleCall, check: ClaimCheck, tried: list[ModuleCall]
+) -> tuple[ModuleCall, ClaimCheck, list[str]] | None:
+    """A mask that is added to the scores, is of numbers 0 and 1, or is one of keys; None where it is none of these."""
+    own, options = call.options.spelled["bool_mask"], call.options
+    rest = {option: name for option, name in options.spelled.items() if option not in ("bool_mask", "float_mask")}
+    for each in tried:
+        numeric = replace(each, numeric=True)
+        if has_effect(replace(check, function=numeric), shaped(MASKED, each.form)):
+            note = f"its {own!r} mask is given as numbers 0 and 1"
+            return numeric, check.without({Feature.FLOAT_MASK, Feature.MASK_GRADIENT}), [note]
+    added = replace(options, spelled={**rest, "float_mask": own})
+    for each in (replace(each, options=added) for each in tried):
+        if has_effect(replace(check, function=each), shaped(ADDED, each.form)):
+            note = f"bool-mask not claimed: its {own!r} mask is added to the scores"
+            return each, check.without({Feature.BOOL_MASK}), [note]
+    padding = replace(options, spelled={**rest, "key_padding_mask": own})
+    claims = check.without(MASKS).claims
+    claims = replace(claims, features=claims.features | {Feature.KEY_PADDING})
+    for each in (replace(each, options=padding, numeric=numeric) for numeric in (False, True) for each in tried):
+        padded = replace(check, function=each, claims=claims)
+        if has_effect(padded, PADDED):
+            return each, replace(check, claims=claims), [f"its {own!r} mask is one of keys"]
+    return None
 
 
 def is_published(call: ModuleCall) -> bool:
     """Whether its masks have the names of torch.nn.MultiheadAttention."""
-    return bool(set(PUBLISHED) & set(call.options.spelled.values()))
+    return bool(set(PUBLISHED) & set(call.options.named.spelled.values()))
 
 
 def shaped(case: Case, form: MaskForm) -> Case:
     """The case with a mask as a form allows it."""
-    return replace(case, mask_shape=SHAPES[form]) if form in SHAPES else case
+    kept = form not in SHAPES or case.mask_shape in COARSER[form]
+    return case if kept else replace(case, mask_shape=SHAPES[form])
 
 
-def _has_effect(check: ClaimCheck, case: Case) -> bool:
+def fit_form(case: Case, form: MaskForm) -> Case | Unsupported:
+    """The fit of a form: masks of keys that differ by sample have no near one that is the same for all samples."""
+    if form is MaskForm.SHARED and case.mask_shape is MaskShape.KEYS and case.mask is not MaskKind.NONE:
+        return Unsupported("its masks are the same for all samples")
+    return shaped(case, form)
+
+
+def has_effect(check: ClaimCheck, case: Case) -> bool:
     """Whether a changed key changes those queries that may see it, and no others."""
     fitted = fit(case, check.claims)
     if isinstance(fitted, Unsupported):
         return False
     problem = build(fitted, check.dtype)
-    seen: Booleans = np.asarray(np.broadcast_to(np.asarray(problem.attn_mask), (2, 3, 16, 16)).any(1))
+    masked: Booleans = visible(fitted, problem.attn_mask, problem.key_padding_mask, None)
+    seen: Booleans = np.asarray(masked.any(1))
     compared = list(_compared(check, fitted, seen, problem.sharing is Sharing.SELF))
     return bool(compared) and all(compared)
 
@@ -88,12 +133,18 @@ def _compared(check: ClaimCheck, fitted: Case, seen: Booleans, tied: bool) -> It
 
 def as_seen(call: ModuleCall, check: ClaimCheck) -> tuple[ClaimCheck, list[str]]:
     """The check of masks whose names promise nothing: with the answer to an empty row that is seen, and a note."""
-    if is_published(call) or not {"bool_mask", "float_mask"} <= set(call.options.spelled):
-        return check, []
-    if error := check.run(shaped(MASKED, call.form)).error:
+    spelled = set(call.options.spelled)
+    if not {"bool_mask", "float_mask"} & spelled:
+        return empty_rows_as_seen(check, EMPTY, []) if Feature.KEY_PADDING in check.claims else (check, [])
+    case = shaped(MASKED if "bool_mask" in spelled else ADDED, call.form)
+    if is_published(call) or not {"bool_mask", "float_mask"} <= spelled:
+        return empty_rows_as_seen(check, case, [])
+    if error := check.run(case).error:
         return check.without(MASKS), [f"masks not claimed: {error}"]
     notes = []
     plain, zeros = check.run(PLAIN), check.run(shaped(replace(BIASED, pattern=Pattern.ALL), call.form))
+    if Feature.FLOAT_MASK not in check.claims:
+        return empty_rows_as_seen(check, case, [])
     if zeros.error or not near_outputs(plain, zeros, check.dtype):
         check = check.without({Feature.FLOAT_MASK, Feature.MASK_GRADIENT})
         notes.append(f"float-mask not claimed: {zeros.error or 'zeros in it mask keys, so that it is boolean'}")
@@ -102,15 +153,15 @@ def as_seen(call: ModuleCall, check: ClaimCheck) -> tuple[ClaimCheck, list[str]]
 
 def empty_rows_as_seen(check: ClaimCheck, masked: Case, notes: list[str]) -> tuple[ClaimCheck, list[str]]:
     """The check with the claim of what a row without keys gets, if that is NaN, or the mean of all values."""
-    fitted = fit(replace(masked, pattern=Pattern.EMPTY_ROW), check.claims)
+    empty = masked if masked.padding is Padding.EMPTY_SAMPLE else replace(masked, pattern=Pattern.EMPTY_ROW)
+    fitted = fit(empty, check.claims)
     if isinstance(fitted, Unsupported):
         return check, notes
     answer = _empty_row(check, fitted)
     if answer is None:
         return check, notes
-    conventions = replace(
-        check.claims.conventions, empty_row_bool=answer, empty_row_float=answer, empty_row_causal=answer
-    )
+    where = ("bool", "float", "causal") if masked.padding is Padding.NONE else ("padding",)
+    conventions = check.claims.conventions.claiming({f"empty-row-{each}": str(answer) for each in where})
     claims: Claims = replace(check.claims, conventions=conventions)
     return replace(check, claims=claims), [*notes, f"a row without keys gets {answer}"]
 
@@ -141,10 +192,11 @@ def _empty_row(check: ClaimCheck, fitted: Case, number: int = 1) -> EmptyRow | N
     outcome = check.answer(problem)
     if outcome.error or (got := output_of(outcome)).shape[-2:-1] != (fitted.sizes.query_length,):
         return None
-    row: Floats = got[..., number, :]
+    sample, at = (got.shape[0] - 1, 0) if fitted.padding is Padding.EMPTY_SAMPLE else (slice(None), number)
+    row: Floats = got[sample, ..., at, :]
     if np.isnan(row).all():
         return EmptyRow.NAN
     scoring = [name for name in ("w_q", "b_q") if name in problem.parameters] or ["query"]
-    alike = problem.but(attn_mask=None, causal=False, extension=NOTHING)
+    alike = problem.but(attn_mask=None, key_padding_mask=None, causal=False, extension=NOTHING)
     equal = rows(check, alike.with_arrays({name: problem.arrays()[name] * 0 for name in scoring}))
-    return EmptyRow.UNIFORM if equal is not None and near(row, equal[..., number, :], check.dtype) else None
+    return EmptyRow.UNIFORM if equal is not None and near(row, equal[sample, ..., at, :], check.dtype) else None

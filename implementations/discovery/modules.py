@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -14,23 +13,20 @@ from torch import nn
 
 from attention_conformance.implementations.adapters.mha_interface import (
     build_mha,
-    inputs_of,
-    mask_options,
     one_mask,
-    polarised,
 )
 from attention_conformance.implementations.adapters.native import WITHOUT_WEIGHTS
-from attention_conformance.implementations.adapters.op_options import extra_options
 from attention_conformance.implementations.adapters.tensors import Tensors
 from attention_conformance.implementations.adapters.torch_module import TorchModule, torch_module
-from attention_conformance.implementations.api.contract import Claims, Implementation
+from attention_conformance.implementations.api.contract import Claims, Implementation, Unsupported
 from attention_conformance.implementations.discovery.always import with_premises
-from attention_conformance.implementations.discovery.bare import around, tap_of, tapped
 from attention_conformance.implementations.discovery.claim_checks import (
     BIASED,
     CAUSAL,
     EVERYWHERE,
     EXTENTS,
+    MASKED,
+    NO_EFFECT,
     PLAIN,
     ClaimCheck,
     check_answer,
@@ -41,7 +37,7 @@ from attention_conformance.implementations.discovery.claim_checks import (
     parts,
     with_returned_weights,
 )
-from attention_conformance.implementations.discovery.constructors import WIDTH, Constructor, built, constructor
+from attention_conformance.implementations.discovery.constructors import Constructor, built
 from attention_conformance.implementations.discovery.extras import (
     EXTRA_FEATURES,
     Chosen,
@@ -49,115 +45,27 @@ from attention_conformance.implementations.discovery.extras import (
     find_extras,
     ignored_parts,
 )
-from attention_conformance.implementations.discovery.layout import fit_of_heads, length_first
-from attention_conformance.implementations.discovery.loading import TargetError
-from attention_conformance.implementations.discovery.module_masks import SHAPES, as_seen, shaped, with_mask_form
-from attention_conformance.implementations.discovery.parameters import check_parameters, find_places, named_parameters
-from attention_conformance.implementations.discovery.signatures import (
-    ADAPTER,
-    Options,
-    check_order,
-    positional,
-    read_options,
-    required,
-    role,
-    takes_any,
+from attention_conformance.implementations.discovery.forwards import ModuleCall
+from attention_conformance.implementations.discovery.layout import fit_of_heads
+from attention_conformance.implementations.discovery.module_forms import found_form
+from attention_conformance.implementations.discovery.module_masks import (
+    PADDED,
+    SHAPES,
+    as_seen,
+    fit_form,
+    with_mask_form,
 )
-from attention_conformance.implementations.discovery.vocabulary import (
-    INPUTS,
-    KNOWN_NAMES,
-    KWARGS_OF_FORWARD,
-    WEIGHTS_RETURNED,
-    MaskForm,
-)
+from attention_conformance.implementations.discovery.promises import has_published_interface
+from attention_conformance.implementations.discovery.vocabulary import OPTIONS, MaskForm
 from attention_conformance.spec.cases import Case, MaskShape, Padding
 from attention_conformance.spec.conventions import Conventions, Polarity
 from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.spec.premises import NO_PREMISES, Premises
 from attention_conformance.spec.problem import Problem
 
-KEY_WIDTH, VALUE_WIDTH = 10, 11
-"""Widths of an instance that is built to look at its parameters."""
-
 ALWAYS = EVERYWHERE | {Feature.PROJECTIONS}
-NO_OPTIONS = Options({})
 BY_PARAMETER = {"b_q": Feature.BIAS, "w_o": Feature.OUTPUT_PROJECTION, "b_o": Feature.OUTPUT_BIAS}
 """What a parameter claims that the module has."""
-
-
-@dataclass(frozen=True)
-class ModuleCall:
-    """How a module is called.
-
-    Attributes:
-        inputs: 3, query, key and value, or 1, the input of self-attention.
-        order: in which the three come.
-        options: the other parameters of its forward.
-        polarity: what True means in its boolean masks.
-        length_first: whether its layout is (L, B, E), not (B, L, E).
-        form: the shape in which it takes attention masks.
-        flag_with_mask: whether its causal flag describes a mask that is passed with it, as in nn.MultiheadAttention.
-        float_padding: whether a padding mask together with a float mask is one of floats, as in nn.MultiheadAttention.
-        always: given in every call, such as that it shall return the weights.
-        tap: the layer whose output is taken, where the module adds its input to that.
-    """
-
-    inputs: int = 3
-    order: tuple[str, ...] = INPUTS
-    options: Options = NO_OPTIONS
-    polarity: Polarity = Polarity.MASKED_OUT
-    length_first: bool = False
-    form: MaskForm = MaskForm.FLAT
-    flag_with_mask: bool = True
-    float_padding: bool = True
-    always: Mapping[str, object] = field(default_factory=dict)
-    tap: str = ""
-
-    def __call__(self, module: nn.Module, given: Tensors, problem: Problem) -> Any:
-        """The module's answer to the problem's tensors, with the output as (B, Lq, width)."""
-        return self.bound_call(module, given, problem)()
-
-    def bound_call(self, module: nn.Module, given: Tensors, problem: Problem) -> Callable[[], Any]:
-        """The same, with layout, masks and options converted."""
-        arranged = {x: x.transpose(0, 1) if self.length_first else x for x in dict.fromkeys(inputs_of(given))}
-        by_role = dict(zip(INPUTS, (arranged[x] for x in inputs_of(given)), strict=True))
-        inputs = [by_role[name] for name in self.order[: self.inputs]]
-        call = partial(module, *inputs, **self.options.renamed(self._options(given, problem)), **self.always)
-        if self.tap:
-            call = partial(tapped, module, self.tap, call)
-        return (lambda: _batch_first(call())) if self.length_first else call
-
-    def _options(self, given: Tensors, problem: Problem) -> dict[str, Any]:
-        if problem.causal and "is_causal" in self.options.implied:
-            problem = problem.but(causal=False)
-        options = dict(mask_options(given, problem, self.polarity))
-        if not self.float_padding and "key_padding_mask" in options:
-            options["key_padding_mask"] = polarised(given["key_padding_mask"], self.polarity)
-        if problem.causal and not (self.flag_with_mask and "bool_mask" in self.options):
-            options.pop("attn_mask")
-        if "attn_mask" in options:
-            options["attn_mask"] = self._formed(options["attn_mask"], given, problem)
-        extra = extra_options(problem, given).items()
-        options |= {name: option for name, option in extra if name in self.options}
-        return options | ({} if problem.scale is None else {"scale": problem.scale})
-
-    def _formed(self, mask: torch.Tensor, given: Tensors, problem: Problem) -> torch.Tensor:
-        """The mask as `mask_options` gives it, (B * H, Lq, Lk) or (Lq, Lk), in the form that the module takes."""
-        if "attn_mask" not in given and self.form is not MaskForm.FULL:
-            return mask
-        if self.form is MaskForm.FULL:
-            heads = (problem.query.shape[0], problem.num_heads)
-            return mask.view(*heads, *mask.shape[1:]) if mask.ndim == 3 else mask[None, None]
-        if self.form is MaskForm.SAMPLE and mask.ndim == 3:
-            return mask.view(-1, problem.num_heads, *mask.shape[1:])[:, 0]
-        same = self.form is MaskForm.SHARED or (self.form is MaskForm.EITHER and given["attn_mask"].ndim == 2)
-        return polarised(given["attn_mask"], self.polarity) if same else mask
-
-
-def _batch_first(answer: Any) -> Any:
-    if isinstance(answer, tuple):
-        return (_batch_first(answer[0]), *answer[1:])
-    return answer.transpose(0, 1) if isinstance(answer, torch.Tensor) and answer.ndim > 1 else answer
 
 
 def module_run(
@@ -183,7 +91,9 @@ def module_run(
         return build_mha(make, **groups)(problem).train(not evaluating)
 
     named = extras or {}
-    return torch_module(build, Chosen(call, tuple(named)), find_places, extras=tuple(named.values()), context=context)
+    return torch_module(
+        build, Chosen(call, tuple(named)), make.find_places, extras=tuple(named.values()), context=context
+    )
 
 
 @dataclass(frozen=True)
@@ -195,6 +105,7 @@ class ModulePlan:
         extras: what it returns after its output.
         check: its claims, as far as constructor, parameters and forward show them.
         notes: on parts of its answer that are not used.
+        always: what it does in each call, seen as its parameters were read.
     """
 
     make: Constructor
@@ -203,9 +114,12 @@ class ModulePlan:
     extras: tuple[Extra, ...]
     check: ClaimCheck
     notes: tuple[str, ...]
+    always: Premises = NO_PREMISES
 
     def under(self, given: Premises) -> tuple[ModulePlan, list[str]]:
         """The plan with the premises that are given or seen, and a note on each."""
+        if self.always.rotary_base and not given.rotary_base:
+            given = replace(given, rotary_base=self.always.rotary_base)
         check, notes = with_premises(replace(self.check, function=self.call), given)
         call = check.function
         assert isinstance(call, ModuleCall)
@@ -231,16 +145,11 @@ def plan_module(kind: type[nn.Module], conventions: Conventions, device: str, ob
     Raises:
         TargetError: it cannot be built, filled with weights or called.
     """
-    make, call = constructor(kind), _call(kind, conventions.bool_mask)
     with torch.random.fork_rng(devices=[]):
-        make = replace(make, left_out=around(built(make)))
-        module = built(make)
-        check_parameters(module, (WIDTH,) * 3)
-        features = _features(module, call) | make.features
-        if make.widths:
-            check_parameters(built(make, kdim=KEY_WIDTH, vdim=VALUE_WIDTH), (WIDTH, KEY_WIDTH, VALUE_WIDTH))
-            features |= {Feature.INPUT_WIDTHS}
-        call = replace(call, length_first=length_first(module, call.inputs), tap=tap_of(module, call.inputs, WIDTH))
+        make, call, variant = found_form(kind, conventions.bool_mask)
+        features = _features(make, call) | make.features
+    if variant is not None and variant.premises.rotary_base:
+        conventions = replace(conventions, rotary_pairing=variant.pairing)
     check = ClaimCheck(
         call, partial(module_run, make), Claims(Scope.MODULE, features, conventions, fit=one_mask), device
     ).in_first_dtype()
@@ -248,60 +157,47 @@ def plan_module(kind: type[nn.Module], conventions: Conventions, device: str, ob
     check_answer(first, lambda answer: isinstance(answer, torch.Tensor), "a tensor")
     evaluating = not second.error and not equal_outputs(first, second)
     check = replace(check, adapt=partial(module_run, make, evaluating=evaluating))
-    call = with_mask_form(call, check, observed)
+    call, check, masks = with_mask_form(call, check, observed)
     call = _unless_only(call, replace(call, flag_with_mask=False), check, CAUSAL, {"is_causal"})
     both = replace(BIASED, mask_shape=MaskShape.SHARED, padding=Padding.RIGHT)
     call = _unless_only(call, replace(call, float_padding=False), check, both, {"key_padding_mask", "float_mask"})
-    if call.form in SHAPES:
-        check = replace(check, claims=replace(check.claims, fit=lambda case: one_mask(shaped(case, call.form))))
+    if call.form in SHAPES or call.rotates:
+        check = replace(check, claims=replace(check.claims, fit=partial(_fitted, call)))
     meaning = replace(check.claims.conventions, bool_mask=call.polarity)
     check = replace(check, function=call, claims=replace(check.claims, conventions=meaning))
-    check, seen = as_seen(call, check) if observed else (check, [])
+    check, seen = as_seen(call, check) if observed and not has_published_interface(kind) else (check, [])
+    check, swallowed = (check, []) if has_published_interface(kind) else _without_swallowed(call, check)
+    seen = [*masks, *seen, *swallowed]
     answer = parts(check.run(PLAIN))
     extras = find_extras(answer, EXTENTS)
-    return ModulePlan(make, call, evaluating, extras, check, (*ignored_parts(answer, extras), *seen))
+    rotary = variant.premises.rotary_base if variant is not None else None
+    always = Premises(rotary_base=rotary)
+    return ModulePlan(make, call, evaluating, extras, check, (*ignored_parts(answer, extras), *seen), always)
 
 
-def _call(kind: type[nn.Module], polarity: Polarity) -> ModuleCall:
-    """What the class's forward takes.
-
-    Raises:
-        TargetError: it has none, or takes two inputs, or a required parameter that is not known.
-    """
-    if kind.forward is nn.Module.forward:
-        raise TargetError(f"it defines no forward: define forward(query, key, value), {ADAPTER}")
-    whole = inspect.signature(kind.forward)
-    signature = whole.replace(parameters=list(whole.parameters.values())[1:])
-    inputs = _inputs(signature)
-    order = _order(inputs)
-    kwargs = {**KWARGS_OF_FORWARD, **{name: name for name in ("key_padding_mask", *WEIGHTS_RETURNED)}}
-    options = read_options(signature, inputs, kwargs)
-    count = 3 if takes_any(signature, inspect.Parameter.VAR_POSITIONAL) else len(inputs)
-    if count not in (1, 3):
-        names = ", ".join(p.name for p in inputs)
-        raise TargetError(f"its forward takes ({names}): let it take query, key, value or x, {ADAPTER}")
-    return ModuleCall(count, order, options, polarity, always=options.weights_returned)
+def _without_swallowed(call: ModuleCall, check: ClaimCheck) -> tuple[ClaimCheck, list[str]]:
+    """The check without what only a **kwargs takes, and that changes nothing; and a note on it."""
+    cases = {"bool_mask": MASKED, "float_mask": BIASED, "key_padding_mask": PADDED, "is_causal": CAUSAL}
+    features = {f: cases[o] for o in call.options.swallowed & set(cases) for f in OPTIONS[o].features}
+    lost = {feature for feature, case in features.items() if feature in check.claims and check.ignores(case)}
+    notes = [f"{', '.join(sorted(lost))} not claimed: {NO_EFFECT}"] if lost else []
+    return check.without(lost), notes
 
 
-def _inputs(signature: inspect.Signature) -> list[inspect.Parameter]:
-    """The parameters by position that are required, or called key or value, and are no options."""
-    others = [p for p in positional(signature) if p.name not in KNOWN_NAMES]
-    return [p for p in others if required(p) or role(p.name)][:3]
+def _fitted(call: ModuleCall, case: Case) -> Case | Unsupported:
+    """The nearest case that it supports."""
+    width = case.sizes.d_k + case.sizes.d_k % 2
+    even = case.sized(d_k=width, d_v=width if case.sizes.d_v == case.sizes.d_k else case.sizes.d_v)
+    formed = fit_form(even if call.rotates else case, call.form)
+    return formed if isinstance(formed, Unsupported) else one_mask(formed)
 
 
-def _order(inputs: list[inspect.Parameter]) -> tuple[str, ...]:
-    """As their names state; query, key and value where these state nothing."""
-    named = tuple(role(p.name) or "" for p in inputs)
-    if set(named) == set(INPUTS):
-        return named
-    check_order(inputs)
-    return INPUTS
-
-
-def _features(module: nn.Module, call: ModuleCall) -> frozenset[Feature]:
+def _features(make: Constructor, call: ModuleCall) -> frozenset[Feature]:
     features = ALWAYS | call.options.features
-    features |= {feature for name, feature in BY_PARAMETER.items() if name in named_parameters(module)}
-    return features | {Feature.CROSS, Feature.KEY_VALUE} if call.inputs == 3 else features
+    features |= {feature for name, feature in BY_PARAMETER.items() if name in make.held_names(built(make))}
+    features |= {Feature.INPUT_WIDTHS} if make.widths else set()
+    features -= {Feature.HEADS} if make.one_head else set()
+    return features | {1: set(), 2: {Feature.CROSS}, 3: {Feature.CROSS, Feature.KEY_VALUE}}[call.inputs]
 
 
 def _unless_only(call: ModuleCall, other: ModuleCall, check: ClaimCheck, case: Case, options: set[str]) -> ModuleCall:
@@ -337,7 +233,8 @@ def module_candidate(
     features = claims.features.union(EXTRA_FEATURES[extra.name] for extra in plan.extras)
     claims = replace(claims, fit=fit_of_heads(plan.make, claims))
     claims = replace(claims, features=features if alternatives else features - {Feature.ALTERNATIVES})
-    outside = [*plan.make.left_out, *(["the input that it adds"] if plan.call.tap else [])]
+    held = [f"{path!r} ({fill})" for path, fill in plan.make.held.items()]
+    outside = [*plan.make.left_out, *held, *(["the input that it adds"] if plan.call.tap else [])]
     around_it = [f"judged without {', '.join(outside)}"] if outside else []
     mode = ["in eval mode, because it answers at random in training mode"] if plan.evaluating else []
     layout = "(L, B, E)" if plan.call.length_first else "(B, L, E)"

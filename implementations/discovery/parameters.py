@@ -1,11 +1,12 @@
 """Parameters: which weights and biases a module holds, read from their names."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
+import torch
 from torch import nn
 
 from attention_conformance.implementations.adapters.mha_interface import PLACES
-from attention_conformance.implementations.adapters.torch_module import Packed
+from attention_conformance.implementations.adapters.torch_module import Packed, Place
 from attention_conformance.implementations.discovery.loading import TargetError
 from attention_conformance.implementations.discovery.signatures import ADAPTER
 
@@ -51,7 +52,8 @@ def place_of(path: str) -> str | Packed | None:
     """The name in `Problem.parameters` of what a parameter holds, read from the end of its path."""
     *owners, part = path.split(".")
     if part in PLACES:
-        return PLACES[part]
+        known: str | Packed = PLACES[part]  # type: ignore[assignment]
+        return known
     layer = next((owner for owner in reversed(owners) if not owner.isdigit()), "")
     numbered = _NUMBERED.get(owners[-1]) if layer in _LISTS else None
     roles = numbered or LAYERS.get(layer.lower())
@@ -68,7 +70,7 @@ def find_places(module: nn.Module) -> dict[str, str | Packed]:
 
 def named_parameters(module: nn.Module) -> dict[str, str]:
     """The paths of the module's parameters, by their names in `Problem.parameters`."""
-    return {name: path for path, place in find_places(module).items() for name in _names(place)}
+    return {name: path for path, place in find_places(module).items() for name in names_of(place)}
 
 
 def check_parameters(module: nn.Module, widths: tuple[int, int, int]) -> None:
@@ -88,8 +90,8 @@ def check_parameters(module: nn.Module, widths: tuple[int, int, int]) -> None:
         if place is None or not _is_linear(module, path):
             unknown = f"its parameter {path!r} {tuple(parameter.shape)}"
             raise TargetError(f"the suite does not know {unknown}: use {ACCEPTED}, {ADAPTER}")
-        _check_shape(path, tuple(parameter.shape), _names(place), widths)
-        for name in _names(place):
+        _check_shape(path, tuple(parameter.shape), names_of(place), widths)
+        for name in names_of(place):
             if name in paths:
                 both = f"{paths[name]!r} and {path!r}"
                 raise TargetError(f"its parameters {both} are both named as {name}: rename one, {ADAPTER}")
@@ -125,5 +127,23 @@ def _check_complete(paths: Mapping[str, str]) -> None:
         raise TargetError(f"of b_q, b_k and b_v it has only {some}: give it all or none, {ADAPTER}")
 
 
-def _names(place: str | Packed) -> tuple[str, ...]:
-    return place.names if isinstance(place, Packed) else (place,)
+def patterns(path: str) -> Iterator[tuple[str, int | None]]:
+    """The path, and the path with a star for each number in it, with that number."""
+    yield path, None
+    parts = path.split(".")
+    for at, part in enumerate(parts):
+        if part.isdigit():
+            yield ".".join([*parts[:at], "*", *parts[at + 1 :]]), int(part)
+
+
+def filled(parameter: torch.Tensor, fill: str) -> torch.Tensor:
+    """What it holds where it has no effect."""
+    if fill == "identity" and parameter.ndim == 2:
+        return torch.eye(*parameter.shape)
+    constant = {"zeros": 0.0, "ones": 1.0}.get(fill)
+    return parameter.detach() if constant is None else torch.full_like(parameter, constant)
+
+
+def names_of(place: Place) -> tuple[str, ...]:
+    """The names in `Problem.parameters`."""
+    return (place,) if isinstance(place, str) else place.names

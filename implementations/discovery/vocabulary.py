@@ -38,6 +38,7 @@ OPTIONS: Mapping[str, Option] = {
         ("attn_bias", "bias", "attn_mask", "mask", "attention_mask"), (Feature.FLOAT_MASK, Feature.MASK_GRADIENT)
     ),
     "key_padding_mask": Option(("key_padding_mask",), (Feature.KEY_PADDING,)),
+    "valid_lens": Option(("valid_lens", "valid_len", "valid_lengths"), (Feature.VALID_LENS,)),
     "is_causal": Option(("is_causal", "causal"), (Feature.CAUSAL,), neutral=False),
     "scale": Option(("scale", "softmax_scale", "sm_scale", "scaling"), (Feature.SCALE,)),
     "need_weights": Option(("need_weights",), neutral=False),
@@ -68,7 +69,7 @@ KWARGS_OF_FUNCTION = KWARGS_OF_FORWARD | {
     option: option
     for option, entry in OPTIONS.items()
     if (entry.features or option in PARTNERS.values())
-    and option not in ("bool_mask", "float_mask", "key_padding_mask", "training")
+    and option not in ("bool_mask", "float_mask", "key_padding_mask", "valid_lens", "training")
 }
 
 

@@ -21,6 +21,7 @@ REQUESTS = (
     "changed_state",
     "seed",
     "overwritten",
+    "in_turn",
     "peak",
     "left_behind",
     "threads",

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
 
-from attention_conformance.implementations.adapters.native import native
+from attention_conformance.implementations.adapters.native import Native, native
 from attention_conformance.implementations.api.contract import Implementation, Result
 from attention_conformance.implementations.api.global_state import global_state, kept_global_state, random_states_from
 from attention_conformance.implementations.api.process_state import warning_filters
@@ -20,7 +20,8 @@ from attention_conformance.spec.problem import Problem
 RANDOM = "random state"
 """How the names of random states begin; these differ at every look, the other states do not."""
 
-
+LATER, AGAIN = "the later call", "a second backward pass"
+"""The other answers of `in_turn`."""
 MEMORY = ("peak", "left_behind")
 """The observations of memory."""
 
@@ -45,6 +46,13 @@ class Observer(Protocol):
 
     def overwritten(self, problem: Problem, later: Sequence[Problem], device: str) -> tuple[bool, tuple[str, ...]]:
         """Whether later calls wrote into the output of the first, and the inputs whose memory that output shares."""
+        ...
+
+    def in_turn(self, problem: Problem, later: Problem, device: str) -> Result | None:
+        """The answer whose backward pass comes after the forward pass of a later call; None where that cannot be done.
+
+        `others` has that of the later call, and that of a second backward pass unless it is refused.
+        """
         ...
 
     def peak(self, problem: Problem, device: str, results: int) -> int | None:
@@ -108,6 +116,10 @@ class LocalObserver:
         shared = (name for name, array in problem.arrays().items() if np.shares_memory(array, output))
         return output.tobytes() != copy, tuple(shared)
 
+    def in_turn(self, problem: Problem, later: Problem, device: str) -> Result | None:
+        calls = [native(self.implementation, each.fresh(), device) for each in (problem, later)]
+        return restored(lambda: _in_turn(*calls))
+
     def peak(self, problem: Problem, device: str, results: int) -> int | None:
         call = self._native(problem, device)
         return restored(lambda: memory.peak(call(), device, results).of_device)
@@ -118,3 +130,18 @@ class LocalObserver:
 
     def _native(self, problem: Problem, device: str) -> Callable[[], Callable[[], object]]:
         return lambda: native(self.implementation, problem.fresh(), device).call
+
+
+def _in_turn(first: Native, later: Native) -> Result | None:
+    """Two forward passes, the two backward passes in the same order, and the first one once more."""
+    if first.passes is None or later.passes is None:
+        return None
+    (forward, backward), (forward_later, backward_later) = first.passes, later.passes
+    with first.around():
+        answer, answer_later = forward(), forward_later()
+        gradients, gradients_later = backward(answer), backward_later(answer_later)
+        others = {LATER: later.result((answer_later, gradients_later))}
+        result = first.result((answer, [None if g is None else g.clone() for g in gradients]))
+        with suppress(RuntimeError):  # what a graph has stored may be freed, but must not be wrong
+            others[AGAIN] = first.result((answer, backward(answer)))
+    return replace(result, others=others)

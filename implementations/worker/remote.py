@@ -223,6 +223,13 @@ class Remote:
         with _read():
             return bool(answer["overwritten"]), tuple(map(shortened, answer["shared"]))
 
+    def in_turn(self, problem: Problem, later: Problem, device: str) -> Result | None:
+        """See `Observer`."""
+        self._request("keep", later, device)
+        answer = self._request("in_turn", problem, device)
+        with _read():
+            return result_of(answer.fields, answer.arrays) if answer.arrays else None
+
     def recorded_call(self, problem: Problem, device: str) -> RecordedCall:
         """See `discovery.recorded_call`."""
         answer = self._request("recorded_call", problem, device)

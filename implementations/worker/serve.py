@@ -184,6 +184,12 @@ class Worker:
         written, shared = self._observer(request).overwritten(problem_of(request), later, request.fields["device"])
         return Message({"overwritten": written, "shared": list(shared)})
 
+    def in_turn(self, request: Message) -> Message:
+        """See `Observer`; the later problem came before, by a request of its own."""
+        (later,), self.later = self.later, []
+        result = self._observer(request).in_turn(problem_of(request), later, request.fields["device"])
+        return Message({}) if result is None else result_message(result)
+
     def peak(self, request: Message) -> Message:
         """See `Observer`."""
         given = request.fields
@@ -261,6 +267,7 @@ OPERATIONS: Mapping[str, Callable[[Worker, Message], Message]] = {
     "seed": Worker.seed,
     "keep": Worker.keep,
     "overwritten": Worker.overwritten,
+    "in_turn": Worker.in_turn,
     "peak": Worker.peak,
     "left_behind": Worker.left_behind,
     "threads": Worker.threads,

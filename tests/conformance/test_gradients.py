@@ -5,6 +5,8 @@ from dataclasses import replace
 
 import numpy as np
 
+from attention_conformance.implementations.api.safe_call import CandidateError
+from attention_conformance.implementations.worker.observer import LATER
 from attention_conformance.reference.bounds.precision import unit_roundoff
 from attention_conformance.reference.expected import Expected, solve
 from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Padding, Pattern, Poison, Scores, Sharing
@@ -121,6 +123,27 @@ def test_alone(judge: Judge) -> None:
             context = f"only {name} requires a gradient"
             expected = judge.expected(case, gradients=True)[f"gradients.{name}"]
             judge.assert_answers(case, replace(whole, needs=(name,)), expected, context, f"gradients.{name}")
+
+
+@clause("gradients.in-turn")
+def test_in_turn(judge: Judge) -> None:
+    for case in judge.cases(Case(seed=75), Case(seed=76, mask=MaskKind.BOOL)) if judge.observes("in_turn") else ():
+        problem, other = judge.problem(case), judge.problem(replace(case, seed=case.seed + 1000))
+        later = other.with_arrays(problem.parameters)  # the same module
+        try:
+            result = judge.observer.in_turn(problem, later, judge.device)
+        except CandidateError as error:
+            judge.record_error(case, error)
+            continue
+        if result is None:
+            judge.unsupported.append("its forward and backward passes cannot be called apart")
+            continue
+        answers = {"a backward pass after a later call": (result, problem)} | {
+            how: (each, later if how == LATER else problem) for how, each in result.others.items()
+        }
+        for how, (answer, given) in answers.items():
+            expected = judge.solve(given).parts
+            judge.compare(case, answer, expected, judge.expanded(("gradients",), given), how)
 
 
 @clause("gradients.cotangent")

@@ -213,8 +213,7 @@ class TestRefusals:
             ("num_heads, seats", "x", "its constructor is f(num_heads, seats): take embed_dim first, then num_heads"),
             ("width", "x", "its constructor is f(width): it has to take embed_dim, num_heads"),
             ("embed_dim, num_heads, vocabulary", "x", "its constructor needs 'vocabulary' too: give it a default"),
-            (SIZES, "x, y", "its forward takes (x, y): let it take query, key, value or x"),
-            (SIZES, "x, *, freqs", "it needs 'freqs', which the suite does not know: give that a default"),
+            (SIZES, "mask", "its forward takes (mask): let it take query, key, value or x"),
         ],
     )
     def test_signatures(self, make: Make, sizes: str, inputs: str, message: str) -> None:

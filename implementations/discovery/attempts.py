@@ -1,0 +1,100 @@
+"""Attempts: ways to build a module class whose constructor does not state clearly what it counts."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from itertools import islice, product
+from types import CodeType
+from typing import Any
+
+from torch import nn
+
+from attention_conformance.implementations.discovery.constructor_names import Size, size_of
+from attention_conformance.implementations.discovery.constructors import Constructor, constructor
+from attention_conformance.implementations.discovery.forwards import words_of
+from attention_conformance.implementations.discovery.loading import TargetError
+from attention_conformance.implementations.discovery.signatures import is_variadic, required
+
+MOST = 24
+"""Attempts at one class."""
+OF_A_HEAD = {"d", "k", "v", "q", "head", "key", "keys", "value", "values"}
+WIDTHS = {"dim", "size", "width", "features", "channels", "units", "embed", "embd", "emb", "d", "hidden", "model", "c"}
+"""Words in the names of widths: of one head perhaps, and of any."""
+
+
+def attempts(kind: type[nn.Module]) -> Iterator[Constructor]:
+    """The ways in which the class may be built, the likelier first.
+
+    Raises:
+        TargetError: in the end, where its constructor states too little, and none of the attempts was taken.
+    """
+    refused: TargetError | None = None
+    first: Constructor | None = None
+    try:
+        first = constructor(kind)
+        yield first
+    except TargetError as error:
+        refused = error
+    if first is not None and first.settings:
+        yield replace(first, lenient=True)
+    elif first is None or not first.named:
+        yield from (each for each in islice(_tried(kind), MOST) if first is None or each.sizes != first.sizes)
+    if refused is not None:
+        raise refused
+
+
+def _tried(kind: type[nn.Module]) -> Iterator[Constructor]:
+    parameters = [p for p in inspect.signature(kind).parameters.values() if not is_variadic(p)]
+    in_file = _globals(kind)
+    choices = {p.name: possible for p in parameters if (possible := _choices(p))}
+    for chosen in product(*choices.values()):
+        sizes = dict(zip(choices, chosen, strict=True))
+        counted = {*sizes.values(), *in_file.values()}
+        if sizes and Size.WIDTH in counted | ({Size.WIDTH} if Size.HEAD_WIDTH in counted and not in_file else set()):
+            yield Constructor(kind, sizes=sizes, globals={n: s for n, s in in_file.items() if s not in sizes.values()})
+
+
+def _choices(parameter: inspect.Parameter) -> tuple[Size, ...]:
+    """What it may count; nothing where it may be left out."""
+    size, words = size_of(parameter.name), words_of(parameter.name)
+    if size in (Size.LENGTH, Size.FLAG) and not required(parameter):
+        return ()
+    if "head" in words and "size" in words:
+        return Size.HEAD_WIDTH, Size.HEADS
+    if size is Size.HEAD_WIDTH or (words & OF_A_HEAD and words & WIDTHS and size is not Size.HEADS):
+        return Size.HEAD_WIDTH, Size.WIDTH
+    if size is not None:
+        return (size,)
+    if not required(parameter):
+        return ()
+    if "head" in words or "heads" in words:
+        return Size.HEADS, Size.HEAD_WIDTH
+    if words & WIDTHS:
+        return (Size.WIDTH,)
+    if parameter.annotation in (bool, "bool"):
+        return (Size.FLAG,)
+    return Size.NOTHING, Size.WIDTH, Size.HEADS, Size.FLAG
+
+
+def _globals(kind: type[nn.Module]) -> dict[str, Size]:
+    """The numbers of its file that its code, or that of another class there, names as sizes."""
+    space: Mapping[str, Any] = getattr(kind.__init__, "__globals__", {})
+    own = [each for each in vars(kind).values() if inspect.isfunction(each)]
+    names = {name for function in own for name in _names(function.__code__)}
+    inner = [space[name] for name in names if isinstance(space.get(name), type) and issubclass(space[name], nn.Module)]
+    for each in inner:
+        if each.__module__ == kind.__module__:
+            names |= {name for f in vars(each).values() if inspect.isfunction(f) for name in _names(f.__code__)}
+    numbers = [name for name in sorted(names) if type(space.get(name)) in (int, float)]
+    found = {name: size for name in numbers if (size := size_of(name))}
+    return found if Size.WIDTH in found.values() else {}
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    """The names that code reads, inner functions included."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names(constant)

@@ -1,0 +1,331 @@
+"""Forwards: how a module is called, read from the parameters of its forward, and tried where these state too little."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from enum import StrEnum
+from functools import partial
+from itertools import product
+from typing import Any
+
+import torch
+from torch import nn
+
+from attention_conformance.implementations.adapters.mha_interface import inputs_of, mask_options, polarised
+from attention_conformance.implementations.adapters.op_options import extra_options
+from attention_conformance.implementations.adapters.tensors import Tensors
+from attention_conformance.implementations.api.safe_call import safe_call
+from attention_conformance.implementations.discovery.bare import tapped
+from attention_conformance.implementations.discovery.loading import TargetError
+from attention_conformance.implementations.discovery.signatures import (
+    ADAPTER,
+    Options,
+    check_order,
+    positional,
+    read_options,
+    required,
+    role,
+    takes_any,
+)
+from attention_conformance.implementations.discovery.vocabulary import (
+    INPUTS,
+    KNOWN_NAMES,
+    KWARGS_OF_FORWARD,
+    WEIGHTS_RETURNED,
+    MaskForm,
+)
+from attention_conformance.spec.conventions import Polarity
+from attention_conformance.spec.problem import Problem
+
+NO_OPTIONS = Options({})
+
+
+@dataclass(frozen=True)
+class ModuleCall:
+    """How a module is called.
+
+    Attributes:
+        inputs: 3, query, key and value; 2, the input of the query and that of key and value; or 1, of all of them.
+        order: in which the three come.
+        options: the other parameters of its forward.
+        polarity: what True means in its boolean masks.
+        length_first: whether its layout is (L, B, E), not (B, L, E).
+        form: the shape in which it takes attention masks.
+        flag_with_mask: whether its causal flag describes a mask that is passed with it, as in nn.MultiheadAttention.
+        float_padding: whether a padding mask together with a float mask is one of floats, as in nn.MultiheadAttention.
+        always: given in every call, such as that it shall return the weights.
+        tap: the layer whose output is taken, where the module adds its input to that.
+        keywords: its own names for its inputs, where it takes them by keyword only.
+        tables: more that it needs, and what is given there so that it changes nothing.
+        numeric: whether its boolean masks are given as numbers, 1 for True.
+        part: where in its answer the output is.
+        named_parts: whether its answer is no tuple, but a list, a dictionary or an object of fields.
+    """
+
+    inputs: int = 3
+    order: tuple[str, ...] = INPUTS
+    options: Options = NO_OPTIONS
+    polarity: Polarity = Polarity.MASKED_OUT
+    length_first: bool = False
+    form: MaskForm = MaskForm.FLAT
+    flag_with_mask: bool = True
+    float_padding: bool = True
+    always: Mapping[str, object] = field(default_factory=dict)
+    tap: str = ""
+    keywords: tuple[str, ...] = ()
+    tables: Mapping[str, Neutral] = field(default_factory=dict)
+    numeric: bool = False
+    part: int = 0
+    named_parts: bool = False
+
+    def __call__(self, module: nn.Module, given: Tensors, problem: Problem) -> Any:
+        """The module's answer to the problem's tensors, with the output as (B, Lq, width)."""
+        return self.bound_call(module, given, problem)()
+
+    def bound_call(self, module: nn.Module, given: Tensors, problem: Problem) -> Callable[[], Any]:
+        """The same, with layout, masks and options converted."""
+        arranged = {x: x.transpose(0, 1) if self.length_first else x for x in dict.fromkeys(inputs_of(given))}
+        by_role = dict(zip(INPUTS, (arranged[x] for x in inputs_of(given)), strict=True))
+        inputs = [by_role[name] for name in self.order[: self.inputs]]
+        options = {**self.options.renamed(self._options(given, problem)), **self.always}
+        return self._prepared(module, inputs, options, problem.num_heads)
+
+    @property
+    def rotates(self) -> bool:
+        """Whether it is given a table of rotations, which pairs the components of a head."""
+        return any(neutral in ROTATIONS for neutral in self.tables.values())
+
+    def plain(self, module: nn.Module, inputs: Sequence[torch.Tensor], heads: int) -> torch.Tensor:
+        """The output (B, Lq, width) for query, key and value (B, L, width) without masks and options."""
+        named = dict(zip(INPUTS, inputs, strict=True))
+        arranged = [named[name].transpose(0, 1) if self.length_first else named[name] for name in self.order]
+        options = {**self.options.renamed({}), **self.always}
+        answer = self._prepared(module, arranged[: self.inputs], options, heads)()
+        output: torch.Tensor = answer[0] if isinstance(answer, tuple) else answer
+        return output
+
+    def _prepared(
+        self, module: nn.Module, inputs: list[torch.Tensor], options: dict[str, Any], heads: int
+    ) -> Callable[[], Any]:
+        for name, neutral in self.tables.items():
+            if options.get(name) is None:
+                named = dict(zip(self.order, inputs, strict=False))
+                query, key = named.get("query", inputs[0]), named.get("key", inputs[0])
+                first = (query.transpose(0, 1), key.transpose(0, 1)) if self.length_first else (query, key)
+                options[name] = neutral.given(*first, heads)
+        if self.keywords:
+            options |= dict(zip(self.keywords, inputs, strict=True))
+        call: Callable[[], Any] = partial(module, *([] if self.keywords else inputs), **options)
+        if self.tap:
+            call = partial(tapped, module, self.tap, call)
+        if self.part or self.named_parts:
+            call = partial(_output_first, call, self.part)
+        return (lambda: _batch_first(call())) if self.length_first else call
+
+    def _options(self, given: Tensors, problem: Problem) -> dict[str, Any]:
+        if problem.causal and "is_causal" in self.options.implied:
+            problem = problem.but(causal=False)
+        options = dict(mask_options(given, problem, self.polarity))
+        if not self.float_padding and "key_padding_mask" in options:
+            options["key_padding_mask"] = polarised(given["key_padding_mask"], self.polarity)
+        if problem.causal and not (self.flag_with_mask and "bool_mask" in self.options):
+            options.pop("attn_mask")
+        if "attn_mask" in options:
+            options["attn_mask"] = self._formed(options["attn_mask"], given, problem)
+        for name in ("attn_mask", "key_padding_mask"):
+            if self.numeric and name in options and options[name].dtype is torch.bool:
+                options[name] = options[name].to(given["query"].dtype)
+        if "valid_lens" in given:
+            options["valid_lens"] = given["valid_lens"]
+        extra = extra_options(problem, given).items()
+        options |= {name: option for name, option in extra if name in self.options}
+        return options | ({} if problem.scale is None else {"scale": problem.scale})
+
+    def _formed(self, mask: torch.Tensor, given: Tensors, problem: Problem) -> torch.Tensor:
+        """The mask as `mask_options` gives it, (B * H, Lq, Lk) or (Lq, Lk), in the form that the module takes."""
+        if "attn_mask" not in given and self.form is not MaskForm.FULL:
+            return mask
+        if self.form is MaskForm.FULL:
+            heads = (problem.query.shape[0], problem.num_heads)
+            return mask.view(*heads, *mask.shape[1:]) if mask.ndim == 3 else mask[None, None]
+        if self.form is MaskForm.SAMPLE and mask.ndim == 3:
+            return mask.view(-1, problem.num_heads, *mask.shape[1:])[:, 0]
+        same = self.form is MaskForm.SHARED or (self.form is MaskForm.EITHER and given["attn_mask"].ndim == 2)
+        return polarised(given["attn_mask"], self.polarity) if same else mask
+
+
+def _batch_first(answer: Any) -> Any:
+    if isinstance(answer, tuple):
+        return (_batch_first(answer[0]), *answer[1:])
+    return answer.transpose(0, 1) if isinstance(answer, torch.Tensor) and answer.ndim > 1 else answer
+
+
+def _output_first(call: Callable[[], Any], part: int) -> Any:
+    parts = parts_of(call())
+    return (parts[part], *parts[:part], *parts[part + 1 :])
+
+
+def parts_of(answer: Any) -> tuple[Any, ...]:
+    """The parts of an answer: of a tuple, a list, a dictionary or an object of fields; or it alone."""
+    if isinstance(answer, tuple | list):
+        return tuple(answer)
+    if isinstance(answer, Mapping):
+        return tuple(answer.values())
+    if is_dataclass(answer) and not isinstance(answer, type):
+        return tuple(getattr(answer, each.name) for each in fields(answer))
+    return (answer,)
+
+
+class Neutral(StrEnum):
+    """What is given to a parameter that has to be given, so that it changes nothing."""
+
+    NONE = "None"
+    FALSE = "False"
+    ZERO = "0"
+    TURNS = "complex ones (L, d / 2)"
+    PAIRS = "cosines 1 and sines 0 (L, d / 2, 2)"
+    COSINES_SINES = "cosines 1 and sines 0 (L, d)"
+    SAMPLE_COSINES_SINES = "cosines 1 and sines 0 (B, L, d)"
+    ONES = "ones (L, d)"
+    HALF_ONES = "ones (L, d / 2)"
+    ZEROS = "zeros (L, d)"
+    HALF_ZEROS = "zeros (L, d / 2)"
+    SEEN = "a mask of True (B, Lq, Lk)"
+    NOT_HIDDEN = "a mask of False (B, Lq, Lk)"
+    SEEN_SHARED = "a mask of True (Lq, Lk)"
+    NOT_HIDDEN_SHARED = "a mask of False (Lq, Lk)"
+    KEYS_SEEN = "a mask of True (B, 1, 1, Lk)"
+
+    def given(self, x: torch.Tensor, key: torch.Tensor, heads: int) -> Any:
+        """It for the inputs of query and key, (B, L, width)."""
+        batch, length, width = x.shape[0], x.shape[1], max(1, x.shape[2] // heads)
+        ones, zeros = x.new_ones(length, width), x.new_zeros(length, width)
+        keys = key.shape[1]
+        masks = {"sample": (batch, length, keys), "shared": (length, keys), "keys": (batch, 1, 1, keys)}
+        match self:
+            case Neutral.NONE | Neutral.FALSE | Neutral.ZERO:
+                return {"None": None, "False": False, "0": 0}[self]
+            case Neutral.TURNS:
+                return torch.ones(length, width // 2, dtype=torch.complex64, device=x.device)
+            case Neutral.PAIRS:
+                return torch.stack([ones[:, ::2], zeros[:, ::2]], -1)
+            case Neutral.COSINES_SINES:
+                return ones, zeros
+            case Neutral.SAMPLE_COSINES_SINES:
+                return ones.expand(batch, -1, -1), zeros.expand(batch, -1, -1)
+            case Neutral.ONES | Neutral.HALF_ONES:
+                return ones if self is Neutral.ONES else ones[:, ::2]
+            case Neutral.ZEROS | Neutral.HALF_ZEROS:
+                return zeros if self is Neutral.ZEROS else zeros[:, ::2]
+            case _:
+                kind = "keys" if self is Neutral.KEYS_SEEN else "shared" if "(Lq" in self else "sample"
+                return torch.full(masks[kind], "True" in self, device=x.device)
+
+
+TABLES = (Neutral.TURNS, Neutral.PAIRS, Neutral.COSINES_SINES, Neutral.SAMPLE_COSINES_SINES, Neutral.ONES)
+ROTATIONS = (*TABLES, Neutral.HALF_ONES, Neutral.ZEROS, Neutral.HALF_ZEROS)
+MASKS = (Neutral.SEEN, Neutral.NOT_HIDDEN, Neutral.SEEN_SHARED, Neutral.NOT_HIDDEN_SHARED, Neutral.KEYS_SEEN)
+OTHERS = (Neutral.NONE, Neutral.FALSE, Neutral.ZERO)
+TABLE_WORDS = {"freqs", "freq", "cis", "rope", "rotary", "rot", "cos", "sin", "embeddings", "embedding", "emb", "pe"}
+NO_INPUT_WORDS = TABLE_WORDS | {
+    *("mask", "masks", "pos", "position", "positions", "start", "offset", "index", "ids", "cache", "past", "state"),
+    *("len", "lens", "length", "lengths", "size", "bias", "dropout", "training", "causal", "layer", "layers", "step"),
+    *("is", "use", "return", "output", "need", "scale", "kv"),
+}
+"""Words in the names of parameters that are no inputs, though they have to be given."""
+
+
+def neutrals(name: str) -> tuple[Neutral, ...]:
+    """What may be given to a parameter of this name, the likelier first."""
+    words = words_of(name)
+    if "cos" in words and "sin" not in words:
+        return Neutral.ONES, Neutral.HALF_ONES
+    if "sin" in words and "cos" not in words:
+        return Neutral.ZEROS, Neutral.HALF_ZEROS
+    if words & TABLE_WORDS:
+        return (*TABLES, Neutral.NONE)
+    return (Neutral.NONE, *MASKS) if words & {"mask", "masks"} else OTHERS
+
+
+def words_of(name: str) -> set[str]:
+    """The words of a name in lower case, without numbers."""
+    return set(re.split(r"[_\d]+", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()))
+
+
+def forward_calls(kind: type[nn.Module], polarity: Polarity) -> Iterator[ModuleCall]:
+    """The ways in which the class's forward may be called, the likelier first.
+
+    Raises:
+        TargetError: it has none, or takes no inputs.
+    """
+    if kind.forward is nn.Module.forward:
+        raise TargetError(f"it defines no forward: define forward(query, key, value), {ADAPTER}")
+    whole = inspect.signature(kind.forward)
+    signature = whole.replace(parameters=list(whole.parameters.values())[1:])
+    inputs = _inputs(signature)
+    keywords = tuple(p.name for p in inputs) if any(p.kind is p.KEYWORD_ONLY for p in inputs) else ()
+    kwargs = {**KWARGS_OF_FORWARD, **{name: name for name in ("key_padding_mask", *WEIGHTS_RETURNED)}}
+    named = {p.name for p in inputs}
+    others = [p for p in signature.parameters.values() if p.name not in named and required(p)]
+    unknown = [p.name for p in others if p.name not in KNOWN_NAMES and "drop" not in p.name]
+    known = signature.replace(parameters=[p for p in signature.parameters.values() if p.name not in unknown])
+    options = read_options(known, inputs, kwargs)
+    count = 3 if takes_any(signature, inspect.Parameter.VAR_POSITIONAL) else len(inputs)
+    call = ModuleCall(count, _order(inputs), options, polarity, always=options.weights_returned, keywords=keywords)
+    masks = [p.name for p in others if KNOWN_NAMES.get(p.name) in ("bool_mask", "float_mask")]
+    for tables in product(*(neutrals(name) for name in (*unknown, *masks))):
+        yield replace(call, tables=dict(zip((*unknown, *masks), tables, strict=True)))
+
+
+def _inputs(signature: inspect.Signature) -> list[inspect.Parameter]:
+    """The parameters that are inputs: those called query, key and value, or else those by position that are required.
+
+    Raises:
+        TargetError: there are none.
+    """
+    others = [p for p in positional(signature) if p.name not in KNOWN_NAMES]
+    by_role = [p for p in signature.parameters.values() if role(p.name)]
+    if {role(p.name) for p in by_role} == set(INPUTS) and len(by_role) == 3:
+        return by_role
+    inputs = [p for p in others if required(p) and (role(p.name) or not words_of(p.name) & NO_INPUT_WORDS)][:3]
+    if not inputs and not takes_any(signature, inspect.Parameter.VAR_POSITIONAL):
+        names = ", ".join(signature.parameters)
+        raise TargetError(f"its forward takes ({names}): let it take query, key, value or x, {ADAPTER}")
+    return inputs
+
+
+def _order(inputs: list[inspect.Parameter]) -> tuple[str, ...]:
+    """As their names state; query, key and value where these state nothing."""
+    named = tuple(role(p.name) or "" for p in inputs)
+    if set(named) == set(INPUTS):
+        return named
+    if len(inputs) == 3:
+        check_order(inputs)
+    return INPUTS
+
+
+def settled(call: ModuleCall, module: nn.Module, width: int, heads: int, any_error: bool = False) -> ModuleCall:
+    """The call with the place of the output in its answer; unchanged where `any_error` is and it raises.
+
+    Raises:
+        TargetError: it raises.
+    """
+    x = torch.randn(2, 5, width)
+    with torch.no_grad():
+        prepared = replace(call, length_first=False)._prepared(
+            module, [x] * call.inputs, {**call.options.renamed({}), **call.always}, heads
+        )
+        outcome = safe_call(prepared)
+    if outcome.error and any_error:
+        return call  # it may take half types only
+    if outcome.error:
+        raise TargetError(f"its forward cannot be called: {outcome.error}")
+    shapes = [tuple(getattr(part, "shape", ())) for part in parts_of(outcome.value)]
+    places = [at for at, shape in enumerate(shapes) if shape[:2] == (2, 5) and len(shape) == 3 and shape[2] != 5]
+    named_parts = not isinstance(outcome.value, tuple | torch.Tensor)
+    if not places:
+        return replace(call, named_parts=named_parts and len(shapes) > 1)
+    return replace(call, part=places[0], named_parts=named_parts)

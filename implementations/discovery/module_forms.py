@@ -1,0 +1,134 @@
+"""Forms: the way to build, call and fill a module class as which it answers like attention, among those that work."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import islice
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from attention_conformance.implementations.discovery.attempts import attempts
+from attention_conformance.implementations.discovery.bare import around, tap_of
+from attention_conformance.implementations.discovery.constructors import WIDTH, Constructor, built
+from attention_conformance.implementations.discovery.forwards import ModuleCall, forward_calls, settled
+from attention_conformance.implementations.discovery.layout import length_first
+from attention_conformance.implementations.discovery.loading import TargetError
+from attention_conformance.implementations.discovery.parameters import check_parameters, find_places, names_of
+from attention_conformance.implementations.discovery.readings import read, roles_of, slots
+from attention_conformance.implementations.discovery.template import Variant
+from attention_conformance.spec.conventions import Polarity
+
+KEY_WIDTH, VALUE_WIDTH = 10, 11
+"""Widths of an instance that is built to look at its parameters."""
+MOST_CALLS, MOST_FORMS = 24, 12
+"""Ways to call a module, and all in all, that are tried."""
+Form = tuple[Constructor, ModuleCall, Variant | None]
+"""How it is built, with its places, how it is called, and the variant of attention as which it then answers."""
+
+
+def found_form(kind: type[nn.Module], polarity: Polarity) -> Form:
+    """The first form in which the class answers as attention does; else the first that its names state.
+
+    Raises:
+        TargetError: it cannot be built or called, or what its parameters hold is unknown.
+    """
+    calls = list(islice(forward_calls(kind, polarity), MOST_CALLS))
+    first: Form | None = None
+    refused: list[TargetError] = []
+    try:
+        for form in islice(_every_form(attempts(kind), calls, refused), MOST_FORMS):
+            if form[2] is not None:
+                return form
+            first = first or form
+    except TargetError as error:
+        refused.insert(0, error)
+    if first is None:
+        raise refused[0]
+    return first
+
+
+def _every_form(makes: Iterator[Constructor], calls: list[ModuleCall], refused: list[TargetError]) -> Iterator[Form]:
+    """The forms of all ways to build it; errors are appended to `refused`."""
+    for make in makes:
+        try:
+            yield from _forms(make, calls)
+        except TargetError as error:
+            refused.append(error)
+
+
+def _forms(make: Constructor, calls: list[ModuleCall]) -> Iterator[Form]:
+    """The forms for one way to build it.
+
+    Raises:
+        TargetError: there is none.
+    """
+    refused: TargetError | None = None
+    done = False
+    lazy = any(map(is_lazy, built(make).parameters()))
+    for call in calls:
+        try:
+            make = replace(make, call=call if lazy else None, left_out=())
+            make = replace(make, left_out=around(built(make)))
+            module = built(make)
+            named = _named(make, module)
+            answering = settled(call, module, WIDTH, make.heads, any_error=len(calls) == 1)
+            form = _form(make, answering, named)
+        except TargetError as error:
+            refused = refused or error
+        else:
+            done = True
+            yield form
+    if refused is not None and not done:
+        raise refused
+
+
+def _named(make: Constructor, module: nn.Module) -> TargetError | None:
+    """Why its parameters are not what their names state in nn.Linear layers; None if they are.
+
+    Raises:
+        TargetError: it takes widths of key and value, and cannot be built with them.
+    """
+    wide = built(make, kdim=KEY_WIDTH, vdim=VALUE_WIDTH) if make.widths else None
+    try:
+        check_parameters(module, (WIDTH,) * 3)
+        if wide is not None:
+            check_parameters(wide, (WIDTH, KEY_WIDTH, VALUE_WIDTH))
+    except TargetError as error:
+        return error
+    return None
+
+
+def _form(make: Constructor, call: ModuleCall, refused: TargetError | None) -> Form:
+    """The form of one way to build and call it.
+
+    Raises:
+        TargetError: its parameters are not what their names state, and no reading of them was found.
+    """
+
+    def answer(module: nn.Module, inputs: tuple[torch.Tensor, torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        return call.plain(module, inputs, make.heads)
+
+    call = replace(call, length_first=length_first(built(make), answer))
+    reading = read(built(make).eval(), answer, call.inputs, WIDTH, make.heads)
+    usual = reading is None or reading.variant is None or (reading.is_usual and not reading.held)
+    if refused is not None and (reading is None or (reading.variant is None and not _all_named(make))):
+        raise refused
+    if reading is not None and (refused is not None or not usual):
+        make = replace(make, places=reading.places, held=reading.held, widths=False)
+    call = replace(call, tap=tap_of(built(make), _last_layer(make), answer, WIDTH))
+    return make, call, None if reading is None else reading.variant
+
+
+def _all_named(make: Constructor) -> bool:
+    """Whether the names of all parameters state what they hold."""
+    return all(roles_of(slot) for slot in slots(built(make), WIDTH, make.heads) if not slot.is_bias)
+
+
+def _last_layer(make: Constructor) -> str:
+    """The path of the layer of the output projection; nothing where it is no layer."""
+    places = make.places or find_places(built(make))
+    path = next((path for path, place in places.items() if names_of(place) == ("w_o",)), "")
+    return path.removesuffix(".weight") if path.endswith(".weight") else ""

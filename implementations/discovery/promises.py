@@ -1,0 +1,36 @@
+"""Promises: what a class states by the names of a well-known interface, in its documentation, or in its own code."""
+
+from __future__ import annotations
+
+import inspect
+import re
+
+from torch import nn
+
+from attention_conformance.implementations.api.safe_call import safe_call
+
+SIZES = {"embed_dim", "num_heads"}
+INPUTS = {"query", "key", "value"}
+OF_FORWARD = {"key_padding_mask", "need_weights", "attn_mask", "average_attn_weights"}
+"""Published names of torch.nn.MultiheadAttention: of its constructor, its inputs, and its options."""
+STATED = re.compile(r"divisib|must divide|\bdivides?\b.{0,40}\bheads?\b|% *(self\.)?\w*(head|\bh\b)", re.IGNORECASE)
+"""What documentation or code has where widths that the heads do not divide are refused: words, or a remainder."""
+
+
+def has_published_interface(kind: type[nn.Module]) -> bool:
+    """Whether constructor and forward have the names of torch.nn.MultiheadAttention, or are inherited from it."""
+    if issubclass(kind, nn.MultiheadAttention):
+        return True
+    built, called = (set(inspect.signature(each).parameters) for each in (kind, kind.forward))
+    return built >= SIZES and called >= INPUTS and bool(called & OF_FORWARD)
+
+
+def refuses_widths(kind: type[nn.Module]) -> bool:
+    """Whether it promises to refuse a width that its heads do not divide: see the clause errors.heads."""
+    return has_published_interface(kind) or bool(STATED.search(_text(kind)))
+
+
+def _text(kind: type[nn.Module]) -> str:
+    """Its code where that can be read, and its documentation."""
+    source = safe_call(lambda: inspect.getsource(kind)).value or ""
+    return "\n".join([source, kind.__doc__ or "", kind.__init__.__doc__ or ""])

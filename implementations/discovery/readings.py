@@ -1,0 +1,367 @@
+"""Readings: which weights each parameter of a module holds, and in which axes, as far as names and one answer show."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import islice, permutations, product
+from math import prod
+from typing import Any
+
+import torch
+from torch import nn
+
+from attention_conformance.implementations.adapters.arranged import Arranged
+from attention_conformance.implementations.adapters.torch_module import Place
+from attention_conformance.implementations.api.safe_call import safe_call
+from attention_conformance.implementations.discovery.parameters import filled, names_of, patterns, place_of
+from attention_conformance.implementations.discovery.probe import HALF
+from attention_conformance.implementations.discovery.template import Variant, output_of_variant, projected, variants
+
+Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+Answer = Callable[[nn.Module, Inputs], torch.Tensor]
+"""A module's output (B, L, E) for query, key and value."""
+
+WORDS = {
+    "q": {"q", "query", "queries", "wq", "toq", "toqueries", "toquery", "qs"},
+    "k": {"k", "key", "keys", "wk", "tok", "tokeys", "tokey", "ks"},
+    "v": {"v", "value", "values", "wv", "tov", "tovalues", "tovalue", "vs"},
+    "o": {
+        "o",
+        "wo",
+        "out",
+        "output",
+        "proj",
+        "final",
+        "unify",
+        "unifyheads",
+        "merge",
+        "combine",
+        "concat",
+        "last",
+        "fc",
+        "dense",
+        "linear",
+    },
+}
+"""Words in paths of parameters, and what they state; those of the output count only where no other does."""
+PACKED = re.compile(r"(?:^|_|to|w)(qkv|kqv|qvk|vkq|vqk|kvq|kv|vk|qk)(?:$|_|s$)")
+"""Words for several projections in one, in their order."""
+MOST, FEW = 400, 40
+"""Readings of a module that are compared with its answer, and those of them that are compared with other variants."""
+PLAIN_VARIANTS, OTHER_VARIANTS = tuple(islice(variants(), 2)), tuple(islice(variants(), 2, None))
+FILLS = ("initial", "zeros", "ones", "identity")
+"""The values at which a parameter may be held that is no projection."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What the parameters of a module hold.
+
+    Attributes:
+        places: by path, in which the number of a head is a star.
+        variant: of attention, as which it answers so; None where it answers as none.
+        held: parameters that are no projections, and the value at which each has no effect.
+    """
+
+    places: Mapping[str, Place]
+    variant: Variant | None = None
+    held: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def is_usual(self) -> bool:
+        """Whether everything lies as in nn.Linear layers, and as its names state."""
+        return all(isinstance(p, Arranged) and p.head is None and _is_usual(path, p) for path, p in self.places.items())
+
+
+def _is_usual(path: str, place: Arranged) -> bool:
+    stated, names = place_of(path), place.names
+    axes = {"w_o": ("e", "hd"), "b_o": ("e",)}.get(names[0])
+    axes = axes or tuple("r" * (len(names) > 1) + group for group in ("hd",)) + (("e",) if names[0][0] == "w" else ())
+    return stated is not None and names == names_of(stated) and place.axes == axes
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A parameter, or the same one of each head.
+
+    Attributes:
+        pattern: its path, with a star for the number of a head.
+        shape: of one of them.
+        owner: the pattern without the last part where that is weight or bias.
+        linear: whether it belongs to an nn.Linear.
+        is_bias: whether it is added.
+    """
+
+    pattern: str
+    shape: tuple[int, ...]
+    owner: str
+    linear: bool
+    is_bias: bool
+
+    @property
+    def per_head(self) -> bool:
+        """Whether there is one for each head."""
+        return "*" in self.pattern
+
+    @property
+    def words(self) -> list[str]:
+        """The words of its path, from the last on."""
+        spaced = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", self.pattern).lower()
+        return [word for word in re.split(r"[._*\d]+", spaced) if word and word not in ("weight", "bias")][::-1]
+
+
+def slots(module: nn.Module, width: int, heads: int) -> list[Slot]:
+    """The parameters of a module with so many heads; two or more."""
+    shapes = {path: tuple(parameter.shape) for path, parameter in module.named_parameters()}
+    by_pattern: dict[str, list[str]] = {}
+    for path in shapes:
+        for pattern, head in patterns(path):
+            if head is not None:
+                by_pattern.setdefault(pattern, []).append(path)
+    starred = {
+        path: pattern
+        for pattern, paths in by_pattern.items()
+        if len(paths) == heads > 1
+        and len({shapes[path] for path in paths}) == 1
+        and _one_a_head(pattern, paths, shapes[paths[0]], width)
+        for path in paths
+    }
+    named = {starred.get(path, path): (shape, path) for path, shape in shapes.items()}
+    return [_slot(module, pattern, shape, path) for pattern, (shape, path) in named.items()]
+
+
+def _one_a_head(pattern: str, paths: Sequence[str], shape: tuple[int, ...], width: int) -> bool:
+    """Whether these are numbered from 0 on, and each is as narrow as one head."""
+    numbers = [head for path in paths for each, head in patterns(path) if each == pattern and head is not None]
+    return sorted(numbers) == list(range(len(paths))) and prod(shape) * len(paths) in (width * width, width)
+
+
+def _slot(module: nn.Module, pattern: str, shape: tuple[int, ...], path: str) -> Slot:
+    owner, _, part = path.rpartition(".")
+    plain = part in ("weight", "bias")
+    is_bias = part == "bias" or part.endswith("_bias") or part.startswith("b_")
+    linear = plain and isinstance(module.get_submodule(owner), nn.Linear)
+    shape = tuple(extent for extent in shape if extent != 1)  # a convolution of width 1 is a linear layer
+    return Slot(pattern, shape, pattern.rpartition(".")[0] if plain else pattern, linear, is_bias)
+
+
+def roles_of(slot: Slot) -> str:
+    """The roles of what it holds, by its words, in their order: q, kv, qkv, o, ...; nothing where they state none."""
+    path = slot.pattern.replace("*", "0")
+    if (place := place_of(path)) is not None:
+        names = (place,) if isinstance(place, str) else place.names
+        return "".join(name[2:] if name[1] == "_" and len(name) == 3 else "" for name in names)
+    for word in slot.words:
+        if packed := PACKED.search(word):
+            return packed.group(1)
+        if roles := [role for role in "qkv" if word in WORDS[role]]:
+            return roles[0]
+    return "o" if any(word in WORDS["o"] for word in slot.words) else ""
+
+
+def arrangements(slot: Slot, roles: str, width: int, heads: int) -> Iterator[Arranged]:
+    """The axes in which it can hold the weights of these roles, the usual first."""
+    names = tuple(f"{'b' if slot.is_bias else 'w'}_{role}" for role in roles)
+    extents = {"r": len(roles), "e": width, "h": heads, "d": width // heads}
+    letters = "r" * (len(roles) > 1) + "e" * (not slot.is_bias or roles == "o") + "hd" * (names != ("b_o",))
+    letters = letters.replace("h", "") if slot.per_head else letters
+    usual = ("e", "hd") if roles == "o" else ("rhd", "e") if len(roles) > 1 else ("hd", "e")
+    found = [
+        axes
+        for order in permutations(letters)
+        for axes in _groups("".join(order), len(slot.shape))
+        if tuple(prod(extents[letter] for letter in group) for group in axes) == slot.shape
+        and not any("e" in group and len(group) > 1 for group in axes)
+    ]
+    in_order = [axes for axes in found if "".join(axes).find("h") <= "".join(axes).find("d")]
+    single = slot.linear and len(roles) == 1
+    for axes in sorted(
+        dict.fromkeys(in_order if single else found), key=lambda axes: (axes != usual, found.index(axes))
+    ):
+        if not (single and len(slot.shape) == 2 and not slot.per_head and axes != usual):
+            yield Arranged(names, axes)
+
+
+def _groups(letters: str, count: int) -> Iterator[tuple[str, ...]]:
+    if count == 1:
+        yield (letters,) if letters else ()
+        return
+    for end in range(1, len(letters) - count + 2):
+        for rest in _groups(letters[end:], count - 1):
+            yield (letters[:end], *rest)
+
+
+def readings(found: Sequence[Slot], width: int, heads: int) -> Iterator[Reading]:
+    """What the parameters may hold: as their names state, and where these state nothing, in any way that fits."""
+    for assigned in _assignments(found):
+        alike: dict[object, list[Slot]] = {}
+        for slot, roles in assigned.items():
+            if roles and not slot.is_bias:
+                alike.setdefault((slot.shape, slot.linear, roles == "o", len(roles)), []).append(slot)
+        choices = [list(arrangements(group[0], assigned[group[0]], width, heads)) for group in alike.values()]
+        for chosen in product(*choices):
+            weights = {
+                slot: replace(place, names=tuple(f"w_{role}" for role in assigned[slot]))
+                for group, place in zip(alike.values(), chosen, strict=True)
+                for slot in group
+            }
+            yield from _with_biases(assigned, weights, width, heads)
+
+
+def _with_biases(
+    assigned: Mapping[Slot, str], weights: Mapping[Slot, Arranged], width: int, heads: int
+) -> Iterator[Reading]:
+    """The biases lie as the weights of their owners do, or as they can."""
+    places: dict[str, Place] = {slot.pattern: place for slot, place in weights.items()}
+    for slot, roles in assigned.items():
+        if not roles or not slot.is_bias:
+            continue
+        owner = next((w for s, w in weights.items() if s.owner == slot.owner), None)
+        like = tuple("".join(c for c in group if c != "e") for group in owner.axes) if owner else ()
+        possible = list(arrangements(slot, roles, width, heads))
+        order = "".join(like)
+        best = next((each for each in possible if "".join(each.axes) == order), possible[0] if possible else None)
+        if best is None:
+            return
+        places[slot.pattern] = replace(best, names=tuple(f"b_{n[2]}" for n in owner.names)) if owner else best
+    yield Reading(places)
+
+
+def _assignments(found: Sequence[Slot]) -> Iterator[dict[Slot, str]]:
+    """The roles of each slot; biases have those of the weights of their owners."""
+    stated = {slot: roles_of(slot) for slot in found}
+    weights = [slot for slot in found if not slot.is_bias]
+    counts = {role: sum(role in stated[slot] for slot in weights) for role in "qkvo"}
+    doubtful = [s for s in weights if not stated[s] or any(counts[role] > 1 for role in stated[s])]
+    sure = {role for slot in weights if slot not in doubtful for role in stated[slot]}
+    missing = [role for role in "qkvo" if role not in sure]
+    biggest = max((prod(slot.shape) for slot in weights), default=0)
+    given = list(_distributed(doubtful, missing, biggest, stated))
+    packed = next((slot for slot in weights if slot not in doubtful and len(stated[slot]) == 3), None)
+    orders = ["".join(order) for order in permutations(stated[packed])] if packed is not None else [""]
+    for order, roles in product(orders, given):
+        assigned = {**stated, **roles} | ({packed: order} if packed is not None else {})
+        owners = {slot.owner: assigned[slot] for slot in weights}
+        yield {**assigned, **{slot: owners.get(slot.owner, stated[slot]) for slot in found if slot.is_bias}}
+
+
+def _distributed(
+    doubtful: Sequence[Slot], missing: Sequence[str], biggest: int, stated: Mapping[Slot, str]
+) -> Iterator[dict[Slot, str]]:
+    """The missing roles given to the doubtful slots: what these state, then in order, then in any order."""
+    if not doubtful:
+        yield {}
+        return
+    rest = "".join(missing)
+    packed = [slot for slot in doubtful if len(slot.shape) > 1 and prod(slot.shape) == biggest]
+    if len(doubtful) <= 2 and packed and len(missing) >= 3:
+        other = [slot for slot in doubtful if slot is not packed[0]]
+        for order in permutations("qkv"):
+            yield {packed[0]: "".join(order), **dict.fromkeys(other, "o")}
+        return
+    count = min(len(doubtful), len(rest))
+    needed = [order for order in permutations(rest, count) if {"q", "k", "v"} & set(rest) <= set(order)]
+    by_names = sorted(needed, key=lambda order: sum(r not in stated[s] for s, r in zip(doubtful, order, strict=False)))
+    for order in by_names:
+        yield {**dict.fromkeys(doubtful, ""), **dict(zip(doubtful, order, strict=False))}
+
+
+def read(module: nn.Module, answer: Answer, inputs: int, width: int, heads: int) -> Reading | None:
+    """The first reading as which the module answers as attention does; else the likeliest; None where there is none.
+
+    Its parameters are drawn anew. `inputs` of the three differ, see `ModuleCall`.
+    """
+    found = slots(module, width, heads)
+    likeliest: Reading | None = None
+    for fill, held in _held(found):
+        rest = [slot for slot in found if slot.pattern not in held]
+        possible = [each for each in islice(readings(rest, width, heads), MOST) if _complete(each, rest)]
+        if possible and not held:
+            likeliest = possible[0]
+        if possible and (
+            matched := _matched(module, answer, possible, inputs, width, heads, dict.fromkeys(held, fill))
+        ):
+            return matched
+    return likeliest
+
+
+def _held(found: Sequence[Slot]) -> Iterator[tuple[str, list[str]]]:
+    """None held, and then those without a role, each at the same kind of value."""
+    unknown = [slot.pattern for slot in found if not roles_of(slot)]
+    yield FILLS[0], []
+    yield from ((fill, unknown) for fill in (FILLS if unknown else ()))
+
+
+def _complete(reading: Reading, found: Sequence[Slot]) -> bool:
+    names = [name for place in reading.places.values() for name in names_of(place)]
+    every = {"w_q", "w_k", "w_v"} <= set(names) and len(names) == len(set(names))
+    return every and all(slot.pattern in reading.places for slot in found)
+
+
+def _matched(
+    module: nn.Module,
+    answer: Answer,
+    possible: Sequence[Reading],
+    count: int,
+    width: int,
+    heads: int,
+    held: Mapping[str, str],
+) -> Reading | None:
+    generator = torch.Generator().manual_seed(3)
+    different = [torch.randn(2, 5, width, generator=generator) for _ in range(3)]
+    inputs = [different[min(at, count - 1)] for at in range(3)]
+    with torch.no_grad():
+        for path, parameter in module.named_parameters():
+            fill = next((held[pattern] for pattern, _ in patterns(path) if pattern in held), "")
+            drawn = torch.randn(parameter.shape, generator=generator) * max(1, parameter.shape[-1:].numel()) ** -0.5
+            parameter.copy_(filled(parameter, fill) if fill else drawn)
+        output = safe_call(lambda: answer(module, (inputs[0], inputs[1], inputs[2]))).value
+    if not isinstance(output, torch.Tensor) or output.shape[:2] != inputs[0].shape[:2]:
+        return None
+    outputs = [output.double(), output.double() - inputs[0]]  # without the input that it may add
+    parameters = {path: parameter.detach().double() for path, parameter in module.named_parameters()}
+    given = [x.double() for x in inputs]
+    for several, count in ((PLAIN_VARIANTS, len(possible)), (OTHER_VARIANTS, FEW)):
+        for reading in possible[:count]:
+            held_in = _weights(reading, parameters, width, heads)
+            shown = projected((given[0], given[1], given[2]), held_in, heads)
+            for variant in several:
+                expected = safe_call(partial(output_of_variant, shown, variant)).value
+                if expected is not None and any(_near(expected, each) for each in outputs):
+                    return _without_some_biases(replace(reading, variant=variant, held=held))
+    return None
+
+
+def _without_some_biases(reading: Reading) -> Reading:
+    """Without the biases of query, key and value, held at 0, where only some of the three have one."""
+    biases = {
+        p: names_of(place) for p, place in reading.places.items() if set(names_of(place)) <= {"b_q", "b_k", "b_v"}
+    }
+    if sum(map(len, biases.values())) in (0, 3):
+        return reading
+    places = {path: place for path, place in reading.places.items() if path not in biases}
+    return replace(reading, places=places, held={**reading.held, **dict.fromkeys(biases, "zeros")})
+
+
+def _near(expected: torch.Tensor, output: torch.Tensor) -> bool:
+    return expected.shape == output.shape and torch.allclose(expected, output, rtol=HALF, atol=HALF)
+
+
+def _weights(
+    reading: Reading, parameters: Mapping[str, torch.Tensor], width: int, heads: int
+) -> dict[str, torch.Tensor]:
+    """The parameters by their names in `Problem.parameters`."""
+    found: dict[str, Any] = {}
+    shapes = {"w": (width, width), "b": (width,)}
+    for path, parameter in parameters.items():
+        for pattern, head in patterns(path):
+            if isinstance(place := reading.places.get(pattern), Arranged):
+                whole = replace(place, heads=heads, kv_heads=heads, head=head)
+                like = {name: shapes[name[0]] for name in whole.names}
+                for name, part in whole.unpacked(parameter.numpy(), like).items():
+                    found[name] = found[name] + part if name in found else part
+                break
+    return {name: torch.from_numpy(array) for name, array in found.items()}

@@ -1,0 +1,95 @@
+"""Templates: what multi-head attention in one of its published variants gives, to read where a module keeps what.
+
+A reading is only taken from here. Whether the module is right is for the suite to judge, with its own reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+
+from attention_conformance.spec.conventions import RotaryPairing
+from attention_conformance.spec.premises import NO_PREMISES, Premises
+
+BASE = 10000.0
+"""The usual base of rotations."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One variant of attention.
+
+    Attributes:
+        premises: what it always does.
+        pairing: which components a rotation turns together.
+        scale: multiplies the scores, as a power of the width of a head.
+        known: whether the suite can judge it, and it is no mistake in most places.
+    """
+
+    premises: Premises = NO_PREMISES
+    pairing: RotaryPairing = RotaryPairing.HALVES
+    scale: float = -0.5
+    known: bool = True
+
+
+def variants() -> Iterator[Variant]:
+    """The likelier first; those that are no premises only help to read a module that may have a mistake."""
+    plain = (Variant(), Variant(Premises(causal=True)))
+    yield from plain
+    for each in plain:
+        rotary = replace(each.premises, rotary_base=BASE)
+        yield from (replace(each, premises=rotary, pairing=pairing) for pairing in RotaryPairing)
+    yield from (replace(each, scale=scale, known=False) for each in plain for scale in (0.0, -1.0, 0.5))
+
+
+@dataclass(frozen=True)
+class Projected:
+    """Query, key and value in heads (B, H, L, d), float64, the weight (H * d, E) and the bias (E,) of the output."""
+
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    w_o: torch.Tensor | None
+    b_o: torch.Tensor | None
+
+
+def projected(
+    inputs: tuple[torch.Tensor, torch.Tensor, torch.Tensor], parameters: Mapping[str, torch.Tensor], heads: int
+) -> Projected:
+    """The inputs (B, L, E) with weights (E, H * d) and biases (H * d,) applied, by the names of `Problem`."""
+
+    def in_heads(x: torch.Tensor, role: str) -> torch.Tensor:
+        flat = x @ parameters[f"w_{role}"] + parameters.get(f"b_{role}", x.new_zeros(()))
+        return flat.view(*flat.shape[:-1], heads, -1).transpose(1, 2)
+
+    q, k, v = (in_heads(x, role) for x, role in zip(inputs, "qkv", strict=True))
+    return Projected(q, k, v, parameters.get("w_o"), parameters.get("b_o"))
+
+
+def output_of_variant(given: Projected, variant: Variant) -> torch.Tensor:
+    """The output (B, Lq, E)."""
+    query, key = given.query, given.key
+    if variant.premises.rotary_base:
+        query, key = (rotated(x, variant) for x in (query, key))
+    scores = query @ key.mT * query.shape[-1] ** variant.scale
+    if variant.premises.causal:
+        later = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+        scores = scores.masked_fill(later, -torch.inf)
+    merged: torch.Tensor = (scores.softmax(-1) @ given.value).transpose(1, 2).flatten(2)
+    output = merged if given.w_o is None else merged @ given.w_o
+    return output if given.b_o is None else output + given.b_o
+
+
+def rotated(x: torch.Tensor, variant: Variant) -> torch.Tensor:
+    """The rows (..., L, d) turned by their positions; d is even."""
+    width = x.shape[-1]
+    rates = torch.tensor(BASE, dtype=x.dtype) ** (-torch.arange(0, width, 2, dtype=x.dtype) / width)
+    angles = torch.arange(x.shape[-2], dtype=x.dtype)[:, None] * rates
+    cos, sin = angles.cos(), angles.sin()
+    if variant.pairing is RotaryPairing.HALVES:
+        first, second = x.chunk(2, -1)
+        return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+    first, second = x[..., ::2], x[..., 1::2]
+    return torch.stack([first * cos - second * sin, second * cos + first * sin], -1).flatten(-2)

@@ -1,0 +1,192 @@
+"""Where a module keeps what, how it is built and what it is given: read from its answer where names do not state it."""
+
+import pytest
+
+from attention_conformance.implementations.api.contract import Implementation
+from attention_conformance.implementations.discovery.candidates import candidate
+from attention_conformance.spec.conventions import RotaryPairing
+from attention_conformance.spec.features import Feature, Scope
+from attention_conformance.tests.selftest.discovery.making import Make, assert_conforms, make
+
+__all__ = ["make"]
+
+START = """
+def heads_of(x, h):
+    return x.unflatten(-1, (h, -1)).transpose(-3, -2)
+
+def joined(x):
+    return x.transpose(-3, -2).flatten(-2)
+
+def softmaxed(q, k):
+    return (q @ k.mT / math.sqrt(q.shape[-1])).softmax(-1)
+
+emb, dropout = 20, 0.2
+
+class Head(nn.Module):
+    def __init__(self, size):
+        super().__init__()
+        self.key, self.query, self.value = (nn.Linear(emb, size, bias=False) for _ in range(3))
+    def forward(self, x):
+        return softmaxed(self.query(x), self.key(x)) @ self.value(x)
+"""
+FORM = """
+class f(nn.Module):
+    def __init__(self, {sizes}):
+        super().__init__()
+        self.h = {heads}
+        {init}
+    def forward(self, {inputs}):
+        {body}
+"""
+ONE = "self.qkv, self.out = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)"
+FOUR = "self.q, self.k, self.v, self.o = (nn.Linear(dim, dim) for _ in range(4))"
+OUTPUT = "return self.out(joined(softmaxed(q, k) @ v))"
+EACH = "q, k, v = (heads_of(f(y), self.h) for f, y in ((self.q, {}), (self.k, {}), (self.v, {})))"
+THIRDS = "q, k, v = (heads_of(each, self.h) for each in self.qkv(x).chunk(3, -1))"
+INTERLEAVED = "q, k, v = self.qkv(x).unflatten(-1, (self.h, 3, -1)).permute(3, 0, 2, 1, 4)"
+EINSUM = "self.wq, self.wk, self.wv, self.wo = (nn.Parameter(torch.randn({})) for _ in range(4))"
+FORMS: dict[str, dict[str, str]] = {
+    "query, key and value of each head in turn": {"body": f"{INTERLEAVED}; {OUTPUT}"},
+    "width before head": {
+        "init": ONE.replace("qkv", "to_qvk"),
+        "body": f"q, k, v = self.to_qvk(x).unflatten(-1, (-1, 3, self.h)).permute(3, 0, 4, 1, 2); {OUTPUT}",
+    },
+    "stored as (in, out), key first": {
+        "init": "self.w_kqv, self.w_out = nn.Parameter(torch.randn(dim, 3 * dim)), nn.Parameter(torch.randn(dim, dim))",
+        "body": "k, q, v = (heads_of(each, self.h) for each in (x @ self.w_kqv).chunk(3, -1)); "
+        "return joined(softmaxed(q, k) @ v) @ self.w_out",
+    },
+    "(H, E, d)": {
+        "init": EINSUM.format("h, dim, dim // h"),
+        "body": "q, k, v = (torch.einsum('ble,hed->bhld', x, w) for w in (self.wq, self.wk, self.wv)); "
+        "return torch.einsum('bhld,hed->ble', softmaxed(q, k) @ v, self.wo)",
+    },
+    "unnamed layers": {
+        "init": "self.a, self.b, self.c, self.d = (nn.Linear(dim, dim) for _ in range(4))",
+        "body": "v, q, k = (heads_of(each(x), self.h) for each in (self.a, self.b, self.c)); "
+        "return self.d(joined(softmaxed(q, k) @ v))",
+    },
+    "convolutions of width 1": {
+        "init": FOUR.replace("nn.Linear(dim, dim)", "nn.Conv1d(dim, dim, 1)"),
+        "body": "y = x.mT; q, k, v = (heads_of(each(y).mT, self.h) for each in (self.q, self.k, self.v)); "
+        "return self.o(joined(softmaxed(q, k) @ v).mT).mT",
+    },
+    "a list of heads, a width in the file": {
+        "sizes": "num_heads, head_size",
+        "heads": "num_heads",
+        "init": "self.heads, self.proj = nn.ModuleList(Head(head_size) for _ in range(num_heads)), nn.Linear(emb, emb)",
+        "body": "return self.proj(torch.cat([each(x) for each in self.heads], -1))",
+    },
+    "layers that are made in the first call": {
+        "init": "self.q, self.k, self.v, self.o = (nn.LazyLinear(dim) for _ in range(4))",
+        "body": EACH.format(*"xxx") + "; return self.o(joined(softmaxed(q, k) @ v))",
+    },
+    "biases of query and value as parameters": {
+        "init": ONE.replace("3 * dim", "3 * dim, bias=False") + "; self.q_bias, self.v_bias = (nn.Parameter("
+        "torch.zeros(dim)) for _ in range(2))",
+        "body": "bias = torch.cat([self.q_bias, torch.zeros_like(self.q_bias), self.v_bias]); "
+        f"q, k, v = (heads_of(y, self.h) for y in F.linear(x, self.qkv.weight, bias).chunk(3, -1)); {OUTPUT}",
+    },
+    "heads that are mixed": {
+        "init": f"{ONE}; self.mix = nn.Parameter(torch.randn(h, h))",
+        "body": f"{THIRDS}; return self.out(joined(torch.einsum('bhij,hg->bgij', softmaxed(q, k), self.mix) @ v))",
+    },
+    "inputs by keyword only, a dictionary": {
+        "init": FOUR,
+        "inputs": "*, query, key, value",
+        "body": EACH.format("query", "key", "value")
+        + "; p = softmaxed(q, k); return {'weights': p, 'output': self.o(joined(p @ v))}",
+    },
+    "an input and its context, weights first": {
+        "init": FOUR,
+        "inputs": "x, context",
+        "body": EACH.format("x", "context", "context") + "; p = softmaxed(q, k); return p, self.o(joined(p @ v))",
+    },
+    "a table of rotations": {
+        "inputs": "x, start, freqs_cis",
+        "body": f"{THIRDS}; c = freqs_cis; turn = lambda t: torch.view_as_real(torch.view_as_complex("
+        f"t.float().unflatten(-1, (-1, 2))) * c).flatten(-2).to(t); q, k = turn(q), turn(k); {OUTPUT}",
+    },
+}
+USUAL = {"sizes": "dim, h=3", "heads": "h", "init": ONE, "inputs": "x", "body": f"{THIRDS}; {OUTPUT}"}
+
+
+def of_form(make: Make, changes: dict[str, str]) -> Implementation:
+    return make(START + FORM.format(**{**USUAL, **changes}))
+
+
+@pytest.mark.parametrize("changes", FORMS.values(), ids=FORMS)
+def test_a_right_one_conforms(make: Make, changes: dict[str, str]) -> None:
+    made = of_form(make, changes)
+    assert made.claims.scope is Scope.MODULE
+    assert_conforms(made)
+
+
+@pytest.mark.parametrize("form", ["query, key and value of each head in turn", "(H, E, d)", "unnamed layers"])
+def test_a_wrong_one_does_not(make: Make, form: str) -> None:
+    text = START.replace("math.sqrt(q.shape[-1])", "q.shape[-1]") + FORM.format(**{**USUAL, **FORMS[form]})
+    with pytest.raises(AssertionError, match="elements differ"):
+        assert_conforms(make(text))
+
+
+def test_rotations_inside_are_a_premise(make: Make) -> None:
+    table = "t = torch.arange(64)[:, None] * 10000.0 ** (-torch.arange(0, d, 2) / d)"
+    rotate = (
+        "def turned(x):\n    d, l = x.shape[-1], x.shape[-2]\n    "
+        f"{table}\n    c, s = t.cos()[:l].to(x), t.sin()[:l].to(x)\n    "
+        "a, b = x[..., ::2], x[..., 1::2]\n    return torch.stack([a * c - b * s, b * c + a * s], -1).flatten(-2)\n"
+    )
+    made = make(START + rotate + FORM.format(**{**USUAL, "body": f"{THIRDS}; q, k = turned(q), turned(k); {OUTPUT}"}))
+    assert made.claims.premises.settings() == ("rotary=10000",)
+    assert made.claims.conventions.rotary_pairing is RotaryPairing.INTERLEAVED
+    assert_conforms(made)
+
+
+def test_one_head(make: Make) -> None:
+    made = of_form(
+        make,
+        {
+            "sizes": "d_in, d_out",
+            "heads": "1",
+            "init": "self.wq, self.wk, self.wv = (nn.Parameter(torch.rand(d_in, d_out)) for _ in range(3))",
+            "body": "return softmaxed(x @ self.wq, x @ self.wk) @ (x @ self.wv)",
+        },
+    )
+    assert Feature.HEADS not in made.claims
+    assert_conforms(made)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "check", "promised"),
+    [
+        ("dim, h=3", "", False),
+        ("dim, h=3", "assert dim % h == 0", True),
+        ("embed_dim, num_heads", "dim, h = embed_dim, num_heads", False),
+    ],
+)
+def test_that_widths_are_refused_is_required_where_it_is_promised(
+    make: Make, sizes: str, check: str, promised: bool
+) -> None:
+    made = of_form(make, {"sizes": sizes, "heads": "1", "init": f"{check or 'pass'}; self.h = h; {ONE}"})
+    assert (made.construct is not None) is promised
+    assert candidate("torch.nn:MultiheadAttention", {}).construct is not None
+
+
+FUNCTIONS = {
+    "(L, d)": "def f(q, k, v, mask):\n    s = q @ k.T / np.sqrt(q.shape[-1]) + mask\n"
+    "    e = np.exp(s - s.max(-1, keepdims=True))\n    return e / e.sum(-1, keepdims=True) @ v",
+    "(B * H, L, d)": "def f(q, k, v):\n    s = torch.bmm(q, k.transpose(1, 2)) / q.shape[-1] ** 0.5\n"
+    "    return torch.bmm(s.softmax(-1), v)",
+    "value first, (B, L, H, d)": "def f(values, keys, query):\n    q, k, v = (x.transpose(1, 2) for x in (query, keys,"
+    " values))\n    return attend(q, k, v)[0].transpose(1, 2)",
+    "a width and masks without heads": "def f(q, k, v, d_k, mask=None, dropout=None):\n    s = q @ k.mT / d_k ** 0.5\n"
+    "    s = s if mask is None else s.masked_fill(mask.unsqueeze(1) == 0, -1e9)\n    p = s.softmax(-1)\n"
+    "    return (p if dropout is None else dropout(p)) @ v",
+}
+
+
+@pytest.mark.parametrize("text", FUNCTIONS.values(), ids=FUNCTIONS)
+def test_functions_are_called_in_their_own_layout(make: Make, text: str) -> None:
+    made = make(text)
+    assert made.claims.scope is Scope.OP
+    assert_conforms(made, made.claims.dtypes[0])

@@ -1,0 +1,104 @@
+"""What a function refuses by a statement of its own is its limit, and is not checked; what breaks it is checked."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from attention_conformance.implementations.api.contract import Unsupported
+from attention_conformance.implementations.api.fitting import fit
+from attention_conformance.implementations.discovery.functions import function_candidate
+from attention_conformance.spec.cases import Case, Sizes
+from attention_conformance.spec.features import Feature
+from attention_conformance.tests.harness.run.runner import run
+from attention_conformance.tests.report.verdict import Status
+
+ODD = Case(Sizes(batch=2, num_heads=3, query_length=5, key_length=7, d_k=5, d_v=5))
+
+
+def squares(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    if query.shape != key.shape or key.shape != value.shape:
+        raise ValueError("self-attention only")
+    return scaled_dot_product_attention(query, key, value)
+
+
+def few_widths(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    assert query.shape[-1] == value.shape[-1]
+    assert query.shape[-1] in {16, 32, 64, 128}
+    return scaled_dot_product_attention(query, key, value)
+
+
+def wide(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    assert query.shape[-1] == value.shape[-1] == 64, "head_dim must be 64"
+    return scaled_dot_product_attention(query, key, value)
+
+
+def in_blocks(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    if query.shape[-2] % 32 or key.shape[-2] % 32:
+        raise ValueError("lengths must be multiples of 32")
+    return scaled_dot_product_attention(query, key, value)
+
+
+def contiguous(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    if not (query.is_contiguous() and key.is_contiguous() and value.is_contiguous()):
+        raise NotImplementedError("contiguous tensors only")
+    return scaled_dot_product_attention(query, key, value)
+
+
+def breaking(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    shape = query.shape
+    query, key, value = (each.view(-1, *each.shape[-2:]) for each in (query, key, value))
+    return scaled_dot_product_attention(query, key, value).view(*shape[:-1], value.shape[-1])
+
+
+@pytest.mark.parametrize(
+    ("function", "note", "sizes"),
+    [
+        (squares, "as many queries as keys only: it refuses others (ValueError: self-attention only)", (5, 5, 5, 5)),
+        (few_widths, "head widths 16, 32, 64, 128 only: it refuses others (AssertionError)", (5, 7, 16, 16)),
+        (wide, "head widths 64 only: it refuses others (AssertionError: head_dim must be 64)", (5, 7, 64, 64)),
+        (in_blocks, "lengths that are multiples of 32 only: it refuses others", (32, 32, 5, 5)),
+        (contiguous, "views not claimed: it refuses others (NotImplementedError", (5, 7, 5, 5)),
+        (breaking, "", (5, 7, 5, 5)),
+    ],
+)
+def test_what_is_refused_is_a_limit(
+    function: Callable[..., Tensor], note: str, sizes: tuple[int, int, int, int]
+) -> None:
+    candidate = function_candidate(function.__name__, function, {}, "cpu")
+    assert note in candidate.about
+    assert bool(note) == ("refuses" in candidate.about)
+    fitted = fit(ODD, candidate.claims)
+    assert isinstance(fitted, Case)
+    s = fitted.sizes
+    assert (s.query_length, s.key_length, s.d_k, s.d_v) == sizes
+    verdicts = run(candidate, ("scores.dot-product", "causal.square", "shapes.views"), ("float32",))
+    expected = Status.FAIL if function is breaking else Status.NOT_CLAIMED if function is contiguous else Status.PASS
+    assert [v.status for v in verdicts] == [Status.PASS, Status.NOT_CLAIMED, expected]
+
+
+def test_a_width_beyond_all_that_it_takes_is_unsupported() -> None:
+    candidate = function_candidate("wide", wide, {}, "cpu")
+    assert fit(ODD.sized(d_k=80, d_v=80), candidate.claims) == Unsupported("takes head widths 64 only")
+
+
+def test_a_case_that_would_grow_to_millions_of_numbers_is_unsupported() -> None:
+    candidate = function_candidate("in_blocks", in_blocks, {}, "cpu")
+    many = fit(ODD.sized(batch=257, num_heads=256, query_length=1, key_length=1), candidate.claims)
+    assert isinstance(many, Unsupported)
+    assert many.reason.startswith("at the sizes that it takes, a case of 1,")
+
+
+def test_arrays_of_another_dtype_are_a_limit() -> None:
+    def promotes(query: np.ndarray, key: np.ndarray, value: np.ndarray) -> np.ndarray:
+        scores = query @ np.swapaxes(key, -1, -2) / np.sqrt(query.shape[-1])
+        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        answer: np.ndarray = weights / weights.sum(-1, keepdims=True) @ value
+        return answer
+
+    candidate = function_candidate("promotes", promotes, {}, "cpu")
+    assert candidate.claims.dtypes == ("float64",)
+    assert "float32 not claimed: it answers in float64" in candidate.about
+    assert Feature.CORE in candidate.claims
