@@ -12,7 +12,7 @@ TYPED  := $(VENV)/typing/attention_conformance
 BENCH  := report/bench.json
 
 .PHONY: conformance test bench bench-compare bench-calibration lint types bounds mutation conventions
-.PHONY: audit-score covering profile-suite docs links format clean report-diff first-contact wheel-check
+.PHONY: audit-score covering profile-suite docs links format clean report-diff first-contact wheel-check diagnosis-score
 
 conformance: $(JUDGES)
 	$(RUN) -m pytest --report report -n 2
@@ -54,6 +54,10 @@ bounds: $(READY)
 
 mutation: $(READY)
 	$(RUN) -m attention_conformance.tests.measurements.mutation
+
+# The diagnosis of defects whose chapter it does not know, and the page of it
+diagnosis-score: $(READY)
+	$(RUN) -m attention_conformance.tests.measurements.diagnosis_score --write
 
 audit-score: $(READY)
 	$(RUN) -m attention_conformance.tests.measurements.audit_score

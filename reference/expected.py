@@ -19,7 +19,7 @@ from attention_conformance.reference.gradients import gradients
 from attention_conformance.reference.pipeline import Pipeline, Trace, mix
 from attention_conformance.reference.positions import positions
 from attention_conformance.spec.cases import Sharing
-from attention_conformance.spec.conventions import Conventions, LogBase, ReturnedWeights
+from attention_conformance.spec.conventions import Conventions, LogBase, LogOfNothing, ReturnedWeights
 from attention_conformance.spec.features import Packing, Scope
 from attention_conformance.spec.problem import Problem
 
@@ -27,6 +27,8 @@ Indices: TypeAlias = NDArray[np.intp]
 
 RETURNED = ("weights", "averaged_weights", "log_sum_exp")
 """What an implementation may return in addition to its output."""
+CEILING = float(np.finfo(np.float32).min) / 2.0
+"""Numbers up to this one stand for minus infinity where a finite log-sum-exp of nothing is claimed."""
 EACH = (-4, -3, -2, -1)
 """The axes of one problem; a stack of problems has one before them (see `stacking`)."""
 
@@ -41,6 +43,8 @@ class Expected:
     """A wrong answer near the right one that the bound has to separate from it: the mean of the visible values."""
     aligned: tuple[Aligned, ...] = ()
     """How far the error of the whole array may point in some directions."""
+    ceiling: float | None = None
+    """Where minus infinity is expected, any finite number up to this one is right instead; None: infinity itself."""
 
     def __post_init__(self) -> None:
         if (self.bound < 0.0).any():
@@ -48,7 +52,7 @@ class Expected:
 
     def only(self, of: Callable[[Floats], Floats]) -> Expected:
         """What a linear function, such as one that takes some rows, makes of the values and their bounds."""
-        return Expected(of(self.value), np.abs(of(self.bound)))
+        return Expected(of(self.value), np.abs(of(self.bound)), ceiling=self.ceiling)
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,7 +85,7 @@ def solve(
         working: bounds are for this precision instead.
         returned: which parts to compute in addition to output and gradients.
     """
-    working = working or precision(problem.dtype, conventions.softmax_precision)
+    working = working or precision(problem.dtype, conventions.softmax_precision, conventions.product_precision)
     with np.errstate(invalid="ignore", over="ignore", under="ignore"):
         trace = Pipeline().run(problem, conventions, kept)
         bounds = forward_bounds(problem, trace, working)
@@ -140,7 +144,9 @@ def _log_sum_exp(trace: Trace, bounds: ForwardBounds, precision: Precision, conv
         lse = lse / np.log(2.0)
         converted = 2.0 * precision.before(lse.ndim - 1).widest
         error = error / np.log(2.0) + converted * (np.abs(finite(lse)) + error / np.log(2.0))
-    return Expected(lse, error)
+    if conventions.log_of_nothing is LogOfNothing.PLUS_INFINITY:
+        lse = np.where(np.isneginf(trace.log_sum_exp), np.inf, lse)
+    return Expected(lse, error, ceiling=CEILING if conventions.log_of_nothing is LogOfNothing.LEAST else None)
 
 
 def _mean_of_values(problem: Problem, trace: Trace) -> Floats | None:

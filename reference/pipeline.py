@@ -10,7 +10,7 @@ from attention_conformance.reference.arrays import Booleans, Floats
 from attention_conformance.reference.positions import Positions, positions
 from attention_conformance.reference.stages import Rotation, append, cap, repeat_kv, rotation
 from attention_conformance.reference.visibility import Visibility, visibility
-from attention_conformance.spec.conventions import Conventions, EmptyRow, GroupOrder
+from attention_conformance.spec.conventions import Conventions, DefaultScale, EmptyRow, GroupOrder
 from attention_conformance.spec.features import Scope
 from attention_conformance.spec.problem import Array, Problem
 
@@ -170,7 +170,8 @@ class Pipeline:
         """
         wide = problem.widened()
         inputs = self._inputs(wide)
-        scale = inputs.key.shape[-1] ** -0.5 if problem.scale is None else problem.scale
+        default = 1.0 if conventions.default_scale is DefaultScale.ONE else inputs.key.shape[-1] ** -0.5
+        scale = default if problem.scale is None else problem.scale
         places = positions(wide, conventions)
         seen = visibility(wide, conventions, places)
         rotated = _rotated(wide, conventions, inputs, places)

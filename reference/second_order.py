@@ -84,7 +84,7 @@ def second_order(
     trace = Pipeline().run(problem, conventions)
     values = _Differentiation(wide, moving, trace, -1.0).products()
     sizes = _Differentiation(_absolute(wide), {n: np.abs(u) for n, u in moving.items()}, trace, 1.0).products()
-    working = precision(problem.dtype, conventions.softmax_precision)
+    working = precision(problem.dtype, conventions.softmax_precision, conventions.product_precision)
     relative = _relative_error(problem, trace, working)
     return {f"gradients.{n}": Expected(values[n], relative * sizes[n] + working.floor) for n in problem.needs}
 

@@ -47,7 +47,8 @@ def solve_each(
     """The parts of the answer to each of the problems that a stackable case is in several dtypes; see `solve`."""
     if len(problems) == 1:
         return [solve(problems[0], conventions, returned=returned).parts]
-    working = precisions(tuple(problem.dtype for problem in problems), conventions.softmax_precision)
+    dtypes, claimed = tuple(problem.dtype for problem in problems), conventions
+    working = precisions(dtypes, claimed.softmax_precision, claimed.product_precision)
     parts = solve(_stacked(problems), conventions, working=working, returned=returned).parts
     mask = problems[0].attn_mask
     shapes = {} if mask is None else {"gradients.attn_mask": mask.shape}
@@ -72,4 +73,4 @@ def _nth(part: Expected, number: int, shape: tuple[int, ...] | None) -> Expected
     if shape is not None:
         value, bound = value.reshape(shape), bound.reshape(shape)
     decoy = None if part.decoy is None else part.decoy[number]
-    return Expected(value, bound, None if decoy is None or np.isnan(decoy).all() else decoy)
+    return Expected(value, bound, None if decoy is None or np.isnan(decoy).all() else decoy, ceiling=part.ceiling)

@@ -115,6 +115,39 @@ class LogBase(StrEnum):
     TWO = "2"
 
 
+class LogOfNothing(StrEnum):
+    """The log-sum-exp of a row without keys."""
+
+    MINUS_INFINITY = "minus-infinity"
+    """The logarithm of an empty sum: the specification's default."""
+    PLUS_INFINITY = "plus-infinity"
+    """So that the exponential of any score minus it is 0 in a backward pass."""
+    LEAST = "least"
+    """A finite number of at most half the least one of float32, as a fill of masked scores leaves it."""
+
+
+class DefaultScale(StrEnum):
+    """What multiplies the scores where the caller gives no scale."""
+
+    INVERSE_ROOT = "inverse-root"
+    """1/sqrt(d_k): the specification's default."""
+    ONE = "one"
+    """Nothing is multiplied."""
+
+
+class ProductPrecision(StrEnum):
+    """The precision to which the operands of matrix products are rounded, where the dtype has a finer one."""
+
+    WORKING = "working"
+    """None coarser than the dtype: the specification's default."""
+    FLOAT32 = "float32"
+    """float32 at most, as where everything is computed in it whatever the input is."""
+    TF32 = "tf32"
+    """Eleven significant bits, as tensor cores read float32."""
+    BFLOAT16 = "bfloat16"
+    """Eight significant bits, as some accelerators read float32 by default."""
+
+
 @dataclass(frozen=True)
 class Conventions:
     """The claimed answers where the field disagrees.
@@ -138,6 +171,9 @@ class Conventions:
     alibi_rule: AlibiRule = AlibiRule.INTERLEAVED
     returned_weights: ReturnedWeights = ReturnedWeights.BEFORE_DROPOUT
     log_sum_exp_base: LogBase = LogBase.E
+    log_of_nothing: LogOfNothing = LogOfNothing.MINUS_INFINITY
+    default_scale: DefaultScale = DefaultScale.INVERSE_ROOT
+    product_precision: ProductPrecision = ProductPrecision.WORKING
 
     def claiming(self, settings: Mapping[str, str]) -> Conventions:
         """These conventions with KEY=VALUE settings applied; `empty-row` sets all four kinds.

@@ -9,6 +9,7 @@ from torch import Tensor
 from attention_conformance.implementations.builtin.stepwise import steps as correct
 from attention_conformance.implementations.builtin.stepwise.steps import INFINITY, Steps
 from attention_conformance.implementations.defects.breaking import NAN, PRECISION, breaks
+from attention_conformance.spec.conventions import Conventions, ProductPrecision
 
 breaks_precision = partial(breaks, severity=PRECISION)
 breaks_digits_of_softmax = partial(breaks_precision, step="softmax")
@@ -49,6 +50,17 @@ def _ten_bits(x: Tensor) -> Tensor:
 def ten_bits_of_mantissa(query: Tensor, key: Tensor, by: float) -> Tensor:
     lost_query, lost_key = (_ten_bits(x.detach()) - x.detach() for x in (query, key))
     return correct.score(query + lost_query, key + lost_key, by)
+
+
+@breaks_precision(
+    "numerics.bound",
+    step="score",
+    conventions=Conventions(product_precision=ProductPrecision.FLOAT32),
+    holds=("numerics.exact", "shapes.output"),
+    dtype="float32",
+)
+def ten_bits_for_claimed_float32(query: Tensor, key: Tensor, by: float) -> Tensor:
+    return ten_bits_of_mantissa(query, key, by)
 
 
 @breaks("numerics.peaked-rows", step="score", holds=("scores.dot-product",))

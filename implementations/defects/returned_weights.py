@@ -12,10 +12,11 @@ from attention_conformance.implementations.builtin.stepwise import steps as corr
 from attention_conformance.implementations.builtin.stepwise.steps import BOTTOM_RIGHT, INFINITY, OP_FEATURES, Steps
 from attention_conformance.implementations.defects.breaking import NAN, STATE, breaks, breaks_built
 from attention_conformance.implementations.defects.gradients import distorted
-from attention_conformance.spec.conventions import Conventions, LogBase
+from attention_conformance.spec.conventions import Conventions, LogBase, LogOfNothing
 from attention_conformance.spec.features import Feature, Scope
 
 TWO = Conventions(log_sum_exp_base=LogBase.TWO)
+AS_PLUS, AS_LEAST = (Conventions(log_of_nothing=each) for each in (LogOfNothing.PLUS_INFINITY, LogOfNothing.LEAST))
 breaks_weights = partial(breaks, extras=("weights",))
 breaks_base2 = partial(breaks, step="log_sum_exp", conventions=TWO)
 GROUPED = frozenset({Feature.GROUPED})
@@ -30,6 +31,16 @@ def in_buffer(name: str, tensor: Tensor) -> Tensor:
 
 @breaks_base2("returned.base", "softmax.log-sum-exp", "relations.merge", holds=("softmax.weights", "softmax.over-keys"))
 def natural_logarithm_for_base_two(scores: Tensor) -> Tensor:
+    return correct.log_sum_exp(scores)
+
+
+@breaks("returned.empty-row", step="log_sum_exp", conventions=AS_PLUS, holds=("softmax.weights", "returned.base"))
+def minus_infinity_for_claimed_plus(scores: Tensor) -> Tensor:
+    return correct.log_sum_exp(scores)
+
+
+@breaks("returned.empty-row", step="log_sum_exp", conventions=AS_LEAST, holds=("softmax.weights", "returned.base"))
+def infinity_for_a_claimed_number(scores: Tensor) -> Tensor:
     return correct.log_sum_exp(scores)
 
 

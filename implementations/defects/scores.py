@@ -9,6 +9,9 @@ from torch import Tensor
 
 from attention_conformance.implementations.builtin.stepwise.steps import Steps, factor, score
 from attention_conformance.implementations.defects.breaking import NAN, breaks
+from attention_conformance.spec.conventions import Conventions, DefaultScale
+
+SCALE_OF_ONE = Conventions(default_scale=DefaultScale.ONE)
 
 
 @breaks("scores.scale-default", "scores.scale-explicit", "softmax.rows-sum-to-one", holds=("shapes.output",))
@@ -71,6 +74,11 @@ def scale_ignored(query: Tensor, scale: float | None) -> float:
 @breaks("scores.scale-explicit", step="factor", holds=("scores.scale-default",), raises=True)
 def scale_taken_for_a_temperature(query: Tensor, scale: float | None) -> float:
     return factor(query, None) if scale is None else 1.0 / scale
+
+
+@breaks("scores.scale-default", step="factor", conventions=SCALE_OF_ONE, holds=("scores.scale-explicit",))
+def root_for_a_claimed_one(query: Tensor, scale: float | None) -> float:
+    return factor(query, scale)
 
 
 @breaks("scores.scale-zero", step="factor", holds=("scores.scale-explicit", "scores.scale-negative"))

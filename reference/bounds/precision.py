@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from attention_conformance.spec.conventions import SoftmaxPrecision
+from attention_conformance.spec.conventions import ProductPrecision, SoftmaxPrecision
 from attention_conformance.spec.problem import DTYPES
 
 Roundoff: TypeAlias = float | NDArray[np.float64]
@@ -98,14 +98,36 @@ def gamma(roundoffs: Roundoff) -> Roundoff:
     return np.where(roundoffs < 0.5, roundoffs / (1.0 - np.minimum(roundoffs, 0.5)), 2.0 * roundoffs)
 
 
+OPERANDS = {
+    ProductPrecision.WORKING: 0.0,
+    ProductPrecision.FLOAT32: 2.0**-24,
+    ProductPrecision.TF32: 2.0**-11,
+    ProductPrecision.BFLOAT16: 2.0**-8,
+}
+"""Unit roundoffs of the operands of products, each with the exponents of float32."""
+
+
+def operands_exact(dtype: str, products: ProductPrecision) -> bool:
+    """Whether the operands of products keep the numbers of a dtype, so that a weight of 1 copies a value."""
+    return OPERANDS[products] <= unit_roundoff(dtype)
+
+
 @cache
-def precision(dtype: str, softmax: SoftmaxPrecision = SoftmaxPrecision.WORKING) -> Precision:
-    """The precision of a dtype, by name, with the claimed precision of the softmax.
+def precision(
+    dtype: str,
+    softmax: SoftmaxPrecision = SoftmaxPrecision.WORKING,
+    products: ProductPrecision = ProductPrecision.WORKING,
+) -> Precision:
+    """The precision of a dtype, by name, with the claimed precisions of the softmax and of operands of products.
+
+    Operands that are rounded are as if they were stored so: queries, keys and values are no longer exact then, and what
+    a dtype of as many bits may round is an upper bound.
 
     Raises:
         KeyError: no such dtype.
     """
-    storage, single = unit_roundoff(dtype), unit_roundoff("float32")
+    own, single = unit_roundoff(dtype), unit_roundoff("float32")
+    storage = max(own, OPERANDS[products])
     inner = max(storage, single) if softmax is SoftmaxPrecision.FLOAT32 else storage
     accumulator = single if storage > single else inner
     reference = unit_roundoff("float64")
@@ -115,14 +137,18 @@ def precision(dtype: str, softmax: SoftmaxPrecision = SoftmaxPrecision.WORKING) 
         accumulator=accumulator + reference,
         softmax=inner + reference,
         angle=single + reference,
-        floor=_floor(dtype if inner == storage else "float32"),
+        floor=_floor(dtype if inner == own else "float32"),
     )
 
 
 @cache
-def precisions(dtypes: Sequence[str], softmax: SoftmaxPrecision = SoftmaxPrecision.WORKING) -> Precision:
+def precisions(
+    dtypes: Sequence[str],
+    softmax: SoftmaxPrecision = SoftmaxPrecision.WORKING,
+    products: ProductPrecision = ProductPrecision.WORKING,
+) -> Precision:
     """The precisions of several dtypes, for a stack of problems: one in each."""
-    each = [precision(dtype, softmax) for dtype in dtypes]
+    each = [precision(dtype, softmax, products) for dtype in dtypes]
     arrays = {n: np.array([getattr(p, n) for p in each]).reshape(-1, 1, 1, 1, 1) for n in ROUNDOFFS}
     return Precision(dtype=" ".join(dtypes), **arrays)
 

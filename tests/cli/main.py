@@ -125,7 +125,16 @@ def _passed(given: argparse.Namespace, options: Iterable[str]) -> Iterator[str]:
 def _check(given: argparse.Namespace, rest: list[str]) -> int:
     candidates = [f"--candidate={target}" for target in given.target]
     isolated = bool(candidates) and not given.in_process and not given.python
-    return launch.judge([*candidates, *_passed(given, CHECK_OPTIONS), *rest], isolated)
+    return launch.judge([*candidates, *_passed(given, CHECK_OPTIONS), *_printing(given), *rest], isolated)
+
+
+def _printing(given: argparse.Namespace) -> Iterator[str]:
+    """How much is printed: a screen for a single candidate, unless -v wants everything."""
+    single = len(given.target) + len(given.commands or ()) == 1
+    if single and not given.verbose:
+        yield "--first-screen"
+    if given.exitfirst:
+        yield "--exitfirst"
 
 
 def _replay(given: argparse.Namespace, rest: list[str]) -> int:
@@ -179,8 +188,13 @@ DIFF_ARGUMENTS: Mapping[str, Mapping[str, Any]] = {
     "--format": {"choices": ("text", "markdown", "json"), "default": "text", "help": "(default: text)"},
 }
 TARGETS = {**TARGET, "nargs": "*", "help": f"{TARGET['help']}; without any, the built-in ones"}
+CHECK_ARGUMENTS: Mapping[str, Mapping[str, Any]] = {
+    "target": TARGETS,
+    "-v": {"dest": "verbose", "action": "store_true", "help": "print every failure, and all that was observed"},
+    "--exitfirst": {"action": "store_true", "help": "stop at the first failure, with its diagnosis"},
+}
 COMMANDS: Mapping[str, Command] = {
-    "check": Command("judge an implementation", _check, CHECK_OPTIONS, {"target": TARGETS}),
+    "check": Command("judge an implementation", _check, CHECK_OPTIONS, CHECK_ARGUMENTS),
     "audit": Command("detect the conventions of a callable", _audit, (), AUDIT_ARGUMENTS),
     "bench": Command("time an implementation", _bench, BENCH_OPTIONS, BENCH_ARGUMENTS),
     "explain": Command(

@@ -41,6 +41,9 @@ NEEDS: Mapping[str, tuple[set[Feature], ...]] = {
     "alibi-rule": ({Feature.ALIBI_SLOPES},),
     "returned-weights": ({Feature.DROPOUT}, {Feature.WEIGHTS, Feature.AVERAGED_WEIGHTS}),
     "log-sum-exp-base": ({Feature.LOG_SUM_EXP},),
+    "log-of-nothing": ({Feature.LOG_SUM_EXP},),
+    "default-scale": ({Feature.SCALE},),
+    "product-precision": (),
 }
 """The features with which a convention matters: at least one of each set."""
 

@@ -71,12 +71,14 @@ def causes(claimed: Conventions) -> Iterator[Hypothesis]:
         yield changed(f"{option} ignored", f"Apply {option}.", lambda p, option=option: _without(p, option))  # type: ignore[misc]
     window: Callable[[Problem], Problem] = lambda p: _without(p, "window_left", "window_right")  # noqa: E731
     yield changed("window ignored", "Apply the window.", window)
-    for name, extent in EXTENTS.items():
+    for name, scale in SCALES.items():
         yield changed(
-            f"scores divided by the root of {name}",
+            f"scores {name}",
             "Divide the scores by the root of the width of a head, d_k, unless the caller gives a scale.",
-            lambda p, extent=extent: p if p.scale is not None else p.but(scale=max(extent(p), 1) ** -0.5),  # type: ignore[misc]
+            lambda p, scale=scale: p if p.scale is not None else p.but(scale=scale(p)),  # type: ignore[misc]
         )
+    for shift, seen in ((1, "the next position is seen"), (-1, "the own position is hidden")):
+        yield changed(seen, "Show the keys up to the own position.", lambda p, shift=shift: _shifted(p, shift))  # type: ignore[misc]
     for first, second in (("query", "key"), ("key", "value"), ("query", "value")):
         yield changed(
             f"{first} and {second} exchanged",
@@ -85,11 +87,38 @@ def causes(claimed: Conventions) -> Iterator[Hypothesis]:
         )
 
 
-EXTENTS: dict[str, Callable[[Problem], int]] = {
-    "the number of keys": lambda problem: int(problem.key.shape[-2]),
-    "the number of queries": lambda problem: int(problem.query.shape[-2]),
-    "the number of heads": lambda problem: problem.num_heads,
+SCALES: dict[str, Callable[[Problem], float]] = {
+    "not scaled": lambda problem: 1.0,
+    "multiplied by the root of d_k": lambda problem: _width(problem) ** 0.5,
+    "divided by d_k": lambda problem: 1.0 / _width(problem),
+    "divided by the root of the width of all heads": lambda problem: (problem.num_heads * _width(problem)) ** -0.5,
+    "divided by the root of the width of a value": lambda problem: max(int(problem.value.shape[-1]), 1) ** -0.5,
+    "divided by the root of the number of keys": lambda problem: max(int(problem.key.shape[-2]), 1) ** -0.5,
+    "divided by the root of the number of queries": lambda problem: max(int(problem.query.shape[-2]), 1) ** -0.5,
+    "divided by the root of the number of heads": lambda problem: max(problem.num_heads, 1) ** -0.5,
 }
+"""Wrong default scales, by what happens to the scores."""
+
+
+def _width(problem: Problem) -> int:
+    """d_k."""
+    if problem.scope is Scope.OP:
+        return int(problem.query.shape[-1])
+    return int(problem.parameters["w_q"].shape[1]) // problem.num_heads
+
+
+def _shifted(problem: Problem, shift: int) -> Problem:
+    """The causal triangle as a mask, moved to later keys.
+
+    Raises:
+        ValueError: there is no triangle at the first key, or another mask.
+    """
+    if not problem.causal or problem.attn_mask is not None or problem.extension != NOTHING:
+        return problem
+    if problem.query.shape[-2] != problem.key.shape[-2]:
+        raise ValueError("conventions rule which corner the triangle starts from")
+    visible = np.tri(problem.query.shape[-2], problem.key.shape[-2], shift, dtype=bool)
+    return problem.but(causal=False, attn_mask=visible)
 
 
 def _without(problem: Problem, *options: str) -> Problem:

@@ -198,7 +198,7 @@ def _below_and_above(outcomes: dict[int, bool]) -> tuple[int, int]:
 
 
 def _extent_condition(words: str, name: str, rule: Callable[[int], bool]) -> Condition:
-    text = f"with {words.format(WORDS[name])}".replace("than 1 ", "than one of the ")
+    text = f"with {words.format(WORDS[name])}".replace("fewer than 1 ", "no ").replace("than 1 ", "than one of the ")
     return Condition(text, lambda case: rule(getattr(case.sizes, name)), WORDS[name])
 
 

@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 
 from attention_conformance.implementations.api.contract import Implementation
 from attention_conformance.implementations.worker.remote import started_by
@@ -45,12 +46,15 @@ def explained(
     verdicts: Sequence[Verdict],
     settings: RunSettings,
     targets: Mapping[str, str],
+    telling: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
 ) -> Iterator[Explained]:
     """Every failure of a run with a report, the first of each implementation without, the plainest first.
 
-    `targets` are those of the candidates, by the names of their implementations.
+    `targets` are those of the candidates, and `telling` clauses that come first, by the names of their implementations.
     """
-    failing = [(i, failures) for i in implementations if (failures := _failures_of(i, verdicts))]
+    failing = [
+        (i, failures) for i in implementations if (failures := _failures_of(i, verdicts, telling.get(i.name, ())))
+    ]
     for implementation, failures in failing:
         until = time.perf_counter() + SECONDS / len(failing)
         target, reduced = targets.get(implementation.name, ""), False
@@ -64,11 +68,12 @@ def explained(
                 yield artifacts
 
 
-def _failures_of(implementation: Implementation, verdicts: Sequence[Verdict]) -> list[Verdict]:
-    """Its failures: what MUST hold first, in the order of the specification, in wide dtypes first."""
+def _failures_of(implementation: Implementation, verdicts: Sequence[Verdict], telling: Sequence[str]) -> list[Verdict]:
+    """Its failures: what MUST hold first, then telling clauses, the order of the specification, wide dtypes."""
     order, dtypes = list(load()), list(DTYPES)
     failing = [v for v in verdicts if v.implementation == implementation.name and v.status is Status.FAIL]
-    return sorted(failing, key=lambda v: (v.level != Level.MUST, order.index(v.clause), dtypes.index(v.dtype)))
+    ranks = {v.clause: (v.level != Level.MUST, v.clause not in telling, order.index(v.clause)) for v in failing}
+    return sorted(failing, key=lambda v: (*ranks[v.clause], dtypes.index(v.dtype)))
 
 
 def _explained(judge: Judge, verdict: Verdict, settings: RunSettings, target: str, seconds: float) -> Explained:

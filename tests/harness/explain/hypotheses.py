@@ -16,7 +16,7 @@ from attention_conformance.tests.harness.explain.causes import Hypothesis, answe
 
 CONVENTIONS = (
     *("causal-alignment", "empty-row", "softmax-precision", "group-order", "window-count", "rotary-pairing"),
-    *("returned-weights", "log-sum-exp-base"),
+    *("returned-weights", "log-sum-exp-base", "default-scale"),
 )
 """Conventions of which each answer is tried."""
 

@@ -13,7 +13,7 @@ from attention_conformance.implementations.discovery.recorded_call import Record
 from attention_conformance.implementations.worker.remote import Remote
 from attention_conformance.reference.visibility import visibility
 from attention_conformance.spec.cases import Layout
-from attention_conformance.spec.conventions import Alignment, EmptyRow
+from attention_conformance.spec.conventions import Alignment, DefaultScale, EmptyRow
 from attention_conformance.spec.features import Scope
 from attention_conformance.spec.problem import Array, Problem
 from attention_conformance.tests.harness.explain.reduction import Counterexample, Outcome, fits, outcome
@@ -211,7 +211,8 @@ def _formula(failing: Outcome, judge: Judge) -> Iterator[str]:
     """Attention in float64, from Q, K, V, MASK, PAD and G; the result is `want`."""
     problem = failing.problem
     visible = visibility(problem, judge.conventions)
-    scale = problem.scale if problem.scale is not None else "K.shape[-1] ** -0.5"
+    default = "1.0" if judge.conventions.default_scale is DefaultScale.ONE else "K.shape[-1] ** -0.5"
+    scale = default if problem.scale is None else problem.scale
     yield f"S = Q @ K.swapaxes(-1, -2) * {scale}"
     if problem.attn_mask is not None:
         yield "S = np.where(MASK, S, -np.inf)" if problem.attn_mask.dtype.kind == "b" else "S = S + MASK"

@@ -61,6 +61,10 @@ def compare(part: str, got: Array | None, expected: Expected, dtype: str) -> Com
     if wrong := _form(part, got, expected.value.shape, dtype):
         return wrong
     values = got.astype(np.float64)
+    if expected.ceiling is not None:
+        if wrong := _not_below(part, values, expected.value, expected.ceiling, got.dtype.name):
+            return wrong
+        values = np.where(np.isneginf(expected.value), -np.inf, values)
     if wrong := _non_finite(part, values, expected.value):
         return wrong
     ratios = error_ratios(values, expected)
@@ -112,6 +116,17 @@ def _form(part: str, got: Array, shape: tuple[int, ...], dtype: str) -> Comparis
         message = f"{part} has dtype {got.dtype.name}, expected {dtype}, the dtype of the inputs"
         return _failure(FailureKind.DTYPE, message)
     return None
+
+
+def _not_below(part: str, values: Floats, expected: Floats, ceiling: float, dtype: str) -> Comparison | None:
+    """Where something finite stands for minus infinity; float16 holds no such number, and infinity instead."""
+    below = np.isneginf(values) if dtype == "float16" else np.isfinite(values) & (values <= ceiling)
+    wrong = np.isneginf(expected) & ~below
+    if not wrong.any():
+        return None
+    index = _first(wrong)
+    rule = f"expected a finite number of at most {ceiling:.3g}"
+    return _failure(FailureKind.INFINITE, f"{element(part, index)} is {values[index]:.6g}, {rule}")
 
 
 def _non_finite(part: str, values: Floats, expected: Floats) -> Comparison | None:

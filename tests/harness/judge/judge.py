@@ -22,7 +22,7 @@ from attention_conformance.implementations.api.safe_call import (
 )
 from attention_conformance.implementations.worker.observer import Observer
 from attention_conformance.implementations.worker.remote import begun, observer_of
-from attention_conformance.reference.bounds.precision import unit_roundoff
+from attention_conformance.reference.bounds.precision import operands_exact, unit_roundoff
 from attention_conformance.reference.expected import Expected, Solution, solve
 from attention_conformance.reference.stacking import expected_answers, stackable
 from attention_conformance.spec.cases import Case, Sizes
@@ -270,7 +270,7 @@ class Judge:
                 return
             for part in self.expanded(wanted, problem):
                 reference = expected[part]
-                if exactly:
+                if exactly and operands_exact(self.dtype, self.conventions.product_precision):
                     reference = Expected(reference.value, np.zeros_like(reference.bound))
                 self.record(case, compare(part, part_of(result, part), reference, self.dtype), context, part)
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from attention_conformance.implementations.api.contract import ExpectedFailure, PathError
 from attention_conformance.implementations.api.safe_call import LONGEST, CandidateError
 from attention_conformance.implementations.worker.remote import loss_of
+from attention_conformance.reference.bounds.precision import operands_exact
 from attention_conformance.spec.cases import Case
 from attention_conformance.spec.clauses import Clause
 from attention_conformance.tests.harness.judge.clause_tests import ClauseTest
@@ -100,7 +101,8 @@ def status(judge: Judge, expected: ExpectedFailure | None) -> tuple[Status, str]
 
 
 def _without_checks(judge: Judge) -> tuple[Status, str]:
-    if judge.tally.inconclusive and judge.dtype in HALVES:
+    coarse = judge.dtype in HALVES or not operands_exact(judge.dtype, judge.conventions.product_precision)
+    if judge.tally.inconclusive and coarse:
         return Status.NOT_PROVABLE, f"every bound in {judge.dtype} is too wide to prove anything"
     if judge.tally.inconclusive:
         return Status.ERROR, "every bound is too wide to prove anything"

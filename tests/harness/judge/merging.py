@@ -60,6 +60,7 @@ def assert_merges(judge: Judge, case: Case, split: int) -> None:
         return
     output, log = merged(complete)
     whole, right = judge.expected(case), natural(judge.expected(case)["log_sum_exp"].value, judge)
+    right = np.where(np.isfinite(right), right, -np.inf)
     # The merged parts do not have the claimed answer for a row without keys.
     values = np.where(np.isneginf(right)[..., None], 0.0, whole["output"].value)
     for name, got, value in (("output", output, values), ("log_sum_exp", log, right)):
@@ -102,7 +103,10 @@ def _part(judge: Judge, solution: Solution, answer: Result) -> Part | None:
     right, log, returned = solution.parts["output"], solution.parts["log_sum_exp"], answer.log_sum_exp
     if returned is None or returned.shape != log.value.shape or answer.output.shape != right.value.shape:
         return None
-    logs, empty = natural(returned, judge), np.isneginf(log.value)
+    logs, empty = natural(returned, judge), ~np.isfinite(log.value)
+    # What is claimed for a row without keys is no number of the merge; anything else counts as it is.
+    claimed = (logs == log.value) | (logs <= (-np.inf if log.ceiling is None else log.ceiling))
+    logs = np.where(empty & claimed, -np.inf, logs)
     sees = ~(np.isneginf(logs) | empty)[..., None]
     output = np.where(sees, answer.output.astype(np.float64), 0.0)
     value, bound = (np.where(sees, array, 0.0) for array in (right.value, right.bound))

@@ -31,6 +31,7 @@ class RunSettings:
         isolated: whether each candidate is called in a process of its own.
         deadline: seconds for a small call there.
         memory: bytes that each may allocate there; None: half of what is free.
+        first_screen: whether one screen is printed in place of pytest's output, and telling clauses are checked first.
     """
 
     candidates: tuple[str, ...] = ()
@@ -49,6 +50,7 @@ class RunSettings:
     isolated: bool = True
     deadline: float = CALL
     memory: int | None = None
+    first_screen: bool = False
 
     @property
     def all_builtin(self) -> bool:

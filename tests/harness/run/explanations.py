@@ -1,5 +1,6 @@
 """Explanations: what a pytest session adds to its failures before the terminal shows them."""
 
+from collections.abc import Mapping
 from functools import partial
 
 import pytest
@@ -18,22 +19,28 @@ def explain(config: pytest.Config, status: int) -> None:
     state = config.stash[KEY]
     settings, recorder = state.settings, state.recorder
     if status == ExitStatus.FAILS:
-        post_run.record_diagnoses(recorder, state.selection.implementations, settings.device, state.adapter_mistakes)
-        _explain_failures(config)
+        implementations = state.selection.implementations
+        telling = post_run.record_diagnoses(recorder, implementations, settings.device, state.adapter_mistakes)
+        _explain_failures(config, telling)
     if status not in (ExitStatus.CONFORMS, ExitStatus.FAILS) or settings.clauses or not recorder.verdicts:
         return
     if settings.has_candidates or settings.report:
         post_run.record_observations(recorder, state.selection.implementations, settings, settings.report is not None)
 
 
-def _explain_failures(config: pytest.Config) -> None:
+def _explain_failures(config: pytest.Config, telling: Mapping[str, tuple[str, ...]]) -> None:
     """Adds to the failures that the terminal is about to show; done here, where all verdicts are known."""
     state, reports = config.stash[KEY], _failed_reports(config)
     reduced = set[str]()
     command = partial(again, state.settings, state.recorder.targets)
-    for artifacts in post_run.record_failures(state.recorder, state.selection.implementations, state.settings, command):
+    implementations = state.selection.implementations
+    for artifacts in post_run.record_failures(
+        state.recorder, implementations, state.settings, command, telling=telling
+    ):
         verdict = artifacts.verdict
         first = verdict.implementation not in reduced
+        if state.shown is None or (state.shown.counterexample is None and artifacts.counterexample is not None):
+            state.shown = artifacts
         if artifacts.counterexample is not None:
             reduced.add(verdict.implementation)
         if state.settings.report is not None:

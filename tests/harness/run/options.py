@@ -62,6 +62,7 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
         "help": "known deviations of the candidates (default: expected_failures.toml in the folder of each)",
     },
     "--propose-expected-failures": _flag("print the entries of such a file for what fails now"),
+    "--first-screen": _flag("print one screen, and check telling clauses first: what the command does with a target"),
     "--explain": _several("CLAUSE", "explain a clause, and judge nothing"),
     "--replay": {"metavar": "FAILURE.json", "help": "run again the case of a failure file that --report wrote"},
     "--list-clauses": _flag("print the clauses, a line each"),

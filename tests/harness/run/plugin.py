@@ -24,21 +24,20 @@ from attention_conformance.tests.harness.run import interrupts, options, post_ru
 from attention_conformance.tests.harness.run.collector import Collector
 from attention_conformance.tests.harness.run.command_lines import again
 from attention_conformance.tests.harness.run.exit_status import ExitStatus, exit_status
-from attention_conformance.tests.harness.run.expected_failures import proposed
 from attention_conformance.tests.harness.run.explanations import explain
+from attention_conformance.tests.harness.run.first_failure import FirstFailure, telling_first
 from attention_conformance.tests.harness.run.next_steps import next_steps
-from attention_conformance.tests.harness.run.progress import Progress, colours
+from attention_conformance.tests.harness.run.printing import summarise
+from attention_conformance.tests.harness.run.progress import Progress
 from attention_conformance.tests.harness.run.queries import answered
 from attention_conformance.tests.harness.run.run_records import subject_of, suite_of
-from attention_conformance.tests.harness.run.selection import UsageError, hushed, left_out, selection_of, settings_of
+from attention_conformance.tests.harness.run.selection import UsageError, hushed, selection_of, settings_of
 from attention_conformance.tests.harness.run.session import KEY, LEFTOVERS, PROPERTY, USAGE_ERROR, SuiteSession
 from attention_conformance.tests.harness.run.smoke import smoke
 from attention_conformance.tests.report.folder import FolderError, unwritten
 from attention_conformance.tests.report.log import UNEXPLAINED, encode
 from attention_conformance.tests.report.recorder import Recorder
 from attention_conformance.tests.report.verdict import Status, Verdict
-from attention_conformance.tests.report.views import ERRORS
-from attention_conformance.tests.report.views.terminal import observed, summary
 
 STOPPED: Mapping[int, str] = {
     ExitStatus.INTERRUPTED: "the run was interrupted",
@@ -124,6 +123,8 @@ def pytest_configure(config: pytest.Config) -> None:
         settings = settings_of(config)
     except UsageError as error:
         raise pytest.UsageError(str(error)) from None
+    if settings.first_screen:
+        config.option.verbose, config.option.tbstyle = -2, "no"
     started = suite_of(settings.tier, settings.device, settings.clauses, settings.dtypes)
     recorder = Recorder([], started, None if worker else settings.report)
     if not worker:
@@ -217,6 +218,13 @@ def pytest_collection(session: pytest.Session) -> Iterator[None]:
         raise
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """For a first screen, what detects most mistakes in the least time comes first."""
+    if config.stash[KEY].settings.first_screen and all(isinstance(item, ClauseItem) for item in items):
+        items.sort(key=lambda item: telling_first(item.planned) if isinstance(item, ClauseItem) else 0)
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
     gc.freeze()  # what is there by now stays: looking it through again and again takes a tenth of a run
     state = session.config.stash[KEY]
@@ -232,6 +240,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 def _show_progress(session: pytest.Session, planned: int) -> None:
     """On a terminal, where nothing but clauses is run."""
     terminal = session.config.pluginmanager.get_plugin("terminalreporter")
+    state = session.config.stash[KEY]
+    if terminal is not None and state.settings.first_screen and not session.config.option.collectonly:
+        session.config.pluginmanager.register(FirstFailure(state, session, terminal), "conformance-first-failure")
     plain = session.config.get_verbosity() <= 0 and not session.config.option.collectonly
     if terminal is not None and terminal.isatty and plain and planned == len(session.items):
         session.config.pluginmanager.register(Progress(terminal, planned), "conformance-progress")
@@ -337,30 +348,4 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     """Below pytest's own list of failed tests, which may fill several screens."""
     yield
     if config.stash[KEY].recorder.verdicts:
-        _summarise(terminalreporter, config.stash[KEY])
-
-
-def _summarise(terminalreporter: pytest.TerminalReporter, state: SuiteSession) -> None:
-    terminalreporter.section("conformance")
-    settings, run = state.settings, state.recorder.run
-    for line in summary(run):
-        terminalreporter.write_line(line, **colours(line))
-    for line in observed(run.observed) if settings.has_candidates else ():
-        terminalreporter.write_line(line)
-    for line in post_run.unchecked_claims(state.selection, state.recorder.verdicts):
-        terminalreporter.write_line(f"ERROR  {line}", red=True)
-    for name, reason in left_out().items() if settings.all_builtin else ():
-        terminalreporter.write_line(f"not checked: {name}, {reason}")
-    for line in state.selection.notes:
-        terminalreporter.write_line(line)
-    for line in dict.fromkeys([*state.leftovers, *post_run.leftovers(state.selection.implementations)]):
-        terminalreporter.write_line(line)
-    for line in proposed(state.recorder.verdicts, run.diagnoses) if settings.propose else ():
-        terminalreporter.write_line(line)
-    if state.recorder.unwritten:
-        terminalreporter.write_line(f"ERROR  the report: {state.recorder.unwritten}", red=True)
-    failed_views = state.recorder.failed_views
-    for name, reason in failed_views.items():
-        terminalreporter.write_line(f"ERROR  {name} could not be made: {reason}", red=True)
-    if settings.report is not None:
-        terminalreporter.write_line(f"report: {settings.report / (ERRORS if failed_views else 'report.html')}")
+        summarise(terminalreporter, config.stash[KEY])

@@ -44,8 +44,13 @@ def record_diagnoses(
     implementations: Sequence[Implementation],
     device: str,
     adapter_mistakes: Mapping[str, tuple[str, ...]] | None = None,
-) -> None:
-    """Records what explains the failures of each implementation: mistakes of its adapter, and a known defect."""
+) -> dict[str, tuple[str, ...]]:
+    """Records what explains the failures of each implementation: mistakes of its adapter, and a known defect.
+
+    Returns:
+        The clauses that the named defect breaks, by implementation: their failures show it most plainly.
+    """
+    telling: dict[str, tuple[str, ...]] = {}
     for implementation in implementations:
         own = [v for v in recorder.verdicts if v.implementation == implementation.name]
         dtypes = list(dict.fromkeys(v.dtype for v in own))
@@ -54,6 +59,10 @@ def record_diagnoses(
         lost = [v.failure.message for v in own if v.failure is not None and v.failure.kind in LOSSES]
         if texts := [*lost[:1], *mistakes, *([str(diagnosis)] if diagnosis else [])]:
             recorder.add(DiagnosisRecord(implementation.name, "; ".join(texts)))
+        explanation = diagnosis.explanation if diagnosis is not None else None
+        defect = explanation.hypotheses[0].defect if explanation is not None else None
+        telling[implementation.name] = defect.clauses if defect is not None else ()
+    return telling
 
 
 def record_failures(
@@ -62,14 +71,15 @@ def record_failures(
     settings: RunSettings,
     command: Callable[[str, str, str], str],
     replayable: bool = True,
+    telling: Mapping[str, tuple[str, ...]] | None = None,
 ) -> Iterator[Explained]:
     """Every failure with its artifacts, recorded with its numbers where there is a report.
 
     `command` makes the command line that runs a failure again, from implementation, clause and dtype; `replayable` is
-    False where no failure file can be written.
+    False where no failure file can be written; `telling` are clauses whose failures come first, by implementation.
     """
     by_name = {i.name: i for i in implementations}
-    for artifacts in explained(implementations, recorder.verdicts, settings, recorder.targets):
+    for artifacts in explained(implementations, recorder.verdicts, settings, recorder.targets, telling or {}):
         if settings.report is not None:
             name, file = artifacts.verdict.implementation, artifacts.file
             place = settings if replayable else replace(settings, report=None)

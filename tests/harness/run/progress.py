@@ -80,5 +80,12 @@ def duration(seconds: float) -> str:
 def colours(line: str) -> dict[str, bool]:
     """The colour of a line of the summary, where there are colours; the words state the same."""
     start = next((colour for word, colour in COLOURS.items() if line.strip().startswith(word)), "")
-    end = next((colour for word, colour in VERDICTS.items() if line.rstrip().partition(",")[0].endswith(word)), "")
+    end = next(
+        (
+            colour
+            for word, colour in VERDICTS.items()
+            if line.rstrip().partition(",")[0].partition(": ")[0].endswith(word)
+        ),
+        "",
+    )
     return {start or end: True} if start or end else {}

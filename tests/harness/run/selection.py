@@ -63,6 +63,7 @@ def settings_of(config: pytest.Config) -> RunSettings:
         isolated=not config.getoption("in_process"),
         deadline=CALL if config.getoption("deadline") is None else config.getoption("deadline"),
         memory=config.getoption("memory"),
+        first_screen=config.getoption("first_screen"),
     )
 
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from attention_conformance.tests.harness.explain.failure_artifacts import Explained
 from attention_conformance.tests.harness.judge.clause_tests import Selection
 from attention_conformance.tests.harness.judge.settings import RunSettings
 from attention_conformance.tests.report.recorder import Recorder
@@ -25,6 +26,7 @@ class SuiteSession:
         has_chapters: whether pytest collects a chapter of the specification.
         crashed: whether the code of the suite raised an exception where a verdict was due.
         leftovers: what candidates have left running, a line each; those of other processes of the suite too.
+        shown: the first failure with a smallest case, for the first screen.
         adapter_mistakes: what the adapter of a candidate does wrongly, by the name of its implementation.
     """
 
@@ -34,6 +36,7 @@ class SuiteSession:
     has_chapters: bool = False
     crashed: bool = False
     leftovers: list[str] = field(default_factory=list)
+    shown: Explained | None = None
     adapter_mistakes: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 

@@ -43,7 +43,8 @@ def passed(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("check a.py:f", ["--candidate=a.py:f"]),
+        ("check a.py:f", ["--candidate=a.py:f", "--first-screen"]),
+        ("check a.py:f -v --exitfirst", ["--candidate=a.py:f", "--exitfirst"]),
         ("check a.py:f b:g --clause 'x.*' --clause y --tier full", [
             "--candidate=a.py:f", "--candidate=b:g", "--clause=x.*", "--clause=y", "--device=cpu", "--tier=full",
         ]),
@@ -51,7 +52,7 @@ def passed(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
             "--report=out", "--implementation=torch.*", "-x", "-n", "2",
         ]),
         ("check a.py:f --propose-expected-failures --expected-failures f.toml", [
-            "--candidate=a.py:f", "--expected-failures=f.toml", "--propose-expected-failures",
+            "--candidate=a.py:f", "--expected-failures=f.toml", "--propose-expected-failures", "--first-screen",
         ]),
         ("replay x.json", ["--replay=x.json"]),
         ("replay x.json --command 'node a.mjs' --deadline 0 --memory 1G", [

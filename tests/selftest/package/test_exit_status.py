@@ -28,7 +28,7 @@ CHECKED = ("--clause", "causal.square", "--dtype", "float64")
         (ExitStatus.INTERRUPTED, "stops", "", CHECKED),
         (ExitStatus.SUITE_ERROR, "right", f"{BREAKING}plugin.judged = crash\n", CHECKED),
         (ExitStatus.SUITE_ERROR, "halved", f"{BREAKING}post_run.record_diagnoses = crash\n", CHECKED),
-        (ExitStatus.SUITE_ERROR, "right", f"{BREAKING}plugin.summary = crash\n", CHECKED),
+        (ExitStatus.SUITE_ERROR, "right", f"{BREAKING}plugin.summarise = crash\n", CHECKED),
         (ExitStatus.UNUSABLE, "missing", "", CHECKED),
         (ExitStatus.UNUSABLE, "right", "", ("--clause", "no.such-clause")),
         (ExitStatus.NOTHING_CHECKED, "right", "", ("--clause", "projections.query")),

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from attention_conformance.spec.conventions import Conventions, EmptyRow, LogBase, ReturnedWeights
+from attention_conformance.spec.conventions import Conventions, DefaultScale, EmptyRow, LogBase, ReturnedWeights
 from attention_conformance.spec.features import Scope
 from attention_conformance.spec.problem import Array, Problem
 from attention_conformance.tests.selftest.reference.arithmetic import DOUBLE, Arithmetic, Number
@@ -188,7 +188,8 @@ def _logarithm(task: Task, natural: Number) -> Number:
 def _score(task: Task, place: tuple[int, int, int, int], query: Vector, key: Vector) -> Number:
     """Scaled, capped, and what is added for keys that are given."""
     problem, number = task.problem, task.arithmetic.number
-    scale = number(len(query)) ** -0.5 if problem.scale is None else number(problem.scale)
+    default = number(len(query)) ** -0.5 if task.conventions.default_scale is DefaultScale.INVERSE_ROOT else number(1)
+    scale = default if problem.scale is None else number(problem.scale)
     product = scale * task.arithmetic.total(q * k for q, k in zip(query, key, strict=True))
     score, mask = capped(task, product), problem.attn_mask
     if place[-1] >= problem.key.shape[-2]:

@@ -31,6 +31,7 @@ ELSEWHERE = Conventions().claiming(
         "rotary-pairing": "interleaved",
         "returned-weights": "after-dropout",
         "log-sum-exp-base": "2",
+        "default-scale": "one",
     }
 )
 """The other value of every convention."""

@@ -1,0 +1,108 @@
+"""The first screen: the verdict on one implementation and its cause, its smallest failing case, and what fails."""
+
+from collections.abc import Iterator, Sequence
+from textwrap import wrap
+
+from attention_conformance.tests.report.counts import Conformance, Outcome, Row, counts
+from attention_conformance.tests.report.model import Run
+from attention_conformance.tests.report.verdict import FailureKind, Verdict
+from attention_conformance.tests.report.wording import dtypes_of, isolation, one_line
+
+WIDTH, MOST_LINES = 80, 34
+"""Of the screen; the commands that follow, four lines at most, are as long as they are."""
+MOST_OF_CAUSE, MOST_OF_CASE, MOST_OF_NOTES, MOST_LISTED = 5, 11, 3, 8
+LISTED = {
+    Outcome.FAILS: "FAIL",
+    Outcome.ERROR: "ERROR",
+    Outcome.KNOWN: "known deviation",
+    Outcome.ADVICE: "advice",
+}
+"""Outcomes that are listed a clause a line, in this order, as far as there is room."""
+
+
+def lines(run: Run, case: Sequence[str] = ()) -> Iterator[str]:
+    """The screen of the only implementation of a run; `case` has the lines of its smallest failing case."""
+    (row,) = [row for row in counts(run) if row.verdicts]
+    text = [*_verdict(row, run), *_paragraph(_cause(row, run), MOST_OF_CAUSE), *_case(case), *_notes(row)]
+    listed = list(_listed(row, MOST_LINES - len(text) - 4))
+    yield from [*text, *(["", *listed] if listed else []), *_holding(row)]
+
+
+def cause(name: str, diagnosis: str) -> Iterator[str]:
+    """The lines that are printed at the first failure, while the rest is still checked."""
+    yield from _paragraph(f"{name} fails; {diagnosis}", MOST_OF_CAUSE)
+
+
+def _verdict(row: Row, run: Run) -> Iterator[str]:
+    yield from _paragraph(f"{row.subject.name} {row.conformance}{row.notes}: {row.total.sentence}", 2)
+    if row.subject.isolated is False:
+        yield f"{row.subject.name} ran {isolation(row.subject)}"
+    if row.subject.premises:
+        yield from _paragraph(f"judged as one that always is: {', '.join(row.subject.premises)}", 2)
+    if not run.closing.complete and run.closing.reason:
+        yield from _paragraph(f"not complete: {run.closing.reason}", 2)
+
+
+def _cause(row: Row, run: Run) -> str:
+    diagnosis = run.diagnoses.get(row.subject.name, "")
+    return f"  diagnosis: {diagnosis}" if diagnosis else ""
+
+
+def _paragraph(text: str, most: int) -> list[str]:
+    """The text in lines of the screen's width, cut after so many; the indentation of the first is kept."""
+    margin = "  " if text.startswith("  ") else ""
+    made = wrap(one_line(text), WIDTH, initial_indent=margin, subsequent_indent="  ", break_on_hyphens=False)
+    return made if len(made) <= most else [*made[: most - 1], f"{made[most - 1][: WIDTH - 5]} ..."]
+
+
+def _case(case: Sequence[str]) -> list[str]:
+    """The lines of a case, cut to the screen; the last one, the difference, stays."""
+    shown = [*case[: MOST_OF_CASE - 1], case[-1]] if len(case) > MOST_OF_CASE else list(case)
+    return ["", *(line if len(line) <= WIDTH else f"{line[: WIDTH - 1]}…" for line in shown)] if shown else []
+
+
+def _cut(start: str, text: str) -> str:
+    return f"{start}{one_line(text, WIDTH - len(start))}"
+
+
+def _notes(row: Row) -> list[str]:
+    notes = [note for note in row.subject.about.split("; ") if "not claimed" in note]
+    shown = [_cut("  ", note) for note in notes[:MOST_OF_NOTES]]
+    more = [f"  ... and {len(notes) - MOST_OF_NOTES} more that is not claimed: -v"] if len(notes) > len(shown) else []
+    return ["", *shown, *more] if notes else []
+
+
+def _listed(row: Row, room: int) -> Iterator[str]:
+    """The clauses that do not hold, those that raise the same exception in one line."""
+    most = max(3, min(MOST_LISTED, room))
+    for kind, word in LISTED.items():
+        findings = _findings(list(row.together(kind)))
+        yield from (_cut(f"{word}  ", _line(clauses, row)) for clauses in findings[:most])
+        if left := sum(map(len, findings[most:])):
+            yield f"  ... and {left} more clauses ({kind.word}): -v lists them, --report DIR writes them all"
+        most = 3
+
+
+def _findings(clauses: Sequence[tuple[Verdict, ...]]) -> list[list[tuple[Verdict, ...]]]:
+    """Clauses that fail by the same exception together; each other one alone."""
+    found: dict[str, list[tuple[Verdict, ...]]] = {}
+    for verdicts in clauses:
+        failure = verdicts[0].failure
+        same = failure is not None and failure.kind is FailureKind.RAISED
+        found.setdefault(verdicts[0].message if same else verdicts[0].clause, []).append(verdicts)
+    return list(found.values())
+
+
+def _line(clauses: Sequence[tuple[Verdict, ...]], row: Row) -> str:
+    first = clauses[0]
+    dtypes = "all dtypes" if len(first) == len(row.dtypes) > 2 else dtypes_of(first)
+    others = f" and {len(clauses) - 1} more" if len(clauses) > 1 else ""
+    return f"{first[0].clause}{others} [{dtypes}]: {first[0].message}"
+
+
+def _holding(row: Row) -> list[str]:
+    """What holds: the chapters without a clause that does not."""
+    whole = [cell.chapter for cell in row.cells if cell.outcome is Outcome.HOLDS]
+    if not whole or row.conformance is Conformance.NOTHING_CHECKED:
+        return []
+    return ["", *_paragraph(f"holds in {', '.join(row.dtypes)}: {', '.join(whole)}", 3)]

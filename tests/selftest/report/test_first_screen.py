@@ -1,0 +1,57 @@
+"""The first screen fits a screen, and says each thing once."""
+
+from dataclasses import replace
+
+from attention_conformance.spec.clauses import load
+from attention_conformance.tests.harness.run.first_failure import TELLING
+from attention_conformance.tests.report.verdict import FailureKind, Verdict
+from attention_conformance.tests.report.views.first_screen import WIDTH, cause, lines
+from attention_conformance.tests.selftest.report.run_builders import HOSTILE, failed, passed, run
+
+DTYPES = ("float64", "float32", "bfloat16", "float16")
+CASE = ["smallest failing case: B=1", *(f"  array {number} = [1]" for number in range(20)), "  off by 3"]
+
+
+def raised(clause: str, message: str) -> Verdict:
+    verdict = failed("mine", clause, message=message)
+    assert verdict.failure is not None
+    return replace(verdict, failure=replace(verdict.failure, kind=FailureKind.RAISED))
+
+
+def test_everything_fits_whatever_fails() -> None:
+    verdicts = [failed("mine", clause, dtype, HOSTILE * 9) for clause in load() for dtype in DTYPES]
+    shown = list(lines(run(*verdicts, diagnoses={"mine": HOSTILE * 9}), CASE))
+    assert len(shown) <= 36  # and four for the next steps
+    assert max(map(len, shown)) <= WIDTH
+    assert all(line.isprintable() for line in shown)
+    assert "  off by 3" in shown
+
+
+def test_dtypes_are_merged() -> None:
+    verdicts = [failed("mine", "causal.square", dtype, "off") for dtype in DTYPES]
+    shown = list(lines(run(*verdicts, passed("mine", "masks.bool"))))
+    assert "FAIL  causal.square [all dtypes]: off" in shown
+    assert shown[0] == "mine fails: 1 of 2 clauses hold, 1 fails"
+    assert shown[-1] == "holds in float64, float32, bfloat16, float16: masks"
+
+
+def test_one_exception_is_one_finding() -> None:
+    same = [raised(clause, "raised TypeError: no") for clause in ("causal.square", "masks.bool", "masks.float")]
+    shown = list(lines(run(*same, raised("values.weighted-sum", "raised TypeError: never"))))
+    assert [line for line in shown if line.startswith("FAIL")] == [
+        "FAIL  values.weighted-sum [float64]: raised TypeError: never",
+        "FAIL  masks.bool and 2 more [float64]: raised TypeError: no",
+    ]
+
+
+def test_a_right_one_takes_few_lines() -> None:
+    assert len(list(lines(run(passed("mine", "causal.square"))))) == 3
+
+
+def test_the_cause_comes_in_lines() -> None:
+    assert list(cause("mine", "matches `no-scale`")) == ["mine fails; matches `no-scale`"]
+
+
+def test_telling_clauses_are_clauses() -> None:
+    assert set(TELLING) <= set(load())
+    assert len(set(TELLING)) == len(TELLING)
