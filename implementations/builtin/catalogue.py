@@ -12,6 +12,9 @@ from attention_conformance.implementations.builtin.inhouse.ring_entries import R
 from attention_conformance.implementations.builtin.mha import MHA_INDUCTOR, TORCH_MODULES
 from attention_conformance.implementations.builtin.sdpa import SDPA_INDUCTOR, TORCH_OPS
 from attention_conformance.implementations.builtin.sources.adapters import SOURCES
+from attention_conformance.implementations.builtin.triton_entry import NAME as TRITON_NAME
+from attention_conformance.implementations.builtin.triton_entry import entry as triton_entry
+from attention_conformance.implementations.builtin.triton_entry import missing as no_triton
 
 BUILTIN: tuple[Implementation, ...] = (
     *SOURCES,
@@ -23,9 +26,22 @@ BUILTIN: tuple[Implementation, ...] = (
     *CACHED,
     RING_2,
 )
-ON_REQUEST: tuple[Implementation, ...] = (RING_4,) if missing() else (COMPILED, SDPA_INDUCTOR, MHA_INDUCTOR, RING_4)
+TRITON = () if no_triton() else (triton_entry(),)
+ON_REQUEST: tuple[Implementation, ...] = (
+    *(() if missing() else (COMPILED, SDPA_INDUCTOR, MHA_INDUCTOR)),
+    RING_4,
+    *TRITON,
+)
 """Costly ones, that take part where --implementation names them in full."""
 NAMED = COMPOSITIONS
 """Plain ones to compare with, that take part where --implementation names them in full."""
-ABSENT: Mapping[str, str] = {i.name: missing() for i in (COMPILED, SDPA_INDUCTOR, MHA_INDUCTOR)} if missing() else {}
+ABSENT: Mapping[str, str] = {
+    name: why
+    for why, names in (
+        (missing(), (COMPILED.name, SDPA_INDUCTOR.name, MHA_INDUCTOR.name)),
+        (no_triton(), (TRITON_NAME,)),
+    )
+    for name in names
+    if why
+}
 """Those that cannot run here, and why."""

@@ -46,7 +46,7 @@ MODULES = (
     "transforms",
     "conventions",
     "published",
-    "conditions",
+    "rare",
 )
 """In the order of the specification's chapters; last, the mistakes of the write-ups that it encodes, and rare ones."""
 

@@ -61,6 +61,7 @@ class ModuleCall:
         keywords: its own names for its inputs, where it takes them by keyword only.
         tables: more that it needs, and what is given there so that it changes nothing.
         numeric: whether its boolean masks are given as numbers, 1 for True.
+        alone: whether it is an error that it returns another tensor than the output.
         part: where in its answer the output is.
         named_parts: whether its answer is no tuple, but a list, a dictionary or an object of fields.
     """
@@ -78,6 +79,7 @@ class ModuleCall:
     keywords: tuple[str, ...] = ()
     tables: Mapping[str, Neutral] = field(default_factory=dict)
     numeric: bool = False
+    alone: bool = False
     part: int = 0
     named_parts: bool = False
 
@@ -121,6 +123,8 @@ class ModuleCall:
         call: Callable[[], Any] = partial(module, *([] if self.keywords else inputs), **options)
         if self.tap:
             call = partial(tapped, module, self.tap, call)
+        if self.alone:
+            call = partial(_alone, call)
         if self.part or self.named_parts:
             call = partial(_output_first, call, self.part)
         return (lambda: _batch_first(call())) if self.length_first else call
@@ -166,6 +170,13 @@ def _batch_first(answer: Any) -> Any:
 def _output_first(call: Callable[[], Any], part: int) -> Any:
     parts = parts_of(call())
     return (parts[part], *parts[:part], *parts[part + 1 :])
+
+
+def _alone(call: Callable[[], Any]) -> Any:
+    answer = call()
+    if any(isinstance(part, torch.Tensor) for part in parts_of(answer)[1:]):
+        raise ValueError("it returned weights that were not wanted")
+    return answer
 
 
 def parts_of(answer: Any) -> tuple[Any, ...]:

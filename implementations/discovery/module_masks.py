@@ -132,23 +132,29 @@ def _compared(check: ClaimCheck, fitted: Case, seen: Booleans, tied: bool) -> It
 
 
 def as_seen(call: ModuleCall, check: ClaimCheck) -> tuple[ClaimCheck, list[str]]:
-    """The check of masks whose names promise nothing: with the answer to an empty row that is seen, and a note."""
-    spelled = set(call.options.spelled)
-    if not {"bool_mask", "float_mask"} & spelled:
-        return empty_rows_as_seen(check, EMPTY, []) if Feature.KEY_PADDING in check.claims else (check, [])
-    case = shaped(MASKED if "bool_mask" in spelled else ADDED, call.form)
-    if is_published(call) or not {"bool_mask", "float_mask"} <= spelled:
-        return empty_rows_as_seen(check, case, [])
-    if error := check.run(case).error:
+    """The check with the answer to a row without keys that is seen, without masks that are not what names promise."""
+    check, notes = _without_unlike(call, check)
+    spelled = {"bool_mask", "float_mask"} & set(call.options.spelled)
+    if spelled and MASKS & {Feature.BOOL_MASK, Feature.FLOAT_MASK} & check.claims.features:
+        check, notes = empty_rows_as_seen(check, shaped(MASKED if "bool_mask" in spelled else ADDED, call.form), notes)
+    if Feature.KEY_PADDING in check.claims:
+        check, notes = empty_rows_as_seen(check, EMPTY, notes)
+    return check, list(dict.fromkeys(notes))
+
+
+def _without_unlike(call: ModuleCall, check: ClaimCheck) -> tuple[ClaimCheck, list[str]]:
+    """The check without masks of unpublished names that raise, and without floats where zeros mask."""
+    if is_published(call) or not {"bool_mask", "float_mask"} <= set(call.options.spelled):
+        return check, []
+    if error := check.run(shaped(MASKED, call.form)).error:
         return check.without(MASKS), [f"masks not claimed: {error}"]
-    notes = []
-    plain, zeros = check.run(PLAIN), check.run(shaped(replace(BIASED, pattern=Pattern.ALL), call.form))
     if Feature.FLOAT_MASK not in check.claims:
-        return empty_rows_as_seen(check, case, [])
-    if zeros.error or not near_outputs(plain, zeros, check.dtype):
-        check = check.without({Feature.FLOAT_MASK, Feature.MASK_GRADIENT})
-        notes.append(f"float-mask not claimed: {zeros.error or 'zeros in it mask keys, so that it is boolean'}")
-    return empty_rows_as_seen(check, shaped(MASKED, call.form), notes)
+        return check, []
+    plain, zeros = check.run(PLAIN), check.run(shaped(replace(BIASED, pattern=Pattern.ALL), call.form))
+    if not zeros.error and near_outputs(plain, zeros, check.dtype):
+        return check, []
+    why = zeros.error or "zeros in it mask keys, so that it is boolean"
+    return check.without({Feature.FLOAT_MASK, Feature.MASK_GRADIENT}), [f"float-mask not claimed: {why}"]
 
 
 def empty_rows_as_seen(check: ClaimCheck, masked: Case, notes: list[str]) -> tuple[ClaimCheck, list[str]]:

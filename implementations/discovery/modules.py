@@ -15,6 +15,7 @@ from attention_conformance.implementations.adapters.mha_interface import (
     build_mha,
     one_mask,
 )
+from attention_conformance.implementations.adapters.modes import Modes, module_modes
 from attention_conformance.implementations.adapters.native import WITHOUT_WEIGHTS
 from attention_conformance.implementations.adapters.tensors import Tensors
 from attention_conformance.implementations.adapters.torch_module import TorchModule, torch_module
@@ -85,15 +86,14 @@ def module_run(
         evaluating: whether it is put into evaluation mode.
         context: entered around each forward call.
     """
+    build, named = partial(_build, make, evaluating), extras or {}
+    chosen = Chosen(call, tuple(named))
+    return torch_module(build, chosen, make.find_places, extras=tuple(named.values()), context=context)
 
-    def build(problem: Problem) -> nn.Module:
-        groups = {} if problem.num_kv_heads == problem.num_heads else {"num_kv_heads": problem.num_kv_heads}
-        return build_mha(make, **groups)(problem).train(not evaluating)
 
-    named = extras or {}
-    return torch_module(
-        build, Chosen(call, tuple(named)), make.find_places, extras=tuple(named.values()), context=context
-    )
+def _build(make: Constructor, evaluating: bool, problem: Problem) -> nn.Module:
+    groups = {} if problem.num_kv_heads == problem.num_heads else {"num_kv_heads": problem.num_kv_heads}
+    return build_mha(make, **groups)(problem).train(not evaluating)
 
 
 @dataclass(frozen=True)
@@ -165,8 +165,8 @@ def plan_module(kind: type[nn.Module], conventions: Conventions, device: str, ob
         check = replace(check, claims=replace(check.claims, fit=partial(_fitted, call)))
     meaning = replace(check.claims.conventions, bool_mask=call.polarity)
     check = replace(check, function=call, claims=replace(check.claims, conventions=meaning))
-    check, seen = as_seen(call, check) if observed and not has_published_interface(kind) else (check, [])
-    check, swallowed = (check, []) if has_published_interface(kind) else _without_swallowed(call, check)
+    check, seen = as_seen(call, check) if observed else (check, [])
+    check, swallowed = _without_swallowed(call, check, has_published_interface(kind))
     seen = [*masks, *seen, *swallowed]
     answer = parts(check.run(PLAIN))
     extras = find_extras(answer, EXTENTS)
@@ -175,13 +175,16 @@ def plan_module(kind: type[nn.Module], conventions: Conventions, device: str, ob
     return ModulePlan(make, call, evaluating, extras, check, (*ignored_parts(answer, extras), *seen), always)
 
 
-def _without_swallowed(call: ModuleCall, check: ClaimCheck) -> tuple[ClaimCheck, list[str]]:
-    """The check without what only a **kwargs takes, and that changes nothing; and a note on it."""
+def _without_swallowed(call: ModuleCall, check: ClaimCheck, promised: bool) -> tuple[ClaimCheck, list[str]]:
+    """The check without what only a **kwargs takes, and that raises, or changes nothing if it is not promised."""
     cases = {"bool_mask": MASKED, "float_mask": BIASED, "key_padding_mask": PADDED, "is_causal": CAUSAL}
     features = {f: cases[o] for o in call.options.swallowed & set(cases) for f in OPTIONS[o].features}
-    lost = {feature for feature, case in features.items() if feature in check.claims and check.ignores(case)}
-    notes = [f"{', '.join(sorted(lost))} not claimed: {NO_EFFECT}"] if lost else []
-    return check.without(lost), notes
+    features = {feature: case for feature, case in features.items() if feature in check.claims}
+    raising = {feature for feature, case in features.items() if check.run(case).error}
+    ignored = {f for f, case in features.items() if f not in raising and not promised and check.ignores(case)}
+    lost = {NO_EFFECT: ignored, "its **kwargs takes it, and it raises": raising}
+    notes = [f"{', '.join(sorted(names))} not claimed: {why}" for why, names in lost.items() if names]
+    return check.without(ignored | raising), notes
 
 
 def _fitted(call: ModuleCall, case: Case) -> Case | Unsupported:
@@ -225,11 +228,13 @@ def module_candidate(
     conventions = Conventions(bool_mask=Polarity.MASKED_OUT).claiming(settings)
     plan = plan_module(kind, conventions, device, observed=not settings)
     plan, always = plan.under(premises)
-    check, option_notes = _option_claims(plan)
+    published = has_published_interface(kind)
+    check, option_notes = _option_claims(plan, published)
     if "returned-weights" not in settings:
         check = with_returned_weights(check, plan.extras)
     claims, notes = core_claims(check)
-    alternatives = {other: run for other, run in _alternatives(plan) if check.succeeds(run)}
+    kept = {WITHOUT_WEIGHTS} if published else set()
+    alternatives = {other: run for other, run in _alternatives(plan) if other in kept or check.succeeds(run)}
     features = claims.features.union(EXTRA_FEATURES[extra.name] for extra in plan.extras)
     claims = replace(claims, fit=fit_of_heads(plan.make, claims))
     claims = replace(claims, features=features if alternatives else features - {Feature.ALTERNATIVES})
@@ -240,14 +245,30 @@ def module_candidate(
     layout = "(L, B, E)" if plan.call.length_first else "(B, L, E)"
     every_note = [*always, *around_it, *plan.call.options.notes, *mode, *plan.notes, *notes, *option_notes]
     about = "; ".join([f"a module class, {layout}", *every_note])
-    return Implementation(name, claims, plan.run(), about, construct=plan.make.constructs, alternatives=alternatives)
+    modes = promised_modes(plan) if published and not plan.call.length_first else {}
+    claims = replace(claims, features=claims.features | set(modes))
+    build = plan.make.constructs
+    return Implementation(name, claims, plan.run(), about, construct=build, alternatives=alternatives, modes=modes)
 
 
-def _option_claims(plan: ModulePlan) -> tuple[ClaimCheck, list[str]]:
-    """The check without claims beyond the core that calls refute, and notes on them."""
+def promised_modes(plan: ModulePlan) -> Modes:
+    """What a module with the interface of torch.nn.MultiheadAttention can be put through, if it does not raise."""
+    call = Chosen(plan.call, tuple(extra.position for extra in plan.extras))
+    names = tuple(extra.name for extra in plan.extras)
+    build = partial(_build, plan.make, plan.evaluating)
+    wanted = (Feature.SAVED, Feature.COPIED, Feature.UNBATCHED)
+    modes = module_modes(build, call, plan.make.find_places, *wanted, extras=names)
+    return {mode: run for mode, run in modes.items() if plan.check.succeeds(run)}
+
+
+def _option_claims(plan: ModulePlan, published: bool) -> tuple[ClaimCheck, list[str]]:
+    """The check without claims beyond the core that calls refute, and notes on them.
+
+    `published`: dropout is that of the weights alone, as in torch.nn.MultiheadAttention.
+    """
     named = plan.make.features | plan.call.options.named.features
     check, notes = option_claims(plan.check.without(DROPPING) if plan.evaluating else plan.check, named)
-    if Feature.DROPOUT in check.claims and drops_output(check):
+    if Feature.DROPOUT in check.claims and not published and drops_output(check):
         notes.append("dropout not claimed: it drops components of the output, not weights")
         check = check.without(DROPPING)
     return check, notes
@@ -270,7 +291,8 @@ def _alternatives(plan: ModulePlan) -> Iterator[tuple[str, TorchModule]]:
 def _called_otherwise(plan: ModulePlan) -> Iterator[tuple[str, TorchModule]]:
     call, spelled = plan.call, plan.call.options.spelled
     if "need_weights" in spelled:
-        without = replace(call, always={spelled["need_weights"]: False})
+        published = isinstance(plan.make.kind, type) and has_published_interface(plan.make.kind)
+        without = replace(call, always={spelled["need_weights"]: False}, alone=published)
         yield WITHOUT_WEIGHTS, plan.run(without)
         fast = plan.run(without, evaluating=True, context=torch.inference_mode)
         yield "without weights, in evaluation and inference mode", fast

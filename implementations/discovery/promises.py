@@ -21,8 +21,20 @@ def has_published_interface(kind: type[nn.Module]) -> bool:
     """Whether constructor and forward have the names of torch.nn.MultiheadAttention, or are inherited from it."""
     if issubclass(kind, nn.MultiheadAttention):
         return True
-    built, called = (set(inspect.signature(each).parameters) for each in (kind, kind.forward))
+    built, called = _names(kind, "__init__"), _names(kind, "forward")
     return built >= SIZES and called >= INPUTS and bool(called & OF_FORWARD)
+
+
+def _names(kind: type[nn.Module], method: str) -> set[str]:
+    """The parameters of a method, and of those that it overrides where it takes any."""
+    names: set[str] = set()
+    for owner in kind.__mro__:
+        if method in vars(owner) and owner is not nn.Module:
+            parameters = inspect.signature(vars(owner)[method]).parameters.values()
+            names |= {p.name for p in parameters}
+            if not any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters):
+                break
+    return names
 
 
 def refuses_widths(kind: type[nn.Module]) -> bool:

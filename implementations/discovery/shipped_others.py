@@ -31,6 +31,7 @@ OF_SAMPLES = {
     MaskShape.FULL: MaskShape.SAMPLE,
     MaskShape.HEAD: MaskShape.SHARED,
     MaskShape.HEADS_ONLY: MaskShape.SHARED,
+    MaskShape.EACH_KEYS: MaskShape.KEYS,
 }
 """Masks without an axis of heads, in place of those with one."""
 BOTTOM_RIGHT = {"causal-alignment": "bottom-right", "log-sum-exp-base": "2"}

@@ -28,6 +28,8 @@ CHECK_OPTIONS = (
     "--dtype",
     "--device",
     "--tier",
+    "--fresh",
+    "--seed",
     "--report",
     *EXPECTED,
     "--implementation",

@@ -46,8 +46,8 @@ LANES = {
 
 
 def _twice(case: Case) -> tuple[Case, Case]:
-    """With other numbers, too: one draw may hide what a mode drops."""
-    return case, replace(case, seed=case.seed + 50)
+    """With other numbers and one sample, too: one draw may hide what a mode drops, and so may several samples."""
+    return case, replace(case, seed=case.seed + 50).sized(batch=1)
 
 
 def _each(judge: Judge, kinds: Mapping[str, Iterable[Case]]) -> Iterator[tuple[str, Case]]:

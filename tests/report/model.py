@@ -68,6 +68,7 @@ class Suite:
     """The suite that judged, and the selection of the run.
 
     Attributes:
+        tier: its name, and after a colon the seed of the numbers where they were drawn anew.
         clauses, dtypes: as --clause and --dtype select them; none selects all.
         detected, defects: how many wrong implementations of the catalogue the suite detects, when last measured.
     """
@@ -80,6 +81,12 @@ class Suite:
     detected: int
     defects: int
     dtypes: tuple[str, ...] = ()
+
+    @property
+    def drawn(self) -> str:
+        """How the numbers of the run can be drawn again; empty where they are those that are stored."""
+        seed = self.tier.partition(":")[2]
+        return f"numbers: drawn anew; --seed {seed} draws them again" if seed else ""
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from attention_conformance.tests.harness.judge.clause_tests import clause_tests
 from attention_conformance.tests.harness.judge.judge import Judge
 from attention_conformance.tests.harness.judge.judging import judged
 from attention_conformance.tests.harness.judge.settings import RunSettings
-from attention_conformance.tests.harness.judge.tiers import TIERS
+from attention_conformance.tests.harness.judge.tiers import tier_of
 from attention_conformance.tests.report.wording import one_line
 
 FORMAT = "attention-conformance/failure/2"
@@ -94,7 +94,11 @@ class FailureFile:
             raise ReplayError(str(error)) from None
         for name in (f.name for f in fields(cls) if f.name not in data):
             raise ReplayError(f"failure lacks the field {name!r}")
-        for name, known in {"clause": load(), "dtype": DTYPES, "tier": TIERS}.items():
+        try:
+            tier_of(failure.tier)
+        except ValueError as error:
+            raise ReplayError(f"failure.tier cannot be {error}") from None
+        for name, known in {"clause": load(), "dtype": DTYPES}.items():
             if getattr(failure, name) not in known:
                 choices = f"; choose from: {', '.join(known)}" if len(known) < 9 else ""
                 raise ReplayError(f"failure.{name} cannot be {getattr(failure, name)!r}{choices}")
@@ -176,7 +180,7 @@ def replay(failure: FailureFile, given: RunSettings) -> tuple[bool, list[str]]:
     try:
         if why := foreign(failure.case, load()[failure.clause], implementation.claims):
             raise ReplayError(why)
-        return _replayed(failure, Judge(implementation, failure.dtype, failure.device, TIERS[failure.tier]))
+        return _replayed(failure, Judge(implementation, failure.dtype, failure.device, tier_of(failure.tier)))
     finally:
         end_process(implementation)
 

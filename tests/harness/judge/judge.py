@@ -101,7 +101,8 @@ class Judge:
         done: set[Case] = set()
         for number, case in enumerate(proposed):
             ordinary = (case.sizes.d_k, case.sizes.d_v) == (Sizes.d_k, Sizes.d_v)
-            fitted = fit(case.sized(d_v=case.sizes.d_k) if ordinary and number % 2 else case, self.claims)
+            sized = case.sized(d_v=case.sizes.d_k) if ordinary and number % 2 else case
+            fitted = fit(self.tier.drawn(sized), self.claims)
             if isinstance(fitted, Unsupported):
                 self.unsupported.append(fitted.reason)
             elif fitted not in done:

@@ -49,9 +49,10 @@ def search(judge: Judge, examples: int) -> None:
     """Runs `examples` drawn cases; a failing one is shrunk, and recorded once in its smallest form."""
     if examples == 0:
         return
-    from hypothesis import HealthCheck, Phase, given, settings  # the quick tier does not need this slow import
+    from hypothesis import HealthCheck, Phase, given, seed, settings  # the quick tier does not need this slow import
     from hypothesis.errors import Flaky
 
+    @seed(judge.tier.seed)
     @settings(
         max_examples=examples,
         derandomize=True,

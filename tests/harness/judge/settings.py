@@ -11,7 +11,7 @@ from attention_conformance.implementations.discovery.candidates import candidate
 from attention_conformance.implementations.worker.limits import CALL
 from attention_conformance.implementations.worker.remote import commanded_candidate, isolated_candidate
 from attention_conformance.tests.harness.judge.judge import Judge
-from attention_conformance.tests.harness.judge.tiers import TIERS
+from attention_conformance.tests.harness.judge.tiers import tier_of
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class RunSettings:
     conventions: Mapping[str, str] = field(default_factory=dict)
     amendments: Amendments = AS_CLAIMED
     device: str = "cpu"
-    tier: str = "quick"
+    tier: str = "quick"  # as `tier_of` reads it
     report: Path | None = None
     expected: Path | None = None
     propose: bool = False
@@ -82,4 +82,4 @@ class RunSettings:
 
     def judge(self, implementation: Implementation, dtype: str) -> Judge:
         """A new judge of an implementation."""
-        return Judge(implementation, dtype, self.device, TIERS[self.tier], selected=self.dtypes)
+        return Judge(implementation, dtype, self.device, tier_of(self.tier), selected=self.dtypes)

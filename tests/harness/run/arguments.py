@@ -16,7 +16,6 @@ from attention_conformance.spec.conventions import Conventions
 from attention_conformance.spec.problem import DTYPES
 from attention_conformance.tests.harness.judge.clause_tests import Selection
 from attention_conformance.tests.harness.judge.settings import RunSettings
-from attention_conformance.tests.harness.judge.tiers import TIERS
 from attention_conformance.tests.harness.run.expected_failures import expecting
 from attention_conformance.tests.harness.run.selection import (
     expanded_dtypes,
@@ -24,6 +23,7 @@ from attention_conformance.tests.harness.run.selection import (
     require_deadline,
     require_device,
     require_known,
+    require_tier,
 )
 
 Target: TypeAlias = str | Implementation | Callable[..., Any]
@@ -71,7 +71,7 @@ def arguments(
     patterns, in_dtypes = names("clauses", clauses), names("dtypes", dtypes)
     require_known("clauses", patterns, list(load()))
     require_known("dtypes", in_dtypes, list(DTYPES))
-    require_known("tier", names("tier", tier), list(TIERS))
+    require_tier("tier", *names("tier", tier))
     require_device("device", device)
     _require_limits(target, deadline, memory)
     settings = RunSettings(

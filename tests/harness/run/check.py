@@ -14,6 +14,7 @@ from attention_conformance.spec.conventions import Conventions
 from attention_conformance.tests.harness.explain.failure_artifacts import Explained, clear, write
 from attention_conformance.tests.harness.judge.judging import judged
 from attention_conformance.tests.harness.judge.settings import RunSettings
+from attention_conformance.tests.harness.judge.tiers import seeded
 from attention_conformance.tests.harness.run.arguments import Arguments, Names, Target, arguments, names
 from attention_conformance.tests.harness.run.command_lines import INSTALLED, checking, options_of
 from attention_conformance.tests.harness.run.parametrize import NO_CONVENTIONS
@@ -123,6 +124,8 @@ def check(
     premises: Names = (),
     claim: Names = (),
     without: Names = (),
+    fresh: bool = False,
+    seed: int | None = None,
 ) -> Report:
     """Judges an implementation, and explains its failures. What the implementation prints meanwhile is dropped.
 
@@ -142,13 +145,17 @@ def check(
         premises: what it always does, such as "causal" or "softcap=30", as the option --premise takes them.
         claim: features that are claimed in addition, such as "float-mask".
         without: features that are not claimed.
+        fresh: whether the numbers of all cases are drawn anew, as "full" and "exhaustive" always do.
+        seed: draws them as the run that reported this seed did; 0: as stored.
 
     Raises:
         TypeError: an argument is of a type that cannot be used.
         ValueError: a name that selects nothing, a device that is not there, a target that cannot be used.
     """
     amendments = Amendments(names("claim", claim), names("without", without), names("premises", premises))
-    given = arguments(target, clauses, dtypes, tier, device, conventions, deadline, memory, amendments)
+    given = arguments(
+        target, clauses, dtypes, seeded(tier, fresh, seed), device, conventions, deadline, memory, amendments
+    )
     recorder = _recorder(given)
     with hushed():
         for each in given.selection.plan():

@@ -47,6 +47,8 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "--dtype": _several("NAME", "check only in these dtypes, such as float32"),
     "--device": {"default": "cpu", "help": "the torch device that candidates compute on (default: cpu)"},
     "--tier": {"default": "quick", "help": "how much is checked: quick (default), full or exhaustive"},
+    "--fresh": _flag("draw the numbers of all cases anew, as the tiers full and exhaustive always do"),
+    "--seed": {"type": int, "metavar": "N", "help": "draw them as the run that reported this seed did; 0: as stored"},
     "--in-process": _flag("call the candidates in the judge's own process, for a debugger: nothing is isolated"),
     "--deadline": {"type": float, "metavar": "SECONDS", "help": f"for a small call of a candidate (default: {CALL:g})"},
     "--memory": {

@@ -22,7 +22,7 @@ from attention_conformance.spec.optional import optional
 from attention_conformance.spec.problem import DTYPES
 from attention_conformance.tests.harness.judge.clause_tests import Selection
 from attention_conformance.tests.harness.judge.settings import RunSettings
-from attention_conformance.tests.harness.judge.tiers import TIERS
+from attention_conformance.tests.harness.judge.tiers import TIERS, seeded, tier_of
 from attention_conformance.tests.harness.run.expected_failures import ExpectingError, expecting
 from attention_conformance.tests.report.wording import one_line
 
@@ -56,7 +56,7 @@ def settings_of(config: pytest.Config) -> RunSettings:
         conventions=dict(map(_convention, several("convention"))),
         amendments=Amendments(several("claim"), several("without"), several("premise")),
         device=config.getoption("device"),
-        tier=config.getoption("tier"),
+        tier=_tier(config),
         report=path_of(config, "conformance_report"),
         expected=path_of(config, "expected_failures"),
         propose=config.getoption("propose_expected_failures"),
@@ -65,6 +65,14 @@ def settings_of(config: pytest.Config) -> RunSettings:
         memory=config.getoption("memory"),
         first_screen=config.getoption("first_screen"),
     )
+
+
+def _tier(config: pytest.Config) -> str:
+    """The tier with its seed, which is drawn once and passed on to the processes of -n."""
+    option = config.option
+    option.tier = seeded(option.tier, option.fresh, option.seed)
+    tier: str = option.tier
+    return tier
 
 
 def path_of(config: pytest.Config, name: str) -> Path | None:
@@ -86,7 +94,7 @@ def selection_of(settings: RunSettings) -> Selection:
     Raises:
         UsageError: a name that selects nothing, a device that is not there, a target that cannot be used.
     """
-    require_known("--tier", (settings.tier,), list(TIERS))
+    require_tier("--tier", settings.tier)
     require_known("--clause", settings.clauses, list(load()))
     require_known("--dtype", settings.dtypes, list(DTYPES))
     require_device("--device", settings.device)
@@ -209,6 +217,19 @@ def require_known(argument: str, patterns: Sequence[str], names: Sequence[str]) 
         if not any(fnmatchcase(name, pattern) for name in names):
             near = get_close_matches(pattern, names, 3, 0.4) or list(names)[:3]
             raise UsageError(f"{argument} {pattern!r} selects nothing; there are for example: {', '.join(near)}")
+
+
+def require_tier(argument: str, text: str) -> None:
+    """Checks that a tier exists, and its seed can be used.
+
+    Raises:
+        UsageError: it does not, or cannot.
+    """
+    require_known(argument, (text.partition(":")[0],), list(TIERS))
+    try:
+        tier_of(text)
+    except ValueError as error:
+        raise UsageError(f"{argument} {error}") from None
 
 
 def require_deadline(argument: str, seconds: float) -> None:

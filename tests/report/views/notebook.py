@@ -20,6 +20,8 @@ def text(run: Run, verdict: str) -> str:
 def _lines(run: Run, row: Row, verdict: str) -> Iterator[str]:
     name, failing = row.subject.name, list(row.together(Outcome.FAILS, Outcome.ERROR, Outcome.ADVICE))
     yield f"<p><strong>{_safe(name)}: {_safe(verdict)}</strong>: {_safe(row.total.sentence)} ({row.checks} checks)</p>"
+    if run.opening.suite.drawn:
+        yield f"<p>{_safe(run.opening.suite.drawn)}</p>"
     if diagnosis := run.diagnoses.get(name):
         yield f"<p>Diagnosis: {_safe(diagnosis)}</p>"
     if failing:

@@ -32,6 +32,8 @@ def summary(run: Run) -> Iterator[str]:
         totals = f"{row.total.text:>8}  {row.checks:7d}  {in_bounds(row.worst) or '-':>5}"
         yield f"{row.subject.name:{width}}  {cells}  {totals}  {row.conformance}{row.notes}"
     yield from ("", f"cells: {LEGEND}", "worst: the largest error in units of its rounding bound")
+    if run.opening.suite.drawn:
+        yield run.opening.suite.drawn
     for row in judged:
         if row.subject.isolated is False:
             yield f"{row.subject.name} ran {isolation(row.subject)}"

@@ -61,6 +61,9 @@ def plain(init: str, inputs: str = "x", sizes: str = SIZES) -> str:
     return f"{lines}        {init}\n    def forward(self, {inputs}): return 0"
 
 
+PROMISED = {Feature.SAVED, Feature.COPIED, Feature.UNBATCHED}
+
+
 class TestMultiheadAttention:
     def test_torch(self) -> None:
         result = candidate("torch.nn:MultiheadAttention", {})
@@ -68,9 +71,9 @@ class TestMultiheadAttention:
         assert result.name == "MultiheadAttention"
         assert result.claims.scope is Scope.MODULE
         extra = {Feature.DROPOUT, Feature.EVALUATION, Feature.BIAS_KV, Feature.ZERO_ATTN}
-        assert result.claims.features == CROSS_FEATURES | more | extra | {Feature.WEIGHTS}
+        assert result.claims.features == CROSS_FEATURES | more | extra | {Feature.WEIGHTS} | PROMISED
         assert result.claims.conventions.bool_mask is Polarity.MASKED_OUT
-        assert result.about == "a module class, (B, L, E)"
+        assert result.about == "a module class, (B, L, E); a row without keys gets nan"
         assert_conforms(result)
 
     @pytest.mark.parametrize("body", ["    pass", PASSING_ON])
@@ -82,7 +85,7 @@ class TestMultiheadAttention:
     def test_a_subclass_that_does_not_take_the_layout(self, make: Make) -> None:
         text = "class f(nn.MultiheadAttention):\n    def __init__(self, embed_dim, num_heads):\n"
         result = make(text + "        super().__init__(embed_dim, num_heads)")
-        assert result.about == "a module class, (L, B, E)"
+        assert result.about == "a module class, (L, B, E); a row without keys gets nan"
         assert_conforms(result)
 
     def test_averaged_weights(self, make: Make) -> None:
@@ -146,13 +149,13 @@ class TestSelfAttention:
 class TestCrossAttention:
     def test_three_inputs_of_any_width(self, make: Make) -> None:
         result = make(CROSS)
-        assert result.claims.features == CROSS_FEATURES | {Feature.INPUT_WIDTHS}
+        assert result.claims.features == CROSS_FEATURES | {Feature.INPUT_WIDTHS} | PROMISED
         assert_conforms(result)
 
     def test_one_width(self, make: Make) -> None:
         text = CROSS.replace(", kdim=None, vdim=None", "").replace("kdim or e", "e").replace("vdim or e", "e")
         result = make(text)
-        assert result.claims.features == CROSS_FEATURES
+        assert result.claims.features == CROSS_FEATURES | PROMISED
         assert_conforms(result)
 
     def test_a_causal_flag_that_needs_its_mask(self, make: Make) -> None:

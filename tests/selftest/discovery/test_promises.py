@@ -1,0 +1,88 @@
+"""What the names of torch.nn.MultiheadAttention promise is claimed of a class that is given as it is, and judged."""
+
+import pytest
+
+from attention_conformance.implementations.api.contract import Implementation, Unsupported
+from attention_conformance.implementations.api.fitting import fit
+from attention_conformance.spec.cases import Case
+from attention_conformance.spec.features import Feature
+from attention_conformance.spec.inputs import build
+from attention_conformance.tests.harness.run.runner import run
+from attention_conformance.tests.report.verdict import Status
+from attention_conformance.tests.selftest.discovery.making import Make, make
+
+__all__ = ["make"]
+
+COPY = """
+class Copy(nn.Module):
+    def __init__(self, embed_dim, num_heads, dropout=0.0, batch_first=False):
+        super().__init__()
+        self.h, self.rate, self.batch_first = num_heads, dropout, batch_first
+        self.q_proj, self.k_proj, self.v_proj, self.out_proj = (nn.Linear(embed_dim, embed_dim) for _ in range(4))
+    def averaged(self, p):
+        return p.mean(1)
+    def finished(self, o):
+        return o
+    def forward(self, query, key, value, key_padding_mask=None, need_weights=True, average_attn_weights=True):
+        flat = query.ndim == 2
+        if flat or not self.batch_first:
+            query, key, value = (x[None] if flat else x.transpose(0, 1) for x in (query, key, value))
+        q, k, v = (split(f(x), self.h) for f, x in ((self.q_proj, query), (self.k_proj, key), (self.v_proj, value)))
+        s = q @ k.mT / math.sqrt(q.shape[-1])
+        if key_padding_mask is not None:
+            hidden = key_padding_mask[None] if flat else key_padding_mask
+            s = s.masked_fill(hidden[:, None, None], -torch.inf)
+        p = F.dropout(s.softmax(-1), self.rate, self.training)
+        o = self.finished(self.out_proj((p @ v).transpose(1, 2).flatten(2)))
+        o = o[0] if flat else o if self.batch_first else o.transpose(0, 1)
+        p = self.averaged(p) if average_attn_weights else p
+        return o, (p[0] if flat else p) if need_weights else None
+"""
+WRONG = {
+    "weights are summed over heads": ("relations.alternatives", "def averaged(self, p): return p.sum(1)"),
+    "other numbers without a batch axis": (
+        "modules.unbatched",
+        "def forward(self, q, *a, **k): return [(o * (4 - q.ndim), p) for o, p in [super().forward(q, *a, **k)]][0]",
+    ),
+    "the output is dropped as well": (
+        "dropout.factors",
+        "def finished(self, o): return F.dropout(o, self.rate, self.training)",
+    ),
+    "dropped in evaluation": (
+        "dropout.evaluation",
+        "def finished(self, o): return o if self.training else F.dropout(o, self.rate)",
+    ),
+    "copies are the module itself": ("modules.copied", "def __deepcopy__(self, memo): return self"),
+    "a state is not loaded": ("modules.saved", "def load_state_dict(self, *a, **k): pass"),
+}
+
+
+def failing(made: Implementation, *clauses: str) -> set[str]:
+    verdicts = run(made, clauses, ("float32",))
+    assert any(verdict.checks for verdict in verdicts)
+    return {verdict.clause for verdict in verdicts if verdict.status in (Status.FAIL, Status.ERROR)}
+
+
+@pytest.mark.parametrize(("clause", "body"), WRONG.values(), ids=WRONG)
+def test_a_promise_that_does_not_hold_is_a_failure(make: Make, clause: str, body: str) -> None:
+    assert failing(make(f"{COPY}\nclass f(Copy):\n    {body}"), clause) == {clause}
+
+
+def test_a_right_copy_conforms(make: Make) -> None:
+    assert failing(make(f"{COPY}\nf = Copy"), *(clause for clause, _ in WRONG.values())) == set()
+
+
+def test_weights_that_were_not_wanted_are_an_error(make: Make) -> None:
+    body = "def forward(self, *a, need_weights=True, **k): return super().forward(*a, **k)"
+    made = make(f"{COPY}\nclass f(Copy):\n    {body}")
+    fitted = fit(Case(), made.claims)
+    assert not isinstance(fitted, Unsupported)
+    problem = build(fitted, "float32").forward_only()
+    with pytest.raises(ValueError, match="it returned weights that were not wanted"):
+        made.alternatives["without weights"](problem, "cpu")
+
+
+def test_what_raises_is_not_claimed(make: Make) -> None:
+    batched = make(f"{COPY.replace('flat = query.ndim == 2', 'flat, _ = False, query.shape[2]')}\nf = Copy")
+    assert Feature.UNBATCHED not in batched.claims
+    assert {Feature.SAVED, Feature.COPIED} <= batched.claims.features
