@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 from attention_conformance.implementations.api.contract import Claims, Fit, Unsupported
+from attention_conformance.implementations.api.safe_call import CallOutcome
 from attention_conformance.implementations.discovery.claim_checks import PLAIN, ClaimCheck
 from attention_conformance.spec.cases import Case, Layout
 from attention_conformance.spec.features import Feature
@@ -82,40 +84,48 @@ def with_size_limits(check: ClaimCheck) -> tuple[ClaimCheck, list[str]]:
 
 def _widths(check: ClaimCheck) -> tuple[ClaimCheck, str]:
     given = _limits(check)
-    free = _with(check, replace(given, widths=()))
-    refused = [error for width in ODD_WIDTHS if (error := _refusal(free, PLAIN.sized(d_k=width, d_v=width)))]
-    if not refused and not given.widths:
-        return check, ""
+    free = _with(check, replace(given, widths=())) if given.widths else check
+    tried = [free.run(PLAIN.sized(d_k=width, d_v=width)) for width in ODD_WIDTHS]
+    if not any(each.refused or (each.error and given.widths) for each in tried):
+        return free, ""
     taken = tuple(w for w in WIDTHS if not free.run(PLAIN.sized(d_k=w, d_v=w)).error)
     limits = replace(given, widths=taken or given.widths)
-    return _with(check, limits), f"head widths {', '.join(map(str, limits.widths))} only{_because(refused)}"
+    return _with(check, limits), f"head widths {', '.join(map(str, limits.widths))} only{_because(tried)}"
 
 
 def _lengths(check: ClaimCheck) -> tuple[ClaimCheck, str]:
-    if check.claims.premises.length or check.claims.premises.block:
+    given = check.claims.premises.block
+    if check.claims.premises.length:
         return check, ""
-    refused = [error for n in ODD_LENGTHS if (error := _refusal(check, PLAIN.sized(query_length=n, key_length=n)))]
-    for block in BLOCKS if refused else ():
-        if not any(check.run(PLAIN.sized(query_length=n, key_length=n)).error for n in (block, 3 * block)):
-            premises = replace(check.claims.premises, block=block)
-            return replace(check, claims=replace(check.claims, premises=premises)), (
-                f"lengths that are multiples of {block} only{_because(refused)}"
-            )
+    free = _in_blocks(check, 0)
+    tried = [free.run(PLAIN.sized(query_length=n, key_length=n)) for n in ODD_LENGTHS]
+    if not any(each.refused or (each.error and given) for each in tried):
+        return free, ""
+    for block in BLOCKS:
+        if not any(free.run(PLAIN.sized(query_length=n, key_length=n)).error for n in (block, 3 * block)):
+            return _in_blocks(check, block), f"lengths that are multiples of {block} only{_because(tried)}"
     return check, ""
 
 
+def _in_blocks(check: ClaimCheck, block: int) -> ClaimCheck:
+    return replace(check, claims=replace(check.claims, premises=replace(check.claims.premises, block=block)))
+
+
 def _unequal_lengths(check: ClaimCheck) -> tuple[ClaimCheck, str]:
-    fewer, more = (_refusal(check, case) for case in UNEQUAL)
+    refused = [check.run(case) for case in UNEQUAL]
+    fewer, more = (each.refused for each in refused)
     if not fewer and not more:
         return check, ""
     limits = replace(_limits(check), fewer=not fewer, more=not more)
     what = "as many queries as keys only" if fewer and more else f"no {'fewer' if fewer else 'more'} queries than keys"
-    return _with(check, limits), f"{what}{_because([fewer or more])}"
+    return _with(check, limits), what + _because(refused)
 
 
 def _views(check: ClaimCheck) -> tuple[ClaimCheck, str]:
-    refusal = _refusal(check, replace(PLAIN, layout=Layout.TRANSPOSED)) if Feature.VIEWS in check.claims else ""
-    return (check.without({Feature.VIEWS}), f"views not claimed{_because([refusal])}") if refusal else (check, "")
+    outcome = check.run(replace(PLAIN, layout=Layout.TRANSPOSED))
+    if Feature.VIEWS not in check.claims or not outcome.refused:
+        return check, ""
+    return check.without({Feature.VIEWS}), f"views not claimed{_because([outcome])}"
 
 
 def _limits(check: ClaimCheck) -> SizeLimits:
@@ -123,14 +133,9 @@ def _limits(check: ClaimCheck) -> SizeLimits:
     return given if isinstance(given, SizeLimits) else SizeLimits(given)
 
 
-def _refusal(check: ClaimCheck, case: Case) -> str:
-    """How it refuses a case by a statement of its own; empty if it does not."""
-    outcome = check.run(case)
-    return outcome.error if outcome.refused else ""
-
-
-def _because(refused: list[str]) -> str:
-    return f": it refuses others ({refused[0]})" if refused else ""
+def _because(outcomes: list[CallOutcome[Any]]) -> str:
+    errors = [each.error for each in outcomes if each.error]
+    return f": it refuses others ({errors[0]})" if errors else ""
 
 
 def _with(check: ClaimCheck, limits: SizeLimits) -> ClaimCheck:
