@@ -25,7 +25,7 @@ from attention_conformance.spec.premises import Premises
 
 torch = optional("torch")
 
-ADAPTER = "or let the auditor write an adapter (docs/adapter.md)"
+ADAPTER = "or write an adapter (docs/adapter.md)"
 SIMILARITY = 0.8
 """How similar a name must be to be a misspelling; 1 is equal, and 0.8 allows one or two letters of nine to differ."""
 

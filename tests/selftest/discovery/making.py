@@ -40,7 +40,7 @@ def split(x, heads):
     return x.unflatten(-1, (heads, x.shape[-1] // heads)).transpose(1, 2)
 """
 MASKS = {Feature.BOOL_MASK, Feature.FLOAT_MASK, Feature.MASK_GRADIENT}
-WRAP = "or let the auditor write an adapter (docs/adapter.md)"
+WRAP = "or write an adapter (docs/adapter.md)"
 CASES = (
     Case(),
     Case(scale=0.7),
