@@ -249,12 +249,12 @@ def lengths_tiled(problem: Problem, device: str) -> Result:
         batch, heads = problem.query.shape[:2]
         of_items = torch.tensor(lengths).repeat(heads, *(1,) * (lengths.ndim - 1)).unflatten(0, (batch, heads))
         problem = masked(problem, of_items.reshape(batch, heads, -1, 1))
-    return attend(problem, device)
+    return attend(problem.but(valid_lens=None), device)
 
 
 @breaks_lengths("masks.valid-lens", "masks.no-influence", holds=("masks.bool", "masks.key-padding"), severity=LEAK)
 def lengths_ignored(problem: Problem, device: str) -> Result:
-    return attend(problem, device)
+    return attend(problem.but(valid_lens=None), device)
 
 
 @breaks_lengths("masks.valid-lens", holds=("masks.bool", "masks.key-padding"), severity=LEAK)
@@ -262,7 +262,7 @@ def lengths_of_the_first_query(problem: Problem, device: str) -> Result:
     if problem.valid_lens is not None:
         lengths = torch.tensor(problem.valid_lens).reshape(problem.query.shape[0], -1)[:, :1]
         problem = masked(problem, lengths[:, None, None])
-    return attend(problem, device)
+    return attend(problem.but(valid_lens=None), device)
 
 
 @breaks_lengths("masks.valid-lens", holds=("masks.bool", "masks.empty-row-padding"), severity=LEAK)
@@ -270,4 +270,4 @@ def lengths_inclusive(problem: Problem, device: str) -> Result:
     if problem.valid_lens is not None:
         lengths = torch.tensor(problem.valid_lens).reshape(problem.query.shape[0], 1, -1, 1)
         problem = masked(problem, lengths + (lengths > 0).int())
-    return attend(problem, device)
+    return attend(problem.but(valid_lens=None), device)

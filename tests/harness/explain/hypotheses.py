@@ -48,11 +48,16 @@ def _lifted(defect: Defect, problem: Problem) -> Result:
     return replace(result, output=output, averaged_weights=averaged, gradients={})
 
 
+RATHER_MISTAKES = ("default-scale",)
+"""Conventions that few implementations document and many have by mistake: the catalogue names the mistake."""
+
+
 def _of_conventions(claimed: Conventions) -> Iterator[Hypothesis]:
     for key, value in ((name, str(value)) for name in CONVENTIONS for value in values_of(name)):
         conventions, repair = claimed.claiming({key: value}), "If this is intended, it is no mistake: add --convention"
         if conventions != claimed:
-            yield Hypothesis(f"{key}={value}", f"{repair} {key}={value}.", answering(conventions), rank=0)
+            rank = 2 if key in RATHER_MISTAKES else 0
+            yield Hypothesis(f"{key}={value}", f"{repair} {key}={value}.", answering(conventions), rank=rank)
     name = f"bool-mask={next(p for p in type(claimed.bool_mask) if p is not claimed.bool_mask)}"
     repair = f"If True means this in its masks, add --convention {name}; otherwise invert its boolean masks."
     yield Hypothesis(name, repair, lambda problem: answering(claimed)(_inverted(problem)), rank=0)

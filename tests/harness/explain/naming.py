@@ -8,10 +8,8 @@ from functools import partial
 
 import numpy as np
 
-from attention_conformance.implementations.adapters.torch_op import torch_op
 from attention_conformance.implementations.api.fitting import required
 from attention_conformance.implementations.defects import Defect
-from attention_conformance.implementations.defects.breaking import in_steps
 from attention_conformance.reference.expected import solve
 from attention_conformance.spec.cases import Case, MaskKind, Padding
 from attention_conformance.spec.clauses import load
@@ -186,6 +184,10 @@ class _Search:
 
 
 def _both(one: Defect, two: Defect) -> Hypothesis:
+    # Here, as both import torch, which the judge of a right candidate does without.
+    from attention_conformance.implementations.adapters.torch_op import torch_op
+    from attention_conformance.implementations.defects.breaking import in_steps
+
     run = torch_op(in_steps({**one.replaced, **two.replaced}), extras=("weights", "log_sum_exp"))
     return Hypothesis(two.id, two.text.repair, lambda problem: run(problem.fresh(), "cpu"))
 

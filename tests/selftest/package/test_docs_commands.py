@@ -19,6 +19,7 @@ RESULTS = {"audit", "benchmark-calibration", "bounds", "conventions", "diagnosis
 """Pages of results: programs of minutes have written them, and the Makefile knows how."""
 GUIDES = [page for page in sorted((ROOT / "docs").glob("*.md")) if page.stem not in RESULTS]
 PAGES = [ROOT / "README.md", *GUIDES]
+TRITON = "TRITON_INTERPRET=1 attention-conformance check my_kernel.py:attention --dtype float32"
 HEAVY: Mapping[str, str] = {
     "make conformance": "judges all that is built in, in minutes; continuous integration does",
     "make test": "runs this very test",
@@ -27,6 +28,9 @@ HEAVY: Mapping[str, str] = {
     "make docs": "installs everything first; test_docs builds the pages",
     "make links": "requests every address on the web",
     "pip install .": "takes long, and test_wheel builds and installs the wheel",
+    "pip install 'attention-conformance[triton]'": "Triton is an extra of hundreds of megabytes",
+    f"{TRITON} --clause 'scores.*' --clause 'softmax.*'": "needs Triton; where it is, test_triton runs kernels",
+    f"{TRITON} --clause 'shapes.*' --clause 'gradients.*'": "the same, in minutes",
 }
 """Commands that are not run, and why. Those of make are held against the Makefile."""
 CLONE = ("pytest", "python -m", "make", ".venv")
