@@ -264,6 +264,14 @@ def _dtypes(check: ClaimCheck, exact_dtype: bool) -> tuple[tuple[str, ...], list
     return tuple(dtype for dtype, error in errors.items() if not error), notes
 
 
+def refused_masks(check: ClaimCheck) -> dict[str, str]:
+    """The option for the kind of mask that raises where the other one is answered, and how it raises."""
+    if not {Feature.BOOL_MASK, Feature.FLOAT_MASK} <= check.claims.features:
+        return {}
+    errors = {"bool_mask": check.run(MASKED).error, "float_mask": check.run(BIASED).error}
+    return {} if all(errors.values()) else {option: error for option, error in errors.items() if error}
+
+
 def no_gradients(check: ClaimCheck) -> str:
     """Why its output does not require grad where its inputs do; empty if it does."""
     outcome = check.run(PLAIN, gradients=True)

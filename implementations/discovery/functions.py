@@ -35,6 +35,7 @@ from attention_conformance.implementations.discovery.claim_checks import (
     one_set_of_ids,
     option_claims,
     parts,
+    refused_masks,
     with_returned_weights,
 )
 from attention_conformance.implementations.discovery.extras import (
@@ -278,6 +279,8 @@ def _without_ignored(check: ClaimCheck, options: Options) -> tuple[ClaimCheck, l
     why = dict.fromkeys(ignored, NO_EFFECT)
     if _reads_booleans_only(check, options):
         why.setdefault("float_mask", f"zeros in its {options.spelled['float_mask']!r} mask keys, so that it is boolean")
+    if "is_causal" not in options.spelled.values():  # with torch's name of its flag both kinds of mask are promised
+        why = refused_masks(check) | why
     lost = {feature: reason for option, reason in why.items() for feature in OPTIONS[option].features}
     notes = [f"{f} not claimed: {lost[f]}" for f in sorted(lost) if f in check.claims]
     return check.without(set(lost)), notes

@@ -93,6 +93,25 @@ def test_a_case_that_would_grow_to_millions_of_numbers_is_unsupported() -> None:
     assert many.reason.startswith("at the sizes that it takes, a case of 1,")
 
 
+def inverted(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None) -> Tensor:
+    hidden = None if attn_mask is None else ~attn_mask
+    return scaled_dot_product_attention(query, key, value, None if hidden is None else ~hidden)
+
+
+def test_the_kind_of_mask_that_raises_is_not_claimed_unless_it_is_promised() -> None:
+    candidate = function_candidate("inverted", inverted, {}, "cpu")
+    assert Feature.BOOL_MASK in candidate.claims
+    assert Feature.FLOAT_MASK not in candidate.claims
+    assert "float-mask not claimed: TypeError" in candidate.about
+
+    def promising(
+        query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False
+    ) -> Tensor:
+        return inverted(query, key, value, attn_mask)
+
+    assert Feature.FLOAT_MASK in function_candidate("promising", promising, {}, "cpu").claims
+
+
 def test_arrays_of_another_dtype_are_a_limit() -> None:
     def promotes(query: np.ndarray, key: np.ndarray, value: np.ndarray) -> np.ndarray:
         scores = query @ np.swapaxes(key, -1, -2) / np.sqrt(query.shape[-1])
