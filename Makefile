@@ -11,8 +11,8 @@ TYPED  := $(VENV)/typing/attention_conformance
 
 BENCH  := report/bench.json
 
-.PHONY: conformance test bench bench-compare bench-calibration lint types bounds mutation conventions
-.PHONY: audit-score covering profile-suite docs links format clean report-diff first-contact wheel-check diagnosis-score
+.PHONY: conformance test bench bench-compare bench-calibration lint types bounds mutation reach conventions
+.PHONY: audit-score covering clause-seconds profile-suite door-cost docs links format clean report-diff first-contact wheel-check diagnosis-score
 
 conformance: $(JUDGES)
 	$(RUN) -m pytest --report report -n 2
@@ -55,6 +55,10 @@ bounds: $(READY)
 mutation: $(READY)
 	$(RUN) -m attention_conformance.tests.measurements.mutation
 
+# Under which conditions a sample of the defects would survive, and the page of it; EVERY=1 takes all of them, for hours
+reach: $(READY)
+	$(RUN) -m attention_conformance.tests.measurements.reach.score --every $(or $(EVERY),20) --write
+
 # The diagnosis of defects whose chapter it does not know, and the page of it
 diagnosis-score: $(READY)
 	$(RUN) -m attention_conformance.tests.measurements.diagnosis_score --write
@@ -68,8 +72,16 @@ conventions: $(READY)
 covering: $(READY)
 	$(RUN) -m attention_conformance.spec.covering
 
+# What a check of each clause takes, for --shard: after make conformance
+clause-seconds: $(READY)
+	$(RUN) -m attention_conformance.tests.measurements.clause_seconds report
+
 profile-suite: $(READY)
 	$(RUN) -m attention_conformance.tests.measurements.suite_profile
+
+# What a process of its own costs: wall and CPU seconds of the quick tier, for four candidates
+door-cost: $(READY)
+	$(RUN) -m attention_conformance.tests.measurements.door_cost
 
 # Times the way of a new user from a clone to the first verdict: minutes, with the downloads of the installation
 first-contact: $(READY)

@@ -43,10 +43,13 @@ if TYPE_CHECKING:
         CausalWithMask,
         Conventions,
         DefaultScale,
+        DropoutSharing,
         EmptyRow,
+        FullDropout,
         GroupOrder,
         LogBase,
         LogOfNothing,
+        PaddedPositions,
         Polarity,
         ProductPrecision,
         ReturnedWeights,
@@ -55,7 +58,7 @@ if TYPE_CHECKING:
         SoftmaxPrecision,
         WindowCount,
     )
-    from attention_conformance.spec.features import Extension, Feature, Packing, Scope
+    from attention_conformance.spec.features import PLAIN_FEATURES, Extension, Feature, Packing, Scope
     from attention_conformance.spec.premises import Premises
     from attention_conformance.spec.problem import DTYPES, Array, Problem
     from attention_conformance.tests.harness.run.check import ClauseFailure, Conformance, Report, check
@@ -64,6 +67,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "DTYPES",
+    "PLAIN_FEATURES",
     "AlibiRule",
     "Alignment",
     "Array",
@@ -75,11 +79,13 @@ __all__ = [
     "Conformance",
     "Conventions",
     "DefaultScale",
+    "DropoutSharing",
     "Embedding",
     "EmptyRow",
     "ExpectedFailure",
     "Extension",
     "Feature",
+    "FullDropout",
     "GroupOrder",
     "Implementation",
     "Layout",
@@ -90,6 +96,7 @@ __all__ = [
     "ModuleForm",
     "Packed",
     "Packing",
+    "PaddedPositions",
     "Padding",
     "Pattern",
     "Poison",

@@ -10,10 +10,10 @@ from pathlib import Path, PurePosixPath
 
 from sphinx.cmd.build import build_main
 
+from attention_conformance.docs.linking import chapter_page, targets, with_links_moved, with_names_linked
 from attention_conformance.implementations.defects import SCORE, catalogue
 from attention_conformance.spec.clauses import load
 from attention_conformance.tests.measurements.pages import rendered
-from docs.linking import chapter_page, targets, with_links_moved, with_names_linked
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("assets", "pictures", "examples")

@@ -169,6 +169,14 @@ def _mean_of_values(problem: Problem, trace: Trace) -> Floats | None:
     return np.where(differing[..., *[None] * len(EACH)], output, np.nan) if differing.any() else None
 
 
+def can_sample_rows(problem: Problem) -> bool:
+    """Whether nothing but a causal flag depends on the positions of rows."""
+    extension = problem.extension
+    biased = extension.alibi or extension.relative_bias
+    placed = extension.query_starts or extension.windowed or extension.rotary_base or biased
+    return not placed and extension.packing is Packing.NONE
+
+
 def sample_rows(problem: Problem, rows: Indices, conventions: Conventions = Conventions()) -> Problem:
     """The problem with only the given query rows, for long sequences: rows do not depend on one another.
 
@@ -176,19 +184,18 @@ def sample_rows(problem: Problem, rows: Indices, conventions: Conventions = Conv
     that it leaves empty is then answered as one that a boolean mask has emptied.
 
     Raises:
-        ValueError: the problem has an attention mask and the causal flag, of which only one can be sampled; or window,
-            rotations, biases or documents, for which the position of each row counts.
+        ValueError: the problem has an attention mask and the causal flag, of which only one can be sampled; or starts,
+            window, rotations, biases or documents, for which the position of each row counts.
     """
     mask, lengths = problem.attn_mask, problem.valid_lens
-    extension = problem.extension
-    placed = (extension.windowed, extension.rotary_base, extension.alibi, extension.relative_bias)
-    if any(placed) or extension.packing is not Packing.NONE:
+    if not can_sample_rows(problem):
         raise ValueError("rows cannot be sampled where more than the causal flag depends on positions")
     if problem.causal:
         if mask is not None:
             raise ValueError("rows cannot be sampled from a problem with both a causal flag and attn_mask")
         places = positions(problem, conventions)
-        mask = places.key[0] <= places.query[0, rows, None]
+        mask = places.key[:, None, None, :] <= places.query[:, None, rows, None]
+        mask = mask[:1] if (mask == mask[:1]).all() else mask
     elif mask is not None and mask.shape[-2] != 1:
         mask = mask[..., rows, :]
     return replace(

@@ -7,7 +7,7 @@ from functools import cached_property
 import numpy as np
 
 from attention_conformance.reference.arrays import Booleans, Floats
-from attention_conformance.reference.positions import Positions, positions
+from attention_conformance.reference.positions import Positions, positions, rotated_at
 from attention_conformance.reference.stages import Rotation, append, cap, repeat_kv, rotation
 from attention_conformance.reference.visibility import Visibility, visibility
 from attention_conformance.spec.conventions import Conventions, DefaultScale, EmptyRow, GroupOrder
@@ -245,8 +245,8 @@ def _rotated(problem: Problem, conventions: Conventions, inputs: Inputs, places:
     base = problem.extension.rotary_base
     if base is None:
         return None
-    width = inputs.key.shape[-1]
-    query, key = (rotation(at, width, base, conventions.rotary_pairing) for at in (places.query, places.key))
+    width = problem.extension.rotary_dim or inputs.key.shape[-1]
+    query, key = (rotation(at, width, base, conventions.rotary_pairing) for at in rotated_at(problem, places))
     return RotatedRows(query, key)
 
 

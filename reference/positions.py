@@ -6,7 +6,8 @@ from functools import cached_property
 import numpy as np
 
 from attention_conformance.reference.arrays import Booleans, Integers
-from attention_conformance.spec.conventions import Alignment, Conventions
+from attention_conformance.spec.conventions import Alignment, Conventions, PaddedPositions
+from attention_conformance.spec.features import PositionIds
 from attention_conformance.spec.problem import Problem
 
 
@@ -48,14 +49,56 @@ class Positions:
 
 
 def positions(problem: Problem, conventions: Conventions) -> Positions:
-    """Keys count from 0; queries from `query_start`, or from where the claimed alignment puts the first one."""
+    """Keys count from 0; queries from their start, or from where the claimed alignment puts the first one.
+
+    With `padded-positions=skipped` that is where tokens are, and their positions are those among the real keys.
+    """
     batch = problem.batch
     queries = _documents(problem, "query", batch, problem.query.shape[-2])
     keys = _documents(problem, "key", batch, problem.key.shape[-2])
     first: Integers | int = problem.extension.query_start or 0
-    if problem.extension.query_start is None and conventions.causal_alignment is Alignment.BOTTOM_RIGHT:
-        first = _members(queries, keys) - _members(queries, queries)
-    return Positions(_within(queries) + first, _within(keys), queries, keys)
+    real, place = _real(problem), _within(keys)
+    if problem.extension.query_starts:
+        first = problem.extras["query_starts"].astype(np.int64)[:, None]
+    elif problem.extension.query_start is None and conventions.causal_alignment is not Alignment.TOP_LEFT:
+        length = _members(queries, keys)
+        if real is not None and conventions.causal_alignment is Alignment.BOTTOM_RIGHT_REAL:
+            same = queries[:, :, None] == keys[:, None, :]
+            length = np.where(same & real[:, None, :], place[:, None, :] + 1, 0).max(-1, initial=0)
+        first = length - _members(queries, queries)
+    of_query = _within(queries) + first
+    if real is None or conventions.padded_positions is PaddedPositions.COUNTED:
+        return Positions(of_query, place, queries, keys)
+    of_key = _among_real(keys, place, keys, place, real)
+    return Positions(_among_real(queries, of_query, keys, place, real), of_key, queries, keys)
+
+
+def _real(problem: Problem) -> Booleans | None:
+    """(B, Lk), True = no padding; None where there is no padding. Of lengths for each query the largest counts."""
+    real = None if problem.key_padding_mask is None else problem.key_padding_mask.astype(bool)
+    if problem.valid_lens is None:
+        return real
+    lengths = problem.valid_lens.reshape(problem.batch, -1).max(-1, initial=0)
+    leading = np.asarray(np.arange(problem.key.shape[-2]) < lengths[:, None])
+    return leading if real is None else leading & real
+
+
+def _among_real(documents: Integers, at: Integers, keys: Integers, place: Integers, real: Booleans) -> Integers:
+    """(B, L): where tokens that stand at these places of their documents stand if only real keys are counted.
+
+    Beyond both ends of the keys each place counts.
+    """
+    same = documents[:, :, None] == keys[:, None, :]
+    before = (same & real[:, None, :] & (place[:, None, :] <= at[:, :, None])).sum(-1)
+    return np.asarray(before - 1 + np.minimum(at + 1, 0) + np.maximum(at + 1 - same.sum(-1), 0))
+
+
+def rotated_at(problem: Problem, places: Positions) -> tuple[Integers, Integers]:
+    """(B, Lq) and (B, Lk): the positions by which queries and keys are rotated: those given, or where they stand."""
+    if problem.extension.position_ids is PositionIds.NONE:
+        return places.query, places.key
+    query, key = (problem.extras[f"{role}_positions"].astype(np.int64) for role in ("query", "key"))
+    return np.broadcast_to(query, places.query.shape), np.broadcast_to(key, places.key.shape)
 
 
 def _documents(problem: Problem, name: str, batch: int, length: int) -> Integers:

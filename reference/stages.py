@@ -30,11 +30,11 @@ def gather(rows: Floats, num_kv_heads: int, order: GroupOrder) -> Floats:
 
 @dataclass(frozen=True, eq=False)
 class Rotation:
-    """The angles by which the pairs of components of each token are rotated (chapter positions).
+    """The angles by which the pairs of the first r components of each token are rotated (chapter positions).
 
     Attributes:
-        angles: (B, 1, L, d / 2).
-        frequencies: (d / 2,), the angles of position 1.
+        angles: (B, 1, L, r / 2).
+        frequencies: (r / 2,), the angles of position 1.
         pairing: which components make a pair.
     """
 
@@ -47,8 +47,8 @@ class Rotation:
         """The first and the second components of the pairs."""
         half = self.angles.shape[-1]
         if self.pairing is RotaryPairing.HALVES:
-            return slice(0, half), slice(half, None)
-        return slice(0, None, 2), slice(1, None, 2)
+            return slice(0, half), slice(half, 2 * half)
+        return slice(0, 2 * half, 2), slice(1, 2 * half, 2)
 
     def rotated(self, rows: Floats) -> Floats:
         """(B, H, L, d) -> the same, each pair rotated by its angle."""
@@ -62,26 +62,27 @@ class Rotation:
         """What `rotated`, or its transpose, makes at most of components of at most these sizes."""
         cosines, sines = np.abs(np.cos(self.angles)), np.abs(np.sin(self.angles))
         first, second = (sizes[..., pair] for pair in self.pairs)
-        return self._joined(first * cosines + second * sines, first * sines + second * cosines)
+        return self._joined(first * cosines + second * sines, first * sines + second * cosines, sizes)
 
     def summed(self, sizes: Floats, each: Floats) -> Floats:
-        """(B, H, L, d): for both components of a pair `each`, (B, 1, L, d / 2), times the sum of their sizes."""
+        """(B, H, L, d): `each`, (B, 1, L, r / 2), times the sum of the sizes of both components of a pair; else 0."""
         first, second = (sizes[..., pair] for pair in self.pairs)
         both = each * (first + second)
-        return self._joined(both, both)
+        return self._joined(both, both, np.zeros_like(sizes))
 
     def _rotated(self, rows: Floats, cosines: Floats, sines: Floats) -> Floats:
         first, second = (rows[..., pair] for pair in self.pairs)
-        return self._joined(first * cosines - second * sines, first * sines + second * cosines)
+        return self._joined(first * cosines - second * sines, first * sines + second * cosines, rows)
 
-    def _joined(self, first: Floats, second: Floats) -> Floats:
-        joined = np.empty((*first.shape[:-1], 2 * first.shape[-1]))
+    def _joined(self, first: Floats, second: Floats, rest: Floats) -> Floats:
+        """The two components of the pairs, and behind them those of `rest`."""
+        joined = rest.copy()
         joined[..., self.pairs[0]], joined[..., self.pairs[1]] = first, second
         return joined
 
 
 def rotation(places: Integers, width: int, base: float, pairing: RotaryPairing) -> Rotation:
-    """Angle of pair c of a token at position m: m * base ** (-2 c / d) (Su et al. 2021, eq. 15)."""
+    """Angle of pair c of a token at position m: m * base ** (-2 c / width) (Su et al. 2021, eq. 15)."""
     per_position = frequencies(width, base)
     return Rotation(places[:, None, :, None] * per_position, per_position, pairing)
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from attention_conformance.reference.arrays import Booleans, Floats
 from attention_conformance.reference.positions import Positions, positions
-from attention_conformance.spec.conventions import Conventions, EmptyRow, WindowCount
+from attention_conformance.spec.conventions import Conventions, EmptyRow
 from attention_conformance.spec.problem import Array, Problem
 
 EVERYTHING = np.ones((1, 1, 1, 1), bool)
@@ -99,7 +99,7 @@ def _placed(problem: Problem, conventions: Conventions, places: Positions) -> Bo
     if problem.causal:
         seen = seen & (places.ahead <= 0)
     if extension.window_left is not None:
-        own = 1 if conventions.window_count is WindowCount.INCLUDING else 0
+        own = int(conventions.own_counted(problem.causal))
         seen = seen & (places.ahead >= own - extension.window_left)
     if extension.window_right is not None:
         seen = seen & (places.ahead <= extension.window_right)

@@ -109,8 +109,14 @@ class Pattern(StrEnum):
     """The last key, in every row."""
     FIRST_TILE = "first-tile"
     """The first half of the keys is masked in every row."""
+    PREFIX = "prefix"
+    """The first keys; how many differs from sample to sample and from head to head (a float mask: else zeros)."""
+    TRIANGLE = "triangle"
+    """The keys up to the number of the query (a float mask: else zeros)."""
     EMPTY_ROW = "empty-row"
     """RANDOM, and query 1 of every head and sample may see nothing."""
+    EMPTY_IN_ONE = "empty-in-one"
+    """RANDOM, and query 1 may see nothing in the last head of the last sample."""
 
 
 class Padding(StrEnum):

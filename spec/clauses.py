@@ -21,7 +21,8 @@ _FIRST = ("scores", "softmax", "values", "heads", "projections", "cross-attentio
 _THEN = ("shapes", "numerics", "gradients", "relations", "effects", "errors", "speed")
 _FAMILY = ("grouped", "dropout", "returned", "window", "softcap", "positions", "sinks", "cache", "packed")
 _LAST = ("head-gates", "modules", "conventions")
-_NUMBERS = {name: number for number, name in enumerate(_FIRST + _THEN + _FAMILY + _LAST, start=1)}
+_SERVED = ("merge",)
+_NUMBERS = {name: number for number, name in enumerate(_FIRST + _THEN + _FAMILY + _LAST + _SERVED, start=1)}
 _REQUIRED = ("level", "features", "sources")
 _FIELDS = (*_REQUIRED, "scope", "equation", "status", "presumes")
 _PAPERS = (
@@ -31,11 +32,16 @@ _PAPERS = (
     "Shazeer 2019",
     "Ainslie 2023",
     "Su 2021",
+    "Black 2022",
     "Press 2022",
     "Shaw 2018",
     "Dao 2022",
+    "Ye 2025",
 )
-_INTERFACES = ("torch SDPA", "torch MultiheadAttention", "ONNX Attention 23", "ONNX Attention 24")
+_INTERFACES = (
+    *("torch SDPA", "torch MultiheadAttention", "ONNX Attention 23", "ONNX Attention 24", "ONNX RotaryEmbedding 23"),
+    "FlashAttention kvcache",
+)
 _SOURCES = (*"ABCDE", *_PAPERS, *_INTERFACES, "specification")
 _NO_STATEMENT = ("- ", "#", "$$", "Erratum", "Convention:")
 

@@ -15,6 +15,8 @@ class Alignment(StrEnum):
     """Query i sees keys 0..i."""
     BOTTOM_RIGHT = "bottom-right"
     """Query i sees keys 0..i + Lk - Lq."""
+    BOTTOM_RIGHT_REAL = "bottom-right-real"
+    """The same with the real length of each sample, up to its last real key, in place of Lk."""
 
 
 class EmptyRow(StrEnum):
@@ -71,6 +73,37 @@ class WindowCount(StrEnum):
     """Keys in addition to the query's own: i - w .. i; the specification's default."""
     INCLUDING = "including"
     """Keys with the query's own: i - w + 1 .. i."""
+    INCLUDING_IF_CAUSAL = "including-if-causal"
+    """With the causal flag including, without it excluding."""
+
+
+class PaddedPositions(StrEnum):
+    """Whether padded keys count where positions are counted."""
+
+    COUNTED = "counted"
+    """Padding keeps its positions: the specification's default."""
+    SKIPPED = "skipped"
+    """Only real keys are counted: a token stands where the last real key up to it stands among the real ones."""
+
+
+class DropoutSharing(StrEnum):
+    """Which weights share one choice of dropout."""
+
+    NONE = "none"
+    """Each weight has its own: the specification's default."""
+    HEADS = "heads"
+    SAMPLES = "samples"
+    BOTH = "heads-and-samples"
+    """All heads of all samples."""
+
+
+class FullDropout(StrEnum):
+    """The answer to dropout with the probability 1."""
+
+    ZEROS = "zeros"
+    """Every weight is dropped: the specification's default."""
+    ERROR = "error"
+    """The call is refused with an error."""
 
 
 class RotaryPairing(StrEnum):
@@ -166,9 +199,12 @@ class Conventions:
     softmax_precision: SoftmaxPrecision = SoftmaxPrecision.WORKING
     group_order: GroupOrder = GroupOrder.CONSECUTIVE
     window_count: WindowCount = WindowCount.EXCLUDING
+    padded_positions: PaddedPositions = PaddedPositions.COUNTED
     rotary_pairing: RotaryPairing = RotaryPairing.HALVES
     sinusoid_order: SinusoidOrder = SinusoidOrder.INTERLEAVED
     alibi_rule: AlibiRule = AlibiRule.INTERLEAVED
+    dropout_sharing: DropoutSharing = DropoutSharing.NONE
+    full_dropout: FullDropout = FullDropout.ZEROS
     returned_weights: ReturnedWeights = ReturnedWeights.BEFORE_DROPOUT
     log_sum_exp_base: LogBase = LogBase.E
     log_of_nothing: LogOfNothing = LogOfNothing.MINUS_INFINITY
@@ -186,6 +222,11 @@ class Conventions:
             for name in _fields_of(key):
                 changes[name] = _choice(key, type(getattr(self, name)), value)
         return replace(self, **changes)  # type: ignore[arg-type]  # _choice made each of its field's type
+
+    def own_counted(self, causal: bool) -> bool:
+        """Whether the left extent of a window counts the query's own position, with the causal flag or without."""
+        with_flag = self.window_count is WindowCount.INCLUDING_IF_CAUSAL and causal
+        return with_flag or self.window_count is WindowCount.INCLUDING
 
     def items(self) -> list[tuple[str, str]]:
         """(key, value) pairs in the spelling of the command line."""

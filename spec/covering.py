@@ -11,22 +11,24 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from attention_conformance.spec.case_options import CASE_OPTIONS
 from attention_conformance.spec.cases import Case, Layout, MaskKind, MaskShape, Padding, Sizes
 from attention_conformance.spec.conventions import CausalWithMask, Conventions
-from attention_conformance.spec.features import CASE_OPTIONS, Extension, Packing
+from attention_conformance.spec.features import Extension, Packing, PositionIds
 
 SIZES = (
     Sizes(),
-    Sizes(batch=3, num_heads=2, query_length=7, key_length=5, d_k=3, d_v=5),
+    Sizes(batch=17, num_heads=2, query_length=7, key_length=5, d_k=3, d_v=5),
     Sizes(batch=2, num_heads=2, query_length=2, key_length=2, d_k=2, d_v=2),
     Sizes(batch=4, num_heads=3, query_length=4, key_length=4, d_k=5, d_v=5),
-    Sizes(batch=1, num_heads=6, query_length=6, key_length=11, d_k=8, d_v=8),
-    Sizes(batch=2, num_heads=1, query_length=1, key_length=9, d_k=7, d_v=4),
+    Sizes(batch=1, num_heads=18, query_length=6, key_length=11, d_k=8, d_v=8),
+    Sizes(batch=2, num_heads=1, query_length=1, key_length=128, d_k=7, d_v=4),
     Sizes(batch=1, num_heads=1, query_length=3, key_length=1, d_k=1, d_v=1),
-    Sizes(batch=2, num_heads=3, query_length=17, key_length=17, d_k=16, d_v=6),
-    Sizes(batch=2, num_heads=2, query_length=9, key_length=33, d_k=33, d_v=31),
+    Sizes(batch=1, num_heads=1, query_length=67, key_length=67, d_k=16, d_v=6),
+    Sizes(batch=1, num_heads=2, query_length=9, key_length=67, d_k=136, d_v=67),
 )
-"""Different and coprime extents, and deliberate coincidences: B = H, Lq = Lk, B = Lq = Lk, extents of 1."""
+"""Different and coprime extents, deliberate coincidences (B = H, Lq = Lk, B = Lq = Lk, extents of 1), and each extent
+once beyond a tile, a vector or a launch, so that every option meets that too."""
 
 _EXAMPLES = {
     f.name: values
@@ -56,6 +58,7 @@ FACTORS: Mapping[str, Sequence[Any]] = {
 _OWN = frozenset(f.name for f in fields(Case))
 _EXTENSION = frozenset(f.name for f in fields(Extension))
 
+AROUND_WINDOWS = ("mask", "padding", "sizes", "packing", "query_starts")
 TIED = (
     ("causal", "mask"),
     ("causal", "sizes"),
@@ -66,9 +69,13 @@ TIED = (
     ("packing", "mask"),
     ("packing", "padding"),
     ("packing", "query_start"),
+    ("packing", "query_starts"),
+    ("query_starts", "query_start"),
+    ("rotary_dim", "rotary_base"),
+    ("position_ids", "rotary_base"),
     ("zero_attn", "causal"),
     ("bias_kv", "causal"),
-    *((side, other) for side in ("window_left", "window_right") for other in ("mask", "padding", "sizes", "packing")),
+    *((side, other) for side in ("window_left", "window_right") for other in AROUND_WINDOWS),
 )
 """Options some of whose values do not go together; `mended` knows which."""
 
@@ -179,15 +186,21 @@ def mended(case: Case, conventions: Conventions) -> Case:
 
 
 def _mended_extension(case: Case) -> Case:
-    """Windows and documents only where nothing else could leave a row of theirs empty."""
+    """Options of the rotation only where there is one; windows and documents only where no row can be left empty."""
     extension, s = case.extension, case.sizes
+    if extension.rotary_base is None:
+        case = case.extended(rotary_dim=None, position_ids=PositionIds.NONE)
     holes = case.mask in (MaskKind.BOOL, MaskKind.INFINITE) or case.padding is not Padding.NONE
-    if extension.packing is not Packing.NONE and (holes or case.causal or extension.query_start is not None):
+    if extension.query_starts:
+        case = case.extended(query_start=None)
+    started = extension.query_starts or extension.query_start is not None
+    if extension.packing is not Packing.NONE and (holes or case.causal or started):
         case = case.extended(packing=Packing.NONE)
     if case.causal:
         # A shipping module fails on this in every combination; chapter sinks checks it alone.
         case = case.extended(zero_attn=False, bias_kv=False)
-    if extension.windowed and (holes or s.query_length > s.key_length or extension.packing is not Packing.NONE):
+    wide = s.query_length > s.key_length or extension.query_starts
+    if extension.windowed and (holes or wide or extension.packing is not Packing.NONE):
         case = case.extended(window_left=None, window_right=None)
     return case
 

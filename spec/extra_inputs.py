@@ -2,14 +2,19 @@
 
 import numpy as np
 
-from attention_conformance.spec.cases import Case, Sizes
-from attention_conformance.spec.features import CASE_OPTIONS, Packing
+from attention_conformance.spec.case_options import CASE_OPTIONS
+from attention_conformance.spec.cases import Case, Padding, Sizes
+from attention_conformance.spec.features import KeySplits, Packing, PositionIds
+from attention_conformance.spec.masks import real_keys
 from attention_conformance.spec.problem import Array
+
+FAR = (2003, 4099)
+"""Positions that no half type holds: bfloat16 ends at 256, float16 at 2048."""
 
 
 def extra_arrays(case: Case) -> dict[str, Array]:
-    """`Problem.extras` of a case: logits, slopes, biases and gates that are no round numbers, and the documents."""
-    heads, arrays = case.sizes.num_heads, _documents(case)
+    """`Problem.extras` of a case: logits, slopes, biases and gates that are no round numbers, and whole numbers."""
+    heads, arrays = case.sizes.num_heads, _documents(case) | _position_ids(case) | _starts(case) | _splits(case)
     rng = np.random.default_rng([case.seed, heads, 1])
     for option in CASE_OPTIONS:
         if option.draw is not None:
@@ -59,3 +64,52 @@ def _parts(sizes: Sizes, length: int, shift: int, emptied: bool) -> list[int]:
 def _ids(parts: list[list[int]], length: int) -> Array:
     """(B, L): the number of the document that each token is part of."""
     return np.array([np.repeat(np.arange(len(p)), p) for p in parts], np.int64).reshape(len(parts), length)
+
+
+def _position_ids(case: Case) -> dict[str, Array]:
+    """(B, Lq) and (B, Lk): the same where there are as many queries as keys."""
+    if case.extension.position_ids is PositionIds.NONE:
+        return {}
+    s = case.sizes
+    names = {"query_positions": s.query_length, "key_positions": s.key_length}
+    return {name: _rows_of_ids(case, length) for name, length in names.items()}
+
+
+def _rows_of_ids(case: Case, length: int) -> Array:
+    counted, samples = np.arange(length), np.arange(case.sizes.batch)[:, None]
+    match case.extension.position_ids:
+        case PositionIds.RESTARTING:
+            return counted % (1 + (length // 2 + samples) % max(length - 1, 1))
+        case PositionIds.LEFT_PADDED:
+            padded = case.padding is Padding.LEFT
+            pads = (~real_keys(case)).sum(-1, keepdims=True) if padded else (1 + samples) % max(length, 1)
+            return np.maximum(counted - pads, 0)
+        case kind:
+            first = FAR[0] + samples * (FAR[1] - FAR[0]) if kind is PositionIds.FAR else 3 * samples
+            rng = np.random.default_rng([case.seed, length, 3])
+            return first + np.cumsum(rng.integers(1, 4, (case.sizes.batch, length)), -1)
+
+
+def _starts(case: Case) -> dict[str, Array]:
+    """(B,): different ones; where samples have lengths, their last queries stand at their last keys."""
+    s = case.sizes
+    if not case.extension.query_starts:
+        return {}
+    if case.padding in (Padding.RIGHT, Padding.LENGTHS):
+        starts = np.maximum(real_keys(case).sum(-1) - s.query_length, 0)
+    else:
+        starts = 1 + 2 * (np.arange(s.batch) % 3)
+    return {"query_starts": starts.astype(np.int64)}
+
+
+def _splits(case: Case) -> dict[str, Array]:
+    """(splits,): how many keys each has, in their order."""
+    kind, length = case.extension.key_splits, case.sizes.key_length
+    if kind is KeySplits.NONE:
+        return {}
+    ends = (1, 4, length // 2 + 1, length - 1) if kind is KeySplits.MANY else (max(1, length // 3),)
+    inner = sorted({end for end in ends if 0 < end < length})
+    lengths = np.diff([0, *inner, length])
+    if kind is KeySplits.EMPTY:
+        lengths = np.insert(lengths, np.arange(len(lengths) + 1), 0)
+    return {"split_lengths": lengths.astype(np.int64)}

@@ -1,9 +1,7 @@
-"""Features: what an implementation may claim, and the options of a case that need a claim."""
+"""Features: what an implementation may claim, and what a case may have beyond the core."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
 
 
 class Scope(StrEnum):
@@ -80,6 +78,10 @@ class Feature(StrEnum):
     """Scores are kept below a bound by a hyperbolic tangent."""
     ROTARY = "rotary"
     """Rotates query and key by angles that grow with their positions."""
+    PARTIAL_ROTARY = "partial-rotary"
+    """Rotates only the first components of query and key."""
+    POSITION_IDS = "position-ids"
+    """The caller may give the positions by which queries and keys are rotated."""
     ALIBI = "alibi"
     """Subtracts a multiple of the distance from the scores, a slope for each head."""
     ALIBI_SLOPES = "alibi-slopes"
@@ -96,12 +98,16 @@ class Feature(StrEnum):
     """A learned key and value in addition to those given."""
     QUERY_START = "query-start"
     """The caller may give the position of the first query in the key sequence."""
+    QUERY_STARTS = "query-starts"
+    """The caller may give that position for each sample."""
     CACHE = "cache"
     """Can be fed a sequence piece by piece, keeping keys and values."""
     STATIC_CACHE = "static-cache"
     """The cache may have room for more than it holds."""
     RING_CACHE = "ring-cache"
     """The cache may keep only the last keys, where a window allows it."""
+    KEY_SPLITS = "key-splits"
+    """Answers the keys in splits of given lengths, and merges the answers."""
     SEGMENTS = "segments"
     """Several documents in one sequence, separated by segment ids."""
     CUMULATIVE_LENGTHS = "cumulative-lengths"
@@ -132,6 +138,22 @@ class Feature(StrEnum):
     """Needs memory linear in the lengths, beyond masks."""
 
 
+PLAIN_FEATURES = frozenset(
+    {
+        Feature.CORE,
+        Feature.HEADS,
+        Feature.VALUE_WIDTH,
+        Feature.CROSS,
+        Feature.KEY_VALUE,
+        Feature.SCALE,
+        Feature.BOOL_MASK,
+        Feature.FLOAT_MASK,
+        Feature.CAUSAL,
+    }
+)
+"""What a function of query, key, value, attn_mask, is_causal and scale usually offers, without gradients."""
+
+
 class Packing(StrEnum):
     """How several documents that share one sequence are separated."""
 
@@ -146,6 +168,33 @@ class Packing(StrEnum):
     """LENGTHS, and one document has queries but no key."""
 
 
+class PositionIds(StrEnum):
+    """The positions that are given for the rotation of queries and keys."""
+
+    NONE = "none"
+    """They are counted; see `Extension`."""
+    ASCENDING = "ascending"
+    """They rise from another start in each sample, and skip some numbers."""
+    RESTARTING = "restarting"
+    """They count from 0 again in the middle of a row, as in packed sequences."""
+    LEFT_PADDED = "left-padded"
+    """They count from the first token that is no padding, if there is any on the left; before it they are 0."""
+    FAR = "far"
+    """They rise from 2003 in the first sample, from 4099 in the second, and skip some: no half type holds them."""
+
+
+class KeySplits(StrEnum):
+    """The splits of the keys that are answered on their own, and merged."""
+
+    NONE = "none"
+    PAIR = "pair"
+    """Two, a third of the keys in the first."""
+    MANY = "many"
+    """Up to five of different lengths, of which the first and the last have one key."""
+    EMPTY = "empty"
+    """PAIR, and before, between and behind them one without a key."""
+
+
 @dataclass(frozen=True)
 class Extension:
     """What a problem has beyond the core. The default adds nothing.
@@ -157,14 +206,19 @@ class Extension:
         window_left: a query at position i sees no key before i - window_left; None: no limit.
         window_right: a query at position i sees no key after i + window_right; None: no limit.
         softcap: scores become softcap * tanh(scores / softcap) after the scale, before biases and masks.
-        rotary_base: query and key are rotated by the angles position * rotary_base ** (-2 i / d_k).
+        rotary_base: query and key are rotated by the angles position * rotary_base ** (-2 i / rotary_dim).
+        rotary_dim: so many components of query and key are rotated, the first ones; even; None: d_k, all of them.
+        position_ids: which positions are given for the rotation of queries and keys; all that hides keys or adds to
+            scores does not depend on them.
         query_start: the position of the first query.
+        query_starts: that position is given for each sample, and takes the place of `query_start`.
         alibi: a slope for each head is given; slope * distance is subtracted from the scores.
         relative_bias: the largest distance with a learned bias of its own, farther ones share the last; 0: none.
         sinks: a learned logit for each head joins the sum of the softmax, without a value.
         zero_attn: a key and value of zeros, which every query sees, follow the others.
         bias_kv: a learned key and value, which every query sees, follow the others.
         head_gates: a factor for each head multiplies its output.
+        key_splits: in which splits the keys are answered; the answer does not depend on them.
         packing: how documents are separated.
         dropout: the probability with which a weight is dropped.
         dropout_seed: seeds the generator that chooses which; negative: the generator is used as it is. If it is not 0,
@@ -179,13 +233,17 @@ class Extension:
     window_right: int | None = None
     softcap: float | None = None
     rotary_base: float | None = None
+    rotary_dim: int | None = None
+    position_ids: PositionIds = PositionIds.NONE
     query_start: int | None = None
+    query_starts: bool = False
     alibi: bool = False
     relative_bias: int = 0
     sinks: bool = False
     zero_attn: bool = False
     bias_kv: bool = False
     head_gates: bool = False
+    key_splits: KeySplits = KeySplits.NONE
     packing: Packing = Packing.NONE
     dropout: float = 0.0
     dropout_seed: int = 0
@@ -234,93 +292,3 @@ class Extension:
 
 NOTHING = Extension()
 """Nothing beyond the core."""
-
-
-@dataclass(frozen=True)
-class CaseOption:
-    """An option of a case, and the keyword arguments by which callables take it.
-
-    Attributes:
-        feature: what an implementation that supports it claims.
-        setting: the field or property of `Extension` that differs from the default where a case has it. Its value is
-            passed, unless the problem has arrays with the names of the arguments.
-        example: a case that has it; options are detected, and combined with each other, by their examples.
-        keywords: the suite's name of each argument, and the names that others give it.
-        neutral: what a required parameter is given where a problem does not use the option.
-        draw: (generator, num_heads, extension) -> its array, of no round numbers.
-        convention: the field of `Conventions` on which the answer depends, or nothing.
-    """
-
-    feature: Feature
-    setting: str
-    example: Extension
-    keywords: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    neutral: object = None
-    draw: Callable[[Any, int, Extension], Any] | None = None
-    convention: str = ""
-
-    def used(self, extension: Extension) -> bool:
-        """Whether a case with this extension has it."""
-        return bool(getattr(extension, self.setting) != getattr(NOTHING, self.setting))
-
-
-CASE_OPTIONS = (
-    CaseOption(Feature.DROPOUT, "dropout_p", Extension(dropout=0.5, dropout_seed=1), {"dropout_p": ()}),
-    CaseOption(Feature.EVALUATION, "training", Extension(evaluation=True), {"training": ()}),
-    CaseOption(
-        Feature.WINDOW,
-        "window_size",
-        Extension(window_left=2, window_right=1),
-        {"window_size": ()},
-        neutral=(-1, -1),
-        convention="window_count",
-    ),
-    CaseOption(Feature.SOFTCAP, "softcap", Extension(softcap=2.0), {"softcap": ("logits_soft_cap", "logit_cap")}),
-    CaseOption(
-        Feature.ROTARY, "rotary_base", Extension(rotary_base=100.0), {"rotary_base": ()}, convention="rotary_pairing"
-    ),
-    CaseOption(Feature.QUERY_START, "query_start", Extension(query_start=2), {"query_start": ("q_offset",)}),
-    CaseOption(
-        Feature.SINKS,
-        "sinks",
-        Extension(sinks=True),
-        {"sinks": ("sink",)},
-        draw=lambda rng, heads, _: 1.5 * rng.standard_normal(heads),
-    ),
-    CaseOption(
-        Feature.ALIBI,
-        "alibi",
-        Extension(alibi=True),
-        {"alibi_slopes": ()},
-        draw=lambda rng, heads, _: rng.uniform(0.1, 0.9, heads),
-    ),
-    CaseOption(
-        Feature.RELATIVE_BIAS,
-        "relative_bias",
-        Extension(relative_bias=2),
-        {"relative_bias": ()},
-        draw=lambda rng, heads, extension: rng.standard_normal((heads, 2 * extension.relative_bias + 1)),
-    ),
-    CaseOption(Feature.ZERO_ATTN, "zero_attn", Extension(zero_attn=True), {"add_zero_attn": ()}, neutral=False),
-    CaseOption(Feature.BIAS_KV, "bias_kv", Extension(bias_kv=True)),
-    CaseOption(
-        Feature.HEAD_GATES,
-        "head_gates",
-        Extension(head_gates=True),
-        {"head_gates": ()},
-        draw=lambda rng, heads, _: rng.uniform(0.4, 1.6, heads) * [-1.0 if h % 3 == 1 else 1.0 for h in range(heads)],
-    ),
-    CaseOption(
-        Feature.SEGMENTS,
-        "has_segments",
-        Extension(packing=Packing.SEGMENTS),
-        {"query_segments": ("q_segment_ids", "segment_ids"), "key_segments": ("kv_segment_ids",)},
-    ),
-    CaseOption(
-        Feature.CUMULATIVE_LENGTHS,
-        "has_lengths",
-        Extension(packing=Packing.LENGTHS),
-        {"cu_seqlens_q": (), "cu_seqlens_k": ()},
-    ),
-)
-"""In the order in which their arrays are drawn."""

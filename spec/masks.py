@@ -10,6 +10,8 @@ from attention_conformance.spec.cases import Case, MaskKind, Padding, Pattern
 Booleans: TypeAlias = NDArray[np.bool_]
 Mask = TypeVar("Mask", np.bool_, np.float64)
 
+ZEROS = (Pattern.ALL, Pattern.PREFIX, Pattern.TRIANGLE)
+"""Patterns that a float mask leaves as it is: what is not masked gets nothing added."""
 VISIBLE = 0.6
 """The fraction of keys that a random mask leaves."""
 
@@ -22,7 +24,7 @@ def attention_mask(case: Case, rng: np.random.Generator) -> NDArray[np.bool_ | n
     keep = _pattern(case, shape, rng)
     if case.mask is MaskKind.BOOL:
         return _squeezed(case, keep)
-    added = np.zeros(shape) if case.pattern is Pattern.ALL else rng.standard_normal(shape)
+    added = np.zeros(shape) if case.pattern in ZEROS else rng.standard_normal(shape)
     added += case.mask_offset
     if case.mask is MaskKind.INFINITE:
         added[~np.broadcast_to(keep, shape)] = -np.inf
@@ -58,9 +60,19 @@ def _pattern(case: Case, shape: tuple[int, int, int, int], rng: np.random.Genera
             return np.broadcast_to(keys == shape[3] - 1, shape).copy()
         case Pattern.FIRST_TILE:
             return np.broadcast_to(keys >= shape[3] // 2, shape).copy()
+        case Pattern.PREFIX:
+            slices = np.arange(shape[0])[:, None] + np.arange(shape[1])
+            lengths = np.maximum(1, shape[3] - 1 - 2 * (slices % 3))
+            return np.broadcast_to(keys < lengths[..., None, None], shape).copy()
+        case Pattern.TRIANGLE:
+            return np.broadcast_to(keys <= queries, shape).copy()
         case Pattern.EMPTY_ROW:
             keep = _random(case, shape, rng)
             keep[..., min(1, shape[2] - 1), :] = False
+            return keep
+        case Pattern.EMPTY_IN_ONE:
+            keep = _random(case, shape, rng)
+            keep[-1:, -1:, min(1, shape[2] - 1)] = False
             return keep
         case Pattern.RANDOM:
             return _random(case, shape, rng)
@@ -87,6 +99,11 @@ def padding_mask(case: Case, rng: np.random.Generator) -> Booleans | None:
     """(B, Lk), True = may attend, or None where the case has none or gives it as lengths."""
     if case.padding in (Padding.NONE, Padding.LENGTHS, Padding.QUERY_LENGTHS):
         return None
+    return real_keys(case)
+
+
+def real_keys(case: Case) -> Booleans:
+    """(B, Lk), True = no padding."""
     return _real_keys(case, np.asarray(_lengths(case)))
 
 

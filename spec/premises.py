@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from enum import StrEnum
@@ -22,7 +22,7 @@ class Premise(StrEnum):
     SOFTCAP = "softcap"
     """Scores are kept below this bound by a hyperbolic tangent."""
     ROTARY = "rotary"
-    """Query and key are rotated, with this base."""
+    """BASE or BASE:DIM: query and key are rotated, with this base, in so many of their components."""
     RELATIVE_BIAS = "relative-bias"
     """A table of biases is added to the scores; the largest distance with an entry of its own."""
     SCALE = "scale"
@@ -39,7 +39,7 @@ class Premises:
 
     Attributes:
         causal: no query sees a later key.
-        window_left, window_right, softcap, rotary_base, relative_bias: as in `Extension`.
+        window_left, window_right, softcap, rotary_base, rotary_dim, relative_bias: as in `Extension`.
         scale: multiplies the scores; None is 1/sqrt(d_k).
         length, block: tokens; 0: free.
     """
@@ -49,6 +49,7 @@ class Premises:
     window_right: int | None = None
     softcap: float | None = None
     rotary_base: float | None = None
+    rotary_dim: int | None = None
     relative_bias: int = 0
     scale: float | None = None
     length: int = 0
@@ -61,7 +62,7 @@ class Premises:
             Premise.CAUSAL: self.causal or None,
             Premise.WINDOW: None if sides == (None, None) else sides,
             Premise.SOFTCAP: self.softcap,
-            Premise.ROTARY: self.rotary_base,
+            Premise.ROTARY: self.rotary_base if self.rotary_dim is None else (self.rotary_base, self.rotary_dim),
             Premise.RELATIVE_BIAS: self.relative_bias or None,
             Premise.SCALE: self.scale,
             Premise.LENGTH: self.length or None,
@@ -116,11 +117,12 @@ class Premises:
 
     def implies(self, feature: Feature) -> bool:
         """Whether a case may have this feature because of a premise, and not as an option of the caller."""
-        return feature in {_OPTION[name] for name in self.names if name in _OPTION}
+        of_a_part = feature is Feature.PARTIAL_ROTARY and self.rotary_dim is not None
+        return of_a_part or feature in {_OPTION[name] for name in self.names if name in _OPTION}
 
 
 NO_PREMISES = Premises()
-_EXTENSION = ("softcap", "rotary_base", "relative_bias")
+_EXTENSION = ("softcap", "rotary_base", "rotary_dim", "relative_bias")
 _OPTION = {
     Premise.CAUSAL: Feature.CAUSAL,
     Premise.WINDOW: Feature.WINDOW,
@@ -147,6 +149,8 @@ def _text(name: Premise, value: Any) -> str:
         return str(name)
     if name is Premise.WINDOW:
         return f"{name}={':'.join('' if side is None else str(side) for side in value)}"
+    if isinstance(value, tuple):
+        return f"{_text(name, value[0])}:{value[1]}"
     short = f"{value:g}"
     return f"{name}={short if float(short) == value else repr(value)}"
 
@@ -163,9 +167,10 @@ def _parsed(setting: str) -> dict[str, Any]:
             raise ValueError(f"premise {name} takes no value, not {value!r}")
         return {name.value: True}
     try:
-        return _window(value) if name is Premise.WINDOW else _number(name, value)
+        several = _PARSED.get(name)
+        return several(value) if several else _number(name, value)
     except ValueError:
-        example = "8:0, or 8: without a limit to the right" if name is Premise.WINDOW else "a positive number"
+        example = _EXAMPLES.get(name, "a positive number")
         raise ValueError(f"premise {name} cannot be {value!r}: give {example}") from None
 
 
@@ -183,3 +188,18 @@ def _number(name: Premise, value: str) -> dict[str, Any]:
     if not (number > 0 or name in FREE) or number in (float("inf"), float("-inf")):
         raise ValueError
     return {field: number}
+
+
+def _rotary(value: str) -> dict[str, Any]:
+    base, colon, dim = value.partition(":")
+    if colon and (int(dim) <= 0 or int(dim) % 2):
+        raise ValueError
+    return _number(Premise.ROTARY, base) | ({"rotary_dim": int(dim)} if colon else {})
+
+
+_PARSED: dict[Premise, Callable[[str], dict[str, Any]]] = {Premise.WINDOW: _window, Premise.ROTARY: _rotary}
+"""Premises with more than a number."""
+_EXAMPLES = {
+    Premise.WINDOW: "8:0, or 8: without a limit to the right",
+    Premise.ROTARY: "a positive number, or 10000:32 where an even number of components is rotated",
+}

@@ -7,8 +7,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 from attention_conformance.implementations.api.global_state import seed_torch
+from attention_conformance.spec.case_options import CASE_OPTIONS
 from attention_conformance.spec.conventions import Polarity
-from attention_conformance.spec.features import CASE_OPTIONS
+from attention_conformance.spec.features import NOTHING
 from attention_conformance.spec.optional import optional
 from attention_conformance.spec.problem import Array, Problem
 
@@ -59,11 +60,14 @@ def extra_options(problem: Problem, given: Mapping[str, Any]) -> dict[str, Any]:
 
     Returns:
         Arrays under their names in `Problem.extras`; `cu_seqlens_q` and `cu_seqlens_k`, (documents + 1,) int32;
-        `window_size` (left, right), -1 for no limit; `softcap`, `rotary_base`, `query_start`; `enable_gqa` True where
-        there are fewer key heads; `add_zero_attn` True; `dropout_p`; `training` False in evaluation mode.
+        `window_size` (left, right), -1 for no limit; `softcap`, `rotary_base`, `rotary_dim`, `query_start`;
+        `enable_gqa` True where there are fewer key heads; `add_zero_attn` True; `dropout_p`; `training` False in
+        evaluation mode.
     """
-    arrays = {**given, **{LENGTHS[name]: _cumulative(problem, given, name) for name in LENGTHS if name in given}}
     options: dict[str, Any] = {"enable_gqa": True} if problem.num_kv_heads != problem.num_heads else {}
+    if problem.extension == NOTHING:
+        return options
+    arrays = {**given, **{LENGTHS[name]: _cumulative(problem, given, name) for name in LENGTHS if name in given}}
     for option in filter(lambda option: option.used(problem.extension), CASE_OPTIONS):
         value = getattr(problem.extension, option.setting)
         options |= {name: arrays.get(name, value) for name in option.keywords}

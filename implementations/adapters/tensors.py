@@ -29,12 +29,18 @@ def to_tensor(array: Array, device: str = "cpu") -> torch.Tensor:
         # A tensor made of a view begins with its storage; one of its buffer lies where a user's chunk or slice does.
         buffer = to_tensor(_owner(array).reshape(-1), device)
         return buffer.as_strided(array.shape, [stride // array.itemsize for stride in array.strides], start)
+    if array.flags.writeable:
+        return _of_memory(array).to(device)
     with warnings.catch_warnings():
         # A broadcast array is read-only; torch warns of it, and the suite compares inputs after each call.
         warnings.simplefilter("ignore", UserWarning)
-        if array.dtype == ml_dtypes.bfloat16:
-            return torch.from_numpy(array.view(np.uint16)).view(torch.bfloat16).to(device)
-        return torch.from_numpy(array).to(device)
+        return _of_memory(array).to(device)
+
+
+def _of_memory(array: Array) -> torch.Tensor:
+    if array.dtype == ml_dtypes.bfloat16:
+        return torch.from_numpy(array.view(np.uint16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
 
 
 def _start(array: Array) -> int:

@@ -15,7 +15,15 @@ BACKEND = "eager"
 """Code is traced and guarded as for every backend, and compiled in a tenth of the time, without a C++ compiler."""
 RECOMPILATIONS = 64
 """Beyond torch's own limit of 8 a function would go on uncompiled, without a word."""
-BATCHED = ("key_padding_mask", "valid_lens", "query_segments", "key_segments")
+BATCHED = (
+    "key_padding_mask",
+    "valid_lens",
+    "query_segments",
+    "key_segments",
+    "query_positions",
+    "key_positions",
+    "query_starts",
+)
 """Options whose first axis is the batch."""
 
 

@@ -3,9 +3,10 @@
 from dataclasses import replace
 from functools import lru_cache
 
-from attention_conformance.implementations.api.contract import Claims, Unsupported
+from attention_conformance.implementations.api.contract import Claims, Unsupported, any_case
 from attention_conformance.implementations.api.safe_call import CandidateError, guarded
 from attention_conformance.spec.case_limits import unusable
+from attention_conformance.spec.case_options import CASE_OPTIONS
 from attention_conformance.spec.cases import (
     Case,
     Embedding,
@@ -18,8 +19,7 @@ from attention_conformance.spec.cases import (
     Sharing,
     Values,
 )
-from attention_conformance.spec.conventions import WindowCount
-from attention_conformance.spec.features import CASE_OPTIONS, Feature, Scope
+from attention_conformance.spec.features import Feature, Scope
 
 MOST_FITTED = 2**30
 """Elements of an array of a case that a `fit` returns: padded ones have some times more than before."""
@@ -59,8 +59,8 @@ def _fitted(case: Case, claims: Claims) -> Case | Unsupported:
     query_length = s.key_length if _sharing(case, claims) is Sharing.SELF else s.query_length
     num_kv_heads = s.num_kv_heads if num_heads > 1 else 0
     fitted = case.sized(num_heads=num_heads, d_v=d_v, query_length=query_length, num_kv_heads=num_kv_heads)
-    if case.extension.rotary_base is not None and s.d_k % 2:
-        fitted = fitted.sized(d_k=s.d_k + 1, d_v=d_v if Feature.VALUE_WIDTH in claims else s.d_k + 1)
+    if (d_k := _rotatable(case)) != s.d_k:
+        fitted = fitted.sized(d_k=d_k, d_v=d_v if Feature.VALUE_WIDTH in claims else d_k)
     if case.extension.chunks or case.extension.cache_length:
         if wrong := _unfit_pieces(case, claims):
             return Unsupported(wrong)
@@ -71,6 +71,14 @@ def _fitted(case: Case, claims: Claims) -> Case | Unsupported:
     if isinstance(nearest, Case) and nearest.sizes != fitted.sizes:
         nearest = own_fit(claims, replace(nearest, module=_form(nearest, claims)))  # other heads have other widths
     return nearest if isinstance(nearest, Unsupported) else _selectable(nearest)
+
+
+def _rotatable(case: Case) -> int:
+    """d_k with as many components as are rotated in pairs."""
+    extension, d_k = case.extension, case.sizes.d_k
+    if extension.rotary_base is None:
+        return d_k
+    return d_k + d_k % 2 if extension.rotary_dim is None else max(d_k, extension.rotary_dim)
 
 
 def fit_to_explain(case: Case, claims: Claims) -> Case | Unsupported:
@@ -87,9 +95,13 @@ def own_fit(claims: Claims, case: Case) -> Case | Unsupported:
     Raises:
         CandidateError: it raised, or returned something else.
     """
+    if claims.fit is any_case:
+        return case
     fitted: object = guarded(lambda: claims.fit(case))
     if not isinstance(fitted, Case | Unsupported):
         raise CandidateError(f"fit returned {type(fitted).__name__}, not a Case or Unsupported")
+    if isinstance(fitted, Case) and (fitted.extension.rotary_dim or 0) > fitted.sizes.d_k > 1:
+        fitted = fitted.extended(rotary_dim=fitted.sizes.d_k // 2 * 2)
     if isinstance(fitted, Case) and fitted != case and (why := unusable(fitted, MOST_FITTED)):
         raise CandidateError(f"fit returned a case that cannot be run: {why}")
     return fitted
@@ -123,7 +135,7 @@ def _unfit_pieces(case: Case, claims: Claims) -> str:
         return "a cache length needs a sequence that comes in pieces"
     if not case.causal or case.mask is not MaskKind.NONE or case.padding is not Padding.NONE:
         return "a sequence that comes in pieces is causal and has no other mask"
-    own = 0 if claims.conventions.window_count is WindowCount.INCLUDING else 1
+    own = 0 if claims.conventions.own_counted(case.causal) else 1
     if 0 < room < case.sizes.key_length and (extension.window_left is None or extension.window_left + own > room):
         return "a ring buffer has to hold every key that the window reaches"
     return ""

@@ -5,6 +5,7 @@ import random
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from types import ModuleType
 
 import numpy as np
 
@@ -53,7 +54,8 @@ def kept_global_state() -> Iterator[None]:
     The random states are left as they are: nothing but the candidate draws from them.
     """
     errors = np.geterr()
-    with _kept_by_torch() if imported("torch") else nullcontext():
+    library = imported("torch")
+    with _kept_by_torch(library) if library else nullcontext():
         try:
             yield
         finally:
@@ -61,7 +63,7 @@ def kept_global_state() -> Iterator[None]:
 
 
 @contextmanager
-def _kept_by_torch() -> Iterator[None]:
+def _kept_by_torch(torch: ModuleType) -> Iterator[None]:
     gradients, dtype = torch.is_grad_enabled(), torch.get_default_dtype()
     device, precision, flushes = torch.get_default_device(), torch.get_float32_matmul_precision(), _flushes()
     try:

@@ -1,9 +1,12 @@
 """Calls into a candidate: each gives a usable answer, or a `CandidateError` that states why there is none."""
 
+import sysconfig
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from dis import opmap
+from pathlib import Path
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -28,6 +31,8 @@ def plain(text: str, most: int = LONGEST) -> str:
     return line if len(text) <= most else f"{line}... ({len(text)} characters)"
 
 
+NOT_OWN = [Path(__file__).parents[2], *(Path(path) for path in sysconfig.get_paths().values())]
+"""Folders of this package, of installed ones, and of Python's own."""
 LIBRARIES = {"torch", "numpy", "jax", "jaxlib", "numba", "attention_conformance"}
 """Packages in which an error is no statement of the candidate."""
 
@@ -37,11 +42,13 @@ class CandidateError(Exception):
 
     Attributes:
         exception: the class name of what it raised; empty where it returned something unusable.
+        place: the innermost line of its own code that was running, as FILE:LINE; empty where none is known.
     """
 
-    def __init__(self, message: str, exception: str = "") -> None:
+    def __init__(self, message: str, exception: str = "", place: str = "") -> None:
         super().__init__(plain(message))
         self.exception = plain(exception, LONGEST_NAME)
+        self.place = plain(place)
 
 
 class LostError(CandidateError):
@@ -73,7 +80,8 @@ def guarded(call: Callable[[], Answer]) -> Answer:
     except BaseException as error:
         # SystemExit, or pytest's own skip and exit, must not let a candidate out of its verdict.
         kind = kind_of(error)
-        raise CandidateError(f"raised {kind}: {_first_line(error) or 'no message'}", kind) from error
+        message = f"raised {kind}: {_first_line(error) or 'no message'}"
+        raise CandidateError(message, kind, place_of(error)) from error
 
 
 def restored(call: Callable[[], Answer]) -> Answer:
@@ -115,6 +123,24 @@ def by_own_statement(error: BaseException) -> bool:
     if place is None or place.tb_frame.f_code.co_code[place.tb_lasti] != opmap["RAISE_VARARGS"]:
         return False
     return str(place.tb_frame.f_globals.get("__name__")).partition(".")[0] not in LIBRARIES
+
+
+def place_of(error: BaseException) -> str:
+    """The innermost line of a candidate's own file that was running, as FILE:LINE; empty if there is none."""
+    found, place = "", error.__traceback__
+    while place is not None:
+        path = Path(place.tb_frame.f_code.co_filename)
+        if path.suffix == ".py" and not any(path.is_relative_to(folder) for folder in NOT_OWN):
+            found = f"{_from_here(path)}:{place.tb_lineno}"
+        place = place.tb_next
+    return found
+
+
+def _from_here(path: Path) -> Path:
+    with suppress(OSError):  # the candidate may have removed the current folder
+        here = Path.cwd()
+        return path.relative_to(here) if path.is_relative_to(here) else path
+    return path
 
 
 def kind_of(error: BaseException) -> str:

@@ -16,25 +16,14 @@ from attention_conformance.implementations.adapters.torch_op import torch_op
 from attention_conformance.implementations.api.contract import Claims, ExpectedFailure, Implementation, Unsupported
 from attention_conformance.spec.cases import Case
 from attention_conformance.spec.conventions import CausalWithMask, Conventions
-from attention_conformance.spec.features import Feature, Scope
+from attention_conformance.spec.features import PLAIN_FEATURES, Feature, Scope
 
-SDPA_FEATURES = frozenset(
-    {
-        Feature.CORE,
-        Feature.HEADS,
-        Feature.CROSS,
-        Feature.KEY_VALUE,
-        Feature.VALUE_WIDTH,
-        Feature.SCALE,
-        Feature.BOOL_MASK,
-        Feature.FLOAT_MASK,
-        Feature.CAUSAL,
-        Feature.GRADIENTS,
-        Feature.MASK_GRADIENT,
-        Feature.VIEWS,
-        Feature.EMPTY_SIZES,
-    }
-)
+SDPA_FEATURES = PLAIN_FEATURES | {
+    Feature.GRADIENTS,
+    Feature.MASK_GRADIENT,
+    Feature.VIEWS,
+    Feature.EMPTY_SIZES,
+}
 """What the signature of scaled_dot_product_attention offers, apart from grouped heads and dropout."""
 
 

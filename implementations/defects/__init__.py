@@ -45,6 +45,7 @@ MODULES = (
     "modules",
     "transforms",
     "conventions",
+    "merge",
     "published",
     "rare",
 )

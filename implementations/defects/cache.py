@@ -12,6 +12,7 @@ from attention_conformance.implementations.adapters.cached import Feed, Stream
 from attention_conformance.implementations.builtin.stepwise import cache_steps as correct
 from attention_conformance.implementations.builtin.stepwise.cache_steps import CacheSteps, Rows
 from attention_conformance.implementations.builtin.stepwise.steps import (
+    CallOptions,
     Steps,
     add_alibi,
     add_causal,
@@ -19,7 +20,15 @@ from attention_conformance.implementations.builtin.stepwise.steps import (
     add_window,
     repeat_kv,
 )
-from attention_conformance.implementations.defects.breaking import LEAK, NAN, PRECISION, STATE, breaks, breaks_cache
+from attention_conformance.implementations.defects.breaking import (
+    LEAK,
+    NAN,
+    PRECISION,
+    STATE,
+    breaks,
+    breaks_cache,
+    omitting,
+)
 from attention_conformance.spec.features import Feature
 
 _PROMPTS: dict[tuple[torch.Size, torch.Size, torch.dtype], Rows] = {}
@@ -284,3 +293,56 @@ def start_for_the_triangle_only(query: Tensor, key: Tensor, value: Tensor, **opt
     if base is not None and start:
         query = correct.rotate_query(query, torch.full((query.shape[-2],), -start), base)
     return Steps()(query, key, value, **options)
+
+
+STARTS = START | {
+    *(Feature.QUERY_STARTS, Feature.VALID_LENS, Feature.WINDOW, Feature.ROTARY, Feature.ALIBI, Feature.RELATIVE_BIAS)
+}
+EVERY_START = tuple(f"cache.query-starts{of}" for of in ("", "-lengths", "-window", "-positions"))
+breaks_starts = partial(breaks, claims=STARTS, holds=("cache.query-start", "cache.query-start-rows", "causal.square"))
+
+
+@breaks_starts(*EVERY_START, severity=LEAK)
+def start_of_the_first_sample_for_all(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    if (starts := options.get("query_starts")) is not None:
+        options["query_starts"] = starts[:1].expand_as(starts)
+    return Steps()(query, key, value, **options)
+
+
+@breaks_starts(*EVERY_START, severity=LEAK)
+def each_start_one_too_late(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    if (starts := options.get("query_starts")) is not None:
+        options["query_starts"] = starts + 1
+    return Steps()(query, key, value, **options)
+
+
+@breaks_starts(*EVERY_START, severity=LEAK)
+def each_start_at_the_end_of_the_array(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    if (starts := options.get("query_starts")) is not None:
+        options["query_starts"] = torch.full_like(starts, max(0, key.shape[-2] - query.shape[-2]))
+    return Steps()(query, key, value, **options)
+
+
+@breaks_starts("cache.query-starts-lengths", severity=LEAK)
+def lengths_forgotten_where_samples_have_starts(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    return Steps()(query, key, value, **omitting("valid_lens", options, "query_starts"))
+
+
+@breaks_starts("cache.query-starts-window")
+def window_from_the_start_of_the_first_sample(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    starts, window = options.get("query_starts"), options.get("window_size")
+    if starts is None or window is None:
+        return Steps()(query, key, value, **options)
+    ahead = torch.arange(key.shape[-2]) - (starts[0] + torch.arange(query.shape[-2]))[None, :, None]
+    steps = Steps(add_window=lambda scores, _, size: add_window(scores, ahead, size))
+    return steps(query, key, value, **options)
+
+
+@breaks_starts("cache.query-starts-positions", step="rotated_at")
+def starts_for_the_triangle_only(of_query: Tensor, of_key: Tensor, call: CallOptions) -> tuple[Tensor, Tensor]:
+    return of_query if call.query_starts is None else of_query - call.query_starts[:, None], of_key
+
+
+@breaks_starts("cache.query-starts-positions", step="add_alibi")
+def distances_of_the_first_sample_for_all(scores: Tensor, slopes: Tensor, ahead: Tensor) -> Tensor:
+    return add_alibi(scores, slopes, ahead if (ahead == ahead[:1]).all() else ahead[:1].expand_as(ahead))

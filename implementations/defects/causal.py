@@ -9,7 +9,9 @@ from torch import Tensor
 from attention_conformance.implementations.builtin.stepwise import steps as correct
 from attention_conformance.implementations.builtin.stepwise.steps import BOTTOM_RIGHT, INFINITY, Steps
 from attention_conformance.implementations.defects.breaking import LEAK, NAN, breaks, omitting
+from attention_conformance.spec.conventions import Alignment, Conventions
 
+REAL = Conventions(causal_alignment=Alignment.BOTTOM_RIGHT_REAL)
 breaks_causal = partial(breaks, step="add_causal")
 breaks_alignment = partial(
     breaks_causal, "causal.alignment", "causal.empty-rows", holds=("causal.square", "causal.with-padding")
@@ -52,6 +54,17 @@ def triangle_from_the_other_corner(scores: Tensor) -> Tensor:
 @breaks_alignment(conventions=BOTTOM_RIGHT)
 def offset_of_the_triangle_missing(scores: Tensor) -> Tensor:
     return correct.add_causal(scores)
+
+
+@breaks_causal(
+    "causal.with-padding",
+    conventions=REAL,
+    holds=("causal.square", "causal.alignment", "masks.key-padding"),
+    severity=LEAK,
+    follows="causal-alignment=bottom-right",
+)
+def padding_part_of_the_real_length(scores: Tensor) -> Tensor:
+    return correct.add_bottom_right(scores)
 
 
 @breaks_causal("causal.alignment", conventions=BOTTOM_RIGHT, holds=("causal.square", "causal.empty-rows"))

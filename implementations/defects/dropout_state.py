@@ -12,10 +12,13 @@ from attention_conformance.implementations.builtin.stepwise.steps import Steps, 
 from attention_conformance.implementations.defects.breaking import GRADIENT, NAN, STATE, breaks, breaks_layer
 from attention_conformance.implementations.defects.dropout import DROPOUT, chosen
 from attention_conformance.implementations.defects.gradients import distorted
+from attention_conformance.spec.conventions import Conventions, DropoutSharing, FullDropout
 from attention_conformance.spec.features import Feature
 from attention_conformance.spec.problem import Problem
 
 MODES = MHA_FEATURES | {Feature.DROPOUT, Feature.EVALUATION}
+SHARED = Conventions(dropout_sharing=DropoutSharing.HEADS)
+REFUSED = Conventions(full_dropout=FullDropout.ERROR)
 _OWN = torch.Generator().manual_seed(0)
 
 
@@ -26,25 +29,42 @@ def shared(weights: Tensor, rate: float, axis: int) -> Tensor:
 
 breaks_dropout = partial(breaks, claims=DROPOUT)
 breaks_drop = partial(breaks_dropout, step="drop")
+breaks_shared = partial(
+    breaks_drop, "dropout.independent", holds=("dropout.factors", "dropout.whole-key", "dropout.rate-zero")
+)
 breaks_state = partial(breaks_drop, severity=STATE)
 
 
-@breaks_drop("dropout.independent", holds=("dropout.factors", "dropout.whole-key", "dropout.rate-zero"))
+@breaks_drop(
+    "dropout.independent", conventions=SHARED, holds=("dropout.factors", "dropout.seed"), follows="dropout-sharing=none"
+)
+def choices_apart_that_are_claimed_to_be_shared(weights: Tensor, rate: float) -> Tensor:
+    return drop(weights, rate)
+
+
+@breaks_drop(
+    "dropout.rate-one", conventions=REFUSED, holds=("dropout.factors", "dropout.rate"), follows="full-dropout=zeros"
+)
+def full_dropout_not_refused(weights: Tensor, rate: float) -> Tensor:
+    return drop(weights, rate)
+
+
+@breaks_shared(follows="dropout-sharing=heads")
 def same_choice_for_all_heads(weights: Tensor, rate: float) -> Tensor:
     return shared(weights, rate, 1)
 
 
-@breaks_drop("dropout.independent", holds=("dropout.factors", "dropout.whole-key", "dropout.rate-zero"))
+@breaks_shared(follows="dropout-sharing=samples")
 def same_choice_for_all_samples(weights: Tensor, rate: float) -> Tensor:
     return shared(weights, rate, 0)
 
 
-@breaks_drop("dropout.independent", holds=("dropout.factors", "dropout.whole-key", "dropout.rate-zero"))
+@breaks_shared()
 def same_choice_for_all_queries(weights: Tensor, rate: float) -> Tensor:
     return shared(weights, rate, 2)
 
 
-@breaks_drop("dropout.independent", holds=("dropout.factors", "dropout.whole-key", "dropout.rate-zero"))
+@breaks_shared()
 def same_choice_for_all_keys(weights: Tensor, rate: float) -> Tensor:
     return shared(weights, rate, 3)
 

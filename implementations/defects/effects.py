@@ -25,6 +25,7 @@ _MASKS: dict[torch.Size, Tensor] = {}
 _OUTPUTS: dict[tuple[torch.Size, torch.dtype], Tensor] = {}
 _PAIRS: dict[tuple[torch.Size, torch.dtype], list[Tensor]] = {}
 _KEYS: dict[int, tuple[Tensor, Tensor]] = {}
+_SHARED: dict[str, Tensor] = {}
 _RANGES: dict[torch.dtype, float] = {}
 _DIE = torch.Generator().manual_seed(0)
 breaks_effects = partial(breaks, severity=STATE)
@@ -129,6 +130,12 @@ def recording_left_on(query: Tensor, key: Tensor, value: Tensor, **options: Any)
     output = Steps()(query, key, value, **options)
     torch.set_grad_enabled(True)
     return output
+
+
+@breaks_effects("effects.threads", holds=("scores.dot-product", "effects.stateless"))
+def query_in_a_place_of_all_threads(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    _SHARED["query"] = query
+    return Steps()(_SHARED["query"], key, value, **options)
 
 
 @breaks_effects("effects.fresh-output", holds=("scores.dot-product",))

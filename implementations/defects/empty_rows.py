@@ -76,6 +76,14 @@ def empty_row_silences_its_sample(scores: Tensor) -> Tensor:
     return correct.softmax(scores).masked_fill(empty, 0.0)
 
 
+@breaks(
+    "masks.empty-row-bool", "masks.empty-row-float", step="softmax", holds=("masks.bool", "masks.empty-row-padding")
+)
+def empty_row_silences_its_other_heads(scores: Tensor) -> Tensor:
+    empty = (scores == -INFINITY).all(-1, keepdim=True).any(1, keepdim=True)
+    return correct.softmax(scores).masked_fill(empty, 0.0)
+
+
 @breaks_bottom_right(holds=("causal.alignment", "causal.square", "masks.empty-row-bool"), severity=NAN)
 def nan_before_the_triangle(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     steps = Steps(add_causal=correct.add_bottom_right, softmax=lambda scores: torch.softmax(scores, -1))

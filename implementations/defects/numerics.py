@@ -75,6 +75,12 @@ def differences_clamped(scores: Tensor) -> Tensor:
     return e / e.sum(-1, keepdim=True).clamp(min=1e-30)
 
 
+@breaks_digits_of_softmax("numerics.peaked-rows", holds=("scores.dot-product",), dtype="float16")
+def log_sum_exp_rounded_to_half(scores: Tensor) -> Tensor:
+    rounded = scores.half()
+    return (rounded - rounded.logsumexp(-1, keepdim=True)).exp().to(scores.dtype)
+
+
 @breaks("numerics.peaked-rows", "numerics.bound", step="softmax", holds=("numerics.exact", "values.single-key"))
 def small_weights_dropped(scores: Tensor) -> Tensor:
     weights = correct.softmax(scores)

@@ -1,14 +1,15 @@
 """Mistakes of chapter 21: rotary embeddings, ALiBi and relative biases."""
 
+from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from attention_conformance.implementations.builtin.stepwise import steps as correct
 from attention_conformance.implementations.builtin.stepwise.steps import CallOptions, Positions, Steps, add_relative
-from attention_conformance.implementations.defects.breaking import GRADIENT, PRECISION, breaks
+from attention_conformance.implementations.defects.breaking import GRADIENT, LEAK, PRECISION, breaks
 from attention_conformance.implementations.defects.gradients import distorted
 from attention_conformance.spec.features import Feature
 
@@ -132,6 +133,111 @@ def angles_in_float16(rows: Tensor, positions: Tensor, base: float) -> Tensor:
 def gradient_rotated_forwards(rows: Tensor, positions: Tensor, base: float) -> Tensor:
     forwards = partial(correct.rotate, positions=positions, base=base)
     return distorted(rows, forwards, forwards)
+
+
+PARTIAL = ROTARY | {Feature.PARTIAL_ROTARY}
+PARTIAL_CLAUSES = ("positions.partial-rotary", "positions.partial-rotary-start", "positions.partial-rotary-gradient")
+breaks_partial = partial(breaks, claims=PARTIAL, holds=("positions.rotary", "positions.rotary-start"))
+breaks_rotate_first = partial(breaks_partial, *PARTIAL_CLAUSES, step="rotate_first")
+Rotate: TypeAlias = Callable[[Tensor], Tensor]
+
+
+@breaks_rotate_first()
+def last_components_rotated(rows: Tensor, dim: int, rotate: Rotate) -> Tensor:
+    return torch.cat([rows[..., :-dim], rotate(rows[..., -dim:])], -1)
+
+
+@breaks_rotate_first()
+def components_dropped_that_are_not_rotated(rows: Tensor, dim: int, rotate: Rotate) -> Tensor:
+    return torch.cat([rotate(rows[..., :dim]), torch.zeros_like(rows[..., dim:])], -1)
+
+
+@breaks_rotate_first()
+def rotary_dimension_ignored(rows: Tensor, dim: int, rotate: Rotate) -> Tensor:
+    return rotate(rows) if rows.shape[-1] % 2 == 0 else torch.cat([rotate(rows[..., :-1]), rows[..., -1:]], -1)
+
+
+@breaks_partial(*PARTIAL_CLAUSES)
+def frequencies_counted_from_the_width_of_the_head(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    if dim := options.get("rotary_dim"):
+        options["rotary_base"] **= dim / query.shape[-1]
+    return Steps()(query, key, value, **options)
+
+
+@breaks_rotate_first()
+def pairs_half_a_head_apart(rows: Tensor, dim: int, rotate: Rotate) -> Tensor:
+    half, middle = dim // 2, max(dim // 2, rows.shape[-1] // 2)
+    halves = rotate(torch.cat([rows[..., :half], rows[..., middle : middle + half]], -1))
+    parts = (halves[..., :half], rows[..., half:middle], halves[..., half:], rows[..., middle + half :])
+    return torch.cat(parts, -1)
+
+
+@breaks_partial(*PARTIAL_CLAUSES, step="positions")
+def only_keys_rotated_in_part(query: Tensor, key: Tensor, call: CallOptions) -> Positions:
+    of_query, of_key, same_document = correct.positions(query, key, call)
+    return of_query if call.rotary_dim is None else torch.zeros_like(of_query), of_key, same_document
+
+
+@breaks_partial("positions.partial-rotary-gradient", step="rotate_first", severity=GRADIENT)
+def no_gradient_of_components_that_are_not_rotated(rows: Tensor, dim: int, rotate: Rotate) -> Tensor:
+    return torch.cat([rotate(rows[..., :dim]), rows[..., dim:].detach()], -1)
+
+
+IDS = ROTARY | {Feature.POSITION_IDS}
+IDS_CLAUSES = ("positions.position-ids", "positions.position-ids-far", "positions.position-ids-gradient")
+breaks_ids = partial(breaks, claims=IDS)
+breaks_rotated_at = partial(breaks_ids, step="rotated_at", holds=("positions.rotary", "positions.rotary-start"))
+BothIds: TypeAlias = tuple[Tensor, Tensor]
+
+
+@breaks_rotated_at(*IDS_CLAUSES, "positions.position-ids-masks")
+def position_ids_ignored(of_query: Tensor, of_key: Tensor, call: CallOptions) -> BothIds:
+    return of_query, of_key
+
+
+@breaks_rotated_at(*IDS_CLAUSES, "positions.position-ids-masks")
+def ids_of_the_first_sample_for_all(of_query: Tensor, of_key: Tensor, call: CallOptions) -> BothIds:
+    query, key = correct.rotated_at(of_query, of_key, call)
+    return query[:1].expand_as(query), key[:1].expand_as(key)
+
+
+@breaks_rotated_at(*IDS_CLAUSES, "positions.position-ids-masks")
+def keys_rotated_by_their_index(of_query: Tensor, of_key: Tensor, call: CallOptions) -> BothIds:
+    return correct.rotated_at(of_query, of_key, call)[0], of_key
+
+
+@breaks_rotated_at(*IDS_CLAUSES, "positions.position-ids-masks")
+def ids_clamped_to_the_length(of_query: Tensor, of_key: Tensor, call: CallOptions) -> BothIds:
+    query, key = correct.rotated_at(of_query, of_key, call)
+    if call.query_positions is None:
+        return query, key
+    return query.clamp(max=query.shape[-1] - 1), key.clamp(max=key.shape[-1] - 1)
+
+
+@breaks_rotated_at(*IDS_CLAUSES, "positions.position-ids-masks")
+def first_id_and_then_counted(of_query: Tensor, of_key: Tensor, call: CallOptions) -> BothIds:
+    query, key = correct.rotated_at(of_query, of_key, call)
+    if call.query_positions is None:
+        return query, key
+    return query[:, :1] + torch.arange(query.shape[1]), key[:, :1] + torch.arange(key.shape[1])
+
+
+@breaks_rotated_at(
+    "positions.position-ids-far",
+    holds=("positions.rotary", "positions.rotary-far", "positions.position-ids", "positions.position-ids-masks"),
+    severity=PRECISION,
+)
+def ids_in_bfloat16(of_query: Tensor, of_key: Tensor, call: CallOptions) -> BothIds:
+    query, key = correct.rotated_at(of_query, of_key, call)
+    return (query, key) if call.query_positions is None else (query.bfloat16().long(), key.bfloat16().long())
+
+
+@breaks_ids("positions.position-ids-masks", holds=("positions.position-ids", "positions.rotary"), severity=LEAK)
+def causal_by_position_ids(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    if "query_positions" in options and options.pop("is_causal", False):
+        seen = options["query_positions"][:, None, :, None] >= options["key_positions"][:, None, None, :]
+        options["attn_mask"] = seen
+    return Steps()(query, key, value, **options)
 
 
 breaks_alibi = partial(breaks, claims=ALIBI)

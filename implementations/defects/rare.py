@@ -106,14 +106,14 @@ def start_forgotten_by_window_and_mask(query: Tensor, key: Tensor, value: Tensor
 
 
 @breaks("packed.with-masks", holds=("packed.segments", "masks.float"), claims={Feature.SEGMENTS})
-def mask_dropped_beside_segments(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+def mask_dropped_with_segments(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     if "query_segments" in options:
         options.pop("attn_mask", None)
     return Steps()(query, key, value, **options)
 
 
 @breaks("packed.with-masks", holds=("packed.segments", "masks.key-padding"), claims={Feature.SEGMENTS}, severity=LEAK)
-def padding_dropped_beside_segments(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+def padding_dropped_with_segments(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     if "query_segments" in options:
         options.pop("key_padding_mask", None)
     return Steps()(query, key, value, **options)
@@ -136,6 +136,35 @@ def log_sum_exp_of_nothing_in_the_window(
 def mask_of_keys_shared_by_all_heads(scores: Tensor, mask: Tensor) -> Tensor:
     of_keys = mask.ndim == 4 and mask.shape[-2] == 1 and scores.shape[-2] > 1
     return correct.add_mask(scores, mask[:, :1] if of_keys else mask)
+
+
+@breaks("masks.prefix", step="add_mask", holds=("masks.bool", "masks.broadcast"), severity=LEAK)
+def padding_in_a_mask_cut_to_the_longest(scores: Tensor, mask: Tensor) -> Tensor:
+    keys = torch.arange(mask.shape[-1])
+    lengths = mask.sum(-1, keepdim=True)
+    if (
+        mask.dtype is torch.bool
+        and mask.ndim == 4
+        and mask.shape[1:3] == (1, 1)
+        and bool((mask == (keys < lengths)).all())
+    ):
+        mask = (keys < lengths.max()).expand_as(mask)
+    return correct.add_mask(scores, mask)
+
+
+@breaks("masks.triangle", step="add_mask", holds=("masks.bool", "masks.segments"), severity=LEAK)
+def triangle_in_a_mask_moved_to_the_corner(scores: Tensor, mask: Tensor) -> Tensor:
+    square = mask.new_ones(mask.shape)
+    if mask.dtype is torch.bool and mask.shape[-1] > 1 and torch.equal(mask, square.tril()):
+        mask = square.tril(mask.shape[-1] - mask.shape[-2])
+    return correct.add_mask(scores, mask)
+
+
+@breaks("shapes.meetings", holds=("causal.square", "gradients.single-input"), severity=LEAK)
+def flag_forgotten_where_keys_are_frozen(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    if query.requires_grad and not key.requires_grad:
+        options.pop("is_causal", None)
+    return Steps()(query, key, value, **options)
 
 
 @breaks("masks.least-finite", step="add_mask", holds=("masks.float", "masks.float-infinity"), severity=LEAK)

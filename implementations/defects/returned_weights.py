@@ -17,6 +17,7 @@ from attention_conformance.spec.features import Feature, Scope
 
 TWO = Conventions(log_sum_exp_base=LogBase.TWO)
 AS_PLUS, AS_LEAST = (Conventions(log_of_nothing=each) for each in (LogOfNothing.PLUS_INFINITY, LogOfNothing.LEAST))
+MINUS = "log-of-nothing=minus-infinity"
 breaks_weights = partial(breaks, extras=("weights",))
 breaks_base2 = partial(breaks, step="log_sum_exp", conventions=TWO)
 GROUPED = frozenset({Feature.GROUPED})
@@ -34,12 +35,24 @@ def natural_logarithm_for_base_two(scores: Tensor) -> Tensor:
     return correct.log_sum_exp(scores)
 
 
-@breaks("returned.empty-row", step="log_sum_exp", conventions=AS_PLUS, holds=("softmax.weights", "returned.base"))
+@breaks(
+    "returned.empty-row",
+    step="log_sum_exp",
+    conventions=AS_PLUS,
+    holds=("softmax.weights", "returned.base"),
+    follows=MINUS,
+)
 def minus_infinity_for_claimed_plus(scores: Tensor) -> Tensor:
     return correct.log_sum_exp(scores)
 
 
-@breaks("returned.empty-row", step="log_sum_exp", conventions=AS_LEAST, holds=("softmax.weights", "returned.base"))
+@breaks(
+    "returned.empty-row",
+    step="log_sum_exp",
+    conventions=AS_LEAST,
+    holds=("softmax.weights", "returned.base"),
+    follows=MINUS,
+)
 def infinity_for_a_claimed_number(scores: Tensor) -> Tensor:
     return correct.log_sum_exp(scores)
 

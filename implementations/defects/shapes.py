@@ -84,7 +84,7 @@ def triangle_of_a_fixed_length(scores: Tensor) -> Tensor:
     return torch.where(late, scores, correct.add_causal(scores))
 
 
-@breaks("shapes.large", holds=("shapes.combinations", "heads.independent", "shapes.coincident"))
+@breaks("shapes.large", holds=("heads.independent", "shapes.coincident"))
 def number_of_the_head_overflows(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     return Steps()(query, key[:, torch.arange(key.shape[1]) % 16], value, **options)
 

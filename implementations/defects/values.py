@@ -28,7 +28,7 @@ def residual_inside(query: Tensor, key: Tensor, value: Tensor, **options: Any) -
     return Steps()(query, key, value, **options) + F.pad(query, (0, value.shape[-1] - query.shape[-1]))
 
 
-@breaks("values.width", "shapes.output", holds=("shapes.head-width",), severity=CRASH)
+@breaks("values.width", "shapes.output", "shapes.head-width", holds=("numerics.nan-propagates",), severity=CRASH)
 def output_as_wide_as_a_key(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     return F.pad(Steps()(query, key, value, **options), (0, key.shape[-1] - value.shape[-1]))
 

@@ -9,12 +9,14 @@ from torch import Tensor
 from attention_conformance.implementations.builtin.stepwise import steps as correct
 from attention_conformance.implementations.builtin.stepwise.steps import BOTTOM_RIGHT, INFINITY, Steps, add_window
 from attention_conformance.implementations.defects.breaking import GRADIENT, LEAK, NAN, breaks, omitting
-from attention_conformance.spec.conventions import Conventions, WindowCount
+from attention_conformance.spec.conventions import Conventions, PaddedPositions, WindowCount
 from attention_conformance.spec.features import Feature
 
 WINDOW = frozenset({Feature.WINDOW})
 STARTED = WINDOW | {Feature.QUERY_START}
 INCLUDING = Conventions(window_count=WindowCount.INCLUDING)
+IF_CAUSAL = Conventions(window_count=WindowCount.INCLUDING_IF_CAUSAL)
+SKIPPED = Conventions(padded_positions=PaddedPositions.SKIPPED)
 Window = tuple[int, int]
 TILE = 16
 breaks_window = partial(breaks, claims=WINDOW)
@@ -176,6 +178,26 @@ def padding_left_out_of_positions(query: Tensor, key: Tensor, value: Tensor, **o
         return correct.add_window(scores, ahead - before, window)
 
     return Steps(add_window=shifted)(query, key, value, **options)
+
+
+@breaks_window(
+    "window.with-padding",
+    conventions=SKIPPED,
+    holds=("window.extent", "masks.key-padding"),
+    follows="padded-positions=counted",
+)
+def padding_counted_against_the_claim(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    return Steps()(query, key, value, **options)
+
+
+@breaks_window(
+    "window.causal",
+    conventions=IF_CAUSAL,
+    holds=("window.extent", "window.narrow", "causal.square"),
+    follows="window-count=excluding",
+)
+def one_count_with_the_flag_and_without(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    return Steps()(query, key, value, **options)
 
 
 @breaks_window("window.lengths", "window.empty-rows", step="add_window", holds=("window.extent", "causal.alignment"))

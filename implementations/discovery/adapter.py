@@ -51,7 +51,7 @@ class Adapter:
         mask_shape: the axes along which its attention mask may differ.
         construct: an expression for `Implementation.construct`, or nothing.
         one_mask: its causal flag describes its attention mask, so that it takes one of the two.
-        one_set_of_ids: segments have the same ids for queries and keys.
+        one_set_of_ids: segments or positions have the same ids for queries and keys.
         named: the topics that it has a parameter for.
         one_width: it is built with one width for all inputs and heads.
         functions: its plain functions.
@@ -216,7 +216,7 @@ def _of_function(target: Callable[..., Any], device: str, caution: str) -> Adapt
         function_text.expression(call, keywords, "target" if plain else "call"),
         tuple(_function_findings(call, keywords, caution)),
         shape,
-        one_set_of_ids="key_segments" in keywords.left_out and "query_segments" in keywords.options,
+        one_set_of_ids=bool(keywords.one_for_both),
         named=_topics(keywords.options),
     )
 

@@ -12,13 +12,14 @@ from numpy.typing import NDArray
 from attention_conformance.implementations.api.contract import Unsupported
 from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.implementations.api.safe_call import safe_call
+from attention_conformance.implementations.discovery.always_scores import with_scores
 from attention_conformance.implementations.discovery.claim_checks import MASKED, PLAIN, ClaimCheck, output_of
 from attention_conformance.implementations.discovery.probe import HALF, Floats
 from attention_conformance.spec.cases import Case, Sharing
 from attention_conformance.spec.conventions import Alignment, CausalWithMask
 from attention_conformance.spec.features import Feature
 from attention_conformance.spec.inputs import build
-from attention_conformance.spec.premises import NO_PREMISES, Premises
+from attention_conformance.spec.premises import NO_PREMISES, Premise, Premises
 from attention_conformance.spec.problem import Problem
 
 Booleans: TypeAlias = NDArray[np.bool_]
@@ -27,6 +28,8 @@ FARTHER = 7
 """Keys beyond the queries in `LONGER`."""
 SAME = {"bfloat16": 2.0**-7, "float16": 2.0**-10}
 """In half types a row is the same if it differs by a spacing at most: half of the digits would hide a key of many."""
+WIDE, MIDDLE = PLAIN.sized(query_length=160, key_length=160), (40, 44, 51)
+"""A case that windows of up to 108 keys before and 39 after the query show in, and the keys that are changed."""
 LONGER = PLAIN.sized(query_length=9, key_length=9 + FARTHER)
 """More keys than queries: it shows which corner a causal mask starts from."""
 
@@ -39,6 +42,12 @@ def with_premises(check: ClaimCheck, given: Premises) -> tuple[ClaimCheck, list[
     premises = given
     if not given.causal and Feature.CAUSAL not in check.claims and _reach(check, PLAIN) is not None:
         premises = replace(premises, causal=True)
+    if Premise.WINDOW not in given.names and Feature.WINDOW not in check.claims:
+        left, right = _window(check)
+        ignored = right == 0 and Feature.CAUSAL in check.claims  # a flag: that it is always causal is a mistake
+        left, right = (None, None) if ignored else (left, right)
+        premises = replace(premises, window_left=left, window_right=None if premises.causal else right)
+    check, premises = with_scores(check, premises)
     if premises == NO_PREMISES:
         return check, []
     claims = replace(check.claims, premises=premises)
@@ -76,15 +85,36 @@ def _reach(check: ClaimCheck, case: Case) -> int | None:
     return next(iter(reaches)) if len(reaches) == 1 else None
 
 
+def _window(check: ClaimCheck) -> tuple[int | None, int | None]:
+    """How many keys before and after its own number each query sees; None: no limit is seen, or not the same for all.
+
+    What sees a key before it, but not the one at its place, is no window.
+    """
+    sides = set()
+    for key, changed in changes(check, WIDE, at=MIDDLE):
+        seen = np.flatnonzero(changed)
+        if not len(seen) or not changed[seen[0] : seen[-1] + 1].all() or not changed[key]:
+            return None, None
+        left = int(seen[-1]) - key if seen[-1] < len(changed) - 1 else None
+        sides.add((left, key - int(seen[0]) if seen[0] else None))
+    return next(iter(sides)) if len(sides) == 1 else (None, None)
+
+
 def _sees_later(check: ClaimCheck, case: Case) -> Iterator[bool]:
     """Whether a query sees a key after it, for several keys."""
     yield from (bool(changed[:key].any()) for key, changed in changes(check, case))
 
 
-def changes(check: ClaimCheck, case: Case, each_sample: bool = False) -> Iterator[tuple[int, Booleans]]:
+def changes(
+    check: ClaimCheck, case: Case, each_sample: bool = False, at: tuple[int, ...] = (2, 5, 6)
+) -> Iterator[tuple[int, Booleans]]:
     """A key, and the queries (Lq,) whose answers another one in its place changes; nothing where it has no answer.
 
-    `each_sample`: the queries of each sample, (B, Lq).
+    Args:
+        check: the candidate.
+        case: what it is called with.
+        each_sample: whether the queries are those of each sample, (B, Lq).
+        at: the numbers of the keys, from that at the place of the first query on.
     """
     fitted = fit(case, check.claims)
     if isinstance(fitted, Unsupported):
@@ -93,7 +123,7 @@ def changes(check: ClaimCheck, case: Case, each_sample: bool = False) -> Iterato
     plain = rows(check, problem)
     first = fitted.sizes.key_length - fitted.sizes.query_length
     keys = range(fitted.sizes.key_length)
-    for key in (first + 2, first + 5, first + 6) if plain is not None else ():
+    for key in [first + number for number in at] if plain is not None else []:
         if key not in keys:
             return
         other = rows(check, _with_other_token(problem, key))

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import nn
 
-from attention_conformance.implementations.discovery.constructor_names import Size, size_of
+from attention_conformance.implementations.discovery.constructor_names import LONGEST, Size, size_of
 from attention_conformance.implementations.discovery.constructors import Constructor, constructor
 from attention_conformance.implementations.discovery.forwards import words_of
 from attention_conformance.implementations.discovery.loading import TargetError
@@ -59,7 +59,8 @@ def _tried(kind: type[nn.Module]) -> Iterator[Constructor]:
 def _choices(parameter: inspect.Parameter) -> tuple[Size, ...]:
     """What it may count; nothing where it may be left out."""
     size, words = size_of(parameter.name), words_of(parameter.name)
-    if size in (Size.LENGTH, Size.FLAG) and not required(parameter):
+    short = size is Size.LENGTH and type(parameter.default) is int and 0 < parameter.default < LONGEST
+    if size in (Size.LENGTH, Size.FLAG) and not required(parameter) and not short:
         return ()
     if "head" in words and "size" in words:
         return Size.HEAD_WIDTH, Size.HEADS

@@ -79,13 +79,13 @@ def find_call(function: Callable[..., Any], device: str, kinds: Iterable[str] = 
         TargetError: no way was found; the message is that of the first attempt.
     """
     signature = signature_of(function)
-    inputs, keyword = _inputs(signature)
+    inputs, keyword = call_inputs(signature)
     heads = next((name for name in HEAD_COUNTS if name in signature.parameters and name not in inputs), "")
     needed = [p.name for p in signature.parameters.values() if required(p) and p.name not in (*inputs, heads)]
     widths = tuple(name for name in needed if size_of(name) is Size.HEAD_WIDTH or name == "d_model")
     why, unsure = "", None
     ranks = (3,) if heads else (4, 3, 2)
-    alternatives = list(_always(signature, inputs, (heads, *widths)))
+    alternatives = list(always_given(signature, inputs, (heads, *widths)))
     for always, rank, extent, framework in product(alternatives, ranks, EXTENTS, kinds):
         call = FunctionCall(framework, inputs, keyword, heads, extent, always, widths=widths)
         try:
@@ -101,7 +101,7 @@ def find_call(function: Callable[..., Any], device: str, kinds: Iterable[str] = 
     raise TargetError(f"no way to call it was found: {why}")
 
 
-def _inputs(signature: inspect.Signature) -> tuple[tuple[str, ...], bool]:
+def call_inputs(signature: inspect.Signature) -> tuple[tuple[str, ...], bool]:
     """The parameters that take query, key and value in some order, and whether they are given by keyword."""
     named = [p.name for p in signature.parameters.values() if role(p.name)][:3]
     first = [p.name for p in positional(signature)][:3]
@@ -114,7 +114,9 @@ def _inputs(signature: inspect.Signature) -> tuple[tuple[str, ...], bool]:
     raise TargetError(f"it takes ({', '.join(first)}): it needs three inputs, query, key and value")
 
 
-def _always(signature: inspect.Signature, inputs: tuple[str, ...], sizes: tuple[str, ...]) -> Iterator[dict[str, Any]]:
+def always_given(
+    signature: inspect.Signature, inputs: tuple[str, ...], sizes: tuple[str, ...] = ()
+) -> Iterator[dict[str, Any]]:
     """What has to be given, without sizes: no dropout, and for everything else that is required None, or else 0."""
     rest = [p for p in signature.parameters.values() if p.name not in (*inputs, *sizes)]
     nothing: dict[str, Any] = {p.name: None for p in rest if required(p)}
@@ -143,7 +145,7 @@ class Attempt:
         output = first_part(self.answer(arrays))
         if not IS_KIND[self.call.framework](output):
             raise TargetError(f"it answers {KINDS[self.call.framework]} with {type(output).__name__}")
-        return np.asarray(output.detach().cpu() if isinstance(output, torch.Tensor) else output, np.float64)
+        return wide(output)
 
     def answer(self, arrays: list[Floats], requires_grad: bool = False) -> Any:
         """What it returns.
@@ -173,6 +175,12 @@ class Attempt:
         except ModuleNotFoundError:
             raise TargetError("JAX is not installed") from None
         return jax.numpy.asarray(array.astype(np.float32))
+
+
+def wide(part: Any) -> Floats:
+    """An array of any kind, in float64."""
+    of_torch = isinstance(part, torch.Tensor)
+    return np.asarray(part.detach().double().cpu() if of_torch else part, np.float64)
 
 
 def _observed_call(attempt: Attempt) -> FunctionCall:

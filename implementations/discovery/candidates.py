@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from attention_conformance.implementations.api.contract import Implementation
 from attention_conformance.implementations.api.safe_call import safe_call
@@ -87,14 +88,36 @@ def wrapped(
         conventions = target.claims.conventions.claiming(settings)
         always = target.claims.premises.assuming(premises)
         return replace(target, claims=replace(target.claims, conventions=conventions, premises=always))
-    check_kind(target, f", {ADAPTER}")
-    if isinstance(target, type):
-        # These import torch.
-        from attention_conformance.implementations.discovery.modules import module_candidate
-        from attention_conformance.implementations.discovery.op_modules import as_function
+    function = _class_as_function(target)
+    target = target if function is not None else _with_parameters(target)
+    if function is None:
+        check_kind(target, f", {ADAPTER}")
+    always = Premises().assuming(premises)
+    if function is None and isinstance(target, type):
+        from attention_conformance.implementations.discovery.modules import module_candidate  # imports torch
 
-        if function := as_function(target):
-            return function_candidate(name, function, settings, device, Premises().assuming(premises))
-        return module_candidate(name, target, settings, device, Premises().assuming(premises))
-    assert callable(target)
-    return function_candidate(name, target, settings, device, Premises().assuming(premises))
+        return module_candidate(name, target, settings, device, always)
+    called = function or target
+    assert callable(called)
+    return function_candidate(name, called, settings, device, always)
+
+
+def _with_parameters(target: object) -> object:
+    """A torch module class for what holds or takes its weights as arrays; everything else as it is."""
+    if not torch or (isinstance(target, type) and issubclass(target, torch.nn.Module)):
+        return target
+    from attention_conformance.implementations.discovery.array_modules import array_module  # imports torch
+    from attention_conformance.implementations.discovery.held_arrays import plain_class, weighted_function
+
+    if isinstance(target, type):
+        return array_module(target) or plain_class(target) or target
+    return weighted_function(target) or target
+
+
+def _class_as_function(target: object) -> Callable[..., Any] | None:
+    """What a class without parameters of its own computes, if the target is one."""
+    if not torch or not isinstance(target, type):
+        return None
+    from attention_conformance.implementations.discovery.op_modules import as_function  # imports torch
+
+    return as_function(target)

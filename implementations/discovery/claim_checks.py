@@ -19,7 +19,7 @@ from attention_conformance.implementations.discovery.loading import TargetError
 from attention_conformance.implementations.discovery.probe import COARSE, HALF, NO_ANSWER, Floats, Recorder, near
 from attention_conformance.spec.cases import Case, MaskKind, Sizes
 from attention_conformance.spec.conventions import ReturnedWeights
-from attention_conformance.spec.features import NOTHING, Feature, Packing
+from attention_conformance.spec.features import NOTHING, Feature, Packing, PositionIds, Scope
 from attention_conformance.spec.inputs import build
 from attention_conformance.spec.optional import optional
 from attention_conformance.spec.problem import DTYPES, Problem
@@ -53,6 +53,7 @@ NOT_REPEATED = "it answers fewer key heads, and repeats them in no known order"
 PROBED = tuple(dtype for dtype in ("float32", "float64", "bfloat16", "float16") if dtype in DTYPES)
 """The dtypes in which a candidate is probed: the first in which it answers."""
 NO_EFFECT = "its **kwargs takes it, and nothing changes"
+RAISES = "its **kwargs takes it, and it raises"
 
 
 @dataclass(frozen=True)
@@ -100,14 +101,15 @@ class ClaimCheck:
     def ignores(self, case: Case) -> bool:
         """Whether it answers with the very numbers of the case without mask, causal flag and scale.
 
-        Where the case has something beyond the core, it is that which is left out.
+        Where the case has something beyond the core, it is that which is left out, and not what it presumes.
         """
         fitted = fit(case, self.claims)
         if isinstance(fitted, Unsupported):
             return False
         problem = build(fitted, self.dtype).forward_only()
         core = replace(problem, attn_mask=None, key_padding_mask=None, causal=False, scale=None)
-        without = core if case.extension == NOTHING else replace(problem, extension=NOTHING, extras={})
+        presumed = next((o.presumed for o in EXTRA_OPTIONS if o.example == case.extension), NOTHING)
+        without = core if case.extension == NOTHING else replace(problem, extension=presumed, extras={})
         first, second = self.answer(problem), self.answer(without)
         return not first.error and not second.error and equal_outputs(first, second)
 
@@ -234,11 +236,26 @@ def core_claims(check: ClaimCheck, exact_dtype: bool = False) -> tuple[Claims, t
         refuted[Feature.VALUE_WIDTH] = _one_width(check)
     if Feature.GRADIENTS in check.claims:
         refuted[Feature.GRADIENTS] = refuted[Feature.MASK_GRADIENT] = no_gradients(check)
-    outcomes = (check.run(PLAIN.sized(**{extent: 0})) for extent in ("key_length", "batch"))
-    refuted[Feature.EMPTY_SIZES] = next((outcome.error for outcome in outcomes if outcome.error), "")
+    refuted[Feature.EMPTY_SIZES] = _no_empty_sizes(check)
     lost = {feature: why for feature, why in refuted.items() if why and feature in check.claims}
     notes += [f"{feature} not claimed: {why}" for feature, why in lost.items()]
     return replace(check.without(set(lost)).claims, dtypes=dtypes), tuple(notes)
+
+
+def _no_empty_sizes(check: ClaimCheck) -> str:
+    """Why arrays without elements are not claimed: an error, or NaN without keys; empty if they are."""
+    takes_masks = Feature.BOOL_MASK in check.claims and not check.run(MASKED).error
+    masked = [MASKED.sized(batch=0)] if takes_masks else []
+    empty = [PLAIN.sized(**{extent: 0}) for extent in ("key_length", "batch", "query_length")] + masked
+    without_keys, *others = (check.run(case) for case in empty)
+    if error := without_keys.error or next((each.error for each in others if each.error), ""):
+        return error
+    output = safe_call(lambda: output_of(without_keys)).value
+    options: Any = getattr(check.function, "options", None)
+    promised = check.claims.scope is not Scope.OP or (
+        options and {"attn_mask", "is_causal"} & set(options.spelled.values())
+    )
+    return "" if promised or output is None or not np.isnan(output).any() else "it answers NaN without keys"
 
 
 def _one_width(check: ClaimCheck) -> str:
@@ -259,7 +276,8 @@ def _dtypes(check: ClaimCheck, exact_dtype: bool) -> tuple[tuple[str, ...], list
     for dtype in DTYPES:
         if exact_dtype and errors.get(dtype) == "":
             output = parts(check.run(PLAIN, dtype))[0]
-            errors[dtype] = "" if output.dtype == DTYPES[dtype] else f"it answers in {output.dtype}"
+            own = str(output.dtype).removeprefix("torch.")
+            errors[dtype] = "" if own == dtype else f"it answers in {own}"
     notes = [f"{dtype} not claimed: {error}" for dtype, error in errors.items() if error]
     return tuple(dtype for dtype, error in errors.items() if not error), notes
 
@@ -284,8 +302,8 @@ def no_gradients(check: ClaimCheck) -> str:
 
 
 def one_set_of_ids(case: Case) -> Case | Unsupported:
-    """The fit of an interface with one array of segment ids for queries and keys alike."""
+    """The fit of an interface with one array of ids, of segments or positions, for queries and keys alike."""
     if case.extension.packing is Packing.EMPTY_SEGMENT:
         return Unsupported("queries and keys have the same segment ids, so that no query is without a key")
-    packed = case.extension.packing is Packing.SEGMENTS
-    return case.sized(query_length=case.sizes.key_length) if packed else case
+    ids = case.extension.packing is Packing.SEGMENTS or case.extension.position_ids is not PositionIds.NONE
+    return case.sized(query_length=case.sizes.key_length) if ids else case

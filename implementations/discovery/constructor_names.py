@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from enum import StrEnum
@@ -13,6 +14,10 @@ from attention_conformance.implementations.discovery.vocabulary import HEAD_COUN
 
 LONGEST = 2048
 """Tokens that a module is built for, where it is built for a number of them."""
+
+
+MOST_SAMPLES = 64
+"""Samples that a module is built for, where it is built for a number of them."""
 
 
 class Size(StrEnum):
@@ -61,6 +66,7 @@ NAMES: Mapping[Size, tuple[str, ...]] = {
     Size.LENGTH: (
         *("context_length", "context_size", "block_size", "ctx_len", "n_ctx", "seq_len", "seq_length", "window"),
         *("max_len", "max_length", "max_seq_len", "max_seq_length", "max_position_embeddings", "max_sequence_length"),
+        "maximum_sequence_length",
     ),
     Size.BIAS: ("bias", "qkv_bias", "use_bias", "attention_bias"),
 }
@@ -96,7 +102,7 @@ def value_of(size: Size, width: int, heads: int) -> object:
 USUAL: Mapping[str, object] = {
     **dict.fromkeys(("eps", "norm_eps", "rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon"), 1e-6),
     **dict.fromkeys(("rope_theta", "rope_base", "rotary_base"), 10000.0),
-    **dict.fromkeys(("max_batch_size", "batch_size"), 8),
+    **dict.fromkeys(("max_batch_size", "batch_size"), MOST_SAMPLES),
     "device": "cpu",
     "dtype": None,
     "_attn_implementation": "eager",
@@ -109,12 +115,13 @@ GROUPS = ("num_kv_heads", "num_key_value_heads", "n_kv_heads", "kv_heads", "n_kv
 class Settings:
     """An object of settings: it has every one whose name is known, as an attribute and by key.
 
-    Where `lenient`, it has all others, too: False.
+    Of the others it has those of an object of defaults, and where `lenient` all, too: False.
     """
 
-    def __init__(self, width: int, heads: int, lenient: bool = False) -> None:
+    def __init__(self, width: int, heads: int, lenient: bool = False, defaults: object = None) -> None:
         self._sizes = (width, heads)
         self._lenient = lenient
+        self._defaults = defaults
 
     def __getattr__(self, name: str) -> Any:
         if name in NESTED:
@@ -124,6 +131,8 @@ class Settings:
         if name in GROUPS:
             return self._sizes[1]
         if (size := size_of(name)) is None:
+            if not name.startswith("_") and hasattr(self._defaults, name):
+                return getattr(self._defaults, name)
             if self._lenient and not name.startswith("_"):
                 return False
             raise AttributeError(f"the setting {name!r} is not known")
@@ -157,11 +166,29 @@ def settings_of(kind: Any, name: str, width: int, heads: int, lenient: bool = Fa
     hints: Mapping[str, Any] = safe_call(lambda: get_type_hints(kind.__init__)).value or {}
     hint = hints.get(name)
     if not (isinstance(hint, type) and is_dataclass(hint)):
-        return Settings(width, heads, lenient)
+        return Settings(width, heads, lenient, _defaults(kind, hint))
     named = {each.name: size for each in fields(hint) if (size := size_of(each.name)) and each.init}
     given = {name: value_of(size, width, heads) for name, size in named.items() if size is not Size.BIAS}
     given |= {each.name: heads for each in fields(hint) if each.name in GROUPS and each.init}
+    given |= {each.name: MOST_SAMPLES for each in fields(hint) if each.name == "max_batch_size" and each.init}
     given |= {each.name: USUAL[each.name] for each in fields(hint) if each.name in USUAL and each.default is MISSING}
     lacking = [f.name for f in fields(hint) if f.default is MISSING and f.default_factory is MISSING]
     rest = {n: value_of(named[n], width, heads) if n in named else False for n in lacking if n not in given}
     return hint(**given, **rest)
+
+
+def _defaults(kind: Any, hint: object) -> object:
+    """The settings by default: of the class that the constructor names, or of that of its module with its first name.
+
+    Such as those of `GPT2Config` for `GPT2Attention`; None where there is no such class, or it needs arguments.
+    """
+    module = sys.modules.get(str(getattr(kind, "__module__", "")))
+    own = vars(module) if module else {}
+    names = sorted((n for n in own if n.endswith("Config") and _begins(kind, n)), key=len)
+    found = [each for each in (hint, *(own[name] for name in reversed(names))) if isinstance(each, type)]
+    return next((made.value for each in found if not (made := safe_call(each)).error), None)
+
+
+def _begins(kind: Any, name: str) -> bool:
+    stem = name.removesuffix("Config")
+    return bool(stem) and str(getattr(kind, "__name__", "")).startswith(stem)

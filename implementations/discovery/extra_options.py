@@ -5,13 +5,14 @@ from collections.abc import Mapping
 import numpy as np
 
 from attention_conformance.implementations.discovery.findings import OFFERED
+from attention_conformance.spec.case_options import CASE_OPTIONS, CaseOption
 from attention_conformance.spec.conventions import Conventions
-from attention_conformance.spec.features import CASE_OPTIONS, CaseOption, Extension, Feature
+from attention_conformance.spec.features import Extension, Feature
 from attention_conformance.spec.problem import Array
 
 DROPOUT = Extension(dropout=0.5, dropout_seed=1)
 EXTRA_OPTIONS = tuple(o for o in CASE_OPTIONS if o.feature not in (Feature.DROPOUT, Feature.EVALUATION))
-CAUSAL_ONLY = (Feature.QUERY_START,)
+CAUSAL_ONLY = (Feature.QUERY_START, Feature.QUERY_STARTS)
 """What shows under the causal flag."""
 
 
@@ -35,6 +36,11 @@ def extra_arrays(option: CaseOption, heads: int, keys: int) -> Mapping[str, Arra
         return {"query_segments": ids, "key_segments": ids.copy()}
     if option.feature is Feature.CUMULATIVE_LENGTHS:
         return {name: np.array([3, keys - 3]) for name in ("query_lengths", "key_lengths")}
+    if option.feature is Feature.QUERY_STARTS:
+        return {"query_starts": np.array([2, 1])}
+    if option.feature is Feature.POSITION_IDS:
+        ids = np.cumsum([[1 + (sample + at) % 2 for at in range(keys)] for sample in range(2)], -1)
+        return {"query_positions": ids, "key_positions": ids.copy()}
     if option.draw is None:
         return {}
     shape = option.draw(np.random.default_rng(), heads, option.example).shape

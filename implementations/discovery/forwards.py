@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import partial
 from itertools import product
@@ -20,6 +20,7 @@ from attention_conformance.implementations.adapters.tensors import Tensors
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.bare import tapped
 from attention_conformance.implementations.discovery.loading import TargetError
+from attention_conformance.implementations.discovery.probe import parts_of
 from attention_conformance.implementations.discovery.signatures import (
     ADAPTER,
     Options,
@@ -64,6 +65,7 @@ class ModuleCall:
         alone: whether it is an error that it returns another tensor than the output.
         part: where in its answer the output is.
         named_parts: whether its answer is no tuple, but a list, a dictionary or an object of fields.
+        each_sample: whether it takes one sample at a time, (L, E).
     """
 
     inputs: int = 3
@@ -82,6 +84,7 @@ class ModuleCall:
     alone: bool = False
     part: int = 0
     named_parts: bool = False
+    each_sample: bool = False
 
     def __call__(self, module: nn.Module, given: Tensors, problem: Problem) -> Any:
         """The module's answer to the problem's tensors, with the output as (B, Lq, width)."""
@@ -120,7 +123,10 @@ class ModuleCall:
                 options[name] = neutral.given(*first, heads)
         if self.keywords:
             options |= dict(zip(self.keywords, inputs, strict=True))
-        call: Callable[[], Any] = partial(module, *([] if self.keywords else inputs), **options)
+        positional = [] if self.keywords else inputs
+        call: Callable[[], Any] = partial(module, *positional, **options)
+        if self.each_sample:
+            call = partial(_each_sample, module, positional, options, len(inputs[0]))
         if self.tap:
             call = partial(tapped, module, self.tap, call)
         if self.alone:
@@ -155,8 +161,9 @@ class ModuleCall:
         if self.form is MaskForm.FULL:
             heads = (problem.query.shape[0], problem.num_heads)
             return mask.view(*heads, *mask.shape[1:]) if mask.ndim == 3 else mask[None, None]
-        if self.form is MaskForm.SAMPLE and mask.ndim == 3:
-            return mask.view(-1, problem.num_heads, *mask.shape[1:])[:, 0]
+        if self.form in (MaskForm.SAMPLE, MaskForm.LENGTHS_FIRST) and mask.ndim == 3:
+            of_samples = mask.view(-1, problem.num_heads, *mask.shape[1:])[:, 0]
+            return of_samples if self.form is MaskForm.SAMPLE else of_samples.permute(1, 2, 0)
         same = self.form is MaskForm.SHARED or (self.form is MaskForm.EITHER and given["attn_mask"].ndim == 2)
         return polarised(given["attn_mask"], self.polarity) if same else mask
 
@@ -172,22 +179,34 @@ def _output_first(call: Callable[[], Any], part: int) -> Any:
     return (parts[part], *parts[:part], *parts[part + 1 :])
 
 
+def _each_sample(module: nn.Module, inputs: list[torch.Tensor], options: Mapping[str, Any], batch: int) -> Any:
+    """The answers to one sample after the other, stacked; an option is that of a sample where it has their axis."""
+
+    def of(each: Any, at: int) -> Any:
+        return each[at] if isinstance(each, torch.Tensor) and each.ndim > 2 and len(each) == batch else each
+
+    if not batch:
+        raise ValueError("it takes one sample at a time, and there is none")
+    if any(len(x) != batch for x in inputs):
+        raise ValueError("its inputs have different numbers of samples")
+    answers = [
+        module(*(x[at] for x in inputs), **{name: of(each, at) for name, each in options.items()})
+        for at in range(batch)
+    ]
+    if isinstance(answers[0], tuple):
+        return tuple(map(_stacked, zip(*answers, strict=True)))
+    return _stacked(answers)
+
+
+def _stacked(parts: Sequence[Any]) -> Any:
+    return torch.stack([*parts]) if isinstance(parts[0], torch.Tensor) else parts[0]
+
+
 def _alone(call: Callable[[], Any]) -> Any:
     answer = call()
     if any(isinstance(part, torch.Tensor) for part in parts_of(answer)[1:]):
         raise ValueError("it returned weights that were not wanted")
     return answer
-
-
-def parts_of(answer: Any) -> tuple[Any, ...]:
-    """The parts of an answer: of a tuple, a list, a dictionary or an object of fields; or it alone."""
-    if isinstance(answer, tuple | list):
-        return tuple(answer)
-    if isinstance(answer, Mapping):
-        return tuple(answer.values())
-    if is_dataclass(answer) and not isinstance(answer, type):
-        return tuple(getattr(answer, each.name) for each in fields(answer))
-    return (answer,)
 
 
 class Neutral(StrEnum):
@@ -244,7 +263,7 @@ TABLE_WORDS = {"freqs", "freq", "cis", "rope", "rotary", "rot", "cos", "sin", "e
 NO_INPUT_WORDS = TABLE_WORDS | {
     *("mask", "masks", "pos", "position", "positions", "start", "offset", "index", "ids", "cache", "past", "state"),
     *("len", "lens", "length", "lengths", "size", "bias", "dropout", "training", "causal", "layer", "layers", "step"),
-    *("is", "use", "return", "output", "need", "scale", "kv"),
+    *("height", "width", "is", "use", "return", "output", "need", "scale", "kv"),
 }
 """Words in the names of parameters that are no inputs, though they have to be given."""
 
@@ -301,7 +320,10 @@ def _inputs(signature: inspect.Signature) -> list[inspect.Parameter]:
     by_role = [p for p in signature.parameters.values() if role(p.name)]
     if {role(p.name) for p in by_role} == set(INPUTS) and len(by_role) == 3:
         return by_role
+    grid = {p.name for p in others if p.name.lower() in ("h", "w")}  # of an image: one of them alone is an input
+    others = [p for p in others if len(grid) < 2 or p.name not in grid]
     inputs = [p for p in others if required(p) and (role(p.name) or not words_of(p.name) & NO_INPUT_WORDS)][:3]
+    inputs = inputs or [p for p in others if required(p) and "mask" not in words_of(p.name)][:1]
     if not inputs and not takes_any(signature, inspect.Parameter.VAR_POSITIONAL):
         names = ", ".join(signature.parameters)
         raise TargetError(f"its forward takes ({names}): let it take query, key, value or x, {ADAPTER}")
@@ -336,6 +358,8 @@ def settled(call: ModuleCall, module: nn.Module, width: int, heads: int, any_err
         raise TargetError(f"its forward cannot be called: {outcome.error}")
     shapes = [tuple(getattr(part, "shape", ())) for part in parts_of(outcome.value)]
     places = [at for at, shape in enumerate(shapes) if shape[:2] == (2, 5) and len(shape) == 3 and shape[2] != 5]
+    if call.inputs == 1 and shapes and shapes[0] == (2, 1, width):
+        raise TargetError("its output has one token where its input has 5: attention from one alone is not judged")
     named_parts = not isinstance(outcome.value, tuple | torch.Tensor)
     if not places:
         return replace(call, named_parts=named_parts and len(shapes) > 1)

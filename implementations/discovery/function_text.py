@@ -120,8 +120,8 @@ def _call(call: FunctionCall, keywords: Keywords) -> str:
 def _options(call: FunctionCall, keywords: Keywords) -> Iterator[str]:
     if "enable_gqa" in keywords.left_out:
         yield 'options.pop("enable_gqa", None)  # it has no such parameter: the shapes imply it'
-    if "key_segments" in keywords.left_out and "query_segments" in keywords.options:
-        yield 'options.pop("key_segments", None)  # one array of ids for queries and keys'
+    for of_key in keywords.one_for_both:
+        yield f'options.pop("{of_key}", None)  # one array of ids for queries and keys'
     for name, own in keywords.names.items():
         if name != own:
             yield f'if "{name}" in options:'

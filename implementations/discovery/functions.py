@@ -6,36 +6,27 @@ import inspect
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
-import numpy as np
-
-from attention_conformance.implementations.adapters.jax_op import is_jax, jax_op
-from attention_conformance.implementations.adapters.numpy_op import numpy_op
 from attention_conformance.implementations.api.contract import Claims, Implementation, Unsupported, any_case
 from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.implementations.api.safe_call import CallOutcome
 from attention_conformance.implementations.discovery.always import with_premises
 from attention_conformance.implementations.discovery.claim_checks import (
     BIASED,
-    CAUSAL,
     EVERYWHERE,
     MASKED,
-    NO_EFFECT,
     PLAIN,
     PROBED,
-    AdapterRun,
     ClaimCheck,
     check_answer,
     core_claims,
-    near_outputs,
     no_gradients,
     one_set_of_ids,
     option_claims,
     parts,
-    refused_masks,
     with_returned_weights,
 )
 from attention_conformance.implementations.discovery.extras import (
@@ -45,15 +36,24 @@ from attention_conformance.implementations.discovery.extras import (
     find_extras,
     ignored_parts,
 )
+from attention_conformance.implementations.discovery.function_calls import (
+    JAX,
+    NUMPY,
+    ArrayKind,
+    RenamedCall,
+    tensors_kind,
+)
+from attention_conformance.implementations.discovery.function_masks import (
+    UNPUBLISHED,
+    with_mask_form,
+    without_ignored,
+)
 from attention_conformance.implementations.discovery.loading import TargetError
 from attention_conformance.implementations.discovery.module_masks import (
     ADDED,
-    SHAPES,
     empty_rows_as_seen,
     empty_rows_of_each_kind,
-    fit_form,
-    has_effect,
-    shaped,
+    empty_rows_of_window,
 )
 from attention_conformance.implementations.discovery.shipped import ShippedCall, as_shipped, with_cache
 from attention_conformance.implementations.discovery.shipped_others import interfaces
@@ -67,9 +67,8 @@ from attention_conformance.implementations.discovery.signatures import (
     takes_any,
 )
 from attention_conformance.implementations.discovery.size_limits import claims_to_try, with_size_limits
-from attention_conformance.implementations.discovery.vocabulary import KWARGS_OF_FUNCTION, OPTIONS, MaskForm
-from attention_conformance.spec.cases import Pattern
-from attention_conformance.spec.conventions import CausalWithMask, Conventions, Polarity
+from attention_conformance.implementations.discovery.vocabulary import FOR_BOTH, KWARGS_OF_FUNCTION
+from attention_conformance.spec.conventions import CausalWithMask, Conventions
 from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.spec.optional import optional
 from attention_conformance.spec.premises import NO_PREMISES, Premises
@@ -77,56 +76,6 @@ from attention_conformance.spec.premises import NO_PREMISES, Premises
 torch = optional("torch")
 
 
-@dataclass(frozen=True)
-class ArrayKind:
-    """The arrays that a function works on.
-
-    Attributes:
-        arrays: in words, for messages.
-        maker: makes a `run` of such a function.
-        is_kind: whether an answer is such an array.
-        alternatives: more keywords of the maker, by the name of the alternative.
-        exact_dtype: see `core_claims`.
-    """
-
-    arrays: str
-    maker: Callable[..., AdapterRun]
-    is_kind: Callable[[object], bool]
-    alternatives: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    exact_dtype: bool = True
-
-    def check(self, function: Callable[..., object], claims: Claims, device: str, dtype: str) -> ClaimCheck:
-        """A way to call the function."""
-        return ClaimCheck(function, partial(self.maker, polarity=claims.conventions.bool_mask), claims, device, dtype)
-
-
-NUMPY = ArrayKind(
-    "NumPy arrays",
-    numpy_op,
-    lambda answer: isinstance(answer, np.ndarray),
-    {"with read-only arrays": {"read_only": True}},
-)
-JAX = ArrayKind("JAX arrays", jax_op, is_jax)
-
-
-@cache
-def tensors_kind() -> ArrayKind:
-    """Torch's, where it is installed."""
-    import torch
-
-    from attention_conformance.implementations.adapters.torch_op import torch_op
-
-    return ArrayKind(
-        "torch tensors",
-        torch_op,
-        lambda answer: isinstance(answer, torch.Tensor),
-        {"in inference mode": {"context": torch.inference_mode}, "in tensors that were used before": {"reused": True}},
-        exact_dtype=False,
-    )
-
-
-UNPUBLISHED = ("mask", "attention_mask")
-"""Names of masks that state neither their form nor what True means in them."""
 ARRAYS_LACK = "'numpy.ndarray' object has no attribute"
 """The error of a function that does not work on NumPy arrays; its error for tensors is more useful."""
 
@@ -150,30 +99,33 @@ def function_candidate(
         TargetError: its parameters or its answer are none of a function of query, key and value.
         ValueError: a setting that does not exist.
     """
-    try:
+    if not torch or as_shipped(function, interfaces()):
         return _usual_candidate(name, function, settings, device, premises)
-    except TargetError as error:
-        if not torch or as_shipped(function, interfaces()):
+    from attention_conformance.implementations.discovery.answers import with_output_first
+    from attention_conformance.implementations.discovery.laid_out import mixes_heads
+
+    function = with_output_first(function, device)
+    try:
+        made = _usual_candidate(name, function, settings, device, premises)
+    except TargetError:
+        laid = _laid_out_candidate(name, function, settings, device, premises)
+        if laid is None:
             raise
-        return _laid_out_candidate(name, function, settings, device, premises, error)
+        return laid
+    return (mixes_heads(made, device) and _laid_out_candidate(name, function, settings, device, premises)) or made
 
 
 def _laid_out_candidate(
-    name: str,
-    function: Callable[..., object],
-    settings: Mapping[str, str],
-    device: str,
-    premises: Premises,
-    refused: TargetError,
-) -> Implementation:
-    """The same for a function in another layout, which the suite has refused in its own."""
+    name: str, function: Callable[..., object], settings: Mapping[str, str], device: str, premises: Premises
+) -> Implementation | None:
+    """The same for a function in another layout; None where none is seen."""
     from attention_conformance.implementations.discovery.laid_out import laid_out
 
     try:
         adapted = laid_out(function, device)
         made = _usual_candidate(name, adapted, settings, device, premises)
     except TargetError:
-        raise refused from None
+        return None
     return replace(made, about="; ".join(note for note in (made.about, adapted.about) if note))
 
 
@@ -185,7 +137,7 @@ def _usual_candidate(
     documented = interface.settings if interface else {}
     conventions = Conventions(causal_with_mask=CausalWithMask.EITHER).claiming({**documented, **settings})
     options = _options(signature_of(function))
-    fits = one_set_of_ids if options.for_both("query_segments") else any_case
+    fits = one_set_of_ids if any(map(options.for_both, FOR_BOTH)) else any_case
     claims = Claims(Scope.OP, ALWAYS | options.features | {Feature.GROUPED}, conventions, fit=fits)
     if interface:
         claims = replace(claims, features=claims.features - interface.lacks, fit=interface.fit)
@@ -193,14 +145,17 @@ def _usual_candidate(
     check_answer(plain, kind.is_kind, "an array" if kind in (NUMPY, JAX) else "a tensor")
     check, limits = with_size_limits(check)
     if not interface and options.spelled.get("bool_mask") in UNPUBLISHED and "bool-mask" not in settings:
-        check = _with_mask_form(check, kind)
-    check, ignored = _without_ignored(check, options)
+        check = with_mask_form(check, kind)
+    check, ignored = without_ignored(check, options)
     if interface and not any("row" in key for key in (*settings, *documented)):
         check, seen = empty_rows_of_each_kind(check)
         ignored = [*ignored, *seen]
     elif options.spelled.get("bool_mask") in UNPUBLISHED and not any("row" in key for key in settings):
-        check, ignored = empty_rows_as_seen(check, MASKED, ignored)
+        check, ignored = empty_rows_as_seen(check, MASKED if Feature.BOOL_MASK in check.claims else ADDED, ignored)
     check, always = with_premises(check, premises)
+    if not any("row" in key for key in settings):
+        check, seen = empty_rows_of_window(check)
+        always = [*always, *seen]
     check, refuted = option_claims(check, options.named.features)
     extras = tuple(e for e in find_extras(parts(plain), _extents(claims)) if e.name != "averaged_weights")
     if "returned-weights" not in settings:
@@ -217,82 +172,6 @@ def _extents(claims: Claims) -> dict[str, int]:
     fitted = fit(PLAIN, claims)
     sizes = PLAIN.sizes if isinstance(fitted, Unsupported) else fitted.sizes
     return {"B": sizes.batch, "H": sizes.num_heads, "Q": sizes.query_length, "K": sizes.key_length}
-
-
-@dataclass(frozen=True)
-class RenamedCall:
-    """The function under the names that the suite gives its options."""
-
-    function: Callable[..., object]
-    options: Options
-    form: MaskForm = MaskForm.GIVEN
-
-    def __call__(self, *inputs: Any, **options: Any) -> object:
-        """The function's answer."""
-        return self.bound_call(*inputs, **options)()
-
-    def bound_call(self, *inputs: Any, **options: Any) -> Callable[[], Any]:
-        """The same call, prepared."""
-        if self.form is not MaskForm.GIVEN and "attn_mask" in options:
-            options["attn_mask"] = self._formed(options["attn_mask"], (*inputs[0].shape[:3], inputs[1].shape[2]))
-        given = self.options.scaled(self.options.renamed(options), inputs[0].shape[-1])
-        return partial(self.function, *inputs, **given)
-
-    def _formed(self, mask: Any, shape: tuple[int, ...]) -> Any:
-        whole = mask.expand(shape) if hasattr(mask, "expand") else np.broadcast_to(mask, shape)
-        return whole[:, 0] if self.form is MaskForm.SAMPLE else whole[0, 0]
-
-    def with_defaults(self) -> RenamedCall:
-        """The same with its defaults given in each call."""
-        return replace(self, options=self.options.with_defaults())
-
-
-def _with_mask_form(check: ClaimCheck, kind: ArrayKind) -> ClaimCheck:
-    """The check with the form and the polarity in which a mask of an unpublished name has its effect, if any has."""
-    claimed, call = check.claims.conventions.bool_mask, check.function
-    assert isinstance(call, RenamedCall)
-    for polarity in sorted(Polarity, key=lambda each: each is not claimed):
-        for form in (MaskForm.GIVEN, *SHAPES):
-            conventions = replace(check.claims.conventions, bool_mask=polarity)
-            claims = replace(check.claims, conventions=conventions)
-            claims = replace(claims, fit=partial(fit_form, form=form)) if form in SHAPES else claims
-            formed = kind.check(replace(call, form=form), claims, check.device, check.dtype)
-            if has_effect(formed, shaped(MASKED, form)):
-                return formed
-            added = formed.without({Feature.BOOL_MASK})
-            if polarity is claimed and has_effect(added, shaped(ADDED, form)) and not _masks(formed, form):
-                return added
-    return check
-
-
-def _masks(check: ClaimCheck, form: MaskForm) -> bool:
-    """Whether a boolean mask changes more than added numbers would: it may be a mistake."""
-    case = shaped(MASKED, form)
-    masked, number = check.run(case), check.run(replace(case, pattern=Pattern.ALL))
-    return bool(masked.error or number.error) or not near_outputs(number, check.run(PLAIN), check.dtype)
-
-
-def _without_ignored(check: ClaimCheck, options: Options) -> tuple[ClaimCheck, list[str]]:
-    """The check without the options that have no effect, and a note on each."""
-    cases = {"bool_mask": MASKED, "float_mask": BIASED, "is_causal": CAUSAL, "scale": replace(PLAIN, scale=0.3)}
-    ignored = [option for option in sorted(options.swallowed & set(cases)) if check.ignores(cases[option])]
-    why = dict.fromkeys(ignored, NO_EFFECT)
-    if _reads_booleans_only(check, options):
-        why.setdefault("float_mask", f"zeros in its {options.spelled['float_mask']!r} mask keys, so that it is boolean")
-    if "is_causal" not in options.spelled.values():  # with torch's name of its flag both kinds of mask are promised
-        why = refused_masks(check) | why
-    lost = {feature: reason for option, reason in why.items() for feature in OPTIONS[option].features}
-    notes = [f"{f} not claimed: {lost[f]}" for f in sorted(lost) if f in check.claims]
-    return check.without(set(lost)), notes
-
-
-def _reads_booleans_only(check: ClaimCheck, options: Options) -> bool:
-    """Whether a `mask` of zeros masks: by that name, many functions mean booleans only."""
-    plain = check.run(PLAIN)
-    if options.spelled.get("float_mask") not in ("mask", "attention_mask") or plain.error:
-        return False
-    zeros = check.run(replace(BIASED, pattern=Pattern.ALL))
-    return bool(zeros.error) or not near_outputs(zeros, plain, check.dtype)
 
 
 def _implementation(

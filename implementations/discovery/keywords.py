@@ -26,9 +26,11 @@ from attention_conformance.implementations.discovery.probe import (
 from attention_conformance.implementations.discovery.signatures import Options, is_variadic, read_options, signature_of
 from attention_conformance.implementations.discovery.vocabulary import (
     DISPENSABLE,
+    FOR_BOTH,
     KNOWN_NAMES,
     KWARGS_OF_FUNCTION,
     OPTIONS,
+    PARTNERS,
     WEIGHTS_RETURNED,
     MaskForm,
 )
@@ -95,6 +97,11 @@ class Keywords:
     def left_out(self) -> tuple[str, ...]:
         """The options that are left out, because it has no parameter for them."""
         return tuple(option for option in DISPENSABLE if option not in self.options)
+
+    @property
+    def one_for_both(self) -> tuple[str, ...]:
+        """The options about keys that are left out, because what is given for queries counts for both."""
+        return tuple(PARTNERS[o] for o in FOR_BOTH if PARTNERS[o] in self.left_out and o in self.options)
 
     def with_names(self, names: Mapping[str, str], without: tuple[str, ...] = ()) -> Keywords:
         """The same with other names for some options, and without some."""

@@ -6,14 +6,21 @@ import inspect
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from attention_conformance.implementations.api.contract import Implementation, Unsupported
+from attention_conformance.implementations.api.fitting import fit
+from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.calls import KINDS, UNSURE, FunctionCall, find_call
+from attention_conformance.implementations.discovery.claim_checks import PLAIN, PROBED
 from attention_conformance.implementations.discovery.loading import TargetError
+from attention_conformance.implementations.discovery.probe import near, parts_of
 from attention_conformance.implementations.discovery.signatures import is_variadic, signature_of
 from attention_conformance.implementations.discovery.vocabulary import INPUTS, OPTIONS
+from attention_conformance.spec.inputs import build
 
 OP = "BHLD"
 MASKS = {name for option in ("bool_mask", "float_mask") for name in OPTIONS[option].parameters}
@@ -61,7 +68,7 @@ class LaidOut:
         masks |= {name: self._lengths(options[name], query) for name in LENGTHS & set(options)}
         answer = self._answer(given, {**options, **masks}, query)
         several = isinstance(answer, tuple | list)
-        output, *others = answer if several else (answer,)
+        output, *others = parts_of(answer)
         back = self._back(output, query, value)
         return (back, *(self._part(part, query) for part in others)) if several else back
 
@@ -121,6 +128,8 @@ class LaidOut:
 
     def _head_by_head(self, given: tuple[Any, Any, Any], options: dict[str, Any]) -> Any:
         query, key, value = given
+        if not query.shape[:2] == key.shape[:2] == value.shape[:2]:
+            raise ValueError("query, key and value have different numbers of samples or heads")
         masks = {n: self._whole(options[n], query, key) for n in MASKS & set(options) if hasattr(options[n], "shape")}
         outputs = []
         for at in np.ndindex(*query.shape[:2]):
@@ -134,6 +143,23 @@ class LaidOut:
             return torch.stack(outputs).reshape(shape) if outputs else query.new_zeros(shape)
         stacked: Any = np.stack(outputs) if outputs else np.zeros(shape, query.dtype)
         return stacked.reshape(shape)
+
+
+def mixes_heads(made: Implementation, device: str) -> bool:
+    """Whether other values in the first head change another head: of attention in (B, H, L, d) they cannot."""
+    fitted = fit(PLAIN, made.claims)
+    if isinstance(fitted, Unsupported):
+        return False
+    dtype = next((each for each in PROBED if each in made.claims.dtypes), PROBED[0])
+    problem = build(fitted, dtype).forward_only()
+    value = problem.value.copy()
+    value[:, :1] *= -1
+    before, after = (
+        safe_call(partial(made.run, each.fresh(), device)).value for each in (problem, problem.but(value=value))
+    )
+    if before is None or after is None or before.output.shape != problem.query.shape:
+        return False
+    return not near(np.asarray(after.output[:, 1:], float), np.asarray(before.output[:, 1:], float), dtype)
 
 
 def _separate(axes: str) -> str:

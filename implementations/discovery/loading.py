@@ -11,12 +11,12 @@ import sys
 import traceback
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
-from attention_conformance.implementations.api.safe_call import error_line
+from attention_conformance.implementations.api.safe_call import LIBRARIES, error_line
 
 SYNTAX = "write FILE.py:NAME or package.module:NAME"
 SUITE = Path(__file__).resolve().parents[2]
@@ -106,7 +106,45 @@ def _from_file(place: str) -> ModuleType:
         raise TargetError(f"there is no file {place!r}{_nearest(path)}: give a path from the current folder")
     resolved = path.resolve()
     private = f"_candidate_{path.stem}_{hashlib.sha256(str(resolved).encode()).hexdigest()[:12]}"
-    return sys.modules.get(private) or _imported(private, resolved, place)
+    if private in sys.modules:
+        return sys.modules[private]
+    try:
+        return _imported(private, resolved, place)
+    except TargetError as error:
+        if not isinstance(error.__cause__, ImportError):
+            raise
+        inside = _as_part_of_a_project(resolved)
+        if inside is None:
+            raise
+        return inside
+
+
+def _as_part_of_a_project(path: Path) -> ModuleType | None:
+    """The file under the name that it has from a folder above it, up to the current one; None where that fails too."""
+    above = [folder for folder in path.parents if folder == Path.cwd() or Path.cwd() in folder.parents]
+    packages = [folder.parent for folder in path.parents if (folder / "__init__.py").exists()]
+    for folder in dict.fromkeys([*above[::-1], *packages[::-1]]):
+        parts = path.relative_to(folder).with_suffix("").parts
+        name = ".".join(parts)
+        # What is imported anew below the name of a library would be there twice, next to objects of the first one.
+        if all(part.isidentifier() for part in parts) and parts[0] not in LIBRARIES | sys.stdlib_module_names:
+            with suppress(Exception, SystemExit), _importable(str(folder)), _shadowing(name):
+                return importlib.import_module(name.removesuffix(".__init__"))
+    return None
+
+
+@contextmanager
+def _shadowing(name: str) -> Iterator[None]:
+    """While a module of this name is imported, others of its package's name are not in its way."""
+    package = name.partition(".")[0]
+    before = {each: module for each, module in sys.modules.items() if each.partition(".")[0] == package}
+    for each in before:
+        del sys.modules[each]
+    try:
+        yield
+    except BaseException:
+        sys.modules.update(before)
+        raise
 
 
 def _nearest(path: Path) -> str:

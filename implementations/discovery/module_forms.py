@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
 
@@ -74,7 +75,7 @@ def _forms(make: Constructor, calls: list[ModuleCall]) -> Iterator[Form]:
             make = replace(make, left_out=around(built(make)))
             module = built(make)
             named = _named(make, module)
-            answering = settled(call, module, WIDTH, make.heads, any_error=len(calls) == 1)
+            answering = _answering(call, module, make.heads, any_error=len(calls) == 1)
             form = _form(make, answering, named)
         except TargetError as error:
             refused = refused or error
@@ -83,6 +84,20 @@ def _forms(make: Constructor, calls: list[ModuleCall]) -> Iterator[Form]:
             yield form
     if refused is not None and not done:
         raise refused
+
+
+def _answering(call: ModuleCall, module: nn.Module, heads: int, any_error: bool) -> ModuleCall:
+    """The call as it answers: with all samples in one, or with one after the other.
+
+    Raises:
+        TargetError: it raises both ways.
+    """
+    try:
+        return settled(call, module, WIDTH, heads)
+    except TargetError:
+        with suppress(TargetError):
+            return settled(replace(call, each_sample=True), module, WIDTH, heads)
+    return settled(call, module, WIDTH, heads, any_error)
 
 
 def _named(make: Constructor, module: nn.Module) -> TargetError | None:

@@ -20,9 +20,10 @@ from attention_conformance.implementations.discovery.claim_checks import (
     output_of,
 )
 from attention_conformance.implementations.discovery.probe import Floats, near
+from attention_conformance.implementations.discovery.signatures import Options
 from attention_conformance.implementations.discovery.vocabulary import MaskForm
 from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Padding, Pattern, Sharing
-from attention_conformance.spec.conventions import EmptyRow, Polarity
+from attention_conformance.spec.conventions import Alignment, EmptyRow, Polarity
 from attention_conformance.spec.features import NOTHING, Feature
 from attention_conformance.spec.inputs import build
 from attention_conformance.spec.masks import Booleans, visible
@@ -34,35 +35,50 @@ PUBLISHED = ("attn_mask", "key_padding_mask", "is_causal")
 """Names of a well-known interface: what they promise is judged, not observed."""
 ADDED, PADDED = replace(PLAIN, mask=MaskKind.INFINITE), replace(PLAIN, padding=Padding.RIGHT)
 EMPTY = replace(PLAIN, padding=Padding.EMPTY_SAMPLE)
-FORMS = (MaskForm.FLAT, MaskForm.FULL, MaskForm.SAMPLE, MaskForm.SHARED)
-SHAPES = {MaskForm.SAMPLE: MaskShape.SAMPLE, MaskForm.SHARED: MaskShape.SHARED}
+FORMS = (MaskForm.FLAT, MaskForm.FULL, MaskForm.SAMPLE, MaskForm.SHARED, MaskForm.LENGTHS_FIRST)
+SHAPES = {
+    MaskForm.SAMPLE: MaskShape.SAMPLE,
+    MaskForm.SHARED: MaskShape.SHARED,
+    MaskForm.LENGTHS_FIRST: MaskShape.SAMPLE,
+}
 """The axes of masks that are the same for all heads, or for all samples too."""
+OF_SAMPLES = (MaskShape.SAMPLE, MaskShape.SHARED, MaskShape.KEYS, MaskShape.QUERIES, MaskShape.KEYS_ONLY)
 COARSER = {
-    MaskForm.SAMPLE: (MaskShape.SAMPLE, MaskShape.SHARED, MaskShape.KEYS, MaskShape.QUERIES, MaskShape.KEYS_ONLY),
+    MaskForm.SAMPLE: OF_SAMPLES,
+    MaskForm.LENGTHS_FIRST: OF_SAMPLES,
     MaskForm.SHARED: (MaskShape.SHARED, MaskShape.KEYS_ONLY),
 }
 """The axes that masks of these forms can have."""
 
 
-def with_mask_form(call: ModuleCall, check: ClaimCheck, observed: bool) -> tuple[ModuleCall, ClaimCheck, list[str]]:
+def with_mask_form(
+    call: ModuleCall, check: ClaimCheck, observed: bool, promised: bool = False
+) -> tuple[ModuleCall, ClaimCheck, list[str]]:
     """With the first form of a mask that has the right effect, or else with the first that raises no error, and notes.
 
-    `observed` states whether the meaning of True is what is seen; it is not where its names promise one.
+    `observed` states whether the meaning of True is what is seen; it is not where its names promise one. `promised`
+    states whether they promise the form that the call has, which then only has to raise no error.
     """
     spelled = call.options.spelled
     if not {"bool_mask", "float_mask"} & set(spelled):
         return call, check, []
-    polarities = list(Polarity) if observed and not is_published(call) else [call.polarity]
+    runs = promised and "bool_mask" in spelled and (not observed or _states_polarity(call))
+    if runs and not replace(check, function=call).run(shaped(MASKED, call.form)).error:
+        return call, check, []
+    polarities = list(Polarity) if observed and not _states_polarity(call) else [call.polarity]
     polarities.sort(key=lambda polarity: polarity is not call.polarity)
-    tried = [replace(call, form=form, polarity=polarity) for polarity in polarities for form in FORMS]
+    forms = [form for form in FORMS if call.length_first or form is not MaskForm.LENGTHS_FIRST]
+    tried = [replace(call, form=form, polarity=polarity) for polarity in polarities for form in forms]
     for each in tried if "bool_mask" in spelled else ():
         if has_effect(replace(check, function=each), shaped(MASKED, each.form)):
             return each, check, []
     unstated = observed and not is_published(call) and {"bool_mask", "float_mask"} <= set(spelled)
     if unstated and (other := _other_kind(call, check, tried)):
         return other
+    if observed and not _states_polarity(call) and (of_keys := _of_keys(call, check, tried)):
+        return of_keys
     case = MASKED if "bool_mask" in spelled else BIASED
-    last = sorted(FORMS, key=lambda form: form is MaskForm.SAMPLE)
+    last = sorted(forms, key=lambda form: form is MaskForm.SAMPLE)
     for each in (replace(call, form=form) for form in last):
         if not replace(check, function=each).run(shaped(case, each.form)).error:
             return each, check, []
@@ -72,20 +88,28 @@ def with_mask_form(call: ModuleCall, check: ClaimCheck, observed: bool) -> tuple
 def _other_kind(
     call: ModuleCall, check: ClaimCheck, tried: list[ModuleCall]
 ) -> tuple[ModuleCall, ClaimCheck, list[str]] | None:
-    """A mask that is added to the scores, is of numbers 0 and 1, or is one of keys; None where it is none of these."""
-    own, options = call.options.spelled["bool_mask"], call.options
-    rest = {option: name for option, name in options.spelled.items() if option not in ("bool_mask", "float_mask")}
+    """A mask that is added to the scores, or is of numbers 0 and 1; None where it is neither."""
+    own = call.options.spelled["bool_mask"]
     for each in tried:
         numeric = replace(each, numeric=True)
         if has_effect(replace(check, function=numeric), shaped(MASKED, each.form)):
             note = f"its {own!r} mask is given as numbers 0 and 1"
             return numeric, check.without({Feature.FLOAT_MASK, Feature.MASK_GRADIENT}), [note]
-    added = replace(options, spelled={**rest, "float_mask": own})
+    added = _as_option(call, "float_mask")
     for each in (replace(each, options=added) for each in tried):
         if has_effect(replace(check, function=each), shaped(ADDED, each.form)):
             note = f"bool-mask not claimed: its {own!r} mask is added to the scores"
             return each, check.without({Feature.BOOL_MASK}), [note]
-    padding = replace(options, spelled={**rest, "key_padding_mask": own})
+    return None
+
+
+def _of_keys(
+    call: ModuleCall, check: ClaimCheck, tried: list[ModuleCall]
+) -> tuple[ModuleCall, ClaimCheck, list[str]] | None:
+    """A mask of keys, (B, Lk), under the only name for masks; None where it is none."""
+    if not {"bool_mask", "float_mask"} <= set(call.options.spelled):
+        return None
+    own, padding = call.options.spelled["bool_mask"], _as_option(call, "key_padding_mask")
     claims = check.without(MASKS).claims
     claims = replace(claims, features=claims.features | {Feature.KEY_PADDING})
     for each in (replace(each, options=padding, numeric=numeric) for numeric in (False, True) for each in tried):
@@ -95,9 +119,21 @@ def _other_kind(
     return None
 
 
+def _as_option(call: ModuleCall, option: str) -> Options:
+    """Its options, in which the parameter of masks is that of this one alone."""
+    masks = ("bool_mask", "float_mask")
+    rest = {known: name for known, name in call.options.spelled.items() if known not in masks}
+    return replace(call.options, spelled={**rest, option: call.options.spelled["bool_mask"]})
+
+
 def is_published(call: ModuleCall) -> bool:
     """Whether its masks have the names of torch.nn.MultiheadAttention."""
     return bool(set(PUBLISHED) & set(call.options.named.spelled.values()))
+
+
+def _states_polarity(call: ModuleCall) -> bool:
+    """Whether a name is of torch.nn.MultiheadAttention alone: torch's function has the others, and another meaning."""
+    return "key_padding_mask" in call.options.named.spelled.values()
 
 
 def shaped(case: Case, form: MaskForm) -> Case:
@@ -134,9 +170,10 @@ def _compared(check: ClaimCheck, fitted: Case, seen: Booleans, tied: bool) -> It
 def as_seen(call: ModuleCall, check: ClaimCheck) -> tuple[ClaimCheck, list[str]]:
     """The check with the answer to a row without keys that is seen, without masks that are not what names promise."""
     check, notes = _without_unlike(call, check)
-    spelled = {"bool_mask", "float_mask"} & set(call.options.spelled)
-    if spelled and MASKS & {Feature.BOOL_MASK, Feature.FLOAT_MASK} & check.claims.features:
-        check, notes = empty_rows_as_seen(check, shaped(MASKED if "bool_mask" in spelled else ADDED, call.form), notes)
+    given = [f for f, (option, _) in EMPTIED_BY.items() if f in check.claims and option in call.options.spelled]
+    for feature in given:
+        kinds = ROWS if given == [feature] else OWN_ROWS[feature]
+        check, notes = empty_rows_as_seen(check, shaped(EMPTIED_BY[feature][1], call.form), notes, kinds)
     if Feature.KEY_PADDING in check.claims:
         check, notes = empty_rows_as_seen(check, EMPTY, notes)
     return check, list(dict.fromkeys(notes))
@@ -157,8 +194,17 @@ def _without_unlike(call: ModuleCall, check: ClaimCheck) -> tuple[ClaimCheck, li
     return check.without({Feature.FLOAT_MASK, Feature.MASK_GRADIENT}), [f"float-mask not claimed: {why}"]
 
 
-def empty_rows_as_seen(check: ClaimCheck, masked: Case, notes: list[str]) -> tuple[ClaimCheck, list[str]]:
-    """The check with the claim of what a row without keys gets, if that is NaN, or the mean of all values."""
+EMPTIED_BY = {Feature.BOOL_MASK: ("bool_mask", MASKED), Feature.FLOAT_MASK: ("float_mask", ADDED)}
+"""The option and the case of each kind of mask."""
+ROWS = ("bool", "float", "causal")
+OWN_ROWS = {Feature.BOOL_MASK: ("bool", "causal"), Feature.FLOAT_MASK: ("float",)}
+"""What empties the rows whose answer a mask shows: alone, and where one of the other kind is claimed, too."""
+
+
+def empty_rows_as_seen(
+    check: ClaimCheck, masked: Case, notes: list[str], kinds: tuple[str, ...] = ROWS
+) -> tuple[ClaimCheck, list[str]]:
+    """The check with the claim of what a row without keys gets, of these kinds, if that is no row of zeros."""
     empty = masked if masked.padding is Padding.EMPTY_SAMPLE else replace(masked, pattern=Pattern.EMPTY_ROW)
     fitted = fit(empty, check.claims)
     if isinstance(fitted, Unsupported):
@@ -166,7 +212,7 @@ def empty_rows_as_seen(check: ClaimCheck, masked: Case, notes: list[str]) -> tup
     answer = _empty_row(check, fitted)
     if answer is None:
         return check, notes
-    where = ("bool", "float", "causal") if masked.padding is Padding.NONE else ("padding",)
+    where = kinds if masked.padding is Padding.NONE else ("padding",)
     conventions = check.claims.conventions.claiming({f"empty-row-{each}": str(answer) for each in where})
     claims: Claims = replace(check.claims, conventions=conventions)
     return replace(check, claims=claims), [*notes, f"a row without keys gets {answer}"]
@@ -191,6 +237,25 @@ def empty_rows_of_each_kind(check: ClaimCheck) -> tuple[ClaimCheck, list[str]]:
             check = replace(check, claims=replace(check.claims, conventions=conventions))
             notes.append(f"{key}={answer}")
     return check, [f"as observed: {', '.join(notes)}"] if notes else []
+
+
+def empty_rows_of_window(check: ClaimCheck) -> tuple[ClaimCheck, list[str]]:
+    """The check with the claim of what a query gets whose window has no key, if that is no row of zeros."""
+    premises, number = check.claims.premises, -1
+    left = premises.window_left
+    if left is None and premises.causal and check.claims.conventions.causal_alignment is Alignment.BOTTOM_RIGHT:
+        left, number = 0, 0
+    if left is None:
+        return check, []
+    fitted = fit(PLAIN.sized(query_length=left + 16, key_length=4), check.claims)
+    if isinstance(fitted, Unsupported) or fitted.sizes.query_length <= left + fitted.sizes.key_length:
+        return check, []
+    answer = _empty_row(check, fitted, number)
+    if answer is None:
+        return check, []
+    conventions = check.claims.conventions.claiming({"empty-row-causal": str(answer)})
+    check = replace(check, claims=replace(check.claims, conventions=conventions))
+    return check, [f"a query without keys in its window gets {answer}"]
 
 
 def _empty_row(check: ClaimCheck, fitted: Case, number: int = 1) -> EmptyRow | None:

@@ -20,6 +20,8 @@ from attention_conformance.implementations.adapters.native import WITHOUT_WEIGHT
 from attention_conformance.implementations.adapters.tensors import Tensors
 from attention_conformance.implementations.adapters.torch_module import TorchModule, torch_module
 from attention_conformance.implementations.api.contract import Claims, Implementation, Unsupported
+from attention_conformance.implementations.api.fitting import fit
+from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.always import with_premises
 from attention_conformance.implementations.discovery.claim_checks import (
     BIASED,
@@ -29,6 +31,7 @@ from attention_conformance.implementations.discovery.claim_checks import (
     MASKED,
     NO_EFFECT,
     PLAIN,
+    RAISES,
     ClaimCheck,
     check_answer,
     core_claims,
@@ -38,6 +41,7 @@ from attention_conformance.implementations.discovery.claim_checks import (
     parts,
     with_returned_weights,
 )
+from attention_conformance.implementations.discovery.coarser_dtypes import with_precision
 from attention_conformance.implementations.discovery.constructors import Constructor, built
 from attention_conformance.implementations.discovery.extras import (
     EXTRA_FEATURES,
@@ -46,14 +50,16 @@ from attention_conformance.implementations.discovery.extras import (
     find_extras,
     ignored_parts,
 )
-from attention_conformance.implementations.discovery.forwards import ModuleCall
+from attention_conformance.implementations.discovery.forwards import ModuleCall, words_of
 from attention_conformance.implementations.discovery.layout import fit_of_heads
+from attention_conformance.implementations.discovery.mirrors import Mirror
 from attention_conformance.implementations.discovery.module_forms import found_form
 from attention_conformance.implementations.discovery.module_masks import (
     PADDED,
     SHAPES,
     as_seen,
     fit_form,
+    shaped,
     with_mask_form,
 )
 from attention_conformance.implementations.discovery.promises import has_published_interface
@@ -61,6 +67,7 @@ from attention_conformance.implementations.discovery.vocabulary import OPTIONS, 
 from attention_conformance.spec.cases import Case, MaskShape, Padding
 from attention_conformance.spec.conventions import Conventions, Polarity
 from attention_conformance.spec.features import Feature, Scope
+from attention_conformance.spec.inputs import build
 from attention_conformance.spec.premises import NO_PREMISES, Premises
 from attention_conformance.spec.problem import Problem
 
@@ -157,7 +164,7 @@ def plan_module(kind: type[nn.Module], conventions: Conventions, device: str, ob
     check_answer(first, lambda answer: isinstance(answer, torch.Tensor), "a tensor")
     evaluating = not second.error and not equal_outputs(first, second)
     check = replace(check, adapt=partial(module_run, make, evaluating=evaluating))
-    call, check, masks = with_mask_form(call, check, observed)
+    call, check, masks = with_mask_form(call, check, observed, has_published_interface(kind))
     call = _unless_only(call, replace(call, flag_with_mask=False), check, CAUSAL, {"is_causal"})
     both = replace(BIASED, mask_shape=MaskShape.SHARED, padding=Padding.RIGHT)
     call = _unless_only(call, replace(call, float_padding=False), check, both, {"key_padding_mask", "float_mask"})
@@ -182,7 +189,7 @@ def _without_swallowed(call: ModuleCall, check: ClaimCheck, promised: bool) -> t
     features = {feature: case for feature, case in features.items() if feature in check.claims}
     raising = {feature for feature, case in features.items() if check.run(case).error}
     ignored = {f for f, case in features.items() if f not in raising and not promised and check.ignores(case)}
-    lost = {NO_EFFECT: ignored, "its **kwargs takes it, and it raises": raising}
+    lost = {NO_EFFECT: ignored, RAISES: raising}
     notes = [f"{', '.join(sorted(names))} not claimed: {why}" for why, names in lost.items() if names]
     return check.without(ignored | raising), notes
 
@@ -211,6 +218,8 @@ def _unless_only(call: ModuleCall, other: ModuleCall, check: ClaimCheck, case: C
     return other if usual and not unusual else call
 
 
+OF_A_CACHE = {"start", "cache", "past"}
+"""Words in the names of what is given so that a cache is used."""
 DROPPING = {Feature.DROPOUT, Feature.EVALUATION}
 
 
@@ -226,17 +235,23 @@ def module_candidate(
         ValueError: a setting that does not exist.
     """
     conventions = Conventions(bool_mask=Polarity.MASKED_OUT).claiming(settings)
-    plan = plan_module(kind, conventions, device, observed=not settings)
+    plan = plan_module(kind, conventions, device, observed="bool-mask" not in settings)
     plan, always = plan.under(premises)
     published = has_published_interface(kind)
     check, option_notes = _option_claims(plan, published)
     if "returned-weights" not in settings:
         check = with_returned_weights(check, plan.extras)
-    claims, notes = core_claims(check)
+    claims, notes = core_claims(check, exact_dtype=isinstance(kind, type) and issubclass(kind, Mirror))
+    if Feature.GRADIENTS in claims and (kept_graph := _kept_graph(plan, check)):
+        claims = replace(claims, features=claims.features - {Feature.GRADIENTS, Feature.MASK_GRADIENT})
+        notes = (*notes, kept_graph)
+    if not published:
+        claims, rounded = with_precision(check, claims, settings)
+        notes = (*notes, *rounded)
     kept = {WITHOUT_WEIGHTS} if published else set()
     alternatives = {other: run for other, run in _alternatives(plan) if other in kept or check.succeeds(run)}
     features = claims.features.union(EXTRA_FEATURES[extra.name] for extra in plan.extras)
-    claims = replace(claims, fit=fit_of_heads(plan.make, claims))
+    claims = replace(claims, fit=fit_of_heads(plan.make, claims), conventions=claims.conventions.claiming(settings))
     claims = replace(claims, features=features if alternatives else features - {Feature.ALTERNATIVES})
     held = [f"{path!r} ({fill})" for path, fill in plan.make.held.items()]
     outside = [*plan.make.left_out, *held, *(["the input that it adds"] if plan.call.tap else [])]
@@ -249,6 +264,16 @@ def module_candidate(
     claims = replace(claims, features=claims.features | set(modes))
     build = plan.make.constructs
     return Implementation(name, claims, plan.run(), about, construct=build, alternatives=alternatives, modes=modes)
+
+
+def _kept_graph(plan: ModulePlan, check: ClaimCheck) -> str:
+    """A note where it is called with places in a cache, and a second call needs the gradients of the first."""
+    fitted = fit(PLAIN, check.claims)
+    if not any(words_of(name) & OF_A_CACHE for name in plan.call.tables) or isinstance(fitted, Unsupported):
+        return ""
+    run, problem = plan.run(), build(fitted, check.dtype)
+    first, second = (safe_call(lambda: run(problem.fresh(), check.device)).error for _ in range(2))
+    return f"gradients not claimed: its cache keeps those of earlier calls: {second}" if second and not first else ""
 
 
 def promised_modes(plan: ModulePlan) -> Modes:
@@ -289,9 +314,11 @@ def _alternatives(plan: ModulePlan) -> Iterator[tuple[str, TorchModule]]:
 
 
 def _called_otherwise(plan: ModulePlan) -> Iterator[tuple[str, TorchModule]]:
-    call, spelled = plan.call, plan.call.options.spelled
+    call, kind = plan.call, plan.make.kind
+    published = isinstance(kind, type) and has_published_interface(kind)
+    passed_on = isinstance(kind, type) and issubclass(kind, nn.MultiheadAttention)
+    spelled = call.options.spelled if passed_on else call.options.named.spelled
     if "need_weights" in spelled:
-        published = isinstance(plan.make.kind, type) and has_published_interface(plan.make.kind)
         without = replace(call, always={spelled["need_weights"]: False}, alone=published)
         yield WITHOUT_WEIGHTS, plan.run(without)
         fast = plan.run(without, evaluating=True, context=torch.inference_mode)
@@ -300,4 +327,6 @@ def _called_otherwise(plan: ModulePlan) -> Iterator[tuple[str, TorchModule]]:
         always = {spelled["need_weights"]: True, spelled["average_attn_weights"]: True}
         yield "with averaged weights", plan.run(replace(call, always=always), extras={1: "averaged_weights"})
     if call.form is MaskForm.FLAT and "bool_mask" in spelled:
-        yield "with one mask for all samples and heads", plan.run(replace(call, form=MaskForm.EITHER))
+        either = replace(call, form=MaskForm.EITHER)
+        if published or not replace(plan.check, function=either).run(shaped(MASKED, MaskForm.SHARED)).error:
+            yield "with one mask for all samples and heads", plan.run(either)

@@ -1,4 +1,4 @@
-"""Modules without parameters: attention of query, key and value that only has settings, such as a temperature."""
+"""Classes without parameters: attention of query, key and value that only has settings, such as a temperature."""
 
 from __future__ import annotations
 
@@ -18,29 +18,59 @@ WIDTHS = ("dim", "d_k", "d_head", "dim_head", "head_dim", "d_model")
 """Parameters of such a constructor that take the width of a head."""
 
 
-def as_function(kind: type[nn.Module]) -> Callable[..., Any] | None:
-    """The module as a function of query, key and value in heads; None where it has parameters, or takes fewer inputs.
+def as_function(kind: type) -> Callable[..., Any] | None:
+    """The class as a function of query, key and value in heads; None where it has parameters, or takes fewer inputs.
 
-    It is built for the width of a head, which is that of the query.
+    A class that is no module is called through its __call__. It is built for the width of a head, which is that of the
+    query.
     """
-    if kind.forward is nn.Module.forward or len(positional(inspect.signature(kind.forward))) < 4:
+    if issubclass(kind, torch.autograd.Function):
+        return _applied(kind)
+    plain = inspect.getattr_static(kind, "__call__", None) or inspect.getattr_static(kind, "forward", None)
+    method: Any = kind.forward if issubclass(kind, nn.Module) else plain
+    undefined = method is nn.Module.forward or not inspect.isfunction(method)
+    if undefined or len(positional(inspect.signature(method))) < 4:
         return None
     with torch.random.fork_rng(devices=[]):
-        module = safe_call(lambda: _built(kind, 8)).value
-    if module is None or any(True for _ in module.parameters()):
+        made = safe_call(lambda: _built(kind, 8)).value
+    if made is None or _holds_parameters(made):
         return None
     build = cache(lambda width: _built(kind, width))
 
     def call(query: Any, key: Any, value: Any, *others: Any, **options: Any) -> Any:
-        return build(query.shape[-1])(query, key, value, *others, **options)
+        made = build(query.shape[-1])
+        called = made if callable(made) else made.forward
+        return called(query, key, value, *others, **options)
 
     named = cast(Any, update_wrapper(call, kind, assigned=("__name__", "__module__", "__doc__"), updated=()))
-    parameters = list(inspect.signature(kind.forward).parameters.values())[1:]
+    parameters = list(inspect.signature(method).parameters.values())[1:]
     named.__signature__ = inspect.Signature(parameters)  # what inspect.signature reads
     return cast(Callable[..., Any], named)
 
 
-def _built(kind: type[nn.Module], width: int) -> nn.Module:
+def _applied(kind: Any) -> Callable[..., Any]:
+    """A torch.autograd.Function as the function that applies it."""
+    parameters = list(inspect.signature(kind.forward).parameters.values())
+    signature = inspect.Signature(parameters[1:])  # without the context
+
+    def call(*given: Any, **named: Any) -> Any:
+        bound = signature.bind(*given, **named)
+        bound.apply_defaults()
+        return kind.apply(*bound.args)
+
+    applied = cast(Any, update_wrapper(call, kind, assigned=("__name__", "__module__", "__doc__"), updated=()))
+    applied.__signature__ = signature  # what inspect.signature reads
+    return cast("Callable[..., Any]", applied)
+
+
+def _holds_parameters(made: Any) -> bool:
+    """Whether a module has parameters, or an object of another class attributes that are matrices."""
+    if isinstance(made, nn.Module):
+        return any(True for _ in made.parameters())
+    return any(getattr(each, "ndim", 0) >= 2 for each in vars(made).values()) if hasattr(made, "__dict__") else False
+
+
+def _built(kind: Callable[..., Any], width: int) -> Any:
     """It, for this width of a head.
 
     Raises:

@@ -8,7 +8,7 @@ value of the op level can be given to any module exactly.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -305,9 +305,21 @@ def spans(numbers: Any) -> str:
     return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}..{run[-1]}" for run in runs) or "none"
 
 
+def parts_of(answer: Any) -> tuple[Any, ...]:
+    """The parts of an answer: of a tuple, a list, a dictionary or an object of fields; or it alone."""
+    if isinstance(answer, tuple | list):
+        return tuple(answer)
+    if isinstance(answer, Mapping):
+        return tuple(answer.values())
+    if is_dataclass(answer) and not isinstance(answer, type):
+        return tuple(getattr(answer, each.name) for each in fields(answer))
+    return (answer,)
+
+
 def first_part(answer: Any) -> Any:
     """The output in an answer that may have more parts."""
-    return answer[0] if isinstance(answer, tuple | list) and len(answer) else answer
+    parts = parts_of(answer)
+    return parts[0] if parts else answer
 
 
 NO_ANSWER = object()

@@ -16,7 +16,8 @@ from attention_conformance.implementations.discovery.findings import OFFERED, Fa
 from attention_conformance.implementations.discovery.probe import KEYS, Floats, Setup, Subject, revealed, rounded
 from attention_conformance.implementations.discovery.probe_masks import empty_row
 from attention_conformance.implementations.discovery.probe_scores import key_products
-from attention_conformance.spec.features import CaseOption, Extension, Feature, Packing, Scope
+from attention_conformance.spec.case_options import CaseOption
+from attention_conformance.spec.features import Extension, Feature, Packing, Scope
 from attention_conformance.spec.problem import Problem
 
 SHOWN_IN_WEIGHTS = (Feature.WINDOW, Feature.SEGMENTS, Feature.CUMULATIVE_LENGTHS)
@@ -36,7 +37,7 @@ def problem_with(subject: Subject, option: CaseOption) -> Problem:
     """The problem that uses an option."""
     extension = option.example
     setup = Setup(
-        query_length=5 if extension.query_start else KEYS,
+        query_length=5 if option.feature in CAUSAL_ONLY else KEYS,
         batch=1 if extension.packing is Packing.LENGTHS else 2,
         extension=extension,
     )
@@ -57,7 +58,7 @@ def _findings(subject: Subject, option: CaseOption) -> Iterator[Finding]:
         yield Finding.refused(topic, reply.error)
         return
     parameters = {n: a for n, a in problem.parameters.items() if not n.startswith("bias_")}
-    without = replace(problem, extension=Extension(), extras={}, parameters=parameters)
+    without = replace(problem, extension=option.presumed, extras={}, parameters=parameters)
     if subject.near(reply.output, subject.reply(without).output):
         yield Finding.ignored(topic)
         return
@@ -66,7 +67,7 @@ def _findings(subject: Subject, option: CaseOption) -> Iterator[Finding]:
     observed, evidence = revealed(reply, problem), ""
     if option.feature in SHOWN_IN_WEIGHTS and not observed.error:
         evidence = f"query 4 used keys {observed.keys_of((0, 0, 4))}"
-    if len(fits) != 1:
+    if len({expected[name].tobytes() for name in fits}) != 1:  # meanings that do not differ here are one
         yield Finding.undetermined(topic, f"it changes the answer, to none that is known. {evidence}".strip())
         return
     yield Finding(topic, OFFERED, evidence)

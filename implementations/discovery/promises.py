@@ -13,7 +13,7 @@ SIZES = {"embed_dim", "num_heads"}
 INPUTS = {"query", "key", "value"}
 OF_FORWARD = {"key_padding_mask", "need_weights", "attn_mask", "average_attn_weights"}
 """Published names of torch.nn.MultiheadAttention: of its constructor, its inputs, and its options."""
-STATED = re.compile(r"divisib|must divide|\bdivides?\b.{0,40}\bheads?\b|% *(self\.)?\w*(head|\bh\b)", re.IGNORECASE)
+STATED = re.compile(r"divisib|must divide|\bheads?\b.{0,20}\bdivides?\b|% *(self\.)?\w*(head|\bh\b)", re.IGNORECASE)
 """What documentation or code has where widths that the heads do not divide are refused: words, or a remainder."""
 
 

@@ -25,12 +25,13 @@ Answer = Callable[[nn.Module, Inputs], torch.Tensor]
 """A module's output (B, L, E) for query, key and value."""
 
 WORDS = {
-    "q": {"q", "query", "queries", "wq", "toq", "toqueries", "toquery", "qs"},
-    "k": {"k", "key", "keys", "wk", "tok", "tokeys", "tokey", "ks"},
-    "v": {"v", "value", "values", "wv", "tov", "tovalues", "tovalue", "vs"},
+    "q": {"q", "bq", "query", "queries", "wq", "toq", "toqueries", "toquery", "qs"},
+    "k": {"k", "bk", "key", "keys", "wk", "tok", "tokeys", "tokey", "ks"},
+    "v": {"v", "bv", "value", "values", "wv", "tov", "tovalues", "tovalue", "vs"},
     "o": {
         "o",
         "wo",
+        "bo",
         "out",
         "output",
         "proj",
@@ -52,6 +53,8 @@ PACKED = re.compile(r"(?:^|_|to|w)(qkv|kqv|qvk|vkq|vqk|kvq|kv|vk|qk)(?:$|_|s$)")
 MOST, FEW = 400, 40
 """Readings of a module that are compared with its answer, and those of them that are compared with other variants."""
 PLAIN_VARIANTS, OTHER_VARIANTS = tuple(islice(variants(), 2)), tuple(islice(variants(), 2, None))
+BIASES = ("bq", "bk", "bv", "bo")
+"""Names of biases that are written in one word."""
 FILLS = ("initial", "zeros", "ones", "identity")
 """The values at which a parameter may be held that is no projection."""
 
@@ -141,8 +144,8 @@ def _one_a_head(pattern: str, paths: Sequence[str], shape: tuple[int, ...], widt
 
 def _slot(module: nn.Module, pattern: str, shape: tuple[int, ...], path: str) -> Slot:
     owner, _, part = path.rpartition(".")
-    plain = part in ("weight", "bias")
-    is_bias = part == "bias" or part.endswith("_bias") or part.startswith("b_")
+    plain = part in ("weight", "bias", "kernel", "w", "b")
+    is_bias = part in ("bias", "b") or part.endswith("_bias") or part.startswith("b_") or part.lower() in BIASES
     linear = plain and isinstance(module.get_submodule(owner), nn.Linear)
     shape = tuple(extent for extent in shape if extent != 1)  # a convolution of width 1 is a linear layer
     return Slot(pattern, shape, pattern.rpartition(".")[0] if plain else pattern, linear, is_bias)

@@ -8,7 +8,7 @@ others.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeAlias
@@ -65,6 +65,8 @@ class Interface:
         fit: see `Claims`.
         lacks: what it cannot offer, whatever its parameters are.
         either_order: whether functions with these names exist in (B, H, L, d), too, so that a call has to decide.
+        exact: whether a function with other parameters, too, is none of it.
+        suits: whether a function with these names is of it, where that takes a call; None: all are.
         start: what feeds a sequence through its cache piece by piece, see `Cached`; None where it has none.
     """
 
@@ -76,6 +78,8 @@ class Interface:
     fit: Callable[[Case], Case | Unsupported] = any_case
     lacks: frozenset[Feature] = frozenset()
     either_order: bool = False
+    exact: bool = False
+    suits: Callable[[Callable[..., Any]], bool] | None = None
     start: Callable[[Shipped], Callable[[Any], Any]] | None = None
 
 
@@ -127,7 +131,8 @@ def as_shipped(function: Callable[..., Any], interfaces: Iterable[Interface]) ->
     parameters = safe_call(lambda: inspect.signature(function).parameters).value
     names = frozenset(parameters or ())
     for interface in interfaces:
-        if interface.named <= names:
+        named = interface.named == names if interface.exact else interface.named <= names
+        if named and (interface.suits is None or interface.suits(function)):
             own = {option: name for option, name in interface.options.items() if name in names}
             if interface.either_order and _heads_first(function):
                 return None
@@ -180,7 +185,20 @@ def tokens_first(x: Any) -> Any:
     return swapped.contiguous() if torch and isinstance(x, torch.Tensor) and x.is_contiguous() else swapped
 
 
-def written_back(given: Iterable[Any], passed: Iterable[Any]) -> None:
+def called_tokens_first(
+    shipped: Shipped, given: Sequence[Any], keywords: Mapping[str, Any]
+) -> tuple[Any, tuple[Any, ...]]:
+    """The answer to inputs (B, H, L, d) of a function that takes and gives (B, L, H, d), and what is returned after it.
+
+    What it writes into its inputs is written into the given ones.
+    """
+    passed = [tokens_first(x) for x in given]
+    output, extras = first(shipped.function(*passed, **keywords))
+    _write_back(given, passed)
+    return output.swapaxes(1, 2), extras
+
+
+def _write_back(given: Iterable[Any], passed: Iterable[Any]) -> None:
     """Writes into the caller's tensors what a function has written into the copies that it was passed."""
     with torch.no_grad():
         for own, copy in zip(given, passed, strict=True):

@@ -12,10 +12,10 @@ from torch import Tensor
 from attention_conformance.implementations.discovery.shipped import (
     Interface,
     Shipped,
+    called_tokens_first,
     first,
     joined,
     tokens_first,
-    written_back,
 )
 from attention_conformance.spec.features import Feature
 
@@ -36,11 +36,8 @@ ROOM = 8
 
 def batched(shipped: Shipped, query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]) -> Any:
     """(B, L, H, d) each."""
-    given = (query, key, value)
-    passed = [tokens_first(x) for x in given]
-    output, extras = first(shipped.function(*passed, **_keywords(shipped, options)))
-    written_back(given, passed)
-    return joined(output.swapaxes(1, 2), *extras[:1])
+    output, extras = called_tokens_first(shipped, (query, key, value), _keywords(shipped, options))
+    return joined(output, *extras[:1])
 
 
 def kv_packed(shipped: Shipped, query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]) -> Any:
@@ -71,11 +68,6 @@ def packed(shipped: Shipped, query: Tensor, key: Tensor, value: Tensor, options:
     return joined(output.unflatten(0, (batch, queries)).swapaxes(1, 2), *logs)
 
 
-def whole_cache(shipped: Shipped, query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]) -> Any:
-    """The keys and values as a cache that is full, and no new ones."""
-    return batched(shipped, query, key, value, options)
-
-
 def feeding(shipped: Shipped) -> Callable[[Any], Any]:
     """What feeds a sequence through its cache: the function writes new keys and values behind those that are held."""
 
@@ -104,11 +96,9 @@ def _keywords(shipped: Shipped, options: dict[str, Any]) -> dict[str, Any]:
     """With slopes in float32 at least, as they are documented."""
     given = shipped.keywords({name: option for name, option in options.items() if name not in DOCUMENTS})
     slopes = given.get("alibi_slopes")
-    return (
-        given
-        if slopes is None
-        else {**given, "alibi_slopes": slopes if slopes.dtype is torch.float64 else slopes.float()}
-    )
+    if slopes is not None and slopes.dtype is not torch.float64:
+        given["alibi_slopes"] = slopes.float()
+    return given
 
 
 def _ends(of_sample: Tensor | None, x: Tensor) -> Tensor:
@@ -130,7 +120,7 @@ FLASH = (
     Interface(
         "flash_attn_with_kvcache",
         frozenset({"q", "k_cache", "v_cache", "cache_seqlens", "softmax_scale", "causal"}),
-        whole_cache,
+        batched,  # keys and values are a cache that is full, and there are no new ones
         OPTIONS,
         SETTINGS,
         start=feeding,

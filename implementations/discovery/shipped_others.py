@@ -10,11 +10,11 @@ from attention_conformance.implementations.api.contract import Unsupported
 from attention_conformance.implementations.discovery.shipped import (
     Interface,
     Shipped,
+    called_tokens_first,
     first,
     joined,
-    tokens_first,
-    written_back,
 )
+from attention_conformance.implementations.discovery.shipped_merge import MERGES
 from attention_conformance.spec.cases import Case, MaskShape
 from attention_conformance.spec.features import Feature
 from attention_conformance.spec.optional import optional
@@ -61,7 +61,7 @@ def prefill(shipped: Shipped, query: Any, key: Any, value: Any, options: dict[st
     rows = zip(query, key, value, masks, strict=True)
     calls = [(*(x.swapaxes(0, 1).contiguous() for x in three), given) for *three, given in rows]
     answers = [first(shipped.function(q, k, v, **keywords, **given)) for q, k, v, given in calls]
-    return _stacked(answers, 1)
+    return _stacked(answers)
 
 
 def decode(shipped: Shipped, query: Any, key: Any, value: Any, options: dict[str, Any]) -> Any:
@@ -72,7 +72,7 @@ def decode(shipped: Shipped, query: Any, key: Any, value: Any, options: dict[str
         for q, *kv in zip(query, key, value, strict=True)
     )
     answers = [first(shipped.function(*three, **keywords)) for three in rows]
-    return _stacked([(output[None], tuple(log[None] for log in logs)) for output, logs in answers], 1)
+    return _stacked([(output[None], tuple(log[None] for log in logs)) for output, logs in answers])
 
 
 def _flashinfer(shipped: Shipped, options: dict[str, Any]) -> dict[str, Any]:
@@ -88,20 +88,16 @@ def _custom_masks(mask: Any, query: Any, key: Any) -> list[dict[str, Any]]:
     return [{"custom_mask": each.contiguous()} for each in full[:, 0]]
 
 
-def _stacked(answers: list[tuple[Any, tuple[Any, ...]]], axis: int) -> Any:
+def _stacked(answers: list[tuple[Any, tuple[Any, ...]]]) -> Any:
     """Outputs (Lq, H, d) and log-sum-exps (Lq, H) of the samples, as (B, H, Lq, d) and (B, H, Lq)."""
     logs = zip(*(logs for _, logs in answers), strict=True)
-    stacked = torch.stack([output.swapaxes(0, axis) for output, _ in answers])
-    return joined(stacked, *(torch.stack([log.swapaxes(0, axis) for log in each]) for each in logs))
+    stacked = torch.stack([output.swapaxes(0, 1) for output, _ in answers])
+    return joined(stacked, *(torch.stack([log.swapaxes(0, 1) for log in each]) for each in logs))
 
 
 def xformers(shipped: Shipped, query: Any, key: Any, value: Any, options: dict[str, Any]) -> Any:
     """(B, L, H, d) each, and a bias of every score."""
-    given = (query, key, value)
-    passed = [tokens_first(x) for x in given]
-    output, _ = first(shipped.function(*passed, **_with_full_mask(shipped, options, query, key)))
-    written_back(given, passed)
-    return output.swapaxes(1, 2)
+    return called_tokens_first(shipped, (query, key, value), _with_full_mask(shipped, options, query, key))[0]
 
 
 def eager(shipped: Shipped, query: Any, key: Any, value: Any, options: dict[str, Any]) -> Any:
@@ -224,7 +220,7 @@ OTHERS = (
 def interfaces() -> tuple[Interface, ...]:
     """All interfaces that are known; the first whose parameters a function has is its own."""
     if not torch:
-        return tuple(each for each in OTHERS if each.call in (jax_nn, onnx))
+        return (*(each for each in OTHERS if each.call in (jax_nn, onnx)), *MERGES)
     from attention_conformance.implementations.discovery.shipped_flash import FLASH
 
-    return (*FLASH, *OTHERS)
+    return (*FLASH, *OTHERS, *MERGES)

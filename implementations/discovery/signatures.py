@@ -6,11 +6,13 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
+from types import FunctionType
 from typing import Any
 
 from attention_conformance.implementations.discovery.loading import TargetError
 from attention_conformance.implementations.discovery.vocabulary import (
     DISPENSABLE,
+    FOR_BOTH,
     INPUTS,
     KNOWN_NAMES,
     OPTIONS,
@@ -26,6 +28,8 @@ from attention_conformance.spec.premises import Premises
 torch = optional("torch")
 
 ADAPTER = "or write an adapter (docs/adapter.md)"
+LIBRARIES = ("flax", "equinox", "haiku", "keras", "paddle", "mlx")
+"""Packages with modules of their own."""
 SIMILARITY = 0.8
 """How similar a name must be to be a misspelling; 1 is equal, and 0.8 allows one or two letters of nine to differ."""
 
@@ -39,14 +43,23 @@ SDPA = inspect.signature(
 
 
 def signature_of(function: Callable[..., object]) -> inspect.Signature:
-    """Its signature; torch's SDPA's for a builtin that has none, that of the schema for a scripted function."""
+    """Its signature; torch's SDPA's for a builtin that has none, that of the schema for a scripted function.
+
+    Of a function whose `__signature__` is none, its code has one.
+    """
     schema = getattr(function, "schema", None)
     if schema is not None and hasattr(schema, "arguments"):
         return inspect.Signature([_scripted(argument) for argument in schema.arguments])
     try:
         return inspect.signature(function)
     except (ValueError, TypeError):
-        return SDPA
+        if not isinstance(function, FunctionType):
+            return SDPA
+        bare = FunctionType(
+            function.__code__, function.__globals__, argdefs=function.__defaults__, closure=function.__closure__
+        )
+        bare.__kwdefaults__ = function.__kwdefaults__
+        return inspect.signature(bare)
 
 
 def _scripted(argument: Any) -> inspect.Parameter:
@@ -88,10 +101,19 @@ def check_kind(target: object, remedy: str = "") -> None:
         raise TargetError(f"it is an instance of {type(target).__name__}: give the class{remedy}")
     if isinstance(target, type) and not torch:
         raise TargetError(f"it is a class, and modules need torch, which is not installed here: {usable}")
+    if isinstance(target, type) and (library := _library(target)):
+        parameters = "give a function of query, key and value that calls it"
+        raise TargetError(f"it is a class of {library}, whose parameters the suite cannot set: {parameters}{remedy}")
     if isinstance(target, type) and not issubclass(target, torch.nn.Module):
         raise TargetError(f"it is a class, but no torch.nn.Module: {usable}")
     if not callable(target):
         raise TargetError(f"it is an object of type {type(target).__name__}: {usable}")
+
+
+def _library(kind: type) -> str:
+    """The library of modules, other than torch, that a class is derived from; empty for none."""
+    packages = [base.__module__.partition(".")[0] for base in kind.__mro__]
+    return next((package for package in packages if package in LIBRARIES), "")
 
 
 def check_order(parameters: Sequence[inspect.Parameter]) -> None:
@@ -174,7 +196,7 @@ class Options:
 
     def for_both(self, option: str) -> bool:
         """Whether its own name for an option means queries and keys alike."""
-        return option == "query_segments" and self.spelled.get(option) == "segment_ids"
+        return option in FOR_BOTH and self.spelled.get(option) == FOR_BOTH[option]
 
     def renamed(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """The suite's options under the callable's own names, and what it is always given."""

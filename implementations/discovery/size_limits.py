@@ -90,7 +90,7 @@ def _widths(check: ClaimCheck) -> tuple[ClaimCheck, str]:
         return free, ""
     taken = tuple(w for w in WIDTHS if not free.run(PLAIN.sized(d_k=w, d_v=w)).error)
     limits = replace(given, widths=taken or given.widths)
-    return _with(check, limits), f"head widths {', '.join(map(str, limits.widths))} only{_because(tried)}"
+    return _with(check, limits), f"head widths other than {', '.join(map(str, limits.widths))} {_because(tried)}"
 
 
 def _lengths(check: ClaimCheck) -> tuple[ClaimCheck, str]:
@@ -103,7 +103,7 @@ def _lengths(check: ClaimCheck) -> tuple[ClaimCheck, str]:
         return free, ""
     for block in BLOCKS:
         if not any(free.run(PLAIN.sized(query_length=n, key_length=n)).error for n in (block, 3 * block)):
-            return _in_blocks(check, block), f"lengths that are multiples of {block} only{_because(tried)}"
+            return _in_blocks(check, block), f"lengths that are no multiples of {block} {_because(tried)}"
     return check, ""
 
 
@@ -117,15 +117,15 @@ def _unequal_lengths(check: ClaimCheck) -> tuple[ClaimCheck, str]:
     if not fewer and not more:
         return check, ""
     limits = replace(_limits(check), fewer=not fewer, more=not more)
-    what = "as many queries as keys only" if fewer and more else f"no {'fewer' if fewer else 'more'} queries than keys"
-    return _with(check, limits), what + _because(refused)
+    which = " or ".join(word for word, is_refused in (("fewer", fewer), ("more", more)) if is_refused)
+    return _with(check, limits), f"{which} queries than keys {_because(refused)}"
 
 
 def _views(check: ClaimCheck) -> tuple[ClaimCheck, str]:
     outcome = check.run(replace(PLAIN, layout=Layout.TRANSPOSED))
     if Feature.VIEWS not in check.claims or not outcome.refused:
         return check, ""
-    return check.without({Feature.VIEWS}), f"views not claimed{_because([outcome])}"
+    return check.without({Feature.VIEWS}), f"views {_because([outcome])}"
 
 
 def _limits(check: ClaimCheck) -> SizeLimits:
@@ -134,8 +134,8 @@ def _limits(check: ClaimCheck) -> SizeLimits:
 
 
 def _because(outcomes: list[CallOutcome[Any]]) -> str:
-    errors = [each.error for each in outcomes if each.error]
-    return f": it refuses others ({errors[0]})" if errors else ""
+    error = next(each.error for each in outcomes if each.error)
+    return f"not claimed: {error}"
 
 
 def _with(check: ClaimCheck, limits: SizeLimits) -> ClaimCheck:

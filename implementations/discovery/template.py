@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from attention_conformance.implementations.discovery.always_scores import rotated
 from attention_conformance.spec.conventions import RotaryPairing
 from attention_conformance.spec.premises import NO_PREMISES, Premises
 
@@ -23,7 +24,7 @@ class Variant:
 
     Attributes:
         premises: what it always does.
-        pairing: which components a rotation turns together.
+        pairing: which components are rotated together.
         scale: multiplies the scores, as a power of the width of a head.
         known: whether the suite can judge it, and it is no mistake in most places.
     """
@@ -72,7 +73,7 @@ def output_of_variant(given: Projected, variant: Variant) -> torch.Tensor:
     """The output (B, Lq, E)."""
     query, key = given.query, given.key
     if variant.premises.rotary_base:
-        query, key = (rotated(x, variant) for x in (query, key))
+        query, key = (torch.from_numpy(rotated(x.numpy(), BASE, variant.pairing)) for x in (query, key))
     scores = query @ key.mT * query.shape[-1] ** variant.scale
     if variant.premises.causal:
         later = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
@@ -80,16 +81,3 @@ def output_of_variant(given: Projected, variant: Variant) -> torch.Tensor:
     merged: torch.Tensor = (scores.softmax(-1) @ given.value).transpose(1, 2).flatten(2)
     output = merged if given.w_o is None else merged @ given.w_o
     return output if given.b_o is None else output + given.b_o
-
-
-def rotated(x: torch.Tensor, variant: Variant) -> torch.Tensor:
-    """The rows (..., L, d) turned by their positions; d is even."""
-    width = x.shape[-1]
-    rates = torch.tensor(BASE, dtype=x.dtype) ** (-torch.arange(0, width, 2, dtype=x.dtype) / width)
-    angles = torch.arange(x.shape[-2], dtype=x.dtype)[:, None] * rates
-    cos, sin = angles.cos(), angles.sin()
-    if variant.pairing is RotaryPairing.HALVES:
-        first, second = x.chunk(2, -1)
-        return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
-    first, second = x[..., ::2], x[..., 1::2]
-    return torch.stack([first * cos - second * sin, second * cos + first * sin], -1).flatten(-2)

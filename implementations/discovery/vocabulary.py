@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from attention_conformance.spec.features import CASE_OPTIONS, Feature
+from attention_conformance.spec.case_options import CASE_OPTIONS
+from attention_conformance.spec.features import Feature
 
 INPUTS = ("query", "key", "value")
 ROLES = {
@@ -57,9 +58,11 @@ there; a bias alone takes no boolean mask.
 """
 KNOWN_NAMES: Mapping[str, str] = {name: option for option, entry in OPTIONS.items() for name in entry.parameters}
 """Every known parameter name, and an option that it takes."""
-PARTNERS = {"query_segments": "key_segments", "cu_seqlens_q": "cu_seqlens_k"}
+PARTNERS = {"query_segments": "key_segments", "cu_seqlens_q": "cu_seqlens_k", "query_positions": "key_positions"}
 """An option about queries, and the one about keys that it needs."""
-DISPENSABLE = ("enable_gqa", "key_segments")
+FOR_BOTH = {"query_segments": "segment_ids", "query_positions": "position_ids"}
+"""Options about queries, and names of theirs that mean queries and keys alike."""
+DISPENSABLE = ("enable_gqa", "key_segments", "key_positions")
 """Options that are left out where a callable has no parameter for them: shapes, or the ids of queries, imply them."""
 WEIGHTS_RETURNED: Mapping[str, object] = {"need_weights": True, "average_attn_weights": False}
 """What makes a callable return the weights of each head."""
@@ -80,5 +83,6 @@ class MaskForm(StrEnum):
     FULL = "(B, H, Lq, Lk)"
     FLAT = "(B * H, Lq, Lk)"
     SAMPLE = "(B, Lq, Lk)"
+    LENGTHS_FIRST = "(Lq, Lk, B)"
     SHARED = "(Lq, Lk)"
     EITHER = "(Lq, Lk) where it is the same for all samples and heads, (B * H, Lq, Lk) elsewhere"

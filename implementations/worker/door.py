@@ -6,10 +6,10 @@ import contextlib
 import os
 import select
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import IO, Any
 from uuid import uuid4
 
@@ -17,6 +17,7 @@ from attention_conformance.implementations.api.contract import PathError
 from attention_conformance.implementations.api.safe_call import CandidateError, LostError
 from attention_conformance.implementations.discovery.loading import TargetError
 from attention_conformance.implementations.worker.elsewhere import worker_command
+from attention_conformance.implementations.worker.forms import checked
 from attention_conformance.implementations.worker.leftovers import MARK, Leftover, descendants, end_leftovers
 from attention_conformance.implementations.worker.limits import (
     AHEAD,
@@ -24,21 +25,21 @@ from attention_conformance.implementations.worker.limits import (
     DEATHS,
     ENDED,
     ENDING,
-    KEPT,
-    LINES,
-    LONGEST,
+    LOOK,
     PIECE,
-    SHOWN,
     SLOWEST,
     STARTING,
 )
 from attention_conformance.implementations.worker.nursery import environment, forked
-from attention_conformance.implementations.worker.process import Process, started
-from attention_conformance.implementations.worker.resources import NO_ALLOCATION, was_full
+from attention_conformance.implementations.worker.output import Output, shortened
+from attention_conformance.implementations.worker.process import Process, how_ended, started
+from attention_conformance.implementations.worker.resources import NO_ALLOCATION, memory_limit, shared_memory, was_full
 from attention_conformance.implementations.worker.wire import LENGTH, Message, WireError, decode, encode, length_of
 
+BY_WHOM = "ended with its parent, and it is unknown who has ended that"
 
-class OrphanedError(LostError):
+
+class OrphanedError(PathError):
     """The candidate's process has ended with its parent, as all others do: it is unknown which of them is to blame."""
 
 
@@ -51,11 +52,19 @@ class Door:
         command: what speaks the protocol over its standard input and output.
         deadline: seconds for a small call.
         deaths: why each process of the worker was lost.
+        late_start: its process did not answer in time as it started, which takes minutes: it is not started again.
+        unstarted: the same, once a request has failed because of it.
+        orphaned: how often its process was lost with its parent; the next one has a parent of its own.
+        shared: a file with a line for each loss, where several judges of one run have a worker each.
         memory: bytes that the candidate may allocate, as the worker has limited itself; None: it has not.
         number: of the last request.
-        unanswered: the numbers of the requests whose answers were not read yet.
-        early: answers that were read and not yet called for.
+        unanswered: the requests whose answers were not read yet, in their order, with the seconds that each has.
+        early: answers that were read and not yet called for; for the request with which the process was lost, why.
+        ahead: bytes of the requests that were sent since nothing was unanswered.
+        received: what the worker has sent, and was not read as an answer yet.
         left: the processes that each process of the worker has left running.
+        threads: the names of threads that processes of the worker have left running as they were closed.
+        looked: when its shared memory was looked at last, which the system does not limit.
         mark: what all processes that stem from the worker have in their environment.
     """
 
@@ -63,21 +72,37 @@ class Door:
     command: Sequence[str]
     deadline: float = CALL
     deaths: list[str] = field(default_factory=list)
+    late_start: LostError | None = None
+    unstarted: str = ""
+    orphaned: int = 0
+    shared: Path | None = None
     left: list[Leftover] = field(default_factory=list)
+    threads: list[str] = field(default_factory=list)
     number: int = 0
-    unanswered: list[int] = field(default_factory=list)
-    early: dict[int, Message] = field(default_factory=dict)
+    unanswered: dict[int, float] = field(default_factory=dict)
+    early: dict[int, Message | LostError | OrphanedError] = field(default_factory=dict)
+    ahead: int = 0
+    received: bytearray = field(default_factory=bytearray)
     process: Process | None = None
     output: Output | None = None
     memory: int | None = None
+    looked: float = 0.0
     mark: str = field(default_factory=lambda: uuid4().hex)
 
     @property
     def exhausted(self) -> str:
         """Why nothing more is sent: empty while the worker runs, or may be started again."""
-        if len(self.deaths) < DEATHS:
-            return ""
-        return f"its process was lost {len(self.deaths)} times, last because it {self.deaths[-1]}"
+        return self.unstarted or _too_many(self.deaths) or self._orphaned_for_good
+
+    @property
+    def _orphaned_for_good(self) -> str:
+        return _too_many([BY_WHOM] * self.orphaned)
+
+    @property
+    def given_up(self) -> str:
+        """Why no more clauses are begun: the same, with the losses of all judges of the run."""
+        lost = [] if self.shared is None else self.shared.read_text(encoding="utf-8").splitlines()
+        return self.unstarted or _too_many(self.deaths) or _too_many(lost)
 
     def start(self) -> Message:
         """Starts the worker and says hello.
@@ -85,9 +110,17 @@ class Door:
         Raises:
             TargetError: the candidate cannot be used, or there is no such program.
             LostError: it has died, or has not answered in time.
+            OrphanedError: its parent was ended, again and again.
         """
+        while not self._orphaned_for_good:
+            with contextlib.suppress(OrphanedError):
+                return self._start()
+        raise OrphanedError(self.exhausted)
+
+    def _start(self) -> Message:
         self.end()
-        self.memory = self.hello.get("memory")
+        given = self.hello.get("memory")
+        self.memory = memory_limit(given) if self.hello.get("target") else given
         self.process = self._started()
         os.set_blocking(self.process.stdin.fileno(), False)
         os.set_blocking(self.process.stdout.fileno(), False)
@@ -97,18 +130,25 @@ class Door:
             limit = answer.fields.get("memory")
             self.memory = limit if isinstance(limit, int) else self.memory
             return answer
-        except (CandidateError, TargetError):
+        except (CandidateError, TargetError) as error:
+            if isinstance(error, LostError) and error.late:
+                self.late_start = error
             self.end()
             raise
 
     def _started(self) -> Process:
         given = {**environment(), MARK: self.mark}
-        if self.command == worker_command() and (process := forked(given)) is not None:
+        if self.command == worker_command() and (process := forked(given, self._parent)) is not None:
             return process
         try:
             return started(self.command, given)
         except OSError as error:
             raise TargetError(f"{self.command[0]!r} cannot be started ({error.strerror})") from None
+
+    @property
+    def _parent(self) -> str:
+        """The nursery: that of all candidates, or one of its own."""
+        return self.mark if self.orphaned else ""
 
     def request(self, message: Message, work: float = 0.0) -> Message:
         """The answer to a request, by a worker that is started again if it was lost.
@@ -120,17 +160,18 @@ class Door:
         Raises:
             CandidateError: the candidate raised, or returned something unusable.
             LostError: it died, or did not answer in time; or it has done so too often.
-            PathError: it left the code path that it stands for.
+            PathError: it left the code path that it stands for, or its parent was ended, again and again.
         """
-        if self.exhausted:
-            raise LostError(self.exhausted)
-        try:
-            return self._restarted(message, work)
-        except OrphanedError:
-            self.deaths.pop()
-            return self._restarted(message, work)
+        self._read_all()
+        while not self.exhausted:
+            with contextlib.suppress(OrphanedError):
+                return self._restarted(message, work)
+        raise (OrphanedError if self._orphaned_for_good else LostError)(self.exhausted)
 
     def _restarted(self, message: Message, work: float) -> Message:
+        if self.late_start is not None:
+            self.unstarted = f"as it started, its process {self.deaths[-1]}"
+            raise self.late_start
         if self.process is None:
             try:
                 self.start()
@@ -141,27 +182,31 @@ class Door:
     def begin(self, message: Message, work: float = 0.0) -> Callable[[], Message]:
         """Sends a request ahead, and returns what waits for the answer; see `request`.
 
-        A request that is large is only sent then: the worker may be writing a large answer, which has to be read first.
+        Requests are answered in the order in which they begin. Of those that are not answered yet, no more is sent than
+        a pipe holds: the worker may be writing a large answer, which has to be read first.
         """
-        seconds, process = self.deadline + work / SLOWEST, self.process
-        data = self._numbered(message)
-        if process is None or self.exhausted or len(data) > AHEAD:
-            return lambda: self.request(message, work)
+        seconds, data = self.deadline + work / SLOWEST, self._numbered(message)
         number = self.number
+        if self.ahead + len(data) > AHEAD:
+            self._read_all()
+        if self.process is None or self.exhausted:
+            return lambda: self.request(message, work)
         try:
             self._write(data, time.monotonic() + seconds)
-        except (OSError, TimeoutError):
+        except (OSError, TimeoutError, EOFError):
             # Its process is lost: the request before this one will find out, or this one as it is sent again.
             return lambda: self.request(message, work)
-        self.unanswered.append(number)
+        self.unanswered[number] = seconds
+        self.ahead += len(data)
 
         def answer() -> Message:
-            if self.process is not process:  # it was lost before it came to this request
+            while number in self.unanswered:
+                self._read_next()
+            if number not in self.early:  # the process was lost before it came to this request
                 return self.request(message, work)
             try:
-                return self._answer(number, seconds)
+                return self._taken(number)
             except OrphanedError:
-                self.deaths.pop()
                 return self.request(message, work)
 
         return answer
@@ -170,8 +215,9 @@ class Door:
         data = self._numbered(message)
         with self._losses(seconds):
             self._write(data, time.monotonic() + seconds)
-        self.unanswered.append(self.number)
-        return self._answer(self.number, seconds)
+        self.unanswered[self.number] = seconds
+        self._read_next()
+        return self._taken(self.number)
 
     def _numbered(self, message: Message) -> bytes:
         self.number += 1
@@ -181,23 +227,42 @@ class Door:
         assert self.process is not None
         view = memoryview(data)
         while view:
-            _wait(self.process.stdin, select.POLLOUT, end)
-            view = view[os.write(self.process.stdin.fileno(), view[:PIECE]) :]
+            try:
+                view = view[os.write(self.process.stdin.fileno(), view[:PIECE]) :]
+            except BlockingIOError:
+                self._wait(self.process.stdin, select.POLLOUT, end)
 
-    def _answer(self, number: int, seconds: float) -> Message:
-        """The answer with a number. Those before it belong to requests that were sent ahead."""
+    def _read_all(self) -> None:
+        while self.unanswered:
+            self._read_next()
+
+    def _read_next(self) -> None:
+        """Reads the answer to the first request that has none, or finds out that its process is lost."""
+        number, seconds = next(iter(self.unanswered.items()))
+        try:
+            answer: Message | LostError | OrphanedError = self._next_answer(number, seconds)
+        except (LostError, OrphanedError) as error:
+            answer = error
+        self.early[number] = answer
+        self.unanswered.pop(number, None)
+        if not self.unanswered:
+            self.ahead = 0
+
+    def _next_answer(self, number: int, seconds: float) -> Message:
         end = time.monotonic() + seconds
-        while number in self.unanswered:
-            with self._losses(seconds):
-                received = decode(self._bytes(length_of(self._bytes(LENGTH, end)), end))
-            stated, expected = received.fields.get("number"), self.unanswered.pop(0)
-            if stated != expected:
-                raise self._lost(f"answered with number {stated!r} to the request with number {expected}")
-            self.early[expected] = received
-        answer = self.early.pop(number)
+        with self._losses(seconds):
+            answer = decode(self._bytes(length_of(self._bytes(LENGTH, end)), end))
+        if (stated := answer.fields.get("number")) != number:
+            raise self._lost(f"answered with number {stated!r} to the request with number {number}")
         if answer.fields.get("out_of_memory"):
             # It may hold what it has left behind for ever: what comes later gets a new process.
             raise self._lost(shortened(answer.fields.get("error", "")), out_of_memory=True)
+        return answer
+
+    def _taken(self, number: int) -> Message:
+        answer = self.early.pop(number)
+        if isinstance(answer, LostError | OrphanedError):
+            raise answer
         return checked(answer)
 
     @contextlib.contextmanager
@@ -205,54 +270,100 @@ class Door:
         try:
             yield
         except TimeoutError:
-            raise self._lost(f"gave no answer within {seconds:.2g} s", late=True) from None
+            about = float(f"{seconds:.2g}")
+            raise self._lost(f"gave no answer within {about:g} s", late=True) from None
         except (EOFError, OSError):
             raise self._died() from None
         except WireError as error:
             raise self._lost(f"sent what is no answer: {error}") from None
+        except MemoryError:
+            raise self._lost("took too much shared memory", out_of_memory=True) from None
 
     def _bytes(self, count: int, end: float) -> bytes:
+        """The next bytes of the worker's answers; those after them are kept for the next call."""
+        while len(self.received) < count:
+            self.received += self._read(end)
+        taken = bytes(memoryview(self.received)[:count])
+        del self.received[:count]
+        return taken
+
+    def _read(self, end: float) -> bytes:
         assert self.process is not None
-        pieces, missing = [], count
-        while missing:
-            _wait(self.process.stdout, select.POLLIN, end)
-            pieces.append(os.read(self.process.stdout.fileno(), missing))
-            if not pieces[-1]:
+        stream = self.process.stdout
+        if time.monotonic() - self.looked > LOOK:
+            self._look_at_memory()
+        try:
+            piece = os.read(stream.fileno(), PIECE)
+        except BlockingIOError:
+            self._wait(stream, select.POLLIN, end)
+            piece = os.read(stream.fileno(), PIECE)
+        if not piece:
+            raise EOFError
+        return piece
+
+    def _wait(self, stream: IO[bytes], event: int, end: float) -> None:
+        """Waits until a stream is ready.
+
+        Raises:
+            TimeoutError: it is not in time.
+            EOFError: the process has ended, and one that stems from it holds the stream.
+            MemoryError: it has taken too much.
+        """
+        assert self.process is not None
+        ready = select.poll()
+        ready.register(stream.fileno(), event)
+        while not ready.poll(1000 * max(0.0, min(end - time.monotonic(), LOOK))):
+            if time.monotonic() >= end:
+                raise TimeoutError
+            if self.process.ended() is not None and not ready.poll(0):
                 raise EOFError
-            missing -= len(pieces[-1])
-        return b"".join(pieces)
+            self._look_at_memory()
+
+    def _look_at_memory(self) -> None:
+        assert self.process is not None
+        self.looked = time.monotonic()
+        if self.memory is not None and shared_memory(self.process.number) > self.memory:
+            raise MemoryError
 
     def _lost(self, how: str, late: bool = False, out_of_memory: bool = False) -> LostError:
         last = "" if self.output is None else self.output.last_lines()
         self.end()
         if out_of_memory and self.memory is not None:
             how = f"{how}; it may take {self.memory / 2**30:.3g} GiB (--memory)"
+        message = f"{how}; its last output: {last}" if last else how
         self.deaths.append(how)
-        return LostError(f"{how}; its last output: {last}" if last else how, late, out_of_memory)
+        if self.shared is not None:
+            with self.shared.open("a", encoding="utf-8") as losses:
+                losses.write(f"{shortened(how)}\n")
+        return LostError(message, late, out_of_memory)
 
-    def _died(self) -> LostError:
+    def _died(self) -> LostError | OrphanedError:
         assert self.process is not None
         assert self.output is not None
         if (ended := self.process.ended(ENDED)) is None:
             return self._lost("closed its connection")
+        if self.process.orphaned:
+            self.end()
+            self.orphaned += 1
+            return OrphanedError(f"its process {BY_WHOM}")
         code, peak = ended
         how = how_ended(code)
         killed = code in (-signal.SIGKILL, -signal.SIGABRT)
         full = was_full(peak, self.process.inherited, self.memory)
         refused = any(words in self.output.last_lines() for words in NO_ALLOCATION)
-        orphaned = self.process.orphaned
-        lost = self._lost(how, out_of_memory=killed and (full or refused))
-        return OrphanedError(str(lost)) if orphaned else lost
+        return self._lost(how, out_of_memory=killed and (full or refused))
 
-    def close(self) -> str:
-        """Lets the worker end by itself, and states how it ended if that was not well; then see `end`."""
+    def close(self) -> int:
+        """Lets the worker end by itself, and returns its exit status; 0 if it does not end soon; then see `end`."""
+        self._read_all()
         if self.process is None:
-            return ""
+            return 0
         known = descendants(self.process.number)
         self.process.stdin.close()
-        how = how_ended(ended[0]) if (ended := self.process.ended(ENDING)) and ended[0] else ""
+        ended = self.process.ended(ENDING)
+        code = 0 if ended is None or self.process.orphaned else ended[0]
         self.end(known)
-        return how
+        return code
 
     def end(self, known: frozenset[tuple[int, int]] = frozenset()) -> None:
         """Ends the worker, and the processes that stem from it, or are known to."""
@@ -267,78 +378,11 @@ class Door:
         self.process.stdout.close()
         self.process = self.output = None
         self.unanswered.clear()
-        self.early.clear()
+        self.received.clear()
 
 
-def _wait(stream: IO[bytes], event: int, end: float) -> None:
-    """Waits until a stream is ready.
-
-    Raises:
-        TimeoutError: it is not in time.
-    """
-    ready = select.poll()
-    ready.register(stream.fileno(), event)
-    if not ready.poll(max(0.0, end - time.monotonic()) * 1000):
-        raise TimeoutError
-
-
-def how_ended(code: int) -> str:
-    """How a process ended, by its exit status, which is negative for a signal."""
-    if code >= 0:
-        return f"ended its process with exit status {code}"
-    if -code in {each.value for each in signal.Signals}:
-        return f"died of {signal.Signals(-code).name} ({signal.strsignal(-code)})"
-    return f"died of signal {-code}"
-
-
-def checked(answer: Message) -> Message:
-    """An answer that is none of the errors.
-
-    Raises:
-        CandidateError, PathError, TargetError: what the worker reports.
-    """
-    fields = answer.fields
-    if "unusable" in fields:
-        raise TargetError(shortened(fields["unusable"]))
-    if "left_path" in fields:
-        raise PathError(shortened(fields["left_path"]))
-    if "error" in fields:
-        raise CandidateError(shortened(fields["error"]), shortened(fields.get("exception", "")))
-    return answer
-
-
-def shortened(text: object) -> str:
-    """A text of the candidate on one line, without control characters, and not too long."""
-    plain = "".join(c if c.isprintable() else " " for c in str(text)[: 2 * LONGEST])
-    return plain if len(plain) <= LONGEST else f"{plain[:LONGEST]}... ({len(str(text))} characters)"
-
-
-class Output:
-    """What the candidate prints, read by a thread so that it never waits for a reader."""
-
-    def __init__(self, stream: IO[bytes]) -> None:
-        self.kept = b""
-        self.total = 0
-        self._taken = 0
-        self._stream = stream
-        self._thread = threading.Thread(target=self._drain, daemon=True)
-        self._thread.start()
-
-    def _drain(self) -> None:
-        with self._stream:
-            while piece := os.read(self._stream.fileno(), PIECE):
-                self.total += len(piece)
-                self.kept = (self.kept + piece)[-KEPT:]
-
-    def taken(self) -> str:
-        """What was printed since the last time, without control characters; of much, the end."""
-        new, self._taken = self.total - self._taken, self.total
-        kept = self.kept[-min(new, SHOWN) :] if new else b""
-        text = "".join(c if c.isprintable() or c == "\n" else " " for c in kept.decode(errors="replace"))
-        return text if new <= SHOWN else f"({new - SHOWN} bytes before this are not shown)\n{text}"
-
-    def last_lines(self) -> str:
-        """The last lines, as one."""
-        self._thread.join(0.2)
-        lines = [line for line in self.kept[-4096:].decode(errors="replace").splitlines() if line.strip()]
-        return shortened(" / ".join(line.strip() for line in lines[-LINES:]))
+def _too_many(losses: Sequence[str]) -> str:
+    """Why a worker that was lost so often is not started again; empty if it is."""
+    if len(losses) < DEATHS:
+        return ""
+    return f"its process was lost {len(losses)} times, last because it {losses[-1]}"

@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from attention_conformance.implementations.api.contract import Claims, ExpectedFailure, Result
-from attention_conformance.implementations.api.safe_call import RETURNED
+from attention_conformance.implementations.api.contract import Claims, ExpectedFailure, PathError, Result
+from attention_conformance.implementations.api.safe_call import RETURNED, CandidateError
+from attention_conformance.implementations.discovery.loading import TargetError
+from attention_conformance.implementations.worker.output import shortened
 from attention_conformance.implementations.worker.wire import Message
 from attention_conformance.spec.cases import Layout, Sharing, from_data
-from attention_conformance.spec.features import Extension, Scope
+from attention_conformance.spec.features import NOTHING, Extension, Scope
 from attention_conformance.spec.problem import HELD, Array, Problem, packed
 
 PLAIN = ("num_heads", "causal", "scale")
@@ -43,6 +45,8 @@ def problem_message(problem: Problem, **request: Any) -> Message:
 
 
 def _in_use(extension: Extension) -> dict[str, Any]:
+    if extension is NOTHING:
+        return {}
     return {name: given for name, default in DEFAULTS.items() if (given := getattr(extension, name)) != default}
 
 
@@ -61,7 +65,7 @@ def problem_of(message: Message) -> Problem:
         sharing=sharing,
         layout=Layout(given["layout"]),
         needs=tuple(given["needs"]),
-        extension=from_data(Extension, given["extension"], "extension"),
+        extension=from_data(Extension, given["extension"], "extension") if given["extension"] else NOTHING,
         parameters={name: arrays[name] for name in given["parameters"]},
         extras={name: arrays[name] for name in given["extras"]},
         **optional,
@@ -138,3 +142,20 @@ def claims_fields(claims: Claims) -> dict[str, Any]:
 def expected_failure_fields(entry: ExpectedFailure) -> dict[str, Any]:
     """An expected failure as plain values."""
     return {each.name: getattr(entry, each.name) for each in fields(entry)}
+
+
+def checked(answer: Message) -> Message:
+    """An answer that is none of the errors.
+
+    Raises:
+        CandidateError, PathError, TargetError: what the worker reports.
+    """
+    fields = answer.fields
+    if "unusable" in fields:
+        raise TargetError(shortened(fields["unusable"]))
+    if "left_path" in fields:
+        raise PathError(shortened(fields["left_path"]))
+    if "error" in fields:
+        places = (shortened(fields.get(name, "")) for name in ("exception", "place"))
+        raise CandidateError(shortened(fields["error"]), *places)
+    return answer

@@ -22,6 +22,7 @@ REQUESTS = (
     "seed",
     "overwritten",
     "in_turn",
+    "at_once",
     "peak",
     "left_behind",
     "threads",

@@ -12,6 +12,9 @@ from pathlib import Path
 
 MARK = "WORKER_MARK"
 """The environment variable whose value every process inherits from the worker that it stems from."""
+OWN = "attention_conformance.implementations.worker."
+"""The modules that a worker's process is started with: a fork of it has its command line."""
+FORK = "a fork of its own process"
 PROCESSES = Path("/proc")
 ROUNDS = 5
 """How often is looked again, as a process may start another one before it ends."""
@@ -88,4 +91,6 @@ def _processes() -> Iterator[_Process]:
 
 def _command(folder: Path) -> str:
     words = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
+    if any(word.startswith(OWN) for word in words):
+        return FORK
     return " ".join(words).strip() or (folder / "comm").read_text(errors="replace").strip()

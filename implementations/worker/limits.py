@@ -8,6 +8,8 @@ CALL = 60.0
 """Seconds that a small call has, unless the user says otherwise."""
 LATEST = 86_400.0
 """Seconds that the user may give it at most."""
+LOOK = 1.0
+"""Seconds between two looks at a process that sends nothing: where it has ended, another may hold its streams."""
 ENDED = 5.0
 """Seconds within which a process whose streams are closed has ended."""
 ENDING = 2.0
@@ -27,4 +29,4 @@ PIECE = 2**16
 SLOWEST = 1e6
 """Multiply-adds a second of the slowest candidate that is waited for: plain Python does ten times as many."""
 AHEAD = 2**15
-"""Bytes of the largest request that is sent before the last answer was read: a pipe holds twice as much on Linux."""
+"""Bytes of requests that are sent before the first of their answers was read: a pipe holds twice as much on Linux."""

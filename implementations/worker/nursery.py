@@ -11,6 +11,8 @@ import ctypes
 import gc
 import json
 import os
+import select
+import signal
 import socket
 import subprocess
 import sys
@@ -25,6 +27,7 @@ from uuid import uuid4
 
 from attention_conformance.implementations.worker.elsewhere import module_command
 from attention_conformance.implementations.worker.leftovers import MARK
+from attention_conformance.implementations.worker.limits import LOOK
 from attention_conformance.implementations.worker.process import Ended, ParentError, Process, ended_child
 
 MODULE = "attention_conformance.implementations.worker.nursery"
@@ -40,9 +43,14 @@ class NurseryError(ParentError):
 
 @dataclass
 class Nursery:
-    """The side of the judge."""
+    """The side of the judge.
+
+    Attributes:
+        number: its process id.
+    """
 
     channel: socket.socket
+    number: int
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def fork(self, environment: Mapping[str, str]) -> Process:
@@ -74,12 +82,19 @@ class Nursery:
         try:
             with self.lock:
                 socket.send_fds(self.channel, [json.dumps(request).encode()], files or [])
-                answer = self.channel.recv(LONGEST)
+                answer = self._received()
         except OSError as error:
             raise NurseryError from error
         if not answer:
             raise NurseryError
         return json.loads(answer)
+
+    def _received(self) -> bytes:
+        ready = select.poll()
+        ready.register(self.channel, select.POLLIN)
+        while not ready.poll(1000 * LOOK):
+            os.kill(self.number, signal.SIGCONT)  # a candidate may have suspended it
+        return self.channel.recv(LONGEST)
 
 
 def environment() -> dict[str, str]:
@@ -93,13 +108,16 @@ def warm_up() -> None:
         _own_nursery(environment())
 
 
-def forked(given: Mapping[str, str]) -> Process | None:
-    """A worker with this environment, forked by the nursery, which is started if need be; None where there is none."""
+def forked(given: Mapping[str, str], alone: str = "") -> Process | None:
+    """A worker with this environment, forked by the nursery, which is started if need be; None where there is none.
+
+    With `alone`, the nursery is one that only callers with the same text have.
+    """
     if sys.platform != "linux":
         return None
     for _ in range(2):
         try:
-            return _own_nursery(given).fork(given)
+            return _own_nursery(given, alone).fork(given)
         except FileNotFoundError:
             return None
         except NurseryError:
@@ -107,13 +125,13 @@ def forked(given: Mapping[str, str]) -> Process | None:
     return None
 
 
-def _own_nursery(given: Mapping[str, str]) -> Nursery:
+def _own_nursery(given: Mapping[str, str], alone: str = "") -> Nursery:
     read_by_imports = {name: value for name, value in given.items() if name != MARK}
-    return _nursery(os.getpid(), tuple(sorted(read_by_imports.items())))
+    return _nursery(os.getpid(), tuple(sorted(read_by_imports.items())), alone)
 
 
 @cache
-def _nursery(judge: int, environment: tuple[tuple[str, str], ...]) -> Nursery:
+def _nursery(judge: int, environment: tuple[tuple[str, str], ...], alone: str) -> Nursery:
     """The nursery of a process for an environment."""
     own, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with other:
@@ -130,7 +148,7 @@ def _nursery(judge: int, environment: tuple[tuple[str, str], ...]) -> Nursery:
         )
     process.returncode = 0  # it ends with this process, and is not waited for
     atexit.register(own.close)
-    return Nursery(own)
+    return Nursery(own, process.pid)
 
 
 def main(channel: socket.socket) -> None:

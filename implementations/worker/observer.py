@@ -15,13 +15,14 @@ from attention_conformance.implementations.api.global_state import global_state,
 from attention_conformance.implementations.api.process_state import warning_filters
 from attention_conformance.implementations.api.safe_call import answer, restored
 from attention_conformance.implementations.worker import memory
+from attention_conformance.implementations.worker.interruption import interrupted
 from attention_conformance.spec.problem import Problem
 
 RANDOM = "random state"
 """How the names of random states begin; these differ at every look, the other states do not."""
 
 LATER, AGAIN = "the later call", "a second backward pass"
-"""The other answers of `in_turn`."""
+"""The other answers of `in_turn` and `at_once`."""
 MEMORY = ("peak", "left_behind")
 """The observations of memory."""
 
@@ -55,12 +56,20 @@ class Observer(Protocol):
         """
         ...
 
+    def at_once(self, problem: Problem, later: Problem, device: str) -> Result:
+        """The answer to a problem while another thread answers a later one; `others` has that one's answer."""
+        ...
+
     def peak(self, problem: Problem, device: str, results: int) -> int | None:
         """The peak of one native call; see `memory.peak`."""
         ...
 
     def left_behind(self, problem: Problem, device: str, times: int, suspicious: int) -> int | None:
         """The bytes that native calls leave behind; see `memory.left_behind`."""
+        ...
+
+    def ended(self) -> str | None:
+        """How the process died once it got no more calls; empty if it did not, None where it is that of the judge."""
         ...
 
 
@@ -120,6 +129,16 @@ class LocalObserver:
         calls = [native(self.implementation, each.fresh(), device) for each in (problem, later)]
         return restored(lambda: _in_turn(*calls))
 
+    def at_once(self, problem: Problem, later: Problem, device: str) -> Result:
+        def run(given: Problem, where: str) -> Result:
+            own, other = interrupted(
+                lambda: self.implementation.run(given, where), lambda: self.implementation.run(later.fresh(), where)
+            )
+            return replace(own, others={LATER: other})
+
+        with kept_global_state():
+            return answer(run, problem.fresh(), device)
+
     def peak(self, problem: Problem, device: str, results: int) -> int | None:
         call = self._native(problem, device)
         return restored(lambda: memory.peak(call(), device, results).of_device)
@@ -127,6 +146,9 @@ class LocalObserver:
     def left_behind(self, problem: Problem, device: str, times: int, suspicious: int) -> int | None:
         call = self._native(problem, device)
         return restored(lambda: memory.left_behind(call(), times, suspicious, device))
+
+    def ended(self) -> None:
+        return None
 
     def _native(self, problem: Problem, device: str) -> Callable[[], Callable[[], object]]:
         return lambda: native(self.implementation, problem.fresh(), device).call

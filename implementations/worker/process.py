@@ -74,6 +74,15 @@ def ended_child(number: int) -> Ended | None:
     return (os.waitstatus_to_exitcode(status), usage.ru_maxrss * 1024) if ended else None
 
 
+def how_ended(code: int) -> str:
+    """How a process ended, by its exit status, which is negative for a signal."""
+    if code >= 0:
+        return f"ended its process with exit status {code}"
+    if -code in {each.value for each in signal.Signals}:
+        return f"died of {signal.Signals(-code).name} ({signal.strsignal(-code)})"
+    return f"died of signal {-code}"
+
+
 def started(command: Sequence[str], environment: Mapping[str, str]) -> Process:
     """The process of a command, in a session of its own.
 

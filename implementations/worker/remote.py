@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from attention_conformance.implementations.api.contract import (
     MODES,
     Claims,
     Implementation,
+    PathError,
     Result,
     Unsupported,
     any_case,
@@ -24,12 +26,14 @@ from attention_conformance.implementations.api.global_state import kept_global_s
 from attention_conformance.implementations.api.safe_call import CandidateError, answer
 from attention_conformance.implementations.discovery.loading import Target, TargetError
 from attention_conformance.implementations.discovery.recorded_call import RecordedCall
-from attention_conformance.implementations.worker.door import Door, shortened
+from attention_conformance.implementations.worker.door import Door
 from attention_conformance.implementations.worker.elsewhere import worker_command
 from attention_conformance.implementations.worker.forms import problem_message, result_of
 from attention_conformance.implementations.worker.hello import REQUESTS, Hello
 from attention_conformance.implementations.worker.limits import CALL
 from attention_conformance.implementations.worker.observer import LocalObserver, Observer
+from attention_conformance.implementations.worker.output import shortened
+from attention_conformance.implementations.worker.process import how_ended
 from attention_conformance.implementations.worker.wire import Message
 from attention_conformance.spec.cases import Case
 from attention_conformance.spec.conventions import Conventions
@@ -71,7 +75,7 @@ def isolated_candidate(
     door = Door(hello, worker_command(python), deadline)
     try:
         return remote_implementation(door)
-    except CandidateError:
+    except (CandidateError, PathError):
         return Implementation(name, Claims(Scope.OP, frozenset({Feature.CORE})), Remote(door, {}))
 
 
@@ -230,6 +234,13 @@ class Remote:
         with _read():
             return result_of(answer.fields, answer.arrays) if answer.arrays else None
 
+    def at_once(self, problem: Problem, later: Problem, device: str) -> Result:
+        """See `Observer`."""
+        self._request("keep", later, device)
+        answer = self._request("at_once", problem, device)
+        with _read():
+            return result_of(answer.fields, answer.arrays)
+
     def recorded_call(self, problem: Problem, device: str) -> RecordedCall:
         """See `discovery.recorded_call`."""
         answer = self._request("recorded_call", problem, device)
@@ -253,6 +264,22 @@ class Remote:
         """See `Observer`."""
         return _bytes(self._request("left_behind", problem, device, times=times, suspicious=suspicious))
 
+    def ended(self) -> str:
+        """See `Observer`; the next call starts another process."""
+        output, code = self.door.output, self.close()
+        if code >= 0:
+            return ""
+        last = "" if output is None else output.last_lines()
+        return f"{how_ended(code)}; its last output: {last}" if last else how_ended(code)
+
+    def close(self) -> int:
+        """See `Door.close`; the names of the threads that the candidate has left running are kept."""
+        if "threads" in self.requests and self.door.process is not None:
+            with suppress(CandidateError), _read():
+                answer = self.door.request(Message({"request": "threads"}))
+                self.door.threads += map(shortened, answer.fields["threads"])
+        return self.door.close()
+
     def _request(self, request: str, problem: Problem, device: str, **more: Any) -> Message:
         return self.door.request(self._message(request, problem, device, **more), work(problem))
 
@@ -270,6 +297,11 @@ def begun(implementation: Implementation, problem: Problem, device: str) -> Call
         finish = run.begin(problem, device)
         return lambda: answer(lambda *_: finish(), problem, device)
     return lambda: _answered_here(implementation, problem, device)
+
+
+def runs_ahead(implementation: Implementation) -> bool:
+    """Whether a call that has begun is answered while this process goes on."""
+    return isinstance(implementation.run, Remote)
 
 
 def _answered_here(implementation: Implementation, problem: Problem, device: str) -> Result:
@@ -301,23 +333,19 @@ def end_process(implementation: Implementation) -> None:
         implementation.run.door.end()
 
 
-def threads_of(implementation: Implementation) -> tuple[str, ...]:
-    """The names of the threads that a candidate has left running in its process, as far as its worker states them."""
-    run = implementation.run
-    if not isinstance(run, Remote) or "threads" not in run.requests or run.door.process is None:
-        return ()
-    try:
-        answer = run.door.request(Message({"request": "threads"}))
-        with _read():
-            return tuple(map(shortened, answer.fields["threads"]))
-    except CandidateError:
-        return ()
-
-
 def loss_of(implementation: Implementation) -> str:
     """Why an implementation is not called any more; empty if it is."""
     run = implementation.run
-    return run.door.exhausted if isinstance(run, Remote) else ""
+    return run.door.given_up if isinstance(run, Remote) else ""
+
+
+def share_losses(implementations: Sequence[Implementation], folder: Path) -> None:
+    """Counts the losses of each candidate together with those in other processes that are given the same folder."""
+    for number, implementation in enumerate(implementations):
+        if isinstance(implementation.run, Remote):
+            file = folder / f"{number}.losses"
+            file.touch()
+            implementation.run.door.shared = file
 
 
 def work(problem: Problem) -> float:

@@ -60,16 +60,36 @@ def _left(group: Path, limit: str, used: str) -> Iterator[int]:
             yield max(0, int((folder / limit).read_text()) - int((folder / used).read_text()))
 
 
+def memory_limit(size: int | None) -> int | None:
+    """What a candidate may allocate, in bytes: half of what is free, unless a size is given; None where unknown."""
+    if size is None and (free := free_memory()) is not None:
+        return max(LEAST, int(free * SHARE))
+    return size
+
+
+def shared_memory(process: int) -> int:
+    """Resident bytes of memory that a process may share, which the limit of its own does not count; 0 where unknown."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        status = Path(f"/proc/{process}/status").read_text(errors="replace")
+        return int(status.partition("\nRssShmem:")[2].split()[0]) * 1024
+    return 0
+
+
+def end_first() -> None:
+    """Has the system end this process and those that stem from it first, where the machine's memory is full."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
+
+
 def limit_memory(size: int | None) -> int | None:
-    """Limits what this process may allocate, in bytes; None: half of what is free.
+    """Limits what this process may allocate, as `memory_limit` has it.
 
     The address space is not limited: torch and drivers reserve much more of it than they use.
 
     Returns:
         The limit; None where the system has none.
     """
-    if size is None and (free := free_memory()) is not None:
-        size = max(LEAST, int(free * SHARE))
+    size = memory_limit(size)
     if size is None or sys.platform != "linux":
         return None
     import resource  # not on every system

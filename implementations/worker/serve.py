@@ -36,6 +36,7 @@ from attention_conformance.implementations.api.safe_call import (
     error_line,
     function_answer,
     guarded,
+    kind_of,
     plain,
 )
 from attention_conformance.implementations.discovery.candidates import named
@@ -48,7 +49,7 @@ from attention_conformance.implementations.worker.forms import (
 )
 from attention_conformance.implementations.worker.hello import PROTOCOL, REQUESTS
 from attention_conformance.implementations.worker.observer import LocalObserver
-from attention_conformance.implementations.worker.resources import is_out_of_memory, limit_memory
+from attention_conformance.implementations.worker.resources import end_first, is_out_of_memory, limit_memory
 from attention_conformance.implementations.worker.wire import Message, WireError, encode, read
 from attention_conformance.spec.cases import Case
 from attention_conformance.spec.features import Feature
@@ -80,7 +81,7 @@ class Worker:
                 return OPERATIONS[request.fields["request"]](self, request)
         except CandidateError as error:
             lacking = {"out_of_memory": True} if is_out_of_memory(error.__cause__) else {}
-            return Message({"error": str(error), "exception": error.exception, **lacking})
+            return Message({"error": str(error), "exception": error.exception, "place": error.place, **lacking})
         except MemoryError:
             return Message({"error": "left too little memory to answer", "exception": "", "out_of_memory": True})
         except KeyboardInterrupt:
@@ -96,9 +97,10 @@ class Worker:
         """Loads the candidate, and says what it claims."""
         given = request.fields
         # The candidate may change the current folder as it is imported.
-        self.given = {**given, "target": Target.parse(given["target"]).absolute}
-        if (target_of := Target.parse(self.given["target"])).is_file:
-            sys.path.insert(0, str(Path(target_of.place).parent))  # it may import helpers later, as it is called
+        parsed = Target.parse(given["target"])
+        self.given = {**given, "target": parsed.absolute}
+        if parsed.is_file:
+            sys.path.insert(0, str(Path(parsed.place).resolve().parent))  # it may import helpers as it is called
         memory = limit_memory(given.get("memory"))
         with loading():
             target = load_target(given["target"])
@@ -108,8 +110,8 @@ class Worker:
                 loaded = named(
                     given["target"], target, given["conventions"], given["device"], given.get("premises", ())
                 )
-        except KeyboardInterrupt:
-            raise TargetError(f"{given['target']}: it raised KeyboardInterrupt when it was first called") from None
+        except (KeyboardInterrupt, SystemExit, GeneratorExit) as error:
+            raise TargetError(f"{given['target']}: it raised {kind_of(error)} when it was first called") from None
         self.implementation = loaded
         return Message(
             {
@@ -190,6 +192,11 @@ class Worker:
         result = self._observer(request).in_turn(problem_of(request), later, request.fields["device"])
         return Message({}) if result is None else result_message(result)
 
+    def at_once(self, request: Message) -> Message:
+        """See `Observer`; the later problem came before, by a request of its own."""
+        (later,), self.later = self.later, []
+        return result_message(self._observer(request).at_once(problem_of(request), later, request.fields["device"]))
+
     def peak(self, request: Message) -> Message:
         """See `Observer`."""
         given = request.fields
@@ -268,6 +275,7 @@ OPERATIONS: Mapping[str, Callable[[Worker, Message], Message]] = {
     "keep": Worker.keep,
     "overwritten": Worker.overwritten,
     "in_turn": Worker.in_turn,
+    "at_once": Worker.at_once,
     "peak": Worker.peak,
     "left_behind": Worker.left_behind,
     "threads": Worker.threads,
@@ -281,6 +289,7 @@ def main() -> None:
     import_from_here()
     compute_on_one_thread()
     die_with_parent()
+    end_first()
     served(streams, Worker().answer)
 
 

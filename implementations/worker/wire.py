@@ -41,6 +41,10 @@ LENGTH = 8
 """Bytes of a length, before a message and before the header within it."""
 SCALARS = (str, bool, int, type(None))
 """Values whose text is kept; not float, of which 0.0 and -0.0 are equal and have different texts."""
+EMPTY: Mapping[type, str] = {tuple: "[]", list: "[]", dict: "{}"}
+"""The texts of values that most messages have."""
+LONGEST_KEPT = 256
+"""Characters of the longest text whose value is kept."""
 LONGEST = 2**32
 """Bytes of the longest message that is read."""
 
@@ -61,8 +65,11 @@ def encode(message: Message) -> bytes:
     """The bytes of a message, its length first.
 
     Raises:
-        WireError: an array's dtype is none of the format's, or a field holds NaN or infinity, which JSON lacks.
+        WireError: an array's dtype is none of the format's, the arrays are larger than any message that is read,
+            or a field holds NaN or infinity, which JSON lacks.
     """
+    if (size := sum(array.nbytes for array in message.arrays.values())) > LONGEST:
+        raise WireError(f"arrays of {size} bytes; the longest message that is read has {LONGEST}")
     header: dict[str, Any] = {"__metadata__": {name: _text(name, value) for name, value in message.fields.items()}}
     blocks, start = [], 0
     for name, array in message.arrays.items():
@@ -79,6 +86,8 @@ def encode(message: Message) -> bytes:
 
 
 def _text(name: str, value: object) -> str:
+    if type(value) in EMPTY and not value:
+        return EMPTY[type(value)]
     try:
         return _text_of_scalar(value) if isinstance(value, SCALARS) else ENCODER.encode(value)
     except ValueError:
@@ -139,8 +148,18 @@ def _decoded(body: bytes) -> Message:
     size = int.from_bytes(body[:LENGTH], "little")
     header = DECODER.decode(str(body[LENGTH : LENGTH + size], "utf-8"))
     data = memoryview(body)[LENGTH + size :]
-    fields = {name: DECODER.decode(text) for name, text in header.pop("__metadata__", {}).items()}
+    fields = {name: _value(text) for name, text in header.pop("__metadata__", {}).items()}
     return Message(fields, {name: _array(data, **entry) for name, entry in header.items()})
+
+
+def _value(text: str) -> Any:
+    return _value_of_short(text) if len(text) <= LONGEST_KEPT else DECODER.decode(text)
+
+
+@lru_cache(maxsize=1024)
+def _value_of_short(text: str) -> Any:
+    """Kept, as most fields are the same in each message; nobody changes the value of a field."""
+    return DECODER.decode(text)
 
 
 def _refused(constant: str) -> None:

@@ -33,6 +33,8 @@ SCORE_STEPS = 9.0
 """Roundings of a score on its way to the exponential, in the costliest style."""
 SINK_STEPS = 3.0
 """Roundings of an output that is rescaled for a sink: stored before, the factor, the product."""
+MERGE_STEPS = 3.0
+"""Roundings where the output over some splits moves towards that over one more: difference, factor, product."""
 NEAR = 0.5
 """A bound of the scores up to which sums of moved weights need no logarithms: their change stays below one half."""
 LARGEST = 650.0
@@ -117,7 +119,7 @@ def forward_bounds(problem: Problem, trace: Trace, precision: Precision) -> Forw
     scores = score_bound(trace, products, precision)
     shift = softmax_shift(trace, scores)
     local = local_error(trace, precision)
-    mixed = _mixed_bound(trace, shift, local, value, precision)
+    mixed = _mixed_bound(trace, shift, local, value, precision, merges=_merges(problem))
     heads = mixed if trace.gates is None else gated_bound(trace, mixed, precision)
     output = heads if problem.scope is Scope.OP else _output_bound(problem, trace, heads, precision)
     given = (trace, precision, inputs, query, key, value)
@@ -282,7 +284,14 @@ def _log_sum_exp_bound(trace: Trace, shift: SoftmaxShift, precision: Precision) 
     return np.asarray(moved + local + rounding + precision.floor)[..., 0]
 
 
-def _mixed_bound(trace: Trace, shift: SoftmaxShift, local: Floats, value: Floats, precision: Precision) -> Floats:
+def _merges(problem: Problem) -> int:
+    """How often answers over splits of the keys are merged, two at a time."""
+    return max(0, len(problem.extras.get("split_lengths", ())) - 1)
+
+
+def _mixed_bound(
+    trace: Trace, shift: SoftmaxShift, local: Floats, value: Floats, precision: Precision, merges: int
+) -> Floats:
     """Moved weights, inherited errors of V, roundings of weights and sums, underflow, storage.
 
     Under dropout o is the mean of kept_j v_j with the undropped weights, and all holds for these values.
@@ -301,6 +310,8 @@ def _mixed_bound(trace: Trace, shift: SoftmaxShift, local: Floats, value: Floats
     worst = local.max(-1, keepdims=True, initial=0.0)
     rounded = np.minimum((largest * local) @ v, worst * (np.abs(o) + farthest + inherited))
     rounded = rounded + mixture_error(trace, precision) * (largest @ v)
+    if merges:
+        rounded = rounded + gamma(MERGE_STEPS * merges * precision.widest) * 2.0 * farthest
     lost = precision.floor * (shown @ v + allowed.sum(-1, keepdims=True) * np.abs(o) + 1.0)
     error = moved + inherited + rounded + lost
     return _of_empty_rows(trace, error + 2.0 * precision.storage * (np.abs(o) + error), value, precision)

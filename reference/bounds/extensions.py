@@ -42,7 +42,7 @@ def _followed(rows: Floats, extra: int) -> Floats:
 
 
 def rotated_bound(rotation: Rotation, rows: Floats, error: Floats, precision: Precision) -> Floats:
-    """Of rows, each within `error`, rotated, or rotated back."""
+    """Of rows, each within `error`, rotated, or rotated back; what is not rotated counts as rotated by nothing."""
     sizes = np.abs(np.where(np.isfinite(rows), rows, 0.0)) + error
     angle = angle_bound(rotation.angles, rotation.frequencies, precision.angle)
     rounding = gamma(TURN_STEPS * precision.widest)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from math import prod
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -16,8 +15,10 @@ from attention_conformance.implementations.discovery.candidates import distinct
 from attention_conformance.implementations.discovery.loading import TargetError
 from attention_conformance.implementations.worker.door import Door
 from attention_conformance.implementations.worker.elsewhere import module_command
+from attention_conformance.implementations.worker.limits import SLOWEST
 from attention_conformance.implementations.worker.wire import Message
 from attention_conformance.tests.benchmarks.benchmark_run import ClauseResult, Growth, Measurement, Rates
+from attention_conformance.tests.benchmarks.growth import HEADS, LENGTHS, LONGEST, ROUNDS
 from attention_conformance.tests.benchmarks.measure import ContenderError
 from attention_conformance.tests.benchmarks.paired_timing import OVERTIME
 from attention_conformance.tests.benchmarks.plan import BenchmarkOptions, Plan
@@ -26,6 +27,8 @@ from attention_conformance.tests.harness.judge.settings import RunSettings
 from attention_conformance.tests.harness.run.selection import UsageError
 
 COMMAND = module_command("attention_conformance.tests.benchmarks.timing_worker")
+GROWING = (len(LENGTHS) + 2 * len(HEADS)) * (ROUNDS + 1) * LONGEST
+"""Seconds of all calls of a growth at the longest: with the length, and with the heads of candidate and baseline."""
 PHASES = 3.0
 """A pair is timed, its memory is measured, and its answers are checked, each within the time of the rounds."""
 
@@ -53,8 +56,7 @@ class TimingProcess:
             ContenderError: the process was lost, or gives none.
         """
         request = Message({"request": "pair", "timed": timed.name, "rates": asdict(rates)})
-        fields = self._answer(request, float(prod(timed.workload.sizes.values())))
-        measurement: Measurement = TypeAdapter(Measurement).validate_python(fields["measurement"])
+        measurement: Measurement = TypeAdapter(Measurement).validate_python(self._answer(request)["measurement"])
         return measurement
 
     def growth(self, dtype: str) -> tuple[str, tuple[Growth, ...], tuple[ClauseResult, ...]]:
@@ -63,14 +65,15 @@ class TimingProcess:
         Raises:
             ContenderError: the process was lost.
         """
-        fields = self._answer(Message({"request": "growth", "dtype": dtype}))
+        fields = self._answer(Message({"request": "growth", "dtype": dtype}), GROWING)
         grown: list[Growth] = TypeAdapter(list[Growth]).validate_python(fields.get("growths", []))
         results: list[ClauseResult] = TypeAdapter(list[ClauseResult]).validate_python(fields.get("results", []))
         return fields["reason"], tuple(grown), tuple(results)
 
-    def _answer(self, request: Message, work: float = 0.0) -> Mapping[str, Any]:
+    def _answer(self, request: Message, seconds: float = 0.0) -> Mapping[str, Any]:
+        """The fields of an answer, for which it has so many seconds beyond its deadline."""
         try:
-            return self.door.request(request, work).fields
+            return self.door.request(request, seconds * SLOWEST).fields
         except CandidateError as error:
             raise ContenderError(str(error)) from error
 

@@ -1,6 +1,7 @@
 """The command line of `attention-conformance`: its commands, and the part of the suite that runs each."""
 
 import argparse
+import os
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -8,9 +9,11 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from importlib.metadata import version
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NoReturn
 
 from attention_conformance.tests.cli import launch
+from attention_conformance.tests.cli import watch as watching
 from attention_conformance.tests.harness.run.exit_status import ExitStatus
 from attention_conformance.tests.harness.run.options import NAME, OPTIONS
 
@@ -30,6 +33,8 @@ CHECK_OPTIONS = (
     "--tier",
     "--fresh",
     "--seed",
+    "--budget",
+    "--shard",
     "--report",
     *EXPECTED,
     "--implementation",
@@ -71,6 +76,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given, rest = read(sys.argv[1:] if arguments is None else arguments)
     try:
         return COMMANDS[given.command].run(given, rest)
+    except BrokenPipeError:  # what reads the output, such as `head`, has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return ExitStatus.INTERRUPTED
     except Exception:
         traceback.print_exc()
         print("next: this is an error of the suite: report it, with these lines", file=sys.stderr)
@@ -125,7 +133,17 @@ def _passed(given: argparse.Namespace, options: Iterable[str]) -> Iterator[str]:
 def _check(given: argparse.Namespace, rest: list[str]) -> int:
     candidates = [f"--candidate={target}" for target in given.target]
     isolated = bool(candidates) and not given.in_process and not given.python
-    return launch.judge([*candidates, *_passed(given, CHECK_OPTIONS), *_printing(given), *rest], isolated)
+    options = [*candidates, *_passed(given, CHECK_OPTIONS), *_printing(given), *rest]
+    if not given.watch:
+        return launch.judge(options, isolated)
+    try:
+        files = watching.files_of(given.target)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return ExitStatus.UNUSABLE
+    with TemporaryDirectory() as folder, launch.alone():
+        again = [*options, f"--failing-first={Path(folder) / 'failed'}"]
+        return watching.watch(files, lambda: launch.judge(again, isolated))
 
 
 def _printing(given: argparse.Namespace) -> Iterator[str]:
@@ -161,6 +179,16 @@ def _bench(given: argparse.Namespace, rest: list[str]) -> int:
     return launch.time([*candidates, *_passed(given, (*BENCH_OPTIONS, "--workload", "--baseline", "--seconds")), *rest])
 
 
+def _vectors(given: argparse.Namespace, rest: list[str]) -> int:
+    with launch.alone():
+        from attention_conformance.tests.cli.vectors_command import answers_command, write
+
+        if given.action == "write":
+            return write(given)
+        command = answers_command(given)
+    return launch.judge([*command, *_passed(given, VECTOR_OPTIONS), *rest]) if command else ExitStatus.UNUSABLE
+
+
 def _report_diff(given: argparse.Namespace, rest: list[str]) -> int:
     with launch.alone():
         from attention_conformance.tests.report.diff import diff
@@ -168,12 +196,43 @@ def _report_diff(given: argparse.Namespace, rest: list[str]) -> int:
         return diff(given.old, given.new, given.format)
 
 
-BENCH_OPTIONS = ("--convention", "--dtype", "--device")
+def _report_merge(given: argparse.Namespace, rest: list[str]) -> int:
+    with launch.alone():
+        from attention_conformance.tests.report.merge import merge
+
+        return merge(given.shards, given.report)
+
+
+def _matrix(given: argparse.Namespace, rest: list[str]) -> int:
+    with launch.alone():
+        from attention_conformance.tests.cli.matrix_command import CACHE, matrix
+
+        given.environments = given.environments or CACHE
+        return matrix(given)
+
+
+BENCH_OPTIONS = ("--deadline", "--memory", "--convention", "--dtype", "--device")
 BENCH_ARGUMENTS: Mapping[str, Mapping[str, Any]] = {
     "target": {"nargs": "+", **TARGET},
     "--workload": {"action": "append", "default": [], "metavar": "PATTERN", "help": "such as 'gpt2*' (repeatable)"},
     "--baseline": {"metavar": "NAME", "help": "the implementation that it is compared with"},
     "--seconds": {"metavar": "N", "help": "for each pair"},
+}
+VECTOR_OPTIONS = ("--report",)
+VECTOR_ARGUMENTS: Mapping[str, Mapping[str, Any]] = {
+    "action": {"choices": ("write", "judge"), "help": "write vectors, or judge answers to them"},
+    "folder": {"metavar": "VECTORS", "type": Path, "help": "the folder of the vectors"},
+    "answers": {"metavar": "ANSWERS", "type": Path, "nargs": "?", "help": "judge: the folder of the answers"},
+    "--feature": {"action": "append", "default": [], "metavar": "NAME", "help": "write: an option that is supported"},
+    "--clause": {"action": "append", "default": [], "metavar": "PATTERN", "help": "write: only these clauses"},
+    "--dtype": {
+        "action": "append",
+        "default": [],
+        "metavar": "NAME",
+        "help": "write: in it (default: float32)",
+    },
+    "--convention": {"action": "append", "default": [], "metavar": "KEY=VALUE", "help": "write: as for check"},
+    "--largest": {"type": int, "metavar": "N", "help": "write: no array has more elements (default: 4096)"},
 }
 AUDIT_ARGUMENTS: Mapping[str, Mapping[str, Any]] = {
     "target": TARGET,
@@ -187,10 +246,24 @@ DIFF_ARGUMENTS: Mapping[str, Mapping[str, Any]] = {
     "new": {"metavar": "NEW", "type": Path, "help": "another"},
     "--format": {"choices": ("text", "markdown", "json"), "default": "text", "help": "(default: text)"},
 }
+MERGE_ARGUMENTS: Mapping[str, Mapping[str, Any]] = {
+    "shards": {"metavar": "SHARD", "type": Path, "nargs": "+", "help": "a folder of --report, of a run with --shard"},
+    "--report": {"metavar": "DIR", "type": Path, "required": True, "help": "write the report of the whole run there"},
+}
+MATRIX_ARGUMENTS: Mapping[str, Mapping[str, Any]] = {
+    "pattern": {"metavar": "PATTERN", "nargs": "*", "help": "only these packages, such as 'onnx*'"},
+    "--report": {"metavar": "DIR", "type": Path, "required": True, "help": "write the table and all reports there"},
+    "--jobs": {"metavar": "N", "type": int, "default": 1, "help": "judge so many packages at once (default: 1)"},
+    "--tier": {"default": "quick", "help": "as for check (default: quick)"},
+    "--clause": {"action": "append", "default": [], "metavar": "PATTERN", "help": "as for check"},
+    "--environments": {"metavar": "DIR", "type": Path, "help": "keep environments there (default: in ~/.cache)"},
+    "--constraint": {"metavar": "FILE", "type": Path, "help": "versions for the installer, as pip takes them"},
+}
 TARGETS = {**TARGET, "nargs": "*", "help": f"{TARGET['help']}; without any, the built-in ones"}
 CHECK_ARGUMENTS: Mapping[str, Mapping[str, Any]] = {
     "target": TARGETS,
     "-v": {"dest": "verbose", "action": "store_true", "help": "print every failure, and all that was observed"},
+    "--watch": {"action": "store_true", "help": "run again when the file is saved, what failed before first"},
     "--exitfirst": {"action": "store_true", "help": "stop at the first failure, with its diagnosis"},
 }
 COMMANDS: Mapping[str, Command] = {
@@ -205,5 +278,13 @@ COMMANDS: Mapping[str, Command] = {
     ),
     "list": Command("list clauses, implementations or defects, a line each", _list, (), {"what": {"choices": KINDS}}),
     "replay": Command("run a recorded failure again", _replay, PROCESS_OPTIONS, {"file": {"metavar": "FAILURE.json"}}),
+    "vectors": Command(
+        "write problems with expected answers into files, or judge answers to them",
+        _vectors,
+        VECTOR_OPTIONS,
+        VECTOR_ARGUMENTS,
+    ),
     "report-diff": Command("list the verdicts that differ between two reports", _report_diff, (), DIFF_ARGUMENTS),
+    "matrix": Command("judge implementations of other packages", _matrix, (), MATRIX_ARGUMENTS),
+    "report-merge": Command("make one report of the shards of a run", _report_merge, (), MERGE_ARGUMENTS),
 }

@@ -7,8 +7,8 @@ from operator import itemgetter
 
 import numpy as np
 
-from attention_conformance.spec.cases import Case
-from attention_conformance.spec.conventions import Conventions, WindowCount
+from attention_conformance.spec.cases import Case, Padding
+from attention_conformance.spec.conventions import Conventions
 from attention_conformance.spec.problem import Problem
 from attention_conformance.tests.harness.judge.clause_tests import Rule, clause, row, table
 from attention_conformance.tests.harness.judge.judge import Judge
@@ -28,7 +28,7 @@ def fed(*chunks: int, room: int = 0, seed: int = 0) -> Case:
 
 def reach(keys: int, conventions: Conventions) -> int:
     """The `left` of a window in which a query sees so many keys, its own included."""
-    return keys if conventions.window_count is WindowCount.INCLUDING else keys - 1
+    return keys if conventions.own_counted(causal=True) else keys - 1
 
 
 def filled(chunks: Callable[[int], tuple[int, ...]]) -> list[Case]:
@@ -67,12 +67,42 @@ RINGS = (
 """Pieces, and the positions of a ring cache, of which a window reaches all."""
 WINDOWED_RINGS = [windowed(room, fed(*chunks, room=room)) for chunks, room in RINGS]
 
+EACH = Case(causal=True).sized(batch=3, query_length=3, key_length=11).extended(query_starts=True)
+"""Each sample has a start of its own."""
+OF_LENGTHS = replace(EACH, padding=Padding.LENGTHS)
+POSITIONED = [EACH.extended(rotary_base=BASE), EACH.extended(alibi=True), EACH.extended(relative_bias=3)]
+
 CLAUSES = table(
     row(
         "cache.query-start",
         *(*STARTED, started(2, 33, 17)),
         windowed(3, *STARTED[:2]),
         context="the first query is at position {case.extension.query_start}",
+    ),
+    row(
+        "cache.query-starts",
+        *(
+            EACH,
+            EACH.sized(query_length=1),
+            EACH.sized(query_length=7, key_length=7),
+            EACH.sized(batch=5, key_length=33),
+        ),
+        EACH.sized(num_heads=6, num_kv_heads=3),
+    ),
+    row(
+        "cache.query-starts-lengths",
+        *(OF_LENGTHS, OF_LENGTHS.sized(query_length=1), OF_LENGTHS.sized(query_length=6)),
+        OF_LENGTHS.sized(batch=5, key_length=33),
+    ),
+    row(
+        "cache.query-starts-window",
+        windowed(3, EACH, EACH.sized(query_length=1), replace(EACH, causal=False)),
+        replace(EACH, causal=False).extended(window_right=2),
+    ),
+    row(
+        "cache.query-starts-positions",
+        *(*POSITIONED, *(replace(case, causal=False) for case in POSITIONED)),
+        parts=("output", "gradients.query", "gradients.key"),
     ),
     row(
         "cache.decode",

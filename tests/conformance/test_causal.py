@@ -22,8 +22,13 @@ MASKS = (
     (MaskKind.INFINITE, MaskShape.SAMPLE),
 )
 """Masks that are combined with the causal flag."""
-UNLIKE = ((MaskKind.BOOL, 7, 5), (MaskKind.FLOAT, 7, 5), (MaskKind.BOOL, 3, 7), (MaskKind.FLOAT, 3, 7))
-"""Masks, and different numbers of queries and keys: the mask has them, and the flag has to find them."""
+UNLIKE = (
+    (MaskKind.BOOL, 0.3, 7, 5),
+    (MaskKind.FLOAT, 1.7, 7, 5),
+    (MaskKind.BOOL, 1.7, 3, 7),
+    (MaskKind.FLOAT, 0.3, 3, 7),
+)
+"""Masks, scales, and different numbers of queries and keys: the mask has them, and the flag has to find them."""
 PADDED = replace(SQUARE, padding=Padding.RIGHT)
 
 CLAUSES = table(
@@ -35,7 +40,8 @@ CLAUSES = table(
     row("causal.empty-rows", *(SQUARE.sized(query_length=q, key_length=k) for q, k in ((7, 3), (9, 8), (5, 1)))),
     row(
         "causal.any-scale",
-        *(replace(SQUARE, scale=scale, seed=n) for n, scale in enumerate((0.0, 0.0, -0.7, -0.7))),
+        *(replace(SQUARE, scale=scale) for scale in (0.0, -0.7)),
+        *(replace(SQUARE, scale=scale, seed=1).sized(query_length=3) for scale in (0.0, -0.7)),
         context="a causal flag and scale {case.scale:g}",
     ),
     row(
@@ -68,8 +74,8 @@ def test_with_mask(judge: Judge) -> None:
     policy, masked = judge.conventions.causal_with_mask, [replace(SQUARE, mask=kind, mask_shape=s) for kind, s in MASKS]
     if judge.conventions.causal_alignment is Alignment.TOP_LEFT:  # no row is emptied, whichever is longer
         masked += [
-            replace(SQUARE, mask=kind, scale=0.3, seed=n).sized(query_length=queries, key_length=keys)
-            for n, (kind, queries, keys) in enumerate(UNLIKE)
+            replace(SQUARE, mask=kind, scale=scale, seed=n).sized(query_length=queries, key_length=keys)
+            for n, (kind, scale, queries, keys) in enumerate(UNLIKE)
         ]
     for case in judge.cases(*masked):
         if policy is CausalWithMask.ERROR:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from attention_conformance.tests.harness.judge.clause_tests import group
+from attention_conformance.tests.harness.judge.clause_tests import clause, group
 from attention_conformance.tests.harness.judge.judge import Judge
 from attention_conformance.tests.harness.judge.observed_conventions import (
     EMPTY_ROWS,
@@ -50,8 +50,12 @@ WIDE_ONLY = group(
     _assert_consistent,
     {
         "conventions.finite-mask-fill": (LEAST_NUMBER,),
-        "conventions.masked-nan": (SPOILT_KEYS, SPOILT_VALUES),
         "conventions.numeric-mask": (INTEGERS, FLOATS),
     },
     ("float64", "float32"),
 )
+
+
+@clause("conventions.masked-nan", ("float64", "float32"), anywhere=True)
+def test_masked_nan(judge: Judge) -> None:
+    _assert_consistent(judge, (SPOILT_KEYS, SPOILT_VALUES))

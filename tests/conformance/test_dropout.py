@@ -10,19 +10,21 @@ from attention_conformance.implementations.api.safe_call import CandidateError
 from attention_conformance.implementations.worker.observer import RANDOM
 from attention_conformance.reference.expected import RETURNED, solve
 from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Padding, Values
+from attention_conformance.spec.conventions import FullDropout
 from attention_conformance.spec.problem import Array, Problem
 from attention_conformance.tests.harness.judge.clause_tests import clause, group
-from attention_conformance.tests.harness.judge.comparison import compare
+from attention_conformance.tests.harness.judge.comparison import compare, part_of
 from attention_conformance.tests.harness.judge.dropout_mask import (
     Booleans,
     by_key,
     dropout_answer,
     dropout_answers,
     likely_share,
+    own_choices,
     relation,
     repetition,
 )
-from attention_conformance.tests.harness.judge.judge import Judge, part_of
+from attention_conformance.tests.harness.judge.judge import Judge
 
 SHOWN = (
     Case(score_std=1.0, values=Values.IDENTITY)
@@ -66,7 +68,7 @@ def test_whole_key(judge: Judge) -> None:
 def test_rate(judge: Judge) -> None:
     rates = (MANY.extended(dropout=rate, dropout_seed=n) for n, rate in enumerate((0.1, 0.5, 0.9), start=1))
     for case, answer in dropout_answers(judge, *rates):
-        mask, rate = answer.dropout_mask, case.extension.dropout
+        mask, rate = own_choices(answer.dropout_mask, judge.conventions), case.extension.dropout
         message = f"{1.0 - mask.mean():.4f} of {mask.size} weights are dropped, at the probability {rate:g}"
         judge.assert_that(case, likely_share(mask, 1.0 - rate), message)
 
@@ -74,9 +76,10 @@ def test_rate(judge: Judge) -> None:
 @clause("dropout.independent")
 def test_independent(judge: Judge) -> None:
     for case, answer in dropout_answers(judge, MANY, LONG.extended(dropout_seed=2), MANY.sized(num_kv_heads=2)):
-        mask = answer.dropout_mask
-        distance = repetition(mask)
-        apart = "samples {}, heads {}, queries {}, keys {}".format(*np.unravel_index(distance, mask.shape))
+        own, sharing = own_choices(answer.dropout_mask, judge.conventions), judge.conventions.dropout_sharing
+        judge.assert_that(case, bool((own == answer.dropout_mask).all()), f"the choices are not shared by {sharing}")
+        distance = repetition(own)
+        apart = "samples {}, heads {}, queries {}, keys {}".format(*np.unravel_index(distance, own.shape))
         judge.assert_that(case, not distance, f"the choices repeat themselves at a distance of {apart}")
 
 
@@ -149,7 +152,7 @@ def test_next_call(judge: Judge) -> None:
 
 def _dropout_mask(judge: Judge, case: Case) -> Booleans | None:
     answer = dropout_answer(judge, case)
-    return None if answer is None else answer.dropout_mask
+    return None if answer is None else own_choices(answer.dropout_mask, judge.conventions)
 
 
 def _assert_unrelated(judge: Judge, case: Case, later: str, first: Booleans, second: Booleans) -> None:
@@ -191,7 +194,9 @@ def _assert_drops_nothing(judge: Judge, case: Case, context: str) -> None:
 def test_rate_one(judge: Judge) -> None:
     for case in judge.cases(PLAIN.extended(dropout=1.0), replace(PLAIN, mask=MaskKind.BOOL).extended(dropout=1.0)):
         problem = judge.problem(case)
-        if (result := judge.answer(case, problem)) is not None:
+        if judge.conventions.full_dropout is FullDropout.ERROR:
+            judge.assert_refuses(case, problem, "dropout with the probability 1")
+        elif (result := judge.answer(case, problem)) is not None:
             expected = solve(problem, judge.conventions, np.zeros(judge.solution(case).trace.weights.shape)).parts
             parts = (part for part in judge.expanded(judge.parts(), problem) if part not in RETURNED)
             judge.compare(case, result, expected, parts, "every weight is dropped")

@@ -5,11 +5,13 @@ from dataclasses import replace
 
 from attention_conformance.implementations.api.global_state import global_state
 from attention_conformance.implementations.api.safe_call import CandidateError
+from attention_conformance.implementations.worker.observer import LATER
 from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Padding
 from attention_conformance.spec.features import Packing
 from attention_conformance.spec.problem import Array, Problem
 from attention_conformance.tests.harness.judge.clause_tests import clause
-from attention_conformance.tests.harness.judge.judge import RETURNED_AS, Judge, part_of
+from attention_conformance.tests.harness.judge.comparison import compare, part_of
+from attention_conformance.tests.harness.judge.judge import RETURNED_AS, Judge
 from attention_conformance.tests.report.verdict import FailureKind
 
 VARIED = (
@@ -49,13 +51,21 @@ def _same(first: Array | None, second: Array | None) -> bool:
 def test_inputs(judge: Judge) -> None:
     for case in judge.cases(*VARIED, *EXTENDED):
         for problem in judge.problems(case):
-            passed = problem.fresh()
-            if (result := judge.answer(case, passed, as_is=True)) is not None:
-                before, after = problem.arrays(), passed.arrays()
-                changed = [name for name in before if not _same(before[name], after[name])]
-                _assert_none(judge, case, "the call changed the caller's", changed)
-                disturbed = [name for name in result.disturbed if name not in global_state()]
-                _assert_none(judge, case, "the call changed the form, mode or device of", disturbed)
+            _assert_undisturbed(judge, case, problem)
+    for name in judge.implementation.alternatives:
+        along = judge.along(name)
+        for case in along.cases(*VARIED[:2]):
+            _assert_undisturbed(along, case, judge.problem(case).forward_only(), f", {name},")
+
+
+def _assert_undisturbed(judge: Judge, case: Case, problem: Problem, how: str = "") -> None:
+    passed = problem.fresh()
+    if (result := judge.answer(case, passed, as_is=True)) is not None:
+        before, after = problem.arrays(), passed.arrays()
+        changed = [name for name in before if not _same(before[name], after[name])]
+        _assert_none(judge, case, f"the call{how} changed the caller's", changed)
+        disturbed = [name for name in result.disturbed if name not in global_state()]
+        _assert_none(judge, case, f"the call{how} changed the form, mode or device of", disturbed)
 
 
 @clause("effects.repeatable")
@@ -67,12 +77,11 @@ def test_repeatable(judge: Judge) -> None:
 def _assert_same_bits(judge: Judge, case: Case, context: str, between: Sequence[Problem] = ()) -> None:
     """The case is answered alike before and after the calls in between."""
     problem = judge.problem(case).forward_only()
+    calls = [judge.begun(each.fresh()) for each in (problem, *between, problem)]
     try:
-        first = judge.run(problem)
+        first = calls[0]()
         first = replace(first, output=first.output.copy())
-        for other in between:
-            judge.run(other)
-        second = judge.run(problem)
+        *_, second = (call() for call in calls[1:])
     except CandidateError as error:
         judge.record_error(case, error)
         return
@@ -91,7 +100,7 @@ def test_stateless(judge: Judge) -> None:
         judge.assert_conforms(other, context="a call with the same shapes and new values")
 
 
-@clause("effects.global-state")
+@clause("effects.global-state", last=True)
 def test_global_state(judge: Judge) -> None:
     for case in judge.cases(*VARIED[:4]) if judge.observes("changed_state") else ():
         for problem in judge.problems(case):
@@ -101,6 +110,24 @@ def test_global_state(judge: Judge) -> None:
                 judge.record_error(case, error)
             else:
                 _assert_none(judge, case, "the call changed the", changed)
+    if judge.tally.checks and judge.dtype == judge.dtypes[-1] and (how := judge.observer.ended()) is not None:
+        judge.assert_that(Case(), not how, "its process after the last call", how, FailureKind.DIED)
+
+
+@clause("effects.threads", dtypes=("float64",), anywhere=True)
+def test_threads(judge: Judge) -> None:
+    for case in judge.cases(*VARIED[:2]) if judge.observes("at_once") else ():
+        problem, other = (judge.problem(replace(case, seed=n)).forward_only() for n in (case.seed, case.seed + 1000))
+        later = other.with_arrays(problem.parameters)  # the same module
+        try:
+            result = judge.observer.at_once(problem, later, judge.device)
+        except CandidateError as error:
+            judge.record_error(case, error)
+            continue
+        for answer, given, whose in ((result, problem, "a call"), (result.others.get(LATER), later, "the other call")):
+            expected = judge.solve(given).parts["output"]
+            output = None if answer is None else answer.output
+            judge.record(case, compare("output", output, expected, judge.dtype), f"{whose} of two threads")
 
 
 @clause("effects.fresh-output")

@@ -105,13 +105,16 @@ def test_empty_row(judge: Judge) -> None:
     emptied = {
         by_bool: claimed.empty_row_bool,
         replace(by_bool, seed=66, mask_shape=MaskShape.SHARED): claimed.empty_row_bool,
+        replace(by_bool, seed=77, pattern=Pattern.EMPTY_IN_ONE): claimed.empty_row_bool,
         by_float: claimed.empty_row_float,
         Case(padding=Padding.EMPTY_SAMPLE): claimed.empty_row_padding,
     }
-    for case in judge.cases(*(case for case, answer in emptied.items() if answer is not EmptyRow.NAN)):
+    for case in judge.cases(*(case for case, answer in emptied.items() if answer is EmptyRow.ZEROS)):
         judge.assert_conforms(case, "gradients", context="a row without keys passes no gradient and harms no other")
-    if EmptyRow.NAN in emptied.values():
-        judge.unsupported.append("claims NaN for a row without keys, whose gradients are unspecified")
+    if set(emptied.values()) != {EmptyRow.ZEROS}:
+        judge.unsupported.append(
+            "claims another answer than zeros for a row without keys, whose gradients are unspecified"
+        )
 
 
 @clause("gradients.single-input")

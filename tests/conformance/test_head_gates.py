@@ -14,8 +14,8 @@ from attention_conformance.spec.features import Scope
 from attention_conformance.spec.inputs import build
 from attention_conformance.spec.problem import Array, Problem
 from attention_conformance.tests.harness.judge.clause_tests import clause, row, table
-from attention_conformance.tests.harness.judge.comparison import compare
-from attention_conformance.tests.harness.judge.judge import Judge, part_of
+from attention_conformance.tests.harness.judge.comparison import compare, part_of
+from attention_conformance.tests.harness.judge.judge import Judge
 from attention_conformance.tests.harness.judge.relations import changed, take_samples
 
 GATED = Case(seed=321).extended(head_gates=True)

@@ -28,13 +28,17 @@ LEAST = (MaskShape.FULL, MaskShape.SHARED)
 SEGMENTS = Case(mask=MaskKind.BOOL, pattern=Pattern.SEGMENTS, mask_shape=MaskShape.SHARED)
 LARGE = replace(BY_KEY, poison=Poison.LARGE)
 SINGLE_LOW = replace(BY_KEY, pattern=Pattern.SINGLE_KEY, scores=Scores.VERY_NEGATIVE)
+PREFIX = Case(mask=MaskKind.BOOL, mask_shape=MaskShape.KEYS, pattern=Pattern.PREFIX).sized(batch=3, key_length=9)
+PREFIX_SHAPES = (MaskShape.KEYS, MaskShape.SAMPLE, MaskShape.EACH_KEYS)
+TRIANGLE = Case(seed=15, mask=MaskKind.BOOL, mask_shape=MaskShape.SHARED, pattern=Pattern.TRIANGLE)
 PADDED_LOW = Case(padding=Padding.RIGHT, scores=Scores.VERY_NEGATIVE)
 
 
 def _with_empty_rows(kind: MaskKind) -> tuple[Case, ...]:
     empty = Case(mask=kind, pattern=Pattern.EMPTY_ROW)
     shared = replace(empty, mask_shape=MaskShape.SHARED, seed=10)
-    return empty, shared, empty.sized(query_length=1), empty.sized(key_length=1), empty.sized(key_length=33)
+    sized = (empty.sized(query_length=1), empty.sized(key_length=1), empty.sized(key_length=33))
+    return empty, shared, *sized, replace(empty, pattern=Pattern.EMPTY_IN_ONE, seed=17)
 
 
 CLAUSES = table(
@@ -67,6 +71,18 @@ CLAUSES = table(
         "masks.segments",
         *(SEGMENTS, SEGMENTS.sized(query_length=8, key_length=8)),
         context="a query sees the keys of its own segment",
+    ),
+    row(
+        "masks.prefix",
+        *(replace(PREFIX, mask_shape=shape, seed=13) for shape in PREFIX_SHAPES),
+        *(replace(PREFIX, mask=MaskKind.INFINITE, seed=14).sized(batch=n) for n in (1, 2)),
+        context="the mask leaves the first keys, in each sample another number of them",
+    ),
+    row(
+        "masks.triangle",
+        *(TRIANGLE.sized(query_length=n, key_length=7) for n in (4, 7, 9)),
+        *(replace(TRIANGLE, mask=MaskKind.INFINITE, seed=16).sized(query_length=n, key_length=7) for n in (5, 7)),
+        context="the mask leaves each query the keys up to its own number",
     ),
     row(
         "masks.neutral",

@@ -9,7 +9,7 @@ import numpy as np
 
 from attention_conformance.reference.positions import positions
 from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Padding
-from attention_conformance.spec.conventions import Conventions, WindowCount
+from attention_conformance.spec.conventions import Conventions
 from attention_conformance.spec.features import Packing
 from attention_conformance.spec.problem import Array, Problem
 from attention_conformance.tests.harness.judge.clause_tests import Rule, clause, group, row, table
@@ -39,10 +39,9 @@ def positioned(packed: Case) -> tuple[Case | Rule, ...]:
     square, causal = packed.sized(**LONG), replace(packed, causal=True)
 
     def windowed(claimed: Conventions) -> tuple[Case, ...]:
-        left = 2 if claimed.window_count is WindowCount.INCLUDING else 1
-        return square.extended(window_left=left, window_right=0), replace(square, causal=True).extended(
-            window_left=left
-        )
+        flagged = replace(square, causal=True)
+        plain, with_flag = (1 + claimed.own_counted(case.causal) for case in (square, flagged))
+        return square.extended(window_left=plain, window_right=0), flagged.extended(window_left=with_flag)
 
     both = ((case.extended(rotary_base=50.0), case.extended(alibi=True)) for case in (packed, causal))
     return windowed, *(case for pair in both for case in pair)

@@ -10,6 +10,7 @@ from attention_conformance.reference.expected import Expected
 from attention_conformance.reference.pipeline import Pipeline
 from attention_conformance.reference.positions import positions
 from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Padding, Sizes
+from attention_conformance.spec.features import Packing, PositionIds
 from attention_conformance.spec.problem import Array, Problem
 from attention_conformance.tests.harness.judge.clause_tests import clause, group, row, table
 from attention_conformance.tests.harness.judge.comparison import compare
@@ -32,6 +33,12 @@ POWERS = (1, 2, 4, 8, 16, 64)
 OTHERS = (3, 5, 6, 7, 12, 20, 40, 71, 112)
 ROTATED, QUICK = (SQUARE.extended(rotary_base=base) for base in (10000.0, 10.0))
 GENTLE_ROTATED = replace(SQUARE, score_std=0.5).extended(rotary_base=20.0)
+PARTIAL = SQUARE.sized(d_k=9).extended(rotary_base=10.0, rotary_dim=6)
+GENTLE_PARTIAL = replace(PARTIAL, score_std=0.5)
+IDS = (PositionIds.ASCENDING, PositionIds.RESTARTING, PositionIds.LEFT_PADDED)
+GIVEN = SQUARE.extended(rotary_base=20.0, position_ids=IDS[0])
+FAR_IDS = GIVEN.extended(position_ids=PositionIds.FAR)
+GENTLE_GIVEN = replace(GIVEN, score_std=0.5)
 GROUPED = Sizes(num_heads=6, num_kv_heads=3, query_length=7, key_length=7)
 ALIBI = SQUARE.extended(alibi=True)
 CAUSAL_ALIBI = replace(ALIBI, causal=True)
@@ -64,6 +71,48 @@ CLAUSES = table(
         "positions.rotary-gradient",
         *(GENTLE_ROTATED, GENTLE_ROTATED.sized(d_k=6, key_length=4, query_length=4)),
         replace(GENTLE_ROTATED, sizes=GROUPED),
+        parts=("gradients.query", "gradients.key"),
+    ),
+    row(
+        "positions.partial-rotary",
+        *(
+            PARTIAL,
+            PARTIAL.extended(rotary_dim=4),
+            PARTIAL.extended(rotary_dim=2),
+            replace(PARTIAL, causal=True, seed=1),
+        ),
+        *(PARTIAL.sized(d_k=6), PARTIAL.sized(d_k=16, query_length=17, key_length=17)),
+        PARTIAL.sized(num_heads=6, num_kv_heads=3),
+        context="{case.extension.rotary_dim} of {case.sizes.d_k} components are rotated",
+    ),
+    row("positions.partial-rotary-start", *_starting(PARTIAL)),
+    row(
+        "positions.partial-rotary-gradient",
+        *(GENTLE_PARTIAL, GENTLE_PARTIAL.extended(rotary_dim=2), GENTLE_PARTIAL.sized(num_heads=6, num_kv_heads=3)),
+        parts=("gradients.query", "gradients.key"),
+    ),
+    row(
+        "positions.position-ids",
+        *(GIVEN.extended(position_ids=kind) for kind in IDS),
+        *(GIVEN.sized(query_length=4), GIVEN.sized(query_length=1), GIVEN.sized(num_heads=6, num_kv_heads=3)),
+        replace(GIVEN, padding=Padding.LEFT).extended(position_ids=PositionIds.LEFT_PADDED),
+        context="ids are {case.extension.position_ids}",
+    ),
+    row(
+        "positions.position-ids-masks",
+        *(replace(GIVEN, causal=True).extended(position_ids=kind) for kind in IDS),
+        *(GIVEN.extended(window_left=2), GIVEN.extended(alibi=True), GIVEN.extended(relative_bias=2)),
+        replace(GIVEN, causal=True).sized(query_length=4).extended(query_start=2),
+        GIVEN.extended(packing=Packing.SEGMENTS),
+        context="ids are {case.extension.position_ids}",
+    ),
+    row(
+        "positions.position-ids-far",
+        *(FAR_IDS, FAR_IDS.sized(query_length=5), FAR_IDS.extended(rotary_base=10000.0)),
+    ),
+    row(
+        "positions.position-ids-gradient",
+        *(GENTLE_GIVEN, GENTLE_GIVEN.sized(query_length=5), replace(GENTLE_GIVEN, sizes=GROUPED)),
         parts=("gradients.query", "gradients.key"),
     ),
     row(

@@ -10,8 +10,8 @@ from attention_conformance.spec.cases import Case, Embedding, MaskKind, MaskShap
 from attention_conformance.spec.features import Scope
 from attention_conformance.spec.problem import Array, Problem
 from attention_conformance.tests.harness.judge.clause_tests import clause
-from attention_conformance.tests.harness.judge.comparison import compare
-from attention_conformance.tests.harness.judge.judge import Judge, part_of
+from attention_conformance.tests.harness.judge.comparison import compare, part_of
+from attention_conformance.tests.harness.judge.judge import Judge
 from attention_conformance.tests.harness.judge.merging import assert_merges
 from attention_conformance.tests.harness.judge.relations import (
     Change,

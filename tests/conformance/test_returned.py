@@ -12,7 +12,8 @@ from attention_conformance.spec.conventions import Alignment, Conventions
 from attention_conformance.spec.features import Feature, Packing
 from attention_conformance.spec.problem import Array
 from attention_conformance.tests.harness.judge.clause_tests import clause, group, row, table
-from attention_conformance.tests.harness.judge.judge import Judge, part_of
+from attention_conformance.tests.harness.judge.comparison import part_of
+from attention_conformance.tests.harness.judge.judge import Judge
 from attention_conformance.tests.harness.judge.merging import assert_merges
 from attention_conformance.tests.report.verdict import FailureKind
 
@@ -44,7 +45,7 @@ MASKED_GROUPS = replace(GROUPED, mask=MaskKind.BOOL, mask_shape=MaskShape.HEAD)
 
 
 def _emptied_by_flag(claimed: Conventions) -> list[Case]:
-    emptied = claimed.causal_alignment is Alignment.BOTTOM_RIGHT
+    emptied = claimed.causal_alignment is not Alignment.TOP_LEFT
     return [Case(causal=True).sized(query_length=7, key_length=3)] if emptied else []
 
 

@@ -30,7 +30,7 @@ CLAUSES = table(
     ),
     row(
         "scores.scale-negative",
-        *(Case(scale=-0.4), Case(scale=-1.0, mask=MaskKind.BOOL), Case(scale=-2.0)),
+        *(Case(scale=-0.4), Case(scale=-1.0, mask=MaskKind.BOOL), Case(scale=-2.0, mask=MaskKind.FLOAT)),
         # Scores so far apart that the exponential overflows where the smallest is taken for the largest.
         *(Case(seed=4, scale=-200.0, score_std=2.0), Case(seed=5, scale=-200.0, score_std=2.0, mask=MaskKind.BOOL)),
     ),

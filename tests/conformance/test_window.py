@@ -6,7 +6,7 @@ import numpy as np
 
 from attention_conformance.reference.visibility import allowed_keys
 from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Padding, Scores, Sharing
-from attention_conformance.spec.conventions import Conventions, EmptyRow, WindowCount
+from attention_conformance.spec.conventions import Conventions, EmptyRow
 from attention_conformance.spec.problem import Array
 from attention_conformance.tests.harness.judge.clause_tests import Rule, clause, row, table
 from attention_conformance.tests.harness.judge.judge import Judge
@@ -29,7 +29,7 @@ SIDES = {Padding.RIGHT: (5, 1), Padding.LEFT: (1, 5), Padding.HOLES: (2, 1)}
 
 def seeing(case: Case, left: int | None, right: int | None, claimed: Conventions) -> Case:
     """The case with a window of so many keys in addition to the query's own, whatever the claimed way to count."""
-    own = claimed.window_count is WindowCount.INCLUDING
+    own = claimed.own_counted(case.causal)
     return case.extended(window_left=None if left is None else left + own, window_right=right)
 
 

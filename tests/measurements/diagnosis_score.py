@@ -68,7 +68,7 @@ def _kind(defect: Defect, diagnosis: Diagnosis, checks: Sequence[FailingCheck]) 
     if not diagnosis.name:
         return "located" if diagnosis.when else "unexplained"
     if diagnosis.explanation is None:
-        return "named" if diagnosis.name.startswith("computed in") else "misnamed"
+        return "named" if diagnosis.claim or diagnosis.name.startswith("computed in") else "misnamed"
     return "named" if _holds(defect, diagnosis.explanation, checks) else "misnamed"
 
 
@@ -76,7 +76,8 @@ def _holds(defect: Defect, explanation: Explanation, checks: Sequence[FailingChe
     """Whether unseen cases agree: each failing one with one of the mistakes, and each passing one with all."""
     parts = tuple(dict.fromkeys(each.part for each in checks if each.part))
     prober = Prober(defect.implementation, DTYPE, parts, "cpu", 500, {})
-    cases = [replace(case, seed=case.seed + UNSEEN) for case in (*(each.case for each in checks), *PROBES)]
+    known = dict.fromkeys([*(each.case for each in checks), *PROBES])
+    cases = [replace(case, seed=case.seed + UNSEEN) for case in known]
     claimed = defect.implementation.claims.conventions
     seen = [each.without_empty_rows(claimed) for each in map(prober.observe, cases) if each is not None]
     failing, passing = ([each for each in seen if each.failing is kind] for kind in (True, False))

@@ -123,3 +123,23 @@ def assembled(events: list[Event], path: Path) -> Run:
         failures=[e for e in events if isinstance(e, model.FailureRecord)],
         weight_maps={e.implementation: e for e in events if isinstance(e, model.WeightMap)},
     )
+
+
+def write_log(run: Run, folder: Path) -> None:
+    """Writes the log of a run that is known as a whole.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    (folder / FILE).write_text("".join(f"{encode(event)}\n" for event in _records(run)), encoding="utf-8")
+
+
+def _records(run: Run) -> Iterator[Event]:
+    yield run.opening
+    yield from run.verdicts
+    yield model.VerdictsEnd(len(run.verdicts), run.closing.reason)
+    yield from (model.DiagnosisRecord(*each) for each in run.diagnoses.items())
+    yield from (model.ObservationRecord(*each) for each in run.observed.items())
+    yield from run.failures
+    yield from run.weight_maps.values()
+    yield run.closing

@@ -70,6 +70,7 @@ class Suite:
     Attributes:
         tier: its name, and after a colon the seed of the numbers where they were drawn anew.
         clauses, dtypes: as --clause and --dtype select them; none selects all.
+        shard: which part of a run this is, such as "2/4"; empty: the whole.
         detected, defects: how many wrong implementations of the catalogue the suite detects, when last measured.
     """
 
@@ -81,6 +82,7 @@ class Suite:
     detected: int
     defects: int
     dtypes: tuple[str, ...] = ()
+    shard: str = ""
 
     @property
     def drawn(self) -> str:

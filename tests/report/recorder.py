@@ -25,6 +25,7 @@ class Recorder:
     """Keeps the events of a run; with a folder, it writes each one down at once.
 
     Attributes:
+        verdicts: those of the events.
         failed_views: why a file could not be made, by its name.
         unwritten: why the log or a view could not be written; empty if all were.
         planned: how many verdicts a complete run has; None until the tests are collected.
@@ -35,16 +36,12 @@ class Recorder:
     folder: Path | None = None
     planned: int | None = None
     events: list[Event] = field(default_factory=list)
+    verdicts: list[Verdict] = field(default_factory=list, init=False)
     failed_views: Mapping[str, str] = field(default_factory=dict)
     since: float = field(default_factory=time.perf_counter)
     unwritten: str = ""
     claimed: Claim | None = None
     closed: bool = False
-
-    @property
-    def verdicts(self) -> list[Verdict]:
-        """Those that were recorded so far."""
-        return [e for e in self.events if isinstance(e, Verdict)]
 
     @property
     def targets(self) -> dict[str, str]:
@@ -88,7 +85,10 @@ class Recorder:
     def add(self, event: Event) -> None:
         """Records an event. Where the log cannot be written, `unwritten` states why, and it ends there."""
         line = encode(event)
-        self.events.append(as_written(event, line))
+        event = as_written(event, line)
+        self.events.append(event)
+        if isinstance(event, Verdict):
+            self.verdicts.append(event)
         if self.folder is not None and not self.unwritten:
             try:
                 with (self.folder / FILE).open("a", encoding="utf-8") as log:

@@ -71,6 +71,7 @@ class Failure:
         part: what differed from the reference's answer to the case, such as `output` or `gradients.key`; empty for
             other checks.
         summary: the mistake in words without numbers, where the check has such words.
+        place: the line of the candidate's code that raised, as FILE:LINE.
     """
 
     message: str
@@ -79,6 +80,7 @@ class Failure:
     part: str = ""
     kind: FailureKind = FailureKind.PROPERTY
     summary: str = ""
+    place: str = ""
 
     def __post_init__(self) -> None:
         if not self.message:

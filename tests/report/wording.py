@@ -15,6 +15,7 @@ def selected(run: Run) -> str:
     """Such as "--clause masks.* --dtype float64"; empty if everything was selected."""
     suite = run.opening.suite
     options = [*(f"--clause {each}" for each in suite.clauses), *(f"--dtype {each}" for each in suite.dtypes)]
+    options += [f"--shard {suite.shard}"] if suite.shard else []
     return " ".join(options)
 
 

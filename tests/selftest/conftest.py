@@ -5,6 +5,7 @@ from collections import Counter
 import pytest
 import torch._dynamo
 
+from attention_conformance.implementations.api.global_state import compute_on_one_thread
 from attention_conformance.tests.selftest.discovery.making import make
 from attention_conformance.tests.selftest.sessions import sessions
 
@@ -21,6 +22,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.import_plugin("pytester")  # which `sessions` needs
+    compute_on_one_thread()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -33,7 +33,9 @@ from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.spec.problem import Problem
 
 _NO_GRADIENTS = {Feature.GRADIENTS, Feature.MASK_GRADIENT}
-_BY_POSITION = {Feature.WINDOW, Feature.ROTARY, Feature.ALIBI, Feature.RELATIVE_BIAS, Feature.QUERY_START}
+_ROTARY = {Feature.ROTARY, Feature.PARTIAL_ROTARY, Feature.POSITION_IDS}
+_STARTS = {Feature.QUERY_START, Feature.QUERY_STARTS}
+_BY_POSITION = _ROTARY | _STARTS | {Feature.WINDOW, Feature.ALIBI, Feature.RELATIVE_BIAS}
 _OF_SOFTMAX = {Feature.SOFTCAP, Feature.SINKS, Feature.ZERO_ATTN, Feature.DROPOUT}
 EXTENSIONS = frozenset(_BY_POSITION | _OF_SOFTMAX | {Feature.GROUPED, Feature.SEGMENTS, Feature.HEAD_GATES})
 _SIZES = {Feature.INPUT_WIDTHS, Feature.EMPTY_SIZES}
@@ -41,12 +43,26 @@ _OF_MODULE = _SIZES | {Feature.SCALE, Feature.CONTAINMENT, Feature.BIAS_KV, Feat
 _FUSED = MHA_FEATURES | EXTENSIONS | _OF_MODULE
 _AVERAGED = (MHA_FEATURES | _OF_MODULE | {Feature.AVERAGED_WEIGHTS, Feature.DROPOUT, Feature.ZERO_ATTN}) - _NO_GRADIENTS
 _MODES = {Feature.SAVED, Feature.COPIED, Feature.UNBATCHED, Feature.AUTOCAST, Feature.VMAP, Feature.NO_GRAD}
-_BY_NAME = {Feature.CUMULATIVE_LENGTHS, Feature.KEY_PADDING, Feature.LOG_SUM_EXP}
+_BY_NAME = {Feature.CUMULATIVE_LENGTHS, Feature.KEY_PADDING, Feature.VALID_LENS, Feature.LOG_SUM_EXP}
 _OF_OPS = SDPA_FEATURES | EXTENSIONS | _BY_NAME | {Feature.ALTERNATIVES, Feature.CONTAINMENT}
-_NUMPY = (_OF_OPS | {Feature.WEIGHTS, Feature.CACHE, Feature.LINEAR_MEMORY}) - _NO_GRADIENTS - {Feature.DROPOUT}
+_NUMPY = (
+    (_OF_OPS | {Feature.WEIGHTS, Feature.CACHE, Feature.LINEAR_MEMORY, Feature.KEY_SPLITS})
+    - _NO_GRADIENTS
+    - {Feature.DROPOUT}
+)
 _TILED = _OF_OPS | {Feature.NO_GRAD, Feature.AUTOCAST, Feature.LINEAR_MEMORY}
 _PLACES = {**PLACES, **{name: name for name in ("bias_k", "bias_v", "relative_bias", "sinks", "head_gates")}}
-_PASSED = ("query_start", "alibi_slopes", "query_segments", "key_segments", "cu_seqlens_q", "cu_seqlens_k")
+_PASSED = (
+    "query_start",
+    "query_starts",
+    "query_positions",
+    "key_positions",
+    "alibi_slopes",
+    "query_segments",
+    "key_segments",
+    "cu_seqlens_q",
+    "cu_seqlens_k",
+)
 
 
 def _in_tiles(size: int) -> Callable[[Problem, str], Result]:
@@ -63,6 +79,7 @@ def _build(problem: Problem, kernel: Kernel | None = None) -> FusedAttention:
         window_size=tuple(-1 if side is None else side for side in (extension.window_left, extension.window_right)),
         softcap=extension.softcap,
         rotary_base=extension.rotary_base,
+        rotary_dim=extension.rotary_dim,
         relative_bias=extension.relative_bias,
         sinks=extension.sinks,
         head_gates=extension.head_gates,

@@ -1,6 +1,7 @@
 """Attention with a cache of keys and values, for sequences that come in pieces: growing, static or a ring."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -100,7 +101,8 @@ class CachedAttention:
         is_causal: no query sees a later key.
         window_size: a query at position i sees keys i - left .. i + right at most; -1 is no limit.
         scale: multiplies the scores; None is 1 / sqrt(d_k).
-        rotary_base: pairs (c, c + d_k / 2) of query and key are rotated by position * rotary_base ** (-2 c / d_k).
+        rotary_base: pairs (c, c + r / 2) of query and key are rotated by position * rotary_base ** (-2 c / r).
+        rotary_dim: r, the components that are rotated; None is d_k.
         alibi_slopes: (H,); each times the distance is subtracted from the scores of its head.
         query_start: the first query stands so much after the first key of its piece.
     """
@@ -110,6 +112,7 @@ class CachedAttention:
     window_size: tuple[int, int] = (-1, -1)
     scale: float | None = None
     rotary_base: float | None = None
+    rotary_dim: int | None = None
     alibi_slopes: Tensor | None = None
     query_start: int = 0
 
@@ -129,7 +132,8 @@ class CachedAttention:
         places = first + torch.arange(key.shape[2], device=key.device)
         standing = first + self.query_start + torch.arange(query.shape[2], device=query.device)
         if self.rotary_base is not None:
-            query, key = (rotated(x, at[None], self.rotary_base) for x, at in ((query, standing), (key, places)))
+            rotate = partial(rotated, base=self.rotary_base, dim=self.rotary_dim)
+            query, key = (rotate(x, at[None]) for x, at in ((query, standing), (key, places)))
         if not first:
             self.storage.append(key, value)
             return self._attended(query, standing, (key, value, places))
@@ -181,7 +185,8 @@ def _started(stream: Stream) -> CachedAttention:
 
 
 _MISSING = {Feature.BOOL_MASK, Feature.FLOAT_MASK, Feature.GRADIENTS, Feature.MASK_GRADIENT}
-_OPTIONS = {Feature.GROUPED, Feature.WINDOW, Feature.ROTARY, Feature.ALIBI, Feature.QUERY_START}
+_ROTARY = {Feature.ROTARY, Feature.PARTIAL_ROTARY}
+_OPTIONS = _ROTARY | {Feature.GROUPED, Feature.WINDOW, Feature.ALIBI, Feature.QUERY_START}
 _CACHES = {Feature.CACHE, Feature.STATIC_CACHE, Feature.RING_CACHE}
 CACHED = (
     Implementation(

@@ -6,6 +6,8 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 T = TypeVar("T")
 Shape: TypeAlias = tuple[int, ...]
+PAIRS = (("query_segments", "key_segments"), ("cu_seqlens_q", "cu_seqlens_k"), ("query_positions", "key_positions"))
+"""Options of queries, and those of keys that go with them."""
 
 
 @dataclass(frozen=True)
@@ -22,18 +24,24 @@ class Options(Generic[T]):
         scale: multiplies the scores; None is 1 / sqrt(d_k).
         window_size: so far a query sees to the left and to the right of its own position; -1 is no limit.
         softcap: scores become softcap * tanh(scores / softcap), before anything is added to them.
-        rotary_base: query and key are rotated by position * rotary_base ** (-2 c / d_k), component c with c + d_k / 2.
+        rotary_base: the first r components of query and key are rotated by position * rotary_base ** (-2 c / r),
+            component c with c + r / 2.
+        rotary_dim: r; None is d_k.
+        query_positions: (B, Lq) or (Lq,), by which queries are rotated, and by nothing else; key_positions (B, Lk).
         query_start: the position of the first query; None is 0.
+        query_starts: (B,), that position for each sample.
         alibi_slopes: (H,); slope * distance is taken off the scores.
         relative_bias: (H, 2 R + 1), added to the scores by distance, the middle one for none; the outermost ones
             count for all distances beyond.
         sinks: (H,) logits that take a share of the softmax and have no value.
+        split_lengths: (splits,) integers that sum to Lk: so many keys at a time are answered, and the answers merged.
         head_gates: (H,) factors of the outputs of the heads.
         query_segments: (B, Lq) numbers of documents; key_segments (B, Lk).
         cu_seqlens_q: the same by cumulative lengths 0, n_1, n_1 + n_2, ..., Lq, for all samples; cu_seqlens_k.
         add_zero_attn: a key and a value of zeros follow the others, seen by every query.
         enable_gqa: key and value may have fewer heads; neighbouring query heads share one.
         dropout_p: the probability with which a weight is dropped; the others grow by 1 / (1 - p).
+        valid_lens: (B,) or (B, Lq), how many leading keys may be attended to.
     """
 
     attn_mask: T | None = None
@@ -43,11 +51,16 @@ class Options(Generic[T]):
     window_size: tuple[int, int] = (-1, -1)
     softcap: float | None = None
     rotary_base: float | None = None
+    rotary_dim: int | None = None
+    query_positions: T | None = None
+    key_positions: T | None = None
     query_start: int | None = None
+    query_starts: T | None = None
     alibi_slopes: T | None = None
     relative_bias: T | None = None
     sinks: T | None = None
     head_gates: T | None = None
+    split_lengths: T | None = None
     query_segments: T | None = None
     key_segments: T | None = None
     cu_seqlens_q: T | None = None
@@ -55,11 +68,14 @@ class Options(Generic[T]):
     add_zero_attn: bool = False
     enable_gqa: bool = False
     dropout_p: float = 0.0
+    valid_lens: T | None = None
 
     def __post_init__(self) -> None:
-        for pair in (("query_segments", "key_segments"), ("cu_seqlens_q", "cu_seqlens_k")):
+        for pair in PAIRS:
             if len({getattr(self, name) is None for name in pair}) > 1:
                 raise ValueError(f"{pair[0]} and {pair[1]} need each other")
+        if self.query_start is not None and self.query_starts is not None:
+            raise ValueError("query_start is for all samples, query_starts for each: give one of them")
         if not 0.0 <= self.dropout_p <= 1.0:
             raise ValueError(f"dropout_p is a probability, not {self.dropout_p}")
         if self.softcap is not None and not self.softcap > 0.0:
@@ -77,8 +93,21 @@ def check(query: Shape, key: Shape, value: Shape, call: Options[Any]) -> None:
         raise ValueError(f"query and key need one width, key and value one length, all one batch: got {shapes}")
     if query[1] != key[1] and not (call.enable_gqa and key[1] and query[1] % key[1] == 0):
         raise ValueError(f"key heads must be as many as query heads, or with enable_gqa divide them: got {shapes}")
-    if call.rotary_base is not None and query[-1] % 2:
-        raise ValueError(f"rotary embedding rotates pairs: it needs an even width, not {query[-1]}")
+    if call.rotary_base is not None:
+        check_rotary(query[-1], call.rotary_dim)
+
+
+def check_rotary(width: int, dim: int | None) -> None:
+    """Refuses a number of components that cannot be rotated in pairs.
+
+    Raises:
+        ValueError: it is odd, or more than the width.
+    """
+    rotated = width if dim is None else dim
+    if rotated % 2:
+        raise ValueError(f"rotary embedding rotates pairs: it needs an even width, not {rotated}")
+    if not 0 < rotated <= width:
+        raise ValueError(f"rotary_dim must be 2 to {width}, the width of a head, not {rotated}")
 
 
 def supported(options: Mapping[str, Any], names: Set[str]) -> Options[Any]:

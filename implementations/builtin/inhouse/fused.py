@@ -1,6 +1,7 @@
 """Multi-head attention with one fused projection, over torch's scaled_dot_product_attention."""
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -37,6 +38,7 @@ class FusedAttention(nn.Module):
         window_size: as softcap and rotary_base, see `Options`.
         softcap: bounds the scores.
         rotary_base: query and key are rotated by their positions.
+        rotary_dim: so many components of each head are rotated; None is all of them.
         relative_bias: the largest distance with a learned bias of its own; 0: there are none.
         sinks: whether each head has a learned logit without a value.
         head_gates: whether each head has a learned factor.
@@ -72,6 +74,7 @@ class FusedAttention(nn.Module):
         window_size: tuple[int, int] = (-1, -1),
         softcap: float | None = None,
         rotary_base: float | None = None,
+        rotary_dim: int | None = None,
         relative_bias: int = 0,
         sinks: bool = False,
         head_gates: bool = False,
@@ -83,7 +86,8 @@ class FusedAttention(nn.Module):
         self.kdim, self.vdim = (embed_dim if width is None else width for width in (kdim, vdim))
         self._check_sizes()
         self.dropout, self.add_zero_attn = dropout, add_zero_attn
-        self.window_size, self.softcap, self.rotary_base = window_size, softcap, rotary_base
+        self.window_size, self.softcap = window_size, softcap
+        self.rotary_base, self.rotary_dim = rotary_base, rotary_dim
         self.kernel = None if kernel is None else Kernel(kernel)
         keyed = self.num_kv_heads * (embed_dim // num_heads)
         form: dict[str, Any] = {"device": device, "dtype": dtype}
@@ -221,7 +225,8 @@ class FusedAttention(nn.Module):
         extra_kv = bool(self.add_zero_attn) + (self.bias_k is not None)
         masks = Masks.of(call, q, k)
         if self.rotary_base is not None:
-            q, k = (rotated(x, masks.positions(r), self.rotary_base) for x, r in ((q, "query"), (k, "key")))
+            rotate = partial(rotated, base=self.rotary_base, dim=self.rotary_dim)
+            q, k = (rotate(x, masks.rotated_at(role)) for x, role in ((q, "query"), (k, "key")))
         if extra_kv:
             k, v = (torch.cat(rows, 2) for rows in self._further(k, v))
             masks = replace(masks, extra_kv=extra_kv)

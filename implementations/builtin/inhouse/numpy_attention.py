@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -64,12 +65,14 @@ def attention(
     returned = query.dtype if query.dtype.itemsize > SINGLE.itemsize else SINGLE
     q, k, v = (x.astype(t, copy=False) for x, t in ((query, SINGLE), (key, SINGLE), (value, returned)))
     if call.rotary_base is not None:
-        q, k = (rotated(x, at, call.rotary_base) for x, at in ((q, sight.query), (k, sight.key)))
+        dim = call.rotary_dim or q.shape[-1]
+        at = sight.rotated_at
+        q, k = (rotated(x, there, call.rotary_base, dim) for x, there in zip((q, k), at, strict=True))
     q = q * SINGLE.type(q.shape[-1] ** -0.5 if call.scale is None else call.scale)
     rows = max(1, min(ROWS, q.shape[2]))
     sizes = (rows, ROWS * KEYS // rows) if tile is None else (tile, tile)
     with np.errstate(divide="ignore", invalid="ignore"):
-        output, lse = _attended(sight, q, k, v, sizes)
+        output, lse = _in_splits(sight, q, k, v, sizes)
         weights = _weights(sight, q, k, lse, sizes) if need_weights else None
     if call.head_gates is not None:
         output *= call.head_gates.astype(returned)[:, None, None]
@@ -77,13 +80,34 @@ def attention(
     return output.astype(query.dtype), *(x.astype(returned, copy=False) for x in extras)
 
 
-def _attended(sight: Sight, query: Array, key: Array, value: Array, sizes: tuple[int, int]) -> tuple[Array, Array]:
-    """The output, and the log-sum-exp."""
+def _in_splits(sight: Sight, query: Array, key: Array, value: Array, sizes: tuple[int, int]) -> tuple[Array, Array]:
+    """The output, and the log-sum-exp; those of each split, merged, where there are several."""
+    call = sight.options
+    if call.split_lengths is None:
+        return _attended(sight, query, key, value, sizes, slice(0, key.shape[-2]))
+    ends = np.cumsum(call.split_lengths)
+    if call.split_lengths.min(initial=0) < 0 or ends[-1:].sum() != key.shape[-2]:
+        raise ValueError(f"split_lengths must sum to {key.shape[-2]} keys: got {call.split_lengths.tolist()}")
+    once = replace(sight, options=replace(call, sinks=None, add_zero_attn=False))
+    spans = [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
+    states = [_attended(once if n else sight, query, key, value, sizes, span) for n, span in enumerate(spans)]
+    logs = np.stack([lse for _, lse in states])
+    top = _or_zero(logs.max(0))
+    shares = np.exp(logs - top)
+    whole = shares.sum(0)
+    mixed = sum(share[..., None] * output for share, (output, _) in zip(shares, states, strict=True))
+    return mixed / np.where(whole == 0, SINGLE.type(1), whole)[..., None], np.log(whole) + top
+
+
+def _attended(
+    sight: Sight, query: Array, key: Array, value: Array, sizes: tuple[int, int], span: slice
+) -> tuple[Array, Array]:
+    """The output, and the log-sum-exp, of the keys in the span, the sinks and the key of zeros."""
     output, lse = np.zeros((*query.shape[:-1], value.shape[-1]), value.dtype), np.empty(query.shape[:-1], SINGLE)
     steady = _steady(sight.options, query, key, value)
     for rows in _slices(query.shape[-2], sizes[0]):
         state = _start(sight.options, output[:, :, rows], steady)
-        for keys in _slices(key.shape[-2], sizes[1]):
+        for keys in _slices(span.stop, sizes[1], span.start):
             given = query[:, :, rows], key[:, :, keys], value[:, :, keys]
             _extend(state, sight, given, (rows, keys), steady)
         top, whole, mixed = state
@@ -197,17 +221,17 @@ def _grouped(left: Array, right: Array) -> Array:
     return (folded @ right).reshape(batch, heads, rows, right.shape[-1])
 
 
-def rotated(rows: Array, places: Array, base: float) -> Array:
-    """Rotary embedding of (B, H, L, d) at positions (B or 1, L), component c paired with c + d / 2."""
-    half = rows.shape[-1] // 2
+def rotated(rows: Array, places: Array, base: float, dim: int) -> Array:
+    """The first `dim` components of (B, H, L, d) rotated at positions (B or 1, L), component c with c + dim / 2."""
+    half = dim // 2
     angles = places[:, None, :, None] * base ** (-np.arange(half) / half)
     cosines, sines = np.cos(angles).astype(SINGLE), np.sin(angles).astype(SINGLE)
-    first, second = rows[..., :half], rows[..., half:]
-    return np.concatenate([first * cosines - second * sines, first * sines + second * cosines], -1)
+    first, second, rest = np.split(rows, (half, dim), -1)
+    return np.concatenate([first * cosines - second * sines, first * sines + second * cosines, rest], -1)
 
 
-def _slices(length: int, size: int) -> list[slice]:
-    return [slice(start, min(start + size, length)) for start in range(0, length, size)]
+def _slices(length: int, size: int, first: int = 0) -> list[slice]:
+    return [slice(start, min(start + size, length)) for start in range(first, length, size)]
 
 
 def _or_zero(logs: Array) -> Array:

@@ -51,7 +51,14 @@ class Sight:
             np.arange(length)[None] if ids is None else within(ids)
             for ids, length in zip(documents, shape[-2:], strict=True)
         )
-        return cls(options, query + (options.query_start or 0), key, *documents)
+        start = (options.query_start or 0) if options.query_starts is None else options.query_starts[:, None]
+        return cls(options, query + start, key, *documents)
+
+    @property
+    def rotated_at(self) -> tuple[Array, Array]:
+        """(B or 1, Lq) and (B or 1, Lk): the positions by which they are rotated: those given, or where they stand."""
+        query, key = self.options.query_positions, self.options.key_positions
+        return self.query if query is None else np.atleast_2d(query), self.key if key is None else np.atleast_2d(key)
 
     def visible(self, tile: Tile) -> Array | None:
         """(B or 1, H or 1, rows, keys), True = may attend; None is all of them."""
@@ -65,6 +72,9 @@ class Sight:
             yield part if part.dtype.kind == "b" else part.astype(SINGLE) != -np.inf
         if padding is not None:
             yield padding.astype(bool)[:, None, None, tile[1]]
+        if (lengths := self.options.valid_lens) is not None:
+            counts = lengths[:, None] if lengths.ndim == 1 else lengths[:, tile[0]]
+            yield (np.arange(tile[1].start, tile[1].stop) < counts[..., None])[:, None]
 
     def _by_place(self, tile: Tile) -> Iterator[Array]:
         (left, right), ahead = self.options.window_size, self.ahead(tile)[:, None]

@@ -1,8 +1,8 @@
 """Attention that knows positions: sinusoids, rotary embeddings, ALiBi and its slopes, relative biases."""
 
 import math
-from functools import partial
-from typing import Any
+from functools import partial, reduce
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from attention_conformance.implementations.builtin.inhouse.online import wide
 from attention_conformance.implementations.builtin.inhouse.tile_masks import INFINITY, Masks
 from attention_conformance.implementations.builtin.inhouse.tiled import rotated
 from attention_conformance.implementations.builtin.sdpa import SDPA_FEATURES
-from attention_conformance.spec.conventions import AlibiRule, Conventions, RotaryPairing, SinusoidOrder
+from attention_conformance.spec.conventions import AlibiRule, Conventions, LogBase, RotaryPairing, SinusoidOrder
 from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.spec.problem import Array
 
@@ -39,15 +39,24 @@ def alibi_slopes(num_heads: int, rule: AlibiRule = AlibiRule.INTERLEAVED) -> Arr
     return np.concatenate([alibi_slopes(below), between[: num_heads - below]])
 
 
+State: TypeAlias = tuple[Tensor, Tensor]
+
 SUPPORTED = {
     *("attn_mask", "key_padding_mask", "is_causal", "scale"),
-    *("rotary_base", "alibi_slopes", "relative_bias", "query_start"),
+    *("rotary_base", "rotary_dim", "query_positions", "key_positions", "alibi_slopes", "relative_bias"),
+    *("query_start", "query_starts", "valid_lens", "split_lengths"),
 }
 """The options of `attention`."""
 
 
 def attention(
-    query: Tensor, key: Tensor, value: Tensor, *, pairing: RotaryPairing = RotaryPairing.HALVES, **options: Any
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    pairing: RotaryPairing = RotaryPairing.HALVES,
+    base: float = math.e,
+    **options: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """softmax(scale * Q K^T + biases) V for every sample and head; half types are worked on in float32.
 
@@ -56,6 +65,7 @@ def attention(
         key: (B, H, Lk, d_k).
         value: (B, H, Lk, d_v).
         pairing: which components of query and key are rotated together.
+        base: of the log-sum-exp, and of the powers by which splits of the keys are merged.
         options: those of `SUPPORTED`; see `Options`.
 
     Returns:
@@ -66,23 +76,45 @@ def attention(
     masks = Masks.of(call, query, key)
     q, k, v = (x.to(wide(dtype)) for x in (query, key, value))
     if call.rotary_base is not None:
-        places = ((q, "query"), (k, "key"))
-        q, k = (rotated(x, masks.positions(role), call.rotary_base, pairing) for x, role in places)
+        rotate = partial(rotated, base=call.rotary_base, dim=call.rotary_dim, pairing=pairing)
+        q, k = (rotate(x, masks.rotated_at(role)) for x, role in ((q, "query"), (k, "key")))
     scores = q @ k.mT * (query.shape[-1] ** -0.5 if call.scale is None else call.scale)
     visible, added = masks.visible(masks.whole), masks.added(masks.whole, scores.dtype)
     scores = scores if added is None else scores + added
     scores = scores if visible is None else scores.masked_fill(~visible, -INFINITY)
+    lengths = [key.shape[-2]] if call.split_lengths is None else call.split_lengths.tolist()
+    states = [_state(s, rows, base) for s, rows in zip(scores.split(lengths, -1), v.split(lengths, -2), strict=True)]
+    output, log_sum_exp = reduce(partial(merge_state, base=base), states)
+    return output.to(dtype), softmax(scores, None).to(dtype), log_sum_exp.to(dtype)
+
+
+def _state(scores: Tensor, value: Tensor, base: float) -> State:
+    """Output (B, H, Lq, d_v) and log-sum-exp (B, H, Lq) over some of the keys; zeros and minus infinity for none."""
     empty = (scores == -INFINITY).all(-1)
-    log_sum_exp = torch.where(empty, -INFINITY, scores.masked_fill(empty[..., None], 0.0).logsumexp(-1))
-    weights = softmax(scores, None)
-    return (weights @ v).to(dtype), weights.to(dtype), log_sum_exp.to(dtype)
+    log_sum_exp = scores.masked_fill(empty[..., None], 0.0).logsumexp(-1) / math.log(base)
+    return softmax(scores, None) @ value, torch.where(empty, -INFINITY, log_sum_exp)
+
+
+def merge_state(first: State, second: State, base: float = math.e) -> State:
+    """The state over the keys of both; log-sum-exps are to the base."""
+    logs = torch.stack([first[1], second[1]])
+    empty = (logs == -INFINITY).all(0)
+    natural = logs.masked_fill(empty, 0.0) * math.log(base)
+    shares = natural.softmax(0)[..., None]
+    output = shares[0] * first[0] + shares[1] * second[0]
+    return output, torch.where(empty, -INFINITY, natural.logsumexp(0) / math.log(base))
 
 
 _FUNCTIONS = {Feature.SINUSOIDS, Feature.ALIBI_SLOPES}
-_BY_POSITION = {Feature.ROTARY, Feature.ALIBI, Feature.RELATIVE_BIAS, Feature.QUERY_START}
+_ROTARY = {Feature.ROTARY, Feature.PARTIAL_ROTARY, Feature.POSITION_IDS}
+_STARTS = {Feature.QUERY_START, Feature.QUERY_STARTS, Feature.VALID_LENS, Feature.KEY_SPLITS}
+_BY_POSITION = _ROTARY | _STARTS | {Feature.ALIBI, Feature.RELATIVE_BIAS}
 _FEATURES = SDPA_FEATURES | _FUNCTIONS | _BY_POSITION | {Feature.KEY_PADDING, Feature.WEIGHTS, Feature.LOG_SUM_EXP}
 _OTHER = Conventions(
-    rotary_pairing=RotaryPairing.INTERLEAVED, sinusoid_order=SinusoidOrder.HALVES, alibi_rule=AlibiRule.GEOMETRIC
+    rotary_pairing=RotaryPairing.INTERLEAVED,
+    sinusoid_order=SinusoidOrder.HALVES,
+    alibi_rule=AlibiRule.GEOMETRIC,
+    log_sum_exp_base=LogBase.TWO,
 )
 
 POSITIONS = (
@@ -96,8 +128,8 @@ POSITIONS = (
     Implementation(
         "inhouse.positions.other",
         Claims(Scope.OP, _FEATURES, _OTHER),
-        torch_op(partial(attention, pairing=_OTHER.rotary_pairing), extras=("weights", "log_sum_exp")),
-        "the same with the other pairing, the other order of sinusoids and the other rule for slopes",
+        torch_op(partial(attention, pairing=_OTHER.rotary_pairing, base=2.0), extras=("weights", "log_sum_exp")),
+        "the same with the other pairing, order of sinusoids and rule for slopes, and with logarithms to base 2",
         functions={
             "sinusoids": partial(sinusoids, order=_OTHER.sinusoid_order),
             "alibi_slopes": partial(alibi_slopes, rule=_OTHER.alibi_rule),

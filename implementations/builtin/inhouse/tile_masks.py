@@ -138,7 +138,7 @@ class Masks:
     def _rows(self, keys: slice) -> slice:
         """The queries that causal flag and window let see any of these keys."""
         low, high = 0, self.queries
-        if self.documents is None:
+        if self.documents is None and self.options.query_starts is None:
             left, right = self._sides
             first, last = (self.first_key + j - self.first_query for j in (keys.start, keys.stop - 1))
             low = low if right is None else max(low, first - right)
@@ -159,8 +159,16 @@ class Masks:
         """(B or 1, L): where queries or keys stand."""
         first, count = (self.first_query, self.queries) if role == "query" else (self.first_key, self.keys)
         if self.documents is not None:
-            return first + (self.documents.query if role == "query" else self.documents.key)
-        return torch.arange(first, first + count, device=self.device)[None]
+            counted = self.documents.query if role == "query" else self.documents.key
+        else:
+            counted = torch.arange(count, device=self.device)[None]
+        starts = self.options.query_starts if role == "query" else None
+        return first + counted if starts is None else first + counted + starts[:, None]
+
+    def rotated_at(self, role: str) -> Tensor:
+        """(B or 1, L): the positions by which queries or keys are rotated: those given, or where they stand."""
+        given = self.options.query_positions if role == "query" else self.options.key_positions
+        return self.positions(role) if given is None else torch.atleast_2d(given)
 
     def visible(self, tile: Tile) -> Tensor | None:
         """(B or 1, H or 1, rows, keys), True = may attend; None is all of them."""
@@ -174,6 +182,9 @@ class Masks:
             yield part if part.dtype is torch.bool else part != -INFINITY
         if padding is not None:
             yield padding[:, None, None, tile.keys]
+        if (lengths := self.options.valid_lens) is not None:
+            counts = lengths[:, None] if lengths.ndim == 1 else lengths[:, tile.rows]
+            yield (torch.arange(tile.keys.start, tile.keys.stop, device=self.device) < counts[..., None])[:, None]
 
     def _by_place(self, tile: Tile) -> Iterator[Tensor]:
         (left, right), documents = self._sides, self.documents

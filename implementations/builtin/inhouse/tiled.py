@@ -1,6 +1,7 @@
 """Attention in tiles: a function whose forward and backward pass need memory linear in the lengths."""
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -79,7 +80,8 @@ def tiled_attention(
     fast = query.dtype is torch.bfloat16 and call.rotary_base is None
     q, k = (query, key) if fast else (query.to(dtype), key.to(dtype))
     if call.rotary_base is not None:
-        q, k = (rotated(x, masks.positions(role), call.rotary_base) for x, role in ((q, "query"), (k, "key")))
+        rotate = partial(rotated, base=call.rotary_base, dim=call.rotary_dim)
+        q, k = (rotate(x, masks.rotated_at(role)) for x, role in ((q, "query"), (k, "key")))
     output, lse = in_tiles(q, k, value.to(q.dtype), masks, tile)
     if call.head_gates is not None:
         output = output * call.head_gates.to(dtype)[:, None, None]
@@ -99,8 +101,15 @@ def in_tiles(query: Tensor, key: Tensor, value: Tensor, masks: Masks, tile: int 
     return answer
 
 
-def rotated(rows: Tensor, places: Tensor, base: float, pairing: RotaryPairing = RotaryPairing.HALVES) -> Tensor:
-    """(B, H, L, d) with each pair of components rotated by the angle of its position (B or 1, L), in float64."""
+def rotated(
+    rows: Tensor, places: Tensor, base: float, dim: int | None = None, pairing: RotaryPairing = RotaryPairing.HALVES
+) -> Tensor:
+    """(B, H, L, d) with the first `dim` components, or all, rotated pair by pair: by positions (B or 1, L).
+
+    Angles are in float64.
+    """
+    if dim is not None:
+        return torch.cat([rotated(rows[..., :dim], places, base, None, pairing), rows[..., dim:]], -1)
     half, dtype = rows.shape[-1] // 2, wide(rows.dtype)
     shape, axis = ((2, half), -2) if pairing is RotaryPairing.HALVES else ((half, 2), -1)
     angles = places[:, None, :, None] * base ** (-torch.arange(half, dtype=torch.float64, device=rows.device) / half)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, TypeAlias
 
 import torch
@@ -23,6 +24,8 @@ EXTRA_FEATURES = {
 """What is claimed by returning an extra array."""
 BOTTOM_RIGHT = Conventions(causal_alignment=Alignment.BOTTOM_RIGHT)
 Softmax: TypeAlias = Callable[[Tensor], Tensor]
+State: TypeAlias = tuple[Tensor, Tensor]
+"""Output (B, H, Lq, d_v) and log-sum-exp (B, H, Lq) over some of the keys."""
 Positions: TypeAlias = tuple[Tensor, Tensor, Tensor]
 """Of queries (B, Lq) and keys (B, Lk) in their documents, and (B, Lq, Lk), True = of one document."""
 INFINITY = float("inf")
@@ -47,6 +50,12 @@ def add_mask(scores: Tensor, mask: Tensor) -> Tensor:
 def add_padding(scores: Tensor, padding: Tensor) -> Tensor:
     """(B, Lk), True = real."""
     return scores.masked_fill(~padding[:, None, None, :], -INFINITY)
+
+
+def add_lengths(scores: Tensor, lengths: Tensor) -> Tensor:
+    """(B,) or (B, Lq) counts of leading keys that are real."""
+    counts = lengths.reshape(len(lengths), 1, -1, 1)
+    return scores.masked_fill(torch.arange(scores.shape[-1]) >= counts, -INFINITY)
 
 
 def add_causal(scores: Tensor) -> Tensor:
@@ -90,6 +99,11 @@ def rotate(rows: Tensor, positions: Tensor, base: float) -> Tensor:
     """Rotary embedding of (B, H, L, d) at positions (B, L), component c paired with c + d / 2."""
     half = rows.shape[-1] // 2
     return rotate_by(rows, positions[..., None] * base ** (-torch.arange(half, dtype=torch.float64) / half))
+
+
+def rotate_first(rows: Tensor, dim: int, rotate: Callable[[Tensor], Tensor]) -> Tensor:
+    """The first `dim` components of (B, H, L, d) rotated, the others as they are."""
+    return torch.cat([rotate(rows[..., :dim]), rows[..., dim:]], -1)
 
 
 def rotate_by(rows: Tensor, angles: Tensor) -> Tensor:
@@ -152,13 +166,36 @@ def gate(heads: Tensor, gates: Tensor) -> Tensor:
     return heads * gates[:, None, None]
 
 
+def split(joined: Tensor, value: Tensor, lengths: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
+    """Scores (B, H, Lq, n) and values (B, H, n, d_v) of each split; the last one has extra keys and the sink, too."""
+    ends = list(accumulate(lengths))[:-1]
+    return list(zip(joined.tensor_split(ends, -1), value.tensor_split(ends, -2), strict=True))
+
+
+def merge(states: Sequence[State]) -> State:
+    """Outputs and log-sum-exps of the splits -> those of all keys."""
+    outputs, logs = zip(*states, strict=True)
+    return combine(torch.stack(outputs, -1), softmax(torch.stack(logs, -1))), log_sum_exp(torch.stack(logs, -1))
+
+
+def combine(outputs: Tensor, shares: Tensor) -> Tensor:
+    """(B, H, Lq, d_v, splits), (B, H, Lq, splits) -> (B, H, Lq, d_v)."""
+    return (outputs * shares[..., None, :]).sum(-1)
+
+
 def positions(query: Tensor, key: Tensor, call: CallOptions) -> Positions:
     batch, queries, keys = len(query), query.shape[-2], key.shape[-2]
     of_query = documents(call.query_segments, call.cu_seqlens_q, batch, queries)
     of_key = documents(call.key_segments, call.cu_seqlens_k, batch, keys)
-    start = call.query_start or 0
+    start = (call.query_start or 0) if call.query_starts is None else call.query_starts[:, None]
     counted = position_in_document if call.packed else position_in_row
     return counted(of_query) + start, counted(of_key), of_query[:, :, None] == of_key[:, None, :]
+
+
+def rotated_at(of_query: Tensor, of_key: Tensor, call: CallOptions) -> tuple[Tensor, Tensor]:
+    """(B, Lq) and (B, Lk): the positions that are given for the rotation, or else those that are counted."""
+    given = call.query_positions, call.key_positions
+    return of_query if given[0] is None else given[0], of_key if given[1] is None else given[1]
 
 
 def documents(segments: Tensor | None, ends: Tensor | None, batch: int, length: int) -> Tensor:
@@ -191,16 +228,22 @@ class CallOptions:
 
     attn_mask: Tensor | None = None
     key_padding_mask: Tensor | None = None
+    valid_lens: Tensor | None = None
     is_causal: bool = False
     scale: float | None = None
     window_size: tuple[int, int] = (-1, -1)
     softcap: float | None = None
     rotary_base: float | None = None
+    rotary_dim: int | None = None
+    query_positions: Tensor | None = None
+    key_positions: Tensor | None = None
     query_start: int | None = None
+    query_starts: Tensor | None = None
     alibi_slopes: Tensor | None = None
     relative_bias: Tensor | None = None
     sinks: Tensor | None = None
     head_gates: Tensor | None = None
+    split_lengths: Tensor | None = None
     query_segments: Tensor | None = None
     key_segments: Tensor | None = None
     cu_seqlens_q: Tensor | None = None
@@ -216,7 +259,7 @@ class CallOptions:
     @property
     def positioned(self) -> bool:
         """Whether positions do not just count from the first query and key."""
-        return self.packed or self.query_start is not None
+        return self.packed or self.query_start is not None or self.query_starts is not None
 
 
 @dataclass(frozen=True)
@@ -226,7 +269,9 @@ class Steps:
     wide: bool = True
     factor: Callable[[Tensor, float | None], float] = factor
     positions: Callable[[Tensor, Tensor, CallOptions], Positions] = positions
+    rotated_at: Callable[[Tensor, Tensor, CallOptions], tuple[Tensor, Tensor]] = rotated_at
     rotate: Callable[[Tensor, Tensor, float], Tensor] = rotate
+    rotate_first: Callable[[Tensor, int, Callable[[Tensor], Tensor]], Tensor] = rotate_first
     repeat_kv: Callable[[Tensor, int], Tensor] = repeat_kv
     add_zero_key: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = add_zero_key
     score: Callable[[Tensor, Tensor, float], Tensor] = score
@@ -235,6 +280,7 @@ class Steps:
     add_relative: Callable[[Tensor, Tensor, Tensor], Tensor] = add_relative
     add_mask: Callable[[Tensor, Tensor], Tensor] = add_mask
     add_padding: Callable[[Tensor, Tensor], Tensor] = add_padding
+    add_lengths: Callable[[Tensor, Tensor], Tensor] = add_lengths
     add_causal: Callable[[Tensor], Tensor] = add_causal
     add_triangle: Callable[[Tensor, Tensor], Tensor] = add_triangle
     add_window: Callable[[Tensor, Tensor, tuple[int, int]], Tensor] = add_window
@@ -245,6 +291,9 @@ class Steps:
     mix: Callable[[Tensor, Tensor], Tensor] = mix
     gate: Callable[[Tensor, Tensor], Tensor] = gate
     log_sum_exp: Softmax = log_sum_exp
+    split: Callable[[Tensor, Tensor, Sequence[int]], list[tuple[Tensor, Tensor]]] = split
+    log_of_split: Softmax = log_sum_exp
+    merge: Callable[[Sequence[State]], State] = merge
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
         return self.answer(query, key, value, **options)[0]
@@ -260,11 +309,21 @@ class Steps:
         joined = scores if call.sinks is None else self.add_sinks(scores, call.sinks)
         weights = self.softmax(joined)[..., : scores.shape[-1]]
         dropped = self.drop(weights, call.dropout_p) if call.dropout_p else weights
-        mixed = self.mix(dropped, v)
+        mixed, lse = self.mix(dropped, v), self.log_sum_exp(joined)
+        if call.split_lengths is not None:
+            mixed, lse = self._merged(joined, v, call.split_lengths.tolist())
         mixed = mixed if call.head_gates is None else self.gate(mixed, call.head_gates.to(mixed.dtype))
-        answer = mixed, weights, self.log_sum_exp(joined)
-        output, p, lse = (x.to(dtype) for x in answer)
+        output, p, lse = (x.to(dtype) for x in (mixed, weights, lse))
         return output, p, lse
+
+    def _merged(self, joined: Tensor, value: Tensor, lengths: Sequence[int]) -> State:
+        """Output and log-sum-exp; dropout is for keys that are not split."""
+        return self.merge(
+            [
+                (self.mix(self.softmax(scores)[..., : rows.shape[-2]], rows), self.log_of_split(scores))
+                for scores, rows in self.split(joined, value, lengths)
+            ]
+        )
 
     def _prepared(
         self, q: Tensor, k: Tensor, v: Tensor, call: CallOptions
@@ -272,11 +331,19 @@ class Steps:
         """Query, key and value as they are multiplied; how far keys are ahead (B, Lq, Lk), and which are together."""
         of_query, of_key, same_document = self.positions(q, k, call)
         if call.rotary_base is not None:
-            q, k = self.rotate(q, of_query, call.rotary_base), self.rotate(k, of_key, call.rotary_base)
+            at = self.rotated_at(of_query, of_key, call)
+            q, k = (
+                self._rotated(x, there, call.rotary_base, call.rotary_dim) for x, there in zip((q, k), at, strict=True)
+            )
         k, v = self.repeat_kv(k, q.shape[1]), self.repeat_kv(v, q.shape[1])
         if call.add_zero_attn:
             k, v = self.add_zero_key(k, v)
         return q, k, v, (of_key[:, None, :] - of_query[:, :, None], same_document)
+
+    def _rotated(self, rows: Tensor, at: Tensor, base: float, dim: int | None) -> Tensor:
+        if dim is None:
+            return self.rotate(rows, at, base)
+        return self.rotate_first(rows, dim, lambda part: self.rotate(part, at, base))
 
     def _biased(self, scores: Tensor, ahead: Tensor, call: CallOptions, keys: int) -> Tensor:
         given, rest = scores[..., :keys], scores[..., keys:]
@@ -292,6 +359,8 @@ class Steps:
             given = self.add_mask(given, call.attn_mask)
         if call.key_padding_mask is not None:
             given = self.add_padding(given, call.key_padding_mask)
+        if call.valid_lens is not None:
+            given = self.add_lengths(given, call.valid_lens)
         if call.is_causal:
             given = self.add_triangle(given, where[0]) if call.positioned else self.add_causal(given)
         if call.window_size != (-1, -1):

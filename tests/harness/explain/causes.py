@@ -1,9 +1,12 @@
 """Causes: mistakes that are described by a rule rather than by an entry of the catalogue, each a way to answer."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -11,12 +14,17 @@ from attention_conformance.implementations.api.contract import Result
 from attention_conformance.implementations.defects import Defect
 from attention_conformance.reference.arrays import Floats
 from attention_conformance.reference.expected import Solution, solve
+from attention_conformance.spec.case_options import CASE_OPTIONS
 from attention_conformance.spec.conventions import Conventions
 from attention_conformance.spec.features import NOTHING, Feature, Scope
 from attention_conformance.spec.problem import Problem
 from attention_conformance.tests.harness.explain.observation import Observation
 
+if TYPE_CHECKING:
+    from attention_conformance.tests.harness.explain.edits import Edit
+
 VALID = Feature.VALID_LENS
+POSITIONED = ("rotary_base", "rotary_dim", "position_ids", "query_start", "query_starts")
 DIGITS = 1e-6
 """How well a factor that is measured on one case has to agree between its elements, relative to itself, in float64."""
 
@@ -31,13 +39,17 @@ class Hypothesis:
         answer: the answer of an implementation for which the hypothesis is true; it may raise.
         defect: the catalogue's entry; None for a convention or a cause.
         rank: which of two that explain the same is named: conventions, then the catalogue, then causes.
+        affects: whether the answer to a problem may differ from the right one.
+        edit: the change of the stages that it is, if it is one.
     """
 
     name: str
     repair: str
     answer: Callable[[Problem], Result]
     defect: Defect | None = None
-    rank: int = 1
+    rank: float = 1
+    affects: Callable[[Problem], bool] = lambda problem: True
+    edit: Edit | None = None
 
     def applies_to(self, problem: Problem) -> bool:
         """Whether it gets the whole problem: most functions get no valid lengths."""
@@ -67,7 +79,7 @@ def causes(claimed: Conventions) -> Iterator[Hypothesis]:
     yield changed("mask ignored", "Apply the attention mask.", lambda p: p.but(attn_mask=None))
     without_padding: Callable[[Problem], Problem] = lambda p: p.but(key_padding_mask=None, valid_lens=None)  # noqa: E731
     yield changed("padding ignored", "Apply the padding mask.", without_padding)
-    for option in ("softcap", "alibi", "relative_bias", "sinks", "rotary_base", "query_start", "head_gates"):
+    for option in ("softcap", "alibi", "relative_bias", "sinks", *POSITIONED, "head_gates"):
         yield changed(f"{option} ignored", f"Apply {option}.", lambda p, option=option: _without(p, option))  # type: ignore[misc]
     window: Callable[[Problem], Problem] = lambda p: _without(p, "window_left", "window_right")  # noqa: E731
     yield changed("window ignored", "Apply the window.", window)
@@ -124,7 +136,12 @@ def _shifted(problem: Problem, shift: int) -> Problem:
 def _without(problem: Problem, *options: str) -> Problem:
     known = {field.name for field in fields(NOTHING)}
     plain = {option: getattr(NOTHING, option) for option in options if option in known}
-    return problem.but(extension=replace(problem.extension, **plain))
+    given = {name for option in CASE_OPTIONS if option.setting in options for name in option.keywords}
+    return problem.but(
+        extension=replace(problem.extension, **plain),
+        extras={name: array for name, array in problem.extras.items() if name not in given},
+        needs=tuple(name for name in problem.needs if name not in given),
+    )
 
 
 def _exchanged(problem: Problem, first: str, second: str) -> Problem:

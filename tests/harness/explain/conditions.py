@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from attention_conformance.spec.cases import Case, MaskKind
+from attention_conformance.spec.cases import Case, MaskKind, Padding
 from attention_conformance.tests.harness.explain.observation import Observation, Prober
 from attention_conformance.tests.harness.explain.pattern import options, without
 
@@ -69,7 +69,7 @@ def conditions(failing: Sequence[Observation], prober: Prober) -> list[Condition
     base = min((each.case for each in failing), key=_size)
     if state := _of_calls(base, prober):
         return [state]
-    found = [*_of_options(base, failing, prober)]
+    found = [*_of_options(base, failing, prober), *_of_absent(base, failing, prober)]
     related = [*_of_lengths(base, prober)]
     equal = any("as many" in each.words for each in related)
     for name in SAMPLES:
@@ -109,6 +109,21 @@ def _of_options(base: Case, failing: Sequence[Observation], prober: Prober) -> I
             yield _only_a_mask(option, base, prober)
 
 
+def _of_absent(base: Case, failing: Sequence[Observation], prober: Prober) -> Iterator[Condition]:
+    """Options that no failing case has, and with which the base passes."""
+    for words, (change, has) in ADDED.items():
+        added = replace(base, **change)  # type: ignore[arg-type]
+        if not any(has(each.case) for each in failing) and _passes(added, prober):
+            yield Condition(f"without {words}", lambda case, has=has: not has(case))  # type: ignore[misc]
+
+
+ADDED: dict[str, tuple[dict[str, object], Holds]] = {
+    "a mask": ({"mask": MaskKind.BOOL}, lambda case: case.mask is not MaskKind.NONE),
+    "padding": ({"padding": Padding.RIGHT}, lambda case: case.padding is not Padding.NONE),
+    "the causal flag": ({"causal": True}, lambda case: case.causal),
+    "a scale": ({"scale": 0.3}, lambda case: case.scale is not None),
+}
+"""Options that are tried, and whether a case has one."""
 SIZED = (
     "one query",
     "one key",

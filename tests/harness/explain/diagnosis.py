@@ -10,14 +10,16 @@ from attention_conformance.implementations.api.fitting import fit_to_explain
 from attention_conformance.implementations.api.safe_call import CandidateError
 from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Padding, Pattern, Scores
 from attention_conformance.spec.clauses import Level, load
-from attention_conformance.spec.features import Packing
-from attention_conformance.spec.optional import imported
+from attention_conformance.spec.features import KeySplits, Packing, PositionIds
+from attention_conformance.spec.optional import optional
 from attention_conformance.spec.problem import DTYPES
 from attention_conformance.tests.harness.explain.conditions import Condition, conditions
 from attention_conformance.tests.harness.explain.hypotheses import hypotheses
+from attention_conformance.tests.harness.explain.magnitudes import parts, sizes
 from attention_conformance.tests.harness.explain.naming import Explanation, explanation, scored
 from attention_conformance.tests.harness.explain.narrowing import narrower
 from attention_conformance.tests.harness.explain.observation import Observation, Prober, observed
+from attention_conformance.tests.harness.explain.other_claims import holding, rounded_operands, stated
 from attention_conformance.tests.harness.explain.places import places, wider
 from attention_conformance.tests.harness.judge.clause_tests import Selection
 from attention_conformance.tests.harness.judge.judge import Judge
@@ -51,7 +53,10 @@ PROBES = (
     Case(seed=219, score_std=6.0).extended(softcap=1.5),
     Case(seed=220).extended(rotary_base=50.0),
     Case(seed=221).extended(rotary_base=50.0, query_start=2),
+    Case(seed=232).sized(d_k=8).extended(rotary_base=50.0, rotary_dim=4),
+    Case(seed=233).extended(rotary_base=50.0, position_ids=PositionIds.ASCENDING),
     Case(seed=222, causal=True).extended(query_start=2),
+    Case(seed=234, causal=True).sized(query_length=3).extended(query_starts=True),
     Case(seed=223).extended(alibi=True),
     Case(seed=224).extended(relative_bias=2),
     Case(seed=225).extended(sinks=True),
@@ -60,6 +65,7 @@ PROBES = (
     Case(seed=228).extended(head_gates=True),
     Case(seed=229).extended(packing=Packing.SEGMENTS),
     Case(seed=230).extended(packing=Packing.LENGTHS),
+    Case(seed=235).extended(key_splits=KeySplits.PAIR),
     Case(seed=231, causal=True).sized(query_length=7).extended(chunks=(4, 2, 1)),
 )
 """Cases that distinguish hypotheses: one hypothesis is wrong here, the next one is right."""
@@ -88,8 +94,10 @@ class Diagnosis:
         repair: what to do.
         when: when it fails, and which elements are wrong then, in words.
         of_clauses: whether kinds of failures were compared, as no answers could be.
+        claim: whether the name is a convention under which the failing clauses were judged again, and hold.
         everywhere: whether every case that was compared fails.
         rest: what all failing cases have that are not explained, and no others; empty if there is nothing.
+        raises: the exception that every failing case raises, and where.
         explanation: that of the name, where answers were compared.
     """
 
@@ -101,8 +109,10 @@ class Diagnosis:
     repair: str = ""
     when: tuple[str, ...] = ()
     of_clauses: bool = False
+    claim: bool = False
     everywhere: bool = False
     rest: str = ""
+    raises: str = ""
     explanation: Explanation | None = field(default=None, compare=False)
 
     @property
@@ -115,8 +125,12 @@ class Diagnosis:
         return f"it fails only {', and only '.join(self.when)}" if self.when else "no pattern was found in the failures"
 
     def __str__(self) -> str:
+        if self.raises and not self.name:
+            return f"{self.raises}; {self.pattern}"
         if not self.name:
             return f"no known mistake explains the failures; {self.pattern}"
+        if self.claim:
+            return f"holds under `{self.name}` where it fails: {self.repair}"
         if self.of_clauses:
             return f"fails as `{self.name}` does, in {self.explains} of {self.of} kinds of failures: {self.repair}"
         names = f"`{self.name}`" + "".join(f" and `{name}`" for name in self.second)
@@ -147,10 +161,13 @@ def diagnose(
     """
     if not checks:
         return None
+    failed = [(each.clause, each.dtype) for each in checks]
+    if name := holding(implementation, failed, tuple(stated({clause for clause, _ in failed})), device):
+        return _claim(name, len(failed))
     compared = [each for each in checks if each.part]
-    if not compared:
-        return _by_clauses(implementation, checks, device, unknown)
     with _one_thread():
+        if not compared:
+            return _by_clauses(implementation, checks, device, unknown)
         return _of_cases(implementation, compared, checks, device, dtypes, unknown)
 
 
@@ -187,14 +204,31 @@ def _of_cases(
         others = [each for each in empty if id(each) not in own]
         rows = explanation(listed, others, passing, set(), claimed, list) if len(others) > 1 else None
         return _named(found, rows, len(failing) + len(empty), in_dtypes)
+    name = rounded_operands(implementation, [(each.clause, each.dtype) for each in checks], device)
     if dtype := narrower(implementation, failing, device):
-        repair = f"Compute in the dtype of the inputs, or claim softmax-precision={dtype} if that is where it happens."
+        claim = name or f"softmax-precision={dtype}"
+        repair = f"Compute in the dtype of the inputs, or add --convention {claim} if that is what it promises."
         return Diagnosis(f"computed in {dtype}", len(failing), len(failing), repair=repair, when=in_dtypes)
+    if name:
+        return _claim(name, len(failing))
     where = [*places(wider(failing, triggers.prober))]
     found_when = [each.words for each in triggers.found if not any(f"in {each.extent} from" in p for p in where)]
-    when = [*in_dtypes, *found_when, *where]
+    size = [] if found_when else [*sizes(failing, passing, triggers.prober, claimed)]
+    when = [*in_dtypes, *found_when, *size, *where, *parts(failing)]
     everywhere = not passing and not when
-    return Diagnosis("", 0, len(failing), when=tuple(when), everywhere=everywhere)
+    return Diagnosis("", 0, len(failing), when=tuple(when), everywhere=everywhere, raises=_exception(failing))
+
+
+def _exception(failing: Sequence[Observation]) -> str:
+    """What every failing case raises; empty if any raises something else, or nothing."""
+    first = failing[0].exception
+    return first if first and all(each.raised == failing[0].raised for each in failing) else ""
+
+
+def _claim(name: str, of: int) -> Diagnosis:
+    """A convention under which everything that fails would hold."""
+    repair = f"If this is intended, it is no mistake: add --convention {name}."
+    return Diagnosis(name, of, of, repair=repair, claim=True)
 
 
 def _named(found: Explanation, rows: Explanation | None, of: int, in_dtypes: tuple[str, ...]) -> Diagnosis:
@@ -264,7 +298,7 @@ def _observations(
 @contextmanager
 def _one_thread() -> Iterator[None]:
     """Thousands of tiny calls: threads that wait for one another take longer than the work."""
-    torch = imported("torch")
+    torch = optional("torch")  # imported now, as the hypotheses call it
     threads = torch and torch.get_num_threads()
     if torch:
         torch.set_num_threads(1)

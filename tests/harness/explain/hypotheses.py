@@ -11,12 +11,13 @@ from attention_conformance.reference.pipeline import Pipeline
 from attention_conformance.spec.cases import Sharing
 from attention_conformance.spec.conventions import Conventions, values_of
 from attention_conformance.spec.features import Scope
+from attention_conformance.spec.premises import NO_PREMISES, Premises
 from attention_conformance.spec.problem import DTYPES, Problem
 from attention_conformance.tests.harness.explain.causes import Hypothesis, answering, causes
 
 CONVENTIONS = (
     *("causal-alignment", "empty-row", "softmax-precision", "group-order", "window-count", "rotary-pairing"),
-    *("returned-weights", "log-sum-exp-base", "default-scale"),
+    *("returned-weights", "log-sum-exp-base", "default-scale", "padded-positions"),
 )
 """Conventions of which each answer is tried."""
 
@@ -24,6 +25,7 @@ CONVENTIONS = (
 def hypotheses(scope: Scope, claimed: Conventions) -> Iterator[Hypothesis]:
     """Conventions other than the claimed ones, every defect that can answer at this level, and other causes."""
     yield from _of_conventions(claimed)
+    yield from _of_premises(claimed)
     for defect in catalogue():
         if answer := _answer_of(defect, scope):
             yield Hypothesis(defect.id, defect.text.repair, answer, defect)
@@ -46,6 +48,31 @@ def _lifted(defect: Defect, problem: Problem) -> Result:
     output = Pipeline().project_out(problem.widened(), result.output.astype(np.float64))
     averaged = None if result.weights is None else result.weights.astype(np.float64).mean(1)
     return replace(result, output=output, averaged_weights=averaged, gradients={})
+
+
+PREMISES = (
+    *("causal", "softcap=10", "softcap=20", "softcap=30", "softcap=50", "rotary=10000", "rotary=500000"),
+    *("scale=0.125", "scale=0.0883883476483184", "window=1:0", "window=2:0", "window=4:0", "window=8:0"),
+)
+"""What is most often always done; others are detected before a run."""
+
+
+def _of_premises(claimed: Conventions) -> Iterator[Hypothesis]:
+    """What an implementation may always do, whether it is an option or not."""
+    for setting in PREMISES:
+        premises = NO_PREMISES.assuming((setting,))
+        repair = f"If it always does this, it is no mistake: add --premise {setting}."
+        answer: Callable[[Problem], Result] = lambda problem, p=premises: answering(claimed)(_under(p, problem))  # type: ignore[misc]  # noqa: E731
+        yield Hypothesis(f"premise {setting}", repair, answer, rank=0)
+
+
+def _under(premises: Premises, problem: Problem) -> Problem:
+    """The problem with what is always done."""
+    names = ("window_left", "window_right", "softcap", "rotary_base")
+    always = {name: getattr(premises, name) for name in names if getattr(premises, name) is not None}
+    scale = problem.scale if premises.scale is None else premises.scale
+    extension = replace(problem.extension, **always)
+    return problem.but(causal=problem.causal or premises.causal, scale=scale, extension=extension)
 
 
 RATHER_MISTAKES = ("default-scale",)

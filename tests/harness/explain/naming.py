@@ -11,10 +11,11 @@ import numpy as np
 from attention_conformance.implementations.api.fitting import required
 from attention_conformance.implementations.defects import Defect
 from attention_conformance.reference.expected import solve
+from attention_conformance.spec.case_options import CASE_OPTIONS
 from attention_conformance.spec.cases import Case, MaskKind, Padding
 from attention_conformance.spec.clauses import load
 from attention_conformance.spec.conventions import Conventions
-from attention_conformance.spec.features import CASE_OPTIONS, Feature
+from attention_conformance.spec.features import Feature
 from attention_conformance.spec.inputs import build
 from attention_conformance.tests.harness.explain.causes import Hypothesis, fitted_causes
 from attention_conformance.tests.harness.explain.conditions import Condition
@@ -93,10 +94,11 @@ def explanation(
     """
     scores = _scores(listed, failing, passing, clauses, claimed)
     search = _Search(scores, listed, failing, passing, claimed)
-    if found := search.best(()):
+    if found := search.one(()):
         return found
     useful = any(score.explained and _given(score) for score in scores)
-    return search.best(tuple(conditions())) if useful else None
+    when = tuple(conditions()) if useful else ()
+    return search.one(when) or search.two(()) or search.two(when) or search.most(()) or search.most(when)
 
 
 @dataclass(frozen=True)
@@ -109,22 +111,35 @@ class _Search:
     passing: Sequence[Observation]
     claimed: Conventions
 
-    def best(self, when: tuple[Condition, ...]) -> Explanation | None:
-        """One that explains everything, or two; else one that explains most, under these conditions."""
-        sound = [score for score in self.scores if self._sound(score, when)]
-        one = self._simplest(sound)
-        if one is not None and len(one.explained) == len(self.failing):
-            return self._of((one.hypothesis,), one, when)
-        if two := self._apart(sound, when) or self._at_once(sound, when):
-            return two
-        if one is not None and (len(one.explained) >= MOST * len(self.failing) or self._separated(one)):
-            return self._of((one.hypothesis,), one, when, self._separated(one))
-        return None
+    def one(self, when: tuple[Condition, ...]) -> Explanation | None:
+        """One mistake that explains everything, under these conditions."""
+        found = self._simplest(self._all_sound(when))
+        whole = found is not None and len(found.explained) == len(self.failing)
+        return self._of((found.hypothesis,), found, when) if found is not None and whole else None
+
+    def two(self, when: tuple[Condition, ...]) -> Explanation | None:
+        """Two mistakes that explain everything together."""
+        sound = self._all_sound(when)
+        return self._apart(sound, when) or self._at_once(sound, when)
+
+    def most(self, when: tuple[Condition, ...]) -> Explanation | None:
+        """One that explains most, or all but what an option separates."""
+        found = self._simplest(self._all_sound(when))
+        if found is None:
+            return None
+        rest = self._separated(found)
+        most = len(found.explained) >= MOST * len(self.failing)
+        return self._of((found.hypothesis,), found, when, rest) if most or rest else None
+
+    def _all_sound(self, when: tuple[Condition, ...]) -> list[Score]:
+        return [score for score in self.scores if self._sound(score, when)]
 
     def _of(
         self, hypotheses: tuple[Hypothesis, ...], score: Score, when: tuple[Condition, ...], rest: str = ""
     ) -> Explanation:
         agrees = len(self.passing) if when else len(score.agreeing)
+        if when:
+            hypotheses = tuple(_only_sometimes(each) for each in hypotheses)
         return Explanation(hypotheses, len(score.explained), agrees, when, rest)
 
     def _sound(self, score: Score, when: tuple[Condition, ...]) -> bool:
@@ -137,7 +152,11 @@ class _Search:
         if not sound or sound[0].hypothesis.rank != 1:
             return next(iter(sound), None)
         best = sound[0]
-        alike = [s for s in sound[1:] if s.hypothesis.rank == 2 and len(s.explained) == len(best.explained)]
+        alike = [
+            s
+            for s in sound[1:]
+            if s.hypothesis.rank == 2 and s.hypothesis.edit is None and len(s.explained) == len(best.explained)
+        ]
         return next((s for s in alike if _differ(best.hypothesis, s.hypothesis)), best)
 
     def _separated(self, score: Score) -> str:
@@ -155,7 +174,7 @@ class _Search:
 
     def _apart(self, sound: Sequence[Score], when: tuple[Condition, ...]) -> Explanation | None:
         """Two mistakes that show in different cases."""
-        for first in sound[:FIRST]:
+        for first in sound[:1]:
             known = {id(each) for each in first.explained}
             rest = [each for each in self.failing if id(each) not in known]
             for second in _scores(self.listed, rest, self.passing, set(), self.claimed) if len(rest) >= CASES else ():
@@ -166,24 +185,49 @@ class _Search:
 
     def _at_once(self, sound: Sequence[Score], when: tuple[Condition, ...]) -> Explanation | None:
         """Two mistakes in different steps of one computation, the first of which explains some failing cases alone."""
-        stepped = (s for s in sound if s.hypothesis.defect is not None and s.hypothesis.defect.replaced)
-        first = next(stepped, None)
-        if first is None or first.hypothesis.defect is None:
+        score = next((score for score in sound if _steps(score.hypothesis)), None)
+        if score is None:
             return None
-        one, known = first.hypothesis.defect, {id(each) for each in first.explained}
+        first, known = score.hypothesis, {id(each) for each in score.explained}
         rest = sorted((e for e in self.failing if id(e) not in known), key=lambda e: e.problem.query.size)
-        for second in self.listed:
-            two = second.defect
-            if two is not None and two.replaced and not {*one.replaced} & {*two.replaced}:
-                both = _both(one, two)
-                if scored(both, rest[:1], (), self.claimed).explained:
-                    score = scored(both, self.failing, self.passing, self.claimed)
-                    if len(score.explained) == len(self.failing) and self._sound(score, when):
-                        return self._of((first.hypothesis, second), score, when)
+        for second in self.listed if first.edit is None else _edits(self.claimed):
+            both = _both(first, second, self.claimed)
+            if both is not None and scored(both, rest[:1], (), self.claimed).explained:
+                score = scored(both, self.failing, self.passing, self.claimed)
+                if len(score.explained) == len(self.failing) and self._sound(score, when):
+                    return self._of((first, second), score, when)
         return None
 
 
-def _both(one: Defect, two: Defect) -> Hypothesis:
+def _only_sometimes(hypothesis: Hypothesis) -> Hypothesis:
+    """A convention that is followed under a condition is none: to claim it would not make anything conform."""
+    return replace(hypothesis, repair="Do so in every case, or in none.") if hypothesis.rank == 0 else hypothesis
+
+
+def _edits(claimed: Conventions) -> list[Hypothesis]:
+    from attention_conformance.tests.harness.explain.edits import edited
+
+    return edited(claimed)
+
+
+def _steps(hypothesis: Hypothesis) -> bool:
+    """Whether it can be made together with others."""
+    return hypothesis.edit is not None or (hypothesis.defect is not None and bool(hypothesis.defect.replaced))
+
+
+def _both(one: Hypothesis, two: Hypothesis, claimed: Conventions) -> Hypothesis | None:
+    """Both at once, under the name of the second one; None where they cannot be, or change the same step."""
+    if one.edit is not None and two.edit is not None:
+        from attention_conformance.tests.harness.explain.edits import both
+
+        return both(one.edit, two.edit, claimed)
+    first, second = one.defect, two.defect
+    if first is None or second is None or not second.replaced or {*first.replaced} & {*second.replaced}:
+        return None
+    return _both_defects(first, second)
+
+
+def _both_defects(one: Defect, two: Defect) -> Hypothesis:
     # Here, as both import torch, which the judge of a right candidate does without.
     from attention_conformance.implementations.adapters.torch_op import torch_op
     from attention_conformance.implementations.defects.breaking import in_steps
@@ -218,8 +262,7 @@ def _all_hold(found: Sequence[Condition], each: Observation) -> bool:
 
 def _by_answers(score: Score) -> bool:
     """Whether answers are explained, and not exceptions alone: many mistakes raise the same one."""
-    raises = score.hypothesis.defect is not None and score.hypothesis.defect.raises
-    return len([each for each in score.explained if raises or each.got is not None]) >= CASES
+    return len([each for each in score.explained if each.got is not None]) >= CASES
 
 
 def _given(score: Score) -> bool:
@@ -251,16 +294,54 @@ def _scores(
     near += [h for each in few[:1] for h in fitted_causes(each, claimed)]
     far = [h for h in listed if h.defect is not None and not clauses & {*h.defect.clauses}]
     scores: list[Score] = []
-    for hypotheses, cases in ((near, few), (far, few[:2])):
-        first = [scored(h, cases, (), claimed) for h in hypotheses]
-        best = sorted((score for score in first if score.explained), key=lambda score: score.rank)[:KEPT]
-        scores += [scored(score.hypothesis, failing, passing, claimed) for score in best]
-        scores.sort(key=lambda score: score.rank)
-        if any(
-            len(s.explained) == len(failing) and not s.contradicting and _by_answers(s) and _given(s) for s in scores
-        ):
-            break
-    return scores
+    # What explains everything explains the first case, too.
+    for hypotheses, cases in ((near, few[:1]), (far, few[:1]), (near, few[1:]), (far, few[1:2])):
+        tried = {id(score.hypothesis) for score in scores}
+        first = [scored(h, cases, (), claimed) for h in hypotheses if id(h) not in tried] if cases else []
+        scores += _best(first, failing, passing, claimed)
+        if any(_explains(score, failing) for score in scores):
+            return sorted(scores, key=lambda score: score.rank)
+    return sorted([*scores, *_of_edits(few, failing, passing, claimed)], key=lambda score: score.rank)
+
+
+def _best(
+    first: Sequence[Score], failing: Sequence[Observation], passing: Sequence[Observation], claimed: Conventions
+) -> list[Score]:
+    """Those that do best with a few cases, with all of them."""
+    best = sorted((score for score in first if score.explained), key=lambda score: score.rank)[:KEPT]
+    return [scored(score.hypothesis, failing, passing, claimed) for score in best]
+
+
+def _explains(score: Score, failing: Sequence[Observation]) -> bool:
+    whole = len(score.explained) == len(failing) and not score.contradicting
+    return whole and _by_answers(score) and _given(score)
+
+
+def _of_edits(
+    few: Sequence[Observation],
+    failing: Sequence[Observation],
+    passing: Sequence[Observation],
+    claimed: Conventions,
+) -> list[Score]:
+    """The edits that explain the first of a few cases that any explains.
+
+    Where the output is right, they are of the wrong parts alone: a backward pass, or what is returned.
+    """
+    # Here, as it imports torch, which the judge of a right candidate does without.
+    from attention_conformance.tests.harness.explain.edits import alone, edited
+    from attention_conformance.tests.harness.explain.measured import measured
+
+    hypotheses = edited(claimed)
+    wrong = {part for each in failing for part in each.parts if each.errors[part] > 1.0}
+    if "output" not in wrong:
+        hypotheses = [alone(h.edit, tuple(sorted(wrong)), claimed) for h in hypotheses if h.edit is not None]
+    for each in few[:2]:
+        if each.got is not None:
+            fitted = measured(each, claimed) if "output" in wrong else ()
+            first = [scored(h, [each], (), claimed) for h in [*hypotheses, *fitted]]
+            if any(score.explained for score in first):
+                return _best(first, failing, passing, claimed)
+    return []
 
 
 def scored(
@@ -272,7 +353,7 @@ def scored(
     contradicting: list[Observation] = []
     error = 0.0
     for each in failing:
-        if hypothesis.applies_to(each.problem):
+        if hypothesis.applies_to(each.problem) and hypothesis.affects(each.problem):
             distance = each.distance(*answered(lambda each=each: hypothesis.answer(each.problem)))  # type: ignore[misc]
             if distance <= 1.0:
                 explained.append(each)
@@ -288,6 +369,8 @@ def _agrees(hypothesis: Hypothesis, each: Observation, claimed: Conventions) -> 
     """Whether it is right where the candidate is; None where it has no answer, or another right one."""
     if not hypothesis.applies_to(each.problem):
         return None
+    if not hypothesis.affects(each.problem):
+        return True
     other, _ = answered(lambda: hypothesis.answer(each.problem))
     if other is None:
         return None

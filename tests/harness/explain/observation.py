@@ -22,8 +22,7 @@ from attention_conformance.spec.conventions import Conventions
 from attention_conformance.spec.features import Scope
 from attention_conformance.spec.inputs import build
 from attention_conformance.spec.problem import Array, Problem
-from attention_conformance.tests.harness.judge.comparison import error_ratios
-from attention_conformance.tests.harness.judge.judge import part_of
+from attention_conformance.tests.harness.judge.comparison import error_ratios, part_of
 
 Booleans: TypeAlias = NDArray[np.bool_]
 WITHOUT_DIGITS = str.maketrans("", "", string.digits)
@@ -36,6 +35,7 @@ class Observation:
     Attributes:
         got: None if it raised.
         raised: the exception in words, numbers left out.
+        exception: the same as it is, and where it was raised.
         errors: its distance from the reference, in bounds, part by part.
         rows: what is compared of the output; None: all of it.
     """
@@ -48,6 +48,7 @@ class Observation:
     errors: dict[str, float]
     failing: bool
     raised: str = ""
+    exception: str = ""
     rows: Booleans | None = None
 
     def without_empty_rows(self, conventions: Conventions) -> Observation:
@@ -84,7 +85,12 @@ class Observation:
         """
         if self.got is None or other is None:
             return 0.0 if self.got is other and self.raised == raised else math.inf
-        return max(self._distance(part, self.got, other) for part in self.parts)
+        farthest = 0.0
+        for part in self.parts:  # the output first, so that gradients are compared only where it is the same
+            farthest = max(farthest, self._distance(part, self.got, other))
+            if farthest > 1.0:
+                break
+        return farthest
 
     def _distance(self, part: str, got: Result, other: Result) -> float:
         own, theirs = part_of(got, part), part_of(other, part)
@@ -96,7 +102,8 @@ class Observation:
         # Where exact zeros are expected, the bound is no measure of the roundings of wrong answers.
         bound = np.maximum(reference.bound, reference.bound.mean())
         wide = self.judged(part, own)
-        error = _largest(wide, Expected(self.judged(part, reference.value), bound))
+        ratios = error_ratios(wide, Expected(self.judged(part, reference.value), bound))
+        error = float(ratios[np.isfinite(ratios)].max(initial=0.0))  # NaN and infinity have to be the same anyway
         if error <= 1.0 < self.errors[part]:
             error, bound = self.errors[part], reference.bound
         limit = 2.0 if error <= 1.0 else min(max(2.0, math.sqrt(error)), error / 2.0)
@@ -118,8 +125,14 @@ def observed(
     problem = replace(problem, needs=names) if names else problem.forward_only()
     expected = dict(solve(problem, implementation.claims.conventions).parts)
     parts = tuple(part for part in dict.fromkeys(("output", *parts)) if part in expected)
-    got, raised = answered(lambda: answer(implementation.run, problem.fresh(), device))
-    made = Observation(case, problem, parts, got, expected, {}, False, raised)
+    got: Result | None = None
+    raised = exception = ""
+    try:
+        got = restored(lambda: answer(implementation.run, problem.fresh(), device))
+    except (CandidateError, PathError) as error:
+        place = f" ({error.place})" if isinstance(error, CandidateError) and error.place else ""
+        raised, exception = str(error).translate(WITHOUT_DIGITS), f"{error}{place}"
+    made = Observation(case, problem, parts, got, expected, {}, False, raised, exception)
     errors = {part: made.error(part) for part in parts}
     return replace(made, errors=errors, failing=max(errors.values()) > 1.0)
 

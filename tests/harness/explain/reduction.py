@@ -28,8 +28,8 @@ from attention_conformance.spec.cases import (
 )
 from attention_conformance.spec.features import NOTHING, Feature
 from attention_conformance.spec.problem import DTYPES, Array, Problem
-from attention_conformance.tests.harness.judge.comparison import Comparison, compare, error_ratios, no_answer
-from attention_conformance.tests.harness.judge.judge import Judge, part_of
+from attention_conformance.tests.harness.judge.comparison import Comparison, compare, error_ratios, no_answer, part_of
+from attention_conformance.tests.harness.judge.judge import Judge
 
 EXTENTS = ("batch", "num_heads", "query_length", "key_length", "d_k", "d_v")
 SEEDS = (1, 2)

@@ -219,7 +219,7 @@ def _formula(failing: Outcome, judge: Judge) -> Iterator[str]:
     if problem.key_padding_mask is not None:
         yield "S = np.where(PAD[:, None, None], S, -np.inf)"
     if problem.causal:
-        corner = judge.conventions.causal_alignment is Alignment.BOTTOM_RIGHT
+        corner = judge.conventions.causal_alignment is not Alignment.TOP_LEFT
         offset = problem.key.shape[-2] - problem.query.shape[-2] if corner else 0
         yield f"S = np.where(np.tri(*S.shape[-2:], {offset}), S, -np.inf)"
     if failing.part == "log_sum_exp":

@@ -28,12 +28,14 @@ class ClauseTest:
     Attributes:
         anywhere: whether other dtypes would do as well, and are left out to save time: where none of `dtypes` is
             claimed, the widest claimed one takes their place.
+        last: whether it is run after all others, because it ends the candidate's process.
     """
 
     clause: str
     dtypes: tuple[str, ...]
     run: Callable[[Judge], None]
     anywhere: bool = False
+    last: bool = False
 
     def __call__(self, judge: Judge) -> None:
         self.run(judge)
@@ -111,14 +113,14 @@ def _check(rows: Sequence[Row], judge: Judge) -> None:
 
 
 def clause(
-    identifier: str, dtypes: tuple[str, ...] = tuple(DTYPES), anywhere: bool = False
+    identifier: str, dtypes: tuple[str, ...] = tuple(DTYPES), anywhere: bool = False, last: bool = False
 ) -> Callable[[Callable[[Judge], None]], ClauseTest]:
     """Makes a function the test of a clause, in the dtypes in which it can prove anything; see `ClauseTest`.
 
     Raises:
         KeyError: the specification has no such clause.
     """
-    return partial(ClauseTest, load()[identifier].id, dtypes, anywhere=anywhere)
+    return partial(ClauseTest, load()[identifier].id, dtypes, anywhere=anywhere, last=last)
 
 
 def group(

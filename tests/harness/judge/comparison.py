@@ -1,6 +1,7 @@
 """Comparison: a candidate's array with the reference, element by element, in units of the rounding bound."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import TypeAlias
@@ -8,6 +9,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from attention_conformance.implementations.api.contract import Result
 from attention_conformance.implementations.api.safe_call import CandidateError, LostError
 from attention_conformance.reference.expected import Expected
 from attention_conformance.spec.problem import DTYPES, Array
@@ -40,6 +42,7 @@ class Comparison:
             None for other parts, and where nothing is compared by a bound or zeros are expected.
         kind: what is wrong; None when everything is within the bounds.
         summary: what is wrong in words without numbers, where the check has such words.
+        place: the line of the candidate's code that raised, as FILE:LINE.
     """
 
     worst: float
@@ -48,6 +51,7 @@ class Comparison:
     relative: float | None = None
     kind: FailureKind | None = None
     summary: str = ""
+    place: str = ""
 
     def __post_init__(self) -> None:
         if bool(self.message) != (self.kind is not None):
@@ -198,5 +202,22 @@ def no_answer(error: CandidateError) -> Comparison:
         kind = FailureKind.TIMED_OUT if error.late else lost
         return Comparison(np.inf, f"the candidate {error}", kind=kind, summary=str(kind))
     if error.exception:
-        return Comparison(np.inf, str(error), kind=FailureKind.RAISED, summary=f"raised {error.exception}")
+        summary = f"raised {error.exception}"
+        return Comparison(np.inf, str(error), kind=FailureKind.RAISED, summary=summary, place=error.place)
     return Comparison(np.inf, str(error), kind=FailureKind.WRONG_TYPE)
+
+
+def selected(got: Array | None, of: Callable[[Array], Array]) -> Array | None:
+    """What a function, such as one that takes some rows, makes of an array, where it can be applied to it."""
+    try:
+        return None if got is None else of(got)
+    except IndexError:
+        return got  # its shape is wrong, and reported as such
+
+
+def part_of(result: Result, part: str) -> Array | None:
+    """`output`, `weights`, ..., or `gradients.NAME` of a result; None if it is not there."""
+    if part.startswith("gradients."):
+        return result.gradients.get(part.removeprefix("gradients."))
+    array: Array | None = getattr(result, part)
+    return array

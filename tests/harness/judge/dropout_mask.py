@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from attention_conformance.implementations.api.contract import Result
 from attention_conformance.reference.expected import Expected, solve
 from attention_conformance.spec.cases import Case
+from attention_conformance.spec.conventions import Conventions, DropoutSharing
 from attention_conformance.spec.features import Scope
 from attention_conformance.spec.problem import Array, Problem
 from attention_conformance.tests.harness.judge.judge import Judge
@@ -100,6 +101,13 @@ def by_key(problem: Problem, output: Array) -> Array:
         output = merged.reshape(batch, length, problem.num_heads, width).swapaxes(1, 2)
     copies = width // keys
     return output[..., : copies * keys].reshape(*output.shape[:3], copies, keys)
+
+
+def own_choices(mask: Booleans, claimed: Conventions) -> Booleans:
+    """(B or 1, H or 1, Lq, Lk): the choices that are independent as claimed, one for all that share it."""
+    samples = 1 if claimed.dropout_sharing in (DropoutSharing.SAMPLES, DropoutSharing.BOTH) else None
+    heads = 1 if claimed.dropout_sharing in (DropoutSharing.HEADS, DropoutSharing.BOTH) else None
+    return mask[:samples, :heads]
 
 
 def likely_share(kept: Booleans, keeping: float) -> bool:

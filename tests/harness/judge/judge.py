@@ -14,14 +14,9 @@ import numpy as np
 from attention_conformance.implementations.api.contract import Claims, Implementation, Result, Unsupported
 from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.implementations.api.global_state import kept_global_state
-from attention_conformance.implementations.api.safe_call import (
-    CandidateError,
-    LostError,
-    function_answer,
-    guarded,
-)
+from attention_conformance.implementations.api.safe_call import CandidateError, LostError, function_answer, guarded
 from attention_conformance.implementations.worker.observer import Observer
-from attention_conformance.implementations.worker.remote import begun, observer_of
+from attention_conformance.implementations.worker.remote import observer_of, runs_ahead
 from attention_conformance.reference.bounds.precision import operands_exact, unit_roundoff
 from attention_conformance.reference.expected import Expected, Solution, solve
 from attention_conformance.reference.stacking import expected_answers, stackable
@@ -30,7 +25,8 @@ from attention_conformance.spec.conventions import Conventions
 from attention_conformance.spec.features import Feature
 from attention_conformance.spec.inputs import build
 from attention_conformance.spec.problem import DTYPES, Array, Problem
-from attention_conformance.tests.harness.judge.comparison import Comparison, compare, no_answer
+from attention_conformance.tests.harness.judge.call_time import begun_in_time
+from attention_conformance.tests.harness.judge.comparison import Comparison, compare, no_answer, part_of, selected
 from attention_conformance.tests.harness.judge.tally import Counts, Tally
 from attention_conformance.tests.harness.judge.tiers import TIERS, Tier
 from attention_conformance.tests.report.verdict import Failure, FailureKind
@@ -41,6 +37,10 @@ RETURNED_AS = {
     "log_sum_exp": Feature.LOG_SUM_EXP,
 }
 """The features that promise parts other than output and gradients."""
+
+
+CALLS_AHEAD = 3
+"""Calls that have begun before the first of them is compared: judge and candidate seldom take equally long."""
 
 
 class FailureLimitError(Exception):
@@ -61,6 +61,7 @@ class Judge:
         dtypes_together: the dtypes in which the same cases are run, so that the reference solves each case for all.
         selected: the dtypes that the run is limited to; empty for all.
         failure_limit: the failed check after which `FailureLimitError` ends the test; None for no limit.
+        until: the monotonic time from which on `BudgetSpentError` ends the test before a call; None for no limit.
     """
 
     implementation: Implementation
@@ -69,16 +70,23 @@ class Judge:
     tier: Tier = TIERS["quick"]
     counts: Counts = field(default_factory=Counts)
     failure_limit: int | None = None
+    until: float | None = None
     dtypes_together: tuple[str, ...] = ()
     selected: tuple[str, ...] = ()
 
     @property
     def tally(self) -> Tally:
+        self.settle()
         return self.counts.tally
 
     @property
     def unsupported(self) -> list[str]:
+        self.settle()
         return self.counts.unsupported
+
+    def settle(self) -> None:
+        """Makes the checks whose calls have begun; whatever is counted, called or observed comes after them."""
+        self.counts.settle()
 
     @property
     def claims(self) -> Claims:
@@ -164,11 +172,18 @@ class Judge:
 
     def run_with(self, problem: Problem) -> Result:
         """The candidate's answer to these very arrays, which it may keep or change."""
-        return begun(self.implementation, problem, self.device)()
+        return self.begun(problem)()
+
+    def begun(self, problem: Problem) -> Callable[[], Result]:
+        """The same in two steps: while the candidate computes, the checks of earlier calls are made."""
+        call = begun_in_time(self.implementation, problem, self.device, self.until)
+        self.settle()
+        return call
 
     @property
     def observer(self) -> Observer:
         """What observes the process in which the candidate's calls are made."""
+        self.settle()
         return observer_of(self.implementation)
 
     def observes(self, request: str) -> bool:
@@ -179,6 +194,7 @@ class Judge:
 
     def call(self, name: str, *arguments: int) -> Array:
         """What a plain function of the candidate returns."""
+        self.settle()
         with kept_global_state():
             return function_answer(name, self.implementation.functions[name], arguments)
 
@@ -187,6 +203,7 @@ class Judge:
 
         `part` is what was compared with the reference's answer to the case, if that is what was done.
         """
+        self.settle()
         if comparison.inconclusive:
             self.counts.tally += Tally(inconclusive=1)
             return
@@ -199,7 +216,7 @@ class Judge:
 
     def _failure(self, case: Case, comparison: Comparison, kind: FailureKind, context: str, part: str) -> Failure:
         message = f"{context}: {comparison.message}" if context else comparison.message
-        return Failure(message, case.to_json(), self.dtype, part, kind, context or comparison.summary)
+        return Failure(message, case.to_json(), self.dtype, part, kind, context or comparison.summary, comparison.place)
 
     def end_at_limit(self) -> None:
         """Ends the test where so many checks have failed.
@@ -235,31 +252,11 @@ class Judge:
         Part `gradients` stands for all gradients that are claimed. They are computed only when named, so that the
         answer without gradients is judged too.
         """
-        self._begun(case, parts, exactly, context)()
-
-    def assert_all_conform(
-        self,
-        cases: Iterable[Case],
-        *parts: str,
-        exactly: bool = False,
-        context: Callable[[Case], str] = lambda case: "",
-    ) -> None:
-        """`assert_conforms` for each case in turn; each is sent to the candidate before the last one is compared."""
-        waiting: list[Callable[[], None]] = []
-        for case in cases:
-            waiting.append(self._begun(case, parts, exactly, context(case)))
-            if len(waiting) > 1:
-                waiting.pop(0)()
-        for check in waiting:
-            check()
-
-    def _begun(self, case: Case, parts: tuple[str, ...], exactly: bool, context: str) -> Callable[[], None]:
-        """Starts the call for a case, and returns what compares its answer."""
         wanted = parts or ("output",)
         problem = self.problem(case)
         if not any(part.startswith("gradients") for part in wanted):
             problem = problem.forward_only()
-        run = begun(self.implementation, problem.fresh(), self.device)
+        run = begun_in_time(self.implementation, problem.fresh(), self.device, self.until)
 
         def check() -> None:
             expected = self.expected(case, gradients=problem.cotangent is not None)
@@ -274,7 +271,23 @@ class Judge:
                     reference = Expected(reference.value, np.zeros_like(reference.bound))
                 self.record(case, compare(part, part_of(result, part), reference, self.dtype), context, part)
 
-        return check
+        self._later(check)
+
+    def _later(self, check: Callable[[], None]) -> None:
+        """Makes a check whose call has begun; where another process computes, after the next calls have begun."""
+        self.counts.waiting.append(check)
+        self.counts.settle(CALLS_AHEAD if runs_ahead(self.implementation) else 0)
+
+    def assert_all_conform(
+        self,
+        cases: Iterable[Case],
+        *parts: str,
+        exactly: bool = False,
+        context: Callable[[Case], str] = lambda case: "",
+    ) -> None:
+        """`assert_conforms` for each case in turn."""
+        for case in cases:
+            self.assert_conforms(case, *parts, exactly=exactly, context=context(case))
 
     def assert_conforms_or_refuses(self, case: Case, context: str = "") -> None:
         """Output within the bounds, or an exception; one check either way."""
@@ -315,14 +328,23 @@ class Judge:
 
         `of` is what is compared of both; `as_is` passes these very arrays.
         """
-        if (result := self.answer(case, problem, context, as_is)) is not None:
-            got, wanted = part_of(result, part), expected
+        run = begun_in_time(self.implementation, problem if as_is else problem.fresh(), self.device, self.until)
+
+        def check() -> None:
+            try:
+                got, wanted = part_of(run(), part), expected
+            except CandidateError as error:
+                self.record_error(case, error, context)
+                return
             if of is not None:
-                got, wanted = _selected(got, of), expected.only(of)
+                got, wanted = selected(got, of), expected.only(of)
             self.record(case, compare(part, got, wanted, self.dtype), context)
+
+        self._later(check)
 
     def assert_raises(self, call: Callable[[], object], what: str) -> None:
         """A constructor refuses what makes no sense."""
+        self.settle()
         try:
             guarded(call)
         except CandidateError as error:
@@ -375,18 +397,3 @@ class Judge:
         else:
             message = f"{what} was accepted, with an answer of shape {result.output.shape}"
             self.assert_that(case, False, message, kind=FailureKind.ACCEPTED)
-
-
-def _selected(got: Array | None, of: Callable[[Array], Array]) -> Array | None:
-    try:
-        return None if got is None else of(got)
-    except IndexError:
-        return got  # its shape is wrong, and reported as such
-
-
-def part_of(result: Result, part: str) -> Array | None:
-    """`output`, `weights`, ..., or `gradients.NAME` of a result; None if it is not there."""
-    if part.startswith("gradients."):
-        return result.gradients.get(part.removeprefix("gradients."))
-    array: Array | None = getattr(result, part)
-    return array

@@ -12,6 +12,7 @@ from attention_conformance.implementations.worker.remote import loss_of
 from attention_conformance.reference.bounds.precision import operands_exact
 from attention_conformance.spec.cases import Case
 from attention_conformance.spec.clauses import Clause
+from attention_conformance.tests.harness.judge.call_time import BudgetSpentError
 from attention_conformance.tests.harness.judge.clause_tests import ClauseTest
 from attention_conformance.tests.harness.judge.influence import wrong_keys
 from attention_conformance.tests.harness.judge.judge import FailureLimitError, Judge
@@ -23,7 +24,11 @@ HALVES = ("bfloat16", "float16")
 
 
 def judged(clause: Clause, test: ClauseTest, judge: Judge) -> Verdict:
-    """Runs the test; an exception of the suite itself is not caught."""
+    """Runs the test; an exception of the suite itself is not caught.
+
+    Raises:
+        BudgetSpentError: the time of the judge was over before all calls of the test, and none failed.
+    """
     start = time.perf_counter()
     if lost := loss_of(judge.implementation):
         return not_finished(clause, judge, lost)
@@ -31,6 +36,11 @@ def judged(clause: Clause, test: ClauseTest, judge: Judge) -> Verdict:
     left_path = ""
     try:
         test(replace(judge, dtypes_together=dtypes))
+        judge.settle()
+    except BudgetSpentError:
+        judge.settle()
+        if not judge.tally.failures:
+            raise
     except PathError as error:
         left_path = str(error)
     except CandidateError as error:  # outside of a check, such as in its `fit`

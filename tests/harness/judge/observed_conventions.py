@@ -1,5 +1,7 @@
 """Observed conventions: which answer an implementation gives where the field disagrees, whatever it claims."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
@@ -7,7 +9,7 @@ from typing import TypeAlias
 import ml_dtypes
 import numpy as np
 
-from attention_conformance.implementations.api.contract import Implementation, PathError
+from attention_conformance.implementations.api.contract import Implementation, PathError, Result
 from attention_conformance.implementations.api.safe_call import CandidateError
 from attention_conformance.reference.expected import Expected, solve
 from attention_conformance.reference.visibility import allowed_keys
@@ -50,6 +52,11 @@ class Disagreement:
 
 def answers(judge: Judge, disagreement: Disagreement) -> Iterator[tuple[Case, str, str]]:
     """For each form and each way to call the implementation: the case, the path in words, and the answer's name."""
+    for case, path, call, known in list(_begun(judge, disagreement)):
+        yield case, path, _answer(judge, call, known)
+
+
+def _begun(judge: Judge, disagreement: Disagreement) -> Iterator[tuple[Case, str, Callable[[], Result], _KnownAnswers]]:
     for case in judge.cases(*disagreement.forms):
         problem = build(case, judge.dtype)
         known = _KnownAnswers(list(disagreement.meanings(problem, judge.conventions)))
@@ -58,7 +65,7 @@ def answers(judge: Judge, disagreement: Disagreement) -> Iterator[tuple[Case, st
                 continue
             changed = disagreement.changed(along.problem(case) if recording else problem.forward_only())
             if changed is not None:
-                yield case, path, _answer(along, changed, known)
+                yield case, path, along.begun(changed.fresh()), known
 
 
 def _paths(judge: Judge) -> Iterator[tuple[str, Judge, bool]]:
@@ -83,9 +90,9 @@ class _KnownAnswers:
             yield self.known[-1]
 
 
-def _answer(judge: Judge, problem: Problem, known: Iterable[tuple[str, Expected]]) -> str:
+def _answer(judge: Judge, call: Callable[[], Result], known: Iterable[tuple[str, Expected]]) -> str:
     try:
-        got = judge.run(problem).output
+        got = call().output
     except CandidateError:
         return REFUSED
     except PathError:

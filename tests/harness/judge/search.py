@@ -49,6 +49,7 @@ def search(judge: Judge, examples: int) -> None:
     """Runs `examples` drawn cases; a failing one is shrunk, and recorded once in its smallest form."""
     if examples == 0:
         return
+    judge.settle()
     from hypothesis import HealthCheck, Phase, given, seed, settings  # the quick tier does not need this slow import
     from hypothesis.errors import Flaky
 

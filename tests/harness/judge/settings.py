@@ -31,6 +31,8 @@ class RunSettings:
         isolated: whether each candidate is called in a process of its own.
         deadline: seconds for a small call there.
         memory: bytes that each may allocate there; None: half of what is free.
+        budget: seconds for the whole run; None: as long as it takes.
+        shard: which part of the run is checked, such as "2/4"; empty: all of it.
         first_screen: whether one screen is printed in place of pytest's output, and telling clauses are checked first.
     """
 
@@ -50,6 +52,8 @@ class RunSettings:
     isolated: bool = True
     deadline: float = CALL
     memory: int | None = None
+    budget: float | None = None
+    shard: str = ""
     first_screen: bool = False
 
     @property
@@ -80,6 +84,6 @@ class RunSettings:
         """The candidate that a command line starts; see `commanded_candidate` for what is raised."""
         return commanded_candidate(command, self.conventions, self.device, self.deadline, self.memory)
 
-    def judge(self, implementation: Implementation, dtype: str) -> Judge:
-        """A new judge of an implementation."""
-        return Judge(implementation, dtype, self.device, tier_of(self.tier), selected=self.dtypes)
+    def judge(self, implementation: Implementation, dtype: str, until: float | None = None) -> Judge:
+        """A new judge of an implementation; see `Judge` for `until`."""
+        return Judge(implementation, dtype, self.device, tier_of(self.tier), until=until, selected=self.dtypes)

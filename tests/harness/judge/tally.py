@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from attention_conformance.tests.report.verdict import Failure
@@ -60,7 +61,25 @@ class Counts:
     Attributes:
         tally: the checks so far.
         unsupported: why cases could not be run.
+        waiting: checks whose calls have begun, in their order.
+        settling: whether one of them is being made.
     """
 
     tally: Tally = Tally()
     unsupported: list[str] = field(default_factory=list)
+    waiting: list[Callable[[], None]] = field(default_factory=list)
+    settling: bool = False
+
+    def settle(self, ahead: int = 0) -> None:
+        """Makes the checks that wait, but for so many of the last. One that raises is the last that is made."""
+        if self.settling:
+            return
+        self.settling = True
+        try:
+            while len(self.waiting) > ahead:
+                self.waiting.pop(0)()
+        except BaseException:
+            self.waiting.clear()
+            raise
+        finally:
+            self.settling = False

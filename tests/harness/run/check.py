@@ -158,7 +158,7 @@ def check(
     )
     recorder = _recorder(given)
     with hushed():
-        for each in given.selection.plan():
+        for each in sorted(given.selection.plan(), key=lambda planned: planned.test.last):
             recorder.add(judged(each.clause, each.test, given.settings.judge(each.implementation, each.dtype)))
         recorder.planned = len(recorder.verdicts)
         recorder.judged()
@@ -180,7 +180,7 @@ def check(
 
 def _recorder(given: Arguments) -> Recorder:
     settings = given.settings
-    suite = suite_of(settings.tier, settings.device, settings.clauses, settings.dtypes)
+    suite = suite_of(settings)
     recorder = Recorder([subject_of(given.implementation, "".join(settings.candidates), True)], suite)
     recorder.begin()
     return recorder

@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 
 from attention_conformance.tests.harness.run.exit_status import ExitStatus
-from attention_conformance.tests.harness.run.session import LEFTOVERS, PROPERTY, USAGE_ERROR, SuiteSession
+from attention_conformance.tests.harness.run.session import LEFTOVERS, LOSSES, PROPERTY, USAGE_ERROR, SuiteSession
 from attention_conformance.tests.report.log import decode
 
 
@@ -17,10 +18,12 @@ class Collector:
 
     Attributes:
         begin: starts the report.
+        losses: the folder in which the processes of a session count how often each has lost a candidate.
     """
 
     state: SuiteSession
     begin: Callable[[pytest.Config], None]
+    losses: TemporaryDirectory[str] | None = None
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         verdicts = [value for name, value in report.user_properties if name == PROPERTY]
@@ -34,6 +37,13 @@ class Collector:
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed and _is_chapter(report.nodeid):
             self.state.crashed = True
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_configure_node(self, node: Any) -> None:
+        if self.losses is None:
+            self.losses = TemporaryDirectory(prefix="attention-conformance-")
+            node.config.add_cleanup(self.losses.cleanup)
+        node.workerinput[LOSSES] = self.losses.name
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, node: Any, ids: Sequence[str]) -> None:

@@ -24,7 +24,8 @@ def explain(config: pytest.Config, status: int) -> None:
         _explain_failures(config, telling)
     if status not in (ExitStatus.CONFORMS, ExitStatus.FAILS) or settings.clauses or not recorder.verdicts:
         return
-    if settings.has_candidates or settings.report:
+    shown = settings.has_candidates and not settings.first_screen
+    if shown or settings.report:
         post_run.record_observations(recorder, state.selection.implementations, settings, settings.report is not None)
 
 

@@ -69,7 +69,8 @@ class FirstFailure:
                 )
             if found is not None and found.name:
                 return f"so far, it {found}"
-        return f"{verdict.clause} in {verdict.dtype}: {one_line(verdict.failure.message)}"
+        place = f" ({verdict.failure.place})" if verdict.failure.place else ""
+        return f"{verdict.clause} in {verdict.dtype}: {one_line(verdict.failure.message)}{place}"
 
 
 def telling_first(planned: PlannedCheck) -> tuple[int, bool]:

@@ -11,6 +11,7 @@ from attention_conformance.tests.harness.judge.clause_tests import Selection, cl
 from attention_conformance.tests.harness.judge.settings import RunSettings
 from attention_conformance.tests.harness.run.command_lines import again, explaining
 from attention_conformance.tests.harness.run.exit_status import ExitStatus
+from attention_conformance.tests.report.model import VerdictsEnd
 from attention_conformance.tests.report.recorder import Recorder, environment
 from attention_conformance.tests.report.verdict import Status, Verdict
 
@@ -21,6 +22,11 @@ def next_steps(status: int, settings: RunSettings, selection: Selection, recorde
         case ExitStatus.FAILS:
             return list(_after_failures(settings, recorder))
         case ExitStatus.INTERRUPTED:
+            if settings.budget is not None:
+                reason = "" if settings.first_screen else f", {_not_complete(recorder)}"
+                return [
+                    f"the run is not complete{reason}: this is no verdict; a larger --budget, or none, checks the rest"
+                ]
             where = f", as {settings.report / 'report.json'} states" if settings.report is not None else ""
             return [f"the run is not complete{where}: this is no verdict; run it again"]
         case ExitStatus.SUITE_ERROR:
@@ -32,8 +38,17 @@ def next_steps(status: int, settings: RunSettings, selection: Selection, recorde
     return []
 
 
+def _not_complete(recorder: Recorder) -> str:
+    return next((event.reason for event in recorder.events if isinstance(event, VerdictsEnd)), "nothing was checked")
+
+
 def _reason(selection: Selection, recorder: Recorder) -> str:
     """Why the first of the selected clauses that does not fit an implementation is not checked."""
+    for implementation in selection.implementations:
+        own = implementation.claims.dtypes
+        if selection.dtypes and not {*selection.dtypes} & {*own}:
+            other = f"give --dtype {own[0]}" if own else "it answers in none"
+            return f"because {implementation.name} claims {', '.join(own) or 'no dtype'} alone: {other}"
     selected = [clause for clause in load().values() if selection.wants(clause)]
     for clause, implementation in product(selected, selection.implementations):
         if why := claimed(clause, implementation.claims):
@@ -67,9 +82,14 @@ def _after_failures(settings: RunSettings, recorder: Recorder) -> Iterator[str]:
 
 
 def _of_all(failing: Sequence[Verdict]) -> list[Feature]:
-    """The feature that every failing clause of the first implementation needs, if there is one beyond the core."""
+    """The rarest feature that every failing clause of one implementation needs, if there is one beyond the core."""
     own = [load()[v.clause].features for v in failing if v.implementation == failing[0].implementation]
-    return sorted(frozenset.intersection(*own) - {Feature.CORE})[:1] if own else []
+    shared = frozenset.intersection(*own) - {Feature.CORE} if own else frozenset()
+    return sorted(shared, key=lambda feature: (_clauses_of(feature), feature))[:1]
+
+
+def _clauses_of(feature: Feature) -> int:
+    return sum(feature in clause.features for clause in load().values())
 
 
 def _page(report: Path) -> Path:

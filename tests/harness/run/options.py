@@ -1,16 +1,22 @@
-"""The options of the suite: pytest and the installed command take the same ones."""
+"""The options of the suite: pytest and the installed command take the same ones.
+
+Neither this module nor the command line imports pytest: a worker starts before that, and meanwhile.
+"""
+
+from __future__ import annotations
 
 import tomllib
 from argparse import ArgumentTypeError
 from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
-
-import pytest
+from typing import TYPE_CHECKING, Any
 
 from attention_conformance.implementations.worker.limits import CALL
 from attention_conformance.implementations.worker.resources import size_of
+
+if TYPE_CHECKING:
+    import pytest
 
 NAME = "attention-conformance"
 """Of the project, and of the plugin where it is installed."""
@@ -49,8 +55,14 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "--tier": {"default": "quick", "help": "how much is checked: quick (default), full or exhaustive"},
     "--fresh": _flag("draw the numbers of all cases anew, as the tiers full and exhaustive always do"),
     "--seed": {"type": int, "metavar": "N", "help": "draw them as the run that reported this seed did; 0: as stored"},
+    "--shard": {"metavar": "K/N", "help": "check only part K of N parts that take about as long; see report-merge"},
     "--in-process": _flag("call the candidates in the judge's own process, for a debugger: nothing is isolated"),
     "--deadline": {"type": float, "metavar": "SECONDS", "help": f"for a small call of a candidate (default: {CALL:g})"},
+    "--budget": {
+        "type": float,
+        "metavar": "SECONDS",
+        "help": "check what detects most for its cost first, end in this time, and report what was left out",
+    },
     "--memory": {
         "type": _memory,
         "metavar": "LIMIT",
@@ -63,6 +75,7 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
     },
     "--propose-expected-failures": _flag("print the entries of such a file for what fails now"),
     "--first-screen": _flag("print one screen, and check telling clauses first: what the command does with a target"),
+    "--failing-first": {"metavar": "FILE", "help": "check first the clauses that FILE lists; then it lists what fails"},
     "--explain": _several("CLAUSE", "explain a clause, and judge nothing"),
     "--replay": {"metavar": "FAILURE.json", "help": "run again the case of a failure file that --report wrote"},
     "--list-clauses": _flag("print the clauses, a line each"),
@@ -70,7 +83,7 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "--list-defects": _flag("print the catalogue of known mistakes, a line each"),
 }
 """By name, with the keywords of argparse."""
-PATHS = ("--report", "--replay", "--expected-failures")
+PATHS = ("--report", "--replay", "--expected-failures", "--failing-first")
 """Options whose value is a path. Before pytest knows any plugin, it takes a lone path for the place of the tests."""
 
 

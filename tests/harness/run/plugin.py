@@ -1,7 +1,9 @@
 """The pytest side: options, one test item for each clause, implementation and dtype, and the report of the run."""
 
 import gc
+import math
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,19 +14,22 @@ import pytest
 from attention_conformance.implementations.api.global_state import compute_on_one_thread
 from attention_conformance.implementations.discovery.candidates import distinct
 from attention_conformance.implementations.discovery.loading import Target
-from attention_conformance.implementations.worker.remote import Remote, printed_by
+from attention_conformance.implementations.worker.remote import Remote, printed_by, share_losses
 from attention_conformance.spec.cases import Case
 from attention_conformance.spec.clauses import Level, load
 from attention_conformance.tests import conformance
 from attention_conformance.tests.harness.explain.failure_artifacts import clear
+from attention_conformance.tests.harness.judge.call_time import BudgetSpentError
 from attention_conformance.tests.harness.judge.clause_tests import PlannedCheck, Selection
 from attention_conformance.tests.harness.judge.judging import judged
 from attention_conformance.tests.harness.judge.settings import RunSettings
 from attention_conformance.tests.harness.run import interrupts, options, post_run
+from attention_conformance.tests.harness.run.budget import LEFT_OUT, Budget, in_order, left_out
 from attention_conformance.tests.harness.run.collector import Collector
 from attention_conformance.tests.harness.run.command_lines import again
 from attention_conformance.tests.harness.run.exit_status import ExitStatus, exit_status
 from attention_conformance.tests.harness.run.explanations import explain
+from attention_conformance.tests.harness.run.failing_first import FailingFirst
 from attention_conformance.tests.harness.run.first_failure import FirstFailure, telling_first
 from attention_conformance.tests.harness.run.next_steps import next_steps
 from attention_conformance.tests.harness.run.printing import summarise
@@ -32,10 +37,12 @@ from attention_conformance.tests.harness.run.progress import Progress
 from attention_conformance.tests.harness.run.queries import answered
 from attention_conformance.tests.harness.run.run_records import subject_of, suite_of
 from attention_conformance.tests.harness.run.selection import UsageError, hushed, selection_of, settings_of
-from attention_conformance.tests.harness.run.session import KEY, LEFTOVERS, PROPERTY, USAGE_ERROR, SuiteSession
+from attention_conformance.tests.harness.run.session import KEY, LEFTOVERS, LOSSES, PROPERTY, USAGE_ERROR, SuiteSession
+from attention_conformance.tests.harness.run.sharding import Group, Shard
 from attention_conformance.tests.harness.run.smoke import smoke
 from attention_conformance.tests.report.folder import FolderError, unwritten
 from attention_conformance.tests.report.log import UNEXPLAINED, encode
+from attention_conformance.tests.report.model import key_of
 from attention_conformance.tests.report.recorder import Recorder
 from attention_conformance.tests.report.verdict import Status, Verdict
 
@@ -59,12 +66,25 @@ class ClauseItem(pytest.Function):
     """Where the clause stands in the file, counted from 0."""
 
     def runtest(self) -> None:
-        planned, settings = self.planned, self.config.stash[KEY].settings
-        verdict = judged(planned.clause, planned.test, settings.judge(planned.implementation, planned.dtype))
+        verdict = self._verdict()
+        planned = self.planned
         if printed := printed_by(planned.implementation):
             self.add_report_section("call", "stdout", printed)
         self.user_properties.append((PROPERTY, encode(verdict)))
         conclude(verdict)
+
+    def _verdict(self) -> Verdict:
+        """Of the clause, as far as there is time; where there is none, the item is skipped."""
+        planned, state, start = self.planned, self.config.stash[KEY], time.monotonic()
+        if not state.budget.fits(planned.clause.id):
+            pytest.skip(LEFT_OUT)
+        try:
+            judge = state.settings.judge(planned.implementation, planned.dtype, state.budget.until)
+            verdict = judged(planned.clause, planned.test, judge)
+        except BudgetSpentError:
+            pytest.skip(LEFT_OUT)
+        state.budget.spent(planned.clause.id, time.monotonic() - start)
+        return verdict
 
     def repr_failure(  # type: ignore[override]  # as pytest.Function has it, one argument less than Node
         self, excinfo: pytest.ExceptionInfo[BaseException]
@@ -118,6 +138,7 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
 
 def pytest_configure(config: pytest.Config) -> None:
     gc.freeze()  # what imports brought stays, and would be looked through once
+    since = time.monotonic()
     worker = hasattr(config, "workerinput")
     try:
         settings = settings_of(config)
@@ -125,19 +146,23 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(str(error)) from None
     if settings.first_screen:
         config.option.verbose, config.option.tbstyle = -2, "no"
-    started = suite_of(settings.tier, settings.device, settings.clauses, settings.dtypes)
-    recorder = Recorder([], started, None if worker else settings.report)
+    recorder = Recorder([], suite_of(settings), None if worker else settings.report)
     if not worker:
         interrupts.end_with_report(config)
         config.add_cleanup(recorder.close)
     if not worker and not settings.isolated:
         interrupts.no_silent_exit(config)
     selection = _selection(settings, recorder)
+    if folder := getattr(config, "workerinput", {}).get(LOSSES):
+        share_losses(selection.implementations, Path(folder))
     targets = _targets(settings, selection)
     recorder.subjects = [
         subject_of(i, targets.get(i.name, ""), settings.has_candidates) for i in selection.implementations
     ]
-    config.stash[KEY] = SuiteSession(settings, selection, recorder)
+    budget = Budget(math.inf if settings.budget is None else settings.budget, since)
+    config.stash[KEY] = SuiteSession(settings, selection, recorder, budget)
+    if file := config.getoption("failing_first"):
+        config.pluginmanager.register(FailingFirst(config.stash[KEY], Path(file)), "conformance-failing-first")
 
 
 def _selection(settings: RunSettings, recorder: Recorder) -> Selection:
@@ -220,16 +245,35 @@ def pytest_collection(session: pytest.Session) -> Iterator[None]:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """For a first screen, what detects most mistakes in the least time comes first."""
-    if config.stash[KEY].settings.first_screen and all(isinstance(item, ClauseItem) for item in items):
+    """Leaves those of this shard: telling ones first for a first screen, what may end a candidate's process last."""
+    state, clauses = config.stash[KEY], [item for item in items if isinstance(item, ClauseItem)]
+    if shard := state.settings.shard:
+        _leave(Shard.parse(shard), config, items)
+    if state.settings.budget is not None:
+        place = {id(planned): number for number, planned in enumerate(in_order([each.planned for each in clauses]))}
+        items.sort(key=lambda item: place[id(item.planned)] if isinstance(item, ClauseItem) else -1)
+    elif state.settings.first_screen and len(clauses) == len(items):
         items.sort(key=lambda item: telling_first(item.planned) if isinstance(item, ClauseItem) else 0)
+    items.sort(key=lambda item: isinstance(item, ClauseItem) and item.planned.test.last)
+
+
+def _leave(shard: Shard, config: pytest.Config, items: list[pytest.Item]) -> None:
+    own = shard.own(map(_group, items))
+    config.hook.pytest_deselected(items=[item for item in items if _group(item) not in own])
+    items[:] = [item for item in items if _group(item) in own]
+
+
+def _group(item: pytest.Item) -> Group:
+    if isinstance(item, ClauseItem):
+        return item.planned.clause.id, item.planned.implementation.name
+    return item.nodeid, ""
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     gc.freeze()  # what is there by now stays: looking it through again and again takes a tenth of a run
     state = session.config.stash[KEY]
     items = [item for item in session.items if isinstance(item, ClauseItem)]
-    state.recorder.planned = len(items)
+    state.recorder.planned, state.planned = len(items), [item.planned for item in items]
     if items and not (state.settings.has_candidates and state.settings.isolated):
         compute_on_one_thread()
     if not hasattr(session.config, "workeroutput") and (items or state.has_chapters):
@@ -287,6 +331,8 @@ class LastLines:
         terminal = config.pluginmanager.get_plugin("terminalreporter")
         try:
             yield
+        except BrokenPipeError:  # nobody reads what would be written of it
+            raise
         except Exception as error:
             config.notify_exception(pytest.ExceptionInfo.from_exception(error), config.option)
             state.crashed = True
@@ -307,6 +353,9 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     config, state = session.config, session.config.stash[KEY]
     cut = STOPPED.get(int(exitstatus), "")
+    if state.settings.budget is not None and not cut:
+        done = map(key_of, state.recorder.verdicts)
+        cut = left_out(state.planned or list(state.selection.plan()), done, state.budget.limit)
     state.recorder.judged(cut)
     if hasattr(config, "workeroutput"):
         config.workeroutput[LEFTOVERS] = list(post_run.leftovers(state.selection.implementations))
@@ -315,7 +364,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     only_others = planned == 0 and int(exitstatus) == ExitStatus.CONFORMS  # tests that are no clauses, which all passed
     if state.recorder.events and not config.option.collectonly and not only_others:
         verdicts = state.recorder.verdicts
-        unchecked = post_run.unchecked_claims(state.selection, verdicts)
+        unchecked = post_run.unchecked_claims(state.selection, verdicts, state.settings.shard)
         session.exitstatus = exit_status(int(exitstatus), state.crashed, verdicts, planned, bool(unchecked))
     try:
         with hushed():

@@ -4,8 +4,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from attention_conformance.implementations.api.contract import Claims, Implementation
-from attention_conformance.implementations.worker.door import shortened
-from attention_conformance.implementations.worker.remote import Remote, threads_of
+from attention_conformance.implementations.worker.output import shortened
+from attention_conformance.implementations.worker.process import how_ended
+from attention_conformance.implementations.worker.remote import Remote
 from attention_conformance.spec.clauses import load
 from attention_conformance.spec.features import Feature
 from attention_conformance.tests.harness.explain.diagnosis import diagnose, failing_checks
@@ -25,13 +26,13 @@ def leftovers(implementations: Sequence[Implementation]) -> Iterator[str]:
     """Ends the processes of candidates; a line for each candidate that has left others or threads, or ends badly."""
     for implementation in implementations:
         if isinstance(implementation.run, Remote):
-            threads, how = threads_of(implementation), implementation.run.door.close()
+            code, threads = implementation.run.close(), list(dict.fromkeys(implementation.run.door.threads))
             processes = [shortened(each.command) for each in implementation.run.door.left]
             for kind, left in (("process", processes), ("thread", threads)):
                 if left:
                     yield f"{implementation.name} left {_counted(left, kind)} running: {', '.join(left[:3])}; ended"
-            if how:
-                yield f"{implementation.name} {how}, after its last call: no clause is about that"
+            if code:
+                yield f"{implementation.name} {how_ended(code)}, after its last call"
 
 
 def _counted(left: Sequence[str], kind: str) -> str:
@@ -117,9 +118,9 @@ def failure_lines(artifacts: Explained, settings: RunSettings, with_numbers: boo
         yield f"no script: {artifacts.without}; --report DIR writes a file for --replay"
 
 
-def unchecked_claims(selection: Selection, verdicts: Sequence[Verdict]) -> list[str]:
-    """Claimed features without a counted check; only a run of all clauses can find them."""
-    if selection.clauses or selection.dtypes or not verdicts:
+def unchecked_claims(selection: Selection, verdicts: Sequence[Verdict], shard: str = "") -> list[str]:
+    """Claimed features without a counted check; only a whole run of all clauses can find them."""
+    if shard or selection.clauses or selection.dtypes or not verdicts:
         return []
     unchecked = []
     for implementation in selection.implementations:

@@ -45,7 +45,7 @@ def _all(terminalreporter: pytest.TerminalReporter, state: SuiteSession) -> None
 def _last_notes(terminalreporter: pytest.TerminalReporter, state: SuiteSession) -> None:
     """Claims that were not checked, what candidates left behind, and where the report is."""
     settings, run = state.settings, state.recorder.run
-    for line in post_run.unchecked_claims(state.selection, state.recorder.verdicts):
+    for line in post_run.unchecked_claims(state.selection, state.recorder.verdicts, state.settings.shard):
         terminalreporter.write_line(f"ERROR  {line}", red=True)
     for name, reason in left_out().items() if settings.all_builtin else ():
         terminalreporter.write_line(f"not checked: {name}, {reason}")

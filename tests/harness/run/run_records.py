@@ -21,6 +21,7 @@ from attention_conformance.tests.harness.explain.reduction import Outcome
 from attention_conformance.tests.harness.judge.comparison import error_ratios
 from attention_conformance.tests.harness.judge.judge import Judge
 from attention_conformance.tests.harness.judge.settings import RunSettings
+from attention_conformance.tests.harness.run.unusable import Unusable
 from attention_conformance.tests.report.model import FailureRecord, Grid, Subject, Suite, WeightMap
 from attention_conformance.tests.report.recorder import SPEC_VERSION
 
@@ -135,11 +136,21 @@ def subject_of(implementation: Implementation, target: str = "", candidate: bool
         conventions=dict(claims.conventions.items()),
         premises=claims.premises.settings(),
         target=target,
-        isolated=isinstance(implementation.run, Remote) if candidate or target else None,
+        isolated=isinstance(implementation.run, Remote | Unusable) if candidate or target else None,
     )
 
 
-def suite_of(tier: str, device: str, clauses: tuple[str, ...] = (), dtypes: tuple[str, ...] = ()) -> Suite:
+def suite_of(settings: RunSettings) -> Suite:
     """This suite, with its last mutation score, and the selection of a run."""
     score = json.loads(SCORE.read_text(encoding="utf-8"))
-    return Suite(__version__, SPEC_VERSION, tier, device, clauses, score["killed"], score["defects"], dtypes)
+    return Suite(
+        version=__version__,
+        spec=SPEC_VERSION,
+        tier=settings.tier,
+        device=settings.device,
+        clauses=settings.clauses,
+        detected=score["killed"],
+        defects=score["defects"],
+        dtypes=settings.dtypes,
+        shard=settings.shard,
+    )

@@ -24,6 +24,8 @@ from attention_conformance.tests.harness.judge.clause_tests import Selection
 from attention_conformance.tests.harness.judge.settings import RunSettings
 from attention_conformance.tests.harness.judge.tiers import TIERS, seeded, tier_of
 from attention_conformance.tests.harness.run.expected_failures import ExpectingError, expecting
+from attention_conformance.tests.harness.run.sharding import Shard
+from attention_conformance.tests.harness.run.unusable import loaded_or_error, require_usable
 from attention_conformance.tests.report.wording import one_line
 
 LONGEST_NAME = 100
@@ -63,8 +65,17 @@ def settings_of(config: pytest.Config) -> RunSettings:
         isolated=not config.getoption("in_process"),
         deadline=CALL if config.getoption("deadline") is None else config.getoption("deadline"),
         memory=config.getoption("memory"),
+        budget=_budget(config),
+        shard=_shard(config.getoption("shard")),
         first_screen=config.getoption("first_screen"),
     )
+
+
+def _budget(config: pytest.Config) -> float | None:
+    seconds: float | None = config.getoption("budget")
+    if seconds is not None:
+        require_deadline("--budget", seconds)
+    return seconds
 
 
 def _tier(config: pytest.Config) -> str:
@@ -73,6 +84,13 @@ def _tier(config: pytest.Config) -> str:
     option.tier = seeded(option.tier, option.fresh, option.seed)
     tier: str = option.tier
     return tier
+
+
+def _shard(given: str | None) -> str:
+    try:
+        return "" if given is None else str(Shard.parse(given))
+    except ValueError as error:
+        raise UsageError(f"--shard {error}") from None
 
 
 def path_of(config: pytest.Config, name: str) -> Path | None:
@@ -155,7 +173,9 @@ def _candidates(settings: RunSettings) -> Selection:
         targets = [*distinct(settings.candidates).values(), *("" for _ in settings.commands)]
         with hushed():
             commanded = tuple(map(settings.commanded, settings.commands))
-            given = (*candidates(settings.candidates, settings.loader()), *commanded)
+            load_each = loaded_or_error(settings.loader(), targets)
+            given = (*candidates(settings.candidates, load_each), *commanded)
+        require_usable(given)
         loaded = tuple(
             settings.amendments.of(replace(each, name=one_line(each.name, LONGEST_NAME) or "nameless"))
             for each in given

@@ -15,8 +15,8 @@ from attention_conformance.spec.conventions import Polarity
 from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.spec.inputs import build
 from attention_conformance.spec.problem import Array, Problem
-from attention_conformance.tests.harness.judge.comparison import compare
-from attention_conformance.tests.harness.judge.judge import Judge, part_of
+from attention_conformance.tests.harness.judge.comparison import compare, part_of
+from attention_conformance.tests.harness.judge.judge import Judge
 
 SQUARE = Case().sized(query_length=7, key_length=7, d_k=8, d_v=8)
 """As many queries as keys and all heads of one width, so that what is swapped raises no error."""

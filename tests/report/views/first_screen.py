@@ -1,16 +1,19 @@
 """The first screen: the verdict on one implementation and its cause, its smallest failing case, and what fails."""
 
 from collections.abc import Iterator, Sequence
+from string import digits
 from textwrap import wrap
 
 from attention_conformance.tests.report.counts import Conformance, Outcome, Row, counts
 from attention_conformance.tests.report.model import Run
-from attention_conformance.tests.report.verdict import FailureKind, Verdict
+from attention_conformance.tests.report.verdict import Failure, FailureKind, Verdict
 from attention_conformance.tests.report.wording import dtypes_of, isolation, one_line
 
 WIDTH, MOST_LINES = 80, 34
 """Of the screen; the commands that follow, four lines at most, are as long as they are."""
 MOST_OF_CAUSE, MOST_OF_CASE, MOST_OF_NOTES, MOST_LISTED = 5, 11, 3, 8
+MOST_OF_EXCEPTION = 4
+WITHOUT_DIGITS = str.maketrans("", "", digits)
 LISTED = {
     Outcome.FAILS: "FAIL",
     Outcome.ERROR: "ERROR",
@@ -73,13 +76,18 @@ def _notes(row: Row) -> list[str]:
 
 
 def _listed(row: Row, room: int) -> Iterator[str]:
-    """The clauses that do not hold, those that raise the same exception in one line."""
-    most = max(3, min(MOST_LISTED, room))
+    """The clauses that do not hold, those that raise the same exception as one finding."""
+    most, used = max(3, min(MOST_LISTED, room)), 0
     for kind, word in LISTED.items():
         findings = _findings(list(row.together(kind)))
-        yield from (_cut(f"{word}  ", _line(clauses, row)) for clauses in findings[:most])
-        if left := sum(map(len, findings[most:])):
-            yield f"  ... and {left} more clauses ({kind.word}): -v lists them, --report DIR writes them all"
+        for shown, clauses in enumerate(findings):
+            text = list(_finding(f"{word}  ", clauses, row))
+            if shown >= most or (shown and used + len(text) > max(room, 3)):
+                left = sum(map(len, findings[shown:]))
+                yield f"  ... and {left} more clauses ({kind.word}): -v lists them, --report DIR writes them all"
+                break
+            yield from text
+            used += len(text)
         most = 3
 
 
@@ -89,8 +97,26 @@ def _findings(clauses: Sequence[tuple[Verdict, ...]]) -> list[list[tuple[Verdict
     for verdicts in clauses:
         failure = verdicts[0].failure
         same = failure is not None and failure.kind is FailureKind.RAISED
-        found.setdefault(verdicts[0].message if same else verdicts[0].clause, []).append(verdicts)
+        found.setdefault(_exception(failure) if failure and same else verdicts[0].clause, []).append(verdicts)
     return list(found.values())
+
+
+def _exception(failure: Failure) -> str:
+    """What identical exceptions have in common: numbers such as sizes are those of the case."""
+    return f"{failure.place} {failure.message.rpartition('raised ')[2].translate(WITHOUT_DIGITS)}"
+
+
+def _finding(start: str, clauses: Sequence[tuple[Verdict, ...]], row: Row) -> Iterator[str]:
+    """One line; for an exception its whole message, and where it was raised."""
+    failure = clauses[0][0].failure
+    if failure is None or failure.kind is not FailureKind.RAISED:
+        yield _cut(start, _line(clauses, row))
+        return
+    place = f" ({failure.place})" if failure.place else ""
+    text = wrap(one_line(_line(clauses, row) + place), WIDTH - len(start), break_on_hyphens=False)
+    yield from (
+        f"{start if not number else ' ' * len(start)}{line}" for number, line in enumerate(text[:MOST_OF_EXCEPTION])
+    )
 
 
 def _line(clauses: Sequence[tuple[Verdict, ...]], row: Row) -> str:

@@ -16,6 +16,8 @@ def text(run: Run) -> str:
     """The report as JSON."""
     suite, closing = run.opening.suite, run.closing
     selection = {"device": suite.device, "clauses": list(suite.clauses), "dtypes": list(suite.dtypes)}
+    if suite.shard:
+        selection["shard"] = suite.shard
     report = {
         "schema": SCHEMA,
         "suite": {"version": suite.version, "specification": suite.spec, "tier": suite.tier, **selection},

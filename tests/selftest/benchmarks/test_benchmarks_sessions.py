@@ -48,6 +48,12 @@ def dies(query, key, value):
     if len(query) == 64:
         os._exit(0)
     return F.scaled_dot_product_attention(query, key, value)
+
+
+def hangs(query, key, value):
+    while len(query) == 64:
+        pass
+    return F.scaled_dot_product_attention(query, key, value)
 """
 
 
@@ -164,6 +170,12 @@ def test_a_candidate_that_dies_or_interrupts_loses_its_own_figures(pytester: pyt
     assert (interrupted.verdict, interrupted.reason) == (Speed.ERROR, "breaks raised KeyboardInterrupt")
     assert right.verdict in WITH_RATIO
     assert run.complete
+
+
+def test_a_candidate_that_never_answers_is_ended(pytester: pytest.Pytester, candidates: Path) -> None:
+    ran = pytester.runpytest(*BENCHMARKS, *SHORT, "--candidate", f"{candidates}:hangs", "--deadline", "1")
+    assert ran.ret == 1
+    ran.stdout.fnmatch_lines(["*hangs gave no answer within * s*"])
 
 
 @pytest.mark.parametrize("option", ["--command", "--python"])

@@ -1,10 +1,13 @@
 """Candidates that are always causal: recognised and judged as such, and a wrong one is still wrong."""
 
+import numpy as np
 import pytest
 
 from attention_conformance.implementations.api.contract import Implementation
-from attention_conformance.spec.conventions import Alignment
+from attention_conformance.implementations.discovery.claim_checks import PLAIN
+from attention_conformance.spec.conventions import Alignment, EmptyRow
 from attention_conformance.spec.features import Feature
+from attention_conformance.spec.inputs import build
 from attention_conformance.spec.premises import NO_PREMISES, Premises
 from attention_conformance.tests.selftest.discovery.making import Make, assert_conforms, make
 
@@ -86,6 +89,71 @@ def f(q, k, v):
 )
 def test_nothing_else_is_taken_for_it(make: Make, text: str) -> None:
     assert premises(make(text)) == NO_PREMISES
+
+
+ROTATED = """
+def rotated_rows(x):
+    angles = torch.arange(x.shape[-2])[:, None] * 10000.0 ** (-torch.arange(0, x.shape[-1], 2) / x.shape[-1])
+    cos, sin = torch.cat([angles.cos()] * 2, -1).to(x.dtype), torch.cat([angles.sin()] * 2, -1).to(x.dtype)
+    first, second = x.chunk(2, -1)
+    return x * cos + torch.cat([-second, first], -1) * sin
+"""
+BANDED = """
+def band(q, k, left, right):
+    ahead = torch.arange(k.shape[-2]) - torch.arange(q.shape[-2])[:, None]
+    return (ahead <= right) & (-ahead <= left)
+"""
+CAPPED = """
+def f(q, k, v):
+    return (20.0 * torch.tanh(q @ k.mT * q.shape[-1] ** -0.5 / 20.0)).softmax(-1) @ v
+"""
+ALWAYS = {
+    "window=4:0": BANDED + "def f(q, k, v): return attend(q, k, v, band(q, k, 4, 0))[0]",
+    "window=3:7": BANDED + "def f(q, k, v): return attend(q, k, v, band(q, k, 3, 7))[0]",
+    "softcap=20": CAPPED,
+    "rotary=10000": ROTATED + "def f(q, k, v): return attend(rotated_rows(q), rotated_rows(k), v)[0]",
+    "causal, rotary=10000": (
+        ROTATED + "def f(q, k, v): return attend(rotated_rows(q), rotated_rows(k), v, causal=True)[0]"
+    ),
+}
+CROSS = PLAIN.sized(query_length=13, key_length=4)
+
+
+def test_what_a_query_beyond_its_window_gets_is_recognised(make: Make) -> None:
+    made = make(ALWAYS["window=4:0"])
+    assert made.claims.conventions.empty_row_causal is EmptyRow.NAN
+    problem = build(made.claims.premises.under(CROSS), "float32").forward_only()
+    assert np.isnan(made.run(problem, "cpu").output[:, :, -1]).all()
+
+
+CAPPED_MODULE = MODULE.replace("attend(q, k, v, causal=True)[0]", "capped(q, k, v)") + CAPPED.replace(" f(", " capped(")
+
+
+@pytest.mark.parametrize("always", ALWAYS)
+def test_windows_rotations_and_bounds_of_scores_are_recognised(make: Make, always: str) -> None:
+    made = make(ALWAYS[always])
+    assert made.claims.premises.settings() == tuple(always.split(", "))
+    assert_conforms(made)
+
+
+def test_a_bound_of_the_scores_of_a_module_is_recognised(make: Make) -> None:
+    made = make(CAPPED_MODULE)
+    assert premises(made) == Premises(softcap=20.0)
+    assert_conforms(made)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        BANDED + "def f(q, k, v): return attend(q, k, v, band(q, k, -1, 200))[0].nan_to_num(0.0)",
+        "def f(q, k, v): return attend(q, k, v, scale=1.0)[0]",
+        "def f(q, k, v): return (attend(q, k, v)[1] * 0.9) @ v",
+        "def f(q, k, v, softcap=None): return CAP(q, k, v)",
+    ],
+    ids=["its own key is not seen", "another scale", "weights do not sum to one", "a flag is ignored"],
+)
+def test_mistakes_are_no_premises(make: Make, text: str) -> None:
+    assert premises(make(CAPPED.replace(" f(", " CAP(") + text)) == NO_PREMISES
 
 
 def test_masks_that_lift_it_are_not_claimed(make: Make) -> None:

@@ -255,7 +255,7 @@ class TestRefusals:
         ("text", "message"),
         [
             ("def f(q, k, v): return None", f"it returned None: {A_TENSOR}"),
-            ("def f(q, k, v): return [q]", f"it returned an object of type list: {A_TENSOR}"),
+            ("def f(q, k, v): return {q}", f"it returned an object of type set: {A_TENSOR}"),
             ("def f(q, k, v): return 'a', q", f"it returned a tuple of (str, Tensor): {A_TENSOR}"),
             ("def f(q, k, v): return ()", f"it returned a tuple of (): {A_TENSOR}"),
             ("def f(q, k, v): return (q,)", "it returned a tuple of one: return a tensor, without a tuple around it"),

@@ -15,7 +15,10 @@ EVERY = {
     "window_size": Feature.WINDOW,
     "logits_soft_cap": Feature.SOFTCAP,
     "rotary_base": Feature.ROTARY,
+    "rotary_ndims": Feature.PARTIAL_ROTARY,
+    "position_ids": Feature.POSITION_IDS,
     "q_offset": Feature.QUERY_START,
+    "q_starts": Feature.QUERY_STARTS,
     "alibi_slopes": Feature.ALIBI,
     "relative_bias": Feature.RELATIVE_BIAS,
     "sink": Feature.SINKS,
@@ -24,7 +27,15 @@ EVERY = {
     "segment_ids": Feature.SEGMENTS,
     "dropout_p": Feature.DROPOUT,
 }
-SPELLED = {"logits_soft_cap": "softcap", "q_offset": "query_start", "sink": "sinks", "segment_ids": "query_segments"}
+SPELLED = {
+    "logits_soft_cap": "softcap",
+    "q_offset": "query_start",
+    "sink": "sinks",
+    "segment_ids": "query_segments",
+    "rotary_ndims": "rotary_dim",
+    "q_starts": "query_starts",
+    "position_ids": "query_positions",
+}
 STEPS = "from attention_conformance.implementations.builtin.stepwise.steps import Steps\nsteps = Steps()\n"
 GROUPS = """
 def f(q, k, v, attn_mask=None, is_causal=False, enable_gqa=False):
@@ -109,6 +120,8 @@ def f(q, k, v, is_causal=False, {", ".join(f"{name}=None" for name in EVERY)}):
     options = {{{SPELLED}.get(n, n): x for n, x in list(locals().items())[3:] if x is not None}}
     if segment_ids is not None:
         options["key_segments"] = segment_ids
+    if position_ids is not None:
+        options["key_positions"] = position_ids
     return steps(q, k, v, **options)
 """
         result = make(STEPS + text)
@@ -151,6 +164,18 @@ def f(q, k, v, is_causal=False, {", ".join(f"{name}=None" for name in EVERY)}):
         ignoring = make("def f(q, k, v, **options): return attend(q, k, v)[0]")
         assert ignoring.claims.features == ALWAYS
         assert "; dropout, window, softcap, " in ignoring.about
+
+    def test_keyword_arguments_that_the_wrapped_function_refuses(self, make: Make) -> None:
+        text = "def g(q, k, v, is_causal=False): return F.scaled_dot_product_attention(q, k, v, is_causal=is_causal)\n"
+        wrapped = make(f"{text}def f(*args, **kwargs): return g(*args, **kwargs)")
+        assert wrapped.claims.features == ALWAYS | {Feature.CAUSAL}
+        assert "bool-mask not claimed: its **kwargs takes it, and it raises" in wrapped.about
+
+    def test_keyword_arguments_that_only_go_with_an_option_are_compared_with_it(self, make: Make) -> None:
+        text = "def f(q, k, v, rotary_base=None, **options):\n    return steps(q, k, v, rotary_base=rotary_base)"
+        result = make(STEPS + text)
+        assert Feature.ROTARY in result.claims
+        assert Feature.PARTIAL_ROTARY not in result.claims
 
     def test_the_mode_of_a_function(self, make: Make) -> None:
         text = "def f(q, k, v, dropout_p=0.0, training=False):\n    p = attend(q, k, v)[1]\n"

@@ -168,6 +168,50 @@ class TestCrossAttention:
         assert result.claims.features == (CROSS_FEATURES | {Feature.INPUT_WIDTHS}) - MASKS
         assert_conforms(result)
 
+    @pytest.mark.parametrize(("given", "polarity"), [("~attn_mask", "masked-out"), ("attn_mask", "may-attend")])
+    def test_the_meaning_of_true_is_seen_where_two_interfaces_share_the_names(
+        self, make: Make, given: str, polarity: str
+    ) -> None:
+        result = make(CROSS.replace("attn_mask = ~attn_mask", f"attn_mask = {given}"))
+        assert result.claims.conventions.bool_mask == polarity
+        assert Feature.BOOL_MASK in result.claims
+        assert_conforms(result)
+
+    def test_a_mask_of_keys_under_the_name_of_one_of_scores(self, make: Make) -> None:
+        keys = "attn_mask = attn_mask[:, None, None].expand(-1, self.heads, -1, -1)"
+        text = CROSS.replace(", is_causal=False", "").replace(", is_causal)", ")")
+        result = make(text.replace("attn_mask = ~attn_mask", keys))
+        assert Feature.KEY_PADDING in result.claims
+        assert not MASKS & result.claims.features
+        assert_conforms(result)
+
+    def test_a_mask_for_each_sample_and_head_alone(self, make: Make) -> None:
+        flat = "attn_mask = attn_mask.view(-1, self.heads, query.shape[1], key.shape[1])"
+        text = CROSS.replace("        q, k, v =", f"        if attn_mask is not None: {flat}\n        q, k, v =")
+        result = make(text.replace("embed_dim", "dim").replace("num_heads", "heads"))
+        assert Feature.BOOL_MASK in result.claims
+        assert "with one mask for all samples and heads" not in result.alternatives
+        assert_conforms(result)
+
+    def test_options_that_only_kwargs_take_are_no_other_way_of_calling(self, make: Make) -> None:
+        text = CROSS.replace("is_causal=False", "is_causal=False, **options")
+        weights = ", torch.softmax(q @ k.mT * q.shape[-1] ** -0.5, -1)"
+        result = make(text.replace(".transpose(1, 2).flatten(2)", f".transpose(1, 2).flatten(2){weights}"))
+        assert "with averaged weights" not in result.alternatives
+
+    def test_each_kind_of_mask_shows_its_own_empty_rows(self, make: Make) -> None:
+        keeping = "attn_mask = torch.where(attn_mask, -1e30, 0.0)"
+        conventions = make(CROSS.replace("attn_mask = ~attn_mask", keeping)).claims.conventions
+        found = {key: value for key, value in conventions.items() if key.startswith("empty-row-")}
+        seen = {"empty-row-bool": "uniform", "empty-row-causal": "uniform", "empty-row-float": "zeros"}
+        assert found == {**seen, "empty-row-padding": "zeros"}
+
+    def test_a_setting_leaves_what_is_seen_of_others(self, make: Make) -> None:
+        text = CROSS.replace("attn_mask = ~attn_mask", "attn_mask = attn_mask")
+        conventions = make(text, empty_row_bool="uniform", group_order="tiled").claims.conventions
+        given = {"empty-row-bool": "uniform", "group-order": "tiled"}
+        assert conventions == conventions.claiming({**given, "bool-mask": "may-attend"})
+
     def test_biases_are_switched_on(self, make: Make) -> None:
         text = CROSS.replace("vdim=None)", "vdim=None, bias=False)").replace(", e)", ", e, bias=bias)")
         assert Feature.BIAS in make(text).claims

@@ -132,11 +132,11 @@ def test_a_wrong_one_does_not(make: Make, form: str) -> None:
 def test_rotations_inside_are_a_premise(make: Make) -> None:
     table = "t = torch.arange(64)[:, None] * 10000.0 ** (-torch.arange(0, d, 2) / d)"
     rotate = (
-        "def turned(x):\n    d, l = x.shape[-1], x.shape[-2]\n    "
+        "def rotated(x):\n    d, l = x.shape[-1], x.shape[-2]\n    "
         f"{table}\n    c, s = t.cos()[:l].to(x), t.sin()[:l].to(x)\n    "
         "a, b = x[..., ::2], x[..., 1::2]\n    return torch.stack([a * c - b * s, b * c + a * s], -1).flatten(-2)\n"
     )
-    made = make(START + rotate + FORM.format(**{**USUAL, "body": f"{THIRDS}; q, k = turned(q), turned(k); {OUTPUT}"}))
+    made = make(START + rotate + FORM.format(**{**USUAL, "body": f"{THIRDS}; q, k = rotated(q), rotated(k); {OUTPUT}"}))
     assert made.claims.premises.settings() == ("rotary=10000",)
     assert made.claims.conventions.rotary_pairing is RotaryPairing.INTERLEAVED
     assert_conforms(made)

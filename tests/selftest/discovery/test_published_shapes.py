@@ -145,3 +145,21 @@ def test_one_head_is_left_out_where_it_has_other_parameters(make: Make) -> None:
     assert isinstance(one_head, Unsupported)
     assert "with one head it has other parameters" in one_head.reason
     assert_conforms(made)
+
+
+def test_settings_that_nobody_names_are_those_by_default(make: Make) -> None:
+    defaults = "class MineConfig:\n    def __init__(self, n_embd=768):\n        self.scaled = True\n"
+    text = SETTINGS.format(annotation="").replace("class f(", "class MineAttention(")
+    scaled = text.replace("self.h = ", "self.scaled, self.h = config.scaled, ")
+    text = scaled.replace("attend(q, k, v)", "attend(q if self.scaled else 2 * q, k, v)")
+    assert_conforms(make(START + defaults + text, "MineAttention"))
+
+
+@pytest.mark.parametrize(
+    ("softmax", "precision"), [("s.softmax(-1)", "working"), ("s.float().softmax(-1).to(s)", "float32")]
+)
+def test_what_computes_in_float32_is_seen(make: Make, softmax: str, precision: str) -> None:
+    attended = f"[s := q @ k.mT / math.sqrt(q.shape[-1]), {softmax} @ v][1]"
+    result = make(START + SETTINGS.format(annotation="").replace("attend(q, k, v)[0]", attended))
+    assert result.claims.conventions.product_precision == precision
+    assert_conforms(result, "float64")

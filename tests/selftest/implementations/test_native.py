@@ -15,8 +15,8 @@ from attention_conformance.implementations.discovery.candidates import candidate
 from attention_conformance.spec.cases import Case, Padding
 from attention_conformance.spec.inputs import build
 from attention_conformance.spec.problem import Problem
-from attention_conformance.tests.harness.judge.comparison import compare
-from attention_conformance.tests.harness.judge.judge import Judge, part_of
+from attention_conformance.tests.harness.judge.comparison import compare, part_of
+from attention_conformance.tests.harness.judge.judge import Judge
 
 CASES = (Case(), Case(causal=True), Case(padding=Padding.RIGHT))
 INDIRECT = {"source.b.columns", "inhouse.ring.2"}

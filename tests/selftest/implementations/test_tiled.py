@@ -26,8 +26,7 @@ from attention_conformance.reference.expected import solve
 from attention_conformance.spec.cases import Case, MaskKind, Sizes
 from attention_conformance.spec.inputs import build
 from attention_conformance.spec.problem import DTYPES
-from attention_conformance.tests.harness.judge.comparison import compare
-from attention_conformance.tests.harness.judge.judge import part_of
+from attention_conformance.tests.harness.judge.comparison import compare, part_of
 from attention_conformance.tests.selftest.reference.test_family import CASES_FOR_TILES, assert_agrees
 
 (ENTRY,) = (each for each in INHOUSE if each.name == "inhouse.tiled")

@@ -6,6 +6,7 @@ import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -20,8 +21,11 @@ from attention_conformance.tests.report import diff
 from attention_conformance.tests.report.views import VIEWS
 
 EXAMPLES = ROOT / "docs" / "examples"
-WORKFLOW, HOOK = EXAMPLES / "github-workflow.yml", EXAMPLES / "pre-commit-hook.yaml"
-PUBLIC = {"actions/checkout@v4", "actions/setup-python@v5", "actions/upload-artifact@v4"}
+WORKFLOW, SHARDS, HOOK = (
+    EXAMPLES / name for name in ("github-workflow.yml", "github-shards.yml", "pre-commit-hook.yaml")
+)
+ARTIFACTS = {"actions/upload-artifact@v4", "actions/download-artifact@v4"}
+PUBLIC = {"actions/checkout@v4", "actions/setup-python@v5", *ARTIFACTS}
 """Steps of others that the workflow may use; they exist."""
 
 
@@ -121,35 +125,47 @@ def test_every_option_has_a_help_text() -> None:
     assert all(keywords["help"] for keywords in OPTIONS.values())
 
 
+def steps(workflow: dict[str, Any]) -> list[dict[str, str]]:
+    """Those of all jobs."""
+    return [step for job in workflow["jobs"].values() for step in job["steps"]]
+
+
 def commands(file: Path) -> Iterator[str]:
     """The lines of an example that call the command."""
-    data = yaml.safe_load(file.read_text())
-    steps = data["jobs"]["conformance"]["steps"] if "jobs" in data else data["repos"][0]["hooks"]
-    for step in steps:
+    data = yaml.safe_load(file.read_text().replace("${{ matrix.shard }}", "1"))
+    for step in steps(data) if "jobs" in data else data["repos"][0]["hooks"]:
         lines = str(step.get("run", step.get("entry", ""))).splitlines()
         yield from (line for line in lines if line.startswith(NAME))
 
 
-@pytest.mark.parametrize("file", [WORKFLOW, HOOK], ids=lambda file: file.name)
+@pytest.mark.parametrize("file", [WORKFLOW, SHARDS, HOOK], ids=lambda file: file.name)
 def test_examples_call_the_command_as_it_is(file: Path) -> None:
-    (command,) = commands(file)
+    command, *others = commands(file)
     given, rest = read(shlex.split(command)[1:])
     assert given.command == "check"
     assert len(given.target) == 1
     assert rest == []
+    assert [read(shlex.split(other)[1:])[0].command for other in others] == ["report-merge"] * (file == SHARDS)
 
 
-def test_the_workflow_uses_what_exists() -> None:
-    data = yaml.safe_load(WORKFLOW.read_text())
-    steps = data["jobs"]["conformance"]["steps"]
-    assert {step["uses"] for step in steps if "uses" in step} == PUBLIC
-    summary = next(step["run"] for step in steps if "GITHUB_STEP_SUMMARY" in step.get("run", ""))
+def test_the_shards_of_the_example_are_all_there_are() -> None:
+    data = yaml.safe_load(SHARDS.read_text())
+    numbers = data["jobs"]["shard"]["strategy"]["matrix"]["shard"]
+    assert numbers == list(range(1, len(numbers) + 1))
+    assert f"--shard 1/{len(numbers)} " in next(commands(SHARDS))
+
+
+@pytest.mark.parametrize("file", [WORKFLOW, SHARDS], ids=lambda file: file.name)
+def test_the_workflow_uses_what_exists(file: Path) -> None:
+    own = steps(yaml.safe_load(file.read_text()))
+    assert {step["uses"] for step in own if "uses" in step} <= PUBLIC
+    summary = next(step["run"] for step in own if "GITHUB_STEP_SUMMARY" in step.get("run", ""))
     assert summary.split()[1].removeprefix("conformance/") in VIEWS
     assert (ROOT / "constraints.txt").is_file()
 
 
 def test_every_file_of_the_examples_is_tested() -> None:
-    assert {WORKFLOW, HOOK} == {path for path in EXAMPLES.iterdir() if path.is_file()}
+    assert {WORKFLOW, SHARDS, HOOK} == {path for path in EXAMPLES.iterdir() if path.is_file()}
 
 
 @pytest.mark.parametrize("status", ExitStatus)

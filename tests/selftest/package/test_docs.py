@@ -12,12 +12,12 @@ from urllib.parse import unquote, urldefrag
 
 import pytest
 
+from attention_conformance.docs.linking import chapter_page, with_links_moved, with_names_linked
+from attention_conformance.docs.mathml import displayed
 from attention_conformance.implementations.defects import catalogue
 from attention_conformance.spec.clauses import load
 from attention_conformance.tests.selftest.report.browser import Browser, Elements, Scheme, browser, pictured, visiting
 from attention_conformance.tests.selftest.sessions import ROOT
-from docs.linking import chapter_page, with_links_moved, with_names_linked
-from docs.mathml import displayed
 
 __all__ = ["browser"]
 

@@ -26,11 +26,14 @@ HEAVY: Mapping[str, str] = {
     "make bench": "times for ten minutes",
     "make mutation": "judges every defect, for ten minutes",
     "make docs": "installs everything first; test_docs builds the pages",
+    "attention-conformance vectors judge vectors answers --report report": "test_vectors judges answers",
+    "attention-conformance matrix --report matrix --jobs 2": "installs packages; test_matrix judges one",
     "make links": "requests every address on the web",
     "pip install .": "takes long, and test_wheel builds and installs the wheel",
     "pip install 'attention-conformance[triton]'": "Triton is an extra of hundreds of megabytes",
     f"{TRITON} --clause 'scores.*' --clause 'softmax.*'": "needs Triton; where it is, test_triton runs kernels",
     f"{TRITON} --clause 'shapes.*' --clause 'gradients.*'": "the same, in minutes",
+    f"{TRITON} --budget 120": "the same, in two minutes",
 }
 """Commands that are not run, and why. Those of make are held against the Makefile."""
 CLONE = ("pytest", "python -m", "make", ".venv")
@@ -133,7 +136,8 @@ def test_targets_of_make_exist() -> None:
 def options() -> Iterator[str]:
     """Those of the suite, of benchmarks and of the commands, as each of them prints them."""
     compare = "python -m attention_conformance.tests.benchmarks.compare"
-    for program in ("pytest tests/benchmarks", compare, "attention-conformance audit", "python -m docs.build"):
+    commands = (f"attention-conformance {name}" for name in ("audit", "check", "vectors", "matrix"))
+    for program in ("pytest tests/benchmarks", compare, *commands, "python -m docs.build"):
         done = run(f"{program} --help", ROOT)
         assert done.returncode == 0, done.stdout
         yield from re.findall(r"--[a-z][a-z-]+", done.stdout)

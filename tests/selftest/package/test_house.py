@@ -21,6 +21,7 @@ ROOMS = (
     "implementations.discovery",
     "implementations.worker",
     "implementations.defects",
+    "implementations.packages",
     "tests.report",
     "tests.harness.judge",
     "tests.conformance",

@@ -77,7 +77,7 @@ def folder(sessions: Sessions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         ("mine.py:instance", "it is an instance of MultiheadAttention: give the class"),
         ("mine.py:number", "mine.py:number: "),
         ("mine.py:nothing", "it returned None: return a tensor"),
-        ("mine.py:lists", "it returned an object of type list: return a tensor"),
+        ("mine.py:lists", "it returned a tuple of (list, list): return a tensor, or a tuple that begins with it"),
         ("mine.py:unreadable", "it returned an object of type Unreadable: return a tensor"),
         ("mine.py:leaves", "SystemExit: 3"),
         ("mine.py:two", "mine.py:two: "),

@@ -18,7 +18,8 @@ from attention_conformance.tests.selftest.package.test_house import imports
 SUITE = "attention_conformance/"
 LEFT = ("tests/selftest/", "tests/measurements/")
 """Parts of the clone that only its own development needs."""
-OPTIONAL = {"jax", "triton", "vl_convert"}
+MATRIX = {"diffusers", "mlx", "monai", "onnx", "onnxruntime", "transformers", "x_transformers"}
+OPTIONAL = {"jax", "triton", "vl_convert"} | MATRIX
 """Used where installed: for candidates written in it, and for the page of benchmarks, which a clone makes."""
 NEEDED_BY = {"markupsafe": "jinja2", "pydantic_core": "pydantic"}
 """Packages that come with a required one."""

@@ -5,7 +5,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from attention_conformance.spec.conventions import Alignment, Conventions, GroupOrder, RotaryPairing, WindowCount
+from attention_conformance.spec.conventions import (
+    Alignment,
+    Conventions,
+    GroupOrder,
+    PaddedPositions,
+    RotaryPairing,
+    WindowCount,
+)
 from attention_conformance.spec.features import Scope
 from attention_conformance.spec.problem import Array, Problem
 from attention_conformance.tests.selftest.reference.arithmetic import Arithmetic, Number
@@ -38,18 +45,53 @@ def _members(problem: Problem, role: str, b: int, number: int) -> int:
     return sum(document(problem, role, b, token) == number for token in range(length))
 
 
+def is_real(problem: Problem, b: int, j: int) -> bool:
+    """Whether key j is no padding, or none for some query where each has a length of its own."""
+    lengths = problem.valid_lens
+    if lengths is not None and j >= (lengths[b] if lengths.ndim == 1 else max(lengths[b])):
+        return False
+    return problem.key_padding_mask is None or bool(problem.key_padding_mask[b, j])
+
+
+def _keys(problem: Problem, b: int, number: int) -> list[bool]:
+    """Of each key of a document, whether it is real."""
+    every = range(problem.key.shape[-2])
+    return [is_real(problem, b, j) for j in every if document(problem, "key", b, j) == number]
+
+
 @lru_cache(maxsize=1024)
 def position(problem: Problem, conventions: Conventions, role: str, b: int, token: int) -> int:
-    """Where a token stands in its own document: keys from 0, queries from `query_start` or the claimed corner."""
+    """Where a token stands in its own document, among all of it or among the real keys alone, as claimed."""
+    place, keys = _place(problem, conventions, role, b, token), _keys(problem, b, document(problem, role, b, token))
+    if conventions.padded_positions is PaddedPositions.COUNTED:
+        return place
+    if place < 0:
+        return place
+    return sum(keys[: place + 1]) - 1 + max(0, place + 1 - len(keys))
+
+
+def _place(problem: Problem, conventions: Conventions, role: str, b: int, token: int) -> int:
+    """Where a token is in its own document: keys from 0, queries from `query_start` or the claimed corner."""
     own = document(problem, role, b, token)
     before = sum(document(problem, role, b, earlier) == own for earlier in range(token))
     if role == "key":
         return before
+    if problem.extension.query_starts:
+        return before + int(problem.extras["query_starts"][b])
     if problem.extension.query_start is not None:
         return before + problem.extension.query_start
     if conventions.causal_alignment is Alignment.TOP_LEFT:
         return before
-    return before + _members(problem, "key", b, own) - _members(problem, "query", b, own)
+    keys = _keys(problem, b, own)
+    if conventions.causal_alignment is Alignment.BOTTOM_RIGHT_REAL:
+        keys = keys[: max((n + 1 for n, real in enumerate(keys) if real), default=0)]
+    return before + len(keys) - _members(problem, "query", b, own)
+
+
+def rotated_at(problem: Problem, conventions: Conventions, role: str, b: int, token: int) -> int:
+    """The id that is given for a token, or where it stands."""
+    given = problem.extras.get(f"{role}_positions")
+    return position(problem, conventions, role, b, token) if given is None else int(given[b, token])
 
 
 def displaced(problem: Problem, conventions: Conventions, b: int, i: int, j: int) -> bool:
@@ -64,8 +106,8 @@ def displaced(problem: Problem, conventions: Conventions, b: int, i: int, j: int
         return True
     if extension.window_left is None:
         return False
-    including = conventions.window_count is WindowCount.INCLUDING
-    return key < query - extension.window_left + (1 if including else 0)
+    counts = {WindowCount.INCLUDING: 1, WindowCount.EXCLUDING: 0, WindowCount.INCLUDING_IF_CAUSAL: int(problem.causal)}
+    return key < query - extension.window_left + counts[conventions.window_count]
 
 
 def key_head(problem: Problem, conventions: Conventions, h: int) -> int:
@@ -84,7 +126,8 @@ def kv_heads(problem: Problem) -> int:
 
 def rotated(task: Task, row: Sequence[Number], at: int) -> list[Number]:
     """A query's or key's row after its rotary embedding: z_c -> z_c e^(i m theta_c) for each pair z_c = x + i y."""
-    arithmetic, base, width = task.arithmetic, task.problem.extension.rotary_base, len(row)
+    arithmetic, base = task.arithmetic, task.problem.extension.rotary_base
+    width = task.problem.extension.rotary_dim or len(row)
     components = list(row)
     if base is None:
         return components

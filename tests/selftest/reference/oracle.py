@@ -16,9 +16,9 @@ from attention_conformance.tests.selftest.reference.family_oracle import (
     extra_rows,
     key_head,
     kv_heads,
-    position,
     position_biases,
     rotated,
+    rotated_at,
 )
 
 Vector: TypeAlias = Sequence[Number]
@@ -118,7 +118,7 @@ def _rotated(task: Task, name: str, heads: Heads) -> Heads:
     problem, conventions = task.problem, task.conventions
     return [
         [
-            [rotated(task, row, position(problem, conventions, name, b, token)) for token, row in enumerate(head)]
+            [rotated(task, row, rotated_at(problem, conventions, name, b, token)) for token, row in enumerate(head)]
             for head in sample
         ]
         for b, sample in enumerate(heads)

@@ -18,7 +18,7 @@ from attention_conformance.spec.cases import (
     Sizes,
 )
 from attention_conformance.spec.conventions import Conventions
-from attention_conformance.spec.features import Extension, Packing
+from attention_conformance.spec.features import Extension, Packing, PositionIds
 
 CROSS = ModuleForm(Sharing.NONE, 13, 11, 17, 10, bias=True, output_projection=True, output_bias=True)
 KEY_VALUE = ModuleForm(Sharing.KEY_VALUE, 13, 11, 11, 10, output_projection=True)
@@ -109,6 +109,8 @@ EVERYTHING = POSITIONED.extended(relative_bias=2, softcap=2.0, sinks=True, zero_
 PLACED = [
     Case(sizes=FEW, causal=True).extended(query_start=1),
     Case(sizes=FEW_KEYS, causal=True),
+    Case(sizes=FEW, causal=True, padding=Padding.LENGTHS).extended(query_starts=True, alibi=True),
+    Case(sizes=FEW).extended(window_left=2, window_right=1, query_starts=True, rotary_base=9.0),
     Case(sizes=FEW).extended(window_left=1),
     Case(sizes=FEW).extended(window_left=0, window_right=0),
     Case(sizes=FEW).extended(window_left=2, window_right=1, query_start=2),
@@ -128,6 +130,8 @@ SCORED = [
     Case(sizes=FEW, score_std=30.0, mask=MaskKind.FLOAT).extended(softcap=20.0),
     Case(sizes=FEW).extended(rotary_base=10000.0),
     Case(sizes=FEW).extended(rotary_base=3.0, query_start=7),
+    Case(sizes=replace(FEW, d_k=5)).extended(rotary_base=3.0, rotary_dim=4),
+    Case(sizes=FEW, causal=True).extended(rotary_base=9.0, position_ids=PositionIds.ASCENDING, query_start=1),
     Case(sizes=FEW).extended(alibi=True),
     Case(sizes=FEW, causal=True).extended(alibi=True, query_start=3),
     Case(sizes=FEW, mask=MaskKind.INFINITE, mask_shape=MaskShape.SAMPLE).extended(relative_bias=2),
@@ -214,7 +218,10 @@ DRAWN_FAMILY = st.builds(
         window_right=st.none() | st.integers(0, 9),
         softcap=st.none() | st.floats(0.1, 100.0),
         rotary_base=st.none() | st.floats(1.0, 1e6),
+        rotary_dim=st.sampled_from((None, 2)),
+        position_ids=...,
         query_start=st.none() | st.integers(0, 50),
+        query_starts=st.booleans(),
         relative_bias=st.integers(0, 4),
         packing=...,
         dropout=st.sampled_from((0.0, 0.0, 0.5)),
@@ -222,4 +229,7 @@ DRAWN_FAMILY = st.builds(
         **dict.fromkeys(("alibi", "sinks", "zero_attn", "head_gates", "bias_kv"), st.booleans()),
     ),
 )
-DRAWN_CONVENTIONS = st.builds(Conventions, causal_alignment=..., group_order=..., window_count=..., rotary_pairing=...)
+DRAWN_CONVENTIONS = st.builds(
+    Conventions,
+    **dict.fromkeys(("causal_alignment", "group_order", "window_count", "padded_positions", "rotary_pairing"), ...),
+)

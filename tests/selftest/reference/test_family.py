@@ -5,7 +5,7 @@ import pytest
 from attention_conformance.implementations.api.contract import Implementation
 from attention_conformance.implementations.builtin.stepwise.steps import Steps
 from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Padding, Pattern, Poison, Sizes
-from attention_conformance.spec.features import Packing
+from attention_conformance.spec.features import Packing, PositionIds
 from attention_conformance.spec.problem import DTYPES
 from attention_conformance.tests.harness.judge.judge import Judge
 from attention_conformance.tests.harness.judge.tally import Tally
@@ -23,6 +23,8 @@ CASES = {
     "window and causal": SQUARE.extended(window_left=2),
     "softcap": Case(score_std=6.0, mask=MaskKind.FLOAT).extended(softcap=1.5),
     "rotary": Case().extended(rotary_base=50.0, query_start=2),
+    "partial rotary": Case().sized(d_k=7).extended(rotary_base=50.0, rotary_dim=4, query_start=2),
+    "position ids": Case(causal=True).extended(rotary_base=50.0, position_ids=PositionIds.RESTARTING),
     "alibi": Case().extended(alibi=True, query_start=2),
     "relative bias": Case(mask=MaskKind.INFINITE).extended(relative_bias=2),
     "sinks": Case(padding=Padding.EMPTY_SAMPLE).extended(sinks=True),

@@ -14,11 +14,19 @@ from attention_conformance.implementations.builtin.stepwise import steps as corr
 from attention_conformance.implementations.builtin.stepwise.steps import OP_FEATURES, Steps
 from attention_conformance.spec.conventions import Conventions
 from attention_conformance.spec.features import Feature, Scope
+from attention_conformance.tests.harness.explain.diagnosis import diagnose, failing_checks
 from attention_conformance.tests.harness.run.runner import run
 from attention_conformance.tests.report.verdict import Status
 
 LEAST = torch.finfo(torch.float32).min
 LOGS = ("returned.*", "softmax.log-sum-exp", "relations.merge")
+WITH_LOGS = ("log-of-nothing", "default-scale", "product-precision")
+CHANCE = ("dropout.*",)
+WINDOWS = ("window.*",)
+ABOUT = {
+    **{key: {Feature.DROPOUT} for key in ("dropout-sharing", "full-dropout")},
+    **{key: {Feature.WINDOW} for key in ("window-count", "padded-positions")},
+}
 NUMERICS = ("numerics.*", "scores.*", "softmax.*", "gradients.*", "values.*")
 
 
@@ -77,9 +85,65 @@ def in_float32(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tup
     return tuple(part.to(query.dtype) for part in parts)
 
 
+def shared_by(*axes: int) -> Steps:
+    """One choice of dropout along these axes."""
+
+    def drop(weights: Tensor, rate: float) -> Tensor:
+        shape = [1 if axis in axes else extent for axis, extent in enumerate(weights.shape)]
+        return weights * (torch.rand(shape) >= rate) / max(1.0 - rate, 1e-30)
+
+    return Steps(drop=drop)
+
+
+def refusing(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, ...]:
+    """Raises ValueError where everything is to be dropped."""
+    if options.get("dropout_p", 0.0) >= 1.0:
+        raise ValueError("the probability of dropout is below 1")
+    return Steps().answer(query, key, value, **options)
+
+
+def own_counted_if_causal(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, ...]:
+    left, right = options.get("window_size", (-1, -1))
+    if options.get("is_causal") and left >= 0:
+        hidden = Steps(add_window=lambda scores, ahead, _: correct.add_window(scores, ahead - 1, (left, -1)))
+        return hidden.answer(query, key, value, **options | {"window_size": (left, max(right, 0))})
+    return Steps().answer(query, key, value, **options)
+
+
+def to_the_last_real_key(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, ...]:
+    """Sample by sample, each without the padding at its end."""
+    padding = options.pop("key_padding_mask", torch.ones(len(key), key.shape[2], dtype=torch.bool))
+    mask, rows = options.pop("attn_mask", None), []
+    for b, real in enumerate(padding):
+        last = int(real.nonzero().max()) + 1 if real.any() else 0
+        whole = None if mask is None else mask.broadcast_to(*query.shape[:3], key.shape[2])
+        cut = {} if whole is None else {"attn_mask": whole[b : b + 1, ..., :last]}
+        steps, own = Steps(add_causal=correct.add_bottom_right), real[None, :last]
+        q, k, v = query[b : b + 1], key[b : b + 1, :, :last], value[b : b + 1, :, :last]
+        rows.append(steps.answer(q, k, v, key_padding_mask=own, **cut, **options)[0])
+    return (torch.cat(rows),)
+
+
+def among_the_real(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, ...]:
+    """A window over as many queries as keys, at positions summed up from the padding mask."""
+    padding = options.get("key_padding_mask")
+
+    def window(scores: Tensor, ahead: Tensor, extents: tuple[int, int]) -> Tensor:
+        if padding is None:
+            return correct.add_window(scores, ahead, extents)
+        at = padding.cumsum(-1)
+        return correct.add_window(scores, at[:, None, :] - at[:, : query.shape[2], None], extents)
+
+    return Steps(add_window=window).answer(query, key, value, **options)
+
+
 def claiming(function: Any, settings: Mapping[str, str], dtype: str) -> Implementation:
-    features = OP_FEATURES | {Feature.WEIGHTS, Feature.LOG_SUM_EXP}
-    run_of = torch_op(getattr(function, "answer", function), extras=("weights", "log_sum_exp"))
+    (convention,) = settings
+    returned = {Feature.WEIGHTS, Feature.LOG_SUM_EXP} if convention in WITH_LOGS else set()
+    features = OP_FEATURES | returned | ABOUT.get(convention, set())
+    answer = getattr(function, "answer", function)
+    whole = torch_op(answer, extras=("weights", "log_sum_exp"))
+    run_of = whole if returned else torch_op(lambda *inputs, **options: answer(*inputs, **options)[0])
     claims = Claims(Scope.OP, features, Conventions().claiming(settings), dtypes=(dtype,))
     return Implementation("claiming", claims, run_of)
 
@@ -98,7 +162,23 @@ CLAIMED = [
     (in_float32, {"product-precision": "float32"}, "float64", NUMERICS),
     (with_products(10), {"product-precision": "tf32"}, "float32", NUMERICS),
     (with_products(7), {"product-precision": "bfloat16"}, "float32", NUMERICS),
+    (shared_by(1), {"dropout-sharing": "heads"}, "float64", CHANCE),
+    (shared_by(0), {"dropout-sharing": "samples"}, "float64", CHANCE),
+    (shared_by(0, 1), {"dropout-sharing": "heads-and-samples"}, "float64", CHANCE),
+    (refusing, {"full-dropout": "error"}, "float64", CHANCE),
+    (own_counted_if_causal, {"window-count": "including-if-causal"}, "float64", WINDOWS),
+    (among_the_real, {"padded-positions": "skipped"}, "float64", ("window.extent", "window.with-padding")),
+    (to_the_last_real_key, {"causal-alignment": "bottom-right-real"}, "float64", ("causal.*", "masks.key-padding")),
 ]
+
+
+SHOWN = (
+    *(("returned.empty-row",), ("returned.empty-row",), (), (), ("values.weighted-sum", "values.single-key")),
+    *(("values.weighted-sum", "values.single-key"), ("values.weighted-sum", "values.single-key")),
+    *(("dropout.independent",), ("dropout.independent",), (), ("dropout.rate-one",)),
+    *(("window.causal",), ("window.with-padding",), ("causal.alignment", "causal.with-padding")),
+)
+"""For each of them the clauses whose failures are explained; empty where another one covers the same, or a mistake."""
 
 
 @pytest.mark.parametrize(("function", "settings", "dtype", "clauses"), CLAIMED)
@@ -109,6 +189,21 @@ def test_a_claim_that_is_true_holds_and_the_default_does_not(
     assert not failing(right, clauses)
     if dtype != "float16":  # which holds no number near the least one
         assert failing(replace(right, claims=replace(right.claims, conventions=Conventions())), clauses)
+
+
+NAMED = [(*each[:3], clauses) for each, clauses in zip(CLAIMED, SHOWN, strict=True) if clauses]
+
+
+@pytest.mark.parametrize(("function", "settings", "dtype", "clauses"), NAMED)
+def test_who_follows_it_without_a_claim_is_given_the_option(
+    function: Any, settings: Mapping[str, str], dtype: str, clauses: tuple[str, ...]
+) -> None:
+    made = claiming(function, settings, dtype)
+    unclaimed = replace(made, claims=replace(made.claims, conventions=Conventions()))
+    diagnosis = diagnose(unclaimed, failing_checks(run(unclaimed, clauses)))
+    option = next(f"{key}={value}" for key, value in settings.items())
+    assert diagnosis is not None
+    assert f"add --convention {option}" in str(diagnosis)
 
 
 @pytest.mark.parametrize(("bits", "claimed"), [(7, "tf32"), (10, "float32")])

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import ArrayLike
 
-from attention_conformance.reference.positions import Positions, positions
+from attention_conformance.reference.positions import Positions, positions, rotated_at
 from attention_conformance.spec.conventions import Alignment, Conventions
-from attention_conformance.spec.features import NOTHING, Extension, Scope
+from attention_conformance.spec.features import NOTHING, Extension, PositionIds, Scope
 from attention_conformance.spec.problem import Problem
 from attention_conformance.tests.selftest.reference.family_oracle import document, position
 
@@ -76,6 +76,16 @@ def test_segments_may_lie_between_one_another_and_differ_by_sample() -> None:
     assert_placed(places, [[0, 0, 1, 1], [0, 1, 2, 3]], [[0, 0, 1, 1], [0, 1, 0, 1]])
     assert np.array_equal(places.together[0, 0], [False, True, True, False])
     assert np.array_equal(places.together[1, 3], [True, True, False, False])
+
+
+def test_ids_rotate_and_move_nothing_else() -> None:
+    extension, shared = Extension(position_ids=PositionIds.ASCENDING, query_start=1), [4, 7]
+    problem = _problem(2, 3, extension, 2, {"query_positions": shared, "key_positions": [[9, 8, 0], [3, 3, 3]]})
+    places = positions(problem, Conventions())
+    assert_placed(places, [[1, 2]] * 2, [[0, 1, 2]] * 2)
+    query, key = rotated_at(problem, places)
+    assert np.array_equal(query, [shared, shared])
+    assert np.array_equal(key, [[9, 8, 0], [3, 3, 3]])
 
 
 def test_distances_are_of_key_from_query() -> None:

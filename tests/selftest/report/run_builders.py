@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from attention_conformance.spec.cases import Case
-from attention_conformance.tests.report import model
-from attention_conformance.tests.report.log import FILE, encode
+from attention_conformance.tests.report import log, model
 from attention_conformance.tests.report.verdict import Failure, Status, Verdict
 
 LINK = "https://example.org/issues/1"
@@ -68,8 +67,5 @@ def run(
 def write_log(folder: Path, run: model.Run) -> Path:
     """Writes the event log of a run into a folder, and returns the folder."""
     folder.mkdir(exist_ok=True)
-    diagnoses = (model.DiagnosisRecord(name, text) for name, text in run.diagnoses.items())
-    end = model.VerdictsEnd(len(run.verdicts), run.closing.reason)
-    events: list[model.Event] = [run.opening, *run.verdicts, end, *diagnoses, *run.failures, run.closing]
-    (folder / FILE).write_text("".join(f"{encode(event)}\n" for event in events), encoding="utf-8")
+    log.write_log(run, folder)
     return folder

@@ -15,6 +15,7 @@ from attention_conformance import __version__
 from attention_conformance.implementations.builtin.sdpa import TORCH_OPS
 from attention_conformance.spec.clauses import load
 from attention_conformance.spec.problem import Array
+from attention_conformance.tests.harness.judge.settings import RunSettings
 from attention_conformance.tests.harness.run.run_records import subject_of, suite_of
 from attention_conformance.tests.report import model
 from attention_conformance.tests.report.__main__ import main
@@ -36,7 +37,7 @@ BEYOND_A_SCHEMA = ("no more checks", "finite")
 """Rules of the records that compare two counts, or speak of numbers that JSON does not have."""
 MATH = next(i for i in TORCH_OPS if i.name == "torch.sdpa.math")
 CAUSAL = set(checks_of(MATH, "causal."))
-SUITE = suite_of("quick", "cpu", ("masks.*",))
+SUITE = suite_of(RunSettings(clauses=("masks.*",)))
 PLAIN = asdict(Verdict(**WHO, status=Status.PASS, checks=1))
 VERDICTS = [Verdict(**{**WHO, "implementation": MATH.name}, **fields) for fields in GOOD]
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +20,7 @@ from attention_conformance.implementations.builtin.stepwise.cache_steps import (
     rotate_query,
     visible,
 )
-from attention_conformance.implementations.builtin.stepwise.steps import Steps, mix
+from attention_conformance.implementations.builtin.stepwise.steps import OP_FEATURES, Steps, mix
 from attention_conformance.spec.conventions import Conventions, WindowCount
 from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.spec.problem import Array
@@ -28,6 +29,9 @@ PAGE, POOL = 2, 1000
 FAR = 40
 """Added to every position, which moves no difference."""
 INCLUDING = Conventions(window_count=WindowCount.INCLUDING)
+BY_SAMPLE = {Feature.QUERY_START, Feature.QUERY_STARTS, Feature.VALID_LENS, Feature.WINDOW} | {
+    *(Feature.ROTARY, Feature.ALIBI, Feature.RELATIVE_BIAS)
+}
 GROWING = CACHE_FEATURES - {Feature.STATIC_CACHE, Feature.RING_CACHE}
 
 
@@ -145,6 +149,19 @@ def _rotated(rows: Array, place: int, base: float | None) -> Array:
     return np.concatenate([one * cosines - other * sines, one * sines + other * cosines], -1)
 
 
+def sample_by_sample(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    """Where samples have starts, each by itself: with a start of its own, and with its own keys only."""
+    starts, lengths = options.pop("query_starts", None), options.get("valid_lens")
+    if starts is None:
+        return Steps()(query, key, value, **options)
+    outputs = []
+    for b, start in enumerate(starts.tolist()):
+        keys = key.shape[-2] if lengths is None else int(lengths[b])
+        one = (query[b : b + 1], key[b : b + 1, :, :keys], value[b : b + 1, :, :keys])
+        outputs.append(Steps()(*one, query_start=start, **{**options, "valid_lens": None}))
+    return torch.cat(outputs)
+
+
 def counting_its_own(start: Callable[[Stream], Feed]) -> Callable[[Stream], Feed]:
     """The same under the other convention: a window of w is one of w - 1 in addition to the query's own position."""
 
@@ -172,5 +189,6 @@ RIGHT = (
     *(_made(name, cached(start), features, Conventions()) for name, (start, features) in _STARTS.items()),
     _made("counting-its-own", cached(counting_its_own(CacheSteps().open)), CACHE_FEATURES, INCLUDING),
     _made("token-by-token", cached(token_by_token, arrays=True), CACHE_FEATURES, Conventions()),
+    _made("sample-by-sample", torch_op(sample_by_sample), OP_FEATURES | BY_SAMPLE, Conventions()),
     _made("concatenated-by-the-caller", chunked(torch_op(Steps())), GROWING | {Feature.GRADIENTS}, Conventions()),
 )

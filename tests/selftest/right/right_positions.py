@@ -1,6 +1,7 @@
 """Right implementations of positions, each by another formula, angles in float32 among them."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from attention_conformance.tests.selftest.reference.family_styles import single_
 from attention_conformance.tests.selftest.reference.styles import one_float_mask
 from attention_conformance.tests.selftest.right.right import op
 
-ROTARY = {Feature.ROTARY, Feature.QUERY_START, Feature.GROUPED}
+ROTARY = {Feature.ROTARY, Feature.PARTIAL_ROTARY, Feature.POSITION_IDS, Feature.QUERY_START, Feature.GROUPED}
 BIASES = {Feature.ALIBI, Feature.RELATIVE_BIAS, Feature.QUERY_START, Feature.SOFTCAP}
 INTERLEAVED = Conventions(rotary_pairing=RotaryPairing.INTERLEAVED)
 
@@ -50,6 +51,13 @@ def by_power_of_the_base(rows: Tensor, positions: Tensor, base: float) -> Tensor
     count = rows.shape[-1] // 2
     powers = torch.tensor(base, dtype=torch.float32) ** (torch.arange(count, dtype=torch.float32) / count)
     return rotate_by(rows, positions[..., None].float() / powers)
+
+
+def the_rest_by_no_angle(rows: Tensor, dim: int, rotate: Callable[[Tensor], Tensor]) -> Tensor:
+    """The rotation of as many components of zeros is zero, too: both parts are rotated, and the rest is added."""
+    first, rest = rows.clone(), rows.clone()
+    first[..., dim:], rest[..., :dim] = 0.0, 0.0
+    return rest + torch.nn.functional.pad(rotate(first[..., :dim]), (0, rows.shape[-1] - dim))
 
 
 def alibi_from_two_sides(scores: Tensor, slopes: Tensor, ahead: Tensor) -> Tensor:
@@ -101,6 +109,7 @@ RIGHT_POSITIONS = (
     op("complex", Steps(rotate=as_complex_numbers), ROTARY, conventions=INTERLEAVED),
     op("eager.exchanged-halves", Steps(wide=False, rotate=by_exchanged_halves), ROTARY),
     op("matrices", Steps(rotate=by_matrices), ROTARY),
+    op("padded-rotation", Steps(rotate_first=the_rest_by_no_angle), ROTARY),
     op("power", Steps(rotate=by_power_of_the_base), ROTARY),
     op("two-sides", Steps(add_alibi=alibi_from_two_sides, add_relative=one_hot_table), BIASES),
     op("eager.one-hot", Steps(wide=False, add_relative=one_hot_table), BIASES),

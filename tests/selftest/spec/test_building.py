@@ -259,8 +259,9 @@ def test_products_overflow_float16_and_scores_do_not() -> None:
     assert trace.weights.max() == 1.0
 
 
-@pytest.mark.parametrize("sizes", SIZES[:2] + SIZES[7:], ids=str)
+@pytest.mark.parametrize("sizes", [s for s in SIZES if 4 < s.key_length < 32], ids=str)
 def test_typical_rows_attend_to_several_keys(sizes: Sizes) -> None:
+    """Where there are many keys, the scores that spread wider do."""
     top = np.concatenate([trace_of(Case(sizes, seed=seed)).weights.max(-1).ravel() for seed in range(4)])
     assert 0.2 < np.median(top) < 0.9
     assert np.mean((top > 0.1) & (top < 0.97)) > 0.8

@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from attention_conformance.spec.cases import Case, ModuleForm, Sharing, Sizes
+from attention_conformance.spec.cases import Case, ModuleForm, Padding, Sharing, Sizes
 from attention_conformance.spec.extra_inputs import extra_arrays, extra_parameters
-from attention_conformance.spec.features import Packing
+from attention_conformance.spec.features import Packing, PositionIds
 from attention_conformance.spec.inputs import build
 from attention_conformance.spec.problem import DTYPES
 
@@ -123,3 +123,33 @@ def test_short_sequences_are_one_document(packing: Packing) -> None:
 def test_an_empty_batch_has_documents_too(packing: Packing) -> None:
     case = Case().sized(batch=0).extended(packing=packing)
     assert all(len(array) == 0 for array in extra_arrays(case).values())
+
+
+@pytest.mark.parametrize("kind", [kind for kind in PositionIds if kind is not PositionIds.NONE])
+def test_position_ids_differ_between_samples_and_from_their_indices(kind: PositionIds) -> None:
+    case = Case().sized(query_length=7).extended(rotary_base=10.0, position_ids=kind)
+    query, key = (extra_arrays(case)[name] for name in ("query_positions", "key_positions"))
+    assert query.shape == (2, 7)
+    assert (query == key).all()
+    assert (query[0] != query[1]).any()
+    assert (query != np.arange(7)).any(-1).all()
+    shorter = extra_arrays(case.sized(query_length=4))["query_positions"]
+    assert shorter.shape == (2, 4)
+
+
+def test_ids_count_behind_the_padding() -> None:
+    case = Case(padding=Padding.LEFT).extended(rotary_base=10.0, position_ids=PositionIds.LEFT_PADDED)
+    problem = build(case, "float64")
+    assert problem.key_padding_mask is not None
+    counted = np.maximum(problem.key_padding_mask.cumsum(-1) - 1, 0)
+    assert (problem.extras["key_positions"] == counted).all()
+
+
+@pytest.mark.parametrize("padding", [Padding.NONE, Padding.RIGHT, Padding.LENGTHS])
+def test_each_sample_has_a_start_of_its_own(padding: Padding) -> None:
+    case = Case(padding=padding).sized(batch=3, query_length=3, key_length=11).extended(query_starts=True)
+    problem = build(case, "float64")
+    starts = problem.extras["query_starts"]
+    assert len(set(starts.tolist())) == 3
+    if problem.valid_lens is not None:
+        assert (starts + 3 == problem.valid_lens).all()

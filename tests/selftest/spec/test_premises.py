@@ -19,7 +19,10 @@ EVERY = ("causal", "window=8:", "softcap=30", "rotary=10000", "relative-bias=4",
 CORE = Claims(Scope.OP, frozenset({Feature.CORE, Feature.HEADS, Feature.CROSS, Feature.KEY_VALUE, Feature.VALUE_WIDTH}))
 
 
-@pytest.mark.parametrize("setting", [*EVERY, "window=:3", "window=2:0"])
+PARTIAL = "rotary=500:2"
+
+
+@pytest.mark.parametrize("setting", [*EVERY, "window=:3", "window=2:0", PARTIAL])
 def test_what_is_written_is_read_back(setting: str) -> None:
     premises = NO_PREMISES.assuming([setting])
     assert premises.settings() == (setting,)
@@ -35,6 +38,7 @@ def test_what_is_written_is_read_back(setting: str) -> None:
         ("softcap=-3", "give a positive number"),
         ("length=2.5", "give a positive number"),
         ("rotary=inf", "give a positive number"),
+        ("rotary=10000:3", "or 10000:32 where an even number of components is rotated"),
         ("window=3", "premise window cannot be '3': give 8:0, or 8: without a limit to the right"),
         ("window=:", "give 8:0"),
     ],
@@ -45,7 +49,7 @@ def test_what_cannot_be_is_refused_with_the_remedy(setting: str, words: str) -> 
     assert words in str(caught.value)
 
 
-@pytest.mark.parametrize("setting", EVERY)
+@pytest.mark.parametrize("setting", [*EVERY, PARTIAL])
 def test_a_case_under_a_premise_stays_as_it_is(setting: str) -> None:
     premises = NO_PREMISES.assuming([setting])
     under = premises.under(Case())
@@ -59,6 +63,11 @@ def test_only_what_is_always_done_needs_no_claim() -> None:
     assert fit(Case(), always) == replace(Case(), causal=True)
     assert isinstance(fit(replace(Case(), causal=True), CORE), Unsupported)
     assert isinstance(fit(replace(Case(), scale=0.3), always), Unsupported)
+
+
+def test_a_part_that_is_always_rotated_needs_no_claim() -> None:
+    fitted = fit(Case().sized(d_k=5), replace(CORE, premises=NO_PREMISES.assuming([PARTIAL])))
+    assert fitted == Case().sized(d_k=5).extended(rotary_base=500.0, rotary_dim=2)
 
 
 def test_a_clause_is_run_where_it_presumes_nothing_else() -> None:

@@ -8,7 +8,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from attention_conformance.implementations.api.safe_call import CandidateError, LostError
+from attention_conformance.implementations.api.safe_call import CandidateError, LostError, guarded
 from attention_conformance.implementations.worker.door import Door
 from attention_conformance.implementations.worker.remote import Remote, end_process, fitting, isolated_candidate
 from attention_conformance.implementations.worker.wire import Message
@@ -71,3 +71,15 @@ def test_a_candidate_that_is_gone_when_it_is_started_again(tmp_path: Path) -> No
     file.unlink()
     with pytest.raises(LostError, match=r"^could not be started again: .*there is no file"):
         implementation.run(PROBLEM, "cpu")
+
+
+def test_an_error_in_a_current_folder_that_is_gone_has_a_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    raising: dict[str, Callable[[], None]] = {}
+    exec(compile("def attention():\n    raise ValueError('mine')\n", str(tmp_path / "mine.py"), "exec"), raising)
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    with pytest.raises(CandidateError, match=r"^raised ValueError: mine$") as found:
+        guarded(raising["attention"])
+    assert found.value.place == f"{tmp_path / 'mine.py'}:2"

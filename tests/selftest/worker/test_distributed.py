@@ -7,6 +7,11 @@ from typing import Any
 
 import pytest
 
+from attention_conformance.implementations.api.contract import Claims, Implementation
+from attention_conformance.implementations.worker.door import Door
+from attention_conformance.implementations.worker.limits import DEATHS
+from attention_conformance.implementations.worker.remote import Remote, loss_of, share_losses
+from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.tests.harness.run.exit_status import ExitStatus
 from attention_conformance.tests.selftest.sessions import Sessions
 
@@ -41,7 +46,7 @@ def judged(
 def test_deaths_end_with_the_same_verdicts_on_two_processes(
     sessions: Sessions, tmp_path: Path, text: str, same: bool
 ) -> None:
-    """A candidate that is lost too often is given up by each process for itself, so that one may have judged more."""
+    """A candidate that is lost too often is given up by all, but where one process is in a clause it ends that."""
     verdicts = []
     for processes in ("0", "2"):
         result, report = judged(sessions, tmp_path / processes, text, "-n", processes)
@@ -75,3 +80,17 @@ def test_what_leaves_as_it_is_imported_ends_no_run_well(sessions: Sessions, tmp_
     result, report = judged(sessions, tmp_path / "run", "import os\nos._exit(0)\n", "--in-process")
     assert result.returncode == ExitStatus.INTERRUPTED
     assert report["completion"] == {"complete": False, "reason": "the run has not ended", "verdicts": 0}
+
+
+def test_losses_count_together_where_processes_share_them(tmp_path: Path) -> None:
+    claims = Claims(Scope.OP, frozenset({Feature.CORE}))
+    judges = [[Implementation(name, claims, Remote(Door({}, ()), {})) for name in ("lost", "kept")] for _ in range(2)]
+    for judge in judges:
+        share_losses(judge, tmp_path)
+    for number in range(DEATHS):
+        assert not loss_of(judges[1][0])
+        run = judges[number % 2][0].run
+        assert isinstance(run, Remote)
+        run.door._lost("died of a test")
+    reason = f"its process was lost {DEATHS} times, last because it died of a test"
+    assert [[loss_of(each) for each in judge] for judge in judges] == [[reason, ""], [reason, ""]]

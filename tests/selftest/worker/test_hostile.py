@@ -121,6 +121,15 @@ def test_what_dies_as_it_is_imported_fails(tmp_path: Path) -> None:
     assert second.reason.startswith(f"its process was lost {DEATHS} times")
 
 
+def test_what_is_never_imported_is_waited_for_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(door, "STARTING", 0.5)
+    first, second = verdicts(made(tmp_path, "time.sleep(1000)", deadline=0.5))
+    assert first.failure is not None
+    assert first.failure.kind is FailureKind.TIMED_OUT
+    assert second.status is Status.NOT_FINISHED
+    assert second.reason == "as it started, its process gave no answer within 0.5 s"
+
+
 @pytest.mark.parametrize("body", LATE.values(), ids=LATE)
 def test_a_call_without_end_is_ended(tmp_path: Path, body: str) -> None:
     first, second = verdicts(made(tmp_path, BODY.format(body), deadline=1.0))

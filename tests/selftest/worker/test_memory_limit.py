@@ -17,7 +17,7 @@ from attention_conformance.tests.selftest.worker.detection_calls import detectio
 
 LIMIT = 2**30
 TEXT = """
-import ctypes, os, signal
+import ctypes, mmap, os, signal, time
 import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention as sdpa
@@ -35,6 +35,7 @@ GREEDY = {
     "an array": "np.ones(2**28)",
     "a tensor": "torch.ones(2**31)",
     "a list": "kept.extend([None] * 2**28)",
+    "shared memory": "kept.append(mmap.mmap(-1, 9 * 2**27)); [*map(kept[0].write, [bytes(2**27)] * 9)]; time.sleep(9)",
     "a leak of each call": "kept.append(np.ones(2**25))",
 }
 OTHERS = {

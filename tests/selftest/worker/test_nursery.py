@@ -12,12 +12,14 @@ from pathlib import Path
 
 import pytest
 
+from attention_conformance.implementations.worker import door
 from attention_conformance.implementations.worker.leftovers import MARK
 from attention_conformance.implementations.worker.nursery import forked
 from attention_conformance.implementations.worker.process import Process
-from attention_conformance.implementations.worker.remote import Remote, end_process, isolated_candidate
+from attention_conformance.implementations.worker.remote import Remote, end_process, isolated_candidate, loss_of
 from attention_conformance.tests.harness.run.runner import run
 from attention_conformance.tests.report.verdict import Status
+from attention_conformance.tests.selftest.worker.detection_calls import detection_calls
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux only")
 MARKS = "0123456789abcdef" * 2, "fedcba9876543210" * 2
@@ -29,6 +31,20 @@ try:
     main(["check", "torch.nn.functional:scaled_dot_product_attention", "--clause", "scores.dot-product"])
 finally:
     sys.exit(9 if "torch" in sys.modules else 7)
+"""
+
+RIGHT = """
+import os, signal, time
+from torch.nn.functional import scaled_dot_product_attention as sdpa
+
+calls = 0
+
+def attention(query, key, value):
+    global calls
+    calls += 1
+    if calls > {calls}:
+        {line}
+    return sdpa(query, key, value)
 """
 
 
@@ -60,6 +76,9 @@ def test_it_has_the_folder_and_the_environment_of_the_judge(process: Process, tm
     assert f"{MARK}={MARKS[0]}".encode() in (place / "environ").read_bytes().split(b"\0")
     assert (place / "cwd").resolve() == tmp_path.resolve()
     assert os.getsid(process.number) == process.number
+    while (place / "oom_score_adj").read_text() != "1000\n" and time.monotonic() < end:
+        time.sleep(0.01)
+    assert (place / "oom_score_adj").read_text() == "1000\n"
 
 
 def test_its_end_is_reported_with_the_signal(process: Process) -> None:
@@ -69,6 +88,13 @@ def test_its_end_is_reported_with_the_signal(process: Process) -> None:
     assert ended is not None
     assert ended[0] == -signal.SIGTERM
     assert ended[1] > 2**20
+
+
+def test_one_that_a_candidate_suspends_goes_on(process: Process) -> None:
+    os.kill(parent_of(process), signal.SIGSTOP)
+    assert process.ended() is None
+    process.kill()
+    assert process.ended() is not None
 
 
 def test_a_closed_input_ends_it_with_status_0(process: Process) -> None:
@@ -106,3 +132,18 @@ def test_who_loses_its_parent_is_not_accused(tmp_path: Path) -> None:
     end_process(right)
     assert verdict.status is Status.PASS
     assert not right.run.door.deaths
+
+
+def test_who_ends_its_parent_is_not_judged_and_harms_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(door, "DEATHS", 2)
+    loaded = []
+    for name, line in (("right", ""), ("ending", "os.kill(os.getppid(), signal.SIGKILL); time.sleep(9)")):
+        file = tmp_path / f"{name}.py"
+        file.write_text(RIGHT.format(calls=detection_calls(), line=line or "pass"))
+        loaded.append(isolated_candidate(f"{file}:attention", {}))
+    first, second = (run(each, ("shapes.coincident",), ("float32",))[0] for each in reversed(loaded))
+    assert (first.status, second.status) == (Status.ERROR, Status.PASS)
+    assert "unknown who has ended" in first.reason
+    assert not loss_of(loaded[1])
+    for each in loaded:
+        end_process(each)

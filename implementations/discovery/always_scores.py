@@ -1,0 +1,167 @@
+"""What a candidate always does to its scores: rotations and a softcap, fitted to the weights that answers reveal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+
+import numpy as np
+
+from attention_conformance.implementations.discovery.claim_checks import ClaimCheck
+from attention_conformance.implementations.discovery.probe import (
+    HALF,
+    HEADS,
+    WIDTHS,
+    Floats,
+    Interface,
+    ObservedWeights,
+    Recorder,
+    Run,
+    Setup,
+    Subject,
+    tiny_problem,
+)
+from attention_conformance.spec.cases import Sharing
+from attention_conformance.spec.conventions import RotaryPairing
+from attention_conformance.spec.features import Feature, Scope
+from attention_conformance.spec.masks import Booleans
+from attention_conformance.spec.premises import Premises
+from attention_conformance.spec.problem import Problem
+
+PEAKED = Setup(query_length=5, key_length=5, score_std=2.0)
+"""Scores of up to some twenty, so that a bound of 100 shows."""
+BASES = (10000.0, 500000.0, 1000000.0)
+"""Of rotations, as published models have them."""
+FAINTEST = np.log(1e-12)
+"""Logarithm of a weight below which nothing is compared."""
+CAPS, POINTS = (1.0, 200.0), 40
+"""Bounds of scores that are looked for, and how many are tried between two."""
+
+
+def with_scores(check: ClaimCheck, premises: Premises) -> tuple[ClaimCheck, Premises]:
+    """The check with the pairing of its rotations, and the premises with what its weights show of its scores."""
+    if check.dtype not in ("float32", "float64") or premises.length or premises.block:
+        return check, premises
+    width, observed = _observed(check)
+    if observed.error or observed.weights.ndim != 4 or not np.isfinite(observed.weights).all():
+        return check, premises
+    capped = premises.softcap or Feature.SOFTCAP in check.claims
+    problem = _problem(width, observed.weights.shape[1], check.dtype)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        logs = np.maximum(np.log(observed.weights), FAINTEST)
+    scores = _Scores(problem.query.astype(np.float64), problem.key.astype(np.float64), logs, premises)
+    for base, pairing in _rotations(check, premises):
+        moved = scores.rotated(base, pairing)
+        for cap in (premises.softcap,) if capped else (None, moved.best_cap()):
+            if moved.fits(cap):
+                conventions = replace(check.claims.conventions, rotary_pairing=pairing)
+                claims = replace(check.claims, conventions=conventions if base else check.claims.conventions)
+                return replace(check, claims=claims), replace(premises, rotary_base=base, softcap=cap)
+    return check, premises
+
+
+def _rotations(check: ClaimCheck, premises: Premises) -> Iterator[tuple[float | None, RotaryPairing]]:
+    own = check.claims.conventions.rotary_pairing
+    if premises.rotary_base or Feature.ROTARY in check.claims:
+        yield premises.rotary_base, own
+        return
+    yield None, own
+    yield from product(BASES, RotaryPairing)
+
+
+def _observed(check: ClaimCheck) -> tuple[int, ObservedWeights]:
+    """The weights of the candidate, and the width of a head in which it shows them."""
+    observed = ObservedWeights(np.empty(0), "no width")
+    for width in WIDTHS:
+        subject = Subject(_run(check), _interface(check, width), check.dtype, check.device)
+        observed = subject.weights(PEAKED)
+        if not observed.error:
+            return width, observed
+    return WIDTHS[0], observed
+
+
+def _run(check: ClaimCheck) -> Run:
+    return lambda problem, device: check.adapt(Recorder(check.function))(problem, device)
+
+
+def _interface(check: ClaimCheck, width: int) -> Interface:
+    claims = check.claims
+    if claims.scope is Scope.OP:
+        return Interface(width=width)
+    sharing = Sharing.SELF if Feature.CROSS not in claims else Sharing.KEY_VALUE
+    sharing = Sharing.NONE if Feature.KEY_VALUE in claims else sharing
+    given = (Feature.BIAS in claims, Feature.OUTPUT_PROJECTION in claims, Feature.OUTPUT_BIAS in claims)
+    heads = HEADS if Feature.HEADS in claims else 1
+    return Interface(Scope.MODULE, heads, sharing, *given, width=width)
+
+
+def _problem(width: int, heads: int, dtype: str) -> Problem:
+    """The problem of the op level that the candidate was given, perhaps as one of a module."""
+    return tiny_problem(Interface(width=width, num_heads=heads), PEAKED, dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class _Scores:
+    """Scores (B, H, L, L), which may explain the logarithms of observed weights.
+
+    Attributes:
+        query, key: (B, H, L, d).
+        logs: of the observed weights, none below `FAINTEST`.
+        premises: causal, window and scale are those of the scores.
+    """
+
+    query: Floats
+    key: Floats
+    logs: Floats
+    premises: Premises
+
+    def rotated(self, base: float | None, pairing: RotaryPairing) -> _Scores:
+        """With query and key rotated."""
+        if not base:
+            return self
+        return replace(self, query=rotated(self.query, base, pairing), key=rotated(self.key, base, pairing))
+
+    def fits(self, cap: float | None) -> bool:
+        """Whether the scores, kept below a bound, give the observed weights."""
+        return bool((np.abs(self._logs(cap) - self.logs) <= HALF * (1.0 + np.abs(self.logs))).all())
+
+    def best_cap(self) -> float:
+        """The bound that explains them best, to three digits."""
+        low, high = np.log(CAPS[0]), np.log(CAPS[-1])
+        for _ in range(6):
+            tried = np.linspace(low, high, POINTS)
+            at = int(np.argmin([self._off(float(np.exp(each))) for each in tried]))
+            low, high = tried[max(at - 1, 0)], tried[min(at + 1, POINTS - 1)]
+        return float(f"{np.exp((low + high) / 2):.3g}")
+
+    def _off(self, cap: float) -> float:
+        return float(np.abs(self._logs(cap) - self.logs).max())
+
+    def _logs(self, cap: float | None) -> Floats:
+        scale = self.query.shape[-1] ** -0.5 if self.premises.scale is None else self.premises.scale
+        scores = self.query @ self.key.swapaxes(-1, -2) * scale
+        scores = scores if cap is None else cap * np.tanh(scores / cap)
+        scores = np.where(_seen(self.premises, scores.shape[-1]), scores, -np.inf)
+        scores -= scores.max(-1, keepdims=True)
+        logs: Floats = scores - np.log(np.exp(scores).sum(-1, keepdims=True))
+        return np.maximum(logs, FAINTEST)
+
+
+def _seen(premises: Premises, length: int) -> Booleans:
+    """(L, L), True = the query sees the key."""
+    ahead = np.arange(length) - np.arange(length)[:, None]
+    left, right = premises.window_left, premises.window_right
+    right = 0 if premises.causal else right
+    return np.asarray((ahead <= (length if right is None else right)) & (-ahead <= (length if left is None else left)))
+
+
+def rotated(x: Floats, base: float, pairing: RotaryPairing) -> Floats:
+    """The rows (..., L, d) rotated by their positions; d is even."""
+    width = x.shape[-1]
+    angles = np.arange(x.shape[-2])[:, None] * base ** (-np.arange(0, width, 2) / width)
+    cos, sin = np.cos(angles), np.sin(angles)
+    halves = pairing is RotaryPairing.HALVES
+    first, second = np.split(x, 2, -1) if halves else (x[..., ::2], x[..., 1::2])
+    pair = (first * cos - second * sin, second * cos + first * sin)
+    return np.concatenate(pair, -1) if halves else np.stack(pair, -1).reshape(x.shape)

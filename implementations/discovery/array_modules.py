@@ -1,0 +1,201 @@
+"""Array modules: classes of flax, equinox and haiku, whose weights are trees of JAX arrays, as torch modules."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from importlib import import_module
+from typing import Any, cast
+
+from torch import nn
+
+from attention_conformance.implementations.discovery.constructor_names import Size, size_of
+from attention_conformance.implementations.discovery.held_arrays import is_random, is_weight, random_key
+from attention_conformance.implementations.discovery.mirrors import Held, mirror_class
+from attention_conformance.implementations.discovery.signatures import is_variadic, required, role
+from attention_conformance.implementations.discovery.vocabulary import INPUTS
+
+WIDTH = "embed_dim"
+"""The parameter added where a constructor is not given the width of its inputs."""
+HIDDEN = ("parent", "name", "rngs", "key", "rng")
+"""Parameters that frameworks add: what owns a module, its name, and its source of random numbers."""
+INITIAL = ("w_init", "w_init_scale")
+"""Parameters that state how haiku draws weights."""
+Tree = Any
+
+
+def array_module(kind: type) -> type[nn.Module] | None:
+    """A class of one of these libraries as a module; None for any other class."""
+    packages = [base.__module__ for base in kind.__mro__]
+    for start, made in MAKERS.items():
+        if any(package == start or package.startswith(f"{start}.") for package in packages):
+            return made(kind)
+    return None
+
+
+def _constructor(kind: type) -> list[inspect.Parameter]:
+    """The parameters of its constructor that count something or have to be given, without sources of numbers."""
+    own = [p for p in _built(kind).parameters.values() if not is_variadic(p) and p.name not in HIDDEN]
+    own = [p for p in own if not is_random(p) and (required(p) or _counts(p))]
+    return [p for p in own if p.name not in INITIAL]
+
+
+def _built(kind: type) -> inspect.Signature:
+    """The signature of its constructor, which a metaclass may hide."""
+    whole = inspect.signature(kind.__init__)  # type: ignore[misc]  # of a class, not of an instance
+    return whole.replace(parameters=list(whole.parameters.values())[1:])
+
+
+def _counts(parameter: inspect.Parameter) -> bool:
+    """Whether its default is a size that would not be that of the suite."""
+    return type(parameter.default) is int and size_of(parameter.name) in (Size.HEADS, Size.WIDTH, Size.LENGTH)
+
+
+def _with_width(parameters: Sequence[inspect.Parameter]) -> inspect.Signature:
+    """Their signature, with the width of the inputs where none of them is it."""
+    if any(p.name == WIDTH for p in parameters):
+        return inspect.Signature(parameters)
+    width = inspect.Parameter(WIDTH, inspect.Parameter.KEYWORD_ONLY)
+    named = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]
+    return inspect.Signature([width, *named])
+
+
+def _call(kind: type) -> inspect.Signature:
+    """The signature of its call, without self and sources of random numbers."""
+    whole = list(inspect.signature(cast(Any, kind).__call__).parameters.values())[1:]
+    hidden = [p for p in whole if p.kind is p.KEYWORD_ONLY and p.name in HIDDEN]
+    return inspect.Signature([p for p in whole if p not in hidden])
+
+
+def _split(tree: Tree) -> tuple[dict[str, Any], Callable[[Mapping[str, Any]], Tree]]:
+    """The floating arrays of a tree by path, and what puts others in their places."""
+    import jax
+
+    found, shape = jax.tree_util.tree_flatten_with_path(tree)
+    paths = [_path(keys) for keys, _ in found]
+    arrays = {path: each for path, (_, each) in zip(paths, found, strict=True) if is_weight(each)}
+
+    def joined(others: Mapping[str, Any]) -> Tree:
+        leaves = [others.get(path, each) for path, (_, each) in zip(paths, found, strict=True)]
+        return jax.tree_util.tree_unflatten(shape, leaves)
+
+    return arrays, joined
+
+
+def _path(keys: Sequence[Any]) -> str:
+    parts = [str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", "")))) for key in keys]
+    parts = parts[:-1] if parts[-1:] in (["value"], ["raw_value"]) else parts
+    kept = [part for each in parts if each != "params" for part in each.split("/")]
+    return ".".join(part.replace(".", "_") for part in kept if part and part != "~")
+
+
+def _zeros(width: int, called: inspect.Signature) -> list[list[Any]]:
+    """Inputs that may be given to make the parameters: with samples, and without."""
+    import jax.numpy as jnp
+
+    named = [p for p in called.parameters.values() if role(p.name)]
+    needed = [p for p in called.parameters.values() if required(p)]
+    count = 3 if {role(p.name) for p in named} == set(INPUTS) else max(1, len(needed))
+    return [[jnp.zeros(shape)] * each for each in dict.fromkeys((count, 1)) for shape in ((1, 2, width), (2, width))]
+
+
+def _first(attempts: Sequence[Callable[[], Any]]) -> Any:
+    """The first result without an error; the error of the first where there is none."""
+    refused: Exception | None = None
+    for attempt in attempts:
+        try:
+            return attempt()
+        except Exception as error:
+            refused = refused or error
+    assert refused is not None
+    raise refused
+
+
+def _fixed(kind: type) -> dict[str, Any]:
+    """What is always given to its call: no dropout."""
+    names = inspect.signature(cast(Any, kind).__call__).parameters
+    return {"deterministic": True} if "deterministic" in names else {}
+
+
+def _linen(kind: type) -> type[nn.Module]:
+    parameters, called, fixed = _constructor(kind), _call(kind), _fixed(kind)
+    given_width = any(p.name == WIDTH for p in parameters)
+
+    def made(embed_dim: int, **given: Any) -> Held:
+        module: Any = kind(**given, **({WIDTH: embed_dim} if given_width else {}))
+        inputs = _zeros(embed_dim, called)
+        arrays, joined = _split(_first([partial(module.init, random_key(), *each, **fixed) for each in inputs]))
+
+        def answer(arrays: Mapping[str, Any], inputs: Sequence[Any], options: Mapping[str, Any]) -> Any:
+            return module.apply(joined(arrays), *inputs, **{**fixed, **options})
+
+        return Held(arrays, answer, "jax")
+
+    return cast("type[nn.Module]", mirror_class(kind, made, _with_width(parameters), called))
+
+
+def _haiku(kind: type) -> type[nn.Module]:
+    parameters, called = _constructor(kind), _call(kind)
+    given_width = any(p.name == WIDTH for p in parameters)
+    initial = "w_init" in _built(kind).parameters
+
+    def made(embed_dim: int, **given: Any) -> Held:
+        hk: Any = import_module("haiku")
+        extra: dict[str, Any] = {"w_init": hk.initializers.VarianceScaling(1.0)} if initial else {}
+        extra |= {WIDTH: embed_dim} if given_width else {}
+        pure = hk.transform(lambda *inputs, **options: cast(Any, kind)(**given, **extra)(*inputs, **options))
+        inputs = _zeros(embed_dim, called)
+        arrays, joined = _split(_first([partial(pure.init, random_key(), *each) for each in inputs]))
+
+        def answer(arrays: Mapping[str, Any], inputs: Sequence[Any], options: Mapping[str, Any]) -> Any:
+            return pure.apply(joined(arrays), random_key(), *inputs, **options)
+
+        return Held(arrays, answer, "jax")
+
+    return cast("type[nn.Module]", mirror_class(kind, made, _with_width(parameters), called))
+
+
+def _equinox(kind: type) -> type[nn.Module]:
+    parameters, called = _constructor(kind), _call(kind)
+    random = [n for n, p in _built(kind).parameters.items() if n in HIDDEN or is_random(p)]
+
+    def made(**given: Any) -> Held:
+        module: Any = kind(**given, **{name: random_key() for name in random})
+        arrays, joined = _split(module)
+
+        def answer(arrays: Mapping[str, Any], inputs: Sequence[Any], options: Mapping[str, Any]) -> Any:
+            return joined(arrays)(*inputs, **options)
+
+        return Held(arrays, answer, "jax")
+
+    return cast("type[nn.Module]", mirror_class(kind, made, inspect.Signature(parameters), called))
+
+
+def _nnx(kind: type) -> type[nn.Module]:
+    parameters, called = _constructor(kind), _call(kind)
+    uncached = {"decode": False}
+    at_start = uncached if "decode" in _built(kind).parameters else {}
+    fixed = {n: x for n, x in {**_fixed(kind), **uncached}.items() if n in called.parameters}
+
+    def made(**given: Any) -> Held:
+        nnx: Any = import_module("flax.nnx")
+        module: Any = kind(**given, **at_start, rngs=nnx.Rngs(0))
+        graph, params, rest = nnx.split(module, nnx.Param, ...)
+        arrays, joined = _split(params)
+
+        def answer(arrays: Mapping[str, Any], inputs: Sequence[Any], options: Mapping[str, Any]) -> Any:
+            return nnx.merge(graph, joined(arrays), rest)(*inputs, **{**fixed, **options})
+
+        return Held(arrays, answer, "jax")
+
+    return cast("type[nn.Module]", mirror_class(kind, made, inspect.Signature(parameters), called))
+
+
+MAKERS: Mapping[str, Callable[[type], type[nn.Module]]] = {
+    "flax.linen": _linen,
+    "flax.nnx": _nnx,
+    "equinox": _equinox,
+    "haiku": _haiku,
+}
+"""How a class is mirrored, by the package of one of its bases."""

@@ -1,0 +1,93 @@
+"""Calls of functions: the arrays that one works on, and its own names for the suite's options."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
+from typing import Any
+
+import numpy as np
+
+from attention_conformance.implementations.adapters.jax_op import is_jax, jax_op
+from attention_conformance.implementations.adapters.numpy_op import numpy_op
+from attention_conformance.implementations.api.contract import Claims
+from attention_conformance.implementations.discovery.claim_checks import AdapterRun, ClaimCheck
+from attention_conformance.implementations.discovery.signatures import Options
+from attention_conformance.implementations.discovery.vocabulary import MaskForm
+
+
+@dataclass(frozen=True)
+class ArrayKind:
+    """The arrays that a function works on.
+
+    Attributes:
+        arrays: in words, for messages.
+        maker: makes a `run` of such a function.
+        is_kind: whether an answer is such an array.
+        alternatives: more keywords of the maker, by the name of the alternative.
+        exact_dtype: see `core_claims`.
+    """
+
+    arrays: str
+    maker: Callable[..., AdapterRun]
+    is_kind: Callable[[object], bool]
+    alternatives: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    exact_dtype: bool = True
+
+    def check(self, function: Callable[..., object], claims: Claims, device: str, dtype: str) -> ClaimCheck:
+        """A way to call the function."""
+        return ClaimCheck(function, partial(self.maker, polarity=claims.conventions.bool_mask), claims, device, dtype)
+
+
+NUMPY = ArrayKind(
+    "NumPy arrays",
+    numpy_op,
+    lambda answer: isinstance(answer, np.ndarray),
+    {"with read-only arrays": {"read_only": True}},
+)
+JAX = ArrayKind("JAX arrays", jax_op, is_jax)
+
+
+@cache
+def tensors_kind() -> ArrayKind:
+    """Torch's, where it is installed."""
+    import torch
+
+    from attention_conformance.implementations.adapters.torch_op import torch_op
+
+    return ArrayKind(
+        "torch tensors",
+        torch_op,
+        lambda answer: isinstance(answer, torch.Tensor),
+        {"in inference mode": {"context": torch.inference_mode}, "in tensors that were used before": {"reused": True}},
+        exact_dtype=False,
+    )
+
+
+@dataclass(frozen=True)
+class RenamedCall:
+    """The function under the names that the suite gives its options."""
+
+    function: Callable[..., object]
+    options: Options
+    form: MaskForm = MaskForm.GIVEN
+
+    def __call__(self, *inputs: Any, **options: Any) -> object:
+        """The function's answer."""
+        return self.bound_call(*inputs, **options)()
+
+    def bound_call(self, *inputs: Any, **options: Any) -> Callable[[], Any]:
+        """The same call, prepared."""
+        if self.form is not MaskForm.GIVEN and "attn_mask" in options:
+            options["attn_mask"] = self._formed(options["attn_mask"], (*inputs[0].shape[:3], inputs[1].shape[2]))
+        given = self.options.scaled(self.options.renamed(options), inputs[0].shape[-1])
+        return partial(self.function, *inputs, **given)
+
+    def _formed(self, mask: Any, shape: tuple[int, ...]) -> Any:
+        whole = mask.expand(shape) if hasattr(mask, "expand") else np.broadcast_to(mask, shape)
+        return whole[:, 0] if self.form is MaskForm.SAMPLE else whole[0, 0]
+
+    def with_defaults(self) -> RenamedCall:
+        """The same with its defaults given in each call."""
+        return replace(self, options=self.options.with_defaults())

@@ -1,0 +1,173 @@
+"""Held arrays: plain classes with weights among their attributes, and functions that take weights, as modules."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import nn
+
+from attention_conformance.implementations.adapters.jax_op import is_jax
+from attention_conformance.implementations.api.safe_call import safe_call
+from attention_conformance.implementations.discovery.constructor_names import Size, size_of, value_of
+from attention_conformance.implementations.discovery.mirrors import Held, mirror_class
+from attention_conformance.implementations.discovery.signatures import is_variadic, required, role
+
+METHODS = (
+    "forward",
+    "__call__",
+    "call",
+    "apply",
+    "attention",
+    "attend",
+    "self_attention",
+    "compute",
+    "compute_attention",
+)
+"""The methods that may be the call of a class, the likelier first."""
+DEEPEST = 4
+"""Attributes of attributes that are searched for arrays."""
+SIZES = ("embed_dim", "num_heads")
+KEYS = {"key", "rng", "rngs", "seed", "rnd", "prng", "prngkey"}
+"""Words in the names of parameters that take a source of random numbers."""
+ROLE = r"(?:q|k|v|o|0|out|output|qkv|kv|concat|query|key|value|queries|keys|values)"
+HOLDER = r"(?:w|b|bias|weights?|kernel|proj|projection)"
+WEIGHT = re.compile(rf"^(?:{HOLDER}_?{ROLE}|{ROLE}_?{HOLDER}|{HOLDER}_{ROLE}_?{HOLDER}?)$", re.IGNORECASE)
+"""Names of arguments that are weights or biases."""
+
+
+def is_random(parameter: inspect.Parameter) -> bool:
+    """Whether a parameter of a constructor takes a source of random numbers."""
+    return bool(KEYS & {*parameter.name.lower().split("_")}) and size_of(parameter.name) is None
+
+
+def plain_class(kind: type) -> type[nn.Module] | None:
+    """A class that keeps its weights in attributes, as a module; None where none of its arrays is seen."""
+    name = next((n for n in METHODS if inspect.isfunction(inspect.getattr_static(kind, n, None))), "")
+    if not name:
+        return None
+    own = [p for p in inspect.signature(kind).parameters.values() if not is_variadic(p)]
+    shown = [p for p in own if not (required(p) and is_random(p))]
+    drawn = [p.name for p in own if p not in shown]
+
+    def made(**given: Any) -> Held:
+        made = kind(**given, **{name: random_key() for name in drawn})
+        places = dict(_arrays(made, "", DEEPEST))
+        if not places:
+            raise ValueError("it has no weights")
+        kept = {path: owner[at] for path, (owner, at) in places.items()}
+
+        def answer(arrays: Mapping[str, Any], inputs: Sequence[Any], options: Mapping[str, Any]) -> Any:
+            for path, (owner, at) in places.items():
+                owner[at] = arrays[path]
+            return getattr(made, name)(*inputs, **options)
+
+        return Held(kept, answer, framework_of(next(iter(kept.values()))))
+
+    method = inspect.signature(getattr(kind, name))
+    called = method.replace(parameters=list(method.parameters.values())[1:])
+    mirror = cast("type[nn.Module]", mirror_class(kind, made, inspect.Signature(shown), called))
+    return mirror if _can_be_built(mirror, shown) else None
+
+
+def _can_be_built(mirror: type[nn.Module], parameters: Sequence[inspect.Parameter]) -> bool:
+    """Whether it has weights, with sizes for whatever it needs."""
+    given = {p.name: value_of(size_of(p.name) or Size.WIDTH, 12, 3) for p in parameters if required(p)}
+    return safe_call(lambda: mirror(**given)).value is not None
+
+
+def random_key() -> Any:
+    """A source of random numbers, of JAX where it is loaded."""
+    if "jax" not in sys.modules:
+        return 0
+    import jax
+
+    return jax.random.PRNGKey(0)
+
+
+def framework_of(array: Any) -> str:
+    """By what it is computed with."""
+    return "torch" if isinstance(array, torch.Tensor) else "jax" if is_jax(array) else "numpy"
+
+
+def _arrays(owner: Any, path: str, depth: int) -> Iterator[tuple[str, tuple[Any, Any]]]:
+    """The floating arrays among its attributes and theirs, by path, each with what has it and under which key."""
+    inside: Any = owner if isinstance(owner, dict | list) else getattr(owner, "__dict__", None)
+    if inside is None or depth == 0 or isinstance(owner, type) or inspect.isroutine(owner):
+        return
+    for at, each in list(enumerate(inside) if isinstance(inside, list) else inside.items()):
+        name = f"{path}.{at}" if path else str(at)
+        if is_weight(each):
+            yield name, (inside, at)
+        elif isinstance(each, dict | list) or hasattr(each, "__dict__"):
+            yield from _arrays(each, name, depth - 1)
+
+
+def is_weight(each: Any) -> bool:
+    """Whether it is an array of floating numbers with an axis."""
+    if isinstance(each, torch.Tensor):
+        return each.is_floating_point() and each.ndim > 0
+    of_arrays = isinstance(each, np.ndarray) or is_jax(each)
+    return of_arrays and getattr(each, "ndim", 0) > 0 and bool(np.issubdtype(each.dtype, np.floating))
+
+
+def weighted_function(function: Any) -> type[nn.Module] | None:
+    """A function that takes its weights as arguments, as a module; None where their names are not those of weights."""
+    signature = safe_call(lambda: inspect.signature(function)).value
+    if signature is None or isinstance(function, type):
+        return None
+    every = [p for p in signature.parameters.values() if not is_variadic(p)]
+    weights = [p for p in every if required(p) and WEIGHT.match(p.name)]
+    roles = {each for p in weights for each in _roles(p.name)}
+    rest = [p for p in every if p not in weights]
+    if not {"q", "k", "v"} <= roles or not any(required(p) for p in rest):
+        return None
+    sizes = [p for p in rest if required(p) and size_of(p.name) in (Size.HEADS, Size.WIDTH, Size.HEAD_WIDTH)]
+    sizes = [p for p in sizes if role(p.name) is None]
+    called = signature.replace(parameters=[p for p in rest if p not in sizes])
+    heads = any(size_of(p.name) is Size.HEADS for p in sizes)
+
+    def made(embed_dim: int, num_heads: int = 1) -> Held:
+        given = {p.name: value_of(cast(Size, size_of(p.name)), embed_dim, num_heads) for p in sizes}
+
+        def answer(arrays: Mapping[str, Any], inputs: Sequence[Any], options: Mapping[str, Any]) -> Any:
+            bound = dict(zip([n for n in called.parameters if n not in options], inputs, strict=False))
+            return function(**bound, **options, **arrays, **given)
+
+        arrays = {p.name: _of_shape(p.name, embed_dim) for p in weights}
+        return Held(arrays, answer, _computes_with(answer, arrays, embed_dim, called))
+
+    names = SIZES if heads else SIZES[:1]
+    built = inspect.Signature([inspect.Parameter(n, inspect.Parameter.POSITIONAL_OR_KEYWORD) for n in names])
+    return cast("type[nn.Module]", mirror_class(function, made, built, called))
+
+
+def _roles(name: str) -> str:
+    """The roles that the name of a weight states."""
+    word = re.sub(rf"^{HOLDER}_?(?={ROLE})|_?{HOLDER}$", "", name, count=1, flags=re.IGNORECASE).lower().strip("_")
+    return word if word in ("qkv", "kv") else word[:1]
+
+
+def _of_shape(name: str, width: int) -> Any:
+    """A weight (E, n * E) or bias (n * E,)."""
+    columns = max(1, len(_roles(name))) * width
+    is_bias = re.match(r"^(b|bias)(_|[A-Z]|[qkvo]|out)|_(b|bias)$", name) is not None
+    return np.ones((columns,) if is_bias else (width, columns), np.float32) / width
+
+
+def _computes_with(answer: Callable[..., Any], arrays: Mapping[str, Any], width: int, called: inspect.Signature) -> str:
+    """The framework whose arrays it takes."""
+    count = sum(required(p) for p in called.parameters.values())
+    x = np.ones((2, 4, width), np.float32)
+    for each in (x, x[0]):
+        found = safe_call(partial(answer, arrays, [each] * count, {})).value
+        first = found[0] if isinstance(found, tuple | list) and found else found
+        if isinstance(first, np.ndarray) or is_jax(first):
+            return framework_of(first)
+    return "torch"

@@ -1,0 +1,159 @@
+"""Mirrors: torch modules whose parameters are the arrays of something that is none, such as a class of NumPy arrays."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import nn
+
+from attention_conformance.implementations.adapters.jax_op import is_jax
+from attention_conformance.implementations.adapters.tensors import to_array, to_tensor
+
+Answer = Callable[[Mapping[str, Any], Sequence[Any], Mapping[str, Any]], Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Held:
+    """Something with arrays inside, built.
+
+    Attributes:
+        arrays: its weights and biases, by path.
+        answer: what it answers with other arrays in their places, to inputs by position and options by name.
+        framework: "numpy", "jax" or "torch": what it computes with.
+    """
+
+    arrays: Mapping[str, Any]
+    answer: Answer
+    framework: str
+
+
+class Mirror(nn.Module):
+    """The base of the classes that `mirror_class` makes."""
+
+    made: ClassVar[Callable[..., Held]]
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__()
+        bound = inspect.signature(type(self)).bind(*given, **named)
+        self.held = type(self).made(**bound.arguments)
+        for path, array in self.held.arrays.items():
+            _register(self, path, to_tensor(np.array(array, np.float32)))
+
+    def forward(self, *inputs: Any, **options: Any) -> Any:
+        """Its answer in tensors."""
+        parameters = {path: self._at(path) for path in self.held.arrays}
+        if self.held.framework == "torch":
+            return self.held.answer(parameters, inputs, options)
+        if self.held.framework == "numpy":
+            arrays = {path: _into_array(each) for path, each in parameters.items()}
+            answer = self.held.answer(arrays, [*map(_into_array, inputs)], _converted(options, _into_array))
+            return _in_tensors(answer)
+        return _of_jax(self.held.answer, parameters, inputs, options)
+
+    def _at(self, path: str) -> torch.Tensor:
+        """What stands at the path: a parameter, or the buffer that it is held at; zeros where it was taken out."""
+        owner, _, name = path.rpartition(".")
+        tensor: torch.Tensor | None = getattr(self.get_submodule(owner), name)
+        if tensor is None:
+            like = next(self.parameters())
+            return like.new_zeros(np.shape(self.held.arrays[path]))
+        return tensor
+
+
+def _register(module: nn.Module, path: str, tensor: torch.Tensor) -> None:
+    *owners, name = path.split(".")
+    for owner in owners:
+        if owner not in dict(module.named_children()):
+            module.add_module(owner, nn.Module())
+        module = module.get_submodule(owner)
+    module.register_parameter(name, nn.Parameter(tensor))
+
+
+def mirror_class(kind: Any, made: Callable[..., Held], built: inspect.Signature, called: inspect.Signature) -> type:
+    """A subclass of `Mirror` that is built and called with these signatures, the latter without self."""
+
+    def forward(self: Mirror, *inputs: Any, **options: Any) -> Any:
+        return Mirror.forward(self, *inputs, **options)
+
+    own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+    forward.__signature__ = called.replace(  # type: ignore[attr-defined]  # what inspect.signature reads
+        parameters=[own, *called.parameters.values()]
+    )
+    text = {"__doc__": kind.__doc__, "__signature__": built}
+    return type(kind.__name__, (Mirror,), {**text, "made": staticmethod(made), "forward": forward})
+
+
+def _converted(options: Mapping[str, Any], into: Callable[[torch.Tensor], Any]) -> dict[str, Any]:
+    return {name: into(each) if isinstance(each, torch.Tensor) else each for name, each in options.items()}
+
+
+def _into_array(tensor: torch.Tensor) -> Any:
+    return to_array(tensor.detach())
+
+
+def _into_jax(tensor: torch.Tensor) -> Any:
+    import jax
+
+    return jax.numpy.asarray(to_array(tensor.detach()))
+
+
+def _in_tensors(answer: Any) -> Any:
+    if isinstance(answer, tuple | list):
+        return tuple(map(_in_tensors, answer))
+    if isinstance(answer, dict):
+        return {name: _in_tensors(each) for name, each in answer.items()}
+    if is_jax(answer) or isinstance(answer, np.ndarray):
+        return to_tensor(np.array(answer))
+    return answer
+
+
+def _of_jax(answer: Answer, parameters: Mapping[str, Any], inputs: Sequence[Any], options: Mapping[str, Any]) -> Any:
+    """The answer of JAX, with gradients for the parameters and inputs where torch computes them."""
+    import jax
+
+    paths, floats = list(parameters), [*parameters.values(), *inputs]
+
+    def run(arrays: Sequence[Any]) -> Any:
+        count = len(paths)
+        with jax.enable_x64(True):
+            return answer(dict(zip(paths, arrays[:count], strict=True)), arrays[count:], _converted(options, _into_jax))
+
+    if torch.is_grad_enabled() and any(each.requires_grad for each in floats):
+        call: Any = _JaxCall
+        flat = call.apply(run, *floats)
+        return flat[0] if len(flat) == 1 else flat
+    with jax.enable_x64(True):
+        return _in_tensors(run([*map(_into_jax, floats)]))
+
+
+class _JaxCall(torch.autograd.Function):
+    """A call of JAX; its gradient is that of the first part of the answer."""
+
+    @staticmethod
+    def forward(ctx: Any, run: Callable[[Sequence[Any]], Any], *floats: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The parts of the answer."""
+        import jax
+
+        def first(*arrays: Any) -> tuple[Any, Any]:
+            answer = run(arrays)
+            parts = [*answer] if isinstance(answer, tuple | list) else [answer]
+            return parts[0], parts[1:]
+
+        with jax.enable_x64(True):
+            output, ctx.backward_of, others = jax.vjp(first, *map(_into_jax, floats), has_aux=True)
+        kept = tuple(part for part in map(_in_tensors, others) if isinstance(part, torch.Tensor))
+        ctx.mark_non_differentiable(*kept)
+        return (_in_tensors(output), *kept)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor, *_: Any) -> tuple[Any, ...]:
+        """The gradients of the parameters and inputs."""
+        import jax
+
+        with jax.enable_x64(True):
+            return (None, *map(_in_tensors, ctx.backward_of(_into_jax(gradient))))

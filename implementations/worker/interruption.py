@@ -1,0 +1,86 @@
+"""A call that is interrupted at each of its first lines by a whole call in another thread, as a scheduler may do it."""
+
+import sys
+import time
+from collections.abc import Callable
+from threading import Thread
+from types import FrameType
+from typing import Any
+
+from attention_conformance.implementations.api.contract import Result
+from attention_conformance.implementations.api.safe_call import LIBRARIES, CandidateError
+
+LINES = 24
+"""Lines of the candidate at which a call is interrupted."""
+SPENT = 5.0
+"""Seconds of interrupting calls after which there are no more of them: some candidates are interpreted."""
+SUITE = __name__.partition(".")[0]
+OTHERS = (*(f"{SUITE}.implementations.{room}." for room in ("adapters", "api", "worker")), f"{SUITE}.spec.")
+"""Modules of the suite that are no candidate's."""
+PASSED_OVER = (LIBRARIES - {SUITE}) | sys.stdlib_module_names
+BLOCKED = 0.5
+"""Seconds after which an interrupting call is taken to wait for a lock that the interrupted one holds."""
+STUCK = 60.0
+"""Seconds after which a call that nothing holds up any more is taken not to end."""
+
+Run = Callable[[], Result]
+
+
+class _Call(Thread):
+    """One call in a thread of its own, which keeps its result or its exception."""
+
+    def __init__(self, run: Run, trace: Callable[..., Any] | None = None) -> None:
+        super().__init__(daemon=True)
+        self.made, self.trace = run, trace
+        self.result: Result | None = None
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        sys.settrace(self.trace)
+        try:
+            self.result = self.made()
+        except BaseException as error:
+            self.error = error
+        finally:
+            sys.settrace(None)
+
+    def answer(self) -> Result:
+        """Waits for the result, or raises what the call has raised."""
+        self.join(STUCK)
+        if self.error is not None:
+            raise self.error
+        if self.result is None:
+            raise CandidateError("a call does not end where another thread makes one")
+        return self.result
+
+
+def _of_candidate(frame: FrameType) -> bool:
+    name = str(frame.f_globals.get("__name__"))
+    return name.partition(".")[0] not in PASSED_OVER and not name.startswith(OTHERS)
+
+
+def interrupted(run: Run, by: Run) -> tuple[Result, Result]:
+    """The answer of a call, and that of the last of the calls that have interrupted it.
+
+    The interrupting ones end before it goes on, unless they wait for it. Code that is not Python is not interrupted.
+
+    Raises:
+        CandidateError: a call does not end.
+    """
+    calls, start = [_Call(by)], time.monotonic()
+    calls[0].start()
+    calls[0].join(STUCK)
+
+    def trace(frame: FrameType, event: str, argument: object) -> Callable[..., Any] | None:
+        more = len(calls) <= LINES and time.monotonic() - start < SPENT
+        if not more or not _of_candidate(frame):
+            return None
+        if event == "line" and not calls[-1].is_alive() and calls[-1].error is None:
+            calls.append(_Call(by))
+            calls[-1].start()
+            calls[-1].join(BLOCKED)
+        return trace
+
+    outer = _Call(run, trace)
+    outer.start()
+    return outer.answer(), calls[-1].answer()

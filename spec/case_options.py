@@ -1,0 +1,125 @@
+"""The options of a case that need a claim: their examples, and the arguments by which callables take them."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from attention_conformance.spec.features import NOTHING, Extension, Feature, KeySplits, Packing, PositionIds
+
+
+@dataclass(frozen=True)
+class CaseOption:
+    """An option of a case, and the keyword arguments by which callables take it.
+
+    Attributes:
+        feature: what an implementation that supports it claims.
+        setting: the field or property of `Extension` that differs from the default where a case has it. Its value is
+            passed, unless the problem has arrays with the names of the arguments.
+        example: a case that has it; options are detected, and combined with each other, by their examples.
+        keywords: the suite's name of each argument, and the names that others give it.
+        neutral: what a required parameter is given where a problem does not use the option.
+        draw: (generator, num_heads, extension) -> its array, of no round numbers.
+        convention: the field of `Conventions` on which the answer depends, or nothing.
+        presumed: what else the example has, without which the option means nothing.
+    """
+
+    feature: Feature
+    setting: str
+    example: Extension
+    keywords: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    neutral: object = None
+    draw: Callable[[Any, int, Extension], Any] | None = None
+    convention: str = ""
+    presumed: Extension = NOTHING
+
+    def used(self, extension: Extension) -> bool:
+        """Whether a case with this extension has it."""
+        return bool(getattr(extension, self.setting) != getattr(NOTHING, self.setting))
+
+
+CASE_OPTIONS = (
+    CaseOption(Feature.DROPOUT, "dropout_p", Extension(dropout=0.5, dropout_seed=1), {"dropout_p": ()}),
+    CaseOption(Feature.EVALUATION, "training", Extension(evaluation=True), {"training": ()}),
+    CaseOption(
+        Feature.WINDOW,
+        "window_size",
+        Extension(window_left=2, window_right=1),
+        {"window_size": ()},
+        neutral=(-1, -1),
+        convention="window_count",
+    ),
+    CaseOption(Feature.SOFTCAP, "softcap", Extension(softcap=2.0), {"softcap": ("logits_soft_cap", "logit_cap")}),
+    CaseOption(
+        Feature.ROTARY, "rotary_base", Extension(rotary_base=100.0), {"rotary_base": ()}, convention="rotary_pairing"
+    ),
+    CaseOption(
+        Feature.PARTIAL_ROTARY,
+        "rotary_dim",
+        Extension(rotary_base=100.0, rotary_dim=2),
+        {"rotary_dim": ("rotary_embedding_dim", "rotary_ndims")},
+        presumed=Extension(rotary_base=100.0),
+    ),
+    CaseOption(
+        Feature.POSITION_IDS,
+        "position_ids",
+        Extension(rotary_base=100.0, position_ids=PositionIds.ASCENDING),
+        {
+            "query_positions": ("q_position_ids", "q_positions", "position_ids"),
+            "key_positions": ("k_position_ids", "kv_position_ids", "k_positions", "kv_positions"),
+        },
+        presumed=Extension(rotary_base=100.0),
+    ),
+    CaseOption(Feature.QUERY_START, "query_start", Extension(query_start=2), {"query_start": ("q_offset",)}),
+    CaseOption(
+        Feature.QUERY_STARTS, "query_starts", Extension(query_starts=True), {"query_starts": ("q_offsets", "q_starts")}
+    ),
+    CaseOption(
+        Feature.SINKS,
+        "sinks",
+        Extension(sinks=True),
+        {"sinks": ("sink",)},
+        draw=lambda rng, heads, _: 1.5 * rng.standard_normal(heads),
+    ),
+    CaseOption(
+        Feature.ALIBI,
+        "alibi",
+        Extension(alibi=True),
+        {"alibi_slopes": ()},
+        draw=lambda rng, heads, _: rng.uniform(0.1, 0.9, heads),
+    ),
+    CaseOption(
+        Feature.RELATIVE_BIAS,
+        "relative_bias",
+        Extension(relative_bias=2),
+        {"relative_bias": ()},
+        draw=lambda rng, heads, extension: rng.standard_normal((heads, 2 * extension.relative_bias + 1)),
+    ),
+    CaseOption(Feature.ZERO_ATTN, "zero_attn", Extension(zero_attn=True), {"add_zero_attn": ()}, neutral=False),
+    CaseOption(Feature.BIAS_KV, "bias_kv", Extension(bias_kv=True)),
+    CaseOption(
+        Feature.HEAD_GATES,
+        "head_gates",
+        Extension(head_gates=True),
+        {"head_gates": ()},
+        draw=lambda rng, heads, _: rng.uniform(0.4, 1.6, heads) * [-1.0 if h % 3 == 1 else 1.0 for h in range(heads)],
+    ),
+    CaseOption(
+        Feature.KEY_SPLITS,
+        "key_splits",
+        Extension(key_splits=KeySplits.PAIR),
+        {"split_lengths": ("kv_split_lengths", "chunk_lengths")},
+    ),
+    CaseOption(
+        Feature.SEGMENTS,
+        "has_segments",
+        Extension(packing=Packing.SEGMENTS),
+        {"query_segments": ("q_segment_ids", "segment_ids"), "key_segments": ("kv_segment_ids",)},
+    ),
+    CaseOption(
+        Feature.CUMULATIVE_LENGTHS,
+        "has_lengths",
+        Extension(packing=Packing.LENGTHS),
+        {"cu_seqlens_q": (), "cu_seqlens_k": ()},
+    ),
+)
+"""In the order in which their arrays are drawn."""

@@ -1,0 +1,152 @@
+"""The command `matrix`: implementations of other packages, each judged in an environment of its own.
+
+Exit status: 0 all were judged, and nothing got worse; 1 something got worse; 2 one could not be judged; 4 no package
+has the given name.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import partial
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from attention_conformance import __version__
+from attention_conformance.implementations.worker.elsewhere import module_command
+from attention_conformance.tests.cli.matrix_packages import Package, PackageError, environment, packages, versions
+from attention_conformance.tests.harness.run.exit_status import ExitStatus
+from attention_conformance.tests.report.diff import compared, run_of
+
+CACHE = Path.home() / ".cache" / "attention-conformance" / "environments"
+STATE, TABLE = "state.json", "matrix.md"
+LIMIT = 1800.0
+"""Seconds for one implementation."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One implementation.
+
+    Attributes:
+        verdict: that of its report, or "not judged".
+        holding, judged: clauses.
+        failing: the clauses that a MUST fails of.
+        reason: why it was not judged, or how it differs from the last time.
+        worse: whether less holds than the last time.
+    """
+
+    name: str
+    package: str
+    verdict: str
+    holding: int = 0
+    judged: int = 0
+    failing: tuple[str, ...] = ()
+    reason: str = ""
+    worse: bool = False
+
+
+def matrix(given: Namespace) -> int:
+    """Judges the packages that match, prints and writes the table, and returns the exit status."""
+    chosen = [each for each in packages() if not given.pattern or any(fnmatchcase(each.name, p) for p in given.pattern)]
+    if not chosen:
+        names = ", ".join(each.name for each in packages())
+        print(f"matrix: no package is called {', '.join(given.pattern)}; there are: {names}", file=sys.stderr)
+        return ExitStatus.UNUSABLE
+    given.report.mkdir(parents=True, exist_ok=True)
+    with ThreadPoolExecutor(given.jobs) as pool:
+        rows = [row for several in pool.map(partial(_judged, given=given), chosen) for row in several]
+    lines = list(table(rows))
+    (given.report / TABLE).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    print("\n".join(lines))
+    if any(row.verdict == "not judged" for row in rows):
+        return ExitStatus.INTERRUPTED
+    return ExitStatus.FAILS if any(row.worse for row in rows) else ExitStatus.CONFORMS
+
+
+def table(rows: Sequence[Row]) -> Iterator[str]:
+    """The rows in Markdown."""
+    yield from ("| implementation | package | verdict | clauses that hold | failing | note |", "| --- " * 6 + "|")
+    for row in rows:
+        held = f"{row.holding} of {row.judged}" if row.judged else ""
+        failing = ", ".join(f"`{clause}`" for clause in row.failing)
+        yield f"| {row.name} | {row.package} | {row.verdict} | {held} | {failing} | {row.reason.replace('|', '/')} |"
+
+
+def _judged(package: Package, given: Namespace) -> list[Row]:
+    """The rows of a package; one that cannot be installed is one row."""
+    try:
+        python = environment(package, given.environments, given.constraint)
+    except PackageError as error:
+        return [Row(package.name, package.name, "not judged", reason=str(error))]
+    return [_row(package, name, python, given) for name in package.implementations]
+
+
+def _row(package: Package, name: str, python: Path, given: Namespace) -> Row:
+    folder = given.report / f"{package.name}.{name}"
+    selected = {"suite": __version__, "tier": given.tier, "clauses": given.clause}
+    state = {**selected, "installed": versions(python), "file": _digest(package.file)}
+    before = _kept(folder, state)
+    if before is None:
+        return _read(package, folder, "as before")
+    command = [*module_command("attention_conformance"), "check", f"{package.file}:{name}", "--python", str(python)]
+    options = ["--tier", given.tier, "--report", str(folder), *(f"--clause={each}" for each in given.clause)]
+    options += [f"--convention={key}={value}" for key, value in package.conventions.items()]
+    try:
+        done = subprocess.run([*command, *options], capture_output=True, text=True, timeout=LIMIT)
+    except subprocess.TimeoutExpired:
+        return Row(name, package.name, "not judged", reason=f"it took longer than {LIMIT:g} s")
+    if done.returncode not in (ExitStatus.CONFORMS, ExitStatus.FAILS):
+        last = (done.stderr.strip() or done.stdout.strip()).splitlines()[-1:]
+        return Row(name, package.name, "not judged", reason=f"exit status {done.returncode}: {''.join(last)[:200]}")
+    (folder / STATE).write_text(json.dumps(state, indent=1) + "\n", encoding="utf-8")
+    return _read(package, folder, *_compared(before, folder))
+
+
+def _kept(folder: Path, state: dict[str, Any]) -> Path | None:
+    """None where the last report is of the same state; otherwise where it is kept now, if there is one."""
+    before = folder.with_name(f"{folder.name}.before")
+    if (folder / STATE).is_file():
+        if json.loads((folder / STATE).read_text(encoding="utf-8")) == state:
+            return None
+        shutil.rmtree(before, ignore_errors=True)
+        folder.rename(before)
+    return before
+
+
+def _compared(before: Path, folder: Path) -> tuple[str, bool]:
+    """What to note of the difference from the last report, and whether less holds."""
+    if not before.is_dir():
+        return "", False
+    changes = compared(run_of(before), run_of(folder)).changes
+    worse = [change for change in changes if change.worse]
+    lost = ", ".join(dict.fromkeys(change.clause or change.implementation for change in worse))
+    return (f"worse than before: {lost}" if worse else f"{len(changes)} changes, none for the worse"), bool(worse)
+
+
+def _read(package: Package, folder: Path, reason: str = "", worse: bool = False) -> Row:
+    (entry,) = json.loads((folder / "report.json").read_text(encoding="utf-8"))["implementations"]
+    counts, verdicts = entry["counts"], entry["verdicts"]
+    failing = dict.fromkeys(v["clause"] for v in verdicts if v["status"] == "fail" and v["level"] == "MUST")
+    return Row(
+        entry["name"],
+        package.name,
+        entry["verdict"],
+        counts["holds"],
+        counts["judged"],
+        tuple(failing),
+        reason,
+        worse,
+    )
+
+
+def _digest(file: Path) -> str:
+    return sha256(file.read_bytes()).hexdigest()[:16]

@@ -1,0 +1,124 @@
+"""Packages of the matrix: what each file of `implementations/packages` needs, and the environment it is loaded in."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from importlib.util import find_spec
+from pathlib import Path
+
+FOLDER = Path(__file__).parents[2] / "implementations" / "packages"
+METADATA = re.compile(r"(?ms)^# /// script$\s(?P<lines>(^#(| .*)$\s)+)^# ///$")
+"""Inline metadata, as PEP 723 defines it."""
+TABLE = "attention-conformance"
+READY = "ready.txt"
+"""The file that states that an environment is complete: the versions of all that is installed there."""
+INSTALLING = 1800.0
+"""Seconds in which an environment has to be installed."""
+
+
+class PackageError(ValueError):
+    """A package that cannot be used; the message is one line."""
+
+
+@dataclass(frozen=True)
+class Package:
+    """A file of implementations.
+
+    Attributes:
+        name: of the file, without suffix.
+        dependencies: requirements, pinned.
+        implementations: the names of those that it defines, or of classes and functions that are presented as they are.
+        conventions: what they claim, where that is not written in the file.
+    """
+
+    name: str
+    file: Path
+    dependencies: tuple[str, ...]
+    implementations: tuple[str, ...]
+    conventions: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, file: Path) -> Package:
+        """The package of a file.
+
+        Raises:
+            PackageError: its metadata lack something.
+        """
+        found = METADATA.search(file.read_text(encoding="utf-8"))
+        if found is None:
+            raise PackageError(f"{file} has no inline metadata (PEP 723)")
+        lines = (line[2:] if line.startswith("# ") else line[1:] for line in found["lines"].splitlines())
+        try:
+            given = tomllib.loads("\n".join(lines))
+            own = given["tool"][TABLE]
+            names, conventions = tuple(own["implementations"]), dict(own.get("conventions", {}))
+            return cls(file.stem, file, tuple(given["dependencies"]), names, conventions)
+        except (tomllib.TOMLDecodeError, KeyError, TypeError) as error:
+            raise PackageError(f"the metadata of {file} cannot be used: {type(error).__name__} {error}") from None
+
+    @property
+    def digest(self) -> str:
+        """Of all that an environment depends on."""
+        return sha256("\n".join((sys.version, *self.dependencies)).encode()).hexdigest()[:12]
+
+
+def packages(folder: Path = FOLDER) -> Iterator[Package]:
+    """Those of a folder, by name."""
+    for file in sorted(folder.glob("*.py")):
+        if not file.name.startswith("_"):
+            yield Package.of(file)
+
+
+def environment(package: Package, cache: Path, constraints: Path | None = None) -> Path:
+    """The interpreter of a package's environment, which is made once.
+
+    Raises:
+        PackageError: it cannot be installed.
+    """
+    folder = cache / f"{package.name}-{package.digest}"
+    python = folder / "bin" / "python"
+    if (folder / READY).is_file():
+        return python
+    shutil.rmtree(folder, ignore_errors=True)
+    install = ["install", *(["--constraint", str(constraints)] if constraints else []), *package.dependencies]
+    uv = _uv()
+    if uv:
+        _run([*uv, "venv", "--quiet", "--python", sys.executable, str(folder)], package)
+        _run([*uv, "pip", *install, "--quiet", "--python", str(python)], package)
+        listed = _run([*uv, "pip", "freeze", "--python", str(python)], package)
+    else:
+        _run([sys.executable, "-m", "venv", str(folder)], package)
+        _run([str(python), "-m", "pip", *install, "--quiet", "--disable-pip-version-check"], package)
+        listed = _run([str(python), "-m", "pip", "freeze"], package)
+    (folder / READY).write_text(listed, encoding="utf-8")
+    return python
+
+
+def versions(python: Path) -> list[str]:
+    """All that is installed in a package's environment, such as "numpy==2.4.6"."""
+    return (python.parents[1] / READY).read_text(encoding="utf-8").split()
+
+
+def _uv() -> list[str]:
+    """The command of uv; empty where it is not installed."""
+    if program := shutil.which("uv"):
+        return [program]
+    return [sys.executable, "-m", "uv"] if find_spec("uv") else []
+
+
+def _run(command: Sequence[str], package: Package) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=INSTALLING)
+    except subprocess.TimeoutExpired:
+        raise PackageError(f"{package.name} was not installed within {INSTALLING:g} s") from None
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+        raise PackageError(f"{package.name} cannot be installed: {last.strip()[:300]}")
+    return done.stdout

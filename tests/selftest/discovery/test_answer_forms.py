@@ -1,0 +1,120 @@
+"""Candidates as people write them: answers in other orders and containers, other layouts, classes that are called."""
+
+import pytest
+
+from attention_conformance.spec.conventions import EmptyRow
+from attention_conformance.spec.features import Feature
+from attention_conformance.spec.premises import NO_PREMISES
+from attention_conformance.tests.selftest.discovery.making import Make, assert_conforms, make, refused
+
+__all__ = ["make"]
+
+ANSWERS = {
+    "weights first": "def f(q, k, v): return attend(q, k, v)[1::-1]",
+    "list": "def f(q, k, v): return [attend(q, k, v)[0]]",
+    "dictionary": "def f(q, k, v): return dict(attentions=attend(q, k, v)[1], hidden=attend(q, k, v)[0])",
+    "dataclass": """
+import dataclasses
+@dataclasses.dataclass
+class Answer:
+    weights: object
+    context: object
+def f(*, query, key, value): return Answer(*attend(query, key, value)[1::-1])
+""",
+    "numpy": """
+def f(Q, K, V):
+    e = np.exp(Q @ K.swapaxes(-1, -2) / np.sqrt(Q.shape[-1], dtype=Q.dtype))
+    return {"weights": e / e.sum(-1, keepdims=True), "output": e @ V / e.sum(-1, keepdims=True)}
+""",
+}
+
+
+@pytest.mark.parametrize("text", ANSWERS.values(), ids=ANSWERS)
+def test_the_output_is_recognised_in_an_answer(make: Make, text: str) -> None:
+    made = make(text)
+    assert (Feature.WEIGHTS in made.claims) is ("list" not in text and "[attend" not in text)
+    assert_conforms(made)
+
+
+def test_a_wrong_output_in_a_dictionary_is_wrong(make: Make) -> None:
+    with pytest.raises(AssertionError, match="elements differ"):
+        assert_conforms(make("def f(q, k, v): return {'output': attend(q, k, v, scale=1.0)[0]}"))
+
+
+HEADS_THIRD = """
+def f(q, k, v, causal=False):
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    return attend(q, k, v, causal=causal)[0].transpose(1, 2)
+"""
+
+
+def test_a_layout_that_answers_in_any_axes_is_recognised(make: Make) -> None:
+    made = make(HEADS_THIRD)
+    assert "called in its own layout (B, L, H, d)" in made.about
+    assert_conforms(made)
+
+
+def test_heads_that_are_mixed_are_no_layout(make: Make) -> None:
+    made = make("def f(q, k, v): return attend(q, k, v)[0].mean(1, keepdim=True).expand(*q.shape[:-1], v.shape[-1])")
+    assert "layout" not in made.about
+    with pytest.raises(AssertionError, match="elements differ"):
+        assert_conforms(made)
+
+
+def test_a_mask_of_numbers_for_booleans_is_no_bias(make: Make) -> None:
+    made = make("""
+def f(q, k, v, mask=None):
+    return attend(q, k, v, None if mask is None else (1.0 - mask.to(q.dtype)) * -1e4)[0]
+""")
+    assert "float-mask not claimed: numbers in its 'mask' mask keys, and are not added" in made.about
+    assert Feature.BOOL_MASK in made.claims
+    assert_conforms(made)
+
+
+def test_a_bias_that_is_wrong_is_claimed(make: Make) -> None:
+    made = make("def f(q, k, v, mask=None): return attend(q, k, v, None if mask is None else 2.0 * mask)[0]")
+    assert Feature.FLOAT_MASK in made.claims
+    with pytest.raises(AssertionError, match="elements differ"):
+        assert_conforms(made)
+
+
+def test_an_added_mask_alone_leaves_nan_in_rows_without_keys(make: Make) -> None:
+    made = make("""
+def f(q, k, v, attention_mask=0.0):
+    return (q @ k.mT * q.shape[-1] ** -0.5 + attention_mask).softmax(-1) @ v
+""")
+    assert Feature.BOOL_MASK not in made.claims
+    assert made.claims.conventions.empty_row_float is EmptyRow.NAN
+
+
+@pytest.mark.parametrize("flag", ["", ", is_causal=False"], ids=["no names", "names of torch"])
+def test_nan_without_keys_is_a_mistake_only_where_names_promise_more(make: Make, flag: str) -> None:
+    made = make(f"""
+def f(q, k, v{flag}):
+    output, _, total = attend(q, k, v, causal=bool({bool(flag)} and is_causal))
+    return output * (total / total)[..., None]
+""")
+    assert (Feature.EMPTY_SIZES in made.claims) is bool(flag)
+    assert ("it answers NaN without keys" in made.about) is not bool(flag)
+
+
+def test_a_class_that_is_called_is_a_function(make: Make) -> None:
+    made = make("""
+class f:
+    def __init__(self, head_dim):
+        self.scale = head_dim**-0.5
+    def __call__(self, q, k, v, attn_mask=None):
+        return attend(q, k, v, attn_mask, scale=self.scale)[0]
+""")
+    assert made.claims.premises == NO_PREMISES
+    assert Feature.BOOL_MASK in made.claims
+    assert_conforms(made)
+
+
+def test_a_class_with_weights_of_its_own_is_refused(make: Make) -> None:
+    text = """
+class f:
+    def __init__(self): self.w = torch.eye(4)
+    def __call__(self, q, k, v): return attend(q @ self.w, k, v)[0]
+"""
+    assert refused(make, text).startswith("its constructor is f()")

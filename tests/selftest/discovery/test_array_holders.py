@@ -1,0 +1,200 @@
+"""Weights as arrays: plain classes, functions that take weights, and modules for one sample, judged as modules."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from attention_conformance.implementations.discovery.held_arrays import plain_class
+from attention_conformance.implementations.discovery.loading import TargetError, load_target
+from attention_conformance.implementations.discovery.promises import STATED
+from attention_conformance.spec.features import Feature, Scope
+from attention_conformance.tests.selftest.discovery.making import Make, assert_conforms, make, write
+
+__all__ = ["make"]
+
+NUMPY = """
+def shares(s):
+    e = np.exp(s - s.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
+def joined(q, k, v, h):
+    b, n, e = q.shape
+    q, k, v = (x.reshape(b, -1, h, e // h).transpose(0, 2, 1, 3) for x in (q, k, v))
+    out = shares(q @ k.swapaxes(-1, -2) / math.sqrt(e // h)) @ v
+    return out.transpose(0, 2, 1, 3).reshape(b, n, e)
+"""
+ONE_HEAD = """
+class f:
+    def __init__(self, emb_size: int):
+        self.W_q, self.W_k, self.W_v = (np.random.randn(emb_size, emb_size) for _ in range(3))
+    def forward(self, x):
+        q, k, v = (np.dot(x, w) for w in (self.W_q, self.W_k, self.W_v))
+        return shares(np.dot(q, k.T) / math.sqrt({width})) @ v
+"""
+WITH_WEIGHTS = """
+def f(Q, K, V, W_q, W_k, W_v, W_o, num_heads):
+    return joined(Q @ W_q, K @ W_k, V @ W_v, num_heads) @ W_o
+"""
+ONE_SAMPLE = """
+class f(nn.Module):
+    def __init__(self, d_in, d_out):
+        super().__init__()
+        self.W_query, self.W_key, self.W_value = (nn.Parameter(torch.rand(d_in, d_out)) for _ in range(3))
+    def forward(self, x):
+        scores = (x @ self.W_query) @ (x @ self.W_key).T
+        return (scores / self.W_key.shape[-1] ** 0.5).softmax(-1) @ (x @ self.W_value)
+"""
+LISTS = """
+class Linear:
+    def __init__(self, n):
+        self.weight, self.bias = np.random.randn(n, n), np.zeros(n)
+    def __call__(self, x):
+        return x @ self.weight + self.bias
+
+class f:
+    def __init__(self, d_model, n_heads):
+        self.h = n_heads
+        self.query, self.key, self.value, self.out = (Linear(d_model) for _ in range(4))
+    def __call__(self, query, key, value):
+        return self.out(joined(self.query(query), self.key(key), self.value(value), self.h))
+"""
+APPLIED = """
+class f(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v, is_causal=False):
+        assert q.shape[-2] % 16 == 0
+        ctx.save_for_backward(q, k, v)
+        ctx.causal = is_causal
+        return attend(q, k, v, causal=is_causal)[0]
+    @staticmethod
+    def backward(ctx, gradient):
+        given = [each.detach().requires_grad_() for each in ctx.saved_tensors]
+        with torch.enable_grad():
+            output = attend(*given, causal=ctx.causal)[0]
+        return (*torch.autograd.grad(output, given, gradient), None)
+"""
+OF_AN_IMAGE = """
+class f(nn.Module):
+    def __init__(self, dim, num_heads=8):
+        super().__init__()
+        self.h, self.qkv, self.proj = num_heads, nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+    def forward(self, x, H, W):
+        q, k, v = (split(each, self.h) for each in self.qkv(x).chunk(3, -1))
+        return self.proj(attend(q, k, v)[0].transpose(1, 2).flatten(2))
+"""
+LENGTHS_FIRST = """
+class f(nn.Module):
+    def __init__(self, heads, d_model):
+        super().__init__()
+        self.h = heads
+        self.query, self.key, self.value, self.output = (nn.Linear(d_model, d_model) for _ in range(4))
+    def forward(self, query, key, value, mask=None):
+        q, k, v = (p(x).unflatten(-1, (self.h, -1)) for p, x in
+                   ((self.query, query), (self.key, key), (self.value, value)))
+        s = torch.einsum("ibhd,jbhd->ijbh", q, k) / q.shape[-1] ** 0.5
+        s = s if mask is None else s.masked_fill(mask.unsqueeze(-1) == 0, -torch.inf)
+        return self.output(torch.einsum("ijbh,jbhd->ibhd", s.softmax(1), v).flatten(2))
+"""
+
+
+class OfJax:
+    """Attention of one head, of JAX arrays."""
+
+    def __init__(self, rnd_key: Any, d_model: int) -> None:
+        import jax
+
+        keys = jax.random.split(rnd_key, 3)
+        self.wq, self.wk, self.wv = (jax.random.normal(key, (d_model, d_model)) for key in keys)
+
+    def __call__(self, x: Any) -> Any:
+        import jax
+
+        q, k, v = (x @ w for w in (self.wq, self.wk, self.wv))
+        return jax.nn.softmax(q @ k.swapaxes(-1, -2), -1) @ v
+
+
+@pytest.mark.parametrize("text", [NUMPY + ONE_HEAD.format(width="x.shape[-1]"), NUMPY + LISTS, ONE_SAMPLE])
+def test_weights_in_attributes_are_set(make: Make, text: str) -> None:
+    implementation = make(text)
+    assert implementation.claims.scope is Scope.MODULE
+    assert_conforms(implementation)
+
+
+def test_a_wrong_scale_of_a_plain_class_is_seen(make: Make) -> None:
+    with pytest.raises(AssertionError, match="expected"):
+        assert_conforms(make(NUMPY + ONE_HEAD.format(width="2 * x.shape[-1]")))
+
+
+def test_a_function_that_takes_weights_is_a_module(make: Make) -> None:
+    implementation = make(NUMPY + WITH_WEIGHTS)
+    assert {
+        Feature.HEADS,
+        Feature.CROSS,
+        Feature.KEY_VALUE,
+        Feature.OUTPUT_PROJECTION,
+    } <= implementation.claims.features
+    assert_conforms(implementation)
+
+
+def test_a_class_of_arrays_of_jax_has_gradients() -> None:
+    pytest.importorskip("jax")
+    kind = plain_class(OfJax)
+    assert kind is not None
+    module, x = kind(d_model=4), torch.randn(2, 3, 4, requires_grad=True)
+    weights = [module.get_parameter(name).detach().clone().requires_grad_() for name in ("wq", "wk", "wv")]
+    q, k, v = (x @ weight for weight in weights)
+    for output in (module(x), (q @ k.mT).softmax(-1) @ v):
+        output.sum().backward()
+    for mirrored, weight in zip(module.parameters(), weights, strict=True):
+        assert mirrored.grad is not None
+        assert weight.grad is not None
+        assert torch.allclose(mirrored.grad, weight.grad, atol=1e-4)
+
+
+def test_height_and_width_are_no_inputs(make: Make) -> None:
+    implementation = make(OF_AN_IMAGE)
+    assert Feature.CROSS not in implementation.claims
+    assert_conforms(implementation)
+
+
+def test_an_autograd_function_is_applied(make: Make) -> None:
+    implementation = make(APPLIED)
+    assert {Feature.CAUSAL, Feature.GRADIENTS} <= implementation.claims.features
+    assert_conforms(implementation)
+
+
+def test_masks_with_the_samples_last_are_given_so(make: Make) -> None:
+    implementation = make(LENGTHS_FIRST)
+    assert Feature.BOOL_MASK in implementation.claims
+    assert_conforms(implementation)
+
+
+def test_a_file_of_a_project_finds_what_lies_in_it(make: Make, tmp_path: Path) -> None:
+    write(tmp_path, "project/parts/helping.py", "def same(x):\n    return x\n")
+    write(tmp_path, "project/__init__.py", "")
+    write(tmp_path, "project/relative.py", "from .parts.helping import same\n\ndef f(q, k, v):\n    return same(v)\n")
+    write(tmp_path, "project/absolute.py", "from project.parts.helping import same\nf = same\n")
+    for name in ("relative", "absolute"):
+        assert callable(load_target(f"project/{name}.py:f"))
+
+
+def test_a_project_with_the_name_of_a_library_leaves_the_library(make: Make, tmp_path: Path) -> None:
+    write(tmp_path, "torch/mine.py", "from .absent import same\n")
+    with pytest.raises(TargetError, match="ImportError"):
+        load_target("torch/mine.py:same")
+    assert sys.modules["torch"] is torch
+
+
+@pytest.mark.parametrize(
+    ("text", "stated"),
+    [
+        ("# Divide each embedding into multiple heads", False),
+        ("the number of heads divides the width", True),
+        ("embed_dim must be divisible by num_heads", True),
+    ],
+)
+def test_a_promise_to_refuse_widths_is_stated(text: str, stated: bool) -> None:
+    assert bool(STATED.search(text)) is stated

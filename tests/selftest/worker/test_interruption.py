@@ -1,0 +1,56 @@
+"""A call is interrupted between its lines by whole calls in another thread."""
+
+from threading import Lock
+
+import numpy as np
+import pytest
+
+from attention_conformance.implementations.api.contract import Result
+from attention_conformance.implementations.worker import interruption
+from attention_conformance.implementations.worker.interruption import interrupted
+
+SHARED: dict[str, float] = {}
+LOCK = Lock()
+
+
+def stored(number: float) -> Result:
+    SHARED["number"] = number
+    return Result(np.full(1, SHARED["number"]))
+
+
+def local(number: float) -> Result:
+    held = number
+    return Result(np.full(1, held))
+
+
+def locked(number: float) -> Result:
+    with LOCK:
+        SHARED["number"] = number
+        return Result(np.full(1, SHARED["number"]))
+
+
+def failing(number: float) -> Result:
+    raise ValueError(str(number))
+
+
+def test_what_calls_share_is_overwritten() -> None:
+    first, later = interrupted(lambda: stored(1.0), lambda: stored(2.0))
+    assert (first.output[0], later.output[0]) == (2.0, 2.0)
+
+
+def test_what_a_call_keeps_for_itself_is_not() -> None:
+    first, later = interrupted(lambda: local(1.0), lambda: local(2.0))
+    assert (first.output[0], later.output[0]) == (1.0, 2.0)
+
+
+def test_a_call_that_waits_for_a_lock_ends_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interruption, "BLOCKED", 0.01)
+    first, later = interrupted(lambda: locked(1.0), lambda: locked(2.0))
+    assert (first.output[0], later.output[0]) == (1.0, 2.0)
+
+
+def test_exceptions_are_those_of_the_call() -> None:
+    with pytest.raises(ValueError, match=r"^2\.0$"):
+        interrupted(lambda: local(1.0), lambda: failing(2.0))
+    with pytest.raises(ValueError, match=r"^1\.0$"):
+        interrupted(lambda: failing(1.0), lambda: local(2.0))

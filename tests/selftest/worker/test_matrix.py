@@ -1,0 +1,118 @@
+"""The matrix: packages are read, judged apart, kept while nothing changes, and compared when something does."""
+
+import json
+import sys
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+
+from attention_conformance.tests.cli import matrix_command
+from attention_conformance.tests.cli.matrix_command import STATE, TABLE, matrix
+from attention_conformance.tests.cli.matrix_packages import FOLDER, Package, PackageError, environment, packages
+from attention_conformance.tests.harness.run.exit_status import ExitStatus
+
+METADATA = """# /// script
+# requires-python = ">=3.11"
+# dependencies = ["numpy==2.4.6"]
+#
+# [tool.attention-conformance]
+# implementations = ["plain"]
+# conventions = { default-scale = "one" }
+# ///
+"""
+PLAIN = """
+import numpy as np
+from attention_conformance import Claims, Feature, Implementation, Scope, numpy_op
+
+def attention(query, key, value):
+    scores = query @ key.swapaxes(-1, -2) * np.float32(query.shape[-1] ** 0.0)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    return weights / weights.sum(-1, keepdims=True) @ value
+
+plain = Implementation("plain", Claims(Scope.OP, frozenset({Feature.CORE}), dtypes=("float32",)), numpy_op(attention))
+"""
+
+
+@pytest.fixture
+def given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Namespace:
+    """A matrix of one package, whose environment is this one."""
+    (tmp_path / "packages").mkdir()
+    (tmp_path / "packages" / "mine.py").write_text(METADATA + PLAIN)
+    monkeypatch.setattr(matrix_command, "packages", lambda: packages(tmp_path / "packages"))
+    monkeypatch.setattr(matrix_command, "environment", lambda *_: Path(sys.executable))
+    monkeypatch.setattr(matrix_command, "versions", lambda _: ["numpy==2.4.6"])
+    return Namespace(
+        pattern=[],
+        clause=["scores.*"],
+        report=tmp_path / "report",
+        jobs=1,
+        tier="quick",
+        environments=tmp_path,
+        constraint=None,
+    )
+
+
+def test_what_changed_is_judged_again_and_compared(given: Namespace, capsys: pytest.CaptureFixture[str]) -> None:
+    assert matrix(given) == ExitStatus.CONFORMS
+    shown = capsys.readouterr().out
+    assert "| plain | mine | conforms | " in shown
+    assert (given.report / TABLE).read_text() == shown
+    state = given.report / "mine.plain" / STATE
+    first = state.stat().st_mtime_ns
+    assert matrix(given) == ExitStatus.CONFORMS
+    assert "as before" in capsys.readouterr().out
+    assert state.stat().st_mtime_ns == first
+    file = given.report.parent / "packages" / "mine.py"
+    file.write_text(file.read_text().replace("** 0.0", "** 0.1"))
+    assert matrix(given) == ExitStatus.FAILS
+    shown = capsys.readouterr().out
+    assert "| plain | mine | fails | " in shown
+    assert "worse than before: scores.dot-product" in shown
+    assert json.loads(state.read_text())["installed"] == ["numpy==2.4.6"]
+
+
+def test_a_package_that_cannot_be_installed_is_one_row(
+    given: Namespace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused(*_: object) -> Path:
+        raise PackageError("mine cannot be installed: no such version")
+
+    monkeypatch.setattr(matrix_command, "environment", refused)
+    assert matrix(given) == ExitStatus.INTERRUPTED
+    assert "| mine | mine | not judged |  |  | mine cannot be installed: no such version |" in capsys.readouterr().out
+
+
+def test_an_adapter_that_cannot_be_loaded_is_one_row(given: Namespace, capsys: pytest.CaptureFixture[str]) -> None:
+    (given.report.parent / "packages" / "mine.py").write_text(METADATA + "import absent_package\n")
+    assert matrix(given) == ExitStatus.INTERRUPTED
+    assert "not judged |  |  | exit status 4: " in capsys.readouterr().out
+
+
+def test_a_name_that_no_package_has_is_refused(given: Namespace, capsys: pytest.CaptureFixture[str]) -> None:
+    given.pattern = ["other*"]
+    assert matrix(given) == ExitStatus.UNUSABLE
+    assert capsys.readouterr().err == "matrix: no package is called other*; there are: mine\n"
+
+
+@pytest.mark.parametrize("text", ["", METADATA.replace("implementations", "targets"), METADATA.replace("[", "", 1)])
+def test_a_file_without_usable_metadata_is_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(text)
+    with pytest.raises(PackageError, match=r"mine\.py"):
+        Package.of(tmp_path / "mine.py")
+
+
+def test_what_cannot_be_installed_states_why(tmp_path: Path) -> None:
+    package = Package("mine", tmp_path / "mine.py", ("absent-package-of-no-index @ file:///absent",), ())
+    with pytest.raises(PackageError, match=r"^mine cannot be installed: "):
+        environment(package, tmp_path)
+
+
+def test_every_package_pins_what_it_is_about_and_has_another_name() -> None:
+    for package in packages():
+        assert "==" in package.dependencies[0]
+        assert package.name != package.dependencies[0].partition("==")[0].partition("[")[0]
+        text = package.file.read_text()
+        listed = text.partition("__all__ = ")[2]
+        assert all(f"\n{name} = Implementation(" in text or f'"{name}"' in listed for name in package.implementations)
+    assert FOLDER.is_dir()
