@@ -8,7 +8,7 @@ from typing import Any
 from attention_conformance.implementations.api.contract import Implementation
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.functions import function_candidate
-from attention_conformance.implementations.discovery.loading import Target, TargetError, load_target
+from attention_conformance.implementations.discovery.loading import Target, TargetError, absent_packages, load_target
 from attention_conformance.implementations.discovery.signatures import ADAPTER, check_kind
 from attention_conformance.spec.optional import optional
 from attention_conformance.spec.premises import Premises
@@ -43,9 +43,12 @@ def named(
     try:
         if torch and (error_line := safe_call(lambda: torch.zeros(1, device=device)).error):
             raise TargetError(f"device {device!r} cannot be used: {error_line}")
-        return wrapped(name, loaded, settings, device, premises)
+        implementation = wrapped(name, loaded, settings, device, premises)
     except TargetError as error:
         raise TargetError(f"{target}: {error}") from error
+    absent = ", ".join(absent_packages(loaded))
+    note = f"; loaded without {absent}, which is not installed" if absent else ""
+    return replace(implementation, about=implementation.about + note)
 
 
 def candidates(targets: Sequence[str], load: Callable[[str], Implementation]) -> tuple[Implementation, ...]:
