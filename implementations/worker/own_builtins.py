@@ -1,4 +1,4 @@
-"""The built-in functions of the worker: what a candidate has changed of them is there while it is called, and only then."""
+"""The built-in functions of the worker: what a candidate changes of them is in force while it is called, and no longer."""
 
 import builtins
 from collections.abc import Callable

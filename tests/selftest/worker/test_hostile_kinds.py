@@ -116,7 +116,7 @@ LATE = {
     ),
     "a fit without end": ("claims = {'fit': lambda case: time.sleep(1000)}", ""),
 }
-CHANGED = "the candidate has changed builtins.isinstance"
+CHANGED = "the candidate has changed builtins.i"
 REFUSED = {
     "recursion": ("def deep(): deep()", "deep()", "raised RecursionError"),
     "a message that exits": ("", "raise Silent", "raised Silent: no message"),
