@@ -1,4 +1,4 @@
-"""The built-in functions of the worker: what a candidate changes of them is in force while it is called, and no longer."""
+"""The built-in functions of the worker: what a candidate changes of them is in force only while it is called."""
 
 import builtins
 from collections.abc import Callable
