@@ -10,8 +10,9 @@ import pytest
 from attention_conformance.spec.clauses import load
 from attention_conformance.tests.harness.run.clause_items import ClauseModule
 from attention_conformance.tests.harness.run.exit_status import ExitStatus
-from attention_conformance.tests.harness.run.session import LEFTOVERS, LOSSES, PROPERTY, USAGE_ERROR, SuiteSession
+from attention_conformance.tests.harness.run.session import ENDS, LEFTOVERS, LOSSES, PROPERTY, USAGE_ERROR, SuiteSession
 from attention_conformance.tests.report.log import decode
+from attention_conformance.tests.report.verdict import Verdict
 
 OF_CLAUSES = "of_clauses"
 """The attribute of the report of a collected file that states whether it is one of the suite's own."""
@@ -69,6 +70,7 @@ class Collector:
     def pytest_testnodedown(self, node: Any) -> None:
         output = getattr(node, "workeroutput", {})
         self.state.leftovers += output.get(LEFTOVERS, ())
+        self.state.ends += [each for each in map(decode, output.get(ENDS, ())) if isinstance(each, Verdict)]
         if USAGE_ERROR in output:
             raise pytest.UsageError(output[USAGE_ERROR])
 

@@ -32,11 +32,11 @@ from attention_conformance.tests.harness.run.progress import Progress
 from attention_conformance.tests.harness.run.queries import answered
 from attention_conformance.tests.harness.run.run_records import subject_of, suite_of
 from attention_conformance.tests.harness.run.selection import UsageError, hushed, selection_of, settings_of
-from attention_conformance.tests.harness.run.session import KEY, LEFTOVERS, LOSSES, USAGE_ERROR, SuiteSession
+from attention_conformance.tests.harness.run.session import ENDS, KEY, LEFTOVERS, LOSSES, USAGE_ERROR, SuiteSession
 from attention_conformance.tests.harness.run.sharding import Group, Shard
 from attention_conformance.tests.harness.run.smoke import smoke
 from attention_conformance.tests.report.folder import FolderError, unwritten
-from attention_conformance.tests.report.log import UNEXPLAINED
+from attention_conformance.tests.report.log import UNEXPLAINED, encode
 from attention_conformance.tests.report.model import key_of
 from attention_conformance.tests.report.recorder import Recorder
 
@@ -260,10 +260,15 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     if state.settings.budget is not None and not cut:
         done = map(key_of, state.recorder.verdicts)
         cut = left_out(state.planned or list(state.selection.plan()), done, state.budget.limit)
-    state.recorder.judged(cut)
+    verdicts = () if cut else state.recorder.verdicts
+    ends = list(post_run.bad_ends(state.selection.implementations, verdicts, state.settings))
     if hasattr(config, "workeroutput"):
         config.workeroutput[LEFTOVERS] = list(post_run.leftovers(state.selection.implementations))
+        config.workeroutput[ENDS] = list(map(encode, ends))
         return
+    if state.record_ends(ends) and int(exitstatus) == ExitStatus.CONFORMS:
+        exitstatus = ExitStatus.FAILS
+    state.recorder.judged(cut)
     planned = state.recorder.planned or 0
     only_others = planned == 0 and int(exitstatus) == ExitStatus.CONFORMS  # tests that are no clauses, which all passed
     if state.recorder.events and not config.option.collectonly and not only_others:
