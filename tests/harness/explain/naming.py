@@ -327,7 +327,7 @@ def _of_edits(
     if "output" not in wrong:
         hypotheses = [alone(h.edit, tuple(sorted(wrong)), claimed) for h in hypotheses if h.edit is not None]
     for each in few[:2]:
-        if each.got is not None:
+        if each.wrong_numbers:
             fitted = measured(each, claimed) if "output" in wrong else ()
             first = [scored(h, [each], (), claimed) for h in [*hypotheses, *fitted]]
             if any(score.explained for score in first):

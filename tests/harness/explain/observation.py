@@ -78,6 +78,18 @@ class Observation:
         worst = float(finite.max(initial=0.0))
         return worst if finite.size == ratios.size else max(2.0, worst)
 
+    @property
+    def wrong_numbers(self) -> bool:
+        """Whether a finite number is wrong: NaN is the same whatever made it."""
+        for part in self.parts:
+            array = None if self.got is None else part_of(self.got, part)
+            if array is not None and array.shape == self.expected[part].value.shape:
+                wide = self.judged(part, array)
+                reference = Expected(self.judged(part, self.expected[part].value), self.expected[part].bound)
+                if (error_ratios(wide, reference)[np.isfinite(wide)] > 1.0).any():
+                    return True
+        return False
+
     def distance(self, other: Result | None, raised: str = "") -> float:
         """How far another answer is from the candidate's, in units of what would count as the same.
 
