@@ -117,12 +117,12 @@ class _Product(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, output: torch.Tensor, cotangent: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+    def forward(ctx: Any, output: torch.Tensor, cotangent: torch.Tensor) -> torch.Tensor:
         ctx.cotangent = cotangent
         return output.new_zeros(())
 
     @staticmethod
-    def backward(ctx: Any, _: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, _: torch.Tensor) -> tuple[torch.Tensor, None]:
         return ctx.cotangent, None
 
 

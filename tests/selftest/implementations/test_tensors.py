@@ -25,7 +25,7 @@ class Seen(torch.autograd.Function):
 
 def test_the_strides_of_a_cotangent_are_kept() -> None:
     cotangent = torch.tensor([[3.0], [5.0]]).expand(2, 3)
-    found = gradients_of(Seen.apply(QUERY), {"query": QUERY, "unused": QUERY.clone()}, cotangent)
+    found = gradients_of(Seen.apply(QUERY), {"query": QUERY, "unused": QUERY.clone()}, cotangent)  # type: ignore[no-untyped-call]
     assert Seen.strides == [(1, 0)]
     assert found["query"].tolist() == [[6.0] * 3, [10.0] * 3]
     assert not found["unused"].any()
