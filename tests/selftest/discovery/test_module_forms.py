@@ -190,3 +190,22 @@ def test_functions_are_called_in_their_own_layout(make: Make, text: str) -> None
     made = make(text)
     assert made.claims.scope is Scope.OP
     assert_conforms(made, made.claims.dtypes[0])
+
+
+TRANSPOSED_IN = """
+class f(nn.Module):
+    def __init__(self, dim, heads):
+        super().__init__()
+        self.h = heads
+        self.qkv, self.out = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+    def forward(self, x):
+        q, k, v = self.qkv(x.METHOD(-1, x.shape[-1])).view(*x.shape[:-1], 3, self.h, -1).permute(2, 0, 3, 1, 4)
+        return self.out(joined(softmaxed(q, k) @ v))
+"""
+
+
+@pytest.mark.parametrize("method", ["view", "reshape"])
+def test_a_module_that_takes_views_of_its_input_needs_it_contiguous(make: Make, method: str) -> None:
+    made = make(START + TRANSPOSED_IN.replace("METHOD", method))
+    assert (Feature.VIEWS in made.claims) is (method == "reshape")
+    assert ("views not claimed: RuntimeError: view size is not compatible" in made.about) is (method == "view")
