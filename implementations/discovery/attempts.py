@@ -11,11 +11,19 @@ from typing import Any
 
 from torch import nn
 
-from attention_conformance.implementations.discovery.constructor_names import LONGEST, Size, size_of
+from attention_conformance.implementations.discovery.constructor_names import (
+    GROUPS,
+    LONGEST,
+    ROTARY,
+    ROTATIONS,
+    Size,
+    size_of,
+)
 from attention_conformance.implementations.discovery.constructors import Constructor, constructor
-from attention_conformance.implementations.discovery.forwards import words_of
 from attention_conformance.implementations.discovery.loading import TargetError
-from attention_conformance.implementations.discovery.signatures import is_variadic, required
+from attention_conformance.implementations.discovery.neutrals import words_of
+from attention_conformance.implementations.discovery.signatures import is_variadic, own_names, required
+from attention_conformance.implementations.discovery.vocabulary import Option
 
 MOST = 24
 """Attempts at one class."""
@@ -48,12 +56,14 @@ def attempts(kind: type[nn.Module]) -> Iterator[Constructor]:
 def _tried(kind: type[nn.Module]) -> Iterator[Constructor]:
     parameters = [p for p in inspect.signature(kind).parameters.values() if not is_variadic(p)]
     in_file = _globals(kind)
+    groups = own_names({"num_kv_heads": Option(GROUPS)}, {p.name for p in parameters})
     choices = {p.name: possible for p in parameters if (possible := _choices(p))}
     for chosen in product(*choices.values()):
         sizes = dict(zip(choices, chosen, strict=True))
         counted = {*sizes.values(), *in_file.values()}
         if sizes and Size.WIDTH in counted | ({Size.WIDTH} if Size.HEAD_WIDTH in counted and not in_file else set()):
-            yield Constructor(kind, sizes=sizes, globals={n: s for n, s in in_file.items() if s not in sizes.values()})
+            others = {n: s for n, s in in_file.items() if s not in sizes.values()}
+            yield Constructor(kind, sizes=sizes, globals=others, spelled=groups)
 
 
 def _choices(parameter: inspect.Parameter) -> tuple[Size, ...]:
@@ -66,15 +76,17 @@ def _choices(parameter: inspect.Parameter) -> tuple[Size, ...]:
         return Size.HEAD_WIDTH, Size.HEADS
     if size is Size.HEAD_WIDTH or (words & OF_A_HEAD and words & WIDTHS and size is not Size.HEADS):
         return Size.HEAD_WIDTH, Size.WIDTH
-    if size is not None:
-        return (size,)
+    if size is not None or parameter.name in GROUPS:
+        return (size or Size.HEADS,)
     if not required(parameter):
         return ()
+    if words & ROTARY:
+        return (Size.TURNS, *ROTATIONS[:2]) if words & {"freqs", "cis"} else ROTATIONS
     if "head" in words or "heads" in words:
         return Size.HEADS, Size.HEAD_WIDTH
     if words & WIDTHS:
         return (Size.WIDTH,)
-    if parameter.annotation in (bool, "bool"):
+    if parameter.annotation in (bool, "bool") or "causal" in words:
         return (Size.FLAG,)
     return Size.NOTHING, Size.WIDTH, Size.HEADS, Size.FLAG
 

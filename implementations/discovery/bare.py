@@ -20,10 +20,29 @@ def around(module: nn.Module) -> tuple[str, ...]:
     return (*_norms(module), *_some_biases(module))
 
 
+NORMS = ("layernorm", "rmsnorm", "groupnorm", "instancenorm")
+"""In the names of classes that normalise."""
+
+
+@contextmanager
+def one_group() -> Iterator[None]:
+    """Group norms are built with one group, which any width allows: they are left out afterwards."""
+    built = nn.GroupNorm.__init__
+
+    def init(self: nn.GroupNorm, num_groups: int, num_channels: int, *given: Any, **named: Any) -> None:
+        built(self, 1, num_channels, *given, **named)
+
+    nn.GroupNorm.__init__ = init  # type: ignore[method-assign]  # for as long as a candidate is built
+    try:
+        yield
+    finally:
+        nn.GroupNorm.__init__ = built  # type: ignore[method-assign]
+
+
 def _norms(module: nn.Module) -> Iterator[str]:
     for path, part in module.named_modules():
         words = type(part).__name__.lower()
-        if path and ("layernorm" in words or "rmsnorm" in words):
+        if path and any(norm in words for norm in NORMS):
             yield path
 
 

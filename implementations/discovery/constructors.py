@@ -12,9 +12,11 @@ from torch.nn.parameter import is_lazy
 from attention_conformance.implementations.adapters.arranged import Arranged
 from attention_conformance.implementations.adapters.torch_module import Place, Places
 from attention_conformance.implementations.api.safe_call import safe_call
-from attention_conformance.implementations.discovery.bare import bare, holding, with_globals
+from attention_conformance.implementations.discovery.bare import bare, holding, one_group, with_globals
 from attention_conformance.implementations.discovery.constructor_names import (
+    GROUPS,
     LONGEST,
+    ROTATIONS,
     Size,
     settings_of,
     settings_parameter,
@@ -47,7 +49,7 @@ WIDTH, HEADS = 12, 3
 """Sizes of the instances that are built to look at their parameters."""
 CONSTRUCTOR_OPTIONS: Mapping[str, Option] = {
     "num_kv_heads": Option(
-        ("num_kv_heads", "num_key_value_heads", "n_kv_heads", "kv_heads", "n_kv_head", "num_kv_groups"),
+        GROUPS,
         (Feature.GROUPED,),
     ),
     "dropout": Option(
@@ -100,7 +102,7 @@ class Constructor:
     def __call__(self, embed_dim: int, num_heads: int, **options: Any) -> nn.Module:
         """A module of these sizes; `options` are kdim, vdim and what `CONSTRUCTOR_OPTIONS` names."""
         values = {name: value_of(size, embed_dim, num_heads) for name, size in self.globals.items()}
-        with with_globals(self.kind, values):
+        with with_globals(self.kind, values), one_group():
             module = self._whole(embed_dim, num_heads, **options)
             if self.call is not None and any(map(is_lazy, module.parameters())):
                 with torch.no_grad():
@@ -147,6 +149,11 @@ class Constructor:
     def construct(self, num_heads: int, width: int) -> nn.Module:
         """A module of these sizes, in the order of `Implementation.construct`."""
         return self(width, num_heads)
+
+    @property
+    def unrotated(self) -> tuple[str, ...]:
+        """Its parameters that are given what rotates nothing."""
+        return tuple(name for name, size in self.sizes.items() if size in ROTATIONS)
 
     @property
     def one_head(self) -> bool:

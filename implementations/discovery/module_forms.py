@@ -14,14 +14,21 @@ from torch.nn.parameter import is_lazy
 from attention_conformance.implementations.discovery.attempts import attempts
 from attention_conformance.implementations.discovery.bare import around, tap_of
 from attention_conformance.implementations.discovery.constructors import WIDTH, Constructor, built
-from attention_conformance.implementations.discovery.forwards import ModuleCall, forward_calls, settled
+from attention_conformance.implementations.discovery.forwards import (
+    ModuleCall,
+    forward_calls,
+    settled,
+    with_masks,
+)
 from attention_conformance.implementations.discovery.layout import length_first
 from attention_conformance.implementations.discovery.loading import TargetError
 from attention_conformance.implementations.discovery.parameters import check_parameters, find_places, names_of
 from attention_conformance.implementations.discovery.readings import read, roles_of, slots
+from attention_conformance.implementations.discovery.signatures import ADAPTER
 from attention_conformance.implementations.discovery.template import Variant
 from attention_conformance.spec.conventions import Polarity
 
+REMEDY = ADAPTER.removeprefix("or ")
 KEY_WIDTH, VALUE_WIDTH = 10, 11
 """Widths of an instance that is built to look at its parameters."""
 MOST_CALLS, MOST_FORMS = 24, 12
@@ -61,12 +68,24 @@ def _every_form(makes: Iterator[Constructor], calls: list[ModuleCall], refused: 
 
 
 def _forms(make: Constructor, calls: list[ModuleCall]) -> Iterator[Form]:
-    """The forms for one way to build it.
+    """The forms for one way to build it, with masks given only where it raises without.
 
     Raises:
         TargetError: there is none.
     """
     refused: TargetError | None = None
+    masked = list(islice(with_masks(calls), MOST_CALLS))
+    for several, any_error in ((calls, False), (masked, False), (calls[:1], len(calls) == 1)):
+        try:
+            return (yield from _forms_of(make, several, any_error))
+        except TargetError as error:
+            refused = refused or error
+    assert refused is not None
+    raise refused
+
+
+def _forms_of(make: Constructor, calls: list[ModuleCall], any_error: bool) -> Iterator[Form]:
+    refused: TargetError | None = None if calls else TargetError("there is no call")
     done = False
     lazy = any(map(is_lazy, built(make).parameters()))
     for call in calls:
@@ -75,29 +94,42 @@ def _forms(make: Constructor, calls: list[ModuleCall]) -> Iterator[Form]:
             make = replace(make, left_out=around(built(make)))
             module = built(make)
             named = _named(make, module)
-            answering = _answering(call, module, make.heads, any_error=len(calls) == 1)
-            form = _form(make, answering, named)
+            answering = list(_answering(call, module, make.heads, any_error))
         except TargetError as error:
             refused = refused or error
-        else:
-            done = True
-            yield form
+            continue
+        for each in answering:
+            try:
+                form = _form(make, each, named)
+            except TargetError as error:
+                refused = refused or error
+            else:
+                done = True
+                yield form
     if refused is not None and not done:
         raise refused
 
 
-def _answering(call: ModuleCall, module: nn.Module, heads: int, any_error: bool) -> ModuleCall:
-    """The call as it answers: with all samples in one, or with one after the other.
+def _answering(call: ModuleCall, module: nn.Module, heads: int, any_error: bool) -> Iterator[ModuleCall]:
+    """The call as it answers; in other layouts only where it raises with tokens before channels.
 
     Raises:
-        TargetError: it raises both ways.
+        TargetError: it raises in each.
     """
     try:
-        return settled(call, module, WIDTH, heads)
-    except TargetError:
+        return (yield settled(call, module, WIDTH, heads))
+    except TargetError as error:
+        refused = error
+    answered = False
+    others = [replace(call, each_sample=True), *(replace(call, spatial=axes) for axes in (2, 1, 3))]
+    for other in others[1:] if _has_convolutions(module) else others:
         with suppress(TargetError):
-            return settled(replace(call, each_sample=True), module, WIDTH, heads)
-    return settled(call, module, WIDTH, heads, any_error)
+            yield settled(other, module, WIDTH, heads)
+            answered = True
+    if not answered and not any_error:
+        raise refused
+    if not answered:
+        yield settled(call, module, WIDTH, heads, any_error)
 
 
 def _named(make: Constructor, module: nn.Module) -> TargetError | None:
@@ -128,6 +160,10 @@ def _form(make: Constructor, call: ModuleCall, refused: TargetError | None) -> F
 
     call = replace(call, length_first=length_first(built(make), answer))
     reading = read(built(make).eval(), answer, call.inputs, WIDTH, make.heads)
+    if call.spatial and (reading is None or reading.variant is None) and not _has_convolutions(built(make)):
+        raise TargetError(f"its layout is unknown: {REMEDY}")
+    if make.unrotated and (reading is None or reading.variant is None):
+        raise TargetError(f"without the rotation of its {make.unrotated[0]!r} it is no attention: {REMEDY}")
     usual = reading is None or reading.variant is None or (reading.is_usual and not reading.held)
     if refused is not None and (reading is None or (reading.variant is None and not _all_named(make))):
         raise refused
@@ -135,6 +171,11 @@ def _form(make: Constructor, call: ModuleCall, refused: TargetError | None) -> F
         make = replace(make, places=reading.places, held=reading.held, widths=False)
     call = replace(call, tap=tap_of(built(make), _last_layer(make), answer, WIDTH))
     return make, call, None if reading is None else reading.variant
+
+
+def _has_convolutions(module: nn.Module) -> bool:
+    """Whether it projects by convolutions, which states that its channels come first."""
+    return any(isinstance(each, nn.Conv1d | nn.Conv2d) for each in module.modules())
 
 
 def _all_named(make: Constructor) -> bool:

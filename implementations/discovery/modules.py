@@ -50,7 +50,7 @@ from attention_conformance.implementations.discovery.extras import (
     find_extras,
     ignored_parts,
 )
-from attention_conformance.implementations.discovery.forwards import ModuleCall, words_of
+from attention_conformance.implementations.discovery.forwards import ModuleCall
 from attention_conformance.implementations.discovery.layout import fit_of_heads
 from attention_conformance.implementations.discovery.mirrors import Mirror
 from attention_conformance.implementations.discovery.module_forms import found_form
@@ -62,6 +62,7 @@ from attention_conformance.implementations.discovery.module_masks import (
     shaped,
     with_mask_form,
 )
+from attention_conformance.implementations.discovery.neutrals import words_of
 from attention_conformance.implementations.discovery.promises import has_published_interface
 from attention_conformance.implementations.discovery.vocabulary import OPTIONS, MaskForm
 from attention_conformance.spec.cases import Case, MaskShape, Padding
@@ -220,6 +221,8 @@ def _unless_only(call: ModuleCall, other: ModuleCall, check: ClaimCheck, case: C
 
 OF_A_CACHE = {"start", "cache", "past"}
 """Words in the names of what is given so that a cache is used."""
+LAYOUTS = ("(B, L, E)", "(B, E, L)", "(B, E, H, W)", "(B, H, W, E)")
+"""Of inputs, by `ModuleCall.spatial`."""
 DROPPING = {Feature.DROPOUT, Feature.EVALUATION}
 
 
@@ -254,10 +257,11 @@ def module_candidate(
     claims = replace(claims, fit=fit_of_heads(plan.make, claims), conventions=claims.conventions.claiming(settings))
     claims = replace(claims, features=features if alternatives else features - {Feature.ALTERNATIVES})
     held = [f"{path!r} ({fill})" for path, fill in plan.make.held.items()]
+    held += [f"the rotation of {name!r}" for name in plan.make.unrotated]
     outside = [*plan.make.left_out, *held, *(["the input that it adds"] if plan.call.tap else [])]
     around_it = [f"judged without {', '.join(outside)}"] if outside else []
     mode = ["in eval mode, because it answers at random in training mode"] if plan.evaluating else []
-    layout = "(L, B, E)" if plan.call.length_first else "(B, L, E)"
+    layout = "(L, B, E)" if plan.call.length_first else LAYOUTS[plan.call.spatial]
     every_note = [*always, *around_it, *plan.call.options.notes, *mode, *plan.notes, *notes, *option_notes]
     about = "; ".join([f"a module class, {layout}", *every_note])
     modes = promised_modes(plan) if published and not plan.call.length_first else {}
