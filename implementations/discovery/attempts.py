@@ -16,6 +16,8 @@ from attention_conformance.implementations.discovery.constructor_names import (
     LONGEST,
     ROTARY,
     ROTATIONS,
+    SQUARE,
+    WINDOWS,
     Size,
     size_of,
 )
@@ -63,7 +65,8 @@ def _tried(kind: type[nn.Module]) -> Iterator[Constructor]:
         counted = {*sizes.values(), *in_file.values()}
         if sizes and Size.WIDTH in counted | ({Size.WIDTH} if Size.HEAD_WIDTH in counted and not in_file else set()):
             others = {n: s for n, s in in_file.items() if s not in sizes.values()}
-            yield Constructor(kind, sizes=sizes, globals=others, spelled=groups)
+            tokens = {"tokens": SQUARE} if Size.WINDOW_SIDE in counted else {}
+            yield Constructor(kind, sizes=sizes, globals=others, spelled=groups, **tokens)
 
 
 def _choices(parameter: inspect.Parameter) -> tuple[Size, ...]:
@@ -80,6 +83,8 @@ def _choices(parameter: inspect.Parameter) -> tuple[Size, ...]:
         return (size or Size.HEADS,)
     if not required(parameter):
         return ()
+    if "window" in words:
+        return WINDOWS
     if words & ROTARY:
         return (Size.TURNS, *ROTATIONS[:2]) if words & {"freqs", "cis"} else ROTATIONS
     if "head" in words or "heads" in words:

@@ -53,12 +53,14 @@ def _some_biases(module: nn.Module) -> Iterator[str]:
         yield from dict.fromkeys(held.values())
 
 
-def tap_of(module: nn.Module, layer: str, answer: Callable[[nn.Module, Inputs], torch.Tensor], width: int) -> str:
+def tap_of(
+    module: nn.Module, layer: str, answer: Callable[[nn.Module, Inputs], torch.Tensor], width: int, tokens: int
+) -> str:
     """The layer whose output is that of the attention, if the module adds its input to that; else nothing.
 
     Its parameters become 0.
     """
-    x = torch.linspace(-1.0, 1.0, 12 * width).view(3, 4, width)
+    x = torch.linspace(-1.0, 1.0, 3 * tokens * width).view(3, tokens, width)
     with torch.no_grad():
         for parameter in module.eval().parameters():
             parameter.zero_()

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from enum import StrEnum
+from math import isqrt
 from typing import Any, get_type_hints
 
 from attention_conformance.implementations.api.safe_call import safe_call
@@ -35,6 +36,8 @@ class Size(StrEnum):
     ROTATION = "an object that rotates nothing"
     COSINES_SINES = "an object that gives cosines 1 and sines 0"
     TURNS = "a table of complex ones"
+    WINDOW = "a window of one row with all tokens"
+    WINDOW_SIDE = "side of a square window of all tokens"
 
 
 NAMES: Mapping[Size, tuple[str, ...]] = {
@@ -77,6 +80,10 @@ NAMES: Mapping[Size, tuple[str, ...]] = {
 BY_NAME = {name: size for size, names in NAMES.items() for name in names}
 ROTATIONS = (Size.ROTATION, Size.COSINES_SINES, Size.TURNS)
 """What a constructor may be given in place of rotations that are made elsewhere."""
+WINDOWS = (Size.WINDOW, Size.WINDOW_SIDE)
+"""What states the number of tokens that a module takes."""
+SQUARE = 16
+"""Tokens of a square window."""
 ROTARY = {"rope", "rotary", "rot", "freqs", "freq", "cis"}
 """Words in the names of such parameters."""
 FLAGS = ("log_", "use_", "return_", "store_", "save_", "output_att", "vis", "verbose")
@@ -93,8 +100,8 @@ def size_of(name: str) -> Size | None:
     return Size.FLAG if lower.startswith(FLAGS) else BY_NAME.get(lower)
 
 
-def value_of(size: Size, width: int, heads: int) -> object:
-    """What it is where all heads together are as wide as the inputs."""
+def value_of(size: Size, width: int, heads: int, tokens: int = 0) -> object:
+    """What it is where all heads together are as wide as the inputs, and a window has so many tokens."""
     if size in ROTATIONS:
         from attention_conformance.implementations.discovery.unrotated import rotating_nothing  # imports torch
 
@@ -108,6 +115,8 @@ def value_of(size: Size, width: int, heads: int) -> object:
         Size.BIAS: True,
         Size.FLAG: False,
         Size.NOTHING: None,
+        Size.WINDOW: (1, tokens),
+        Size.WINDOW_SIDE: isqrt(tokens),
     }[size]
 
 

@@ -17,6 +17,7 @@ from attention_conformance.implementations.discovery.constructor_names import (
     GROUPS,
     LONGEST,
     ROTATIONS,
+    WINDOWS,
     Size,
     settings_of,
     settings_parameter,
@@ -82,6 +83,7 @@ class Constructor:
         lenient: whether its object of settings has whatever it reads.
         places: what its parameters hold, by path, with a star for the number of a head; empty: what their names state.
         call: how it is called once, so that it makes its parameters.
+        tokens: those that it is called with to look at it, and that its window has.
     """
 
     kind: Callable[..., nn.Module]
@@ -98,6 +100,7 @@ class Constructor:
     lenient: bool = False
     places: Mapping[str, Place] = field(default_factory=dict)
     call: ModuleCall | None = None
+    tokens: int = 5
 
     def __call__(self, embed_dim: int, num_heads: int, **options: Any) -> nn.Module:
         """A module of these sizes; `options` are kdim, vdim and what `CONSTRUCTOR_OPTIONS` names."""
@@ -119,7 +122,7 @@ class Constructor:
                 **{self.settings: settings_of(self.kind, self.settings, embed_dim, num_heads, self.lenient)}, **given
             )
         if self.sizes:
-            sizes = {name: value_of(size, embed_dim, num_heads) for name, size in self.sizes.items()}
+            sizes = {name: value_of(size, embed_dim, num_heads, self.tokens) for name, size in self.sizes.items()}
             return self.kind(**{**sizes, **given})
         if self.named:
             return self.kind(embed_dim=embed_dim, num_heads=num_heads, **given)
@@ -154,6 +157,11 @@ class Constructor:
     def unrotated(self) -> tuple[str, ...]:
         """Its parameters that are given what rotates nothing."""
         return tuple(name for name, size in self.sizes.items() if size in ROTATIONS)
+
+    @property
+    def window(self) -> Size | None:
+        """What of its window it is given, if it has one."""
+        return next((size for size in self.sizes.values() if size in WINDOWS), None)
 
     @property
     def one_head(self) -> bool:

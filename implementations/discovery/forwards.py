@@ -310,13 +310,15 @@ def _order(inputs: list[inspect.Parameter]) -> tuple[str, ...]:
     return INPUTS
 
 
-def settled(call: ModuleCall, module: nn.Module, width: int, heads: int, any_error: bool = False) -> ModuleCall:
+def settled(
+    call: ModuleCall, module: nn.Module, width: int, heads: int, tokens: int, any_error: bool = False
+) -> ModuleCall:
     """The call with the place of the output in its answer; unchanged where `any_error` is and it raises.
 
     Raises:
         TargetError: it raises.
     """
-    x = torch.randn(2, 5, width)
+    x = torch.randn(2, tokens, width)
     with torch.no_grad():
         prepared = replace(call, length_first=False)._prepared(
             module, [x] * call.inputs, {**call.options.renamed({}), **call.always}, heads
@@ -327,9 +329,12 @@ def settled(call: ModuleCall, module: nn.Module, width: int, heads: int, any_err
     if outcome.error:
         raise TargetError(f"its forward cannot be called: {outcome.error}")
     shapes = [tuple(getattr(part, "shape", ())) for part in parts_of(outcome.value)]
-    places = [at for at, shape in enumerate(shapes) if shape[:2] == (2, 5) and len(shape) == 3 and shape[2] != 5]
+    first = (2, tokens)
+    places = [at for at, shape in enumerate(shapes) if shape[:2] == first and len(shape) == 3 and shape[2] != tokens]
     if call.inputs == 1 and shapes and shapes[0] == (2, 1, width):
-        raise TargetError("its output has one token where its input has 5: attention from one alone is not judged")
+        raise TargetError(
+            f"its output has one token where its input has {tokens}: attention from one alone is not judged"
+        )
     named_parts = not isinstance(outcome.value, tuple | torch.Tensor)
     if not places:
         return replace(call, named_parts=named_parts and len(shapes) > 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
+from functools import reduce
 from itertools import islice
 
 import torch
@@ -54,8 +55,18 @@ def found_form(kind: type[nn.Module], polarity: Polarity) -> Form:
     except TargetError as error:
         refused.insert(0, error)
     if first is None:
-        raise refused[0]
+        raise reduce(_telling, refused)
     return first
+
+
+class UnknownFormError(TargetError):
+    """It could be built and called, and answers as no attention that is known."""
+
+
+def _telling(one: TargetError | None, other: TargetError) -> TargetError:
+    """Of two reasons the first; but that of a form that could be built and called before the others."""
+    further = isinstance(other, UnknownFormError) and not isinstance(one, UnknownFormError)
+    return other if one is None or further else one
 
 
 def _every_form(makes: Iterator[Constructor], calls: list[ModuleCall], refused: list[TargetError]) -> Iterator[Form]:
@@ -79,7 +90,7 @@ def _forms(make: Constructor, calls: list[ModuleCall]) -> Iterator[Form]:
         try:
             return (yield from _forms_of(make, several, any_error))
         except TargetError as error:
-            refused = refused or error
+            refused = _telling(refused, error)
     assert refused is not None
     raise refused
 
@@ -94,15 +105,15 @@ def _forms_of(make: Constructor, calls: list[ModuleCall], any_error: bool) -> It
             make = replace(make, left_out=around(built(make)))
             module = built(make)
             named = _named(make, module)
-            answering = list(_answering(call, module, make.heads, any_error))
+            answering = list(_answering(call, make, module, any_error))
         except TargetError as error:
-            refused = refused or error
+            refused = _telling(refused, error)
             continue
         for each in answering:
             try:
                 form = _form(make, each, named)
             except TargetError as error:
-                refused = refused or error
+                refused = _telling(refused, error)
             else:
                 done = True
                 yield form
@@ -110,26 +121,26 @@ def _forms_of(make: Constructor, calls: list[ModuleCall], any_error: bool) -> It
         raise refused
 
 
-def _answering(call: ModuleCall, module: nn.Module, heads: int, any_error: bool) -> Iterator[ModuleCall]:
+def _answering(call: ModuleCall, make: Constructor, module: nn.Module, any_error: bool) -> Iterator[ModuleCall]:
     """The call as it answers; in other layouts only where it raises with tokens before channels.
 
     Raises:
         TargetError: it raises in each.
     """
     try:
-        return (yield settled(call, module, WIDTH, heads))
+        return (yield settled(call, module, WIDTH, make.heads, make.tokens))
     except TargetError as error:
         refused = error
     answered = False
     others = [replace(call, each_sample=True), *(replace(call, spatial=axes) for axes in (2, 1, 3))]
     for other in others[1:] if _has_convolutions(module) else others:
         with suppress(TargetError):
-            yield settled(other, module, WIDTH, heads)
+            yield settled(other, module, WIDTH, make.heads, make.tokens)
             answered = True
     if not answered and not any_error:
         raise refused
     if not answered:
-        yield settled(call, module, WIDTH, heads, any_error)
+        yield settled(call, module, WIDTH, make.heads, make.tokens, any_error)
 
 
 def _named(make: Constructor, module: nn.Module) -> TargetError | None:
@@ -158,18 +169,20 @@ def _form(make: Constructor, call: ModuleCall, refused: TargetError | None) -> F
     def answer(module: nn.Module, inputs: tuple[torch.Tensor, torch.Tensor, torch.Tensor]) -> torch.Tensor:
         return call.plain(module, inputs, make.heads)
 
-    call = replace(call, length_first=length_first(built(make), answer))
-    reading = read(built(make).eval(), answer, call.inputs, WIDTH, make.heads)
+    call = replace(call, length_first=length_first(built(make), answer, make.tokens))
+    reading = read(built(make).eval(), answer, call.inputs, WIDTH, make.heads, make.tokens)
     if call.spatial and (reading is None or reading.variant is None) and not _has_convolutions(built(make)):
-        raise TargetError(f"its layout is unknown: {REMEDY}")
+        raise UnknownFormError(f"its layout is unknown: {REMEDY}")
+    if make.window and (reading is None or reading.variant is None):
+        raise UnknownFormError(f"in a window of {make.tokens} tokens it is no attention: {REMEDY}")
     if make.unrotated and (reading is None or reading.variant is None):
-        raise TargetError(f"without the rotation of its {make.unrotated[0]!r} it is no attention: {REMEDY}")
+        raise UnknownFormError(f"without the rotation of its {make.unrotated[0]!r} it is no attention: {REMEDY}")
     usual = reading is None or reading.variant is None or (reading.is_usual and not reading.held)
     if refused is not None and (reading is None or (reading.variant is None and not _all_named(make))):
         raise refused
     if reading is not None and (refused is not None or not usual):
         make = replace(make, places=reading.places, held=reading.held, widths=False)
-    call = replace(call, tap=tap_of(built(make), _last_layer(make), answer, WIDTH))
+    call = replace(call, tap=tap_of(built(make), _last_layer(make), answer, WIDTH, make.tokens))
     return make, call, None if reading is None else reading.variant
 
 

@@ -42,6 +42,7 @@ from attention_conformance.implementations.discovery.claim_checks import (
     with_returned_weights,
 )
 from attention_conformance.implementations.discovery.coarser_dtypes import with_precision
+from attention_conformance.implementations.discovery.constructor_names import Size
 from attention_conformance.implementations.discovery.constructors import Constructor, built
 from attention_conformance.implementations.discovery.extras import (
     EXTRA_FEATURES,
@@ -96,11 +97,13 @@ def module_run(
     """
     build, named = partial(_build, make, evaluating), extras or {}
     chosen = Chosen(call, tuple(named))
-    return torch_module(build, chosen, make.find_places, extras=tuple(named.values()), context=context)
+    run = torch_module(build, chosen, make.find_places, extras=tuple(named.values()), context=context)
+    return replace(run, of_length=make.window is Size.WINDOW)
 
 
 def _build(make: Constructor, evaluating: bool, problem: Problem) -> nn.Module:
     groups = {} if problem.num_kv_heads == problem.num_heads else {"num_kv_heads": problem.num_kv_heads}
+    make = replace(make, tokens=problem.query.shape[-2]) if make.window is Size.WINDOW else make
     return build_mha(make, **groups)(problem).train(not evaluating)
 
 
@@ -128,6 +131,8 @@ class ModulePlan:
         """The plan with the premises that are given or seen, and a note on each."""
         if self.always.rotary_base and not given.rotary_base:
             given = replace(given, rotary_base=self.always.rotary_base)
+        if self.always.length and not given.length:
+            given = replace(given, length=self.always.length)
         check, notes = with_premises(replace(self.check, function=self.call), given)
         call = check.function
         assert isinstance(call, ModuleCall)
@@ -158,8 +163,12 @@ def plan_module(kind: type[nn.Module], conventions: Conventions, device: str, ob
         features = _features(make, call) | make.features
     if variant is not None and variant.premises.rotary_base:
         conventions = replace(conventions, rotary_pairing=variant.pairing)
+    length = make.tokens if make.window is Size.WINDOW_SIDE else 0
     check = ClaimCheck(
-        call, partial(module_run, make), Claims(Scope.MODULE, features, conventions, fit=one_mask), device
+        call,
+        partial(module_run, make),
+        Claims(Scope.MODULE, features, conventions, fit=one_mask, premises=Premises(length=length)),
+        device,
     ).in_first_dtype()
     first, second = check.run(PLAIN), check.run(PLAIN)
     check_answer(first, lambda answer: isinstance(answer, torch.Tensor), "a tensor")
@@ -179,7 +188,7 @@ def plan_module(kind: type[nn.Module], conventions: Conventions, device: str, ob
     answer = parts(check.run(PLAIN))
     extras = find_extras(answer, EXTENTS)
     rotary = variant.premises.rotary_base if variant is not None else None
-    always = Premises(rotary_base=rotary)
+    always = Premises(rotary_base=rotary, length=length)
     return ModulePlan(make, call, evaluating, extras, check, (*ignored_parts(answer, extras), *seen), always)
 
 
