@@ -65,8 +65,8 @@ def _tried(kind: type[nn.Module]) -> Iterator[Constructor]:
         counted = {*sizes.values(), *in_file.values()}
         if sizes and Size.WIDTH in counted | ({Size.WIDTH} if Size.HEAD_WIDTH in counted and not in_file else set()):
             others = {n: s for n, s in in_file.items() if s not in sizes.values()}
-            tokens = {"tokens": SQUARE} if Size.WINDOW_SIDE in counted else {}
-            yield Constructor(kind, sizes=sizes, globals=others, spelled=groups, **tokens)
+            made = Constructor(kind, sizes=sizes, globals=others, spelled=groups)
+            yield replace(made, tokens=SQUARE) if Size.WINDOW_SIDE in counted else made
 
 
 def _choices(parameter: inspect.Parameter) -> tuple[Size, ...]:
@@ -76,7 +76,7 @@ def _choices(parameter: inspect.Parameter) -> tuple[Size, ...]:
     if size in (Size.LENGTH, Size.FLAG) and not required(parameter) and not short:
         return ()
     if "head" in words and "size" in words:
-        return Size.HEAD_WIDTH, Size.HEADS
+        return Size.HEAD_WIDTH, Size.HEADS, Size.WIDTH
     if size is Size.HEAD_WIDTH or (words & OF_A_HEAD and words & WIDTHS and size is not Size.HEADS):
         return Size.HEAD_WIDTH, Size.WIDTH
     if size is not None or parameter.name in GROUPS:

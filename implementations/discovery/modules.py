@@ -305,23 +305,29 @@ def _option_claims(plan: ModulePlan, published: bool) -> tuple[ClaimCheck, list[
     `published`: dropout is that of the weights alone, as in torch.nn.MultiheadAttention.
     """
     named = plan.make.features | plan.call.options.named.features
-    check, notes = option_claims(plan.check.without(DROPPING) if plan.evaluating else plan.check, named)
+    modeless = plan.evaluating or not _has_modes(plan)
+    check, notes = option_claims(plan.check.without(DROPPING) if modeless else plan.check, named)
     if Feature.DROPOUT in check.claims and not published and drops_output(check):
         notes.append("dropout not claimed: it drops components of the output, not weights")
         check = check.without(DROPPING)
     return check, notes
 
 
+def _has_modes(plan: ModulePlan) -> bool:
+    """Whether it is a module of torch, which can be put into evaluation mode, and not a class of another kind."""
+    return not (isinstance(plan.make.kind, type) and issubclass(plan.make.kind, Mirror))
+
+
 def _alternatives(plan: ModulePlan) -> Iterator[tuple[str, TorchModule]]:
     """Other ways to build and call it that should give the same answer."""
     yield from _called_otherwise(plan)
-    if not plan.evaluating:
+    if not plan.evaluating and _has_modes(plan):
         yield "in evaluation mode", plan.run(evaluating=True, extras={})
         yield "in inference mode", plan.run(extras={}, context=torch.inference_mode)
     if "batch_first" in plan.make.options:
         make = replace(plan.make, options={**plan.make.options, "batch_first": plan.call.length_first})
         yield "in the other layout", plan.run(replace(plan.call, length_first=not plan.call.length_first), make)
-    if plan.make.rates:
+    if plan.make.rates and _has_modes(plan):
         make = replace(plan.make, options={**plan.make.options, **dict.fromkeys(plan.make.rates, 0.5)})
         yield "in evaluation mode, built with dropout", plan.run(make=make, evaluating=True)
 

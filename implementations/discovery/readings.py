@@ -50,6 +50,8 @@ WORDS = {
 """Words in paths of parameters, and what they state; those of the output count only where no other does."""
 PACKED = re.compile(r"(?:^|_|to|w)(qkv|kqv|qvk|vkq|vqk|kvq|kv|vk|qk)(?:$|_|s$)")
 """Words for several projections in one, in their order."""
+W_0 = re.compile(r"(?:^|\.)w_?0(?:\.|$)", re.IGNORECASE)
+"""The output projection, with a number for the letter."""
 MOST, FEW = 400, 40
 """Readings of a module that are compared with its answer, and those of them that are compared with other variants."""
 PLAIN_VARIANTS, OTHER_VARIANTS = tuple(islice(variants(), 2)), tuple(islice(variants(), 2, None))
@@ -162,7 +164,8 @@ def roles_of(slot: Slot) -> str:
             return packed.group(1)
         if roles := [role for role in "qkv" if word in WORDS[role]]:
             return roles[0]
-    return "o" if any(word in WORDS["o"] for word in slot.words) else ""
+    output = W_0.search(slot.pattern) or any(word in WORDS["o"] for word in slot.words)
+    return "o" if output else ""
 
 
 def arrangements(slot: Slot, roles: str, width: int, heads: int) -> Iterator[Arranged]:
