@@ -29,6 +29,8 @@ from attention_conformance.implementations.discovery.vocabulary import Option
 
 MOST = 24
 """Attempts at one class."""
+GUESSES = (Size.NOTHING, Size.WIDTH, Size.HEADS, Size.FLAG)
+"""What is tried for a parameter whose name states nothing."""
 OF_A_HEAD = {"d", "k", "v", "q", "head", "key", "keys", "value", "values"}
 WIDTHS = {"dim", "size", "width", "features", "channels", "units", "embed", "embd", "emb", "d", "hidden", "model", "c"}
 """Words in the names of widths: of one head perhaps, and of any."""
@@ -65,7 +67,8 @@ def _tried(kind: type[nn.Module]) -> Iterator[Constructor]:
         counted = {*sizes.values(), *in_file.values()}
         if sizes and Size.WIDTH in counted | ({Size.WIDTH} if Size.HEAD_WIDTH in counted and not in_file else set()):
             others = {n: s for n, s in in_file.items() if s not in sizes.values()}
-            made = Constructor(kind, sizes=sizes, globals=others, spelled=groups)
+            guessed = tuple(n for n, possible in choices.items() if possible is GUESSES and sizes[n] in GUESSES[1:3])
+            made = Constructor(kind, sizes=sizes, globals=others, spelled=groups, guessed=guessed)
             yield replace(made, tokens=SQUARE) if Size.WINDOW_SIDE in counted else made
 
 
@@ -93,7 +96,7 @@ def _choices(parameter: inspect.Parameter) -> tuple[Size, ...]:
         return (Size.WIDTH,)
     if parameter.annotation in (bool, "bool") or "causal" in words:
         return (Size.FLAG,)
-    return Size.NOTHING, Size.WIDTH, Size.HEADS, Size.FLAG
+    return GUESSES
 
 
 def _globals(kind: type[nn.Module]) -> dict[str, Size]:

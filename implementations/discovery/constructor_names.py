@@ -32,6 +32,7 @@ class Size(StrEnum):
     RATE = "rate of dropout"
     BIAS = "whether there are biases"
     FLAG = "whether something more is done"
+    BASE = "base of the rotary embedding"
     NOTHING = "what is left out"
     ROTATION = "an object that rotates nothing"
     COSINES_SINES = "an object that gives cosines 1 and sines 0"
@@ -76,6 +77,7 @@ NAMES: Mapping[Size, tuple[str, ...]] = {
         "maximum_sequence_length",
     ),
     Size.BIAS: ("bias", "qkv_bias", "use_bias", "attention_bias"),
+    Size.BASE: ("theta", "rope_theta", "rotary_theta", "rope_base", "rotary_base", "freq_base", "theta_base"),
 }
 BY_NAME = {name: size for size, names in NAMES.items() for name in names}
 ROTATIONS = (Size.ROTATION, Size.COSINES_SINES, Size.TURNS)
@@ -114,6 +116,7 @@ def value_of(size: Size, width: int, heads: int, tokens: int = 0) -> object:
         Size.RATE: 0.0,
         Size.BIAS: True,
         Size.FLAG: False,
+        Size.BASE: 10000.0,
         Size.NOTHING: None,
         Size.WINDOW: (1, tokens),
         Size.WINDOW_SIDE: isqrt(tokens),
@@ -122,7 +125,6 @@ def value_of(size: Size, width: int, heads: int, tokens: int = 0) -> object:
 
 USUAL: Mapping[str, object] = {
     **dict.fromkeys(("eps", "norm_eps", "rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon"), 1e-6),
-    **dict.fromkeys(("rope_theta", "rope_base", "rotary_base"), 10000.0),
     **dict.fromkeys(("max_batch_size", "batch_size"), MOST_SAMPLES),
     "device": "cpu",
     "dtype": None,

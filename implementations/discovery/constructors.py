@@ -83,6 +83,7 @@ class Constructor:
         lenient: whether its object of settings has whatever it reads.
         places: what its parameters hold, by path, with a star for the number of a head; empty: what their names state.
         call: how it is called once, so that it makes its parameters.
+        guessed: its parameters of unknown names that are given a size.
         tokens: those that it is called with to look at it, and that its window has.
     """
 
@@ -100,6 +101,7 @@ class Constructor:
     lenient: bool = False
     places: Mapping[str, Place] = field(default_factory=dict)
     call: ModuleCall | None = None
+    guessed: tuple[str, ...] = ()
     tokens: int = 5
 
     def __call__(self, embed_dim: int, num_heads: int, **options: Any) -> nn.Module:

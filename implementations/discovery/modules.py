@@ -178,8 +178,9 @@ def plan_module(kind: type[nn.Module], conventions: Conventions, device: str, ob
     call = _unless_only(call, replace(call, flag_with_mask=False), check, CAUSAL, {"is_causal"})
     both = replace(BIASED, mask_shape=MaskShape.SHARED, padding=Padding.RIGHT)
     call = _unless_only(call, replace(call, float_padding=False), check, both, {"key_padding_mask", "float_mask"})
-    if call.form in SHAPES or call.rotates:
-        check = replace(check, claims=replace(check.claims, fit=partial(_fitted, call)))
+    even = call.rotates or (_needs_even(make) and not has_published_interface(kind))
+    if call.form in SHAPES or even:
+        check = replace(check, claims=replace(check.claims, fit=partial(_fitted, call, even)))
     meaning = replace(check.claims.conventions, bool_mask=call.polarity)
     check = replace(check, function=call, claims=replace(check.claims, conventions=meaning))
     check, seen = as_seen(call, check) if observed else (check, [])
@@ -204,11 +205,18 @@ def _without_swallowed(call: ModuleCall, check: ClaimCheck, promised: bool) -> t
     return check.without(ignored | raising), notes
 
 
-def _fitted(call: ModuleCall, case: Case) -> Case | Unsupported:
+def _needs_even(make: Constructor) -> bool:
+    """Whether it cannot be built with heads of odd widths, as where sines and cosines take turns."""
+    heads = make.heads
+    even, odd = (safe_call(partial(make, heads * width, heads)).value for width in (4, 5))
+    return even is not None and odd is None
+
+
+def _fitted(call: ModuleCall, even_heads: bool, case: Case) -> Case | Unsupported:
     """The nearest case that it supports."""
     width = case.sizes.d_k + case.sizes.d_k % 2
     even = case.sized(d_k=width, d_v=width if case.sizes.d_v == case.sizes.d_k else case.sizes.d_v)
-    formed = fit_form(even if call.rotates else case, call.form)
+    formed = fit_form(even if even_heads else case, call.form)
     return formed if isinstance(formed, Unsupported) else one_mask(formed)
 
 

@@ -93,6 +93,13 @@ FORMS: dict[str, dict[str, str]] = {
         + "; self.table = nn.Parameter(torch.randn(2 * window_size[0] * window_size[1] - 1, heads))",
         "masked": BIASED,
     },
+    "a base": {
+        "sizes": "dim, heads, max_seq_len, theta",
+        "init": "self.angles = torch.outer(torch.arange(max_seq_len), theta ** (-torch.arange(0, 1, 2 * heads / dim)))",
+        "turned": "t = torch.cat([self.angles[: x.shape[1]]] * 2, -1).to(x); "
+        + TABLE.format("t.cos(), t.sin()")
+        + TURNED,
+    },
     "letters in settings": {"sizes": "cfg", "init": "dim = cfg.D", "heads": "cfg.num_heads"},
     "a flag and groups": {"sizes": "dim, heads, query_groups, causal", "init": "assert query_groups and not causal"},
 }
@@ -124,6 +131,23 @@ def test_the_form_as_which_it_answers_is_found(changes: dict[str, str]) -> None:
 def test_what_does_not_answer_so_is_refused(name: str) -> None:
     with pytest.raises(TargetError, match=r"no attention|layout is unknown"):
         form_of({**FORMS[name], "scale": "(1 + v.mean())"})
+
+
+def test_what_is_given_for_an_unknown_name_has_to_be_right() -> None:
+    with pytest.raises(TargetError, match="'zoom' is, is unknown"):
+        form_of({"sizes": "dim, heads, zoom", "init": "self.zoom = zoom + 0.5", "scale": "3 * self.zoom"})
+
+
+def test_sines_and_cosines_in_turn_need_heads_of_even_width(make: Make) -> None:
+    rows = "class PositionalEncoding(nn.Module):\n    def __init__(self, dim):\n        super().__init__()\n"
+    rows += (
+        "        self.rows = torch.zeros(99, dim)\n        self.rows[:, 1::2] = torch.ones(99, dim // 2 + dim % 2)\n"
+    )
+    rows += "    def forward(self, x):\n        return x + self.rows[: x.shape[1]].to(x)\n"
+    added = {"init": "self.add = PositionalEncoding(dim)", "before": "x = self.add(x)"}
+    made = make(rows + text_of(added))
+    assert "judged without add" in made.about
+    assert_conforms(made)
 
 
 @pytest.mark.parametrize("name", ["an image", "a square window", "a window"])
