@@ -178,7 +178,7 @@ def plan_module(kind: type[nn.Module], conventions: Conventions, device: str, ob
     call = _unless_only(call, replace(call, flag_with_mask=False), check, CAUSAL, {"is_causal"})
     both = replace(BIASED, mask_shape=MaskShape.SHARED, padding=Padding.RIGHT)
     call = _unless_only(call, replace(call, float_padding=False), check, both, {"key_padding_mask", "float_mask"})
-    even = call.rotates or (_needs_even(make) and not has_published_interface(kind))
+    even = call.rotates or (_needs_even(make, call) and not has_published_interface(kind))
     if call.form in SHAPES or even:
         check = replace(check, claims=replace(check.claims, fit=partial(_fitted, call, even)))
     meaning = replace(check.claims.conventions, bool_mask=call.polarity)
@@ -205,10 +205,14 @@ def _without_swallowed(call: ModuleCall, check: ClaimCheck, promised: bool) -> t
     return check.without(ignored | raising), notes
 
 
-def _needs_even(make: Constructor) -> bool:
-    """Whether it cannot be built with heads of odd widths, as where sines and cosines take turns."""
-    heads = make.heads
-    even, odd = (safe_call(partial(make, heads * width, heads)).value for width in (4, 5))
+def _needs_even(make: Constructor, call: ModuleCall) -> bool:
+    """Whether heads of odd widths raise as it is built or called, as where sines and cosines take turns."""
+
+    def output(width: int) -> torch.Tensor:
+        module = make(make.heads * width, make.heads)
+        return call.plain(module, [torch.zeros(2, make.tokens, make.heads * width)] * 3, make.heads)
+
+    even, odd = (safe_call(partial(output, width)).value for width in (4, 5))
     return even is not None and odd is None
 
 

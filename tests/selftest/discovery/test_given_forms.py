@@ -135,7 +135,7 @@ def test_what_does_not_answer_so_is_refused(name: str) -> None:
 
 def test_what_is_given_for_an_unknown_name_has_to_be_right() -> None:
     with pytest.raises(TargetError, match="'zoom' is, is unknown"):
-        form_of({"sizes": "dim, heads, zoom", "init": "self.zoom = zoom + 0.5", "scale": "3 * self.zoom"})
+        form_of({"sizes": "dim, heads, zoom", "init": "self.zoom = torch.ones(zoom).sum()", "scale": "2.7 / self.zoom"})
 
 
 def test_sines_and_cosines_in_turn_need_heads_of_even_width(make: Make) -> None:
