@@ -174,7 +174,7 @@ def _form(make: Constructor, call: ModuleCall, refused: TargetError | None) -> F
     if call.spatial and (reading is None or reading.variant is None) and not _has_convolutions(built(make)):
         raise UnknownFormError(f"its layout is unknown: {REMEDY}")
     if make.guessed and (reading is None or reading.variant is None):
-        raise UnknownFormError(f"what its constructor's {make.guessed[0]!r} is, is unknown: {REMEDY}")
+        raise TargetError(f"what its constructor's {make.guessed[0]!r} is, is unknown: {REMEDY}")
     if make.window and (reading is None or reading.variant is None):
         raise UnknownFormError(f"in a window of {make.tokens} tokens it is no attention: {REMEDY}")
     if make.unrotated and (reading is None or reading.variant is None):

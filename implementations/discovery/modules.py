@@ -212,7 +212,8 @@ def _needs_even(make: Constructor, call: ModuleCall) -> bool:
         module = make(make.heads * width, make.heads)
         return call.plain(module, [torch.zeros(2, make.tokens, make.heads * width)] * 3, make.heads)
 
-    even, odd = (safe_call(partial(output, width)).value for width in (4, 5))
+    with torch.random.fork_rng(devices=[]):
+        even, odd = (safe_call(partial(output, width)).value for width in (4, 5))
     return even is not None and odd is None
 
 

@@ -134,7 +134,7 @@ def test_what_does_not_answer_so_is_refused(name: str) -> None:
 
 
 def test_what_is_given_for_an_unknown_name_has_to_be_right() -> None:
-    with pytest.raises(TargetError, match="'zoom' is, is unknown"):
+    with pytest.raises(TargetError, match="its constructor needs 'zoom'"):
         form_of({"sizes": "dim, heads, zoom", "init": "self.zoom = torch.ones(zoom).sum()", "scale": "2.7 / self.zoom"})
 
 
