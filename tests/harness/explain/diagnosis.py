@@ -16,11 +16,12 @@ from attention_conformance.spec.problem import DTYPES
 from attention_conformance.tests.harness.explain.conditions import Condition, conditions
 from attention_conformance.tests.harness.explain.hypotheses import hypotheses
 from attention_conformance.tests.harness.explain.magnitudes import parts, sizes
-from attention_conformance.tests.harness.explain.naming import Explanation, explanation, scored
+from attention_conformance.tests.harness.explain.naming import Explanation, explanation
 from attention_conformance.tests.harness.explain.narrowing import narrower
 from attention_conformance.tests.harness.explain.observation import Observation, Prober, observed
 from attention_conformance.tests.harness.explain.other_claims import holding, rounded_operands, stated
 from attention_conformance.tests.harness.explain.places import places, wider
+from attention_conformance.tests.harness.explain.scoring import scored
 from attention_conformance.tests.harness.judge.clause_tests import Selection
 from attention_conformance.tests.harness.judge.judge import Judge
 from attention_conformance.tests.report.verdict import LOSSES, Status, Verdict

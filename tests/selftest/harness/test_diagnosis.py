@@ -1,6 +1,7 @@
 """The diagnosis names mistakes and conventions of which it does not know the code, and accuses nobody else."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -168,6 +169,18 @@ def test_a_second_call_with_the_same_sizes() -> None:
 
     remembers(*(torch.ones(extents) for extents in ((2, 3, 5, 4), (2, 3, 70, 4), (2, 3, 70, 3))))
     assert judged_op(remembers, LONG).when == ("from the second call with the same sizes on",)
+
+
+def test_an_exception_where_options_meet_is_a_finding_of_its_own() -> None:
+    def halves(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+        if "attn_mask" in options and "is_causal" in options:
+            raise ValueError("a mask and a causal flag")
+        return Steps()(query, key, value, **options) / 2
+
+    diagnosis = judged_op(halves, LONG, replace(LONG, mask=MaskKind.BOOL))
+    assert diagnosis.name == "output multiplied by 0.5"
+    assert diagnosis.explains == diagnosis.of - 1
+    assert str(diagnosis).endswith("; the others all have an exception of their own: Return the weighted sum as it is.")
 
 
 def test_a_wrong_output_is_compared_where_something_else_was_checked() -> None:
