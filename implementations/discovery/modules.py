@@ -50,6 +50,7 @@ from attention_conformance.implementations.discovery.extras import (
     Extra,
     find_extras,
     ignored_parts,
+    returns_scores,
 )
 from attention_conformance.implementations.discovery.forwards import ModuleCall
 from attention_conformance.implementations.discovery.layout import fit_of_heads
@@ -66,13 +67,15 @@ from attention_conformance.implementations.discovery.module_masks import (
 from attention_conformance.implementations.discovery.neutrals import words_of
 from attention_conformance.implementations.discovery.promises import has_published_interface
 from attention_conformance.implementations.discovery.vocabulary import OPTIONS, MaskForm
-from attention_conformance.spec.cases import Case, MaskShape, Padding
+from attention_conformance.spec.cases import Case, Layout, MaskShape, Padding
 from attention_conformance.spec.conventions import Conventions, Polarity
 from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.spec.inputs import build
 from attention_conformance.spec.premises import NO_PREMISES, Premises
 from attention_conformance.spec.problem import Problem
 
+TRANSPOSED = replace(PLAIN, layout=Layout.TRANSPOSED)
+NO_VIEWS = "views not claimed: "
 ALWAYS = EVERYWHERE | {Feature.PROJECTIONS}
 BY_PARAMETER = {"b_q": Feature.BIAS, "w_o": Feature.OUTPUT_PROJECTION, "b_o": Feature.OUTPUT_BIAS}
 """What a parameter claims that the module has."""
@@ -187,7 +190,7 @@ def plan_module(kind: type[nn.Module], conventions: Conventions, device: str, ob
     check, swallowed = _without_swallowed(call, check, has_published_interface(kind))
     seen = [*masks, *seen, *swallowed]
     answer = parts(check.run(PLAIN))
-    extras = find_extras(answer, EXTENTS)
+    extras = find_extras(answer, EXTENTS, scores=returns_scores(kind))
     rotary = variant.premises.rotary_base if variant is not None else None
     always = Premises(rotary_base=rotary, length=length)
     return ModulePlan(make, call, evaluating, extras, check, (*ignored_parts(answer, extras), *seen), always)
@@ -273,6 +276,8 @@ def module_candidate(
     if not published:
         claims, rounded = with_precision(check, claims, settings)
         notes = (*notes, *rounded)
+        if (error := check.run(TRANSPOSED).error) and Feature.VIEWS in claims:
+            claims, notes = replace(claims, features=claims.features - {Feature.VIEWS}), (*notes, NO_VIEWS + error)
     kept = {WITHOUT_WEIGHTS} if published else set()
     alternatives = {other: run for other, run in _alternatives(plan) if other in kept or check.succeeds(run)}
     features = claims.features.union(EXTRA_FEATURES[extra.name] for extra in plan.extras)
