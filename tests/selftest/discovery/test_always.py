@@ -43,6 +43,23 @@ class f(nn.Module):
 """
 
 
+@pytest.mark.parametrize(
+    ("name", "parameters", "promised"),
+    [
+        ("CausalSelfAttention", "embed_dim, num_heads", True),
+        ("NonCausalAttention", "embed_dim, num_heads", False),
+        ("CausalSelfAttention", "embed_dim, num_heads, causal=False", False),
+    ],
+)
+def test_a_name_that_promises_is_held_to_it(make: Make, name: str, parameters: str, promised: bool) -> None:
+    text = MODULE.replace("f(nn", f"{name}(nn").replace("embed_dim, num_heads", parameters)
+    made = make(text.replace("causal=True", "causal=False"), name)
+    assert premises(made).causal is promised
+    if promised:
+        with pytest.raises(AssertionError, match="elements differ"):
+            assert_conforms(made)
+
+
 ALIBI = """
 def f(q, k, v):
     h, ahead = q.shape[1], torch.arange(k.shape[-2]) - torch.arange(q.shape[-2])[:, None]
