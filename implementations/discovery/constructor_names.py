@@ -14,6 +14,8 @@ from attention_conformance.implementations.discovery.vocabulary import HEAD_COUN
 
 LONGEST = 2048
 """Tokens that a module is built for, where it is built for a number of them."""
+FEW_HEADS = 32
+"""More heads are built for fewer tokens, as each may have a square table of its own: 256 of them would take gigabytes."""
 
 
 MOST_SAMPLES = 64
@@ -91,7 +93,7 @@ def value_of(size: Size, width: int, heads: int) -> object:
         Size.WIDTH: width,
         Size.HEADS: heads,
         Size.HEAD_WIDTH: width // max(1, heads),
-        Size.LENGTH: LONGEST,
+        Size.LENGTH: LONGEST if heads <= FEW_HEADS else LONGEST // 8,
         Size.RATE: 0.0,
         Size.BIAS: True,
         Size.FLAG: False,
