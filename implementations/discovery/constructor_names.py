@@ -15,7 +15,7 @@ from attention_conformance.implementations.discovery.vocabulary import HEAD_COUN
 LONGEST = 2048
 """Tokens that a module is built for, where it is built for a number of them."""
 FEW_HEADS = 32
-"""More heads are built for fewer tokens, as each may have a square table of its own: 256 of them would take gigabytes."""
+"""More heads are built for fewer tokens: each may have a square table of its own, and 256 of them take gigabytes."""
 
 
 MOST_SAMPLES = 64
