@@ -69,7 +69,7 @@ class Premises:
             Premise.WINDOW: None if sides == (None, None) else sides,
             Premise.SOFTCAP: self.softcap,
             Premise.ROTARY: self.rotary_base if self.rotary_dim is None else (self.rotary_base, self.rotary_dim),
-            Premise.QK_NORM: None if not self.qk_norm else DEFAULT if self.norm_epsilon is None else self.norm_epsilon,
+            Premise.QK_NORM: (DEFAULT if self.norm_epsilon is None else self.norm_epsilon) if self.qk_norm else None,
             Premise.RELATIVE_BIAS: self.relative_bias or None,
             Premise.SCALE: self.scale,
             Premise.LENGTH: self.length or None,
@@ -83,7 +83,7 @@ class Premises:
 
     @property
     def features(self) -> frozenset[Feature]:
-        """What holds of a feature's every case without an option of the caller: a flag that is always set, and norms."""
+        """What holds of a feature's every case without an option: a flag that is always set, and norms."""
         held = {Feature.CAUSAL: self.causal, Feature.QK_NORM: self.qk_norm}
         return frozenset(feature for feature, holds in held.items() if holds)
 

@@ -120,11 +120,11 @@ def keys_normalised_in_as_many_parts_as_queries(query: Tensor, key: Tensor, valu
     heads, shared, width = query.shape[1], key.shape[1], key.shape[-1]
     steps, parts = Steps(), heads // shared
 
-    def in_parts(rows: Tensor, gain: Tensor, epsilon: float) -> Tensor:
+    def in_parts(rows: Tensor, gain: Tensor | None, epsilon: float) -> Tensor:
         if rows.shape[1] == heads or width % parts:
             return norm(rows, gain, epsilon)
-        unit = norm(rows.unflatten(-1, (parts, -1)), None, epsilon)
-        return unit.flatten(-2) * gain
+        unit = norm(rows.unflatten(-1, (parts, -1)), None, epsilon).flatten(-2)
+        return unit if gain is None else unit * gain
 
     return (
         Steps(norm=in_parts)(query, key, value, **options) if heads != shared else steps(query, key, value, **options)

@@ -7,7 +7,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 T = TypeVar("T")
 Shape: TypeAlias = tuple[int, ...]
 PAIRS = (("query_segments", "key_segments"), ("cu_seqlens_q", "cu_seqlens_k"), ("query_positions", "key_positions"))
-PAIRS += (("query_norm", "key_norm"),)
+GAINS = ("query_norm", "key_norm")
 """Options of queries, and those of keys that go with them."""
 
 
@@ -78,7 +78,7 @@ class Options(Generic[T]):
     valid_lens: T | None = None
 
     def __post_init__(self) -> None:
-        for pair in PAIRS:
+        for pair in (*PAIRS, GAINS):
             if len({getattr(self, name) is None for name in pair}) > 1:
                 raise ValueError(f"{pair[0]} and {pair[1]} need each other")
         if self.norm_epsilon is not None and not self.norm_epsilon >= 0.0:

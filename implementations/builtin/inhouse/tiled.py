@@ -112,7 +112,8 @@ def normalised(rows: Tensor, gain: Tensor, epsilon: float | None = None) -> Tens
         return (F.rms_norm(wide_rows, (width,), None, given) * gain).to(rows.dtype)
     tokens = wide_rows.transpose(1, 2).flatten(2)
     normed = F.rms_norm(tokens, (heads * width,), None, given) * gain
-    return normed.unflatten(-1, (heads, width)).transpose(1, 2).to(rows.dtype)
+    answer: Tensor = normed.unflatten(-1, (heads, width)).transpose(1, 2).to(rows.dtype)
+    return answer
 
 
 def rotated(

@@ -35,7 +35,8 @@ def inverse_rounded(rows: Tensor, gain: Tensor, epsilon: float) -> Tensor:
 def by_the_length(rows: Tensor, gain: Tensor, epsilon: float) -> Tensor:
     """The root of the width times a row by its length."""
     length = (rows.to(wide(rows)).square().sum(-1, keepdim=True) + rows.shape[-1] * epsilon).sqrt()
-    return (rows.shape[-1] ** 0.5 * rows.to(wide(rows)) / length * gain).to(rows.dtype)
+    normed: Tensor = rows.shape[-1] ** 0.5 * rows.to(wide(rows)) / length * gain
+    return normed.to(rows.dtype)
 
 
 def of_the_library(rows: Tensor, gain: Tensor, epsilon: float) -> Tensor:
@@ -60,7 +61,8 @@ def cosine(rows: Tensor, gain: Tensor, epsilon: float) -> Tensor:
 
 def over_the_width(rows: Tensor, gain: Tensor, epsilon: float) -> Tensor:
     tokens = rows.transpose(1, 2).flatten(2)
-    return gain_behind_the_rounding(tokens, gain, epsilon).unflatten(-1, rows.shape[1::2]).transpose(1, 2)
+    normed: Tensor = gain_behind_the_rounding(tokens, gain, epsilon).unflatten(-1, rows.shape[1::2]).transpose(1, 2)
+    return normed
 
 
 def plus_one(rows: Tensor, gain: Tensor, epsilon: float) -> Tensor:
