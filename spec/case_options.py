@@ -108,8 +108,8 @@ CASE_OPTIONS = (
         "qk_norm",
         Extension(qk_norm=QkNorm.HEAD),
         {
-            "query_norm": ("q_norm", "q_norm_weight", "query_norm_weight", "q_gain"),
-            "key_norm": ("k_norm", "k_norm_weight", "key_norm_weight", "k_gain"),
+            "query_norm": (),
+            "key_norm": (),
         },
         convention="norm_kind",
     ),

@@ -208,7 +208,8 @@ def plan_module(kind: type[nn.Module], conventions: Conventions, device: str, ob
 
 def _norms_inside(make: Constructor, call: ModuleCall) -> FoundNorm | None:
     """The norms of queries and keys that have been taken out, if they are known ones behind the projections."""
-    module = built(replace(make, left_out=()))
+    with torch.random.fork_rng(devices=[]):
+        module = built(replace(make, left_out=()))
     found = query_key_norms(module, make.heads, WIDTH)
     if found is None or not {*found.paths} <= {*make.left_out}:
         return None

@@ -42,7 +42,7 @@ class f(nn.Module):
 """
 NORMED = "q, k = self.q_norm(q), self.k_norm(k)"
 FIRST, LAST = f"{NORMED}; q, k = rotated(q), rotated(k)", f"q, k = rotated(q), rotated(k); {NORMED}"
-RIGHT = {
+RIGHT: dict[str, tuple[str, str, str, dict[str, object]]] = {
     "head": ("nn.RMSNorm(head, eps=1e-6)", "", NORMED, {"norm_kind": NormKind.RMS}),
     "default": ("nn.RMSNorm(head)", "", NORMED, {"norm_default": NormDefault.SPACING}),
     "width": ("nn.RMSNorm(embed_dim, eps=1e-6)", NORMED, "", {"norm_span": NormSpan.WIDTH}),
@@ -120,3 +120,25 @@ def test_two_norms_that_differ_are_not_one_kind() -> None:
     assert query_key_norms(module, 3, 12) is None
     module["k_norm"] = nn.RMSNorm(4, eps=1e-6)
     assert query_key_norms(module, 3, 12) == FoundNorm(NormKind.RMS, NormGain.PLAIN, 1e-6, 4, ("q_norm", "k_norm"))
+
+
+ALWAYS = {
+    "rms": ("F.rms_norm(x, x.shape[-1:])", "qk-norm=default", NormKind.RMS),
+    "epsilon": ("x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5)", "qk-norm=1e-05", NormKind.RMS),
+    "cosine": ("F.normalize(x, dim=-1)", "qk-norm=1e-12", NormKind.L2),
+}
+
+
+@pytest.mark.parametrize("name", ALWAYS)
+def test_norms_without_a_module_are_recognised(make: Make, name: str) -> None:
+    norm, setting, kind = ALWAYS[name]
+    made = make(f"def f(q, k, v):\n    q, k = ({norm} for x in (q, k))\n    return attend(q, k, v)[0]")
+    assert made.claims.premises.settings() == (setting,)
+    assert (made.claims.conventions.norm_kind, made.claims.conventions.norm_span) == (kind, NormSpan.BARE)
+    verdicts = run(made, ("scores.dot-product", "qk-norm.scores", "qk-norm.range"), ("float64", "float32"))
+    assert [v.status for v in verdicts] == [Status.PASS] * 6
+
+
+def test_queries_alone_are_no_norm_of_both(make: Make) -> None:
+    made = make("def f(q, k, v):\n    return attend(F.rms_norm(q, q.shape[-1:]), k, v)[0]")
+    assert not made.claims.premises.qk_norm
