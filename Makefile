@@ -15,10 +15,10 @@ BENCH  := report/bench.json
 .PHONY: audit-score covering clause-seconds profile-suite door-cost docs links format clean report-diff first-contact wheel-check diagnosis-score
 
 conformance: $(JUDGES)
-	$(RUN) -m pytest --report report -n 2
+	$(RUN) -m pytest --report report -n 2 --dist worksteal
 
 test: lint types
-	$(RUN) -m pytest tests/selftest tests/conformance -n 2 --durations=5
+	$(RUN) -m pytest tests/selftest tests/conformance -n 2 --dist worksteal --durations=5
 
 lint: $(READY)
 	$(RUN) -m ruff check .

@@ -9,7 +9,7 @@ import torch
 from attention_conformance.implementations.adapters.native import Native
 from attention_conformance.implementations.adapters.op_options import seeded
 from attention_conformance.implementations.adapters.results import output_of, result_of
-from attention_conformance.implementations.adapters.tensors import Tensors, to_array, zeros_for_none
+from attention_conformance.implementations.adapters.tensors import Tensors, slopes, to_array, zeros_for_none
 from attention_conformance.implementations.api.contract import Result
 from attention_conformance.spec.problem import Array, Problem
 
@@ -42,8 +42,8 @@ def native_call(
             yield
 
     def result(answer: Any) -> Result:
-        answer, slopes = answer if wanted else (answer, ())
-        gradients = named(zeros_for_none(leaves, slopes)) if wanted else {}
+        answer, found = answer if wanted else (answer, ())
+        gradients = named(zeros_for_none(leaves, found)) if wanted else {}
         return result_of(answer, extras, to_array, fewer=True, gradients=gradients)
 
     if not wanted:
@@ -51,7 +51,7 @@ def native_call(
     held = list(leaves.values())
 
     def backward(answer: Any, keep: bool = True) -> tuple[torch.Tensor | None, ...]:
-        return torch.autograd.grad(output_of(answer), held, given["cotangent"], retain_graph=keep, allow_unused=True)
+        return slopes(output_of(answer), held, given["cotangent"], keep)
 
     def both() -> tuple[Any, tuple[torch.Tensor | None, ...]]:
         answer = forward()

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -92,7 +93,37 @@ def forms(given: Mapping[str, torch.Tensor]) -> dict[str, object]:
 
 def gradients_of(output: torch.Tensor, leaves: Mapping[str, torch.Tensor], cotangent: torch.Tensor) -> dict[str, Array]:
     """D sum(output * cotangent) / d leaf by name; zeros for a leaf that the output does not depend on."""
-    return zeros_for_none(leaves, torch.autograd.grad(output, list(leaves.values()), cotangent, allow_unused=True))
+    return zeros_for_none(leaves, slopes(output, list(leaves.values()), cotangent))
+
+
+def slopes(
+    output: torch.Tensor, leaves: Sequence[torch.Tensor], cotangent: torch.Tensor, keep: bool = False
+) -> tuple[torch.Tensor | None, ...]:
+    """The same in the order of the leaves, None where the output does not depend on one; `keep` keeps the graph.
+
+    Raises:
+        ValueError: the output has another shape than the cotangent.
+    """
+    if output.shape != cotangent.shape:
+        raise ValueError(f"an output of shape {tuple(output.shape)} has no cotangent of shape {tuple(cotangent.shape)}")
+    product = _Product.apply(output, cotangent)  # type: ignore[no-untyped-call]
+    return torch.autograd.grad(product, leaves, retain_graph=keep, allow_unused=True)
+
+
+class _Product(torch.autograd.Function):
+    """Stands for sum(output * cotangent); its gradient is the cotangent as it was given, strides included.
+
+    Where torch is given a cotangent itself, it imports its symbolic shapes first, which takes a process half a second.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, output: torch.Tensor, cotangent: torch.Tensor) -> torch.Tensor:
+        ctx.cotangent = cotangent
+        return output.new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, _: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return ctx.cotangent, None
 
 
 def zeros_for_none(leaves: Mapping[str, torch.Tensor], found: Sequence[torch.Tensor | None]) -> dict[str, Array]:

@@ -10,6 +10,7 @@ import numpy as np
 
 from attention_conformance.implementations.discovery.always_norms import BareNorm, kinds, with_epsilon
 from attention_conformance.implementations.discovery.claim_checks import ClaimCheck
+from attention_conformance.implementations.discovery.loading import TargetError
 from attention_conformance.implementations.discovery.probe import (
     HALF,
     HEADS,
@@ -37,6 +38,10 @@ BASES = (10000.0, 500000.0, 1000000.0)
 FAINTEST = np.log(1e-12)
 """Logarithm of a weight below which nothing is compared."""
 CAPS, POINTS = (1.0, 200.0), 40
+ALIBI_INSIDE = (
+    "its scores always fall with the distance of a key, by slopes of {}: let it take them as `alibi_slopes`, "
+    "or write an adapter (docs/adapter.md)"
+)
 """Bounds of scores that are looked for, and how many are tried between two."""
 
 
@@ -56,6 +61,8 @@ def with_scores(check: ClaimCheck, premises: Premises) -> tuple[ClaimCheck, Prem
                 conventions = replace(check.claims.conventions, rotary_pairing=pairing)
                 claims = replace(check.claims, conventions=conventions if base else check.claims.conventions)
                 return replace(check, claims=claims), replace(premises, rotary_base=base, softcap=cap)
+    if Feature.ALIBI not in check.claims and (slopes := scores.slopes()):
+        raise TargetError(ALIBI_INSIDE.format(", ".join(f"{slope:.3g}" for slope in slopes)))
     return (check, premises) if premises.qk_norm else _with_norms(check, premises, scores, width)
 
 
@@ -143,12 +150,14 @@ class _Scores:
         query, key: (B, H, L, d).
         logs: of the observed weights, none below `FAINTEST`.
         premises: causal, window and scale are those of the scores.
+        bias: (H, L, L), added to them.
     """
 
     query: Floats
     key: Floats
     logs: Floats
     premises: Premises
+    bias: Floats | float = 0.0
 
     @classmethod
     def of(cls, observed: ObservedWeights, problem: Problem, premises: Premises) -> _Scores:
@@ -171,6 +180,16 @@ class _Scores:
         """Whether the scores, kept below a bound, give the observed weights."""
         return bool((np.abs(self._logs(cap) - self.logs) <= HALF * (1.0 + np.abs(self.logs))).all())
 
+    def slopes(self) -> list[float]:
+        """By how much each head's scores fall with the distance of a key, where these are the slopes of ALiBi."""
+        place = np.arange(self.logs.shape[-1])
+        rest = self.logs - self._logs(None)
+        found = np.median(rest[..., place[1:], place[1:]] - rest[..., place[1:], place[:-1]], axis=(0, -1))
+        if (found < HALF).any() or not near_whole(np.log2(found) * len(found)):
+            return []
+        biased = replace(self, bias=-found[:, None, None] * np.abs(place - place[:, None]))
+        return [float(slope) for slope in found] if biased.fits(None) else []
+
     def best_cap(self) -> float:
         """The bound that explains them best, to three digits."""
         low, high = np.log(CAPS[0]), np.log(CAPS[-1])
@@ -186,11 +205,16 @@ class _Scores:
     def _logs(self, cap: float | None) -> Floats:
         scale = self.query.shape[-1] ** -0.5 if self.premises.scale is None else self.premises.scale
         scores = self.query @ self.key.swapaxes(-1, -2) * scale
-        scores = scores if cap is None else cap * np.tanh(scores / cap)
+        scores = (scores if cap is None else cap * np.tanh(scores / cap)) + self.bias
         scores = np.where(_seen(self.premises, scores.shape[-1]), scores, -np.inf)
         scores -= scores.max(-1, keepdims=True)
         logs: Floats = scores - np.log(np.exp(scores).sum(-1, keepdims=True))
         return np.maximum(logs, FAINTEST)
+
+
+def near_whole(numbers: Floats) -> bool:
+    """Whether all are whole numbers but for rounding."""
+    return bool((np.abs(numbers - np.round(numbers)) < 0.01).all())
 
 
 def _seen(premises: Premises, length: int) -> Booleans:

@@ -7,8 +7,9 @@ from typing import Any
 
 from attention_conformance.implementations.api.contract import Implementation
 from attention_conformance.implementations.api.safe_call import safe_call
+from attention_conformance.implementations.discovery.causal_names import promises_causal
 from attention_conformance.implementations.discovery.functions import function_candidate
-from attention_conformance.implementations.discovery.loading import Target, TargetError, load_target
+from attention_conformance.implementations.discovery.loading import Target, TargetError, load_target, loaded_without
 from attention_conformance.implementations.discovery.signatures import ADAPTER, check_kind
 from attention_conformance.spec.optional import optional
 from attention_conformance.spec.premises import Premises
@@ -43,9 +44,11 @@ def named(
     try:
         if torch and (error_line := safe_call(lambda: torch.zeros(1, device=device)).error):
             raise TargetError(f"device {device!r} cannot be used: {error_line}")
-        return wrapped(name, loaded, settings, device, premises)
+        implementation = wrapped(name, loaded, settings, device, premises)
     except TargetError as error:
         raise TargetError(f"{target}: {error}") from error
+    notes = [implementation.about, *(f"loaded without {each}" for each in loaded_without(loaded))]
+    return replace(implementation, about="; ".join(notes))
 
 
 def candidates(targets: Sequence[str], load: Callable[[str], Implementation]) -> tuple[Implementation, ...]:
@@ -88,11 +91,13 @@ def wrapped(
         conventions = target.claims.conventions.claiming(settings)
         always = target.claims.premises.assuming(premises)
         return replace(target, claims=replace(target.claims, conventions=conventions, premises=always))
+    always = Premises().assuming(premises)
+    if promises_causal(name, target):
+        always = replace(always, causal=True)
     function = _class_as_function(target)
     target = target if function is not None else _with_parameters(target)
     if function is None:
         check_kind(target, f", {ADAPTER}")
-    always = Premises().assuming(premises)
     if function is None and isinstance(target, type):
         from attention_conformance.implementations.discovery.modules import module_candidate  # imports torch
 

@@ -14,9 +14,12 @@ from torch.nn.parameter import is_lazy
 from attention_conformance.implementations.adapters.arranged import Arranged
 from attention_conformance.implementations.adapters.torch_module import Place, Places
 from attention_conformance.implementations.api.safe_call import safe_call
-from attention_conformance.implementations.discovery.bare import bare, holding, with_globals
+from attention_conformance.implementations.discovery.bare import bare, holding, one_group, with_globals
 from attention_conformance.implementations.discovery.constructor_names import (
+    GROUPS,
     LONGEST,
+    ROTATIONS,
+    WINDOWS,
     Size,
     settings_of,
     settings_parameter,
@@ -50,7 +53,7 @@ WIDTH, HEADS = 12, 3
 """Sizes of the instances that are built to look at their parameters."""
 CONSTRUCTOR_OPTIONS: Mapping[str, Option] = {
     "num_kv_heads": Option(
-        ("num_kv_heads", "num_key_value_heads", "n_kv_heads", "kv_heads", "n_kv_head", "num_kv_groups"),
+        GROUPS,
         (Feature.GROUPED,),
     ),
     "dropout": Option(
@@ -84,6 +87,8 @@ class Constructor:
         places: what its parameters hold, by path, with a star for the number of a head; empty: what their names state.
         call: how it is called once, so that it makes its parameters.
         norms: its norms of queries and keys, where they are judged with it.
+        guessed: its parameters of unknown names that are given a size.
+        tokens: those that it is called with to look at it, and that its window has.
     """
 
     kind: Callable[..., nn.Module]
@@ -101,11 +106,13 @@ class Constructor:
     places: Mapping[str, Place] = field(default_factory=dict)
     call: ModuleCall | None = None
     norms: FoundNorm | None = None
+    guessed: tuple[str, ...] = ()
+    tokens: int = 5
 
     def __call__(self, embed_dim: int, num_heads: int, **options: Any) -> nn.Module:
         """A module of these sizes; `options` are kdim, vdim and what `CONSTRUCTOR_OPTIONS` names."""
         values = {name: value_of(size, embed_dim, num_heads) for name, size in self.globals.items()}
-        with with_globals(self.kind, values):
+        with with_globals(self.kind, values), one_group():
             module = self._whole(embed_dim, num_heads, **options)
             if self.call is not None and any(map(is_lazy, module.parameters())):
                 with torch.no_grad():
@@ -122,7 +129,7 @@ class Constructor:
                 **{self.settings: settings_of(self.kind, self.settings, embed_dim, num_heads, self.lenient)}, **given
             )
         if self.sizes:
-            sizes = {name: value_of(size, embed_dim, num_heads) for name, size in self.sizes.items()}
+            sizes = {name: value_of(size, embed_dim, num_heads, self.tokens) for name, size in self.sizes.items()}
             return self.kind(**{**sizes, **given})
         if self.named:
             return self.kind(embed_dim=embed_dim, num_heads=num_heads, **given)
@@ -159,6 +166,16 @@ class Constructor:
     def construct(self, num_heads: int, width: int) -> nn.Module:
         """A module of these sizes, in the order of `Implementation.construct`."""
         return self(width, num_heads)
+
+    @property
+    def unrotated(self) -> tuple[str, ...]:
+        """Its parameters that are given what rotates nothing."""
+        return tuple(name for name, size in self.sizes.items() if size in ROTATIONS)
+
+    @property
+    def window(self) -> Size | None:
+        """What of its window it is given, if it has one."""
+        return next((size for size in self.sizes.values() if size in WINDOWS), None)
 
     @property
     def one_head(self) -> bool:

@@ -1,16 +1,24 @@
 """Extras: what a callable returns in addition to its output, recognized by its shape."""
 
+import ast
+import inspect
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import permutations
+from textwrap import dedent
 from typing import Any
 
 from attention_conformance.implementations.adapters.native import bound
+from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.spec.features import Feature
 
 AXES: Mapping[str, str] = {"weights": "BHQK", "log_sum_exp": "BHQ", "averaged_weights": "BQK"}
 """The names of extras in `Result`, and their axes there."""
 EXTRA_FEATURES: Mapping[str, Feature] = {name: Feature(name.replace("_", "-")) for name in AXES}
+
+OF_SCORES = re.compile(r"(^|_)(qk|scores?|logits?|sim|similarity|dots|energy)(_|$)")
+"""How scores before the softmax are called."""
 
 
 @dataclass(frozen=True)
@@ -28,13 +36,16 @@ class Extra:
     axes: str
 
 
-def find_extras(parts: Sequence[Any], extents: Mapping[str, int], rearranged: bool = False) -> tuple[Extra, ...]:
+def find_extras(
+    parts: Sequence[Any], extents: Mapping[str, int], rearranged: bool = False, scores: bool = False
+) -> tuple[Extra, ...]:
     """The first part of each shape among those after the output.
 
     Args:
         parts: the answer.
         extents: of the axes B, H, Q and K in the problem that was answered.
         rearranged: whether extras with their axes in another order count.
+        scores: whether the callable says that it returns scores; a part with negative numbers is no weights then.
     """
     extents = {**extents, "N": extents["B"] * extents["H"]}
     extras: dict[str, Extra] = {}
@@ -42,6 +53,8 @@ def find_extras(parts: Sequence[Any], extents: Mapping[str, int], rearranged: bo
         shape = tuple(getattr(part, "shape", ()))
         for name, arrangement in _arrangements(rearranged):
             if shape == tuple(extents[axis] for axis in arrangement):
+                if scores and "K" in arrangement and bool((part < 0).any()):
+                    break
                 extras.setdefault(name, Extra(position, name, arrangement))
                 break
     return tuple(sorted(extras.values(), key=lambda extra: extra.position))
@@ -54,6 +67,14 @@ def _arrangements(rearranged: bool) -> Iterator[tuple[str, str]]:
         yield from ((name, "".join(order)) for order in permutations(axes))
         if "BH" in axes:
             yield name, axes.replace("BH", "N")
+
+
+def returns_scores(target: object) -> bool:
+    """Whether a name in what a function, or a method of a class, returns is one of scores."""
+    tree = safe_call(lambda: ast.parse(dedent(inspect.getsource(target)))).value  # type: ignore[arg-type]
+    returned = [node.value for node in ast.walk(tree) if isinstance(node, ast.Return)] if tree else []
+    names = (node.id for value in returned if value for node in ast.walk(value) if isinstance(node, ast.Name))
+    return any(OF_SCORES.search(name) for name in names)
 
 
 def ignored_parts(parts: Sequence[Any], extras: Iterable[Extra]) -> list[str]:

@@ -35,6 +35,7 @@ from attention_conformance.implementations.discovery.extras import (
     Extra,
     find_extras,
     ignored_parts,
+    returns_scores,
 )
 from attention_conformance.implementations.discovery.function_calls import (
     JAX,
@@ -157,7 +158,9 @@ def _usual_candidate(
         check, seen = empty_rows_of_window(check)
         always = [*always, *seen]
     check, refuted = option_claims(check, options.named.features)
-    extras = tuple(e for e in find_extras(parts(plain), _extents(claims)) if e.name != "averaged_weights")
+    scores = returns_scores(getattr(function, "function", function))
+    found = find_extras(parts(plain), _extents(claims), scores=scores)
+    extras = tuple(e for e in found if e.name != "averaged_weights")
     if "returned-weights" not in settings:
         check = with_returned_weights(check, extras)
     claims, notes = core_claims(check, kind.exact_dtype)

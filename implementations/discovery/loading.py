@@ -10,13 +10,17 @@ import importlib.util
 import sys
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
+from itertools import product
 from pathlib import Path
 from types import ModuleType
 
 from attention_conformance.implementations.api.safe_call import LIBRARIES, error_line
+from attention_conformance.implementations.discovery.absent import Absences, Absent, AbsentBase
+from attention_conformance.implementations.discovery.definitions import define_the_rest, failed_line
 
 SYNTAX = "write FILE.py:NAME or package.module:NAME"
 SUITE = Path(__file__).resolve().parents[2]
@@ -25,10 +29,15 @@ LISTED = 12
 
 _helpers: dict[str, str] = {}
 """Modules imported from a target's own folder, by name: the next target may have its own module of that name."""
+_lacked: dict[str, TargetError] = {}
+"""By name, the modules that were loaded in part, and the error of loading them as a whole."""
 
 
 class TargetError(ValueError):
     """A target that cannot be used; the message is one line that states what is wrong and what to do."""
+
+    without: tuple[str, ...] = ()
+    """What the target was loaded without all the same: packages that are not installed, a statement that failed."""
 
 
 def _defined(place: str) -> str:
@@ -93,9 +102,28 @@ def load_target(target: str) -> object:
     parsed = Target.parse(target)
     module = _from_file(parsed.place) if parsed.is_file else _from_module(parsed.place)
     loaded: object = module
-    for name in parsed.name.split("."):
-        loaded = _attribute(loaded, name, parsed)
+    try:
+        for name in parsed.name.split("."):
+            loaded = _attribute(loaded, name, parsed)
+    except TargetError:
+        _refuse_lacking(module)
+        raise
+    if isinstance(loaded, Absent) or (isinstance(loaded, type) and issubclass(loaded, AbsentBase)):
+        _refuse_lacking(module)
     return loaded
+
+
+def _refuse_lacking(module: ModuleType) -> None:
+    """Raises the error of loading a module that was loaded in part."""
+    if (lacked := _lacked.get(module.__name__)) is not None:
+        sys.modules.pop(module.__name__, None)
+        raise lacked
+
+
+def loaded_without(loaded: object) -> tuple[str, ...]:
+    """What the file of this object was loaded without: packages that are not installed, a statement that failed."""
+    lacked = _lacked.get(str(getattr(loaded, "__module__", "")))
+    return lacked.without if lacked else ()
 
 
 def _from_file(place: str) -> ModuleType:
@@ -109,28 +137,69 @@ def _from_file(place: str) -> ModuleType:
     if private in sys.modules:
         return sys.modules[private]
     try:
-        return _imported(private, resolved, place)
+        return _without_absent(resolved, partial(_imported, private, resolved, place))
     except TargetError as error:
         if not isinstance(error.__cause__, ImportError):
             raise
-        inside = _as_part_of_a_project(resolved)
-        if inside is None:
+        for folder, whole in product(_roots(resolved, error.__cause__), (True, False)):
+            with suppress(Exception, SystemExit):
+                return _without_absent(resolved, partial(_as_part_of_a_project, resolved, folder, whole))
+        raise
+
+
+def _without_absent(path: Path, way: Callable[[], ModuleType]) -> ModuleType:
+    """The module that one way of loading gives, without packages that are not installed if it needs any."""
+    absences, first = Absences(), TargetError()
+
+    def tried() -> ModuleType:
+        nonlocal first
+        try:
+            return way()
+        except TargetError as error:
+            first = error if not absences.names else first
             raise
-        return inside
+
+    module = absences.load(tried, lambda name: bool(_holders(path, name)))
+    if absences.names:
+        later = _lacked.get(module.__name__, TargetError()).without
+        first.without = (*(f"{package!r}, which is not installed" for package in absences.packages), *later)
+        _lacked[module.__name__] = first
+    return module
 
 
-def _as_part_of_a_project(path: Path) -> ModuleType | None:
-    """The file under the name that it has from a folder above it, up to the current one; None where that fails too."""
+def _holders(path: Path, name: str) -> list[Path]:
+    """The folders above a file in which a module of this name begins."""
+    package = name.partition(".")[0]
+    return [folder for folder in path.parents if any((folder / each).exists() for each in (package, f"{package}.py"))]
+
+
+def _roots(path: Path, error: ImportError) -> Iterator[Path]:
+    """Folders above a file from which its imports may start: up to the current one, or of the package that it is in."""
     above = [folder for folder in path.parents if folder == Path.cwd() or Path.cwd() in folder.parents]
     packages = [folder.parent for folder in path.parents if (folder / "__init__.py").exists()]
-    for folder in dict.fromkeys([*above[::-1], *packages[::-1]]):
+    named = _holders(path, error.name) if error.name else list(path.parents[1:4])
+    for folder in dict.fromkeys([*above[::-1], *packages[::-1], *named]):
         parts = path.relative_to(folder).with_suffix("").parts
-        name = ".".join(parts)
         # What is imported anew below the name of a library would be there twice, next to objects of the first one.
         if all(part.isidentifier() for part in parts) and parts[0] not in LIBRARIES | sys.stdlib_module_names:
-            with suppress(Exception, SystemExit), _importable(str(folder)), _shadowing(name):
-                return importlib.import_module(name.removesuffix(".__init__"))
-    return None
+            yield folder
+
+
+def _as_part_of_a_project(path: Path, folder: Path, whole: bool) -> ModuleType:
+    """The file under the name that it has from a folder above it; or if not `whole`, without running its packages.
+
+    What a package does as it is imported may fail though the file alone works: it asks for its installed version, say.
+    """
+    name = ".".join(path.relative_to(folder).with_suffix("").parts)
+    with _importable(str(folder)), _shadowing(name):
+        for package in () if whole else [parent for parent in path.parents if folder in parent.parents][::-1]:
+            bare = ModuleType(".".join(package.relative_to(folder).parts))
+            bare.__path__ = [str(package)]
+            sys.modules[bare.__name__] = bare
+        try:
+            return importlib.import_module(name.removesuffix(".__init__"))
+        except ImportError as error:
+            raise TargetError(_failed(str(path), error, str(path))) from error
 
 
 @contextmanager
@@ -165,8 +234,16 @@ def _imported(private: str, path: Path, place: str) -> ModuleType:
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        del sys.modules[private]
-        raise TargetError(_failed(place, error, str(path))) from error
+        refused = TargetError(_failed(place, error, str(path)))
+        line = 0 if isinstance(error, ImportError) else failed_line(error, path)
+        if not line:
+            del sys.modules[private]
+            raise refused from error
+        with _importable(str(path.parent)), _helpers_of(path.parent):
+            define_the_rest(module, path, line)
+        refused.without = (f"its line {line}, which raised {error_line(error)}",)
+        refused.__cause__ = error
+        _lacked[private] = refused
     return module
 
 

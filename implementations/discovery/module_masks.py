@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 PUBLISHED = ("attn_mask", "key_padding_mask", "is_causal")
 """Names of a well-known interface: what they promise is judged, not observed."""
 ADDED, PADDED = replace(PLAIN, mask=MaskKind.INFINITE), replace(PLAIN, padding=Padding.RIGHT)
+MANY = {"batch": 5, "query_length": 3, "key_length": 3}
 EMPTY = replace(PLAIN, padding=Padding.EMPTY_SAMPLE)
 FORMS = (MaskForm.FLAT, MaskForm.FULL, MaskForm.SAMPLE, MaskForm.SHARED, MaskForm.LENGTHS_FIRST)
 SHAPES = {
@@ -68,6 +69,7 @@ def with_mask_form(
     polarities = list(Polarity) if observed and not _states_polarity(call) else [call.polarity]
     polarities.sort(key=lambda polarity: polarity is not call.polarity)
     forms = [form for form in FORMS if call.length_first or form is not MaskForm.LENGTHS_FIRST]
+    forms = _of_many_samples(call, check, forms)
     tried = [replace(call, form=form, polarity=polarity) for polarity in polarities for form in forms]
     for each in tried if "bool_mask" in spelled else ():
         if has_effect(replace(check, function=each), shaped(MASKED, each.form)):
@@ -83,6 +85,16 @@ def with_mask_form(
         if not replace(check, function=each).run(shaped(case, each.form)).error:
             return each, check, []
     return call, check, []
+
+
+def _of_many_samples(call: ModuleCall, check: ClaimCheck, forms: list[MaskForm]) -> list[MaskForm]:
+    """The forms that raise nothing for more samples than queries: a mask cut to the lengths by its first axes does."""
+
+    def answers(form: MaskForm) -> bool:
+        each = replace(check, function=replace(call, form=form))
+        return any(not each.run(shaped(case.sized(**MANY), form)).error for case in (MASKED, BIASED))
+
+    return [form for form in forms if answers(form)] or forms
 
 
 def _other_kind(

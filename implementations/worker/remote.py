@@ -41,6 +41,9 @@ from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.spec.premises import Premises
 from attention_conformance.spec.problem import Array, Problem
 
+UNFLUSHED = 120
+"""The exit status of Python where it cannot write what was printed, as the candidate has closed the stream."""
+
 
 def isolated_candidate(
     target: str,
@@ -267,15 +270,19 @@ class Remote:
     def ended(self) -> str:
         """See `Observer`; the next call starts another process."""
         output, code = self.door.output, self.close()
-        if code >= 0:
+        if not self.is_bad(code):
             return ""
         last = "" if output is None else output.last_lines()
         return f"{how_ended(code)}; its last output: {last}" if last else how_ended(code)
 
+    def is_bad(self, code: int) -> bool:
+        """Whether a status is of the candidate's making: our worker ends with 0, what a command starts as it likes."""
+        return code < 0 or (bool(self.door.hello["target"]) and code not in (0, UNFLUSHED))
+
     def close(self) -> int:
         """See `Door.close`; the names of the threads that the candidate has left running are kept."""
         if "threads" in self.requests and self.door.process is not None:
-            with suppress(CandidateError), _read():
+            with suppress(CandidateError, PathError), _read():
                 answer = self.door.request(Message({"request": "threads"}))
                 self.door.threads += map(shortened, answer.fields["threads"])
         return self.door.close()

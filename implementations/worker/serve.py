@@ -49,6 +49,7 @@ from attention_conformance.implementations.worker.forms import (
 )
 from attention_conformance.implementations.worker.hello import PROTOCOL, REQUESTS
 from attention_conformance.implementations.worker.observer import LocalObserver
+from attention_conformance.implementations.worker.own_builtins import OwnBuiltins
 from attention_conformance.implementations.worker.resources import end_first, is_out_of_memory, limit_memory
 from attention_conformance.implementations.worker.wire import Message, WireError, encode, read
 from attention_conformance.spec.cases import Case
@@ -296,8 +297,9 @@ def main() -> None:
 def served(streams: tuple[BinaryIO, BinaryIO], answer: Callable[[Message], Message]) -> None:
     """Reads each request from the first stream, and writes the answer to the second."""
     requests, answers = streams
+    own = OwnBuiltins()
     while (request := read(requests)) is not None:
-        answers.write(encoded(answer(request), request.fields["number"]))
+        answers.write(encoded(own.answered(answer, request), request.fields["number"]))
         answers.flush()
 
 

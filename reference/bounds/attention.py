@@ -18,7 +18,7 @@ from attention_conformance.reference.bounds.extensions import (
     weight_roundings,
 )
 from attention_conformance.reference.bounds.precision import Precision, gamma
-from attention_conformance.reference.bounds.states import mixture_error, state_error
+from attention_conformance.reference.bounds.states import merging_error, mixture_error, state_error
 from attention_conformance.reference.pipeline import Inputs, Trace, merge_heads, split_heads
 from attention_conformance.reference.visibility import Added
 from attention_conformance.spec.conventions import EmptyRow
@@ -258,6 +258,7 @@ def local_error(trace: Trace, precision: Precision) -> Floats:
     lse, top = trace.finite_lse, trace.top
     s, lifted = np.where(trace.seen.allowed, trace.scores, lse), _shift(trace)
     state = precision.accumulator * (3.0 * np.abs(lse) + np.abs(top) + 4.0 * lifted + np.maximum(lse - top, 0.0))
+    state = state + merging_error(trace, np.maximum(np.abs(s), np.abs(lse)) + lifted, precision)
     state = state + _sink_error(trace, precision)
     late = np.expm1(np.minimum(precision.softmax * np.abs(s - lse) + state, LARGEST))
     late += precision.weight_error(s.shape[-1]) + state_error(trace, precision)
@@ -280,7 +281,7 @@ def _log_sum_exp_bound(trace: Trace, shift: SoftmaxShift, precision: Precision) 
     rounding = u * (2.0 * size + np.abs(lse - top) + moved)
     rounding = rounding + precision.accumulator * (3.0 * size + np.abs(top) + lifted)
     local = gamma(precision.weight_error(trace.weights.shape[-1])) + state_error(trace, precision)
-    local = local + _sink_error(trace, precision)
+    local = local + merging_error(trace, size, precision) + _sink_error(trace, precision)
     return np.asarray(moved + local + rounding + precision.floor)[..., 0]
 
 

@@ -1,4 +1,4 @@
-"""Sums whose roundings do not even out: equal terms round alike, and so may each rescaling of a running state."""
+"""Running states: sums of equal terms, rescalings, and log-sum-exps into which keys are merged one by one."""
 
 import numpy as np
 
@@ -8,6 +8,8 @@ from attention_conformance.reference.pipeline import Trace
 
 RESCALED = 2.0
 """Roundings where a running maximum rises: those of the factor, and of the product with it."""
+MERGED = 3.0
+"""Roundings of one merge that do not grow with the log-sum-exp: of the logarithm, of its difference, of the factor."""
 
 
 def state_error(trace: Trace, precision: Precision) -> Floats:
@@ -27,6 +29,15 @@ def mixture_error(trace: Trace, precision: Precision) -> Floats:
     by_score = repeats(trace.scores, trace.seen.allowed)
     by_value = repeats(values, np.ones_like(values, dtype=np.bool_)).swapaxes(-1, -2)
     return biased_growth(precision, keys, np.minimum(by_score, by_value))
+
+
+def merging_error(trace: Trace, sizes: Floats, precision: Precision) -> Floats:
+    """Relative, of weights for which a running log-sum-exp is at most of these sizes, (B, H, Lq, 1 or Lk).
+
+    Where keys are merged into it one by one, it is rounded with each, relative to its own size.
+    """
+    merges = np.maximum(trace.seen.allowed.sum(-1, keepdims=True) - 1.0, 0.0)
+    return np.asarray(np.minimum(merges, 4.0 * np.sqrt(merges)) * (sizes + MERGED) * precision.accumulator)
 
 
 def biased_growth(precision: Precision, keys: int, equal: Floats) -> Floats:

@@ -7,7 +7,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from attention_conformance.tests.harness.run.options import PATHS, declare, nearest, on_the_suite, settings_found
+from attention_conformance.tests.harness.run.options import (
+    PATHS,
+    declare,
+    names_the_suite,
+    nearest,
+    on_the_suite,
+    settings_found,
+)
 
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
@@ -22,8 +29,9 @@ def pytest_load_initial_conftests(
 ) -> Iterator[None]:
     """Reports an option that pytest misreads, or one that is mistyped, with what to write instead."""
     declared = hasattr(early_config.known_args_namespace, "conformance_report")
+    found = settings_found(early_config) or names_the_suite(early_config)
     separated = next((word for word in args if word in PATHS), "")
-    if declared and not settings_found(early_config) and separated:
+    if declared and separated and not found:
         raise pytest.UsageError(
             f"pytest reads the path after {separated!r} as the place of the tests: join them, {separated}=PATH"
         )

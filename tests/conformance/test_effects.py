@@ -12,6 +12,7 @@ from attention_conformance.spec.problem import Array, Problem
 from attention_conformance.tests.harness.judge.clause_tests import clause
 from attention_conformance.tests.harness.judge.comparison import compare, part_of
 from attention_conformance.tests.harness.judge.judge import RETURNED_AS, Judge
+from attention_conformance.tests.harness.judge.judging import assert_ended_well
 from attention_conformance.tests.report.verdict import FailureKind
 
 VARIED = (
@@ -110,8 +111,8 @@ def test_global_state(judge: Judge) -> None:
                 judge.record_error(case, error)
             else:
                 _assert_none(judge, case, "the call changed the", changed)
-    if judge.tally.checks and judge.dtype == judge.dtypes[-1] and (how := judge.observer.ended()) is not None:
-        judge.assert_that(Case(), not how, "its process after the last call", how, FailureKind.DIED)
+    if judge.tally.checks and judge.dtype == judge.dtypes[-1]:
+        assert_ended_well(judge)
 
 
 @clause("effects.threads", dtypes=("float64",), anywhere=True)

@@ -17,8 +17,9 @@ import torch
 from attention_conformance.implementations.defects import Defect, catalogue
 from attention_conformance.spec.cases import Case
 from attention_conformance.tests.harness.explain.diagnosis import PROBES, Diagnosis, FailingCheck, diagnose
-from attention_conformance.tests.harness.explain.naming import Explanation, scored
+from attention_conformance.tests.harness.explain.naming import Explanation
 from attention_conformance.tests.harness.explain.observation import Observation, Prober
+from attention_conformance.tests.harness.explain.scoring import scored
 from attention_conformance.tests.harness.judge.clause_tests import Selection
 from attention_conformance.tests.harness.judge.judge import FailureLimitError, Judge
 from attention_conformance.tests.harness.judge.judging import plainest

@@ -60,13 +60,13 @@ def watched(stages: Stages) -> None:
     stages.watch("comparison", comparison, "compare")
     from attention_conformance.implementations.worker import remote
     from attention_conformance.tests.harness.judge import judge
-    from attention_conformance.tests.harness.run import plugin, post_run
+    from attention_conformance.tests.harness.run import clause_items, post_run
 
     stages.watch("candidate", remote, "answer")
     stages.watch("candidate", judge, "function_answer")
     stages.watch("observing", post_run, "record_observations")
-    stages.watch("clauses", plugin.ClauseItem, "runtest")
-    stages.watch("collection", plugin.ClauseModule, "collect")
+    stages.watch("clauses", clause_items.ClauseItem, "runtest")
+    stages.watch("collection", clause_items.ClauseModule, "collect")
 
 
 def report(stages: Stages) -> Iterator[str]:

@@ -16,17 +16,20 @@ from attention_conformance.spec.problem import DTYPES
 from attention_conformance.tests.harness.explain.conditions import Condition, conditions
 from attention_conformance.tests.harness.explain.hypotheses import hypotheses
 from attention_conformance.tests.harness.explain.magnitudes import parts, sizes
-from attention_conformance.tests.harness.explain.naming import Explanation, explanation, scored
+from attention_conformance.tests.harness.explain.naming import Explanation, explanation
 from attention_conformance.tests.harness.explain.narrowing import narrower
 from attention_conformance.tests.harness.explain.observation import Observation, Prober, observed
 from attention_conformance.tests.harness.explain.other_claims import holding, rounded_operands, stated
 from attention_conformance.tests.harness.explain.places import places, wider
+from attention_conformance.tests.harness.explain.scoring import scored
 from attention_conformance.tests.harness.judge.clause_tests import Selection
 from attention_conformance.tests.harness.judge.judge import Judge
 from attention_conformance.tests.report.verdict import LOSSES, Status, Verdict
 
 MANY = 40
 """Failing cases that are observed."""
+FEW = 6
+"""Failing checks that were no comparisons, whose cases are observed all the same."""
 MADE = 3
 """Failing cases, at least: where fewer were observed, the same with other numbers are."""
 CALLS = 200
@@ -165,11 +168,21 @@ def diagnose(
     failed = [(each.clause, each.dtype) for each in checks]
     if name := holding(implementation, failed, tuple(stated({clause for clause, _ in failed})), device):
         return _claim(name, len(failed))
-    compared = [each for each in checks if each.part]
     with _one_thread():
+        compared = [each for each in checks if each.part] or list(_seen_in_outputs(implementation, checks, device))
         if not compared:
             return _by_clauses(implementation, checks, device, unknown)
         return _of_cases(implementation, compared, checks, device, dtypes, unknown)
+
+
+def _seen_in_outputs(
+    implementation: Implementation, checks: Sequence[FailingCheck], device: str
+) -> Iterator[FailingCheck]:
+    """Those in whose cases the output is wrong by itself, whatever was checked there."""
+    for each in checks[:FEW]:
+        fitted = fit_to_explain(each.case, implementation.claims)
+        if fitted == each.case and observed(implementation, each.case, each.dtype, ("output",), device).failing:
+            yield replace(each, part="output")
 
 
 def _of_cases(

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 
 from attention_conformance.implementations.api.fitting import required
 from attention_conformance.implementations.defects import Defect
-from attention_conformance.reference.expected import solve
 from attention_conformance.spec.case_options import CASE_OPTIONS
 from attention_conformance.spec.cases import Case, MaskKind, Padding
 from attention_conformance.spec.clauses import load
@@ -21,7 +20,7 @@ from attention_conformance.tests.harness.explain.causes import Hypothesis, fitte
 from attention_conformance.tests.harness.explain.conditions import Condition
 from attention_conformance.tests.harness.explain.observation import Observation, answered
 from attention_conformance.tests.harness.explain.pattern import options
-from attention_conformance.tests.harness.judge.comparison import error_ratios
+from attention_conformance.tests.harness.explain.scoring import Score, scored
 
 FIRST = 3
 """Failing cases with which every hypothesis is tried."""
@@ -29,6 +28,7 @@ KEPT = 16
 """Hypotheses that are tried with all cases."""
 CASES = 2
 """A hypothesis that explains fewer cases is no explanation."""
+RAISING = "an exception of their own"
 MOST = 0.75
 """The share of failing cases that one hypothesis has to explain, and that two have to explain together."""
 
@@ -52,28 +52,6 @@ class Explanation:
     rest: str = ""
 
 
-@dataclass(frozen=True)
-class Score:
-    """How a hypothesis does.
-
-    Attributes:
-        explained: the failing cases in which its answers are the candidate's.
-        agreeing: the passing ones.
-        contradicting: the passing ones in which it would have failed.
-        error: the largest difference from the candidate's answers, where it explains.
-    """
-
-    hypothesis: Hypothesis
-    explained: tuple[Observation, ...]
-    agreeing: tuple[Observation, ...] = ()
-    contradicting: tuple[Observation, ...] = field(default=())
-    error: float = 0.0
-
-    @property
-    def rank(self) -> tuple[float, ...]:
-        return -len(self.explained) - len(self.agreeing), len(self.contradicting), self.hypothesis.rank, self.error
-
-
 def explanation(
     listed: Sequence[Hypothesis],
     failing: Sequence[Observation],
@@ -94,7 +72,7 @@ def explanation(
     """
     scores = _scores(listed, failing, passing, clauses, claimed)
     search = _Search(scores, listed, failing, passing, claimed)
-    if found := search.one(()):
+    if found := search.one(()) or search.one_of_answers():
         return found
     useful = any(score.explained and _given(score) for score in scores)
     when = tuple(conditions()) if useful else ()
@@ -116,6 +94,13 @@ class _Search:
         found = self._simplest(self._all_sound(when))
         whole = found is not None and len(found.explained) == len(self.failing)
         return self._of((found.hypothesis,), found, when) if found is not None and whole else None
+
+    def one_of_answers(self) -> Explanation | None:
+        """One mistake that explains every failing answer, where what raises an exception is another finding."""
+        answers = [each for each in self.failing if each.got is not None]
+        apart = replace(self, failing=answers) if len(answers) < len(self.failing) else None
+        found = apart.one(()) if apart is not None and _all_alike(self.failing) else None
+        return None if found is None else replace(found, rest=RAISING)
 
     def two(self, when: tuple[Condition, ...]) -> Explanation | None:
         """Two mistakes that explain everything together."""
@@ -197,6 +182,12 @@ class _Search:
                 if len(score.explained) == len(self.failing) and self._sound(score, when):
                     return self._of((first, second), score, when)
         return None
+
+
+def _all_alike(failing: Sequence[Observation]) -> bool:
+    """Whether all exceptions are the same one, and fewer than half of what fails."""
+    raised = [each.raised for each in failing if each.got is None]
+    return len({*raised}) == 1 and 2 * len(raised) < len(failing)
 
 
 def _only_sometimes(hypothesis: Hypothesis) -> Hypothesis:
@@ -336,56 +327,9 @@ def _of_edits(
     if "output" not in wrong:
         hypotheses = [alone(h.edit, tuple(sorted(wrong)), claimed) for h in hypotheses if h.edit is not None]
     for each in few[:2]:
-        if each.got is not None:
+        if each.wrong_numbers:
             fitted = measured(each, claimed) if "output" in wrong else ()
             first = [scored(h, [each], (), claimed) for h in [*hypotheses, *fitted]]
             if any(score.explained for score in first):
                 return _best(first, failing, passing, claimed)
     return []
-
-
-def scored(
-    hypothesis: Hypothesis, failing: Sequence[Observation], passing: Sequence[Observation], claimed: Conventions
-) -> Score:
-    """How a hypothesis does in these cases."""
-    explained: list[Observation] = []
-    agreeing: list[Observation] = []
-    contradicting: list[Observation] = []
-    error = 0.0
-    for each in failing:
-        if hypothesis.applies_to(each.problem) and hypothesis.affects(each.problem):
-            distance = each.distance(*answered(lambda each=each: hypothesis.answer(each.problem)))  # type: ignore[misc]
-            if distance <= 1.0:
-                explained.append(each)
-                error = max(error, distance)
-    for each in passing:
-        agrees = _agrees(hypothesis, each, claimed)
-        if agrees is not None:
-            (agreeing if agrees else contradicting).append(each)
-    return Score(hypothesis, tuple(explained), tuple(agreeing), tuple(contradicting), error)
-
-
-def _agrees(hypothesis: Hypothesis, each: Observation, claimed: Conventions) -> bool | None:
-    """Whether it is right where the candidate is; None where it has no answer, or another right one."""
-    if not hypothesis.applies_to(each.problem):
-        return None
-    if not hypothesis.affects(each.problem):
-        return True
-    other, _ = answered(lambda: hypothesis.answer(each.problem))
-    if other is None:
-        return None
-    if each.distance(other) <= 1.0:
-        return True
-    if any(each.got is not None and _lacks(other, part) for part in each.parts):
-        return None
-    own = hypothesis.defect.implementation.claims.conventions if hypothesis.defect else claimed
-    if own != claimed:
-        expected = solve(each.problem, own).parts["output"]
-        if other.output.shape == expected.value.shape and (error_ratios(other.output, expected) <= 1.0).all():
-            return None
-    return False
-
-
-def _lacks(result: object, part: str) -> bool:
-    """Whether an answer has no such part, as an answer without gradients."""
-    return part.startswith("gradients.") and not getattr(result, "gradients", {})

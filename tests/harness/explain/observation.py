@@ -6,6 +6,7 @@ import math
 import string
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TypeAlias
 
 import numpy as np
@@ -77,6 +78,18 @@ class Observation:
         worst = float(finite.max(initial=0.0))
         return worst if finite.size == ratios.size else max(2.0, worst)
 
+    @property
+    def wrong_numbers(self) -> bool:
+        """Whether a finite number is wrong: NaN is the same whatever made it."""
+        for part in self.parts:
+            array = None if self.got is None else part_of(self.got, part)
+            if array is not None and array.shape == self.expected[part].value.shape:
+                wide = self.judged(part, array)
+                reference = Expected(self.judged(part, self.expected[part].value), self.expected[part].bound)
+                if (error_ratios(wide, reference)[np.isfinite(wide)] > 1.0).any():
+                    return True
+        return False
+
     def distance(self, other: Result | None, raised: str = "") -> float:
         """How far another answer is from the candidate's, in units of what would count as the same.
 
@@ -96,9 +109,21 @@ class Observation:
         own, theirs = part_of(got, part), part_of(other, part)
         if own is None or theirs is None or own.shape != theirs.shape:
             return 0.0 if own is theirs else math.inf
-        reference = self.expected[part]
-        if own.shape != reference.value.shape:
+        if own.shape != self.expected[part].value.shape:
             return 0.0 if np.array_equal(own, theirs, equal_nan=True) else math.inf
+        if part not in self._allowances:
+            self._allowances[part] = self._allowance(part, own)
+        wide, bound, limit = self._allowances[part]
+        return _largest(wide, Expected(self.judged(part, theirs), bound)) / limit
+
+    @cached_property
+    def _allowances(self) -> dict[str, tuple[Floats, Floats, float]]:
+        """What `_allowance` found, by part: thousands of answers are compared with one observation."""
+        return {}
+
+    def _allowance(self, part: str, own: Array) -> tuple[Floats, Floats, float]:
+        """The candidate's numbers, the bounds of a distance from them, and how many of these are the same answer."""
+        reference = self.expected[part]
         # Where exact zeros are expected, the bound is no measure of the roundings of wrong answers.
         bound = np.maximum(reference.bound, reference.bound.mean())
         wide = self.judged(part, own)
@@ -106,8 +131,7 @@ class Observation:
         error = float(ratios[np.isfinite(ratios)].max(initial=0.0))  # NaN and infinity have to be the same anyway
         if error <= 1.0 < self.errors[part]:
             error, bound = self.errors[part], reference.bound
-        limit = 2.0 if error <= 1.0 else min(max(2.0, math.sqrt(error)), error / 2.0)
-        return _largest(wide, Expected(self.judged(part, theirs), bound)) / limit
+        return wide, bound, 2.0 if error <= 1.0 else min(max(2.0, math.sqrt(error)), error / 2.0)
 
 
 def _largest(values: Floats, expected: Expected) -> float:
@@ -173,9 +197,11 @@ class Prober:
         return self.seen[case]
 
 
-def answered(call: Callable[[], Result]) -> tuple[Result | None, str]:
-    """The answer, or None and the exception in words without numbers."""
+def answered(
+    call: Callable[[], Result], safely: Callable[[Callable[[], Result]], Result] = restored
+) -> tuple[Result | None, str]:
+    """The answer, or None and the exception in words without numbers; `safely` makes the call."""
     try:
-        return restored(call), ""
+        return safely(call), ""
     except (CandidateError, PathError) as error:
         return None, str(error).translate(WITHOUT_DIGITS)

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attention_conformance.implementations.adapters.tensors import to_array, to_tensor, zeros_for_none
+from attention_conformance.implementations.adapters.tensors import slopes, to_array, to_tensor, zeros_for_none
 from attention_conformance.implementations.api.contract import Result
 from attention_conformance.reference.norms import epsilon_of
 from attention_conformance.reference.positions import positions, rotated_at
@@ -368,9 +368,8 @@ class Gradients(Mapping[str, Array]):
         leaves, output, cotangent = self.state["needs"], self.state["output"], self.problem.cotangent
         if cotangent is None or not output.requires_grad:
             return {name: to_array(torch.zeros_like(leaf)) for name, leaf in leaves.items() if cotangent is not None}
-        along, held = torch.from_numpy(cotangent.astype(np.float64)), list(leaves.values())
-        found = torch.autograd.grad(output, held, along, allow_unused=True, retain_graph=True)
-        return zeros_for_none(leaves, found)
+        along = torch.from_numpy(cotangent.astype(np.float64))
+        return zeros_for_none(leaves, slopes(output, list(leaves.values()), along, keep=True))
 
     def __getitem__(self, name: str) -> Array:
         return self.all[name]

@@ -22,6 +22,9 @@ from attention_conformance.tests.report.wording import one_line
 HALVES = ("bfloat16", "float16")
 """Dtypes whose bounds may be too wide where an answer is a small difference of large numbers."""
 
+ENDING_CLAUSE = "effects.global-state"
+"""The clause by which a candidate's process ends well after its last call."""
+
 
 def judged(clause: Clause, test: ClauseTest, judge: Judge) -> Verdict:
     """Runs the test; an exception of the suite itself is not caught.
@@ -47,6 +50,12 @@ def judged(clause: Clause, test: ClauseTest, judge: Judge) -> Verdict:
         with suppress(FailureLimitError):
             judge.record_error(Case(), error)
     return verdict(clause, judge, time.perf_counter() - start, left_path)
+
+
+def assert_ended_well(judge: Judge) -> None:
+    """One check: the candidate's process, which gets no more calls, ends by itself, and well."""
+    if (how := judge.observer.ended()) is not None:
+        judge.assert_that(Case(), not how, "its process after the last call", how, FailureKind.DIED)
 
 
 def not_finished(clause: Clause, judge: Judge, reason: str) -> Verdict:

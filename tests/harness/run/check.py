@@ -19,6 +19,7 @@ from attention_conformance.tests.harness.run.arguments import Arguments, Names, 
 from attention_conformance.tests.harness.run.command_lines import INSTALLED, checking, options_of
 from attention_conformance.tests.harness.run.parametrize import NO_CONVENTIONS
 from attention_conformance.tests.harness.run.post_run import (
+    bad_ends,
     record_diagnoses,
     record_failures,
     record_observations,
@@ -160,6 +161,8 @@ def check(
     with hushed():
         for each in sorted(given.selection.plan(), key=lambda planned: planned.test.last):
             recorder.add(judged(each.clause, each.test, given.settings.judge(each.implementation, each.dtype)))
+        for end in list(bad_ends(given.selection.implementations, recorder.verdicts, given.settings)):
+            recorder.add(end)
         recorder.planned = len(recorder.verdicts)
         recorder.judged()
         artifacts = tuple(_explain(given, recorder))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import tomllib
 from argparse import ArgumentTypeError
 from collections.abc import Mapping
+from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -95,12 +96,40 @@ def declare(parser: pytest.Parser) -> None:
 
 
 def on_the_suite(config: pytest.Config | None) -> bool:
-    """Whether the configuration is the suite's, or else the project around the current folder is."""
-    if config is not None and settings_found(config):
+    """Whether the settings are the suite's, or a given path or else the current folder is in a project of it."""
+    if config is not None and (settings_found(config) or names_the_suite(config)):
         return True
-    here = Path.cwd()
-    projects = (file for folder in (here, *here.parents) if (file := folder / "pyproject.toml").is_file())
-    return _is_ours(next(projects, here))
+    return _is_ours(_project(Path.cwd()))
+
+
+def names_the_suite(config: pytest.Config) -> bool:
+    """Whether the command line has a path in the suite."""
+    return any(_is_in_ours(str(word)) for word in config.invocation_params.args)
+
+
+def joined(given: pytest.Config.InvocationParams) -> pytest.Config.InvocationParams:
+    """The same arguments with each path joined to its option: who reads them again takes it for no place of tests."""
+    words: list[str] = []
+    for word in map(str, given.args):
+        if words and words[-1] in PATHS:
+            words[-1] += f"={word}"
+        else:
+            words.append(word)
+    return replace(given, args=tuple(words))
+
+
+def _is_in_ours(word: str) -> bool:
+    place = Path(word.partition("::")[0])
+    try:
+        return not word.startswith("-") and place.exists() and _is_ours(_project(place.resolve()))
+    except OSError:  # no name of a file
+        return False
+
+
+def _project(place: Path) -> Path:
+    """The nearest settings of a project above a place, or the place where there are none."""
+    projects = (file for folder in (place, *place.parents) if (file := folder / "pyproject.toml").is_file())
+    return next(projects, place)
 
 
 def settings_found(config: pytest.Config) -> bool:

@@ -7,26 +7,21 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from attention_conformance.implementations.api.global_state import compute_on_one_thread
 from attention_conformance.implementations.discovery.candidates import distinct
 from attention_conformance.implementations.discovery.loading import Target
-from attention_conformance.implementations.worker.remote import Remote, printed_by, share_losses
-from attention_conformance.spec.cases import Case
-from attention_conformance.spec.clauses import Level, load
+from attention_conformance.implementations.worker.remote import Remote, share_losses
 from attention_conformance.tests import conformance
 from attention_conformance.tests.harness.explain.failure_artifacts import clear
-from attention_conformance.tests.harness.judge.call_time import BudgetSpentError
-from attention_conformance.tests.harness.judge.clause_tests import PlannedCheck, Selection
-from attention_conformance.tests.harness.judge.judging import judged
+from attention_conformance.tests.harness.judge.clause_tests import Selection
 from attention_conformance.tests.harness.judge.settings import RunSettings
 from attention_conformance.tests.harness.run import interrupts, options, post_run
-from attention_conformance.tests.harness.run.budget import LEFT_OUT, Budget, in_order, left_out
+from attention_conformance.tests.harness.run.budget import Budget, in_order, left_out
+from attention_conformance.tests.harness.run.clause_items import ClauseItem, ClauseModule
 from attention_conformance.tests.harness.run.collector import Collector
-from attention_conformance.tests.harness.run.command_lines import again
 from attention_conformance.tests.harness.run.exit_status import ExitStatus, exit_status
 from attention_conformance.tests.harness.run.explanations import explain
 from attention_conformance.tests.harness.run.failing_first import FailingFirst
@@ -37,14 +32,13 @@ from attention_conformance.tests.harness.run.progress import Progress
 from attention_conformance.tests.harness.run.queries import answered
 from attention_conformance.tests.harness.run.run_records import subject_of, suite_of
 from attention_conformance.tests.harness.run.selection import UsageError, hushed, selection_of, settings_of
-from attention_conformance.tests.harness.run.session import KEY, LEFTOVERS, LOSSES, PROPERTY, USAGE_ERROR, SuiteSession
+from attention_conformance.tests.harness.run.session import ENDS, KEY, LEFTOVERS, LOSSES, USAGE_ERROR, SuiteSession
 from attention_conformance.tests.harness.run.sharding import Group, Shard
 from attention_conformance.tests.harness.run.smoke import smoke
 from attention_conformance.tests.report.folder import FolderError, unwritten
 from attention_conformance.tests.report.log import UNEXPLAINED, encode
 from attention_conformance.tests.report.model import key_of
 from attention_conformance.tests.report.recorder import Recorder
-from attention_conformance.tests.report.verdict import Status, Verdict
 
 STOPPED: Mapping[int, str] = {
     ExitStatus.INTERRUPTED: "the run was interrupted",
@@ -52,82 +46,6 @@ STOPPED: Mapping[int, str] = {
     ExitStatus.UNUSABLE: "the run could not start",
 }
 """Why a run is not complete, by the exit status of pytest."""
-
-
-class DoesNotConformError(Exception):
-    """A clause does not hold; the message is all there is to read."""
-
-
-class ClauseItem(pytest.Function):
-    """One clause, checked on one implementation in one dtype."""
-
-    planned: PlannedCheck
-    line: int
-    """Where the clause stands in the file, counted from 0."""
-
-    def runtest(self) -> None:
-        verdict = self._verdict()
-        planned = self.planned
-        if printed := printed_by(planned.implementation):
-            self.add_report_section("call", "stdout", printed)
-        self.user_properties.append((PROPERTY, encode(verdict)))
-        conclude(verdict)
-
-    def _verdict(self) -> Verdict:
-        """Of the clause, as far as there is time; where there is none, the item is skipped."""
-        planned, state, start = self.planned, self.config.stash[KEY], time.monotonic()
-        if not state.budget.fits(planned.clause.id):
-            pytest.skip(LEFT_OUT)
-        try:
-            judge = state.settings.judge(planned.implementation, planned.dtype, state.budget.until)
-            verdict = judged(planned.clause, planned.test, judge)
-        except BudgetSpentError:
-            pytest.skip(LEFT_OUT)
-        state.budget.spent(planned.clause.id, time.monotonic() - start)
-        return verdict
-
-    def repr_failure(  # type: ignore[override]  # as pytest.Function has it, one argument less than Node
-        self, excinfo: pytest.ExceptionInfo[BaseException]
-    ) -> Any:
-        if isinstance(excinfo.value, DoesNotConformError):
-            planned, session = self.planned, self.config.stash[KEY]
-            names = (planned.implementation.name, planned.clause.id, planned.dtype)
-            return f"{excinfo.value}\n  again: {again(session.settings, session.recorder.targets, *names)}"
-        if isinstance(excinfo.value, pytest.xfail.Exception):
-            return str(excinfo.value)  # nobody reads the traceback, and pytest parses source for it
-        return super().repr_failure(excinfo)
-
-    def reportinfo(self) -> tuple[Path, int, str]:
-        return self.path, self.line, self.name
-
-
-def conclude(verdict: Verdict) -> None:
-    """Turns a verdict into the outcome of a pytest item.
-
-    Raises:
-        DoesNotConformError: a MUST does not hold, or the suite could not judge.
-    """
-    match verdict.status:
-        case Status.NOT_CLAIMED | Status.NOT_PROVABLE:
-            pytest.skip(verdict.reason)
-        case Status.EXPECTED_FAILURE:
-            pytest.xfail(f"{verdict.reason} {verdict.link}")
-        case Status.ERROR | Status.NOT_FINISHED:
-            raise DoesNotConformError(f"{verdict.clause}: {verdict.reason}")
-        case Status.FAIL:
-            if verdict.level != Level.MUST:
-                pytest.xfail(f"{verdict.level}: {verdict.message}")
-            raise DoesNotConformError(_explained(verdict))
-
-
-def _explained(verdict: Verdict) -> str:
-    assert verdict.failure is not None
-    clause, case = load()[verdict.clause], Case.from_json(verdict.failure.case)
-    return (
-        f"{verdict.clause} ({clause.level}): {clause.statement}\n"
-        f"  {verdict.implementation} in {verdict.dtype}: {verdict.failure.message}\n"
-        f"  {verdict.failed} of {verdict.checks} checks fail; the plainest case: {case}"
-    )
 
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
@@ -140,6 +58,8 @@ def pytest_configure(config: pytest.Config) -> None:
     gc.freeze()  # what imports brought stays, and would be looked through once
     since = time.monotonic()
     worker = hasattr(config, "workerinput")
+    # The processes of -n read them anew, when the folder of the report is there: pytest would look for settings in it.
+    config.invocation_params = options.joined(config.invocation_params)
     try:
         settings = settings_of(config)
     except UsageError as error:
@@ -194,28 +114,9 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
         raise pytest.UsageError(str(error)) from None
 
 
-class ClauseModule(pytest.Module):
-    """The clause tests of one chapter, imported by their name in the package."""
-
-    def collect(self) -> Iterator[pytest.Item]:
-        session = self.config.stash[KEY]
-        session.has_chapters = True
-        lines = self.path.read_text(encoding="utf-8").splitlines()
-        for planned in session.selection.plan(self.path.stem.removeprefix("test_").replace("_", "-")):
-            name = f"{planned.clause.id}[{planned.implementation.name}-{planned.dtype}]"
-            item: ClauseItem = ClauseItem.from_parent(self, name=name, callobj=_takes_nothing)
-            item.planned = planned
-            item.line = next(number for number, text in enumerate(lines) if f'"{planned.clause.id}"' in text)
-            yield item
-
-
 def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> ClauseModule | None:
     here = module_path.resolve().parent == Path(conformance.__file__).resolve().parent
     return ClauseModule.from_parent(parent, path=module_path) if here else None
-
-
-def _takes_nothing() -> None:
-    """Never called: pytest reads fixtures off its signature, and the judge is none, as `runtest` hands it over."""
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -226,7 +127,10 @@ def pytest_runtest_protocol(item: pytest.Item) -> bool | None:
     hook = item.ihook
     hook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
     leaving = (pytest.exit.Exception, KeyboardInterrupt)
-    call = pytest.CallInfo.from_call(lambda: hook.pytest_runtest_call(item=item), when="call", reraise=leaving)
+    manager = item.config.pluginmanager
+    # pytest's plugin of logs relies on the phase before: it runs wherever the settings are not the suite's own.
+    made = manager.subset_hook_caller("pytest_runtest_call", [manager.get_plugin("logging-plugin")])
+    call = pytest.CallInfo.from_call(lambda: made(item=item), when="call", reraise=leaving)
     hook.pytest_runtest_logreport(report=hook.pytest_runtest_makereport(item=item, call=call))
     hook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
     return True
@@ -356,10 +260,15 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     if state.settings.budget is not None and not cut:
         done = map(key_of, state.recorder.verdicts)
         cut = left_out(state.planned or list(state.selection.plan()), done, state.budget.limit)
-    state.recorder.judged(cut)
+    verdicts = () if cut else state.recorder.verdicts
+    ends = list(post_run.bad_ends(state.selection.implementations, verdicts, state.settings))
     if hasattr(config, "workeroutput"):
         config.workeroutput[LEFTOVERS] = list(post_run.leftovers(state.selection.implementations))
+        config.workeroutput[ENDS] = list(map(encode, ends))
         return
+    if state.record_ends(ends) and int(exitstatus) == ExitStatus.CONFORMS:
+        exitstatus = ExitStatus.FAILS
+    state.recorder.judged(cut)
     planned = state.recorder.planned or 0
     only_others = planned == 0 and int(exitstatus) == ExitStatus.CONFORMS  # tests that are no clauses, which all passed
     if state.recorder.events and not config.option.collectonly and not only_others:

@@ -13,6 +13,7 @@ from attention_conformance.tests.harness.explain.diagnosis import diagnose, fail
 from attention_conformance.tests.harness.explain.failure_artifacts import FOLDER, Explained, explained
 from attention_conformance.tests.harness.explain.reduction import lines
 from attention_conformance.tests.harness.judge.clause_tests import Selection, claimed, clause_tests, dtypes_of
+from attention_conformance.tests.harness.judge.judging import ENDING_CLAUSE, assert_ended_well, verdict
 from attention_conformance.tests.harness.judge.observed_conventions import DISAGREEMENTS, observations
 from attention_conformance.tests.harness.judge.settings import RunSettings
 from attention_conformance.tests.harness.run.command_lines import replaying
@@ -33,6 +34,22 @@ def leftovers(implementations: Sequence[Implementation]) -> Iterator[str]:
                     yield f"{implementation.name} left {_counted(left, kind)} running: {', '.join(left[:3])}; ended"
             if code:
                 yield f"{implementation.name} {how_ended(code)}, after its last call"
+
+
+def bad_ends(
+    implementations: Sequence[Implementation], verdicts: Sequence[Verdict], settings: RunSettings
+) -> Iterator[Verdict]:
+    """Ends the processes of candidates; a verdict on each bad end, where the clause that looks at it was not selected.
+
+    Of a shard, another one looks at it.
+    """
+    for implementation in implementations:
+        own = [v for v in verdicts if v.implementation == implementation.name]
+        if own and not settings.shard and not any(v.clause == ENDING_CLAUSE for v in own):
+            judge = settings.judge(implementation, own[-1].dtype)
+            assert_ended_well(judge)
+            if judge.tally.failures:
+                yield verdict(load()[ENDING_CLAUSE], judge, 0.0)
 
 
 def _counted(left: Sequence[str], kind: str) -> str:

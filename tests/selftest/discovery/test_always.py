@@ -9,7 +9,7 @@ from attention_conformance.spec.conventions import Alignment, EmptyRow
 from attention_conformance.spec.features import Feature
 from attention_conformance.spec.inputs import build
 from attention_conformance.spec.premises import NO_PREMISES, Premises
-from attention_conformance.tests.selftest.discovery.making import Make, assert_conforms, make
+from attention_conformance.tests.selftest.discovery.making import Make, assert_conforms, make, refused
 
 __all__ = ["make"]
 
@@ -41,6 +41,41 @@ class f(nn.Module):
         q, k, v = (split(each, self.heads) for each in self.qkv(x).chunk(3, -1))
         return self.proj(attend(q, k, v, causal=True)[0].transpose(1, 2).flatten(2))
 """
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "promised"),
+    [
+        ("CausalSelfAttention", "embed_dim, num_heads", True),
+        ("NonCausalAttention", "embed_dim, num_heads", False),
+        ("CausalSelfAttention", "embed_dim, num_heads, causal=False", False),
+    ],
+)
+def test_a_name_that_promises_is_held_to_it(make: Make, name: str, parameters: str, promised: bool) -> None:
+    text = MODULE.replace("f(nn", f"{name}(nn").replace("embed_dim, num_heads", parameters)
+    made = make(text.replace("causal=True", "causal=False"), name)
+    assert premises(made).causal is promised
+    if promised:
+        with pytest.raises(AssertionError, match="elements differ"):
+            assert_conforms(made)
+
+
+ALIBI = """
+def f(q, k, v):
+    h, ahead = q.shape[1], torch.arange(k.shape[-2]) - torch.arange(q.shape[-2])[:, None]
+    slopes = BASE ** (-8.0 * torch.arange(1, h + 1, dtype=q.dtype) / h)
+    s = q @ k.mT / math.sqrt(q.shape[-1]) - slopes[:, None, None] * ahead.abs()
+    return s.masked_fill(ahead > 0, -torch.inf).softmax(-1) @ v
+"""
+
+
+def test_slopes_of_heads_inside_are_refused_with_a_way_out(make: Make) -> None:
+    message = refused(make, ALIBI.replace("BASE", "2.0"))
+    assert "slopes of 0.157, 0.0248, 0.00391: let it take them as `alibi_slopes`" in message
+
+
+def test_slopes_that_nobody_has_are_judged(make: Make) -> None:
+    assert premises(make(ALIBI.replace("BASE", "1.9"))) == CAUSAL
 
 
 def premises(made: Implementation) -> Premises:

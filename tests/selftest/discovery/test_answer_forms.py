@@ -36,6 +36,26 @@ def test_the_output_is_recognised_in_an_answer(make: Make, text: str) -> None:
     assert_conforms(made)
 
 
+SCORES = """
+def f(q, k, v):
+    qk = q @ k.mT / q.shape[-1] ** 0.5
+    return qk.softmax(-1) @ v, NAME
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "judged"),
+    [
+        (SCORES.replace("NAME", "qk.detach()"), False),
+        (SCORES.replace("NAME", "qk.softmax(-1)"), True),
+        (SCORES.replace("qk", "weights").replace("NAME", "weights"), True),
+    ],
+    ids=["scores", "softmax of scores", "called weights"],
+)
+def test_scores_that_are_returned_by_name_are_no_weights(make: Make, text: str, judged: bool) -> None:
+    assert (Feature.WEIGHTS in make(text).claims) is judged
+
+
 def test_a_wrong_output_in_a_dictionary_is_wrong(make: Make) -> None:
     with pytest.raises(AssertionError, match="elements differ"):
         assert_conforms(make("def f(q, k, v): return {'output': attend(q, k, v, scale=1.0)[0]}"))

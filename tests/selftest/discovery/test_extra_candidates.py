@@ -5,6 +5,7 @@ import pytest
 from attention_conformance.implementations.api.contract import Implementation
 from attention_conformance.implementations.discovery.candidates import candidate
 from attention_conformance.implementations.discovery.functions import ALWAYS
+from attention_conformance.spec.clauses import Level
 from attention_conformance.spec.conventions import ReturnedWeights
 from attention_conformance.spec.features import Feature
 from attention_conformance.tests.harness.run.runner import run
@@ -223,3 +224,35 @@ class TestModules:
         result = make(text + "        return F.dropout(o, self.rate, self.training)")
         assert not {Feature.DROPOUT, Feature.EVALUATION} & result.claims.features
         assert "; dropout not claimed: it drops components of the output, not weights" in result.about
+
+
+UNCHECKED = """
+class f(nn.Module):
+    def __init__(self, dim, n_heads, n_kv_heads):
+        super().__init__()
+        self.n_heads, self.n_kv_heads, self.size = n_heads, n_kv_heads, dim // n_heads
+        self.wq, self.wk, self.wv = (nn.Linear(dim, n * self.size) for n in (n_heads, n_kv_heads, n_kv_heads))
+        self.wo = nn.Linear(dim, dim)
+    def forward(self, x):
+        q, k, v = (w(x).unflatten(-1, (-1, self.size)).transpose(1, 2) for w in (self.wq, self.wk, self.wv))
+        k, v = (rows.repeat_interleave(self.n_heads // self.n_kv_heads, 1) for rows in (k, v))
+        return self.wo(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+"""
+LOOPS = """
+def f(q, k, v, mask=None):
+    length, masks = k.shape[2], None if mask is None else torch.broadcast_to(mask, (*q.shape[:2], *mask.shape[-2:]))
+    rows = [[attend(q[b, h], k[b, h], v[b, h], None if mask is None else masks[b, h, :q.shape[2], :length])[0]
+             for h in range(q.shape[1])] for b in range(len(q))]
+    return torch.stack([torch.stack(heads) for heads in rows])
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "clauses"), [(UNCHECKED, ("grouped.whole-groups",)), (LOOPS, ("errors.*",))], ids=["class", "function"]
+)
+def test_sizes_that_do_not_fit_and_are_not_looked_at_are_no_mistake(
+    make: Make, text: str, clauses: tuple[str, ...]
+) -> None:
+    failed = [v for v in run(make(text), clauses, ("float64",)) if v.status is Status.FAIL]
+    assert not [v.clause for v in failed if v.level == Level.MUST]
+    assert len(failed) == (0 if text is UNCHECKED else 2)

@@ -3,7 +3,9 @@
 import pytest
 
 from attention_conformance.implementations.api.contract import Implementation
+from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.implementations.discovery.candidates import candidate
+from attention_conformance.spec.cases import Case, MaskKind, MaskShape
 from attention_conformance.spec.conventions import RotaryPairing
 from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.tests.selftest.discovery.making import Make, assert_conforms, make
@@ -190,3 +192,47 @@ def test_functions_are_called_in_their_own_layout(make: Make, text: str) -> None
     made = make(text)
     assert made.claims.scope is Scope.OP
     assert_conforms(made, made.claims.dtypes[0])
+
+
+TRANSPOSED_IN = """
+class f(nn.Module):
+    def __init__(self, dim, heads):
+        super().__init__()
+        self.h = heads
+        self.qkv, self.out = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+    def forward(self, x):
+        q, k, v = self.qkv(x.METHOD(-1, x.shape[-1])).view(*x.shape[:-1], 3, self.h, -1).permute(2, 0, 3, 1, 4)
+        return self.out(joined(softmaxed(q, k) @ v))
+"""
+
+
+@pytest.mark.parametrize("method", ["view", "reshape"])
+def test_a_module_that_takes_views_of_its_input_needs_it_contiguous(make: Make, method: str) -> None:
+    made = make(START + TRANSPOSED_IN.replace("METHOD", method))
+    assert (Feature.VIEWS in made.claims) is (method == "reshape")
+    assert ("views not claimed: RuntimeError: view size is not compatible" in made.about) is (method == "view")
+
+
+CUT = """
+class f(nn.Module):
+    def __init__(self, n_state, n_head):
+        super().__init__()
+        self.h = n_head
+        self.query, self.key, self.value, self.out = (nn.Linear(n_state, n_state) for _ in range(4))
+    def forward(self, x, xa=None, mask=None):
+        q, k, v = (heads_of(p, self.h) for p in (self.query(x), self.key(x if xa is None else xa),
+                   self.value(x if xa is None else xa)))
+        qk = q @ k.mT / math.sqrt(q.shape[-1])
+        if mask is not None:
+            qk = qk + mask[:x.shape[1], :x.shape[1]]
+        return self.out(joined(qk.softmax(-1) @ v)), qk.detach()
+"""
+
+
+def test_a_mask_that_is_cut_to_the_queries_is_one_for_all(make: Make) -> None:
+    made = make(START + CUT)
+    assert Feature.WEIGHTS not in made.claims
+    fitted = fit(Case(mask=MaskKind.FLOAT).sized(batch=9, query_length=4, key_length=4), made.claims)
+    assert isinstance(fitted, Case)
+    assert fitted.mask_shape is MaskShape.SHARED
+    assert_conforms(made)

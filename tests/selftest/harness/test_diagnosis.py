@@ -1,6 +1,7 @@
 """The diagnosis names mistakes and conventions of which it does not know the code, and accuses nobody else."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from attention_conformance.implementations.adapters.torch_op import torch_op
 from attention_conformance.implementations.api.contract import Claims, Implementation
 from attention_conformance.implementations.builtin.stepwise.steps import OP_FEATURES, Steps
 from attention_conformance.implementations.defects import catalogue
-from attention_conformance.spec.cases import Case, MaskKind
+from attention_conformance.spec.cases import Case, MaskKind, Pattern
 from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.tests.harness.explain.diagnosis import (
     Diagnosis,
@@ -168,6 +169,44 @@ def test_a_second_call_with_the_same_sizes() -> None:
 
     remembers(*(torch.ones(extents) for extents in ((2, 3, 5, 4), (2, 3, 70, 4), (2, 3, 70, 3))))
     assert judged_op(remembers, LONG).when == ("from the second call with the same sizes on",)
+
+
+def test_an_exception_where_options_meet_is_a_finding_of_its_own() -> None:
+    def halves(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+        if "attn_mask" in options and "is_causal" in options:
+            raise ValueError("a mask and a causal flag")
+        return Steps()(query, key, value, **options) / 2
+
+    diagnosis = judged_op(halves, LONG, replace(LONG, mask=MaskKind.BOOL))
+    assert diagnosis.name == "output multiplied by 0.5"
+    assert diagnosis.explains == diagnosis.of - 1
+    assert str(diagnosis).endswith("; the others all have an exception of their own: Return the weighted sum as it is.")
+
+
+def test_a_wrong_output_is_compared_where_something_else_was_checked() -> None:
+    def narrow(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return Steps()(query[..., :64], key[..., :64], value, scale=query.shape[-1] ** -0.5)
+
+    implementation = Implementation("candidate", Claims(Scope.OP, CORE), torch_op(narrow))
+    diagnosis = diagnose(implementation, [FailingCheck("relations.grad-mode", Case().sized(d_k=80), "float64", "")])
+    assert diagnosis is not None
+    assert not diagnosis.of_clauses
+    assert not diagnosis.name
+    assert "with more than 64 components of a query" in diagnosis.when
+
+
+def test_nan_shows_no_step() -> None:
+    def divided(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+        steps = Steps(softmax=lambda scores: scores.exp(), mix=lambda e, v: e @ v)
+        whole = steps(query, key, torch.ones_like(value), **options)
+        return torch.where(whole == 0.0, 0.0, steps(query, key, value, **options) / whole)
+
+    claims = Claims(Scope.OP, OP_FEATURES)
+    case = Case(mask=MaskKind.BOOL, pattern=Pattern.EMPTY_ROW)
+    checks = [FailingCheck("gradients.empty-row", case, "float64", "gradients.value")]
+    diagnosis = diagnose(Implementation("candidate", claims, torch_op(divided)), checks)
+    assert diagnosis is not None
+    assert "in the gradient of value alone" not in diagnosis.name
 
 
 def test_a_number_in_the_denominator_is_measured() -> None:

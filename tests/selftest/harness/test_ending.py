@@ -12,8 +12,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from attention_conformance.implementations.worker.observer import LocalObserver
 from attention_conformance.tests.harness.judge.settings import RunSettings
 from attention_conformance.tests.harness.run import command_lines
+from attention_conformance.tests.harness.run.exit_status import ExitStatus
 from attention_conformance.tests.harness.run.progress import Progress, colours, duration
 from attention_conformance.tests.selftest.sessions import ROOT, SUITE, Sessions
 
@@ -43,6 +45,14 @@ def test_the_command_of_the_last_lines_runs_the_clause_again(sessions: Sessions)
 
 def test_success_ends_without_advice(sessions: Sessions) -> None:
     assert end(sessions.judge("right", *ONE)) == []
+
+
+def test_a_bad_end_fails_a_run_of_other_clauses(sessions: Sessions, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LocalObserver, "ended", lambda self: "ended its process with exit status 3")
+    result = sessions.judge("right", *ONE)
+    assert result.ret == ExitStatus.FAILS
+    line = "FAIL  effects.global-state [float64]: its process after the last call: ended its process with exit status 3"
+    assert line in result.stdout.str()
 
 
 def test_an_error_is_no_failure_of_the_candidate(sessions: Sessions) -> None:

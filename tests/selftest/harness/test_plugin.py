@@ -10,8 +10,9 @@ import torch
 from attention_conformance.implementations.builtin.catalogue import ABSENT, BUILTIN, ON_REQUEST
 from attention_conformance.implementations.defects import catalogue
 from attention_conformance.spec.clauses import load
+from attention_conformance.tests.harness.run import clause_items, options
 from attention_conformance.tests.harness.run.exit_status import ExitStatus
-from attention_conformance.tests.selftest.sessions import Sessions, checks_of
+from attention_conformance.tests.selftest.sessions import ROOT, Sessions, checks_of
 
 MATH = ("--implementation", "torch.sdpa.math")
 RIGHT = ("--candidate", "candidates.py:right")
@@ -187,3 +188,36 @@ def test_two_processes_give_the_verdicts_of_one(sessions: Sessions, tmp_path: Pa
     assert verdicts[0] == verdicts[1]
     (flash,) = (i for i in BUILTIN if i.name == "torch.sdpa.flash")
     assert len(verdicts[0]) == len(checks_of(flash, "causal.", "masks.b"))
+
+
+@pytest.mark.parametrize(("judged", "status"), [("", ExitStatus.CONFORMS), ("crash", ExitStatus.SUITE_ERROR)])
+def test_settings_of_somebody_else_change_nothing(
+    sessions: Sessions, monkeypatch: pytest.MonkeyPatch, judged: str, status: ExitStatus
+) -> None:
+    """Those of the folder in which pytest runs: its logs are kept, and files have other names from there."""
+    if judged:
+        monkeypatch.setattr(clause_items, "judged", judged)
+    sessions.pytester.makeini("[pytest]\naddopts = -q\n")
+    mine = ("-c", "tox.ini", "--import-mode=importlib", str(ROOT / "tests" / "conformance" / "test_causal.py"))
+    chosen = ("--in-process", "--candidate", f"{sessions.file}:right", "--clause", "causal.square", "--report", "own")
+    result = sessions.pytester.runpytest_inprocess(*mine, *chosen)
+    assert result.ret == status, result.stdout.str()
+
+
+def test_the_processes_of_a_session_take_no_folder_for_a_place_of_tests(tmp_path: Path) -> None:
+    """They read the words again when the folder of the report is there, whose settings would be theirs."""
+    given = pytest.Config.InvocationParams(args=("--report", "out", "-n", "2", "t.py"), plugins=None, dir=tmp_path)
+    assert options.joined(given).args == ("--report=out", "-n", "2", "t.py")
+
+
+def test_a_path_in_the_suite_is_enough_for_its_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    class Given:
+        inipath = tmp_path / "pytest.ini"
+        invocation_params = pytest.Config.InvocationParams(args=(), plugins=None, dir=tmp_path)
+
+    assert not options.on_the_suite(Given())  # type: ignore[arg-type]
+    words = ("-q", str(ROOT / "tests" / "conformance"))
+    Given.invocation_params = pytest.Config.InvocationParams(args=words, plugins=None, dir=tmp_path)
+    assert options.on_the_suite(Given())  # type: ignore[arg-type]

@@ -12,7 +12,7 @@ from attention_conformance.tests.report.verdict import Status, Verdict
 from attention_conformance.tests.selftest.sessions import CANDIDATES, ROOT
 
 BREAKING = """
-from attention_conformance.tests.harness.run import plugin, post_run
+from attention_conformance.tests.harness.run import clause_items, plugin, post_run
 
 def crash(*arguments):
     raise ZeroDivisionError("an error of the suite")
@@ -26,7 +26,7 @@ CHECKED = ("--clause", "causal.square", "--dtype", "float64")
         (ExitStatus.CONFORMS, "right", "", CHECKED),
         (ExitStatus.FAILS, "halved", "", CHECKED),
         (ExitStatus.INTERRUPTED, "stops", "", CHECKED),
-        (ExitStatus.SUITE_ERROR, "right", f"{BREAKING}plugin.judged = crash\n", CHECKED),
+        (ExitStatus.SUITE_ERROR, "right", f"{BREAKING}clause_items.judged = crash\n", CHECKED),
         (ExitStatus.SUITE_ERROR, "halved", f"{BREAKING}post_run.record_diagnoses = crash\n", CHECKED),
         (ExitStatus.SUITE_ERROR, "right", f"{BREAKING}plugin.summarise = crash\n", CHECKED),
         (ExitStatus.UNUSABLE, "missing", "", CHECKED),

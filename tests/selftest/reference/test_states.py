@@ -29,6 +29,16 @@ def one_by_one(problem: Problem) -> tuple[Array, Array]:
     return np.reshape(mixed / whole, (1, 1, 1, 1)), np.reshape(top + np.log(whole), (1, 1, 1))
 
 
+def merged_one_by_one(problem: Problem) -> tuple[Array, Array]:
+    """The same with a running log-sum-exp, into which each key is merged."""
+    query, key, value = (x[0, 0] for x in (problem.query, problem.key, problem.value))
+    log, mixed = np.float32(-np.inf), np.float32(0.0)
+    for score, v in zip((key @ query[0]) * np.float32(0.5), value[:, 0], strict=True):
+        merged = np.logaddexp(log, score)
+        mixed, log = mixed * np.exp(log - merged) + np.exp(score - merged) * v, merged
+    return np.reshape(mixed, (1, 1, 1, 1)), np.reshape(log, (1, 1, 1))
+
+
 def rising(step: float) -> Problem:
     rng = np.random.default_rng(0)
     query, key = np.zeros((1, 1, 1, 4)), rng.standard_normal((1, 1, KEYS, 4))
@@ -53,6 +63,18 @@ def test_one_key_at_a_time_stays_within_the_bounds(problem: Problem) -> None:
     parts, (output, log) = solve(problem.forward_only()).parts, one_by_one(problem)
     assert ratio(output, parts["output"]) < 0.5
     assert ratio(log, parts["log_sum_exp"]) < 0.5
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [build(replace(FEW, scores=scores), "float32") for scores in (Scores.NORMAL, Scores.EQUAL, Scores.RISING)],
+    ids=["normal", "equal", "steep"],
+)
+def test_one_key_merged_at_a_time_stays_within_the_bounds(problem: Problem) -> None:
+    """A log-sum-exp is rounded with each key that is merged into it, by as much more as it is larger than 1."""
+    parts, (output, log) = solve(problem.forward_only()).parts, merged_one_by_one(problem)
+    assert ratio(output, parts["output"]) < 0.7
+    assert ratio(log, parts["log_sum_exp"]) < 0.7
 
 
 def test_numbers_that_occur_more_than_once() -> None:

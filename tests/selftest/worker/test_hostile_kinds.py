@@ -23,6 +23,8 @@ from attention_conformance.spec.cases import Case
 from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.spec.inputs import build
 from attention_conformance.tests.harness.explain.diagnosis import diagnose, failing_checks
+from attention_conformance.tests.harness.judge.settings import RunSettings
+from attention_conformance.tests.harness.run.post_run import bad_ends
 from attention_conformance.tests.harness.run.run_records import weight_map
 from attention_conformance.tests.harness.run.runner import run
 from attention_conformance.tests.harness.run.smoke import smoke
@@ -95,7 +97,6 @@ DYING = {
     ),
     "a fork that outlives it": ("", "if os.fork(): os._exit(3)\n    time.sleep(300)", "with exit status 3"),
     "a fork that answers, too": ("", "os.fork()", "to the request with number"),
-    "removes built-in functions": ("import builtins", "builtins.len = builtins.isinstance = None", "exit status 1"),
     "a fit that aborts": ("claims = {'fit': lambda case: os.abort()}", "", "died of SIGABRT"),
     "an attribute that exits": (
         "class Exits(Odd):\n    def __getattr__(self, name): os._exit(3)\ninstead = Exits()",
@@ -115,11 +116,18 @@ LATE = {
     ),
     "a fit without end": ("claims = {'fit': lambda case: time.sleep(1000)}", ""),
 }
+CHANGED = "the candidate has changed builtins.i"
 REFUSED = {
     "recursion": ("def deep(): deep()", "deep()", "raised RecursionError"),
     "a message that exits": ("", "raise Silent", "raised Silent: no message"),
     "an exception without a name": ("", "raise NamelessError('why')", "raised NamelessError: why"),
     "all modules": ("", "sys.modules.clear()", "raised AttributeError"),
+    "built-in functions": ("import builtins", "builtins.len = builtins.isinstance = None", CHANGED),
+    "built-in functions, by a right answer": (
+        "import builtins",
+        "right = attend(query, key, value); builtins.len = builtins.isinstance = builtins.int = None; return right",
+        CHANGED,
+    ),
     "functions of NumPy": ("", "np.ndarray = np.frombuffer = None", "raised TypeError: isinstance() arg 2"),
     "a trace that raises": ("def no(*_): raise RuntimeError('no')", "sys.settrace(no)", "raised RuntimeError: no"),
     "its input": ("", "input()", "raised EOFError"),
@@ -158,10 +166,21 @@ HARMLESS = {
     "a thread that raises": ("", "threading.Thread(target=lambda: 1 / 0).start()"),
     "a thread that stays": ("threading.Thread(target=time.sleep, args=(300,)).start()", ""),
     "an abort at its end": ("atexit.register(os.abort)", ""),
-    "a destructor that exits": ("class Exits:\n    def __del__(self): os._exit(9)\nkept = Exits()", ""),
     "a nameless object": ("instead = Odd()", ""),
+    "built-in functions of its own": (
+        "import builtins; builtins.print = builtins.open = None; builtins.sum = lambda *many: sorted(many[0])[0]",
+        "",
+    ),
     "JSON of its own": ("import json", "json.dumps = lambda *args, **more: 'x'"),
     "a closed file limit": ("import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))", ""),
+}
+ENDING = {
+    "an abort": ("atexit.register(os.abort)", "died of SIGABRT"),
+    "an exit status": ("atexit.register(os._exit, 3)", "ended its process with exit status 3"),
+    "a destructor that exits": ("class Exits:\n    def __del__(self): os._exit(9)\nkept = Exits()", "exit status 9"),
+    "an exception": ("atexit.register(lambda: 1 / 0)", ""),
+    "a closed stream": ("sys.stdout.write('kept'); atexit.register(os.close, 1)", ""),
+    "nothing": ("", ""),
 }
 PLAIN = scaled_dot_product_attention
 PROBLEM = build(Case(), "float32")
@@ -268,13 +287,22 @@ def test_who_conforms(python: str, right: Implementation, tmp_path: Path, module
     assert (found.status, found.message) == (Status.PASS, "")
 
 
-@pytest.mark.parametrize(("module", "words"), [("atexit.register(os.abort)", "died of SIGABRT"), ("", "")])
+@pytest.mark.parametrize(("module", "words"), ENDING.values(), ids=ENDING)
 def test_who_dies_at_its_end(python: str, right: Implementation, tmp_path: Path, module: str, words: str) -> None:
     found = verdict(right, made(tmp_path, python, f"{module}\nprint('loaded')", ""), "effects.global-state")
     failed = found.failure is not None and found.failure.kind is FailureKind.DIED
     assert failed is bool(words)
     assert words in found.message
     assert (found.status is Status.PASS) is not failed
+
+
+def test_a_bad_end_fails_whatever_was_selected(python: str, tmp_path: Path) -> None:
+    hostile = made(tmp_path, python, "atexit.register(os._exit, 3)", "")
+    verdicts = run(hostile, (CLAUSE,), ("float32",))
+    (end,) = bad_ends([hostile], verdicts, RunSettings())
+    assert end.failure is not None
+    assert (end.clause, end.failure.kind) == ("effects.global-state", FailureKind.DIED)
+    assert not list(bad_ends([hostile], [*verdicts, end], RunSettings()))
 
 
 def test_who_refuses_all_but_one_case(python: str, right: Implementation, tmp_path: Path) -> None:

@@ -1,0 +1,35 @@
+"""Names that promise: what is called causal, and takes neither a flag nor a mask that makes it so, always has to be."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator
+
+from attention_conformance.implementations.api.safe_call import safe_call
+
+WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
+NEGATED = {"non", "no", "not", "un", "bi"}
+CHOSEN = re.compile(r"mask|causal|attn_bias|attention_bias")
+"""What is part of the names of parameters by which the caller chooses."""
+SETTING = re.compile(r"\b(config|cfg|conf|args|opts?|hparams|params)\.\w*(causal|mask)")
+"""What a choice in an object of settings looks like."""
+
+
+def promises_causal(name: str, target: object) -> bool:
+    """Whether its name alone says that no query sees a later key."""
+    words = [word.lower() for word in WORDS.findall(name)]
+    if "causal" not in words or NEGATED & set(words[: words.index("causal")]):
+        return False
+    calls = [getattr(target, method, None) for method in ("__init__", "forward", "__call__")]
+    called = [each for each in calls if each is not None] if isinstance(target, type) else [target]
+    parameters = [parameter for each in called for parameter in _parameters(each)]
+    chosen = any(CHOSEN.search(p.name.lower()) or p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
+    text = safe_call(lambda: inspect.getsource(target)).value or ""  # type: ignore[arg-type]
+    return not chosen and not SETTING.search(text)
+
+
+def _parameters(function: object) -> Iterator[inspect.Parameter]:
+    """Those of a function that is its own: object and torch have some that take anything."""
+    if inspect.isfunction(function) and not (function.__module__ or "").startswith("torch"):
+        yield from inspect.signature(function).parameters.values()

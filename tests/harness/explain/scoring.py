@@ -1,0 +1,89 @@
+"""Scoring: in which of the observed cases a hypothesis answers as the candidate does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from attention_conformance.implementations.api.contract import Result
+from attention_conformance.implementations.api.safe_call import guarded, restored
+from attention_conformance.reference.expected import solve
+from attention_conformance.spec.conventions import Conventions
+from attention_conformance.spec.problem import Problem
+from attention_conformance.tests.harness.explain.causes import Hypothesis
+from attention_conformance.tests.harness.explain.observation import Observation, answered
+from attention_conformance.tests.harness.judge.comparison import error_ratios
+
+
+@dataclass(frozen=True)
+class Score:
+    """How a hypothesis does.
+
+    Attributes:
+        explained: the failing cases in which its answers are the candidate's.
+        agreeing: the passing ones.
+        contradicting: the passing ones in which it would have failed.
+        error: the largest difference from the candidate's answers, where it explains.
+    """
+
+    hypothesis: Hypothesis
+    explained: tuple[Observation, ...]
+    agreeing: tuple[Observation, ...] = ()
+    contradicting: tuple[Observation, ...] = field(default=())
+    error: float = 0.0
+
+    @property
+    def rank(self) -> tuple[float, ...]:
+        return -len(self.explained) - len(self.agreeing), len(self.contradicting), self.hypothesis.rank, self.error
+
+
+def scored(
+    hypothesis: Hypothesis, failing: Sequence[Observation], passing: Sequence[Observation], claimed: Conventions
+) -> Score:
+    """How a hypothesis does in these cases."""
+    explained: list[Observation] = []
+    agreeing: list[Observation] = []
+    contradicting: list[Observation] = []
+    error = 0.0
+    for each in failing:
+        if hypothesis.applies_to(each.problem) and hypothesis.affects(each.problem):
+            distance = each.distance(*_answered(hypothesis, each.problem))
+            if distance <= 1.0:
+                explained.append(each)
+                error = max(error, distance)
+    for each in passing:
+        agrees = _agrees(hypothesis, each, claimed)
+        if agrees is not None:
+            (agreeing if agrees else contradicting).append(each)
+    return Score(hypothesis, tuple(explained), tuple(agreeing), tuple(contradicting), error)
+
+
+def _answered(hypothesis: Hypothesis, problem: Problem) -> tuple[Result | None, str]:
+    """Its answer, or the exception; edits are arithmetic of our own, and leave the state of the process alone."""
+    return answered(lambda: hypothesis.answer(problem), guarded if hypothesis.edit is not None else restored)
+
+
+def _agrees(hypothesis: Hypothesis, each: Observation, claimed: Conventions) -> bool | None:
+    """Whether it is right where the candidate is; None where it has no answer, or another right one."""
+    if not hypothesis.applies_to(each.problem):
+        return None
+    if not hypothesis.affects(each.problem):
+        return True
+    other, _ = _answered(hypothesis, each.problem)
+    if other is None:
+        return None
+    if each.distance(other) <= 1.0:
+        return True
+    if any(each.got is not None and _lacks(other, part) for part in each.parts):
+        return None
+    own = hypothesis.defect.implementation.claims.conventions if hypothesis.defect else claimed
+    if own != claimed:
+        expected = solve(each.problem, own).parts["output"]
+        if other.output.shape == expected.value.shape and (error_ratios(other.output, expected) <= 1.0).all():
+            return None
+    return False
+
+
+def _lacks(result: object, part: str) -> bool:
+    """Whether an answer has no such part, as an answer without gradients."""
+    return part.startswith("gradients.") and not getattr(result, "gradients", {})

@@ -1,0 +1,36 @@
+"""Gradients of tensors: the cotangent reaches a backward pass as it was given."""
+
+from typing import Any, ClassVar
+
+import pytest
+import torch
+
+from attention_conformance.implementations.adapters.tensors import gradients_of
+
+QUERY = torch.arange(6.0).reshape(2, 3).requires_grad_()
+
+
+class Seen(torch.autograd.Function):
+    strides: ClassVar[list[tuple[int, ...]]] = []
+
+    @staticmethod
+    def forward(ctx: Any, query: torch.Tensor) -> torch.Tensor:
+        return query * 2.0
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: torch.Tensor) -> torch.Tensor:
+        Seen.strides.append(cotangent.stride())
+        return cotangent * 2.0
+
+
+def test_the_strides_of_a_cotangent_are_kept() -> None:
+    cotangent = torch.tensor([[3.0], [5.0]]).expand(2, 3)
+    found = gradients_of(Seen.apply(QUERY), {"query": QUERY, "unused": QUERY.clone()}, cotangent)  # type: ignore[no-untyped-call]
+    assert Seen.strides == [(1, 0)]
+    assert found["query"].tolist() == [[6.0] * 3, [10.0] * 3]
+    assert not found["unused"].any()
+
+
+def test_a_cotangent_of_another_shape_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"an output of shape \(2, 3\) has no cotangent of shape \(1, 3\)"):
+        gradients_of(QUERY * 1.0, {"query": QUERY}, torch.ones(1, 3))
