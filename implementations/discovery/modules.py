@@ -55,7 +55,7 @@ from attention_conformance.implementations.discovery.extras import (
 from attention_conformance.implementations.discovery.forwards import ModuleCall
 from attention_conformance.implementations.discovery.layout import fit_of_heads
 from attention_conformance.implementations.discovery.mirrors import Mirror
-from attention_conformance.implementations.discovery.module_forms import found_form
+from attention_conformance.implementations.discovery.module_forms import found_form, norms_inside
 from attention_conformance.implementations.discovery.module_masks import (
     PADDED,
     SHAPES,
@@ -66,12 +66,7 @@ from attention_conformance.implementations.discovery.module_masks import (
 )
 from attention_conformance.implementations.discovery.neutrals import words_of
 from attention_conformance.implementations.discovery.promises import has_published_interface
-from attention_conformance.implementations.discovery.query_key_norms import (
-    ALIKE,
-    FoundNorm,
-    as_called,
-    query_key_norms,
-)
+from attention_conformance.implementations.discovery.query_key_norms import FoundNorm
 from attention_conformance.implementations.discovery.vocabulary import OPTIONS, MaskForm
 from attention_conformance.spec.cases import Case, Layout, MaskShape, Padding
 from attention_conformance.spec.conventions import Conventions, Polarity
@@ -217,18 +212,7 @@ def plan_module(kind: type[nn.Module], conventions: Conventions, device: str, ob
     rotary = variant.premises.rotary_base if variant is not None else None
     always = Premises(rotary_base=rotary, length=length)
     notes = (*ignored_parts(answer, extras), *seen)
-    return ModulePlan(make, call, evaluating, extras, check, notes, always, _norms_inside(make, call))
-
-
-def _norms_inside(make: Constructor, call: ModuleCall) -> FoundNorm | None:
-    """The norms of queries and keys that have been taken out, if they are known ones behind the projections."""
-    with torch.random.fork_rng(devices=[]):
-        module = built(replace(make, left_out=()))
-    found = query_key_norms(module, make.heads, WIDTH)
-    if found is None or not {*found.paths} <= {*make.left_out}:
-        return None
-    tokens = torch.full((1, make.tokens, WIDTH), ALIKE)
-    return as_called(found, module.eval(), lambda inside: call.plain(inside, (tokens,) * 3, make.heads), WIDTH)
+    return ModulePlan(make, call, evaluating, extras, check, notes, always, norms_inside(make, call))
 
 
 def _without_swallowed(call: ModuleCall, check: ClaimCheck, promised: bool) -> tuple[ClaimCheck, list[str]]:
