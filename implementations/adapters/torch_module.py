@@ -59,6 +59,7 @@ class TorchModule:
         extras: what the call returns after the output, by the names of `Result`.
         context: entered around each forward call.
         twice: gradients are differentiated again, see `second_products`.
+        of_length: a module is built for one number of tokens.
     """
 
     build: Callable[[Problem], nn.Module]
@@ -68,12 +69,13 @@ class TorchModule:
     extras: Sequence[str] = ()
     context: Callable[[], AbstractContextManager[object]] = nullcontext
     twice: bool = False
+    of_length: bool = False
     modules: dict[tuple[object, ...], nn.Module] = field(default_factory=dict, init=False)
     timed: dict[tuple[object, ...], nn.Module] = field(default_factory=dict, init=False)
 
     def __call__(self, problem: Problem, device: str) -> Result:
         """Answers the problem, with one module a shape, kept from call to call as a user would keep it."""
-        given, key = tensors(problem, device), _key(problem, device)
+        given, key = tensors(problem, device), self._key(problem, device)
         if key not in self.modules:
             self.modules[key] = built(self.build, problem, device)
         module = self.modules[key]
@@ -99,9 +101,12 @@ class TorchModule:
         forward = bound(self.call, module, given, problem)
         return native_call(forward, problem, given, leaves, context, self.extras, named)
 
+    def _key(self, problem: Problem, device: str) -> tuple[object, ...]:
+        return (*_key(problem, device), problem.query.shape[-2] if self.of_length else 0)
+
     def _loaded(self, problem: Problem, device: str, given: Tensors) -> nn.Module:
         """The module of the last native call where it holds these very parameters, as a user's does; or a new one."""
-        key = _key(problem, device)
+        key = self._key(problem, device)
         module = self.timed.get(key)
         if module is None or not _holds_all(module, places_in(module, self.places, problem), given):
             self.timed.clear()  # one is enough, and it may be large

@@ -11,14 +11,26 @@ from typing import Any
 
 from torch import nn
 
-from attention_conformance.implementations.discovery.constructor_names import LONGEST, Size, size_of
+from attention_conformance.implementations.discovery.constructor_names import (
+    GROUPS,
+    LONGEST,
+    ROTARY,
+    ROTATIONS,
+    SQUARE,
+    WINDOWS,
+    Size,
+    size_of,
+)
 from attention_conformance.implementations.discovery.constructors import Constructor, constructor
-from attention_conformance.implementations.discovery.forwards import words_of
 from attention_conformance.implementations.discovery.loading import TargetError
-from attention_conformance.implementations.discovery.signatures import is_variadic, required
+from attention_conformance.implementations.discovery.neutrals import words_of
+from attention_conformance.implementations.discovery.signatures import is_variadic, own_names, required
+from attention_conformance.implementations.discovery.vocabulary import Option
 
 MOST = 24
 """Attempts at one class."""
+GUESSES = (Size.NOTHING, Size.WIDTH, Size.HEADS, Size.FLAG)
+"""What is tried for a parameter whose name states nothing."""
 OF_A_HEAD = {"d", "k", "v", "q", "head", "key", "keys", "value", "values"}
 WIDTHS = {"dim", "size", "width", "features", "channels", "units", "embed", "embd", "emb", "d", "hidden", "model", "c"}
 """Words in the names of widths: of one head perhaps, and of any."""
@@ -48,12 +60,16 @@ def attempts(kind: type[nn.Module]) -> Iterator[Constructor]:
 def _tried(kind: type[nn.Module]) -> Iterator[Constructor]:
     parameters = [p for p in inspect.signature(kind).parameters.values() if not is_variadic(p)]
     in_file = _globals(kind)
+    groups = own_names({"num_kv_heads": Option(GROUPS)}, {p.name for p in parameters})
     choices = {p.name: possible for p in parameters if (possible := _choices(p))}
     for chosen in product(*choices.values()):
         sizes = dict(zip(choices, chosen, strict=True))
         counted = {*sizes.values(), *in_file.values()}
         if sizes and Size.WIDTH in counted | ({Size.WIDTH} if Size.HEAD_WIDTH in counted and not in_file else set()):
-            yield Constructor(kind, sizes=sizes, globals={n: s for n, s in in_file.items() if s not in sizes.values()})
+            others = {n: s for n, s in in_file.items() if s not in sizes.values()}
+            guessed = tuple(n for n, possible in choices.items() if possible is GUESSES and sizes[n] in GUESSES[1:3])
+            made = Constructor(kind, sizes=sizes, globals=others, spelled=groups, guessed=guessed)
+            yield replace(made, tokens=SQUARE) if Size.WINDOW_SIDE in counted else made
 
 
 def _choices(parameter: inspect.Parameter) -> tuple[Size, ...]:
@@ -63,20 +79,24 @@ def _choices(parameter: inspect.Parameter) -> tuple[Size, ...]:
     if size in (Size.LENGTH, Size.FLAG) and not required(parameter) and not short:
         return ()
     if "head" in words and "size" in words:
-        return Size.HEAD_WIDTH, Size.HEADS
+        return Size.HEAD_WIDTH, Size.HEADS, Size.WIDTH
     if size is Size.HEAD_WIDTH or (words & OF_A_HEAD and words & WIDTHS and size is not Size.HEADS):
         return Size.HEAD_WIDTH, Size.WIDTH
-    if size is not None:
-        return (size,)
+    if size is not None or parameter.name in GROUPS:
+        return (size or Size.HEADS,)
     if not required(parameter):
         return ()
+    if "window" in words:
+        return WINDOWS
+    if words & ROTARY:
+        return (Size.TURNS, *ROTATIONS[:2]) if words & {"freqs", "cis"} else ROTATIONS
     if "head" in words or "heads" in words:
         return Size.HEADS, Size.HEAD_WIDTH
     if words & WIDTHS:
         return (Size.WIDTH,)
-    if parameter.annotation in (bool, "bool"):
+    if parameter.annotation in (bool, "bool") or "causal" in words:
         return (Size.FLAG,)
-    return Size.NOTHING, Size.WIDTH, Size.HEADS, Size.FLAG
+    return GUESSES
 
 
 def _globals(kind: type[nn.Module]) -> dict[str, Size]:

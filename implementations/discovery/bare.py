@@ -11,20 +11,48 @@ from torch import nn
 
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.parameters import filled, find_places, names_of, patterns
+from attention_conformance.implementations.discovery.query_key_norms import role_of
 
 Inputs: TypeAlias = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def around(module: nn.Module) -> tuple[str, ...]:
-    """The paths of norms, and of the biases of query, key and value where not all three have one."""
+    """The paths of norms, of what adds positions, and of biases of query, key and value where some have none."""
     return (*_norms(module), *_some_biases(module))
+
+
+NORMS = ("layernorm", "rmsnorm", "groupnorm", "instancenorm")
+"""In the names of classes that normalise."""
+POSITIONS = ("positionalencoding", "positionalembedding", "posencoding", "positionembedding", "positionencoding")
+"""In the names of classes that add positions to their input, unless they rotate or are relative."""
+
+
+@contextmanager
+def one_group() -> Iterator[None]:
+    """Group norms are built with one group, which any width allows: they are left out afterwards."""
+    built = nn.GroupNorm.__init__
+
+    def init(self: nn.GroupNorm, num_groups: int, num_channels: int, *given: Any, **named: Any) -> None:
+        built(self, 1, num_channels, *given, **named)
+
+    nn.GroupNorm.__init__ = init  # type: ignore[method-assign]  # for as long as a candidate is built
+    try:
+        yield
+    finally:
+        nn.GroupNorm.__init__ = built  # type: ignore[method-assign]
 
 
 def _norms(module: nn.Module) -> Iterator[str]:
     for path, part in module.named_modules():
         words = type(part).__name__.lower()
-        if path and ("layernorm" in words or "rmsnorm" in words):
+        added = any(each in words for each in POSITIONS) and not any(each in words for each in ("rot", "rope", "relat"))
+        if path and (added or any(norm in words for norm in NORMS) or _of_query_or_key(path, part)):
             yield path
+
+
+def _of_query_or_key(path: str, part: nn.Module) -> bool:
+    """Whether it is named as a norm of queries or keys, and holds no matrix."""
+    return bool(role_of(path)) and all(parameter.ndim < 2 for parameter in part.parameters())
 
 
 def _some_biases(module: nn.Module) -> Iterator[str]:
@@ -34,23 +62,44 @@ def _some_biases(module: nn.Module) -> Iterator[str]:
         yield from dict.fromkeys(held.values())
 
 
-def tap_of(module: nn.Module, layer: str, answer: Callable[[nn.Module, Inputs], torch.Tensor], width: int) -> str:
+def tap_of(
+    module: nn.Module, layer: str, answer: Callable[[nn.Module, Inputs], torch.Tensor], width: int, tokens: int
+) -> str:
     """The layer whose output is that of the attention, if the module adds its input to that; else nothing.
 
-    Its parameters become 0.
+    It is the given one, or where that is never called, as in nn.MultiheadAttention, the one that it belongs to. Its
+    parameters become 0.
     """
-    x = torch.linspace(-1.0, 1.0, 12 * width).view(3, 4, width)
+    x = torch.linspace(-1.0, 1.0, 3 * tokens * width).view(3, tokens, width)
     with torch.no_grad():
         for parameter in module.eval().parameters():
             parameter.zero_()
         output = safe_call(lambda: answer(module, (x, x, x))).value
-    return layer if isinstance(output, torch.Tensor) and output.shape == x.shape and torch.equal(output, x) else ""
+    if not layer or not isinstance(output, torch.Tensor) or output.shape != x.shape or not torch.equal(output, x):
+        return ""
+    parts = layer.split(".")
+    paths = [".".join(parts[:count]) for count in range(len(parts), 0, -1)]
+    return next((path for path in paths if _is_called(module, path, lambda: answer(module, (x, x, x)))), "")
+
+
+def _is_called(module: nn.Module, path: str, call: Callable[[], Any]) -> bool:
+    called: list[bool] = []
+    handle = module.get_submodule(path).register_forward_hook(lambda *_: called.append(True))
+    try:
+        call()
+    finally:
+        handle.remove()
+    return bool(called)
 
 
 def tapped(module: nn.Module, layer: str, call: Callable[[], Any]) -> Any:
     """The answer to a call, with the output of a layer in place of the module's."""
     kept: list[torch.Tensor] = []
-    handle = module.get_submodule(layer).register_forward_hook(lambda _, given, output: kept.append(output.clone()))
+
+    def keep(_: nn.Module, given: object, output: Any) -> None:
+        kept.append((output[0] if isinstance(output, tuple) else output).clone())
+
+    handle = module.get_submodule(layer).register_forward_hook(keep)
     try:
         answer = call()
     finally:

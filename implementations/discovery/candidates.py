@@ -9,7 +9,7 @@ from attention_conformance.implementations.api.contract import Implementation
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.causal_names import promises_causal
 from attention_conformance.implementations.discovery.functions import function_candidate
-from attention_conformance.implementations.discovery.loading import Target, TargetError, absent_packages, load_target
+from attention_conformance.implementations.discovery.loading import Target, TargetError, load_target, loaded_without
 from attention_conformance.implementations.discovery.signatures import ADAPTER, check_kind
 from attention_conformance.spec.optional import optional
 from attention_conformance.spec.premises import Premises
@@ -47,9 +47,8 @@ def named(
         implementation = wrapped(name, loaded, settings, device, premises)
     except TargetError as error:
         raise TargetError(f"{target}: {error}") from error
-    absent = ", ".join(absent_packages(loaded))
-    note = f"; loaded without {absent}, which is not installed" if absent else ""
-    return replace(implementation, about=implementation.about + note)
+    notes = [implementation.about, *(f"loaded without {each}" for each in loaded_without(loaded))]
+    return replace(implementation, about="; ".join(notes))
 
 
 def candidates(targets: Sequence[str], load: Callable[[str], Implementation]) -> tuple[Implementation, ...]:

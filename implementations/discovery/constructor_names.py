@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from enum import StrEnum
+from math import isqrt
 from typing import Any, get_type_hints
 
 from attention_conformance.implementations.api.safe_call import safe_call
@@ -32,7 +34,13 @@ class Size(StrEnum):
     RATE = "rate of dropout"
     BIAS = "whether there are biases"
     FLAG = "whether something more is done"
+    BASE = "base of the rotary embedding"
     NOTHING = "what is left out"
+    ROTATION = "an object that rotates nothing"
+    COSINES_SINES = "an object that gives cosines 1 and sines 0"
+    TURNS = "a table of complex ones"
+    WINDOW = "a window of one row with all tokens"
+    WINDOW_SIDE = "side of a square window of all tokens"
 
 
 NAMES: Mapping[Size, tuple[str, ...]] = {
@@ -43,7 +51,7 @@ NAMES: Mapping[Size, tuple[str, ...]] = {
         *("embeded_size", "embedding_size", "input_size", "output_size", "dim_in", "dim_out", "d_input", "d_output"),
         *("query_size", "key_size", "value_size", "channels", "in_channels", "units", "num_units", "dims", "embed"),
         *("hidden", "out_features", "inner_dim", "attn_dim", "attention_dim", "qkv_dim", "model_size", "feature_dim"),
-        *("query_dim", "key_dim", "value_dim", "features"),
+        *("query_dim", "key_dim", "value_dim", "features", "n_emb", "n_dim", "num_features", "hid_dim", "d_emb"),
     ),
     Size.HEADS: (
         *HEAD_COUNTS,
@@ -71,8 +79,17 @@ NAMES: Mapping[Size, tuple[str, ...]] = {
         "maximum_sequence_length",
     ),
     Size.BIAS: ("bias", "qkv_bias", "use_bias", "attention_bias"),
+    Size.BASE: ("theta", "rope_theta", "rotary_theta", "rope_base", "rotary_base", "freq_base", "theta_base"),
 }
 BY_NAME = {name: size for size, names in NAMES.items() for name in names}
+ROTATIONS = (Size.ROTATION, Size.COSINES_SINES, Size.TURNS)
+"""What a constructor may be given in place of rotations that are made elsewhere."""
+WINDOWS = (Size.WINDOW, Size.WINDOW_SIDE)
+"""What states the number of tokens that a module takes."""
+SQUARE = 16
+"""Tokens of a square window."""
+ROTARY = {"rope", "rotary", "rot", "freqs", "freq", "cis"}
+"""Words in the names of such parameters."""
 FLAGS = ("log_", "use_", "return_", "store_", "save_", "output_att", "vis", "verbose")
 """How the names of flags begin; a flag is given only where it has to be."""
 NESTED = ("transformer", "model", "attention", "attn", "text_config")
@@ -87,8 +104,12 @@ def size_of(name: str) -> Size | None:
     return Size.FLAG if lower.startswith(FLAGS) else BY_NAME.get(lower)
 
 
-def value_of(size: Size, width: int, heads: int) -> object:
-    """What it is where all heads together are as wide as the inputs."""
+def value_of(size: Size, width: int, heads: int, tokens: int = 0) -> object:
+    """What it is where all heads together are as wide as the inputs, and a window has so many tokens."""
+    if size in ROTATIONS:
+        from attention_conformance.implementations.discovery.unrotated import rotating_nothing  # imports torch
+
+        return rotating_nothing(size is Size.TURNS, size is Size.COSINES_SINES, LONGEST, width // max(1, heads))
     return {
         Size.WIDTH: width,
         Size.HEADS: heads,
@@ -97,13 +118,15 @@ def value_of(size: Size, width: int, heads: int) -> object:
         Size.RATE: 0.0,
         Size.BIAS: True,
         Size.FLAG: False,
+        Size.BASE: 10000.0,
         Size.NOTHING: None,
+        Size.WINDOW: (1, tokens),
+        Size.WINDOW_SIDE: isqrt(tokens),
     }[size]
 
 
 USUAL: Mapping[str, object] = {
     **dict.fromkeys(("eps", "norm_eps", "rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon"), 1e-6),
-    **dict.fromkeys(("rope_theta", "rope_base", "rotary_base"), 10000.0),
     **dict.fromkeys(("max_batch_size", "batch_size"), MOST_SAMPLES),
     "device": "cpu",
     "dtype": None,
@@ -111,19 +134,26 @@ USUAL: Mapping[str, object] = {
     "initializer_range": 0.02,
 }
 """Settings that are no sizes."""
-GROUPS = ("num_kv_heads", "num_key_value_heads", "n_kv_heads", "kv_heads", "n_kv_head", "n_query_groups")
+GROUPS = (
+    *("num_kv_heads", "num_key_value_heads", "n_kv_heads", "kv_heads", "n_kv_head", "n_query_groups", "query_groups"),
+    *("num_query_groups", "num_kv_groups", "n_kv_groups", "kv_groups", "n_kv", "n_local_kv_heads"),
+)
 
 
 class Settings:
     """An object of settings: it has every one whose name is known, as an attribute and by key.
 
-    Of the others it has those of an object of defaults, and where `lenient` all, too: False.
+    Of the others it has those of an object of defaults, and where `lenient` all, too: what the code of a class compares
+    it with, or False.
     """
 
-    def __init__(self, width: int, heads: int, lenient: bool = False, defaults: object = None) -> None:
+    def __init__(
+        self, width: int, heads: int, lenient: bool = False, defaults: object = None, kind: object = None
+    ) -> None:
         self._sizes = (width, heads)
         self._lenient = lenient
         self._defaults = defaults
+        self._kind = kind
 
     def __getattr__(self, name: str) -> Any:
         if name in NESTED:
@@ -132,11 +162,11 @@ class Settings:
             return USUAL[name]
         if name in GROUPS:
             return self._sizes[1]
-        if (size := size_of(name)) is None:
+        if (size := _setting(name)) is None:
             if not name.startswith("_") and hasattr(self._defaults, name):
                 return getattr(self._defaults, name)
             if self._lenient and not name.startswith("_"):
-                return False
+                return _compared(self._kind, name)
             raise AttributeError(f"the setting {name!r} is not known")
         return value_of(size, *self._sizes)
 
@@ -149,6 +179,18 @@ class Settings:
     def get(self, name: str, default: Any = None) -> Any:
         """As of a dictionary."""
         return getattr(self, name, default)
+
+
+def _setting(name: str) -> Size | None:
+    """As `size_of`; an object of settings may have the letters of equations."""
+    return size_of(name) or {"D": Size.WIDTH, "d": Size.WIDTH, "E": Size.WIDTH, "C": Size.WIDTH}.get(name)
+
+
+def _compared(kind: Any, name: str) -> object:
+    """A setting of an unknown name: the first text that the code of a class compares it with, or else False."""
+    text = safe_call(lambda: inspect.getsource(kind)).value or ""
+    found = re.search(rf"\.{name}\s*(?:==|in)\s*[\[({{]?\s*([\"'])([\w-]+)\1", text)
+    return found.group(2) if found else False
 
 
 def settings_parameter(signature: inspect.Signature) -> str:
@@ -168,12 +210,13 @@ def settings_of(kind: Any, name: str, width: int, heads: int, lenient: bool = Fa
     hints: Mapping[str, Any] = safe_call(lambda: get_type_hints(kind.__init__)).value or {}
     hint = hints.get(name)
     if not (isinstance(hint, type) and is_dataclass(hint)):
-        return Settings(width, heads, lenient, _defaults(kind, hint))
-    named = {each.name: size for each in fields(hint) if (size := size_of(each.name)) and each.init}
+        return Settings(width, heads, lenient, _defaults(kind, hint), kind)
+    named = {each.name: size for each in fields(hint) if (size := _setting(each.name)) and each.init}
     given = {name: value_of(size, width, heads) for name, size in named.items() if size is not Size.BIAS}
     given |= {each.name: heads for each in fields(hint) if each.name in GROUPS and each.init}
     given |= {each.name: MOST_SAMPLES for each in fields(hint) if each.name == "max_batch_size" and each.init}
-    given |= {each.name: USUAL[each.name] for each in fields(hint) if each.name in USUAL and each.default is MISSING}
+    usual = {each.name for each in fields(hint) if each.default is MISSING or each.name == "device"}
+    given |= {name: USUAL[name] for name in sorted(usual) if name in USUAL}
     lacking = [f.name for f in fields(hint) if f.default is MISSING and f.default_factory is MISSING]
     rest = {n: value_of(named[n], width, heads) if n in named else False for n in lacking if n not in given}
     return hint(**given, **rest)

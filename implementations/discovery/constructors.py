@@ -1,5 +1,7 @@
 """Constructors: how a module class is built, read from its parameters."""
 
+from __future__ import annotations
+
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -12,9 +14,12 @@ from torch.nn.parameter import is_lazy
 from attention_conformance.implementations.adapters.arranged import Arranged
 from attention_conformance.implementations.adapters.torch_module import Place, Places
 from attention_conformance.implementations.api.safe_call import safe_call
-from attention_conformance.implementations.discovery.bare import bare, holding, with_globals
+from attention_conformance.implementations.discovery.bare import bare, holding, one_group, with_globals
 from attention_conformance.implementations.discovery.constructor_names import (
+    GROUPS,
     LONGEST,
+    ROTATIONS,
+    WINDOWS,
     Size,
     settings_of,
     settings_parameter,
@@ -30,6 +35,7 @@ from attention_conformance.implementations.discovery.parameters import (
     patterns,
 )
 from attention_conformance.implementations.discovery.promises import refuses_widths
+from attention_conformance.implementations.discovery.query_key_norms import FoundNorm
 from attention_conformance.implementations.discovery.signatures import (
     ADAPTER,
     is_variadic,
@@ -47,7 +53,7 @@ WIDTH, HEADS = 12, 3
 """Sizes of the instances that are built to look at their parameters."""
 CONSTRUCTOR_OPTIONS: Mapping[str, Option] = {
     "num_kv_heads": Option(
-        ("num_kv_heads", "num_key_value_heads", "n_kv_heads", "kv_heads", "n_kv_head", "num_kv_groups"),
+        GROUPS,
         (Feature.GROUPED,),
     ),
     "dropout": Option(
@@ -80,6 +86,9 @@ class Constructor:
         lenient: whether its object of settings has whatever it reads.
         places: what its parameters hold, by path, with a star for the number of a head; empty: what their names state.
         call: how it is called once, so that it makes its parameters.
+        norms: its norms of queries and keys, where they are judged with it.
+        guessed: its parameters of unknown names that are given a size.
+        tokens: those that it is called with to look at it, and that its window has.
     """
 
     kind: Callable[..., nn.Module]
@@ -96,11 +105,14 @@ class Constructor:
     lenient: bool = False
     places: Mapping[str, Place] = field(default_factory=dict)
     call: ModuleCall | None = None
+    norms: FoundNorm | None = None
+    guessed: tuple[str, ...] = ()
+    tokens: int = 5
 
     def __call__(self, embed_dim: int, num_heads: int, **options: Any) -> nn.Module:
         """A module of these sizes; `options` are kdim, vdim and what `CONSTRUCTOR_OPTIONS` names."""
         values = {name: value_of(size, embed_dim, num_heads) for name, size in self.globals.items()}
-        with with_globals(self.kind, values):
+        with with_globals(self.kind, values), one_group():
             module = self._whole(embed_dim, num_heads, **options)
             if self.call is not None and any(map(is_lazy, module.parameters())):
                 with torch.no_grad():
@@ -117,7 +129,7 @@ class Constructor:
                 **{self.settings: settings_of(self.kind, self.settings, embed_dim, num_heads, self.lenient)}, **given
             )
         if self.sizes:
-            sizes = {name: value_of(size, embed_dim, num_heads) for name, size in self.sizes.items()}
+            sizes = {name: value_of(size, embed_dim, num_heads, self.tokens) for name, size in self.sizes.items()}
             return self.kind(**{**sizes, **given})
         if self.named:
             return self.kind(embed_dim=embed_dim, num_heads=num_heads, **given)
@@ -125,10 +137,11 @@ class Constructor:
 
     def find_places(self, module: nn.Module, problem: Problem) -> Places:
         """What each parameter of a module holds that is to hold those of a problem."""
+        gains = {} if self.norms is None else self.norms.gains
         if not self.places:
-            return find_places(module)
+            return {**find_places(module), **gains}
         heads, kv_heads = problem.num_heads, problem.num_kv_heads
-        found: dict[str, Place] = {}
+        found: dict[str, Place] = {**gains}
         for path, _ in module.named_parameters():
             for pattern, head in patterns(path):
                 if (place := self.places.get(pattern)) is not None:
@@ -137,6 +150,12 @@ class Constructor:
                     found[path] = place
                     break
         return found
+
+    def with_norms(self, norms: FoundNorm) -> Constructor:
+        """The same, with its norms of queries and keys in place, whose biases are 0."""
+        left_out = tuple(path for path in self.left_out if path not in norms.paths)
+        biases = {f"{path}.bias": "zeros" for path in norms.paths if norms.has_bias}
+        return replace(self, left_out=left_out, held={**self.held, **biases}, norms=norms)
 
     def held_names(self, module: nn.Module) -> dict[str, str]:
         """The paths of the module's parameters, by their names in `Problem.parameters`; one of those of each head."""
@@ -147,6 +166,16 @@ class Constructor:
     def construct(self, num_heads: int, width: int) -> nn.Module:
         """A module of these sizes, in the order of `Implementation.construct`."""
         return self(width, num_heads)
+
+    @property
+    def unrotated(self) -> tuple[str, ...]:
+        """Its parameters that are given what rotates nothing."""
+        return tuple(name for name, size in self.sizes.items() if size in ROTATIONS)
+
+    @property
+    def window(self) -> Size | None:
+        """What of its window it is given, if it has one."""
+        return next((size for size in self.sizes.values() if size in WINDOWS), None)
 
     @property
     def one_head(self) -> bool:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 from functools import partial
 from itertools import product
 from typing import Any
@@ -20,6 +18,15 @@ from attention_conformance.implementations.adapters.tensors import Tensors
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.bare import tapped
 from attention_conformance.implementations.discovery.loading import TargetError
+from attention_conformance.implementations.discovery.neutrals import (
+    MASKS,
+    NO_INPUT_WORDS,
+    OF_KEYS,
+    ROTATIONS,
+    Neutral,
+    neutrals,
+    words_of,
+)
 from attention_conformance.implementations.discovery.probe import parts_of
 from attention_conformance.implementations.discovery.signatures import (
     ADAPTER,
@@ -42,6 +49,12 @@ from attention_conformance.spec.conventions import Polarity
 from attention_conformance.spec.problem import Problem
 
 NO_OPTIONS = Options({})
+SPATIAL: Mapping[int, Callable[[torch.Tensor], torch.Tensor]] = {
+    1: lambda x: x.transpose(1, 2),
+    2: lambda x: x.transpose(1, 2).unsqueeze(-1),
+    3: lambda x: x.unsqueeze(2),
+}
+"""An input (B, L, E) in the layouts of `ModuleCall.spatial`."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +79,7 @@ class ModuleCall:
         part: where in its answer the output is.
         named_parts: whether its answer is no tuple, but a list, a dictionary or an object of fields.
         each_sample: whether it takes one sample at a time, (L, E).
+        spatial: where its layout is another one: 1 for (B, E, L), 2 for (B, E, L, 1), 3 for (B, L, 1, E).
     """
 
     inputs: int = 3
@@ -85,6 +99,7 @@ class ModuleCall:
     part: int = 0
     named_parts: bool = False
     each_sample: bool = False
+    spatial: int = 0
 
     def __call__(self, module: nn.Module, given: Tensors, problem: Problem) -> Any:
         """The module's answer to the problem's tensors, with the output as (B, Lq, width)."""
@@ -121,6 +136,8 @@ class ModuleCall:
                 query, key = named.get("query", inputs[0]), named.get("key", inputs[0])
                 first = (query.transpose(0, 1), key.transpose(0, 1)) if self.length_first else (query, key)
                 options[name] = neutral.given(*first, heads)
+        if self.spatial:
+            inputs = [SPATIAL[self.spatial](x) for x in inputs]
         if self.keywords:
             options |= dict(zip(self.keywords, inputs, strict=True))
         positional = [] if self.keywords else inputs
@@ -133,6 +150,10 @@ class ModuleCall:
             call = partial(_alone, call)
         if self.part or self.named_parts:
             call = partial(_output_first, call, self.part)
+        if self.spatial:
+            linear = bool(self.tap) and isinstance(module.get_submodule(self.tap), nn.Linear)
+            last = linear or self.spatial == 3
+            call = partial(_channels_last, call, last)
         return (lambda: _batch_first(call())) if self.length_first else call
 
     def _options(self, given: Tensors, problem: Problem) -> dict[str, Any]:
@@ -174,6 +195,15 @@ def _batch_first(answer: Any) -> Any:
     return answer.transpose(0, 1) if isinstance(answer, torch.Tensor) and answer.ndim > 1 else answer
 
 
+def _channels_last(call: Callable[[], Any], already: bool) -> Any:
+    """The answer with the output as (B, L, E); `already` states that it has its channels last."""
+    answer = call()
+    output = answer[0] if isinstance(answer, tuple) else answer
+    if isinstance(output, torch.Tensor) and output.ndim > 2:
+        output = output.flatten(1, -2) if already else output.flatten(2).transpose(1, 2)
+    return (output, *answer[1:]) if isinstance(answer, tuple) else output
+
+
 def _output_first(call: Callable[[], Any], part: int) -> Any:
     parts = parts_of(call())
     return (parts[part], *parts[:part], *parts[part + 1 :])
@@ -209,82 +239,6 @@ def _alone(call: Callable[[], Any]) -> Any:
     return answer
 
 
-class Neutral(StrEnum):
-    """What is given to a parameter that has to be given, so that it changes nothing."""
-
-    NONE = "None"
-    FALSE = "False"
-    ZERO = "0"
-    TURNS = "complex ones (L, d / 2)"
-    PAIRS = "cosines 1 and sines 0 (L, d / 2, 2)"
-    COSINES_SINES = "cosines 1 and sines 0 (L, d)"
-    SAMPLE_COSINES_SINES = "cosines 1 and sines 0 (B, L, d)"
-    ONES = "ones (L, d)"
-    HALF_ONES = "ones (L, d / 2)"
-    ZEROS = "zeros (L, d)"
-    HALF_ZEROS = "zeros (L, d / 2)"
-    SEEN = "a mask of True (B, Lq, Lk)"
-    NOT_HIDDEN = "a mask of False (B, Lq, Lk)"
-    SEEN_SHARED = "a mask of True (Lq, Lk)"
-    NOT_HIDDEN_SHARED = "a mask of False (Lq, Lk)"
-    KEYS_SEEN = "a mask of True (B, 1, 1, Lk)"
-
-    def given(self, x: torch.Tensor, key: torch.Tensor, heads: int) -> Any:
-        """It for the inputs of query and key, (B, L, width)."""
-        batch, length, width = x.shape[0], x.shape[1], max(1, x.shape[2] // heads)
-        ones, zeros = x.new_ones(length, width), x.new_zeros(length, width)
-        keys = key.shape[1]
-        masks = {"sample": (batch, length, keys), "shared": (length, keys), "keys": (batch, 1, 1, keys)}
-        match self:
-            case Neutral.NONE | Neutral.FALSE | Neutral.ZERO:
-                return {"None": None, "False": False, "0": 0}[self]
-            case Neutral.TURNS:
-                return torch.ones(length, width // 2, dtype=torch.complex64, device=x.device)
-            case Neutral.PAIRS:
-                return torch.stack([ones[:, ::2], zeros[:, ::2]], -1)
-            case Neutral.COSINES_SINES:
-                return ones, zeros
-            case Neutral.SAMPLE_COSINES_SINES:
-                return ones.expand(batch, -1, -1), zeros.expand(batch, -1, -1)
-            case Neutral.ONES | Neutral.HALF_ONES:
-                return ones if self is Neutral.ONES else ones[:, ::2]
-            case Neutral.ZEROS | Neutral.HALF_ZEROS:
-                return zeros if self is Neutral.ZEROS else zeros[:, ::2]
-            case _:
-                kind = "keys" if self is Neutral.KEYS_SEEN else "shared" if "(Lq" in self else "sample"
-                return torch.full(masks[kind], "True" in self, device=x.device)
-
-
-TABLES = (Neutral.TURNS, Neutral.PAIRS, Neutral.COSINES_SINES, Neutral.SAMPLE_COSINES_SINES, Neutral.ONES)
-ROTATIONS = (*TABLES, Neutral.HALF_ONES, Neutral.ZEROS, Neutral.HALF_ZEROS)
-MASKS = (Neutral.SEEN, Neutral.NOT_HIDDEN, Neutral.SEEN_SHARED, Neutral.NOT_HIDDEN_SHARED, Neutral.KEYS_SEEN)
-OTHERS = (Neutral.NONE, Neutral.FALSE, Neutral.ZERO)
-TABLE_WORDS = {"freqs", "freq", "cis", "rope", "rotary", "rot", "cos", "sin", "embeddings", "embedding", "emb", "pe"}
-NO_INPUT_WORDS = TABLE_WORDS | {
-    *("mask", "masks", "pos", "position", "positions", "start", "offset", "index", "ids", "cache", "past", "state"),
-    *("len", "lens", "length", "lengths", "size", "bias", "dropout", "training", "causal", "layer", "layers", "step"),
-    *("height", "width", "is", "use", "return", "output", "need", "scale", "kv"),
-}
-"""Words in the names of parameters that are no inputs, though they have to be given."""
-
-
-def neutrals(name: str) -> tuple[Neutral, ...]:
-    """What may be given to a parameter of this name, the likelier first."""
-    words = words_of(name)
-    if "cos" in words and "sin" not in words:
-        return Neutral.ONES, Neutral.HALF_ONES
-    if "sin" in words and "cos" not in words:
-        return Neutral.ZEROS, Neutral.HALF_ZEROS
-    if words & TABLE_WORDS:
-        return (*TABLES, Neutral.NONE)
-    return (Neutral.NONE, *MASKS) if words & {"mask", "masks"} else OTHERS
-
-
-def words_of(name: str) -> set[str]:
-    """The words of a name in lower case, without numbers."""
-    return set(re.split(r"[_\d]+", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()))
-
-
 def forward_calls(kind: type[nn.Module], polarity: Polarity) -> Iterator[ModuleCall]:
     """The ways in which the class's forward may be called, the likelier first.
 
@@ -310,6 +264,14 @@ def forward_calls(kind: type[nn.Module], polarity: Polarity) -> Iterator[ModuleC
         yield replace(call, tables=dict(zip((*unknown, *masks), tables, strict=True)))
 
 
+def with_masks(calls: Sequence[ModuleCall]) -> Iterator[ModuleCall]:
+    """The calls with a mask in each, for a module whose mask may be left out as it is called, but has to be given."""
+    for call, mask in product(calls, MASKS):
+        name = call.options.named.spelled.get("bool_mask", "")
+        if name and name not in call.tables:
+            yield replace(call, tables={**call.tables, name: mask})
+
+
 def _inputs(signature: inspect.Signature) -> list[inspect.Parameter]:
     """The parameters that are inputs: those called query, key and value, or else those by position that are required.
 
@@ -322,7 +284,7 @@ def _inputs(signature: inspect.Signature) -> list[inspect.Parameter]:
         return by_role
     grid = {p.name for p in others if p.name.lower() in ("h", "w")}  # of an image: one of them alone is an input
     others = [p for p in others if len(grid) < 2 or p.name not in grid]
-    inputs = [p for p in others if required(p) and (role(p.name) or not words_of(p.name) & NO_INPUT_WORDS)][:3]
+    inputs = [p for p in others if required(p) and _is_input(p.name)][:3]
     inputs = inputs or [p for p in others if required(p) and "mask" not in words_of(p.name)][:1]
     if not inputs and not takes_any(signature, inspect.Parameter.VAR_POSITIONAL):
         names = ", ".join(signature.parameters)
@@ -330,8 +292,16 @@ def _inputs(signature: inspect.Signature) -> list[inspect.Parameter]:
     return inputs
 
 
+def _is_input(name: str) -> bool:
+    """Whether a parameter of this name is an input, and no table, mask or place in a cache."""
+    words = words_of(name)
+    return bool(role(name) or not words & NO_INPUT_WORDS or words <= OF_KEYS | {"x", "input", "inputs"})
+
+
 def _order(inputs: list[inspect.Parameter]) -> tuple[str, ...]:
     """As their names state; query, key and value where these state nothing."""
+    if len(inputs) == 2 and words_of(inputs[0].name) & OF_KEYS and not words_of(inputs[1].name) & OF_KEYS:
+        return "key", "query", "value"
     named = tuple(role(p.name) or "" for p in inputs)
     if set(named) == set(INPUTS):
         return named
@@ -340,13 +310,15 @@ def _order(inputs: list[inspect.Parameter]) -> tuple[str, ...]:
     return INPUTS
 
 
-def settled(call: ModuleCall, module: nn.Module, width: int, heads: int, any_error: bool = False) -> ModuleCall:
+def settled(
+    call: ModuleCall, module: nn.Module, width: int, heads: int, tokens: int, any_error: bool = False
+) -> ModuleCall:
     """The call with the place of the output in its answer; unchanged where `any_error` is and it raises.
 
     Raises:
         TargetError: it raises.
     """
-    x = torch.randn(2, 5, width)
+    x = torch.randn(2, tokens, width)
     with torch.no_grad():
         prepared = replace(call, length_first=False)._prepared(
             module, [x] * call.inputs, {**call.options.renamed({}), **call.always}, heads
@@ -357,9 +329,12 @@ def settled(call: ModuleCall, module: nn.Module, width: int, heads: int, any_err
     if outcome.error:
         raise TargetError(f"its forward cannot be called: {outcome.error}")
     shapes = [tuple(getattr(part, "shape", ())) for part in parts_of(outcome.value)]
-    places = [at for at, shape in enumerate(shapes) if shape[:2] == (2, 5) and len(shape) == 3 and shape[2] != 5]
+    first = (2, tokens)
+    places = [at for at, shape in enumerate(shapes) if shape[:2] == first and len(shape) == 3 and shape[2] != tokens]
     if call.inputs == 1 and shapes and shapes[0] == (2, 1, width):
-        raise TargetError("its output has one token where its input has 5: attention from one alone is not judged")
+        raise TargetError(
+            f"its output has one token where its input has {tokens}: attention from one alone is not judged"
+        )
     named_parts = not isinstance(outcome.value, tuple | torch.Tensor)
     if not places:
         return replace(call, named_parts=named_parts and len(shapes) > 1)

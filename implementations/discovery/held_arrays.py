@@ -58,7 +58,7 @@ def plain_class(kind: type) -> type[nn.Module] | None:
 
     def made(**given: Any) -> Held:
         made = kind(**given, **{name: random_key() for name in drawn})
-        places = dict(_arrays(made, "", DEEPEST))
+        places = _weights(dict(_arrays(made, "", DEEPEST)))
         if not places:
             raise ValueError("it has no weights")
         kept = {path: owner[at] for path, (owner, at) in places.items()}
@@ -107,6 +107,18 @@ def _arrays(owner: Any, path: str, depth: int) -> Iterator[tuple[str, tuple[Any,
             yield name, (inside, at)
         elif isinstance(each, dict | list) or hasattr(each, "__dict__"):
             yield from _arrays(each, name, depth - 1)
+
+
+Owner = tuple[Any, Any]
+"""What has an array, and under which key."""
+
+
+def _weights(places: Mapping[str, Owner]) -> dict[str, Owner]:
+    """The arrays without gradients and sums of optimizers: their names are those of matrices that begin as zeros."""
+    empty = {path for path, (owner, at) in places.items() if owner[at].ndim > 1 and not owner[at].any()}
+    names = {path.rpartition(".")[2] for path in empty}
+    kept = {path: place for path, place in places.items() if path.rpartition(".")[2] not in names}
+    return {path.removesuffix(".data"): place for path, place in kept.items()} if kept else dict(places)
 
 
 def is_weight(each: Any) -> bool:

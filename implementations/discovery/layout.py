@@ -15,12 +15,12 @@ from attention_conformance.implementations.discovery.probe import HALF
 from attention_conformance.spec.cases import Case
 
 
-def length_first(module: nn.Module, answer: Callable[[nn.Module, Inputs], torch.Tensor]) -> bool:
+def length_first(module: nn.Module, answer: Callable[[nn.Module, Inputs], torch.Tensor], tokens: int) -> bool:
     """Whether its layout is (L, B, E): as its attribute states, or else as no sample depends on another."""
     if isinstance(batch_first := getattr(module, "batch_first", None), bool):
         return not batch_first
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(3, 5, WIDTH, generator=generator)
+    x = torch.randn(3, tokens, WIDTH, generator=generator)
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=generator) / WIDTH**0.5)

@@ -19,7 +19,8 @@ from pathlib import Path
 from types import ModuleType
 
 from attention_conformance.implementations.api.safe_call import LIBRARIES, error_line
-from attention_conformance.implementations.discovery.absent import Absences, Absent
+from attention_conformance.implementations.discovery.absent import Absences, Absent, AbsentBase
+from attention_conformance.implementations.discovery.definitions import define_the_rest, failed_line
 
 SYNTAX = "write FILE.py:NAME or package.module:NAME"
 SUITE = Path(__file__).resolve().parents[2]
@@ -29,14 +30,14 @@ LISTED = 12
 _helpers: dict[str, str] = {}
 """Modules imported from a target's own folder, by name: the next target may have its own module of that name."""
 _lacked: dict[str, TargetError] = {}
-"""By name, the modules that were loaded without packages that are not installed, and the error without that."""
+"""By name, the modules that were loaded in part, and the error of loading them as a whole."""
 
 
 class TargetError(ValueError):
     """A target that cannot be used; the message is one line that states what is wrong and what to do."""
 
-    absent: tuple[str, ...] = ()
-    """The packages without which the target was loaded all the same."""
+    without: tuple[str, ...] = ()
+    """What the target was loaded without all the same: packages that are not installed, a statement that failed."""
 
 
 def _defined(place: str) -> str:
@@ -107,22 +108,22 @@ def load_target(target: str) -> object:
     except TargetError:
         _refuse_lacking(module)
         raise
-    if isinstance(loaded, Absent):
+    if isinstance(loaded, Absent) or (isinstance(loaded, type) and issubclass(loaded, AbsentBase)):
         _refuse_lacking(module)
     return loaded
 
 
 def _refuse_lacking(module: ModuleType) -> None:
-    """Raises the error of the import of a module that was loaded without a package."""
+    """Raises the error of loading a module that was loaded in part."""
     if (lacked := _lacked.get(module.__name__)) is not None:
         sys.modules.pop(module.__name__, None)
         raise lacked
 
 
-def absent_packages(loaded: object) -> tuple[str, ...]:
-    """The packages that are not installed, and without which the file of this object was loaded."""
+def loaded_without(loaded: object) -> tuple[str, ...]:
+    """What the file of this object was loaded without: packages that are not installed, a statement that failed."""
     lacked = _lacked.get(str(getattr(loaded, "__module__", "")))
-    return lacked.absent if lacked else ()
+    return lacked.without if lacked else ()
 
 
 def _from_file(place: str) -> ModuleType:
@@ -160,7 +161,8 @@ def _without_absent(path: Path, way: Callable[[], ModuleType]) -> ModuleType:
 
     module = absences.load(tried, lambda name: bool(_holders(path, name)))
     if absences.names:
-        first.absent = absences.packages
+        later = _lacked.get(module.__name__, TargetError()).without
+        first.without = (*(f"{package!r}, which is not installed" for package in absences.packages), *later)
         _lacked[module.__name__] = first
     return module
 
@@ -232,8 +234,16 @@ def _imported(private: str, path: Path, place: str) -> ModuleType:
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        del sys.modules[private]
-        raise TargetError(_failed(place, error, str(path))) from error
+        refused = TargetError(_failed(place, error, str(path)))
+        line = 0 if isinstance(error, ImportError) else failed_line(error, path)
+        if not line:
+            del sys.modules[private]
+            raise refused from error
+        with _importable(str(path.parent)), _helpers_of(path.parent):
+            define_the_rest(module, path, line)
+        refused.without = (f"its line {line}, which raised {error_line(error)}",)
+        refused.__cause__ = error
+        _lacked[private] = refused
     return module
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
+from functools import reduce
 from itertools import islice
 
 import torch
@@ -14,14 +15,27 @@ from torch.nn.parameter import is_lazy
 from attention_conformance.implementations.discovery.attempts import attempts
 from attention_conformance.implementations.discovery.bare import around, tap_of
 from attention_conformance.implementations.discovery.constructors import WIDTH, Constructor, built
-from attention_conformance.implementations.discovery.forwards import ModuleCall, forward_calls, settled
+from attention_conformance.implementations.discovery.forwards import (
+    ModuleCall,
+    forward_calls,
+    settled,
+    with_masks,
+)
 from attention_conformance.implementations.discovery.layout import length_first
 from attention_conformance.implementations.discovery.loading import TargetError
 from attention_conformance.implementations.discovery.parameters import check_parameters, find_places, names_of
+from attention_conformance.implementations.discovery.query_key_norms import (
+    ALIKE,
+    FoundNorm,
+    as_called,
+    query_key_norms,
+)
 from attention_conformance.implementations.discovery.readings import read, roles_of, slots
+from attention_conformance.implementations.discovery.signatures import ADAPTER
 from attention_conformance.implementations.discovery.template import Variant
 from attention_conformance.spec.conventions import Polarity
 
+REMEDY = ADAPTER.removeprefix("or ")
 KEY_WIDTH, VALUE_WIDTH = 10, 11
 """Widths of an instance that is built to look at its parameters."""
 MOST_CALLS, MOST_FORMS = 24, 12
@@ -47,8 +61,18 @@ def found_form(kind: type[nn.Module], polarity: Polarity) -> Form:
     except TargetError as error:
         refused.insert(0, error)
     if first is None:
-        raise refused[0]
+        raise reduce(_telling, refused)
     return first
+
+
+class UnknownFormError(TargetError):
+    """It could be built and called, and answers as no attention that is known."""
+
+
+def _telling(one: TargetError | None, other: TargetError) -> TargetError:
+    """Of two reasons the first; but that of a form that could be built and called before the others."""
+    further = isinstance(other, UnknownFormError) and not isinstance(one, UnknownFormError)
+    return other if one is None or further else one
 
 
 def _every_form(makes: Iterator[Constructor], calls: list[ModuleCall], refused: list[TargetError]) -> Iterator[Form]:
@@ -61,12 +85,24 @@ def _every_form(makes: Iterator[Constructor], calls: list[ModuleCall], refused: 
 
 
 def _forms(make: Constructor, calls: list[ModuleCall]) -> Iterator[Form]:
-    """The forms for one way to build it.
+    """The forms for one way to build it, with masks given only where it raises without.
 
     Raises:
         TargetError: there is none.
     """
     refused: TargetError | None = None
+    masked = list(islice(with_masks(calls), MOST_CALLS))
+    for several, any_error in ((calls, False), (masked, False), (calls[:1], len(calls) == 1)):
+        try:
+            return (yield from _forms_of(make, several, any_error))
+        except TargetError as error:
+            refused = _telling(refused, error)
+    assert refused is not None
+    raise refused
+
+
+def _forms_of(make: Constructor, calls: list[ModuleCall], any_error: bool) -> Iterator[Form]:
+    refused: TargetError | None = None if calls else TargetError("there is no call")
     done = False
     lazy = any(map(is_lazy, built(make).parameters()))
     for call in calls:
@@ -75,29 +111,53 @@ def _forms(make: Constructor, calls: list[ModuleCall]) -> Iterator[Form]:
             make = replace(make, left_out=around(built(make)))
             module = built(make)
             named = _named(make, module)
-            answering = _answering(call, module, make.heads, any_error=len(calls) == 1)
-            form = _form(make, answering, named)
+            answering = list(_answering(call, make, module, any_error))
         except TargetError as error:
-            refused = refused or error
-        else:
-            done = True
-            yield form
+            refused = _telling(refused, error)
+            continue
+        for each in answering:
+            try:
+                form = _form(make, each, named)
+            except TargetError as error:
+                refused = _telling(refused, error)
+            else:
+                done = True
+                yield form
     if refused is not None and not done:
         raise refused
 
 
-def _answering(call: ModuleCall, module: nn.Module, heads: int, any_error: bool) -> ModuleCall:
-    """The call as it answers: with all samples in one, or with one after the other.
+def _answering(call: ModuleCall, make: Constructor, module: nn.Module, any_error: bool) -> Iterator[ModuleCall]:
+    """The call as it answers; in other layouts only where it raises with tokens before channels.
 
     Raises:
-        TargetError: it raises both ways.
+        TargetError: it raises in each.
     """
     try:
-        return settled(call, module, WIDTH, heads)
-    except TargetError:
+        return (yield settled(call, module, WIDTH, make.heads, make.tokens))
+    except TargetError as error:
+        refused = error
+    answered = False
+    others = [replace(call, each_sample=True), *(replace(call, spatial=axes) for axes in (2, 1, 3))]
+    for other in others[1:] if _has_convolutions(module) else others:
         with suppress(TargetError):
-            return settled(replace(call, each_sample=True), module, WIDTH, heads)
-    return settled(call, module, WIDTH, heads, any_error)
+            yield settled(other, module, WIDTH, make.heads, make.tokens)
+            answered = True
+    if not answered and not any_error:
+        raise refused
+    if not answered:
+        yield settled(call, module, WIDTH, make.heads, make.tokens, any_error)
+
+
+def norms_inside(make: Constructor, call: ModuleCall) -> FoundNorm | None:
+    """The norms of queries and keys that have been taken out, if they are known ones behind the projections."""
+    with torch.random.fork_rng(devices=[]):
+        module = built(replace(make, left_out=()))
+    found = query_key_norms(module, make.heads, WIDTH)
+    if found is None or not {*found.paths} <= {*make.left_out}:
+        return None
+    tokens = torch.full((1, make.tokens, WIDTH), ALIKE)
+    return as_called(found, module.eval(), lambda inside: call.plain(inside, (tokens,) * 3, make.heads), WIDTH)
 
 
 def _named(make: Constructor, module: nn.Module) -> TargetError | None:
@@ -126,15 +186,28 @@ def _form(make: Constructor, call: ModuleCall, refused: TargetError | None) -> F
     def answer(module: nn.Module, inputs: tuple[torch.Tensor, torch.Tensor, torch.Tensor]) -> torch.Tensor:
         return call.plain(module, inputs, make.heads)
 
-    call = replace(call, length_first=length_first(built(make), answer))
-    reading = read(built(make).eval(), answer, call.inputs, WIDTH, make.heads)
+    call = replace(call, length_first=length_first(built(make), answer, make.tokens))
+    reading = read(built(make).eval(), answer, call.inputs, WIDTH, make.heads, make.tokens)
+    if call.spatial and (reading is None or reading.variant is None) and not _has_convolutions(built(make)):
+        raise UnknownFormError(f"its layout is unknown: {REMEDY}")
+    if make.guessed and (reading is None or reading.variant is None):
+        raise TargetError(f"what its constructor's {make.guessed[0]!r} is, is unknown: {REMEDY}")
+    if make.window and (reading is None or reading.variant is None):
+        raise UnknownFormError(f"in a window of {make.tokens} tokens it is no attention: {REMEDY}")
+    if make.unrotated and (reading is None or reading.variant is None):
+        raise UnknownFormError(f"without the rotation of its {make.unrotated[0]!r} it is no attention: {REMEDY}")
     usual = reading is None or reading.variant is None or (reading.is_usual and not reading.held)
     if refused is not None and (reading is None or (reading.variant is None and not _all_named(make))):
         raise refused
     if reading is not None and (refused is not None or not usual):
         make = replace(make, places=reading.places, held=reading.held, widths=False)
-    call = replace(call, tap=tap_of(built(make), _last_layer(make), answer, WIDTH))
+    call = replace(call, tap=tap_of(built(make), _last_layer(make), answer, WIDTH, make.tokens))
     return make, call, None if reading is None else reading.variant
+
+
+def _has_convolutions(module: nn.Module) -> bool:
+    """Whether it projects by convolutions, which states that its channels come first."""
+    return any(isinstance(each, nn.Conv1d | nn.Conv2d) for each in module.modules())
 
 
 def _all_named(make: Constructor) -> bool:

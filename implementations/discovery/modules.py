@@ -42,7 +42,8 @@ from attention_conformance.implementations.discovery.claim_checks import (
     with_returned_weights,
 )
 from attention_conformance.implementations.discovery.coarser_dtypes import with_precision
-from attention_conformance.implementations.discovery.constructors import Constructor, built
+from attention_conformance.implementations.discovery.constructor_names import Size
+from attention_conformance.implementations.discovery.constructors import WIDTH, Constructor, built
 from attention_conformance.implementations.discovery.extras import (
     EXTRA_FEATURES,
     Chosen,
@@ -51,10 +52,10 @@ from attention_conformance.implementations.discovery.extras import (
     ignored_parts,
     returns_scores,
 )
-from attention_conformance.implementations.discovery.forwards import ModuleCall, words_of
+from attention_conformance.implementations.discovery.forwards import ModuleCall
 from attention_conformance.implementations.discovery.layout import fit_of_heads
 from attention_conformance.implementations.discovery.mirrors import Mirror
-from attention_conformance.implementations.discovery.module_forms import found_form
+from attention_conformance.implementations.discovery.module_forms import found_form, norms_inside
 from attention_conformance.implementations.discovery.module_masks import (
     PADDED,
     SHAPES,
@@ -63,7 +64,9 @@ from attention_conformance.implementations.discovery.module_masks import (
     shaped,
     with_mask_form,
 )
+from attention_conformance.implementations.discovery.neutrals import words_of
 from attention_conformance.implementations.discovery.promises import has_published_interface
+from attention_conformance.implementations.discovery.query_key_norms import FoundNorm
 from attention_conformance.implementations.discovery.vocabulary import OPTIONS, MaskForm
 from attention_conformance.spec.cases import Case, Layout, MaskShape, Padding
 from attention_conformance.spec.conventions import Conventions, Polarity
@@ -98,11 +101,13 @@ def module_run(
     """
     build, named = partial(_build, make, evaluating), extras or {}
     chosen = Chosen(call, tuple(named))
-    return torch_module(build, chosen, make.find_places, extras=tuple(named.values()), context=context)
+    run = torch_module(build, chosen, make.find_places, extras=tuple(named.values()), context=context)
+    return replace(run, of_length=make.window is Size.WINDOW)
 
 
 def _build(make: Constructor, evaluating: bool, problem: Problem) -> nn.Module:
     groups = {} if problem.num_kv_heads == problem.num_heads else {"num_kv_heads": problem.num_kv_heads}
+    make = replace(make, tokens=problem.query.shape[-2]) if make.window is Size.WINDOW else make
     return build_mha(make, **groups)(problem).train(not evaluating)
 
 
@@ -116,6 +121,7 @@ class ModulePlan:
         check: its claims, as far as constructor, parameters and forward show them.
         notes: on parts of its answer that are not used.
         always: what it does in each call, seen as its parameters were read.
+        norms: of queries and keys, which are taken out until its premises are known.
     """
 
     make: Constructor
@@ -125,15 +131,33 @@ class ModulePlan:
     check: ClaimCheck
     notes: tuple[str, ...]
     always: Premises = NO_PREMISES
+    norms: FoundNorm | None = None
 
     def under(self, given: Premises) -> tuple[ModulePlan, list[str]]:
         """The plan with the premises that are given or seen, and a note on each."""
         if self.always.rotary_base and not given.rotary_base:
             given = replace(given, rotary_base=self.always.rotary_base)
+        if self.always.length and not given.length:
+            given = replace(given, length=self.always.length)
         check, notes = with_premises(replace(self.check, function=self.call), given)
         call = check.function
         assert isinstance(call, ModuleCall)
-        return replace(self, call=call, check=check), notes
+        plan = replace(self, call=call, check=check)
+        return plan._with_norms(notes) if self.norms is not None else (plan, notes)
+
+    def _with_norms(self, notes: list[str]) -> tuple[ModulePlan, list[str]]:
+        """The plan with the norms of queries and keys in place, which all before was seen without."""
+        assert self.norms is not None
+        make, claims = self.make.with_norms(self.norms), self.check.claims
+        always = self.norms.always(claims.premises)
+        conventions = self.norms.claimed(claims.conventions, self.norms.spanning(WIDTH, make.heads))
+        check = replace(
+            self.check,
+            adapt=partial(module_run, make, evaluating=self.evaluating),
+            claims=replace(claims, premises=always, conventions=conventions),
+        )
+        note = f"always {', '.join(self.norms.always(NO_PREMISES).settings())}, by {' and '.join(self.norms.paths)}"
+        return replace(self, make=make, check=check), [*notes, note]
 
     def run(self, call: ModuleCall | None = None, make: Constructor | None = None, **keywords: Any) -> TorchModule:
         """A `run`, by default in its own mode; another call or constructor than its own has no extras by default."""
@@ -160,8 +184,12 @@ def plan_module(kind: type[nn.Module], conventions: Conventions, device: str, ob
         features = _features(make, call) | make.features
     if variant is not None and variant.premises.rotary_base:
         conventions = replace(conventions, rotary_pairing=variant.pairing)
+    length = make.tokens if make.window is Size.WINDOW_SIDE else 0
     check = ClaimCheck(
-        call, partial(module_run, make), Claims(Scope.MODULE, features, conventions, fit=one_mask), device
+        call,
+        partial(module_run, make),
+        Claims(Scope.MODULE, features, conventions, fit=one_mask, premises=Premises(length=length)),
+        device,
     ).in_first_dtype()
     first, second = check.run(PLAIN), check.run(PLAIN)
     check_answer(first, lambda answer: isinstance(answer, torch.Tensor), "a tensor")
@@ -171,8 +199,9 @@ def plan_module(kind: type[nn.Module], conventions: Conventions, device: str, ob
     call = _unless_only(call, replace(call, flag_with_mask=False), check, CAUSAL, {"is_causal"})
     both = replace(BIASED, mask_shape=MaskShape.SHARED, padding=Padding.RIGHT)
     call = _unless_only(call, replace(call, float_padding=False), check, both, {"key_padding_mask", "float_mask"})
-    if call.form in SHAPES or call.rotates:
-        check = replace(check, claims=replace(check.claims, fit=partial(_fitted, call)))
+    even = call.rotates or (_needs_even(make, call) and not has_published_interface(kind))
+    if call.form in SHAPES or even:
+        check = replace(check, claims=replace(check.claims, fit=partial(_fitted, call, even)))
     meaning = replace(check.claims.conventions, bool_mask=call.polarity)
     check = replace(check, function=call, claims=replace(check.claims, conventions=meaning))
     check, seen = as_seen(call, check) if observed else (check, [])
@@ -181,8 +210,9 @@ def plan_module(kind: type[nn.Module], conventions: Conventions, device: str, ob
     answer = parts(check.run(PLAIN))
     extras = find_extras(answer, EXTENTS, scores=returns_scores(kind))
     rotary = variant.premises.rotary_base if variant is not None else None
-    always = Premises(rotary_base=rotary)
-    return ModulePlan(make, call, evaluating, extras, check, (*ignored_parts(answer, extras), *seen), always)
+    always = Premises(rotary_base=rotary, length=length)
+    notes = (*ignored_parts(answer, extras), *seen)
+    return ModulePlan(make, call, evaluating, extras, check, notes, always, norms_inside(make, call))
 
 
 def _without_swallowed(call: ModuleCall, check: ClaimCheck, promised: bool) -> tuple[ClaimCheck, list[str]]:
@@ -197,11 +227,23 @@ def _without_swallowed(call: ModuleCall, check: ClaimCheck, promised: bool) -> t
     return check.without(ignored | raising), notes
 
 
-def _fitted(call: ModuleCall, case: Case) -> Case | Unsupported:
+def _needs_even(make: Constructor, call: ModuleCall) -> bool:
+    """Whether heads of odd widths raise as it is built or called, as where sines and cosines take turns."""
+
+    def output(width: int) -> torch.Tensor:
+        module = make(make.heads * width, make.heads)
+        return call.plain(module, [torch.zeros(2, make.tokens, make.heads * width)] * 3, make.heads)
+
+    with torch.random.fork_rng(devices=[]):
+        even, odd = (safe_call(partial(output, width)).value for width in (4, 5))
+    return even is not None and odd is None
+
+
+def _fitted(call: ModuleCall, even_heads: bool, case: Case) -> Case | Unsupported:
     """The nearest case that it supports."""
     width = case.sizes.d_k + case.sizes.d_k % 2
     even = case.sized(d_k=width, d_v=width if case.sizes.d_v == case.sizes.d_k else case.sizes.d_v)
-    formed = fit_form(even if call.rotates else case, call.form)
+    formed = fit_form(even if even_heads else case, call.form)
     return formed if isinstance(formed, Unsupported) else one_mask(formed)
 
 
@@ -223,6 +265,8 @@ def _unless_only(call: ModuleCall, other: ModuleCall, check: ClaimCheck, case: C
 
 OF_A_CACHE = {"start", "cache", "past"}
 """Words in the names of what is given so that a cache is used."""
+LAYOUTS = ("(B, L, E)", "(B, E, L)", "(B, E, H, W)", "(B, H, W, E)")
+"""Of inputs, by `ModuleCall.spatial`."""
 DROPPING = {Feature.DROPOUT, Feature.EVALUATION}
 
 
@@ -259,10 +303,11 @@ def module_candidate(
     claims = replace(claims, fit=fit_of_heads(plan.make, claims), conventions=claims.conventions.claiming(settings))
     claims = replace(claims, features=features if alternatives else features - {Feature.ALTERNATIVES})
     held = [f"{path!r} ({fill})" for path, fill in plan.make.held.items()]
+    held += [f"the rotation of {name!r}" for name in plan.make.unrotated]
     outside = [*plan.make.left_out, *held, *(["the input that it adds"] if plan.call.tap else [])]
     around_it = [f"judged without {', '.join(outside)}"] if outside else []
     mode = ["in eval mode, because it answers at random in training mode"] if plan.evaluating else []
-    layout = "(L, B, E)" if plan.call.length_first else "(B, L, E)"
+    layout = "(L, B, E)" if plan.call.length_first else LAYOUTS[plan.call.spatial]
     every_note = [*always, *around_it, *plan.call.options.notes, *mode, *plan.notes, *notes, *option_notes]
     about = "; ".join([f"a module class, {layout}", *every_note])
     modes = promised_modes(plan) if published and not plan.call.length_first else {}
@@ -297,23 +342,29 @@ def _option_claims(plan: ModulePlan, published: bool) -> tuple[ClaimCheck, list[
     `published`: dropout is that of the weights alone, as in torch.nn.MultiheadAttention.
     """
     named = plan.make.features | plan.call.options.named.features
-    check, notes = option_claims(plan.check.without(DROPPING) if plan.evaluating else plan.check, named)
+    modeless = plan.evaluating or not _has_modes(plan)
+    check, notes = option_claims(plan.check.without(DROPPING) if modeless else plan.check, named)
     if Feature.DROPOUT in check.claims and not published and drops_output(check):
         notes.append("dropout not claimed: it drops components of the output, not weights")
         check = check.without(DROPPING)
     return check, notes
 
 
+def _has_modes(plan: ModulePlan) -> bool:
+    """Whether it is a module of torch, which can be put into evaluation mode, and not a class of another kind."""
+    return not (isinstance(plan.make.kind, type) and issubclass(plan.make.kind, Mirror))
+
+
 def _alternatives(plan: ModulePlan) -> Iterator[tuple[str, TorchModule]]:
     """Other ways to build and call it that should give the same answer."""
     yield from _called_otherwise(plan)
-    if not plan.evaluating:
+    if not plan.evaluating and _has_modes(plan):
         yield "in evaluation mode", plan.run(evaluating=True, extras={})
         yield "in inference mode", plan.run(extras={}, context=torch.inference_mode)
     if "batch_first" in plan.make.options:
         make = replace(plan.make, options={**plan.make.options, "batch_first": plan.call.length_first})
         yield "in the other layout", plan.run(replace(plan.call, length_first=not plan.call.length_first), make)
-    if plan.make.rates:
+    if plan.make.rates and _has_modes(plan):
         make = replace(plan.make, options={**plan.make.options, **dict.fromkeys(plan.make.rates, 0.5)})
         yield "in evaluation mode, built with dropout", plan.run(make=make, evaluating=True)
 

@@ -50,6 +50,8 @@ WORDS = {
 """Words in paths of parameters, and what they state; those of the output count only where no other does."""
 PACKED = re.compile(r"(?:^|_|to|w)(qkv|kqv|qvk|vkq|vqk|kvq|kv|vk|qk)(?:$|_|s$)")
 """Words for several projections in one, in their order."""
+W_0 = re.compile(r"(?:^|\.)w_?0(?:\.|$)", re.IGNORECASE)
+"""The output projection, with a number for the letter."""
 MOST, FEW = 400, 40
 """Readings of a module that are compared with its answer, and those of them that are compared with other variants."""
 PLAIN_VARIANTS, OTHER_VARIANTS = tuple(islice(variants(), 2)), tuple(islice(variants(), 2, None))
@@ -162,7 +164,8 @@ def roles_of(slot: Slot) -> str:
             return packed.group(1)
         if roles := [role for role in "qkv" if word in WORDS[role]]:
             return roles[0]
-    return "o" if any(word in WORDS["o"] for word in slot.words) else ""
+    output = W_0.search(slot.pattern) or any(word in WORDS["o"] for word in slot.words)
+    return "o" if output else ""
 
 
 def arrangements(slot: Slot, roles: str, width: int, heads: int) -> Iterator[Arranged]:
@@ -272,30 +275,32 @@ def _distributed(
         yield {**dict.fromkeys(doubtful, ""), **dict(zip(doubtful, order, strict=False))}
 
 
-def read(module: nn.Module, answer: Answer, inputs: int, width: int, heads: int) -> Reading | None:
+def read(module: nn.Module, answer: Answer, inputs: int, width: int, heads: int, tokens: int) -> Reading | None:
     """The first reading as which the module answers as attention does; else the likeliest; None where there is none.
 
     Its parameters are drawn anew. `inputs` of the three differ, see `ModuleCall`.
     """
     found = slots(module, width, heads)
     likeliest: Reading | None = None
-    for fill, held in _held(found):
+    for fill, held in _held(found, module):
         rest = [slot for slot in found if slot.pattern not in held]
         possible = [each for each in islice(readings(rest, width, heads), MOST) if _complete(each, rest)]
         if possible and not held:
             likeliest = possible[0]
         if possible and (
-            matched := _matched(module, answer, possible, inputs, width, heads, dict.fromkeys(held, fill))
+            matched := _matched(module, answer, possible, inputs, (tokens, width, heads), dict.fromkeys(held, fill))
         ):
             return matched
     return likeliest
 
 
-def _held(found: Sequence[Slot]) -> Iterator[tuple[str, list[str]]]:
-    """None held, and then those without a role, each at the same kind of value."""
+def _held(found: Sequence[Slot], module: nn.Module) -> Iterator[tuple[str, list[str]]]:
+    """None held, and then those without a role, each at the same kind of value; initial ones only if not drawn."""
     unknown = [slot.pattern for slot in found if not roles_of(slot)]
+    first = {pattern: parameter for path, parameter in module.named_parameters() for pattern, _ in patterns(path)}
+    drawn = any(bool((first[pattern] != first[pattern].flatten()[0]).any()) for pattern in unknown)
     yield FILLS[0], []
-    yield from ((fill, unknown) for fill in (FILLS if unknown else ()))
+    yield from ((fill, unknown) for fill in (FILLS[drawn:] if unknown else ()))
 
 
 def _complete(reading: Reading, found: Sequence[Slot]) -> bool:
@@ -309,12 +314,12 @@ def _matched(
     answer: Answer,
     possible: Sequence[Reading],
     count: int,
-    width: int,
-    heads: int,
+    sizes: tuple[int, int, int],
     held: Mapping[str, str],
 ) -> Reading | None:
+    tokens, width, heads = sizes
     generator = torch.Generator().manual_seed(3)
-    different = [torch.randn(2, 5, width, generator=generator) for _ in range(3)]
+    different = [torch.randn(2, tokens, width, generator=generator) for _ in range(3)]
     inputs = [different[min(at, count - 1)] for at in range(3)]
     with torch.no_grad():
         for path, parameter in module.named_parameters():

@@ -1,0 +1,116 @@
+"""Neutrals: what is given to parameters of a forward that have to be given, so that they change nothing."""
+
+from __future__ import annotations
+
+import re
+from enum import StrEnum
+from typing import Any
+
+import torch
+
+
+class Neutral(StrEnum):
+    """What is given to a parameter that has to be given, so that it changes nothing."""
+
+    NONE = "None"
+    FALSE = "False"
+    ZERO = "0"
+    TURNS = "complex ones (L, d / 2)"
+    PAIRS = "cosines 1 and sines 0 (L, d / 2, 2)"
+    COSINES_SINES = "cosines 1 and sines 0 (L, d)"
+    SAMPLE_COSINES_SINES = "cosines 1 and sines 0 (B, L, d)"
+    HALF_TABLES = "cosines 1 and sines 0 (L, d / 2)"
+    HEADS_TABLES = "cosines 1 and sines 0 (1, 1, L, d)"
+    HALF_HEADS_TABLES = "cosines 1 and sines 0 (1, 1, L, d / 2)"
+    HALF_LENGTH_TABLES = "cosines 1 and sines 0 (1, L, 1, d / 2)"
+    ONES = "ones (L, d)"
+    HALF_ONES = "ones (L, d / 2)"
+    ZEROS = "zeros (L, d)"
+    HALF_ZEROS = "zeros (L, d / 2)"
+    SEEN = "a mask of True (B, Lq, Lk)"
+    NOT_HIDDEN = "a mask of False (B, Lq, Lk)"
+    SEEN_SHARED = "a mask of True (Lq, Lk)"
+    NOT_HIDDEN_SHARED = "a mask of False (Lq, Lk)"
+    KEYS_SEEN = "a mask of True (B, 1, 1, Lk)"
+    FULL_SEEN = "a mask of True (B, 1, Lq, Lk)"
+    OF_KEYS_SEEN = "a mask of True (B, Lk)"
+    OF_KEYS_NOT_HIDDEN = "a mask of False (B, Lk)"
+    ADDED = "zeros (B, 1, Lq, Lk)"
+
+    def given(self, x: torch.Tensor, key: torch.Tensor, heads: int) -> Any:
+        """It for the inputs of query and key, (B, L, width)."""
+        batch, length, width = x.shape[0], x.shape[1], max(1, x.shape[2] // heads)
+        ones, zeros = x.new_ones(length, width), x.new_zeros(length, width)
+        keys = key.shape[1]
+        masks: dict[str, tuple[int, ...]] = {
+            "(B, Lq, Lk)": (batch, length, keys),
+            "(Lq, Lk)": (length, keys),
+            "(B, 1, 1, Lk)": (batch, 1, 1, keys),
+            "(B, 1, Lq, Lk)": (batch, 1, length, keys),
+            "(B, Lk)": (batch, keys),
+        }
+        match self:
+            case Neutral.NONE | Neutral.FALSE | Neutral.ZERO:
+                return {"None": None, "False": False, "0": 0}[self]
+            case Neutral.TURNS:
+                return torch.ones(length, width // 2, dtype=torch.complex64, device=x.device)
+            case Neutral.PAIRS:
+                return torch.stack([ones[:, ::2], zeros[:, ::2]], -1)
+            case Neutral.COSINES_SINES:
+                return ones, zeros
+            case Neutral.SAMPLE_COSINES_SINES:
+                return ones.expand(batch, -1, -1), zeros.expand(batch, -1, -1)
+            case Neutral.HALF_TABLES:
+                return ones[:, ::2], zeros[:, ::2]
+            case Neutral.HEADS_TABLES:
+                return ones[None, None], zeros[None, None]
+            case Neutral.HALF_HEADS_TABLES:
+                return ones[None, None, :, ::2], zeros[None, None, :, ::2]
+            case Neutral.HALF_LENGTH_TABLES:
+                return ones[None, :, None, ::2], zeros[None, :, None, ::2]
+            case Neutral.ONES | Neutral.HALF_ONES:
+                return ones if self is Neutral.ONES else ones[:, ::2]
+            case Neutral.ZEROS | Neutral.HALF_ZEROS:
+                return zeros if self is Neutral.ZEROS else zeros[:, ::2]
+            case Neutral.ADDED:
+                return x.new_zeros(batch, 1, length, keys)
+            case _:
+                return torch.full(masks[self[self.index("(") :]], "True" in self, device=x.device)
+
+
+TABLES = (
+    *(Neutral.TURNS, Neutral.PAIRS, Neutral.COSINES_SINES, Neutral.SAMPLE_COSINES_SINES, Neutral.ONES),
+    *(Neutral.HALF_TABLES, Neutral.HEADS_TABLES, Neutral.HALF_HEADS_TABLES, Neutral.HALF_LENGTH_TABLES),
+)
+ROTATIONS = (*TABLES, Neutral.HALF_ONES, Neutral.ZEROS, Neutral.HALF_ZEROS)
+MASKS = (
+    *(Neutral.SEEN, Neutral.NOT_HIDDEN, Neutral.SEEN_SHARED, Neutral.NOT_HIDDEN_SHARED, Neutral.KEYS_SEEN),
+    *(Neutral.OF_KEYS_SEEN, Neutral.OF_KEYS_NOT_HIDDEN, Neutral.FULL_SEEN, Neutral.ADDED),
+)
+OTHERS = (Neutral.NONE, Neutral.FALSE, Neutral.ZERO)
+TABLE_WORDS = {"freqs", "freq", "cis", "rope", "rotary", "rot", "cos", "sin", "embeddings", "embedding", "emb", "pe"}
+NO_INPUT_WORDS = TABLE_WORDS | {
+    *("mask", "masks", "pos", "position", "positions", "start", "offset", "index", "ids", "cache", "past", "state"),
+    *("len", "lens", "length", "lengths", "size", "bias", "dropout", "training", "causal", "layer", "layers", "step"),
+    *("height", "width", "is", "use", "return", "output", "need", "scale", "kv"),
+}
+"""Words in the names of parameters that are no inputs, though they have to be given."""
+OF_KEYS = {"kv", "context", "ctx", "memory", "encoder", "source", "src", "cond"}
+"""Words in the names of an input that is that of key and value."""
+
+
+def neutrals(name: str) -> tuple[Neutral, ...]:
+    """What may be given to a parameter of this name, the likelier first."""
+    words = words_of(name)
+    if "cos" in words and "sin" not in words:
+        return Neutral.ONES, Neutral.HALF_ONES
+    if "sin" in words and "cos" not in words:
+        return Neutral.ZEROS, Neutral.HALF_ZEROS
+    if words & TABLE_WORDS:
+        return (*TABLES, Neutral.NONE)
+    return (Neutral.NONE, *MASKS) if words & {"mask", "masks"} else OTHERS
+
+
+def words_of(name: str) -> set[str]:
+    """The words of a name in lower case, without numbers."""
+    return set(re.split(r"[_\d]+", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()))

@@ -1,0 +1,166 @@
+"""Module classes that are given something, or laid out for images and windows: the form in which each is attention."""
+
+import re
+
+import pytest
+import torch
+from torch import nn
+
+from attention_conformance.implementations.discovery.loading import TargetError
+from attention_conformance.implementations.discovery.module_forms import Form, found_form
+from attention_conformance.spec.conventions import Polarity
+from attention_conformance.tests.selftest.discovery.making import START, Make, assert_conforms, make
+
+__all__ = ["make"]
+
+CLASS = """
+class f(nn.Module):
+    def __init__(self, {sizes}):
+        super().__init__()
+        {init}
+        self.h = {heads}
+        self.q, self.k, self.v, self.out = ({layer} for _ in range(4))
+    def forward(self, {inputs}):
+        {before}
+        q, k, v = (split(each, self.h) for each in (self.q({x}), self.k({y}), self.v({y})))
+        {turned}
+        s = q @ k.mT * {scale}
+        {masked}
+        x = (s.softmax(-1) @ v).transpose(1, 2).flatten(2)
+        {after}
+"""
+USUAL = {
+    "sizes": "dim, heads",
+    "init": "pass",
+    "heads": "heads",
+    "layer": "nn.Linear(dim, dim)",
+    "inputs": "x",
+    "before": "pass",
+    "x": "x",
+    "y": "x",
+    "turned": "pass",
+    "scale": "q.shape[-1] ** -0.5",
+    "masked": "pass",
+    "after": "return self.out(x)",
+}
+ROPE = {"sizes": "dim, heads, rope", "init": "self.rope = rope"}
+TABLE = "cos, sin = {}; half = lambda x: torch.cat([-x.chunk(2, -1)[1], x.chunk(2, -1)[0]], -1); "
+TURNED = "q, k = (x * cos + half(x) * sin for x in (q, k))"
+COMPLEX = (
+    "q, k = ((torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous()) * self.t[:x.shape[-2]]) for x in (q, k))"
+)
+IMAGE = {
+    "init": "self.norm = nn.GroupNorm(32, dim)",
+    "layer": "nn.Conv2d(dim, dim, 1)",
+    "before": "given = x; x = self.norm(x); size = x.shape[2:]",
+    "after": "return given + self.out(x.mT.unflatten(-1, size))",
+}
+PIXELS = "{}.flatten(2).mT"
+WINDOW = "self.register_buffer('at', torch.arange({0})[:, None] - torch.arange({0})[None] + {0} - 1)"
+BIASED = "assert x.shape[1] == len(self.at); s = s + self.table[self.at].permute(2, 0, 1)"
+FORMS: dict[str, dict[str, str]] = {
+    "an object that rotates one tensor": {**ROPE, "turned": "q, k = self.rope(q, 0), self.rope.rotate(k)"},
+    "an object that rotates two": {**ROPE, "turned": "q, k = self.rope(q, k)"},
+    "an object that gives tables": {**ROPE, "turned": TABLE.format("self.rope(v, seq_len=v.shape[-2])") + TURNED},
+    "a table of turns": {
+        "sizes": "dim, heads, freqs_cis",
+        "init": "self.t = freqs_cis",
+        "turned": COMPLEX + "; q, k = (torch.view_as_real(x).flatten(-2) for x in (q, k))",
+    },
+    "a tuple of tables of half a head": {
+        "inputs": "x, cos_sin",
+        "turned": TABLE.format("(torch.cat([t, t], -1) for t in cos_sin if t.ndim == 4 or 1 / 0)") + TURNED,
+    },
+    "a mask in every call": {"inputs": "x, mask=None", "masked": "s = s.masked_fill(mask[:, None].bool(), -torch.inf)"},
+    "an input of key and value": {"inputs": "x_q, x_kv", "x": "x_q", "y": "x_kv"},
+    "the input of key and value first": {"inputs": "context, x", "y": "context"},
+    "an image": {**IMAGE, "x": "x", "y": "x"},
+    "rows and columns before channels": {"before": "b, r, c, e = x.shape; x = x.flatten(1, 2)"},
+    "channels before tokens": {
+        "layer": "nn.Conv1d(dim, dim, 1)",
+        "before": "assert x.ndim == 3",
+        "after": "return self.out(x.mT)",
+    },
+    "a square window": {
+        "sizes": "dim, window_size, heads",
+        "init": WINDOW.format("window_size ** 2")
+        + "; self.table = nn.Parameter(torch.randn(2 * window_size ** 2 - 1, heads))",
+        "masked": BIASED,
+    },
+    "a window": {
+        "sizes": "dim, window_size, heads",
+        "init": WINDOW.format("(window_size[0] * window_size[1])")
+        + "; self.table = nn.Parameter(torch.randn(2 * window_size[0] * window_size[1] - 1, heads))",
+        "masked": BIASED,
+    },
+    "a base": {
+        "sizes": "dim, heads, max_seq_len, theta",
+        "init": "self.angles = torch.outer(torch.arange(max_seq_len), theta ** (-torch.arange(0, 1, 2 * heads / dim)))",
+        "turned": "t = torch.cat([self.angles[: x.shape[1]]] * 2, -1).to(x); "
+        + TABLE.format("t.cos(), t.sin()")
+        + TURNED,
+    },
+    "letters in settings": {"sizes": "cfg", "init": "dim = cfg.D", "heads": "cfg.num_heads"},
+    "a flag and groups": {"sizes": "dim, heads, query_groups, causal", "init": "assert query_groups and not causal"},
+}
+
+
+def text_of(changes: dict[str, str]) -> str:
+    text = CLASS.format(**{**USUAL, **changes})
+    if "Conv" in changes.get("layer", ""):
+        flat = "(each.flatten(2).mT for each in (self.q(x), self.k(x), self.v(x)))"
+        text = re.sub(r"\(split\(each.*\n", f"(split(each, self.h) for each in {flat})\n", text)
+    if "b, r, c, e" in text:
+        text = text.replace("return self.out(x)", "return self.out(x).unflatten(1, (r, c))")
+    return text
+
+
+def form_of(changes: dict[str, str]) -> Form:
+    space: dict[str, type[nn.Module]] = {}
+    exec(START + text_of(changes), space)
+    with torch.random.fork_rng(devices=[]):
+        return found_form(space["f"], Polarity.MASKED_OUT)
+
+
+@pytest.mark.parametrize("changes", FORMS.values(), ids=FORMS)
+def test_the_form_as_which_it_answers_is_found(changes: dict[str, str]) -> None:
+    assert form_of(changes)[2] is not None
+
+
+@pytest.mark.parametrize("name", ["an object that rotates two", "a window", "rows and columns before channels"])
+def test_what_does_not_answer_so_is_refused(name: str) -> None:
+    with pytest.raises(TargetError, match=r"no attention|layout is unknown"):
+        form_of({**FORMS[name], "scale": "(1 + v.mean())"})
+
+
+def test_what_is_given_for_an_unknown_name_has_to_be_right() -> None:
+    with pytest.raises(TargetError, match="its constructor needs 'zoom'"):
+        form_of({"sizes": "dim, heads, zoom", "init": "self.zoom = torch.ones(zoom).sum()", "scale": "2.7 / self.zoom"})
+
+
+def test_sines_and_cosines_in_turn_need_heads_of_even_width(make: Make) -> None:
+    rows = "class PositionalEncoding(nn.Module):\n    def __init__(self, dim):\n        super().__init__()\n"
+    rows += (
+        "        self.rows = torch.zeros(99, dim)\n        self.rows[:, 1::2] = torch.ones(99, dim // 2 + dim % 2)\n"
+    )
+    rows += "    def forward(self, x):\n        return x + self.rows[: x.shape[1]].to(x)\n"
+    added = {"init": "self.add = PositionalEncoding(dim)", "before": "x = self.add(x)"}
+    made = make(rows + text_of(added))
+    assert "judged without add" in made.about
+    assert_conforms(made)
+
+
+@pytest.mark.parametrize("name", ["an image", "a square window", "a window"])
+def test_a_right_one_conforms(make: Make, name: str) -> None:
+    assert_conforms(make(text_of(FORMS[name])))
+
+
+def test_a_setting_is_what_the_code_compares_it_with(make: Make) -> None:
+    settings = {"sizes": "cfg", "init": "dim = cfg.n_emb; assert cfg.kind == 'full'", "heads": "cfg.n_head"}
+    assert_conforms(make(text_of({**USUAL, **settings})))
+
+
+def test_a_wrong_image_does_not_conform(make: Make) -> None:
+    made = make(text_of({**FORMS["an image"], "scale": "k.shape[-2] ** -0.5"}))
+    with pytest.raises(AssertionError, match="elements differ"):
+        assert_conforms(made)
