@@ -104,10 +104,12 @@ $(TYPED): $(READY)
 	mkdir -p $(dir $@)
 	ln -sfn ../.. $@
 
-# What judging needs, and what work on the suite needs besides
+# What judging needs, and what work on the suite needs besides. Tests start hundreds of processes: where Python may write
+# no bytecode of its own, each of them would compile the suite anew.
 $(JUDGES): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(RUN) -m pip install --quiet --constraint constraints.txt --editable .
+	$(RUN) -m compileall -q spec reference implementations tests
 	touch $(JUDGES)
 
 $(READY): $(JUDGES)
