@@ -52,17 +52,12 @@ def find_extras(
     for position, part in enumerate(parts[1:], start=1):
         shape = tuple(getattr(part, "shape", ()))
         for name, arrangement in _arrangements(rearranged):
-            if shape == tuple(extents[axis] for axis in arrangement) and not (_is_signed(part) and "K" in arrangement):
+            if shape == tuple(extents[axis] for axis in arrangement):
                 if scores and "K" in arrangement and bool((part < 0).any()):
                     break
                 extras.setdefault(name, Extra(position, name, arrangement))
                 break
     return tuple(sorted(extras.values(), key=lambda extra: extra.position))
-
-
-def _is_signed(part: Any) -> bool:
-    """Whether it has numbers below 0, as scores have, and weights do not."""
-    return bool((part < 0).any())
 
 
 def _arrangements(rearranged: bool) -> Iterator[tuple[str, str]]:

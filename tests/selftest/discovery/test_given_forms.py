@@ -173,13 +173,11 @@ def test_a_scale_in_float32_is_seen(make: Make) -> None:
     assert_conforms(made, "float64")
 
 
-SCORES = {"after": "return self.out(x), s", "init": "assert dim % 1 == 0, 'divisible by num_head_channels'"}
+OF_A_HEAD = {"init": "assert dim % 1 == 0, 'divisible by num_head_channels'"}
 
 
-def test_scores_are_no_weights_and_widths_of_heads_no_numbers(make: Make) -> None:
-    made = make(text_of(SCORES))
-    assert Feature.WEIGHTS not in made.claims
-    assert made.construct is None
+def test_a_width_of_heads_is_no_number_of_them(make: Make) -> None:
+    assert make(text_of(OF_A_HEAD)).construct is None
 
 
 def test_dropout_after_the_output_is_not_that_of_the_attention(make: Make) -> None:
