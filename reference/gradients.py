@@ -72,12 +72,15 @@ def slope(trace: Trace) -> Floats:
 
 
 def to_inputs(trace: Trace, step: Backward) -> Inputs:
-    """The gradients carried back from what is multiplied to the heads' inputs: groups summed, rotations undone."""
+    """The gradients carried back from what is multiplied to the heads' inputs: groups summed, then along the routes."""
+    key, value = (of_given_keys(trace, rows) for rows in (step.key, step.value))
+    return Inputs(trace.routes.query.back(step.query), trace.routes.key.back(key), value)
+
+
+def of_given_keys(trace: Trace, rows: Floats) -> Floats:
+    """(B, H, Lk, d) -> (B, Hk, Lk, d): summed over each group, without extra keys."""
     given = trace.inputs.key.shape
-    key, value = (gather(rows[..., : given[-2], :], given[-3], trace.order) for rows in (step.key, step.value))
-    if trace.rotated is None:
-        return Inputs(step.query, key, value)
-    return Inputs(trace.rotated.query.rotated_back(step.query), trace.rotated.key.rotated_back(key), value)
+    return gather(rows[..., : given[-2], :], given[-3], trace.order)
 
 
 def cotangent_of_heads(problem: Problem) -> Floats:
@@ -112,7 +115,7 @@ def given_keys(problem: Problem, columns: Floats) -> Floats:
 
 
 def _extension_gradients(problem: Problem, trace: Trace, step: Backward, cotangent: Floats) -> dict[str, Floats]:
-    """Of sinks, relative biases, gates, and the learned extra key and value (bias_kv)."""
+    """Of sinks, relative biases, gates, gains of norms, and the learned extra key and value (bias_kv)."""
     by_name: dict[str, Floats] = {}
     if "sinks" in problem.extras:
         by_name["sinks"] = step.scores[..., -1].sum((-3, -1))
@@ -120,6 +123,13 @@ def _extension_gradients(problem: Problem, trace: Trace, step: Backward, cotange
         by_name["relative_bias"] = by_distance(problem, trace, given_keys(problem, step.scores))
     if trace.gates is not None:
         by_name["head_gates"] = (cotangent * trace.mixed).sum((-4, -2, -1))
+    if "query_norm" in problem.extras:
+        for name, route, rows in (
+            ("query_norm", trace.routes.query, step.query),
+            ("key_norm", trace.routes.key, of_given_keys(trace, step.key)),
+        ):
+            normed, given, gradient = route.at_norm(rows)
+            by_name[name] = normed.of_gain(given, gradient)
     if "bias_k" in problem.parameters:
         for name, rows in (("bias_k", step.key), ("bias_v", step.value)):
             by_name[name] = of_extra_key(problem, trace, rows)

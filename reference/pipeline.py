@@ -7,8 +7,9 @@ from functools import cached_property
 import numpy as np
 
 from attention_conformance.reference.arrays import Booleans, Floats
-from attention_conformance.reference.positions import Positions, positions, rotated_at
-from attention_conformance.reference.stages import Rotation, append, cap, repeat_kv, rotation
+from attention_conformance.reference.positions import Positions, positions
+from attention_conformance.reference.routes import Routes, routes
+from attention_conformance.reference.stages import append, cap, repeat_kv
 from attention_conformance.reference.visibility import Visibility, visibility
 from attention_conformance.spec.conventions import Conventions, DefaultScale, EmptyRow, GroupOrder
 from attention_conformance.spec.features import Scope
@@ -78,23 +79,15 @@ class Inputs:
 
 
 @dataclass(frozen=True, eq=False)
-class RotatedRows:
-    """The rotations of query and key, where there are any."""
-
-    query: Rotation
-    key: Rotation
-
-
-@dataclass(frozen=True, eq=False)
 class Trace:
     """Every intermediate of one run, in float64: heads (B, H, L, d), scores and weights (B, H, Lq, Lk).
 
-    Query, key and value are as they are multiplied: rotated, repeated for the heads of a group, and followed by extra
-    keys and the sink, a key and value of zeros, which Lk counts.
+    Query, key and value are as they are multiplied: after their routes, repeated for the heads of a group, and followed
+    by extra keys and the sink, a key and value of zeros, which Lk counts.
 
     Attributes:
         inputs: query, key and value before that.
-        rotated: the rotations, or None.
+        routes: norms and rotations of query and key.
         products: scaled; `capped`: after the softcap; `scores`: with all that is added, and masked.
         kept: (B, H, Lq, Lk) factors of the weights, 0 for dropped ones; None: there is no dropout.
         mixed: (B, H, Lq, d_v) before the gates of the heads, `heads` after them.
@@ -102,7 +95,7 @@ class Trace:
     """
 
     inputs: Inputs
-    rotated: RotatedRows | None
+    routes: Routes
     softcap: float | None
     gates: Floats | None
     order: GroupOrder
@@ -174,9 +167,9 @@ class Pipeline:
         scale = default if problem.scale is None else problem.scale
         places = positions(wide, conventions)
         seen = visibility(wide, conventions, places)
-        rotated = _rotated(wide, conventions, inputs, places)
-        query = inputs.query if rotated is None else rotated.query.rotated(inputs.query)
-        key, value = self._keys_and_values(wide, conventions, inputs, seen, rotated)
+        through = routes(problem, conventions, inputs.query, inputs.key, places)
+        query = through.query.result
+        key, value = self._keys_and_values(wide, conventions, (through.key.result, inputs.value), seen)
         products = self.score(query, key, scale)
         softcap, order = problem.extension.softcap, conventions.group_order
         capped = self.cap(products, softcap)
@@ -187,7 +180,7 @@ class Pipeline:
         heads = mixed if gates is None else mixed * gates[..., None, None]
         output = heads if wide.scope is Scope.OP else self.project_out(wide, heads)
         rows = (products, capped, scores, weights, kept, mixed, heads, output)
-        return Trace(inputs, rotated, softcap, gates, order, places, query, key, value, scale, *rows, seen)
+        return Trace(inputs, through, softcap, gates, order, places, query, key, value, scale, *rows, seen)
 
     def _inputs(self, problem: Problem) -> Inputs:
         inputs = (_floats(problem.query), _floats(problem.key), _floats(problem.value))
@@ -201,13 +194,12 @@ class Pipeline:
         return Inputs(query, key, value)
 
     def _keys_and_values(
-        self, problem: Problem, conventions: Conventions, inputs: Inputs, seen: Visibility, rotated: RotatedRows | None
+        self, problem: Problem, conventions: Conventions, given_rows: tuple[Floats, Floats], seen: Visibility
     ) -> tuple[Floats, Floats]:
-        """(B, H, Lk, d_k) and (B, H, Lk, d_v): rotated, repeated, and with extra keys."""
+        """(B, H, Lk, d_k) and (B, H, Lk, d_v): repeated, and with extra keys."""
         given = seen.allowed[..., : problem.key.shape[-2]]
-        key = inputs.key if rotated is None else rotated.key.rotated(inputs.key)
         extended = []
-        for rows, name in ((key, "bias_k"), (inputs.value, "bias_v")):
+        for rows, name in zip(given_rows, ("bias_k", "bias_v"), strict=True):
             shared = _contained(self.repeat_kv(rows, problem.num_heads, conventions.group_order), given)
             for extra in self._extra_rows(problem, conventions, name, shared):
                 shared = append(shared, extra)
@@ -239,15 +231,6 @@ def _floats(array: Array) -> Floats:
 
 def _optional(array: Array | None) -> Floats | None:
     return None if array is None else _floats(array)
-
-
-def _rotated(problem: Problem, conventions: Conventions, inputs: Inputs, places: Positions) -> RotatedRows | None:
-    base = problem.extension.rotary_base
-    if base is None:
-        return None
-    width = problem.extension.rotary_dim or inputs.key.shape[-1]
-    query, key = (rotation(at, width, base, conventions.rotary_pairing) for at in rotated_at(problem, places))
-    return RotatedRows(query, key)
 
 
 def _contained(rows: Floats, allowed: Booleans) -> Floats:

@@ -13,7 +13,8 @@ from attention_conformance.reference.arrays import Floats
 from attention_conformance.reference.bounds.precision import precisions
 from attention_conformance.reference.expected import RETURNED, Expected, solve
 from attention_conformance.spec.cases import Case
-from attention_conformance.spec.conventions import Conventions
+from attention_conformance.spec.conventions import Conventions, NormDefault
+from attention_conformance.spec.features import QkNorm
 from attention_conformance.spec.inputs import build
 from attention_conformance.spec.problem import Array, Problem
 
@@ -45,14 +46,20 @@ def solve_each(
     problems: Sequence[Problem], conventions: Conventions, returned: Collection[str] = RETURNED
 ) -> list[Mapping[str, Expected]]:
     """The parts of the answer to each of the problems that a stackable case is in several dtypes; see `solve`."""
-    if len(problems) == 1:
-        return [solve(problems[0], conventions, returned=returned).parts]
+    if len(problems) == 1 or _depends_on_dtype(problems[0], conventions):
+        return [solve(problem, conventions, returned=returned).parts for problem in problems]
     dtypes, claimed = tuple(problem.dtype for problem in problems), conventions
     working = precisions(dtypes, claimed.softmax_precision, claimed.product_precision)
     parts = solve(_stacked(problems), conventions, working=working, returned=returned).parts
     mask = problems[0].attn_mask
     shapes = {} if mask is None else {"gradients.attn_mask": mask.shape}
     return [{n: _nth(part, i, shapes.get(n)) for n, part in parts.items()} for i in range(len(problems))]
+
+
+def _depends_on_dtype(problem: Problem, conventions: Conventions) -> bool:
+    """Whether more than roundings differ: an epsilon is that of the dtype."""
+    of_dtype = conventions.norm_default is NormDefault.SPACING and problem.extension.norm_epsilon is None
+    return of_dtype and problem.extension.qk_norm is not QkNorm.NONE
 
 
 def _stacked(problems: Sequence[Problem]) -> Problem:

@@ -54,6 +54,14 @@ class Rotation:
         """(B, H, L, d) -> the same, each pair rotated by its angle."""
         return self._rotated(rows, np.cos(self.angles), np.sin(self.angles))
 
+    def forward(self, rows: Floats) -> Floats:
+        """`rotated`, as a step of a route."""
+        return self.rotated(rows)
+
+    def back(self, rows: Floats, gradient: Floats) -> Floats:
+        """d loss / d rows, which does not depend on them."""
+        return self.rotated_back(gradient)
+
     def rotated_back(self, rows: Floats) -> Floats:
         """The transpose of `rotated`, which is its inverse."""
         return self._rotated(rows, np.cos(self.angles), -np.sin(self.angles))

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from attention_conformance.spec.features import NOTHING, Extension, Feature, KeySplits, Packing, PositionIds
+from attention_conformance.spec.features import NOTHING, Extension, Feature, KeySplits, Packing, PositionIds, QkNorm
 
 
 @dataclass(frozen=True)
@@ -102,6 +102,23 @@ CASE_OPTIONS = (
         Extension(head_gates=True),
         {"head_gates": ()},
         draw=lambda rng, heads, _: rng.uniform(0.4, 1.6, heads) * [-1.0 if h % 3 == 1 else 1.0 for h in range(heads)],
+    ),
+    CaseOption(
+        Feature.QK_NORM,
+        "qk_norm",
+        Extension(qk_norm=QkNorm.HEAD),
+        {
+            "query_norm": (),
+            "key_norm": (),
+        },
+        convention="norm_kind",
+    ),
+    CaseOption(
+        Feature.NORM_EPSILON,
+        "norm_epsilon",
+        Extension(qk_norm=QkNorm.HEAD, norm_epsilon=0.25),
+        {"norm_epsilon": ("norm_eps", "qk_norm_eps")},
+        presumed=Extension(qk_norm=QkNorm.HEAD),
     ),
     CaseOption(
         Feature.KEY_SPLITS,

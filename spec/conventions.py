@@ -115,6 +115,55 @@ class RotaryPairing(StrEnum):
     """Component 2 c with 2 c + 1."""
 
 
+class NormKind(StrEnum):
+    """What queries and keys are divided by where they are normalised."""
+
+    RMS = "rms"
+    """The root of the mean of the squares; the specification's default."""
+    LAYER = "layer"
+    """Their standard deviation, after their mean has been subtracted."""
+    L2 = "l2"
+    """Their length."""
+
+
+class NormSpan(StrEnum):
+    """Over what they are normalised."""
+
+    HEAD = "head"
+    """Each head's part, with one gain for all heads; the specification's default."""
+    WIDTH = "width"
+    """All heads of a token together, with a gain for each component."""
+    BARE = "bare"
+    """Each head's part, without a gain."""
+
+
+class NormOrder(StrEnum):
+    """Whether rotations come after their norms or before."""
+
+    FIRST = "first"
+    """Norm, then rotation; the specification's default."""
+    LAST = "last"
+    """Rotation, then norm."""
+
+
+class NormGain(StrEnum):
+    """What the gain that is given multiplies by."""
+
+    PLAIN = "plain"
+    """Itself; the specification's default."""
+    PLUS_ONE = "plus-one"
+    """1 + itself."""
+
+
+class NormDefault(StrEnum):
+    """What is added to the mean square where the caller gives nothing."""
+
+    FIXED = "fixed"
+    """0.000001; the specification's default."""
+    SPACING = "spacing"
+    """The distance from 1 to the next number of the dtype, of float32 for half types."""
+
+
 class SinusoidOrder(StrEnum):
     """Where sines and cosines stand in the sinusoidal encoding."""
 
@@ -201,6 +250,11 @@ class Conventions:
     window_count: WindowCount = WindowCount.EXCLUDING
     padded_positions: PaddedPositions = PaddedPositions.COUNTED
     rotary_pairing: RotaryPairing = RotaryPairing.HALVES
+    norm_kind: NormKind = NormKind.RMS
+    norm_span: NormSpan = NormSpan.HEAD
+    norm_order: NormOrder = NormOrder.FIRST
+    norm_gain: NormGain = NormGain.PLAIN
+    norm_default: NormDefault = NormDefault.FIXED
     sinusoid_order: SinusoidOrder = SinusoidOrder.INTERLEAVED
     alibi_rule: AlibiRule = AlibiRule.INTERLEAVED
     dropout_sharing: DropoutSharing = DropoutSharing.NONE

@@ -14,7 +14,7 @@ from typing import Any
 from attention_conformance.spec.case_options import CASE_OPTIONS
 from attention_conformance.spec.cases import Case, Layout, MaskKind, MaskShape, Padding, Sizes
 from attention_conformance.spec.conventions import CausalWithMask, Conventions
-from attention_conformance.spec.features import Extension, Packing, PositionIds
+from attention_conformance.spec.features import Extension, Packing, PositionIds, QkNorm
 
 SIZES = (
     Sizes(),
@@ -73,6 +73,7 @@ TIED = (
     ("query_starts", "query_start"),
     ("rotary_dim", "rotary_base"),
     ("position_ids", "rotary_base"),
+    ("norm_epsilon", "qk_norm"),
     ("zero_attn", "causal"),
     ("bias_kv", "causal"),
     *((side, other) for side in ("window_left", "window_right") for other in AROUND_WINDOWS),
@@ -190,6 +191,8 @@ def _mended_extension(case: Case) -> Case:
     extension, s = case.extension, case.sizes
     if extension.rotary_base is None:
         case = case.extended(rotary_dim=None, position_ids=PositionIds.NONE)
+    if extension.qk_norm is QkNorm.NONE:
+        case = case.extended(norm_epsilon=None)
     holes = case.mask in (MaskKind.BOOL, MaskKind.INFINITE) or case.padding is not Padding.NONE
     if extension.query_starts:
         case = case.extended(query_start=None)

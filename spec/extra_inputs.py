@@ -4,7 +4,7 @@ import numpy as np
 
 from attention_conformance.spec.case_options import CASE_OPTIONS
 from attention_conformance.spec.cases import Case, Padding, Sizes
-from attention_conformance.spec.features import KeySplits, Packing, PositionIds
+from attention_conformance.spec.features import KeySplits, Packing, PositionIds, QkNorm
 from attention_conformance.spec.masks import real_keys
 from attention_conformance.spec.problem import Array
 
@@ -15,6 +15,7 @@ FAR = (2003, 4099)
 def extra_arrays(case: Case) -> dict[str, Array]:
     """`Problem.extras` of a case: logits, slopes, biases and gates that are no round numbers, and whole numbers."""
     heads, arrays = case.sizes.num_heads, _documents(case) | _position_ids(case) | _starts(case) | _splits(case)
+    arrays |= _gains(case)
     rng = np.random.default_rng([case.seed, heads, 1])
     for option in CASE_OPTIONS:
         if option.draw is not None:
@@ -88,6 +89,20 @@ def _rows_of_ids(case: Case, length: int) -> Array:
             first = FAR[0] + samples * (FAR[1] - FAR[0]) if kind is PositionIds.FAR else 3 * samples
             rng = np.random.default_rng([case.seed, length, 3])
             return first + np.cumsum(rng.integers(1, 4, (case.sizes.batch, length)), -1)
+
+
+def _gains(case: Case) -> dict[str, Array]:
+    """Of the norms of queries and keys: of both signs, and no round numbers."""
+    s, kind = case.sizes, case.extension.qk_norm
+    if kind in (QkNorm.NONE, QkNorm.BARE):
+        return {}
+    rng = np.random.default_rng([case.seed, s.num_heads, 4])
+    heads = {"query_norm": s.num_heads, "key_norm": s.kv_heads} if kind is QkNorm.WIDTH else {}
+    widths = {name: heads.get(name, 1) * s.d_k for name in ("query_norm", "key_norm")}
+    return {
+        name: rng.uniform(0.6, 1.8, width) * np.where(np.arange(width) % 4 == 2, -1.0, 1.0)
+        for name, width in widths.items()
+    }
 
 
 def _starts(case: Case) -> dict[str, Array]:

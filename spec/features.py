@@ -112,6 +112,10 @@ class Feature(StrEnum):
     """Several documents in one sequence, separated by segment ids."""
     CUMULATIVE_LENGTHS = "cumulative-lengths"
     """Several documents in one sequence, separated by their lengths."""
+    QK_NORM = "qk-norm"
+    """Queries and keys are divided by their size before they are multiplied, and have a learned gain."""
+    NORM_EPSILON = "norm-epsilon"
+    """The caller may give the number that keeps that from dividing by 0."""
     HEAD_GATES = "head-gates"
     """A factor for the output of each head."""
     EVALUATION = "evaluation"
@@ -195,6 +199,19 @@ class KeySplits(StrEnum):
     """PAIR, and before, between and behind them one without a key."""
 
 
+class QkNorm(StrEnum):
+    """What queries and keys are divided by, and what gains are given."""
+
+    NONE = "none"
+    """Nothing."""
+    HEAD = "head"
+    """The size of each head's part; a gain for each component of a head, (d_k,), that all heads share."""
+    WIDTH = "width"
+    """The size of all heads of a token together; a gain for each component of each head, (H * d_k,)."""
+    BARE = "bare"
+    """As `HEAD`, without a gain."""
+
+
 @dataclass(frozen=True)
 class Extension:
     """What a problem has beyond the core. The default adds nothing.
@@ -217,6 +234,8 @@ class Extension:
         sinks: a learned logit for each head joins the sum of the softmax, without a value.
         zero_attn: a key and value of zeros, which every query sees, follow the others.
         bias_kv: a learned key and value, which every query sees, follow the others.
+        qk_norm: over what queries and keys are normalised, and with which gains.
+        norm_epsilon: what their norm adds to the mean square; None: `NORM_EPSILON`.
         head_gates: a factor for each head multiplies its output.
         key_splits: in which splits the keys are answered; the answer does not depend on them.
         packing: how documents are separated.
@@ -242,6 +261,8 @@ class Extension:
     sinks: bool = False
     zero_attn: bool = False
     bias_kv: bool = False
+    qk_norm: QkNorm = QkNorm.NONE
+    norm_epsilon: float | None = None
     head_gates: bool = False
     key_splits: KeySplits = KeySplits.NONE
     packing: Packing = Packing.NONE
@@ -290,5 +311,7 @@ class Extension:
         return int(self.bias_kv) + int(self.zero_attn)
 
 
+NORM_EPSILON = 1e-6
+"""What norms of queries and keys add to the mean square where nothing is given."""
 NOTHING = Extension()
 """Nothing beyond the core."""

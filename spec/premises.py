@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 from attention_conformance.spec.cases import Case
-from attention_conformance.spec.features import Feature
+from attention_conformance.spec.features import Feature, QkNorm
 
 
 class Premise(StrEnum):
@@ -23,6 +23,8 @@ class Premise(StrEnum):
     """Scores are kept below this bound by a hyperbolic tangent."""
     ROTARY = "rotary"
     """BASE or BASE:DIM: query and key are rotated, with this base, in so many of their components."""
+    QK_NORM = "qk-norm"
+    """EPSILON, which is added to the mean square, or `default`: queries and keys are normalised."""
     RELATIVE_BIAS = "relative-bias"
     """A table of biases is added to the scores; the largest distance with an entry of its own."""
     SCALE = "scale"
@@ -40,6 +42,8 @@ class Premises:
     Attributes:
         causal: no query sees a later key.
         window_left, window_right, softcap, rotary_base, rotary_dim, relative_bias: as in `Extension`.
+        qk_norm: queries and keys are normalised.
+        norm_epsilon: as in `Extension`.
         scale: multiplies the scores; None is 1/sqrt(d_k).
         length, block: tokens; 0: free.
     """
@@ -50,6 +54,8 @@ class Premises:
     softcap: float | None = None
     rotary_base: float | None = None
     rotary_dim: int | None = None
+    qk_norm: bool = False
+    norm_epsilon: float | None = None
     relative_bias: int = 0
     scale: float | None = None
     length: int = 0
@@ -63,6 +69,7 @@ class Premises:
             Premise.WINDOW: None if sides == (None, None) else sides,
             Premise.SOFTCAP: self.softcap,
             Premise.ROTARY: self.rotary_base if self.rotary_dim is None else (self.rotary_base, self.rotary_dim),
+            Premise.QK_NORM: (DEFAULT if self.norm_epsilon is None else self.norm_epsilon) if self.qk_norm else None,
             Premise.RELATIVE_BIAS: self.relative_bias or None,
             Premise.SCALE: self.scale,
             Premise.LENGTH: self.length or None,
@@ -76,8 +83,9 @@ class Premises:
 
     @property
     def features(self) -> frozenset[Feature]:
-        """What holds of a feature's every case without an option of the caller: of a flag that is always set."""
-        return frozenset({Feature.CAUSAL}) if self.causal else frozenset()
+        """What holds of a feature's every case without an option: a flag that is always set, and norms."""
+        held = {Feature.CAUSAL: self.causal, Feature.QK_NORM: self.qk_norm}
+        return frozenset(feature for feature, holds in held.items() if holds)
 
     def settings(self) -> tuple[str, ...]:
         """The premises as the option --premise takes them: `causal`, `softcap=30`, `window=8:`."""
@@ -101,6 +109,8 @@ class Premises:
         option = {name: getattr(self, name) for name in _EXTENSION if getattr(self, name)}
         if Premise.WINDOW in self.names:
             option |= {"window_left": self.window_left, "window_right": self.window_right}
+        if self.qk_norm:
+            option |= {"qk_norm": QkNorm.HEAD, "norm_epsilon": self.norm_epsilon}
         changed = replace(case, causal=case.causal or self.causal)
         if self.scale is not None:
             changed = replace(changed, scale=self.scale)
@@ -118,7 +128,8 @@ class Premises:
     def implies(self, feature: Feature) -> bool:
         """Whether a case may have this feature because of a premise, and not as an option of the caller."""
         of_a_part = feature is Feature.PARTIAL_ROTARY and self.rotary_dim is not None
-        return of_a_part or feature in {_OPTION[name] for name in self.names if name in _OPTION}
+        of_a_norm = feature is Feature.NORM_EPSILON and self.qk_norm
+        return of_a_part or of_a_norm or feature in {_OPTION[name] for name in self.names if name in _OPTION}
 
 
 NO_PREMISES = Premises()
@@ -128,6 +139,7 @@ _OPTION = {
     Premise.WINDOW: Feature.WINDOW,
     Premise.SOFTCAP: Feature.SOFTCAP,
     Premise.ROTARY: Feature.ROTARY,
+    Premise.QK_NORM: Feature.QK_NORM,
     Premise.RELATIVE_BIAS: Feature.RELATIVE_BIAS,
     Premise.SCALE: Feature.SCALE,
 }
@@ -142,11 +154,15 @@ _VALUES = {
 """Premises with a number: their fields."""
 FREE = {Premise.SCALE}
 """Premises whose number may be zero or negative."""
+DEFAULT = "default"
+"""The epsilon of norms that is not given."""
 
 
 def _text(name: Premise, value: Any) -> str:
     if value is True:
         return str(name)
+    if value == DEFAULT:
+        return f"{name}={value}"
     if name is Premise.WINDOW:
         return f"{name}={':'.join('' if side is None else str(side) for side in value)}"
     if isinstance(value, tuple):
@@ -197,9 +213,21 @@ def _rotary(value: str) -> dict[str, Any]:
     return _number(Premise.ROTARY, base) | ({"rotary_dim": int(dim)} if colon else {})
 
 
-_PARSED: dict[Premise, Callable[[str], dict[str, Any]]] = {Premise.WINDOW: _window, Premise.ROTARY: _rotary}
+def _qk_norm(value: str) -> dict[str, Any]:
+    epsilon = None if value == DEFAULT else float(value)
+    if epsilon is not None and not 0.0 <= epsilon < float("inf"):
+        raise ValueError
+    return {"qk_norm": True, "norm_epsilon": epsilon}
+
+
+_PARSED: dict[Premise, Callable[[str], dict[str, Any]]] = {
+    Premise.WINDOW: _window,
+    Premise.ROTARY: _rotary,
+    Premise.QK_NORM: _qk_norm,
+}
 """Premises with more than a number."""
 _EXAMPLES = {
     Premise.WINDOW: "8:0, or 8: without a limit to the right",
+    Premise.QK_NORM: "an epsilon, or default",
     Premise.ROTARY: "a positive number, or 10000:32 where an even number of components is rotated",
 }

@@ -48,11 +48,11 @@ class Problem:
         causal: no query sees a later key.
         scale: multiplies the scores; None is 1/sqrt(d_k).
         extension: what the problem has beyond the core.
-        extras: the arrays of that, by name: `sinks`, `alibi_slopes`, `head_gates` (H,), `relative_bias` (H, 2 R + 1)
-            with the entry of distance 0, key before query first, in the middle, `query_segments` (B, Lq) and
-            `key_segments` (B, Lk) integers, `query_lengths` and `key_lengths` (documents,) integers, `query_positions`
-            (B, Lq) and `key_positions` (B, Lk) integers, or one row for all samples, `query_starts` (B,) integers,
-            `split_lengths` (splits,) integers that sum to Lk.
+        extras: the arrays of that, by name: `sinks`, `alibi_slopes`, `head_gates` (H,), `query_norm` and `key_norm`
+            (d_k,), or (H * d_k,) and (Hk * d_k,), `relative_bias` (H, 2 R + 1) with the entry of distance 0, key before
+            query first, in the middle, `query_segments` (B, Lq) and `key_segments` (B, Lk) integers, `query_lengths`
+            and `key_lengths` (documents,) integers, `query_positions` (B, Lq) and `key_positions` (B, Lk) integers, or
+            one row for all samples, `query_starts` (B,) integers, `split_lengths` (splits,) integers that sum to Lk.
         cotangent: d loss / d output, shaped like the output; None for no gradients.
         needs: the names of the inputs and parameters whose gradients are wanted.
     """

@@ -19,7 +19,7 @@ from attention_conformance.spec.cases import (
     Sharing,
     Values,
 )
-from attention_conformance.spec.features import Feature, Scope
+from attention_conformance.spec.features import Feature, QkNorm, Scope
 
 MOST_FITTED = 2**30
 """Elements of an array of a case that a `fit` returns: padded ones have some times more than before."""
@@ -61,6 +61,8 @@ def _fitted(case: Case, claims: Claims) -> Case | Unsupported:
     fitted = case.sized(num_heads=num_heads, d_v=d_v, query_length=query_length, num_kv_heads=num_kv_heads)
     if (d_k := _rotatable(case)) != s.d_k:
         fitted = fitted.sized(d_k=d_k, d_v=d_v if Feature.VALUE_WIDTH in claims else d_k)
+    if case.extension.qk_norm is not QkNorm.NONE:
+        fitted = fitted.extended(qk_norm=QkNorm(claims.conventions.norm_span))
     if case.extension.chunks or case.extension.cache_length:
         if wrong := _unfit_pieces(case, claims):
             return Unsupported(wrong)

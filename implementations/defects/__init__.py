@@ -42,6 +42,7 @@ MODULES = (
     "cache",
     "packed",
     "head_gates",
+    "qk_norm",
     "modules",
     "transforms",
     "conventions",

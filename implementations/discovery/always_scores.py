@@ -8,6 +8,7 @@ from itertools import product
 
 import numpy as np
 
+from attention_conformance.implementations.discovery.always_norms import BareNorm, kinds, with_epsilon
 from attention_conformance.implementations.discovery.claim_checks import ClaimCheck
 from attention_conformance.implementations.discovery.loading import TargetError
 from attention_conformance.implementations.discovery.probe import (
@@ -24,7 +25,7 @@ from attention_conformance.implementations.discovery.probe import (
     tiny_problem,
 )
 from attention_conformance.spec.cases import Sharing
-from attention_conformance.spec.conventions import RotaryPairing
+from attention_conformance.spec.conventions import NormSpan, RotaryPairing
 from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.spec.masks import Booleans
 from attention_conformance.spec.premises import Premises
@@ -49,13 +50,10 @@ def with_scores(check: ClaimCheck, premises: Premises) -> tuple[ClaimCheck, Prem
     if check.dtype not in ("float32", "float64") or premises.length or premises.block:
         return check, premises
     width, observed = _observed(check)
-    if observed.error or observed.weights.ndim != 4 or not np.isfinite(observed.weights).all():
+    if not _usable(observed):
         return check, premises
     capped = premises.softcap or Feature.SOFTCAP in check.claims
-    problem = _problem(width, observed.weights.shape[1], check.dtype)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        logs = np.maximum(np.log(observed.weights), FAINTEST)
-    scores = _Scores(problem.query.astype(np.float64), problem.key.astype(np.float64), logs, premises)
+    scores = _Scores.of(observed, _problem(width, observed.weights.shape[1], check.dtype, PEAKED), premises)
     for base, pairing in _rotations(check, premises):
         moved = scores.rotated(base, pairing)
         for cap in (premises.softcap,) if capped else (None, moved.best_cap()):
@@ -65,7 +63,43 @@ def with_scores(check: ClaimCheck, premises: Premises) -> tuple[ClaimCheck, Prem
                 return replace(check, claims=claims), replace(premises, rotary_base=base, softcap=cap)
     if Feature.ALIBI not in check.claims and (slopes := scores.slopes()):
         raise TargetError(ALIBI_INSIDE.format(", ".join(f"{slope:.3g}" for slope in slopes)))
+    return (check, premises) if premises.qk_norm else _with_norms(check, premises, scores, width)
+
+
+def _with_norms(check: ClaimCheck, premises: Premises, scores: _Scores, width: int) -> tuple[ClaimCheck, Premises]:
+    """The same with norms of queries and keys without gains, where these explain the weights."""
+
+    def small(norm: BareNorm, size: float) -> bool:
+        if size not in seen:
+            seen[size] = _seen_at(check, premises, width, size)
+        at = seen[size]
+        return at is not None and at.normalised(norm, check.dtype).rotated(base, pairing).fits(premises.softcap)
+
+    seen: dict[float, _Scores | None] = {}
+    for kind, (base, pairing) in product(kinds(), _rotations(check, premises)):
+        if not scores.normalised(kind, check.dtype).rotated(base, pairing).fits(premises.softcap):
+            continue
+        if (norm := with_epsilon(kind, small)) is not None:
+            conventions = replace(
+                check.claims.conventions, norm_kind=norm.kind, norm_span=NormSpan.BARE, norm_default=norm.default
+            )
+            conventions = replace(conventions, rotary_pairing=pairing) if base else conventions
+            always = replace(premises, rotary_base=base, qk_norm=True, norm_epsilon=norm.epsilon)
+            return replace(check, claims=replace(check.claims, conventions=conventions)), always
     return check, premises
+
+
+def _seen_at(check: ClaimCheck, premises: Premises, width: int, size: float) -> _Scores | None:
+    """The scores of rows of some size; None where the candidate does not show its weights."""
+    setup = replace(PEAKED, score_std=size)
+    observed = Subject(_run(check), _interface(check, width), check.dtype, check.device).weights(setup)
+    if not _usable(observed):
+        return None
+    return _Scores.of(observed, _problem(width, observed.weights.shape[1], check.dtype, setup), premises)
+
+
+def _usable(observed: ObservedWeights) -> bool:
+    return not observed.error and observed.weights.ndim == 4 and bool(np.isfinite(observed.weights).all())
 
 
 def _rotations(check: ClaimCheck, premises: Premises) -> Iterator[tuple[float | None, RotaryPairing]]:
@@ -103,9 +137,9 @@ def _interface(check: ClaimCheck, width: int) -> Interface:
     return Interface(Scope.MODULE, heads, sharing, *given, width=width)
 
 
-def _problem(width: int, heads: int, dtype: str) -> Problem:
+def _problem(width: int, heads: int, dtype: str, setup: Setup) -> Problem:
     """The problem of the op level that the candidate was given, perhaps as one of a module."""
-    return tiny_problem(Interface(width=width, num_heads=heads), PEAKED, dtype)
+    return tiny_problem(Interface(width=width, num_heads=heads), setup, dtype)
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,6 +158,17 @@ class _Scores:
     logs: Floats
     premises: Premises
     bias: Floats | float = 0.0
+
+    @classmethod
+    def of(cls, observed: ObservedWeights, problem: Problem, premises: Premises) -> _Scores:
+        """Those of a problem whose weights were observed."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            logs = np.maximum(np.log(observed.weights), FAINTEST)
+        return cls(problem.query.astype(np.float64), problem.key.astype(np.float64), logs, premises)
+
+    def normalised(self, norm: BareNorm, dtype: str) -> _Scores:
+        """With query and key normalised."""
+        return replace(self, query=norm.applied(self.query, dtype), key=norm.applied(self.key, dtype))
 
     def rotated(self, base: float | None, pairing: RotaryPairing) -> _Scores:
         """With query and key rotated."""

@@ -11,6 +11,7 @@ from torch import nn
 
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.parameters import filled, find_places, names_of, patterns
+from attention_conformance.implementations.discovery.query_key_norms import role_of
 
 Inputs: TypeAlias = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -45,8 +46,13 @@ def _norms(module: nn.Module) -> Iterator[str]:
     for path, part in module.named_modules():
         words = type(part).__name__.lower()
         added = any(each in words for each in POSITIONS) and not any(each in words for each in ("rot", "rope", "relat"))
-        if path and (added or any(norm in words for norm in NORMS)):
+        if path and (added or any(norm in words for norm in NORMS) or _of_query_or_key(path, part)):
             yield path
+
+
+def _of_query_or_key(path: str, part: nn.Module) -> bool:
+    """Whether it is named as a norm of queries or keys, and holds no matrix."""
+    return bool(role_of(path)) and all(parameter.ndim < 2 for parameter in part.parameters())
 
 
 def _some_biases(module: nn.Module) -> Iterator[str]:

@@ -16,6 +16,8 @@ from attention_conformance.implementations.discovery.vocabulary import HEAD_COUN
 
 LONGEST = 2048
 """Tokens that a module is built for, where it is built for a number of them."""
+FEW_HEADS = 32
+"""More heads are built for fewer tokens: each may have a square table of its own, and 256 of them take gigabytes."""
 
 
 MOST_SAMPLES = 64
@@ -112,7 +114,7 @@ def value_of(size: Size, width: int, heads: int, tokens: int = 0) -> object:
         Size.WIDTH: width,
         Size.HEADS: heads,
         Size.HEAD_WIDTH: width // max(1, heads),
-        Size.LENGTH: LONGEST,
+        Size.LENGTH: LONGEST if heads <= FEW_HEADS else LONGEST // 8,
         Size.RATE: 0.0,
         Size.BIAS: True,
         Size.FLAG: False,

@@ -1,5 +1,7 @@
 """Constructors: how a module class is built, read from its parameters."""
 
+from __future__ import annotations
+
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -33,6 +35,7 @@ from attention_conformance.implementations.discovery.parameters import (
     patterns,
 )
 from attention_conformance.implementations.discovery.promises import refuses_widths
+from attention_conformance.implementations.discovery.query_key_norms import FoundNorm
 from attention_conformance.implementations.discovery.signatures import (
     ADAPTER,
     is_variadic,
@@ -83,6 +86,7 @@ class Constructor:
         lenient: whether its object of settings has whatever it reads.
         places: what its parameters hold, by path, with a star for the number of a head; empty: what their names state.
         call: how it is called once, so that it makes its parameters.
+        norms: its norms of queries and keys, where they are judged with it.
         guessed: its parameters of unknown names that are given a size.
         tokens: those that it is called with to look at it, and that its window has.
     """
@@ -101,6 +105,7 @@ class Constructor:
     lenient: bool = False
     places: Mapping[str, Place] = field(default_factory=dict)
     call: ModuleCall | None = None
+    norms: FoundNorm | None = None
     guessed: tuple[str, ...] = ()
     tokens: int = 5
 
@@ -132,10 +137,11 @@ class Constructor:
 
     def find_places(self, module: nn.Module, problem: Problem) -> Places:
         """What each parameter of a module holds that is to hold those of a problem."""
+        gains = {} if self.norms is None else self.norms.gains
         if not self.places:
-            return find_places(module)
+            return {**find_places(module), **gains}
         heads, kv_heads = problem.num_heads, problem.num_kv_heads
-        found: dict[str, Place] = {}
+        found: dict[str, Place] = {**gains}
         for path, _ in module.named_parameters():
             for pattern, head in patterns(path):
                 if (place := self.places.get(pattern)) is not None:
@@ -144,6 +150,12 @@ class Constructor:
                     found[path] = place
                     break
         return found
+
+    def with_norms(self, norms: FoundNorm) -> Constructor:
+        """The same, with its norms of queries and keys in place, whose biases are 0."""
+        left_out = tuple(path for path in self.left_out if path not in norms.paths)
+        biases = {f"{path}.bias": "zeros" for path in norms.paths if norms.has_bias}
+        return replace(self, left_out=left_out, held={**self.held, **biases}, norms=norms)
 
     def held_names(self, module: nn.Module) -> dict[str, str]:
         """The paths of the module's parameters, by their names in `Problem.parameters`; one of those of each head."""

@@ -24,6 +24,12 @@ from attention_conformance.implementations.discovery.forwards import (
 from attention_conformance.implementations.discovery.layout import length_first
 from attention_conformance.implementations.discovery.loading import TargetError
 from attention_conformance.implementations.discovery.parameters import check_parameters, find_places, names_of
+from attention_conformance.implementations.discovery.query_key_norms import (
+    ALIKE,
+    FoundNorm,
+    as_called,
+    query_key_norms,
+)
 from attention_conformance.implementations.discovery.readings import read, roles_of, slots
 from attention_conformance.implementations.discovery.signatures import ADAPTER
 from attention_conformance.implementations.discovery.template import Variant
@@ -141,6 +147,17 @@ def _answering(call: ModuleCall, make: Constructor, module: nn.Module, any_error
         raise refused
     if not answered:
         yield settled(call, module, WIDTH, make.heads, make.tokens, any_error)
+
+
+def norms_inside(make: Constructor, call: ModuleCall) -> FoundNorm | None:
+    """The norms of queries and keys that have been taken out, if they are known ones behind the projections."""
+    with torch.random.fork_rng(devices=[]):
+        module = built(replace(make, left_out=()))
+    found = query_key_norms(module, make.heads, WIDTH)
+    if found is None or not {*found.paths} <= {*make.left_out}:
+        return None
+    tokens = torch.full((1, make.tokens, WIDTH), ALIKE)
+    return as_called(found, module.eval(), lambda inside: call.plain(inside, (tokens,) * 3, make.heads), WIDTH)
 
 
 def _named(make: Constructor, module: nn.Module) -> TargetError | None:

@@ -45,7 +45,7 @@ from attention_conformance.implementations.discovery.claim_checks import (
 )
 from attention_conformance.implementations.discovery.coarser_dtypes import with_precision
 from attention_conformance.implementations.discovery.constructor_names import Size
-from attention_conformance.implementations.discovery.constructors import Constructor, built
+from attention_conformance.implementations.discovery.constructors import WIDTH, Constructor, built
 from attention_conformance.implementations.discovery.extras import (
     EXTRA_FEATURES,
     Chosen,
@@ -57,7 +57,7 @@ from attention_conformance.implementations.discovery.extras import (
 from attention_conformance.implementations.discovery.forwards import ModuleCall
 from attention_conformance.implementations.discovery.layout import fit_of_heads
 from attention_conformance.implementations.discovery.mirrors import Mirror
-from attention_conformance.implementations.discovery.module_forms import found_form
+from attention_conformance.implementations.discovery.module_forms import found_form, norms_inside
 from attention_conformance.implementations.discovery.module_masks import (
     PADDED,
     SHAPES,
@@ -68,6 +68,7 @@ from attention_conformance.implementations.discovery.module_masks import (
 )
 from attention_conformance.implementations.discovery.neutrals import words_of
 from attention_conformance.implementations.discovery.promises import has_published_interface
+from attention_conformance.implementations.discovery.query_key_norms import FoundNorm
 from attention_conformance.implementations.discovery.vocabulary import OPTIONS, MaskForm
 from attention_conformance.spec.cases import Case, Layout, MaskShape, Padding
 from attention_conformance.spec.conventions import Conventions, Polarity
@@ -122,6 +123,7 @@ class ModulePlan:
         check: its claims, as far as constructor, parameters and forward show them.
         notes: on parts of its answer that are not used.
         always: what it does in each call, seen as its parameters were read.
+        norms: of queries and keys, which are taken out until its premises are known.
     """
 
     make: Constructor
@@ -131,6 +133,7 @@ class ModulePlan:
     check: ClaimCheck
     notes: tuple[str, ...]
     always: Premises = NO_PREMISES
+    norms: FoundNorm | None = None
 
     def under(self, given: Premises) -> tuple[ModulePlan, list[str]]:
         """The plan with the premises that are given or seen, and a note on each."""
@@ -141,7 +144,22 @@ class ModulePlan:
         check, notes = with_premises(replace(self.check, function=self.call), given)
         call = check.function
         assert isinstance(call, ModuleCall)
-        return replace(self, call=call, check=check), notes
+        plan = replace(self, call=call, check=check)
+        return plan._with_norms(notes) if self.norms is not None else (plan, notes)
+
+    def _with_norms(self, notes: list[str]) -> tuple[ModulePlan, list[str]]:
+        """The plan with the norms of queries and keys in place, which all before was seen without."""
+        assert self.norms is not None
+        make, claims = self.make.with_norms(self.norms), self.check.claims
+        always = self.norms.always(claims.premises)
+        conventions = self.norms.claimed(claims.conventions, self.norms.spanning(WIDTH, make.heads))
+        check = replace(
+            self.check,
+            adapt=partial(module_run, make, evaluating=self.evaluating),
+            claims=replace(claims, premises=always, conventions=conventions),
+        )
+        note = f"always {', '.join(self.norms.always(NO_PREMISES).settings())}, by {' and '.join(self.norms.paths)}"
+        return replace(self, make=make, check=check), [*notes, note]
 
     def run(self, call: ModuleCall | None = None, make: Constructor | None = None, **keywords: Any) -> TorchModule:
         """A `run`, by default in its own mode; another call or constructor than its own has no extras by default."""
@@ -195,7 +213,8 @@ def plan_module(kind: type[nn.Module], conventions: Conventions, device: str, ob
     extras = find_extras(answer, EXTENTS, scores=returns_scores(kind))
     rotary = variant.premises.rotary_base if variant is not None else None
     always = Premises(rotary_base=rotary, length=length)
-    return ModulePlan(make, call, evaluating, extras, check, (*ignored_parts(answer, extras), *seen), always)
+    notes = (*ignored_parts(answer, extras), *seen)
+    return ModulePlan(make, call, evaluating, extras, check, notes, always, norms_inside(make, call))
 
 
 def _without_swallowed(call: ModuleCall, check: ClaimCheck, promised: bool) -> tuple[ClaimCheck, list[str]]:

@@ -191,8 +191,8 @@ class Options:
 
     def implying(self, premises: Premises) -> Options:
         """The same without the options that premises make needless."""
-        implied = (name for name, entry in OPTIONS.items() if any(map(premises.implies, entry.features)))
-        return replace(self, implied=frozenset(implied))
+        implied = {name for name, entry in OPTIONS.items() if any(map(premises.implies, entry.features))}
+        return replace(self, implied=frozenset(implied | {PARTNERS[name] for name in implied & PARTNERS.keys()}))
 
     def for_both(self, option: str) -> bool:
         """Whether its own name for an option means queries and keys alike."""

@@ -58,7 +58,12 @@ there; a bias alone takes no boolean mask.
 """
 KNOWN_NAMES: Mapping[str, str] = {name: option for option, entry in OPTIONS.items() for name in entry.parameters}
 """Every known parameter name, and an option that it takes."""
-PARTNERS = {"query_segments": "key_segments", "cu_seqlens_q": "cu_seqlens_k", "query_positions": "key_positions"}
+PARTNERS = {
+    "query_segments": "key_segments",
+    "cu_seqlens_q": "cu_seqlens_k",
+    "query_positions": "key_positions",
+    "query_norm": "key_norm",
+}
 """An option about queries, and the one about keys that it needs."""
 FOR_BOTH = {"query_segments": "segment_ids", "query_positions": "position_ids"}
 """Options about queries, and names of theirs that mean queries and keys alike."""

@@ -175,7 +175,9 @@ class Door:
         if self.process is None:
             try:
                 self.start()
-            except TargetError as error:
+            except LostError:
+                raise
+            except (TargetError, CandidateError) as error:
                 raise self._lost(f"could not be started again: {error}") from error
         return self._request(message, self.deadline + work / SLOWEST)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 MARK = "WORKER_MARK"
 """The environment variable whose value every process inherits from the worker that it stems from."""
 OWN = "attention_conformance.implementations.worker."
-"""The modules that a worker's process is started with: a fork of it has its command line."""
+"""What is in the command line by which a worker's process is started, and which a fork of it has, too."""
 FORK = "a fork of its own process"
 PROCESSES = Path("/proc")
 ROUNDS = 5
@@ -91,6 +91,6 @@ def _processes() -> Iterator[_Process]:
 
 def _command(folder: Path) -> str:
     words = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
-    if any(word.startswith(OWN) for word in words):
+    if any(OWN in word for word in words):  # a module, or the program by which another interpreter imports it
         return FORK
     return " ".join(words).strip() or (folder / "comm").read_text(errors="replace").strip()

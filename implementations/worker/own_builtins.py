@@ -3,12 +3,30 @@
 import builtins
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from operator import is_
+from pathlib import Path
 
+from attention_conformance.implementations.api.safe_call import error_line
 from attention_conformance.implementations.worker.wire import Message
 
 NAMES = vars(builtins)
 OWN = dict(NAMES)
-"""As they were when the worker started. Below, no built-in function is called where one may be missing."""
+"""As they were when the worker started. Below, no built-in function is called by its name where it may be missing."""
+HELD = tuple(OWN.values())
+_all, _map, _Exception = all, map, Exception
+
+
+def _line(error: Exception) -> str:
+    """What was raised, and the line of the worker's code, or of a library's, that did."""
+    place = error.__traceback__
+    while place is not None and place.tb_next is not None:
+        place = place.tb_next
+    where = f" ({Path(place.tb_frame.f_code.co_filename).name}, line {place.tb_lineno})" if place is not None else ""
+    return f"{error_line(error)}{where}"
+
+
+def _changed() -> dict[str, object]:
+    return {name: NAMES.get(name) for name in OWN if NAMES.get(name) is not OWN[name]}
 
 
 @dataclass
@@ -22,23 +40,20 @@ class OwnBuiltins:
     theirs: dict[str, object] = field(default_factory=dict)
 
     def answered(self, answer: Callable[[Message], Message], request: Message) -> Message:
-        """The answer to a request; where it is an error, or there is none because of it, with the names that differ.
+        """The answer to a request; where it is an error, with the names that differ.
 
-        Raises:
-            Exception: of the worker, where no name differs.
+        The worker's own code raises nothing, unless the candidate has changed what that relies on.
         """
         NAMES.update(self.theirs)
         try:
             given: Message | None = answer(request)
             error: Exception | None = None
-        except Exception as raised:
+        except _Exception as raised:
             given, error = None, raised
-        self.theirs = {name: NAMES.get(name) for name in OWN if NAMES.get(name) is not OWN[name]}
+        self.theirs = {} if _all(_map(is_, NAMES.values(), HELD)) else _changed()
         NAMES.update(OWN)
         if error is not None:
-            if not self.theirs:
-                raise error
-            return Message({"error": f"left its process unusable{self._named()}", "exception": ""})
+            return Message({"error": f"left its process unusable: {_line(error)}{self._named()}", "exception": ""})
         assert given is not None
         return self._with_names(given)
 
@@ -49,4 +64,6 @@ class OwnBuiltins:
         return Message({**given.fields, **texts}, given.arrays)
 
     def _named(self) -> str:
+        if not self.theirs:
+            return ""
         return f"; the candidate has changed {', '.join(f'builtins.{name}' for name in sorted(self.theirs))}"

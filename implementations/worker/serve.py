@@ -297,10 +297,15 @@ def main() -> None:
 def served(streams: tuple[BinaryIO, BinaryIO], answer: Callable[[Message], Message]) -> None:
     """Reads each request from the first stream, and writes the answer to the second."""
     requests, answers = streams
-    own = OwnBuiltins()
-    while (request := read(requests)) is not None:
-        answers.write(encoded(own.answered(answer, request), request.fields["number"]))
-        answers.flush()
+    own, tell = OwnBuiltins(), os.write
+    try:
+        while (request := read(requests)) is not None:
+            answers.write(encoded(own.answered(answer, request), request.fields["number"]))
+            answers.flush()
+    except Exception as error:
+        line = f"the candidate has changed what its process needs to answer: {error_line(error)}\n"
+        tell(2, line.encode(errors="replace"))
+        os._exit(1)
 
 
 def encoded(answer: Message, number: int) -> bytes:

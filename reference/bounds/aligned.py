@@ -95,8 +95,13 @@ def aligned_bounds(
 def _applies(problem: Problem, trace: Trace, forward: ForwardBounds) -> bool:
     """Half types at the op level, no option that changes more than which keys are visible, and moderate scores."""
     half = isinstance(forward.precision.storage, float) and problem.dtype in ("bfloat16", "float16")
-    unchanged = all(each is None for each in (trace.kept, trace.rotated, trace.softcap, trace.gates))
-    plain = unchanged and trace.key.shape[-2] == problem.key.shape[-2] and not {*problem.extras} & {*BIASES}
+    unchanged = all(each is None for each in (trace.kept, trace.softcap, trace.gates))
+    plain = (
+        unchanged
+        and trace.routes.direct
+        and trace.key.shape[-2] == problem.key.shape[-2]
+        and not {*problem.extras} & {*BIASES}
+    )
     moderate = trace.weights.size > 0 and float(forward.scores.max()) <= NEAR
     return half and problem.scope is Scope.OP and plain and moderate and _finite(trace)
 

@@ -3,8 +3,11 @@
 import numpy as np
 
 from attention_conformance.reference.arrays import Floats
+from attention_conformance.reference.bounds.norm_bounds import gain_bound, norm_back_bound, norm_bound
 from attention_conformance.reference.bounds.precision import Precision, Roundoff, gamma, state_roundings
+from attention_conformance.reference.norms import Norm
 from attention_conformance.reference.pipeline import Inputs, Trace
+from attention_conformance.reference.routes import Route
 from attention_conformance.reference.stages import Rotation, gather, repeat_kv
 
 ANGLE_STEPS = 8.0
@@ -24,11 +27,9 @@ DROP_STEPS = 3.0
 
 
 def multiplied_bounds(trace: Trace, inputs: Inputs, precision: Precision) -> tuple[Floats, Floats, Floats]:
-    """Bounds of query, key and value as they are multiplied, (B, H, L, d): inherited, and those of the rotation."""
-    query, key = inputs.query, inputs.key
-    if trace.rotated is not None:
-        query = rotated_bound(trace.rotated.query, trace.inputs.query, query, precision)
-        key = rotated_bound(trace.rotated.key, trace.inputs.key, key, precision)
+    """Bounds of query, key and value as they are multiplied, (B, H, L, d): inherited, of norms and rotations."""
+    query = route_bound(trace.routes.query, inputs.query, precision)
+    key = route_bound(trace.routes.key, inputs.key, precision)
     num_heads, columns = trace.query.shape[-3], trace.key.shape[-2]
     shared = [repeat_kv(rows, num_heads, trace.order) for rows in (key, inputs.value)]
     if columns > key.shape[-2]:
@@ -39,6 +40,38 @@ def multiplied_bounds(trace: Trace, inputs: Inputs, precision: Precision) -> tup
 def _followed(rows: Floats, extra: int) -> Floats:
     """(B, H, L, d) -> (B, H, L + extra, d): zeros, because extra keys and values are exact."""
     return np.concatenate([rows, np.zeros((*rows.shape[:-2], extra, rows.shape[-1]))], axis=-2)
+
+
+def route_bound(route: Route, error: Floats, precision: Precision) -> Floats:
+    """Of what rows, each within `error`, become on their route."""
+    return _along(route, error, precision)[-1]
+
+
+def _along(route: Route, error: Floats, precision: Precision) -> list[Floats]:
+    """Of the rows that each step is given, and of the result."""
+    errors = [error]
+    for step, rows in zip(route.steps, route.given, strict=True):
+        if isinstance(step, Norm):
+            errors.append(norm_bound(step, rows, errors[-1], precision))
+        else:
+            errors.append(rotated_bound(step, rows, errors[-1], precision))
+    return errors
+
+
+def route_back_bound(
+    route: Route, e_rows: Floats, sizes: Floats, error: Floats, precision: Precision
+) -> tuple[Floats, Floats | None]:
+    """Of d loss / d rows, and d loss / d gain, of rows within `e_rows` and gradients of these sizes, within `error`."""
+    of_gain = None
+    steps = list(zip(route.steps, route.given, _along(route, e_rows, precision), strict=False))
+    for step, rows, e_given in reversed(steps):
+        if isinstance(step, Norm):
+            of_gain = gain_bound(step, rows, e_given, sizes, error, precision)
+            sizes, error = norm_back_bound(step, rows, e_given, sizes, error, precision)
+        else:
+            error = rotated_bound(step, sizes, error, precision)
+            sizes = step.of_sizes(sizes)
+    return error, of_gain
 
 
 def rotated_bound(rotation: Rotation, rows: Floats, error: Floats, precision: Precision) -> Floats:

@@ -10,7 +10,7 @@ from attention_conformance.reference.bounds.attention import ForwardBounds, exac
 from attention_conformance.reference.bounds.extensions import (
     dropped_bound,
     gathered_bound,
-    rotated_bound,
+    route_back_bound,
     slope_bound,
     weight_roundings,
 )
@@ -56,14 +56,14 @@ def gradient_bounds(problem: Problem, trace: Trace, forward: ForwardBounds, prec
     cotangent, e_cotangent = cotangent_of_heads(problem), _cotangent_bound(problem, precision)
     step = backward(trace, cotangent)
     errors = _errors(trace, step, forward, _ungated_bound(trace, cotangent, e_cotangent, precision), precision)
-    gradients, inputs = to_inputs(trace, step), _input_errors(trace, step, errors, precision)
+    gradients, (inputs, gains) = to_inputs(trace, step), _input_errors(trace, step, forward, errors, precision)
     if problem.scope is Scope.OP:
         by_name = {"query": inputs.query, "key": inputs.key, "value": inputs.value}
     else:
         by_name = _module_bounds(problem, trace, gradients, forward, inputs, precision)
     if problem.attn_mask is not None and problem.attn_mask.dtype.kind != "b":
         by_name["attn_mask"] = _mask_bound(problem, step, errors, precision)
-    by_name |= _extension_bounds(problem, trace, step, errors, precision)
+    by_name |= gains | _extension_bounds(problem, trace, step, errors, precision)
     if trace.gates is not None:
         by_name["head_gates"] = _gates_bound(trace, forward, cotangent, e_cotangent, precision)
     return {name: by_name[name] + precision.before(by_name[name].ndim - 1).floor for name in problem.needs}
@@ -77,17 +77,20 @@ def _ungated_bound(trace: Trace, cotangent: Floats, error: Floats, precision: Pr
     return np.asarray(gates * (error + 2.0 * precision.storage * (np.abs(cotangent) + error)))
 
 
-def _input_errors(trace: Trace, step: Backward, errors: _Errors, precision: Precision) -> Inputs:
-    """The bounds carried back to the heads' inputs, as `to_inputs` carries the gradients."""
-    length, query = trace.inputs.key.shape[-2], errors.query
+def _input_errors(
+    trace: Trace, step: Backward, forward: ForwardBounds, errors: _Errors, precision: Precision
+) -> tuple[Inputs, dict[str, Floats]]:
+    """The bounds carried back to the heads' inputs, as `to_inputs` carries the gradients, and to gains of norms."""
+    length = trace.inputs.key.shape[-2]
     given = [(r[..., :length, :], e[..., :length, :]) for r, e in ((step.key, errors.key), (step.value, errors.value))]
     key, value = (gathered_bound(trace, rows, error, precision) for rows, error in given)
-    if trace.rotated is not None:
-        query = rotated_bound(trace.rotated.query, step.query, query, precision)
-        # The rotation may be undone in each head, before the sum over the group.
-        sizes = gather(np.abs(step.key[..., :length, :]), trace.inputs.key.shape[-3], trace.order)
-        key = rotated_bound(trace.rotated.key, sizes, key, precision)
-    return Inputs(query, key, value)
+    # Norms and rotations may be gone back through in each head, before the sum over the group.
+    sizes = gather(np.abs(step.key[..., :length, :]), trace.inputs.key.shape[-3], trace.order)
+    rows = (trace.routes.query, forward.inputs.query, np.abs(step.query), errors.query)
+    query, of_query = route_back_bound(*rows, precision)
+    key, of_key = route_back_bound(trace.routes.key, forward.inputs.key, sizes, key, precision)
+    gains = {"query_norm": of_query, "key_norm": of_key}
+    return Inputs(query, key, value), {name: bound for name, bound in gains.items() if bound is not None}
 
 
 def _extension_bounds(

@@ -29,7 +29,7 @@ from attention_conformance.implementations.builtin.inhouse.numpy_attention impor
 from attention_conformance.implementations.builtin.inhouse.tiled import tiled_attention
 from attention_conformance.implementations.builtin.sdpa import NAN_SWALLOWED, SDPA_FEATURES
 from attention_conformance.spec.conventions import Conventions, Polarity, SoftmaxPrecision
-from attention_conformance.spec.features import Feature, Scope
+from attention_conformance.spec.features import Feature, QkNorm, Scope
 from attention_conformance.spec.problem import Problem
 
 _NO_GRADIENTS = {Feature.GRADIENTS, Feature.MASK_GRADIENT}
@@ -37,7 +37,8 @@ _ROTARY = {Feature.ROTARY, Feature.PARTIAL_ROTARY, Feature.POSITION_IDS}
 _STARTS = {Feature.QUERY_START, Feature.QUERY_STARTS}
 _BY_POSITION = _ROTARY | _STARTS | {Feature.WINDOW, Feature.ALIBI, Feature.RELATIVE_BIAS}
 _OF_SOFTMAX = {Feature.SOFTCAP, Feature.SINKS, Feature.ZERO_ATTN, Feature.DROPOUT}
-EXTENSIONS = frozenset(_BY_POSITION | _OF_SOFTMAX | {Feature.GROUPED, Feature.SEGMENTS, Feature.HEAD_GATES})
+_NORMS = {Feature.QK_NORM, Feature.NORM_EPSILON}
+EXTENSIONS = frozenset(_BY_POSITION | _OF_SOFTMAX | _NORMS | {Feature.GROUPED, Feature.SEGMENTS, Feature.HEAD_GATES})
 _SIZES = {Feature.INPUT_WIDTHS, Feature.EMPTY_SIZES}
 _OF_MODULE = _SIZES | {Feature.SCALE, Feature.CONTAINMENT, Feature.BIAS_KV, Feature.EVALUATION}
 _FUSED = MHA_FEATURES | EXTENSIONS | _OF_MODULE
@@ -51,7 +52,8 @@ _NUMPY = (
     - {Feature.DROPOUT}
 )
 _TILED = _OF_OPS | {Feature.NO_GRAD, Feature.AUTOCAST, Feature.LINEAR_MEMORY}
-_PLACES = {**PLACES, **{name: name for name in ("bias_k", "bias_v", "relative_bias", "sinks", "head_gates")}}
+_LEARNED = ("bias_k", "bias_v", "relative_bias", "sinks", "head_gates", "query_norm", "key_norm")
+_PLACES = {**PLACES, **{name: name for name in _LEARNED}}
 _PASSED = (
     "query_start",
     "query_starts",
@@ -83,6 +85,8 @@ def _build(problem: Problem, kernel: Kernel | None = None) -> FusedAttention:
         relative_bias=extension.relative_bias,
         sinks=extension.sinks,
         head_gates=extension.head_gates,
+        qk_norm=None if extension.qk_norm is QkNorm.NONE else str(extension.qk_norm),
+        norm_epsilon=extension.norm_epsilon,
     )
     module = build(problem)
     assert isinstance(module, FusedAttention)

@@ -7,6 +7,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 T = TypeVar("T")
 Shape: TypeAlias = tuple[int, ...]
 PAIRS = (("query_segments", "key_segments"), ("cu_seqlens_q", "cu_seqlens_k"), ("query_positions", "key_positions"))
+GAINS = ("query_norm", "key_norm")
 """Options of queries, and those of keys that go with them."""
 
 
@@ -35,6 +36,9 @@ class Options(Generic[T]):
             count for all distances beyond.
         sinks: (H,) logits that take a share of the softmax and have no value.
         split_lengths: (splits,) integers that sum to Lk: so many keys at a time are answered, and the answers merged.
+        query_norm: (d_k,), or (H * d_k,): queries are divided by the root of their mean square, over each head or over
+            all of a token, and multiplied by this, before they are rotated; key_norm (d_k,) or (Hk * d_k,).
+        norm_epsilon: what is added to the mean of the squares; None is 1e-6.
         head_gates: (H,) factors of the outputs of the heads.
         query_segments: (B, Lq) numbers of documents; key_segments (B, Lk).
         cu_seqlens_q: the same by cumulative lengths 0, n_1, n_1 + n_2, ..., Lq, for all samples; cu_seqlens_k.
@@ -59,6 +63,9 @@ class Options(Generic[T]):
     alibi_slopes: T | None = None
     relative_bias: T | None = None
     sinks: T | None = None
+    query_norm: T | None = None
+    key_norm: T | None = None
+    norm_epsilon: float | None = None
     head_gates: T | None = None
     split_lengths: T | None = None
     query_segments: T | None = None
@@ -71,15 +78,21 @@ class Options(Generic[T]):
     valid_lens: T | None = None
 
     def __post_init__(self) -> None:
-        for pair in PAIRS:
+        for pair in (*PAIRS, GAINS):
             if len({getattr(self, name) is None for name in pair}) > 1:
                 raise ValueError(f"{pair[0]} and {pair[1]} need each other")
+        if self.norm_epsilon is not None and not self.norm_epsilon >= 0.0:
+            raise ValueError(f"norm_epsilon cannot be negative, as {self.norm_epsilon} is")
         if self.query_start is not None and self.query_starts is not None:
             raise ValueError("query_start is for all samples, query_starts for each: give one of them")
         if not 0.0 <= self.dropout_p <= 1.0:
             raise ValueError(f"dropout_p is a probability, not {self.dropout_p}")
         if self.softcap is not None and not self.softcap > 0.0:
             raise ValueError(f"softcap must be above 0, not {self.softcap}")
+
+
+EPSILON = 1e-6
+"""Of norms, where none is given."""
 
 
 def check(query: Shape, key: Shape, value: Shape, call: Options[Any]) -> None:
@@ -93,6 +106,9 @@ def check(query: Shape, key: Shape, value: Shape, call: Options[Any]) -> None:
         raise ValueError(f"query and key need one width, key and value one length, all one batch: got {shapes}")
     if query[1] != key[1] and not (call.enable_gqa and key[1] and query[1] % key[1] == 0):
         raise ValueError(f"key heads must be as many as query heads, or with enable_gqa divide them: got {shapes}")
+    for gain, heads in ((call.query_norm, query), (call.key_norm, key)):
+        if gain is not None and tuple(gain.shape) not in ((heads[-1],), (heads[1] * heads[-1],)):
+            raise ValueError(f"a gain of norms has the width of a head or of all heads: got {tuple(gain.shape)}")
     if call.rotary_base is not None:
         check_rotary(query[-1], call.rotary_dim)
 

@@ -13,7 +13,7 @@ from attention_conformance.implementations.builtin.inhouse.call_options import O
 from attention_conformance.implementations.builtin.inhouse.kernels import Kernel
 from attention_conformance.implementations.builtin.inhouse.online import wide
 from attention_conformance.implementations.builtin.inhouse.tile_masks import INFINITY, Masks
-from attention_conformance.implementations.builtin.inhouse.tiled import in_tiles, rotated
+from attention_conformance.implementations.builtin.inhouse.tiled import in_tiles, normalised, rotated
 
 
 class FusedAttention(nn.Module):
@@ -42,6 +42,9 @@ class FusedAttention(nn.Module):
         relative_bias: the largest distance with a learned bias of its own; 0: there are none.
         sinks: whether each head has a learned logit without a value.
         head_gates: whether each head has a learned factor.
+        qk_norm: "head" or "width": queries and keys are divided by the root of their mean square, over each head or
+            over all, and multiplied by a learned gain, before they are rotated.
+        norm_epsilon: what is added to that mean.
         kernel: how it is computed where weights are not returned; None chooses by shape, see `Kernel`.
 
     Raises:
@@ -55,6 +58,8 @@ class FusedAttention(nn.Module):
     relative_bias: Tensor | None
     sinks: Tensor | None
     head_gates: Tensor | None
+    query_norm: Tensor | None
+    key_norm: Tensor | None
 
     def __init__(
         self,
@@ -78,6 +83,8 @@ class FusedAttention(nn.Module):
         relative_bias: int = 0,
         sinks: bool = False,
         head_gates: bool = False,
+        qk_norm: str | None = None,
+        norm_epsilon: float | None = None,
         kernel: Kernel | str | None = None,
     ) -> None:
         super().__init__()
@@ -91,6 +98,9 @@ class FusedAttention(nn.Module):
         self.kernel = None if kernel is None else Kernel(kernel)
         keyed = self.num_kv_heads * (embed_dim // num_heads)
         form: dict[str, Any] = {"device": device, "dtype": dtype}
+        one_head = embed_dim // num_heads
+        gains = {"query": embed_dim, "key": keyed} if qk_norm == "width" else dict.fromkeys(("query", "key"), one_head)
+        self.norm_epsilon = norm_epsilon
         self.projected = (embed_dim, keyed, keyed)
         self.packed = self.kdim == self.vdim == embed_dim
         shapes: dict[str, tuple[int, ...] | None] = {
@@ -104,6 +114,8 @@ class FusedAttention(nn.Module):
             "relative_bias": (num_heads, 2 * relative_bias + 1) if relative_bias else None,
             "sinks": (num_heads,) if sinks else None,
             "head_gates": (num_heads,) if head_gates else None,
+            "query_norm": (gains["query"],) if qk_norm else None,
+            "key_norm": (gains["key"],) if qk_norm else None,
         }
         for name, shape in shapes.items():
             self.register_parameter(name, None if shape is None else nn.Parameter(torch.empty(shape, **form)))
@@ -126,7 +138,7 @@ class FusedAttention(nn.Module):
             elif name in ("bias_k", "bias_v"):
                 nn.init.xavier_normal_(parameter)
             else:
-                nn.init.constant_(parameter, 1.0 if name == "head_gates" else 0.0)
+                nn.init.constant_(parameter, 1.0 if name in ("head_gates", "query_norm", "key_norm") else 0.0)
 
     def forward(
         self,
@@ -224,6 +236,9 @@ class FusedAttention(nn.Module):
         """The heads (B, H, Lq, d), and the weights if they are needed."""
         extra_kv = bool(self.add_zero_attn) + (self.bias_k is not None)
         masks = Masks.of(call, q, k)
+        if self.query_norm is not None and self.key_norm is not None:
+            gains = self.query_norm, self.key_norm
+            q, k = (normalised(x, gain, self.norm_epsilon) for x, gain in zip((q, k), gains, strict=True))
         if self.rotary_base is not None:
             rotate = partial(rotated, base=self.rotary_base, dim=self.rotary_dim)
             q, k = (rotate(x, masks.rotated_at(role)) for x, role in ((q, "query"), (k, "key")))

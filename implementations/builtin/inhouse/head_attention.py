@@ -96,9 +96,14 @@ def _joined(masks: Masks, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | N
     """What is visible and what is added, (B or 1, H or 1, Lq, Lk), with the columns of the extra keys."""
     visible, added = masks.visible(masks.whole), masks.added(masks.whole, dtype)
     if masks.extra_kv:
-        visible = None if visible is None else F.pad(visible, (0, masks.extra_kv), value=True)
-        added = None if added is None else F.pad(added, (0, masks.extra_kv))
+        visible = None if visible is None else _followed(visible, masks, True)
+        added = None if added is None else _followed(added, masks, 0.0)
     return visible, added
+
+
+def _followed(mask: Tensor, masks: Masks, value: float) -> Tensor:
+    """The mask with columns for the extra keys; one column for all keys is not one for those."""
+    return F.pad(mask.expand(*mask.shape[:-1], masks.keys), (0, masks.extra_kv), value=value)
 
 
 def _one_mask(visible: Tensor | None, added: Tensor | None) -> tuple[Tensor | None, Tensor | None]:

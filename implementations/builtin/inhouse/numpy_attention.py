@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from attention_conformance.implementations.builtin.inhouse.call_options import Options, check
+from attention_conformance.implementations.builtin.inhouse.call_options import EPSILON, Options, check
 from attention_conformance.implementations.builtin.inhouse.numpy_masks import SINGLE, Sight, Tile
 
 Array: TypeAlias = NDArray[Any]
@@ -64,6 +64,9 @@ def attention(
     sight = Sight.of(call, (*query.shape[:-1], key.shape[-2]))
     returned = query.dtype if query.dtype.itemsize > SINGLE.itemsize else SINGLE
     q, k, v = (x.astype(t, copy=False) for x, t in ((query, SINGLE), (key, SINGLE), (value, returned)))
+    if call.query_norm is not None and call.key_norm is not None:
+        epsilon = EPSILON if call.norm_epsilon is None else call.norm_epsilon
+        q, k = normalised(q, call.query_norm, epsilon), normalised(k, call.key_norm, epsilon)
     if call.rotary_base is not None:
         dim = call.rotary_dim or q.shape[-1]
         at = sight.rotated_at
@@ -219,6 +222,18 @@ def _grouped(left: Array, right: Array) -> Array:
     batch, heads, rows, inner = left.shape
     folded = left.reshape(batch, right.shape[1], heads // max(1, right.shape[1]) * rows, inner)
     return (folded @ right).reshape(batch, heads, rows, right.shape[-1])
+
+
+def normalised(rows: Array, gain: Array, epsilon: float) -> Array:
+    """(B, H, L, d) by the root of their mean square, over each head, or over all where the gain is as long."""
+    _, heads, _, width = rows.shape
+    together = gain.size != width
+    over = (1, 3) if together else (3,)
+    count = heads * width if together else width
+    size = np.einsum("bhld,bhld->bl" if together else "bhld,bhld->bhl", rows, rows)
+    size = np.sqrt(np.expand_dims(size, over) / SINGLE.type(max(count, 1)) + SINGLE.type(epsilon))
+    factors = gain.astype(SINGLE).reshape(heads if together else 1, 1, width)
+    return rows / np.where(size == 0, SINGLE.type(1), size) * factors
 
 
 def rotated(rows: Array, places: Array, base: float, dim: int) -> Array:

@@ -5,10 +5,11 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from attention_conformance.implementations.builtin.inhouse.call_options import Options, check
+from attention_conformance.implementations.builtin.inhouse.call_options import EPSILON, Options, check
 from attention_conformance.implementations.builtin.inhouse.online import (
     ROWS,
     TILE,
@@ -55,8 +56,8 @@ def tiled_attention(
 ) -> tuple[Tensor, Tensor]:
     """softmax(scale * Q K^T + ...) V for every sample and head; half types are worked on in float32.
 
-    Gradients go to query, key, value, float mask, relative biases, sinks and gates. Dropout takes a seed from torch's
-    generator.
+    Gradients go to query, key, value, float mask, relative biases, sinks, gains and gates. Dropout takes a seed from
+    torch's generator.
 
     Args:
         query: (B, H, Lq, d_k).
@@ -76,9 +77,11 @@ def tiled_attention(
     check(query.shape, key.shape, value.shape, call)
     dtype = wide(query.dtype)
     masks = Masks.of(call, query, key)
-    # Products of bfloat16 are many times faster than of float32; what is rotated would be rounded once more.
-    fast = query.dtype is torch.bfloat16 and call.rotary_base is None
+    # Products of bfloat16 are many times faster than of float32; what is normalised or rotated would be rounded again.
+    fast = query.dtype is torch.bfloat16 and call.rotary_base is None and call.query_norm is None
     q, k = (query, key) if fast else (query.to(dtype), key.to(dtype))
+    if call.query_norm is not None and call.key_norm is not None:
+        q, k = (normalised(x, gain, call.norm_epsilon) for x, gain in ((q, call.query_norm), (k, call.key_norm)))
     if call.rotary_base is not None:
         rotate = partial(rotated, base=call.rotary_base, dim=call.rotary_dim)
         q, k = (rotate(x, masks.rotated_at(role)) for x, role in ((q, "query"), (k, "key")))
@@ -98,6 +101,18 @@ def in_tiles(query: Tensor, key: Tensor, value: Tensor, masks: Masks, tile: int 
     if call.dropout_p:
         plan = replace(plan, dropout=Dropout(call.dropout_p, drawn_seed(), (*query.shape[:-1], key.shape[-2])))
     answer: tuple[Tensor, Tensor] = TiledAttention.apply(plan, query, key, value, mask, table, sinks)  # type: ignore[no-untyped-call]
+    return answer
+
+
+def normalised(rows: Tensor, gain: Tensor, epsilon: float | None = None) -> Tensor:
+    """(B, H, L, d) by the root of their mean square, over each head, or over all where the gain is as long."""
+    heads, width = rows.shape[1], rows.shape[-1]
+    wide_rows, given = rows.to(wide(rows.dtype)), EPSILON if epsilon is None else epsilon
+    if gain.numel() == width:
+        return (F.rms_norm(wide_rows, (width,), None, given) * gain).to(rows.dtype)
+    tokens = wide_rows.transpose(1, 2).flatten(2)
+    normed = F.rms_norm(tokens, (heads * width,), None, given) * gain
+    answer: Tensor = normed.unflatten(-1, (heads, width)).transpose(1, 2).to(rows.dtype)
     return answer
 
 

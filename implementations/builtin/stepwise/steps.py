@@ -12,7 +12,7 @@ from torch import Tensor
 
 from attention_conformance.implementations.builtin.sdpa import SDPA_FEATURES
 from attention_conformance.spec.conventions import Alignment, Conventions
-from attention_conformance.spec.features import Feature
+from attention_conformance.spec.features import NORM_EPSILON, Feature
 
 OP_FEATURES = SDPA_FEATURES | {Feature.KEY_PADDING}
 """What `Steps` claims at least; options of `CallOptions` are features more."""
@@ -111,6 +111,12 @@ def rotate_by(rows: Tensor, angles: Tensor) -> Tensor:
     cosines, sines = (x[:, None].to(rows.dtype) for x in (angles.cos(), angles.sin()))
     first, second = rows.chunk(2, -1)
     return torch.cat([first * cosines - second * sines, first * sines + second * cosines], -1)
+
+
+def norm(rows: Tensor, gain: Tensor | None, epsilon: float) -> Tensor:
+    """(B, H, L, d) by the root of the mean square of each head's part, times a gain (d,)."""
+    unit = rows * torch.rsqrt(rows.square().mean(-1, keepdim=True) + epsilon)
+    return unit if gain is None else unit * gain
 
 
 def cap(scores: Tensor, softcap: float) -> Tensor:
@@ -242,6 +248,9 @@ class CallOptions:
     alibi_slopes: Tensor | None = None
     relative_bias: Tensor | None = None
     sinks: Tensor | None = None
+    query_norm: Tensor | None = None
+    key_norm: Tensor | None = None
+    norm_epsilon: float | None = None
     head_gates: Tensor | None = None
     split_lengths: Tensor | None = None
     query_segments: Tensor | None = None
@@ -270,6 +279,7 @@ class Steps:
     factor: Callable[[Tensor, float | None], float] = factor
     positions: Callable[[Tensor, Tensor, CallOptions], Positions] = positions
     rotated_at: Callable[[Tensor, Tensor, CallOptions], tuple[Tensor, Tensor]] = rotated_at
+    norm: Callable[[Tensor, Tensor | None, float], Tensor] = norm
     rotate: Callable[[Tensor, Tensor, float], Tensor] = rotate
     rotate_first: Callable[[Tensor, int, Callable[[Tensor], Tensor]], Tensor] = rotate_first
     repeat_kv: Callable[[Tensor, int], Tensor] = repeat_kv
@@ -330,6 +340,9 @@ class Steps:
     ) -> tuple[Tensor, Tensor, Tensor, tuple[Tensor, Tensor]]:
         """Query, key and value as they are multiplied; how far keys are ahead (B, Lq, Lk), and which are together."""
         of_query, of_key, same_document = self.positions(q, k, call)
+        if call.query_norm is not None and call.key_norm is not None:
+            epsilon = NORM_EPSILON if call.norm_epsilon is None else call.norm_epsilon
+            q, k = (self.norm(x, g.to(x.dtype), epsilon) for x, g in ((q, call.query_norm), (k, call.key_norm)))
         if call.rotary_base is not None:
             at = self.rotated_at(of_query, of_key, call)
             q, k = (

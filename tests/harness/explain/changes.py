@@ -23,6 +23,7 @@ FLOATS = {
     **dict.fromkeys(("scores", "weights", "attn_mask", "valid"), SCORES),
     **dict.fromkeys(("w_q", "w_k", "w_v", "w_o"), ("row", "column")),
     **dict.fromkeys(("sinks", "alibi_slopes", "head_gates"), ("head",)),
+    **dict.fromkeys(("query_norm", "key_norm"), ("component",)),
     "log_sum_exp": SCORES[:3],
     "relative_bias": ("head", "distance"),
     "key_padding_mask": ("sample", "key"),
@@ -33,6 +34,9 @@ NAMES = {"attn_mask": "mask", "key_padding_mask": "padding mask", "valid": "vali
 NAMES |= {
     "relative_bias": "table of biases",
     "head_gates": "gates",
+    "query_norm": "gain of queries",
+    "key_norm": "gain of keys",
+    "norm_epsilon": "epsilon",
     "log_sum_exp": "log-sum-exp",
     "given_scale": "given scale",
 }
@@ -42,7 +46,7 @@ NAMES |= {"query_documents": "documents of queries", "key_documents": "documents
 NAMES |= {f"w_{role}": f"weight matrix of {role}" for role in "qkvo"} | {
     f"b_{role}": f"bias of {role}" for role in "qkvo"
 }
-SCALARS = ("scale", "given_scale", "softcap", "rotary_base", "window_left", "window_right")
+SCALARS = ("scale", "given_scale", "softcap", "norm_epsilon", "rotary_base", "window_left", "window_right")
 OPTIONAL = ("window_left", "window_right", "given_scale", *(f"b_{role}" for role in "qkvo"))
 PLACES = ("query_places", "key_places", "query_documents", "key_documents")
 FAMILIES: tuple[tuple[str, ...], ...] = (
@@ -51,7 +55,12 @@ FAMILIES: tuple[tuple[str, ...], ...] = (
     ("b_q", "b_k", "b_v"),
     ("window_left", "window_right"),
 )
-FAMILIES += (("query_places", "key_places"), ("query_documents", "key_documents"), ("bias_k", "bias_v"))
+FAMILIES += (
+    ("query_places", "key_places"),
+    ("query_documents", "key_documents"),
+    ("bias_k", "bias_v"),
+    ("query_norm", "key_norm"),
+)
 """Entries that may be taken for one another."""
 CHANGING = {
     "scores": ("scale", "softmax", "weighted sum"),

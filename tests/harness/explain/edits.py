@@ -32,7 +32,13 @@ ORDERED: tuple[str, ...] = (
     "valid lengths",
 )
 ORDERED += ("causal triangle", "window", "documents", "sink", "softmax", "key and value of zeros", "head gates")
-ORDERED += ("rotation of the query", "rotation of the key", "learned key and value")
+ORDERED += (
+    "norm of the query",
+    "norm of the key",
+    "rotation of the query",
+    "rotation of the key",
+    "learned key and value",
+)
 """Stages whose place among the others may be mistaken."""
 
 

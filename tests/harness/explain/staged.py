@@ -13,6 +13,7 @@ from torch import Tensor
 
 from attention_conformance.implementations.adapters.tensors import slopes, to_array, to_tensor, zeros_for_none
 from attention_conformance.implementations.api.contract import Result
+from attention_conformance.reference.norms import epsilon_of
 from attention_conformance.reference.positions import positions, rotated_at
 from attention_conformance.reference.visibility import visibility
 from attention_conformance.spec.conventions import (
@@ -22,9 +23,13 @@ from attention_conformance.spec.conventions import (
     GroupOrder,
     LogBase,
     LogOfNothing,
+    NormGain,
+    NormKind,
+    NormOrder,
+    NormSpan,
     RotaryPairing,
 )
-from attention_conformance.spec.features import PositionIds
+from attention_conformance.spec.features import PositionIds, QkNorm
 from attention_conformance.spec.problem import Array, Problem
 
 State: TypeAlias = dict[str, Any]
@@ -81,6 +86,10 @@ def opened(problem: Problem, conventions: Conventions) -> State:
     state |= {"num_heads": problem.num_heads, "num_kv_heads": problem.num_kv_heads, "keys": problem.key.shape[-2]}
     state |= {"softcap": extension.softcap, "rotary_base": extension.rotary_base, "rotary_dim": extension.rotary_dim}
     state |= {"given_scale": problem.scale}
+    if extension.qk_norm is not QkNorm.NONE:
+        late = conventions.norm_order is NormOrder.LAST
+        epsilon = "late_epsilon" if late else "norm_epsilon"
+        state |= {epsilon: epsilon_of(problem, conventions)}
     state |= {"causal": problem.causal or None, "zero_key": extension.zero_attn or None, "hidden": -INFINITY}
     state |= {"conventions": conventions, "empty_rows": visibility(problem, conventions).answers, "soft": False}
     if problem.valid_lens is not None:
@@ -101,6 +110,25 @@ def _projected(role: str, entry: str, heads: str) -> Iterator[Stage]:
 
     yield Stage(f"projection of the {entry}", project, (entry, f"w_{role}", f"b_{role}"), f"w_{role}")
     yield Stage(f"split of the {entry} into heads", split, (entry,), f"w_{role}")
+
+
+def _normed(entry: str, epsilon: str = "norm_epsilon") -> Stage:
+    def divide(state: State) -> State:
+        rows, gain, conventions = state[entry], state.get(f"{entry}_norm"), state["conventions"]
+        together = conventions.norm_span is NormSpan.WIDTH
+        over = (-3, -1) if together else (-1,)
+        rows = rows - rows.mean(over, keepdim=True) if conventions.norm_kind is NormKind.LAYER else rows
+        if conventions.norm_kind is NormKind.L2:
+            size = rows.square().sum(over, keepdim=True).clamp(min=state[epsilon] ** 2).sqrt()
+        else:
+            size = (rows.square().mean(over, keepdim=True) + state[epsilon]).sqrt()
+        unit = rows / size
+        if gain is None:
+            return {entry: unit}
+        gain = gain + 1.0 if conventions.norm_gain is NormGain.PLUS_ONE else gain
+        return {entry: unit * (gain.view(rows.shape[-3], 1, -1) if together else gain)}
+
+    return Stage(f"norm of the {entry}", divide, (entry, f"{entry}_norm", epsilon), epsilon)
 
 
 def _rotated(entry: str) -> Stage:
@@ -241,8 +269,12 @@ STAGES: tuple[Stage, ...] = (
         )
         for stage in _projected(role, entry, heads)
     ),
+    _normed("query"),
+    _normed("key"),
     _rotated("query"),
     _rotated("key"),
+    _normed("query", "late_epsilon"),
+    _normed("key", "late_epsilon"),
     Stage("learned key and value", _learned, ("key", "value", "bias_k", "bias_v"), "bias_k"),
     Stage("key and value of zeros", _zero_key, ("key", "value"), "zero_key"),
     _repeated("key"),

@@ -37,13 +37,16 @@ def wrong_keys(problem: Problem, conventions: Conventions, run: Callable[[Proble
 
 def _measured(problem: Problem, run: Callable[[Problem], Result]) -> NDArray[np.bool_]:
     before = run(problem).output.astype(np.float64)
+    if not np.isfinite(before).any():
+        raise ValueError("nothing moves an output without a number")
     columns = []
     for key in range(problem.key.shape[-2]):
         value = problem.value.astype(np.float64)
         value[..., key, :] += MOVE
         after = run(problem.with_arrays({"value": value.astype(problem.value.dtype)})).output.astype(np.float64)
         # A weight that moves the output by less than a roundoff of float16 is not worth naming.
-        columns.append((np.abs(after - before) > MOVE * 2.0**-10).any(-1))
+        with np.errstate(invalid="ignore"):
+            columns.append((np.abs(after - before) > MOVE * 2.0**-10).any(-1))
     saw = np.stack(columns, axis=-1)
     return saw if problem.scope is Scope.OP else saw[:, None]
 

@@ -5,6 +5,7 @@ import pytest
 from attention_conformance.implementations.api.contract import Implementation
 from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.implementations.discovery.candidates import candidate
+from attention_conformance.implementations.discovery.constructor_names import Size, value_of
 from attention_conformance.spec.cases import Case, MaskKind, MaskShape
 from attention_conformance.spec.conventions import RotaryPairing
 from attention_conformance.spec.features import Feature, Scope
@@ -236,3 +237,10 @@ def test_a_mask_that_is_cut_to_the_queries_is_one_for_all(make: Make) -> None:
     assert isinstance(fitted, Case)
     assert fitted.mask_shape is MaskShape.SHARED
     assert_conforms(made)
+
+
+def test_heads_with_tables_of_their_own_are_built_in_little_memory() -> None:
+    """A list of heads, each with a triangle of its own, is built with as many heads as a launch has blocks."""
+    few, many = (int(str(value_of(Size.LENGTH, heads, heads))) for heads in (8, 256))
+    assert few == 2048
+    assert 256 * many**2 * 4 < 2**28

@@ -9,11 +9,13 @@ from attention_conformance.spec.conventions import (
     Alignment,
     Conventions,
     GroupOrder,
+    NormGain,
+    NormKind,
     PaddedPositions,
     RotaryPairing,
     WindowCount,
 )
-from attention_conformance.spec.features import Scope
+from attention_conformance.spec.features import QkNorm, Scope
 from attention_conformance.spec.problem import Array, Problem
 from attention_conformance.tests.selftest.reference.arithmetic import Arithmetic, Number
 
@@ -122,6 +124,40 @@ def kv_heads(problem: Problem) -> int:
         return int(problem.key.shape[1])
     width = int(problem.parameters["w_q"].shape[1]) // problem.num_heads
     return int(problem.parameters["w_k"].shape[1]) // width
+
+
+def normalised(task: Task, name: str, heads: list[list[list[list[Number]]]]) -> list[list[list[list[Number]]]]:
+    """Queries or keys [sample][head][token][component] divided by their sizes, times their gains."""
+    extension = task.problem.extension
+    if extension.qk_norm is QkNorm.NONE:
+        return heads
+    together = extension.qk_norm is QkNorm.WIDTH
+    result = [[list(head) for head in sample] for sample in heads]
+    for b, sample in enumerate(heads):
+        for token in range(len(sample[0])):
+            parts = [[x for head in sample for x in head[token]]] if together else [head[token] for head in sample]
+            normed = [x for part in parts for x in _normalised_row(task, name, part)]
+            width = len(sample[0][token])
+            for h in range(len(sample)):
+                result[b][h][token] = normed[h * width : (h + 1) * width]
+    return result
+
+
+def _normalised_row(task: Task, name: str, row: Sequence[Number]) -> list[Number]:
+    number, total, kind = task.arithmetic.number, task.arithmetic.total, task.conventions.norm_kind
+    given = task.problem.extension.norm_epsilon
+    epsilon = number(1e-6 if given is None else given)
+    mean = total(row) / len(row) if kind is NormKind.LAYER else number(0)
+    centred = [x - mean for x in row]
+    square = total(x * x for x in centred)
+    if kind is NormKind.L2:
+        size = max(square**0.5, epsilon, key=lambda z: z.real)
+    else:
+        size = (square / len(row) + epsilon) ** 0.5
+    gains = task.problem.extras.get(f"{name}_norm")
+    one = number(1 if task.conventions.norm_gain is NormGain.PLUS_ONE else 0)
+    factors = [number(1)] * len(row) if gains is None else [one + number(g) for g in gains]
+    return [g * x / size for g, x in zip(factors, centred, strict=True)]
 
 
 def rotated(task: Task, row: Sequence[Number], at: int) -> list[Number]:

@@ -5,7 +5,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from attention_conformance.spec.conventions import Conventions, DefaultScale, EmptyRow, LogBase, ReturnedWeights
+from attention_conformance.spec.conventions import (
+    Conventions,
+    DefaultScale,
+    EmptyRow,
+    LogBase,
+    NormOrder,
+    ReturnedWeights,
+)
 from attention_conformance.spec.features import Scope
 from attention_conformance.spec.problem import Array, Problem
 from attention_conformance.tests.selftest.reference.arithmetic import DOUBLE, Arithmetic, Number
@@ -16,6 +23,7 @@ from attention_conformance.tests.selftest.reference.family_oracle import (
     extra_rows,
     key_head,
     kv_heads,
+    normalised,
     position_biases,
     rotated,
     rotated_at,
@@ -56,7 +64,9 @@ def attention(
     """
     task = Task(problem, conventions, arithmetic, factors)
     query, key, value = (heads_of(problem, name, arithmetic) for name in ("query", "key", "value"))
-    query, key = (_rotated(task, name, heads) for name, heads in (("query", query), ("key", key)))
+    steps = (normalised, _rotated) if conventions.norm_order is NormOrder.FIRST else (_rotated, normalised)
+    for step in steps:
+        query, key = (step(task, name, heads) for name, heads in (("query", query), ("key", key)))
     key, value = (_extended(task, name, heads) for name, heads in (("bias_k", key), ("bias_v", value)))
     rows = [
         [[_row(task, (b, h, i), row, key[b], value[b]) for i, row in enumerate(head)] for h, head in enumerate(sample)]

@@ -18,7 +18,7 @@ from attention_conformance.spec.cases import (
     Sizes,
 )
 from attention_conformance.spec.conventions import Conventions
-from attention_conformance.spec.features import Extension, Packing, PositionIds
+from attention_conformance.spec.features import Extension, Packing, PositionIds, QkNorm
 
 CROSS = ModuleForm(Sharing.NONE, 13, 11, 17, 10, bias=True, output_projection=True, output_bias=True)
 KEY_VALUE = ModuleForm(Sharing.KEY_VALUE, 13, 11, 11, 10, output_projection=True)
@@ -105,7 +105,9 @@ FEW_SQUARE = replace(FEW, query_length=5)
 FEW_KEYS = replace(FEW, query_length=6, key_length=4)
 LONG = replace(FEW, batch=1, num_heads=1, query_length=9, key_length=9)
 POSITIONED = Case(sizes=GROUPS).extended(window_left=3, window_right=2, rotary_base=50.0, query_start=1, alibi=True)
-EVERYTHING = POSITIONED.extended(relative_bias=2, softcap=2.0, sinks=True, zero_attn=True, head_gates=True)
+EVERYTHING = POSITIONED.extended(
+    qk_norm=QkNorm.HEAD, relative_bias=2, softcap=2.0, sinks=True, zero_attn=True, head_gates=True
+)
 PLACED = [
     Case(sizes=FEW, causal=True).extended(query_start=1),
     Case(sizes=FEW_KEYS, causal=True),
@@ -132,6 +134,8 @@ SCORED = [
     Case(sizes=FEW).extended(rotary_base=3.0, query_start=7),
     Case(sizes=replace(FEW, d_k=5)).extended(rotary_base=3.0, rotary_dim=4),
     Case(sizes=FEW, causal=True).extended(rotary_base=9.0, position_ids=PositionIds.ASCENDING, query_start=1),
+    Case(sizes=FEW).extended(qk_norm=QkNorm.HEAD),
+    Case(sizes=FEW, score_std=4.0).extended(qk_norm=QkNorm.WIDTH, norm_epsilon=0.3, rotary_base=9.0),
     Case(sizes=FEW).extended(alibi=True),
     Case(sizes=FEW, causal=True).extended(alibi=True, query_start=3),
     Case(sizes=FEW, mask=MaskKind.INFINITE, mask_shape=MaskShape.SAMPLE).extended(relative_bias=2),
@@ -223,6 +227,8 @@ DRAWN_FAMILY = st.builds(
         query_start=st.none() | st.integers(0, 50),
         query_starts=st.booleans(),
         relative_bias=st.integers(0, 4),
+        qk_norm=...,
+        norm_epsilon=st.none() | st.floats(0.0, 1.0),
         packing=...,
         dropout=st.sampled_from((0.0, 0.0, 0.5)),
         dropout_seed=st.integers(0, 1000),
@@ -232,4 +238,5 @@ DRAWN_FAMILY = st.builds(
 DRAWN_CONVENTIONS = st.builds(
     Conventions,
     **dict.fromkeys(("causal_alignment", "group_order", "window_count", "padded_positions", "rotary_pairing"), ...),
+    **dict.fromkeys(("norm_kind", "norm_order", "norm_gain"), ...),
 )

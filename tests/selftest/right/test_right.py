@@ -20,6 +20,7 @@ from attention_conformance.tests.selftest.right import (
     right_modules,
     right_packed,
     right_positions,
+    right_qk_norm,
     right_reach,
     right_returned,
     right_sinks,
@@ -35,6 +36,7 @@ CHAPTERS = (
     ("modules", right_modules.RIGHT_MODULES, ("modules.*",), 100),
     ("packed", right_packed.RIGHT, ("packed.*", "causal.*"), 300),
     ("positions", right_positions.RIGHT_POSITIONS, ("positions.*",), 60),
+    ("qk-norm", right_qk_norm.RIGHT, ("qk-norm.*", "scores.*"), 60),
     ("returned", right_returned.RIGHT, RETURNED, 250),
     ("sinks", right_sinks.RIGHT_SINKS, ("sinks.*",), 60),
 )

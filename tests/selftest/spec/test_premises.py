@@ -15,7 +15,17 @@ from attention_conformance.spec.premises import NO_PREMISES, Premise, Premises
 from attention_conformance.tests.harness.judge.clause_tests import claimed, clause_tests
 from attention_conformance.tests.harness.judge.judge import Judge
 
-EVERY = ("causal", "window=8:", "softcap=30", "rotary=10000", "relative-bias=4", "scale=-0.5", "length=16", "block=8")
+EVERY = (
+    "causal",
+    "window=8:",
+    "softcap=30",
+    "rotary=10000",
+    "qk-norm=1e-05",
+    "relative-bias=4",
+    "scale=-0.5",
+    "length=16",
+    "block=8",
+)
 CORE = Claims(Scope.OP, frozenset({Feature.CORE, Feature.HEADS, Feature.CROSS, Feature.KEY_VALUE, Feature.VALUE_WIDTH}))
 
 

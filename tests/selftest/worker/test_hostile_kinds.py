@@ -97,6 +97,13 @@ DYING = {
     ),
     "a fork that outlives it": ("", "if os.fork(): os._exit(3)\n    time.sleep(300)", "with exit status 3"),
     "a fork that answers, too": ("", "os.fork()", "to the request with number"),
+    "a timer": ("signal.setitimer(signal.ITIMER_REAL, 0.01)", "time.sleep(9)", "died of SIGALRM"),
+    "what messages are made with": (
+        "import json",
+        "json.JSONEncoder.encode = None",
+        "the candidate has changed what its process needs to answer: TypeError",
+    ),
+    "functions of the system": ("os.getcwd = None", "", "left its process unusable: TypeError: 'NoneType' object"),
     "a fit that aborts": ("claims = {'fit': lambda case: os.abort()}", "", "died of SIGABRT"),
     "an attribute that exits": (
         "class Exits(Odd):\n    def __getattr__(self, name): os._exit(3)\ninstead = Exits()",
@@ -127,6 +134,16 @@ REFUSED = {
         "import builtins",
         "right = attend(query, key, value); builtins.len = builtins.isinstance = builtins.int = None; return right",
         CHANGED,
+    ),
+    "built-in functions that are gone": (
+        "import builtins",
+        "del builtins.len, builtins.int, builtins.Exception",
+        "the candidate has changed builtins.Exception, builtins.int, builtins.len",
+    ),
+    "an async function": (
+        "async def later(query, key, value): return attend(query, key, value)\ninstead = made('hostile', later)",
+        "",
+        "a NumPy array was expected, got coroutine",
     ),
     "functions of NumPy": ("", "np.ndarray = np.frombuffer = None", "raised TypeError: isinstance() arg 2"),
     "a trace that raises": ("def no(*_): raise RuntimeError('no')", "sys.settrace(no)", "raised RuntimeError: no"),
@@ -169,6 +186,16 @@ HARMLESS = {
     "a nameless object": ("instead = Odd()", ""),
     "built-in functions of its own": (
         "import builtins; builtins.print = builtins.open = None; builtins.sum = lambda *many: sorted(many[0])[0]",
+        "",
+    ),
+    "a built-in function that calls itself equal": (
+        "import builtins\nclass Sum:\n    __eq__ = lambda self, other: True\n    __call__ = lambda self, *all: all[0]",
+        "builtins.sum = Sum()",
+    ),
+    "nowhere to import from": ("sys.path.clear(); sys.meta_path.clear()", ""),
+    "a clock that stands still": ("time.monotonic = time.time = time.sleep = lambda *_: 0.0", ""),
+    "a thread in C that waits": (
+        "c = ctypes.CDLL(None); c.pthread_create(ctypes.byref(ctypes.c_ulong()), None, c.pause, None)",
         "",
     ),
     "JSON of its own": ("import json", "json.dumps = lambda *args, **more: 'x'"),

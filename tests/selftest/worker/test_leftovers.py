@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
+from attention_conformance.implementations.worker import leftovers as leftovers_of_workers
+from attention_conformance.implementations.worker.elsewhere import worker_command
 from attention_conformance.implementations.worker.remote import Remote, isolated_candidate
 from attention_conformance.tests.harness.run.post_run import leftovers
 from attention_conformance.tests.harness.run.runner import run
@@ -76,6 +79,12 @@ def test_threads_and_a_bad_end_are_named(tmp_path: Path, leaving: str, line: str
     assert all(verdict.status is Status.PASS for verdict in run(implementation, ("shapes.coincident",), ("float32",)))
     (named,) = leftovers([implementation])
     assert named.startswith(line)
+
+
+@pytest.mark.parametrize("python", ["", sys.executable])
+def test_a_fork_of_a_worker_is_named_as_one(tmp_path: Path, python: str) -> None:
+    (tmp_path / "cmdline").write_text("\0".join(worker_command(python)))
+    assert leftovers_of_workers._command(tmp_path) == leftovers_of_workers.FORK
 
 
 def test_who_leaves_nothing_is_not_named(tmp_path: Path) -> None:
