@@ -104,6 +104,11 @@ def size_of(name: str) -> Size | None:
     return Size.FLAG if lower.startswith(FLAGS) else BY_NAME.get(lower)
 
 
+def longest(heads: int) -> int:
+    """Tokens that a module of so many heads is built for."""
+    return LONGEST if heads <= FEW_HEADS else LONGEST // 8
+
+
 def value_of(size: Size, width: int, heads: int, tokens: int = 0) -> object:
     """What it is where all heads together are as wide as the inputs, and a window has so many tokens."""
     if size in ROTATIONS:
@@ -114,7 +119,7 @@ def value_of(size: Size, width: int, heads: int, tokens: int = 0) -> object:
         Size.WIDTH: width,
         Size.HEADS: heads,
         Size.HEAD_WIDTH: width // max(1, heads),
-        Size.LENGTH: LONGEST if heads <= FEW_HEADS else LONGEST // 8,
+        Size.LENGTH: longest(heads),
         Size.RATE: 0.0,
         Size.BIAS: True,
         Size.FLAG: False,
