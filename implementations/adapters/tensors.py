@@ -97,9 +97,15 @@ def gradients_of(output: torch.Tensor, leaves: Mapping[str, torch.Tensor], cotan
 
 
 def slopes(
-    output: torch.Tensor, leaves: Sequence[torch.Tensor], cotangent: torch.Tensor, keep: bool = False
+    output: torch.Tensor,
+    leaves: Sequence[torch.Tensor],
+    cotangent: torch.Tensor,
+    keep: bool = False,
+    graph: bool = False,
 ) -> tuple[torch.Tensor | None, ...]:
-    """The same in the order of the leaves, None where the output does not depend on one; `keep` keeps the graph.
+    """The same in the order of the leaves, None where the output does not depend on one.
+
+    `keep` keeps the graph of the output; `graph` makes one of the gradients, too.
 
     Raises:
         ValueError: the output has another shape than the cotangent.
@@ -107,7 +113,7 @@ def slopes(
     if output.shape != cotangent.shape:
         raise ValueError(f"an output of shape {tuple(output.shape)} has no cotangent of shape {tuple(cotangent.shape)}")
     product = _Product.apply(output, cotangent)  # type: ignore[no-untyped-call]
-    return torch.autograd.grad(product, leaves, retain_graph=keep, allow_unused=True)
+    return torch.autograd.grad(product, leaves, retain_graph=keep or graph, create_graph=graph, allow_unused=True)
 
 
 class _Product(torch.autograd.Function):
@@ -138,7 +144,6 @@ def second_products(
     output: torch.Tensor, leaves: Mapping[str, torch.Tensor], directions: Tensors, cotangent: torch.Tensor
 ) -> dict[str, Array]:
     """Derivatives of the gradients along the directions, by name; see `Problem.direction`."""
-    held = list(leaves.values())
-    first = torch.autograd.grad(output, held, cotangent, create_graph=True, allow_unused=True)
+    first = slopes(output, list(leaves.values()), cotangent, graph=True)
     along = [(g * directions[name]).sum() for name, g in zip(leaves, first, strict=True) if g is not None]
     return gradients_of(torch.stack(along).sum(), leaves, torch.ones((), dtype=output.dtype, device=output.device))

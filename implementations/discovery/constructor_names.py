@@ -16,6 +16,8 @@ from attention_conformance.implementations.discovery.vocabulary import HEAD_COUN
 
 LONGEST = 2048
 """Tokens that a module is built for, where it is built for a number of them."""
+FEW_HEADS = 32
+"""More heads are built for fewer tokens: each may have a square table of its own, and 256 of them take gigabytes."""
 
 
 MOST_SAMPLES = 64
@@ -102,6 +104,11 @@ def size_of(name: str) -> Size | None:
     return Size.FLAG if lower.startswith(FLAGS) else BY_NAME.get(lower)
 
 
+def longest(heads: int) -> int:
+    """Tokens that a module of so many heads is built for."""
+    return LONGEST if heads <= FEW_HEADS else LONGEST // 8
+
+
 def value_of(size: Size, width: int, heads: int, tokens: int = 0) -> object:
     """What it is where all heads together are as wide as the inputs, and a window has so many tokens."""
     if size in ROTATIONS:
@@ -112,7 +119,7 @@ def value_of(size: Size, width: int, heads: int, tokens: int = 0) -> object:
         Size.WIDTH: width,
         Size.HEADS: heads,
         Size.HEAD_WIDTH: width // max(1, heads),
-        Size.LENGTH: LONGEST,
+        Size.LENGTH: longest(heads),
         Size.RATE: 0.0,
         Size.BIAS: True,
         Size.FLAG: False,

@@ -21,6 +21,7 @@ from attention_conformance.implementations.discovery.constructor_names import (
     ROTATIONS,
     WINDOWS,
     Size,
+    longest,
     settings_of,
     settings_parameter,
     size_of,
@@ -123,7 +124,8 @@ class Constructor:
         given = {self.spelled.get(name, name): value for name, value in options.items()}
         if "num_kv_heads" in self.spelled:
             given.setdefault(self.spelled["num_kv_heads"], num_heads)
-        given = {**self.options, **given}
+        lengths = {name: longest(num_heads) for name, value in self.options.items() if value == LONGEST}
+        given = {**self.options, **lengths, **given}
         if self.settings:
             return self.kind(
                 **{self.settings: settings_of(self.kind, self.settings, embed_dim, num_heads, self.lenient)}, **given

@@ -154,7 +154,6 @@ def _nursery(judge: int, environment: tuple[tuple[str, str], ...], alone: str) -
 def main(channel: socket.socket) -> None:
     """Forks workers until the judge has ended. Each of them leaves this function, and goes on as the worker does."""
     serve = _with_imports()
-    forked_before = False
     while True:
         text, files, _, _ = socket.recv_fds(channel, LONGEST, 3)
         if not text:
@@ -173,9 +172,6 @@ def main(channel: socket.socket) -> None:
             return
         with contextlib.suppress(OSError):
             channel.send(json.dumps(answer).encode())
-        if not forked_before and "ended" not in request and serve.torch:
-            forked_before = True
-            _import_for_gradients()
 
 
 def _with_imports() -> ModuleType:
@@ -187,14 +183,6 @@ def _with_imports() -> ModuleType:
     gc.collect()
     gc.freeze()  # otherwise a collection in each worker would copy the pages of all that was imported
     return serve
-
-
-def _import_for_gradients() -> None:
-    """What torch imports at its first backward pass: the first worker does that itself, as it would only wait here."""
-    import torch.fx.experimental.symbolic_shapes  # noqa: F401
-
-    gc.collect()
-    gc.freeze()
 
 
 def _begin(request: Mapping[str, Any], files: list[int]) -> None:

@@ -1,10 +1,12 @@
 """Where a module keeps what, how it is built and what it is given: read from its answer where names do not state it."""
 
 import pytest
+from torch import nn
 
 from attention_conformance.implementations.api.contract import Implementation
 from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.implementations.discovery.candidates import candidate
+from attention_conformance.implementations.discovery.constructors import constructor
 from attention_conformance.spec.cases import Case, MaskKind, MaskShape
 from attention_conformance.spec.conventions import RotaryPairing
 from attention_conformance.spec.features import Feature, Scope
@@ -236,3 +238,18 @@ def test_a_mask_that_is_cut_to_the_queries_is_one_for_all(make: Make) -> None:
     assert isinstance(fitted, Case)
     assert fitted.mask_shape is MaskShape.SHARED
     assert_conforms(made)
+
+
+class Triangles(nn.Module):
+    """As a list of heads has them."""
+
+    def __init__(self, n_embd: int, num_heads: int, block_size: int = 32) -> None:
+        super().__init__()
+        self.size, self.tokens = n_embd // num_heads, block_size
+
+
+@pytest.mark.parametrize(("heads", "tokens"), [(2, 2048), (256, 256)])
+def test_heads_with_tables_of_their_own_are_built_in_little_memory(heads: int, tokens: int) -> None:
+    module = constructor(Triangles)(256, heads)
+    assert isinstance(module, Triangles)
+    assert module.tokens == tokens

@@ -147,12 +147,3 @@ def test_who_ends_its_parent_is_not_judged_and_harms_nobody(tmp_path: Path, monk
     assert not loss_of(loaded[1])
     for each in loaded:
         end_process(each)
-
-
-def test_all_but_the_first_worker_find_what_gradients_need(tmp_path: Path) -> None:
-    """Torch imports it at the first backward pass, which takes longer than all else that a start does."""
-    first, later = tmp_path / "first.py", tmp_path / "later.py"
-    first.write_text("from torch.nn.functional import scaled_dot_product_attention as attention\n")
-    later.write_text(f"import sys\nassert 'torch.fx.experimental.symbolic_shapes' in sys.modules\n{first.read_text()}")
-    for file in (first, later):
-        end_process(isolated_candidate(f"{file}:attention", {}))
