@@ -2,31 +2,37 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
 import numpy as np
+import torch
 
 from attention_conformance.implementations.api.contract import Claims, Unsupported
 from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.claim_checks import PLAIN, ClaimCheck, output_of
 from attention_conformance.implementations.discovery.probe import Floats
+from attention_conformance.implementations.discovery.template import Variant, output_of_variant, projected
 from attention_conformance.spec.conventions import ProductPrecision
 from attention_conformance.spec.inputs import build
+from attention_conformance.spec.premises import Premises
 from attention_conformance.spec.problem import Problem
 
 STEP = 1e-8
 """Between inputs: what float64 bends there is its square, and float32 has a rounding error of several steps."""
 BENDING, ROUNDING = 1e-10, 1e-5
 """Second differences between which float32 is seen, as shares of the output: float64 bends less."""
+EXACT = 1e-13
+"""How far float64 may be from float64 that was computed in another order, as a share of the largest element."""
 KEY = "product-precision"
 
 
 def with_precision(check: ClaimCheck, claims: Claims, settings: Mapping[str, str]) -> tuple[Claims, tuple[str, ...]]:
     """The claims with `product-precision=float32` where that is seen in float64 and nothing is stated, and a note."""
-    if KEY in settings or "float64" not in claims.dtypes or not _in_float32(check):
+    if KEY in settings or "float64" not in claims.dtypes or not (_in_float32(check) or _scale_in_float32(check)):
         return claims, ()
     conventions = claims.conventions.claiming({KEY: str(ProductPrecision.FLOAT32)})
     note = f"computes in float32 for inputs in float64 ({KEY}={ProductPrecision.FLOAT32})"
@@ -49,6 +55,34 @@ def _in_float32(check: ClaimCheck) -> bool:
     size = float(np.abs(here).max(initial=0.0))
     bend = float(np.abs(before - 2.0 * here + after).max(initial=0.0))
     return BENDING * size < bend < ROUNDING * size
+
+
+def _scale_in_float32(check: ClaimCheck) -> bool:
+    """Whether its answer in float64 is that under a scale rounded to float32, which is what torch.tensor(d) gives."""
+    fitted = fit(PLAIN.sized(d_k=6, d_v=6), check.claims)
+    if isinstance(fitted, Unsupported):
+        return False
+    problem = build(fitted, "float64").forward_only()
+    got = safe_call(partial(_output, check, problem)).value
+    root = math.sqrt(fitted.sizes.d_k)
+    short = np.float32(root)
+    scales = {float(np.float32(1.0 / root)), 1.0 / float(short), float(np.float32(1.0) / short)}
+    calls = [partial(_with_scale, problem, scale, causal) for scale in scales for causal in (False, True)]
+    attempts = [safe_call(call).value for call in calls]
+    if got is None:
+        return False
+    shown = [each for each in attempts if each is not None and each.shape == got.shape]
+    return any(float(np.abs(each - got).max()) < EXACT * float(np.abs(each).max()) for each in shown)
+
+
+def _with_scale(problem: Problem, scale: float, causal: bool) -> Floats:
+    """The output of plain attention with a scale."""
+    arrays = {name: torch.from_numpy(array) for name, array in problem.arrays().items()}
+    query, key, value = (arrays.get(name, arrays["query"]) for name in ("query", "key", "value"))
+    given = projected((query, key, value), arrays, problem.num_heads)
+    scaled = replace(given, query=given.query * scale)
+    output: Floats = output_of_variant(scaled, Variant(Premises(causal=causal), scale=0.0)).numpy()
+    return output
 
 
 def _output(check: ClaimCheck, problem: Problem) -> Floats:

@@ -7,7 +7,7 @@ import numpy as np
 from attention_conformance.implementations.discovery.findings import OFFERED
 from attention_conformance.spec.case_options import CASE_OPTIONS, CaseOption
 from attention_conformance.spec.conventions import Conventions
-from attention_conformance.spec.features import Extension, Feature
+from attention_conformance.spec.features import Extension, Feature, QkNorm
 from attention_conformance.spec.problem import Array
 
 DROPOUT = Extension(dropout=0.5, dropout_seed=1)
@@ -29,8 +29,10 @@ def drawn(heads: int, *shape: int) -> Array:
     return np.random.default_rng(8).uniform(0.3, 1.4, (heads, *shape))
 
 
-def extra_arrays(option: CaseOption, heads: int, keys: int) -> Mapping[str, Array]:
+def extra_arrays(option: CaseOption, heads: int, keys: int, width: int) -> Mapping[str, Array]:
     """The arrays of a problem that shows the option, in float64; parameters of a module are not among them."""
+    if option.example.qk_norm is not QkNorm.NONE:
+        return {"query_norm": drawn(width)[::-1].copy(), "key_norm": drawn(width)}
     if option.feature is Feature.SEGMENTS:
         ids = np.array([[0] * 3 + [1] * (keys - 3), [0] * 4 + [1] * (keys - 4)])
         return {"query_segments": ids, "key_segments": ids.copy()}

@@ -30,6 +30,7 @@ from attention_conformance.implementations.discovery.claim_checks import (
     EXTENTS,
     MASKED,
     NO_EFFECT,
+    OPTION_CASES,
     PLAIN,
     RAISES,
     ClaimCheck,
@@ -37,6 +38,7 @@ from attention_conformance.implementations.discovery.claim_checks import (
     core_claims,
     drops_output,
     equal_outputs,
+    near_outputs,
     option_claims,
     parts,
     with_returned_weights,
@@ -347,7 +349,15 @@ def _option_claims(plan: ModulePlan, published: bool) -> tuple[ClaimCheck, list[
     if Feature.DROPOUT in check.claims and not published and drops_output(check):
         notes.append("dropout not claimed: it drops components of the output, not weights")
         check = check.without(DROPPING)
+    if Feature.DROPOUT in check.claims and plan.call.tap and _drops_nothing(check):
+        notes.append("dropout not claimed: it drops nothing before the input is added")
+        check = check.without(DROPPING)
     return check, notes
+
+
+def _drops_nothing(check: ClaimCheck) -> bool:
+    """Whether its answers with and without dropout are equal."""
+    return near_outputs(check.run(OPTION_CASES[Feature.DROPOUT]), check.run(PLAIN), check.dtype)
 
 
 def _has_modes(plan: ModulePlan) -> bool:

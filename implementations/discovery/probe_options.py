@@ -42,12 +42,18 @@ def problem_with(subject: Subject, option: CaseOption) -> Problem:
         extension=extension,
     )
     problem = subject.problem(setup.given(causal=option.feature in CAUSAL_ONLY))
-    problem = replace(problem, extras=extra_arrays(option, problem.num_heads, KEYS))
+    problem = replace(problem, extras=extra_arrays(option, problem.num_heads, KEYS, _width(problem)))
     if extension.bias_kv:
         width = problem.parameters["w_k"].shape[1]
         learned = {"bias_k": drawn(width), "bias_v": drawn(width) * np.resize([1.0, -1.0, 2.0], width)}
         problem = replace(problem, parameters={**problem.parameters, **learned})
     return rounded(problem, subject.dtype)
+
+
+def _width(problem: Problem) -> int:
+    """d_k."""
+    width = problem.query.shape[-1] if problem.scope is Scope.OP else problem.parameters["w_q"].shape[1]
+    return int(width if problem.scope is Scope.OP else width // problem.num_heads)
 
 
 def _findings(subject: Subject, option: CaseOption) -> Iterator[Finding]:

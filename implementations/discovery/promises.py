@@ -13,7 +13,13 @@ SIZES = {"embed_dim", "num_heads"}
 INPUTS = {"query", "key", "value"}
 OF_FORWARD = {"key_padding_mask", "need_weights", "attn_mask", "average_attn_weights"}
 """Published names of torch.nn.MultiheadAttention: of its constructor, its inputs, and its options."""
-STATED = re.compile(r"divisib|must divide|\bheads?\b.{0,20}\bdivides?\b|% *(self\.)?\w*(head|\bh\b)", re.IGNORECASE)
+OF_ONE = r"(?!_?(?:channels|dim|size|width))"
+"""What follows a head where its width is meant, and not the number of heads."""
+STATED = re.compile(
+    rf"divisib(?!\w* by \w*head_(?:channels|dim|size|width))|must divide|\bheads?\b.{{0,20}}\bdivides?\b"
+    rf"|% *(self\.)?\w*(heads|head{OF_ONE}|\bh\b)",
+    re.IGNORECASE,
+)
 """What documentation or code has where widths that the heads do not divide are refused: words, or a remainder."""
 
 

@@ -40,6 +40,7 @@ NEEDS: Mapping[str, tuple[set[Feature], ...]] = {
     "dropout-sharing": ({Feature.DROPOUT},),
     "full-dropout": ({Feature.DROPOUT},),
     "rotary-pairing": ({Feature.ROTARY},),
+    **dict.fromkeys(("norm-kind", "norm-span", "norm-order", "norm-gain", "norm-default"), ({Feature.QK_NORM},)),
     "sinusoid-order": ({Feature.SINUSOIDS},),
     "alibi-rule": ({Feature.ALIBI_SLOPES},),
     "returned-weights": ({Feature.DROPOUT}, {Feature.WEIGHTS, Feature.AVERAGED_WEIGHTS}),

@@ -8,7 +8,8 @@ from torch import nn
 
 from attention_conformance.implementations.discovery.loading import TargetError
 from attention_conformance.implementations.discovery.module_forms import Form, found_form
-from attention_conformance.spec.conventions import Polarity
+from attention_conformance.spec.conventions import Polarity, ProductPrecision
+from attention_conformance.spec.features import Feature
 from attention_conformance.tests.selftest.discovery.making import START, Make, assert_conforms, make
 
 __all__ = ["make"]
@@ -164,3 +165,24 @@ def test_a_wrong_image_does_not_conform(make: Make) -> None:
     made = make(text_of({**FORMS["an image"], "scale": "k.shape[-2] ** -0.5"}))
     with pytest.raises(AssertionError, match="elements differ"):
         assert_conforms(made)
+
+
+def test_a_scale_in_float32_is_seen(make: Make) -> None:
+    made = make(text_of({"scale": "(1 / torch.sqrt(torch.tensor(k.shape[-1])))"}))
+    assert made.claims.conventions.product_precision is ProductPrecision.FLOAT32
+    assert_conforms(made, "float64")
+
+
+OF_A_HEAD = {"init": "assert dim % 1 == 0, 'divisible by num_head_channels'"}
+
+
+def test_a_width_of_heads_is_no_number_of_them(make: Make) -> None:
+    assert make(text_of(OF_A_HEAD)).construct is None
+
+
+def test_dropout_after_the_output_is_not_that_of_the_attention(make: Make) -> None:
+    added = {"before": "given = x", "after": "return self.drop(self.out(x)) + given"}
+    sizes = {"sizes": "dim, heads, dropout=0.1", "init": "self.drop = nn.Dropout(dropout)"}
+    made = make(text_of({**sizes, **added}))
+    assert "it drops nothing before the input is added" in made.about
+    assert Feature.DROPOUT not in made.claims
