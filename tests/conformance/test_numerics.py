@@ -69,7 +69,8 @@ def test_nan_propagates(judge: Judge) -> None:
         query[(0,) * query.ndim] = np.nan
         return query
 
-    for case in judge.cases(Case(), Case(causal=True).sized(query_length=7)):
+    # What a machine computes at once is more than 2 numbers: a maximum over fewer keys than that may skip NaN.
+    for case in judge.cases(Case(), Case(causal=True).sized(query_length=2, key_length=2)):
         try:
             output = judge.run(changed(judge.problem(case).forward_only(), query=with_nan)).output
         except CandidateError:
