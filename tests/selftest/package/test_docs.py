@@ -107,7 +107,7 @@ def test_the_search_needs_no_server(browser: Browser, site: Path) -> None:
         result = visit.page.locator("ul.search li").get_by_text("causal.square").first
         result.wait_for()
         result.click()
-        assert "causal.html" in visit.page.url
+        visit.page.wait_for_url("**/causal.html*")
         assert [each for each in visit.noted if not each.startswith(f"request: {site.as_uri()}/")] == []
 
 

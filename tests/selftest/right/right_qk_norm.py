@@ -114,3 +114,6 @@ RIGHT = (
     _op("last", gain_behind_the_rounding, Last, norm_order=NormOrder.LAST),
     replace(_BARE, claims=replace(_BARE.claims, premises=Premises(qk_norm=True, norm_epsilon=1e-5))),
 )
+
+WITHOUT = {"bare": ("qk-norm.gain-gradient",)}
+"""A norm that learns no gain has no gradient of one."""
