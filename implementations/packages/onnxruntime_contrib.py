@@ -129,7 +129,7 @@ multi_head = Implementation(
     Claims(
         Scope.OP,
         PLAIN | {Feature.VALUE_WIDTH, Feature.CROSS, Feature.FLOAT_MASK, Feature.CAUSAL},
-        Conventions().claiming({"empty-row": "nan", "causal-alignment": "bottom-right"}),
+        Conventions().claiming({"empty-row": "nan"}),
         dtypes=("float32",),
         fit=_added,
     ),

@@ -17,6 +17,7 @@ from attention_conformance import (
     Case,
     Claims,
     Conventions,
+    ExpectedFailure,
     Feature,
     Implementation,
     MaskKind,
@@ -25,6 +26,8 @@ from attention_conformance import (
     numpy_op,
 )
 
+REASON = "its softmax keeps every weight above exp(-64), masked ones too, so that no logarithm of 0 is taken"
+REPORT = "https://github.com/PaddlePaddle/Paddle/issues/4366"
 DTYPES = ("float64", "float32")
 
 
@@ -58,4 +61,5 @@ sdpa = Implementation(
     ),
     numpy_op(attention),
     "Paddle's scaled_dot_product_attention, on the CPU",
+    tuple(ExpectedFailure(clause, REASON, REPORT) for clause in ("masks.no-influence", "relations.padding-extension")),
 )
