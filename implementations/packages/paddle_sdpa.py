@@ -4,6 +4,11 @@
 #
 # [tool.attention-conformance]
 # implementations = ["sdpa"]
+#
+# [tool.attention-conformance.findings]
+# sdpa = """
+# The scale 0 is taken as an absent one. No report was found.
+# """
 # ///
 """Paddle: nn.functional.scaled_dot_product_attention, composed on the CPU."""
 
