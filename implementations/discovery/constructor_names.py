@@ -144,6 +144,7 @@ USUAL: Mapping[str, object] = {
 GROUPS = (
     *("num_kv_heads", "num_key_value_heads", "n_kv_heads", "kv_heads", "n_kv_head", "n_query_groups", "query_groups"),
     *("num_query_groups", "num_kv_groups", "n_kv_groups", "kv_groups", "n_kv", "n_local_kv_heads"),
+    *("num_groups", "n_groups", "num_query_head_groups", "kv_head_num", "n_heads_kv", "num_heads_kv"),
 )
 
 

@@ -13,6 +13,7 @@ from attention_conformance.implementations.discovery.bare import Inputs
 from attention_conformance.implementations.discovery.constructors import WIDTH, Constructor
 from attention_conformance.implementations.discovery.forwards import ModuleCall
 from attention_conformance.implementations.discovery.module_masks import fit_form
+from attention_conformance.implementations.discovery.one_key_head import with_key_heads
 from attention_conformance.implementations.discovery.parameters import patterns
 from attention_conformance.implementations.discovery.probe import HALF
 from attention_conformance.spec.cases import Case
@@ -42,17 +43,18 @@ def _independent(
     return torch.allclose(before.select(axis, -1), after.select(axis, -1), rtol=0.0, atol=HALF)
 
 
-def fit_of_call(call: ModuleCall, even_heads: bool, case: Case) -> Case | Unsupported:
+def fit_of_call(call: ModuleCall, even_heads: bool, kv_heads: int, case: Case) -> Case | Unsupported:
     """The nearest case that it supports."""
     width = case.sizes.d_k + case.sizes.d_k % 2
     even = case.sized(d_k=width, d_v=width if case.sizes.d_v == case.sizes.d_k else case.sizes.d_v)
     formed = fit_form(even if even_heads else case, call.form)
-    return formed if isinstance(formed, Unsupported) else usual_fit(call)(formed)
+    return formed if isinstance(formed, Unsupported) else usual_fit(call, kv_heads)(formed)
 
 
-def usual_fit(call: ModuleCall) -> Callable[[Case], Case | Unsupported]:
+def usual_fit(call: ModuleCall, kv_heads: int) -> Callable[[Case], Case | Unsupported]:
     """The fit of a causal flag that describes the mask; where it is always causal, a mask is one of its own."""
-    return one_mask if "is_causal" in call.options else any_case
+    fit = one_mask if "is_causal" in call.options else any_case
+    return partial(with_key_heads, kv_heads, fit) if kv_heads else fit
 
 
 def fit_of_heads(make: Constructor, claims: Claims) -> Callable[[Case], Case | Unsupported]:

@@ -106,7 +106,8 @@ def module_run(
 
 
 def _build(make: Constructor, evaluating: bool, problem: Problem) -> nn.Module:
-    groups = {} if problem.num_kv_heads == problem.num_heads else {"num_kv_heads": problem.num_kv_heads}
+    told = problem.num_kv_heads != problem.num_heads and not make.kv_heads
+    groups = {"num_kv_heads": problem.num_kv_heads} if told else {}
     make = replace(make, tokens=problem.query.shape[-2]) if make.window is Size.WINDOW else make
     return build_mha(make, **groups)(problem).train(not evaluating)
 
@@ -188,7 +189,9 @@ def plan_module(kind: type[nn.Module], conventions: Conventions, device: str, ob
     check = ClaimCheck(
         call,
         partial(module_run, make),
-        Claims(Scope.MODULE, features, conventions, fit=usual_fit(call), premises=Premises(length=length)),
+        Claims(
+            Scope.MODULE, features, conventions, fit=usual_fit(call, make.kv_heads), premises=Premises(length=length)
+        ),
         device,
     ).in_first_dtype()
     first, second = check.run(PLAIN), check.run(PLAIN)
@@ -201,7 +204,7 @@ def plan_module(kind: type[nn.Module], conventions: Conventions, device: str, ob
     call = _unless_only(call, replace(call, float_padding=False), check, both, {"key_padding_mask", "float_mask"})
     even = call.rotates or (_needs_even(make, call) and not has_published_interface(kind))
     if call.form in SHAPES or even:
-        check = replace(check, claims=replace(check.claims, fit=partial(fit_of_call, call, even)))
+        check = replace(check, claims=replace(check.claims, fit=partial(fit_of_call, call, even, make.kv_heads)))
     meaning = replace(check.claims.conventions, bool_mask=call.polarity)
     check = replace(check, function=call, claims=replace(check.claims, conventions=meaning))
     check, seen = as_seen(call, check) if observed else (check, [])
