@@ -7,12 +7,11 @@ import numpy as np
 from attention_conformance.implementations.api.safe_call import CandidateError
 from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Pattern, Scores, Values
 from attention_conformance.spec.features import Feature
-from attention_conformance.spec.problem import Array
+from attention_conformance.spec.problem import HALF, Array
 from attention_conformance.tests.harness.judge.clause_tests import ALL_PARTS, clause, row, table
 from attention_conformance.tests.harness.judge.judge import Judge
 from attention_conformance.tests.harness.judge.relations import changed
 
-HALF = ("bfloat16", "float16")
 STEEP = Case(seed=31, score_std=3.0)
 ONE_HOT = Case(scores=Scores.ONE_HOT)
 SINGLE_KEY = Case(scores=Scores.EQUAL, mask=MaskKind.BOOL, pattern=Pattern.SINGLE_KEY, mask_shape=MaskShape.SHARED)
