@@ -174,6 +174,10 @@ def test_evaluation(judge: Judge) -> None:
     cases = (plain, replace(plain, mask=MaskKind.BOOL).extended(dropout=0.9))
     for case in judge.cases(*cases) if judge.observes("changed_state") else ():
         _assert_drops_nothing(judge, case, "evaluation mode")
+    for case in judge.cases(SHOWN):
+        evaluating = judge.problem(case.extended(evaluation=True)).forward_only()
+        if judge.answer(case, evaluating) is not None and (mask := _dropout_mask(judge, case)) is not None:
+            judge.assert_that(case, not mask.all(), "in training mode again after evaluation, nothing is dropped")
 
 
 def _assert_drops_nothing(judge: Judge, case: Case, context: str) -> None:

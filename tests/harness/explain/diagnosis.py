@@ -5,6 +5,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
+from math import inf, log10
 
 from attention_conformance.implementations.api.contract import Implementation, PathError, Unsupported
 from attention_conformance.implementations.api.fitting import fit_to_explain
@@ -174,7 +175,8 @@ def diagnose(
     if name := holding(implementation, failed, tuple(stated({clause for clause, _ in failed})), device):
         return _claim(name, len(failed))
     with _one_thread():
-        compared = [each for each in checks if each.part] or list(_seen_in_outputs(implementation, checks, device))
+        plain = [each for each in checks if not each.case.extension.dropout]  # what is dropped is drawn anew
+        compared = [each for each in plain if each.part] or list(_seen_in_outputs(implementation, plain, device))
         if not compared:
             return _by_clauses(implementation, checks, device, unknown)
         return _of_cases(implementation, compared, checks, device, dtypes, unknown)
@@ -357,20 +359,27 @@ def _by_clauses(
             ranked.append((len(own & theirs) / max(1, len(own | theirs)), len(own & theirs), hypothesis))
     ranked.sort(key=lambda entry: -entry[0])
     if not ranked or not ranked[0][1]:
-        return Diagnosis("", 0, len(own), when=tuple(sorted({words for _, words in own})[:3]), of_clauses=True)
+        return Diagnosis("", 0, len(own), when=tuple(sorted({words for _, words, _ in own})[:3]), of_clauses=True)
     _, explains, best = ranked[0]
     return Diagnosis(best.name, explains, len(own), repair=best.repair, of_clauses=True)
 
 
 def _failure_summaries(
     implementation: Implementation, chapters: set[str], dtype: str, device: str
-) -> set[tuple[str, str]]:
-    """(clause, words) of every failing check of these chapters, without the numbers."""
+) -> set[tuple[str, str, float]]:
+    """(clause, words, size) of every failing check of these chapters: the words without the numbers.
+
+    The size is that of the clause's largest error, by which different mistakes with the same words differ; 0 where
+    weights are dropped, and each run drops others.
+    """
     summaries = set()
     for planned in Selection((implementation,), dtypes=(dtype,)).plan():
         if planned.clause.chapter in chapters:
             judge = Judge(implementation, dtype, device)
             with suppress(PathError, CandidateError):
                 planned.test(judge)
-            summaries |= {(planned.clause.id, each.summary or each.message) for each in judge.tally.failures}
+            for each in judge.tally.failures:
+                drawn, worst = Case.from_json(each.case).extension.dropout, judge.tally.worst or 0.0
+                size = 0.0 if drawn or not 0.0 < worst < inf else round(log10(worst), 1)
+                summaries.add((planned.clause.id, each.summary or each.message, size))
     return summaries
