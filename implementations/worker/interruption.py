@@ -18,7 +18,10 @@ TIMES = 2
 SPENT = 5.0
 """Seconds of interrupting calls after which there are no more of them: some candidates are interpreted."""
 SUITE = __name__.partition(".")[0]
-OTHERS = (*(f"{SUITE}.implementations.{room}." for room in ("adapters", "api", "discovery", "worker")), f"{SUITE}.spec.")
+OTHERS = (
+    *(f"{SUITE}.implementations.{room}." for room in ("adapters", "api", "discovery", "worker")),
+    f"{SUITE}.spec.",
+)
 """Modules of the suite that are no candidate's."""
 PASSED_OVER = (LIBRARIES - {SUITE}) | sys.stdlib_module_names
 BLOCKED = 0.5
