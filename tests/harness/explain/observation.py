@@ -214,8 +214,8 @@ class Prober:
         left: how many calls may still be made.
         seen: what was observed so far.
         whole: whether rows without any key are compared, too.
-        drift: that of the failing case from which others are made: a case with half as much of it fails as well, and one
-            with less than a quarter passes, whatever its bounds.
+        drift: that of the failing case from which others are made: a case with half as much of it fails as well, and
+            one with less than a quarter passes, whatever its bounds.
     """
 
     implementation: Implementation
