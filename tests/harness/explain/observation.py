@@ -82,7 +82,7 @@ class Observation:
     @property
     def shares(self) -> dict[tuple[str, str], tuple[float, float]]:
         """By part and direction, how much of the direction there is in the error, and the same in bounds."""
-        found = {}
+        found: dict[tuple[str, str], tuple[float, float]] = {}
         for part in self.parts if self.rows is None else ():
             array, expected = None if self.got is None else part_of(self.got, part), self.expected[part]
             if array is not None and array.shape == expected.value.shape:
