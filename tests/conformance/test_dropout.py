@@ -178,7 +178,8 @@ def test_evaluation(judge: Judge) -> None:
         before, evaluating = _dropout_mask(judge, case), judge.problem(case.extended(evaluation=True)).forward_only()
         if before is None or judge.answer(case, evaluating) is None or (again := _dropout_mask(judge, case)) is None:
             continue
-        judge.assert_that(case, bool(before.all() or not again.all()), "nothing is dropped in training after evaluation")
+        drops = bool(before.all() or not again.all())
+        judge.assert_that(case, drops, "nothing is dropped in training after evaluation")
 
 
 def _assert_drops_nothing(judge: Judge, case: Case, context: str) -> None:

@@ -24,7 +24,7 @@ from attention_conformance.spec.cases import Case, Sizes
 from attention_conformance.spec.conventions import Conventions
 from attention_conformance.spec.features import Feature
 from attention_conformance.spec.inputs import build
-from attention_conformance.spec.problem import DTYPES, HALF, Array, Problem
+from attention_conformance.spec.problem import DTYPES, Array, Problem
 from attention_conformance.tests.harness.judge.call_time import begun_in_time
 from attention_conformance.tests.harness.judge.comparison import Comparison, compare, no_answer, part_of, selected
 from attention_conformance.tests.harness.judge.tally import Counts, Tally
@@ -158,8 +158,7 @@ class Judge:
 
     def expected(self, case: Case, gradients: bool = False, also: tuple[str, ...] = ()) -> Mapping[str, Expected]:
         """What the reference answers, part by part: the claimed parts, and the parts in `also`."""
-        # Where half types are all that there is, their aligned bounds count, which a stack of several does not have.
-        together = self.dtype in self.dtypes_together and stackable(case) and not {*self.dtypes_together} <= {*HALF}
+        together = self.dtype in self.dtypes_together and stackable(case, self.dtypes_together)
         dtypes = self.dtypes_together if together else (self.dtype,)
         returned = tuple(dict.fromkeys(self.returned + also))
         return expected_answers(case, dtypes, self.conventions, gradients, returned)[self.dtype]
