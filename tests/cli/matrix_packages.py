@@ -64,6 +64,11 @@ class Package:
             raise PackageError(f"the metadata of {file} cannot be used: {type(error).__name__} {error}") from None
 
     @property
+    def requirement(self) -> str:
+        """What it is about: its first dependency, such as "keras==3.15.1"."""
+        return self.dependencies[0]
+
+    @property
     def digest(self) -> str:
         """Of all that an environment depends on."""
         return sha256("\n".join((sys.version, *self.dependencies)).encode()).hexdigest()[:12]
