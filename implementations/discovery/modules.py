@@ -54,7 +54,7 @@ from attention_conformance.implementations.discovery.extras import (
     returns_scores,
 )
 from attention_conformance.implementations.discovery.forwards import ModuleCall
-from attention_conformance.implementations.discovery.layout import fit_of_call, fit_of_heads, usual_fit
+from attention_conformance.implementations.discovery.layout import fit_of_call, fit_of_heads, has_tables, usual_fit
 from attention_conformance.implementations.discovery.mirrors import Mirror
 from attention_conformance.implementations.discovery.module_forms import found_form, norms_inside
 from attention_conformance.implementations.discovery.module_masks import (
@@ -203,8 +203,11 @@ def plan_module(kind: type[nn.Module], conventions: Conventions, device: str, ob
     both = replace(BIASED, mask_shape=MaskShape.SHARED, padding=Padding.RIGHT)
     call = _unless_only(call, replace(call, float_padding=False), check, both, {"key_padding_mask", "float_mask"})
     even = call.rotates or (_needs_even(make, call) and not has_published_interface(kind))
-    if call.form in SHAPES or even:
-        check = replace(check, claims=replace(check.claims, fit=partial(fit_of_call, call, even, make.kv_heads)))
+    limited = has_tables(make)
+    if call.form in SHAPES or even or limited:
+        check = replace(
+            check, claims=replace(check.claims, fit=partial(fit_of_call, call, even, limited, make.kv_heads))
+        )
     meaning = replace(check.claims.conventions, bool_mask=call.polarity)
     check = replace(check, function=call, claims=replace(check.claims, conventions=meaning))
     check, seen = as_seen(call, check) if observed else (check, [])
