@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from dis import opmap
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -190,7 +190,7 @@ def _usable(result: object) -> Result:
         usable[part] = _quiet(array)
     others = {name: _usable(other) for name, other in result.others.items()}
     gradients = {name: usable.get(f"{GRADIENT}{name}", array) for name, array in result.gradients.items()}
-    returned = {part: usable[part] for part in ("output", *RETURNED) if part in usable}
+    returned: dict[str, Any] = {part: usable[part] for part in ("output", *RETURNED) if part in usable}
     return replace(result, others=others, gradients=gradients, **returned)
 
 
