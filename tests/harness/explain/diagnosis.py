@@ -10,7 +10,7 @@ from attention_conformance.implementations.api.fitting import fit_to_explain
 from attention_conformance.implementations.api.safe_call import CandidateError
 from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Padding, Pattern, Scores
 from attention_conformance.spec.clauses import Level, load
-from attention_conformance.spec.features import KeySplits, Packing, PositionIds, QkNorm
+from attention_conformance.spec.features import KeySplits, Packing, PositionIds, QkNorm, RotaryTables
 from attention_conformance.spec.optional import optional
 from attention_conformance.spec.problem import DTYPES
 from attention_conformance.tests.harness.explain.conditions import Condition, conditions
@@ -58,6 +58,7 @@ PROBES = (
     Case(seed=221).extended(rotary_base=50.0, query_start=2),
     Case(seed=232).sized(d_k=8).extended(rotary_base=50.0, rotary_dim=4),
     Case(seed=233).extended(rotary_base=50.0, position_ids=PositionIds.ASCENDING),
+    Case(seed=237).extended(rotary_tables=RotaryTables.POSITIONS, query_start=2),
     Case(seed=222, causal=True).extended(query_start=2),
     Case(seed=234, causal=True).sized(query_length=3).extended(query_starts=True),
     Case(seed=223).extended(alibi=True),
