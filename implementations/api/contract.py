@@ -127,8 +127,9 @@ FUNCTIONS: Mapping[str, Feature] = {
     "alibi_slopes": Feature.ALIBI_SLOPES,
     "scaled_rotary": Feature.ROTARY_SCALING,
 }
-"""The features that are plain functions: sinusoids(length, width) -> (length, width), position by component, and
-alibi_slopes(num_heads) -> (num_heads,)."""
+"""The features that are plain functions: sinusoids(length, width) -> (length, width), position by component;
+alibi_slopes(num_heads) -> (num_heads,); scaled_rotary(method, length, width, base, factor, original length, and of
+longrope the short and the long factors) -> (2, length, width / 2), cosines and sines."""
 
 
 @dataclass(frozen=True)
