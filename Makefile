@@ -11,7 +11,7 @@ TYPED  := $(VENV)/typing/attention_conformance
 
 BENCH  := report/bench.json
 
-.PHONY: conformance test bench bench-compare bench-calibration lint types bounds mutation reach conventions
+.PHONY: conformance test right bench bench-compare bench-calibration lint types bounds mutation reach conventions
 .PHONY: audit-score covering clause-seconds profile-suite door-cost docs links format clean report-diff first-contact wheel-check diagnosis-score
 .PHONY: peers
 
@@ -20,6 +20,10 @@ conformance: $(JUDGES)
 
 test: lint types
 	$(RUN) -m pytest tests/selftest tests/conformance -n 2 --dist worksteal --durations=5
+
+# Right implementations of every style, which nothing may accuse, in all dtypes; make test takes every second one
+right: $(JUDGES)
+	$(RUN) -m pytest tests/selftest/right --every-dtype -n 2 --dist worksteal
 
 lint: $(READY)
 	$(RUN) -m ruff check .

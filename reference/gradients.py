@@ -90,7 +90,7 @@ def cotangent_of_heads(problem: Problem) -> Floats:
     if problem.scope is Scope.OP:
         return cotangent
     if "w_o" in problem.parameters:
-        cotangent = cotangent @ problem.parameters["w_o"].astype(np.float64).T
+        cotangent = cotangent @ problem.parameters["w_o"].astype(np.float64).swapaxes(-1, -2)
     return split_heads(cotangent, problem.num_heads)
 
 
@@ -149,7 +149,8 @@ def by_distance(problem: Problem, trace: Trace, scores: Floats) -> Floats:
 def of_extra_key(problem: Problem, trace: Trace, rows: Floats) -> Floats:
     """(Hk * d,): the rows (B, H, Lk, d) at the learned extra key, summed over samples and groups."""
     at = problem.key.shape[-2]
-    return np.asarray(gather(rows[..., at : at + 1, :], problem.num_kv_heads, trace.order).sum(0)).reshape(-1)
+    gathered = gather(rows[..., at : at + 1, :], problem.num_kv_heads, trace.order)
+    return np.asarray(gathered.sum(-4)).reshape(*rows.shape[:-4], -1)
 
 
 def unbroadcast(array: Floats, shape: tuple[int, ...]) -> Floats:
@@ -165,14 +166,19 @@ def _module_gradients(problem: Problem, trace: Trace, step: Inputs) -> dict[str,
     roles = {"query": ("q", step.query), "key": ("k", step.key), "value": ("v", step.value)}
     for name, (role, gradient) in roles.items():
         projected, inputs = merge_heads(gradient), getattr(wide, name)
-        by_name[name] = projected @ wide.parameters[f"w_{role}"].T
-        by_name[f"w_{role}"] = np.einsum("blx,bly->xy", inputs, projected)
-        by_name[f"b_{role}"] = projected.sum((0, 1))
+        by_name[name] = projected @ wide.parameters[f"w_{role}"].swapaxes(-1, -2)
+        by_name[f"w_{role}"] = tokens(inputs).swapaxes(-1, -2) @ tokens(projected)
+        by_name[f"b_{role}"] = tokens(projected).sum(-2)
     if "w_o" in wide.parameters:
         cotangent = np.asarray(wide.cotangent, dtype=np.float64)
-        by_name["w_o"] = np.einsum("blx,bly->xy", merge_heads(trace.heads), cotangent)
-        by_name["b_o"] = cotangent.sum((0, 1))
+        by_name["w_o"] = tokens(merge_heads(trace.heads)).swapaxes(-1, -2) @ tokens(cotangent)
+        by_name["b_o"] = tokens(cotangent).sum(-2)
     return shared(problem, by_name)
+
+
+def tokens(array: Floats) -> Floats:
+    """(B, L, width) -> (B * L, width)."""
+    return array.reshape(*array.shape[:-3], array.shape[-3] * array.shape[-2], array.shape[-1])
 
 
 def shared(problem: Problem, by_name: dict[str, Floats]) -> dict[str, Floats]:

@@ -24,8 +24,8 @@ def project(inputs: Floats, weight: Floats, bias: Floats | None) -> Floats:
 
 def split_heads(projected: Floats, num_heads: int) -> Floats:
     """(B, L, H * d) -> (B, H, L, d): head h takes columns h * d .. (h + 1) * d - 1."""
-    batch, length, width = projected.shape
-    return projected.reshape(batch, length, num_heads, width // num_heads).swapaxes(1, 2)
+    width = projected.shape[-1]
+    return projected.reshape(*projected.shape[:-1], num_heads, width // num_heads).swapaxes(-3, -2)
 
 
 def score(query: Floats, key: Floats, scale: float) -> Floats:
@@ -65,8 +65,8 @@ def mix(weights: Floats, value: Floats) -> Floats:
 
 def merge_heads(heads: Floats) -> Floats:
     """(B, H, L, d) -> (B, L, H * d): the inverse of `split_heads`."""
-    batch, num_heads, length, width = heads.shape
-    return heads.swapaxes(1, 2).reshape(batch, length, num_heads * width)
+    *before, num_heads, length, width = heads.shape
+    return heads.swapaxes(-3, -2).reshape(*before, length, num_heads * width)
 
 
 @dataclass(frozen=True, eq=False)
@@ -210,8 +210,9 @@ class Pipeline:
         """(H, d) for each extra key and the sink."""
         num_heads, width = rows.shape[-3], rows.shape[-1]
         if name in problem.parameters:
-            learned = _floats(problem.parameters[name]).reshape(1, problem.num_kv_heads, 1, width)
-            yield self.repeat_kv(learned, num_heads, conventions.group_order)[0, :, 0]
+            given = _floats(problem.parameters[name])
+            learned = given.reshape(*given.shape[:-1], problem.num_kv_heads, 1, width)
+            yield self.repeat_kv(learned, num_heads, conventions.group_order)[..., 0, :]
         if problem.extension.zero_attn:
             yield np.zeros((num_heads, width))
         if "sinks" in problem.extras:

@@ -23,12 +23,12 @@ LARGE = 4_000
 
 
 def stackable(case: Case) -> bool:
-    """Whether it pays to solve the case in several dtypes at once; a module has weights, which stand in the way."""
+    """Whether it pays to solve the case in several dtypes at once."""
     s = case.sizes
-    return case.module is None and s.batch * s.num_heads * s.query_length * s.key_length <= LARGE
+    return s.batch * s.num_heads * s.query_length * s.key_length <= LARGE
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=4096)
 def expected_answers(
     case: Case, dtypes: tuple[str, ...], conventions: Conventions, gradients: bool, returned: tuple[str, ...]
 ) -> Mapping[str, Mapping[str, Expected]]:
@@ -69,8 +69,11 @@ def _stacked(problems: Sequence[Problem]) -> Problem:
 
 
 def _placed(name: str, array: Array) -> Floats:
-    """In float64, with the axes that let it broadcast behind a first one: four of a mask, two of what each head has."""
-    axes = 4 if name == "attn_mask" else max(array.ndim, 2)
+    """In float64, with the axes that let it broadcast behind a first one.
+
+    A mask has four, weight and bias of a projection as many as the rows that it projects, what each head has two.
+    """
+    axes = 4 if name == "attn_mask" else 3 if name.startswith(("w_", "b_")) else max(array.ndim, 2)
     return array.astype(np.float64).reshape(*[1] * (axes - array.ndim), *array.shape)
 
 

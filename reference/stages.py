@@ -16,7 +16,7 @@ def repeat_kv(rows: Floats, num_heads: int, order: GroupOrder) -> Floats:
     if groups == 1:
         return rows
     if order is GroupOrder.TILED:
-        return np.tile(rows, (1, groups, 1, 1))
+        return np.tile(rows, (groups, 1, 1))
     return np.repeat(rows, groups, axis=-3)
 
 
@@ -126,5 +126,5 @@ def cap(scores: Floats, limit: float | None) -> Floats:
 
 def append(rows: Floats, extra: Floats) -> Floats:
     """(B, H, L, d) and (H, d) -> (B, H, L + 1, d): one more key or value, the same for each sample."""
-    column = np.broadcast_to(extra[:, None], (*rows.shape[:-2], 1, rows.shape[-1]))
+    column = np.broadcast_to(extra[..., None, :], (*rows.shape[:-2], 1, rows.shape[-1]))
     return np.concatenate([rows, column], axis=-2)

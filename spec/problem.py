@@ -86,7 +86,7 @@ class Problem:
         """Hk: the heads of key and value."""
         if self.scope is Scope.OP:
             return int(self.key.shape[-3])
-        return int(self.parameters["w_k"].shape[1] * self.num_heads // max(1, self.parameters["w_q"].shape[1]))
+        return int(self.parameters["w_k"].shape[-1] * self.num_heads // max(1, self.parameters["w_q"].shape[-1]))
 
     @property
     def dtype(self) -> str:

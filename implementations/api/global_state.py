@@ -13,7 +13,10 @@ from attention_conformance.implementations.api.process_state import process_stat
 from attention_conformance.spec.optional import imported, optional
 
 torch = optional("torch")
+threadpoolctl = optional("threadpoolctl")
 
+THREADS = {"OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"}
+"""Variables by which a user sets the number of threads of NumPy's products."""
 TINY, ONE = 1e-310, 1.0
 """A subnormal float64 number, and a factor that is applied anew each time: the product is 0 where such are flushed."""
 
@@ -98,8 +101,15 @@ def loading() -> Iterator[None]:
 
 def compute_on_one_thread() -> None:
     """Small cases take less time so, by far where the cores are busy; a number that the user has set stays."""
+    multiply_on_one_thread()
     if torch and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)
+
+
+def multiply_on_one_thread() -> None:
+    """The same for NumPy alone, whose threads would wait for each other after each small product of matrices."""
+    if threadpoolctl and not THREADS & os.environ.keys():
+        threadpoolctl.threadpool_limits(1, user_api="blas")
 
 
 def start_generators(seed: int) -> None:

@@ -30,6 +30,8 @@ SAME = {"bfloat16": 2.0**-7, "float16": 2.0**-10}
 """In half types a row is the same if it differs by a spacing at most: half of the digits would hide a key of many."""
 WIDE, MIDDLE = PLAIN.sized(query_length=160, key_length=160), (40, 44, 51)
 """A case that windows of up to 108 keys before and 39 after the query show in, and the keys that are changed."""
+KEYS = (2, 5, 6)
+"""Keys of the plain case that are changed."""
 LONGER = PLAIN.sized(query_length=9, key_length=9 + FARTHER)
 """More keys than queries: it shows which corner a causal mask starts from."""
 
@@ -40,7 +42,7 @@ def with_premises(check: ClaimCheck, given: Premises) -> tuple[ClaimCheck, list[
     What a candidate has a flag for is no premise: if that is ignored, it is a mistake.
     """
     premises = given
-    if not given.causal and Feature.CAUSAL not in check.claims and _reach(check, PLAIN) is not None:
+    if not given.causal and Feature.CAUSAL not in check.claims and sees_no_later_key(check):
         premises = replace(premises, causal=True)
     if Premise.WINDOW not in given.names and Feature.WINDOW not in check.claims:
         left, right = _window(check)
@@ -54,6 +56,12 @@ def with_premises(check: ClaimCheck, given: Premises) -> tuple[ClaimCheck, list[
     claims = replace(claims, features=claims.features - {Feature.CAUSAL} if premises.causal else claims.features)
     check, notes = _implying(replace(check, claims=claims)), [f"always {', '.join(premises.settings())}"]
     return _causal_with_others(check, notes) if premises.causal else (check, notes)
+
+
+def causal(check: ClaimCheck) -> ClaimCheck:
+    """The check of one that is causal without being told so."""
+    premises = replace(check.claims.premises, causal=True)
+    return _implying(replace(check, claims=replace(check.claims, premises=premises)))
 
 
 def _implying(check: ClaimCheck) -> ClaimCheck:
@@ -72,6 +80,11 @@ def _causal_with_others(check: ClaimCheck, notes: list[str]) -> tuple[ClaimCheck
     if Feature.BOOL_MASK in check.claims and any(_sees_later(check, MASKED)):
         return check.without(MASKS), [*notes, "masks not claimed: with one it is not causal any more"]
     return check, notes
+
+
+def sees_no_later_key(check: ClaimCheck) -> bool:
+    """Whether it is causal without being told so."""
+    return _reach(check, PLAIN) is not None
 
 
 def _reach(check: ClaimCheck, case: Case) -> int | None:
@@ -106,7 +119,7 @@ def _sees_later(check: ClaimCheck, case: Case) -> Iterator[bool]:
 
 
 def changes(
-    check: ClaimCheck, case: Case, each_sample: bool = False, at: tuple[int, ...] = (2, 5, 6)
+    check: ClaimCheck, case: Case, each_sample: bool = False, at: tuple[int, ...] = KEYS
 ) -> Iterator[tuple[int, Booleans]]:
     """A key, and the queries (Lq,) whose answers another one in its place changes; nothing where it has no answer.
 

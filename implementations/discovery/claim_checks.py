@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,7 +14,7 @@ from attention_conformance.implementations.api.contract import Claims, Result, U
 from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.implementations.api.safe_call import CallOutcome, safe_call
 from attention_conformance.implementations.discovery.extra_options import CAUSAL_ONLY, DROPOUT, EXTRA_OPTIONS
-from attention_conformance.implementations.discovery.extras import Extra
+from attention_conformance.implementations.discovery.extras import Extra, find_extras
 from attention_conformance.implementations.discovery.loading import TargetError
 from attention_conformance.implementations.discovery.probe import COARSE, HALF, NO_ANSWER, Floats, Recorder, near
 from attention_conformance.spec.cases import Case, MaskKind, Sizes
@@ -203,6 +203,14 @@ def _not_repeated(check: ClaimCheck) -> str:
     orders = [np.repeat(np.arange(count), groups), np.tile(np.arange(count), groups)]
     repeated = [check.answer(replace(problem, key=problem.key[:, o], value=problem.value[:, o])) for o in orders]
     return "" if any(not each.error and near_outputs(grouped, each, check.dtype) for each in repeated) else NOT_REPEATED
+
+
+def extras_seen(
+    check: ClaimCheck, plain: CallOutcome[Any], extents: Mapping[str, int], scores: bool
+) -> tuple[Extra, ...]:
+    """What it returns after its output: where it can, seen with heads that are no more as wide as there are keys."""
+    wider = check.run(PLAIN.sized(d_k=2 * PLAIN.sizes.d_k, d_v=2 * PLAIN.sizes.d_v))
+    return find_extras(parts(plain if wider.error else wider), extents, scores=scores)
 
 
 def drops_output(check: ClaimCheck) -> bool:

@@ -31,6 +31,7 @@ class Size(StrEnum):
     HEADS = "heads"
     HEAD_WIDTH = "width of a head"
     LENGTH = "tokens"
+    SAMPLES = "samples"
     RATE = "rate of dropout"
     BIAS = "whether there are biases"
     FLAG = "whether something more is done"
@@ -78,6 +79,7 @@ NAMES: Mapping[Size, tuple[str, ...]] = {
         *("max_len", "max_length", "max_seq_len", "max_seq_length", "max_position_embeddings", "max_sequence_length"),
         "maximum_sequence_length",
     ),
+    Size.SAMPLES: ("max_batch_size", "batch_size", "max_batch", "max_bs"),
     Size.BIAS: ("bias", "qkv_bias", "use_bias", "attention_bias"),
     Size.BASE: ("theta", "rope_theta", "rotary_theta", "rope_base", "rotary_base", "freq_base", "theta_base"),
 }
@@ -120,6 +122,7 @@ def value_of(size: Size, width: int, heads: int, tokens: int = 0) -> object:
         Size.HEADS: heads,
         Size.HEAD_WIDTH: width // max(1, heads),
         Size.LENGTH: longest(heads),
+        Size.SAMPLES: MOST_SAMPLES,
         Size.RATE: 0.0,
         Size.BIAS: True,
         Size.FLAG: False,
@@ -132,7 +135,6 @@ def value_of(size: Size, width: int, heads: int, tokens: int = 0) -> object:
 
 USUAL: Mapping[str, object] = {
     **dict.fromkeys(("eps", "norm_eps", "rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon"), 1e-6),
-    **dict.fromkeys(("max_batch_size", "batch_size"), MOST_SAMPLES),
     "device": "cpu",
     "dtype": None,
     "_attn_implementation": "eager",
@@ -219,7 +221,6 @@ def settings_of(kind: Any, name: str, width: int, heads: int, lenient: bool = Fa
     named = {each.name: size for each in fields(hint) if (size := _setting(each.name)) and each.init}
     given = {name: value_of(size, width, heads) for name, size in named.items() if size is not Size.BIAS}
     given |= {each.name: heads for each in fields(hint) if each.name in GROUPS and each.init}
-    given |= {each.name: MOST_SAMPLES for each in fields(hint) if each.name == "max_batch_size" and each.init}
     usual = {each.name for each in fields(hint) if each.default is MISSING or each.name == "device"}
     given |= {name: USUAL[name] for name in sorted(usual) if name in USUAL}
     lacking = [f.name for f in fields(hint) if f.default is MISSING and f.default_factory is MISSING]

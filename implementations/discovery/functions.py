@@ -23,6 +23,7 @@ from attention_conformance.implementations.discovery.claim_checks import (
     ClaimCheck,
     check_answer,
     core_claims,
+    extras_seen,
     no_gradients,
     one_set_of_ids,
     option_claims,
@@ -33,7 +34,6 @@ from attention_conformance.implementations.discovery.extras import (
     EXTRA_FEATURES,
     Chosen,
     Extra,
-    find_extras,
     ignored_parts,
     returns_scores,
 )
@@ -159,7 +159,7 @@ def _usual_candidate(
         always = [*always, *seen]
     check, refuted = option_claims(check, options.named.features)
     scores = returns_scores(getattr(function, "function", function))
-    found = find_extras(parts(plain), _extents(claims), scores=scores)
+    found = extras_seen(check, plain, _extents(claims), scores)
     extras = tuple(e for e in found if e.name != "averaged_weights")
     if "returned-weights" not in settings:
         check = with_returned_weights(check, extras)

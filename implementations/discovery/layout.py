@@ -1,4 +1,4 @@
-"""Layouts of modules: which axis is that of the samples, and which parameters there are for which heads."""
+"""Layouts of modules: which axis is that of the samples, which parameters are for which heads, and what that allows."""
 
 from collections.abc import Callable
 from functools import partial
@@ -6,10 +6,13 @@ from functools import partial
 import torch
 from torch import nn
 
-from attention_conformance.implementations.api.contract import Claims, Unsupported
+from attention_conformance.implementations.adapters.mha_interface import one_mask
+from attention_conformance.implementations.api.contract import Claims, Unsupported, any_case
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.bare import Inputs
 from attention_conformance.implementations.discovery.constructors import WIDTH, Constructor
+from attention_conformance.implementations.discovery.forwards import ModuleCall
+from attention_conformance.implementations.discovery.module_masks import fit_form
 from attention_conformance.implementations.discovery.parameters import patterns
 from attention_conformance.implementations.discovery.probe import HALF
 from attention_conformance.spec.cases import Case
@@ -37,6 +40,19 @@ def _independent(
     changed.select(axis, 0).add_(1.0)
     before, after = (answer(module, (given, given, given)) for given in (x, changed))
     return torch.allclose(before.select(axis, -1), after.select(axis, -1), rtol=0.0, atol=HALF)
+
+
+def fit_of_call(call: ModuleCall, even_heads: bool, case: Case) -> Case | Unsupported:
+    """The nearest case that it supports."""
+    width = case.sizes.d_k + case.sizes.d_k % 2
+    even = case.sized(d_k=width, d_v=width if case.sizes.d_v == case.sizes.d_k else case.sizes.d_v)
+    formed = fit_form(even if even_heads else case, call.form)
+    return formed if isinstance(formed, Unsupported) else usual_fit(call)(formed)
+
+
+def usual_fit(call: ModuleCall) -> Callable[[Case], Case | Unsupported]:
+    """The fit of a causal flag that describes the mask; where it is always causal, a mask is one of its own."""
+    return one_mask if "is_causal" in call.options else any_case
 
 
 def fit_of_heads(make: Constructor, claims: Claims) -> Callable[[Case], Case | Unsupported]:

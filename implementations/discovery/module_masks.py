@@ -10,7 +10,7 @@ import numpy as np
 
 from attention_conformance.implementations.api.contract import Claims, Unsupported
 from attention_conformance.implementations.api.fitting import fit
-from attention_conformance.implementations.discovery.always import MASKS, changes, rows
+from attention_conformance.implementations.discovery.always import KEYS, MASKS, causal, changes, rows, sees_no_later_key
 from attention_conformance.implementations.discovery.claim_checks import (
     BIASED,
     MASKED,
@@ -36,6 +36,8 @@ PUBLISHED = ("attn_mask", "key_padding_mask", "is_causal")
 ADDED, PADDED = replace(PLAIN, mask=MaskKind.INFINITE), replace(PLAIN, padding=Padding.RIGHT)
 MANY = {"batch": 5, "query_length": 3, "key_length": 3}
 EMPTY = replace(PLAIN, padding=Padding.EMPTY_SAMPLE)
+OF_PADDED = (2, 5, 12)
+"""Keys of `PADDED` that are changed: the last is padding in one sample."""
 FORMS = (MaskForm.FLAT, MaskForm.FULL, MaskForm.SAMPLE, MaskForm.SHARED, MaskForm.LENGTHS_FIRST)
 SHAPES = {
     MaskForm.SAMPLE: MaskShape.SAMPLE,
@@ -126,7 +128,7 @@ def _of_keys(
     claims = replace(claims, features=claims.features | {Feature.KEY_PADDING})
     for each in (replace(each, options=padding, numeric=numeric) for numeric in (False, True) for each in tried):
         padded = replace(check, function=each, claims=claims)
-        if has_effect(padded, PADDED):
+        if has_effect(padded, PADDED) or hides_queries(padded):
             return each, replace(check, claims=claims), [f"its {own!r} mask is one of keys"]
     return None
 
@@ -162,19 +164,39 @@ def fit_form(case: Case, form: MaskForm) -> Case | Unsupported:
 
 
 def has_effect(check: ClaimCheck, case: Case) -> bool:
-    """Whether a changed key changes those queries that may see it, and no others."""
+    """Whether a changed key changes those queries that may see it, and no others, be it causal or not."""
+    always = Feature.CAUSAL not in check.claims and not check.claims.premises.causal
+    return _has_effect(check, case) or (always and sees_no_later_key(check) and _has_effect(causal(check), case))
+
+
+def _has_effect(check: ClaimCheck, case: Case) -> bool:
     fitted = fit(case, check.claims)
     if isinstance(fitted, Unsupported):
         return False
     problem = build(fitted, check.dtype)
     masked: Booleans = visible(fitted, problem.attn_mask, problem.key_padding_mask, None)
-    seen: Booleans = np.asarray(masked.any(1))
+    seen: Booleans = np.asarray((np.tril(masked) if fitted.causal else masked).any(1))
     compared = list(_compared(check, fitted, seen, problem.sharing is Sharing.SELF))
     return bool(compared) and all(compared)
 
 
+def hides_queries(check: ClaimCheck) -> bool:
+    """Whether padding is right for the tokens that are left, and the others see something else as queries."""
+    fitted = fit(PADDED, check.claims)
+    if isinstance(fitted, Unsupported) or fitted.module is None or fitted.module.sharing is not Sharing.SELF:
+        return False
+    left: Booleans = np.asarray(build(fitted, check.dtype).key_padding_mask)
+    agrees = []
+    for key, changed in changes(check, fitted, each_sample=True, at=OF_PADDED):
+        others = np.arange(changed.shape[-1]) != key
+        agrees.append((changed == left[:, [key]]) | ~others)
+    right_for_others = bool(agrees) and all(bool(each[left].all()) for each in agrees)
+    return right_for_others and not all(bool(each.all()) for each in agrees)
+
+
 def _compared(check: ClaimCheck, fitted: Case, seen: Booleans, tied: bool) -> Iterator[bool]:
-    for key, changed in changes(check, fitted, each_sample=True):
+    at = KEYS if fitted.padding is Padding.NONE else OF_PADDED
+    for key, changed in changes(check, fitted, each_sample=True, at=at):
         others = np.arange(changed.shape[-1]) != key if tied else np.ones(changed.shape[-1], bool)
         yield changed.shape == seen.shape[:2] and bool((changed == seen[..., key])[:, others].all())
 
@@ -186,6 +208,9 @@ def as_seen(call: ModuleCall, check: ClaimCheck) -> tuple[ClaimCheck, list[str]]
     for feature in given:
         kinds = ROWS if given == [feature] else OWN_ROWS[feature]
         check, notes = empty_rows_as_seen(check, shaped(EMPTIED_BY[feature][1], call.form), notes, kinds)
+    if Feature.KEY_PADDING in check.claims and not is_published(call) and hides_queries(check):
+        check = check.without({Feature.KEY_PADDING})
+        notes = [*notes, "key-padding not claimed: it hides tokens as queries, too"]
     if Feature.KEY_PADDING in check.claims:
         check, notes = empty_rows_as_seen(check, EMPTY, notes)
     return check, list(dict.fromkeys(notes))
@@ -200,9 +225,11 @@ def _without_unlike(call: ModuleCall, check: ClaimCheck) -> tuple[ClaimCheck, li
     if Feature.FLOAT_MASK not in check.claims:
         return check, []
     plain, zeros = check.run(PLAIN), check.run(shaped(replace(BIASED, pattern=Pattern.ALL), call.form))
-    if not zeros.error and near_outputs(plain, zeros, check.dtype):
+    added = not zeros.error and near_outputs(plain, zeros, check.dtype)
+    numeric = replace(check, function=replace(call, numeric=True))
+    if added and not has_effect(numeric, shaped(MASKED, call.form)):
         return check, []
-    why = zeros.error or "zeros in it mask keys, so that it is boolean"
+    why = zeros.error or f"{'ones' if added else 'zeros'} in it mask keys, so that it is boolean"
     return check.without({Feature.FLOAT_MASK, Feature.MASK_GRADIENT}), [f"float-mask not claimed: {why}"]
 
 

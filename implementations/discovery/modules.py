@@ -13,7 +13,6 @@ from torch import nn
 
 from attention_conformance.implementations.adapters.mha_interface import (
     build_mha,
-    one_mask,
 )
 from attention_conformance.implementations.adapters.modes import Modes, module_modes
 from attention_conformance.implementations.adapters.native import WITHOUT_WEIGHTS
@@ -38,6 +37,7 @@ from attention_conformance.implementations.discovery.claim_checks import (
     core_claims,
     drops_output,
     equal_outputs,
+    extras_seen,
     near_outputs,
     option_claims,
     parts,
@@ -50,19 +50,17 @@ from attention_conformance.implementations.discovery.extras import (
     EXTRA_FEATURES,
     Chosen,
     Extra,
-    find_extras,
     ignored_parts,
     returns_scores,
 )
 from attention_conformance.implementations.discovery.forwards import ModuleCall
-from attention_conformance.implementations.discovery.layout import fit_of_heads
+from attention_conformance.implementations.discovery.layout import fit_of_call, fit_of_heads, usual_fit
 from attention_conformance.implementations.discovery.mirrors import Mirror
 from attention_conformance.implementations.discovery.module_forms import found_form, norms_inside
 from attention_conformance.implementations.discovery.module_masks import (
     PADDED,
     SHAPES,
     as_seen,
-    fit_form,
     shaped,
     with_mask_form,
 )
@@ -190,7 +188,7 @@ def plan_module(kind: type[nn.Module], conventions: Conventions, device: str, ob
     check = ClaimCheck(
         call,
         partial(module_run, make),
-        Claims(Scope.MODULE, features, conventions, fit=one_mask, premises=Premises(length=length)),
+        Claims(Scope.MODULE, features, conventions, fit=usual_fit(call), premises=Premises(length=length)),
         device,
     ).in_first_dtype()
     first, second = check.run(PLAIN), check.run(PLAIN)
@@ -203,17 +201,17 @@ def plan_module(kind: type[nn.Module], conventions: Conventions, device: str, ob
     call = _unless_only(call, replace(call, float_padding=False), check, both, {"key_padding_mask", "float_mask"})
     even = call.rotates or (_needs_even(make, call) and not has_published_interface(kind))
     if call.form in SHAPES or even:
-        check = replace(check, claims=replace(check.claims, fit=partial(_fitted, call, even)))
+        check = replace(check, claims=replace(check.claims, fit=partial(fit_of_call, call, even)))
     meaning = replace(check.claims.conventions, bool_mask=call.polarity)
     check = replace(check, function=call, claims=replace(check.claims, conventions=meaning))
     check, seen = as_seen(call, check) if observed else (check, [])
     check, swallowed = _without_swallowed(call, check, has_published_interface(kind))
     seen = [*masks, *seen, *swallowed]
-    answer = parts(check.run(PLAIN))
-    extras = find_extras(answer, EXTENTS, scores=returns_scores(kind))
+    plain = check.run(PLAIN)
+    extras = extras_seen(check, plain, EXTENTS, returns_scores(kind))
     rotary = variant.premises.rotary_base if variant is not None else None
     always = Premises(rotary_base=rotary, length=length)
-    notes = (*ignored_parts(answer, extras), *seen)
+    notes = (*ignored_parts(parts(plain), extras), *seen)
     return ModulePlan(make, call, evaluating, extras, check, notes, always, norms_inside(make, call))
 
 
@@ -239,14 +237,6 @@ def _needs_even(make: Constructor, call: ModuleCall) -> bool:
     with torch.random.fork_rng(devices=[]):
         even, odd = (safe_call(partial(output, width)).value for width in (4, 5))
     return even is not None and odd is None
-
-
-def _fitted(call: ModuleCall, even_heads: bool, case: Case) -> Case | Unsupported:
-    """The nearest case that it supports."""
-    width = case.sizes.d_k + case.sizes.d_k % 2
-    even = case.sized(d_k=width, d_v=width if case.sizes.d_v == case.sizes.d_k else case.sizes.d_v)
-    formed = fit_form(even if even_heads else case, call.form)
-    return formed if isinstance(formed, Unsupported) else one_mask(formed)
 
 
 def _features(make: Constructor, call: ModuleCall) -> frozenset[Feature]:

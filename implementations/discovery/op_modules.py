@@ -71,7 +71,7 @@ def _holds_parameters(made: Any) -> bool:
 
 
 def _built(kind: Callable[..., Any], width: int) -> Any:
-    """It, for this width of a head.
+    """It, for this width of a head; in evaluation mode where its rate of dropout is fixed.
 
     Raises:
         TypeError: its constructor needs something that is not known.
@@ -87,4 +87,6 @@ def _built(kind: Callable[..., Any], width: int) -> Any:
             given[parameter.name] = width**0.5
         elif required(parameter) and (name in WIDTHS or BY_NAME.get(name) is Size.HEAD_WIDTH):
             given[parameter.name] = width
-    return kind(**given)
+    made = kind(**given)
+    drops = isinstance(made, nn.Module) and any(isinstance(each, nn.Dropout) and each.p for each in made.modules())
+    return made.eval() if drops else made

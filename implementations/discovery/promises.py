@@ -15,9 +15,11 @@ OF_FORWARD = {"key_padding_mask", "need_weights", "attn_mask", "average_attn_wei
 """Published names of torch.nn.MultiheadAttention: of its constructor, its inputs, and its options."""
 OF_ONE = r"(?!_?(?:channels|dim|size|width))"
 """What follows a head where its width is meant, and not the number of heads."""
+FEWER = r"\W*(?:self\.)?\w*(?:kv|key|group)"
+"""What follows where heads are divided among fewer key heads, and not the width among heads."""
 STATED = re.compile(
-    rf"divisib(?!\w* by \w*head_(?:channels|dim|size|width))|must divide|\bheads?\b.{{0,20}}\bdivides?\b"
-    rf"|% *(self\.)?\w*(heads|head{OF_ONE}|\bh\b)",
+    rf"divisib(?!\w* by \w*head_(?:channels|dim|size|width))(?!\w* by{FEWER})|must divide(?!{FEWER})"
+    rf"|\bheads?\b.{{0,20}}\bdivides?\b(?!{FEWER})|%(?!{FEWER}) *(self\.)?\w*(heads|head{OF_ONE}|\bh\b)",
     re.IGNORECASE,
 )
 """What documentation or code has where widths that the heads do not divide are refused: words, or a remainder."""

@@ -144,8 +144,8 @@ def projection_bound(sizes: Floats, weight: Array, bias: Array | None, precision
     size = sizes @ np.abs(_wide(weight))
     if bias is not None:
         size = size + np.abs(_wide(bias))
-    bound: Floats = (precision.growth(weight.shape[0] + 1) + 3.0 * precision.storage) * size + precision.floor
-    return bound
+    own = precision.before(size.ndim - 1)
+    return np.asarray((own.growth(weight.shape[-2] + 1) + 3.0 * own.storage) * size + own.floor)
 
 
 def product_bound(trace: Trace, query: Floats, key: Floats, precision: Precision) -> Floats:

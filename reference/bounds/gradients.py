@@ -25,6 +25,7 @@ from attention_conformance.reference.gradients import (
     shared,
     slope,
     to_inputs,
+    tokens,
     unbroadcast,
 )
 from attention_conformance.reference.pipeline import Inputs, Trace, merge_heads, split_heads
@@ -153,8 +154,9 @@ def _cotangent_bound(problem: Problem, precision: Precision) -> Floats:
     if "w_o" not in problem.parameters:
         return split_heads(np.zeros_like(g), problem.num_heads)
     weight = np.abs(problem.parameters["w_o"].astype(np.float64))
-    rounding = precision.growth(weight.shape[1]) + 2.0 * precision.storage
-    return split_heads(rounding * (g @ weight.T) + precision.floor, problem.num_heads)
+    own = precision.before(g.ndim - 1)
+    rounding = own.growth(weight.shape[-1]) + 2.0 * own.storage
+    return split_heads(rounding * (g @ weight.swapaxes(-1, -2)) + own.floor, problem.num_heads)
 
 
 def _errors(trace: Trace, step: Backward, forward: ForwardBounds, e_g: Floats, precision: Precision) -> _Errors:
@@ -267,14 +269,15 @@ def _module_bounds(
     roles = {"query": (step.query, errors.query), "key": (step.key, errors.key), "value": (step.value, errors.value)}
     for name, (gradient, error) in roles.items():
         # An input in several roles may get them in one product with all their weights side by side.
-        terms = sum(wide.parameters[f"w_{r[0]}"].shape[1] for r in roles if getattr(wide, r) is getattr(wide, name))
+        terms = sum(wide.parameters[f"w_{r[0]}"].shape[-1] for r in roles if getattr(wide, r) is getattr(wide, name))
         by_name |= _projection_gradient_bounds(wide, name, merge_heads(gradient), merge_heads(error), terms, precision)
     if "w_o" in wide.parameters:
-        g = np.abs(_tokens(np.asarray(wide.cotangent, dtype=np.float64)))
-        mixed, error = np.abs(_tokens(merge_heads(trace.heads))), _tokens(merge_heads(forward.heads))
-        rounding = precision.growth(g.shape[0]) + STORED * precision.storage
-        by_name["w_o"] = product_bound(mixed.T, error.T, g, np.zeros_like(g), rounding)
-        by_name["b_o"] = rounding * g.sum(0)
+        g = np.abs(tokens(np.asarray(wide.cotangent, dtype=np.float64)))
+        mixed, error = np.abs(tokens(merge_heads(trace.heads))), tokens(merge_heads(forward.heads))
+        rounding = over_tokens(g, precision)
+        mixed, error = mixed.swapaxes(-1, -2), error.swapaxes(-1, -2)
+        by_name["w_o"] = product_bound(mixed, error, g, np.zeros_like(g), rounding)
+        by_name["b_o"] = (rounding * g).sum(-2)
     return shared(problem, by_name)
 
 
@@ -283,17 +286,19 @@ def _projection_gradient_bounds(
 ) -> dict[str, Floats]:
     """Of input, weight and bias of one projection, given d loss / d its result and the bound of that."""
     array: Floats = getattr(wide, name)
-    x, weight = np.abs(array), np.abs(wide.parameters[f"w_{name[0]}"].astype(np.float64)).T
-    d, tokens, stored = np.abs(gradient), array.shape[0] * array.shape[1], STORED * precision.storage
-    over_roles, over_tokens = precision.growth(terms) + 2.0 * stored, precision.growth(tokens) + stored
-    flat = product_bound(_tokens(x).T, np.zeros_like(_tokens(x).T), _tokens(d), _tokens(error), over_tokens)
+    weight = np.abs(wide.parameters[f"w_{name[0]}"]).swapaxes(-1, -2)
+    d, own = np.abs(gradient), precision.before(array.ndim - 1)
+    over_roles = own.growth(terms) + 2.0 * STORED * own.storage
+    x, flat, error_flat = np.abs(tokens(array)).swapaxes(-1, -2), tokens(d), tokens(error)
+    rounding = over_tokens(flat, precision)
     return {
         name: product_bound(d, error, weight, np.zeros_like(weight), over_roles),
-        f"w_{name[0]}": flat,
-        f"b_{name[0]}": (error + over_tokens * (d + error)).sum((0, 1)),
+        f"w_{name[0]}": product_bound(x, np.zeros_like(x), flat, error_flat, rounding),
+        f"b_{name[0]}": (error_flat + rounding * (flat + error_flat)).sum(-2),
     }
 
 
-def _tokens(array: Floats) -> Floats:
-    """(B, L, width) -> (B * L, width)."""
-    return array.reshape(-1, array.shape[-1])
+def over_tokens(flat: Floats, precision: Precision) -> Roundoff:
+    """Relative error of a sum over all B * L tokens of `flat`."""
+    own = precision.before(flat.ndim - 1)
+    return own.growth(flat.shape[-2]) + STORED * own.storage

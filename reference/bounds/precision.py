@@ -51,9 +51,7 @@ class Precision:
 
     def before(self, axes: int) -> Precision:
         """The same for arrays with so many axes after that of the stack."""
-        if isinstance(self.storage, float):
-            return self
-        return replace(self, **{n: getattr(self, n).reshape(-1, *[1] * axes) for n in ROUNDOFFS})
+        return self if isinstance(self.storage, float) else _before(self, axes)
 
     def growth(self, terms: int) -> Roundoff:
         """Relative error of a sum of `terms` products, in the accumulator.
@@ -73,6 +71,11 @@ class Precision:
 
 
 ROUNDOFFS = tuple(field.name for field in fields(Precision) if field.name != "dtype")
+
+
+@cache
+def _before(precision: Precision, axes: int) -> Precision:
+    return replace(precision, **{n: getattr(precision, n).reshape(-1, *[1] * axes) for n in ROUNDOFFS})
 
 
 @cache

@@ -12,8 +12,7 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-import torch
-
+from attention_conformance.implementations.api.global_state import compute_on_one_thread
 from attention_conformance.implementations.defects import Defect, catalogue
 from attention_conformance.spec.cases import Case
 from attention_conformance.tests.harness.explain.diagnosis import PROBES, Diagnosis, FailingCheck, diagnose
@@ -95,7 +94,7 @@ def _fulfils(explanation: Explanation, each: Observation) -> bool:
 
 def results(defects: Sequence[Defect], processes: int) -> Iterator[Result]:
     """The result of each, its own chapter left out."""
-    with ProcessPoolExecutor(processes, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+    with ProcessPoolExecutor(processes, initializer=compute_on_one_thread) as pool:
         yield from pool.map(_result_of, [defect.id for defect in defects])
 
 

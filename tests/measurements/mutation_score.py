@@ -8,10 +8,10 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
-import torch
 
 from attention_conformance.implementations.adapters.torch_op import torch_op
 from attention_conformance.implementations.api.contract import Implementation
+from attention_conformance.implementations.api.global_state import compute_on_one_thread
 from attention_conformance.implementations.defects import Defect, catalogue
 from attention_conformance.implementations.defects.breaking import in_steps
 from attention_conformance.implementations.defects.defect import Severity
@@ -142,7 +142,7 @@ def both(first: Defect, second: Defect) -> Implementation:
 def outcomes(mistakes: Sequence[Sequence[Defect]], tier: str, processes: int) -> Iterator[Outcome]:
     """The outcome of each defect, or pair of them, in order; processes keep the reference's answers for the next."""
     names = [[defect.id for defect in each] for each in mistakes]
-    with ProcessPoolExecutor(processes, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+    with ProcessPoolExecutor(processes, initializer=compute_on_one_thread) as pool:
         yield from pool.map(_outcome_of, names, [tier] * len(names))
 
 
@@ -157,7 +157,7 @@ def _outcome_of(names: Sequence[str], tier: str) -> Outcome:
 def killed_alone(defects: Sequence[Defect], dtype: str, processes: int) -> dict[str, bool]:
     """Whether each defect is killed where its implementation claims this dtype alone; those that change values."""
     names = names_alone(defects, dtype)
-    with ProcessPoolExecutor(processes, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+    with ProcessPoolExecutor(processes, initializer=compute_on_one_thread) as pool:
         return dict(zip(names, pool.map(is_killed_alone, names, [dtype] * len(names)), strict=True))
 
 

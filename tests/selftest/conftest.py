@@ -18,6 +18,7 @@ LOADED = (torch._dynamo,)
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--screenshots", metavar="DIR", help="take pictures of the pages that are looked at")
+    parser.addoption("--every-dtype", action="store_true", help="run right styles in every dtype, not in half of them")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from attention_conformance.implementations.api.global_state import compute_on_one_thread
+from attention_conformance.implementations.api.global_state import compute_on_one_thread, multiply_on_one_thread
 from attention_conformance.implementations.discovery.candidates import distinct
 from attention_conformance.implementations.discovery.loading import Target
 from attention_conformance.implementations.worker.remote import Remote, share_losses
@@ -178,7 +178,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     state = session.config.stash[KEY]
     items = [item for item in session.items if isinstance(item, ClauseItem)]
     state.recorder.planned, state.planned = len(items), [item.planned for item in items]
-    if items and not (state.settings.has_candidates and state.settings.isolated):
+    if items and state.settings.has_candidates and state.settings.isolated:
+        multiply_on_one_thread()
+    elif items:
         compute_on_one_thread()
     if not hasattr(session.config, "workeroutput") and (items or state.has_chapters):
         _begin(session.config)

@@ -15,9 +15,8 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-import torch
-
 from attention_conformance.implementations.api.contract import Implementation
+from attention_conformance.implementations.api.global_state import compute_on_one_thread
 from attention_conformance.implementations.defects import catalogue
 from attention_conformance.spec.cases import Case
 from attention_conformance.tests.harness.judge.clause_tests import Selection
@@ -182,7 +181,7 @@ def main() -> int:
     start = time.perf_counter()
     names = [each.id for each in catalogue() if options.only in each.id][options.first :: options.every]
     measured = []
-    with ProcessPoolExecutor(options.processes, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+    with ProcessPoolExecutor(options.processes, initializer=compute_on_one_thread) as pool:
         for each in pool.map(reach_of, names):
             print(f"{each.defect}: {len(each.reached)} reached, {len(each.holes)} holes", file=sys.stderr)
             measured += [each] if each.reached else []

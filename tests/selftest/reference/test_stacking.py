@@ -1,5 +1,7 @@
 """Stacking: what is solved for several dtypes at once is, bit for bit, what is solved for each."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -22,6 +24,7 @@ from attention_conformance.spec.conventions import Conventions, SoftmaxPrecision
 from attention_conformance.spec.inputs import build
 from attention_conformance.spec.problem import DTYPES
 
+WHOLE = ModuleForm(Sharing.KEY_VALUE, 12, 10, 10, 12, bias=True, output_projection=True, output_bias=True)
 CASES = {
     "plain": Case(),
     "every stage": Case(causal=True).extended(sinks=True, head_gates=True, alibi=True, relative_bias=2, softcap=3.0),
@@ -31,6 +34,10 @@ CASES = {
     "empty rows": Case(padding=Padding.EMPTY_SAMPLE, causal=True),
     "equal values, no decoy": Case(values=Values.CONSTANT),
     "range of the dtype": Case(scores=Scores.MOST_NEGATIVE, padding=Padding.LEFT),
+    "module": Case(module=ModuleForm(Sharing.SELF, 12, 12, 12, 12), causal=True),
+    "module of other widths": Case(module=replace(WHOLE, sharing=Sharing.NONE, value_dim=7), mask=MaskKind.FLOAT),
+    "module with extra keys": Case(module=WHOLE, padding=Padding.EMPTY_SAMPLE).extended(bias_kv=True, zero_attn=True),
+    "module with grouped heads": Case(module=WHOLE, sizes=Sizes(num_heads=4, num_kv_heads=2)).extended(sinks=True),
     "no keys": Case(sizes=Sizes(key_length=0)),
     "no samples": Case(sizes=Sizes(batch=0), mask=MaskKind.FLOAT),
 }
@@ -65,13 +72,11 @@ def test_both_kinds_of_bounds_meet_in_one_stack() -> None:
     assert set(near.values()) == {True, False}
 
 
-def test_what_is_large_or_has_weights_is_solved_alone() -> None:
+def test_what_is_large_is_solved_alone() -> None:
     side = round(LARGE**0.5)
     sizes = Sizes(batch=1, num_heads=1, query_length=side, key_length=side)
-    form = ModuleForm(Sharing.SELF, 12, 12, 12, 12)
     assert stackable(Case(sizes=sizes))
     assert not stackable(Case(sizes=sizes).sized(query_length=side + 1))
-    assert not stackable(Case(module=form))
 
 
 @pytest.mark.parametrize("softmax", SoftmaxPrecision)

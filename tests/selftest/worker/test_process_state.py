@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
+from threadpoolctl import threadpool_info, threadpool_limits
 
+from attention_conformance.implementations.api.global_state import THREADS, multiply_on_one_thread
 from attention_conformance.implementations.worker.remote import Remote, end_process, isolated_candidate
 from attention_conformance.tests.harness.run.runner import run
 from attention_conformance.tests.report.verdict import FailureKind, Status, Verdict
@@ -55,6 +58,24 @@ def verdict(tmp_path: Path, module: str, call: str, *clauses: str) -> tuple[Verd
         return tuple(run(implementation, clauses, ("float32", "float16")))
     finally:
         implementation.run.door.end()
+
+
+@pytest.mark.parametrize(("variables", "threads"), [({}, 1), ({"OPENBLAS_NUM_THREADS": "2"}, 2)])
+def test_products_are_made_on_one_thread_unless_the_user_says_otherwise(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], threads: int
+) -> None:
+    for name in THREADS:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os, "environ", {**os.environ, **variables})
+    with threadpool_limits(2, user_api="blas"):
+        multiply_on_one_thread()
+        assert {each["num_threads"] for each in threadpool_info() if each["user_api"] == "blas"} == {threads}
+
+
+def test_a_worker_computes_on_one_thread(tmp_path: Path) -> None:
+    used = "assert [each['num_threads'] for each in threadpool_info()] == [1] * len(threadpool_info())"
+    verdicts = verdict(tmp_path, "from threadpoolctl import threadpool_info", used, "scores.dot-product")
+    assert [each.status for each in verdicts] == [Status.PASS] * 2
 
 
 @pytest.mark.parametrize(("name", "change"), CHANGES.items(), ids=CHANGES)

@@ -1,0 +1,84 @@
+"""What is seen of masks and of other parts of a call whose names promise nothing: a right one is not accused."""
+
+import pytest
+
+from attention_conformance.spec.features import Feature
+from attention_conformance.tests.selftest.discovery.making import Make, assert_conforms, make
+from attention_conformance.tests.selftest.discovery.test_given_forms import text_of
+
+__all__ = ["make"]
+
+LATER = "torch.ones(s.shape[-2:], dtype=torch.bool).triu(1)"
+HIDDEN = "torch.finfo(s.dtype).min"
+
+
+def changes(masked: str) -> dict[str, str]:
+    return {"inputs": "x, mask=None", "masked": f"{masked}"}
+
+
+def test_one_that_is_always_causal_is_judged_with_a_mask_that_is_added(make: Make) -> None:
+    masked = f"s = s.masked_fill({LATER}, -torch.inf) + (0.0 if mask is None else mask)"
+    made = make(text_of(changes(masked)))
+    assert made.claims.premises.causal
+    assert {Feature.FLOAT_MASK, Feature.MASK_GRADIENT} == made.claims.features & {
+        Feature.BOOL_MASK,
+        Feature.FLOAT_MASK,
+        Feature.MASK_GRADIENT,
+    }
+    assert_conforms(made)
+
+
+def test_a_mask_in_place_of_the_causal_one_is_not_claimed(make: Make) -> None:
+    masked = f"s = s.masked_fill({LATER} if mask is None else mask == 0, -torch.inf)"
+    made = make(text_of(changes(masked)))
+    assert "with one it is not causal any more" in made.about
+    assert_conforms(made)
+
+
+def test_ones_that_hide_are_no_numbers_to_add(make: Make) -> None:
+    made = make(text_of(changes("s = s if mask is None else s + mask * -1e9")))
+    assert "ones in it mask keys" in made.about
+    assert Feature.BOOL_MASK in made.claims
+    assert Feature.FLOAT_MASK not in made.claims
+
+
+@pytest.mark.parametrize(
+    "after", ["s.masked_fill(~(m[:, None] & m[:, :, None])[:, None], {})", "s * m[:, None, :, None]"]
+)
+def test_padding_that_hides_tokens_as_queries_is_not_judged_as_that_of_keys(make: Make, after: str) -> None:
+    keys = f"s.masked_fill(~m[:, None, None], {HIDDEN})"
+    masked = f"m = torch.ones(x.shape[:2]).bool() if mask is None else mask; s = {keys}; s = {after.format(HIDDEN)}"
+    made = make(text_of(changes(masked)))
+    assert "it hides tokens as queries" in made.about
+    assert_conforms(made)
+
+
+def test_padding_of_keys_alone_is_claimed(make: Make) -> None:
+    made = make(text_of(changes("s = s if mask is None else s.masked_fill(~mask[:, None, None], -torch.inf)")))
+    assert Feature.KEY_PADDING in made.claims
+    assert_conforms(made)
+
+
+def test_a_part_of_the_shape_of_weights_for_one_width_alone_is_none(make: Make) -> None:
+    made = make(text_of({"after": "return self.out(x), v"}))
+    assert Feature.WEIGHTS not in made.claims
+    assert "part 1 of its answer is ignored" in made.about
+
+
+def test_a_fixed_rate_of_dropout_is_not_drawn(make: Make) -> None:
+    made = make(
+        "class f(nn.Module):\n    def __init__(self, d_head):\n        super().__init__()\n"
+        "        self.scale, self.drop = d_head ** -0.5, nn.Dropout(0.1)\n"
+        "    def forward(self, q, k, v):\n        return self.drop((q @ k.mT * self.scale).softmax(-1)) @ v"
+    )
+    assert_conforms(made)
+
+
+def test_a_number_of_samples_is_built_large(make: Make) -> None:
+    cache = {"sizes": "max_batch_size, dim, heads", "init": "self.most = max_batch_size"}
+    assert_conforms(make(text_of({**cache, "before": "assert x.shape[0] <= self.most and self.most > 12"})))
+
+
+@pytest.mark.parametrize("stated", ["heads must be divisible by num_kv_heads", "num_heads % self.n_kv_heads"])
+def test_heads_that_divide_among_fewer_say_nothing_of_the_width(make: Make, stated: str) -> None:
+    assert make(text_of({"init": f"assert dim % 1 == 0, '{stated}'"})).construct is None
