@@ -83,7 +83,7 @@ CASE_OPTIONS = (
         "rotary_tables",
         Extension(rotary_tables=RotaryTables.POSITIONS),
         {"rotary_cos": ("cos", "cos_cache"), "rotary_sin": ("sin", "sin_cache")},
-        convention="rotary_tables",
+        convention="rotary_pairing",
     ),
     CaseOption(Feature.QUERY_START, "query_start", Extension(query_start=2), {"query_start": ("q_offset",)}),
     CaseOption(

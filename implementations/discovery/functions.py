@@ -68,6 +68,7 @@ from attention_conformance.implementations.discovery.signatures import (
     takes_any,
 )
 from attention_conformance.implementations.discovery.size_limits import claims_to_try, with_size_limits
+from attention_conformance.implementations.discovery.table_forms import with_table_form
 from attention_conformance.implementations.discovery.vocabulary import FOR_BOTH, KWARGS_OF_FUNCTION
 from attention_conformance.spec.conventions import CausalWithMask, Conventions
 from attention_conformance.spec.features import Feature, Scope
@@ -157,7 +158,9 @@ def _usual_candidate(
     if not any("row" in key for key in settings):
         check, seen = empty_rows_of_window(check)
         always = [*always, *seen]
+    check, tables = with_table_form(check, options.spelled, settings)
     check, refuted = option_claims(check, options.named.features)
+    refuted = [*tables, *refuted]
     scores = returns_scores(getattr(function, "function", function))
     found = extras_seen(check, plain, _extents(claims), scores)
     extras = tuple(e for e in found if e.name != "averaged_weights")

@@ -23,6 +23,7 @@ from attention_conformance.tests.measurements.onnx_cases import (
     onnx_cases,
 )
 from attention_conformance.tests.measurements.pages import write_page
+from attention_conformance.tests.measurements.torch_samples import sample_difference, torch_samples
 
 RANDOM_CASES = 100
 
@@ -59,6 +60,12 @@ def from_jax() -> Iterator[Outcome]:
         compared = (compare(name, np.asarray(x), parts[name], problem.dtype) for name, x in named.items())
         wrong = [each.message for each in compared if each.kind is not None]
         yield Outcome(f"{number}: {case}", differs="; ".join(wrong[:1]))
+
+
+def from_torch() -> Iterator[Outcome]:
+    """The samples of torch's own tests, each answered by torch; dropped weights are those that it drops."""
+    for sample in torch_samples():
+        yield Outcome(sample.name, differs=sample_difference(sample))
 
 
 def _by_jax(attention: Callable[..., Any], query: Any, key: Any, value: Any, **options: Any) -> Any:
@@ -108,6 +115,7 @@ def random_case(number: int) -> Case:
 SOURCES: Mapping[str, tuple[str, Callable[[], Iterator[Outcome]]]] = {
     "node cases of ONNX Attention": ("onnx", partial(from_onnx, ATTENTION)),
     "node cases of ONNX RotaryEmbedding": ("onnx", partial(from_onnx, ROTARY)),
+    "samples of torch's tests of scaled_dot_product_attention": ("torch", from_torch),
     "random cases for jax.nn.dot_product_attention, with gradients": ("jax", from_jax),
 }
 """What is compared, the package that has it, and how."""
@@ -120,7 +128,7 @@ def measured(name: str) -> tuple[list[str], list[Outcome]]:
         version = importlib.metadata.version(package)
         found = list(outcomes())
     except (ImportError, importlib.metadata.PackageNotFoundError):
-        return [name, f"{package}, not installed", "-", "-", "-"], []
+        return [name, f"{package}, or what it needs, is not installed", "-", "-", "-"], []
     expressible = [each for each in found if not each.odd]
     agreeing = [each for each in expressible if not each.differs]
     row = [name, f"{package} {version}", *(str(len(each)) for each in (found, expressible, agreeing))]
