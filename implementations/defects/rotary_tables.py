@@ -182,6 +182,12 @@ def attention_factor_left_out(of: Setting) -> Made:
 
 
 @breaks_method("yarn")
+def attention_factor_twice(of: Setting) -> Made:
+    frequencies, stretch = scaling.yarn(of)
+    return frequencies, stretch**2
+
+
+@breaks_method("yarn")
 def ramp_the_other_way(of: Setting) -> Made:
     frequencies, stretch = scaling.yarn(of)
     return of.plain + of.plain / of.factor - frequencies, stretch
@@ -209,6 +215,11 @@ def slow_pairs_kept_and_fast_ones_divided(of: Setting) -> Made:
 @breaks_method("longrope")
 def long_factors_for_every_length(of: Setting) -> Made:
     return scaling.longrope(replace(of, short=of.long))
+
+
+@breaks_method("longrope")
+def long_factors_at_the_original_length(of: Setting) -> Made:
+    return scaling.longrope(replace(of, short=of.long) if of.length == of.original else of)
 
 
 @breaks_method("longrope")

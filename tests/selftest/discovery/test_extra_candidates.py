@@ -258,7 +258,7 @@ def test_sizes_that_do_not_fit_and_are_not_looked_at_are_no_mistake(
     assert len(failed) == (0 if text is UNCHECKED else 2)
 
 
-TURNED = '''
+TURNED = """
 def rotate_half(x):
     first, second = x.chunk(2, -1)
     return torch.cat([-second, first], -1)
@@ -269,7 +269,7 @@ def f(query, key, value, cos=None, sin=None):
         cos, sin = cos[:, None], SINES
         query, key = (x * cos + rotate_half(x) * sin for x in (query, key))
     return F.scaled_dot_product_attention(query, key, value)
-'''
+"""
 
 
 @pytest.mark.parametrize(("sines", "form"), [("sin[:, None]", TableForm.DOUBLED), ("sin[:, None] ** 2", None)])
